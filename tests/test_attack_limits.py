@@ -26,17 +26,13 @@ def test_all_limits_hold() -> None:
     assert missed(got=Counter({"400": 9, "cut off": 2})) == []
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"pauses_s": dict.fromkeys(WAYS, 0.15) | {"Realtime": 0.26}}, "Realtime waits 260 ms"),
-        ({"health_s": 0.21}, "/health takes 210 ms"),
-        ({"peak_mib": 600.0}, "600 MiB more"),
-        ({"got": Counter({"500": 1, "400": 9})}, "1 times 500"),
-        ({"got": Counter({"200": 2})}, "2 times 200, not 400"),
-        ({"got": Counter({"broken: so": 3})}, "3 times broken: so"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "said"), [
+    ({"pauses_s": dict.fromkeys(WAYS, 0.15) | {"Realtime": 0.26}}, "Realtime waits 260 ms"),
+    ({"health_s": 0.21}, "/health takes 210 ms"), ({"peak_mib": 600.0}, "600 MiB more"),
+    ({"got": Counter({"500": 1, "400": 9})}, "1 times 500"),
+    ({"got": Counter({"200": 2})}, "2 times 200, not 400"),
+    ({"got": Counter({"broken: so": 3})}, "3 times broken: so"),
+])  # fmt: skip
 def test_a_limit_that_does_not_hold_is_told(changes: dict[str, Any], said: str) -> None:
     assert any(said in each for each in missed(**changes))
 

@@ -125,14 +125,9 @@ def fresh(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 def start(block: Block, folder: Path, environment: dict[str, str]) -> "subprocess.Popen[str]":
     command = ["bash", "-ec", block.text] if block.language == "sh" else [".venv/bin/python", "-c", block.text]
     return subprocess.Popen(
-        command,
-        cwd=folder,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
+        command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         start_new_session=True,
-    )
+    )  # fmt: skip
 
 
 def run(block: Block, folder: Path, environment: dict[str, str], *, within: Container[int] = (0,)) -> None:

@@ -129,10 +129,8 @@ def test_a_broken_link_is_found() -> None:
 
 def test_headings_are_named_as_github_does() -> None:
     assert anchors("# How fast it is\n## Is it right?\n## What `a_b` does\n") == {
-        "how-fast-it-is",
-        "is-it-right",
-        "what-a_b-does",
-    }
+        "how-fast-it-is", "is-it-right", "what-a_b-does",
+    }  # fmt: skip
 
 
 def test_a_missing_name_is_found(tmp_path: Path) -> None:

@@ -49,15 +49,11 @@ async def test_the_dry_run() -> None:
     assert {name: told[name] for name in json.loads(answer)} == json.loads(answer)
 
 
-@pytest.mark.parametrize(
-    ("text", "unspoken"),
-    [
-        ("A plain text, 2 * 3.", []),
-        ("*a* **b**", ["*", "*", "**", "**"]),
-        ("😀 𝒳 `c` 😀", ["😀", "`", "`", "😀"]),  # positions are in code points
-        ("<b>a</b><!-- b -->", ["<b>", "</b><!-- b -->"]),
-    ],
-)
+@pytest.mark.parametrize(("text", "unspoken"), [
+    ("A plain text, 2 * 3.", []), ("*a* **b**", ["*", "*", "**", "**"]),
+    ("😀 𝒳 `c` 😀", ["😀", "`", "`", "😀"]),  # positions are in code points
+    ("<b>a</b><!-- b -->", ["<b>", "</b><!-- b -->"]),
+])  # fmt: skip
 async def test_what_is_not_spoken_has_its_place(text: str, unspoken: list[str]) -> None:
     _, told = await shown(input=text)
     assert [text[start:end] for start, end in told["unspoken"]] == unspoken  # type: ignore[attr-defined]

@@ -12,11 +12,9 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [
-    ROOT / "README.md",
-    ROOT / "CONTRIBUTING.md",
-    ROOT / "cluster/README.md",
+    ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "cluster/README.md",
     *sorted((ROOT / "docs").rglob("*.md")),
-]
+]  # fmt: skip
 MADE = re.findall(r"^\t\$\(PIP\) (.*--editable.*)$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
 COMMANDS = sorted(
     {f"pip install {arguments}" for arguments in MADE}  # of `make install` and `make lint`

@@ -12,28 +12,21 @@ from serve_app.cli.ray_settings import free_port
 EXAMPLES = Path(__file__).parents[1] / "docs" / "examples"
 
 
-@pytest.mark.parametrize(
-    ("name", "arguments", "said"),
-    [
-        ("audiobook.sh", (), "{url} does not answer as a Talkray server"),
-        ("stored_voice.sh", ("ada.wav", "Hello."), "{url} does not answer: start `talkray serve`, or set TALKRAY_URL"),
-        ("speaking_chat.py", (), "does not answer (Cannot connect"),
-        ("livekit_agent.py", (), "livekit is missing: pip install livekit-agents"),
-        ("pipecat_agent.py", (), "pipecat is missing: pip install "),
-    ],
-)
+@pytest.mark.parametrize(("name", "arguments", "said"), [
+    ("audiobook.sh", (), "{url} does not answer as a Talkray server"),
+    ("stored_voice.sh", ("ada.wav", "Hello."), "{url} does not answer: start `talkray serve`, or set TALKRAY_URL"),
+    ("speaking_chat.py", (), "does not answer (Cannot connect"),
+    ("livekit_agent.py", (), "livekit is missing: pip install livekit-agents"),
+    ("pipecat_agent.py", (), "pipecat is missing: pip install "),
+])  # fmt: skip
 def test_what_is_missing_is_named_in_a_line(tmp_path: Path, name: str, arguments: tuple[str, ...], said: str) -> None:
     """Without a server and without the packages of others, from another folder, and with no `talkray` on the path."""
     url, run = f"http://127.0.0.1:{free_port()}", "sh" if name.endswith(".sh") else sys.executable
     environment = {**os.environ, "TALKRAY_URL": url, "PATH": os.defpath}
     done = subprocess.run(
-        [run, str(EXAMPLES / name), *arguments],
-        cwd=tmp_path,
-        env=environment,
-        input="Hi\n",
-        capture_output=True,
-        text=True,
-    )
+        [run, str(EXAMPLES / name), *arguments], cwd=tmp_path, env=environment, input="Hi\n",
+        capture_output=True, text=True,
+    )  # fmt: skip
     assert done.returncode == 1
     assert len(done.stderr.splitlines()) == 1
     assert said.format(url=url) in done.stderr

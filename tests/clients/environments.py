@@ -7,22 +7,14 @@ from pathlib import Path
 FOLDER = Path(__file__).parents[2] / ".clients"
 PYTHON = {
     "livekit": (
-        "livekit-agents",
-        "livekit-plugins-openai",
-        "livekit-plugins-deepgram",
-        "livekit-plugins-elevenlabs",
-        "livekit-plugins-cartesia",
-        "livekit-plugins-simplismart",
+        "livekit-agents", "livekit-plugins-openai", "livekit-plugins-deepgram", "livekit-plugins-elevenlabs",
+        "livekit-plugins-cartesia", "livekit-plugins-simplismart",
     ),
     "pipecat": ("pipecat-ai[openai,deepgram,elevenlabs,cartesia]",),
-    "openai": ("openai[realtime]",),
-    "deepgram": ("deepgram-sdk",),
-    "elevenlabs": ("elevenlabs",),
-    "cartesia": ("cartesia[websockets]",),
-    "dashscope": ("dashscope",),
-    "wyoming": ("wyoming",),
+    "openai": ("openai[realtime]",), "deepgram": ("deepgram-sdk",), "elevenlabs": ("elevenlabs",),
+    "cartesia": ("cartesia[websockets]",), "dashscope": ("dashscope",), "wyoming": ("wyoming",),
     "sequences": ("aiohttp",),
-}
+}  # fmt: skip
 JAVASCRIPT = {"npm": ("openai", "ai", "@ai-sdk/openai", "zod", "@mistralai/mistralai")}
 
 

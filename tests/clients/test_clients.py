@@ -104,16 +104,9 @@ def samples(file: Path) -> tuple[np.ndarray, int]:
 
 @pytest.mark.parametrize(("environment", "script", "service"), ROWS, ids=[f"{row[0]}-{row[2]}" for row in ROWS])
 def test_a_client_is_understood(
-    server: str,
-    plain: Plain,
-    table: list[tuple[object, ...]],
-    transcriber: Whisper,
-    ears: Sequence[Recogniser],
-    tmp_path: Path,
-    environment: str,
-    script: str,
-    service: str,
-) -> None:
+    server: str, plain: Plain, table: list[tuple[object, ...]], transcriber: Whisper,
+    ears: Sequence[Recogniser], tmp_path: Path, environment: str, script: str, service: str,
+) -> None:  # fmt: skip
     texts = TEXTS[:TURNS]
     num_interrupted = TURNS if (environment, service) in NAMING else INTERRUPTIONS
     order = {"url": server, "service": service, "voice": VOICE, "texts": texts, "interruptions": num_interrupted}

@@ -214,14 +214,9 @@ def test_a_telephone_call_is_interrupted(server: str, transcriber: Whisper) -> N
 
 def run_script(name: str, folder: Path, server: str, *arguments: str) -> str:
     done = subprocess.run(
-        ["sh", str(EXAMPLES / name), *arguments],
-        cwd=folder,
-        env=environment(server),
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+        ["sh", str(EXAMPLES / name), *arguments], cwd=folder, env=environment(server), capture_output=True,
+        text=True, timeout=300, check=False,
+    )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

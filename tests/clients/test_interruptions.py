@@ -124,9 +124,7 @@ async def all_interruptions(url: str) -> list[Interrupted]:
     return came
 
 
-def test_an_interruption_is_silence_at_once_and_what_was_spoken_is_right(
-    server: str, ears: Sequence[Recogniser]
-) -> None:
+def test_an_interruption_is_silence_at_once_and_what_was_said_is_right(server: str, ears: Sequence[Recogniser]) -> None:
     came, found = asyncio.run(all_interruptions(server)), []
     for one in came:
         assert one.text_spoken + one.text_remaining == one.text

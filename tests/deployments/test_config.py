@@ -12,22 +12,11 @@ def test_an_unknown_key_is_an_error_that_names_it(config: type[TalkerConfig] | t
         config.model_validate({"max_num_sequences": 4})
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("device", "gpu"),
-        ("dtype", "int8"),
-        ("threads", 0),
-        ("max_num_seqs", 0),
-        ("max_num_waiting", -1),
-        ("max_model_len", 63),
-        ("kv_block_size", 0),
-        ("kv_cache_bytes", 0),
-        ("gpu_memory_fraction", 0),
-        ("gpu_memory_fraction", 1.1),
-        ("attention", "sdpa"),
-    ],
-)
+@pytest.mark.parametrize(("key", "value"), [
+    ("device", "gpu"), ("dtype", "int8"), ("threads", 0), ("max_num_seqs", 0), ("max_num_waiting", -1),
+    ("max_model_len", 63), ("kv_block_size", 0), ("kv_cache_bytes", 0), ("gpu_memory_fraction", 0),
+    ("gpu_memory_fraction", 1.1), ("attention", "sdpa"),
+])  # fmt: skip
 def test_talker_settings_out_of_range_are_refused(key: str, value: object) -> None:
     with pytest.raises(ValidationError, match=key):
         TalkerConfig.model_validate({key: value})

@@ -53,14 +53,10 @@ def test_attributes_are_what_was_given() -> None:
     assert (full.message, full.retry_after_s) == ("full", 7.5)
 
 
-@pytest.mark.parametrize(
-    ("error", "param", "code"),
-    [
-        (InvalidRequest("no"), None, "invalid_value"),
-        (ModelNotFound("no"), "model", "model_not_found"),
-        (PayloadTooLarge("no"), None, "payload_too_large"),
-    ],
-)
+@pytest.mark.parametrize(("error", "param", "code"), [
+    (InvalidRequest("no"), None, "invalid_value"), (ModelNotFound("no"), "model", "model_not_found"),
+    (PayloadTooLarge("no"), None, "payload_too_large"),
+])  # fmt: skip
 def test_defaults_say_what_kind_of_request_error_it_is(error: InvalidRequest, param: str | None, code: str) -> None:
     copy = revived(error)
     assert isinstance(copy, InvalidRequest)

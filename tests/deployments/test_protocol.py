@@ -12,13 +12,9 @@ from deployments.protocol import ClonePrompt, FinishReason, FrameChunk, PcmChunk
 CODES = np.arange(-16, 16, dtype=np.int16).reshape(2, 16)
 PROMPT = ClonePrompt(np.ones(4, np.float32), CODES[:1])
 BESIDE = {
-    "num_text_tokens": 3,
-    "finish_reason": FinishReason.LOOP,
-    "marks": (("codes", 1),),
-    "readings": (Reading(4, (0.5, 1.5)),),
-    "clone_prompt": PROMPT,
-    "trail": (("Talker#1", 2),),
-}
+    "num_text_tokens": 3, "finish_reason": FinishReason.LOOP, "marks": (("codes", 1),),
+    "readings": (Reading(4, (0.5, 1.5)),), "clone_prompt": PROMPT, "trail": (("Talker#1", 2),),
+}  # fmt: skip
 FULL = [
     FrameChunk(CODES, pcm=b"ab", **BESIDE),
     PcmChunk(b"ab", CODES, position=7, text_positions=((0.08, 2.0),), seed=3, segment=1, **BESIDE),
@@ -48,18 +44,12 @@ def test_a_chunk_without_frames_keeps_its_width(groups: int) -> None:
         assert pickle.loads(pickle.dumps(chunk)).codes.shape == (0, groups)
 
 
-@pytest.mark.parametrize(
-    ("x_vector_only", "prompt", "is_enough"),
-    [
-        (False, PROMPT, True),
-        (False, ClonePrompt(PROMPT.speaker, None), False),  # the samples are still needed for codes
-        (True, ClonePrompt(PROMPT.speaker, None), True),
-        (False, None, False),
-    ],
-)
-def test_a_prompt_goes_in_place_of_samples_if_it_is_enough(
-    x_vector_only: bool, prompt: ClonePrompt | None, is_enough: bool
-) -> None:
+@pytest.mark.parametrize(("x_vector_only", "prompt", "is_enough"), [
+    (False, PROMPT, True),
+    (False, ClonePrompt(PROMPT.speaker, None), False),  # the samples are still needed for codes
+    (True, ClonePrompt(PROMPT.speaker, None), True), (False, None, False),
+])  # fmt: skip
+def test_a_prompt_replaces_samples_if_enough(x_vector_only: bool, prompt: ClonePrompt | None, is_enough: bool) -> None:
     reference = Reference(np.zeros(8, np.float32), "Hi.", x_vector_only)
     by_prompt = reference.by_prompt(prompt)
     if is_enough:

@@ -6,16 +6,7 @@ from contextlib import aclosing
 import numpy as np
 import pytest
 
-from deployments.protocol import (
-    Codes,
-    FinishReason,
-    FrameChunk,
-    ModelInfo,
-    ModelKind,
-    Pcm,
-    PcmChunk,
-    SynthesisRequest,
-)
+from deployments.protocol import Codes, FinishReason, FrameChunk, ModelInfo, ModelKind, Pcm, PcmChunk, SynthesisRequest
 from deployments.serving.failover import with_failover
 from deployments.serving.replica_streams import TalkerAudio
 from deployments.speech_detection import EndingGuard, runaway_frames

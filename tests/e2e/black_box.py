@@ -45,14 +45,9 @@ class ServerCommand:
     """`talkray serve` on a port, with everything it starts."""
 
     def __init__(
-        self,
-        scratch: Path,
-        port: int,
-        *options: str,
-        terminal: bool = False,
-        user: int | None = None,
+        self, scratch: Path, port: int, *options: str, terminal: bool = False, user: int | None = None,
         environment: Mapping[str, str | None] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """`options` are further ones of the command. `user` is whose processes they are, which needs root.
         `environment` is changed so; None removes.
         """
@@ -64,12 +59,9 @@ class ServerCommand:
         self._family = subprocess.Popen(
             [sys.executable, family.__file__, str(self.output_file), *command],
             env={name: value for name, value in {**own, **(environment or {})}.items() if value is not None},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=scratch,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=scratch,
             start_new_session=True,  # Ctrl-C is for the tests, which end what it holds
-        )
+        )  # fmt: skip
         assert self._family.stdout is not None
         self.pid = int(self._family.stdout.readline())
         self._ended = threading.Event()

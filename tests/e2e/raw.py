@@ -16,15 +16,9 @@ SPEECH = "/v1/audio/speech"
 
 
 def ask(
-    port: int,
-    fields: Mapping[str, object] | None = None,
-    *,
-    path: str = SPEECH,
-    host: str = "127.0.0.1",
-    source: str = "127.0.0.1",
-    headers: Mapping[str, str] | None = None,
-    tls: ssl.SSLContext | None = None,
-) -> tuple[int, dict[str, str], bytes]:
+    port: int, fields: Mapping[str, object] | None = None, *, path: str = SPEECH, host: str = "127.0.0.1",
+    source: str = "127.0.0.1", headers: Mapping[str, str] | None = None, tls: ssl.SSLContext | None = None,
+) -> tuple[int, dict[str, str], bytes]:  # fmt: skip
     """Status, headers and body of one request on a connection of its own; a GET where there are no fields."""
     own = {"timeout": BOUND_S, "source_address": (source, 0)}
     plain = http.client.HTTPConnection(host, port, **own)  # type: ignore[arg-type]
@@ -64,15 +58,10 @@ def handshake(key: str, *, path: str = f"{SPEECH}/ws", compressed: bool = False)
     """The request that opens a WebSocket; `compressed` where it asks for that."""
     nonce = base64.b64encode(os.urandom(16)).decode()
     lines = [
-        f"GET {path} HTTP/1.1",
-        "Host: localhost",
-        "Connection: Upgrade",
-        "Upgrade: websocket",
-        "Sec-WebSocket-Version: 13",
-        f"Sec-WebSocket-Key: {nonce}",
-        f"Authorization: Bearer {key}",
+        f"GET {path} HTTP/1.1", "Host: localhost", "Connection: Upgrade", "Upgrade: websocket",
+        "Sec-WebSocket-Version: 13", f"Sec-WebSocket-Key: {nonce}", f"Authorization: Bearer {key}",
         *(["Sec-WebSocket-Extensions: permessage-deflate"] if compressed else []),
-    ]
+    ]  # fmt: skip
     return "\r\n".join([*lines, "", ""]).encode()
 
 

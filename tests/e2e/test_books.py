@@ -36,18 +36,13 @@ async def test_a_book(server: str, http: aiohttp.ClientSession, tmp_path: Path) 
     assert length_s == pytest.approx(report["length_s"], abs=0.2)
     captions = (tmp_path / "rain.srt").read_text().split("\n\n")
     assert [caption.strip().split("\n")[2] for caption in captions] == [
-        "Chapter One",
-        "The rain has stopped.",
-        "Chapter Two",
-        "We went home.",
-    ]
+        "Chapter One", "The rain has stopped.", "Chapter Two", "We went home.",
+    ]  # fmt: skip
     async with http.get("/v1/audio/jobs") as answer:
         assert (await answer.json())["data"] == []
 
 
-async def test_a_dataset_has_the_codes_of_plain_requests(
-    server: str, http: aiohttp.ClientSession, tmp_path: Path
-) -> None:
+async def test_a_dataset_has_codes_of_plain_requests(server: str, http: aiohttp.ClientSession, tmp_path: Path) -> None:
     file = tmp_path / "texts.jsonl"
     file.write_text('{"text": "One."}\n{"id": "two", "text": "Two words.", "voice": "felix"}\n')
     arguments = [str(file), "-o", str(tmp_path / "set"), "--url", server, "--voice", "nora", "--format", "wav"]

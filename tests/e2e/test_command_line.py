@@ -55,13 +55,9 @@ def talkray(*arguments: str) -> "subprocess.CompletedProcess[str]":
 
 def start(*arguments: str) -> "subprocess.Popen[str]":
     return subprocess.Popen(
-        [*TALKRAY, *arguments],
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
+        [*TALKRAY, *arguments], env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         start_new_session=True,
-    )
+    )  # fmt: skip
 
 
 def read_until(output: Iterator[str], wanted: str) -> list[str]:
@@ -102,11 +98,9 @@ def assert_say_finds_it(url: str, folder: Path) -> None:
     assert done.stdout.startswith(f"wrote {file}")
     assert done.stdout.endswith(f", spoken by {url}\n")
     piped = subprocess.run(
-        ["bash", "-c", f"echo hi | {shlex.join(TALKRAY)} say - -o -"],
-        env=environment(),
-        capture_output=True,
+        ["bash", "-c", f"echo hi | {shlex.join(TALKRAY)} say - -o -"], env=environment(), capture_output=True,
         check=True,
-    )
+    )  # fmt: skip
     with wave.open(io.BytesIO(piped.stdout)) as audio:
         assert audio.getnframes() * 2 == len(audio.readframes(1 << 30)) > 0
 

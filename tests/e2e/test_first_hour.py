@@ -141,19 +141,12 @@ def test_dropped_markup_is_named_and_its_pause_is_heard(client: httpx.Client) ->
     assert min(len(before), len(after)) > int(answer.headers["x-sample-rate"]) / 2
 
 
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"language": "de"}, "language"),
-        ({"language": "klingon"}, "language"),
-        ({"input": "今天天气很好。"}, "input"),
-        ({"input": "Привет, как дела?"}, "input"),
-        ({"input": "Das ist ein schöner Tag, und ich gehe mit dem Hund in den Park."}, "input"),
-    ],
-)
-def test_what_the_voice_cannot_speak_is_refused_by_name(
-    client: httpx.Client, fields: dict[str, str], param: str
-) -> None:
+@pytest.mark.parametrize(("fields", "param"), [
+    ({"language": "de"}, "language"), ({"language": "klingon"}, "language"),
+    ({"input": "今天天气很好。"}, "input"), ({"input": "Привет, как дела?"}, "input"),
+    ({"input": "Das ist ein schöner Tag, und ich gehe mit dem Hund in den Park."}, "input"),
+])  # fmt: skip
+def test_what_the_voice_cannot_speak_is_named(client: httpx.Client, fields: dict[str, str], param: str) -> None:
     answer = client.post(SPEECH, json=HELLO | {"voice": "nora"} | fields)
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
     assert "'nora'" in message(answer)

@@ -127,17 +127,14 @@ async def live(http: aiohttp.ClientSession, text: str, voice: str) -> Heard:
 # Chosen over several seeds and both voices: in nearly all the recogniser had their first and last words right, because
 # another processor rounds otherwise and so draws other codes.
 SAID: tuple[tuple[Listen, str], ...] = (
-    (plain, "An impressionable youngster."),
-    (plain, "Appeal to somebody for help."),
+    (plain, "An impressionable youngster."), (plain, "Appeal to somebody for help."),
     (plain, "The latest crop of fashions is about to hit the stores."),
     (plain, "They were on the homestretch when the computer crashed."),
     (mp3, "Technological development."),
     (mp3, "He had never grown accustomed to the monotony of his work."),
-    (whole, "A likely place for a restaurant."),
-    (live, "The population of India is exploding."),
-    (live, "The boat drifted on the lake."),
-    (long_text, LONG),
-)
+    (whole, "A likely place for a restaurant."), (live, "The population of India is exploding."),
+    (live, "The boat drifted on the lake."), (long_text, LONG),
+)  # fmt: skip
 # Sentences that begin with vowels: nothing in them hisses. The bursts of "t" and "d" are above 4 kHz by themselves.
 NOT_HISSING = ("An ", "A ", "Appeal")
 

@@ -15,13 +15,10 @@ pytestmark = pytest.mark.anyio
 @pytest.mark.parametrize("transport", [Transport.HTTP, Transport.WEBSOCKET])
 async def test_answers_have_the_planned_lengths(server: str, transport: Transport, tmp_path: Path) -> None:
     settings = Settings(
-        server,
-        (Phase("measured", 2.0, 1.5),),
-        arrivals=Arrivals.CONSTANT,
-        transport=transport,
+        server, (Phase("measured", 2.0, 1.5),), arrivals=Arrivals.CONSTANT, transport=transport,
         options={"model": "tts-1", "voice": "alloy", "leading_silence": True},
         lengths=SpeechLengths(1.0, 0.3),
-    )
+    )  # fmt: skip
     result, whole = await measure(settings, TraceFolder(tmp_path / "run"), show=lambda _: None)
     assert whole
     assert (result.summary.sent, result.summary.succeeded) == (3, 3)

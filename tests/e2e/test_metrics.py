@@ -11,23 +11,12 @@ from tests.e2e.speech import BOUND_S, body, fetch
 pytestmark = pytest.mark.anyio
 
 EXPECTED = {
-    "talkray_ttfb_seconds_count",
-    "talkray_ttfp_seconds_count",
-    "talkray_ttfa_seconds_count",
-    "talkray_onset_seconds_count",
-    "talkray_chunk_lateness_seconds_count",
-    "talkray_rtf_count",
-    "talkray_audio_seconds_total",
-    "talkray_ingress_streams",
-    "talkray_queue_depth",
-    "talkray_batch_size_count",
-    "talkray_step_seconds_count",
-    "talkray_kv_blocks_used_ratio",
-    "talkray_codec_lag_seconds",
-    "talkray_decoded_seconds_total",
-    "talkray_replicas_wanted",
-    "talkray_replicas_running",
-}
+    "talkray_ttfb_seconds_count", "talkray_ttfp_seconds_count", "talkray_ttfa_seconds_count",
+    "talkray_onset_seconds_count", "talkray_chunk_lateness_seconds_count", "talkray_rtf_count",
+    "talkray_audio_seconds_total", "talkray_ingress_streams", "talkray_queue_depth", "talkray_batch_size_count",
+    "talkray_step_seconds_count", "talkray_kv_blocks_used_ratio", "talkray_codec_lag_seconds",
+    "talkray_decoded_seconds_total", "talkray_replicas_wanted", "talkray_replicas_running",
+}  # fmt: skip
 
 
 async def exported(http: aiohttp.ClientSession, path: str = "/metrics") -> set[str]:

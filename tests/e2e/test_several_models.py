@@ -86,14 +86,12 @@ def test_each_request_is_answered_by_its_model(client: httpx.Client) -> None:
     }
     assert len(set(by_name.values())) == 3
     for kind, fields in (
-        ("CustomVoice", {"model": "tts-1", **VOICE}),
-        ("Base", {"model": "tts-1", **CLONE}),
-        ("Base", {"model": "qwen3-tts-clone", **CLONE}),
-        ("Base", {**CLONE, "voice": "alloy"}),
+        ("CustomVoice", {"model": "tts-1", **VOICE}), ("Base", {"model": "tts-1", **CLONE}),
+        ("Base", {"model": "qwen3-tts-clone", **CLONE}), ("Base", {**CLONE, "voice": "alloy"}),
         ("VoiceDesign", DESIGN),
         ("VoiceDesign", {"task_type": "VoiceDesign", **DESIGN, "voice": "vivian"}),
         ("CustomVoice", {**VOICE, "instructions": ""}),
-    ):
+    ):  # fmt: skip
         same_but_for_a_rounding(speak(client, **fields), by_name[kind])
 
 

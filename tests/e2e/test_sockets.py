@@ -47,9 +47,7 @@ async def speak_while_it_is_written(port: int, opened: Callable[[], set[Listener
             pass
 
 
-def test_the_mailbox_is_open_to_this_machine_and_gives_nothing_without_a_token(
-    port: int, processes: dict[int, str], open_at_start: list[Listener]
-) -> None:
+def test_the_mailbox_needs_a_token(port: int, processes: dict[int, str], open_at_start: list[Listener]) -> None:
     def opened() -> set[Listener]:
         return {*listeners(processes)} - {*open_at_start}
 
@@ -69,9 +67,7 @@ def test_every_kind_of_process_was_looked_at(processes: dict[int, str], open_at_
         assert any(part in command for command in listening), part
 
 
-def test_nothing_listens_to_other_machines_but_the_ports_between_replicas(
-    processes: dict[int, str], open_at_start: list[Listener]
-) -> None:
+def test_only_ports_between_replicas_are_public(processes: dict[int, str], open_at_start: list[Listener]) -> None:
     open_to_others = sorted(processes[listener.pid].strip() for listener in open_at_start if not listener.loopback)
     replicas = ("Codec", "Ingress", "Jobs", "Talker")
     assert open_to_others == [f"{REPLICA}:talkray:{name}" for name in replicas], "one port each"
@@ -90,9 +86,7 @@ def test_the_ports_between_replicas_take_no_call_without_the_token(open_at_start
             assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
-def test_the_proxy_listens_where_it_was_told(
-    port: int, processes: dict[int, str], open_at_start: list[Listener]
-) -> None:
+def test_the_proxy_listens_where_told(port: int, processes: dict[int, str], open_at_start: list[Listener]) -> None:
     ports = {listener.port for listener in open_at_start if "bin/haproxy" in processes[listener.pid]}
     assert port in ports
     assert len(ports) == 3, "clients, statistics, metrics"

@@ -47,11 +47,8 @@ async def test_a_stream_outlives_its_engine(http: aiohttp.ClientSession, run_id:
     [entry] = found
     first, codec, loss, second = entry["replicas"]
     assert [name.partition("#")[0] for name in (first, codec, loss, second)] == [
-        "Talker",
-        "Codec",
-        "TalkerLost",
-        "Talker",
-    ]
+        "Talker", "Codec", "TalkerLost", "Talker",
+    ]  # fmt: skip
     assert first != second
     assert entry["outcome"] == "length"
 

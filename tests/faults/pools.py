@@ -16,12 +16,7 @@ from ray.serve.schema import ServeDeploySchema
 
 from deployments.config import CodecConfig, TalkerConfig
 from serve_app.cli.serve.local_server import APP_NAME, Report
-from serve_app.config import (
-    AdmissionSettings,
-    ApiSettings,
-    AppConfig,
-    PoolConfig,
-)
+from serve_app.config import AdmissionSettings, ApiSettings, AppConfig, PoolConfig
 from talkray_tools.random_checkpoint import Options, write_checkpoint
 from talkray_tools.released import SHAPES
 from tests.e2e.application import running
@@ -100,12 +95,10 @@ class Service:
 def redeploy(app: AppConfig, replicas: dict[str, int]) -> None:
     """Deploy as a config file does: another `app` is rolled out under whatever load there is, the pools are scaled."""
     application = {
-        "name": APP_NAME,
-        "route_prefix": "/",
-        "import_path": "serve_app.app:build_app",
+        "name": APP_NAME, "route_prefix": "/", "import_path": "serve_app.app:build_app",
         "args": app.model_dump(mode="json"),
         "deployments": [{"name": name, "num_replicas": count} for name, count in replicas.items()],
-    }
+    }  # fmt: skip
     _get_global_client().deploy_apps(ServeDeploySchema.model_validate({"applications": [application]}))
 
 

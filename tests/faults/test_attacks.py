@@ -312,12 +312,9 @@ def stand_back() -> None:
 
 
 async def run(
-    server: ServerCommand,
-    polite: Sequence[str],
-    others: Sequence[str],
-    keys: tuple[str, str],
+    server: ServerCommand, polite: Sequence[str], others: Sequence[str], keys: tuple[str, str],
     attacks: Sequence[Attack],
-) -> None:
+) -> None:  # fmt: skip
     loop = asyncio.get_running_loop()
     apart = ProcessPoolExecutor(3, mp_context=get_context("spawn"), initializer=stand_back)
 

@@ -166,12 +166,9 @@ def speaks_through_another_ingress(server: ServerCommand) -> None:
 
 # Of Ray and Serve, in the command line: what is replaced or not needed, and what is neither.
 SPARED = (
-    "ServeController",
-    "ray::ProxyActor",
-    "_private/monitor.py",
-    "_private/log_monitor.py",
+    "ServeController", "ray::ProxyActor", "_private/monitor.py", "_private/log_monitor.py",
     "dashboard/dashboard.py",
-)
+)  # fmt: skip
 VITAL = ("serve_app.cli.serve.driver", "ray::RuntimeEnvAgent", "ray::DashboardAgent")
 
 

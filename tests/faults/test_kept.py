@@ -34,15 +34,12 @@ from tests.serve_app.voices.speakers import wav
 KILLS = int(os.environ.get("TALKRAY_KILLS", "2"))
 # How each kind is found among the processes, and the pool that is whole again before the next kill.
 KINDS = {
-    "ingress": ("Ingress", "Ingress"),
-    "only ingress": ("Ingress", "Ingress"),
-    "jobs": ("Jobs", "Jobs"),
+    "ingress": ("Ingress", "Ingress"), "only ingress": ("Ingress", "Ingress"), "jobs": ("Jobs", "Jobs"),
     "talker": (TALKER, TALKER),
     "engine": (ENGINE, TALKER),
     "codec worker": ("deployments.codec.pool.worker_process", CODEC),
-    "proxy": ("haproxy -db", "Ingress"),
-    "raylet": ("", "Ingress"),
-}
+    "proxy": ("haproxy -db", "Ingress"), "raylet": ("", "Ingress"),
+}  # fmt: skip
 KILLED = [kind for kind in KINDS if re.search(os.environ.get("TALKRAY_KILLED", ""), kind)]
 _BOUND_S = 240.0
 _PAUSE_S = (0.2, 1.5)  # before the next kill, of a pool that is whole
@@ -290,9 +287,7 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("kind", KILLED)
-def test_what_is_confirmed_stays_and_what_is_deleted_goes(
-    tmp_path: Path, kind: str, request: pytest.FixtureRequest
-) -> None:
+def test_confirmed_stays_and_deleted_goes(tmp_path: Path, kind: str, request: pytest.FixtureRequest) -> None:
     store = request.getfixturevalue("bucket") if kind == "raylet" else str(tmp_path / "store")
     keys = [create_key(tmp_path / "keys.json", name) for name in ("ada", "eve")]
     with asyncio.Runner() as loop, served(kind, tmp_path, store) as (service, kill):

@@ -58,21 +58,16 @@ class Aws:
     def environment(self) -> dict[str, str]:
         """For whoever shall speak to it."""
         return {
-            **_ACCOUNT,
-            "AWS_ENDPOINT_URL": f"http://{self.address}",
-            "AWS_EC2_METADATA_DISABLED": "true",
+            **_ACCOUNT, "AWS_ENDPOINT_URL": f"http://{self.address}", "AWS_EC2_METADATA_DISABLED": "true",
             "HOME": str(self.home),
-        }
+        }  # fmt: skip
 
     def client(self) -> Any:
         """EC2 as an operator sees it."""
         return boto3.client(
-            "ec2",
-            region_name=REGION,
-            endpoint_url=f"http://{self.address}",
-            aws_access_key_id="testing",
+            "ec2", region_name=REGION, endpoint_url=f"http://{self.address}", aws_access_key_id="testing",
             aws_secret_access_key="testing",
-        )
+        )  # fmt: skip
 
     def instances(self) -> list[dict[str, Any]]:
         reservations = self.client().describe_instances()["Reservations"]
@@ -95,13 +90,9 @@ def aws(folder: Path, host: str = "127.0.0.1") -> Iterator[Aws]:
     home.mkdir()
     cloud = Aws(f"{host}:{free_port()}", home, folder / "refuse-spot", folder / "requests")
     command = [
-        sys.executable,
-        "-m",
-        "tests.fleet.moto_server",
-        cloud.address,
-        str(cloud.refuse_spot),
+        sys.executable, "-m", "tests.fleet.moto_server", cloud.address, str(cloud.refuse_spot),
         str(cloud.requests),
-    ]
+    ]  # fmt: skip
     # The roles that Amazon manages: Ray gives its head two of them.
     environment = {**os.environ, **cloud.environment, "MOTO_IAM_LOAD_MANAGED_POLICIES": "true", "PYTHONPATH": str(ROOT)}
     with (

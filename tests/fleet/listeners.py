@@ -42,15 +42,9 @@ class Listeners:
     """Somebody who asks again and again, `at_once` streams at a time, each through the next of `urls`."""
 
     def __init__(
-        self,
-        urls: Sequence[str],
-        key: str,
-        *,
-        at_once: int,
-        sentences: int = 3,
-        seeds: int = SEEDS,
+        self, urls: Sequence[str], key: str, *, at_once: int, sentences: int = 3, seeds: int = SEEDS,
         plays: bool = False,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """`seeds`: different utterances. Who `plays` takes audio no faster than it sounds."""
         self.urls = list(urls)
         self._key, self._at_once, self._plays = key, at_once, plays

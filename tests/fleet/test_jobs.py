@@ -104,12 +104,9 @@ def making(possible: None) -> Iterator[Making]:
         server.start()
         host, port = server.get_host_and_port()
         environment = {
-            "AWS_ENDPOINT_URL": f"http://{host}:{port}",
-            "AWS_ALLOW_HTTP": "true",
-            "AWS_ACCESS_KEY_ID": "any",
-            "AWS_SECRET_ACCESS_KEY": "any",
-            "AWS_REGION": "us-east-1",
-        }
+            "AWS_ENDPOINT_URL": f"http://{host}:{port}", "AWS_ALLOW_HTTP": "true", "AWS_ACCESS_KEY_ID": "any",
+            "AWS_SECRET_ACCESS_KEY": "any", "AWS_REGION": "us-east-1",
+        }  # fmt: skip
         for name, value in environment.items():
             patch.setenv(name, value)
         made.environment |= environment

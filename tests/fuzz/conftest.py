@@ -21,13 +21,9 @@ MOST_TURN_S = 0.2
 MOST_GROWTH_KIB = 64 << 10
 
 settings.register_profile(
-    "fuzz",
-    derandomize="TALKRAY_FUZZ_CASES" not in os.environ,
-    max_examples=NUM_CASES,
-    deadline=None,
-    database=None,
-    suppress_health_check=list(HealthCheck),
-)
+    "fuzz", derandomize="TALKRAY_FUZZ_CASES" not in os.environ, max_examples=NUM_CASES, deadline=None,
+    database=None, suppress_health_check=list(HealthCheck),
+)  # fmt: skip
 settings.load_profile("fuzz")
 
 

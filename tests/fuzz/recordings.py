@@ -12,19 +12,9 @@ import soundfile
 RATE = 24000
 _SIZES = (0, 1, 2, 0x7F, 0x80, 0xFF, 0x7FFF, 0x8000, 0xFFFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFE, 0xFFFFFFFF)
 _SUBTYPES = (
-    ("WAV", None),
-    ("WAV", "FLOAT"),
-    ("WAV", "ALAW"),
-    ("WAV", "MS_ADPCM"),
-    ("FLAC", None),
-    ("MP3", None),
-    ("OGG", "VORBIS"),
-    ("OGG", "OPUS"),
-    ("AIFF", None),
-    ("AU", None),
-    ("CAF", "ALAC_16"),
-    ("W64", None),
-)
+    ("WAV", None), ("WAV", "FLOAT"), ("WAV", "ALAW"), ("WAV", "MS_ADPCM"), ("FLAC", None), ("MP3", None),
+    ("OGG", "VORBIS"), ("OGG", "OPUS"), ("AIFF", None), ("AU", None), ("CAF", "ALAC_16"), ("W64", None),
+)  # fmt: skip
 _CONTAINERS = (("mov", "aac"), ("webm", "libopus"), ("matroska", "libmp3lame"), ("adts", "aac"), ("mov", "alac"))
 
 

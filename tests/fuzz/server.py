@@ -31,12 +31,9 @@ def tiny_server(directory: Path) -> Iterator[str]:
     write_checkpoint(model, SHAPES["tiny-CustomVoice"], Options(dtype=torch.float32))
     block = BLOCK * KVCache.bytes_per_position(ModelConfig.load(model).talker, torch.float32)
     talker = TalkerConfig(
-        max_num_seqs=AT_ONCE,
-        max_num_waiting=2 * AT_ONCE,
-        max_model_len=MAX_MODEL_LEN,
-        kv_block_size=BLOCK,
+        max_num_seqs=AT_ONCE, max_num_waiting=2 * AT_ONCE, max_model_len=MAX_MODEL_LEN, kv_block_size=BLOCK,
         kv_cache_bytes=block * (MAX_MODEL_LEN // BLOCK + 1),  # one is nobody's
-    )
+    )  # fmt: skip
     app = AppConfig(
         model=str(model), talker=talker, codec=CodecConfig(max_late_s=1000), api=ApiSettings(admission=PATIENT)
     )

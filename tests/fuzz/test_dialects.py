@@ -70,18 +70,12 @@ def written(value: object, chance: random.Random) -> str:
 
 _LOST = translate(ReplicaLost("lost")).code
 _VALUES: tuple[Callable[[random.Random], object], ...] = (
-    text,
-    lambda _: None,
-    lambda chance: chance.choice((True, False)),
-    lambda chance: chance.randint(-(2**70), 2**70),
-    lambda chance: chance.choice(_NUMBERS),
+    text, lambda _: None, lambda chance: chance.choice((True, False)),
+    lambda chance: chance.randint(-(2**70), 2**70), lambda chance: chance.choice(_NUMBERS),
     lambda chance: chance.choice((0, 1, -1, 0.5, 1e300, 2**31, 24000, 8000)),
-    lambda chance: [text(chance)],
-    lambda chance: {text(chance)[:20]: text(chance)},
-    lambda _: [],
-    lambda _: {},
+    lambda chance: [text(chance)], lambda chance: {text(chance)[:20]: text(chance)}, lambda _: [], lambda _: {},
     lambda chance: chance.choice(("ryan", "pcm", "wav", "one", "audio/pcm", "commit", "en", "x" * 200)),
-)
+)  # fmt: skip
 
 
 def filled(value: object, chance: random.Random) -> object:
@@ -218,12 +212,9 @@ async def test_bodies(cases: Cases, row: PostRow) -> None:
 
 
 FORMS = (
-    "application/x-www-form-urlencoded",
-    "multipart/form-data; boundary=x",
-    "multipart/form-data",
-    "multipart/form-data; boundary=" + "x" * 300,
-    "text/plain",
-)
+    "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "multipart/form-data",
+    "multipart/form-data; boundary=" + "x" * 300, "text/plain",
+)  # fmt: skip
 
 
 async def test_forms(cases: Cases) -> None:

@@ -78,12 +78,10 @@ UNITS += [
     unit for unit in dict.fromkeys((*REPEATED, *FLOODS)) if unit not in UNITS and not "\ud800" <= unit <= "\udfff"
 ]
 RULES = [
-    TextRules("auto", 0.5, WORDS),
-    TextRules("auto", 0.5, WORDS, "english"),
-    TextRules("none", 0.5, WORDS, "english"),
-    TextRules("ssml", 0.5, WORDS),
+    TextRules("auto", 0.5, WORDS), TextRules("auto", 0.5, WORDS, "english"),
+    TextRules("none", 0.5, WORDS, "english"), TextRules("ssml", 0.5, WORDS),
     TextRules("auto", 0.5, normalised="german"),
-]
+]  # fmt: skip
 # A sixth of the units in each way in `make test`, all of them in `make fuzz`.
 IS_WHOLE = "TALKRAY_FUZZ_CASES" in os.environ
 STEP = 1 if IS_WHOLE else 6
@@ -107,8 +105,7 @@ def in_parts(sent: str, rules: TextRules) -> None:
 
 @pytest.mark.parametrize("rules", RULES, ids=lambda rules: f"{rules.markup}-{rules.spoken_form or rules.normalised}")
 @pytest.mark.parametrize(
-    ("way", "unit"),
-    [*((whole, unit) for unit in UNITS[::STEP]), *((in_parts, unit) for unit in UNITS[1::STEP])],
+    ("way", "unit"), [*((whole, unit) for unit in UNITS[::STEP]), *((in_parts, unit) for unit in UNITS[1::STEP])]
 )
 def test_the_time_of_a_text_grows_with_its_length(way: Way, unit: str, rules: TextRules) -> None:
     # In proportion it is 16 times as long, with the square of the length 256 times. Short texts stay below limits that

@@ -8,13 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    invariant,
-    precondition,
-    rule,
-    run_state_machine_as_test,
-)
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from deployments.errors import NotReady, ReplicaLost
 from deployments.protocol import ModelInfo, PcmChunk, SynthesisRequest
@@ -124,8 +118,7 @@ class SocketMachine(RuleBasedStateMachine):
 
     async def error(self) -> str:
         event = await self.event()
-        assert event["type"] == "error"
-        assert set(event["error"]) == {"message", "type", "param", "code"}
+        assert (event["type"], set(event["error"])) == ("error", {"message", "type", "param", "code"})
         assert "secret" not in json.dumps(event)
         return str(event["error"]["code"])
 

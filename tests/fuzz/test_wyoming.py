@@ -21,10 +21,8 @@ EVENTS = (
     {"type": "synthesize-start", "data": {"voice": {"name": "ryan", "speaker": "ryan"}}},
     {"type": "synthesize-chunk", "data": {"text": "TEXT"}},
     {"type": "synthesize", "data": {"text": "TEXT", "voice": {"name": "ryan"}, "text_format": "ssml"}},
-    {"type": "synthesize-stop"},
-    {"type": "ping", "data": {"text": "TEXT"}},
-    {"type": "describe"},
-)
+    {"type": "synthesize-stop"}, {"type": "ping", "data": {"text": "TEXT"}}, {"type": "describe"},
+)  # fmt: skip
 
 
 def sent(chance: random.Random) -> Iterator[bytes]:

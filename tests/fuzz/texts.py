@@ -46,24 +46,14 @@ def _repeated(chance: random.Random) -> str:
 
 
 _MAKERS: tuple[Callable[[random.Random], str], ...] = (
-    _plane,
-    _control,
-    _repeated,
-    _from(_BIDI, 10),
-    _from(_INVISIBLE, 10),
-    _from(_HEBREW_ARABIC, 30),
-    _from(_EMOJI, 10),
-    _from(_MARKS, 60),
-    _from(_SPECIAL_SPACES, 10),
-    _from(_WORDS, 60),
-    _from(_WORDS.split(), 3),
-    _from(list(ADDED_TOKENS), 3),
+    _plane, _control, _repeated, _from(_BIDI, 10), _from(_INVISIBLE, 10), _from(_HEBREW_ARABIC, 30),
+    _from(_EMOJI, 10), _from(_MARKS, 60), _from(_SPECIAL_SPACES, 10), _from(_WORDS, 60),
+    _from(_WORDS.split(), 3), _from(list(ADDED_TOKENS), 3),
     lambda chance: str(chance.randint(-(10**40), 10**40)),
     lambda chance: f"{chance.uniform(-1e30, 1e30):.{chance.randint(0, 30)}f}",
     lambda chance: unicodedata.normalize(chance.choice(["NFC", "NFD", "NFKC", "NFKD"]), _plane(chance)),
-    lambda _: "",
-    lambda _: "Hello. ",
-)
+    lambda _: "", lambda _: "Hello. ",
+)  # fmt: skip
 
 
 FLOODS = ("<", "[", "- a\n", "- a ", "](", "<aaaa ", "a ", "1", "\ud83d", "\ude00", '{"word":"', "\u0301\u0323", "漢")
@@ -100,26 +90,13 @@ def body(chance: random.Random, fields: dict[str, object], content: str) -> byte
 
 # Halves of surrogate pairs, a NUL, escapes that are none.
 _ESCAPES = (
-    rb"\ud800",
-    rb"\udc00\ud800",
-    rb"\ud83d",
-    rb"\u0000",
-    rb"\uZZZZ",
-    rb"\x00",
-    b"\xff\xfe",
-    b"\xed\xa0\x80",
+    rb"\ud800", rb"\udc00\ud800", rb"\ud83d", rb"\u0000", rb"\uZZZZ", rb"\x00", b"\xff\xfe", b"\xed\xa0\x80",
     b"\0",
-)
+)  # fmt: skip
 _DOCUMENTS = (
-    b"",
-    b"null",
-    b"[" * 100_000,
-    b'{"a":' * 10_000,
-    b'{"input": ' + b"9" * 5000 + b"}",
-    b'{"input": 1e999}',
-    b'{"input": NaN}',
-    b'{"input": "x", "seed": ' + b"9" * 400 + b"}",
+    b"", b"null", b"[" * 100_000, b'{"a":' * 10_000, b'{"input": ' + b"9" * 5000 + b"}", b'{"input": 1e999}',
+    b'{"input": NaN}', b'{"input": "x", "seed": ' + b"9" * 400 + b"}",
     b'{"input": "x", "voice": "alloy", "speed": Infinity}',
     b'{"input": "x", "input": "y", "voice": {"id": {"id": "alloy"}}}',
     b'{"__proto__": 1, "input": ["x"]}',
-)
+)  # fmt: skip

@@ -85,8 +85,7 @@ def test_lengths_are_log_normal_within_bounds_and_settled_by_the_seed() -> None:
 def test_every_sentence_comes_once_before_any_comes_again() -> None:
     size = len(SENTENCES)
     texts = choose_texts(size + 3, seed=0)
-    assert sorted(texts[:size]) == sorted(SENTENCES)
-    assert len(texts) == size + 3
+    assert (sorted(texts[:size]), len(texts)) == (sorted(SENTENCES), size + 3)
 
 
 def test_the_sentences_differ_in_kind_and_length() -> None:

@@ -10,15 +10,12 @@ from loadtest.settings import Settings
 from loadtest.traces import Clock, PcmLayout
 
 
-@pytest.mark.parametrize(
-    ("headers", "layout"),
-    [
-        ({}, PcmLayout(24000)),
-        ({"Content-Type": "application/octet-stream"}, PcmLayout(24000)),
-        ({"Content-Type": "audio/pcm", "X-Sample-Rate": "16000"}, PcmLayout(16000)),
-        ({"Content-Type": "audio/L16; rate=8000; channels=2", "X-Sample-Rate": "16000"}, PcmLayout(8000, 2)),
-    ],
-)
+@pytest.mark.parametrize(("headers", "layout"), [
+    ({}, PcmLayout(24000)),
+    ({"Content-Type": "application/octet-stream"}, PcmLayout(24000)),
+    ({"Content-Type": "audio/pcm", "X-Sample-Rate": "16000"}, PcmLayout(16000)),
+    ({"Content-Type": "audio/L16; rate=8000; channels=2", "X-Sample-Rate": "16000"}, PcmLayout(8000, 2)),
+])  # fmt: skip
 def test_headers_give_the_layout_of_pcm(headers: dict[str, str], layout: PcmLayout) -> None:
     assert read_layout(headers) == layout
 
@@ -51,15 +48,10 @@ def test_error_messages_are_found_in_the_envelope_or_taken_as_they_are() -> None
     assert error_message(b"\xffBad gateway") == "\ufffdBad gateway"
 
 
-@pytest.mark.parametrize(
-    ("headers", "seconds"),
-    [
-        ({"Retry-After": "2"}, 2.0),
-        ({"Retry-After": "2", "retry-after-ms": "1500"}, 1.5),
-        ({"Retry-After": "Fri, 31 Dec 1999 23:59:59 GMT"}, None),
-        ({}, None),
-    ],
-)
+@pytest.mark.parametrize(("headers", "seconds"), [
+    ({"Retry-After": "2"}, 2.0), ({"Retry-After": "2", "retry-after-ms": "1500"}, 1.5),
+    ({"Retry-After": "Fri, 31 Dec 1999 23:59:59 GMT"}, None), ({}, None),
+])  # fmt: skip
 def test_the_advice_of_a_refusal_is_read(headers: dict[str, str], seconds: float | None) -> None:
     assert retry_after(headers) == seconds
 

@@ -14,6 +14,7 @@ from loadtest.runner import Runner
 from loadtest.settings import Settings, Transport
 from loadtest.traces import Failure, Trace, TraceFolder
 from tests.loadtest.test_runner import LOUD, schedule
+from tests.loadtest.test_websocket import send
 
 pytestmark = pytest.mark.anyio
 
@@ -61,8 +62,7 @@ async def one(server: Server, folder: Path, *, interrupt_s: float | None = None)
 
 async def test_a_text_is_written_word_by_word_and_times_count_from_the_first(tmp_path: Path) -> None:
     async def speak(socket: web.WebSocketResponse) -> None:
-        await socket.send_bytes(LOUD)
-        await socket.send_json(END)
+        await send(socket, LOUD, END)
 
     server = Server(speak)
     trace = await one(server, tmp_path)
@@ -79,11 +79,9 @@ async def test_an_interruption_is_sent_where_it_was_planned_and_what_still_comes
     told: list[dict[str, object]] = []
 
     async def speak(socket: web.WebSocketResponse) -> None:
-        for _ in range(3):
-            await socket.send_bytes(LOUD)
+        await send(socket, LOUD, LOUD, LOUD)
         told.append(json.loads(await socket.receive_str()))
-        await socket.send_json({"type": "SpeechInterrupted"})
-        await socket.send_bytes(LOUD)  # which it must not
+        await send(socket, {"type": "SpeechInterrupted"}, LOUD)  # which it must not
         await socket.receive()
 
     trace = await one(Server(speak), tmp_path, interrupt_s=0.05)
@@ -106,23 +104,15 @@ async def test_silence_at_once_is_none_at_all(tmp_path: Path) -> None:
     assert (await one(Server(speak), tmp_path, interrupt_s=0.05)).silence_s == 0.0
 
 
-@pytest.mark.parametrize(
-    ("messages", "failure"),
-    [
-        ([{"type": "Error", "code": "rate_limit_exceeded", "description": "full"}], Failure.REFUSED),
-        ([{"type": "Error", "code": "engine_error", "description": "lost"}], Failure.HTTP),
-        ([LOUD, {"type": "Error", "code": "engine_error", "description": "lost"}], Failure.BROKEN_BODY),
-        ([END], Failure.NOT_AUDIO),
-        ([LOUD], Failure.BROKEN_BODY),
-    ],
-)
+@pytest.mark.parametrize(("messages", "failure"), [
+    ([{"type": "Error", "code": "rate_limit_exceeded", "description": "full"}], Failure.REFUSED),
+    ([{"type": "Error", "code": "engine_error", "description": "lost"}], Failure.HTTP),
+    ([LOUD, {"type": "Error", "code": "engine_error", "description": "lost"}], Failure.BROKEN_BODY),
+    ([END], Failure.NOT_AUDIO), ([LOUD], Failure.BROKEN_BODY),
+])  # fmt: skip
 async def test_every_end_has_its_name(messages: list[object], failure: Failure, tmp_path: Path) -> None:
     async def speak(socket: web.WebSocketResponse) -> None:
-        for message in messages:
-            if isinstance(message, bytes):
-                await socket.send_bytes(message)
-            else:
-                await socket.send_json(message)
+        await send(socket, *messages)
 
     assert (await one(Server(speak), tmp_path)).failure is failure
 

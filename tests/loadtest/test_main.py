@@ -29,19 +29,12 @@ def options(out: Path, **changes: str) -> list[str]:
     return [item for name, value in values.items() for item in (f"--{name}", value)]
 
 
-@pytest.mark.parametrize(
-    ("option", "value", "complaint"),
-    [
-        ("rate", "0", "number above 0"),
-        ("duration", "nan", "number above 0"),
-        ("url", "127.0.0.1:8000", "is not a URL"),
-        ("header", "X-Key: a\nb", "is not a header"),
-        ("extra", "[1]", "must be a JSON object"),
-        ("extra", "{", "not valid JSON"),
-        ("extra", '{"input": "x"}', "sets this itself"),
-        ("rate", "0.000001", "not one request"),
-    ],
-)
+@pytest.mark.parametrize(("option", "value", "complaint"), [
+    ("rate", "0", "number above 0"), ("duration", "nan", "number above 0"),
+    ("url", "127.0.0.1:8000", "is not a URL"), ("header", "X-Key: a\nb", "is not a header"),
+    ("extra", "[1]", "must be a JSON object"), ("extra", "{", "not valid JSON"),
+    ("extra", '{"input": "x"}', "sets this itself"), ("rate", "0.000001", "not one request"),
+])  # fmt: skip
 def test_wrong_use_is_explained(tmp_path: Path, option: str, value: str, complaint: str) -> None:
     exit_code, output = invoke(*options(tmp_path / "run", **{option: value}))
     assert exit_code == 2

@@ -40,8 +40,7 @@ def test_a_rate_is_carried_in_time_and_without_a_refusal(in_time: float, refused
 def test_a_row_is_what_a_run_showed_and_survives_json() -> None:
     run = Result("a", {}, place([Phase("load", 2.0, 10.0)]), Limits(), [SPOKEN] * 3, [], 3)
     made = row(run)
-    assert made.rate == 2.0
-    assert made.requests == 3
+    assert (made.rate, made.requests) == (2.0, 3)
     assert SPOKEN.ttfa_s is not None
     assert made.first_audio_ms[95] == pytest.approx(SPOKEN.ttfa_s * 1000, abs=0.1)
     record = {"first_audio_ms": {str(percent): ms for percent, ms in made.first_audio_ms.items()}}

@@ -9,21 +9,10 @@ RATE = 1000
 
 # One second of audio in two chunks, audible 20 ms into it, sent 10 ms late.
 SPOKEN = Trace(
-    index=0,
-    planned_s=1.0,
-    sent_s=1.01,
-    finished_s=1.51,
-    first_byte_s=1.1,
-    status=200,
-    failure=None,
-    error=None,
-    request_id="r0",
-    retry_after_s=None,
-    num_bytes=2000,
-    layout=PcmLayout(RATE),
-    audible_sample=20,
+    index=0, planned_s=1.0, sent_s=1.01, finished_s=1.51, first_byte_s=1.1, status=200, failure=None,
+    error=None, request_id="r0", retry_after_s=None, num_bytes=2000, layout=PcmLayout(RATE), audible_sample=20,
     chunks=[(1.1, 200), (1.3, 2000)],
-)
+)  # fmt: skip
 
 
 def failed(failure: Failure, status: int | None) -> Trace:
@@ -49,12 +38,8 @@ def test_a_rate_counts_gaps() -> None:
 
 def test_latencies_count_from_the_plan() -> None:
     summary = summarize([SPOKEN], planned=1)
-    assert summary.ttfb_s
-    assert summary.ttfp_s
-    assert summary.ttfa_s
-    assert summary.ttfb_s.p50 == pytest.approx(0.1)
-    assert summary.ttfp_s.p50 == pytest.approx(0.1)
-    assert summary.ttfa_s.p50 == pytest.approx(0.12)
+    latencies = summary.ttfb_s, summary.ttfp_s, summary.ttfa_s
+    assert [each and each.p50 for each in latencies] == pytest.approx([0.1, 0.1, 0.12])
 
 
 def test_audio_rates_and_playback() -> None:
@@ -71,13 +56,9 @@ def test_audio_rates_and_playback() -> None:
 
 def test_failures_are_counted_by_cause_and_kept_out_of_the_latencies() -> None:
     traces = [
-        SPOKEN,
-        failed(Failure.REFUSED, 429),
-        failed(Failure.HTTP, 500),
-        failed(Failure.HTTP, 500),
-        failed(Failure.CONNECTION, None),
-        failed(Failure.INTERRUPTED, None),
-    ]
+        SPOKEN, failed(Failure.REFUSED, 429), failed(Failure.HTTP, 500), failed(Failure.HTTP, 500),
+        failed(Failure.CONNECTION, None), failed(Failure.INTERRUPTED, None),
+    ]  # fmt: skip
     summary = summarize(traces, planned=9)
     assert (summary.planned, summary.sent, summary.succeeded) == (9, 6, 1)
     assert (summary.refused, summary.failed, summary.interrupted) == (1, 3, 1)
@@ -106,8 +87,7 @@ def test_an_empty_run_has_a_summary() -> None:
 
 def test_half_a_sample_is_not_playable() -> None:
     trace = replace(SPOKEN, chunks=((1.1, 1), (1.2, 2), (1.3, 3), (1.4, 6)))
-    assert trace.playable == ([1.2, 1.4], [1, 3])
-    assert trace.first_playable_s == 1.2
+    assert (trace.playable, trace.first_playable_s) == (([1.2, 1.4], [1, 3]), 1.2)
 
 
 def test_goodput_counts_requests_within_every_limit_over_the_time_they_were_due() -> None:
@@ -117,14 +97,10 @@ def test_goodput_counts_requests_within_every_limit_over_the_time_they_were_due(
     assert (summary.good, summary.good_per_s, summary.good_share) == (1, 0.5, 1 / 3)
 
 
-@pytest.mark.parametrize(
-    ("limits", "met"),
-    [
-        (Limits(ttfb_s=0.11, stall_s=0.11), True),
-        (Limits(ttfb_s=0.09, stall_s=0.11), False),
-        (Limits(ttfb_s=0.11, stall_s=0.09), False),
-    ],
-)
+@pytest.mark.parametrize(("limits", "met"), [
+    (Limits(ttfb_s=0.11, stall_s=0.11), True), (Limits(ttfb_s=0.09, stall_s=0.11), False),
+    (Limits(ttfb_s=0.11, stall_s=0.09), False),
+])  # fmt: skip
 def test_a_limit_holds_from_the_planned_arrival(limits: Limits, met: bool) -> None:
     assert limits.met_by(replace(SPOKEN, chunks=((1.1, 200), (1.3, 2000)))) is met
 
@@ -140,8 +116,7 @@ def test_audio_counts_as_in_time_by_its_planned_length() -> None:
     late, broken = replace(SPOKEN, frames=50), replace(failed(Failure.TIMEOUT, None), frames=25)
     summary = summarize([smooth, late, broken], planned=3)
     assert (summary.succeeded, summary.with_underrun, summary.failed) == (2, 1, 1)
-    assert summary.planned_audio_s == 8.0
-    assert summary.audio_in_time_share == 0.25
+    assert (summary.planned_audio_s, summary.audio_in_time_share) == (8.0, 0.25)
 
 
 LIMITS = Limits(ttfb_s=0.5, stall_s=1.0)

@@ -10,21 +10,17 @@ def play(arrivals_s: list[float], samples: list[int]) -> Playback:
     return simulate(arrivals_s, samples, sample_rate=1000)
 
 
-def test_audio_that_keeps_ahead_never_stalls() -> None:
-    playback = play([5.0, 5.5, 6.0], [1000, 2000, 3000])
-    assert playback.lateness_s == (-0.5, -1.0)
-    assert (playback.underruns, playback.stall_s, playback.num_chunks) == (0, 0, 3)
-
-
-def test_a_late_chunk_stalls_by_its_lateness() -> None:
-    playback = play([0.0, 1.25], [1000, 2000])
-    assert playback.lateness_s == (0.25,)
-    assert (playback.underruns, playback.stall_s, playback.num_chunks) == (1, 0.25, 2)
-
-
-def test_a_stall_moves_what_is_due_after_it() -> None:
-    playback = play([0.0, 2.0, 3.0], [1000, 2000, 3000])
-    assert playback.lateness_s == (1.0, 0.0)
+@pytest.mark.parametrize(("arrivals_s", "samples", "lateness_s", "stalls"), [
+    ([5.0, 5.5, 6.0], [1000, 2000, 3000], (-0.5, -1.0), (0, 0, 3)),
+    ([0.0, 1.25], [1000, 2000], (0.25,), (1, 0.25, 2)),
+    ([0.0, 2.0, 3.0], [1000, 2000, 3000], (1.0, 0.0), (1, 1.0, 3)),  # a stall moves what is due after it
+])  # fmt: skip
+def test_a_late_chunk_stalls_by_its_lateness(
+    arrivals_s: list[float], samples: list[int], lateness_s: tuple[float, ...], stalls: tuple[int, float, int]
+) -> None:
+    playback = play(arrivals_s, samples)
+    assert playback.lateness_s == lateness_s
+    assert (playback.underruns, playback.stall_s, playback.num_chunks) == stalls
 
 
 def test_a_chunk_on_the_dot_is_in_time_in_spite_of_rounding() -> None:

@@ -244,5 +244,4 @@ def test_goodput_is_the_offered_rate_times_the_share_that_was_good(tmp_path: Pat
         loadtest("run", "--url", url, "--out", str(out), "--rate", "2", "--duration", "1.5", "--max-ttfb", "5000")
     summary = json.loads((out / "summary.json").read_text(encoding="utf-8"))
     assert summary["sent"] != 3
-    assert summary["good_share"] == 1.0
-    assert summary["good_per_s"] == 2.0
+    assert (summary["good_share"], summary["good_per_s"]) == (1.0, 2.0)

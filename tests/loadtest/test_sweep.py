@@ -2,6 +2,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -11,7 +12,7 @@ from loadtest.arrivals import Arrivals, Phase, SpeechLengths, Texts, place
 from loadtest.measure import Result
 from loadtest.metrics import Limits
 from loadtest.settings import Settings
-from loadtest.sweep import Plan, capacity, next_rate, read_sweep, sweep
+from loadtest.sweep import Plan, Sweep, capacity, next_rate, read_sweep, sweep
 from loadtest.traces import NoRunError, TraceFolder
 from tests.loadtest.test_metrics import SPOKEN
 from tests.loadtest.test_runner import serving, speak_at_once
@@ -36,47 +37,41 @@ def rates_until_done(server: dict[float, float], plan: Plan) -> list[float]:
     return [round(one.rate, 2) for one in steps]
 
 
-def test_rates_rise_until_goodput_collapses_and_are_then_refined() -> None:
-    assert rates_until_done({3.0: 1.0, 99.0: 0.2}, PLAN) == [1.0, 2.0, 4.0, 2.83, 3.36]
-
-
-def test_a_rate_that_is_only_half_good_is_not_yet_a_collapse() -> None:
-    assert rates_until_done({3.0: 1.0, 5.0: 0.7, 99.0: 0.2}, replace(PLAN, refinements=0)) == [1.0, 2.0, 4.0, 8.0]
-
-
-def test_rates_end_at_the_highest_that_was_allowed() -> None:
-    assert rates_until_done({99.0: 1.0}, replace(PLAN, max_rate=5.0)) == [1.0, 2.0, 4.0, 5.0]
-
-
-def test_a_server_that_misses_the_first_rate_is_tried_at_lower_ones_until_it_holds_one() -> None:
-    assert rates_until_done({0.3: 1.0, 99.0: 0.2}, PLAN) == [1.0, 0.5, 0.25, 0.35, 0.3]
-
-
-def test_a_server_that_misses_the_first_rate_narrowly_is_not_given_more() -> None:
-    assert rates_until_done({0.6: 1.0, 99.0: 0.9}, replace(PLAN, refinements=0)) == [1.0, 0.5]
-
-
-def test_a_server_that_holds_nothing_is_left_alone_in_the_end() -> None:
-    assert rates_until_done({99.0: 0.0}, PLAN) == [1.0, 0.5, 0.25, 0.12]
+@pytest.mark.parametrize(("server", "changes", "rates"), [
+    ({3.0: 1.0, 99.0: 0.2}, {}, [1.0, 2.0, 4.0, 2.83, 3.36]),  # until goodput collapses, then refined
+    ({3.0: 1.0, 5.0: 0.7, 99.0: 0.2}, {"refinements": 0}, [1.0, 2.0, 4.0, 8.0]),  # half good is not yet a collapse
+    ({99.0: 1.0}, {"max_rate": 5.0}, [1.0, 2.0, 4.0, 5.0]),  # up to the highest that is allowed
+    ({0.3: 1.0, 99.0: 0.2}, {}, [1.0, 0.5, 0.25, 0.35, 0.3]),  # the first is missed: down until one is held
+    ({0.6: 1.0, 99.0: 0.9}, {"refinements": 0}, [1.0, 0.5]),  # missed narrowly: not given more
+    ({99.0: 0.0}, {}, [1.0, 0.5, 0.25, 0.12]),  # who holds nothing is left alone in the end
+])  # fmt: skip
+def test_rates_follow_what_was_held(server: dict[float, float], changes: dict[str, Any], rates: list[float]) -> None:
+    assert rates_until_done(server, replace(PLAN, **changes)) == rates
 
 
 @pytest.mark.parametrize(
     ("shares", "expected"), [([1.0, 1.0, 0.5], 2.0), ([0.5, 1.0, 1.0], None), ([1.0, 0.5, 1.0], 1.0), ([], None)]
 )
-def test_capacity_is_the_last_rate_before_the_first_that_was_not_held(
-    shares: Sequence[float], expected: float | None
-) -> None:
+def test_capacity_is_the_last_rate_before_the_first_one_missed(shares: Sequence[float], expected: float | None) -> None:
     assert capacity([step(2.0**index, share) for index, share in enumerate(shares)], PLAN) == expected
+
+
+async def swept(plan: Plan, folder: Path, **settings: Any) -> tuple[Sweep, bool, list[Result]]:
+    """A sweep, whether it is whole, and its results as they came."""
+    done: list[Result] = []
+    async with serving(speak_at_once) as target:
+        against = Settings(target.url, (), **settings)
+        made, whole = await sweep(against, plan, folder=TraceFolder(folder), show=lambda _: None, done=done.append)
+    return made, whole, done
+
+
+SHORT = {"lengths": SpeechLengths(1.0, 0.1), "texts": Texts.ONE_SENTENCE}
 
 
 async def test_a_sweep_is_read_back_as_it_was_measured(tmp_path: Path) -> None:
     plan = Plan(first_rate=20.0, max_rate=40.0, factor=2.0, duration_s=0.2, settle_s=0.1)
-    async with serving(speak_at_once) as target:
-        settings = Settings(target.url, (), arrivals=Arrivals.CONSTANT, limits=Limits(ttfb_s=5.0))
-        tried: list[Result] = []
-        done, whole = await sweep(
-            settings, plan, folder=TraceFolder(tmp_path / "sweep"), show=lambda _: None, done=tried.append
-        )
+    limits = Limits(ttfb_s=5.0)
+    done, whole, tried = await swept(plan, tmp_path / "sweep", arrivals=Arrivals.CONSTANT, limits=limits)
     assert [one.rate for one in tried] == [20.0, 40.0]
     assert whole
     assert [one.rate for one in done.steps] == [20.0, 40.0]
@@ -107,29 +102,19 @@ def test_a_low_rate_is_measured_for_longer() -> None:
 
 @pytest.mark.parametrize(("most_s", "tried"), [(None, 3), (60.0, 3), (0.5, 1), (0.01, 1)])
 async def test_a_sweep_ends_in_time_behind_its_first_rate(tmp_path: Path, most_s: float | None, tried: int) -> None:
-    async with serving(speak_at_once) as target:
-        settings = Settings(target.url, (), lengths=SpeechLengths(1.0, 0.1), texts=Texts.ONE_SENTENCE)
-        plan = Plan(rates=(20.0, 10.0, 5.0), duration_s=0.3, most_s=most_s)
-        done: list[Result] = []
-        swept, _ = await sweep(
-            settings, plan, folder=TraceFolder(tmp_path), show=lambda progress: None, done=done.append
-        )
-    assert (len(done), swept.is_cut_short) == (tried, tried < 3)
+    plan = Plan(rates=(20.0, 10.0, 5.0), duration_s=0.3, most_s=most_s)
+    made, _, done = await swept(plan, tmp_path, **SHORT)
+    assert (len(done), made.is_cut_short) == (tried, tried < 3)
 
 
 async def test_each_rate_has_a_folder_and_a_row(tmp_path: Path) -> None:
-    async with serving(speak_at_once) as target:
-        settings = Settings(target.url, (), lengths=SpeechLengths(1.0, 0.1), texts=Texts.ONE_SENTENCE)
-        plan = Plan(rates=(40.0, 20.0), duration_s=0.2)
-        done: list[Result] = []
-        swept, whole = await sweep(
-            settings, plan, folder=TraceFolder(tmp_path), show=lambda progress: None, done=done.append
-        )
+    plan = Plan(rates=(40.0, 20.0), duration_s=0.2)
+    made, whole, done = await swept(plan, tmp_path, **SHORT)
     assert whole
     assert [step.rate for step in done] == [40.0, 20.0]
-    assert swept.steps == tuple(reversed(done))
+    assert made.steps == tuple(reversed(done))
     assert [row["sent"] for row in json.loads((tmp_path / "sweep.json").read_text())["steps"]] == [
-        step.summary.succeeded for step in swept.steps
+        step.summary.succeeded for step in made.steps
     ]
     assert (tmp_path / "00-rate-40" / "summary.json").exists()
     assert read_sweep(TraceFolder(tmp_path)).plan == plan

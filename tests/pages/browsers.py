@@ -29,11 +29,8 @@ def starting(scenario: str, browser: str, url: str, options: Mapping[str, Any]) 
     paths["PAGES_WAIT_MS"] = str(WAIT_MS)
     return subprocess.Popen(
         ["node", str(SCENARIOS), scenario, browser, url, json.dumps(options)],
-        env={**os.environ, **paths},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+        env={**os.environ, **paths}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
 
 
 def told(process: "subprocess.Popen[str]") -> dict[str, Any]:

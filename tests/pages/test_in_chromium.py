@@ -117,19 +117,10 @@ def test_the_layout_of_each_tab(width: int) -> None:
 
 def test_what_was_typed_outlives_a_reload_and_a_new_endpoint() -> None:
     fields = {
-        "text": "Not yet spoken.",
-        "instructions": "slowly",
-        "seed": "7",
-        "temperature": "0.5",
-        "speed": "1.5",
-        "live": "half a",
-        "chat-text": "Who?",
-        "chat-url": "http://localhost:1/v1",
-        "clone-name": "ada",
-        "clone-text": "Said.",
-        "sample": "",
-        "design-words": "old",
-    }
+        "text": "Not yet spoken.", "instructions": "slowly", "seed": "7", "temperature": "0.5", "speed": "1.5",
+        "live": "half a", "chat-text": "Who?", "chat-url": "http://localhost:1/v1", "clone-name": "ada",
+        "clone-text": "Said.", "sample": "", "design-words": "old",
+    }  # fmt: skip
     with serving(speaking()) as url:
         seen = seen_in("chromium", "typed", f"{url}/", fields=fields, unkept={"chat-key": "secret"})
     *kept, key = seen["reloaded"][0]
@@ -263,13 +254,10 @@ def test_a_model_that_loads_shows_how_far_it_is() -> None:
 
 
 @pytest.mark.page
-@pytest.mark.parametrize(
-    ("info", "label", "state", "about"),
-    [
-        (BASE, "Instruction", "ref_audio", "Store a recording under Voices first"),
-        (VOICE_DESIGN, "Voice description", "of audio", "design"),
-    ],
-)
+@pytest.mark.parametrize(("info", "label", "state", "about"), [
+    (BASE, "Instruction", "ref_audio", "Store a recording under Voices first"),
+    (VOICE_DESIGN, "Voice description", "of audio", "design"),
+])  # fmt: skip
 def test_a_model_without_named_voices(info: ModelInfo, label: str, state: str, about: str) -> None:
     with serving(speaking(info)) as url:
         process = starting("kinds", "chromium", f"{url}/", {})
@@ -288,5 +276,4 @@ def test_with_keys(tmp_path: Path) -> None:
     assert seen["held"] == 2
     assert len(seen["lines"]) == len(set(seen["lines"])) > 0
     assert seen["lines"] != [""]
-    assert len(set(seen["lines"])) == len(seen["lines"])
-    assert seen["stored"] is None
+    assert (len(set(seen["lines"])), seen["stored"]) == (len(seen["lines"]), None)

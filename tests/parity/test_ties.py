@@ -24,24 +24,18 @@ def choice(logits: list[float], **options: float) -> Choice:
 EVEN = 1 / (1 + np.e + np.e**2 + np.e**3)  # the probability of the last of four that are 1 apart
 
 
-@pytest.mark.parametrize(
-    ("logits", "options", "codes", "margin"),
-    [
-        ([3.0, 2.0, 2.0, 0.0], {"top_k": 2}, (1, 2), 0.0),  # twins at the border
-        ([3.0, 2.0, 1.5, 0.0], {"top_k": 2}, (1, 2), 0.5),
-        ([3.0, 2.0, 1.5, 0.0], {"top_k": 2}, (0, 1), 0.5),  # though 1 is the last one
-        ([3.0, 2.9, 1.5, 0.0], {"top_k": 2}, (0, 1), 0.1),
-        ([3.0, 2.9, 1.5, 0.0], {"top_k": 4}, (1, 2), 1.4),
-        ([3.0, 2.0, 1.5, 0.0], {"top_k": 2}, (0, 3), 1.5),
-        ([1.0, 1.0, 1.0, 1.0], {"top_p": 0.7}, (0, 3), 0.0),  # twins, of which one goes
-        ([3.0, 2.0, 1.0, 0.0], {"top_p": 1 - EVEN - 1e-7}, (0, 3), 0.0),  # a rounding decides whether it goes
-        ([3.0, 2.0, 1.0, 0.0], {"top_p": 0.98}, (0, 3), EVEN - 0.02),
-        ([3.0, 2.0, 1.0, 0.0], {"top_p": 0.9}, (0, 1), 0.2561),
-    ],
-)
-def test_a_filter_may_decide_a_tie(
-    logits: list[float], options: dict[str, float], codes: tuple[int, int], margin: float
-) -> None:
+@pytest.mark.parametrize(("logits", "options", "codes", "margin"), [
+    ([3.0, 2.0, 2.0, 0.0], {"top_k": 2}, (1, 2), 0.0),  # twins at the border
+    ([3.0, 2.0, 1.5, 0.0], {"top_k": 2}, (1, 2), 0.5),
+    ([3.0, 2.0, 1.5, 0.0], {"top_k": 2}, (0, 1), 0.5),  # though 1 is the last one
+    ([3.0, 2.9, 1.5, 0.0], {"top_k": 2}, (0, 1), 0.1), ([3.0, 2.9, 1.5, 0.0], {"top_k": 4}, (1, 2), 1.4),
+    ([3.0, 2.0, 1.5, 0.0], {"top_k": 2}, (0, 3), 1.5),
+    ([1.0, 1.0, 1.0, 1.0], {"top_p": 0.7}, (0, 3), 0.0),  # twins, of which one goes
+    ([3.0, 2.0, 1.0, 0.0], {"top_p": 1 - EVEN - 1e-7}, (0, 3), 0.0),  # a rounding decides whether it goes
+    ([3.0, 2.0, 1.0, 0.0], {"top_p": 0.98}, (0, 3), EVEN - 0.02),
+    ([3.0, 2.0, 1.0, 0.0], {"top_p": 0.9}, (0, 1), 0.2561),
+])  # fmt: skip
+def test_filters_decide(logits: list[float], options: dict[str, float], codes: tuple[int, int], margin: float) -> None:
     assert choice(logits, **options).margin(*codes) == pytest.approx(margin, abs=1e-4)
 
 

@@ -38,11 +38,9 @@ def prometheus(binaries: Path, folder: Path, target: str) -> Iterator[str]:
     (folder / "alerts.yaml").write_text((MONITORING / "alerts.yaml").read_text(encoding="utf-8"), encoding="utf-8")
     address = f"127.0.0.1:{free_port()}"
     command = [
-        binaries / "prometheus",
-        f"--config.file={folder / 'prometheus.yaml'}",
-        f"--storage.tsdb.path={folder / 'data'}",
-        f"--web.listen-address={address}",
-    ]
+        binaries / "prometheus", f"--config.file={folder / 'prometheus.yaml'}",
+        f"--storage.tsdb.path={folder / 'data'}", f"--web.listen-address={address}",
+    ]  # fmt: skip
     with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
         try:
             yield f"http://{address}"

@@ -20,16 +20,10 @@ from serve_app.cli.ray_settings import free_port, free_ports
 from tests.e2e.processes import MARK, marked
 
 _EMPTY = [
-    "initialization_commands",
-    "setup_commands",
-    "head_setup_commands",
-    "worker_setup_commands",
-    "head_start_ray_commands",
-    "worker_start_ray_commands",
-    "cluster_synced_files",
-    "rsync_exclude",
+    "initialization_commands", "setup_commands", "head_setup_commands", "worker_setup_commands",
+    "head_start_ray_commands", "worker_start_ray_commands", "cluster_synced_files", "rsync_exclude",
     "rsync_filter",
-]
+]  # fmt: skip
 _KILL_S = 10
 
 
@@ -48,24 +42,14 @@ class FakeNodes(AutoscalingCluster):
         provider = {
             "type": "external",  # under its own name Ray looks for the file that the wheel lacks
             "module": f"{FakeMultiNodeProvider.__module__}.{FakeMultiNodeProvider.__name__}",
-            "gcs_address": self.address,
-            "head_node_id": FAKE_HEAD_NODE_ID,
-            "launch_multiple": True,
-        }
+            "gcs_address": self.address, "head_node_id": FAKE_HEAD_NODE_ID, "launch_multiple": True,
+        }  # fmt: skip
         return {
-            "cluster_name": "fake",
-            "provider": provider,
-            "head_node_type": "ray.head.default",
+            "cluster_name": "fake", "provider": provider, "head_node_type": "ray.head.default",
             "available_node_types": {**worker_node_types, "ray.head.default": head},
-            "max_workers": 4,
-            "upscaling_speed": 10.0,
-            "idle_timeout_minutes": 0.1,
-            "auth": {},
-            "docker": {},
-            "file_mounts": {},
-            "file_mounts_sync_continuously": False,
-            **{name: [] for name in _EMPTY},
-        }
+            "max_workers": 4, "upscaling_speed": 10.0, "idle_timeout_minutes": 0.1, "auth": {}, "docker": {},
+            "file_mounts": {}, "file_mounts_sync_continuously": False, **{name: [] for name in _EMPTY},
+        }  # fmt: skip
 
     def start(self) -> None:
         """Start the head node; `RAY_FAKE_CLUSTER` and the like must stand in its environment."""
@@ -91,13 +75,10 @@ def fake_cluster(folder: Path, head: Mapping[str, float], workers: Mapping[str, 
     """This process is connected to the cluster. No process of it is left behind."""
     run_id = folder.name
     environment = {
-        MARK: run_id,
-        "RAY_FAKE_CLUSTER": "1",
-        "RAY_enable_autoscaler_v2": "1",
-        "RAY_CLOUD_INSTANCE_ID": FAKE_HEAD_NODE_ID,
-        "RAY_OVERRIDE_NODE_ID_FOR_TESTING": FAKE_HEAD_NODE_ID,
+        MARK: run_id, "RAY_FAKE_CLUSTER": "1", "RAY_enable_autoscaler_v2": "1",
+        "RAY_CLOUD_INSTANCE_ID": FAKE_HEAD_NODE_ID, "RAY_OVERRIDE_NODE_ID_FOR_TESTING": FAKE_HEAD_NODE_ID,
         "AUTOSCALER_UPDATE_INTERVAL_S": "1",
-    }
+    }  # fmt: skip
     cluster = FakeNodes(folder, head, workers)
     try:
         with pytest.MonkeyPatch.context() as patch:

@@ -17,16 +17,10 @@ def test_the_table_and_its_rows(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 
 # Ours to keep: what a listener waits for besides the first frame.
-@pytest.mark.parametrize(
-    ("audio_format", "most_ms"),
-    [
-        (AudioFormat.PCM, 5),
-        (AudioFormat.WAV, 5),
-        (AudioFormat.OPUS, 80),
-        (AudioFormat.MP3, 140),
-        (AudioFormat.AAC, 140),
-    ],
-)
+@pytest.mark.parametrize(("audio_format", "most_ms"), [
+    (AudioFormat.PCM, 5), (AudioFormat.WAV, 5), (AudioFormat.OPUS, 80), (AudioFormat.MP3, 140),
+    (AudioFormat.AAC, 140),
+])  # fmt: skip
 def test_first_bytes_need_little_audio(audio_format: AudioFormat, most_ms: float) -> None:
     until_ms = until_first_ms(audio_format, None, speech_like(1.0))
     assert until_ms is not None

@@ -16,6 +16,7 @@ SERVICE, POLICY = "cluster/kuberay/base/rayservice.yaml", "cluster/kuberay/base/
 AWS, GCP = "cluster/aws.yaml", "cluster/gcp.yaml"
 COMPOSE, UNIT, DOCKERFILE = "cluster/compose/compose.yaml", "cluster/talkray.service", "cluster/Dockerfile"
 ALERTS, DASHBOARD = "cluster/monitoring/alerts.yaml", "cluster/monitoring/grafana-dashboard.json"
+PORT, CPUS = "  port: 8000", 'num-cpus: "0"'
 SIZE = "        num_replicas: 2 #"
 DRAIN = "        graceful_shutdown_timeout_s: {}\n" + SIZE
 
@@ -36,13 +37,7 @@ MISTAKES: list[tuple[Check, str, str, str, str]] = [
     (serve.check, PRODUCTION, "  port: 8000\n", "  port: 8000\n  port: 8001\n", "port stands there twice"),
     (serve.check, PRODUCTION, "  port: 8000", "  port: [8000", "no YAML"),
     (serve.check, f"{LARGE}/serve.yaml", "max_streams: 400", "max_streams: 300", "copy of"),
-    (
-        serve.check,
-        PRODUCTION,
-        "  port: 8000",
-        "  port: 8000\n  request_timeout_s: 60",
-        "request_timeout_s: 60, not over",
-    ),
+    (serve.check, PRODUCTION, PORT, f"{PORT}\n  request_timeout_s: 60", "request_timeout_s: 60, not over"),
     (serve.check, PRODUCTION, SIZE, DRAIN.format(60), "60 s is less than the longest stream"),
     (serve.check, PRODUCTION, SIZE, DRAIN.format(6000), "6000, not under"),
     (serve.check, PRODUCTION, "- name: Ingress", "- name: Ingres", "'Ingres', not with"),
@@ -73,13 +68,7 @@ MISTAKES: list[tuple[Check, str, str, str, str]] = [
     (kubernetes.check, SERVICE, "version: v2", "version: v3", "'v3' is not one"),
     (kubernetes.check, SERVICE, "image: talkray-gpu", "imagee: talkray-gpu", "imagee"),
     (kubernetes.check, SERVICE, 'num-cpus: "0"', 'num-cpus: "4"', "no replica belongs on the head"),
-    (
-        kubernetes.check,
-        SERVICE,
-        'num-cpus: "0"',
-        'num-cpus: "0"\n        redis-password: x',
-        "gcsFaultToleranceOptions",
-    ),
+    (kubernetes.check, SERVICE, CPUS, f"{CPUS}\n        redis-password: x", "gcsFaultToleranceOptions"),
     (kubernetes.check, SERVICE, "rayVersion: 2.60.0", "rayVersion: 2.59.0", "rayVersion: '2.59.0', not is 2.60"),
     (kubernetes.check, SERVICE, "exec $KUBERAY", "$KUBERAY", "talker: template.spec.containers.0.args"),
     (kubernetes.check, SERVICE, "mode: token", "mode: disabled", "'disabled', not is token"),
@@ -185,9 +174,7 @@ def test_a_machine_without_kustomize_is_told_so(checkout: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("tool", ["docker", "promtool", "systemd-analyze"])
-def test_a_tool_that_is_installed_is_asked(
-    tool: str, checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_installed_tool_is_used(tool: str, checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = tmp_path / "bin" / tool
     program.parent.mkdir()
     program.write_text('#!/bin/sh\n[ "$2" = version ] && exit 0\necho "talkray.service: a fault" >&2; exit 1\n')
@@ -198,9 +185,7 @@ def test_a_tool_that_is_installed_is_asked(
     assert "a fault" in fault
 
 
-def test_a_tool_that_is_not_installed_is_named(
-    checkout: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_missing_is_named(checkout: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(hosts, "missing", lambda: {"docker compose", "promtool", "systemd-analyze"})
     assert main(checkout) == 0
     assert "promtool is not installed here: not asked" in capsys.readouterr().out

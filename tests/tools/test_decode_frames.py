@@ -45,7 +45,7 @@ def service(model: Path) -> CodecService:
 
 @pytest.mark.parametrize("leading_silence", [False, True])
 @pytest.mark.parametrize("text", ["Hello there.", "One two three four. Five six seven eight."])
-async def test_it_gives_the_servers_samples(
+async def test_samples_agree(
     model: Path, service: CodecService, tmp_path: Path, text: str, leading_silence: bool
 ) -> None:
     spoken = Spoken(service, replace(CUSTOM_VOICE, max_segment_chars=25))

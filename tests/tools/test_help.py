@@ -7,19 +7,11 @@ import sys
 import pytest
 
 
-@pytest.mark.parametrize(
-    ("command", "usage"),
-    [
-        ("doctor", "[OPTIONS]"),
-        ("voice add", "[OPTIONS] {name} {file}"),
-        ("verify", "[OPTIONS]"),
-        ("random-checkpoint", "[OPTIONS] {out}"),
-        ("book", "[OPTIONS] {file}"),
-        ("dataset", "[OPTIONS] {file}"),
-        ("loadtest", "[OPTIONS] COMMAND [ARGS]..."),
-        ("bench encoders", "[OPTIONS]"),
-    ],
-)
+@pytest.mark.parametrize(("command", "usage"), [
+    ("doctor", "[OPTIONS]"), ("voice add", "[OPTIONS] {name} {file}"), ("verify", "[OPTIONS]"),
+    ("random-checkpoint", "[OPTIONS] {out}"), ("book", "[OPTIONS] {file}"), ("dataset", "[OPTIONS] {file}"),
+    ("loadtest", "[OPTIONS] COMMAND [ARGS]..."), ("bench encoders", "[OPTIONS]"),
+])  # fmt: skip
 def test_help_has_one_style_and_the_name_that_was_typed(command: str, usage: str) -> None:
     start = "import sys; sys.argv[0] = 'talkray'; from serve_app.cli.main import main; main()"
     run = [sys.executable, "-c", start, *command.split(), "-h"]

@@ -69,19 +69,16 @@ async def test_a_plain_request_calls_no_file_of_the_ingress_that_the_table_leave
     assert len(called) > 20
 
 
-@pytest.mark.parametrize(
-    ("printed", "is_true"),
-    [
-        ("2 files, 20 of their 90 lines. It crosses 1 of the 4 files", True),
-        ("2 files, 21 of their 90 lines. It crosses\n1 of 4 files", True),
-        ("2 files, 22 of their 90 lines. It crosses 1 of 4 files", False),
-        ("3 files, 20 of their 90 lines. It crosses 1 of 4 files", False),
-        ("2 files, 20 of their 90 lines. It crosses 2 of 4 files", False),
-        ("2 files, 20 of their 90 lines. It crosses 1 of 5 files", False),
-        ("2 files, 20 of their 80 lines. It crosses 1 of 4 files", False),
-        ("nothing", False),
-    ],
-)
+@pytest.mark.parametrize(("printed", "is_true"), [
+    ("2 files, 20 of their 90 lines. It crosses 1 of the 4 files", True),
+    ("2 files, 21 of their 90 lines. It crosses\n1 of 4 files", True),
+    ("2 files, 22 of their 90 lines. It crosses 1 of 4 files", False),
+    ("3 files, 20 of their 90 lines. It crosses 1 of 4 files", False),
+    ("2 files, 20 of their 90 lines. It crosses 2 of 4 files", False),
+    ("2 files, 20 of their 90 lines. It crosses 1 of 5 files", False),
+    ("2 files, 20 of their 80 lines. It crosses 1 of 4 files", False),
+    ("nothing", False),
+])  # fmt: skip
 def test_a_document_that_prints_other_numbers_is_found(tmp_path: Path, printed: str, is_true: bool) -> None:
     document = tmp_path / "README.md"
     document.write_text(printed)
@@ -152,13 +149,9 @@ def test_a_large_file_and_a_small_one_with_one_importer_are_found(tmp_path: Path
     (tmp_path / "cluster").mkdir()
     (tmp_path / "cluster" / "a.yaml").write_text("module: named.Nodes\n")
     sources = {
-        "large": "x = 1\n" * 451,
-        "lonely": "x = 1\n",
-        "shared": "x = 1\n",
-        "named": "x = 1\n",
-        "one": "import shared, lonely\n" * 60,
-        "two": "from shared import x\n" * 60,
-    }
+        "large": "x = 1\n" * 451, "lonely": "x = 1\n", "shared": "x = 1\n", "named": "x = 1\n",
+        "one": "import shared, lonely\n" * 60, "two": "from shared import x\n" * 60,
+    }  # fmt: skip
     for name, text in sources.items():
         (tmp_path / f"{name}.py").write_text(text)
     assert house.sizes(tmp_path, parsed(**sources)) == [
@@ -167,18 +160,10 @@ def test_a_large_file_and_a_small_one_with_one_importer_are_found(tmp_path: Path
     ]
 
 
-@pytest.mark.parametrize(
-    ("caller", "is_found"),
-    [
-        ("f(1)", True),
-        ("f(1, 2)", False),
-        ("f(1, seed=2)", False),
-        ("f(*both)", False),
-        ("f(**all)", False),
-        ("partial(f, 1, 2)", False),
-        ("thing.f(1, 2)", False),
-    ],
-)
+@pytest.mark.parametrize(("caller", "is_found"), [
+    ("f(1)", True), ("f(1, 2)", False), ("f(1, seed=2)", False), ("f(*both)", False), ("f(**all)", False),
+    ("partial(f, 1, 2)", False), ("thing.f(1, 2)", False),
+])  # fmt: skip
 def test_a_default_that_only_tests_replace_is_found(caller: str, is_found: bool) -> None:
     code = parsed(a="def f(x, seed=0): ...", b=caller)
     assert house.set_by_tests_only(code, parsed(t="f(1, seed=3)")) == (["a.py:1: f(seed=)"] if is_found else [])
@@ -209,9 +194,7 @@ def test_a_folder_over_its_budget_is_found(tmp_path: Path) -> None:
     assert house.over_budget(tmp_path, {"room": 11, "room/inner": 4}) == ["room/inner: 5 lines, budget 4"]
 
 
-def test_the_command_fails_where_there_are_more(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_fails_where_more_are(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(house, "faults", lambda root: {"classes": ["Twice: a.py, b.py"] * 1000})
     monkeypatch.setattr("sys.argv", ["house"])
     with pytest.raises(SystemExit, match="1"):

@@ -53,16 +53,12 @@ def test_texts_of_ones_own(tmp_path: Path) -> None:
     assert (text.kind, text.written, text.spoken) == ("numbers", "3 Uhr", "drei Uhr")
 
 
-@pytest.mark.parametrize(
-    ("text", "language", "words"),
-    [
-        ("It's 10:30, Mr. Smith!", "english", "its ten thirty mister smith"),
-        ("On the 3rd of May, 1,250 people.", "english", "on the third of may one thousand two hundred fifty people"),
-        ("Größe, die ZÄHLT.", "german", "grösse die zählt"),
-        ("Ещё раз", "russian", "еще раз"),
-        ("今天, 好。", "chinese", "今 天 好"),
-    ],
-)
+@pytest.mark.parametrize(("text", "language", "words"), [
+    ("It's 10:30, Mr. Smith!", "english", "its ten thirty mister smith"),
+    ("On the 3rd of May, 1,250 people.", "english", "on the third of may one thousand two hundred fifty people"),
+    ("Größe, die ZÄHLT.", "german", "grösse die zählt"), ("Ещё раз", "russian", "еще раз"),
+    ("今天, 好。", "chinese", "今 天 好"),
+])  # fmt: skip
 def test_words_as_they_sound(text: str, language: str, words: str) -> None:
     assert plain_words(text, language) == words.split()
 

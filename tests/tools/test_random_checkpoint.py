@@ -61,8 +61,7 @@ def test_values_have_the_wanted_mean_and_deviation(dtype: torch.dtype, tmp_path:
     fill = Fill(torch.Size([1 << 12, 40]), 0.5, 0.25)
     write_random_tensors(tmp_path / "model.safetensors", {"x": fill}, Options(dtype=dtype))
     tensor = read_tensors(tmp_path)["x"]
-    assert tensor.dtype == dtype
-    assert tensor.shape == fill.shape
+    assert (tensor.dtype, tensor.shape) == (dtype, fill.shape)
     assert float(tensor.float().mean()) == pytest.approx(0.5, abs=0.005)
     assert float(tensor.float().std()) == pytest.approx(0.25, rel=0.01)
 

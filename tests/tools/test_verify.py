@@ -23,6 +23,7 @@ from talkray_tools.verify import find_official, main
 from tests.tools.planted import HEAD, LAYER, plant
 
 Checkpoints = Callable[[str], Path]
+NOISE = np.random.RandomState(0).uniform(-0.1, 0.1, 24000).astype(np.float32)
 SHORT = ("--threads", "1", "--frames", "6", "--device", "cpu")
 
 
@@ -35,6 +36,22 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verify, "_FOLLOWED_FRAMES", 30)
     codes = torch.zeros(1, 4, 16, dtype=torch.long)
     monkeypatch.setattr("talkray_tools.unfolded_codec.every_code", lambda config: codes)
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    return tmp_path / "out"
+
+
+@pytest.fixture
+def recording(tmp_path: Path) -> Path:
+    """A second of noise."""
+    soundfile.write(tmp_path / "recording.wav", NOISE, 24000)
+    return tmp_path / "recording.wav"
+
+
+def run(model: Path, out: Path, *options: object) -> int:
+    return main([*SHORT, "--model", str(model), "--out", str(out), *map(str, options)])
 
 
 @pytest.fixture
@@ -56,12 +73,8 @@ def failed(folder: Path) -> list[str]:
     return [check["name"] for check in report(folder)["checks"] if check["passed"] is False]
 
 
-def test_a_checkpoint_that_speaks_passes(
-    tiny_checkpoint: Checkpoints, tmp_path: Path, said: pytest.LogCaptureFixture
-) -> None:
-    out = tmp_path / "out"
-    model = str(tiny_checkpoint("VoiceDesign"))
-    assert main([*SHORT, "--model", model, "--out", str(out)]) == 0, failed(out)
+def test_a_sound_checkpoint_passes(tiny_checkpoint: Checkpoints, out: Path, said: pytest.LogCaptureFixture) -> None:
+    assert run(tiny_checkpoint("VoiceDesign"), out) == 0, failed(out)
     checks = {check["name"]: check for check in report(out)["checks"]}
     assert all(checks[f"speech {what}, seed {seed}"]["passed"] for what in ("ends", "is heard") for seed in (1, 2, 3))
     for name in ("it loads", "codes are the same alone and with others", "greedy codes are those of float32"):
@@ -77,12 +90,10 @@ def test_a_checkpoint_that_speaks_passes(
 
 
 def test_speech_that_never_ends_fails(
-    tiny_checkpoint: Checkpoints, tmp_path: Path, said: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    tiny_checkpoint: Checkpoints, out: Path, said: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("deployments.talker.networks.frame_networks.MIN_NEW_TOKENS", 10**6)
-    out = tmp_path / "out"
-    model = str(tiny_checkpoint("VoiceDesign"))
-    assert main([*SHORT, "--model", model, "--out", str(out)]) == 1
+    assert run(tiny_checkpoint("VoiceDesign"), out) == 1
     assert [name for name in failed(out) if name.startswith("speech ends")] == [
         f"speech ends, seed {seed}" for seed in (1, 2, 3)
     ]
@@ -90,16 +101,14 @@ def test_speech_that_never_ends_fails(
     assert str(out / "verify.json") in lines(said)[-1]
 
 
-def test_a_head_that_follows_the_text_is_found_and_noted(
-    tiny_checkpoint: Checkpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_head_that_follows_is_noted(
+    tiny_checkpoint: Checkpoints, tmp_path: Path, out: Path, recording: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "deployments.talker.networks.frame_networks.MIN_NEW_TOKENS", 10**6
-    )  # random weights end where they like
-    model, recording, out = plant(tiny_checkpoint("Base"), tmp_path / "model"), tmp_path / "voice.wav", tmp_path / "out"
-    soundfile.write(recording, np.random.RandomState(0).uniform(-0.1, 0.1, 24000), 24000)
+    # Random weights end where they like.
+    monkeypatch.setattr("deployments.talker.networks.frame_networks.MIN_NEW_TOKENS", 10**6)
+    model = plant(tiny_checkpoint("Base"), tmp_path / "model")
     before = described(model, "planted", TalkerConfig(), on_gpu=True)
-    main([*SHORT, "--model", str(model), "--out", str(out), "--reference", str(recording)])
+    run(model, out, "--reference", recording)
     check = next(check for check in report(out)["checks"] if check["name"] == "a head follows the text")
     assert check["passed"], check["detail"]
     assert ModelConfig.load(model).text.alignment_head == (LAYER, HEAD)
@@ -108,9 +117,7 @@ def test_a_head_that_follows_the_text_is_found_and_noted(
     assert after.fingerprint == before.fingerprint  # stored voices stay what they are
 
 
-def test_what_serves_is_judged_by_another_path(
-    tiny_checkpoint: Checkpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_serving_needs_two_paths(tiny_checkpoint: Checkpoints, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Codes and audio that only the served path gets wrong are noticed."""
     original_step, original_audio = Engine.step, DecoderNetwork.forward
 
@@ -126,32 +133,22 @@ def test_what_serves_is_judged_by_another_path(
 
     monkeypatch.setattr(Engine, "step", wrong)
     monkeypatch.setattr(DecoderNetwork, "forward", distorted)
-    model = str(tiny_checkpoint("VoiceDesign"))
-    assert main([*SHORT, "--model", model, "--out", str(tmp_path / "out")]) == 1
-    assert {"greedy codes are those of float32", "the waveform is that of float32"} <= set(failed(tmp_path / "out"))
+    assert run(tiny_checkpoint("VoiceDesign"), out) == 1
+    assert {"greedy codes are those of float32", "the waveform is that of float32"} <= set(failed(out))
 
 
-def test_a_base_checkpoint_asks_for_a_recording(
-    tiny_checkpoint: Checkpoints, tmp_path: Path, said: pytest.LogCaptureFixture
-) -> None:
-    model = str(tiny_checkpoint("Base"))
-    assert main([*SHORT, "--model", model, "--out", str(tmp_path / "out")]) == 0
+def test_base_asks_for_a_recording(tiny_checkpoint: Checkpoints, out: Path, said: pytest.LogCaptureFixture) -> None:
+    assert run(tiny_checkpoint("Base"), out) == 0
     assert any("--reference" in line for line in lines(said))
 
 
-def test_a_base_checkpoint_clones_a_recording(tiny_checkpoint: Checkpoints, tmp_path: Path) -> None:
-    recording, out = tmp_path / "recording.wav", tmp_path / "out"
-    soundfile.write(recording, np.random.RandomState(0).uniform(-0.1, 0.1, 24000), 24000)
-    model = str(tiny_checkpoint("Base"))
-    clone = ["--reference", str(recording), "--reference-text", "Hm."]
-    main([*SHORT, "--model", model, "--out", str(out), *clone])
+def test_a_base_checkpoint_clones_a_recording(tiny_checkpoint: Checkpoints, out: Path, recording: Path) -> None:
+    run(tiny_checkpoint("Base"), out, "--reference", recording, "--reference-text", "Hm.")
     checks = {check["name"]: check["passed"] for check in report(out)["checks"]}
     assert checks["greedy codes are those of float32"]
     assert checks["the waveform is that of float32"]
-    assert {name for name, passed in checks.items() if not passed and passed is not None} <= {
-        f"speech ends, seed {seed}"
-        for seed in (1, 2, 3)  # random weights end where they like
-    }
+    unclear = {f"speech ends, seed {seed}" for seed in (1, 2, 3)}  # random weights end where they like
+    assert {name for name, passed in checks.items() if not passed and passed is not None} <= unclear
 
 
 @pytest.mark.parametrize("by_talker", [False, True])
@@ -159,8 +156,7 @@ def test_speech_that_goes_on_from_a_recording_is_judged_so(tiny_checkpoint: Chec
     """As the codec pool makes it, and as a talker's device does."""
     directory = tiny_checkpoint("Base")
     options = argparse.Namespace(device="cpu", threads=1, deterministic=False)
-    noise = np.random.RandomState(0).uniform(-0.1, 0.1, 24000).astype(np.float32)
-    subject = Subject(directory, Reference(noise, "Hm."), options)
+    subject = Subject(directory, Reference(NOISE, "Hm."), options)
     subject.on_gpu = by_talker
     request = subject.request("Hm.", Sampling(do_sample=False, subtalker_dosample=False, max_new_tokens=7))
     [spoken] = subject.speak(request)
@@ -171,16 +167,14 @@ def test_speech_that_goes_on_from_a_recording_is_judged_so(tiny_checkpoint: Chec
     assert not exact.check_audio("late", request, spoken.codes, heard[1:], least_db=35).passed
 
 
-def test_a_recording_at_another_rate_is_refused(tiny_checkpoint: Checkpoints, tmp_path: Path) -> None:
-    recording = tmp_path / "recording.wav"
+def test_a_recording_at_another_rate_is_refused(tiny_checkpoint: Checkpoints, out: Path, recording: Path) -> None:
     soundfile.write(recording, np.zeros(8000), 8000)
-    model = str(tiny_checkpoint("Base"))
     with pytest.raises(SystemExit, match="8000 Hz, the checkpoint works at 24000 Hz"):
-        main([*SHORT, "--model", model, "--out", str(tmp_path / "out"), "--reference", str(recording)])
+        run(tiny_checkpoint("Base"), out, "--reference", recording)
 
 
 def test_a_missing_checkpoint_is_a_failure_in_words(tmp_path: Path, said: pytest.LogCaptureFixture) -> None:
-    assert main([*SHORT, "--model", str(tmp_path / "nothing"), "--out", str(tmp_path / "out")]) == 1
+    assert run(tmp_path / "nothing", tmp_path / "out") == 1
     assert f"there is no checkpoint directory {tmp_path / 'nothing'}" in lines(said)[0]
 
 

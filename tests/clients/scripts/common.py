@@ -64,16 +64,11 @@ class Report:
 
 
 async def converse(
-    order: Order,
-    report: Report,
-    speak: Callable[[str], Pcm],
-    *,
-    words: Callable[[], list[str] | None] = lambda: None,
-    words_by: Callable[[float], list[str]] | None = None,
-    stalled_s: Callable[[], float] = lambda: 0.0,
-    ahead_s: float = 0.0,
+    order: Order, report: Report, speak: Callable[[str], Pcm], *,
+    words: Callable[[], list[str] | None] = lambda: None, words_by: Callable[[float], list[str]] | None = None,
+    stalled_s: Callable[[], float] = lambda: 0.0, ahead_s: float = 0.0,
     before_leaving: Callable[[], Awaitable[None]] | None = None,
-) -> None:
+) -> None:  # fmt: skip
     """All turns one after the other. An interruption is a turn whose audio is left after its first 0.3 s, and is
     followed by a whole turn, so that what is left of it would be heard there. With `words_by`, which tells the words
     that begin within some seconds of audio, it is left at a random place. `stalled_s`: how late the turn is by then.

@@ -111,10 +111,8 @@ async def main() -> None:
     speaker = Speaker() if order.service in TIMED else None
     worker = PipelineWorker(
         Pipeline([service(order), *([speaker] if speaker else []), listener]),
-        params=PipelineParams(audio_out_sample_rate=24000),
-        cancel_on_idle_timeout=False,
-        enable_rtvi=False,
-    )
+        params=PipelineParams(audio_out_sample_rate=24000), cancel_on_idle_timeout=False, enable_rtvi=False,
+    )  # fmt: skip
     started = asyncio.Event()
 
     @worker.event_handler("on_pipeline_started")  # type: ignore[untyped-decorator]

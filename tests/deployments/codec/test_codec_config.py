@@ -28,15 +28,10 @@ def test_unknown_keys_are_ignored(values: dict[str, Any]) -> None:
     assert SpeechTokenizerConfig.from_dict({**values, "transformers_version": "5"}) == plain
 
 
-@pytest.mark.parametrize(
-    ("section", "key"),
-    [
-        ("", "output_sample_rate"),
-        ("decoder_config", "latent_dim"),
-        ("encoder_config", "num_filters"),
-        ("", "decoder_config"),
-    ],
-)
+@pytest.mark.parametrize(("section", "key"), [
+    ("", "output_sample_rate"), ("decoder_config", "latent_dim"), ("encoder_config", "num_filters"),
+    ("", "decoder_config"),
+])  # fmt: skip
 def test_a_missing_key_is_named(values: dict[str, Any], section: str, key: str) -> None:
     del (values[section] if section else values)[key]
     with pytest.raises(CheckpointError, match=f"{section}.?{key}"):

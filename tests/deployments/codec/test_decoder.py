@@ -15,9 +15,7 @@ from tests.deployments.codec.backends.test_backends import stream
 TOLERANCE = 1e-5  # the waveform has a standard deviation of 0.15
 
 
-def test_the_folded_pass_computes_what_the_checkpoint_says(
-    networks: tuple[DecoderNetwork, object], decoder: CodecDecoder, codes: Tensor
-) -> None:
+def test_the_folded_pass_agrees(networks: tuple[DecoderNetwork, object], decoder: CodecDecoder, codes: Tensor) -> None:
     folded, _ = stream(decoder, codes, [7])
     with torch.no_grad():
         unfolded = networks[0](codes)
@@ -44,9 +42,7 @@ def test_pcm_rounds_to_nearest_and_clips() -> None:
     assert to_pcm16(audio).tolist() == [0, 32767, -32767, 32767, -32768, 0, 1]
 
 
-def test_a_state_needs_no_rows_but_those_that_reach_it(
-    decoder: CodecDecoder, codes: Tensor, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_state_needs_rows_in_reach(decoder: CodecDecoder, codes: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
     _, (expected,) = decoder.decode(codes[:1, :35], [decoder.initial_state()])
 
     def error() -> float:
@@ -69,9 +65,7 @@ def test_pieces_have_lengths_that_are_fast_with_every_torch() -> None:
         assert rows * 384 < 1.1 * 250_000
 
 
-def test_a_handful_of_rows_is_never_a_convolution(
-    decoder: CodecDecoder, codes: Tensor, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_few_rows_are_no_convolution(decoder: CodecDecoder, codes: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
     convolve, lengths = products.TorchProduct._convolve, []
 
     def counted(self: products.TorchProduct, rows: Tensor) -> Tensor:

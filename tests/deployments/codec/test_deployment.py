@@ -81,9 +81,7 @@ async def test_a_start_meets_the_talkers_once_and_goes_on_without_them(placement
 
 
 @pytest.mark.anyio
-async def test_all_workers_decode_at_once(
-    tiny_checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_workers_decode_at_once(tiny_checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """By itself `@serve.batch` begins a batch when the one before has ended."""
     settings = SimpleNamespace(
         _deployment_config=SimpleNamespace(max_ongoing_requests=256), deployment="Codec", replica_tag="1"

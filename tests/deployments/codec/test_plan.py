@@ -69,8 +69,7 @@ def test_a_slow_talker_starts_with_single_frames_and_grows_as_the_lead_does() ->
 def test_a_slow_codec_catches_up_with_larger_chunks() -> None:
     """One frame alone takes longer than it lasts; in chunks the codec keeps up."""
     playback = simulate(0.3, num_frames=400, call_s=0.1, decode_s=0.05)
-    assert playback.sizes[:5] == [1, 2, 4, 8, 12]
-    assert set(playback.sizes[5:-1]) == {12}
+    assert (playback.sizes[:5], set(playback.sizes[5:-1])) == ([1, 2, 4, 8, 12], {12})
     assert playback.leads_s[0] < 0 < playback.leads_s[-1]
 
 
@@ -120,18 +119,13 @@ def test_every_number_of_frames_takes_calls_of_few_sizes(frames: int) -> None:
     assert sizes == sorted(sizes)  # the last reaches furthest
 
 
-@pytest.mark.parametrize(
-    ("frame_ms", "wait_ms", "expected"),
-    [
-        (0, 0, (1, 1, 2, 4, 8, 12)),
-        (9, 0, (1, 1, 2, 4, 8, 12)),  # the second frame takes 45 ms of the 80 that the first one plays
-        (10, 0, (2, 2, 2, 4, 8, 12)),
-        (5, 10, (1, 1, 2, 4, 8, 12)),
-        (5, 20, (2, 2, 2, 4, 8, 12)),
-        (18, 0, (4, 4, 4, 4, 8, 12)),
-        (100, 0, (4, 4, 4, 4, 8, 12)),  # nothing keeps up: no longer silence for that
-    ],
-)
+@pytest.mark.parametrize(("frame_ms", "wait_ms", "expected"), [
+    (0, 0, (1, 1, 2, 4, 8, 12)),
+    (9, 0, (1, 1, 2, 4, 8, 12)),  # the second frame takes 45 ms of the 80 that the first one plays
+    (10, 0, (2, 2, 2, 4, 8, 12)), (5, 10, (1, 1, 2, 4, 8, 12)), (5, 20, (2, 2, 2, 4, 8, 12)),
+    (18, 0, (4, 4, 4, 4, 8, 12)),
+    (100, 0, (4, 4, 4, 4, 8, 12)),  # nothing keeps up: no longer silence for that
+])  # fmt: skip
 def test_first_chunks_play_while_the_next_is_made(frame_ms: float, wait_ms: float, expected: tuple[int, ...]) -> None:
     assert (
         fitted_ramp((1, 1, 2, 4, 8, 12), frame_ms / 1000, wait_s=wait_ms / 1000, frame_s=FRAME_S, shared=False)

@@ -54,9 +54,7 @@ def rounded(directory: Path) -> CodecDecoder:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_only_the_stream_is_made_again(
-    value: float, rounded: CodecDecoder, decoder: CodecDecoder, codes: Tensor
-) -> None:
+def test_only_the_stream_is_redone(value: float, rounded: CodecDecoder, decoder: CodecDecoder, codes: Tensor) -> None:
     undisturbed = chunks(rounded, codes)
     spoil(rounded, value, calls={BAD_CALL})
     heard = chunks(rounded, codes)
@@ -78,9 +76,7 @@ def test_overflow_of_a_recall_is_not_remembered(rounded: CodecDecoder, decoder: 
     assert rounded.repaired == 1
 
 
-def test_float32_that_is_not_finite_ends_one_stream_and_no_other(
-    directory: Path, decoder: CodecDecoder, codes: Tensor
-) -> None:
+def test_float32_that_is_not_finite_ends_its_stream_only(directory: Path, decoder: CodecDecoder, codes: Tensor) -> None:
     broken = load_decoder(directory)
     spoil(broken, float("nan"), calls={0, 2})  # together, and alone: its row is asked for second
     tasks = [DecodeTask(row[:4].numpy().astype(np.int16), broken.initial_state(), 0.0) for row in codes]

@@ -61,20 +61,13 @@ class FakeSlots:
         return self._noise_db
 
 
-@pytest.mark.parametrize(
-    ("noise_db", "chosen", "said"),
-    [
-        ({"float16": 52.0}, "float16", "decodes in float16, 52.0 dB above its error"),
-        ({"float16": 20.0, "tf32": 40.0}, "tf32", "not exact enough on this checkpoint (35 dB are): float16 20.0 dB"),
-        ({"float16": -inf, "bfloat16": 36.0}, "bfloat16", "float16 -inf dB"),
-        (
-            {"float16": -inf, "bfloat16": 30.0, "tf32": 30.0, "float32": 90.0},
-            "float32",
-            "bfloat16 30.0 dB, tf32 30.0 dB",
-        ),
-        ({"float16": 0.1, "tf32": 0.1, "float32": 0.1}, "float32", "no arithmetic is"),
-    ],
-)
+@pytest.mark.parametrize(("noise_db", "chosen", "said"), [
+    ({"float16": 52.0}, "float16", "decodes in float16, 52.0 dB above its error"),
+    ({"float16": 20.0, "tf32": 40.0}, "tf32", "not exact enough on this checkpoint (35 dB are): float16 20.0 dB"),
+    ({"float16": -inf, "bfloat16": 36.0}, "bfloat16", "float16 -inf dB"),
+    ({"float16": -inf, "bfloat16": 30.0, "tf32": 30.0, "float32": 90.0}, "float32", "bfloat16 30.0 dB, tf32 30.0 dB"),
+    ({"float16": 0.1, "tf32": 0.1, "float32": 0.1}, "float32", "no arithmetic is"),
+])  # fmt: skip
 def test_the_probe_takes_the_next_exact_path_and_never_prevents_a_start(
     noise_db: dict[str, float], chosen: str, said: str, decoder: CodecDecoder
 ) -> None:
@@ -93,17 +86,12 @@ def test_the_probe_takes_the_next_exact_path_and_never_prevents_a_start(
 BACKEND = "deployments.codec.backends.torch_backend"
 
 
-@pytest.mark.parametrize(
-    ("units", "flags", "packs", "noise_db", "precision"),
-    [
-        (1, [], False, 36.0, "bfloat16"),
-        (0, ["avx512_bf16"], True, 36.0, "bfloat16"),
-        (0, ["amx_bf16"], True, 27.0, "float32"),
-        (0, ["amx_bf16"], False, 36.0, "float32"),  # ONEDNN_MAX_CPU_ISA
-        (0, ["avx512f"], True, 36.0, "float32"),
-        (0, [], False, 36.0, "float32"),
-    ],
-)
+@pytest.mark.parametrize(("units", "flags", "packs", "noise_db", "precision"), [
+    (1, [], False, 36.0, "bfloat16"), (0, ["avx512_bf16"], True, 36.0, "bfloat16"),
+    (0, ["amx_bf16"], True, 27.0, "float32"),
+    (0, ["amx_bf16"], False, 36.0, "float32"),  # ONEDNN_MAX_CPU_ISA
+    (0, ["avx512f"], True, 36.0, "float32"), (0, [], False, 36.0, "float32"),
+])  # fmt: skip
 def test_a_cpu_rounds_where_it_has_units_for_it_and_nobody_hears_it(
     units: int, flags: list[str], packs: bool, noise_db: float, precision: str, directory: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -118,15 +106,11 @@ def test_a_cpu_rounds_where_it_has_units_for_it_and_nobody_hears_it(
     assert f"decodes in {precision}" in lines[0]
 
 
-@pytest.mark.parametrize(
-    ("asked", "available", "refused"),
-    [
-        ("float32", (), None),
-        ("bfloat16", ("bfloat16",), None),
-        ("bfloat16", (), "bfloat16 needs a CPU with AVX512-BF16 or AMX, which this machine lacks: set auto or float32"),
-        ("float16", ("bfloat16",), "float16 needs a GPU"),
-    ],
-)
+@pytest.mark.parametrize(("asked", "available", "refused"), [
+    ("float32", (), None), ("bfloat16", ("bfloat16",), None),
+    ("bfloat16", (), "bfloat16 needs a CPU with AVX512-BF16 or AMX, which this machine lacks: set auto or float32"),
+    ("float16", ("bfloat16",), "float16 needs a GPU"),
+])  # fmt: skip
 def test_a_precision_that_the_machine_lacks_fails_at_the_start(
     asked: DType, available: tuple[str, ...], refused: str | None, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -202,12 +186,9 @@ def test_a_stream_that_overflows_on_a_gpu_goes_on_in_float32() -> None:
     network.quantizer.rvq_first.vq.layers[0]._codebook.embedding_sum[7] *= 1e6
     folded, device = fold(network.state_dict(), network.config), torch.device("cuda")
     slots = TritonSlots(
-        folded,
-        num_slots=2,
-        device=device,
-        precision=PRECISIONS[0],
+        folded, num_slots=2, device=device, precision=PRECISIONS[0],
         load_float32=lambda: CodecDecoder(TorchBackend(folded)),
-    )
+    )  # fmt: skip
     slots.capture()
     total = sum(GPU_RAMP)
     codes = torch.randint(8, 2048, (2, total, 16), generator=torch.Generator().manual_seed(0))

@@ -67,8 +67,7 @@ def test_it_is_the_same_every_time(checkpoint: Path, tmp_path: Path) -> None:
 
 
 def test_it_has_named_voices(engine: Engine) -> None:
-    assert engine.model_config.kind is ModelKind.CUSTOM_VOICE
-    assert len(engine.model_config.speakers) == 8
+    assert (engine.model_config.kind, len(engine.model_config.speakers)) == (ModelKind.CUSTOM_VOICE, 8)
     assert list(engine.model_config.languages) == ["english"]
 
 

@@ -27,15 +27,10 @@ def test_turing_computes_in_float16(capability: tuple[int, int], dtype: str) -> 
     assert bool(remark(card("a card", capability))) is (dtype == "float16")
 
 
-@pytest.mark.parametrize(
-    ("name", "capability", "family"),
-    [
-        ("GTX 980", (5, 2), "Maxwell"),
-        ("GTX 1080", (6, 1), "Pascal"),
-        ("V100", (7, 0), "Volta"),
-        ("K80", (3, 7), "too old"),
-    ],
-)
+@pytest.mark.parametrize(("name", "capability", "family"), [
+    ("GTX 980", (5, 2), "Maxwell"), ("GTX 1080", (6, 1), "Pascal"), ("V100", (7, 0), "Volta"),
+    ("K80", (3, 7), "too old"),
+])  # fmt: skip
 def test_cards_without_kernels_are_refused_by_name(name: str, capability: tuple[int, int], family: str) -> None:
     reason = why_not(card(name, capability), (13, 0))
     dotted = ".".join(map(str, capability))
@@ -44,15 +39,10 @@ def test_cards_without_kernels_are_refused_by_name(name: str, capability: tuple[
     assert "--config without num_gpus" in reason
 
 
-@pytest.mark.parametrize(
-    ("driver", "cuda", "needed"),
-    [
-        ("550.54.15", (13, 0), "580"),
-        ("470.223.02", (12, 8), "525"),
-        ("550.54.15", (12, 8), None),
-        ("580.65.06", (13, 2), None),
-    ],
-)
+@pytest.mark.parametrize(("driver", "cuda", "needed"), [
+    ("550.54.15", (13, 0), "580"), ("470.223.02", (12, 8), "525"), ("550.54.15", (12, 8), None),
+    ("580.65.06", (13, 2), None),
+])  # fmt: skip
 def test_the_driver_must_know_the_cuda_of_torch(driver: str, cuda: tuple[int, int], needed: str | None) -> None:
     reason = why_not(card("RTX 3060", (8, 6), driver), cuda)
     if needed is None:

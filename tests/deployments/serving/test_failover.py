@@ -26,13 +26,10 @@ def frame(number: int, *, last: bool = False) -> FrameChunk:
 
 class Asking(ReplicaStream[FrameChunk, FrameChunk]):
     def __init__(
-        self,
-        ask: Callable[[], AsyncGenerator[FrameChunk, None]],
-        *,
-        receive: Callable[[FrameChunk], FrameChunk] = lambda chunk: chunk,
-        lost: type[ReplicaLost] = TalkerLost,
+        self, ask: Callable[[], AsyncGenerator[FrameChunk, None]], *,
+        receive: Callable[[FrameChunk], FrameChunk] = lambda chunk: chunk, lost: type[ReplicaLost] = TalkerLost,
         is_background: bool = False,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__("r", lost, is_background=is_background)
         self._ask, self._receive = ask, receive
 
@@ -87,9 +84,7 @@ async def test_a_stream_that_nobody_loses_is_passed_on() -> None:
 async def test_a_lost_stream_goes_on_behind_what_the_reader_has(loss: Exception) -> None:
     replicas = Replicas([BEAT, frame(1), frame(2), loss], [BEAT, frame(3), loss], [BEAT, frame(4, last=True)])
     assert await replicas.read() == [1, 2, 3, 4]
-    assert replicas.asked == [0, 2, 3]
-    assert replicas.closed == 3
-    assert replicas.trail == ["TalkerLost"] * 2
+    assert (replicas.asked, replicas.closed, replicas.trail) == ([0, 2, 3], 3, ["TalkerLost"] * 2)
 
 
 def test_the_first_other_replica_is_asked_at_once() -> None:
@@ -98,11 +93,6 @@ def test_the_first_other_replica_is_asked_at_once() -> None:
         attempts.received(frame(1))
         assert attempts.delay_after(LOST) == 0.0
         assert [attempts.delay_after(Overloaded("full", 1.0)) for _ in range(3)] == [0.02, 0.04, 0.08]
-
-
-async def test_a_stream_that_ends_without_its_last_chunk_is_lost() -> None:
-    replicas = Replicas([frame(1)], [frame(2, last=True)])
-    assert await replicas.read() == [1, 2]
 
 
 async def test_a_stream_that_its_reader_ends_is_left_there() -> None:
@@ -124,15 +114,14 @@ async def test_the_call_behind_the_last_chunk_ends_by_itself(behind: list[FrameC
     assert (replicas.asked, replicas.played) == ([0], 1)
 
 
-async def test_a_loss_before_the_first_frame_is_made_up_for() -> None:
-    replicas = Replicas([LOST], [BEAT, LOST], [frame(1, last=True)])
-    assert await replicas.read() == [1]
-
-
-@pytest.mark.parametrize("refusal", [Overloaded("full"), NotReady("loading")])
-async def test_a_stream_under_way_waits_for_room(refusal: Exception) -> None:
-    replicas = Replicas([frame(1), LOST], [refusal], [refusal], [frame(2, last=True)])
-    assert await replicas.read() == [1, 2]
+@pytest.mark.parametrize(("scripts", "heard"), [
+    ([[frame(1)], [frame(2, last=True)]], [1, 2]),  # it ends without its last chunk
+    ([[LOST], [BEAT, LOST], [frame(1, last=True)]], [1]),  # before the first frame
+    ([[frame(1), LOST], [Overloaded("full")], [Overloaded("full")], [frame(2, last=True)]], [1, 2]),
+    ([[frame(1), LOST], [NotReady("loading")], [NotReady("loading")], [frame(2, last=True)]], [1, 2]),
+])  # fmt: skip
+async def test_a_loss_is_made_up_for(scripts: list[list[FrameChunk | Exception]], heard: list[int]) -> None:
+    assert await Replicas(*scripts).read() == heard
 
 
 @pytest.mark.parametrize("refusal", [Overloaded("full"), NotReady("loading"), InvalidRequest("no"), KeyError("bug")])

@@ -8,15 +8,7 @@ import numpy as np
 import pytest
 
 from deployments.errors import EngineError, Moved, Overloaded, TalkerLost, TalkrayError
-from deployments.protocol import (
-    ALL_FRAMES,
-    FinishReason,
-    FrameChunk,
-    ModelInfo,
-    ModelKind,
-    PcmChunk,
-    SynthesisRequest,
-)
+from deployments.protocol import ALL_FRAMES, FinishReason, FrameChunk, ModelInfo, ModelKind, PcmChunk, SynthesisRequest
 from deployments.serving.failover import with_failover
 from deployments.serving.replica_streams import TalkerAudio
 

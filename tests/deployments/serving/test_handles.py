@@ -85,15 +85,10 @@ async def collect(chunks: AsyncGenerator[object, None]) -> list[object]:
         return [chunk async for chunk in chunks]
 
 
-@pytest.mark.parametrize(
-    "cause",
-    [
-        InvalidRequest("too long", "input", "some_code"),
-        Overloaded("full", 3.0),
-        TalkerLost("gone"),
-        KeyError("a bug in the replica"),
-    ],
-)
+@pytest.mark.parametrize("cause", [
+    InvalidRequest("too long", "input", "some_code"), Overloaded("full", 3.0), TalkerLost("gone"),
+    KeyError("a bug in the replica"),
+])  # fmt: skip
 def test_what_the_method_raised_comes_back_as_itself(cause: Exception) -> None:
     translated = from_ray_error(from_replica(cause), TalkerLost, Rate())
     assert type(translated) is type(cause)

@@ -113,9 +113,7 @@ async def test_nonsense_gets_nothing(server: MailboxServer, sent: bytes) -> None
     writer.close()
 
 
-async def test_a_cancellation_that_comes_with_the_connection_is_not_lost(
-    server: MailboxServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_cancelling_at_the_connection_is_not_lost(server: MailboxServer, monkeypatch: pytest.MonkeyPatch) -> None:
     address = server.share("token", WrittenText())
     reading = asyncio.create_task(whole(address))
     open_connection = asyncio.open_connection

@@ -108,45 +108,28 @@ def test_every_instrument_gets_values_in_its_unit_with_its_labels(recorded: Reco
     ours, talker, codec = {"model": "m"}, {"pool": "talker"}, {"pool": "codec"}
     user = {"key": "ada", "voice": "ryan", "dialect": "OpenAI", **ours}
     expected: dict[str, list[tuple[float, dict[str, str]]]] = {
-        "refusals_total": [(1, {"reason": "full", **ours})],
-        "failovers_total": [(1, {"reason": "TalkerLost"})],
-        "failover_gap_seconds": [(0.1, {"reason": "TalkerLost"})],
-        "ttfb_seconds": [(0.2, {})],
-        "ttfp_seconds": [(0.3, ours)],
-        "ttfa_seconds": [(0.4, ours)],
-        "onset_seconds": [(0.05, ours)],
+        "refusals_total": [(1, {"reason": "full", **ours})], "failovers_total": [(1, {"reason": "TalkerLost"})],
+        "failover_gap_seconds": [(0.1, {"reason": "TalkerLost"})], "ttfb_seconds": [(0.2, {})],
+        "ttfp_seconds": [(0.3, ours)], "ttfa_seconds": [(0.4, ours)], "onset_seconds": [(0.05, ours)],
         "stage_seconds": [(0.25, {"stage": "two"}), (0.5, {"stage": "three"})],
-        "chunk_lateness_seconds": [(0.25, ours), (0.0, {})],
-        "underruns_total": [(1, ours)],
-        "audio_seconds_total": [(1.5, ours), (0.5, {})],
-        "stall_seconds": [(0.75, ours)],
-        "endings_total": [(1, {"reason": "stop", **ours})],
-        "rtf": [(0.25, ours)],
-        "redrawn_total": [(1, {"reason": "none", **ours})],
-        "ingress_streams": [(3, ours)],
-        "ingress_used_ratio": [(0.75, ours)],
-        "replicas_wanted": [(3, {**talker, **ours})],
-        "replicas_running": [(2, {**talker, **ours})],
-        "replicas_died": [(5, {**talker, **ours})],
-        "step_seconds": [(0.01, talker), (0.02, codec)],
-        "batch_size": [(6, talker), (10, codec)],
-        "kv_blocks_used_ratio": [(0.5, {}), (0.25, {})],
-        "queue_depth": [(7, talker), (8, talker), (11, codec)],
-        "codec_precision": [(1, {**codec, "precision": "float32"})],
-        "codec_repairs_total": [(9, talker)],
-        "codec_lag_seconds": [(0.6, {}), (0.7, {})],
-        "decoded_seconds_total": [(1.5, codec)],
+        "chunk_lateness_seconds": [(0.25, ours), (0.0, {})], "underruns_total": [(1, ours)],
+        "audio_seconds_total": [(1.5, ours), (0.5, {})], "stall_seconds": [(0.75, ours)],
+        "endings_total": [(1, {"reason": "stop", **ours})], "rtf": [(0.25, ours)],
+        "redrawn_total": [(1, {"reason": "none", **ours})], "ingress_streams": [(3, ours)],
+        "ingress_used_ratio": [(0.75, ours)], "replicas_wanted": [(3, {**talker, **ours})],
+        "replicas_running": [(2, {**talker, **ours})], "replicas_died": [(5, {**talker, **ours})],
+        "step_seconds": [(0.01, talker), (0.02, codec)], "batch_size": [(6, talker), (10, codec)],
+        "kv_blocks_used_ratio": [(0.5, {}), (0.25, {})], "queue_depth": [(7, talker), (8, talker), (11, codec)],
+        "codec_precision": [(1, {**codec, "precision": "float32"})], "codec_repairs_total": [(9, talker)],
+        "codec_lag_seconds": [(0.6, {}), (0.7, {})], "decoded_seconds_total": [(1.5, codec)],
         "reference_lookups_total": [
-            (12, {"wanted": "codes", "known": "yes"}),
-            (13, {"wanted": "codes", "known": "no"}),
+            (12, {"wanted": "codes", "known": "yes"}), (13, {"wanted": "codes", "known": "no"}),
         ],
-        "usage_requests_total": [(20, user)],
-        "usage_characters_total": [(21, user)],
-        "usage_audio_seconds_total": [(22, user)],
-        "usage_codes_total": [(23, user)],
+        "usage_requests_total": [(20, user)], "usage_characters_total": [(21, user)],
+        "usage_audio_seconds_total": [(22, user)], "usage_codes_total": [(23, user)],
         "usage_refused_total": [(24, user)],
         "usage_failed_total": [(2, {"key": "", "voice": "", "dialect": ""})],
-    }
+    }  # fmt: skip
     assert {f"talkray_{name}" for name in expected} == {instrument.name for instrument in metrics.INSTRUMENTS}
     seen: dict[str, list[tuple[float, dict[str, str]]]] = {name: [] for name in expected}
     for name, value, tags in recorded.take():
@@ -203,10 +186,8 @@ def test_what_a_model_records_has_its_name(recorded: Recorded) -> None:
     metrics.talker_step(0.01, 0, 0.5, waiting=0)
     metrics.ttfp(0.1, model="design")  # an ingress knows all of them
     assert [tags for _, _, tags in recorded.take()] == [
-        {"model": "base"},
-        {"pool": "talker", "model": "base"},
-        {"model": "design"},
-    ]
+        {"model": "base"}, {"pool": "talker", "model": "base"}, {"model": "design"},
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("pool", ["ingress", "codec", "talker"])

@@ -64,11 +64,9 @@ def test_actors_are_named_as_serve_names_them() -> None:
 
 def test_who_died_is_counted_by_deployment() -> None:
     actors = [
-        dead("SERVE_REPLICA::talkray#Ingress#a1"),
-        dead("SERVE_REPLICA::talkray#Talker#b2", "NODE_DIED"),
-        dead("SERVE_REPLICA::talkray#Talker#c3", None),
-        dead("SERVE_PROXY_ACTOR-0f"),
-    ]
+        dead("SERVE_REPLICA::talkray#Ingress#a1"), dead("SERVE_REPLICA::talkray#Talker#b2", "NODE_DIED"),
+        dead("SERVE_REPLICA::talkray#Talker#c3", None), dead("SERVE_PROXY_ACTOR-0f"),
+    ]  # fmt: skip
     assert deaths(actors, "talkray") == {"Ingress": 1, "Talker": 2, PROXY: 1}
 
 
@@ -165,9 +163,7 @@ def test_pools_are_those_of_the_application(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize(("told", "lives"), [({"State": "ALIVE"}, True), ({"State": "DEAD"}, False), ({}, False)])
-def test_a_replica_lives_while_the_control_store_says_so(
-    monkeypatch: pytest.MonkeyPatch, told: dict[str, str], lives: bool
-) -> None:
+def test_a_replica_lives_while_ray_says_so(monkeypatch: pytest.MonkeyPatch, told: dict[str, str], lives: bool) -> None:
     monkeypatch.setattr(ray._private.state, "actors", lambda actor_id: told if actor_id == "a" else None)
     assert ray_private.is_alive("a") is lives
 

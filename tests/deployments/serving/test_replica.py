@@ -64,16 +64,11 @@ async def test_a_running_replica_keeps_its_streams(serve: Serve) -> None:
         await asyncio.sleep(0.001)
 
 
-@pytest.mark.parametrize(
-    ("application", "states", "others"),
-    [
-        ("talkray", {"RUNNING": 2}, True),
-        ("talkray", {"RUNNING": 1, "STOPPING": 1}, True),
-        ("talkray", {"STARTING": 1, "STOPPING": 2}, False),
-        ("talkray", None, False),
-        ("another", {"RUNNING": 2}, False),
-    ],
-)
+@pytest.mark.parametrize(("application", "states", "others"), [
+    ("talkray", {"RUNNING": 2}, True), ("talkray", {"RUNNING": 1, "STOPPING": 1}, True),
+    ("talkray", {"STARTING": 1, "STOPPING": 2}, False), ("talkray", None, False),
+    ("another", {"RUNNING": 2}, False),
+])  # fmt: skip
 def test_others_run_where_serve_counts_one(
     monkeypatch: pytest.MonkeyPatch, application: str, states: dict[str, int] | None, others: bool
 ) -> None:
@@ -224,9 +219,7 @@ async def test_the_first_chunk_names_the_replicas_that_made_it(monkeypatch: pyte
     ("error", "logged"),
     [(Overloaded("full"), False), (InvalidRequest("too long"), False), (RuntimeError("broken"), True), (None, True)],
 )
-def test_serve_logs_what_fails_and_no_refusal(
-    error: Exception | None, logged: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_serve_logs_no_refusals(error: Exception | None, logged: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     serve, records = logging.getLogger("ray.serve"), list[logging.LogRecord]()
     handler = logging.Handler()
     monkeypatch.setattr(handler, "emit", records.append)

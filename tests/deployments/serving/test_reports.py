@@ -25,9 +25,7 @@ def test_what_is_told_is_a_line_of_json_each(tmp_path: Path, monkeypatch: pytest
     assert [json.loads(line) for line in lines] == [["stage", "one"], ["request", "two", 3]]
 
 
-def test_without_a_listener_it_is_only_logged(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_without_a_listener_it_is_logged(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
     with caplog.at_level(logging.INFO):
         report_stage("one")
@@ -35,9 +33,7 @@ def test_without_a_listener_it_is_only_logged(
 
 
 @pytest.mark.parametrize("has_reader", [True, False])
-def test_a_full_pipe_and_one_without_a_reader_lose_the_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_reader: bool
-) -> None:
+def test_a_full_or_unread_pipe_loses_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_reader: bool) -> None:
     os.mkfifo(pipe := tmp_path / "told")
     monkeypatch.setenv(VARIABLE, str(pipe))
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK) if has_reader else None

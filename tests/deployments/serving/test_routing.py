@@ -35,13 +35,10 @@ class Replica:
 def router(*replicas: Replica) -> LeastBusy:
     """One on the first node, with its knowledge of queues."""
     made = LeastBusy(
-        deployment_id=POOL,
-        handle_source=DeploymentHandleSource.REPLICA,
-        self_node_id=HERE,
-        use_replica_queue_len_cache=True,
-        create_replica_wrapper_func=lambda replica: replica,
+        deployment_id=POOL, handle_source=DeploymentHandleSource.REPLICA, self_node_id=HERE,
+        use_replica_queue_len_cache=True, create_replica_wrapper_func=lambda replica: replica,
         event_loop=asyncio.get_running_loop(),
-    )
+    )  # fmt: skip
     made._replicas = {each.replica_id: each for each in replicas}
     made._replicas_list, made._replica_id_set = list(replicas), set(made._replicas)
     made._update_colocated_replica_ids_with_replicas(list(replicas))

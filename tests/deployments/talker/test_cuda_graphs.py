@@ -4,14 +4,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from deployments.config import TalkerConfig
 from deployments.protocol import Sampling
 from deployments.talker.engine.engine import Engine
 from deployments.talker.engine.startup import build_engine, warm_up
-from talkray_tools.random_checkpoint import Options, write_checkpoint
-from talkray_tools.released import SHAPES
 from tests.deployments.talker.driving import GREEDY, Spoken, ask, speak_all
 
 pytestmark = pytest.mark.gpu
@@ -35,13 +32,6 @@ GREEDY_REQUESTS = [
     ask(LONG_TEXT, sampling=GREEDY, frames=20),
     ask("Instructed.", sampling=GREEDY, frames=25, instructions="Speak slowly."),
 ]
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("tiny") / "checkpoint"
-    write_checkpoint(directory, SHAPES["tiny-CustomVoice"], Options(dtype=torch.float32))
-    return directory
 
 
 def load(checkpoint: Path, *, device: str = "cuda") -> Engine:

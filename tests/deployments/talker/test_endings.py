@@ -108,8 +108,7 @@ def test_speech_that_misses_its_end_is_ended_soon(
 
 
 @pytest.mark.parametrize(
-    ("after", "reason", "most"),
-    [(lambda frame: frame % 15, LOOP, PATIENCE // 2), (lambda _: 31.0, RUNAWAY, PATIENCE)],
+    ("after", "reason", "most"), [(lambda frame: frame % 15, LOOP, PATIENCE // 2), (lambda _: 31.0, RUNAWAY, PATIENCE)]
 )
 def test_what_is_read_after_the_end_says_what_is_wrong(
     embedded: Engine, monkeypatch: pytest.MonkeyPatch, after: Readings, reason: FinishReason, most: int
@@ -121,9 +120,7 @@ def test_what_is_read_after_the_end_says_what_is_wrong(
         assert 64 <= len(spoken.codes) <= 64 + most + 2
 
 
-def test_a_passage_in_the_middle_that_is_spoken_twice_is_told_at_the_end(
-    embedded: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_passage_that_is_spoken_twice_is_told_at_the_end(embedded: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is not cut there, because words follow."""
     end_at(monkeypatch, 166)
 

@@ -148,9 +148,7 @@ def test_the_prompt_is_prefilled_before_the_first_frame_has_its_text(engine: Eng
     engine.abort(0)
 
 
-def test_a_sequence_without_text_gives_its_place_to_those_that_wait(
-    tiny_checkpoint: Callable[[str], Path], whole: Spoken
-) -> None:
+def test_a_sequence_without_text_makes_room_for_others(tiny_checkpoint: Callable[[str], Path], whole: Spoken) -> None:
     engine = build_engine(tiny_checkpoint("CustomVoice"), CONFIG.model_copy(update={"max_num_seqs": 1}))
     alone = speak(engine, at_once())
     engine.add(0, live(at_once()))
@@ -250,9 +248,7 @@ def test_readings_beside_a_prompt_with_all_text(following: Engine) -> None:
     assert readings[-1][1] > 0
 
 
-def test_estimates_learn_from_speech_that_ends_by_itself(
-    tiny_checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_estimates_learn_from_speech(tiny_checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
     engine = build_engine(tiny_checkpoint("CustomVoice"), CONFIG)
     before = follow(engine, at_once(frames=6))
     push_end_of_speech(monkeypatch, 1e4)

@@ -33,14 +33,10 @@ def lengths(engine: Engine, instructions: str | None) -> list[int]:
     return [len(each.codes) for each in spoken(engine, instructions)]
 
 
-@pytest.mark.parametrize(
-    ("instructions", "least", "most"),
-    [
-        ("Speak slowly.", 1.2, 1.8),
-        ("Speak a bit faster, please.", 0.6, 0.88),
-        ("Speak like a pirate.", 0.93, 1.07),
-    ],
-)
+@pytest.mark.parametrize(("instructions", "least", "most"), [
+    ("Speak slowly.", 1.2, 1.8), ("Speak a bit faster, please.", 0.6, 0.88),
+    ("Speak like a pirate.", 0.93, 1.07),
+])  # fmt: skip
 def test_speed_is_as_told(embedded: Engine, instructions: str, least: float, most: float) -> None:
     pairs = zip(lengths(embedded, instructions), lengths(embedded, None), strict=True)
     assert least <= median(told / plain for told, plain in pairs) <= most

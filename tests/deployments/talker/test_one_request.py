@@ -47,9 +47,7 @@ def test_the_table_of_the_document_names_the_stops_of_the_command() -> None:
     assert {at: name for at, name in named.items() if f"`{name}`" not in rows[at]} == {}
 
 
-async def test_a_request_has_the_forms_of_the_document(
-    tmp_path: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_request_has_documented_forms(tmp_path: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     shown = {name.strip("`"): values for name, values in ROW.findall(PAGE.read_text(encoding="utf-8"))}
     speech, utterance, asked = await forms_at_the_ingress(shown["JSON"], tmp_path, monkeypatch)
     for_talker = await form_for_a_talker(asked)
@@ -57,18 +55,15 @@ async def test_a_request_has_the_forms_of_the_document(
     assert sequence is not None, "a text that is whole is a sequence at once"
     body = {name: value for name, value in speech.body if value != type(speech.body).model_fields[name].default}
     assert shown == {
-        "JSON": json.dumps(json.loads(shown["JSON"])),
-        "SpeechBody": listed(body),
+        "JSON": json.dumps(json.loads(shown["JSON"])), "SpeechBody": listed(body),
         "SpeechRequest": listed(
             {
-                "info.name": speech.info.name,
-                **told(speech.delivery, "delivery."),
-                "spoken.text": speech.spoken.text,
-                "ignored": speech.ignored,
-            }
+                "info.name": speech.info.name, **told(speech.delivery, "delivery."),
+                "spoken.text": speech.spoken.text, "ignored": speech.ignored,
+            },
         ),
         "Utterance": listed(
-            {name: value for name, value in told(utterance).items() if not name.startswith("synthesis.")}
+            {name: value for name, value in told(utterance).items() if not name.startswith("synthesis.")},
         ),
         "SynthesisRequest": listed(told(for_talker)),
         "Sequence": listed(
@@ -76,9 +71,9 @@ async def test_a_request_has_the_forms_of_the_document(
                 "prompt.num_text_tokens": sequence.prompt.num_text_tokens,
                 "sampling.top_k": sequence.sampling.top_k,
                 "sampling.temperature": sequence.sampling.temperature,
-            }
+            },
         ),
-    }
+    }  # fmt: skip
     assert for_talker == replace(asked, gpu_frames=ALL_FRAMES)
 
 

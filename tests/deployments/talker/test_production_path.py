@@ -61,15 +61,9 @@ def checkpoint_of(place: Place, folder: Path, stress: Stress | None = None) -> P
 
 
 def load(
-    checkpoint: Path,
-    place: Place,
-    *,
-    streams: int,
-    num_blocks: int = 2000,
-    deterministic: bool = False,
-    captured: bool = True,
-    plain: bool = False,
-) -> Engine:
+    checkpoint: Path, place: Place, *, streams: int, num_blocks: int = 2000, deterministic: bool = False,
+    captured: bool = True, plain: bool = False,
+) -> Engine:  # fmt: skip
     """An engine as production has it; not `captured`, it runs operation by operation. With `plain` networks a CPU
     packs prompts as a GPU does.
     """
@@ -194,9 +188,7 @@ def coming_and_going(count: int) -> list[SynthesisRequest]:
     ]
 
 
-def test_streams_that_come_and_go_keep_their_audio(
-    place: Place, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_coming_and_going_keeps_the_audio(place: Place, checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches of all sizes, rows taken over from aborted streams, and little room for keys and values."""
     count = 60 if place.device == "cuda" else 9
     streams_at_once, num_blocks = (16, 30) if place.device == "cuda" else (3, 14)
@@ -212,9 +204,7 @@ def test_streams_that_come_and_go_keep_their_audio(
     assert_audio_is_of_codes(checkpoint, place, streams)
 
 
-def test_what_is_preempted_with_audio_says_what_it_says_alone(
-    place: Place, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_preempted_says_the_same(place: Place, checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Deterministic, as codes depend on the batch by default."""
     requests = coming_and_going(9 if place.device == "cuda" else 5)
     tight = load(checkpoint, place, streams=3, num_blocks=5 if place.device == "cuda" else 14, deterministic=True)
@@ -308,9 +298,7 @@ def tolerance(place: Place) -> float:
     return 0.03 if place.device == "cuda" else 1e-4
 
 
-def test_prompts_of_any_length_are_those_of_float32(
-    place: Place, checkpoint: Path, exact_hidden: Callable[[int], torch.Tensor]
-) -> None:
+def test_prompts_are_exact(place: Place, checkpoint: Path, exact_hidden: Callable[[int], torch.Tensor]) -> None:
     """Fused kernels take the first 512 rows, plain PyTorch those behind them."""
     engine = load(checkpoint, place, streams=4, plain=True)
     before, errors = engine.runner.graphs.num_eager, {}
@@ -323,9 +311,7 @@ def test_prompts_of_any_length_are_those_of_float32(
         assert engine.runner.graphs.num_eager == before
 
 
-def test_prompts_that_share_a_pass_do_not_see_each_other(
-    place: Place, checkpoint: Path, exact_hidden: Callable[[int], torch.Tensor]
-) -> None:
+def test_prompts_do_not_mix(place: Place, checkpoint: Path, exact_hidden: Callable[[int], torch.Tensor]) -> None:
     """Which prompts share one depends on their lengths; the last row of each is compared."""
     engine, lengths = load(checkpoint, place, streams=8, plain=True), (9, 30, 17, 63, 9, 96, 30, 129)
     sequences = [prompted(engine, rows, number) for number, rows in enumerate(lengths)]

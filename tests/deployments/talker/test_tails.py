@@ -75,8 +75,7 @@ def test_the_rows_are_those_of_one_text_that_is_resumed_behind_the_tail(engine: 
     assert list(joined.text_ids) == text[: len(whole.text_ids) + num_frames]
     assert list(joined.codec_ids[: -num_frames or None]) == list(whole.codec_ids)
     num_new = len(tokens.encode_exact(" " + TEXT))
-    assert joined.num_text_tokens == num_new
-    assert joined.text_start == whole.text_start + len(body) - num_new
+    assert (joined.num_text_tokens, joined.text_start) == (num_new, whole.text_start + len(body) - num_new)
 
 
 def test_limits_are_those_of_the_text_alone(engine: Engine) -> None:

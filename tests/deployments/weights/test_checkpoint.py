@@ -51,14 +51,10 @@ def test_only_the_prefix_is_read(tmp_path: Path) -> None:
         read_tensors(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"part.bias": None}, "part.bias is missing"),
-        ({"part.scale": torch.ones(1)}, "part.scale is unexpected"),
-        ({"part.weight": torch.ones(3, 2)}, r"part.weight has shape \[3, 2\], expected \[2, 3\]"),
-    ],
-)
+@pytest.mark.parametrize(("change", "message"), [
+    ({"part.bias": None}, "part.bias is missing"), ({"part.scale": torch.ones(1)}, "part.scale is unexpected"),
+    ({"part.weight": torch.ones(3, 2)}, r"part.weight has shape \[3, 2\], expected \[2, 3\]"),
+])  # fmt: skip
 def test_a_misfit_is_named_with_its_file(tmp_path: Path, change: dict[str, Tensor | None], message: str) -> None:
     write_single(tmp_path, {name: tensor for name, tensor in (TENSORS | change).items() if tensor is not None})
     with pytest.raises(CheckpointError, match=message) as caught:

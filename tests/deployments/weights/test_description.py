@@ -38,9 +38,7 @@ def test_the_embedded_voice_is_described_without_being_written() -> None:
 
 
 @pytest.mark.parametrize("max_model_len", [512, 1024, 2048, 4096])
-def test_a_segment_of_the_most_characters_has_room_for_its_speech(
-    tiny_checkpoint: Callable[[str], Path], max_model_len: int
-) -> None:
+def test_the_longest_segment_has_room(tiny_checkpoint: Callable[[str], Path], max_model_len: int) -> None:
     info = describe(str(tiny_checkpoint("CustomVoice")), TalkerConfig(max_model_len=max_model_len), on_gpu=True)
     assert info is not None
     text = ("It is a long way to the next village. " * 40)[: info.max_segment_chars]

@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -45,12 +46,9 @@ def hub() -> Iterator[Hub]:
 
 def start(hub: Hub, folder: Path, before: str = "", **variables: str) -> "subprocess.Popen[str]":
     return subprocess.Popen(
-        [sys.executable, "-c", before + LOCATE],
-        env=os.environ | hub.variables(folder) | variables,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+        [sys.executable, "-c", before + LOCATE], env=os.environ | hub.variables(folder) | variables,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
 
 
 def run(hub: Hub, folder: Path, before: str = "", **variables: str) -> tuple[list[str], str]:
@@ -101,13 +99,9 @@ def test_a_wrong_hash_is_refused_and_deleted(hub: Hub, tmp_path: Path, path: str
 
 
 def test_a_full_disk_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fill_up(*_: object) -> Path:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(store, "_fetch", fill_up)
-    with pytest.raises(
-        CheckpointError, match=f"the disk is full: {NAME} does not fit in .*: make room, or set HF_HOME"
-    ):
+    monkeypatch.setattr(store, "_fetch", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
+    said = f"the disk is full: {NAME} does not fit in .*: make room, or set HF_HOME"
+    with pytest.raises(CheckpointError, match=said):
         store.locate(NAME)
 
 
@@ -162,23 +156,15 @@ def test_offline_without_the_files_is_told(hub: Hub, tmp_path: Path) -> None:
     assert hub.asked == []
 
 
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
-        ({"config.json": b'{"model_type": "qwen2"}'}, "is a checkpoint of another family: config.json says model_type"),
-        (
-            {"speech_tokenizer/config.json": b'{"model_type": "qwen3_tts_tokenizer_25hz"}'},
-            "is a checkpoint of another family: speech_tokenizer/config.json says model_type",
-        ),
-        (
-            {"config.json": b'{"model_type": "qwen3_tts", "quantization_config": {}}'},
-            "is quantised, by its config.json",
-        ),
-    ],
-)
-def test_another_family_is_refused_before_its_weights(
-    hub: Hub, tmp_path: Path, changes: dict[str, bytes], says: str
-) -> None:
+@pytest.mark.parametrize(("changes", "says"), [
+    ({"config.json": b'{"model_type": "qwen2"}'}, "is a checkpoint of another family: config.json says model_type"),
+    (
+        {"speech_tokenizer/config.json": b'{"model_type": "qwen3_tts_tokenizer_25hz"}'},
+        "is a checkpoint of another family: speech_tokenizer/config.json says model_type",
+    ),
+    ({"config.json": b'{"model_type": "qwen3_tts", "quantization_config": {}}'}, "is quantised, by its config.json"),
+])  # fmt: skip
+def test_another_family_is_refused_unloaded(hub: Hub, tmp_path: Path, changes: dict[str, bytes], says: str) -> None:
     hub.repositories[NAME] = files(**changes)
     _, error = run(hub, tmp_path)
     assert error.startswith(f"{NAME} {says}")

@@ -1,6 +1,7 @@
 import os
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from huggingface_hub import constants
@@ -12,13 +13,9 @@ from deployments.weights.store import EMBEDDED, REPOSITORIES, cache_directory, f
 
 RELEASED = tuple(REPOSITORIES.values())
 FILES = (
-    "config.json",
-    "vocab.json",
-    "merges.txt",
-    "model.safetensors",
-    "speech_tokenizer/config.json",
+    "config.json", "vocab.json", "merges.txt", "model.safetensors", "speech_tokenizer/config.json",
     "speech_tokenizer/model.safetensors",
-)
+)  # fmt: skip
 CONTENT = {
     "config.json": '{"model_type": "qwen3_tts"}',
     "speech_tokenizer/config.json": '{"model_type": "qwen3_tts_tokenizer_12hz"}',
@@ -77,16 +74,13 @@ def test_shards_with_an_index_are_complete(tmp_path: Path) -> None:
         locate(str(tmp_path))
 
 
-@pytest.mark.parametrize(
-    ("file", "content", "says"),
-    [
-        ("config.json", '{"model_type": "qwen2"}', "of another family: config.json says model_type 'qwen2'"),
-        ("config.json", "[]", "of another family: config.json says model_type None"),
-        ("config.json", "{", "config.json of {} is not JSON"),
-        ("config.json", '{"model_type": "qwen3_tts", "quantization_config": {}}', "is quantised"),
-        ("speech_tokenizer/config.json", '{"model_type": "qwen3_tts_tokenizer_25hz"}', "of another family"),
-    ],
-)
+@pytest.mark.parametrize(("file", "content", "says"), [
+    ("config.json", '{"model_type": "qwen2"}', "of another family: config.json says model_type 'qwen2'"),
+    ("config.json", "[]", "of another family: config.json says model_type None"),
+    ("config.json", "{", "config.json of {} is not JSON"),
+    ("config.json", '{"model_type": "qwen3_tts", "quantization_config": {}}', "is quantised"),
+    ("speech_tokenizer/config.json", '{"model_type": "qwen3_tts_tokenizer_25hz"}', "of another family"),
+])  # fmt: skip
 def test_another_family_is_refused_in_one_sentence(file: str, content: str, says: str, tmp_path: Path) -> None:
     make_checkpoint(tmp_path)
     (tmp_path / file).write_text(content, encoding="utf-8")
@@ -157,12 +151,9 @@ def test_a_failed_download_says_what_to_do(use_hub: Any) -> None:
         locate("Qwen/Qwen3-TTS-12Hz-1.7B-Bass")
     message = str(error.value)
     for part in (
-        "the hub cannot be reached",
-        "Did you mean Qwen/Qwen3-TTS-12Hz-1.7B-Base?",
-        "HF_HOME",
-        "`hf download Qwen/Qwen3-TTS-12Hz-1.7B-Bass`",
-        str(constants.HF_HUB_CACHE),
-    ):
+        "the hub cannot be reached", "Did you mean Qwen/Qwen3-TTS-12Hz-1.7B-Base?", "HF_HOME",
+        "`hf download Qwen/Qwen3-TTS-12Hz-1.7B-Bass`", str(constants.HF_HUB_CACHE),
+    ):  # fmt: skip
         assert part in message
 
 
@@ -183,11 +174,9 @@ def test_a_folder_that_takes_no_voice_is_named(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_folder_that_fills_up_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def fill_up(directory: Path, model: str) -> None:
-        raise SafetensorError("No space left on device (os error 28)")
-
+    full = SafetensorError("No space left on device (os error 28)")
     monkeypatch.setenv("TALKRAY_CACHE", str(tmp_path))
-    monkeypatch.setattr(store, "write_embedded", fill_up)
+    monkeypatch.setattr(store, "write_embedded", Mock(side_effect=full))
     with pytest.raises(CheckpointError, match=rf"in {tmp_path} \(No space left on device"):
         locate("embedded")
 
@@ -249,10 +238,7 @@ def test_auto_downloads_nothing(empty_cache: set[str]) -> None:
 
 
 def test_a_user_without_a_home_is_told_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    def nowhere() -> Path:
-        raise RuntimeError("Could not determine home directory.")
-
     monkeypatch.delenv("TALKRAY_CACHE", raising=False)
-    monkeypatch.setattr(Path, "home", nowhere)
+    monkeypatch.setattr(Path, "home", Mock(side_effect=RuntimeError("Could not determine home directory.")))
     with pytest.raises(StartError, match="TALKRAY_CACHE"):
         cache_directory()

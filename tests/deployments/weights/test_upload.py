@@ -12,11 +12,9 @@ from deployments.weights.upload import upload
 CPU = torch.device("cpu")
 TENSORS = {
     "large": torch.arange(3_000_001, dtype=torch.float32).view(1, -1),
-    "half": torch.arange(7).bfloat16(),
-    "number": torch.tensor(3),
-    "empty": torch.zeros(0, 4),
+    "half": torch.arange(7).bfloat16(), "number": torch.tensor(3), "empty": torch.zeros(0, 4),
     "other": torch.ones(2, dtype=torch.bool),
-}
+}  # fmt: skip
 
 
 @pytest.fixture

@@ -40,16 +40,10 @@ def point(href: str, title: str, below: str = "") -> str:
 
 
 def write_epub(
-    file: Path,
-    pages: Mapping[str, str | bytes],
-    *,
-    extra: Mapping[str, str | bytes] | None = None,
-    title: str = "A Book",
-    language: str = "en",
-    meta: str = "",
-    manifest: str = "",
+    file: Path, pages: Mapping[str, str | bytes], *, extra: Mapping[str, str | bytes] | None = None,
+    title: str = "A Book", language: str = "en", meta: str = "", manifest: str = "",
     linear: Mapping[str, str] | None = None,
-) -> Path:
+) -> Path:  # fmt: skip
     """`pages` of the spine by name; `nav.xhtml` and `toc.ncx` among `extra` are its navigation."""
     extra = extra or {}
     items = [

@@ -66,11 +66,9 @@ class FakeJobs:
         parts = {"total": len(texts), "done": job["done"]}
         told = {"id": job_id, "status": job["status"], "parts": parts, "problems": problems}
         return {
-            **told,
-            "audio_s": 1.0,
-            "eta_s": 3.0,
+            **told, "audio_s": 1.0, "eta_s": 3.0,
             "reason": "the disk is full" if job["status"] == "failed" else None,
-        }
+        }  # fmt: skip
 
     def audio(self, part: dict[str, Any], audio_format: str) -> bytes:
         self.spoken.append(part["input"])

@@ -33,14 +33,11 @@ def test_estimated_times_make_a_sentence_each() -> None:
     assert [each.text for each in captions] == re.split(r"(?<=[.?]) ", TEXT)
 
 
-@pytest.mark.parametrize(
-    "sentences",
-    [
-        ["It was 5:30 p.m. on March 3rd.", "Dr. Smith paid $12."],
-        ["Mr. J. R. Brown met Mrs. Jones, e.g. today...", "“Go!” he said.", "Then No. 5 left."],
-        ["Version 2.6.10 is out.", "Is it?", "Yes!"],
-    ],
-)
+@pytest.mark.parametrize("sentences", [
+    ["It was 5:30 p.m. on March 3rd.", "Dr. Smith paid $12."],
+    ["Mr. J. R. Brown met Mrs. Jones, e.g. today...", "“Go!” he said.", "Then No. 5 left."],
+    ["Version 2.6.10 is out.", "Is it?", "Yes!"],
+])  # fmt: skip
 def test_captions_end_where_sentences_do(sentences: list[str]) -> None:
     said = told(" ".join(sentences), estimated=True)
     assert [each.text for each in captions_of(said, 0.0)] == sentences

@@ -54,10 +54,12 @@ def file(tmp_path: Path) -> Path:
     return file
 
 
+def book(file: Path, *arguments: str) -> int:
+    return run_command(command.book, "talkray book", [str(file), *arguments])
+
+
 def make(fake: FakeJobs, file: Path, *arguments: str) -> int:
-    return run_command(
-        command.book, "talkray book", [str(file), "--url", fake.url, "--voice-of", "Bob=bob", *arguments]
-    )
+    return book(file, "--url", fake.url, "--voice-of", "Bob=bob", *arguments)
 
 
 def starts() -> tuple[float, float]:
@@ -142,13 +144,8 @@ def test_an_epub_with_estimated_times(fake: FakeJobs, tmp_path: Path, capsys: py
     assert run_command(command.book, "talkray book", [str(file), "--url", fake.url, "--captions", "vtt"]) == 0
     lines = (tmp_path / "a.vtt").read_text().split("\n")
     assert [line for line in lines if line and "-->" not in line] == [
-        "WEBVTT",
-        "One",
-        "It rained.",
-        "We waited!",
-        "Two",
-        "He spoke.",
-    ]
+        "WEBVTT", "One", "It rained.", "We waited!", "Two", "He spoke.",
+    ]  # fmt: skip
     report = json.loads((tmp_path / "a.report.json").read_text())
     two_s = CHAR_S * (3 + 21) + 0.9 + 2.0
     assert report["chapters"][1] == {"title": "Two", "start_s": pytest.approx(two_s, abs=0.001)}
@@ -185,22 +182,17 @@ def test_subtitles_at_their_times(fake: FakeJobs, tmp_path: Path, capsys: pytest
     assert "00:00:02.000 --> 00:00:02.2" in out.with_suffix(".vtt").read_text()
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "told"),
-    [
-        ("a.srt", SUBTITLES, "1 chapters, 33 characters"),
-        ("a.txt", SUBTITLES, "1 chapters, 33 characters"),
-        ("a.txt", "Caf\xe9.", "note: a.txt is not UTF-8: read as windows-1252"),
-        ("a.ass", "[Script Info]", "convert it to SubRip (.srt) first"),
-        ("a.fb2", "<x/>", "convert it to EPUB first"),
-        ("a.md", "# A\nx.", "1 chapters, 3 characters"),
-    ],
-)
+@pytest.mark.parametrize(("name", "content", "told"), [
+    ("a.srt", SUBTITLES, "1 chapters, 33 characters"), ("a.txt", SUBTITLES, "1 chapters, 33 characters"),
+    ("a.txt", "Caf\xe9.", "note: a.txt is not UTF-8: read as windows-1252"),
+    ("a.ass", "[Script Info]", "convert it to SubRip (.srt) first"),
+    ("a.fb2", "<x/>", "convert it to EPUB first"), ("a.md", "# A\nx.", "1 chapters, 3 characters"),
+])  # fmt: skip
 def test_kinds_of_files(name: str, content: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / name).write_text(content, encoding="cp1252")
     said = ""
     try:
-        run_command(command.book, "talkray book", [str(tmp_path / name), "--show"])
+        book(tmp_path / name, "--show")
     except InvalidRequest as refused:
         said = refused.message
     assert told in said + capsys.readouterr().out
@@ -212,11 +204,9 @@ def test_a_stopped_command_goes_on(fake: FakeJobs, file: Path) -> None:
     path = os.pathsep.join(["tools", "."])
     arguments = [str(file), "--url", fake.url, "--voice-of", "Bob=bob"]
     running = subprocess.Popen(
-        [sys.executable, "-m", "talkray_tools.book", *arguments],
-        env={**os.environ, "PYTHONPATH": path},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+        [sys.executable, "-m", "talkray_tools.book", *arguments], env={**os.environ, "PYTHONPATH": path},
+        stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
     assert running.stdout is not None
     for line in running.stdout:
         if "speaking: 3 of 6 parts" in line:
@@ -294,33 +284,27 @@ def test_an_outage_is_waited_for(fake: FakeJobs, file: Path) -> None:
 def test_many_parts_are_several_jobs(fake: FakeJobs, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job_client, "_MOST_PARTS", 4)
     assert make(fake, file) == 0
-    assert fake.num_begun == 2
-    assert fake.spoken == PARTS
+    assert (fake.num_begun, fake.spoken) == (2, PARTS)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ([], r'the book has lines of Bob: add --voice-of "Bob=VOICE"'),
-        (["--voice-of", "Bob=x", "--voice-of", "Eve=y"], "--voice-of Eve: the book has no such speaker; it has Bob"),
-        (["--voice-of", "Bob"], "write NAME=VOICE"),
-        (["--voice-of", "Bob=x", "-o", "a.aac"], r"a.aac: its ending must be one of .m4b, .mp3"),
-        (["--voice-of", "Bob=x", "--timed"], r"--timed is for subtitles \(.srt, .vtt\): .*night.txt has no times"),
-        (["--voice-of", "Bob=x", "--lexicon", "night.txt"], "night.txt is neither PLS nor JSON"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "message"), [
+    ([], r'the book has lines of Bob: add --voice-of "Bob=VOICE"'),
+    (["--voice-of", "Bob=x", "--voice-of", "Eve=y"], "--voice-of Eve: the book has no such speaker; it has Bob"),
+    (["--voice-of", "Bob"], "write NAME=VOICE"),
+    (["--voice-of", "Bob=x", "-o", "a.aac"], r"a.aac: its ending must be one of .m4b, .mp3"),
+    (["--voice-of", "Bob=x", "--timed"], r"--timed is for subtitles \(.srt, .vtt\): .*night.txt has no times"),
+    (["--voice-of", "Bob=x", "--lexicon", "night.txt"], "night.txt is neither PLS nor JSON"),
+])  # fmt: skip
 def test_what_is_refused(
     fake: FakeJobs, file: Path, arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(file.parent)
     with pytest.raises(Exception, match=message):
-        run_command(command.book, "talkray book", [str(file), "--url", fake.url, *arguments])
+        book(file, "--url", fake.url, *arguments)
     assert fake.jobs == {}
 
 
-def test_a_damaged_cover_is_found_before_anything_is_spoken(
-    fake: FakeJobs, tmp_path: Path, file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_bad_cover_fails(fake: FakeJobs, tmp_path: Path, file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     damaged = tmp_path / "cover.jpg"
     damaged.write_bytes(b"\xff\xd8nothing")
     with pytest.raises(Exception, match="the cover is a damaged picture"):
@@ -361,12 +345,9 @@ def speak(fake: FakeJobs, file: Path, out: Path, *arguments: str) -> list[dict[s
 def test_a_dataset_is_the_same_twice_in_any_order(fake: FakeJobs, jsonl: Path, tmp_path: Path) -> None:
     first = speak(fake, jsonl, tmp_path / "one")
     assert [(each["id"], each["text"], each["voice"]) for each in first] == [
-        ("a", "Hello there.", "alloy"),
-        ("000002", "Two.", "alloy"),
-        ("c", "Own.", "bob"),
-    ]
-    assert first[2]["seed"] == 5
-    assert first[0]["duration_s"] == pytest.approx(12 * CHAR_S)
+        ("a", "Hello there.", "alloy"), ("000002", "Two.", "alloy"), ("c", "Own.", "bob"),
+    ]  # fmt: skip
+    assert (first[2]["seed"], first[0]["duration_s"]) == (5, pytest.approx(12 * CHAR_S))
     for each in first:
         audio = (tmp_path / "one" / str(each["audio"])).read_bytes()
         assert hashlib.sha256(audio).hexdigest() == each["sha256"]
@@ -378,16 +359,12 @@ def test_a_dataset_is_the_same_twice_in_any_order(fake: FakeJobs, jsonl: Path, t
     assert other[0]["sha256"] != again[0]["sha256"]
 
 
-def test_shards_and_a_second_run(
-    fake: FakeJobs, jsonl: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_shards_and_a_rerun(fake: FakeJobs, jsonl: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "shards"
     entries = speak(fake, jsonl, out, "--shard-size", "2")
     assert [each["audio"] for each in entries] == [
-        "shard-00000.tar:a.flac",
-        "shard-00000.tar:000002.flac",
-        "shard-00001.tar:c.flac",
-    ]
+        "shard-00000.tar:a.flac", "shard-00000.tar:000002.flac", "shard-00001.tar:c.flac",
+    ]  # fmt: skip
     with tarfile.open(out / "shard-00000.tar") as tar:
         assert tar.getnames() == ["a.flac", "a.json", "000002.flac", "000002.json"]
         member = tar.extractfile("a.flac")
@@ -401,17 +378,13 @@ def test_shards_and_a_second_run(
     assert (tmp_path / "again" / "shard-00000.tar").read_bytes() == first
 
 
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("nothing", r"texts.jsonl:1: no JSON"),
-        ('["a"]', r"texts.jsonl:1: a line is an object"),
-        ('{"text": " "}', r"texts.jsonl:1: text is required"),
-        ('{"text": "a", "id": "../b"}', r"texts.jsonl:1: id '../b' is no name of a file"),
-        ('{"text": "a", "id": "x"}\n{"text": "b", "id": "X"}', r"texts 1 and 2 have the same id 'X'"),
-        ("\n", "has no lines"),
-    ],
-)
+@pytest.mark.parametrize(("line", "message"), [
+    ("nothing", r"texts.jsonl:1: no JSON"), ('["a"]', r"texts.jsonl:1: a line is an object"),
+    ('{"text": " "}', r"texts.jsonl:1: text is required"),
+    ('{"text": "a", "id": "../b"}', r"texts.jsonl:1: id '../b' is no name of a file"),
+    ('{"text": "a", "id": "x"}\n{"text": "b", "id": "X"}', r"texts 1 and 2 have the same id 'X'"),
+    ("\n", "has no lines"),
+])  # fmt: skip
 def test_lines_that_are_refused(fake: FakeJobs, jsonl: Path, tmp_path: Path, line: str, message: str) -> None:
     jsonl.write_text(line)
     with pytest.raises(Exception, match=message):

@@ -176,17 +176,12 @@ def test_loose_html_is_read_as_browsers_read_it(head: str, body: str, texts: lis
     assert found.not_xml.startswith("a.xhtml is not XML: ")
 
 
-@pytest.mark.parametrize(
-    ("head", "encoding"),
-    [
-        ("", "utf-8"),
-        ("", "cp1252"),
-        ("", "utf-16"),
-        ('<?xml version="1.0" encoding="iso-8859-2"?>', "iso-8859-2"),
-        ("<meta content='text/html; charset=windows-1251'>", "cp1251"),
-        ("<meta charset=latin1>", "cp1252"),
-    ],
-)
+@pytest.mark.parametrize(("head", "encoding"), [
+    ("", "utf-8"), ("", "cp1252"), ("", "utf-16"),
+    ('<?xml version="1.0" encoding="iso-8859-2"?>', "iso-8859-2"),
+    ("<meta content='text/html; charset=windows-1251'>", "cp1251"),
+    ("<meta charset=latin1>", "cp1252"),
+])  # fmt: skip
 def test_encodings_of_loose_html(tmp_path: Path, head: str, encoding: str) -> None:
     text = {"cp1251": "Да", "iso-8859-2": "Říp"}.get(encoding, "Né “à”")
     content = f"{head}<h1>One</h1><p>{text}<br>".encode(encoding)
@@ -234,22 +229,19 @@ def test_bombs_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert "it has more than 0 MiB of pages" in refusal(write_epub(tmp_path / "c.epub", small))
 
 
-@pytest.mark.parametrize(
-    ("extra", "named"),
-    [
-        (
-            {
-                "META-INF/encryption.xml": FONT.format(
-                    method="http://www.w3.org/2001/04/xmlenc#aes128-cbc", path="OEBPS/a.xhtml"
-                )
-            },
-            "OEBPS/a.xhtml is encrypted",
-        ),
-        ({"META-INF/rights.xml": "<rights/>"}, "Adobe's copy protection"),
-        ({"META-INF/sinf.xml": "<x/>"}, "Apple's copy protection"),
-        ({"META-INF/license.lcpl": "{}"}, "Readium's copy protection"),
-    ],
-)
+@pytest.mark.parametrize(("extra", "named"), [
+    (
+        {
+            "META-INF/encryption.xml": FONT.format(
+                method="http://www.w3.org/2001/04/xmlenc#aes128-cbc", path="OEBPS/a.xhtml",
+            ),
+        },
+        "OEBPS/a.xhtml is encrypted",
+    ),
+    ({"META-INF/rights.xml": "<rights/>"}, "Adobe's copy protection"),
+    ({"META-INF/sinf.xml": "<x/>"}, "Apple's copy protection"),
+    ({"META-INF/license.lcpl": "{}"}, "Readium's copy protection"),
+])  # fmt: skip
 def test_copy_protection_is_refused_by_name(tmp_path: Path, extra: dict[str, str | bytes], named: str) -> None:
     told = refusal(write_epub(tmp_path / "a.epub", {"a.xhtml": page("<p>x.</p>")}, extra=extra))
     assert named in told

@@ -15,43 +15,37 @@ ONE, TWO = "00:00:01,000 --> 00:00:02,000", "00:00:03,500 --> 00:00:05,000"
 RATE = 24000
 
 
-@pytest.mark.parametrize(
-    ("text", "spoken"),
-    [
-        (f"1\n{ONE}\nHello there.\n\n2\n{TWO}\nBye.\n", ["Hello there.", "Bye."]),
-        (
-            f"1\n{ONE}\nI went to\nthe store\n\n2\n{TWO}\nwith Dr.\n\n3\n00:06,5 --> 0:07\nHo.",
-            ["I went to the store with Dr. Ho."],
-        ),
-        (
-            f"1\n{ONE}\n<i>Hi</i> {{\\an8}}<font color=red>you</font>\n\n2\n{TWO} X1:40 Y1:20\n5 < 6 &amp; 7",
-            ["Hi you 5 < 6 & 7"],
-        ),
-        (f"1\n{ONE}\n\n2\n{TWO}\n \n\n3\n00:00:06,000 --> 00:00:07,000\nHeard.", ["Heard."]),
-        (f"1\n{ONE}\n- Who?\n– Me!\n-5 degrees\n\n2\n{TWO}\na --> b", ["Who? Me! -5 degrees a --> b"]),
-        (f"1\n{ONE}\n5 -> 6\n\n2\n{TWO}\n10 → 20.", ["5 -> 6 10 → 20."]),
-        (f"1\n{ONE}\nOne.\n2\n{TWO}\nTwo.", ["One.", "Two."]),
-        (f"1\n\n{ONE}\n\nOne.\n\n2\n\n{TWO}\n\nTwo.", ["One.", "Two."]),
-        (f"{ONE}\n10!\n\n{TWO}\n9!", ["10!", "9!"]),
-        (f"1\n{ONE}\nOne.\n\nbelow a blank line.\n\n2\n{TWO}\nTwo.", ["One. below a blank line.", "Two."]),
-        (f"1\n{ONE}\n很长\n\n2\n{TWO}\n的句子。", ["很长的句子。"]),
-        (f"1\n{ONE}\nstart\n\n2\n00:00:09,000 --> 00:00:10,000\nlater", ["start", "later"]),
-        (
-            "WEBVTT\n\n00:01.000 --> 00:02.000 align:start position:0%\n<v Ann Lee>We <c.x>are</c> <00:01.500>in",
-            ["We are in"],
-        ),
-        (
-            "WEBVTT - it\nKind: x\n\nintro\n01:02:03.500 --> 01:02:04.000\nHi.\n\n1\n01:02:05.000 --> 01:02:06.000\n7",
-            ["Hi.", "7"],
-        ),
-        (
-            "WEBVTT\n\nNOTE no\nno\n\nSTYLE\n::cue {}\n\nREGION\nid:x\n\n00:01.000 --> 00:02.000\nNOTE this",
-            ["NOTE this"],
-        ),
-        ("WEBVTT\n00:01.000 --> 00:02.000\nNo blank line.", ["No blank line."]),
-        ("WEBVTT\n\n00:01.000 --> 00:02.000\n<ruby>漢<rt>kan</rt></ruby>\n\nstray\n", ["漢"]),
-    ],
-)
+@pytest.mark.parametrize(("text", "spoken"), [
+    (f"1\n{ONE}\nHello there.\n\n2\n{TWO}\nBye.\n", ["Hello there.", "Bye."]),
+    (
+        f"1\n{ONE}\nI went to\nthe store\n\n2\n{TWO}\nwith Dr.\n\n3\n00:06,5 --> 0:07\nHo.",
+        ["I went to the store with Dr. Ho."],
+    ),
+    (
+        f"1\n{ONE}\n<i>Hi</i> {{\\an8}}<font color=red>you</font>\n\n2\n{TWO} X1:40 Y1:20\n5 < 6 &amp; 7",
+        ["Hi you 5 < 6 & 7"],
+    ),
+    (f"1\n{ONE}\n\n2\n{TWO}\n \n\n3\n00:00:06,000 --> 00:00:07,000\nHeard.", ["Heard."]),
+    (f"1\n{ONE}\n- Who?\n– Me!\n-5 degrees\n\n2\n{TWO}\na --> b", ["Who? Me! -5 degrees a --> b"]),
+    (f"1\n{ONE}\n5 -> 6\n\n2\n{TWO}\n10 → 20.", ["5 -> 6 10 → 20."]),
+    (f"1\n{ONE}\nOne.\n2\n{TWO}\nTwo.", ["One.", "Two."]),
+    (f"1\n\n{ONE}\n\nOne.\n\n2\n\n{TWO}\n\nTwo.", ["One.", "Two."]),
+    (f"{ONE}\n10!\n\n{TWO}\n9!", ["10!", "9!"]),
+    (f"1\n{ONE}\nOne.\n\nbelow a blank line.\n\n2\n{TWO}\nTwo.", ["One. below a blank line.", "Two."]),
+    (f"1\n{ONE}\n很长\n\n2\n{TWO}\n的句子。", ["很长的句子。"]),
+    (f"1\n{ONE}\nstart\n\n2\n00:00:09,000 --> 00:00:10,000\nlater", ["start", "later"]),
+    (
+        "WEBVTT\n\n00:01.000 --> 00:02.000 align:start position:0%\n<v Ann Lee>We <c.x>are</c> <00:01.500>in",
+        ["We are in"],
+    ),
+    (
+        "WEBVTT - it\nKind: x\n\nintro\n01:02:03.500 --> 01:02:04.000\nHi.\n\n1\n01:02:05.000 --> 01:02:06.000\n7",
+        ["Hi.", "7"],
+    ),
+    ("WEBVTT\n\nNOTE no\nno\n\nSTYLE\n::cue {}\n\nREGION\nid:x\n\n00:01.000 --> 00:02.000\nNOTE this", ["NOTE this"]),
+    ("WEBVTT\n00:01.000 --> 00:02.000\nNo blank line.", ["No blank line."]),
+    ("WEBVTT\n\n00:01.000 --> 00:02.000\n<ruby>漢<rt>kan</rt></ruby>\n\nstray\n", ["漢"]),
+])  # fmt: skip
 def test_cues_without_their_marks(text: str, spoken: list[str]) -> None:
     assert is_timed(text)
     assert [each.text for _, each in subtitle_book(text, "f", timed=False).spoken()] == spoken
@@ -69,19 +63,11 @@ def test_other_text_is_not_taken_for_subtitles(text: str) -> None:
 
 
 @pytest.mark.parametrize("timed", [False, True])
-@pytest.mark.parametrize(
-    "times",
-    [
-        "00:00:01,000 -> 00:00:02,000",
-        "00:00:75,000 --> 00:01:20,000",
-        "00:61:00,000 --> 01:02:00,000",
-        "00:00:01,000 -->",
-        "--> 00:00:02,000",
-        "-00:00:01,000 --> 00:00:02,000",
-        "00:00:01,0000 --> 00:00:02,000",
-        "1 --> 2",
-    ],
-)
+@pytest.mark.parametrize("times", [
+    "00:00:01,000 -> 00:00:02,000", "00:00:75,000 --> 00:01:20,000", "00:61:00,000 --> 01:02:00,000",
+    "00:00:01,000 -->", "--> 00:00:02,000", "-00:00:01,000 --> 00:00:02,000", "00:00:01,0000 --> 00:00:02,000",
+    "1 --> 2",
+])  # fmt: skip
 def test_times_that_are_none_name_the_cue(times: str, timed: bool) -> None:
     with pytest.raises(
         InvalidRequest, match=r"^cue 2 \(line 6\): '.*' is not a valid time range. Write 00:01:02,500 -->"
@@ -89,15 +75,12 @@ def test_times_that_are_none_name_the_cue(times: str, timed: bool) -> None:
         subtitle_book(f"1\n00:00:00,000 --> 00:00:01,000\nA.\n\n2\n{times}\nB.\n", "f", timed=timed)
 
 
-@pytest.mark.parametrize(
-    ("times", "message"),
-    [
-        ("00:00:02,000 --> 00:00:01,500", r"cue 2 \(line 6\) ends at 00:00:01.500, begins at 00:00:02.000"),
-        ("00:00:02,000 --> 00:00:02,000", r"cue 2 \(line 6\) ends at 00:00:02.000, begins at 00:00:02.000"),
-        ("00:00:00,999 --> 00:00:02,000", r"cue 2 .* before cue 1 \(line 2\) ends at 00:00:01.000"),
-        ("00:00:00,000 --> 00:00:00,100", r"cue 2 .* begins at 00:00:00.000, before cue 1 \(line 2\) ends"),
-    ],
-)
+@pytest.mark.parametrize(("times", "message"), [
+    ("00:00:02,000 --> 00:00:01,500", r"cue 2 \(line 6\) ends at 00:00:01.500, begins at 00:00:02.000"),
+    ("00:00:02,000 --> 00:00:02,000", r"cue 2 \(line 6\) ends at 00:00:02.000, begins at 00:00:02.000"),
+    ("00:00:00,999 --> 00:00:02,000", r"cue 2 .* before cue 1 \(line 2\) ends at 00:00:01.000"),
+    ("00:00:00,000 --> 00:00:00,100", r"cue 2 .* begins at 00:00:00.000, before cue 1 \(line 2\) ends"),
+])  # fmt: skip
 def test_times_that_cannot_be_kept_name_the_cue(times: str, message: str) -> None:
     text = f"1\n00:00:00,000 --> 00:00:01,000\nA.\n\n2\n{times}\nB.\n"
     with pytest.raises(InvalidRequest, match=message):
@@ -105,24 +88,17 @@ def test_times_that_cannot_be_kept_name_the_cue(times: str, message: str) -> Non
     assert subtitle_book(text, "f", timed=False).chapters
 
 
-@pytest.mark.parametrize(
-    ("cues", "starts_s", "speeds", "unfit"),
-    [
-        ([(1, 2, 0.5), (5, 6, 1.0)], [1, 5], [1, 1], []),
-        ([(1, 2, 1.2), (2, 3, 0.5)], [1, 2], [1.2 / 0.98, 1], []),
-        ([(1, 2, 1.56), (4, 5, 0.5)], [1, 4], [1.3, 1], [("cue 0", 0.2, 0)]),
-        ([(1, 2, 1.56), (2, 3, 0.5)], [1, 2.2], [1.3, 1], [("cue 0", 0.2, 0), ("cue 1", 0, 0.2)]),
-        ([(1, 2, 1.56), (2, 3, 1.0)], [1, 2.2], [1.3, 1 / 0.78], [("cue 0", 0.2, 0), ("cue 1", 0, 0.2)]),
-        ([(0, 0.1, 2.6), (0.1, 1, 0.5)], [0, 2], [1.3, 1.3], [("cue 0", 1.9, 0), ("cue 1", 1.385, 1.9)]),
-    ],
-)
+@pytest.mark.parametrize(("cues", "starts_s", "speeds", "unfit"), [
+    ([(1, 2, 0.5), (5, 6, 1.0)], [1, 5], [1, 1], []), ([(1, 2, 1.2), (2, 3, 0.5)], [1, 2], [1.2 / 0.98, 1], []),
+    ([(1, 2, 1.56), (4, 5, 0.5)], [1, 4], [1.3, 1], [("cue 0", 0.2, 0)]),
+    ([(1, 2, 1.56), (2, 3, 0.5)], [1, 2.2], [1.3, 1], [("cue 0", 0.2, 0), ("cue 1", 0, 0.2)]),
+    ([(1, 2, 1.56), (2, 3, 1.0)], [1, 2.2], [1.3, 1 / 0.78], [("cue 0", 0.2, 0), ("cue 1", 0, 0.2)]),
+    ([(0, 0.1, 2.6), (0.1, 1, 0.5)], [0, 2], [1.3, 1.3], [("cue 0", 1.9, 0), ("cue 1", 1.385, 1.9)]),
+])  # fmt: skip
 def test_dubbing(
-    tmp_path: Path,
-    cues: list[tuple[float, float, float]],
-    starts_s: list[float],
-    speeds: list[float],
+    tmp_path: Path, cues: list[tuple[float, float, float]], starts_s: list[float], speeds: list[float],
     unfit: list[tuple[str, float, float]],
-) -> None:
+) -> None:  # fmt: skip
     """Cues from and to, with the length of their speech: where each begins, how fast it is, and what is reported."""
     parts, sounds = [], []
     for number, (start_s, end_s, length_s) in enumerate(cues):

@@ -144,19 +144,15 @@ def test_markdown_with_chapters_at_the_first_level() -> None:
     assert shape(markdown_book("# A\nx.\n# B\ny.", "f", 1)) == [("A", ["A", "x."]), ("B", ["B", "y."])]
 
 
-@pytest.mark.parametrize(
-    ("text", "titles"),
-    [
-        ("# One\n\nx.\n\nSetext Two\n==========\n\ny.", ["One", "Setext Two"]),
-        ("One\n===\nx.\n\nTwo\n---\ny.", ["One", "Two"]),
-        ("A title of\ntwo lines\n===\nx.\n\nTwo lines\nof it\n-----\ny.", ["A title of two lines", "Two lines of it"]),
-        ("## One\nText.\n\n---\n\nMore.", ["One"]),
-        ("# A\n- item\n---\n> quoted\n---\n\n| a |\n|---|\n\n    code\n    ---", ["A"]),
-        (f"# A\n{'A wrapped paragraph, ' * 3}\n{'that ends with a break. ' * 3}\n---\nx.", ["A"]),
-        ("# I\nx.\n# II\ny.\n# C# #\nz.", ["I", "II", "C#"]),
-        ("```\nnone\n===\n```\n# A\nx.", ["A"]),
-    ],
-)
+@pytest.mark.parametrize(("text", "titles"), [
+    ("# One\n\nx.\n\nSetext Two\n==========\n\ny.", ["One", "Setext Two"]),
+    ("One\n===\nx.\n\nTwo\n---\ny.", ["One", "Two"]),
+    ("A title of\ntwo lines\n===\nx.\n\nTwo lines\nof it\n-----\ny.", ["A title of two lines", "Two lines of it"]),
+    ("## One\nText.\n\n---\n\nMore.", ["One"]),
+    ("# A\n- item\n---\n> quoted\n---\n\n| a |\n|---|\n\n    code\n    ---", ["A"]),
+    (f"# A\n{'A wrapped paragraph, ' * 3}\n{'that ends with a break. ' * 3}\n---\nx.", ["A"]),
+    ("# I\nx.\n# II\ny.\n# C# #\nz.", ["I", "II", "C#"]), ("```\nnone\n===\n```\n# A\nx.", ["A"]),
+])  # fmt: skip
 def test_underlined_headings(text: str, titles: list[str]) -> None:
     book = markdown_book(text, "T", 2)
     assert [title for title, _ in shape(book)] == titles
@@ -166,36 +162,25 @@ def test_underlined_headings(text: str, titles: list[str]) -> None:
 START, END = "*** START OF THE PROJECT GUTENBERG EBOOK A ***", "*** END OF THE PROJECT GUTENBERG EBOOK A ***"
 
 
-@pytest.mark.parametrize(
-    ("text", "spoken", "count"),
-    [
-        (f"The Project Gutenberg eBook\n\n{START}\n\nIt rained.\n\n{END}\n\nSection 1. You may.", ["It rained."], 2),
-        (
-            f"Chapter 1\n\nIt rained.\n\nEnd of Project Gutenberg's A, by B\n\n{END}\n\nx",
-            ["Chapter 1", "It rained."],
-            1,
-        ),
-        ("*END*THE SMALL PRINT! FOR PUBLIC DOMAIN ETEXTS*Ver.04.29.93*END*\n\nIt rained.", ["It rained."], 1),
-        ("He read of Project Gutenberg.\n\nThe end of it.", ["He read of Project Gutenberg.", "The end of it."], 0),
-    ],
-)
+@pytest.mark.parametrize(("text", "spoken", "count"), [
+    (f"The Project Gutenberg eBook\n\n{START}\n\nIt rained.\n\n{END}\n\nSection 1. You may.", ["It rained."], 2),
+    (f"Chapter 1\n\nIt rained.\n\nEnd of Project Gutenberg's A, by B\n\n{END}\n\nx", ["Chapter 1", "It rained."], 1),
+    ("*END*THE SMALL PRINT! FOR PUBLIC DOMAIN ETEXTS*Ver.04.29.93*END*\n\nIt rained.", ["It rained."], 1),
+    ("He read of Project Gutenberg.\n\nThe end of it.", ["He read of Project Gutenberg.", "The end of it."], 0),
+])  # fmt: skip
 def test_the_licence_of_project_gutenberg_is_left_out(text: str, spoken: list[str], count: int) -> None:
     for book in (plain_book(text, "T"), markdown_book(text, "T", 1)):
         assert [each.text for _, each in book.spoken()] == spoken
         assert sum(book.left_out.values()) == count
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("Привет, мир".encode("cp1251"), "byte 0 is not UTF-8, and the file is not windows-1252"),
-        ("春はあけぼの。やうやう".encode("shift-jis"), "not windows-1252"),
-        ("Où est le café ?".encode() + b"\xe9", "byte 18 is not UTF-8"),
-        (b"\x89PNG\x1a\xff\x03", "not windows-1252"),
-        (b"caf\xe9 \x81", "byte 3 is not UTF-8"),
-        (b"a\0b", "it contains zero bytes"),
-    ],
-)
+@pytest.mark.parametrize(("content", "message"), [
+    ("Привет, мир".encode("cp1251"), "byte 0 is not UTF-8, and the file is not windows-1252"),
+    ("春はあけぼの。やうやう".encode("shift-jis"), "not windows-1252"),
+    ("Où est le café ?".encode() + b"\xe9", "byte 18 is not UTF-8"),
+    (b"\x89PNG\x1a\xff\x03", "not windows-1252"), (b"caf\xe9 \x81", "byte 3 is not UTF-8"),
+    (b"a\0b", "it contains zero bytes"),
+])  # fmt: skip
 def test_files_that_are_no_text(tmp_path: Path, content: bytes, message: str) -> None:
     file = tmp_path / "a.txt"
     file.write_bytes(content)

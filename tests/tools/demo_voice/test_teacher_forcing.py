@@ -63,13 +63,9 @@ class Setting:
         """An engine's runner, and a sequence of the sample's first frames that is ready to be prefilled."""
         sample = self.samples[number]
         synthesis = SynthesisRequest(
-            "test",
-            sample.utterance.text,
-            voice=sample.utterance.voice,
-            language=sample.language or "auto",
-            non_streaming_mode=sample.full_text,
-            instructions=ASKED[number][-1],
-        )
+            "test", sample.utterance.text, voice=sample.utterance.voice, language=sample.language or "auto",
+            non_streaming_mode=sample.full_text, instructions=ASKED[number][-1],
+        )  # fmt: skip
         request = synthesis
         tables = InputTables(self.talker)
         prompt = PromptBuilder(tables, self.tokenizer).build(request)

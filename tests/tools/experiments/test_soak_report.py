@@ -27,12 +27,8 @@ def records(*probes: Probe, kills: tuple[SoakKill, ...] = ()) -> SoakRecords:
 def test_a_stream_is_lost_to_what_died_just_before() -> None:
     kills = [SoakKill("talker replica", 8.0, 1), SoakKill("ingress replica", 10.0, 1), SoakKill("GCS", 50.0, 1)]
     assert [blame(broken(at_s), kills) for at_s in (9.0, 10.2, 16.0, 52.0, 70.0)] == [
-        "other",
-        "ingress or proxy",
-        "other",
-        "server",
-        "other",
-    ]
+        "other", "ingress or proxy", "other", "server", "other",
+    ]  # fmt: skip
 
 
 def test_ready_is_wrong_where_nothing_is_spoken() -> None:

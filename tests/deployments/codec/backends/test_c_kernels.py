@@ -158,18 +158,10 @@ def exactly(rows: Tensor, weight: Tensor, bias: Tensor, dilation: int) -> Tensor
 
 
 SHAPES = [  # taps, dilation, inputs, outputs, time
-    (1, 1, 32, 32, 32),
-    (7, 1, 32, 64, 33),
-    (7, 9, 96, 96, 100),
-    (2, 1, 64, 96, 63),
-    (3, 3, 160, 32, 64),
-    (1, 1, 96, 32, 1),
-    (1, 1, 64, 64, 7),
-    (7, 1, 32, 64, 4),
-    (2, 3, 32, 32, 15),
-    (7, 9, 64, 32, 16),
+    (1, 1, 32, 32, 32), (7, 1, 32, 64, 33), (7, 9, 96, 96, 100), (2, 1, 64, 96, 63), (3, 3, 160, 32, 64),
+    (1, 1, 96, 32, 1), (1, 1, 64, 64, 7), (7, 1, 32, 64, 4), (2, 3, 32, 32, 15), (7, 9, 64, 32, 16),
     (7, 3, 32, 32, 48),
-]
+]  # fmt: skip
 
 
 @pytest.mark.usefixtures("units")
@@ -184,10 +176,8 @@ def test_a_convolution(taps: int, dilation: int, inputs: int, outputs: int, time
     assert got.shape == exact.shape
     snaked = exact + snake.amplitude.double() * exact.sin().square()
     for rounded, wanted in (
-        (got, exact),
-        (convolution(rows, snake=snake), snaked),
-        (convolution(rows, gelu=True), gelu(exact)),
-    ):
+        (got, exact), (convolution(rows, snake=snake), snaked), (convolution(rows, gelu=True), gelu(exact)),
+    ):  # fmt: skip
         assert rounded.dtype == torch.bfloat16
         assert ((rounded.double() - wanted).abs() <= ROUNDING * wanted.abs() + 1e-5).all()
 
@@ -236,12 +226,8 @@ def test_products_of_what_is_not_finite_are_not_finite() -> None:
         gated = c_kernels.Convolution(weights, None, gated=True)
         halves = rows.bfloat16()
         for result in (
-            product(halves),
-            product(halves, wide=True),
-            product(halves, gelu=True),
-            gated(halves),
-            exact(rows),
-        ):
+            product(halves), product(halves, wide=True), product(halves, gelu=True), gated(halves), exact(rows),
+        ):  # fmt: skip
             assert result.isfinite().all(dim=2).tolist() == [[True, False, True]]
 
 

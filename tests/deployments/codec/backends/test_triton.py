@@ -82,8 +82,7 @@ def test_a_slot_goes_on_from_what_another_one_remembered(network: DecoderNetwork
 def test_buckets_cover_every_batch() -> None:
     for largest in (1, 3, 8, 64, 100, 130):
         sizes = buckets(largest, BATCHES)
-        assert sizes == sorted(set(sizes))
-        assert sizes[-1] == largest
+        assert (sizes, sizes[-1]) == (sorted(set(sizes)), largest)
 
 
 @pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")  # the interpreter's numpy

@@ -42,19 +42,23 @@ async def end(streams: list[Stream]) -> None:
     await asyncio.gather(*(stream.task for stream in streams))
 
 
-async def held(line: Capacity, count: int) -> list[Stream]:
-    streams = [Stream(line, at_once=True) for _ in range(count)]
+async def coming(line: Capacity, *clients: str, at_once: bool = False) -> list[Stream]:
+    """Streams of these clients, once all have entered or wait."""
+    streams = [Stream(line, client, at_once=at_once) for client in clients]
     await settle()
     return streams
 
 
+def entered(streams: list[Stream]) -> list[bool]:
+    return [stream.entered.is_set() for stream in streams]
+
+
 async def test_late_chunks_take_places_away() -> None:
     line = Capacity(max_late_s=0.25)
-    streams = await held(line, 10)
+    streams = await coming(line, *[""] * 10, at_once=True)
     for tick in range(30):
         line.decoded(0.2, now_s=tick / 10)
-    more = Stream(line)
-    await settle()
+    [more] = await coming(line, "")
     assert more.entered.is_set()
     for tick in range(30, 60):
         line.decoded(0.3, now_s=tick / 10)
@@ -67,13 +71,12 @@ async def test_late_chunks_take_places_away() -> None:
 
 async def test_streams_enter_in_order_while_there_is_a_place() -> None:
     line = capacity(2)
-    streams = [Stream(line) for _ in range(4)]
-    await settle()
-    assert [stream.entered.is_set() for stream in streams] == [True, True, False, False]
+    streams = await coming(line, *[""] * 4)
+    assert entered(streams) == [True, True, False, False]
     assert line.num_waiting == 2
     streams[1].leave.set()
     await settle()
-    assert [stream.entered.is_set() for stream in streams] == [True, True, True, False]
+    assert entered(streams) == [True, True, True, False]
     await end(streams)
     assert line.num_waiting == 0
 
@@ -98,8 +101,7 @@ async def test_a_stream_that_is_heard_already_does_not_wait() -> None:
 
 async def test_a_new_place_goes_to_the_line() -> None:
     line = capacity(1)
-    streams = [Stream(line) for _ in range(3)]
-    await settle()
+    streams = await coming(line, *[""] * 3)
     assert line.num_waiting == 2
     for tick in range(23):
         line.decoded(-1.0, now_s=tick / 10)
@@ -110,24 +112,21 @@ async def test_a_new_place_goes_to_the_line() -> None:
 
 async def test_who_leaves_the_line_or_its_place_leaves_nothing_behind() -> None:
     line = capacity(1)
-    first, waiting, last = (Stream(line) for _ in range(3))
-    await settle()
+    first, waiting, last = await coming(line, "", "", "")
     waiting.task.cancel()
     await settle()
     assert line.num_waiting == 1
     first.leave.set()
     last.task.cancel()  # while its turn is on its way
     await settle()
-    follower = Stream(line)
-    await settle()
+    [follower] = await coming(line, "")
     assert follower.entered.is_set()
     await end([first, follower])
 
 
 async def test_a_turn_and_a_cancellation_at_once_pass_the_place_on() -> None:
     line = capacity(1)
-    first, second, third = (Stream(line) for _ in range(3))
-    await settle()
+    first, second, third = await coming(line, "", "", "")
     first.leave.set()
     await asyncio.sleep(0)  # the place is given to the second, which has not run yet
     await asyncio.sleep(0)
@@ -137,15 +136,9 @@ async def test_a_turn_and_a_cancellation_at_once_pass_the_place_on() -> None:
     await end([first, third])
 
 
-def entered(streams: list[Stream]) -> list[bool]:
-    return [stream.entered.is_set() for stream in streams]
-
-
 async def test_one_client_cannot_hold_the_only_place() -> None:
     line = capacity(1)
-    hog = Stream(line, "hog")
-    streams = [Stream(line, client) for client in ("hog", "ada", "ada", "bob")]
-    await settle()
+    hog, *streams = await coming(line, "hog", "hog", "ada", "ada", "bob")
     assert hog.entered.is_set()
     assert entered(streams) == [False, True, False, False]
     streams[1].leave.set()
@@ -171,8 +164,7 @@ async def test_each_client_has_a_place_before_one_has_them_all() -> None:
 async def test_no_more_enter_than_the_workers_carry() -> None:
     carried = 3.5
     line = Capacity(max_late_s=0.25, workers_carry=lambda: carried)
-    streams = [Stream(line) for _ in range(5)]
-    await settle()
+    streams = await coming(line, *[""] * 5)
     assert entered(streams) == [True, True, True, False, False]
     carried = 4.0
     line.decoded(0.0, now_s=0.0)
@@ -183,7 +175,6 @@ async def test_no_more_enter_than_the_workers_carry() -> None:
     await settle()
     assert not streams[4].entered.is_set()
     await end(streams)
-    alone = Stream(line)
-    await settle()
+    [alone] = await coming(line, "")
     assert alone.entered.is_set()  # somebody may always speak
     await end([alone])

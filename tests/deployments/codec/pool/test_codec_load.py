@@ -140,9 +140,7 @@ async def test_busy_cores_are_a_moving_mean(clock: Clock) -> None:
     assert load.record().busy_cores == pytest.approx(0.0, abs=0.01)
 
 
-async def test_a_call_is_recorded_unless_it_is_a_jobs(
-    clock: Clock, fed: list[tuple[str, float, dict[str, str]]]
-) -> None:
+async def test_a_call_is_recorded_unless_of_a_job(clock: Clock, fed: list[tuple[str, float, dict[str, str]]]) -> None:
     load = CodecLoad(CodecConfig(workers=1), frame_s=FRAME_S)
 
     async def decode() -> str:

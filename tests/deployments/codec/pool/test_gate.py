@@ -58,6 +58,11 @@ class FakeDecoder:
         for deadline in deadlines:
             self.running.pop(deadline).set_result(Decoded(np.full(1, code(deadline), np.int16), NOWHERE))
 
+    async def land(self, *deadlines: float) -> None:
+        """Finish tasks once they run."""
+        await until(lambda: self.running.keys() >= {*deadlines})
+        self.finish(*deadlines)
+
     def fail(self, deadline: float, error: BaseException) -> None:
         running = self.running.pop(deadline)
         running.cancel() if isinstance(error, asyncio.CancelledError) else running.set_exception(error)
@@ -87,14 +92,9 @@ def fake() -> FakeDecoder:
 
 
 def gate_of(
-    fake: FakeDecoder,
-    *,
-    workers: int = 1,
-    max_batch_size: int = 16,
-    max_batch_frames: int = 1000,
-    max_call_s: float = 60.0,
-    tried_s: float = 0.0,
-) -> DecodeGate:
+    fake: FakeDecoder, *, workers: int = 1, max_batch_size: int = 16, max_batch_frames: int = 1000,
+    max_call_s: float = 60.0, tried_s: float = 0.0,
+) -> DecodeGate:  # fmt: skip
     limits = {"MAX_BATCH_SIZE": max_batch_size, "MAX_BATCH_FRAMES": max_batch_frames}
     with mock.patch.multiple(module, **limits, longest_call_s=lambda workers: max_call_s):
         gate = DecodeGate(fake, workers=workers, frame_s=0.08, tried_s=tried_s)
@@ -124,8 +124,7 @@ async def test_a_worker_waits_a_moment_for_a_stream_with_little_time(fake: FakeD
     assert later not in fake.running
     if comes_back:
         again = send(gate, sooner)
-        await until(lambda: sooner in fake.running)
-        fake.finish(sooner)
+        await fake.land(sooner)
         await again
     while later not in fake.running:  # noqa: ASYNC110, the gate's clock lets it through
         await asyncio.sleep(0.001)
@@ -138,8 +137,7 @@ async def test_no_more_workers_wait_than_streams_may_come_back(fake: FakeDecoder
     gate, now_s = gate_of(fake, workers=3), time.monotonic()
     soon, later, sooner = now_s + 0.1, [now_s + 10, now_s + 20, now_s + 30], now_s + 0.2
     urgent = send(gate, soon)
-    await until(lambda: soon in fake.running)
-    fake.finish(soon)
+    await fake.land(soon)
     await urgent
     patient = [send(gate, each, frames=number + 1) for number, each in enumerate(later)]
     await settle()
@@ -200,14 +198,10 @@ async def test_the_last_idle_worker_is_left_to_the_urgent(fake: FakeDecoder) -> 
     await _cancel(decoding)
 
 
-@pytest.mark.parametrize(
-    ("left_s", "calls"),
-    [(2.2, [[2.2], [2.4, 2.6]]), (1.8, [[1.8, 2.0], [2.2]]), (-2.0, [[-2.0, -1.8], [-1.6]])],
-    ids=["in-time", "late-also-alone", "late-already"],
-)
-async def test_who_comes_in_time_alone_shares_no_call_that_comes_late(
-    fake: FakeDecoder, left_s: float, calls: list[list[float]]
-) -> None:
+@pytest.mark.parametrize(("left_s", "calls"), [
+    (2.2, [[2.2], [2.4, 2.6]]), (1.8, [[1.8, 2.0], [2.2]]), (-2.0, [[-2.0, -1.8], [-1.6]]),
+], ids=["in-time", "late-also-alone", "late-already"])  # fmt: skip
+async def test_who_is_in_time_joins_no_late_call(fake: FakeDecoder, left_s: float, calls: list[list[float]]) -> None:
     """A call of two takes 2.4 s here, one of one 2.0 s, and perhaps a fifth longer."""
     gate, now_s = gate_of(fake), time.monotonic()
     gate.seconds_per_frame = 0.4 / 1.2
@@ -221,9 +215,7 @@ async def test_who_comes_in_time_alone_shares_no_call_that_comes_late(
 
 
 @pytest.mark.parametrize(("workers", "busy"), [(MANY, 0), (MANY - 1, 1)])
-async def test_nobody_waits_where_nothing_is_decoded_or_few_workers_are(
-    fake: FakeDecoder, workers: int, busy: int
-) -> None:
+async def test_nobody_waits_for_idle_workers_or_beside_few_of_them(fake: FakeDecoder, workers: int, busy: int) -> None:
     gate, now_s = gate_of(fake, workers=workers), time.monotonic()
     decoding = [send(gate, now_s, frames=20) for _ in range(busy)]
     await until(lambda: len(fake.running) == busy)
@@ -299,8 +291,7 @@ async def test_a_worker_is_held_until_the_whole_batch_is_done(fake: FakeDecoder)
     assert decoding[0].done()
     assert 3.0 not in fake.running
     fake.finish(2.0)
-    await until(lambda: 3.0 in fake.running)
-    fake.finish(3.0)
+    await fake.land(3.0)
     await asyncio.gather(*decoding)
 
 
@@ -328,8 +319,7 @@ async def test_an_error_reaches_its_own_caller_only(fake: FakeDecoder, error: Ba
         await decoding[0]
     assert (await decoding[1]).pcm[0] == 2
     again = send(gate, 3.0)
-    await until(lambda: 3.0 in fake.running)
-    fake.finish(3.0)
+    await fake.land(3.0)
     await again
 
 
@@ -361,8 +351,7 @@ async def test_a_caller_who_leaves_while_decoding_leaks_no_worker(fake: FakeDeco
     assert 3.0 not in fake.running  # the worker is still busy with those who left
     fake.finish(1.0)
     fake.fail(2.0, EngineError("nobody hears this"))
-    await until(lambda: 3.0 in fake.running)
-    fake.finish(3.0)
+    await fake.land(3.0)
     await after
 
 
@@ -414,9 +403,7 @@ def test_decode_batch_keeps_order_over_different_lengths(decoder: CodecDecoder, 
     ("broken", "message"),
     [(np.full((2, 4), 99, np.int16), "not within 0 to 31"), (np.zeros((2, 3), np.int16), "3 codes, the codec takes 4")],
 )
-def test_a_bad_job_spoils_only_its_own_outcome(
-    decoder: CodecDecoder, codes: torch.Tensor, broken: np.ndarray, message: str
-) -> None:
+def test_a_bad_job_fails_alone(decoder: CodecDecoder, codes: torch.Tensor, broken: np.ndarray, message: str) -> None:
     good = codes[0, :2].numpy().astype(np.int16)
     tasks = [DecodeTask(each, decoder.initial_state(), 0.0) for each in (good, broken, good)]
     first, bad, last = decode_batch(decoder, tasks)
@@ -439,8 +426,7 @@ async def test_a_batch_is_bounded(fake: FakeDecoder, limit: dict[str, Any], seco
     await until(lambda: len(fake.running) == 2)
     fake.finish(0.0, 1.0)
     gate.seconds_per_frame = 1.0
-    await until(lambda: 2.0 in fake.running)
-    fake.finish(2.0)
+    await fake.land(2.0)
     await asyncio.gather(*decoding)
     assert fake.calls == [[0.0, 1.0], [2.0]]
 

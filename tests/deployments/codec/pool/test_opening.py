@@ -17,20 +17,15 @@ from deployments.codec.decoder import MIN_SNR_DB, CodecDecoder, snr_db, to_pcm16
 from deployments.codec.plan import ChunkPlan
 from deployments.codec.pool.stream import DecodingStart, StreamDecoder
 from deployments.errors import TalkerLost
-from deployments.protocol import (
-    ALL_FRAMES,
-    Codes,
-    FinishReason,
-    FrameChunk,
-    PcmChunk,
-    SynthesisRequest,
-)
+from deployments.protocol import ALL_FRAMES, Codes, FinishReason, FrameChunk, PcmChunk, SynthesisRequest
 from deployments.serving.failover import with_failover
 from deployments.serving.replica_streams import AllFrames
+from tests.deployments.codec.pool.test_service import assert_within_one_lsb, collect, joined_codes
 
 pytestmark = pytest.mark.anyio
 SAMPLE_RATE = 300
 NUM_FRAMES = 40
+Sizes = tuple[list[int], list[int]]  # of codes and of audio, in frames
 
 
 class Talker:
@@ -82,7 +77,7 @@ def whole(decoder: CodecDecoder, codes: Tensor) -> np.ndarray:
     return to_pcm16(audio[0])
 
 
-def start_of(decode: Decode, decoder: CodecDecoder, talker: Talker, frames: int, sizes: tuple[list[int], list[int]]):  # type: ignore[no-untyped-def]
+def start_of(decode: Decode, decoder: CodecDecoder, talker: Talker, frames: int, sizes: Sizes):  # type: ignore[no-untyped-def]
     stream = stream_of(decode, decoder, DecodingStart(decoder.initial_state()))
     return stream.run(talker.frames(*sizes), gpu_frames=frames)
 
@@ -92,28 +87,20 @@ def stream_of(decode: Decode, decoder: CodecDecoder, start: DecodingStart) -> St
     return StreamDecoder(decode, plan, start, frame_samples=decoder.frame_samples, sample_rate=SAMPLE_RATE)
 
 
-async def collect(chunks: AsyncGenerator[PcmChunk, None]) -> list[PcmChunk]:
-    async with aclosing(chunks):
-        return [chunk async for chunk in chunks]
-
-
 def joined(chunks: list[PcmChunk]) -> np.ndarray:
     return np.frombuffer(bytearray(b"".join(chunk.pcm for chunk in chunks)), np.int16)
 
 
 @pytest.mark.parametrize("frames", [1, 2, 12, 39, 40, 41, ALL_FRAMES])
 @pytest.mark.parametrize("sizes", [([1], [1]), ([4, 1], [0, 1, 2]), ([40], [0, 0, 3]), ([1, 1, 5], [9])])
-async def test_any_share_of_the_talker_gives_the_same_audio(
-    decoder: CodecDecoder, codes: Tensor, frames: int, sizes: tuple[list[int], list[int]]
-) -> None:
+async def test_any_share_gives_the_same_audio(decoder: CodecDecoder, codes: Tensor, frames: int, sizes: Sizes) -> None:
     expected = whole(decoder, codes[0])
     frames_pcm = expected[: frames * decoder.frame_samples]
     talker, decode = Talker(codes[0].numpy().astype(np.int16), frames_pcm, decoder.frame_samples), Decode(decoder)
     chunks = await collect(start_of(decode, decoder, talker, frames, sizes))
     pcm = joined(chunks)
-    assert pcm.shape == expected.shape
-    assert np.abs(pcm.astype(int) - expected).max() <= 1
-    assert np.array_equal(np.concatenate([chunk.codes for chunk in chunks]), codes[0].numpy())
+    assert_within_one_lsb(pcm, expected)
+    assert np.array_equal(joined_codes(chunks), codes[0].numpy())
     assert [chunk.finish_reason for chunk in chunks] == [None] * (len(chunks) - 1) + [FinishReason.STOP]
     assert [chunk.position for chunk in chunks] == list(np.cumsum([len(chunk.pcm) // 2 for chunk in chunks]))
     decoded = sum(len(task.codes) for task in decode.tasks if not task.silent)
@@ -121,9 +108,7 @@ async def test_any_share_of_the_talker_gives_the_same_audio(
     assert sum(len(task.codes) for task in decode.tasks if task.silent) in (0, frames)  # never twice
 
 
-async def test_the_border_between_precisions_is_not_heard(
-    directory: Path, decoder: CodecDecoder, codes: Tensor
-) -> None:
+async def test_the_border_of_precisions_is_not_heard(directory: Path, decoder: CodecDecoder, codes: Tensor) -> None:
     expected = whole(decoder, codes[0]).astype(int)
     border = 12 * decoder.frame_samples
     noisy = expected + np.random.default_rng(0).normal(0, expected.std() * 10 ** (-MIN_SNR_DB / 20), expected.shape)
@@ -137,9 +122,7 @@ async def test_the_border_between_precisions_is_not_heard(
     assert abs(steps[border - 1] - abs(expected[border] - expected[border - 1])) < 4 * np.abs(noisy - expected).std()
 
 
-async def test_bfloat16_hands_over_to_float32_within_its_noise(
-    directory: Path, decoder: CodecDecoder, codes: Tensor
-) -> None:
+async def test_bfloat16_hands_over_in_its_noise(directory: Path, decoder: CodecDecoder, codes: Tensor) -> None:
     rounded = load_decoder(directory, precision="bfloat16")
     expected, other = whole(decoder, codes[0]), whole(rounded, codes[0])
     border = 12 * decoder.frame_samples
@@ -162,14 +145,11 @@ async def test_an_error_comes_after_the_audio_of_all_codes(decoder: CodecDecoder
         async for chunk in start_of(Decode(decoder), decoder, talker, ALL_FRAMES, ([8], [1])):
             heard.append(chunk)  # noqa: PERF401
     pcm = joined(heard)
-    assert pcm.shape == expected.shape
-    assert np.abs(pcm.astype(int) - expected).max() <= 1
+    assert_within_one_lsb(pcm, expected)
 
 
 @pytest.mark.parametrize("chunks_read", [1, 3])
-async def test_leaving_during_the_opening_leaves_nothing_behind(
-    decoder: CodecDecoder, codes: Tensor, chunks_read: int
-) -> None:
+async def test_leaving_the_opening_leaves_nothing(decoder: CodecDecoder, codes: Tensor, chunks_read: int) -> None:
     before = asyncio.all_tasks()
     talker = Talker(codes[0].numpy().astype(np.int16), whole(decoder, codes[0]), decoder.frame_samples)
     async with aclosing(start_of(Decode(decoder), decoder, talker, 12, ([40], [2]))) as chunks:
@@ -193,7 +173,7 @@ async def test_the_next_talker_brings_the_audio_that_the_lost_one_owes() -> None
 
     request = SynthesisRequest("test", "Hello.", gpu_frames=12)
     chunks = [chunk async for chunk in with_failover(AllFrames(generate, request, frame_samples))]
-    assert np.array_equal(np.concatenate([chunk.codes for chunk in chunks]), codes)
+    assert np.array_equal(joined_codes(chunks), codes)
     first, second = asked
     assert (first.resume, first.gpu_frames) == (None, 12)
     resume = second.resume
@@ -203,9 +183,7 @@ async def test_the_next_talker_brings_the_audio_that_the_lost_one_owes() -> None
 
 @pytest.mark.parametrize("position", [1, 20])
 @pytest.mark.parametrize("frames", [1, 12, ALL_FRAMES])
-async def test_a_stream_that_goes_on_here_is_recalled_beside_the_talkers_audio(
-    decoder: CodecDecoder, codes: Tensor, position: int, frames: int
-) -> None:
+async def test_a_resumed_stream_is_recalled(decoder: CodecDecoder, codes: Tensor, position: int, frames: int) -> None:
     known, size = codes[0].numpy().astype(np.int16), decoder.frame_samples
     expected = whole(decoder, codes[0])[position * size :]
     talker, decode = Talker(known[position:], expected[: frames * size], size), Decode(decoder)
@@ -213,9 +191,8 @@ async def test_a_stream_that_goes_on_here_is_recalled_beside_the_talkers_audio(
     stream = stream_of(decode, decoder, start)
     chunks = await collect(stream.run(talker.frames([4], [2]), gpu_frames=frames))
     pcm = joined(chunks)
-    assert pcm.shape == expected.shape
-    assert np.abs(pcm.astype(int) - expected).max() <= 1
-    assert np.array_equal(np.concatenate([chunk.codes for chunk in chunks]), known[position:])
+    assert_within_one_lsb(pcm, expected)
+    assert np.array_equal(joined_codes(chunks), known[position:])
     assert chunks[-1].position == NUM_FRAMES * size
     recalled = sum(len(task.codes) for task in decode.tasks if task.silent)
     assert recalled == (0 if frames is ALL_FRAMES else position + frames)

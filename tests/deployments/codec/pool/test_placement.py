@@ -14,16 +14,10 @@ def placement_of(name: str, *, on_gpu: bool = True) -> Placement:
     return placement
 
 
-@pytest.mark.parametrize(
-    ("name", "on_gpu", "expected"),
-    [
-        ("pool", True, 0),
-        ("hybrid", False, 0),
-        ("hybrid", True, 9),
-        ("inline", True, ALL_FRAMES),
-        ("inline", False, ALL_FRAMES),
-    ],
-)
+@pytest.mark.parametrize(("name", "on_gpu", "expected"), [
+    ("pool", True, 0), ("hybrid", False, 0), ("hybrid", True, 9), ("inline", True, ALL_FRAMES),
+    ("inline", False, ALL_FRAMES),
+])  # fmt: skip
 def test_an_idle_pool_asks_for_its_placement(name: str, on_gpu: bool, expected: int) -> None:
     with placement_of(name, on_gpu=on_gpu).admit(inf) as frames:
         assert frames == expected

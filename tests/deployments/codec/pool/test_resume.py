@@ -13,8 +13,16 @@ from deployments.codec.backends.registry import load_decoder
 from deployments.codec.decoder import to_pcm16
 from deployments.codec.pool.service import CodecService
 from deployments.errors import TalkerLost
-from deployments.protocol import Codes, FinishReason, FrameChunk, PcmChunk, Progress, Reference, SynthesisRequest
-from tests.deployments.codec.pool.test_service import REQUEST, collect, joined_pcm, make_service, random_codes
+from deployments.protocol import Codes, FinishReason, FrameChunk, Progress, Reference, SynthesisRequest
+from tests.deployments.codec.pool.test_service import (
+    REQUEST,
+    assert_within_one_lsb,
+    collect,
+    joined_codes,
+    joined_pcm,
+    make_service,
+    random_codes,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -53,15 +61,6 @@ def base(tiny_checkpoint: Callable[[str], Path]) -> CodecService:
     return make_service(tiny_checkpoint("Base"))
 
 
-def joined_codes(chunks: list[PcmChunk]) -> Codes:
-    return np.concatenate([chunk.codes for chunk in chunks])
-
-
-def assert_within_one_lsb(pcm: np.ndarray, expected: np.ndarray) -> None:
-    assert pcm.shape == expected.shape
-    assert np.abs(pcm.astype(int) - expected.astype(int)).max(initial=0) <= 1
-
-
 async def test_a_lost_talker_does_not_show(service: CodecService) -> None:
     whole = await collect(service.decode_stream(REQUEST, Talker().generate))
     talker = Talker(dies_at=(0, 7, 7, 31))
@@ -74,9 +73,7 @@ async def test_a_lost_talker_does_not_show(service: CodecService) -> None:
 
 @pytest.mark.parametrize("kind", ["plain", "clone"])
 @pytest.mark.parametrize("num_chunks", range(8))
-async def test_after_any_chunk_the_next_sample_follows(
-    service: CodecService, base: CodecService, kind: str, num_chunks: int
-) -> None:
+async def test_any_chunk_can_be_the_last(service: CodecService, base: CodecService, kind: str, num_chunks: int) -> None:
     audio = np.random.default_rng(0).uniform(-0.5, 0.5, 24000).astype(np.float32)
     clone = replace(REQUEST, reference=Reference(audio, "What is said."))
     request, codec = (REQUEST, service) if kind == "plain" else (clone, base)
@@ -121,9 +118,7 @@ async def test_a_quiet_start_is_trimmed_once(service: CodecService) -> None:
 
 
 @pytest.mark.parametrize("num_frames", [1, 8, 13, 100, 400])
-def test_a_recalled_state_decodes_as_one_that_decoded_everything(
-    tiny_checkpoint: Callable[[str], Path], num_frames: int
-) -> None:
+def test_a_recalled_state_is_one_that_decoded_all(tiny_checkpoint: Callable[[str], Path], num_frames: int) -> None:
     decoder = load_decoder(tiny_checkpoint("CustomVoice") / "speech_tokenizer")
     codes = torch.from_numpy(random_codes(2, frames=num_frames + 12).astype(np.int64))
     whole, _ = decoder.decode(codes[None], [decoder.initial_state()])

@@ -1,7 +1,7 @@
 import asyncio
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import ExitStack, aclosing
 from dataclasses import replace
 from itertools import count
@@ -35,6 +35,8 @@ from deployments.protocol import (
 from deployments.recording_cache import VOICE_BYTES
 
 pytestmark = pytest.mark.anyio
+Checkpoints = Callable[[str], Path]
+OneShot = Callable[..., np.ndarray]
 REQUEST = SynthesisRequest("test", "Hello there.", voice="ryan", leading_silence=True)
 
 
@@ -83,24 +85,32 @@ def random_codes(seed: int, *, frames: int = 12) -> Codes:
     return np.random.default_rng(seed).integers(0, 2048, (frames, 16)).astype(np.int16)
 
 
-def assert_same_audio(chunks: list[PcmChunk], expected: np.ndarray) -> None:
-    pcm = joined_pcm(chunks)
+def joined_codes(chunks: Sequence[FrameChunk | PcmChunk]) -> Codes:
+    return np.concatenate([chunk.codes for chunk in chunks])
+
+
+def assert_within_one_lsb(pcm: np.ndarray, expected: np.ndarray) -> None:
     assert pcm.shape == expected.shape
-    assert np.abs(pcm.astype(int) - expected.astype(int)).max() <= 1
+    assert np.abs(pcm.astype(int) - expected.astype(int)).max(initial=0) <= 1
+
+
+def assert_same_audio(chunks: list[PcmChunk], expected: np.ndarray) -> None:
+    assert expected.size
+    assert_within_one_lsb(joined_pcm(chunks), expected)
 
 
 @pytest.fixture(scope="module")
-def custom_voice(tiny_checkpoint: Callable[[str], Path]) -> CodecService:
+def custom_voice(tiny_checkpoint: Checkpoints) -> CodecService:
     return make_service(tiny_checkpoint("CustomVoice"))
 
 
 @pytest.fixture(scope="module")
-def base(tiny_checkpoint: Callable[[str], Path]) -> CodecService:
+def base(tiny_checkpoint: Checkpoints) -> CodecService:
     return make_service(tiny_checkpoint("Base"))
 
 
 @pytest.fixture
-def one_shot(tiny_checkpoint: Callable[[str], Path]) -> Callable[..., np.ndarray]:
+def one_shot(tiny_checkpoint: Checkpoints) -> OneShot:
     def decode(codes: Codes, *, kind: str = "CustomVoice", after: Codes | None = None) -> np.ndarray:
         """Samples of `codes`, spoken after those of another recording."""
         decoder = load_decoder(tiny_checkpoint(kind) / "speech_tokenizer")
@@ -111,9 +121,7 @@ def one_shot(tiny_checkpoint: Callable[[str], Path]) -> Callable[..., np.ndarray
     return decode
 
 
-async def test_audio_is_that_of_the_talkers_codes(
-    custom_voice: CodecService, one_shot: Callable[..., np.ndarray]
-) -> None:
+async def test_audio_is_that_of_the_codes(custom_voice: CodecService, one_shot: OneShot) -> None:
     talker = Talker(random_codes(1))
     chunks = await collect(custom_voice.decode_stream(REQUEST, talker.generate))
     assert_same_audio(chunks, one_shot(random_codes(1)))
@@ -122,9 +130,7 @@ async def test_audio_is_that_of_the_talkers_codes(
     assert chunks[-1].finish_reason is FinishReason.STOP
 
 
-async def test_a_recording_that_is_read_keeps_no_listener_waiting(
-    tiny_checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_reading_holds_no_listener_up(tiny_checkpoint: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
     service, begun, go_on = make_service(tiny_checkpoint("Base")), threading.Event(), threading.Event()
     encode = CodecEncoder.encode
 
@@ -148,9 +154,7 @@ async def test_a_recording_that_is_read_keeps_no_listener_waiting(
     assert (await cloned)[-1].finish_reason is FinishReason.STOP
 
 
-async def test_a_recording_may_take_longer_to_read_than_a_call_of_a_gpu(
-    tiny_checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_reading_may_outlast_calls_of_gpus(tiny_checkpoint: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
     """The encoder of a pool is on the CPU, wherever it decodes."""
     codec = load_codec(str(tiny_checkpoint("Base")), CodecConfig(placement="inline"))
     with monkeypatch.context() as patched:
@@ -172,9 +176,7 @@ async def test_a_recording_may_take_longer_to_read_than_a_call_of_a_gpu(
     assert service.failure is None
 
 
-async def test_streams_at_the_same_time_do_not_mix(
-    custom_voice: CodecService, one_shot: Callable[..., np.ndarray]
-) -> None:
+async def test_streams_at_once_do_not_mix(custom_voice: CodecService, one_shot: OneShot) -> None:
     all_codes = [random_codes(seed, frames=5 + seed) for seed in range(4)]
     streams = await asyncio.gather(
         *(collect(custom_voice.decode_stream(REQUEST, Talker(codes).generate)) for codes in all_codes)
@@ -184,9 +186,7 @@ async def test_streams_at_the_same_time_do_not_mix(
 
 
 @pytest.mark.parametrize(("leading_silence", "audible"), [(True, 6), (False, 4)])
-async def test_a_quiet_start_is_trimmed_unless_asked_for(
-    tiny_checkpoint: Callable[[str], Path], leading_silence: bool, audible: int
-) -> None:
+async def test_a_quiet_start_is_trimmed(tiny_checkpoint: Checkpoints, leading_silence: bool, audible: int) -> None:
     frame_samples = 1920
 
     async def decode(task: DecodeTask) -> Decoded:
@@ -201,9 +201,7 @@ async def test_a_quiet_start_is_trimmed_unless_asked_for(
     assert (pcm[-4 * frame_samples :: frame_samples] != 0).tolist() == [True, True, False, True]
 
 
-async def test_a_clone_goes_on_from_its_reference(
-    base: CodecService, one_shot: Callable[..., np.ndarray], tiny_checkpoint: Callable[[str], Path]
-) -> None:
+async def test_a_clone_continues_it(base: CodecService, one_shot: OneShot, tiny_checkpoint: Checkpoints) -> None:
     audio = np.random.default_rng(0).uniform(-0.5, 0.5, 24000).astype(np.float32)
     talker = Talker(random_codes(3))
     request = replace(REQUEST, reference=Reference(audio, "What is said."))
@@ -216,8 +214,8 @@ async def test_a_clone_goes_on_from_its_reference(
     assert_same_audio(chunks, one_shot(random_codes(3), kind="Base", after=reference_codes))
 
 
-async def test_a_clone_by_its_prompt_is_not_read_again(
-    base: CodecService, tiny_checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+async def test_a_prompt_is_not_read(
+    base: CodecService, tiny_checkpoint: Checkpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither where its recording has been read nor at a replica that never heard it: the sound is the same."""
     audio = np.random.default_rng(1).uniform(-0.5, 0.5, 12000).astype(np.float32)
@@ -261,9 +259,7 @@ async def test_the_prompt_of_a_recording_comes_back_with_the_first_audio(base: C
     assert chunks[0].pcm
 
 
-async def test_a_clone_by_its_voice_alone_begins_in_silence(
-    base: CodecService, one_shot: Callable[..., np.ndarray]
-) -> None:
+async def test_a_clone_by_its_voice_begins_in_silence(base: CodecService, one_shot: OneShot) -> None:
     talker = Talker(random_codes(4))
     request = replace(REQUEST, reference=Reference(np.zeros(24000, np.float32), x_vector_only=True))
     chunks = await collect(base.decode_stream(request, talker.generate))
@@ -280,9 +276,7 @@ async def test_a_checkpoint_without_an_encoder_refuses_to_clone(custom_voice: Co
     assert talker.requests == []
 
 
-async def test_codes_outside_the_codebook_end_their_own_stream(
-    custom_voice: CodecService, one_shot: Callable[..., np.ndarray]
-) -> None:
+async def test_invalid_codes_end_their_stream(custom_voice: CodecService, one_shot: OneShot) -> None:
     broken = random_codes(6)
     broken[5] = 3000
     bad, good = Talker(broken), Talker(random_codes(7))
@@ -318,9 +312,7 @@ def test_a_model_without_a_codec_fails_with_the_missing_file(tmp_path: Path) -> 
         CodecService(str(tmp_path), CodecConfig(), decode=Decoded)  # type: ignore[arg-type]
 
 
-def test_every_call_has_been_made_before_a_replica_is_ready(
-    tiny_checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_ready_replica_has_made_every_call(tiny_checkpoint: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
     tiny, shapes = str(tiny_checkpoint("CustomVoice")), set()
     decode = CodecDecoder.decode
 
@@ -340,9 +332,7 @@ def test_every_call_has_been_made_before_a_replica_is_ready(
     assert shapes == set()
 
 
-def test_a_replica_that_has_just_started_knows_how_many_streams_it_carries(
-    tiny_checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_new_replica_knows_its_capacity(tiny_checkpoint: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
     """It has the fewest, so that all that come next are its: what its core cannot decode in time is left to the GPU."""
     clock = count(step=0.05)
     monkeypatch.setattr("deployments.codec.decoder.time", SimpleNamespace(monotonic=lambda: next(clock)))

@@ -17,6 +17,7 @@ from deployments.codec.pool.stream import Decode, DecodingStart, StreamDecoder
 from deployments.errors import EngineError, TalkerLost
 from deployments.protocol import Codes, FinishReason, FrameChunk, PcmChunk
 from deployments.speech_detection import EndingGuard, LeadingSilence
+from tests.deployments.codec.pool.test_service import assert_within_one_lsb, collect, joined_codes, joined_pcm
 
 pytestmark = pytest.mark.anyio
 
@@ -71,23 +72,15 @@ def numbered(count: int, *, start: int = 1) -> Codes:
 
 
 def decoder_of(
-    decode: Decode,
-    *,
-    start: DecodingStart = NOWHERE,
-    silence: LeadingSilence | None = None,
+    decode: Decode, *, start: DecodingStart = NOWHERE, silence: LeadingSilence | None = None,
     guard: EndingGuard | None = None,
-) -> StreamDecoder:
+) -> StreamDecoder:  # fmt: skip
     sizes = {"frame_samples": FRAME_SAMPLES, "sample_rate": SAMPLE_RATE}
     return StreamDecoder(decode, ChunkPlan(RAMP, frame_s=FRAME_S), start, **sizes, silence=silence, guard=guard)
 
 
 def run(decode: FakeDecode, source: Source, *, silence: LeadingSilence | None = None) -> AsyncGenerator[PcmChunk, None]:
     return decoder_of(decode, silence=silence).run(source.frames())
-
-
-async def collect(chunks: AsyncGenerator[PcmChunk, None]) -> list[PcmChunk]:
-    async with aclosing(chunks):
-        return [chunk async for chunk in chunks]
 
 
 async def collect_until_error(chunks: AsyncGenerator[PcmChunk, None]) -> tuple[list[PcmChunk], Exception]:
@@ -99,14 +92,6 @@ async def collect_until_error(chunks: AsyncGenerator[PcmChunk, None]) -> tuple[l
     except (TalkerLost, EngineError) as error:
         return seen, error
     raise AssertionError("the stream ended without an error")
-
-
-def joined_codes(chunks: list[PcmChunk]) -> Codes:
-    return np.concatenate([chunk.codes for chunk in chunks])
-
-
-def joined_pcm(chunks: list[PcmChunk]) -> np.ndarray:
-    return np.frombuffer(b"".join(chunk.pcm for chunk in chunks), np.int16)
 
 
 @pytest.fixture
@@ -179,8 +164,7 @@ async def test_for_a_reader_that_takes_nothing_nothing_is_decoded(decode: FakeDe
         await source.exhausted.wait()
         assert len(decode.tasks) == 1
         rest = [chunk async for chunk in chunks]
-    pcm = np.frombuffer(b"".join(chunk.pcm for chunk in [first, *rest]), np.int16)
-    assert np.array_equal(pcm, np.arange(1, 201).repeat(FRAME_SAMPLES))
+    assert np.array_equal(joined_pcm([first, *rest]), np.arange(1, 201).repeat(FRAME_SAMPLES))
 
 
 async def test_an_error_comes_after_the_audio_before_it(decode: FakeDecode) -> None:
@@ -296,9 +280,7 @@ async def test_a_missed_end_is_made_up_for_and_the_talker_left(decode: FakeDecod
 
 
 @pytest.mark.parametrize("seed", range(6))
-async def test_audio_equals_the_one_shot_audio_however_frames_arrive(
-    decoder: CodecDecoder, codes: torch.Tensor, seed: int
-) -> None:
+async def test_audio_is_the_same_however_frames_arrive(decoder: CodecDecoder, codes: torch.Tensor, seed: int) -> None:
     async def decode(task: DecodeTask) -> Decoded:
         (outcome,) = decode_batch(decoder, [task])
         assert isinstance(outcome, Decoded)
@@ -325,8 +307,7 @@ async def test_audio_equals_the_one_shot_audio_however_frames_arrive(
     )
     chunks = await collect(stream.run(ragged()))
     audio, _ = decoder.decode(codes[:1], [decoder.initial_state()])
-    difference = joined_pcm(chunks).astype(int) - to_pcm16(audio[0]).astype(int)
-    assert np.abs(difference).max() <= 1
+    assert_within_one_lsb(joined_pcm(chunks), to_pcm16(audio[0]))
     assert np.array_equal(joined_codes(chunks), whole)
     assert [chunk.finish_reason for chunk in chunks[:-1]] == [None] * (len(chunks) - 1)
     assert chunks[-1].finish_reason is FinishReason.STOP

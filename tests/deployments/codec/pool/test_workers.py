@@ -49,15 +49,11 @@ async def test_a_call_that_works_may_take_its_time(monkeypatch: pytest.MonkeyPat
     await working
 
 
-@pytest.mark.parametrize(
-    ("error", "is_memory"),
-    [
-        (MemoryError(), True),
-        (torch.OutOfMemoryError("CUDA out of memory"), True),
-        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 24 bytes"), True),
-        (RuntimeError("shapes do not fit"), False),
-    ],
-)
+@pytest.mark.parametrize(("error", "is_memory"), [
+    (MemoryError(), True), (torch.OutOfMemoryError("CUDA out of memory"), True),
+    (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 24 bytes"), True),
+    (RuntimeError("shapes do not fit"), False),
+])  # fmt: skip
 async def test_without_memory_another_replica_may_have_some(error: Exception, is_memory: bool) -> None:
     def fail() -> None:
         raise error

@@ -2,6 +2,7 @@ import random
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from deployments.codec.backends.registry import load_decoder
 from deployments.codec.decoder import CodecDecoder, to_pcm16
 from deployments.codec.decoder_state import DecoderState
 from deployments.codec.encoder import CodecEncoder
-from deployments.codec.slots import CODE_RING, PlainSlots, SlotDecoder
+from deployments.codec.slots import CODE_RING, PlainSlots
 from deployments.errors import InvalidRequest, Overloaded
 from deployments.protocol import ALL_FRAMES, Codes, FrameChunk, Pcm, Reference
 from deployments.recording_cache import VOICE_BYTES
@@ -106,9 +107,7 @@ def test_streams_together_sound_as_alone(audio: AudioStreams, decoder: CodecDeco
 
 
 @pytest.mark.parametrize(("known", "heard"), [(6, None), (6, 6), (9, 4), (3, 0), (40, 39)])
-def test_a_resumed_stream_goes_on_behind_what_was_heard(
-    audio: AudioStreams, decoder: CodecDecoder, known: int, heard: int | None
-) -> None:
+def test_a_resumed_stream_goes_on(audio: AudioStreams, decoder: CodecDecoder, known: int, heard: int | None) -> None:
     codes = random_codes(45)
     audio.open(1, codes[:known], num_delivered=heard, num_frames=12)
     pcm = feed(audio, {1: codes[known:]})[1]
@@ -199,71 +198,70 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
+@pytest.fixture
+def slots(clock: Clock) -> FakeSlots:
+    return FakeSlots()
+
+
+@pytest.fixture
+def faked(slots: FakeSlots) -> AudioStreams:
+    return AudioStreams(lambda: slots, frame_s=FRAME_S)
+
+
 def frames_of(count: int) -> Tensor:
     return torch.zeros((count, 16), dtype=torch.int16)
 
 
-@pytest.mark.usefixtures("clock")
-def test_the_first_frame_starts_at_once_and_later_ones_share_calls() -> None:
-    slots = FakeSlots()
-    audio = AudioStreams(lambda: slots, frame_s=FRAME_S)
+def test_the_first_frame_starts_at_once_and_later_ones_share_calls(slots: FakeSlots, faked: AudioStreams) -> None:
     for number in range(6):
-        audio.open(number, None, num_frames=ALL_FRAMES)
-        audio.add_frames([number], frames_of(1))
+        faked.open(number, None, num_frames=ALL_FRAMES)
+        faked.add_frames([number], frames_of(1))
     assert [len(called) for called, _ in slots.calls] == [1, 1]  # one runs, one waits behind it
     slots.decode_calls[0].done = True
-    assert [number for number, _ in audio.take()] == [0]
+    assert [number for number, _ in faked.take()] == [0]
     assert [len(called) for called, _ in slots.calls] == [1, 1, 4]
 
 
-@pytest.mark.usefixtures("clock")
-def test_the_talker_waits_for_a_first_frame_but_not_for_other_calls() -> None:
-    slots = FakeSlots()
-    audio = AudioStreams(lambda: slots, frame_s=FRAME_S)
-    audio.prioritise_newest_call()
+def test_the_talker_waits_for_a_first_frame_but_not_for_other_calls(slots: FakeSlots, faked: AudioStreams) -> None:
+    faked.prioritise_newest_call()
     assert slots.num_preceded == 0
-    audio.open(0, None, num_frames=ALL_FRAMES)
-    audio.add_frames([0], frames_of(1))
-    audio.prioritise_newest_call()
+    faked.open(0, None, num_frames=ALL_FRAMES)
+    faked.add_frames([0], frames_of(1))
+    faked.prioritise_newest_call()
     assert slots.num_preceded == 1
-    audio.open(1, None, num_frames=ALL_FRAMES)
-    audio.add_frames([1], frames_of(1))
-    audio.prioritise_newest_call()
+    faked.open(1, None, num_frames=ALL_FRAMES)
+    faked.add_frames([1], frames_of(1))
+    faked.prioritise_newest_call()
     assert slots.num_preceded == 1, "another call is before it"
 
 
-def test_a_stream_that_plays_lets_a_new_one_go_first(clock: Clock) -> None:
-    slots = FakeSlots()
-    audio = AudioStreams(lambda: slots, frame_s=FRAME_S)
-    audio.open(0, None, num_frames=ALL_FRAMES)
-    audio.add_frames([0], frames_of(1))
+def test_a_stream_that_plays_lets_a_new_one_go_first(slots: FakeSlots, faked: AudioStreams, clock: Clock) -> None:
+    faked.open(0, None, num_frames=ALL_FRAMES)
+    faked.add_frames([0], frames_of(1))
     slots.decode_calls[0].done = True
-    audio.take()
+    faked.take()
     clock.now_s = 0.02
     for _ in range(2):
-        audio.add_frames([0], frames_of(1))
+        faked.add_frames([0], frames_of(1))
     for _ in range(4):
-        audio.add_frames([0], frames_of(1))
-    audio.open(1, None, num_frames=ALL_FRAMES)
+        faked.add_frames([0], frames_of(1))
+    faked.open(1, None, num_frames=ALL_FRAMES)
     assert len(slots.calls) == 3  # two more of the first stream are under way
-    audio.add_frames([0, 1], frames_of(2))
+    faked.add_frames([0, 1], frames_of(2))
     for decode_call in slots.decode_calls:
         decode_call.done = True
-    audio.take()
+    faked.take()
     assert slots.calls[3][1] == 1
 
 
-@pytest.mark.usefixtures("clock")
-def test_under_load_chunks_are_wider() -> None:
-    slots = FakeSlots()
-    audio = AudioStreams(lambda: slots, frame_s=FRAME_S)
+def test_under_load_chunks_are_wider(slots: FakeSlots, faked: AudioStreams) -> None:
     for number in range(40):
-        audio.open(number, None, num_frames=ALL_FRAMES)
+        faked.open(number, None, num_frames=ALL_FRAMES)
     for _ in range(30):
-        audio.add_frames(range(40), frames_of(40))
+        faked.add_frames(range(40), frames_of(40))
         for decode_call in slots.decode_calls:
             decode_call.done = True
-        audio.take()
+        faked.take()
     sizes = [frames for called, frames in slots.calls if 0 in called]
     assert sizes[0] == 1
     assert 2 not in sizes
@@ -290,12 +288,10 @@ def playing(slots: FakeSlots, streams: int, frames: int = 15) -> AudioStreams:
     return audio
 
 
-def test_a_resumed_stream_is_due_when_its_listener_has_played_what_it_has(clock: Clock) -> None:
-    slots = FakeSlots()
-    audio = AudioStreams(lambda: slots, frame_s=FRAME_S)
-    audio.open(0, None, num_frames=ALL_FRAMES, due_s=clock.now_s + 5.0)
-    audio.open(1, None, num_frames=ALL_FRAMES)
-    audio.add_frames([0, 1], frames_of(2))
+def test_a_resumed_stream_is_due_when_its_player_runs_dry(slots: FakeSlots, faked: AudioStreams, clock: Clock) -> None:
+    faked.open(0, None, num_frames=ALL_FRAMES, due_s=clock.now_s + 5.0)
+    faked.open(1, None, num_frames=ALL_FRAMES)
+    faked.add_frames([0, 1], frames_of(2))
     assert [called for called, _ in slots.calls] == [[1, 0]]  # the listener of 1 has nothing
 
 
@@ -304,9 +300,7 @@ def add_frames(audio: AudioStreams, stream: int, frames: int) -> None:
         audio.add_frames([stream], frames_of(1))
 
 
-@pytest.mark.usefixtures("clock")
-def test_streams_with_time_wait_for_each_other() -> None:
-    slots = FakeSlots()
+def test_streams_with_time_wait_for_each_other(slots: FakeSlots) -> None:
     audio = playing(slots, 12)
     add_frames(audio, 0, 12)
     assert slots.calls == []
@@ -314,10 +308,9 @@ def test_streams_with_time_wait_for_each_other() -> None:
     assert slots.shapes == [(2, 12)]
 
 
-@pytest.mark.usefixtures("clock")
 @pytest.mark.parametrize(("streams", "shared"), [(100, 8), (160, 16)])
-def test_beside_many_streams_calls_are_longer(streams: int, shared: int) -> None:
-    slots = FakeSlots(num_slots=streams)
+def test_beside_many_streams_calls_are_longer(slots: FakeSlots, streams: int, shared: int) -> None:
+    slots.num_slots = streams
     audio = playing(slots, streams, frames=13)
     for number in range(shared):
         assert slots.calls == []
@@ -325,8 +318,7 @@ def test_beside_many_streams_calls_are_longer(streams: int, shared: int) -> None
     assert slots.shapes == [(shared, 12)]
 
 
-def test_a_stream_with_time_waits_no_longer_than_bearable(clock: Clock) -> None:
-    slots = FakeSlots()
+def test_a_stream_with_time_waits_no_longer_than_bearable(slots: FakeSlots, clock: Clock) -> None:
     audio = playing(slots, 12)
     add_frames(audio, 0, 12)
     clock.now_s += 0.09
@@ -337,8 +329,7 @@ def test_a_stream_with_time_waits_no_longer_than_bearable(clock: Clock) -> None:
     assert slots.shapes == [(1, 12)]
 
 
-def test_a_stream_that_has_waited_goes_like_any_other_however_busy_the_device_is(clock: Clock) -> None:
-    slots = FakeSlots()
+def test_a_stream_that_has_waited_goes_however_busy_the_device_is(slots: FakeSlots, clock: Clock) -> None:
     audio = playing(slots, 12)
     add_frames(audio, 0, 12)
     add_frames(audio, 1, 12)
@@ -349,17 +340,13 @@ def test_a_stream_that_has_waited_goes_like_any_other_however_busy_the_device_is
     assert slots.shapes == [(2, 12), (1, 12)]
 
 
-@pytest.mark.usefixtures("clock")
-def test_a_stream_alone_does_not_wait() -> None:
-    slots = FakeSlots()
+def test_a_stream_alone_does_not_wait(slots: FakeSlots) -> None:
     audio = playing(slots, 1)
     add_frames(audio, 0, 12)
     assert slots.shapes == [(1, 12)]
 
 
-@pytest.mark.usefixtures("clock")
-def test_a_first_frame_finds_one_shared_call_before_it_at_most() -> None:
-    slots = FakeSlots()
+def test_a_first_frame_finds_one_shared_call_before_it_at_most(slots: FakeSlots) -> None:
     audio = playing(slots, 12)
     for stream in range(4):
         add_frames(audio, stream, 12)
@@ -369,17 +356,14 @@ def test_a_first_frame_finds_one_shared_call_before_it_at_most() -> None:
     assert slots.shapes == [(2, 12), (1, 1)]
 
 
-def test_a_stream_whose_listener_has_little_left_goes_at_once(clock: Clock) -> None:
-    slots = FakeSlots()
+def test_a_stream_whose_listener_has_little_left_goes_at_once(slots: FakeSlots, clock: Clock) -> None:
     audio = playing(slots, 12)
     clock.now_s = 15 * FRAME_S - 0.3
     add_frames(audio, 0, 12)
     assert slots.shapes == [(1, 12)]
 
 
-@pytest.mark.usefixtures("clock")
-def test_the_end_of_a_stream_is_one_call() -> None:
-    slots = FakeSlots()
+def test_the_end_of_a_stream_is_one_call(slots: FakeSlots) -> None:
     audio = playing(slots, 1)
     add_frames(audio, 0, 5)
     assert audio.finish(0)
@@ -390,19 +374,17 @@ def test_the_end_of_a_stream_is_one_call() -> None:
     assert not audio.is_pending(0)
 
 
-@pytest.mark.usefixtures("clock")
-def test_a_known_recording_is_not_heard_again() -> None:
-    slots = FakeSlots(num_slots=8)
-    audio = AudioStreams(lambda: slots, frame_s=FRAME_S)
+def test_a_known_recording_is_not_heard_again(slots: FakeSlots, faked: AudioStreams) -> None:
+    slots.num_slots = 8
 
     def clone(recording: Codes) -> DecoderState | None:
         """The first frame of one; what its slot began with."""
         slots.calls.clear()
-        audio.open(0, None, num_frames=ALL_FRAMES, recording=recording)
-        add_frames(audio, 0, 1)
-        while not land(slots, audio):
+        faked.open(0, None, num_frames=ALL_FRAMES, recording=recording)
+        add_frames(faked, 0, 1)
+        while not land(slots, faked):
             pass
-        audio.close(0)
+        faked.close(0)
         return slots.begun[-1]
 
     one, two, three = (random_codes(30, seed=seed) for seed in range(3))
@@ -419,13 +401,10 @@ def test_a_known_recording_is_not_heard_again() -> None:
     assert clone(two) is None
 
 
-@pytest.mark.usefixtures("clock")
-def test_a_slot_never_holds_more_codes_than_fit() -> None:
-    slots = FakeSlots()
-    audio = AudioStreams(lambda: slots, frame_s=FRAME_S)
-    audio.open(0, None, num_frames=ALL_FRAMES)
+def test_a_slot_never_holds_more_codes_than_fit(slots: FakeSlots, faked: AudioStreams) -> None:
+    faked.open(0, None, num_frames=ALL_FRAMES)
     for pushed in range(1, 2 * CODE_RING):
-        audio.add_frames([0], frames_of(1))
+        faked.add_frames([0], frames_of(1))
         assert pushed - sum(frames for _, frames in slots.calls) < CODE_RING
 
 
@@ -461,14 +440,16 @@ def test_no_audio_is_sent_before_its_codes(engine: Engine, monkeypatch: pytest.M
     assert (codes[-1], samples[-1]) == (14, 14 * engine.info.frame_samples)
 
 
+@pytest.fixture(scope="module")
+def base(tiny_checkpoint: Callable[[str], Path]) -> Path:
+    return tiny_checkpoint("Base")
+
+
 @pytest.fixture
-def cloning(
-    engine_of: Callable[[str], Engine], tiny_checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
-) -> Engine:
+def cloning(engine_of: Callable[[str], Engine], base: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
     """A talker that reads recordings by itself, as on a GPU."""
     engine = engine_of("Base")
-    encoder = CodecEncoder.load(tiny_checkpoint("Base") / "speech_tokenizer")
-    monkeypatch.setattr(engine.prompts, "encode", encoder.encode)
+    monkeypatch.setattr(engine.prompts, "encode", CodecEncoder.load(base / "speech_tokenizer").encode)
     return engine
 
 
@@ -476,12 +457,10 @@ RECORDING = np.random.default_rng(5).uniform(-0.5, 0.5, 20000).astype(np.float32
 
 
 @pytest.mark.parametrize("behind", [0, 3])
-def test_a_clone_goes_on_from_its_recording(
-    cloning: Engine, tiny_checkpoint: Callable[[str], Path], behind: int
-) -> None:
-    decoder = load_decoder(tiny_checkpoint("Base") / "speech_tokenizer")
+def test_a_clone_continues_its_recording(cloning: Engine, base: Path, behind: int) -> None:
+    decoder = load_decoder(base / "speech_tokenizer")
     request = ask(frames=14, voice=None, ignore_eos=True, reference=Reference(RECORDING, "Said."))
-    recorded = CodecEncoder.load(tiny_checkpoint("Base") / "speech_tokenizer").encode(RECORDING)
+    recorded = CodecEncoder.load(base / "speech_tokenizer").encode(RECORDING)
     codes = speak(cloning, replace(request, reference_codes=recorded)).codes
     if behind:
         request = resumed(request, codes[:behind], samples=behind * decoder.frame_samples)
@@ -492,15 +471,13 @@ def test_a_clone_goes_on_from_its_recording(
         assert_close(b"".join(chunk.pcm for chunk in chunks), expected)
 
 
-def test_a_clone_by_its_prompt_sounds_the_same_where_its_recording_was_never_heard(
-    cloning: Engine, tiny_checkpoint: Callable[[str], Path]
-) -> None:
+def test_a_clone_by_its_prompt_sounds_the_same(cloning: Engine, base: Path) -> None:
     reference = Reference(RECORDING[:9600], "Said.")
     request = replace(ask(frames=14, voice=None, ignore_eos=True, reference=reference), gpu_frames=ALL_FRAMES)
     chunks = chunks_of(cloning, request)
     (prompt,) = [chunk.clone_prompt for chunk in chunks if chunk.clone_prompt is not None]
     lean = replace(request, reference=replace(reference, audio=None, prompt=prompt))
-    again = chunks_of(build_engine(tiny_checkpoint("Base"), CONFIG), lean)
+    again = chunks_of(build_engine(base, CONFIG), lean)
     assert np.array_equal(np.concatenate([c.codes for c in again]), np.concatenate([c.codes for c in chunks]))
     pcm = np.frombuffer(b"".join(chunk.pcm for chunk in chunks), np.int16)
     assert_close(b"".join(chunk.pcm for chunk in again), pcm)
@@ -509,10 +486,7 @@ def test_a_clone_by_its_prompt_sounds_the_same_where_its_recording_was_never_hea
 
 
 def test_a_recording_for_which_there_is_no_memory_is_refused(cloning: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    def encode(audio: np.ndarray) -> Codes:
-        raise torch.OutOfMemoryError("no")
-
-    monkeypatch.setattr(cloning.prompts, "encode", encode)
+    monkeypatch.setattr(cloning.prompts, "encode", Mock(side_effect=torch.OutOfMemoryError("no")))
     request = ask(voice=None, reference=Reference(np.ones(24000, np.float32), "Said."))
     with pytest.raises(InvalidRequest, match="a recording of 24000 samples: send a shorter one") as refused:
         cloning.add(1, request)
@@ -529,10 +503,10 @@ def test_the_engine_forgets_the_audio_of_who_leaves(engine: Engine) -> None:
     assert engine.step() == StepOutput()
 
 
-def test_an_engine_forgets_a_stored_voice(tiny_checkpoint: Callable[[str], Path]) -> None:
+def test_an_engine_forgets_a_stored_voice(base: Path) -> None:
     """Its vector, and the state of the decoder behind its recording; a stream that goes on brings neither back."""
-    engine, key = build_engine(tiny_checkpoint("Base"), CONFIG), bytes(range(2 * VOICE_BYTES))
-    recorded = CodecEncoder.load(tiny_checkpoint("Base") / "speech_tokenizer").encode(RECORDING[:9600])
+    engine, key = build_engine(base, CONFIG), bytes(range(2 * VOICE_BYTES))
+    recorded = CodecEncoder.load(base / "speech_tokenizer").encode(RECORDING[:9600])
     reference = Reference(RECORDING[:9600], "Said.", key=key)
     request = ask(frames=14, voice=None, ignore_eos=True, reference=reference)
     request = replace(request, reference_codes=recorded, gpu_frames=ALL_FRAMES)
@@ -545,52 +519,48 @@ def test_an_engine_forgets_a_stored_voice(tiny_checkpoint: Callable[[str], Path]
     assert engine.forget((key[:VOICE_BYTES],)) == 0
 
 
-def test_segments_of_jobs_are_decoded_where_no_other_stream_wants_to_be(clock: Clock) -> None:
-    slots = FakeSlots(num_slots=8)
-    audio = AudioStreams(lambda: slots, frame_s=FRAME_S)
+def test_jobs_are_decoded_where_no_other_stream_wants_to_be(
+    slots: FakeSlots, faked: AudioStreams, clock: Clock
+) -> None:
+    slots.num_slots = 8
     for number in range(4):
-        audio.open(number, None, num_frames=ALL_FRAMES, background=True)
-        audio.add_frames([number], frames_of(1))
+        faked.open(number, None, num_frames=ALL_FRAMES, background=True)
+        faked.add_frames([number], frames_of(1))
     assert [len(called) for called, _ in slots.calls] == [1], "no second call waits behind one of a job"
     with pytest.raises(Overloaded):
-        audio.open(4, None, num_frames=ALL_FRAMES, background=True)  # half of the slots are for others
-    audio.open(10, None, num_frames=ALL_FRAMES)
+        faked.open(4, None, num_frames=ALL_FRAMES, background=True)  # half of the slots are for others
+    faked.open(10, None, num_frames=ALL_FRAMES)
     slots.decode_calls[-1].done = True
-    audio.take()
+    faked.take()
     assert len(slots.calls) == 1, "a listener waits for a first sound"
-    audio.add_frames([10], frames_of(1))
-    assert audio._streams[10].slot in slots.calls[1][0]
+    faked.add_frames([10], frames_of(1))
+    assert faked._streams[10].slot in slots.calls[1][0]
     for number in range(4):
-        audio.add_frames([number], frames_of(1))
+        faked.add_frames([number], frames_of(1))
     clock.now_s += 1  # in which the listener's player runs dry: it has begun
     for _ in range(20):
         slots.decode_calls[-1].done = slots.decode_calls[-2].done = True
-        audio.take()
+        faked.take()
     assert {slot for called, _ in slots.calls for slot in called} == {0, 1, 2, 3, 4}
 
 
-def test_a_listener_whose_text_is_not_written_holds_no_job_up(clock: Clock) -> None:
-    slots = FakeSlots()
-    audio = AudioStreams(lambda: slots, frame_s=FRAME_S)
-    audio.open(0, None, num_frames=ALL_FRAMES)
-    audio.open(1, None, num_frames=ALL_FRAMES, background=True)
-    audio.add_frames([1], frames_of(1))
+def test_a_listener_without_text_holds_no_job_up(slots: FakeSlots, faked: AudioStreams, clock: Clock) -> None:
+    faked.open(0, None, num_frames=ALL_FRAMES)
+    faked.open(1, None, num_frames=ALL_FRAMES, background=True)
+    faked.add_frames([1], frames_of(1))
     assert not slots.calls
     clock.now_s += 0.2
-    audio.take()
+    faked.take()
     assert len(slots.calls) == 1
 
 
-@pytest.mark.usefixtures("clock")
-def test_a_job_whose_slot_is_full_is_decoded_whatever_others_want() -> None:
-    slots = FakeSlots()
-    audio = AudioStreams(lambda: slots, frame_s=FRAME_S)
-    audio.open(0, None, num_frames=ALL_FRAMES, background=True)
+def test_a_job_whose_slot_is_full_is_decoded_whatever_others_want(slots: FakeSlots, faked: AudioStreams) -> None:
+    faked.open(0, None, num_frames=ALL_FRAMES, background=True)
     for number in range(1, 9):
-        audio.open(number, None, num_frames=ALL_FRAMES)
+        faked.open(number, None, num_frames=ALL_FRAMES)
     for _ in range(CODE_RING):
-        audio.add_frames(range(9), frames_of(9))
-    assert audio._streams[0].num_waiting < CODE_RING // 2
+        faked.add_frames(range(9), frames_of(9))
+    assert faked._streams[0].num_waiting < CODE_RING // 2
 
 
 def test_a_stream_that_is_not_looked_at_wants_no_call(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -626,11 +596,7 @@ def test_a_stream_that_is_not_looked_at_wants_no_call(clock: Clock, monkeypatch:
 
 def test_no_decoder_is_loaded_while_nobody_wants_audio() -> None:
     """Where others make the audio there may be no memory for it."""
-
-    def load() -> SlotDecoder:
-        raise AssertionError("the decoder was loaded")
-
-    audio = AudioStreams(load, frame_s=FRAME_S)
+    audio = AudioStreams(Mock(side_effect=AssertionError("the decoder was loaded")), frame_s=FRAME_S)
     audio.open(1, None, num_frames=0)
     audio.add_frames([1], frames_of(1))
     assert audio.take() == []

@@ -13,18 +13,14 @@ from deployments.talker.engine.engine import Engine
 from tests.deployments.talker.conftest import CONFIG
 
 
-@pytest.mark.parametrize(
-    ("listed", "allowed", "used"),
-    [
-        ("0-3,8-11\n", range(16), {0, 1, 2, 3, 8, 9, 10, 11}),
-        ("5\n", range(16), {5}),
-        ("0-3\n", (2, 3, 9), {2, 3}),  # of a container's CPUs
-        ("0-3\n", (8, 9), None),  # its CPUs are all far away
-        ("0-15\n", range(16), None),  # one node
-        ("\n", range(16), None),
-        (None, range(16), None),  # nothing is said
-    ],
-)
+@pytest.mark.parametrize(("listed", "allowed", "used"), [
+    ("0-3,8-11\n", range(16), {0, 1, 2, 3, 8, 9, 10, 11}), ("5\n", range(16), {5}),
+    ("0-3\n", (2, 3, 9), {2, 3}),  # of a container's CPUs
+    ("0-3\n", (8, 9), None),  # its CPUs are all far away
+    ("0-15\n", range(16), None),  # one node
+    ("\n", range(16), None),
+    (None, range(16), None),  # nothing is said
+])  # fmt: skip
 def test_an_engine_runs_on_the_cpus_near_its_gpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listed: str | None, allowed: range, used: set[int] | None
 ) -> None:

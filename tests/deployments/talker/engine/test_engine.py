@@ -27,7 +27,7 @@ from deployments.talker.model.talker import CodePredictor, Talker
 from deployments.talker.networks.cpu_networks import CpuNetworks
 from deployments.talker.networks.frame_networks import FrameNetworks
 from deployments.talker.networks.plain_networks import PlainNetworks
-from deployments.talker.runner.model_runner import QueuedStep
+from deployments.talker.runner.model_runner import ModelRunner, QueuedStep
 from deployments.talker.state.kv_cache import KVCache
 from deployments.talker.state.sequence import Sequence
 from tests.deployments.talker.conftest import CONFIG
@@ -91,11 +91,6 @@ def alone(engine_of: Kinds) -> list[Spoken]:
     return [speak(engine_of("CustomVoice"), request) for request in MIX]
 
 
-@pytest.fixture
-def checkpoint(tiny_checkpoint: Callable[[str], Path]) -> Path:
-    return tiny_checkpoint("CustomVoice")
-
-
 def test_the_mix_is_worth_comparing(alone: list[Spoken]) -> None:
     assert {spoken.reason for spoken in alone} == {FinishReason.STOP, FinishReason.LENGTH}
     assert len({spoken.codes.tobytes() for spoken in alone}) == len(MIX)
@@ -103,9 +98,7 @@ def test_the_mix_is_worth_comparing(alone: list[Spoken]) -> None:
 
 
 @pytest.mark.parametrize(("steps_between", "order"), [(0, range(len(MIX))), (3, range(len(MIX))[::-1])])
-def test_codes_are_equal_alone_and_batched(
-    engine: Engine, alone: list[Spoken], steps_between: int, order: range
-) -> None:
+def test_codes_are_equal_when_batched(engine: Engine, alone: list[Spoken], steps_between: int, order: range) -> None:
     """More sequences than rows: they wait, join and leave while others run."""
     together = speak_all(engine, [MIX[number] for number in order], steps_between=steps_between)
     assert [same(alone[number], spoken) for number, spoken in zip(order, together, strict=True)] == [True] * len(MIX)
@@ -146,9 +139,7 @@ def test_a_stream_that_just_ends_leaves_the_others_alone(engine: Engine, alone: 
     assert np.array_equal(np.concatenate([first.codes, rest[1].codes]), alone[going].codes)
 
 
-def test_without_kernels_every_pass_on_cpu_has_the_same_number_of_rows(
-    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_kernels_every_pass_on_cpu_has_the_same_size(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """How torch's matrix product rounds may depend on its number of rows, so that must not depend on the batch."""
     monkeypatch.setattr("deployments.talker.networks.cpu_networks.fits", lambda *_: False)
     engine, rows = build_engine(checkpoint, CONFIG), set[int]()
@@ -164,9 +155,7 @@ def test_without_kernels_every_pass_on_cpu_has_the_same_number_of_rows(
     assert rows == {CONFIG.max_num_seqs}
 
 
-def test_codes_are_equal_when_blocks_run_out(
-    checkpoint: Path, alone: list[Spoken], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_codes_are_equal_without_blocks(checkpoint: Path, alone: list[Spoken], monkeypatch: pytest.MonkeyPatch) -> None:
     """The longest sequence needs every block there is: some wait for theirs, others give them up."""
     num_blocks = 28
     engine = with_blocks(checkpoint, CONFIG, num_blocks)
@@ -191,11 +180,8 @@ def test_codes_are_equal_after_preemption(checkpoint: Path, monkeypatch: pytest.
 @pytest.mark.parametrize("kind", ["Base", "VoiceDesign"])
 def test_codes_are_equal_for_the_other_kinds(engine_of: Kinds, kind: str) -> None:
     engine = engine_of(kind)
-    requests = (
-        CLONES
-        if kind == "Base"
-        else [ask(text, frames=9, voice=None, instructions="Old.") for text in ("One.", LONG_TEXT)]
-    )
+    designed = [ask(text, frames=9, voice=None, instructions="Old.") for text in ("One.", LONG_TEXT)]
+    requests = CLONES if kind == "Base" else designed
     whole = [speak(engine, request) for request in requests]
     together = speak_all(engine, requests, steps_between=2)
     assert [same(*pair) for pair in zip(whole, together, strict=True)] == [True] * len(requests)
@@ -228,9 +214,7 @@ def by_prompt(engine: Engine, request: SynthesisRequest) -> SynthesisRequest:
 
 
 @pytest.mark.parametrize("number", range(3))
-def test_a_prompt_that_one_engine_made_stands_for_the_samples_at_another(
-    engine_of: Kinds, tiny_checkpoint: Callable[[str], Path], number: int
-) -> None:
+def test_a_prompt_serves_another_engine(engine_of: Kinds, tiny_checkpoint: Callable[[str], Path], number: int) -> None:
     request, other = CLONES[number], build_engine(tiny_checkpoint("Base"), CONFIG)
     lean = by_prompt(engine_of("Base"), request)
     spoken = speak(other, lean)
@@ -283,13 +267,10 @@ def test_codes_are_codes(engine: Engine, alone: list[Spoken]) -> None:
 def test_max_new_tokens_gives_a_frame_less(engine: Engine, max_new_tokens: int) -> None:
     spoken = speak(engine, ask(frames=max_new_tokens - 1, ignore_eos=True))
     assert spoken.codes.shape == (max_new_tokens - 1, engine.model_config.num_code_groups)
-    assert spoken.reason is FinishReason.LENGTH
-    assert spoken.num_text_tokens == len("Hello there.")
+    assert (spoken.reason, spoken.num_text_tokens) == (FinishReason.LENGTH, len("Hello there."))
 
 
-def test_speech_ends_at_its_end_but_not_in_its_first_two_frames(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_speech_ends_but_not_in_its_first_two_frames(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     push_end_of_speech(monkeypatch, 1e4)
     for sampling in (GREEDY, Sampling()):
         spoken = speak(engine, ask(sampling=sampling))
@@ -376,9 +357,7 @@ def test_abort_frees_what_a_sequence_holds_and_leaves_the_others_alone(engine: E
     assert engine.scheduler.blocks.num_free == free
 
 
-def test_who_comes_or_leaves_while_the_device_works_disturbs_nobody(
-    engine: Engine, alone: list[Spoken], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_coming_and_leaving_disturbs_none(engine: Engine, alone: list[Spoken], monkeypatch: pytest.MonkeyPatch) -> None:
     looks = itertools.count()
     monkeypatch.setattr(QueuedStep, "has_codes", property(lambda step: next(looks) % 2 == 1))
     changes = iter((lambda: engine.add(2, MIX[2]), lambda: engine.abort(1), lambda: engine.add(3, MIX[3])))
@@ -395,9 +374,7 @@ def test_who_comes_or_leaves_while_the_device_works_disturbs_nobody(
         assert same(Spoken.join(chunks), alone[number])
 
 
-def test_a_state_that_is_not_finite_is_reported_and_leaves_the_others_alone(
-    engine: Engine, alone: list[Spoken]
-) -> None:
+def test_a_state_that_is_not_finite_is_reported_and_spares_the_others(engine: Engine, alone: list[Spoken]) -> None:
     for number in (0, 1):
         engine.add(number, MIX[number])
     first = [chunk for number, chunk in engine.step().chunks if number == 1]
@@ -415,9 +392,7 @@ def test_a_state_that_is_not_finite_is_reported_and_leaves_the_others_alone(
     assert np.array_equal(np.concatenate(codes), alone[1].codes)
 
 
-def test_frames_a_listener_does_not_need_yet_are_sent_together(
-    checkpoint: Path, alone: list[Spoken], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_frames_sent_early_go_together(checkpoint: Path, alone: list[Spoken], monkeypatch: pytest.MonkeyPatch) -> None:
     engine = build_engine(checkpoint, CONFIG)
     monkeypatch.setattr(engine.outgoing, "max_held", 4)
     monkeypatch.setattr("deployments.talker.engine.engine.time.monotonic", lambda: 9.0)
@@ -444,9 +419,7 @@ def test_a_frame_leaves_before_the_talker_reads_it(engine: Engine, monkeypatch: 
     assert len(read) == 1  # nobody goes on
 
 
-def test_a_step_that_took_long_puts_the_next_ones_off_only_once(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_that_took_long_delays_the_next_only_once(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside a lane `advance` takes longer. The next start follows the mean then, and a quick step at once."""
     monkeypatch.setattr(engine, "_advance_ns", {})
     monkeypatch.setattr(engine_module, "time", SimpleNamespace(perf_counter_ns=lambda: 0))
@@ -509,16 +482,12 @@ def test_the_description_is_what_the_checkpoint_says(engine_of: Kinds) -> None:
     assert [info.kind.value for info in (custom, base, design)] == ["custom_voice", "base", "voice_design"]
 
 
-@pytest.mark.parametrize(
-    ("kind", "name"),
-    [
-        ("CustomVoice", "talker.model.layers.1.self_attn.q_norm.weight"),
-        ("CustomVoice", "talker.code_predictor.lm_head.14.weight"),
-        ("Base", "speaker_encoder.fc.bias"),
-    ],
-)
+@pytest.mark.parametrize(("kind", "name"), [
+    ("CustomVoice", "talker.model.layers.1.self_attn.q_norm.weight"),
+    ("CustomVoice", "talker.code_predictor.lm_head.14.weight"), ("Base", "speaker_encoder.fc.bias"),
+])  # fmt: skip
 @pytest.mark.parametrize("damage", ["missing", "mis-shaped", "unexpected"])
-def test_a_damaged_checkpoint_fails_with_the_tensors_name(
+def test_damage_names_a_tensor(
     tiny_checkpoint: Callable[[str], Path], tmp_path: Path, kind: str, name: str, damage: str
 ) -> None:
     source = tiny_checkpoint(kind)
@@ -551,23 +520,23 @@ def test_the_number_of_blocks_follows_the_memory_set_aside(checkpoint: Path) -> 
     assert unlimited.scheduler.blocks.num_blocks == CONFIG.max_num_seqs * (CONFIG.max_model_len // 8) + 1
 
 
-def trip(monkeypatch: pytest.MonkeyPatch, engine: Engine, numbers: set[int], error: Exception | None = None) -> None:
+def trip(
+    monkeypatch: pytest.MonkeyPatch, runner: ModelRunner, numbers: set[int], error: Exception | None = None
+) -> None:
     """Prefills with one of these sequences among them raise."""
-    prefill = engine.runner.prefill
+    prefill = runner.prefill
 
     def tripping(sequences: list[Sequence]) -> None:
         if any(sequence.id in numbers for sequence in sequences):
             raise error or ValueError("tripped")
         prefill(sequences)
 
-    monkeypatch.setattr(engine.runner, "prefill", tripping)
+    monkeypatch.setattr(runner, "prefill", tripping)
 
 
-def test_a_prefill_that_raises_ends_its_request_alone(
-    engine: Engine, alone: list[Spoken], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_raising_prefill_fails_alone(engine: Engine, alone: list[Spoken], monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside one that runs, and two that come with it."""
-    trip(monkeypatch, engine, {1})
+    trip(monkeypatch, engine.runner, {1})
     engine.add(3, MIX[3])
     [(_, first)] = engine.step().chunks
     for number in (0, 1, 2):
@@ -581,10 +550,8 @@ def test_a_prefill_that_raises_ends_its_request_alone(
     assert np.array_equal(np.concatenate([first.codes, spoken[3].codes]), alone[3].codes)
 
 
-def test_a_prefill_that_raises_ends_its_request_where_nothing_else_runs(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trip(monkeypatch, engine, {5})
+def test_a_prefill_that_raises_where_nothing_else_runs_fails(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    trip(monkeypatch, engine.runner, {5})
     engine.add(5, ask())
     failures: dict[int, Exception] = {}
     assert drain(engine, failures) == {}
@@ -592,11 +559,11 @@ def test_a_prefill_that_raises_ends_its_request_where_nothing_else_runs(
 
 
 def test_prefills_that_all_raise_are_the_engines_fault(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    trip(monkeypatch, engine, {1, 2, 4})
+    trip(monkeypatch, engine.runner, {1, 2, 4})
     for number in range(4):  # 3 is sound: those before it count no more
         engine.add(number, ask(frames=2))
         drain(engine, {})
-    trip(monkeypatch, engine, set(range(10)))
+    trip(monkeypatch, engine.runner, set(range(10)))
     for number in range(2):
         engine.add(number, ask())
         drain(engine, {})
@@ -611,7 +578,7 @@ def test_prefills_that_all_raise_are_the_engines_fault(engine: Engine, monkeypat
 
 def test_a_prefill_that_loses_the_device_ends_the_engine(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        trip(patch, engine, {1}, torch.AcceleratorError("CUDA error: an illegal memory access was encountered"))
+        trip(patch, engine.runner, {1}, torch.AcceleratorError("CUDA error: an illegal memory access was encountered"))
         engine.add(1, ask())
         with pytest.raises(torch.AcceleratorError):
             engine.step()
@@ -622,7 +589,7 @@ def test_a_prefill_that_loses_the_device_ends_the_engine(engine: Engine, monkeyp
 def test_an_engine_that_cannot_warm_up_says_so(checkpoint: Path, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
     engine = build_engine(checkpoint, CONFIG)
     if fault == "raises":
-        trip(monkeypatch, engine, {-1})
+        trip(monkeypatch, engine.runner, {-1})
     else:
         monkeypatch.setattr(engine.runner.state, "hidden", engine.runner.state.hidden * torch.nan)
         monkeypatch.setattr(

@@ -79,18 +79,14 @@ def test_released_shapes_fit_small_gpus(name: str, total: float, shaped: Callabl
 
 
 @pytest.mark.parametrize(("name", "counted"), [("0.6B-Base", True), ("0.6B-CustomVoice", False)])
-def test_the_encoder_counts_for_models_that_clone(
-    name: str, counted: bool, shaped: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_encoders(name: str, counted: bool, shaped: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
     with_encoder = predict(shaped(name), ONE_GPU, int(8e9), int(8e9)).loaded
     count = module._count
     monkeypatch.setattr(module, "_count", lambda shapes, prefix: (prefix != "encoder.") * count(shapes, prefix))
     assert with_encoder - predict(shaped(name), ONE_GPU, int(8e9), int(8e9)).loaded == 4 * ENCODER_FLOATS * counted
 
 
-def test_what_does_not_fit_is_told_as_the_engine_tells_it(
-    shaped: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_does_not_fit_is_told_alike(shaped: Callable[[str], Path], capsys: pytest.CaptureFixture[str]) -> None:
     directory = shaped("1.7B-CustomVoice")
     with pytest.raises(
         EngineError, match=r"too little GPU memory: .* of 3\.7 GiB, the engine needs \d\.\d GiB"
@@ -126,12 +122,7 @@ def test_settings_follow_a_small_gpu(
     [("0.6B-CustomVoice", 3.87, 16, 4096), ("0.6B-CustomVoice", 3.6, 8, 2048), ("1.7B-CustomVoice", 5.8, 4, 2048)],
 )
 def test_cpus_make_the_audio_where_the_codec_does_not_fit(
-    name: str,
-    free: float,
-    rows: int,
-    length: int,
-    shaped: Callable[[str], Path],
-    capsys: pytest.CaptureFixture[str],
+    name: str, free: float, rows: int, length: int, shaped: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     total, left = (int(gib * (1 << 30)) for gib in (free * 30 / 29, free))
     with pytest.raises(EngineError, match=r"codec\.placement: pool"):
@@ -226,15 +217,10 @@ def speak(directory: Path, config: TalkerConfig, num_streams: int, makes_audio: 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize(
-    ("name", "gib", "makes_audio"),
-    [
-        ("1.7B-CustomVoice", 8, True),
-        ("0.6B-CustomVoice", 6, True),
-        ("1.7B-CustomVoice", 6, False),
-        ("0.6B-CustomVoice", 4, False),
-    ],
-)
+@pytest.mark.parametrize(("name", "gib", "makes_audio"), [
+    ("1.7B-CustomVoice", 8, True), ("0.6B-CustomVoice", 6, True), ("1.7B-CustomVoice", 6, False),
+    ("0.6B-CustomVoice", 4, False),
+])  # fmt: skip
 def test_a_start_on_what_others_leave_of_a_gpu(name: str, gib: float, makes_audio: bool, tmp_path: Path) -> None:
     """A card of so many GiB, of which the driver keeps a thirtieth, holds the settings that are chosen for it."""
     write_checkpoint(tmp_path / name, SHAPES[name], Options())
@@ -247,10 +233,8 @@ def test_a_start_on_what_others_leave_of_a_gpu(name: str, gib: float, makes_audi
         fit = predict(tmp_path / name, config, total, free, makes_audio=makes_audio)
         num_streams = min(config.max_num_seqs, fit.usual)
         with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as other:
-            assert other.submit(speak, tmp_path / name, config, num_streams, makes_audio).result() == (
-                num_streams,
-                100 * num_streams,
-            )
+            spoken = other.submit(speak, tmp_path / name, config, num_streams, makes_audio).result()
+        assert spoken == (num_streams, 100 * num_streams)
 
 
 @pytest.mark.gpu

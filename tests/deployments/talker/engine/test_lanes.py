@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from deployments.talker.networks.plain_networks import PlainNetworks
 from deployments.talker.runner.model_runner import ModelRunner
 from deployments.talker.state.sequence import Sequence, TextProgress
 from tests.deployments.talker.driving import Spoken, ask, drain, resumed, speak
+from tests.deployments.talker.engine.test_engine import trip
 from tests.deployments.talker.engine.test_scheduler import FRAME, ids, scheduler, sequence, step
 from tests.deployments.talker.runner.test_model_runner import like_a_gpu
 from tests.deployments.talker.test_live_text import at_once, live
@@ -81,15 +83,37 @@ def ids_beside(engine: Engine) -> list[int]:
 
 @dataclass(slots=True)
 class Lane:
-    """What the lane was given."""
+    """What the lane was given, and the engine that it belongs to."""
 
+    engine: Engine
+    clock: Clock
     prefilled: list[int] = field(default_factory=list)
     queued: list[list[int]] = field(default_factory=list)
 
+    def beside(
+        self, *work: Callable[[], object], old: SynthesisRequest = OLD, lane_looks: int = 4,
+        failures: dict[int, Exception] | None = None,
+    ) -> list[tuple[int, FrameChunk]]:  # fmt: skip
+        """Begin to speak `old` as number 0. While its second step runs do `work`, one thing a look: the chunks."""
+        self.engine.add(0, old)
+        chunks = list(self.engine.step().chunks)
+        self.clock.looks = 20
+        waiting = iter(work)
+
+        def meanwhile() -> None:
+            self.clock.looks = lane_looks  # few: the lane's work is over before the step
+            next(waiting, lambda: None)()
+
+        output = self.engine.step(meanwhile=meanwhile)
+        assert failures is not None or output.failures == ()
+        (failures if failures is not None else {}).update(output.failures)
+        self.clock.looks = 0
+        return chunks + list(output.chunks)
+
 
 @pytest.fixture
-def lane(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Lane:
-    seen, [runner] = Lane(), engine.lanes.runners
+def lane(engine: Engine, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Lane:
+    seen, [runner] = Lane(engine, clock), engine.lanes.runners
     prefill, queue_step = runner.prefill, runner.queue_step
 
     def prefilling(sequences: list[Sequence]) -> None:
@@ -105,43 +129,16 @@ def lane(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Lane:
     return seen
 
 
-def beside(
-    engine: Engine,
-    clock: Clock,
-    *work: Callable[[], object],
-    old: SynthesisRequest = OLD,
-    lane_looks: int = 4,
-    failures: dict[int, Exception] | None = None,
-) -> list[tuple[int, FrameChunk]]:
-    """Begin to speak `old` as number 0. While its second step runs do `work`, one thing a look. Returns the chunks."""
-    engine.add(0, old)
-    chunks = list(engine.step().chunks)
-    clock.looks = 20
-    waiting = iter(work)
-
-    def meanwhile() -> None:
-        clock.looks = lane_looks  # few: the lane's work is over before the step
-        next(waiting, lambda: None)()
-
-    output = engine.step(meanwhile=meanwhile)
-    assert failures is not None or output.failures == ()
-    (failures if failures is not None else {}).update(output.failures)
-    clock.looks = 0
-    return chunks + list(output.chunks)
-
-
 def joined(chunks: list[tuple[int, FrameChunk]], rest: dict[int, Spoken], number: int) -> np.ndarray:
     """All codes of a sequence."""
     first = [chunk.codes for other, chunk in chunks if other == number]
     return np.concatenate([*first, rest[number].codes] if number in rest else first)
 
 
-def test_a_newcomer_has_its_first_frame_before_the_step_that_runs_has_its_own(
-    engine: Engine, clock: Clock, lane: Lane
-) -> None:
+def test_a_newcomer_has_its_first_frame_before_the_running_step(engine: Engine, lane: Lane) -> None:
     alone = [speak(engine, each).codes for each in (OLD, NEW)]
     assert lane.queued == []  # nothing ran beside them
-    chunks = beside(engine, clock, lambda: engine.add(1, NEW))
+    chunks = lane.beside(lambda: engine.add(1, NEW))
     assert [number for number, _ in chunks] == [0, 1]
     assert ids_beside(engine) == [1]
     assert engine.scheduler.num_listeners == 2
@@ -152,7 +149,7 @@ def test_a_newcomer_has_its_first_frame_before_the_step_that_runs_has_its_own(
         assert rest[number].reason is FinishReason.LENGTH
 
 
-def test_newcomers_that_come_together_share_the_lane(engine: Engine, clock: Clock, lane: Lane) -> None:
+def test_newcomers_that_come_together_share_the_lane(engine: Engine, lane: Lane) -> None:
     requests = [ask("Several.", seed=seed, frames=5, ignore_eos=True) for seed in range(4)]
     alone = [speak(engine, each).codes for each in requests]
 
@@ -160,26 +157,22 @@ def test_newcomers_that_come_together_share_the_lane(engine: Engine, clock: Cloc
         for number in (1, 2, 3):
             engine.add(number, requests[number])
 
-    chunks = beside(engine, clock, add_all, old=requests[0])
+    chunks = lane.beside(add_all, old=requests[0])
     rest = drain(engine)
     assert lane.queued == [[1, 2, 3]]
     for number in range(4):
         np.testing.assert_array_equal(joined(chunks, rest, number), alone[number])
 
 
-def test_a_newcomer_waits_for_the_lane_if_that_is_free_before_the_step_is_over(
-    engine: Engine, clock: Clock, lane: Lane
-) -> None:
-    chunks = beside(engine, clock, lambda: engine.add(1, NEW), lambda: engine.add(2, NEW))
+def test_a_newcomer_waits_for_the_lane_if_that_is_free_first(engine: Engine, lane: Lane) -> None:
+    chunks = lane.beside(lambda: engine.add(1, NEW), lambda: engine.add(2, NEW))
     rest = drain(engine)
     assert lane.queued == [[1], [2]]
     np.testing.assert_array_equal(joined(chunks, rest, 1), joined(chunks, rest, 2))
 
 
-def test_a_newcomer_joins_the_next_step_if_that_begins_before_the_lane_is_free(
-    engine: Engine, clock: Clock, lane: Lane
-) -> None:
-    chunks = beside(engine, clock, lambda: engine.add(1, NEW), lambda: engine.add(2, NEW), lane_looks=60)
+def test_a_newcomer_joins_the_next_step_if_that_begins_first(engine: Engine, lane: Lane) -> None:
+    chunks = lane.beside(lambda: engine.add(1, NEW), lambda: engine.add(2, NEW), lane_looks=60)
     assert [number for number, _ in chunks] == [0, 0]
     assert ids_beside(engine) == [1]
     chunks += engine.step().chunks
@@ -189,10 +182,10 @@ def test_a_newcomer_joins_the_next_step_if_that_begins_before_the_lane_is_free(
     np.testing.assert_array_equal(joined(chunks, rest, 1), joined(chunks, rest, 2))
 
 
-def test_a_newcomer_takes_another_lane_while_one_is_busy(engine: Engine, clock: Clock, lane: Lane) -> None:
+def test_a_newcomer_takes_another_lane_while_one_is_busy(engine: Engine, lane: Lane) -> None:
     engine.lanes.runners.append(another_lane(engine.runner))
     alone = speak(engine, NEW).codes
-    chunks = beside(engine, clock, lambda: engine.add(1, NEW), lambda: engine.add(2, NEW), lane_looks=60)
+    chunks = lane.beside(lambda: engine.add(1, NEW), lambda: engine.add(2, NEW), lane_looks=60)
     assert ids_beside(engine) == [1, 2]
     assert engine.lanes.runners[1].has_pending_advance
     rest = drain(engine)
@@ -202,91 +195,70 @@ def test_a_newcomer_takes_another_lane_while_one_is_busy(engine: Engine, clock: 
 
 
 @pytest.mark.parametrize("frames", [1, 2])
-def test_a_stream_that_ends_with_its_first_frames_ends(
-    engine: Engine, clock: Clock, lane: Lane, frames: int, monkeypatch: pytest.MonkeyPatch
+def test_a_stream_of_first_frames_ends(
+    engine: Engine, lane: Lane, frames: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    awaited: list[int] = []
-    monkeypatch.setattr(engine.lanes, "_await_all", lambda: awaited.append(1))
-    chunks = beside(engine, clock, lambda: engine.add(1, ask(frames=frames, ignore_eos=True)))
+    monkeypatch.setattr(engine.lanes, "_await_all", awaited := Mock())
+    chunks = lane.beside(lambda: engine.add(1, ask(frames=frames, ignore_eos=True)))
     rest = drain(engine)
     assert lane.queued == [[1]]
     assert len(joined(chunks, rest, 1)) == frames
     assert [chunk.finish_reason for number, chunk in chunks if number == 1] == (
         [FinishReason.LENGTH] if frames == 1 else [None]
     )
-    assert awaited == [1] * (frames == 1)  # its row is free while the lane still uses it
+    assert awaited.call_count == (frames == 1)  # its row is free while the lane still uses it
 
 
-def test_a_newcomer_that_is_aborted_in_the_lane_leaves_nothing(
-    engine: Engine, clock: Clock, lane: Lane, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    awaited: list[int] = []
-    monkeypatch.setattr(engine.lanes, "_await_all", lambda: awaited.append(1))
+def test_a_newcomer_aborted_leaves_nothing(engine: Engine, lane: Lane, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine.lanes, "_await_all", awaited := Mock())
     alone = speak(engine, OLD).codes
     free = engine.scheduler.blocks.num_free
-    chunks = beside(engine, clock, lambda: engine.add(1, NEW), lambda: engine.abort(1))
-    assert lane.queued == [[1]]
-    assert awaited == [1]
+    chunks = lane.beside(lambda: engine.add(1, NEW), lambda: engine.abort(1))
+    assert (lane.queued, awaited.call_count) == ([[1]], 1)
     rest = drain(engine)
     assert [number for number, _ in chunks] == [0]
     np.testing.assert_array_equal(joined(chunks, rest, 0), alone)
     assert engine.scheduler.blocks.num_free == free
 
 
-def test_an_engine_whose_only_stream_is_in_the_lane_is_not_idle(engine: Engine, clock: Clock, lane: Lane) -> None:
+def test_an_engine_whose_only_stream_is_in_the_lane_is_not_idle(engine: Engine, lane: Lane) -> None:
     alone = speak(engine, NEW).codes
-    chunks = beside(engine, clock, lambda: engine.add(1, NEW), lambda: engine.abort(0))
+    chunks = lane.beside(lambda: engine.add(1, NEW), lambda: engine.abort(0))
     assert not engine.is_idle
     assert engine.poll_timeout_s == 0
     rest = drain(engine)
     np.testing.assert_array_equal(joined(chunks, rest, 1), alone)
 
 
-def test_a_prefill_that_raises_in_the_lane_ends_its_request_alone(
-    engine: Engine, clock: Clock, lane: Lane, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_prefill_that_raises_fails_alone(engine: Engine, lane: Lane, monkeypatch: pytest.MonkeyPatch) -> None:
     [beside_it] = engine.lanes.runners
-    prefill = beside_it.prefill
-
-    def tripping(sequences: list[Sequence]) -> None:
-        if any(sequence.id == 2 for sequence in sequences):
-            raise ValueError("tripped")
-        prefill(sequences)
-
-    monkeypatch.setattr(beside_it, "prefill", tripping)
+    trip(monkeypatch, beside_it, {2})
 
     def add_both() -> None:
         engine.add(2, NEW)
         engine.add(1, NEW)
 
     failures: dict[int, Exception] = {}
-    beside(engine, clock, add_both, failures=failures)
+    lane.beside(add_both, failures=failures)
     assert [(number, type(error)) for number, error in failures.items()] == [(2, EngineError)]
     assert "tripped" in str(failures[2])
     assert lane.queued == [[1]]
     assert sorted(drain(engine)) == [0, 1]
 
 
-def test_a_newcomer_without_a_decoder_slot_is_refused_alone(
-    engine: Engine, clock: Clock, lane: Lane, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*arguments: object, **options: object) -> None:
-        raise Overloaded("full")
-
+def test_a_newcomer_without_a_slot_fails_alone(engine: Engine, lane: Lane, monkeypatch: pytest.MonkeyPatch) -> None:
     def add() -> None:
-        monkeypatch.setattr(engine.audio, "open", full)
+        monkeypatch.setattr(engine.audio, "open", Mock(side_effect=Overloaded("full")))
         engine.add(1, NEW)
 
     failures: dict[int, Exception] = {}
-    beside(engine, clock, add, failures=failures)
+    lane.beside(add, failures=failures)
     assert [(number, type(error)) for number, error in failures.items()] == [(1, Overloaded)]
     assert sorted(drain(engine)) == [0]
     assert (lane.prefilled, lane.queued) == ([1], [])
 
 
-def test_a_state_that_is_not_finite_in_the_lane_is_reported(
-    engine: Engine, clock: Clock, lane: Lane, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_state_that_is_not_finite_is_reported(engine: Engine, lane: Lane, monkeypatch: pytest.MonkeyPatch) -> None:
     [beside_it] = engine.lanes.runners
     queue_step = beside_it.queue_step
 
@@ -296,12 +268,12 @@ def test_a_state_that_is_not_finite_in_the_lane_is_reported(
 
     monkeypatch.setattr(beside_it, "queue_step", breaking)
     failures: dict[int, Exception] = {}
-    beside(engine, clock, lambda: engine.add(1, NEW), failures=failures)
+    lane.beside(lambda: engine.add(1, NEW), failures=failures)
     assert [(number, type(error)) for number, error in failures.items()] == [(1, TalkerLost)]
     assert sorted(drain(engine)) == [0]
 
 
-def test_text_that_is_written_while_its_first_frame_is_made_is_spoken(engine: Engine, clock: Clock, lane: Lane) -> None:
+def test_text_that_is_written_while_its_first_frame_is_made_is_spoken(engine: Engine, lane: Lane) -> None:
     text = "It is spoken while it is written."
     expected = speak(engine, at_once(text)).codes
 
@@ -309,7 +281,7 @@ def test_text_that_is_written_while_its_first_frame_is_made_is_spoken(engine: En
         engine.add(1, live(at_once(text)))
         engine.append_text(1, text[:7], is_last=False)
 
-    chunks = beside(engine, clock, begin, lambda: engine.append_text(1, text[7:], is_last=True))
+    chunks = lane.beside(begin, lambda: engine.append_text(1, text[7:], is_last=True))
     assert ids_beside(engine) == [1]
     rest = drain(engine)
     assert lane.queued == [[1]]
@@ -317,9 +289,7 @@ def test_text_that_is_written_while_its_first_frame_is_made_is_spoken(engine: En
 
 
 @pytest.mark.parametrize("why", ["long", "resumed", "busy", "background"])
-def test_who_does_not_take_the_lane(
-    engine: Engine, clock: Clock, lane: Lane, monkeypatch: pytest.MonkeyPatch, why: str
-) -> None:
+def test_who_does_not_take_the_lane(engine: Engine, lane: Lane, monkeypatch: pytest.MonkeyPatch, why: str) -> None:
     request = {
         "long": LONG,
         "resumed": resumed(NEW, speak(engine, NEW).codes[:3]),
@@ -329,23 +299,21 @@ def test_who_does_not_take_the_lane(
     if why == "busy":
         monkeypatch.setattr(lanes, "_MOST_BESIDE_LANE", 0)
     expected = speak(engine, request).codes
-    chunks = beside(engine, clock, lambda: engine.add(1, request))
+    chunks = lane.beside(lambda: engine.add(1, request))
     rest = drain(engine)
     assert lane.prefilled == []
     np.testing.assert_array_equal(joined(chunks, rest, 1), expected)
 
 
-def test_beside_a_job_of_any_size_a_listener_takes_the_lane(
-    engine: Engine, clock: Clock, lane: Lane, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_beside_any_job_a_listener_takes_the_lane(engine: Engine, lane: Lane, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lanes, "_MOST_BESIDE_LANE", 0)
     background = replace(OLD, background=True)
-    beside(engine, clock, lambda: engine.add(1, NEW), old=background)
+    lane.beside(lambda: engine.add(1, NEW), old=background)
     assert lane.queued == [[1]]
     drain(engine)
 
 
-def test_rows_that_the_running_step_uses_are_not_for_the_lane(engine: Engine, clock: Clock, lane: Lane) -> None:
+def test_rows_that_the_running_step_uses_are_not_for_the_lane(engine: Engine, lane: Lane) -> None:
     """Of five rows three others are taken before the step, and one of these is free again while it runs."""
     for number in (1, 2, 3):
         engine.add(number, NEW)
@@ -357,16 +325,14 @@ def test_rows_that_the_running_step_uses_are_not_for_the_lane(engine: Engine, cl
         engine.add(9, NEW)
 
     rows: list[int | None] = []
-    beside(engine, clock, change)
+    lane.beside(change)
     assert lane.queued == [[8]]
     [newcomer] = engine.scheduler.in_lanes
     assert newcomer.row not in rows
     assert sorted(drain(engine)) == [0, 1, 2, 8, 9]
 
 
-def test_where_it_read_with_its_first_frame_is_known(
-    engine: Engine, clock: Clock, lane: Lane, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_a_first_frame_read_is_known(engine: Engine, lane: Lane, monkeypatch: pytest.MonkeyPatch) -> None:
     """The lane's reading comes before its sequence joins the others, so before its second frame."""
     read: dict[bool, list[tuple[int, float]]] = {False: [], True: []}
     [beside_it] = engine.lanes.runners
@@ -382,7 +348,7 @@ def test_where_it_read_with_its_first_frame_is_known(
             ),
         )
         if in_lane:
-            beside(engine, clock, lambda: engine.add(1, NEW))
+            lane.beside(lambda: engine.add(1, NEW))
         else:
             engine.add(1, NEW)
         drain(engine)

@@ -1,5 +1,5 @@
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -38,9 +38,14 @@ def awaiting_text(number: int) -> Sequence:
     return each
 
 
-def scheduler(*, blocks: int = 100, max_num_seqs: int = 2, max_num_waiting: int = 2) -> Scheduler:
+def scheduler(*, blocks: int = 100, max_num_seqs: int = 2, max_num_waiting: int = 2, **options: float) -> Scheduler:
     manager = BlockManager(num_blocks=blocks + 1, block_size=BLOCK_SIZE)
-    return Scheduler(manager, max_num_seqs=max_num_seqs, max_num_waiting=max_num_waiting)
+    return Scheduler(manager, max_num_seqs=max_num_seqs, max_num_waiting=max_num_waiting, **options)
+
+
+def add(line: Scheduler, numbers: Iterable[int], make: Callable[..., Sequence] = sequence, **options: int) -> None:
+    for number in numbers:
+        line.add(make(number, **options))
 
 
 def ids(sequences: list[Sequence]) -> list[int]:
@@ -97,8 +102,7 @@ def test_the_head_of_the_line_waits_for_blocks_and_nobody_overtakes_it() -> None
 
 def test_running_sequences_have_rows_of_their_own() -> None:
     line = scheduler(max_num_seqs=3)
-    for number in range(3):
-        line.add(sequence(number))
+    add(line, range(3))
     batch = line.schedule()
     assert batch is not None
     assert sorted(each.row for each in batch.decode if each.row is not None) == [0, 1, 2]
@@ -169,8 +173,7 @@ def test_of_two_that_give_way_the_older_goes_on_first() -> None:
 
 def test_abort_frees_a_running_sequence() -> None:
     line = scheduler()
-    for number in (1, 2, 3):
-        line.add(sequence(number))
+    add(line, (1, 2, 3))
     step(line)
     line.abort(1)
     line.check_integrity()
@@ -184,8 +187,7 @@ def test_abort_frees_a_running_sequence() -> None:
 
 def test_abort_takes_a_waiting_sequence_out_of_the_line() -> None:
     line = scheduler(max_num_seqs=1)
-    for number in (1, 2, 3):
-        line.add(sequence(number, frames=2))
+    add(line, (1, 2, 3), frames=2)
     step(line)
     line.abort(2)
     assert [number for prefill, _ in steps(line) for number in prefill] == [3]
@@ -260,10 +262,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 def running_for(frames: int, *, max_num_seqs: int = 8) -> Scheduler:
     """Two that have run for `frames` frames in no time, the listener of the second one began later."""
-    blocks = BlockManager(num_blocks=200, block_size=BLOCK_SIZE)
-    line = Scheduler(blocks, max_num_seqs=max_num_seqs, max_num_waiting=2, max_lead_s=1.0)
-    for number in (1, 2):
-        line.add(sequence(number, frames=99))
+    line = scheduler(blocks=199, max_num_seqs=max_num_seqs, max_lead_s=1.0)
+    add(line, (1, 2), frames=99)
     for _ in range(frames):
         step(line)
     return line
@@ -341,8 +341,7 @@ def test_long_texts_leave_rows_to_others(clock: Clock) -> None:
 
 @pytest.mark.usefixtures("clock")
 def test_a_resumed_sequence_is_not_ahead_by_what_was_heard_elsewhere() -> None:
-    blocks = BlockManager(num_blocks=200, block_size=BLOCK_SIZE)
-    line = Scheduler(blocks, max_num_seqs=3, max_num_waiting=2, max_lead_s=1.0)
+    line = scheduler(blocks=199, max_num_seqs=3, max_lead_s=1.0)
     new = sequence(1, frames=99)
     resumed = Sequence(1, new.request, new.prompt, new.sampling, new.limit, frames=[FRAME] * 40, frame_s=0.08)
     for each in (resumed, sequence(2, frames=99)):
@@ -353,8 +352,7 @@ def test_a_resumed_sequence_is_not_ahead_by_what_was_heard_elsewhere() -> None:
 @pytest.mark.usefixtures("clock")
 @pytest.mark.parametrize(("in_hand_s", "decoded"), [(0.0, [1, 2]), (5.0, [2])])
 def test_a_resumed_sequence_is_ahead_by_what_its_listener_has_in_hand(in_hand_s: float, decoded: list[int]) -> None:
-    blocks = BlockManager(num_blocks=200, block_size=BLOCK_SIZE)
-    line = Scheduler(blocks, max_num_seqs=4, max_num_waiting=2, max_lead_s=1.0)
+    line = scheduler(blocks=199, max_num_seqs=4, max_lead_s=1.0)
     new, frames = sequence(1, frames=99), [FRAME] * 40
     progress = Progress(np.stack(frames), 40 * 1920, in_hand_s)
     request = replace(new.request, resume=progress)
@@ -365,8 +363,7 @@ def test_a_resumed_sequence_is_ahead_by_what_its_listener_has_in_hand(in_hand_s:
 
 def test_a_sequence_that_is_heard_already_goes_first() -> None:
     line = scheduler(max_num_seqs=1)
-    for number in (1, 2):
-        line.add(sequence(number))
+    add(line, (1, 2))
     step(line)
     line.add(heard(3))
     assert ids(list(line.waiting)) == [3, 2]
@@ -374,8 +371,7 @@ def test_a_sequence_that_is_heard_already_goes_first() -> None:
 
 def test_a_full_line_says_how_long_it_will_take() -> None:
     line = scheduler(max_num_seqs=1, max_num_waiting=1)
-    for number in (1, 2):
-        line.add(sequence(number))
+    add(line, (1, 2))
     with pytest.raises(Overloaded) as refused:
         line.check_room()
     assert refused.value.retry_after_s > 0
@@ -394,8 +390,7 @@ def decoded(line: Scheduler) -> list[int]:
 
 def test_jobs_enter_one_a_step_and_leave_an_eighth_of_the_rows_free() -> None:
     line = scheduler(max_num_seqs=8)
-    for number in range(20):
-        line.add(of_a_job(number, frames=100))
+    add(line, range(20), of_a_job, frames=100)
     assert [len(decoded(line)) for _ in range(9)] == [1, 2, 3, 4, 5, 6, 7, 7, 7]
     assert (line.num_listeners, line.num_background, line.kv_used_ratio) == (0, 20, pytest.approx(0.0))
     line.add(sequence(100))
@@ -405,10 +400,8 @@ def test_jobs_enter_one_a_step_and_leave_an_eighth_of_the_rows_free() -> None:
 @pytest.mark.parametrize(("listeners", "most"), [(1, 18), (30, 11), (90, 4)])
 def test_the_more_listeners_there_are_the_fewer_rows_have_jobs(listeners: int, most: int) -> None:
     line = scheduler(blocks=4000, max_num_seqs=256, max_num_waiting=256)
-    for number in range(40):
-        line.add(of_a_job(number, frames=100))
-    for number in range(100, 100 + listeners):
-        line.add(sequence(number, frames=1000))
+    add(line, range(40), of_a_job, frames=100)
+    add(line, range(100, 100 + listeners), frames=1000)
     for _ in range(45):
         of_jobs = [number for number in decoded(line) if number < 100]
     assert len(of_jobs) == most
@@ -416,13 +409,11 @@ def test_the_more_listeners_there_are_the_fewer_rows_have_jobs(listeners: int, m
 
 def test_beside_listeners_a_step_has_fewer_of_jobs_and_the_youngest_are_parked_with_their_blocks() -> None:
     line = scheduler(max_num_seqs=8)
-    for number in range(7):
-        line.add(of_a_job(number, frames=100))
+    add(line, range(7), of_a_job, frames=100)
     for _ in range(7):
         step(line)
     assert decoded(line) == [0, 1, 2, 3, 4, 5, 6]
-    for number in (100, 101, 102, 103, 104):
-        line.add(sequence(number, frames=6))
+    add(line, (100, 101, 102, 103, 104), frames=6)
     first = decoded(line)
     assert [number for number in first if number >= 100] == [100, 101, 102, 103, 104]
     assert len(first) - 5 == 2  # of the rows that five leave, but for one
@@ -472,10 +463,8 @@ def test_the_line_of_jobs_is_short_and_takes_no_place_of_others() -> None:
 
 
 def test_while_a_listener_waits_for_its_first_frame_jobs_sit_out_and_never_hold_up_others(clock: Clock) -> None:
-    manager = BlockManager(num_blocks=200, block_size=BLOCK_SIZE)
-    line = Scheduler(manager, max_num_seqs=16, max_num_waiting=4, max_lead_s=8.0)
-    for number in range(4):
-        line.add(of_a_job(number, frames=100))
+    line = scheduler(blocks=199, max_num_seqs=16, max_num_waiting=4, max_lead_s=8.0)
+    add(line, range(4), of_a_job, frames=100)
     for _ in range(4):
         step(line)
         clock.now_s += 0.004

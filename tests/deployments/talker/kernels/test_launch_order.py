@@ -93,9 +93,7 @@ def broken(made: list[Launch]) -> list[str]:
     ]
 
 
-def test_no_kernel_of_a_frame_reads_early_what_the_kernel_before_it_writes(
-    talker: Talker, launches: list[Launch]
-) -> None:
+def test_no_kernel_of_a_frame_reads_early_what_the_one_before_writes(talker: Talker, launches: list[Launch]) -> None:
     made_by = runner(talker, "fused")
     launches.clear()
     frames(made_by, talker, count=2)

@@ -15,9 +15,7 @@ SIZES = [5, 1, 9, 3]  # rows of each prompt
 
 
 @pytest.mark.parametrize(("sizes", "padding"), [(SIZES, 0), (SIZES, 14), ([30, 150, 3], 9)])
-def test_rows_see_their_own_sequence_up_to_themselves(
-    device: torch.device, dtype: torch.dtype, sizes: list[int], padding: int
-) -> None:
+def test_rows_see_what_is_before_them(device: torch.device, dtype: torch.dtype, sizes: list[int], padding: int) -> None:
     generator = torch.Generator().manual_seed(0)
     rows = sum(sizes) + padding
     owners = torch.cat([torch.full((size,), number) for number, size in enumerate(sizes)] + [torch.full((padding,), 9)])

@@ -24,26 +24,20 @@ def test_a_checkpoint_says_what_text_it_needs(tiny_checkpoint: Callable[[str], P
 
 
 @pytest.mark.parametrize("needs", [{"spoken_form": "latin"}, {"max_segment_chars": 0}, {"max_segment_chars": "300"}])
-def test_wrong_needs_name_the_file(
-    tiny_checkpoint: Callable[[str], Path], tmp_path: Path, needs: dict[str, object]
-) -> None:
+def test_wrong_needs_named(tiny_checkpoint: Callable[[str], Path], tmp_path: Path, needs: dict[str, object]) -> None:
     with pytest.raises(CheckpointError, match=r"config.json: talkray\."):
         load_with(tiny_checkpoint("CustomVoice"), tmp_path, needs)
 
 
 @pytest.mark.parametrize(("option", "remedy"), [("temperature", "more than 0"), ("top_p", "more than 0")])
-def test_an_option_that_no_request_could_have_names_the_file(
-    tiny_checkpoint: Callable[[str], Path], tmp_path: Path, option: str, remedy: str
-) -> None:
+def test_a_bad_option_named(tiny_checkpoint: Callable[[str], Path], tmp_path: Path, option: str, remedy: str) -> None:
     directory = shutil.copytree(tiny_checkpoint("CustomVoice"), tmp_path / "copy")
     (directory / "generation_config.json").write_text(json.dumps({option: 0}), encoding="utf-8")
     with pytest.raises(CheckpointError, match=rf"generation_config.json: {option} is 0.*: set it to {remedy}"):
         ModelConfig.load(directory)
 
 
-def test_an_option_that_is_null_has_the_official_default(
-    tiny_checkpoint: Callable[[str], Path], tmp_path: Path
-) -> None:
+def test_an_option_that_is_null_has_its_default(tiny_checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
     directory = shutil.copytree(tiny_checkpoint("CustomVoice"), tmp_path / "copy")
     (directory / "generation_config.json").write_text('{"top_p": null, "top_k": 0}', encoding="utf-8")
     generation = ModelConfig.load(directory).generation

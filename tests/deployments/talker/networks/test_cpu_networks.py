@@ -12,8 +12,6 @@ from deployments.talker.engine.engine import Engine
 from deployments.talker.engine.startup import build_engine
 from deployments.talker.networks import cpu_networks
 from deployments.talker.networks.cpu_networks import RowProduct
-from talkray_tools.random_checkpoint import Options, write_checkpoint
-from talkray_tools.released import SHAPES
 from tests.deployments.talker.driving import GREEDY, ask, speak_all
 
 pytestmark = pytest.mark.skipif(cpu_networks._built is None, reason="no C compiler built the kernels")
@@ -23,13 +21,6 @@ REQUESTS = [
     ask("Another one, with a longer text.", frames=25, seed=7, non_streaming_mode=False),
     ask("A text that is a good deal longer than the other ones. " * 12, sampling=GREEDY, frames=20),
 ]
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("tiny") / "checkpoint"
-    write_checkpoint(directory, SHAPES["tiny-CustomVoice"], Options(dtype=torch.float32))
-    return directory
 
 
 def load(checkpoint: Path) -> Engine:

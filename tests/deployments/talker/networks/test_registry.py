@@ -15,30 +15,17 @@ CPU, GPU = "cpu", "cuda"
 HALF, FULL = torch.bfloat16, torch.float32
 
 
-@pytest.mark.parametrize(
-    ("kernels", "device", "dtype", "fits", "capability", "has_triton", "kind"),
-    [
-        ("auto", GPU, HALF, False, AMPERE, True, "fused"),
-        ("auto", GPU, HALF, False, AMPERE, False, "plain"),
-        ("auto", GPU, HALF, False, TURING, True, "plain"),
-        ("auto", GPU, FULL, False, AMPERE, True, "plain"),
-        ("plain", GPU, HALF, False, AMPERE, True, "plain"),
-        ("auto", CPU, FULL, True, AMPERE, True, "cpu"),
-        ("auto", CPU, FULL, False, AMPERE, True, "exact"),
-        ("auto", CPU, HALF, True, AMPERE, True, "exact"),
-        ("plain", CPU, FULL, True, AMPERE, True, "plain"),
-    ],
-)
+@pytest.mark.parametrize(("kernels", "device", "dtype", "fits", "capability", "has_triton", "kind"), [
+    ("auto", GPU, HALF, False, AMPERE, True, "fused"), ("auto", GPU, HALF, False, AMPERE, False, "plain"),
+    ("auto", GPU, HALF, False, TURING, True, "plain"), ("auto", GPU, FULL, False, AMPERE, True, "plain"),
+    ("plain", GPU, HALF, False, AMPERE, True, "plain"), ("auto", CPU, FULL, True, AMPERE, True, "cpu"),
+    ("auto", CPU, FULL, False, AMPERE, True, "exact"), ("auto", CPU, HALF, True, AMPERE, True, "exact"),
+    ("plain", CPU, FULL, True, AMPERE, True, "plain"),
+])  # fmt: skip
 def test_the_table_of_kinds(
-    monkeypatch: pytest.MonkeyPatch,
-    kernels: str,
-    device: str,
-    dtype: torch.dtype,
-    fits: bool,
-    capability: Capability,
-    has_triton: bool,
-    kind: str,
-) -> None:
+    monkeypatch: pytest.MonkeyPatch, kernels: str, device: str, dtype: torch.dtype, fits: bool,
+    capability: Capability, has_triton: bool, kind: str,
+) -> None:  # fmt: skip
     monkeypatch.setattr(registry, "capability_of", lambda _: capability)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name if has_triton else None)
     monkeypatch.setattr(cpu_networks, "fits", lambda *_: fits)

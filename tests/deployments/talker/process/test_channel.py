@@ -8,12 +8,10 @@ from tests.deployments.talker.driving import ask
 
 FRAMES = np.arange(32, dtype=np.int16).reshape(2, 16)
 MESSAGES: list[channel.Command | channel.Report] = [
-    channel.Loading("the talker"),
-    channel.Submit(1, ask("Hello there." * 50)),
+    channel.Loading("the talker"), channel.Submit(1, ask("Hello there." * 50)),
     channel.Produced(((1, FrameChunk(FRAMES, 5, FinishReason.STOP)),), 0.01, channel.EngineLoad(num_running=1)),
-    channel.RequestFailed(2, InvalidRequest("too long", "input")),
-    channel.Abort(1),
-]
+    channel.RequestFailed(2, InvalidRequest("too long", "input")), channel.Abort(1),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("size", [1, 3, 100, 10**6])

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -37,6 +38,7 @@ from tests.deployments.talker.conftest import CONFIG
 from tests.deployments.talker.driving import Spoken, ask, speak
 
 pytestmark = pytest.mark.anyio
+Calls = list[tuple[str, int]]
 SMALL = CONFIG.model_copy(update={"max_num_seqs": 2, "max_num_waiting": 2})
 ENDLESS = ask("Hello there. " * 10, frames=300, ignore_eos=True)
 
@@ -147,12 +149,9 @@ async def test_a_process_that_dies_or_stands_still_ends_every_stream(model: str,
         with pytest.raises(TalkerLost):
             async for _ in stream:
                 pass
-    with pytest.raises(TalkerLost):
-        await third
-    with pytest.raises(TalkerLost):
-        await anext(await talker.generate(ENDLESS))
-    with pytest.raises(TalkerLost):
-        await talker.check_health()
+    for failing in (third, anext(await talker.generate(ENDLESS)), talker.check_health()):
+        with pytest.raises(TalkerLost):
+            await failing
     talker._engine._process.wait()
 
 
@@ -162,9 +161,7 @@ async def _first_frame(stream: AsyncIterator[FrameChunk]) -> FrameChunk:
 
 
 @pytest.mark.parametrize("makes_audio", [True, False])
-def test_what_a_replica_is_told_of_audio_reaches_the_codec_decoder(
-    model: str, makes_audio: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_makes_audio_reaches_the_codec_decoder(model: str, makes_audio: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     def start(command: list[str], **_: object) -> None:
         raise RuntimeError(*command[4:])
 
@@ -300,9 +297,9 @@ async def test_the_engine_process_says_how_much_it_has_forgotten(client: EngineC
 
 
 @pytest.fixture
-async def sleeper(client: EngineClient, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[list[tuple[str, int]]]:
+async def sleeper(client: EngineClient, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Calls]:
     """What was asked of the driver, which is played. The client leaves its GPU from `falls_asleep` on."""
-    calls: list[tuple[str, int]] = []
+    calls: Calls = []
     monkeypatch.setattr(asleep, "send_to_sleep", lambda process: calls.append(("sleep", process)))
     monkeypatch.setattr(asleep, "wake", lambda process: calls.append(("wake", process)))
     await client.attach()
@@ -321,9 +318,7 @@ async def falls_asleep(client: EngineClient) -> None:
             await slept.wait()
 
 
-async def test_an_idle_engine_leaves_its_gpu_and_is_back_for_the_next_request(
-    client: EngineClient, in_process: Engine, sleeper: list[tuple[str, int]]
-) -> None:
+async def test_an_idle_engine_sleeps_until_a_request(client: EngineClient, in_process: Engine, sleeper: Calls) -> None:
     await falls_asleep(client)
     assert client.is_alive
     both = await asyncio.gather(*(listen(client, ask("Hello.", frames=3)) for _ in range(2)))
@@ -336,9 +331,7 @@ async def test_an_idle_engine_leaves_its_gpu_and_is_back_for_the_next_request(
     assert sleeper[2:4] == [("sleep", process), ("wake", process)]
 
 
-async def test_a_listener_who_leaves_while_the_engine_comes_back_does_not_end_it(
-    client: EngineClient, sleeper: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_leaving_ends_no_wake_up(client: EngineClient, sleeper: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
     await falls_asleep(client)
     begun, go_on, loop = asyncio.Event(), threading.Event(), asyncio.get_running_loop()
 
@@ -361,26 +354,17 @@ async def test_a_listener_who_leaves_while_the_engine_comes_back_does_not_end_it
     assert sleeper[:2] == [("sleep", client._process.pid), ("wake", client._process.pid)]
 
 
-async def test_an_engine_that_does_not_come_back_is_lost(
-    client: EngineClient, sleeper: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_engine_gone_is_lost(client: EngineClient, sleeper: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
     await falls_asleep(client)
-
-    def fail(process: int) -> None:
-        raise EngineError("out of memory")
-
-    killed: list[bool] = []
-    monkeypatch.setattr(asleep, "wake", fail)
-    monkeypatch.setattr(client._process, "kill", lambda: killed.append(True))
+    monkeypatch.setattr(asleep, "wake", Mock(side_effect=EngineError("out of memory")))
+    monkeypatch.setattr(client._process, "kill", killed := Mock())
     with pytest.raises(TalkerLost, match="did not come back to its GPU: out of memory"):
         await listen(client, ask("Hello.", frames=3))
-    assert killed
+    killed.assert_called()
     assert client._streams == {}
 
 
-async def test_an_engine_stays_where_the_driver_cannot_move_it(
-    client: EngineClient, sleeper: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_engine_may_stay_awake(client: EngineClient, sleeper: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
     tried = asyncio.Event()
     loop = asyncio.get_running_loop()
 

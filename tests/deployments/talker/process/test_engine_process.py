@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from threading import Event, Thread
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -112,11 +113,6 @@ def chunks_of(reports: list[channel.Report], number: int) -> list[FrameChunk]:
 
 
 @pytest.fixture
-def checkpoint(tiny_checkpoint: Callable[[str], Path]) -> Path:
-    return tiny_checkpoint("CustomVoice")
-
-
-@pytest.fixture
 def start(checkpoint: Path) -> EngineStart:
     return starts(str(checkpoint), CONFIG.model_copy(update={"max_num_seqs": 1, "max_num_waiting": 1}))
 
@@ -129,10 +125,7 @@ class WithPlace(Exception):
 
 
 def test_any_error_of_the_start_is_told_in_its_own_words(start: EngineStart, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object, **__: object) -> Engine:
-        raise WithPlace(3, 4)
-
-    monkeypatch.setattr("deployments.talker.process.engine_process.load_engine", fail)
+    monkeypatch.setattr("deployments.talker.process.engine_process.load_engine", Mock(side_effect=WithPlace(3, 4)))
     with engine_process(start, WithPlace) as replica:
         *_, last = replica.reports
     assert isinstance(last, channel.RequestFailed)
@@ -144,8 +137,7 @@ def test_it_tells_what_it_loads_and_then_what_it_loaded(start: EngineStart, engi
     with engine_process(start) as replica:
         *loading, ready = replica.until(is_ready)
         stages = [report.stage for report in loading if isinstance(report, channel.Loading)]
-        assert len(stages) == len(loading)
-        assert stages[0] == f"looking for {start.model}"
+        assert (len(stages), stages[0]) == (len(loading), f"looking for {start.model}")
         assert "loading the talker" in stages
         assert " s in all: " in stages[-1]
         assert re.search(r" on cpu, room for \d+ minutes of speech at once$", stages[-2])
@@ -191,9 +183,7 @@ def test_what_it_refuses_fails_alone(start: EngineStart) -> None:
 
 
 @pytest.mark.parametrize("ends", ["tokenized", "aborted"])
-def test_a_long_text_is_tokenized_beside_the_engine(
-    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, ends: str
-) -> None:
+def test_a_long_text_is_tokenized_aside(checkpoint: Path, monkeypatch: pytest.MonkeyPatch, ends: str) -> None:
     """Others are spoken to meanwhile, and the process says that it is alive."""
     long, going_on, ahead = "word " * 40, Event(), TextTokenizer.encode_ahead
     exact = TextTokenizer.encode_places
@@ -273,8 +263,7 @@ def test_a_request_that_trips_the_engine_fails_alone(start: EngineStart) -> None
         replica.send(channel.Submit(1, ask(language="klingon")), channel.Submit(2, ask(frames=4, ignore_eos=True)))
         reports = replica.until(is_last(2))
     [failed] = [report for report in reports if isinstance(report, channel.RequestFailed)]
-    assert failed.sequence_id == 1
-    assert isinstance(failed.error, EngineError)
+    assert (failed.sequence_id, type(failed.error)) == (1, EngineError)
     assert "klingon" in str(failed.error)
 
 
@@ -319,8 +308,7 @@ def test_a_stream_that_comes_to_nan_is_sent_away_alone(start: EngineStart, monke
         replica.send(*(channel.Submit(number, ask(frames=12, ignore_eos=True)) for number in (1, 2)))
         reports = replica.until(is_last(2))
     [failed] = [report for report in reports if isinstance(report, channel.RequestFailed)]
-    assert failed.sequence_id == 1
-    assert isinstance(failed.error, TalkerLost)
+    assert (failed.sequence_id, type(failed.error)) == (1, TalkerLost)
     assert len(chunks_of(reports, 1)) == 5
     assert len(chunks_of(reports, 2)) == 12
     broken, sound = (np.concatenate([chunk.codes for chunk in chunks_of(reports, number)]) for number in (1, 2))
@@ -338,11 +326,9 @@ def test_a_second_one_ends_the_process(start: EngineStart, monkeypatch: pytest.M
 
 
 def test_an_error_of_the_device_ends_the_process(start: EngineStart, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken_step(engine: Engine, meanwhile: Callable[[], None] = lambda: None) -> StepOutput:
-        raise RuntimeError("CUDA error: an illegal memory access was encountered")
-
+    broken = Mock(side_effect=RuntimeError("CUDA error: an illegal memory access was encountered"))
     with loaded(start, ends_with=RuntimeError) as replica:
-        monkeypatch.setattr(Engine, "step", broken_step)
+        monkeypatch.setattr(Engine, "step", broken)
         replica.send(channel.Submit(1, ask()))
         assert not any(isinstance(report, channel.Produced) for report in replica.reports)
 

@@ -33,12 +33,9 @@ def like_a_gpu(directory: Path, *, deterministic: bool = False, networks: Networ
     engine = build_engine(directory, CONFIG)
     blocks, old = engine.scheduler.blocks, engine.runner
     cache = KVCache(
-        engine.model_config.talker,
-        num_blocks=blocks.num_blocks,
-        block_size=CONFIG.kv_block_size,
-        dtype=torch.float32,
-        device=old.device,
-    )
+        engine.model_config.talker, num_blocks=blocks.num_blocks, block_size=CONFIG.kv_block_size,
+        dtype=torch.float32, device=old.device,
+    )  # fmt: skip
     shape = RunnerShape(CONFIG.max_num_seqs, CONFIG.max_model_len, networks, deterministic)
     runner = build_runner(old.networks.tables, cache, blocks, shape)
     return Engine(engine.info, engine.prompts, engine.limits, runner, engine.scheduler, engine.audio)
@@ -46,9 +43,7 @@ def like_a_gpu(directory: Path, *, deterministic: bool = False, networks: Networ
 
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("steps_between", [0, 2])
-def test_it_speaks_as_the_cpu_does(
-    tiny_checkpoint: Callable[[str], Path], deterministic: bool, steps_between: int
-) -> None:
+def test_it_speaks_as_a_cpu(tiny_checkpoint: Callable[[str], Path], deterministic: bool, steps_between: int) -> None:
     checkpoint = tiny_checkpoint("CustomVoice")
     expected = speak_all(build_engine(checkpoint, CONFIG), REQUESTS)
     spoken = speak_all(like_a_gpu(checkpoint, deterministic=deterministic), REQUESTS, steps_between=steps_between)

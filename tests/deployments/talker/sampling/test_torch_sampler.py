@@ -74,14 +74,11 @@ def support(logits: Tensor, options: DrawingOptions) -> list[int]:
     return wanted[sampled == wanted].tolist()
 
 
-@pytest.mark.parametrize(
-    ("counter", "key", "words"),
-    [
-        ("00000000 00000000 00000000 00000000", "00000000 00000000", "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
-        ("ffffffff ffffffff ffffffff ffffffff", "ffffffff ffffffff", "408f276d 41c83b0e a20bc7c6 6d5451fd"),
-        ("243f6a88 85a308d3 13198a2e 03707344", "a4093822 299f31d0", "d16cfe09 94fdcceb 5001e420 24126ea1"),
-    ],
-)
+@pytest.mark.parametrize(("counter", "key", "words"), [
+    ("00000000 00000000 00000000 00000000", "00000000 00000000", "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
+    ("ffffffff ffffffff ffffffff ffffffff", "ffffffff ffffffff", "408f276d 41c83b0e a20bc7c6 6d5451fd"),
+    ("243f6a88 85a308d3 13198a2e 03707344", "a4093822 299f31d0", "d16cfe09 94fdcceb 5001e420 24126ea1"),
+])  # fmt: skip
 def test_philox_gives_the_published_answers(counter: str, key: str, words: str) -> None:
     """Known answers of Random123, philox4x32-10."""
     first, second, third, fourth = (torch.tensor([int(word, 16)]) for word in counter.split())
@@ -120,15 +117,10 @@ def test_noise_depends_on_nothing_but_its_key() -> None:
             assert torch.equal(alone, noise[row, column].view(1, 1))
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        Draw(torch.tensor([2]), torch.tensor([5]), 4),
-        Draw(torch.tensor([1 + 2**32]), torch.tensor([5]), 4),
-        Draw(torch.tensor([1]), torch.tensor([6]), 4),
-        Draw(torch.tensor([1]), torch.tensor([5]), 5),
-    ],
-)
+@pytest.mark.parametrize("other", [
+    Draw(torch.tensor([2]), torch.tensor([5]), 4), Draw(torch.tensor([1 + 2**32]), torch.tensor([5]), 4),
+    Draw(torch.tensor([1]), torch.tensor([6]), 4), Draw(torch.tensor([1]), torch.tensor([5]), 5),
+])  # fmt: skip
 def test_every_part_of_the_key_changes_the_noise(other: Draw) -> None:
     codes = torch.arange(50)[None]
     base = philox_noise(Draw(torch.tensor([1]), torch.tensor([5]), 4), codes)
@@ -245,15 +237,9 @@ def test_repetition_penalty_equals_hugging_faces(penalty: float) -> None:
 
 def test_options_come_from_their_own_half_of_the_request() -> None:
     sampling = Sampling(
-        do_sample=True,
-        temperature=0.5,
-        top_k=3,
-        top_p=0.7,
-        subtalker_dosample=False,
-        subtalker_temperature=0.6,
-        subtalker_top_k=4,
-        subtalker_top_p=0.8,
-    )
+        do_sample=True, temperature=0.5, top_k=3, top_p=0.7, subtalker_dosample=False,
+        subtalker_temperature=0.6, subtalker_top_k=4, subtalker_top_p=0.8,
+    )  # fmt: skip
     assert DrawingOptions.for_talker(sampling) == DrawingOptions(do_sample=True, temperature=0.5, top_k=3, top_p=0.7)
     predictor = DrawingOptions(do_sample=False, temperature=0.6, top_k=4, top_p=0.8)
     assert DrawingOptions.for_predictor(sampling) == predictor

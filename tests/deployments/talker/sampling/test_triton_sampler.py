@@ -73,14 +73,12 @@ def test_first_code_is_penalised_suppressed_and_remembered(device: torch.device)
     eos = 160
     suppressed[eos] = False
     rules = FirstCodeRules(
-        state_rows=torch.tensor([7, 0, 3, 2, 5, 1], device=device),
-        seen=seen.clone(),
+        state_rows=torch.tensor([7, 0, 3, 2, 5, 1], device=device), seen=seen.clone(),
         penalty=torch.tensor([[1.05], [1.5], [1.0], [2.0], [1.05], [1.05]], device=device),
         suppressed=suppressed,
         ignore_eos=torch.tensor([False, True, False, False, False, True], device=device),
-        eos=eos,
-        min_new_tokens=2,
-    )
+        eos=eos, min_new_tokens=2,
+    )  # fmt: skip
     options, draw = BatchOptions.of(OPTIONS, device=device), draw_of(0, device)
     logits = (3 * torch.randn(ROWS, VOCAB, generator=generator)).to(device)
     logits[:, eos] = 30.0

@@ -57,19 +57,13 @@ WHOLE = read(0, TOKENS + 1)  # the last one is the position that ends the text
 
 
 @pytest.mark.parametrize("word_times", [False, True])
-@pytest.mark.parametrize(
-    ("tokens", "reason"),
-    [
-        (read(0, 60), STOP),
-        (read(0, 30) + [30] * 100 + read(30, 60), STOP),  # a long sound, or a pause
-        (read(0, 30) + read(25, 60), STOP),  # a syllable again
-        (read(0, 50) + read(10, 60), LOOP),
-        (read(0, 58) + read(0, 60), LOOP),
-    ],
-)
-def test_a_passage_that_is_spoken_twice_is_no_plain_end(
-    tokens: list[int], reason: FinishReason, word_times: bool
-) -> None:
+@pytest.mark.parametrize(("tokens", "reason"), [
+    (read(0, 60), STOP),
+    (read(0, 30) + [30] * 100 + read(30, 60), STOP),  # a long sound, or a pause
+    (read(0, 30) + read(25, 60), STOP),  # a syllable again
+    (read(0, 50) + read(10, 60), LOOP), (read(0, 58) + read(0, 60), LOOP),
+])  # fmt: skip
+def test_a_passage_spoken_twice_is_no_plain_end(tokens: list[int], reason: FinishReason, word_times: bool) -> None:
     assert ended(tokens, word_times=word_times).finish_reason is reason
 
 
@@ -98,37 +92,26 @@ def test_nobody_reads_where_nobody_asked() -> None:
     assert sequence.progress.take() == ()
 
 
-@pytest.mark.parametrize(
-    ("tokens", "reason"),
-    [
-        (WHOLE, STOP),
-        (read(0, 60), STOP),  # its last words sound on
-        (read(0, 57), EARLY),
-        (read(0, 30), EARLY),
-        (read(0, 40) + read(20, 40), EARLY),  # a passage again, too short to count, and then no more
-        (read(0, 5), STOP),  # so few frames say nothing about a head
-        ([], STOP),  # as a stream that goes on elsewhere and only had to end
-    ],
-)
+@pytest.mark.parametrize(("tokens", "reason"), [
+    (WHOLE, STOP),
+    (read(0, 60), STOP),  # its last words sound on
+    (read(0, 57), EARLY), (read(0, 30), EARLY),
+    (read(0, 40) + read(20, 40), EARLY),  # a passage again, too short to count, and then no more
+    (read(0, 5), STOP),  # so few frames say nothing about a head
+    ([], STOP),  # as a stream that goes on elsewhere and only had to end
+    (read(55, 61), STOP), (read(40, 50), EARLY),  # of a stream that goes on elsewhere, what it reads there
+    (read(0, 57) + [57] * 200 + read(57, 61), STOP),  # a held sound before the last words
+])  # fmt: skip
 def test_an_end_with_words_left_is_early(tokens: list[int], reason: FinishReason) -> None:
     assert ended(tokens).finish_reason is reason
 
 
-def test_a_stream_that_goes_on_elsewhere_is_judged_by_what_it_reads_there() -> None:
-    assert ended(read(55, 61)).finish_reason is STOP
-    assert ended(read(40, 50)).finish_reason is EARLY
-
-
-@pytest.mark.parametrize(
-    ("more", "reason", "num_more"),
-    [
-        ([TOKENS] * 20, None, 20),  # the last sound dies away
-        ([TOKENS] * 99, RUNAWAY, PATIENCE),
-        ([TOKENS - 5, TOKENS] * 60, RUNAWAY, PATIENCE),  # it wavers
-        (read(20, 60), LOOP, PATIENCE // 2),
-        (read(0, 10) + [TOKENS] * 99, RUNAWAY, PATIENCE),
-    ],
-)
+@pytest.mark.parametrize(("more", "reason", "num_more"), [
+    ([TOKENS] * 20, None, 20),  # the last sound dies away
+    ([TOKENS] * 99, RUNAWAY, PATIENCE),
+    ([TOKENS - 5, TOKENS] * 60, RUNAWAY, PATIENCE),  # it wavers
+    (read(20, 60), LOOP, PATIENCE // 2), (read(0, 10) + [TOKENS] * 99, RUNAWAY, PATIENCE),
+])  # fmt: skip
 def test_speech_with_no_words_left_is_ended(more: list[int], reason: FinishReason | None, num_more: int) -> None:
     sequence = followed(WHOLE + more)
     assert sequence.finish_reason is reason
@@ -152,13 +135,6 @@ def test_marks_at_the_end_of_a_text_are_not_missed() -> None:
         assert sequence.finish_reason is reason
 
 
-def test_a_held_sound_before_the_last_words_is_left_alone() -> None:
-    assert ended(read(0, 57) + [57] * 200 + read(57, 61)).finish_reason is STOP
-
-
-def test_a_text_that_may_grow_has_no_end_to_pass() -> None:
-    assert followed(WHOLE + [TOKENS] * 200, has_all_text=False).finish_reason is None
-
-
-def test_who_ignores_the_end_of_speech_may_go_on() -> None:
-    assert followed(WHOLE + [TOKENS] * 200, ignore_eos=True).finish_reason is None
+@pytest.mark.parametrize("options", [{"has_all_text": False}, {"ignore_eos": True}])
+def test_who_may_still_speak_has_no_end_to_pass(options: dict[str, bool]) -> None:
+    assert followed(WHOLE + [TOKENS] * 200, **options).finish_reason is None

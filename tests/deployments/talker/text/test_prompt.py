@@ -140,9 +140,7 @@ def test_a_voice_with_a_spoken_form_follows_instructions_where_its_files_say_so(
 
 
 @pytest.mark.parametrize("frames", [10, None])
-def test_clones_take_no_instructions_as_in_the_official_package(
-    engine_of: Callable[[str], Engine], frames: int | None
-) -> None:
+def test_clones_take_no_instructions_as_officially(engine_of: Callable[[str], Engine], frames: int | None) -> None:
     engine, plain = engine_of("Base"), clone(frames=frames)
     instructed = replace(plain, instructions="Speak slowly.")
     assert same(engine.prompts.build(instructed), engine.prompts.build(plain))
@@ -199,8 +197,7 @@ def test_a_clone_in_context_has_text_and_frames_side_by_side(builders: Builders,
     tokens = len(REFERENCE_TEXT) + len(TEXT)  # a token per byte
     head = LEAD_ROWS + AUTO_TAGS + SPEAKER + 1
     assert prompt.num_positions == head + frames + 1
-    assert len(prompt.trailing) == max(1, tokens + 1 - (frames + 1))
-    assert prompt.num_text_tokens == len(TEXT)
+    assert (len(prompt.trailing), prompt.num_text_tokens) == (max(1, tokens + 1 - (frames + 1)), len(TEXT))
     control = builder.config.tokens
     assert prompt.trailing[-1] == (control.tts_eos if tokens + 1 > frames + 1 else control.tts_pad)
 
