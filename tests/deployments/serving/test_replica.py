@@ -181,7 +181,7 @@ async def test_a_stream_that_has_to_leave_is_told_so(monkeypatch: pytest.MonkeyP
 
     with pytest.raises(Moved):
         await read()
-    assert seen == [] if at_once else [HEARTBEAT] * 3
+    assert seen == ([] if at_once else [HEARTBEAT] * 3)
     assert at_once or source.closed
 
 
