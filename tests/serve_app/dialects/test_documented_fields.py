@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import urlencode
 
-import httpx
 import pytest
 import yaml
 
@@ -20,7 +19,7 @@ from serve_app.speech.live_text import LiveTexts
 from tests.serve_app import asgi
 from tests.serve_app.dialects.client import Client, Json
 from tests.serve_app.fake import CUSTOM_VOICE, FOLLOWED, FOLLOWED_TEXT, FakeSynthesizer, followed, utterance
-from tests.serve_app.one_model import one_api
+from tests.serve_app.one_model import client_of, one_api
 
 pytestmark = pytest.mark.anyio
 
@@ -374,8 +373,7 @@ class Server:
         return ours, self.synthesizer.texts
 
     async def _of_request(self, described: Dialect) -> Outcome:
-        transport = httpx.ASGITransport(self.api)
-        async with httpx.AsyncClient(transport=transport, base_url="http://talkray") as client:
+        async with client_of(self.api) as client:
             answer = await client.post(described.path, params=described.query, json=described.messages[0])
         names = ("content-type", "content-length", "x-sample-rate")
         headers = [answer.headers.get(name) for name in names if name != "content-length" or answer.status_code == 200]
