@@ -2,7 +2,9 @@
 
 from typing import Any
 
+import httpx
 from fastapi import FastAPI
+from starlette.types import ASGIApp
 
 from deployments.config import TalkerConfig
 from serve_app.api.routes import create_api
@@ -13,6 +15,21 @@ from serve_app.speech.synthesizer import Synthesizer
 def one_api(synthesizer: Synthesizer, settings: ApiSettings, **more: Any) -> FastAPI:
     """As `create_api`, of one model."""
     return create_api({"": (synthesizer, settings.admission)}, settings, **more)
+
+
+def client_of(api: ASGIApp) -> httpx.AsyncClient:
+    return httpx.AsyncClient(transport=httpx.ASGITransport(api), base_url="http://talkray")
+
+
+def client_for(synthesizer: Synthesizer, settings: ApiSettings | None = None) -> httpx.AsyncClient:
+    """Of a server of one model."""
+    return client_of(one_api(synthesizer, settings or ApiSettings()))
+
+
+async def posted(synthesizer: Synthesizer, path: str, **request: Any) -> httpx.Response:
+    """What a server of one model answers."""
+    async with client_for(synthesizer) as client:
+        return await client.post(path, **request)
 
 
 def one_deployed(codec: Any, talker: Any = None) -> Any:

@@ -4,7 +4,6 @@ import json
 import time
 from pathlib import Path
 
-import httpx
 import pytest
 
 from deployments.serving import metrics
@@ -13,7 +12,7 @@ from serve_app.api.cluster_status import ClusterStatus, Recent, summed
 from serve_app.api.routes import Node
 from serve_app.config import AccessSettings, AdmissionSettings, ApiSettings
 from tests.serve_app.fake import FakeSynthesizer, utterance
-from tests.serve_app.one_model import one_api
+from tests.serve_app.one_model import client_of, one_api
 
 pytestmark = pytest.mark.anyio
 
@@ -74,7 +73,7 @@ async def test_what_the_metrics_record_is_told(monkeypatch: pytest.MonkeyPatch) 
     settings = ApiSettings(admission=AdmissionSettings(max_streams=1))
     node = Node(lambda model: True, lambda: True, lambda: b"", status=ClusterStatus(recent))
     api = one_api(FakeSynthesizer(script=utterance()), settings, node=node)
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(api), base_url="http://test") as client:
+    async with client_of(api) as client:
         assert (await client.post("/v1/audio/speech", json=SPEECH)).status_code == 200
         metrics.refused("line")
         told = (await client.get("/status")).json()
@@ -90,7 +89,7 @@ async def test_only_who_may_read_metrics_may_read_it(tmp_path: Path) -> None:
     node = Node(lambda model: True, lambda: True, lambda: b"", status=ClusterStatus(Recent(time.time)))
     settings = ApiSettings(access=AccessSettings(keys_file=tmp_path / "keys.json"))
     api = one_api(FakeSynthesizer(), settings, node=node)
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(api), base_url="http://test") as client:
+    async with client_of(api) as client:
         for path in ("/status", "/metrics"):
             assert (await client.get(path)).status_code == 401
             assert (await client.get(path, headers={"authorization": f"Bearer {key}"})).status_code == 200

@@ -17,7 +17,7 @@ from tests.serve_app.dialects.client import talking
 from tests.serve_app.dialects.rows import SOCKETS
 from tests.serve_app.dialects.test_native import Socket
 from tests.serve_app.fake import FakeSynthesizer, chunk, utterance
-from tests.serve_app.one_model import one_api
+from tests.serve_app.one_model import client_of, one_api
 
 pytestmark = pytest.mark.anyio
 
@@ -36,7 +36,7 @@ async def post(api: FastAPI, path: str = SPEECH, *, key: str = "", **fields: obj
         {"input": "Hello there.", "voice": "ryan", "response_format": "pcm"} if path == SPEECH else {"text": "Hello."}
     )
     headers = {"authorization": f"Bearer {key}"} if key else {}
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(api), base_url="http://talkray") as client:
+    async with client_of(api) as client:
         answer = await client.post(path, json=body | fields, headers=headers)
     assert answer.status_code == 200, answer.text
     return answer

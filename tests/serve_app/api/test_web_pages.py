@@ -12,7 +12,7 @@ from serve_app.config import ApiSettings, RecordSettings
 from serve_app.dialects import DIALECTS
 from serve_app.distribution import version
 from tests.serve_app.fake import FakeSynthesizer, utterance
-from tests.serve_app.one_model import one_api
+from tests.serve_app.one_model import client_of, one_api
 
 pytestmark = pytest.mark.anyio
 
@@ -24,7 +24,7 @@ BROWSER = {"accept": "text/html"}
 
 def client(settings: ApiSettings | None = None) -> httpx.AsyncClient:
     api = one_api(FakeSynthesizer(script=utterance()), settings or ApiSettings())
-    return httpx.AsyncClient(transport=httpx.ASGITransport(api), base_url="http://test")
+    return client_of(api)
 
 
 def test_the_page_stays_small() -> None:
@@ -99,7 +99,7 @@ async def test_one_request_may_ask_how_its_first_audio_was_made() -> None:
     body = {"model": "tts-1", "input": "Hello.", "voice": "vivian", "response_format": "pcm"}
     synthesizer = FakeSynthesizer(script=utterance())
     api = one_api(synthesizer, ApiSettings(records=RecordSettings(stages=False)))
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(api), base_url="http://test") as http:
+    async with client_of(api) as http:
         await http.post("/v1/audio/speech", json=body, headers={"x-server-timing": "1"})
         await http.post("/v1/audio/speech", json=body)
     assert [[stage for stage, _ in each.marks] for each in synthesizer.requests] == [["received", "request"], []]

@@ -99,3 +99,12 @@ async def talking(
         if greeting is not None:
             client.greeting = (await client.until(type=greeting))[0][-1]
         yield client
+
+
+async def heard(
+    synthesizer: FakeSynthesizer, path: str, *messages: Json, until: Json, **options: Any
+) -> tuple[list[Json], bytes]:
+    """What a client that sends these messages gets, up to the message with the fields of `until`."""
+    async with talking(synthesizer, path, **options) as client:
+        client.send(*messages)
+        return await client.until(**until)

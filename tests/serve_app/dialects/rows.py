@@ -1,5 +1,6 @@
 """How each dialect is asked: the contract suite and the fuzzers go through these rows. A new path needs one."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -137,6 +138,10 @@ def context(**fields: Any) -> Json:
     return {"context_id": "check", **fields}
 
 
+def update(**session: object) -> Json:
+    return {"type": "session.update", "session": session}
+
+
 def response(status: str) -> Json:
     return {"type": "response.done", "response": {"status": status}}
 
@@ -148,11 +153,16 @@ def item(text: str = "$text") -> Json:
 NATIVE: tuple[Json, ...] = ({"type": "speak", "input": "$text", "voice": "$voice"},)
 DIALOGUE = context(inputs=[{"text": "$text ", "voice_id": "$voice"}])
 COMMITTED: tuple[Json, ...] = (
-    {"type": "session.update", "session": {"mode": "commit", "voice": "$voice"}},
+    update(mode="commit", voice="$voice"),
     {"type": "input_text_buffer.append", "text": "$text"},
     {"type": "input_text_buffer.commit"},
 )
 CARTESIA = dict(SAMPLES["Cartesia"].messages[0])
+FLOATS = {"container": "raw", "encoding": "pcm_f32le", "sample_rate": 44100}
+CALM = {"speed": 1.1, "emotion": "calm"}
+CHERRY: Json = {"voice": "Cherry", "mode": "commit", "language_type": "English"}
+OFFSET = {"type": "Interrupt", "playback_offset": {"type": "time_ms", "value": 50}}
+ASH = {"format": {"type": "audio/pcm", "rate": 24000}, "voice": "ash", "speed": 1.1}
 
 SOCKETS = {
     "native": SocketRow(
@@ -195,15 +205,8 @@ SOCKETS = {
         refusal={"type": "Warning", "code": "MESSAGE-0000"},
         closing=Closing(drain={"type": "Close"}),
         queries=["model=flux-ryan-en&encoding=mulaw&sample_rate=8000"],
-        numbers=[
-            '{"type": "Interrupt", "playback_offset": {"type": "time_ms", "value": ?}}',
-            '{"type": "Configure", "speed": ?}',
-        ],
-        more=[
-            {"type": "Interrupt", "playback_offset": {"type": "time_ms", "value": 50}},
-            {"type": "Configure", "speed": 1.1},
-            {"type": "Close"},
-        ],
+        numbers=[json.dumps(OFFSET).replace("50", "?"), '{"type": "Configure", "speed": ?}'],
+        more=[OFFSET, {"type": "Configure", "speed": 1.1}, {"type": "Close"}],
         cut=SAMPLES["Deepgram Flux"].messages,
         stop=Stop({"type": "Interrupt"}, {"type": "SpeechInterrupted"}),
         times=WordTimesForm("text_spoken"),
@@ -274,12 +277,7 @@ SOCKETS = {
         refusal={"type": "error", "done": True},
         numbers=['{"transcript": "a", "output_format": {"bit_rate": ?}}'],
         more=[
-            {
-                **CARTESIA,
-                "continue": True,
-                "output_format": {"container": "raw", "encoding": "pcm_f32le", "sample_rate": 44100},
-                "generation_config": {"speed": 1.1, "emotion": "calm"},
-            },
+            {**CARTESIA, "continue": True, "output_format": FLOATS, "generation_config": CALM},
             {**CARTESIA, "add_timestamps": True, "flush": True},
             context(transcript="", flush=True, **{"continue": False}),
             context(cancel=True),
@@ -295,7 +293,7 @@ SOCKETS = {
         refused=[
             ({"type": "input_audio_buffer.append", "audio": ""}, "type"),
             ({"type": "session.update"}, "session"),
-            ({"type": "session.update", "session": {"output_audio_format": "mp3"}}, "format"),
+            (update(output_audio_format="mp3"), "format"),
             ({"type": "response.create", "response": {"input": "Hello"}}, "response.input"),
             ({"type": "response.create", "response": {"input": [{"content": "Hello"}]}}, "response.input"),
             ({"type": "conversation.item.create", "item": []}, "item"),
@@ -303,14 +301,7 @@ SOCKETS = {
         ],
         numbers=['{"type": "session.update", "session": {"speed": ?}}'],
         more=[
-            {
-                "type": "session.update",
-                "event_id": "mine",
-                "session": {
-                    "output_audio_format": "g711_ulaw",
-                    "audio": {"output": {"format": {"type": "audio/pcm", "rate": 24000}, "voice": "ash", "speed": 1.1}},
-                },
-            },
+            {**update(output_audio_format="g711_ulaw", audio={"output": ASH}), "event_id": "mine"},
             {"type": "conversation.item.create", "item": item()},
             {"type": "response.create", "response": {"input": [item()], "audio": {"output": {"voice": {"id": "ash"}}}}},
             {"type": "response.create"},
@@ -325,9 +316,9 @@ SOCKETS = {
         refused=[
             ({"type": "nonsense"}, "type"),
             ({"type": "session.update"}, "session"),
-            ({"type": "session.update", "session": {"mode": "eager"}}, "session"),
-            ({"type": "session.update", "session": {"response_format": "flac"}}, "response_format"),
-            ({"type": "session.update", "session": {"sample_rate": 5}}, "sample_rate"),
+            (update(mode="eager"), "session"),
+            (update(response_format="flac"), "response_format"),
+            (update(sample_rate=5), "sample_rate"),
             ({"type": "input_text_buffer.append", "text": 5}, "text"),
         ],
         numbers=[
@@ -335,18 +326,7 @@ SOCKETS = {
             '{"type": "session.update", "session": {"any": ?}}',
         ],
         more=[
-            {
-                "type": "session.update",
-                "session": {
-                    "voice": "Cherry",
-                    "mode": "commit",
-                    "response_format": "wav",
-                    "sample_rate": 24000,
-                    "speech_rate": 1.1,
-                    "bit_rate": 64,
-                    "language_type": "English",
-                },
-            },
+            update(**CHERRY, response_format="wav", sample_rate=24000, speech_rate=1.1, bit_rate=64),
             {"type": "input_text_buffer.commit"},
             {"type": "input_text_buffer.clear"},
             {"type": "response.cancel"},
@@ -358,7 +338,7 @@ SOCKETS = {
     "dashscope-commit": SocketRow(
         Sample(SAMPLES["DashScope"].path, COMMITTED),
         over=response("completed"),
-        refused=[({"type": "session.update", "session": {"mode": "eager"}}, "session")],
+        refused=[(update(mode="eager"), "session")],
         numbers=['{"type": "session.update", "session": {"speech_rate": ?}}'],
         more=[{"type": "session.finish"}],
         again=COMMITTED[1:],

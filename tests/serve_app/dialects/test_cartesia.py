@@ -1,7 +1,6 @@
 import asyncio
 import base64
 import json
-from collections.abc import Awaitable, Callable
 
 import httpx
 import numpy as np
@@ -9,11 +8,10 @@ import pytest
 
 from deployments.errors import Overloaded
 from serve_app.api.sockets.connection import MAX_CONTEXTS, MAX_NAME_CHARS
-from serve_app.config import ApiSettings
 from serve_app.dialects import cartesia
 from tests.serve_app import fake
-from tests.serve_app.dialects.client import Json, talking
-from tests.serve_app.one_model import one_api
+from tests.serve_app.dialects.client import Json, heard, talking
+from tests.serve_app.one_model import posted
 
 pytestmark = pytest.mark.anyio
 
@@ -33,8 +31,7 @@ def audio_of(messages: list[Json], context: str = "one") -> bytes:
     return b"".join(base64.b64decode(message["data"]) for message in chunks)
 
 
-async def test_a_context_is_written_in_pieces_and_done_once() -> None:
-    synthesizer = fake.FakeSynthesizer(script=fake.utterance())
+async def test_a_context_is_written_in_pieces_and_done_once(synthesizer: fake.FakeSynthesizer) -> None:
     async with talking(synthesizer, PATH) as client:
         for context in ("one", "two"):
             client.send(*(write(text, context=context) for text in ("Hello there. ", "And ", "bye. ")))
@@ -55,35 +52,32 @@ def times_of(messages: list[Json]) -> Json:
     return {"words": words, **{key: [round(1000 * s) for each in told for s in each[key]] for key in ("start", "end")}}
 
 
+DONE = {"type": "done"}
 EXPECTED = {"words": fake.FOLLOWED_TEXT.split(), "start": list(fake.FOLLOWED_MS), "end": [*fake.FOLLOWED_MS[1:], 880]}
 
 
 async def test_timestamps_count_from_the_beginning_of_the_context() -> None:
-    async with talking(fake.FakeSynthesizer(fake.FOLLOWED, fake.followed()), PATH) as client:
-        client.send(write(fake.FOLLOWED_TEXT, flush=True), write(fake.FOLLOWED_TEXT, more=False))
-        messages, _ = await client.until(type="done")
+    written = (write(fake.FOLLOWED_TEXT, flush=True), write(fake.FOLLOWED_TEXT, more=False))
+    messages, _ = await heard(fake.FakeSynthesizer(fake.FOLLOWED, fake.followed()), PATH, *written, until=DONE)
     times = times_of(messages)
     assert times["words"] == 2 * fake.FOLLOWED_TEXT.split()
     assert times["start"] == [*fake.FOLLOWED_MS, *(880 + begin for begin in fake.FOLLOWED_MS)]
-    assert all(
-        message["context_id"] == "one" and message["done"] is (message["type"] == "done") for message in messages
-    )
+    assert {message["context_id"] for message in messages} == {"one"}
+    assert all(message["done"] is (message["type"] == "done") for message in messages)
     assert audio_of(messages) == 2 * fake.pcm_of(fake.utterance(11))
 
 
 async def test_timestamps_are_told_where_they_are_asked_for() -> None:
     synthesizer = fake.FakeSynthesizer(fake.FOLLOWED, fake.followed())
-    async with talking(synthesizer, PATH) as client:
-        client.send(write(fake.FOLLOWED_TEXT, more=False, add_timestamps=False))
-        messages, _ = await client.until(type="done")
+    asked = write(fake.FOLLOWED_TEXT, more=False, add_timestamps=False)
+    messages, _ = await heard(synthesizer, PATH, asked, until=DONE)
     assert times_of(messages)["words"] == []
     assert not synthesizer.requests[0].word_times
 
 
 async def test_nothing_to_say_is_done_without_audio() -> None:
-    async with talking(fake.FakeSynthesizer(), PATH) as client:
-        client.send(write(" ", more=False))
-        assert [message["type"] for message in (await client.until(type="done"))[0]] == ["done"]
+    (done,), audio = await heard(fake.FakeSynthesizer(), PATH, write(" ", more=False), until=DONE)
+    assert (done["type"], audio) == ("done", b"")
 
 
 async def test_contexts_speak_beside_each_other() -> None:
@@ -100,12 +94,13 @@ async def test_contexts_speak_beside_each_other() -> None:
 
 async def test_a_flush_is_answered_behind_its_audio() -> None:
     async with talking(fake.FakeSynthesizer(script=fake.utterance(1)), PATH) as client:
-        client.send(write("Hello", flush=True))
-        messages, _ = await client.until(type="flush_done", flush_done=True)
-        assert audio_of(messages) == FRAME
-        client.send(write("Bye", more=False))
-        messages, _ = await client.until(type="done")
-        assert audio_of(messages) == FRAME
+        for message, end in (
+            (write("Hello", flush=True), {"type": "flush_done", "flush_done": True}),
+            (write("Bye", more=False), DONE),
+        ):
+            client.send(message)
+            messages, _ = await client.until(**end)
+            assert audio_of(messages) == FRAME
 
 
 async def test_what_is_wrong_is_told_in_the_context() -> None:
@@ -137,7 +132,11 @@ async def test_contexts_are_few() -> None:
 
 async def test_nothing_is_kept_of_a_context_that_is_refused_or_over(monkeypatch: pytest.MonkeyPatch) -> None:
     sockets: list[cartesia.CartesiaSocket] = []
-    monkeypatch.setattr(cartesia.CartesiaSocket, "opened", opened_in(sockets))
+
+    async def opened(socket: cartesia.CartesiaSocket) -> None:
+        sockets.append(socket)
+
+    monkeypatch.setattr(cartesia.CartesiaSocket, "opened", opened)
     async with talking(fake.FakeSynthesizer(script=[asyncio.Event()]), PATH) as client:
         client.send(*(write("Hello.", context=f"{number}") for number in range(MAX_CONTEXTS + 5)))
         for _ in range(5):
@@ -150,13 +149,6 @@ async def test_nothing_is_kept_of_a_context_that_is_refused_or_over(monkeypatch:
         assert sockets[1]._flushes == {}
 
 
-def opened_in(sockets: list[cartesia.CartesiaSocket]) -> Callable[[cartesia.CartesiaSocket], Awaitable[None]]:
-    async def opened(socket: cartesia.CartesiaSocket) -> None:
-        sockets.append(socket)
-
-    return opened
-
-
 async def test_bytes(client: httpx.AsyncClient) -> None:
     asked = {**write("Hello"), "output_format": {"container": "raw", "encoding": "pcm_f32le", "sample_rate": 44100}}
     response = await client.post("/tts/bytes", json=asked)
@@ -167,21 +159,22 @@ async def test_bytes(client: httpx.AsyncClient) -> None:
     assert wav.content[:4] == b"RIFF"
 
 
+def data_of(response: httpx.Response) -> list[Json]:
+    return [json.loads(line[6:]) for line in response.text.splitlines() if line.startswith("data: ")]
+
+
 async def test_events(client: httpx.AsyncClient) -> None:
     response = await client.post("/tts/sse", json=write("Hello"))
     assert response.headers["content-type"] == "text/event-stream"
-    lines = [line.removeprefix("data: ") for line in response.text.splitlines() if line.startswith("data: ")]
-    messages = [json.loads(line) for line in lines]
+    messages = data_of(response)
     assert audio_of(messages, messages[0]["context_id"]) == fake.pcm_of(fake.utterance())
     assert messages[-1]["type"] == "done"
 
 
 async def test_events_have_timestamps() -> None:
-    transport = httpx.ASGITransport(one_api(fake.FakeSynthesizer(fake.FOLLOWED, fake.followed()), ApiSettings()))
-    async with httpx.AsyncClient(transport=transport, base_url="http://talkray") as client:
-        response = await client.post("/tts/sse", json=write(fake.FOLLOWED_TEXT))
-    lines = [line.removeprefix("data: ") for line in response.text.splitlines() if line.startswith("data: ")]
-    assert times_of([json.loads(line) for line in lines]) == EXPECTED
+    synthesizer = fake.FakeSynthesizer(fake.FOLLOWED, fake.followed())
+    response = await posted(synthesizer, "/tts/sse", json=write(fake.FOLLOWED_TEXT))
+    assert times_of(data_of(response)) == EXPECTED
 
 
 async def test_voices_are_one_page_unless_a_part_is_asked_for(client: httpx.AsyncClient) -> None:

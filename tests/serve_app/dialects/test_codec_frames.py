@@ -15,7 +15,7 @@ from tests.serve_app.asgi import post
 from tests.serve_app.client_audio.test_recordings import data_url, recording
 from tests.serve_app.dialects.client import talking
 from tests.serve_app.fake import BASE, CUSTOM_VOICE, FakeSynthesizer, chunk, followed, tone, utterance
-from tests.serve_app.one_model import one_api
+from tests.serve_app.one_model import client_for, one_api
 
 pytestmark = pytest.mark.anyio
 
@@ -36,8 +36,7 @@ def records(stream: bytes) -> list[tuple[str, int]]:
 
 
 async def ask(synthesizer: FakeSynthesizer, **fields: object) -> httpx.Response:
-    transport = httpx.ASGITransport(one_api(synthesizer, ApiSettings()))
-    async with httpx.AsyncClient(transport=transport, base_url="http://talkray") as client:
+    async with client_for(synthesizer) as client:
         return await client.post(PATH, json={"input": "Hello", "voice": "alloy", **fields})
 
 

@@ -22,7 +22,7 @@ from tests.serve_app import asgi
 from tests.serve_app.dialects.client import Client, Json, audio_in, connect
 from tests.serve_app.dialects.rows import POSTS, SOCKETS, VOICE, PostRow, SocketRow
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, Step, chunk, pcm_of, tone, utterance
-from tests.serve_app.one_model import one_api
+from tests.serve_app.one_model import client_for, one_api
 
 pytestmark = pytest.mark.anyio
 
@@ -367,8 +367,7 @@ async def test_halves_of_a_character_meet_in_the_next_message(row: SocketRow) ->
 
 @asynccontextmanager
 async def posting(synthesizer: FakeSynthesizer) -> AsyncIterator[httpx.AsyncClient]:
-    transport = httpx.ASGITransport(one_api(synthesizer, ApiSettings()))
-    async with httpx.AsyncClient(transport=transport, base_url="http://talkray") as client:
+    async with client_for(synthesizer) as client:
         yield client
 
 

@@ -5,7 +5,7 @@ import av
 import httpx
 import pytest
 
-from tests.serve_app.dialects.client import connect, talking
+from tests.serve_app.dialects.client import connect, heard, talking
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, chunk, pcm_of, tone, utterance
 
 pytestmark = pytest.mark.anyio
@@ -33,8 +33,7 @@ async def test_words_become_one_turn_with_one_flushed() -> None:
     assert synthesizer.texts == ["Hello there. Bye"] * 2
 
 
-async def test_an_unknown_voice_is_the_default_one_and_the_handshake_says_so() -> None:
-    synthesizer = FakeSynthesizer(script=utterance())
+async def test_an_unknown_voice_is_the_default_one_and_the_handshake_says_so(synthesizer: FakeSynthesizer) -> None:
     async with talking(synthesizer, PATH) as client:
         client.send(speak("Hi."), FLUSH)
         await client.until(type="Flushed")
@@ -43,11 +42,9 @@ async def test_an_unknown_voice_is_the_default_one_and_the_handshake_says_so() -
     assert "mip_opt_out" in client.headers["x-ignored"]
 
 
-async def test_an_empty_flush_has_its_flushed() -> None:
-    async with talking(FakeSynthesizer(script=utterance()), PATH) as client:
-        client.send(FLUSH)
-        messages, audio = await client.until(type="Flushed")
-        assert ([message["type"] for message in messages], audio) == (["Metadata", "Flushed"], b"")
+async def test_an_empty_flush_has_its_flushed(synthesizer: FakeSynthesizer) -> None:
+    messages, audio = await heard(synthesizer, PATH, FLUSH, until={"type": "Flushed"})
+    assert ([message["type"] for message in messages], audio) == (["Metadata", "Flushed"], b"")
 
 
 async def test_clear_ends_the_turn_and_nothing_of_it_follows() -> None:
@@ -75,14 +72,10 @@ async def test_close_drains_and_ends() -> None:
         await client.connection.task
 
 
-async def test_a_bad_message_is_a_warning_and_the_socket_stays() -> None:
-    async with talking(FakeSynthesizer(script=utterance()), PATH) as client:
-        client.send({"type": "Sing"}, {"type": "Speak"})
-        for _ in range(2):
-            (*_, warning), _ = await client.until(type="Warning")
-            assert warning["warn_msg"] == warning["description"]
-        client.send(speak("Hi"), FLUSH)
-        await client.until(type="Flushed")
+async def test_a_warning_has_its_words_under_two_names(synthesizer: FakeSynthesizer) -> None:
+    for bad in ({"type": "Sing"}, {"type": "Speak"}):
+        (*_, warning), _ = await heard(synthesizer, PATH, bad, until={"type": "Warning"})
+        assert warning["warn_msg"] == warning["description"]
 
 
 @pytest.mark.parametrize(
@@ -103,11 +96,13 @@ async def test_a_handshake_is_refused_with_the_reason(
         assert why in dict(start["headers"])[b"dg-error"].decode()
 
 
-async def test_telephones() -> None:
-    async with talking(FakeSynthesizer(script=utterance(25)), "/v1/speak?encoding=mulaw&sample_rate=8000") as client:
-        client.send(speak("Hi"), FLUSH)
-        _, audio = await client.until(type="Flushed")
+@pytest.mark.parametrize("more", ["sample_rate=8000", "container=wav"])
+async def test_telephones_have_their_rate_also_by_default(more: str) -> None:
+    path, synthesizer = f"/v1/speak?encoding=mulaw&{more}", FakeSynthesizer(script=utterance(25))
+    messages, audio = await heard(synthesizer, path, speak("Hi"), FLUSH, until={"type": "Flushed"})
     assert len(audio) == pytest.approx(8000 * 2, abs=20)
+    ignored = [{"field": "container", "reason": "a WebSocket has none"}] if "container" in more else None
+    assert messages[0].get("ignored") == ignored
 
 
 async def test_inline_pronunciations_are_spoken_as_their_word(
@@ -115,9 +110,8 @@ async def test_inline_pronunciations_are_spoken_as_their_word(
 ) -> None:
     text = 'Take \\{"word": "dupilumab", "pronounce": "duːˈpɪljuːmæb"\\} daily'
     response = await client.post("/v1/speak?model=ryan&container=none&encoding=linear16", json={"text": text})
-    assert response.status_code == 200
+    assert (response.status_code, response.content) == (200, pcm_of(utterance()))
     assert response.headers["content-type"].startswith("audio/pcm;rate=24000")
-    assert response.content == pcm_of(utterance())
     assert synthesizer.texts == ["Take dupilumab daily"]
 
 
@@ -175,14 +169,6 @@ async def test_a_container_that_a_format_cannot_have_is_named(
 ) -> None:
     answer = await client.post(f"/v1/speak?{query}", json={"text": "Hello"})
     assert answer.headers.get("x-ignored") == (None if reason is None else f"container ({reason})")
-
-
-async def test_a_telephones_rate_is_the_default_on_a_socket_too() -> None:
-    async with talking(FakeSynthesizer(script=utterance(25)), "/v1/speak?encoding=mulaw&container=wav") as client:
-        client.send(speak("Hi"), FLUSH)
-        messages, audio = await client.until(type="Flushed")
-    assert len(audio) == pytest.approx(8000 * 2, abs=20)
-    assert messages[0]["ignored"] == [{"field": "container", "reason": "a WebSocket has none"}]
 
 
 async def test_text_that_yields_no_speech_is_silence_over_http(client: httpx.AsyncClient) -> None:

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import urlencode
 
-import httpx
 import pytest
 import yaml
 
@@ -20,7 +19,7 @@ from serve_app.speech.live_text import LiveTexts
 from tests.serve_app import asgi
 from tests.serve_app.dialects.client import Client, Json
 from tests.serve_app.fake import CUSTOM_VOICE, FOLLOWED, FOLLOWED_TEXT, FakeSynthesizer, followed, utterance
-from tests.serve_app.one_model import one_api
+from tests.serve_app.one_model import client_of, one_api
 
 pytestmark = pytest.mark.anyio
 
@@ -58,16 +57,17 @@ def fields(text: str) -> Json:
     return read
 
 
+def messages(*texts: str) -> list[Json]:
+    return [fields(text) for text in texts]
+
+
 SAMPLING: Json = {
     name: not value if value is True else type(value)(value / 2) for name, value in SAMPLING_DEFAULTS.items()
 }
-QWEN: Json = {
-    **SAMPLING,
-    **fields(
-        "instructions: Softly., instruct: Softly., language: German, seed: 5, task_type: Base, "
-        "ref_audio: AAAA, ref_text: Hi., x_vector_only_mode: true, non_streaming_mode: true"
-    ),
-}
+QWEN: Json = SAMPLING | fields(
+    "instructions: Softly., instruct: Softly., language: German, seed: 5, task_type: Base, "
+    "ref_audio: AAAA, ref_text: Hi., x_vector_only_mode: true, non_streaming_mode: true"
+)
 OPENAI: Json = fields(
     "model: other, input: Bye., voice: ryan, instructions: Softly., response_format: wav, "
     "speed: 2.0, stream_format: sse"
@@ -90,7 +90,29 @@ OPENAI_SPEECH: Json = {
     "lexicon": Sent({"a": "b"}, {"input": "a"}),
     "max_segment_chars": Sent(50, {"input": "A sentence that is thirty long. " * 2}),
 }
+TALKRAY_SOCKET: Json = {name: value for name, value in OPENAI_SPEECH.items() if name != "any_language"}
+TALKRAY_SOCKET |= {"word_timestamps": True, "request_id": "mine", "from_frame": Sent(1, {"seed": 7})}
+MISTRAL: Json = fields(
+    "model: voxtral, voice_id: ryan, ref_audio: AAAA, response_format: pcm, "
+    "stream: true, prompt_cache_key: a, metadata: {a: 1}"
+)
+KOKORO: Json = OPENAI_SPEECH | fields("word_timestamps: false, return_timestamps: false, return_timing: false")
+FRAMES: Json = {**QWEN, "voice": "ryan", "stream": False}
+OMNI_SOCKET: Json = QWEN | fields(
+    "model: other, voice: ryan, speaker: ryan, response_format: pcm, speed: 2.0, speaker_embedding: [0.5], "
+    "stream_audio: false, word_timestamps: true, split_granularity: clause, initial_codec_chunk_frames: 1"
+)
+NARI: Json = QWEN | fields(
+    "model: other, voice: ryan, response_format: wav, stream: false, speed: 2.0, request_id: mine, "
+    "skip_fixed_bootstrap_audio: false, stream_chunk_schedule: [1], stream_first_chunk_frames: 1, "
+    "stream_steady_chunk_frames: 1, stream_chunk_frames: 1"
+)
+VOX_SERVE: Json = fields(
+    "text: Bye., audio: AAAA, streaming: false, language: german, speaker: ryan, "
+    "ref_text: Hi., instruct: Softly., x_vector_only_mode: true"
+)
 SPOKEN = {"input": "Hello.", "voice": "alloy"}
+SPEAK = {**SPOKEN, "type": "speak"}
 VOICE_SETTINGS: Json = fields("stability: 0.5, similarity_boost: 0.5, style: 0.5, use_speaker_boost: true, speed: 2.0")
 ELEVEN_QUERY: Json = {"output_format": "pcm_8000", "enable_logging": "false", "optimize_streaming_latency": "1"}
 ELEVEN_BODY: Json = {
@@ -105,11 +127,16 @@ ELEVEN_SOCKET: Json = fields(
     "model_id: eleven_v3, language_code: de, enable_logging: 'false', output_format: pcm_8000, "
     "inactivity_timeout: '5', sync_alignment: 'true', auto_mode: 'true', seed: '5'"
 )
-ELEVEN_FIRST: Json = fields(
-    "voice_settings: {}, generation_config: {chunk_length_schedule: [50]}, "
-    "pronunciation_dictionary_locators: [{pronunciation_dictionary_id: a}], xi_api_key: key, "
-    "authorization: key, try_trigger_generation: true"
-)
+ELEVEN_PLACES = [
+    Place(ELEVEN_SOCKET, None),
+    Place(
+        fields(
+            "generation_config: {chunk_length_schedule: [50]}, xi_api_key: key, authorization: key, flush: true, "
+            "pronunciation_dictionary_locators: [{pronunciation_dictionary_id: a}], try_trigger_generation: true"
+        )
+    ),
+    Place(VOICE_SETTINGS, inside="voice_settings"),
+]
 CONTEXT = {"context_id": "one"}
 CARTESIA: list[Place] = [
     Place(
@@ -123,6 +150,8 @@ CARTESIA: list[Place] = [
     Place({"encoding": "pcm_mulaw", "sample_rate": 8000, "bit_rate": 32000}, inside="output_format"),
     Place({"speed": 2.0, "volume": 1.5, "emotion": "sad"}, inside="generation_config"),
 ]
+CARTESIA_HTTP = [*CARTESIA, Place({"context_id": "a", "continue": True})]
+CONTAINER = Place({"container": "wav"}, inside="output_format")
 DASHSCOPE: Json = {
     **fields(
         "voice: ryan, response_format: mp3, sample_rate: 8000, language_type: German, speech_rate: 2.0, "
@@ -134,14 +163,10 @@ DEEPGRAM: Json = fields(
     "model: aura-2-ryan-en, encoding: mulaw, sample_rate: '8000', speed: '1.5', mip_opt_out: 'true', "
     "tag: a, expressivity: '1'"
 )
-DEEPGRAM_REST: Json = {
-    **DEEPGRAM,
-    "container": Sent("none", {"encoding": "linear16"}),
-    "bit_rate": "32000",
-    "callback": "http://a",
-    "callback_method": "PUT",
-}
-REALTIME_OUTPUT: Json = {"voice": "ryan", "speed": 1.5}
+DEEPGRAM_REST: Json = DEEPGRAM | fields("bit_rate: '32000', callback: 'http://a', callback_method: PUT")
+DEEPGRAM_REST |= {"container": Sent("none", {"encoding": "linear16"})}
+DEEPGRAM_SOCKET = [Place({**DEEPGRAM, "container": "wav"}, None)]
+DEEPGRAM_SAYS = messages("type: Speak, text: Hello.", "type: Close")
 REALTIME: Json = fields(
     "instructions: Be kind., output_modalities: [text], modalities: [text], voice: ryan, "
     "output_audio_format: g711_ulaw, input_audio_format: pcm16, input_audio_transcription: {}, "
@@ -149,134 +174,39 @@ REALTIME: Json = fields(
     "max_output_tokens: 5, prompt: {id: a}, tracing: auto, truncation: auto, metadata: {a: b}"
 )
 ITEM = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hello."}]}
+DONE, CLOSED = {"type": "done"}, {"closed": 1000}
 
 DIALECTS = {
     "OpenAI": Dialect("/v1/audio/speech", [SPOKEN], [Place(OPENAI_SPEECH)]),
     "Azure": Dialect("/openai/deployments/any/audio/speech", [SPOKEN], [Place(OPENAI)]),
-    "Mistral": Dialect(
-        "/v1/audio/speech",
-        [{"input": "Hello.", "voice_id": "serena"}],
-        [
-            Place(
-                fields(
-                    "model: voxtral, voice_id: ryan, ref_audio: AAAA, response_format: pcm, "
-                    "stream: true, prompt_cache_key: a, metadata: {a: 1}"
-                )
-            )
-        ],
-    ),
-    "Kokoro-FastAPI": Dialect(
-        "/dev/captioned_speech",
-        [{**SPOKEN, "response_format": "pcm"}],
-        [
-            Place(
-                {
-                    **OPENAI_SPEECH,
-                    "word_timestamps": False,
-                    "return_timestamps": False,
-                    "return_timing": False,
-                    "any_language": Sent(True, {"language": "fr"}),
-                }
-            )
-        ],
-    ),
-    "codec frames": Dialect("/v1/audio/frames", [SPOKEN], [Place({**QWEN, "voice": "ryan", "stream": False})]),
-    "codec frames, WebSocket": Dialect(
-        "/v1/audio/frames/ws",
-        [{**SPOKEN, "type": "speak"}],
-        [Place({**QWEN, "voice": "ryan", "stream": False})],
-        over={"type": "done"},
-    ),
-    "Talkray, WebSocket": Dialect(
-        "/v1/audio/speech/ws",
-        [{**SPOKEN, "type": "speak"}],
-        [
-            Place(
-                {
-                    **{name: OPENAI_SPEECH[name] for name in OPENAI_SPEECH if name != "any_language"},
-                    "word_timestamps": True,
-                    "request_id": "mine",
-                    "from_frame": Sent(1, {"seed": 7}),
-                }
-            )
-        ],
-        over={"type": "done"},
-    ),
+    "Mistral": Dialect("/v1/audio/speech", [{"input": "Hello.", "voice_id": "serena"}], [Place(MISTRAL)]),
+    "Kokoro-FastAPI": Dialect("/dev/captioned_speech", [{**SPOKEN, "response_format": "pcm"}], [Place(KOKORO)]),
+    "codec frames": Dialect("/v1/audio/frames", [SPOKEN], [Place(FRAMES)]),
+    "codec frames, WebSocket": Dialect("/v1/audio/frames/ws", [SPEAK], [Place(FRAMES)], over=DONE),
+    "Talkray, WebSocket": Dialect("/v1/audio/speech/ws", [SPEAK], [Place(TALKRAY_SOCKET)], over=DONE),
     "vLLM-Omni, batch": Dialect(
         "/v1/audio/speech/batch", [{**SPOKEN, "items": [{"input": "Hello."}]}], [Place({**QWEN, "stream": True})]
     ),
     "vLLM-Omni, WebSocket": Dialect(
         "/v1/audio/speech/stream",
-        [
-            {"type": "session.config", "voice": "alloy"},
-            {"type": "input.text", "text": "Hello."},
-            {"type": "input.done"},
-        ],
-        [
-            Place(
-                {
-                    **QWEN,
-                    **fields(
-                        "model: other, voice: ryan, speaker: ryan, response_format: pcm, speed: 2.0, "
-                        "speaker_embedding: [0.5], stream_audio: false, word_timestamps: true, "
-                        "split_granularity: clause, initial_codec_chunk_frames: 1"
-                    ),
-                }
-            )
-        ],
+        messages("type: session.config, voice: alloy", "type: input.text, text: Hello.", "type: input.done"),
+        [Place(OMNI_SOCKET)],
         over={"type": "session.done"},
     ),
     "nari": Dialect(
         "/v1/audio/speech/ws",
-        [
-            {"type": "request.start", "voice": "alloy"},
-            {"type": "input_text.append", "text": "Hello."},
-            {"type": "input_text.end"},
-        ],
-        [
-            Place(
-                {
-                    **QWEN,
-                    **fields(
-                        "model: other, voice: ryan, response_format: wav, stream: false, speed: 2.0, "
-                        "request_id: mine, skip_fixed_bootstrap_audio: false, "
-                        "stream_chunk_schedule: [1], stream_first_chunk_frames: 1, "
-                        "stream_steady_chunk_frames: 1, stream_chunk_frames: 1"
-                    ),
-                }
-            )
-        ],
+        messages("type: request.start, voice: alloy", "type: input_text.append, text: Hello.", "type: input_text.end"),
+        [Place(NARI)],
         protocols=["nari.speech.v1"],
-        over={"closed": 1000},
+        over=CLOSED,
     ),
-    "VoxServe": Dialect(
-        "/generate",
-        [{"text": "Hello."}],
-        [
-            Place(
-                fields(
-                    "text: Bye., audio: AAAA, streaming: false, language: german, speaker: ryan, "
-                    "ref_text: Hi., instruct: Softly., x_vector_only_mode: true"
-                )
-            )
-        ],
-    ),
+    "VoxServe": Dialect("/generate", [{"text": "Hello."}], [Place(VOX_SERVE)]),
     "Deepgram": Dialect(
         "/v1/speak", [{"text": "Hello."}], [Place(DEEPGRAM_REST, None), Place({"text": "Bye.", "model": "a", "x": 1})]
     ),
-    "Deepgram, WebSocket": Dialect(
-        "/v1/speak",
-        [{"type": "Speak", "text": "Hello."}, {"type": "Close"}],
-        [Place({**DEEPGRAM, "container": "wav"}, None)],
-        over={"closed": 1000},
-    ),
+    "Deepgram, WebSocket": Dialect("/v1/speak", DEEPGRAM_SAYS, DEEPGRAM_SOCKET, over=CLOSED),
     "Flux": Dialect("/v2/speak", [{"text": "Hello."}], [Place(DEEPGRAM_REST, None)]),
-    "Flux, WebSocket": Dialect(
-        "/v2/speak",
-        [{"type": "Speak", "text": "Hello."}, {"type": "Close"}],
-        [Place({**DEEPGRAM, "container": "wav"}, None)],
-        over={"closed": 1000},
-    ),
+    "Flux, WebSocket": Dialect("/v2/speak", DEEPGRAM_SAYS, DEEPGRAM_SOCKET, over=CLOSED),
     "ElevenLabs": Dialect(
         "/v1/text-to-speech/serena/stream/with-timestamps",
         [{"text": "Hello."}],
@@ -300,21 +230,13 @@ DIALECTS = {
             {**CONTEXT, "text": "", "flush": True},
             {**CONTEXT, "close_context": True},
         ],
-        [
-            Place(ELEVEN_SOCKET, None),
-            Place({name: value for name, value in ELEVEN_FIRST.items() if name != "voice_settings"} | {"flush": True}),
-            Place(VOICE_SETTINGS, inside="voice_settings"),
-        ],
+        ELEVEN_PLACES,
         over={"isFinal": True},
     ),
     "ElevenLabs, one text": Dialect(
         "/v1/text-to-speech/serena/stream-input",
         [{"text": f"{FOLLOWED_TEXT}. "}, {"text": f"{FOLLOWED_TEXT}. ", "flush": True}, {"text": ""}],
-        [
-            Place(ELEVEN_SOCKET, None),
-            Place({name: value for name, value in ELEVEN_FIRST.items() if name != "voice_settings"} | {"flush": True}),
-            Place(VOICE_SETTINGS, inside="voice_settings"),
-        ],
+        ELEVEN_PLACES,
         over={"isFinal": True},
     ),
     "ElevenLabs, contexts of a dialogue": Dialect(
@@ -326,7 +248,7 @@ DIALECTS = {
             {**CONTEXT, "close_context": True},
         ],
         [
-            Place({**ELEVEN_SOCKET}, None),
+            Place(ELEVEN_SOCKET, None),
             Place({"voices": ["ryan"]}),
             Place(VOICE_SETTINGS, inside="voice_settings"),
             Place(VOICE_SETTINGS, 1, "voice_settings"),
@@ -334,23 +256,13 @@ DIALECTS = {
         ],
         over={"is_final": True},
     ),
-    "Cartesia, bytes": Dialect(
-        "/tts/bytes",
-        [{"transcript": "Hello."}],
-        [*CARTESIA, Place({"container": "wav"}, inside="output_format"), Place({"context_id": "a", "continue": True})],
-    ),
-    "Cartesia, events": Dialect(
-        "/tts/sse", [{"transcript": "Hello."}], [*CARTESIA, Place({"context_id": "a", "continue": True})]
-    ),
+    "Cartesia, bytes": Dialect("/tts/bytes", [{"transcript": "Hello."}], [CONTAINER, *CARTESIA_HTTP]),
+    "Cartesia, events": Dialect("/tts/sse", [{"transcript": "Hello."}], CARTESIA_HTTP),
     "Cartesia, WebSocket": Dialect(
         "/tts/websocket",
         [{**CONTEXT, "transcript": "Hello. ", "continue": True}, {**CONTEXT, "transcript": "", "continue": False}],
-        [
-            *CARTESIA,
-            Place({"container": "wav"}, inside="output_format"),
-            Place({"max_buffer_delay_ms": 5, "flush": True, "duration": 5, "continue": False}),
-        ],
-        over={"type": "done"},
+        [*CARTESIA, CONTAINER, Place({"max_buffer_delay_ms": 5, "flush": True, "duration": 5, "continue": False})],
+        over=DONE,
     ),
     "DashScope": Dialect(
         "/api/v1/services/aigc/multimodal-generation/generation",
@@ -363,13 +275,13 @@ DIALECTS = {
     ),
     "DashScope, WebSocket": Dialect(
         "/api-ws/v1/realtime",
-        [
-            {"type": "session.update", "session": {}},
-            {"type": "input_text_buffer.append", "text": "Hello."},
-            {"type": "session.finish"},
-        ],
+        messages(
+            "type: session.update, session: {}",
+            "type: input_text_buffer.append, text: Hello.",
+            "type: session.finish",
+        ),
         [Place({"model": "qwen3-tts-flash"}, None), Place({**DASHSCOPE, "mode": "commit"}, inside="session")],
-        over={"closed": 1000},
+        over=CLOSED,
     ),
     "Realtime": Dialect(
         "/v1/realtime",
@@ -381,7 +293,7 @@ DIALECTS = {
         [
             Place({"model": "gpt-realtime"}, None),
             Place({**REALTIME, "model": "gpt-realtime"}, inside="session"),
-            Place(REALTIME_OUTPUT, inside="session.audio.output"),
+            Place({"voice": "ryan", "speed": 1.5}, inside="session.audio.output"),
             Place({"type": "audio/pcmu", "rate": 48000}, inside="session.audio.output.format"),
             Place({"input": {"turn_detection": {"type": "server_vad"}}}, inside="session.audio"),
             Place({"previous_item_id": "a"}, 1),
@@ -461,8 +373,7 @@ class Server:
         return ours, self.synthesizer.texts
 
     async def _of_request(self, described: Dialect) -> Outcome:
-        transport = httpx.ASGITransport(self.api)
-        async with httpx.AsyncClient(transport=transport, base_url="http://talkray") as client:
+        async with client_of(self.api) as client:
             answer = await client.post(described.path, params=described.query, json=described.messages[0])
         names = ("content-type", "content-length", "x-sample-rate")
         headers = [answer.headers.get(name) for name in names if name != "content-length" or answer.status_code == 200]

@@ -1,15 +1,15 @@
 import asyncio
 import base64
 import json
+from typing import Any
 
 import httpx
 import pytest
 
 from deployments.errors import Overloaded
-from serve_app.config import ApiSettings
 from tests.serve_app import fake
-from tests.serve_app.dialects.client import Json, connect, talking
-from tests.serve_app.one_model import one_api
+from tests.serve_app.dialects.client import Json, connect, heard, talking
+from tests.serve_app.one_model import posted
 
 pytestmark = pytest.mark.anyio
 
@@ -67,36 +67,34 @@ TOLD = list(zip(fake.FOLLOWED_TEXT.split(), fake.FOLLOWED_MS, strict=True))
 TWICE = [*TOLD, *((word, 880 + begin) for word, begin in TOLD)]
 
 
-async def timed(path: str, messages: list[Json], **last: object) -> list[Json]:
-    async with talking(fake.FakeSynthesizer(fake.FOLLOWED, fake.followed()), path) as client:
-        client.send(*messages)
-        got, _ = await client.until(**last)
-    return got
+TWO_SENTENCES = [begin(), *2 * [sentence(f"{fake.FOLLOWED_TEXT} ")], *end()]
+
+
+async def timed(path: str, messages: list[Json], last: Json) -> list[Json]:
+    return (await heard(fake.FakeSynthesizer(fake.FOLLOWED, fake.followed()), path, *messages, until=last))[0]
+
+
+def all_of(alignments: list[Json], name: str) -> list[Any]:
+    return [each for alignment in alignments for each in alignment[name]]
 
 
 async def test_alignments_count_from_the_beginning_of_the_context() -> None:
     """As LiveKit's plugin, which asks for `sync_alignment`, takes them."""
-    messages = [begin(), sentence(f"{fake.FOLLOWED_TEXT} "), sentence(f"{fake.FOLLOWED_TEXT} "), *end()]
-    got = await timed(CONTEXTS, messages, isFinal=True)
-    chars: list[str] = []
-    starts_ms: list[int] = []
-    for message in got:
-        if alignment := message.get("alignment"):
-            assert message["normalizedAlignment"] == alignment
-            lengths = {len(values) for values in alignment.values()}
-            assert len(lengths) == 1
-            assert all(len(char) == 1 for char in alignment["chars"])
-            assert all(duration_ms >= 0 for duration_ms in alignment["charDurationsMs"])
-            chars += alignment["chars"]
-            starts_ms += alignment["charStartTimesMs"]
-    assert words_ms(chars, starts_ms) == TWICE
+    got = await timed(CONTEXTS, TWO_SENTENCES, {"isFinal": True})
+    told = [message for message in got if message.get("alignment")]
+    assert all(message["normalizedAlignment"] == message["alignment"] for message in told)
+    alignments = [message["alignment"] for message in told]
+    for alignment in alignments:
+        assert len({len(values) for values in alignment.values()}) == 1
+        assert all(len(char) == 1 for char in alignment["chars"])
+        assert all(duration_ms >= 0 for duration_ms in alignment["charDurationsMs"])
+    assert words_ms(all_of(alignments, "chars"), all_of(alignments, "charStartTimesMs")) == TWICE
     assert audio_of(got) == 2 * fake.pcm_of(fake.utterance(11))
 
 
 async def test_alignments_restart_with_every_message_where_nobody_asks_for_one_clock() -> None:
     """As Pipecat's service, which does not, adds them up."""
-    messages = [begin(), sentence(f"{fake.FOLLOWED_TEXT} "), sentence(f"{fake.FOLLOWED_TEXT} "), *end()]
-    got = await timed(CONTEXTS.replace("&sync_alignment=true", ""), messages, isFinal=True)
+    got = await timed(CONTEXTS.replace("&sync_alignment=true", ""), TWO_SENTENCES, {"isFinal": True})
     chars: list[str] = []
     starts_ms: list[int] = []
     clock_ms = 0
@@ -111,9 +109,13 @@ async def test_alignments_restart_with_every_message_where_nobody_asks_for_one_c
 async def test_alignments_of_a_dialogue_count_from_each_messages_audio() -> None:
     """As LiveKit's plugin has it, which counts the bytes of audio before a message."""
     inputs = [{"text": f"{fake.FOLLOWED_TEXT} ", "voice_id": "aiden"}]
-    messages = [{"context_id": "one", "inputs": inputs}, {"context_id": "one", "inputs": inputs, "flush": True}]
-    messages += [{"context_id": "one", "inputs": [], "flush": True}, {"context_id": "one", "close_context": True}]
-    got = await timed(DIALOGUES, messages, is_final=True)
+    said = (
+        {"inputs": inputs},
+        {"inputs": inputs, "flush": True},
+        {"inputs": [], "flush": True},
+        {"close_context": True},
+    )
+    got = await timed(DIALOGUES, [{"context_id": "one", **each} for each in said], {"is_final": True})
     chars: list[str] = []
     starts_ms: list[int] = []
     before_ms = 0.0
@@ -128,16 +130,20 @@ async def test_alignments_of_a_dialogue_count_from_each_messages_audio() -> None
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_timestamps_over_http(stream: bool) -> None:
-    transport = httpx.ASGITransport(one_api(fake.FakeSynthesizer(fake.FOLLOWED, fake.followed()), ApiSettings()))
     path = f"/v1/text-to-speech/ryan{'/stream' if stream else ''}/with-timestamps?output_format=pcm_24000"
-    async with httpx.AsyncClient(transport=transport, base_url="http://talkray") as client:
-        lines = (await client.post(path, json={"text": fake.FOLLOWED_TEXT})).text.splitlines()
-    told = [alignment for line in lines if (alignment := json.loads(line)["alignment"])]
-    chars = [char for alignment in told for char in alignment["characters"]]
-    starts_s = [start_s for alignment in told for start_s in alignment["character_start_times_seconds"]]
-    ends_s = [end_s for alignment in told for end_s in alignment["character_end_times_seconds"]]
-    assert words_ms(chars, [round(1000 * start_s) for start_s in starts_s]) == TOLD
+    told = await timed_lines(path, {"text": fake.FOLLOWED_TEXT})
+    chars, ends_s = all_of(told, "characters"), all_of(told, "character_end_times_seconds")
+    assert words_ms(chars, starts_ms_of(told)) == TOLD
     assert (len(ends_s), ends_s[-1]) == (len(chars), 0.88)
+
+
+async def timed_lines(path: str, body: Json) -> list[Json]:
+    answer = await posted(fake.FakeSynthesizer(fake.FOLLOWED, fake.followed()), path, json=body)
+    return [alignment for line in answer.text.splitlines() if (alignment := json.loads(line)["alignment"])]
+
+
+def starts_ms_of(alignments: list[Json]) -> list[int]:
+    return [round(1000 * start_s) for start_s in all_of(alignments, "character_start_times_seconds")]
 
 
 @pytest.mark.parametrize(
@@ -168,33 +174,31 @@ async def test_keepalives_and_unknown_contexts_say_nothing() -> None:
         await client.connection.task
 
 
+async def said(synthesizer: fake.FakeSynthesizer, *messages: Json, path: str = CONTEXTS) -> list[Json]:
+    """All that is told of a context with these messages."""
+    return (await heard(synthesizer, path, *messages, *end(), until={"isFinal": True}))[0]
+
+
 async def test_a_context_has_one_encoder() -> None:
-    path = CONTEXTS.replace("pcm_24000", "mp3_22050_32")
-    async with talking(fake.FakeSynthesizer(script=fake.utterance(12)), path) as client:
-        client.send(begin(), sentence("Hello. "), sentence("Bye. "), *end())
-        audio = audio_of((await client.until(isFinal=True))[0])
+    path, synthesizer = CONTEXTS.replace("pcm_24000", "mp3_22050_32"), fake.FakeSynthesizer(script=fake.utterance(12))
+    audio = audio_of(await said(synthesizer, begin(), sentence("Hello. "), sentence("Bye. "), path=path))
     assert audio[:1] == b"\xff"
     assert len(audio) == pytest.approx(2 * 12 * 0.08 * 32000 / 8, rel=0.1)
 
 
 async def test_a_failure_is_told_and_ends_its_context() -> None:
-    async with talking(fake.FakeSynthesizer(script=[Overloaded("full", 2.0)]), CONTEXTS) as client:
-        client.send(begin(), sentence("Hello. "), *end())
-        messages, _ = await client.until(isFinal=True)
-        assert messages[0]["code"] == "rate_limit_exceeded"
-        assert messages[0]["contextId"] == "one"
+    synthesizer = fake.FakeSynthesizer(script=[Overloaded("full", 2.0)])
+    told, *_ = await said(synthesizer, begin(), sentence("Hello. "))
+    assert (told["code"], told["contextId"]) == ("rate_limit_exceeded", "one")
 
 
-async def test_a_format_that_is_none_refuses_the_handshake() -> None:
+async def test_a_format_that_is_none_refuses_the_handshake(synthesizer: fake.FakeSynthesizer) -> None:
     for name in ("mp4_1_2", "mp3", "pcm_x"):
-        async with connect(
-            fake.FakeSynthesizer(), f"/v1/text-to-speech/x/multi-stream-input?output_format={name}"
-        ) as refused:
+        async with connect(synthesizer, CONTEXTS.replace("pcm_24000", name)) as refused:
             assert (await refused.next())["status"] == 400
 
 
-async def test_one_text_is_streamed_in_and_the_server_closes() -> None:
-    synthesizer = fake.FakeSynthesizer(script=fake.utterance())
+async def test_one_text_is_streamed_in_and_the_server_closes(synthesizer: fake.FakeSynthesizer) -> None:
     async with talking(synthesizer, "/v1/text-to-speech/ryan/stream-input?output_format=pcm_24000") as client:
         client.send({"text": " ", "try_trigger_generation": True, "voice_settings": None})
         client.send({"text": "Hello "}, {"text": "there. "}, {"text": ""})
@@ -204,15 +208,18 @@ async def test_one_text_is_streamed_in_and_the_server_closes() -> None:
     assert synthesizer.texts == ["Hello there."]
 
 
-async def test_dialogues() -> None:
-    synthesizer = fake.FakeSynthesizer(script=fake.utterance())
-    async with talking(synthesizer, DIALOGUES) as client:
-        client.send({"context_id": "one", "voices": ["aiden"]}, {"context_id": "one", "keep_alive": True})
-        client.send({"context_id": "one", "inputs": [{"text": "Hello. ", "voice_id": "aiden"}]})
-        client.send({"context_id": "one", "inputs": [{"text": "", "voice_id": "aiden"}], "flush": True})
-        client.send({"context_id": "one", "close_context": True})
-        messages, _ = await client.until(is_final=True, context_id="one")
-        assert audio_of(messages) == fake.pcm_of(fake.utterance())
+async def test_dialogues(synthesizer: fake.FakeSynthesizer) -> None:
+    messages: list[Json] = [
+        {"voices": ["aiden"]},
+        {"keep_alive": True},
+        {"inputs": [{"text": "Hello. ", "voice_id": "aiden"}]},
+        {"inputs": [{"text": "", "voice_id": "aiden"}], "flush": True},
+        {"close_context": True},
+    ]
+    context = {"context_id": "one"}
+    told = [{**context, **each} for each in messages]
+    got, _ = await heard(synthesizer, DIALOGUES, *told, until={"is_final": True, **context})
+    assert audio_of(got) == fake.pcm_of(fake.utterance())
     assert (synthesizer.texts, synthesizer.requests[0].voice) == (["Hello."], "aiden")
 
 
@@ -246,10 +253,8 @@ async def test_a_dialogue_over_http(client: httpx.AsyncClient, synthesizer: fake
     assert response.content == 2 * fake.pcm_of(fake.utterance())
     assert "x-ignored" not in response.headers
     first, second = synthesizer.requests
-    assert [(each.text, each.voice, each.continues) for each in (first, second)] == [
-        ("Hello.", "aiden", False),
-        ("Hi!", "ryan", True),
-    ]
+    assert (first.text, first.voice, first.continues) == ("Hello.", "aiden", False)
+    assert (second.text, second.voice, second.continues) == ("Hi!", "ryan", True)
     assert second.request_id == f"{first.request_id}-2"
     assert first.seed != second.seed
     assert (await client.post("/v1/text-to-dialogue", json={"inputs": "x"})).status_code == 400
@@ -273,20 +278,11 @@ async def test_turns_of_a_dialogue(client: httpx.AsyncClient, synthesizer: fake.
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_times_of_a_dialogue_count_from_its_beginning(stream: bool) -> None:
-    synthesizer = fake.FakeSynthesizer(fake.FOLLOWED, fake.followed())
-    transport = httpx.ASGITransport(one_api(synthesizer, ApiSettings()))
     path = f"/v1/text-to-dialogue{'/stream' if stream else ''}/with-timestamps?output_format=pcm_24000"
     inputs = [{"text": fake.FOLLOWED_TEXT, "voice_id": voice} for voice in ("aiden", "ryan")]
-    async with httpx.AsyncClient(transport=transport, base_url="http://talkray") as client:
-        answer = await client.post(path, json={"inputs": inputs})
-    chars: list[str] = []
-    starts_s: list[float] = []
-    for line in answer.text.splitlines():
-        if alignment := json.loads(line)["alignment"]:
-            chars += alignment["characters"]
-            starts_s += alignment["character_start_times_seconds"]
+    told = await timed_lines(path, {"inputs": inputs})
     length_ms = len(fake.pcm_of(fake.followed())) / 48
-    words = words_ms(chars, [round(1000 * start_s) for start_s in starts_s])
+    words = words_ms(all_of(told, "characters"), starts_ms_of(told))
     first = words[: len(words) // 2]
     assert words == first + [(word, pytest.approx(start_ms + length_ms, abs=1)) for word, start_ms in first]
 
@@ -315,11 +311,9 @@ async def test_a_context_names_what_has_no_effect_once() -> None:
     assert "enable_ssml_parsing" not in client.headers["x-ignored"]
 
 
-async def test_contexts_that_never_speak_keep_little() -> None:
-    async with talking(fake.FakeSynthesizer(script=fake.utterance()), CONTEXTS) as client:
-        client.send(*({"text": "", "context_id": f"never{number}", "what": 1} for number in range(40)))
-        client.send({**begin(), "voice_settings": {"style": 1}}, sentence("Hello. "), *end())
-        messages, _ = await client.until(isFinal=True)
+async def test_contexts_that_never_speak_keep_little(synthesizer: fake.FakeSynthesizer) -> None:
+    never = ({"text": "", "context_id": f"never{number}", "what": 1} for number in range(40))
+    messages = await said(synthesizer, *never, {**begin(), "voice_settings": {"style": 1}}, sentence("Hello. "))
     assert [entry["field"] for entry in messages[0]["ignored"]] == ["voice_settings.style"]
 
 

@@ -4,15 +4,13 @@ import json
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 
-import httpx
 import pytest
 
 from deployments.protocol import FinishReason, PcmChunk, SynthesisRequest
-from serve_app.config import ApiSettings
 from tests.serve_app.dialects.client import Client, Json, talking
 from tests.serve_app.dialects.rows import SOCKETS, VOICE, SocketRow
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, chunk
-from tests.serve_app.one_model import one_api
+from tests.serve_app.one_model import client_for
 
 pytestmark = pytest.mark.anyio
 
@@ -101,8 +99,7 @@ LINES: dict[str, tuple[str, Json]] = {
 @pytest.mark.parametrize("name", LINES)
 async def test_the_last_line_of_json_says_it_too(name: str, reason: FinishReason) -> None:
     path, body = LINES[name]
-    transport = httpx.ASGITransport(one_api(Ending(reason), ApiSettings()))
-    async with httpx.AsyncClient(transport=transport, base_url="http://talkray") as client:
+    async with client_for(Ending(reason)) as client:
         answer = await client.post(path, json=body)
     *lines, last = map(json.loads, answer.text.splitlines())
     assert lines
@@ -114,8 +111,7 @@ async def test_the_last_line_of_json_says_it_too(name: str, reason: FinishReason
 @pytest.mark.parametrize("name", STREAMS)
 async def test_the_last_event_of_a_stream_says_it_too(name: str) -> None:
     path, body, headers = STREAMS[name]
-    transport = httpx.ASGITransport(one_api(Ending(FinishReason.RUNAWAY), ApiSettings()))
-    async with httpx.AsyncClient(transport=transport, base_url="http://talkray") as client:
+    async with client_for(Ending(FinishReason.RUNAWAY)) as client:
         answer = await client.post(path, json=body, headers=headers)
     *_, data = [line.removeprefix("data:") for line in answer.text.splitlines() if line.startswith("data:")]
     last = json.loads(data)

@@ -6,10 +6,9 @@ from itertools import pairwise
 import httpx
 import pytest
 
-from serve_app.config import ApiSettings
 from tests.serve_app.client_audio.test_formats import decode
 from tests.serve_app.fake import CUSTOM_VOICE, FOLLOWED_MS, FOLLOWED_TEXT, FakeSynthesizer, followed, pcm_of
-from tests.serve_app.one_model import one_api
+from tests.serve_app.one_model import client_for
 
 pytestmark = pytest.mark.anyio
 
@@ -18,8 +17,7 @@ PATH = "/dev/captioned_speech"
 
 async def lines(body: dict[str, object]) -> tuple[httpx.Response, list[dict[str, object]]]:
     synthesizer = FakeSynthesizer(replace(CUSTOM_VOICE, word_times=True), followed())
-    transport = httpx.ASGITransport(one_api(synthesizer, ApiSettings()))
-    async with httpx.AsyncClient(transport=transport, base_url="http://talkray") as client:
+    async with client_for(synthesizer) as client:
         answer = await client.post(PATH, json={"input": FOLLOWED_TEXT, "voice": "alloy", **body})
     assert answer.status_code == 200, answer.text
     assert synthesizer.requests[0].word_times

@@ -12,7 +12,7 @@ from openai import AsyncAzureOpenAI
 from serve_app.config import ApiSettings
 from tests.serve_app.client_audio.test_formats import decode
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, pcm_of, utterance
-from tests.serve_app.one_model import one_api
+from tests.serve_app.one_model import client_for, one_api
 
 pytestmark = pytest.mark.anyio
 
@@ -141,8 +141,7 @@ async def test_mistrals_form_is_json(client: httpx.AsyncClient, synthesizer: Fak
 
 async def test_a_voice_of_mistral_is_spoken_by_the_default_one() -> None:
     synthesizer = FakeSynthesizer(replace(CUSTOM_VOICE), utterance())
-    transport = httpx.ASGITransport(one_api(synthesizer, ApiSettings()))
-    async with httpx.AsyncClient(transport=transport, base_url="http://talkray") as client:
+    async with client_for(synthesizer) as client:
         answer = await client.post(SPEECH, json={"input": "Hello.", "voice_id": "c69964a6-ab8b"})
         assert decode(base64.b64decode(answer.json()["audio_data"]))[0].size > 0
         refused = await client.post(SPEECH, json={"input": 5, "voice_id": "x"})

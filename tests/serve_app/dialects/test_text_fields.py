@@ -7,28 +7,29 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from httpx import ASGITransport, AsyncClient
+from httpx import AsyncClient
 from starlette.types import ASGIApp
 from typer.testing import CliRunner
 
 from serve_app.cli.main import cli
 from serve_app.config import ApiSettings, TextSettings, VoiceSettings
 from serve_app.voices.library import Voices
-from tests.serve_app.dialects.client import talking
+from tests.serve_app.dialects.client import Json, heard
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, pcm_of, utterance
-from tests.serve_app.one_model import one_api
+from tests.serve_app.one_model import client_for, client_of, one_api, posted
 from tests.serve_app.voices.speakers import Server, store
 
 pytestmark = pytest.mark.anyio
 
 SPEECH = "/v1/audio/speech"
-
-
-def client_of(api: ASGIApp) -> AsyncClient:
-    return AsyncClient(transport=ASGITransport(api), base_url="http://127.0.0.1")
-
+ELEVEN = "/v1/text-to-speech/ryan"
+SSML = f"{ELEVEN}?enable_ssml_parsing=true"
 
 MARKED = "**Hello** [there](http://x.y) 😀!"
+
+
+def speak(*texts: str) -> list[Json]:
+    return [*({"type": "Speak", "text": text} for text in texts), {"type": "Flush"}]
 
 
 @pytest.mark.parametrize(
@@ -44,10 +45,10 @@ MARKED = "**Hello** [there](http://x.y) 😀!"
         ("/generate", {"text": MARKED, "speaker": "ryan"}),
     ],
 )
-async def test_no_door_reads_marks_aloud(path: str, body: dict[str, object]) -> None:
-    synthesizer = FakeSynthesizer(script=utterance(1))
-    async with client_of(one_api(synthesizer, ApiSettings())) as client:
-        answer = await client.post(path, json=body)
+async def test_no_door_reads_marks_aloud(
+    client: AsyncClient, synthesizer: FakeSynthesizer, path: str, body: Json
+) -> None:
+    answer = await client.post(path, json=body)
     assert answer.status_code == 200
     assert synthesizer.texts == ["Hello there!"]
     assert "marks of Markdown 2, link target 1, emoji 1" in answer.headers["x-ignored"]
@@ -56,29 +57,20 @@ async def test_no_door_reads_marks_aloud(path: str, body: dict[str, object]) -> 
 @pytest.mark.parametrize(
     ("path", "messages", "until"),
     [
-        ("/v1/audio/speech/ws", [{"type": "speak", "input": MARKED, "voice": "ryan"}], {"type": "done"}),
-        (
-            "/v1/speak",
-            [{"type": "Speak", "text": MARKED[:9]}, {"type": "Speak", "text": MARKED[9:]}, {"type": "Flush"}],
-            {"type": "Flushed"},
-        ),
-        (
-            "/v2/speak?model=flux-ryan-en",
-            [{"type": "Speak", "text": MARKED}, {"type": "Flush"}],
-            {"type": "SpeechMetadata"},
-        ),
+        ("/v1/audio/speech/ws", [{"type": "speak", "input": MARKED, "voice": "ryan"}], "done"),
+        ("/v1/speak", speak(MARKED[:9], MARKED[9:]), "Flushed"),
+        ("/v2/speak?model=flux-ryan-en", speak(MARKED), "SpeechMetadata"),
         (
             "/tts/websocket",
             [{"context_id": "a", "transcript": MARKED, "voice": {"id": "ryan"}, "continue": False}],
-            {"type": "done"},
+            "done",
         ),
     ],
 )
-async def test_no_socket_reads_marks_aloud(path: str, messages: list[dict[str, object]], until: dict[str, str]) -> None:
-    synthesizer = FakeSynthesizer(script=utterance(1))
-    async with talking(synthesizer, path) as client:
-        client.send(*messages)
-        await client.until(**until)
+async def test_no_socket_reads_marks_aloud(
+    synthesizer: FakeSynthesizer, path: str, messages: list[Json], until: str
+) -> None:
+    await heard(synthesizer, path, *messages, until={"type": until})
     assert synthesizer.texts == ["Hello there!"]
 
 
@@ -88,20 +80,14 @@ async def test_no_socket_reads_marks_aloud(path: str, messages: list[dict[str, o
         (SPEECH, {"input": "One [pause:2s] two", "voice": "ryan"}, ["One", "two"], 2),
         (SPEECH, {"input": "One<break time='1s'/>two", "voice": "ryan", "ssml": True}, ["One", "two"], 1),
         ("/v1/speak?encoding=linear16&container=none", {"text": "One \\{pause:500ms\\} two"}, ["One", "two"], 0.5),
-        (
-            "/v1/text-to-speech/ryan?output_format=pcm_24000&enable_ssml_parsing=true",
-            {"text": "One &lt; <break/>two"},
-            ["One <", "two"],
-            0.4,
-        ),
+        (f"{SSML}&output_format=pcm_24000", {"text": "One &lt; <break/>two"}, ["One <", "two"], 0.4),
         ("/tts/bytes", {"transcript": 'One <break time="300ms"/> two', "voice": "ryan"}, ["One", "two"], 0.3),
     ],
 )
-async def test_pauses_of_each_dialect(path: str, body: dict[str, object], texts: list[str], pause_s: float) -> None:
+async def test_pauses_of_each_dialect(path: str, body: Json, texts: list[str], pause_s: float) -> None:
     synthesizer = FakeSynthesizer(script=utterance(1))
     more = {"response_format": "pcm"} if path == SPEECH else {}
-    async with client_of(one_api(synthesizer, ApiSettings())) as client:
-        answer = await client.post(path, json={**body, **more})
+    answer = await posted(synthesizer, path, json={**body, **more})
     assert synthesizer.texts == texts
     speech = pcm_of(utterance(1))
     assert answer.content == speech + bytes(2 * int(24000 * pause_s)) + speech
@@ -114,46 +100,29 @@ async def test_pauses_of_each_dialect(path: str, body: dict[str, object], texts:
         (SPEECH, {"input": "<b>a", "voice": "ryan", "markup": "ssml"}, "input", "at character 4: "),
         (SPEECH, {"input": "a", "voice": "ryan", "markup": "html"}, "markup", "'auto', 'none' or 'ssml'"),
         (SPEECH, {"input": "a", "voice": "ryan", "lexicon": {"a": "ˈa"}}, "lexicon", "no model here reads phonemes"),
-        (
-            SPEECH,
-            {"input": "a", "voice": "ryan", "max_segment_chars": 49},
-            "max_segment_chars",
-            "greater than or equal to 50",
-        ),
-        (SPEECH, {"input": "```\ncode\n```", "voice": "ryan"}, "input", "all of it is left out \\(code block\\)"),
+        (SPEECH, {"input": "a", "max_segment_chars": 49}, "max_segment_chars", "greater than or equal to 50"),
+        (SPEECH, {"input": "```\ncode\n```", "voice": "ryan"}, "input", "all of it is left out (code block)"),
         ("/tts/bytes", {"transcript": "a <<h|i>>", "voice": "ryan"}, "transcript", "'<<h|i>>' at character 2"),
-        (
-            "/v1/text-to-speech/ryan?enable_ssml_parsing=true",
-            {"text": "<phoneme>a</phoneme>"},
-            "input",
-            "reads phonemes",
-        ),
+        (SSML, {"text": "<phoneme>a</phoneme>"}, "input", "reads phonemes"),
     ],
 )
-async def test_what_is_refused_says_where(path: str, body: dict[str, object], param: str, reason: str) -> None:
-    async with client_of(one_api(FakeSynthesizer(script=utterance(1)), ApiSettings())) as client:
-        answer = await client.post(path, json=body)
+async def test_what_is_refused_says_where(client: AsyncClient, path: str, body: Json, param: str, reason: str) -> None:
+    answer = await client.post(path, json=body)
     error = answer.json()["error"]
     assert (answer.status_code, error["param"]) == (400, param)
-    assert reason.replace("\\", "") in error["message"]
+    assert reason in error["message"]
 
 
-async def test_bad_ssml_in_a_conversation_is_an_error_and_adds_nothing() -> None:
+async def test_bad_ssml_in_a_conversation_is_an_error_and_adds_nothing(synthesizer: FakeSynthesizer) -> None:
     path = "/v1/text-to-speech/ryan/multi-stream-input?enable_ssml_parsing=true&output_format=pcm_24000"
-    synthesizer = FakeSynthesizer(script=utterance(1))
-    async with talking(synthesizer, path) as client:
-        client.send({"text": "One <b>two</i> ", "context_id": "a"})
-        messages, _ = await client.until(contextId="a")
+    bad = {"text": "One <b>two</i> ", "context_id": "a"}
+    messages, _ = await heard(synthesizer, path, bad, until={"contextId": "a"})
     assert "text: this is no SSML that can be spoken" in messages[-1]["error"]
 
 
 WAYS = {
     "whole": (SPEECH, [{"voice": "ryan"}], {}),
-    "ours": (
-        "/v1/audio/speech/ws",
-        [{"type": "speak", "voice": "ryan"}],
-        {"type": "done"},
-    ),
+    "ours": ("/v1/audio/speech/ws", [{"type": "speak", "voice": "ryan"}], {"type": "done"}),
     "nari": (
         "/v1/audio/speech/ws",
         [{"type": "request.start", "voice": "ryan"}, {"type": "input_text.append"}, {"type": "input_text.end"}],
@@ -180,20 +149,18 @@ async def test_a_request_chooses_its_markup_whole_and_live(way: str, markup: str
     if way in ("whole", "ours"):
         first["input"] = text
     if way == "whole":
-        async with client_of(one_api(synthesizer, ApiSettings())) as client:
-            assert (await client.post(path, json=first)).status_code == 200
+        assert (await posted(synthesizer, path, json=first)).status_code == 200
     else:
-        async with talking(synthesizer, path, subprotocols=["nari.speech.v1"] if way == "nari" else []) as socket:
-            parts = [{**rest[0], "text": text[at : at + 5]} for at in range(0, len(text), 5)] if rest else []
-            socket.send(first, *parts, *rest[1:])
-            await socket.until(**over)
+        parts = [{**rest[0], "text": text[at : at + 5]} for at in range(0, len(text), 5)] if rest else []
+        protocols = ["nari.speech.v1"] if way == "nari" else []
+        await heard(synthesizer, path, first, *parts, *rest[1:], until=over, subprotocols=protocols)
     assert [each.strip() for each in synthesizer.texts] == texts
 
 
 async def test_settings_say_how_texts_are_read() -> None:
     synthesizer = FakeSynthesizer(script=utterance(1))
     text = TextSettings(markup="none", paragraph_pause_s=0, max_segment_chars=50)
-    async with client_of(one_api(synthesizer, ApiSettings(text=text))) as client:
+    async with client_for(synthesizer, ApiSettings(text=text)) as client:
         await client.post(SPEECH, json={"input": "*a*\n\nb", "voice": "ryan"})
         sent = "A sentence that is thirty long. " * 2
         await client.post(SPEECH, json={"input": sent, "voice": "ryan"})
@@ -280,17 +247,13 @@ async def test_pronunciation_dictionaries_of_elevenlabs(tmp_path: Path) -> None:
         assert (await client.get(f"{DICTIONARIES}/lexicon_0")).status_code == 404
 
 
-CARTESIA_DICTIONARIES = "/pronunciation-dicts/"
-
-
-async def test_pronunciation_dictionaries_of_cartesia(tmp_path: Path) -> None:
-    synthesizer = FakeSynthesizer(script=utterance(1))
-    api = server_of(tmp_path / "store", synthesizer)
+async def test_pronunciation_dictionaries_of_cartesia(tmp_path: Path, synthesizer: FakeSynthesizer) -> None:
+    dictionaries = "/pronunciation-dicts/"
     items = [{"text": "SQL", "alias": "sequel"}, {"text": "Polish", "alias": "pole ish", "case_sensitive": True}]
-    async with client_of(api) as client:
-        made = (await client.post(CARTESIA_DICTIONARIES, json={"name": "it", "items": items})).json()
+    async with client_of(server_of(tmp_path / "store", synthesizer)) as client:
+        made = (await client.post(dictionaries, json={"name": "it", "items": items})).json()
         assert (made["name"], made["items"][0]) == ("it", {"text": "sql", "alias": "sequel", "case_sensitive": False})
-        own = CARTESIA_DICTIONARIES + made["id"]
+        own = dictionaries + made["id"]
         fields = {"transcript": "Sql, Polish polish", "voice": "ryan", "pronunciation_dict_id": made["id"]}
         for path in ("/tts/bytes", "/tts/sse"):
             answer = await client.post(path, json=fields)
@@ -299,14 +262,13 @@ async def test_pronunciation_dictionaries_of_cartesia(tmp_path: Path) -> None:
         changed = (await client.patch(own, json={"items": [{"text": "SQL", "alias": "S Q L"}]})).json()
         assert (changed["name"], (await client.get(own)).json()) == ("it", changed)
         await client.patch(own, json={"name": "other"})
-        (listed,) = (await client.get(CARTESIA_DICTIONARIES)).json()["data"]
+        (listed,) = (await client.get(dictionaries)).json()["data"]
         assert (listed["name"], listed["items"]) == ("other", changed["items"])
-        after = await client.get(CARTESIA_DICTIONARIES, params={"starting_after": made["id"]})
+        after = await client.get(dictionaries, params={"starting_after": made["id"]})
         assert after.json() == {"data": [], "has_more": False}
         for bad, code in (([{"text": "a"}], "invalid_value"), ([{"text": "a", "alias": "<<h|i>>"}], "phonemes")):
             refused = (await client.patch(own, json={"items": bad})).json()["error"]
-            assert refused["param"] == "items"
-            assert code in f"{refused['code']}"
+            assert (refused["param"], code in f"{refused['code']}") == ("items", True)
         assert (await client.delete(own)).status_code == 204
         assert (await client.get(own)).status_code == 404
         gone = await client.post("/tts/bytes", json=fields)
@@ -319,99 +281,76 @@ IN_WORDS = "Der Zug fährt um acht Uhr fünf und kostet drei Euro fünfzig."
 
 
 @pytest.mark.parametrize(
-    ("path", "body", "spoken"),
+    ("body", "spoken"),
     [
-        (SPEECH, {"input": FIGURES, "voice": "ryan", "text_normalization": "on"}, IN_WORDS),
-        (SPEECH, {"input": FIGURES, "voice": "ryan", "text_normalization": "off"}, FIGURES),
-        (SPEECH, {"input": FIGURES, "voice": "ryan"}, FIGURES),
-        (SPEECH, {"input": FIGURES, "voice": "ryan", "normalization_options": {"normalize": True}}, IN_WORDS),
-        (SPEECH, {"input": FIGURES, "voice": "ryan", "normalization_options": {"normalize": False}}, FIGURES),
-        ("/v1/text-to-speech/ryan", {"text": FIGURES, "apply_text_normalization": "on"}, IN_WORDS),
-        ("/v1/text-to-speech/ryan", {"text": FIGURES, "apply_text_normalization": "auto"}, FIGURES),
-        ("/v1/text-to-speech/ryan", {"text": FIGURES, "apply_text_normalization": "off"}, FIGURES),
+        ({"input": FIGURES, "text_normalization": "on"}, IN_WORDS),
+        ({"input": FIGURES, "text_normalization": "off"}, FIGURES),
+        ({"input": FIGURES}, FIGURES),
+        ({"input": FIGURES, "normalization_options": {"normalize": True}}, IN_WORDS),
+        ({"input": FIGURES, "normalization_options": {"normalize": False}}, FIGURES),
+        ({"text": FIGURES, "apply_text_normalization": "on"}, IN_WORDS),
+        ({"text": FIGURES, "apply_text_normalization": "auto"}, FIGURES),
+        ({"text": FIGURES, "apply_text_normalization": "off"}, FIGURES),
     ],
 )
 @pytest.mark.parametrize("language", ["de", None])
 async def test_figures_become_words_where_this_is_wished(
-    path: str, body: dict[str, object], spoken: str, language: str | None
+    client: AsyncClient, synthesizer: FakeSynthesizer, body: Json, spoken: str, language: str | None
 ) -> None:
-    synthesizer = FakeSynthesizer(CUSTOM_VOICE, utterance())
     named = {} if language is None else {"language_code" if "text" in body else "language": language}
-    async with client_of(one_api(synthesizer, ApiSettings())) as client:
-        answer = await client.post(path, json={**body, **named})
-        assert answer.status_code == 200, answer.text
-        assert "text_normalization" not in answer.headers.get("x-ignored", "")
-        assert [request.text for request in synthesizer.requests] == [spoken]
+    answer = await client.post(ELEVEN if "text" in body else SPEECH, json={**body, **named})
+    assert answer.status_code == 200, answer.text
+    assert "text_normalization" not in answer.headers.get("x-ignored", "")
+    assert synthesizer.texts == [spoken]
 
 
-async def test_figures_in_a_language_that_is_not_certain_are_an_error_or_named() -> None:
-    synthesizer = FakeSynthesizer(CUSTOM_VOICE, utterance())
-    async with client_of(one_api(synthesizer, ApiSettings())) as client:
-        refused = await client.post(SPEECH, json={"input": "12:30", "voice": "ryan", "text_normalization": "on"})
-        assert refused.status_code == 400
-        assert refused.json()["error"]["param"] == "text_normalization"
-        lenient = await client.post("/v1/text-to-speech/ryan", json={"text": "12:30", "apply_text_normalization": "on"})
-        assert "apply_text_normalization (the language of the text is not certain" in lenient.headers["x-ignored"]
-        wrong = await client.post("/v1/text-to-speech/ryan", json={"text": "1", "apply_text_normalization": "yes"})
-        assert (wrong.status_code, "text_normalization: Input should be 'on' or 'off'" in wrong.text) == (400, True)
+async def test_figures_in_a_language_that_is_not_certain_are_an_error_or_named(client: AsyncClient) -> None:
+    refused = await client.post(SPEECH, json={"input": "12:30", "voice": "ryan", "text_normalization": "on"})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "text_normalization")
+    lenient = await client.post(ELEVEN, json={"text": "12:30", "apply_text_normalization": "on"})
+    assert "apply_text_normalization (the language of the text is not certain" in lenient.headers["x-ignored"]
+    wrong = await client.post(ELEVEN, json={"text": "1", "apply_text_normalization": "yes"})
+    assert (wrong.status_code, "text_normalization: Input should be 'on' or 'off'" in wrong.text) == (400, True)
 
 
-@pytest.mark.parametrize(
-    ("path", "messages"),
-    [
-        (
-            "/api-ws/v1/realtime",
-            [
-                {"type": "session.update", "session": {"enable_tn": True, "language_type": "German"}},
-                {"type": "input_text_buffer.append", "text": FIGURES[:20]},
-                {"type": "input_text_buffer.append", "text": FIGURES[20:]},
-                {"type": "session.finish"},
-            ],
-        ),
-        (
-            "/v1/text-to-speech/ryan/stream-input?apply_text_normalization=on&language_code=de",
-            [{"text": " "}, {"text": FIGURES[:20]}, {"text": FIGURES[20:]}, {"text": ""}],
-        ),
-    ],
-)
-async def test_figures_become_words_while_they_are_written(path: str, messages: list[dict[str, object]]) -> None:
-    synthesizer = FakeSynthesizer(CUSTOM_VOICE, utterance())
-    async with talking(synthesizer, path) as client:
-        client.send(*messages)
-        await client.until(closed=1000)
-    assert [text.strip() for text in synthesizer.texts] == [IN_WORDS]
+async def test_figures_become_words_while_they_are_written() -> None:
+    begin, end = FIGURES[:20], FIGURES[20:]
+    german = {"enable_tn": True, "language_type": "German"}
+    written = ({"type": "input_text_buffer.append", "text": text} for text in (begin, end))
+    session = [{"type": "session.update", "session": german}, *written, {"type": "session.finish"}]
+    path = "/v1/text-to-speech/ryan/stream-input?apply_text_normalization=on&language_code=de"
+    pieces = [{"text": text} for text in (" ", begin, end, "")]
+    for place, messages in (("/api-ws/v1/realtime", session), (path, pieces)):
+        synthesizer = FakeSynthesizer(script=utterance())
+        await heard(synthesizer, place, *messages, until={"closed": 1000})
+        assert [text.strip() for text in synthesizer.texts] == [IN_WORDS]
 
 
-async def test_an_embedded_voice_reads_figures_in_any_case() -> None:
-    synthesizer = FakeSynthesizer(replace(CUSTOM_VOICE, spoken_form="english"), utterance())
-    async with client_of(one_api(synthesizer, ApiSettings())) as client:
-        body = {"input": "I have 3 cats.", "voice": "ryan"}
-        off = await client.post(SPEECH, json={**body, "text_normalization": "off"})
-        assert "text_normalization (the loaded voice speaks nothing but words)" in off.headers["x-ignored"]
-        on = await client.post(SPEECH, json={**body, "text_normalization": "on"})
-        assert "x-ignored" not in on.headers
-    assert [request.text for request in synthesizer.requests] == ["I have three cats."] * 2
+async def test_an_embedded_voice_reads_figures_in_any_case(client: AsyncClient, synthesizer: FakeSynthesizer) -> None:
+    synthesizer.info = replace(CUSTOM_VOICE, spoken_form="english")
+    body = {"input": "I have 3 cats.", "voice": "ryan"}
+    off = await client.post(SPEECH, json={**body, "text_normalization": "off"})
+    assert "text_normalization (the loaded voice speaks nothing but words)" in off.headers["x-ignored"]
+    on = await client.post(SPEECH, json={**body, "text_normalization": "on"})
+    assert "x-ignored" not in on.headers
+    assert synthesizer.texts == ["I have three cats."] * 2
 
 
-async def test_each_segment_is_spoken_in_its_own_language() -> None:
-    synthesizer = FakeSynthesizer(CUSTOM_VOICE, utterance())
+async def test_each_segment_is_spoken_in_its_own_language(client: AsyncClient, synthesizer: FakeSynthesizer) -> None:
     german, english = "Das Treffen wurde auf Donnerstag verschoben.", "The meeting was moved to Thursday."
     body = {"input": f"{german}\n\n12:30\n\n{english} {english} {english}", "voice": "ryan", "language": "detect"}
-    async with client_of(one_api(synthesizer, ApiSettings())) as client:
-        answer = await client.post(SPEECH, json=body)
-        assert answer.status_code == 200, answer.text
-        assert "x-ignored" not in answer.headers
-        languages = [request.language for request in synthesizer.requests]
-        assert languages == ["german", "english", "english"]  # the second is the whole text's
-        synthesizer.requests.clear()
-        await client.post(SPEECH, json={**body, "input": "12:30"})
-        assert [request.language for request in synthesizer.requests] == ["auto"]
+    answer = await client.post(SPEECH, json=body)
+    assert answer.status_code == 200, answer.text
+    assert "x-ignored" not in answer.headers
+    await client.post(SPEECH, json={**body, "input": "12:30"})
+    languages = [request.language for request in synthesizer.requests]
+    assert languages == ["german", "english", "english", "auto"]  # the second is the whole text's
 
 
 @pytest.mark.parametrize(("given", "name"), [("en-GB", "english"), ("de-AT", "german")])
-async def test_a_region_is_named_as_without_effect(given: str, name: str) -> None:
-    synthesizer = FakeSynthesizer(CUSTOM_VOICE, utterance())
-    async with client_of(one_api(synthesizer, ApiSettings())) as client:
-        answer = await client.post(SPEECH, json={"input": "Hello.", "voice": "ryan", "language": given})
-        assert answer.headers["x-ignored"] == f"language (spoken as {name}: regions and scripts are not told apart)"
+async def test_a_region_is_named_as_without_effect(
+    client: AsyncClient, synthesizer: FakeSynthesizer, given: str, name: str
+) -> None:
+    answer = await client.post(SPEECH, json={"input": "Hello.", "voice": "ryan", "language": given})
+    assert answer.headers["x-ignored"] == f"language (spoken as {name}: regions and scripts are not told apart)"
     assert synthesizer.requests[0].language == name

@@ -12,7 +12,7 @@ from tests.serve_app.dialects.client import Client, Json, connect
 from tests.serve_app.dialects.rows import POSTS, REST, SOCKETS, PostRow, SocketRow, response
 from tests.serve_app.dialects.test_contract import posting, socket_rows, until
 from tests.serve_app.fake import BASE, CUSTOM_VOICE, VOICE_DESIGN, FakeSynthesizer, pcm_of, utterance
-from tests.serve_app.one_model import one_api
+from tests.serve_app.one_model import client_of, one_api
 
 pytestmark = pytest.mark.anyio
 
@@ -48,7 +48,7 @@ async def test_a_body_without_a_voice_is_spoken_by_the_default_one(row: PostRow,
     synthesizer = FakeSynthesizer(script=utterance())
     api = one_api(synthesizer, ApiSettings(default_voice=default))
     body = json.loads(json.dumps(without_voice(dict(row.sample.body or {}))).replace("$text", "Hello."))
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(api), base_url="http://talkray") as client:
+    async with client_of(api) as client:
         answer = await client.post(row.path, json=body)
     assert answer.status_code == 200, answer.text
     chosen = (default or CUSTOM_VOICE.voices[0]).lower()

@@ -8,7 +8,7 @@ import pytest
 
 from serve_app.config import ApiSettings, VoiceSettings
 from tests.serve_app.fake import BASE, FakeSynthesizer, utterance
-from tests.serve_app.one_model import one_api
+from tests.serve_app.one_model import client_of, one_api
 from tests.serve_app.voices.speakers import store
 
 pytestmark = pytest.mark.anyio
@@ -52,7 +52,7 @@ async def test_the_default_voice_may_have_a_name_in_any_script(tmp_path: Path, d
     path, body = ASKED[dialect]
     settings = ApiSettings(voices=VoiceSettings(store=str(tmp_path)), default_voice="声音")
     api = one_api(FakeSynthesizer(BASE, utterance()), settings)
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(api), base_url="http://talkray") as client:
+    async with client_of(api) as client:
         await store(client, "声音")
         answer = await client.post(path, json=body)
     assert answer.status_code == 200

@@ -6,7 +6,7 @@ import pytest
 from serve_app.config import AdmissionSettings, ApiSettings
 from tests.serve_app.dialects.client import Json, talking
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, pcm_of, tone, utterance
-from tests.serve_app.one_model import one_api
+from tests.serve_app.one_model import client_of, one_api
 
 pytestmark = pytest.mark.anyio
 
@@ -89,8 +89,7 @@ async def test_a_batch(client: httpx.AsyncClient, synthesizer: FakeSynthesizer) 
 
 async def test_each_item_counts_as_a_request(synthesizer: FakeSynthesizer) -> None:
     settings = ApiSettings(admission=AdmissionSettings(client_requests_per_minute=2))
-    transport = httpx.ASGITransport(one_api(synthesizer, settings))
-    async with httpx.AsyncClient(transport=transport, base_url="http://talkray") as client:
+    async with client_of(one_api(synthesizer, settings)) as client:
         answer = (await client.post(BATCH, json={"voice": "alloy", "items": [{"input": "Hi."}] * 3})).json()
     assert [result["status"] for result in answer["results"]] == ["success", "success", "error"]
 

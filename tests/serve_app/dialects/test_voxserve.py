@@ -8,10 +8,9 @@ import httpx
 import numpy as np
 import pytest
 
-from serve_app.config import ApiSettings
 from tests.serve_app.cli.test_check_client import Server
 from tests.serve_app.fake import BASE, FakeSynthesizer, pcm_of, tone, utterance
-from tests.serve_app.one_model import one_api
+from tests.serve_app.one_model import client_for
 from tests.test_docs_commands import ROOT, blocks
 
 pytestmark = pytest.mark.anyio
@@ -51,8 +50,7 @@ async def test_a_whole_file(client: httpx.AsyncClient) -> None:
 
 async def test_a_recording_is_cloned() -> None:
     synthesizer = FakeSynthesizer(BASE, utterance())
-    transport = httpx.ASGITransport(one_api(synthesizer, ApiSettings()))
-    async with httpx.AsyncClient(transport=transport, base_url="http://talkray") as client:
+    async with client_for(synthesizer) as client:
         audio = ("reference.wav", recording(), "audio/wav")
         answer = await client.post(PATH, data={"text": "Hello.", "ref_text": "La."}, files={"audio": audio})
     assert answer.status_code == 200

@@ -9,7 +9,6 @@ import httpx
 import pytest
 
 from deployments.protocol import ModelInfo
-from serve_app.config import ApiSettings
 from tests.serve_app.dialects.client import Json, talking
 from tests.serve_app.dialects.rows import POSTS, SOCKETS, PostRow, SocketRow
 from tests.serve_app.dialects.timed import Reader
@@ -23,7 +22,7 @@ from tests.serve_app.fake import (
     estimated,
     followed,
 )
-from tests.serve_app.one_model import one_api
+from tests.serve_app.one_model import client_for
 
 pytestmark = pytest.mark.anyio
 
@@ -76,8 +75,7 @@ def check(row: PostRow | SocketRow, info: ModelInfo, reader: Reader, header: str
 
 async def posted(row: PostRow, info: ModelInfo) -> tuple[httpx.Response, FakeSynthesizer]:
     synthesizer = speaking(info)
-    transport = httpx.ASGITransport(one_api(synthesizer, ApiSettings()))
-    async with httpx.AsyncClient(transport=transport, base_url="http://talkray") as client:
+    async with client_for(synthesizer) as client:
         answer = await client.post(row.path, json={**row.body(FOLLOWED_TEXT), **row.times.asked_by})
     assert answer.status_code == 200, answer.text
     return answer, synthesizer

@@ -19,7 +19,7 @@ from serve_app.config import AccessSettings, AdmissionSettings, ApiSettings
 from serve_app.speech.segments import Utterance
 from tests.serve_app import asgi
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, Step, chunk, utterance
-from tests.serve_app.one_model import one_api
+from tests.serve_app.one_model import client_for, client_of, one_api
 
 pytestmark = pytest.mark.anyio
 
@@ -83,9 +83,8 @@ async def test_what_broke() -> None:
 
 async def test_a_probe_is_not_worth_a_line_and_a_wrong_path_is(tmp_path: Path) -> None:
     found: list[Entry] = []
-    transport = httpx.ASGITransport(one_api(FakeSynthesizer(info=None), ApiSettings()))
     with shown(found.append, tmp_path):
-        async with httpx.AsyncClient(transport=transport, base_url="http://talkray") as client:
+        async with client_for(FakeSynthesizer(info=None)) as client:
             for path in ("/health", "/ready", "/v1/nothing"):
                 await client.get(path)
             await client.post("/v1/audio/speech", json=BODY)
@@ -210,8 +209,7 @@ async def test_a_record_has_its_dialect_also_where_the_door_refuses_it(tmp_path:
     access = AccessSettings(keys_file=tmp_path / "keys.json")
     for settings in (ApiSettings(), ApiSettings(access=access)):
         api = one_api(FakeSynthesizer(script=utterance()), settings, keep=kept.append)
-        transport = httpx.ASGITransport(api)
-        async with httpx.AsyncClient(transport=transport, base_url="http://talkray") as client:
+        async with client_of(api) as client:
             await client.post("/v1/audio/speech", json=BODY, headers={"traceparent": "00-1-2-01"})
             await client.post("/v1/audio/speech", json={"input": SECRET, "voice_id": "ryan"})
             await client.post("/v1/text-to-speech/ryan", json={"text": SECRET})

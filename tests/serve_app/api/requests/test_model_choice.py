@@ -3,7 +3,6 @@
 from dataclasses import replace
 from typing import Any
 
-import httpx
 import pytest
 
 from deployments.errors import InvalidRequest, ModelNotFound, NotFound
@@ -12,6 +11,7 @@ from serve_app.api.requests.model_choice import ModelHints, choose_model
 from serve_app.api.routes import create_api
 from serve_app.config import AdmissionSettings, ApiSettings
 from tests.serve_app import fake
+from tests.serve_app.one_model import client_of
 
 SETTINGS = ApiSettings()
 CUSTOM = replace(fake.CUSTOM_VOICE, name="custom", checkpoint="Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice")
@@ -126,8 +126,7 @@ async def test_other_dialects_have_task_type_too(path: str, body: dict[str, obje
         info.name: (fake.FakeSynthesizer(info, script=fake.utterance()), AdmissionSettings())
         for info in (CUSTOM, DESIGN)
     }
-    transport = httpx.ASGITransport(create_api(speaking, SETTINGS))
-    async with httpx.AsyncClient(transport=transport, base_url="http://talkray") as client:
+    async with client_of(create_api(speaking, SETTINGS)) as client:
         known = await client.post(path, json={**body, "task_type": "CustomVoice"})
         assert known.status_code == 200
         assert "task_type" not in known.headers.get("x-ignored", "")

@@ -90,6 +90,24 @@ async def events_of(session: Session) -> list[Event]:
     return [event async for event in session]
 
 
+async def until_flushed(events: AsyncIterator[Event]) -> None:
+    while not isinstance(await anext(events), Flushed):
+        pass
+
+
+async def until_word(events: AsyncIterator[Event], word: str) -> None:
+    while not isinstance(event := await anext(events), Words) or event.words[-1].text != word:
+        pass
+
+
+async def spoken(session: Session, *texts: str) -> list[Event]:
+    """All events of a session in which these texts are written, and no more."""
+    for text in texts:
+        session.append(text)
+    session.close()
+    return await events_of(session)
+
+
 def audio_of(events: list[Event]) -> bytes:
     return b"".join(event.data for event in events if isinstance(event, Audio))
 
@@ -121,8 +139,7 @@ async def test_its_end_tells_the_first_bad_end_of_any_turn_that_was_not_cleared(
             synthesizer.script = [chunk(FRAME), chunk(b"", frames=0, finish_reason=reason)]
             session.append("Hello there")
             turn = session.flush()
-            while not isinstance(await anext(events), Flushed):
-                pass
+            await until_flushed(events)
             assert turn.finish_reason is reason
         session.close()
         rest = [event async for event in events]
@@ -140,8 +157,7 @@ async def test_a_turn_is_spoken_while_it_is_written() -> None:
         assert isinstance(await anext(events), Audio)
         session.append(" he stays")
         session.flush()
-        while not isinstance(await anext(events), Flushed):
-            pass
+        await until_flushed(events)
     assert synthesizer.texts == ["Dr. Jones is here. And he stays"]
     (request,) = synthesizer.requests
     assert (request.request_id, request.seed) == ("talk-1", 7)
@@ -153,19 +169,14 @@ async def test_halves_of_a_surrogate_pair_meet_and_lone_ones_go() -> None:
         for piece in ("a \ud83d", "", "\ude42 b \ude42 c \ud83d", "d \ud83d"):
             session.append(piece)
         session.flush()
-        session.append("e")
-        session.close()
-        await events_of(session)
+        await spoken(session, "e")
     assert synthesizer.texts == ["a 🙂 b \ufffd c \ufffdd \ufffd", "e"]
 
 
 async def test_a_text_that_is_all_there_is_asked_for_at_once() -> None:
     synthesizer = FakeSynthesizer(script=utterance())
     async with open_session(synthesizer) as session:
-        session.append("Good ")
-        session.append("morning")
-        session.close()
-        await events_of(session)
+        await spoken(session, "Good ", "morning")
     (request,) = synthesizer.requests
     assert (request.text, request.mailbox) == ("Good morning", None)
 
@@ -175,9 +186,7 @@ async def test_every_flush_has_its_mark_even_an_empty_one() -> None:
         session.flush()
         session.append("One.")
         session.flush()
-        session.append("Two.")
-        session.close()
-        events = await events_of(session)
+        events = await spoken(session, "Two.")
     assert kinds(events) == ["Started", "Flushed", *["Started", "Audio", "Flushed"] * 2, "Done"]
 
 
@@ -186,9 +195,7 @@ async def test_text_that_yields_no_speech_is_a_moment_of_silence(text: str) -> N
     synthesizer = FakeSynthesizer(script=utterance())
     english = replace(CUSTOM_VOICE, spoken_form="english")
     async with open_session(synthesizer, info=english) as session:
-        session.append(text)
-        session.close()
-        events = await events_of(session)
+        events = await spoken(session, text)
     refused = ["InvalidRequest"] if text.isalpha() else []
     assert kinds(events) == [*refused, "Started", "Audio", "Flushed", "Done"]
     assert audio_of(events) == bytes(2 * 2400)
@@ -253,24 +260,11 @@ async def test_after_clear_nothing_of_the_old_turns_follows() -> None:
     assert synthesizer.texts[-1] == "New"
 
 
-async def test_clear_while_nobody_reads() -> None:
-    synthesizer = FakeSynthesizer(script=utterance(200))
-    async with open_session(synthesizer) as session:
-        session.append("Nobody listens")
-        session.flush()
-        for _ in range(100):
-            await asyncio.sleep(0)
-        cleared = await session.clear()
-        assert await anext(aiter(session)) == cleared
-
-
 async def test_audio_is_of_whole_samples() -> None:
     script = [chunk(fake.tone(5001)), *utterance()]
     for audio_format, size in ((AudioFormat.PCM, 2), (AudioFormat.FLOAT, 4)):
         async with open_session(FakeSynthesizer(script=script), Delivery(audio_format)) as session:
-            session.append("Hello")
-            session.close()
-            sizes = {len(event.data) % size for event in await events_of(session) if isinstance(event, Audio)}
+            sizes = {len(event.data) % size for event in await spoken(session, "Hello") if isinstance(event, Audio)}
         assert sizes == {0}
 
 
@@ -314,9 +308,7 @@ async def test_chinese_clauses_come_together_without_spaces() -> None:
 async def test_an_empty_stream_is_a_moment_of_silence() -> None:
     script: list[PcmChunk] = [utterance(0)[-1]]
     async with open_session(FakeSynthesizer(script=script)) as session:
-        session.append("Hm")
-        session.close()
-        assert audio_of(await events_of(session)) == bytes(2 * 2400)
+        assert audio_of(await spoken(session, "Hm")) == bytes(2 * 2400)
 
 
 @asynccontextmanager
@@ -338,13 +330,9 @@ def words_of(events: list[Event]) -> list[tuple[str, int, int]]:
 async def test_words_are_told_beside_the_audio_which_is_the_same(speed: float) -> None:
     async with open_session(FakeSynthesizer(script=utterance(11)), Delivery(AudioFormat.PCM, speed=speed)) as session:
         session.configure(speed=speed)
-        session.append(fake.FOLLOWED_TEXT)
-        session.close()
-        plain = await events_of(session)
+        plain = await spoken(session, fake.FOLLOWED_TEXT)
     async with followed_session([*fake.followed()], speed=speed) as session:
-        session.append(fake.FOLLOWED_TEXT)
-        session.close()
-        events = await events_of(session)
+        events = await spoken(session, fake.FOLLOWED_TEXT)
     begins = [round(begin / speed) for begin in (*fake.FOLLOWED_MS, 880)]
     assert words_of(events) == list(zip(fake.FOLLOWED_TEXT.split(), begins[:-1], begins[1:], strict=True))
     assert audio_of(events) == audio_of(plain)
@@ -353,9 +341,7 @@ async def test_words_are_told_beside_the_audio_which_is_the_same(speed: float) -
 
 async def test_a_word_is_told_no_later_than_the_next_one_sounds() -> None:
     async with followed_session([*fake.followed()]) as session:
-        session.append(fake.FOLLOWED_TEXT)
-        session.close()
-        events = await events_of(session)
+        events = await spoken(session, fake.FOLLOWED_TEXT)
     before_ms = 0.0
     for event in events:
         if isinstance(event, Audio):
@@ -388,8 +374,7 @@ async def test_an_interruption_knows_what_had_been_spoken(
         events = aiter(session)
         session.append(fake.FOLLOWED_TEXT)
         session.flush()
-        while not isinstance(event := await anext(events), Words) or event.words[-1].text != "all":
-            pass
+        await until_word(events, "all")
         cleared = await session.clear(played_ms / 1000)
         assert cleared.heard is not None
         assert cleared.heard.number == 1
@@ -401,8 +386,7 @@ async def test_an_interruption_of_a_text_that_is_being_written() -> None:
     async with followed_session([*fake.followed(10), asyncio.Event()]) as session:
         events = aiter(session)
         session.append("Hello there all of ")
-        while not isinstance(event := await anext(events), Words) or event.words[-1].text != "there":
-            pass
+        await until_word(events, "there")
         session.append("you and")
         cleared = await session.clear(0.5)
         assert cleared.spoken == Spoken("Hello there", " all of you and", "there")
@@ -443,14 +427,11 @@ async def test_what_was_spoken_of_spaced_ideographs() -> None:
     async with followed_session([*fake.followed(8), asyncio.Event()]) as session:
         session.append("你好， 世 界 and more of it")
         session.flush()
-        events = aiter(session)
-        while not isinstance(event := await anext(events), Words) or event.words[-1].text != "and":
-            pass
-        spoken = (await session.clear(0.4)).spoken
-        assert spoken == Spoken("你好， 世 界 and", " more of it", "and")
+        await until_word(aiter(session), "and")
+        assert (await session.clear(0.4)).spoken == Spoken("你好， 世 界 and", " more of it", "and")
 
 
-async def test_every_clear_is_answered() -> None:
+async def test_every_clear_is_answered_also_while_nobody_reads() -> None:
     async with open_session(FakeSynthesizer(script=utterance(200))) as session:
         session.append("Nobody listens")
         session.flush()
@@ -475,8 +456,7 @@ async def test_of_a_spoken_turn_little_is_kept(word_timestamps: bool) -> None:
                 session.append(f"{word} ")
                 await asyncio.sleep(0)
             session.flush()
-            while not isinstance(await anext(events), Flushed):
-                pass
+            await until_flushed(events)
             synthesizer.requests.clear()
 
         await speak()
