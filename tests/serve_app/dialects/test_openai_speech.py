@@ -42,7 +42,7 @@ async def test_azures_paths(client: httpx.AsyncClient, path: str) -> None:
 
 
 # What each product sends, from its source; the answer must be audio of this type.
-HELLO = {"model": "tts-1", "input": "Hello.", "voice": "alloy"}
+HELLO: dict[str, object] = {"model": "tts-1", "input": "Hello.", "voice": "alloy"}
 ASH = HELLO | {"voice": "ash"}
 KEY = {"Authorization": "Bearer x"}
 OF_SIMPLISMART = {"text": "Hello.", "language": "English", "speaker": "Aiden", "instruct": "Softly."}
