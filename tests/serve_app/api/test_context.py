@@ -99,17 +99,11 @@ async def closing(status: int, *, length: str, read: bool) -> str | None:
 @pytest.mark.parametrize(
     ("status", "length", "read", "expected"),
     [
-        (200, "1", False, None),
-        (400, "1", True, None),
-        (429, "1", True, None),
-        (429, "1", False, "unread"),
-        (404, "1", False, "unread"),
-        (404, "0", False, None),
-        (401, "1", False, "unread"),
-        (401, "0", False, "read"),
+        (200, "1", False, None), (400, "1", True, None), (429, "1", True, None), (429, "1", False, "unread"),
+        (404, "1", False, "unread"), (404, "0", False, None), (401, "1", False, "unread"), (401, "0", False, "read"),
         (413, "1", True, "read"),
     ],
-)
+)  # fmt: skip
 async def test_which_answers_end_a_connection(
     status: int, length: str, read: bool, expected: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,19 +1,8 @@
 import pytest
 from starlette.exceptions import HTTPException
 
-from deployments.errors import (
-    CheckpointError,
-    CodecLost,
-    EngineError,
-    InvalidRequest,
-    ModelNotFound,
-    NotReady,
-    Overloaded,
-    PayloadTooLarge,
-    StartError,
-    Starting,
-    TalkerLost,
-)
+from deployments import errors
+from deployments.errors import EngineError, InvalidRequest, ModelNotFound, NotReady, Overloaded, StartError, TalkerLost
 from serve_app.api.error_replies import translate
 from serve_app.voices.voice_store import NoStore, StoreFailed
 
@@ -23,21 +12,15 @@ from serve_app.voices.voice_store import NoStore, StoreFailed
     [
         (InvalidRequest("bad", "top_k"), 400, "invalid_value"),
         (InvalidRequest("bad", "voice", "voice_not_found"), 400, "voice_not_found"),
-        (ModelNotFound("which"), 404, "model_not_found"),
-        (PayloadTooLarge("much"), 413, "payload_too_large"),
-        (Overloaded("full"), 429, "rate_limit_exceeded"),
-        (NotReady(), 503, "not_ready"),
-        (TalkerLost("gone"), 503, "replica_lost"),
-        (CodecLost("gone"), 503, "replica_lost"),
-        (StoreFailed("far"), 503, "voice_store_failed"),
-        (NoStore("nowhere"), 503, "voice_store_failed"),
-        (EngineError("why"), 500, "engine_error"),
-        (CheckpointError("where"), 500, "internal_error"),
-        (ZeroDivisionError("secret"), 500, "internal_error"),
-        (HTTPException(404), 404, "not_found"),
+        (ModelNotFound("which"), 404, "model_not_found"), (errors.PayloadTooLarge("much"), 413, "payload_too_large"),
+        (Overloaded("full"), 429, "rate_limit_exceeded"), (NotReady(), 503, "not_ready"),
+        (TalkerLost("gone"), 503, "replica_lost"), (errors.CodecLost("gone"), 503, "replica_lost"),
+        (StoreFailed("far"), 503, "voice_store_failed"), (NoStore("nowhere"), 503, "voice_store_failed"),
+        (EngineError("why"), 500, "engine_error"), (errors.CheckpointError("where"), 500, "internal_error"),
+        (ZeroDivisionError("secret"), 500, "internal_error"), (HTTPException(404), 404, "not_found"),
         (HTTPException(405), 405, "method_not_allowed"),
     ],
-)
+)  # fmt: skip
 def test_every_error_has_its_status_and_code(error: Exception, status: int, code: str) -> None:
     reply = translate(error)
     assert (reply.status, reply.code) == (status, code)
@@ -61,7 +44,7 @@ def test_an_overloaded_server_says_when_to_come_back() -> None:
 
 
 @pytest.mark.parametrize(
-    "error", [NotReady(), Starting("soon", 1.0), TalkerLost("gone"), StoreFailed("s3://v: no route")]
+    "error", [NotReady(), errors.Starting("soon", 1.0), TalkerLost("gone"), StoreFailed("s3://v: no route")]
 )
 def test_what_may_pass_by_itself_says_when_to_come_back(error: Exception) -> None:
     reply = translate(error)

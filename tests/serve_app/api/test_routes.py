@@ -317,8 +317,8 @@ async def test_base_needs_a_recording_and_what_it_says() -> None:
         ({"ref_audio": "http://x/a.wav", "ref_text": "x"}, "ref_audio"),
     ):
         assert error_of(await post(synthesizer, BODY | fields))["param"] == missed
-    for fields in ({"ref_text": " It says. "}, {"x_vector_only_mode": True}):
-        assert (await post(synthesizer, BODY | {"ref_audio": ref_audio} | fields)).status_code == 200
+    for more in ({"ref_text": " It says. "}, {"x_vector_only_mode": True}):
+        assert (await post(synthesizer, BODY | {"ref_audio": ref_audio} | more)).status_code == 200
     spoken, embedded = (request.reference for request in synthesizer.requests)
     assert spoken is not None
     assert (spoken.audio.size, spoken.text, spoken.x_vector_only) == (fake.BASE.sample_rate, "It says.", False)

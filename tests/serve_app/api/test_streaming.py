@@ -4,6 +4,7 @@ import asyncio
 import json
 
 import pytest
+from fastapi import FastAPI
 from starlette.types import Message
 
 from deployments.errors import Overloaded, TalkerLost
@@ -118,8 +119,7 @@ async def test_an_error_after_events_began_is_the_last_event() -> None:
         assert (await connection.next())["status"] == 200
         await connection.next()
         event = json.loads((await connection.next())["body"].removeprefix(b"data: "))
-        assert event["type"] == "speech.audio.error"
-        assert event["error"]["code"] == "rate_limit_exceeded"
+        assert (event["type"], event["error"]["code"]) == ("speech.audio.error", "rate_limit_exceeded")
         with pytest.raises(AssertionError, match="without another message"):
             await connection.next()
         assert connection.task.exception() is not None
@@ -131,9 +131,7 @@ async def test_an_error_while_a_whole_body_is_made_is_a_status() -> None:
         assert (await connection.next())["status"] == 503
 
 
-async def test_a_client_that_leaves_before_its_body_is_complete() -> None:
-    synthesizer = FakeSynthesizer(script=utterance())
-    api = one_api(synthesizer, ApiSettings())
+async def test_a_client_that_leaves_before_its_body_is_complete(api: FastAPI, synthesizer: FakeSynthesizer) -> None:
     async with asgi.http(api, "POST", "/v1/audio/speech") as connection:
         connection.receive({"type": "http.request", "body": b'{"input":', "more_body": True})
         connection.receive(DISCONNECT)
@@ -141,9 +139,10 @@ async def test_a_client_that_leaves_before_its_body_is_complete() -> None:
     assert synthesizer.requests == []
 
 
-async def test_an_oversized_body_is_refused_before_it_is_complete(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_oversized_body_is_refused_before_it_is_complete(
+    api: FastAPI, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(client_input, "MAX_BODY_BYTES", 10)
-    api = one_api(FakeSynthesizer(script=utterance()), ApiSettings())
     async with asgi.http(api, "POST", "/v1/audio/speech") as connection:
         connection.receive({"type": "http.request", "body": b" " * 11, "more_body": True})
         assert (await connection.next())["status"] == 413

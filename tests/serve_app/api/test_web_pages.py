@@ -12,7 +12,7 @@ from serve_app.config import ApiSettings, RecordSettings
 from serve_app.dialects import DIALECTS
 from serve_app.distribution import version
 from tests.serve_app.fake import FakeSynthesizer, utterance
-from tests.serve_app.one_model import client_of, one_api
+from tests.serve_app.one_model import client_for
 
 pytestmark = pytest.mark.anyio
 
@@ -23,8 +23,7 @@ BROWSER = {"accept": "text/html"}
 
 
 def client(settings: ApiSettings | None = None) -> httpx.AsyncClient:
-    api = one_api(FakeSynthesizer(script=utterance()), settings or ApiSettings())
-    return client_of(api)
+    return client_for(FakeSynthesizer(script=utterance()), settings)
 
 
 def test_the_page_stays_small() -> None:
@@ -98,8 +97,7 @@ async def test_it_can_be_switched_off() -> None:
 async def test_one_request_may_ask_how_its_first_audio_was_made() -> None:
     body = {"model": "tts-1", "input": "Hello.", "voice": "vivian", "response_format": "pcm"}
     synthesizer = FakeSynthesizer(script=utterance())
-    api = one_api(synthesizer, ApiSettings(records=RecordSettings(stages=False)))
-    async with client_of(api) as http:
+    async with client_for(synthesizer, ApiSettings(records=RecordSettings(stages=False))) as http:
         await http.post("/v1/audio/speech", json=body, headers={"x-server-timing": "1"})
         await http.post("/v1/audio/speech", json=body)
     assert [[stage for stage, _ in each.marks] for each in synthesizer.requests] == [["received", "request"], []]

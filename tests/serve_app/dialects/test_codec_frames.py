@@ -1,5 +1,4 @@
 import asyncio
-import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -9,13 +8,11 @@ import numpy as np
 import pytest
 
 from deployments.errors import Overloaded
-from serve_app.config import ApiSettings
 from serve_app.dialects.codec_frames import END_REASONS, HEADER, RECORD
-from tests.serve_app.asgi import post
 from tests.serve_app.client_audio.test_recordings import data_url, recording
-from tests.serve_app.dialects.client import talking
+from tests.serve_app.dialects.client import heard, talking
 from tests.serve_app.fake import BASE, CUSTOM_VOICE, FakeSynthesizer, chunk, followed, tone, utterance
-from tests.serve_app.one_model import client_for, one_api
+from tests.serve_app.one_model import posted
 
 pytestmark = pytest.mark.anyio
 
@@ -36,8 +33,7 @@ def records(stream: bytes) -> list[tuple[str, int]]:
 
 
 async def ask(synthesizer: FakeSynthesizer, **fields: object) -> httpx.Response:
-    async with client_for(synthesizer) as client:
-        return await client.post(PATH, json={"input": "Hello", "voice": "alloy", **fields})
+    return await posted(synthesizer, PATH, json={"input": "Hello", "voice": "alloy", **fields})
 
 
 async def test_frames_and_what_is_heard_of_them() -> None:
@@ -108,10 +104,9 @@ async def test_an_utterance_is_cancelled() -> None:
 
 
 async def test_a_failure_is_told() -> None:
-    async with talking(FakeSynthesizer(script=[Overloaded("full", 2.0)]), SOCKET) as client:
-        client.send(SPEAK)
-        (error,), _ = await client.until(type="error")
-        assert (error["request_id"], error["error"]["code"]) == ("conn-1", "rate_limit_exceeded")
+    full = FakeSynthesizer(script=[Overloaded("full", 2.0)])
+    (error,), _ = await heard(full, SOCKET, SPEAK, until={"type": "error"})
+    assert (error["request_id"], error["error"]["code"]) == ("conn-1", "rate_limit_exceeded")
 
 
 def test_the_document_lists_the_reasons_of_an_end_in_their_order() -> None:
@@ -120,6 +115,5 @@ def test_the_document_lists_the_reasons_of_an_end_in_their_order() -> None:
 
 
 async def test_a_rate_within_the_text_is_refused() -> None:
-    fields = {"input": '<prosody rate="80%">a</prosody>', "voice": "ryan"}
-    answer = await post(one_api(FakeSynthesizer(), ApiSettings()), "/v1/audio/frames", json.dumps(fields).encode())
-    assert (answer.status, json.loads(answer.content)["error"]["param"]) == (400, "input")
+    answer = await ask(FakeSynthesizer(), input='<prosody rate="80%">a</prosody>')
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "input")

@@ -22,7 +22,7 @@ from tests.serve_app import asgi
 from tests.serve_app.dialects.client import Client, Json, audio_in, connect
 from tests.serve_app.dialects.rows import POSTS, SOCKETS, VOICE, PostRow, SocketRow
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, Step, chunk, pcm_of, tone, utterance
-from tests.serve_app.one_model import client_for, one_api
+from tests.serve_app.one_model import client_for, one_api, posted
 
 pytestmark = pytest.mark.anyio
 
@@ -36,29 +36,15 @@ post_rows = pytest.mark.parametrize("row", POSTS.values(), ids=POSTS)
 
 # They store voices, recorded or designed, and speak for no listener: tests/serve_app/voices has their tests.
 STORING = {
-    "/v1/audio/voices",
-    "/v1/audio/voices/{voice_id}",
-    "/v1/audio/text",
-    "/v1/pronunciation-dictionaries/add-from-rules",
-    "/v1/pronunciation-dictionaries/add-from-file",
+    "/v1/audio/voices", "/v1/audio/voices/{voice_id}", "/v1/audio/text",
+    "/v1/pronunciation-dictionaries/add-from-rules", "/v1/pronunciation-dictionaries/add-from-file",
     "/v1/pronunciation-dictionaries/{dictionary_id}/add-rules",
-    "/v1/pronunciation-dictionaries/{dictionary_id}/remove-rules",
-    "/pronunciation-dicts",
-    "/pronunciation-dicts/",
-    "/v1/audio/voices/design",
-    "/v1/audio/voice_consents",
-    "/v1/audio/voice_consents/{consent_id}",
-    "/v1/voices/add",
-    "/v1/voices/{voice_id}/edit",
-    "/v1/text-to-voice",
-    "/v1/text-to-voice/design",
-    "/v1/text-to-voice/create-previews",
-    "/v1/text-to-voice/create-voice-from-preview",
-    "/voices/clone",
-    "/v1/audio/jobs",
-    "/v1/audio/jobs/{job_id}/cancel",
-    "/v1/audio/jobs/{job_id}/resume",
-}
+    "/v1/pronunciation-dictionaries/{dictionary_id}/remove-rules", "/pronunciation-dicts", "/pronunciation-dicts/",
+    "/v1/audio/voices/design", "/v1/audio/voice_consents", "/v1/audio/voice_consents/{consent_id}", "/v1/voices/add",
+    "/v1/voices/{voice_id}/edit", "/v1/text-to-voice", "/v1/text-to-voice/design",
+    "/v1/text-to-voice/create-previews", "/v1/text-to-voice/create-voice-from-preview", "/voices/clone",
+    "/v1/audio/jobs", "/v1/audio/jobs/{job_id}/cancel", "/v1/audio/jobs/{job_id}/resume",
+}  # fmt: skip
 
 
 def test_no_route_is_hidden_by_one_before_it() -> None:
@@ -75,18 +61,14 @@ def test_no_route_is_hidden_by_one_before_it() -> None:
 def test_each_path_has_a_row() -> None:
     sockets_of = [(path, kind.subprotocol) for dialect in DIALECTS for path, kind in dialect.sockets]
     places = [(row.path.partition("?")[0], *(row.sample.protocols or (None,))) for row in SOCKETS.values()]
-    posts = [
-        route.operation.partition(" ")[2]
-        for dialect in DIALECTS
-        for route in dialect.routes
-        if route.operation[:4] == "POST"
-    ]
+    operations = [route.operation for dialect in DIALECTS for route in dialect.routes]
+    posts = [each.removeprefix("POST ") for each in operations if each.startswith("POST ")]
     paths = [row.path for row in POSTS.values()]
     azure = {"/openai/v1/realtime", "/openai/realtime"}  # the same socket as /v1/realtime
-    rowless = [
+    rowless = {
         path for path, protocol in sockets_of if not _is_among(path, [p for p, own in places if own == protocol])
-    ]
-    assert set(rowless) == azure
+    }
+    assert rowless == azure
     assert {path for path in posts if not _is_among(path, paths)} == STORING
 
 
@@ -141,8 +123,7 @@ def code_of(told: Json) -> object:
 
 
 @socket_rows
-async def test_a_text_is_spoken_to_its_end(row: SocketRow) -> None:
-    synthesizer = FakeSynthesizer(script=utterance())
+async def test_a_text_is_spoken_to_its_end(synthesizer: FakeSynthesizer, row: SocketRow) -> None:
     async with connected(row, synthesizer) as client:
         for again in (False, True) if row.closing.goes_on else (False,):
             client.send(*row.speak("Hello there.", again=again))
@@ -188,8 +169,7 @@ async def test_a_bad_message_is_told_and_the_socket_stays(row: SocketRow) -> Non
     async with connected(row, FakeSynthesizer(script=utterance())) as client:
         for message, named in row.bad():
             client.send(message)
-            told = await refusal(client)
-            assert has(told, row.refusal), told
+            assert has(told := await refusal(client), row.refusal), told
             assert _names(told, named), told
         for content, code in (
             ({"text": "{"}, "invalid_json"),
@@ -198,8 +178,7 @@ async def test_a_bad_message_is_told_and_the_socket_stays(row: SocketRow) -> Non
             ({"text": json.dumps({"text": "x" * (128 << 10)})}, "payload_too_large"),
         ):
             client.connection.receive({"type": "websocket.receive", **content})
-            told = await refusal(client)
-            assert has(told, row.refusal), told
+            assert has(told := await refusal(client), row.refusal), told
             assert code_of(told) == row.refusal.get("code", code)
             assert _names(told, None)
         client.send(*row.speak("Hello."))
@@ -228,32 +207,31 @@ async def test_a_number_of_a_message_is_told_and_the_socket_stays(row: SocketRow
                 assert "NaN" not in json.dumps(told)
 
 
-@socket_rows
-async def test_a_server_without_room_says_so(row: SocketRow) -> None:
-    async with connected(row, FakeSynthesizer(script=[Overloaded("full", 3.2)])) as client:
-        client.send(*row.speak("Hello."))
-        told = await refusal(client)
-        assert (told.get("type"), code_of(told)) == (row.error, "rate_limit_exceeded")
-        await _goes_on_or_closes(client, row, row.closing.full)
+LOST, SECRET, BEGUN = ReplicaLost("lost"), ValueError("secret"), chunk(FRAME)
+FAILING: dict[str, list[Step]] = {
+    "full": [Overloaded("full", 3.2)], "lost": [LOST], "internal": [SECRET],
+    "lost behind audio": [BEGUN, LOST], "internal behind audio": [BEGUN, SECRET],
+}  # fmt: skip
 
 
 @socket_rows
-@pytest.mark.parametrize("begun", [[], [chunk(FRAME)]], ids=["at once", "behind audio"])
-@pytest.mark.parametrize("error", [ReplicaLost("lost"), ValueError("secret")], ids=["lost", "internal"])
-async def test_a_failure_is_told(row: SocketRow, begun: list[Step], error: Exception) -> None:
-    async with connected(row, FakeSynthesizer(script=[*begun, error])) as client:
+@pytest.mark.parametrize("script", FAILING.values(), ids=FAILING)
+async def test_a_failure_is_told(row: SocketRow, script: list[Step]) -> None:
+    async with connected(row, FakeSynthesizer(script=script)) as client:
         client.send(*row.speak("Hello."))
-        told = await refusal(client)
+        told, error = await refusal(client), script[-1]
+        assert isinstance(error, Exception)
         assert (told.get("type"), code_of(told)) == (row.error, translate(error).code)
         assert "secret" not in json.dumps(told)
-        await _goes_on_or_closes(client, row, row.closing.failed)
+        code = row.closing.full if isinstance(error, Overloaded) else row.closing.failed
+        if code is None:
+            client.send(row.bad()[0][0])
+            await refusal(client)
+        else:
+            await closes(client, row, code)
 
 
-async def _goes_on_or_closes(client: Client, row: SocketRow, code: int | None) -> None:
-    if code is None:
-        client.send(row.bad()[0][0])
-        await refusal(client)
-        return
+async def closes(client: Client, row: SocketRow, code: int) -> None:
     message = await client.connection.next()
     if message["type"] == "websocket.send":  # ElevenLabs' one text ends all the same
         assert json.loads(message["text"]) == row.over
@@ -264,20 +242,17 @@ async def _goes_on_or_closes(client: Client, row: SocketRow, code: int | None) -
 
 
 @socket_rows
-async def test_the_last_message_names_what_is_left_out(row: SocketRow) -> None:
-    synthesizer = FakeSynthesizer(script=utterance())
+async def test_the_last_message_names_what_is_left_out(synthesizer: FakeSynthesizer, row: SocketRow) -> None:
     async with connected(row, synthesizer) as client:
         client.send(*row.speak("<think>Hm.</think>Hello \U0001f600 there."))
         messages, _ = await spoken(client, row)
     assert set(synthesizer.texts) == {"Hello there."}
-    assert "reasoning of a language model" in json.dumps(messages[-1])
-    assert "emoji" in json.dumps(messages[-1])
-    assert "left_out" in json.dumps(messages[-1])
+    last = json.dumps(messages[-1])
+    assert all(told in last for told in ("reasoning of a language model", "emoji", "left_out"))
 
 
 @socket_rows
-async def test_a_text_without_words_is_silence(row: SocketRow) -> None:
-    synthesizer = FakeSynthesizer(script=utterance())
+async def test_a_text_without_words_is_silence(synthesizer: FakeSynthesizer, row: SocketRow) -> None:
     async with connected(row, synthesizer) as client:
         client.send(*row.speak("..."))
         _, audio = await spoken(client, row)
@@ -327,12 +302,9 @@ def _of_api(api: FastAPI, row: SocketRow) -> asgi.Connection:
     return asgi.websocket(api, row.path, subprotocols=row.sample.protocols)
 
 
-@pytest.mark.parametrize(
-    "row",
-    [row for row in SOCKETS.values() if row.closing.drain],
-    ids=[name for name, row in SOCKETS.items() if row.closing.drain],
-)
-async def test_who_leaves_while_it_drains_is_not_spoken_to(row: SocketRow) -> None:
+@pytest.mark.parametrize("name", [name for name, row in SOCKETS.items() if row.closing.drain])
+async def test_who_leaves_while_it_drains_is_not_spoken_to(name: str) -> None:
+    row = SOCKETS[name]
     assert row.closing.drain is not None
     synthesizer = FakeSynthesizer(script=[chunk(FRAME), asyncio.Event()])
     async with connected(row, synthesizer) as client:
@@ -353,22 +325,14 @@ async def test_an_idle_socket_is_closed(row: SocketRow, monkeypatch: pytest.Monk
         await client.connection.task
 
 
-@pytest.mark.parametrize(
-    "row", [row for row in SOCKETS.values() if row.cut], ids=[name for name, row in SOCKETS.items() if row.cut]
-)
-async def test_halves_of_a_character_meet_in_the_next_message(row: SocketRow) -> None:
-    synthesizer = FakeSynthesizer(script=utterance())
+@pytest.mark.parametrize("name", [name for name, row in SOCKETS.items() if row.cut])
+async def test_halves_of_a_character_meet_in_the_next_message(synthesizer: FakeSynthesizer, name: str) -> None:
+    row = SOCKETS[name]
     async with connected(row, synthesizer) as client:
         client.send(*row.speak_in_parts(*PARTS))  # `json.dumps` writes halves as JavaScript does
         async with asyncio.timeout(10):
             await spoken(client, row)
     assert synthesizer.texts == ["So 𠮷 it \ufffd is"]
-
-
-@asynccontextmanager
-async def posting(synthesizer: FakeSynthesizer) -> AsyncIterator[httpx.AsyncClient]:
-    async with client_for(synthesizer) as client:
-        yield client
 
 
 @post_rows
@@ -416,11 +380,13 @@ async def test_a_number_of_a_query_is_refused_by_its_name(
 
 
 @post_rows
-async def test_without_room_it_is_a_429(row: PostRow) -> None:
-    async with posting(FakeSynthesizer(script=[Overloaded("full", 1.5)])) as client:
-        answer = await client.post(row.path, json=row.body())
-    assert (answer.status_code, answer.headers["retry-after"]) == (429, "2")
-    assert answer.json()["error"]["code"] == "rate_limit_exceeded"
+async def test_without_room_it_is_a_429_and_without_a_model_a_503(row: PostRow) -> None:
+    for synthesizer, expected in (
+        (FakeSynthesizer(script=[Overloaded("full", 1.5)]), (429, "2", "rate_limit_exceeded")),
+        (FakeSynthesizer(None), (503, "1", "not_ready")),
+    ):
+        answer = await posted(synthesizer, row.path, json=row.body())
+        assert (answer.status_code, answer.headers["retry-after"], answer.json()["error"]["code"]) == expected
 
 
 @pytest.mark.parametrize(
@@ -437,23 +403,15 @@ async def test_without_room_what_speaks_nothing_is_answered(
         raise Overloaded("full", 1.5)
 
     monkeypatch.setattr(SpeechModels, "check_room", full)
-    async with posting(FakeSynthesizer()) as client:
+    async with client_for(FakeSynthesizer()) as client:
         assert (await client.post(path, json=body)).status_code != 429
         spoken = await client.post("/v1/audio/speech", json={"input": "Hello.", "voice": "alloy"})
     assert spoken.status_code == 429
 
 
 @post_rows
-async def test_without_a_model_it_is_a_503(row: PostRow) -> None:
-    async with posting(FakeSynthesizer(None)) as client:
-        answer = await client.post(row.path, json=row.body())
-    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "not_ready")
-
-
-@post_rows
 async def test_speech_that_fails_at_once_is_an_error(row: PostRow) -> None:
-    async with posting(FakeSynthesizer(script=[ReplicaLost("lost")])) as client:
-        answer = await client.post(row.path, json=row.body())
+    answer = await posted(FakeSynthesizer(script=[LOST]), row.path, json=row.body())
     if row.has_results:
         assert answer.json()["results"][0]["status"] == "error"
     else:

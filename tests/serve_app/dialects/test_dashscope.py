@@ -9,7 +9,7 @@ import pytest
 from deployments.errors import Overloaded
 from serve_app.api.sockets.session import MAX_UNSPOKEN_CHARS
 from tests.serve_app.client_audio.test_formats import decode
-from tests.serve_app.dialects.client import Json, talking
+from tests.serve_app.dialects.client import Json, heard, talking
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, chunk, pcm_of, tone, utterance
 
 pytestmark = pytest.mark.anyio
@@ -17,7 +17,8 @@ pytestmark = pytest.mark.anyio
 PATH = "/api-ws/v1/realtime?model=qwen3-tts-flash-realtime"
 REST = "/api/v1/services/aigc/multimodal-generation/generation"
 FRAME = tone(CUSTOM_VOICE.frame_samples)
-COMMIT, FINISH = {"type": "input_text_buffer.commit"}, {"type": "session.finish"}
+COMMIT, CLEAR = {"type": "input_text_buffer.commit"}, {"type": "input_text_buffer.clear"}
+FINISH = {"type": "session.finish"}
 
 
 def update(**session: object) -> Json:
@@ -37,20 +38,15 @@ def audio_of(messages: list[Json]) -> bytes:
 created = partial(talking, greeting="session.created")
 
 
-async def test_words_are_spoken_as_they_come() -> None:
-    synthesizer = FakeSynthesizer(script=utterance())
+async def test_words_are_spoken_as_they_come(synthesizer: FakeSynthesizer) -> None:
     async with created(synthesizer, PATH) as client:
         assert client.greeting["session"]["id"]
         client.send(update(), append("Hello "), append("there."), FINISH)
         messages, _ = await client.until(closed=1000)
         await client.connection.task
     kinds = list(dict.fromkeys(message.get("type") for message in messages))
-    assert kinds[:4] == [
-        "session.updated",
-        "response.created",
-        "response.output_item.added",
-        "response.content_part.added",
-    ]
+    assert kinds[0] == "session.updated"
+    assert kinds[1:4] == [f"response.{each}" for each in ("created", "output_item.added", "content_part.added")]
     assert kinds[-3:] == ["response.done", "session.finished", None]
     assert audio_of(messages) == pcm_of(utterance())
     assert messages[-3]["response"]["usage"]["characters"] == len("Hello there.")
@@ -58,11 +54,9 @@ async def test_words_are_spoken_as_they_come() -> None:
     assert synthesizer.requests[0].voice == "serena"  # for a voice of theirs
 
 
-async def test_a_response_for_each_commit() -> None:
-    synthesizer = FakeSynthesizer(script=utterance())
+async def test_a_response_for_each_commit(synthesizer: FakeSynthesizer) -> None:
     async with created(synthesizer, PATH) as client:
-        client.send(update(mode="commit", response_format="wav", speech_rate=1.0))
-        client.send(append("Void."), {"type": "input_text_buffer.clear"})
+        client.send(update(mode="commit", response_format="wav", speech_rate=1.0), append("Void."), CLEAR)
         await client.until(type="input_text_buffer.cleared")
         for text in ("One.", "Two."):
             client.send(append(text), COMMIT)
@@ -127,39 +121,33 @@ async def test_a_bit_rate_that_no_encoder_has_is_refused(client: httpx.AsyncClie
 async def test_messages_that_come_as_the_server_closes_are_no_failure() -> None:
     async with created(FakeSynthesizer(script=[Overloaded("full", 2.0)]), PATH) as client:
         client.send(update(mode="commit"), append("Hello"), COMMIT)
-        client.send(*[{"type": "input_text_buffer.clear"}] * 20)
+        client.send(*[CLEAR] * 20)
         await client.until(closed=1013)
-        client.send(*[{"type": "input_text_buffer.clear"}] * 20)
+        client.send(*[CLEAR] * 20)
         await client.connection.task
 
 
-async def test_settings_without_effect_are_named_with_the_update_and_not_kept() -> None:
-    async with created(FakeSynthesizer(script=utterance()), PATH) as client:
-        client.send(update(enable_tn=True, nonsense="x"), update(), append("Hello."), FINISH)
-        first, second, *messages = (await client.until(closed=1000))[0]
-        await client.connection.task
+async def test_settings_without_effect_are_named_with_the_update_and_not_kept(synthesizer: FakeSynthesizer) -> None:
+    sent = (update(enable_tn=True, nonsense="x"), update(), append("Hello."), FINISH)
+    _, first, second, *messages = (await heard(synthesizer, PATH, *sent, until={"closed": 1000}))[0]
     assert {entry["field"] for entry in first["ignored"]} == {"voice", "model", "enable_tn", "nonsense"}
     assert {entry["field"] for entry in second["ignored"]} == {"voice", "model", "enable_tn"}  # no language is known
     assert "nonsense" not in first["session"]
     assert all("ignored" not in message for message in messages)
 
 
-async def test_without_an_update_the_first_response_names_them() -> None:
-    async with created(FakeSynthesizer(script=utterance()), PATH) as client:
-        client.send(append("Hello."), FINISH)
-        messages, _ = await client.until(closed=1000)
-        await client.connection.task
+async def test_without_an_update_the_first_response_names_them(synthesizer: FakeSynthesizer) -> None:
+    messages, _ = await heard(synthesizer, PATH, append("Hello."), FINISH, until={"closed": 1000})
     begun = next(message for message in messages if message.get("type") == "response.created")
     assert [entry["field"] for entry in begun["ignored"]] == ["model"]
 
 
-async def test_what_waits_for_a_commit_is_bounded() -> None:
-    synthesizer = FakeSynthesizer(script=utterance())
+async def test_what_waits_for_a_commit_is_bounded(synthesizer: FakeSynthesizer) -> None:
     async with created(synthesizer, PATH) as client:
         client.send(update(mode="commit"), append("x" * MAX_UNSPOKEN_CHARS), append("y"))
         (*_, error), _ = await client.until(type="error")
         assert (error["error"]["code"], error["error"]["param"]) == ("string_above_max_length", "text")
-        client.send({"type": "input_text_buffer.clear"}, append("Hello."), COMMIT, FINISH)
+        client.send(CLEAR, append("Hello."), COMMIT, FINISH)
         await client.until(closed=1000)
         await client.connection.task
     assert synthesizer.texts == ["Hello."]

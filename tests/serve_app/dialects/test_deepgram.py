@@ -156,14 +156,11 @@ async def test_raw_formats_come_in_wav_at_their_usual_rate(
 @pytest.mark.parametrize(
     ("query", "reason"),
     [
-        ("encoding=mulaw&container=ogg", "mulaw has wav"),
-        ("encoding=mp3&container=wav", "mp3 has none"),
-        ("encoding=opus&container=none", "opus has ogg"),
-        ("encoding=opus&container=ogg", None),
-        ("encoding=linear16&container=wav", None),
-        ("encoding=mp3&container=none", None),
+        ("encoding=mulaw&container=ogg", "mulaw has wav"), ("encoding=mp3&container=wav", "mp3 has none"),
+        ("encoding=opus&container=none", "opus has ogg"), ("encoding=opus&container=ogg", None),
+        ("encoding=linear16&container=wav", None), ("encoding=mp3&container=none", None),
     ],
-)
+)  # fmt: skip
 async def test_a_container_that_a_format_cannot_have_is_named(
     client: httpx.AsyncClient, query: str, reason: str | None
 ) -> None:

@@ -459,15 +459,10 @@ async def test_the_same_is_told_each_time(server: Server, dialect: str) -> None:
 
 
 STYLES = {
-    "OpenAI": ("instructions", "instruct", "instruction"),
-    "vLLM-Omni, WebSocket": ("instruct",),
-    "nari": ("instruct",),
-    "VoxServe": ("instruct",),
-    "Cartesia, bytes": ("emotion",),
-    "Cartesia, WebSocket": ("emotion",),
-    "DashScope": ("instructions",),
-    "DashScope, WebSocket": ("instructions",),
-}
+    "OpenAI": ("instructions", "instruct", "instruction"), "vLLM-Omni, WebSocket": ("instruct",),
+    "nari": ("instruct",), "VoxServe": ("instruct",), "Cartesia, bytes": ("emotion",),
+    "Cartesia, WebSocket": ("emotion",), "DashScope": ("instructions",), "DashScope, WebSocket": ("instructions",),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("dialect", STYLES)
@@ -481,14 +476,9 @@ async def test_a_style_that_the_model_does_not_follow_is_named(server: Server, d
 
 
 LANGUAGES = {
-    "OpenAI": "language",
-    "nari": "language",
-    "VoxServe": "language",
-    "ElevenLabs": "language_code",
-    "ElevenLabs, contexts": "language_code",
-    "Cartesia, WebSocket": "language",
-    "DashScope": "language_type",
-}
+    "OpenAI": "language", "nari": "language", "VoxServe": "language", "ElevenLabs": "language_code",
+    "ElevenLabs, contexts": "language_code", "Cartesia, WebSocket": "language", "DashScope": "language_type",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("dialect", LANGUAGES)

@@ -8,9 +8,9 @@ import pytest
 
 from deployments.protocol import FinishReason, PcmChunk, SynthesisRequest
 from tests.serve_app.dialects.client import Client, Json, talking
-from tests.serve_app.dialects.rows import SOCKETS, VOICE, SocketRow
+from tests.serve_app.dialects.rows import REST, SOCKETS, VOICE, SocketRow
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, chunk
-from tests.serve_app.one_model import client_for
+from tests.serve_app.one_model import posted
 
 pytestmark = pytest.mark.anyio
 
@@ -77,14 +77,13 @@ async def test_it_is_made_again_once() -> None:
     assert len(synthesizer.requests) == 4
 
 
-REST = "/api/v1/services/aigc/multimodal-generation/generation"
 STREAMS: dict[str, tuple[str, Json, dict[str, str]]] = {
     "ours": ("/v1/audio/speech", {"input": TEXT, "voice": VOICE, "stream_format": "sse"}, {}),
     "cartesia": ("/tts/sse", {"transcript": TEXT, "voice": VOICE}, {}),
     "mistral": ("/v1/audio/speech", {"input": TEXT, "voice_id": VOICE, "stream": True}, {}),
     "dashscope": (REST, {"model": "q", "input": {"text": TEXT, "voice": VOICE}}, {"x-dashscope-sse": "enable"}),
 }
-
+INPUTS = [{"text": TEXT, "voice_id": VOICE}]
 LINES: dict[str, tuple[str, Json]] = {
     "elevenlabs": (f"/v1/text-to-speech/{VOICE}/stream/with-timestamps", {"text": TEXT}),
     "elevenlabs-dialogue": (
@@ -99,8 +98,7 @@ LINES: dict[str, tuple[str, Json]] = {
 @pytest.mark.parametrize("name", LINES)
 async def test_the_last_line_of_json_says_it_too(name: str, reason: FinishReason) -> None:
     path, body = LINES[name]
-    async with client_for(Ending(reason)) as client:
-        answer = await client.post(path, json=body)
+    answer = await posted(Ending(reason), path, json=body)
     *lines, last = map(json.loads, answer.text.splitlines())
     assert lines
     assert not any("finish_reason" in line for line in lines)
@@ -111,8 +109,7 @@ async def test_the_last_line_of_json_says_it_too(name: str, reason: FinishReason
 @pytest.mark.parametrize("name", STREAMS)
 async def test_the_last_event_of_a_stream_says_it_too(name: str) -> None:
     path, body, headers = STREAMS[name]
-    async with client_for(Ending(FinishReason.RUNAWAY)) as client:
-        answer = await client.post(path, json=body, headers=headers)
+    answer = await posted(Ending(FinishReason.RUNAWAY), path, json=body, headers=headers)
     *_, data = [line.removeprefix("data:") for line in answer.text.splitlines() if line.startswith("data:")]
     last = json.loads(data)
     assert last.get("output", last)["finish_reason"] == FinishReason.RUNAWAY

@@ -165,14 +165,11 @@ async def test_a_request_that_our_socket_is_told_counts_whatever_the_setting(*, 
 @pytest.mark.parametrize(
     ("key", "changes", "is_joined"),
     [
-        (b"shared", {}, True),
-        (b"other", {}, False),
-        (b"shared", {"tail": None}, False),
-        (b"shared", {"tail": "bm90aGluZw=="}, False),
-        (b"shared", {"tail": "no base64"}, False),
+        (b"shared", {}, True), (b"other", {}, False), (b"shared", {"tail": None}, False),
+        (b"shared", {"tail": "bm90aGluZw=="}, False), (b"shared", {"tail": "no base64"}, False),
         (b"shared", {"voice": "serena"}, False),
     ],
-)
+)  # fmt: skip
 async def test_an_utterance_is_resumed_on_another_replica_with_its_tail(
     key: bytes, changes: Json, *, is_joined: bool
 ) -> None:

@@ -7,25 +7,25 @@ import httpx
 import pytest
 
 from tests.serve_app.client_audio.test_formats import decode
+from tests.serve_app.dialects.client import Json
 from tests.serve_app.fake import CUSTOM_VOICE, FOLLOWED_MS, FOLLOWED_TEXT, FakeSynthesizer, followed, pcm_of
-from tests.serve_app.one_model import client_for
+from tests.serve_app.one_model import posted
 
 pytestmark = pytest.mark.anyio
 
 PATH = "/dev/captioned_speech"
 
 
-async def lines(body: dict[str, object]) -> tuple[httpx.Response, list[dict[str, object]]]:
+async def lines(body: Json) -> tuple[httpx.Response, list[Json]]:
     synthesizer = FakeSynthesizer(replace(CUSTOM_VOICE, word_times=True), followed())
-    async with client_for(synthesizer) as client:
-        answer = await client.post(PATH, json={"input": FOLLOWED_TEXT, "voice": "alloy", **body})
+    answer = await posted(synthesizer, PATH, json={"input": FOLLOWED_TEXT, "voice": "alloy", **body})
     assert answer.status_code == 200, answer.text
     assert synthesizer.requests[0].word_times
     return answer, [json.loads(line) for line in answer.text.splitlines()]
 
 
-def words(told: list[dict[str, object]]) -> list[str]:
-    return [word["word"] for line in told for word in line["timestamps"]]  # type: ignore[attr-defined]
+def words(told: list[Json]) -> list[Json]:
+    return [word for line in told for word in line["timestamps"]]
 
 
 async def test_words_come_with_the_audio() -> None:
@@ -33,8 +33,8 @@ async def test_words_come_with_the_audio() -> None:
     assert answer.headers["content-type"] == "application/x-ndjson"
     assert "x-ignored" not in answer.headers
     assert b"".join(base64.b64decode(str(line["audio"])) for line in told) == pcm_of(followed())
-    assert words(told) == FOLLOWED_TEXT.split()
-    times = [word for line in told for word in line["timestamps"]]  # type: ignore[attr-defined]
+    times = words(told)
+    assert [word["word"] for word in times] == FOLLOWED_TEXT.split()
     assert [word["start_time"] for word in times] == [ms / 1000 for ms in FOLLOWED_MS]
     assert times[-1]["end_time"] == pytest.approx(0.88)
     assert all(before["end_time"] <= after["start_time"] for before, after in pairwise(times))
@@ -42,8 +42,7 @@ async def test_words_come_with_the_audio() -> None:
 
 async def test_times_are_those_of_the_audio_as_it_is_played() -> None:
     _, told = await lines({"response_format": "pcm", "speed": 2.0})
-    last = [word for line in told for word in line["timestamps"]][-1]  # type: ignore[attr-defined]
-    assert last["end_time"] == pytest.approx(0.44)
+    assert words(told)[-1]["end_time"] == pytest.approx(0.44)
 
 
 async def test_one_object() -> None:
@@ -51,7 +50,7 @@ async def test_one_object() -> None:
     assert answer.headers["content-type"] == "application/json"
     assert told["audio_format"] == "mp3"
     assert decode(base64.b64decode(str(told["audio"])))[0].size > 0
-    assert words([told]) == FOLLOWED_TEXT.split()
+    assert [word["word"] for word in words([told])] == FOLLOWED_TEXT.split()
 
 
 async def test_what_is_refused(client: httpx.AsyncClient) -> None:

@@ -11,7 +11,7 @@ from serve_app.api.sockets import connection as connection_module
 from serve_app.config import ApiSettings
 from tests.serve_app import asgi, fake
 from tests.serve_app.client_audio.test_recordings import data_url, recording
-from tests.serve_app.dialects.client import Client, Json, connect, talking
+from tests.serve_app.dialects.client import Client, Json, connect, heard
 from tests.serve_app.fake import utterance
 from tests.serve_app.one_model import one_api
 
@@ -39,6 +39,11 @@ class Socket(Client):
             frames.append(message)
         return frames, message
 
+    async def speak(self, **fields: object) -> None:
+        """All of an utterance."""
+        self.send(SPEAK | fields)
+        assert (await self.utterance())[1]["type"] == "done"
+
 
 @asynccontextmanager
 async def speech_socket(synthesizer: fake.FakeSynthesizer) -> AsyncIterator[Socket]:
@@ -48,6 +53,12 @@ async def speech_socket(synthesizer: fake.FakeSynthesizer) -> AsyncIterator[Sock
 
 def speaking(info: ModelInfo = fake.CUSTOM_VOICE) -> fake.FakeSynthesizer:
     return fake.FakeSynthesizer(info, utterance())
+
+
+def pausing() -> tuple[fake.FakeSynthesizer, asyncio.Event]:
+    """Speech of two frames, and what lets the second come."""
+    more = asyncio.Event()
+    return fake.FakeSynthesizer(script=[fake.chunk(FRAME), more, fake.chunk(FRAME)]), more
 
 
 def code_of(message: Json) -> tuple[object, object]:
@@ -62,39 +73,24 @@ async def test_utterances_follow_each_other_on_one_socket() -> None:
         for number in (1, 2):
             socket.send(SPEAK | {"seed": 7})
             frames, done = await socket.utterance()
-            assert b"".join(frames) == fake.pcm_of(utterance())
-            assert done == {
-                "type": "done",
-                "request_id": f"conn-{number}",
-                "finish_reason": "stop",
-                "frames": 4,
-                "samples": len(fake.pcm_of(utterance())) // 2,
-                "input_tokens": fake.NUM_TEXT_TOKENS,
-                "seed": 7,
-                "model": fake.CUSTOM_VOICE.name,
-                "voice": "vivian",
-            }
+            pcm = fake.pcm_of(utterance())
+            assert b"".join(frames) == pcm
+            spoke = {"seed": 7, "model": fake.CUSTOM_VOICE.name, "voice": "vivian", "finish_reason": "stop"}
+            counts = {"frames": 4, "samples": len(pcm) // 2, "input_tokens": fake.NUM_TEXT_TOKENS}
+            assert done == {"type": "done", "request_id": f"conn-{number}", **spoke, **counts}
 
 
 async def test_the_next_utterance_may_be_asked_for_as_soon_as_the_last_is_done() -> None:
     async with speech_socket(speaking()) as socket:
         for _ in range(8):
-            socket.send(SPEAK | {"speed": 1.5})  # a thread ends its encoding after `done`
-            _, done = await socket.utterance()
-            assert done["type"] == "done"
+            await socket.speak(speed=1.5)  # a thread ends its encoding after `done`
 
 
 async def test_started_says_what_the_frames_are() -> None:
     async with speech_socket(speaking()) as socket:
         socket.send({**SPEAK, "seed": 7})
-        assert await socket.event() == {
-            "type": "started",
-            "request_id": "conn-1",
-            "sample_rate": fake.CUSTOM_VOICE.sample_rate,
-            "channels": 1,
-            "format": "pcm_s16le",
-            "seed": 7,
-        }
+        audio = {"sample_rate": fake.CUSTOM_VOICE.sample_rate, "channels": 1, "format": "pcm_s16le"}
+        assert await socket.event() == {"type": "started", "request_id": "conn-1", "seed": 7, **audio}
 
 
 async def test_an_utterance_goes_on_behind_the_frames_the_client_has() -> None:
@@ -158,8 +154,7 @@ async def test_binary_frames_are_small_and_of_whole_samples() -> None:
 
 
 async def test_cancel_stops_the_utterance_and_leaves_the_socket_usable() -> None:
-    more = asyncio.Event()
-    synthesizer = fake.FakeSynthesizer(script=[fake.chunk(FRAME), more, fake.chunk(FRAME)])
+    synthesizer, more = pausing()
     async with speech_socket(synthesizer) as socket:
         socket.send(SPEAK)
         await synthesizer.waiting.wait()
@@ -180,16 +175,14 @@ async def test_cancel_without_an_utterance_is_answered() -> None:
         nothing = {"type": "cancelled", "request_id": None, "frames": 0, "samples": 0}
         socket.send(CANCEL)
         assert await socket.event() == nothing
-        socket.send(SPEAK)
-        assert (await socket.utterance())[1]["type"] == "done"
+        await socket.speak()
         socket.send(CANCEL)
         socket.send(CANCEL)
         assert (await socket.event(), await socket.event()) == (nothing, nothing)
 
 
 async def test_audio_is_sent_while_more_is_made_and_a_second_utterance_is_refused_meanwhile() -> None:
-    more = asyncio.Event()
-    synthesizer = fake.FakeSynthesizer(script=[fake.chunk(FRAME), more, fake.chunk(FRAME)])
+    synthesizer, more = pausing()
     async with speech_socket(synthesizer) as socket:
         socket.send(SPEAK)
         assert (await socket.event())["type"] == "started"
@@ -206,22 +199,19 @@ async def test_audio_is_sent_while_more_is_made_and_a_second_utterance_is_refuse
 @pytest.mark.parametrize(
     ("message", "code", "param"),
     [
-        ("{}", "invalid_value", "type"),
-        ('{"type": "sing"}', "invalid_value", "type"),
-        ('{"type": ["speak"]}', "invalid_value", "type"),
-        (json.dumps({"type": "speak"}), "missing_required_parameter", "input"),
-        (json.dumps(SPEAK | {"top_k": -1}), "invalid_value", "top_k"),
-        (json.dumps(SPEAK | {"voice": "nobody"}), "voice_not_found", "voice"),
-        (json.dumps(SPEAK | {"model": "other"}), "model_not_found", "model"),
-        (json.dumps(SPEAK | {"response_format": "mp3"}), "invalid_value", "response_format"),
+        *((message, "invalid_value", "type") for message in ({}, {"type": "sing"}, {"type": ["speak"]})),
+        ({"type": "speak"}, "missing_required_parameter", "input"),
+        (SPEAK | {"top_k": -1}, "invalid_value", "top_k"),
+        (SPEAK | {"voice": "nobody"}, "voice_not_found", "voice"),
+        (SPEAK | {"model": "other"}, "model_not_found", "model"),
+        (SPEAK | {"response_format": "mp3"}, "invalid_value", "response_format"),
     ],
 )
-async def test_a_bad_message_is_an_error_and_the_socket_stays(message: str, code: str, param: str | None) -> None:
+async def test_a_bad_message_is_an_error_and_the_socket_stays(message: Json, code: str, param: str) -> None:
     async with speech_socket(speaking()) as socket:
-        socket.send_text(message)
+        socket.send(message)
         assert code_of(await socket.event()) == (code, param)
-        socket.send(SPEAK)
-        assert (await socket.utterance())[1]["type"] == "done"
+        await socket.speak()
 
 
 async def test_a_failure_names_its_utterance() -> None:
@@ -236,8 +226,7 @@ async def test_only_reference_audio_may_make_a_message_large(monkeypatch: pytest
     ref_audio = data_url(recording(5))
     monkeypatch.setattr(connection_module, "MAX_BODY_BYTES", len(ref_audio) + 1000)
     async with speech_socket(synthesizer) as socket:
-        socket.send(SPEAK | {"ref_audio": ref_audio, "ref_text": "It says"})
-        assert (await socket.utterance())[1]["type"] == "done"
+        await socket.speak(ref_audio=ref_audio, ref_text="It says")
         socket.send(SPEAK | {"ref_audio": ref_audio, "ref_text": "x" * 1000})
         assert code_of(await socket.event()) == ("payload_too_large", None)
 
@@ -266,8 +255,7 @@ async def test_a_client_that_reads_nothing_can_end_its_utterance(leaves: bool) -
 
 
 async def test_a_connection_that_breaks_in_send() -> None:
-    more = asyncio.Event()
-    synthesizer = fake.FakeSynthesizer(script=[fake.chunk(FRAME), more, fake.chunk(FRAME)])
+    synthesizer, more = pausing()
     async with speech_socket(synthesizer) as socket:
         socket.send(SPEAK)
         await synthesizer.waiting.wait()
@@ -291,8 +279,7 @@ async def test_a_server_that_cancels_the_handler() -> None:
 
 async def test_a_socket_that_speaks_is_not_idle(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection_module, "IDLE_TIMEOUT_S", 0.01)
-    more = asyncio.Event()
-    synthesizer = fake.FakeSynthesizer(script=[fake.chunk(FRAME), more, fake.chunk(FRAME)])
+    synthesizer, more = pausing()
     async with speech_socket(synthesizer) as socket:
         socket.send(SPEAK)
         asyncio.get_running_loop().call_later(0.1, more.set)
@@ -380,16 +367,13 @@ async def test_a_large_message_is_not_parsed_without_its_recording(monkeypatch: 
 async def test_a_recording_may_stand_anywhere_among_the_fields(escaped: bool) -> None:
     audio = data_url(recording(5.0))
     assert len(audio) > connection_module.MAX_MESSAGE_BYTES
-    body = {"x_vector_only_mode": True, "ref_audio": audio} | SPEAK
+    sent = json.dumps({"x_vector_only_mode": True, "ref_audio": audio} | SPEAK)
     async with speech_socket(speaking(fake.BASE)) as socket:
-        socket.send_text(json.dumps(body).replace("/", "\\/") if escaped else json.dumps(body))
-        _, done = await socket.utterance()
-        assert done["type"] == "done"
+        socket.send_text(sent.replace("/", "\\/") if escaped else sent)
+        assert (await socket.utterance())[1]["type"] == "done"
 
 
 async def test_sockets_without_recordings_take_none() -> None:
-    async with talking(speaking(), "/v1/realtime") as client:
-        await client.next()
-        client.send({"type": "session.update", "session": {}, "ref_audio": LARGE})
-        (error,), _ = await client.until(type="error")
-        assert error["error"]["code"] == "payload_too_large"
+    update = {"type": "session.update", "session": {}, "ref_audio": LARGE}
+    (_, error), _ = await heard(speaking(), "/v1/realtime", update, until={"type": "error"})
+    assert error["error"]["code"] == "payload_too_large"

@@ -2,7 +2,6 @@
 
 import base64
 import json
-from dataclasses import replace
 
 import httpx
 import httpx2
@@ -11,8 +10,8 @@ from openai import AsyncAzureOpenAI
 
 from serve_app.config import ApiSettings
 from tests.serve_app.client_audio.test_formats import decode
-from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, pcm_of, utterance
-from tests.serve_app.one_model import client_for, one_api
+from tests.serve_app.fake import FakeSynthesizer, pcm_of, utterance
+from tests.serve_app.one_model import one_api
 
 pytestmark = pytest.mark.anyio
 
@@ -43,40 +42,28 @@ async def test_azures_paths(client: httpx.AsyncClient, path: str) -> None:
 
 
 # What each product sends, from its source; the answer must be audio of this type.
-PRODUCTS = {
+HELLO: dict[str, object] = {"model": "tts-1", "input": "Hello.", "voice": "alloy"}
+ASH = HELLO | {"voice": "ash"}
+KEY = {"Authorization": "Bearer x"}
+OF_SIMPLISMART = {"text": "Hello.", "language": "English", "speaker": "Aiden", "instruct": "Softly."}
+PRODUCTS: dict[str, tuple[dict[str, object], dict[str, str], str]] = {
     # An administrator's JSON is merged into the body.
-    "open-webui": ({"model": "tts-1", "input": "Hello.", "voice": "alloy", "stream": False}, {}, MP3),
-    "librechat": ({"model": "tts-1", "input": "Hello.", "voice": "alloy"}, {"Authorization": "Bearer x"}, MP3),
-    "sillytavern": (
-        {"input": "Hello.", "response_format": "mp3", "voice": "alloy", "speed": 1, "model": "tts-1"},
-        {"Authorization": "Bearer "},
-        MP3,
-    ),
+    "open-webui": ({**HELLO, "stream": False}, {}, MP3),
+    "librechat": (HELLO, KEY, MP3),
+    "sillytavern": ({**HELLO, "response_format": "mp3", "speed": 1}, {"Authorization": "Bearer "}, MP3),
     "dify": (
-        {"model": "gpt-4o-mini-tts", "input": "Hello.", "voice": "ash", "response_format": "mp3", "instruction": None},
+        {**HELLO, "model": "gpt-4o-mini-tts", "voice": "ash", "response_format": "mp3", "instruction": None},
         {},
         MP3,
     ),
-    "home-assistant-openai_tts": (
-        {"model": "tts-1", "input": "Hello.", "voice": "shimmer", "response_format": "mp3", "speed": 1.0},
-        {"Authorization": "Bearer x"},
-        MP3,
-    ),
-    "wyoming_openai": (
-        {"model": "tts-1", "input": "Hello.", "voice": "nova", "response_format": "wav"},
-        {},
-        "audio/wav",
-    ),
+    "home-assistant-openai_tts": ({**HELLO, "voice": "shimmer", "response_format": "mp3", "speed": 1.0}, KEY, MP3),
+    "wyoming_openai": ({**HELLO, "voice": "nova", "response_format": "wav"}, {}, "audio/wav"),
     "simplismart": (
-        {"text": "Hello.", "language": "English", "speaker": "Aiden", "leading_silence": True, "instruct": "Softly."},
-        {"Accept": "audio/L16", "Authorization": "Bearer x"},
+        {**OF_SIMPLISMART, "leading_silence": True},
+        {**KEY, "Accept": "audio/L16"},
         "audio/L16;rate=24000;channels=1",
     ),
-    "kokoro-fastapi": (
-        {"model": "tts-1", "input": "Hello.", "voice": "alloy", "lang_code": "z", "stream": True},
-        {},
-        MP3,
-    ),
+    "kokoro-fastapi": ({**HELLO, "lang_code": "z", "stream": True}, {}, MP3),
 }
 
 
@@ -114,10 +101,8 @@ async def test_wyoming_openai_takes_it_for_no_other_server(client: httpx.AsyncCl
 
 
 async def test_a_language_in_the_models_name(client: httpx.AsyncClient, synthesizer: FakeSynthesizer) -> None:
-    assert (
-        await client.post(SPEECH, json={"model": "tts-1-hd-zh", "input": "你好", "voice": "vivian"})
-    ).status_code == 200
-    assert synthesizer.requests[0].language == "chinese"
+    answer = await client.post(SPEECH, json={"model": "tts-1-hd-zh", "input": "你好", "voice": "vivian"})
+    assert (answer.status_code, synthesizer.requests[0].language) == (200, "chinese")
 
 
 async def test_mistrals_form_is_json(client: httpx.AsyncClient, synthesizer: FakeSynthesizer) -> None:
@@ -132,18 +117,15 @@ async def test_mistrals_form_is_json(client: httpx.AsyncClient, synthesizer: Fak
     events = [json.loads(line[6:]) for line in streamed.text.splitlines() if line.startswith("data: ")]
     audio = b"".join(base64.b64decode(event["audio_data"]) for event in events[:-1])
     assert audio == pcm_of(utterance())
-    assert events[-1] == {
-        "type": "speech.audio.done",
-        "finish_reason": "stop",
-        "usage": {"prompt_tokens": 7, "completion_tokens": 4, "total_tokens": 11},
-    }
+    usage = {"prompt_tokens": 7, "completion_tokens": 4, "total_tokens": 11}
+    assert events[-1] == {"type": "speech.audio.done", "finish_reason": "stop", "usage": usage}
 
 
-async def test_a_voice_of_mistral_is_spoken_by_the_default_one() -> None:
-    synthesizer = FakeSynthesizer(replace(CUSTOM_VOICE), utterance())
-    async with client_for(synthesizer) as client:
-        answer = await client.post(SPEECH, json={"input": "Hello.", "voice_id": "c69964a6-ab8b"})
-        assert decode(base64.b64decode(answer.json()["audio_data"]))[0].size > 0
-        refused = await client.post(SPEECH, json={"input": 5, "voice_id": "x"})
+async def test_a_voice_of_mistral_is_spoken_by_the_default_one(
+    client: httpx.AsyncClient, synthesizer: FakeSynthesizer
+) -> None:
+    answer = await client.post(SPEECH, json={"input": "Hello.", "voice_id": "c69964a6-ab8b"})
+    assert decode(base64.b64decode(answer.json()["audio_data"]))[0].size > 0
+    refused = await client.post(SPEECH, json={"input": 5, "voice_id": "x"})
     assert synthesizer.requests[0].voice == "serena"
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "input")

@@ -5,7 +5,8 @@ from functools import partial
 import pytest
 
 from deployments.errors import Overloaded
-from tests.serve_app.dialects.client import Json, talking
+from tests.serve_app.dialects.client import Json, heard, talking
+from tests.serve_app.dialects.rows import item
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, chunk, pcm_of, tone, utterance
 
 pytestmark = pytest.mark.anyio
@@ -17,21 +18,15 @@ RENDERER = "You are a text-to-speech renderer. Read the text aloud."
 
 def update(voice: str = "ash", **output: object) -> Json:
     """As Open WebUI sends it."""
-    audio = {
-        "input": {"turn_detection": None},
-        "output": {"format": {"type": "audio/pcm", "rate": 24000}, "voice": voice, **output},
-    }
+    output |= {"format": {"type": "audio/pcm", "rate": 24000}, "voice": voice}
+    audio = {"input": {"turn_detection": None}, "output": output}
     session = {"type": "realtime", "output_modalities": ["audio"], "audio": audio, "instructions": RENDERER}
     return {"type": "session.update", "session": session}
 
 
 def create(text: str) -> Json:
-    content = [{"type": "input_text", "text": text}]
     asked = {"conversation": "none", "output_modalities": ["audio"], "instructions": RENDERER}
-    return {
-        "type": "response.create",
-        "response": {**asked, "input": [{"type": "message", "role": "user", "content": content}]},
-    }
+    return {"type": "response.create", "response": {**asked, "input": [item(text)]}}
 
 
 def audio_of(messages: list[Json]) -> bytes:
@@ -42,8 +37,7 @@ def audio_of(messages: list[Json]) -> bytes:
 created = partial(talking, greeting="session.created")
 
 
-async def test_open_webuis_sequence() -> None:
-    synthesizer = FakeSynthesizer(script=utterance())
+async def test_open_webuis_sequence(synthesizer: FakeSynthesizer) -> None:
     async with created(synthesizer, PATH, headers={"authorization": "Bearer x"}) as client:
         client.send(update())
         await client.until(type="session.updated")
@@ -62,11 +56,9 @@ async def test_open_webuis_sequence() -> None:
     assert (request.text, request.voice, request.instructions) == ("Hello there.", "ryan", None)
 
 
-async def test_items_of_a_conversation_are_spoken_once() -> None:
-    synthesizer = FakeSynthesizer(script=utterance())
+async def test_items_of_a_conversation_are_spoken_once(synthesizer: FakeSynthesizer) -> None:
     async with created(synthesizer, PATH) as client:
-        item = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hello."}]}
-        client.send({"type": "conversation.item.create", "item": item}, {"type": "response.create"})
+        client.send({"type": "conversation.item.create", "item": item("Hello.")}, {"type": "response.create"})
         await client.until(type="conversation.item.done")
         await client.until(type="response.done")
         client.send({"type": "response.create", "event_id": "mine"})
@@ -107,15 +99,13 @@ async def test_a_response_is_cancelled_and_nothing_of_it_follows() -> None:
 
 
 async def test_a_failure_is_an_error_and_ends_its_response() -> None:
-    async with created(FakeSynthesizer(script=[Overloaded("full", 2.0)]), PATH) as client:
-        client.send(create("Hello"))
-        messages, _ = await client.until(type="response.done")
-        assert messages[-2]["error"]["code"] == "rate_limit_exceeded"
-        assert messages[-1]["response"]["status"] == "failed"
+    full = FakeSynthesizer(script=[Overloaded("full", 2.0)])
+    (*_, error, done), _ = await heard(full, PATH, create("Hello"), until={"type": "response.done"})
+    assert (error["error"]["code"], done["response"]["status"]) == ("rate_limit_exceeded", "failed")
 
 
-async def test_what_has_no_effect_is_named_where_it_was_sent() -> None:
-    async with created(FakeSynthesizer(script=utterance()), PATH) as client:
+async def test_what_has_no_effect_is_named_where_it_was_sent(synthesizer: FakeSynthesizer) -> None:
+    async with created(synthesizer, PATH) as client:
         client.send(update(), {"type": "session.update", "session": {"speed": 1.5, "turn_detection": None}})
         (updated,), _ = await client.until(type="session.updated")
         assert {entry["field"] for entry in updated["ignored"]} == {"instructions", "model"}

@@ -120,7 +120,7 @@ async def test_bad_ssml_in_a_conversation_is_an_error_and_adds_nothing(synthesiz
     assert "text: this is no SSML that can be spoken" in messages[-1]["error"]
 
 
-WAYS = {
+WAYS: dict[str, tuple[str, list[Json], Json]] = {
     "whole": (SPEECH, [{"voice": "ryan"}], {}),
     "ours": ("/v1/audio/speech/ws", [{"type": "speak", "voice": "ryan"}], {"type": "done"}),
     "nari": (

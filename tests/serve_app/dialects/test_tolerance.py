@@ -10,9 +10,9 @@ import pytest
 from serve_app.config import ApiSettings
 from tests.serve_app.dialects.client import Client, Json, connect
 from tests.serve_app.dialects.rows import POSTS, REST, SOCKETS, PostRow, SocketRow, response
-from tests.serve_app.dialects.test_contract import posting, socket_rows, until
+from tests.serve_app.dialects.test_contract import socket_rows, until
 from tests.serve_app.fake import BASE, CUSTOM_VOICE, VOICE_DESIGN, FakeSynthesizer, pcm_of, utterance
-from tests.serve_app.one_model import client_of, one_api
+from tests.serve_app.one_model import client_for, posted
 
 pytestmark = pytest.mark.anyio
 
@@ -46,9 +46,8 @@ async def test_an_empty_voice_is_none(client: httpx.AsyncClient, voice: object) 
 @pytest.mark.parametrize("row", [row for path, row in POSTS.items() if "$voice" not in path], ids=lambda row: row.path)
 async def test_a_body_without_a_voice_is_spoken_by_the_default_one(row: PostRow, default: str | None) -> None:
     synthesizer = FakeSynthesizer(script=utterance())
-    api = one_api(synthesizer, ApiSettings(default_voice=default))
     body = json.loads(json.dumps(without_voice(dict(row.sample.body or {}))).replace("$text", "Hello."))
-    async with client_of(api) as client:
+    async with client_for(synthesizer, ApiSettings(default_voice=default)) as client:
         answer = await client.post(row.path, json=body)
     assert answer.status_code == 200, answer.text
     chosen = (default or CUSTOM_VOICE.voices[0]).lower()
@@ -77,8 +76,7 @@ async def test_a_socket_without_a_voice_is_spoken_by_the_default_one(row: Socket
 )
 async def test_a_model_that_cannot_choose_says_what_to_send(info: Any, param: str, what: str) -> None:
     for path, body in ((SPEECH, {"input": "Hello"}), ("/tts/bytes", {"transcript": "Hello"})):
-        async with posting(FakeSynthesizer(info, utterance())) as client:
-            answer = await client.post(path, json=body)
+        answer = await posted(FakeSynthesizer(info, utterance()), path, json=body)
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
         assert what in answer.json()["error"]["message"]
 
@@ -87,12 +85,11 @@ async def test_a_model_that_cannot_choose_says_what_to_send(info: Any, param: st
 async def test_a_script_that_the_voice_cannot_speak_is_refused_everywhere(text: str) -> None:
     for row in POSTS.values():
         synthesizer = FakeSynthesizer(EMBEDDED, utterance())
-        async with posting(synthesizer) as client:
-            for more in ({}, {"any_language": True}):
-                answer = await client.post(row.path, json=row.body(text, **more))
-                assert answer.status_code == (200 if row.has_results else 400), (row.path, answer.text)
-                assert "none of it can be spoken" in answer.text
-                assert row.has_results or answer.json()["error"]["param"] == "input"
+        for more in ({}, {"any_language": True}):
+            answer = await posted(synthesizer, row.path, json=row.body(text, **more))
+            assert answer.status_code == (200 if row.has_results else 400), (row.path, answer.text)
+            assert "none of it can be spoken" in answer.text
+            assert row.has_results or answer.json()["error"]["param"] == "input"
         assert synthesizer.requests == []
 
 
@@ -187,10 +184,9 @@ async def test_text_that_may_mean_something_else_is_refused(client: httpx.AsyncC
 
 
 @pytest.mark.parametrize("row", POSTS.values(), ids=POSTS)
-async def test_half_a_surrogate_pair_is_replaced_and_told(row: PostRow) -> None:
-    synthesizer = FakeSynthesizer(script=utterance())
-    async with posting(synthesizer) as client:
-        answer = await client.post(row.path, content=json.dumps(row.body("So \ud83d it is \U0001f600.")))
+async def test_half_a_surrogate_pair_is_replaced_and_told(synthesizer: FakeSynthesizer, row: PostRow) -> None:
+    body = row.body("So \ud83d it is \U0001f600.")
+    answer = await posted(synthesizer, row.path, content=json.dumps(body))
     assert answer.status_code == 200, answer.text
     assert set(synthesizer.texts) == {"So \ufffd it is."}
     assert "half a surrogate pair" in answer.headers["x-ignored"]

@@ -21,8 +21,7 @@ def write(text: str) -> Json:
     return {"type": "input.text", "text": text}
 
 
-async def test_utterances_follow_each_other_as_files() -> None:
-    synthesizer = FakeSynthesizer(script=utterance())
+async def test_utterances_follow_each_other_as_files(synthesizer: FakeSynthesizer) -> None:
     async with talking(synthesizer, PATH) as client:
         client.send({**CONFIG, "split_granularity": "clause", "instructions": "Softly."})
         for index in range(2):
@@ -31,13 +30,8 @@ async def test_utterances_follow_each_other_as_files() -> None:
             assert messages[0]["type"] == "audio.start"
             assert (messages[0]["format"], messages[0]["sample_rate"]) == ("wav", 24000)
             assert [each["field"] for each in messages[0]["ignored"]] == ["task_type", "split_granularity"]
-            assert messages[1] == {
-                "type": "audio.done",
-                "utterance_index": index,
-                "sentence_index": 0,
-                "total_bytes": len(audio),
-                "error": False,
-            }
+            done = {"type": "audio.done", "utterance_index": index, "sentence_index": 0}
+            assert messages[1] == {**done, "total_bytes": len(audio), "error": False}
             assert messages[2]["usage"] == {"input_tokens": 7, "output_tokens": 4}
             assert (audio[:4], audio[44:]) == (b"RIFF", pcm_of(utterance()))
         client.send(write("Last."), CLOSE)
@@ -48,8 +42,8 @@ async def test_utterances_follow_each_other_as_files() -> None:
     assert synthesizer.requests[0].instructions == "Softly."
 
 
-async def test_a_refusal_says_that_no_audio_is_to_be_kept() -> None:
-    async with talking(FakeSynthesizer(script=utterance()), PATH) as client:
+async def test_a_refusal_says_that_no_audio_is_to_be_kept(synthesizer: FakeSynthesizer) -> None:
+    async with talking(synthesizer, PATH) as client:
         client.send(write("x"))
         (error,), _ = await client.until(type="error")
         assert (error["action"], error["partial_audio"]) == ("discard", False)

@@ -7,25 +7,17 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
+import soundfile
 
 from tests.serve_app.cli.test_check_client import Server
-from tests.serve_app.fake import BASE, FakeSynthesizer, pcm_of, tone, utterance
-from tests.serve_app.one_model import client_for
+from tests.serve_app.client_audio.test_recordings import recording
+from tests.serve_app.fake import BASE, FakeSynthesizer, pcm_of, utterance
+from tests.serve_app.one_model import posted
 from tests.test_docs_commands import ROOT, blocks
 
 pytestmark = pytest.mark.anyio
 
 PATH = "/generate"
-
-
-def recording() -> bytes:
-    file = io.BytesIO()
-    with wave.open(file, "wb") as out:
-        out.setnchannels(1)
-        out.setsampwidth(2)
-        out.setframerate(24000)
-        out.writeframes(tone(24000))
-    return file.getvalue()
 
 
 async def test_a_form_is_answered_with_wav(client: httpx.AsyncClient, synthesizer: FakeSynthesizer) -> None:
@@ -50,14 +42,13 @@ async def test_a_whole_file(client: httpx.AsyncClient) -> None:
 
 async def test_a_recording_is_cloned() -> None:
     synthesizer = FakeSynthesizer(BASE, utterance())
-    async with client_for(synthesizer) as client:
-        audio = ("reference.wav", recording(), "audio/wav")
-        answer = await client.post(PATH, data={"text": "Hello.", "ref_text": "La."}, files={"audio": audio})
+    form = {"text": "Hello.", "ref_text": "La."}
+    answer = await posted(synthesizer, PATH, data=form, files={"audio": ("reference.wav", recording(), "audio/wav")})
     assert answer.status_code == 200
     reference = synthesizer.requests[0].reference
     assert reference is not None
     assert reference.text == "La."
-    expected = np.frombuffer(tone(24000), "<i2").astype(np.float32) / 32768
+    expected, _ = soundfile.read(io.BytesIO(recording()), dtype="float32")
     np.testing.assert_allclose(reference.audio, expected, atol=1e-4)
 
 

@@ -38,19 +38,19 @@ def test_nothing_is_announced(metadata: Metadata) -> None:
     assert metadata.tokens == 1  # one for many questions
 
 
-def test_an_interruption_says_when(metadata: Metadata) -> None:
-    metadata.answers |= {ACTION: interruption(120), REBALANCE: json.dumps({"noticeTime": "2026-11-22T05:00:00Z"})}
+RECOMMENDED = json.dumps({"noticeTime": "2026-11-22T05:00:00Z"})
+
+
+def test_an_interruption_says_when_and_a_recommendation_leaves_time(metadata: Metadata) -> None:
+    metadata.answers |= {ACTION: interruption(120), REBALANCE: RECOMMENDED}
     notice = aws(metadata).notice()
     assert notice is not None
     assert 110 < notice.left_s <= 121
     assert "terminate" in notice.reason
-
-
-def test_a_recommendation_leaves_time(metadata: Metadata) -> None:
-    metadata.answers[REBALANCE] = json.dumps({"noticeTime": "2026-11-22T05:00:00Z"})
-    notice = aws(metadata).notice()
-    assert notice is not None
-    assert notice.left_s == 600
+    del metadata.answers[ACTION]
+    recommended = aws(metadata).notice()
+    assert recommended is not None
+    assert recommended.left_s == 600
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_a_notice_drains_once_and_an_earlier_end_again(
     metadata: Metadata, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(notices, "_POLL_S", 0.01)
-    metadata.answers[REBALANCE] = json.dumps({"noticeTime": "2026-11-22T05:00:00Z"})
+    metadata.answers[REBALANCE] = RECOMMENDED
     drained: list[Notice] = []
 
     def drain(notice: Notice) -> None:

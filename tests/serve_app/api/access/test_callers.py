@@ -20,15 +20,12 @@ def test_requests_come_back_steadily_and_not_beyond_a_minute(clock: Clock) -> No
     with pytest.raises(Overloaded, match="This API key may make 3 requests per minute") as refused:
         meter.count_request()
     assert refused.value.retry_after_s == pytest.approx(20)
-    clock.now_s += 20
-    meter.count_request()
-    with pytest.raises(Overloaded):
-        meter.count_request()
-    clock.now_s += 3600
-    for _ in range(3):
-        meter.count_request()
-    with pytest.raises(Overloaded):
-        meter.count_request()
+    for after_s, requests in ((20, 1), (3600, 3)):
+        clock.now_s += after_s
+        for _ in range(requests):
+            meter.count_request()
+        with pytest.raises(Overloaded):
+            meter.count_request()
 
 
 @pytest.mark.usefixtures("clock")

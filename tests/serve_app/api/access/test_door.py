@@ -520,14 +520,10 @@ def scope(*forwarded: str) -> Scope:
 @pytest.mark.parametrize(
     ("trusted", "forwarded", "address"),
     [
-        (0, (), "127.0.0.1"),
-        (0, ("6.6.6.6",), "127.0.0.1"),
-        (1, ("6.6.6.6, 10.0.0.1",), "10.0.0.1"),
-        (2, ("6.6.6.6, 10.0.0.1", "10.0.0.2"), "10.0.0.1"),
-        (2, ("10.0.0.2",), "127.0.0.1"),
-        (1, (), "127.0.0.1"),
+        (0, (), "127.0.0.1"), (0, ("6.6.6.6",), "127.0.0.1"), (1, ("6.6.6.6, 10.0.0.1",), "10.0.0.1"),
+        (2, ("6.6.6.6, 10.0.0.1", "10.0.0.2"), "10.0.0.1"), (2, ("10.0.0.2",), "127.0.0.1"), (1, (), "127.0.0.1"),
     ],
-)
+)  # fmt: skip
 def test_only_what_trusted_proxies_added_is_believed(trusted: int, forwarded: tuple[str, ...], address: str) -> None:
     assert door.client_address(scope(*forwarded), trusted_proxies=trusted) == address
 

@@ -15,8 +15,18 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "config" / "keys.json"
 
 
-def test_a_created_key_is_valid_and_kept_as_a_hash_only(file: Path) -> None:
-    key = create_key(file, "ada")
+@pytest.fixture
+def key(file: Path) -> str:
+    return create_key(file, "ada")
+
+
+@pytest.fixture
+def keys(file: Path, key: str) -> Keys:
+    """As a server has read them with that key."""
+    return Keys(file)
+
+
+def test_a_created_key_is_valid_and_kept_as_a_hash_only(file: Path, key: str) -> None:
     Keys(file).find(key)
     [record] = read_keys(file).keys
     assert (record.name, key.split("-")[1]) == ("ada", record.id)
@@ -30,40 +40,32 @@ def test_keys_are_all_different(file: Path) -> None:
     assert len(set(keys)) == len({record.sha256 for record in read_keys(file).keys}) == 5
 
 
-def test_each_key_has_a_record_of_its_own(file: Path) -> None:
-    ada, bob = create_key(file, "ada"), create_key(file, "bob")
-    keys = Keys(file)
-    assert (keys.find(ada).name, keys.find(bob).name) == ("ada", "bob")
+def test_each_key_has_a_record_of_its_own(file: Path, key: str) -> None:
+    bob = create_key(file, "bob")
+    assert (Keys(file).find(key).name, Keys(file).find(bob).name) == ("ada", "bob")
 
 
 NO_KEYS = ("", "talkray-", "sk-123", "é", "\udc80", "talkray-00000000-" + "A" * 43)
 
 
-def test_nothing_but_the_whole_key_is_valid(file: Path) -> None:
-    key = create_key(file, "ada")
+def test_nothing_but_the_whole_key_is_valid(keys: Keys, key: str) -> None:
     last = "A" if key[-1] != "A" else "B"
     for other in (key[:-1], key[:-1] + last, key + "A", key.upper(), f" {key}", *NO_KEYS):
         with pytest.raises(Unauthorized, match="not valid"):
-            Keys(file).find(other)
+            keys.find(other)
+    with pytest.raises(Unauthorized, match="Authorization: Bearer"):  # how to send one
+        keys.find(None)
 
 
-def test_no_key_at_all_says_how_to_send_one(file: Path) -> None:
-    create_key(file, "ada")
-    with pytest.raises(Unauthorized, match="Authorization: Bearer"):
-        Keys(file).find(None)
-
-
-def test_keys_come_and_go_while_the_server_runs(file: Path) -> None:
-    old = create_key(file, "ada")
-    keys = Keys(file)
-    keys.find(old)
+def test_keys_come_and_go_while_the_server_runs(file: Path, keys: Keys, key: str) -> None:
+    keys.find(key)
     new = create_key(file, "ada2")
     keys.find(new)
-    keys.find(old)
+    keys.find(key)
     [ended] = revoke_keys(file, "ada")
-    assert old.split("-")[1] == ended.id
+    assert key.split("-")[1] == ended.id
     with pytest.raises(Unauthorized):
-        keys.find(old)
+        keys.find(key)
     keys.find(new)
 
 
@@ -84,15 +86,15 @@ def test_a_key_can_be_revoked_by_its_id(file: Path) -> None:
     assert [record.revoked is None for record in read_keys(file).keys] == [True, False]
 
 
+@pytest.mark.usefixtures("key")
 def test_an_unknown_key_cannot_be_revoked(file: Path) -> None:
-    create_key(file, "ada")
     with pytest.raises(ConfigError, match="'bob'"):
         revoke_keys(file, "bob")
 
 
-def test_a_broken_file_keeps_the_keys_that_were_read(file: Path, caplog: pytest.LogCaptureFixture) -> None:
-    key = create_key(file, "ada")
-    keys = Keys(file)
+def test_a_broken_file_keeps_the_keys_that_were_read(
+    file: Path, keys: Keys, key: str, caplog: pytest.LogCaptureFixture
+) -> None:
     file.write_text("{")
     keys.find(key)
     keys.find(key)
@@ -100,9 +102,9 @@ def test_a_broken_file_keeps_the_keys_that_were_read(file: Path, caplog: pytest.
     assert "keeping the API keys" in caplog.text
 
 
-def test_a_file_that_could_not_be_read_once_is_read_again(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    key = create_key(file, "ada")
-    keys = Keys(file)
+def test_a_file_that_could_not_be_read_once_is_read_again(
+    file: Path, keys: Keys, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     revoke_keys(file, "ada")
 
     def fail(*_: object) -> bytes:
@@ -115,9 +117,7 @@ def test_a_file_that_could_not_be_read_once_is_read_again(file: Path, monkeypatc
         keys.find(key)
 
 
-def test_a_file_that_cannot_be_seen_is_not_gone(file: Path) -> None:
-    key = create_key(file, "ada")
-    keys = Keys(file)
+def test_a_file_that_cannot_be_seen_is_not_gone(file: Path, keys: Keys, key: str) -> None:
     away = file.rename(file.with_name("away"))
     file.symlink_to(file.name)  # a loop
     keys.find(key)
@@ -126,9 +126,7 @@ def test_a_file_that_cannot_be_seen_is_not_gone(file: Path) -> None:
     keys.find(key)
 
 
-def test_a_file_with_the_old_time_and_size_is_another_one(file: Path) -> None:
-    key = create_key(file, "ada")
-    keys = Keys(file)
+def test_a_file_with_the_old_time_and_size_is_another_one(file: Path, keys: Keys, key: str) -> None:
     stat, [record] = file.stat(), read_keys(file).keys
     file.write_text(file.read_text().replace(record.sha256, record.sha256[::-1]))
     os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
@@ -136,9 +134,7 @@ def test_a_file_with_the_old_time_and_size_is_another_one(file: Path) -> None:
         keys.find(key)
 
 
-def test_a_file_that_is_gone_leaves_no_keys(file: Path) -> None:
-    key = create_key(file, "ada")
-    keys = Keys(file)
+def test_a_file_that_is_gone_leaves_no_keys(file: Path, keys: Keys, key: str) -> None:
     file.unlink()
     with pytest.raises(Unauthorized):
         keys.find(key)
@@ -159,8 +155,8 @@ def test_a_server_does_not_start_without_the_file(file: Path) -> None:
         Keys(file)
 
 
+@pytest.mark.usefixtures("key")
 def test_owner_and_mode_of_the_file_stay(file: Path) -> None:
-    create_key(file, "ada")
     file.chmod(0o640)
     link = file.with_name("link.json")
     link.symlink_to(file)
@@ -171,8 +167,8 @@ def test_owner_and_mode_of_the_file_stay(file: Path) -> None:
     assert sorted(os.listdir(file.parent)) == ["keys.json", "link.json"]
 
 
+@pytest.mark.usefixtures("key")
 def test_a_disk_without_room_changes_nothing(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    create_key(file, "ada")
     before = file.read_bytes()
 
     def full(*_: object) -> None:
@@ -185,8 +181,7 @@ def test_a_disk_without_room_changes_nothing(file: Path, monkeypatch: pytest.Mon
     assert [path.name for path in file.parent.iterdir()] == [file.name]
 
 
-def test_a_name_from_before_the_limit_is_cut(file: Path) -> None:
-    key = create_key(file, "ada")
+def test_a_name_from_before_the_limit_is_cut(file: Path, key: str) -> None:
     file.write_text(file.read_text().replace('"ada"', f'"{"ada" * 200}"'))
     keys = Keys(file)
     assert keys.find(key).name == ("ada" * 200)[:512]

@@ -18,19 +18,25 @@ def ids(file: Path) -> list[str]:
     return [json.loads(line)["id"] for line in file.read_text().splitlines()]
 
 
+class Sink:
+    """Whether it was given a record, and flushed; each flush fails with the `error`."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.taken, self.flushed, self._error = threading.Event(), threading.Event(), error
+
+    def receive(self, record: RequestRecord) -> None:
+        self.taken.set()
+
+    def flush(self, *, is_last: bool) -> None:
+        self.flushed.set()
+        if self._error is not None:
+            raise self._error
+
+
 def test_records_are_handed_on_while_the_replica_goes_on() -> None:
-    taken = threading.Event()
-
-    class Sink:
-        def receive(self, record: RequestRecord) -> None:
-            taken.set()
-
-        def flush(self, *, is_last: bool) -> None:
-            pass
-
-    keeper = RecordKeeper([Sink()])
+    keeper = RecordKeeper([sink := Sink()])
     keeper.keep(record("one"))
-    assert taken.wait(30)
+    assert sink.taken.wait(30)
     keeper.close()
 
 
@@ -77,18 +83,8 @@ def test_a_sink_that_fails_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None
     """Else records would be kept in memory for ever."""
     monkeypatch.setattr(record_keeper, "HAND_ON_S", 0.01)
     monkeypatch.setattr(record_keeper, "FLUSH_S", 0.0)
-    flushed, taken = threading.Event(), threading.Event()
-
-    class Sink:
-        def receive(self, record: RequestRecord) -> None:
-            taken.set()
-
-        def flush(self, *, is_last: bool) -> None:
-            flushed.set()
-            raise ValueError("no sink")
-
-    keeper = RecordKeeper([Sink()])
-    assert flushed.wait(30)
+    keeper = RecordKeeper([sink := Sink(ValueError("no sink"))])
+    assert sink.flushed.wait(30)
     keeper.keep(record("one"))
-    assert taken.wait(30)
+    assert sink.taken.wait(30)
     keeper.close()

@@ -58,12 +58,9 @@ async def test_seconds_are_those_that_are_heard() -> None:
 
 async def test_what_was_refused() -> None:
     refused = await entries(BODY | {"voice": "nobody"}, {}, [], BODY | {"model": "other"})
-    assert [(entry["outcome"], entry["voice"], entry["ttfa_ms"]) for entry in refused] == [
-        ("voice_not_found", None, None),
-        ("missing_required_parameter", None, None),
-        ("invalid_json", None, None),
-        ("model_not_found", None, None),
-    ]
+    outcomes = ("voice_not_found", "missing_required_parameter", "invalid_json", "model_not_found")
+    told = [(entry["outcome"], entry["voice"], entry["ttfa_ms"]) for entry in refused]
+    assert told == [(outcome, None, None) for outcome in outcomes]
 
 
 async def test_who_was_not_let_in() -> None:
@@ -175,8 +172,7 @@ def test_an_output_that_nobody_reads_any_more_stops_nothing(tmp_path: Path) -> N
 
 
 def test_stages_of_a_start_go_the_same_way(tmp_path: Path) -> None:
-    stages: list[str] = []
-    found: list[Entry] = []
+    stages, found = list[str](), list[Entry]()
     with shown(found.append, tmp_path, report=stages.append):
         reports.report_stage("loading")
         record().publish()
@@ -208,8 +204,7 @@ async def test_a_record_has_its_dialect_also_where_the_door_refuses_it(tmp_path:
     create_key(tmp_path / "keys.json", "ada")
     access = AccessSettings(keys_file=tmp_path / "keys.json")
     for settings in (ApiSettings(), ApiSettings(access=access)):
-        api = one_api(FakeSynthesizer(script=utterance()), settings, keep=kept.append)
-        async with client_of(api) as client:
+        async with client_of(one_api(FakeSynthesizer(script=utterance()), settings, keep=kept.append)) as client:
             await client.post("/v1/audio/speech", json=BODY, headers={"traceparent": "00-1-2-01"})
             await client.post("/v1/audio/speech", json={"input": SECRET, "voice_id": "ryan"})
             await client.post("/v1/text-to-speech/ryan", json={"text": SECRET})

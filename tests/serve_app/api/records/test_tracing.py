@@ -18,20 +18,10 @@ MS = 1_000_000
 MARKS: Marks = tuple(
     (stage, at * MS)
     for stage, at in {
-        "received": 10,
-        "request": 11,
-        "to-codec": 12,
-        "to-talker": 13,
-        "to-engine": 14,
-        "prompt": 15,
-        "codes": 20,
-        "audio": 22,
-        "from-engine": 23,
-        "from-talker": 24,
-        "codec": 30,
-        "response": 32,
+        "received": 10, "request": 11, "to-codec": 12, "to-talker": 13, "to-engine": 14, "prompt": 15, "codes": 20,
+        "audio": 22, "from-engine": 23, "from-talker": 24, "codec": 30, "response": 32,
     }.items()
-)
+)  # fmt: skip
 TRAIL = (("Talker#1", 23 * MS), ("Codec#1", 30 * MS), ("TalkerLost", 50 * MS), ("Talker#2", 60 * MS))
 
 

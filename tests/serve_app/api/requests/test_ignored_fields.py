@@ -14,8 +14,9 @@ from serve_app.api.requests.speech_body import SPEECH, parse_speech
 from serve_app.config import ApiSettings
 from serve_app.text.spoken_text import TextRules, read
 from tests.processor_time import least_s
-from tests.serve_app.dialects.client import talking
-from tests.serve_app.fake import BASE, CUSTOM_VOICE, FOLLOWED, VOICE_DESIGN, FakeSynthesizer, utterance
+from tests.serve_app.dialects.client import Json, heard
+from tests.serve_app.dialects.rows import SOCKETS
+from tests.serve_app.fake import BASE, CUSTOM_VOICE, FOLLOWED, VOICE_DESIGN, FakeSynthesizer
 
 pytestmark = pytest.mark.anyio
 
@@ -113,24 +114,18 @@ async def test_of_many_unknown_fields_only_those_that_are_named_are_looked_at(
     ("path", "messages", "told"),
     [
         ("/v1/audio/speech/ws", [{"type": "speak", "input": "Hello.", "voice": "alloy"}], "started"),
-        (
-            "/v1/audio/speech/stream",
-            [
-                {"type": "session.config", "voice": "alloy"},
-                {"type": "input.text", "text": "Hi."},
-                {"type": "input.done"},
-            ],
-            "audio.start",
-        ),
+        ("/v1/audio/speech/stream", SOCKETS["vllm-omni"].speak("Hi."), "audio.start"),
         ("/v1/audio/speech/ws nari.speech.v1", [{"type": "request.start", "voice": "alloy"}], "request.configured"),
     ],
 )
-async def test_so_it_is_on_sockets(path: str, messages: list[dict[str, object]], told: str, matched: list[str]) -> None:
+async def test_so_it_is_on_sockets(
+    synthesizer: FakeSynthesizer, path: str, messages: list[Json], told: str, matched: list[str]
+) -> None:
     path, *protocols = path.split()
     many = {f"{number:x}": 1 for number in range(12_000)}  # as many as a message has room for
-    async with talking(FakeSynthesizer(script=utterance()), path, subprotocols=protocols) as client:
-        client.send({**messages[0], **many}, *messages[1:])
-        (*_, message), _ = await client.until(type=told)
+    first, *others = messages
+    sent = ({**first, **many}, *others)
+    (*_, message), _ = await heard(synthesizer, path, *sent, until={"type": told}, subprotocols=protocols)
     assert message["ignored"][-1] == {"field": "others", "reason": "11992 more"}
     assert len(message["ignored"]) == 9
     assert len(matched) == 8

@@ -26,20 +26,14 @@ def content_type(accept: str, **fields: object) -> str:
 @pytest.mark.parametrize(
     ("accept", "expected"),
     [
-        ("", "audio/mpeg"),
-        ("*/*", "audio/mpeg"),
-        ("application/octet-stream", "audio/mpeg"),
-        ("audio/L16", "audio/L16;rate=24000;channels=1"),
-        ("audio/pcm;rate=24000", "audio/pcm;rate=24000;channels=1"),
-        ("AUDIO/WAV", "audio/wav"),
-        ("audio/ogg, */*;q=0.5", "audio/ogg"),
-        ("audio/flac;q=0.4, audio/aac;q=0.9", "audio/aac"),
-        ("audio/flac;q=0, */*", "audio/mpeg"),
-        ("audio/flac;q=nonsense", "audio/mpeg"),
-        ("text/event-stream", "text/event-stream"),
+        ("", "audio/mpeg"), ("*/*", "audio/mpeg"), ("application/octet-stream", "audio/mpeg"),
+        ("audio/L16", "audio/L16;rate=24000;channels=1"), ("audio/pcm;rate=24000", "audio/pcm;rate=24000;channels=1"),
+        ("AUDIO/WAV", "audio/wav"), ("audio/ogg, */*;q=0.5", "audio/ogg"),
+        ("audio/flac;q=0.4, audio/aac;q=0.9", "audio/aac"), ("audio/flac;q=0, */*", "audio/mpeg"),
+        ("audio/flac;q=nonsense", "audio/mpeg"), ("text/event-stream", "text/event-stream"),
         ("text/html, application/json", "audio/mpeg"),
     ],
-)
+)  # fmt: skip
 def test_the_accept_header_speaks_where_the_body_is_silent(accept: str, expected: str) -> None:
     assert content_type(accept) == expected
 

@@ -56,12 +56,15 @@ class Transport(asyncio.Transport):
         self.is_reading = True
 
 
+Call = tuple[float, Callable[..., object], tuple[object, ...]]
+
+
 class Loop:
     """The running loop with a clock of its own: what is to be called later is called when a test lets time pass."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
-        self._timers: list[tuple[float, Callable[..., object], tuple[object, ...]]] = []
+        self._timers: list[Call] = []
 
     def __getattr__(self, name: str) -> object:
         return getattr(asyncio.get_running_loop(), name)
@@ -87,7 +90,7 @@ class Loop:
 
 
 class Timer:
-    def __init__(self, timers: list[tuple[float, Callable[..., object], tuple[object, ...]]], timer: object) -> None:
+    def __init__(self, timers: list[Call], timer: Call) -> None:
         self._timers, self._timer = timers, timer
 
     def cancel(self) -> None:
@@ -109,23 +112,19 @@ class Client:
             self.closed.set()
 
         config = Config(app, ws_ping_timeout=None, ws_per_message_deflate=False, lifespan="off")
-        self.protocol = BoundedWebSocket(
-            config,
-            ServerState(),
-            {},
-            _loop=cast("asyncio.AbstractEventLoop", loop),
-            trusted_proxies=trusted_proxies,
-        )
+        own_loop = cast("asyncio.AbstractEventLoop", loop)
+        self.protocol = BoundedWebSocket(config, ServerState(), {}, _loop=own_loop, trusted_proxies=trusted_proxies)
         self.protocol.connection_made(self.transport)
         self._client, self._address = ClientProtocol(parse_uri("ws://talkray/"), max_size=None), address
 
-    async def connect(self) -> "Client":
+    async def connect(self, *, unread: int = 0) -> "Client":
         request = self._client.connect()
         request.headers["x-forwarded-for"] = f"6.6.6.6, {self._address}"  # in lower case, as TakenHttp passes it on
         self._client.send_request(request)
         self._send()
         await self.accepted.wait()
         self.received()
+        self.transport.unread = unread
         return self
 
     def begin(self, num_bytes: int) -> None:
@@ -247,12 +246,10 @@ async def test_one_address_leaves_room_for_the_messages_of_others(loop: Loop) ->
 async def test_clients_are_told_apart_as_over_http(
     trusted_proxies: int, first: str, second: str, has_room: bool, loop: Loop
 ) -> None:
-    clients = [
-        await Client(loop, address=address, trusted_proxies=trusted_proxies).connect() for address in (first, second)
-    ]
-    for client in clients:
-        client.begin(2 * MIB - 100)
-    assert [client.close_code for client in clients] == [None, None if has_room else 1013]
+    one, other = (Client(loop, address=address, trusted_proxies=trusted_proxies) for address in (first, second))
+    for client in (one, other):
+        (await client.connect()).begin(2 * MIB - 100)
+    assert (one.close_code, other.close_code) == (None, None if has_room else 1013)
 
 
 async def test_a_message_that_stalls_leaves_its_room(loop: Loop) -> None:
@@ -277,8 +274,7 @@ async def test_one_that_comes_is_not_ended_for_another(loop: Loop) -> None:
 
 
 async def test_who_takes_nothing_for_ten_minutes_is_gone_and_who_takes_little_is_not(loop: Loop) -> None:
-    client = await Client(loop).connect()
-    client.transport.unread = 65536
+    client = await Client(loop).connect(unread=65536)
     client.protocol.pause_writing()
     for _ in range(3):
         loop.pass_s(bounded_websocket.MAX_UNREAD_S - 1)
@@ -289,8 +285,7 @@ async def test_who_takes_nothing_for_ten_minutes_is_gone_and_who_takes_little_is
 
 
 async def test_who_reads_again_begins_anew(loop: Loop) -> None:
-    client = await Client(loop).connect()
-    client.transport.unread = 65536
+    client = await Client(loop).connect(unread=65536)
     for _ in range(3):
         client.protocol.pause_writing()
         loop.pass_s(bounded_websocket.MAX_UNREAD_S - 1)
