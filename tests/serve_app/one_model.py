@@ -3,6 +3,7 @@
 from typing import Any
 
 from fastapi import FastAPI
+from httpx import Response
 
 from deployments.config import TalkerConfig
 from serve_app.api.routes import create_api
@@ -21,3 +22,8 @@ def one_deployed(codec: Any, talker: Any = None) -> Any:
 
     pools = ("Talker", "Codec")
     return Deployed("", "embedded", TalkerConfig(), False, AdmissionSettings(), pools, codec, talker)
+
+
+def refusal(answer: Response, key: str = "param") -> tuple[int, object]:
+    """The status of an answer, and the parameter (or the code) that its error names."""
+    return answer.status_code, answer.json()["error"][key]

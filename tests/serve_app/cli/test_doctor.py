@@ -252,9 +252,7 @@ def test_settings_of_no_file_follow_a_shared_gpu(nvidia_smi: Callable[..., None]
 
 
 @pytest.mark.usefixtures("in_process")
-def test_cpus_make_the_audio_where_the_codec_does_not_fit(
-    nvidia_smi: Callable[..., None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cpus_decode_what_does_not_fit(nvidia_smi: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
     embedded_path()
     inline = ON_GPU.model_copy(update={"codec": CodecConfig(placement="inline")})
     monkeypatch.setattr(doctor.os, "sched_getaffinity", lambda _: range(6))

@@ -304,9 +304,7 @@ def test_several_models_have_names_of_their_own(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize(("gpus", "num_gpus", "fraction"), [(1, 0.5, 0.45), (2, 1.0, 0.85)])
-def test_models_share_a_gpu_where_there_are_too_few(
-    monkeypatch: pytest.MonkeyPatch, gpus: int, num_gpus: float, fraction: float
-) -> None:
+def test_models_share_few_gpus(monkeypatch: pytest.MonkeyPatch, gpus: int, num_gpus: float, fraction: float) -> None:
     for own in settings_of(monkeypatch, *CLONE_AND_VOICES, gpus=gpus).by_model().values():
         assert (own.talker_pool.num_gpus, own.talker.gpu_memory_fraction) == (num_gpus, fraction)
         assert own.codec.placement == "inline"

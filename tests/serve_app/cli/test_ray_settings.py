@@ -58,9 +58,7 @@ def test_free_ports_are_different_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     assert free_ports(2) == [one, other]
 
 
-def test_the_proxy_takes_no_more_connections_than_files_can_be_open(
-    environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_connections_are_bounded_by_open_files(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_settings.resource, "getrlimit", lambda _: (1024, 3000))
     apply_local()
     assert environment["RAY_SERVE_HAPROXY_MAXCONN"] == "1000"

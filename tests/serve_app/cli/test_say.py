@@ -192,17 +192,13 @@ def test_a_player_that_fails_is_told(server: Server, only_player: Path, player: 
 @pytest.mark.parametrize(
     "said", ["play WARN alsa: can't encode 0-bit", "ALSA lib pcm.c: cannot find card '0'", "underrun!!!"]
 )
-def test_a_player_that_only_complains_has_played(
-    server: Server, only_player: Path, said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_complaint_is_fine(server: Server, only_player: Path, said: str, capsys: pytest.CaptureFixture[str]) -> None:
     write_program(only_player, f"{READ} sys.stderr.write({said!r})")
     assert play_speech(server.url, SayRequest("hi")) == "played with mpv"
     assert said in capsys.readouterr().err
 
 
-def test_without_a_name_no_speech_overwrites_another(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unnamed_speech_overwrites_nothing(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("speech.wav", "speech-2.wav", "speech-3.wav"):
         assert f"wrote {name} " in CliRunner().invoke(cli, ["say", "hi", "--url", server.url]).output

@@ -77,9 +77,7 @@ def test_a_pool_for_labels_that_no_machine_here_has_is_refused(pool: str) -> Non
 @pytest.mark.parametrize(
     ("load", "busy"), [(9.0, ", this machine is busy, load 9 on 4 CPUs; waiting for up to 600 s"), (0.0, "")]
 )
-def test_a_wait_says_every_so_often_whether_the_machine_is_busy(
-    load: float, busy: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wait_says_whether_the_machine_is_busy(load: float, busy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local_server, "_BUSY_S", 0.01)
     monkeypatch.setattr(local_server, "_load", lambda: (load, 4))
     lines, three = [], threading.Event()
@@ -95,9 +93,7 @@ def test_a_wait_says_every_so_often_whether_the_machine_is_busy(
 
 
 @pytest.mark.parametrize(("load", "polls", "answers"), [(0.0, 1, False), (9.0, 3, True), (0.0, 0, True)])
-def test_the_first_answer_of_a_busy_machine_may_take_longer(
-    load: float, polls: int, answers: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_busy_machine_may_be_slower(load: float, polls: int, answers: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     ready = iter([*[False] * polls, answers])
     monkeypatch.setattr(local_server, "_is_ready", lambda address: next(ready))
     monkeypatch.setattr(local_server, "_load", lambda: (load, 2))
