@@ -29,24 +29,15 @@ def listener() -> Iterator[int]:
         yield server.getsockname()[1]
 
 
-def test_a_free_port_can_be_used() -> None:
+def test_whether_an_address_can_be_used(listener: int) -> None:
     assert why_unusable("127.0.0.1", free_port()) is None
-
-
-def test_a_taken_port_cannot(listener: int) -> None:
     assert why_unusable("127.0.0.1", listener) == "Address already in use"
-
-
-def test_an_address_of_ipv6() -> None:
+    assert why_unusable("nowhere.invalid", 8000) is not None
     assert Address("::1", 8000).url == "http://[::1]:8000"
     with socket.create_server(("::1", 0), family=socket.AF_INET6) as server:
         port = server.getsockname()[1]
         assert why_unusable("::1", port) == "Address already in use"
     assert why_unusable("::1", port) is None
-
-
-def test_a_host_that_nobody_knows() -> None:
-    assert why_unusable("nowhere.invalid", 8000) is not None
 
 
 def test_every_pool_has_a_place_on_a_machine_with_fewer_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,9 +94,6 @@ def test_a_busy_machine_may_be_slower(load: float, polls: int, answers: bool, mo
         local_server._await_ready(Address("127.0.0.1", 1), lambda line: None)
 
 
-def test_the_root_cause_stands_at_the_end_of_what_serve_quotes() -> None:
+def test_the_root_cause_is_the_end_of_what_serve_quotes_or_the_message_itself() -> None:
     assert root_cause(QUOTED) == "/m/model.safetensors does not fit: a is missing;\nb is missing"
-
-
-def test_a_message_without_a_traceback_is_its_own_cause() -> None:
     assert root_cause("The deployment failed to start.") == "The deployment failed to start."
