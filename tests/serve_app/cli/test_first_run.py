@@ -46,9 +46,7 @@ def test_the_way_of_a_download_is_told(hub: Hub, tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_failure_is_one_line_before_anything_starts(
-    hub: Hub, tmp_path: Path, failure: dict[str, object], says: str
-) -> None:
+def test_a_failure_is_one_line_and_no_start(hub: Hub, tmp_path: Path, failure: dict[str, object], says: str) -> None:
     for name, value in failure.items():
         setattr(hub, name, value)
     done = serve(hub, tmp_path)

@@ -25,22 +25,25 @@ from serve_app.config import AppConfig, ConfigError, read_config
 
 RUNNER = CliRunner()
 ENTRY = {
-    "time": "2026-01-02T03:04:05+0000",
-    "id": "a1",
-    "method": "POST",
-    "path": "/v1/audio/speech",
-    "client": "::1",
-    "key": None,
-    "voice": "nora",
-    "audio_s": 2.34,
-    "ttfa_ms": 120,
-    "outcome": "stop",
-}
+    "time": "2026-01-02T03:04:05+0000", "id": "a1", "method": "POST", "path": "/v1/audio/speech", "client": "::1",
+    "key": None, "voice": "nora", "audio_s": 2.34, "ttfa_ms": 120, "outcome": "stop",
+}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
 def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "count_gpus", lambda: 0)
+
+
+def settings_of(monkeypatch: pytest.MonkeyPatch, *arguments: str, gpus: int = 0) -> AppConfig:
+    """Those that `talkray doctor` looks at."""
+    asked: list[AppConfig] = []
+    monkeypatch.setattr(module, "count_gpus", lambda: gpus)
+    monkeypatch.setattr(module, "examine", lambda config, _: asked.append(config) or [])
+    monkeypatch.setattr(module, "predict_memory", lambda *_, **__: [])
+    RUNNER.invoke(cli, ["doctor", *arguments], catch_exceptions=False)
+    [config] = asked
+    return config
 
 
 def test_help_lists_the_commands_in_panels() -> None:
@@ -108,21 +111,14 @@ def test_doctor_fails_where_a_finding_does(monkeypatch: pytest.MonkeyPatch, ok: 
 def test_a_model_overrides_the_configs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "talkray.yaml"
     file.write_text("model: embedded\ncodec: {workers: 2}", encoding="utf-8")
-    asked: list[AppConfig] = []
-    monkeypatch.setattr(module, "examine", lambda config, _: asked.append(config) or [])
-    RUNNER.invoke(cli, ["doctor", "--config", str(file), "--model", "here"], catch_exceptions=False)
-    [config] = asked
+    config = settings_of(monkeypatch, "--config", str(file), "--model", "here")
     assert (config.model, config.codec.workers) == ("here", 2)
 
 
 def test_with_a_gpu_the_talker_makes_audio_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[AppConfig] = []
-    monkeypatch.setattr(module, "count_gpus", lambda: 1)
-    monkeypatch.setattr(module, "examine", lambda config, _: asked.append(config) or [])
-    RUNNER.invoke(cli, ["doctor", "--model", "embedded"], catch_exceptions=False)
-    assert asked[0] == read_config(module.ONE_GPU).model_copy(update={"model": "embedded"})
-    assert (asked[0].talker_pool.num_gpus, asked[0].codec_pool.num_gpus) == (1, 0)
-    assert asked[0].codec.placement == "inline"
+    config = settings_of(monkeypatch, "--model", "embedded", gpus=1)
+    assert config == read_config(module.ONE_GPU).model_copy(update={"model": "embedded"})
+    assert (config.talker_pool.num_gpus, config.codec_pool.num_gpus, config.codec.placement) == (1, 0, "inline")
 
 
 def test_other_modules_get_their_arguments_untouched(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,13 +219,10 @@ def test_serve_takes_a_key_file_and_origins(key_file: Path, monkeypatch: pytest.
     assert address == Address("0.0.0.0", port)
 
 
-def test_serve_reads_the_pages_that_it_lets_in_first() -> None:
+def test_serve_checks_the_pages_that_it_lets_in_and_the_key_file_first(key_file: Path) -> None:
     options = ["--model", "embedded", "--allow-origin", "app.example.com"]
     with pytest.raises(ConfigError, match=r"--allow-origin: allowed_origins\.0: .*'app.example.com' is no origin"):
         RUNNER.invoke(cli, ["serve", *options], catch_exceptions=False)
-
-
-def test_serve_checks_the_key_file_first(key_file: Path) -> None:
     with pytest.raises(ConfigError):
         RUNNER.invoke(cli, ["serve", "--model", "x", "--keys", str(key_file)], catch_exceptions=False)
 
@@ -282,31 +275,18 @@ def test_settings_of_no_file_follow_the_card(monkeypatch: pytest.MonkeyPatch, tm
     assert [config.talker.max_num_seqs for config in started] == [5, 7]
 
 
-def settings_of(monkeypatch: pytest.MonkeyPatch, *arguments: str, gpus: int = 0) -> AppConfig:
-    asked: list[AppConfig] = []
-    monkeypatch.setattr(module, "count_gpus", lambda: gpus)
-    monkeypatch.setattr(module, "examine", lambda config, _: asked.append(config) or [])
-    monkeypatch.setattr(module, "predict_memory", lambda *_, **__: [])
-    RUNNER.invoke(cli, ["doctor", *arguments], catch_exceptions=False)
-    return asked[0]
-
-
 CLONE_AND_VOICES = ("--model", "Qwen/Qwen3-TTS-12Hz-1.7B-Base", "--model", "/checkpoints/my voices")
 
 
 def test_several_models_have_names_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     config = settings_of(monkeypatch, *CLONE_AND_VOICES)
-    assert [(each.name, each.model) for each in config.models] == [
-        ("1.7B-Base", "Qwen/Qwen3-TTS-12Hz-1.7B-Base"),
-        ("my-voices", "/checkpoints/my voices"),
-    ]
+    named = [("1.7B-Base", CLONE_AND_VOICES[1]), ("my-voices", CLONE_AND_VOICES[3])]
+    assert [(each.name, each.model) for each in config.models] == named
     assert config.num_gpus == 0
 
 
 @pytest.mark.parametrize(("gpus", "num_gpus", "fraction"), [(1, 0.5, 0.45), (2, 1.0, 0.85)])
-def test_models_share_a_gpu_where_there_are_too_few(
-    monkeypatch: pytest.MonkeyPatch, gpus: int, num_gpus: float, fraction: float
-) -> None:
+def test_models_share_few_gpus(monkeypatch: pytest.MonkeyPatch, gpus: int, num_gpus: float, fraction: float) -> None:
     for own in settings_of(monkeypatch, *CLONE_AND_VOICES, gpus=gpus).by_model().values():
         assert (own.talker_pool.num_gpus, own.talker.gpu_memory_fraction) == (num_gpus, fraction)
         assert own.codec.placement == "inline"

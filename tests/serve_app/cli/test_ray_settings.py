@@ -23,10 +23,19 @@ def test_the_tuned_settings_are_applied(environment: dict[str, str]) -> None:
         assert name in adapted or environment[name] == value
 
 
-def test_what_the_user_has_set_stays(environment: dict[str, str]) -> None:
-    environment["RAY_SERVE_ENABLE_HA_PROXY"] = "0"
+@pytest.mark.parametrize(
+    ("name", "value", "unset"),
+    [
+        ("RAY_SERVE_ENABLE_HA_PROXY", "0", None),
+        ("RAY_AUTH_MODE", "disabled", "RAY_AUTH_TOKEN"),  # the user's own way of authentication
+        ("RAY_SERVE_HAPROXY_BINARY_PATH", "/bin/true", "TALKRAY_HAPROXY"),  # and proxy
+    ],
+)
+def test_what_the_user_has_set_stays(environment: dict[str, str], name: str, value: str, unset: str | None) -> None:
+    environment[name] = value
     apply_local()
-    assert environment["RAY_SERVE_ENABLE_HA_PROXY"] == "0"
+    assert environment[name] == value
+    assert unset not in environment
 
 
 def test_two_servers_get_different_ports(environment: dict[str, str]) -> None:
@@ -58,9 +67,7 @@ def test_free_ports_are_different_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     assert free_ports(2) == [one, other]
 
 
-def test_the_proxy_takes_no_more_connections_than_files_can_be_open(
-    environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_connections_are_bounded_by_open_files(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_settings.resource, "getrlimit", lambda _: (1024, 3000))
     apply_local()
     assert environment["RAY_SERVE_HAPROXY_MAXCONN"] == "1000"
@@ -73,13 +80,6 @@ def test_ray_asks_for_a_token_of_this_start(environment: dict[str, str]) -> None
     environment.clear()
     apply_local()
     assert environment["RAY_AUTH_TOKEN"] != first
-
-
-def test_the_users_own_way_of_authentication_stays(environment: dict[str, str]) -> None:
-    environment["RAY_AUTH_MODE"] = "disabled"
-    apply_local()
-    assert environment["RAY_AUTH_MODE"] == "disabled"
-    assert "RAY_AUTH_TOKEN" not in environment
 
 
 @pytest.mark.parametrize("own", [None, "disabled"])
@@ -103,10 +103,3 @@ def test_the_proxy_is_started_by_the_script(environment: dict[str, str]) -> None
     assert os.access(script, os.X_OK)
     assert os.access(environment["TALKRAY_HAPROXY"], os.X_OK)
     assert environment["TALKRAY_HAPROXY"] != script
-
-
-def test_the_users_own_proxy_stays(environment: dict[str, str]) -> None:
-    environment["RAY_SERVE_HAPROXY_BINARY_PATH"] = "/bin/true"
-    apply_local()
-    assert environment["RAY_SERVE_HAPROXY_BINARY_PATH"] == "/bin/true"
-    assert "TALKRAY_HAPROXY" not in environment

@@ -21,15 +21,7 @@ from deployments.errors import InvalidRequest
 from serve_app.cli import say
 from serve_app.cli.main import cli
 from serve_app.cli.ray_settings import free_port
-from serve_app.cli.say import (
-    RefusedError,
-    SayRequest,
-    announced,
-    find_server,
-    play_speech,
-    show_text,
-    write_speech,
-)
+from serve_app.cli.say import RefusedError, SayRequest, announced, find_server, play_speech, show_text, write_speech
 
 
 def wav_of(seconds: float) -> bytes:
@@ -85,16 +77,12 @@ def test_the_file_gets_the_audio(server: Server, tmp_path: Path) -> None:
     assert (asked["input"], asked["response_format"], asked["voice"]) == ("hi", "opus", "nora")
 
 
-def test_a_given_voice_is_asked_for(server: Server, tmp_path: Path) -> None:
+def test_a_given_voice_is_asked_for_and_none_of_a_model_without_voices(server: Server, tmp_path: Path) -> None:
     write_speech(server.url, SayRequest("hi", voice="felix"), tmp_path / "x.wav")
     assert server.asked[0]["voice"] == "felix"
-    assert write_speech(server.url, SayRequest("hi"), tmp_path / "x.wav").startswith("replaced")
-
-
-def test_a_model_without_voices_is_asked_for_none(server: Server, tmp_path: Path) -> None:
     server.voices = []
-    write_speech(server.url, SayRequest("hi"), tmp_path / "x.wav")
-    assert "voice" not in server.asked[0]
+    assert write_speech(server.url, SayRequest("hi"), tmp_path / "x.wav").startswith("replaced")
+    assert "voice" not in server.asked[1]
 
 
 @pytest.mark.parametrize("status", [400, 404, 503])
@@ -116,30 +104,26 @@ def test_no_server_says_how_to_start_one(tmp_path: Path) -> None:
         write_speech(f"http://127.0.0.1:{free_port()}", SayRequest("hi"), tmp_path / "x.wav")
 
 
-def test_another_server_is_no_talkray(server: Server, tmp_path: Path) -> None:
-    with pytest.raises(RefusedError, match="does not answer as a Talkray server"):
-        write_speech(f"{server.url}elsewhere", SayRequest("hi"), tmp_path / "x.wav")
+@pytest.mark.parametrize(
+    ("path", "file", "content", "said"),
+    [
+        ("elsewhere", "x.wav", b"", "does not answer as a Talkray server"),
+        ("", "missing/x.wav", wav_of(0.5), r"missing/x\.wav cannot be written: No such file or directory"),
+        ("", "x.wav", b"<html>", "is no wav"),
+    ],
+)
+def test_what_goes_wrong_is_told(
+    server: Server, tmp_path: Path, path: str, file: str, content: bytes, said: str
+) -> None:
+    server.content = content
+    with pytest.raises(RefusedError, match=said):
+        write_speech(f"{server.url}{path}", SayRequest("hi"), tmp_path / file)
 
 
-def test_a_file_that_cannot_be_written_is_named(server: Server, tmp_path: Path) -> None:
-    with pytest.raises(RefusedError, match=r"missing/x\.wav cannot be written: No such file or directory"):
-        write_speech(server.url, SayRequest("hi"), tmp_path / "missing" / "x.wav")
-
-
-def test_an_answer_that_is_no_audio_is_told(server: Server, tmp_path: Path) -> None:
-    server.content = b"<html>"
-    with pytest.raises(RefusedError, match="is no wav"):
-        write_speech(server.url, SayRequest("hi"), tmp_path / "x.wav")
-
-
-def test_how_to_say_it_is_passed_on(server: Server, tmp_path: Path) -> None:
-    write_speech(server.url, SayRequest("hi", speed=1.5, instructions="slowly"), tmp_path / "x.wav")
-    assert (server.asked[0]["speed"], server.asked[0]["instructions"]) == (1.5, "slowly")
-
-
-def test_what_the_server_ignored_is_told(server: Server, tmp_path: Path) -> None:
+def test_how_to_say_it_is_passed_on_and_what_the_server_ignored_is_told(server: Server, tmp_path: Path) -> None:
     server.headers = {"x-ignored": "instructions (not by this model)"}
-    said = write_speech(server.url, SayRequest("hi", instructions="slowly"), tmp_path / "x.wav")
+    said = write_speech(server.url, SayRequest("hi", speed=1.5, instructions="slowly"), tmp_path / "x.wav")
+    assert (server.asked[0]["speed"], server.asked[0]["instructions"]) == (1.5, "slowly")
     assert said.endswith("; the server ignored instructions (not by this model)")
 
 
@@ -192,17 +176,13 @@ def test_a_player_that_fails_is_told(server: Server, only_player: Path, player: 
 @pytest.mark.parametrize(
     "said", ["play WARN alsa: can't encode 0-bit", "ALSA lib pcm.c: cannot find card '0'", "underrun!!!"]
 )
-def test_a_player_that_only_complains_has_played(
-    server: Server, only_player: Path, said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_complaint_is_fine(server: Server, only_player: Path, said: str, capsys: pytest.CaptureFixture[str]) -> None:
     write_program(only_player, f"{READ} sys.stderr.write({said!r})")
     assert play_speech(server.url, SayRequest("hi")) == "played with mpv"
     assert said in capsys.readouterr().err
 
 
-def test_without_a_name_no_speech_overwrites_another(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unnamed_speech_overwrites_nothing(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("speech.wav", "speech-2.wav", "speech-3.wav"):
         assert f"wrote {name} " in CliRunner().invoke(cli, ["say", "hi", "--url", server.url]).output

@@ -167,9 +167,7 @@ def test_a_wrong_setting_is_named(ask: Any) -> None:
 @pytest.mark.parametrize(
     ("placement", "num_gpus", "warns"), [("pool", 1, True), ("inline", 1, False), ("pool", 0, False)]
 )
-def test_talkers_that_lose_their_codec_decoder_are_warned_of(
-    ask: Any, placement: str, num_gpus: int, warns: bool
-) -> None:
+def test_talkers_that_lose_their_decoder_are_warned_of(ask: Any, placement: str, num_gpus: int, warns: bool) -> None:
     new = production()
     args = new["applications"][0]["args"]
     args.setdefault("codec", {})["placement"] = placement

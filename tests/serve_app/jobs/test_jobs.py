@@ -12,6 +12,7 @@ from unittest.mock import Mock
 
 import pytest
 import soundfile
+from httpx import AsyncClient
 
 from deployments.errors import CodecLost, EngineError, InvalidRequest, Moved, Overloaded, ReplicaLost, TalkerLost
 from deployments.protocol import FinishReason, ModelInfo
@@ -25,6 +26,7 @@ from serve_app.voices import clocks
 from serve_app.voices.voice_store import Damaged, StoreFailed, VoiceStore
 from tests.serve_app.fake import BASE, CUSTOM_VOICE, FOLLOWED
 from tests.serve_app.jobs.desk import Server, Speaker, files_in, serving, so, started, until
+from tests.serve_app.one_model import refusal
 from tests.serve_app.voices.speakers import store
 
 pytestmark = pytest.mark.anyio
@@ -32,28 +34,26 @@ pytestmark = pytest.mark.anyio
 FRAME_S = 0.08
 
 
-async def test_a_job_is_spoken_part_by_part_and_fetched(tmp_path: Path) -> None:
-    speaker = Speaker()
-    async with serving(tmp_path, speaker) as (_, client):
-        job = await started(client, "Hello there.", "And a second part.")
-        assert job["object"] == "audio.job"
-        assert job["parts"] == {"total": 2, "done": 0}
-        told = await until(client, job, "completed")
-        assert told["segments"] == {"total": 2, "done": 2}
-        assert told["audio_s"] == pytest.approx(FRAME_S * (12 + 18))
-        assert told["problems"] == []
-        assert all(request.background for request in speaker.requests)
-        place = f"/v1/audio/jobs/{job['id']}"
-        first = await client.get(f"{place}/parts/0", params={"response_format": "wav"})
-        samples, rate = soundfile.read(io.BytesIO(first.content), dtype="int16")
-        assert (rate, len(samples)) == (24000, 12 * 1920)
-        whole = await client.get(f"{place}/audio")
-        assert whole.headers["content-type"] == "audio/flac"
-        both, _ = soundfile.read(io.BytesIO(whole.content), dtype="int16")
-        assert (both[: len(samples)] == samples).all()
-        assert len(both) == 30 * 1920
-        listed = (await client.get("/v1/audio/jobs")).json()["data"]
-        assert [each["id"] for each in listed] == [job["id"]]
+async def test_a_job_is_spoken_part_by_part_and_fetched(speaker: Speaker, client: AsyncClient) -> None:
+    job = await started(client, "Hello there.", "And a second part.")
+    assert job["object"] == "audio.job"
+    assert job["parts"] == {"total": 2, "done": 0}
+    told = await until(client, job, "completed")
+    assert told["segments"] == {"total": 2, "done": 2}
+    assert told["audio_s"] == pytest.approx(FRAME_S * (12 + 18))
+    assert told["problems"] == []
+    assert all(request.background for request in speaker.requests)
+    place = f"/v1/audio/jobs/{job['id']}"
+    first = await client.get(f"{place}/parts/0", params={"response_format": "wav"})
+    samples, rate = soundfile.read(io.BytesIO(first.content), dtype="int16")
+    assert (rate, len(samples)) == (24000, 12 * 1920)
+    whole = await client.get(f"{place}/audio")
+    assert whole.headers["content-type"] == "audio/flac"
+    both, _ = soundfile.read(io.BytesIO(whole.content), dtype="int16")
+    assert (both[: len(samples)] == samples).all()
+    assert len(both) == 30 * 1920
+    listed = (await client.get("/v1/audio/jobs")).json()["data"]
+    assert [each["id"] for each in listed] == [job["id"]]
 
 
 @pytest.mark.parametrize("info", [FOLLOWED, CUSTOM_VOICE], ids=["exact", "estimated"])
@@ -75,23 +75,21 @@ async def test_words_and_segments_of_a_part(tmp_path: Path, info: ModelInfo) -> 
         assert second["start"] == pytest.approx(told["segments"][1]["start"], abs=0.1)
 
 
-async def test_parts_are_told_with_what_their_client_calls_them(tmp_path: Path) -> None:
-    speaker = Speaker()
+async def test_parts_are_told_with_what_their_client_calls_them(speaker: Speaker, client: AsyncClient) -> None:
     speaker.gate.clear()
-    async with serving(tmp_path, speaker) as (_, client):
-        inputs = [{"input": "One.", "custom_id": "a", "seed": 5}, {"input": "Two and more."}]
-        answer = await client.post("/v1/audio/jobs", json={"voice": "ryan", "inputs": inputs})
-        place = f"/v1/audio/jobs/{answer.json()['id']}"
-        before = (await client.get(f"{place}/parts")).json()["data"]
-        assert [part["segments"] for part in before] == [{"total": 1, "done": 0}] * 2
-        speaker.gate.set()
-        await until(client, answer.json(), "completed")
-        first, second = (await client.get(f"{place}/parts")).json()["data"]
-        done = {"total": 1, "done": 1}
-        assert first == {"part": 0, "custom_id": "a", "seed": 5, "segments": done, "audio_s": FRAME_S * 4}
-        assert (second["part"], second["custom_id"], second["audio_s"]) == (1, None, pytest.approx(FRAME_S * 13))
-        assert (await client.get(f"{place}/parts/0/words")).json()["custom_id"] == "a"
-        assert (await client.get("/v1/audio/jobs/job_0/parts")).status_code == 404
+    inputs = [{"input": "One.", "custom_id": "a", "seed": 5}, {"input": "Two and more."}]
+    answer = await client.post("/v1/audio/jobs", json={"voice": "ryan", "inputs": inputs})
+    place = f"/v1/audio/jobs/{answer.json()['id']}"
+    before = (await client.get(f"{place}/parts")).json()["data"]
+    assert [part["segments"] for part in before] == [{"total": 1, "done": 0}] * 2
+    speaker.gate.set()
+    await until(client, answer.json(), "completed")
+    first, second = (await client.get(f"{place}/parts")).json()["data"]
+    done = {"total": 1, "done": 1}
+    assert first == {"part": 0, "custom_id": "a", "seed": 5, "segments": done, "audio_s": FRAME_S * 4}
+    assert (second["part"], second["custom_id"], second["audio_s"]) == (1, None, pytest.approx(FRAME_S * 13))
+    assert (await client.get(f"{place}/parts/0/words")).json()["custom_id"] == "a"
+    assert (await client.get("/v1/audio/jobs/job_0/parts")).status_code == 404
 
 
 async def test_a_deterministic_job_has_the_same_codes_whatever_dies(tmp_path: Path) -> None:
@@ -151,56 +149,53 @@ async def test_a_part_may_be_a_chapter(tmp_path: Path) -> None:
             assert answer.json()["error"]["code"] == "string_above_max_length"
 
 
-async def test_an_unfinished_part_is_a_conflict_and_an_unknown_one_is_not_found(tmp_path: Path) -> None:
-    speaker = Speaker()
+async def test_unfinished_parts_conflict_and_unknown_ones_are_not_found(speaker: Speaker, client: AsyncClient) -> None:
     speaker.gate.clear()
-    async with serving(tmp_path, speaker) as (_, client):
-        place = f"/v1/audio/jobs/{(await started(client, 'One.'))['id']}"
-        for path, status, code in (
-            ("/parts/0", 409, "part_not_finished"),
-            ("/parts/0/words", 409, "part_not_finished"),
-            ("/audio", 409, "job_not_finished"),
-            ("/parts/1", 404, "part_not_found"),
-            ("/parts/one", 404, "part_not_found"),
-            ("/parts/-1", 404, "part_not_found"),
-            (f"/parts/{'9' * 5000}", 404, "part_not_found"),
-            (f"/parts/{'9' * 5000}/words", 404, "part_not_found"),
-            ("/parts?after=0", 200, None),
-            ("/parts?after=1", 400, "invalid_value"),
-            ("/parts?after=one", 400, "invalid_value"),
-            (f"/parts?after={'9' * 5000}", 400, "invalid_value"),
-            ("/parts?limit=0", 400, "invalid_value"),
-            ("/parts?limit=1001", 400, "invalid_value"),
-            ("/parts?limit=1.5", 400, "invalid_value"),
-            ("/parts/0?response_format=midi", 400, "invalid_value"),
-        ):
-            answer = await client.get(place + path)
-            assert (answer.status_code, answer.json().get("error", {}).get("code")) == (status, code), path
-        assert (await client.get("/v1/audio/jobs/job_0")).json()["error"]["code"] == "job_not_found"
+    place = f"/v1/audio/jobs/{(await started(client, 'One.'))['id']}"
+    for path, status, code in (
+        ("/parts/0", 409, "part_not_finished"),
+        ("/parts/0/words", 409, "part_not_finished"),
+        ("/audio", 409, "job_not_finished"),
+        ("/parts/1", 404, "part_not_found"),
+        ("/parts/one", 404, "part_not_found"),
+        ("/parts/-1", 404, "part_not_found"),
+        (f"/parts/{'9' * 5000}", 404, "part_not_found"),
+        (f"/parts/{'9' * 5000}/words", 404, "part_not_found"),
+        ("/parts?after=0", 200, None),
+        ("/parts?after=1", 400, "invalid_value"),
+        ("/parts?after=one", 400, "invalid_value"),
+        (f"/parts?after={'9' * 5000}", 400, "invalid_value"),
+        ("/parts?limit=0", 400, "invalid_value"),
+        ("/parts?limit=1001", 400, "invalid_value"),
+        ("/parts?limit=1.5", 400, "invalid_value"),
+        ("/parts/0?response_format=midi", 400, "invalid_value"),
+    ):
+        answer = await client.get(place + path)
+        assert (answer.status_code, answer.json().get("error", {}).get("code")) == (status, code), path
+    assert (await client.get("/v1/audio/jobs/job_0")).json()["error"]["code"] == "job_not_found"
 
 
-async def test_a_range_of_wav_is_that_of_the_whole(tmp_path: Path) -> None:
-    async with serving(tmp_path, Speaker()) as (_, client):
-        job = await started(client, "Hello there.", "And more.")
-        await until(client, job, "completed")
-        place = f"/v1/audio/jobs/{job['id']}/audio?response_format=wav"
-        answered = await client.get(place)
-        whole = answered.content
-        assert b"trainedAlgorithmicMedia" in whole[:200]
-        assert answered.headers["x-digital-source-type"].endswith("trainedAlgorithmicMedia")
-        for span, wanted in (
-            ("bytes=0-9", whole[:10]),
-            ("bytes=40-50000", whole[40:50001]),
-            ("bytes=-100", whole[-100:]),
-            ("bytes=60000-", whole[60000:]),
-        ):
-            answer = await client.get(place, headers={"range": span})
-            assert answer.status_code == 206
-            assert answer.content == wanted
-            assert answer.headers["content-range"].endswith(f"/{len(whole)}")
-        beyond = await client.get(place, headers={"range": f"bytes={len(whole)}-"})
-        assert beyond.status_code == 416
-        assert (await client.get(place, headers={"range": "bytes=5-2"})).status_code == 200
+async def test_a_range_of_wav_is_that_of_the_whole(client: AsyncClient) -> None:
+    job = await started(client, "Hello there.", "And more.")
+    await until(client, job, "completed")
+    place = f"/v1/audio/jobs/{job['id']}/audio?response_format=wav"
+    answered = await client.get(place)
+    whole = answered.content
+    assert b"trainedAlgorithmicMedia" in whole[:200]
+    assert answered.headers["x-digital-source-type"].endswith("trainedAlgorithmicMedia")
+    for span, wanted in (
+        ("bytes=0-9", whole[:10]),
+        ("bytes=40-50000", whole[40:50001]),
+        ("bytes=-100", whole[-100:]),
+        ("bytes=60000-", whole[60000:]),
+    ):
+        answer = await client.get(place, headers={"range": span})
+        assert answer.status_code == 206
+        assert answer.content == wanted
+        assert answer.headers["content-range"].endswith(f"/{len(whole)}")
+    beyond = await client.get(place, headers={"range": f"bytes={len(whole)}-"})
+    assert beyond.status_code == 416
+    assert (await client.get(place, headers={"range": "bytes=5-2"})).status_code == 200
 
 
 @pytest.mark.parametrize(("longest", "is_told"), [(1, 1), (0, 0)])
@@ -277,9 +272,7 @@ async def test_what_cannot_be_read_pauses_and_the_job_goes_on(tmp_path: Path, mo
     ("change", "is_same"),
     [({"fingerprint": "2"}, False), ({"name": "other"}, False), ({"fingerprint": "1", "word_times": False}, True)],
 )
-async def test_a_job_goes_on_with_the_model_that_began_it(
-    tmp_path: Path, change: dict[str, object], is_same: bool
-) -> None:
+async def test_a_job_goes_on_with_its_own_model(tmp_path: Path, change: dict[str, object], is_same: bool) -> None:
     made_for = replace(FOLLOWED, fingerprint="1")
     speaker = Speaker(made_for)
     async with serving(tmp_path, speaker) as (server, client):
@@ -299,23 +292,21 @@ async def test_the_same_key_is_the_same_job(tmp_path: Path) -> None:
         assert (other.status_code, other.json()["error"]["code"]) == (409, "idempotency_key_reused")
 
 
-async def test_cancel_resume_delete(tmp_path: Path) -> None:
-    speaker = Speaker()
+async def test_cancel_resume_delete(tmp_path: Path, speaker: Speaker, client: AsyncClient) -> None:
     speaker.gate.clear()
-    async with serving(tmp_path, speaker) as (_, client):
-        job = await started(client, "One.", "Two.", "Three.")
-        place = f"/v1/audio/jobs/{job['id']}"
-        await so(lambda: speaker.running > 0)
-        assert (await client.post(f"{place}/cancel")).json()["status"] == "cancelled"
-        assert speaker.running == 0
-        speaker.gate.set()
-        assert (await client.post(f"{place}/resume")).json()["status"] in ("queued", "running")
-        await until(client, job, "completed")
-        for left in (f"states/.{job['id']}.json", f"plans/{job['id']}/.000001.json", f"segments/{job['id']}/.name"):
-            (tmp_path / f"{left}.1234.new").write_text("Two.")  # by a killed writer
-        assert (await client.delete(place)).json() == {"id": job["id"], "object": "audio.job.deleted", "deleted": True}
-        assert (await client.get(place)).status_code == 404
-        assert files_in(tmp_path) == []
+    job = await started(client, "One.", "Two.", "Three.")
+    place = f"/v1/audio/jobs/{job['id']}"
+    await so(lambda: speaker.running > 0)
+    assert (await client.post(f"{place}/cancel")).json()["status"] == "cancelled"
+    assert speaker.running == 0
+    speaker.gate.set()
+    assert (await client.post(f"{place}/resume")).json()["status"] in ("queued", "running")
+    await until(client, job, "completed")
+    for left in (f"states/.{job['id']}.json", f"plans/{job['id']}/.000001.json", f"segments/{job['id']}/.name"):
+        (tmp_path / f"{left}.1234.new").write_text("Two.")  # by a killed writer
+    assert (await client.delete(place)).json() == {"id": job["id"], "object": "audio.job.deleted", "deleted": True}
+    assert (await client.get(place)).status_code == 404
+    assert files_in(tmp_path) == []
 
 
 async def test_a_deletion_that_was_killed_is_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -335,9 +326,7 @@ async def test_a_deletion_that_was_killed_is_completed(tmp_path: Path, monkeypat
         assert (await client.get(f"/v1/audio/jobs/{whole['id']}/audio")).status_code == 200
 
 
-async def test_a_desk_goes_on_after_a_damaged_state_and_when_it_is_started_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_desk_survives_a_damaged_state_and_a_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(desk, "_FOLLOW_S", 0.0)
     monkeypatch.setattr(desk, "_LOOK_S", 0.01)
     speaker = Speaker()
@@ -356,9 +345,7 @@ async def test_a_desk_goes_on_after_a_damaged_state_and_when_it_is_started_again
         assert (await client.delete(f"/v1/audio/jobs/{job['id']}")).status_code == 200
 
 
-async def test_a_segment_is_kept_although_the_state_cannot_be_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_segment_is_kept_if_its_state_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(desk, "_FOLLOW_S", 60.0)
     speaker, errors, state = Speaker(), [StoreFailed("not now")], JobStore.state
     speaker.gate.clear()
@@ -378,23 +365,22 @@ async def test_a_segment_is_kept_although_the_state_cannot_be_read(
         assert (errors, len(speaker.requests)) == ([], 1)
 
 
-async def test_a_creation_whose_answer_is_lost_leaves_no_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_lost_answer_leaves_no_job(
+    tmp_path: Path, client: AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     create = JobStore.create
 
     def lost(store: JobStore, job: StoredJob) -> None:
         create(store, job)
         raise StoreFailed("no answer")
 
-    async with serving(tmp_path, Speaker()) as (_, client):
-        monkeypatch.setattr(JobStore, "create", lost)
-        body = {"voice": "ryan", "inputs": [{"input": "One."}]}
-        assert (await client.post("/v1/audio/jobs", json=body)).status_code == 503
-        assert files_in(tmp_path) == []
+    monkeypatch.setattr(JobStore, "create", lost)
+    body = {"voice": "ryan", "inputs": [{"input": "One."}]}
+    assert (await client.post("/v1/audio/jobs", json=body)).status_code == 503
+    assert files_in(tmp_path) == []
 
 
-async def test_a_deletion_comes_after_a_state_that_is_being_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_deletion_comes_after_a_state_being_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     writes, written, write = threading.Event(), threading.Event(), JobStore.write_state
 
     def slowly(store: JobStore, job_id: str, state: JobState) -> None:
@@ -433,9 +419,7 @@ async def test_a_deletion_does_not_wait_for_a_slow_bucket(tmp_path: Path, monkey
         await so(lambda: not files_in(tmp_path / "segments"))
 
 
-async def test_a_segment_that_waits_after_a_refusal_is_not_begun_meanwhile(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_refused_segment_is_not_begun_while_it_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(desk, "_RETRY_S", 60)
     speaker = Speaker()
     async with serving(tmp_path, speaker) as (_, client):
@@ -454,14 +438,12 @@ async def test_a_segment_that_waits_after_a_refusal_is_not_begun_meanwhile(
         await until(client, other, "completed")
 
 
-async def test_a_refusal_waits_and_an_engine_that_fails_again_and_again_ends_the_job(tmp_path: Path) -> None:
-    speaker = Speaker()
+async def test_a_refusal_waits_and_a_failing_engine_ends_the_job(speaker: Speaker, client: AsyncClient) -> None:
     speaker.errors = [Overloaded("full"), EngineError("once")]
-    async with serving(tmp_path, speaker) as (_, client):
-        await until(client, await started(client, "One."), "completed")
-        speaker.errors = [EngineError("broken")] * 3
-        told = await until(client, await started(client, "Two."), "failed")
-        assert told["reason"] == "part 0, segment 0: broken"
+    await until(client, await started(client, "One."), "completed")
+    speaker.errors = [EngineError("broken")] * 3
+    told = await until(client, await started(client, "Two."), "failed")
+    assert told["reason"] == "part 0, segment 0: broken"
 
 
 @pytest.mark.parametrize(
@@ -473,16 +455,12 @@ async def test_a_refusal_waits_and_an_engine_that_fails_again_and_again_ends_the
         (JobStopped("load that model"), "load that model"),
     ],
 )
-async def test_what_a_retry_cannot_mend_ends_a_job_until_it_is_resumed(
-    tmp_path: Path, error: Exception, reason: str
-) -> None:
-    speaker = Speaker()
+async def test_fatal_errors_end_a_job(speaker: Speaker, client: AsyncClient, error: Exception, reason: str) -> None:
     speaker.errors = [error]
-    async with serving(tmp_path, speaker) as (_, client):
-        job = await started(client, "One.")
-        assert (await until(client, job, "failed"))["reason"] == f"part 0, segment 0: {reason}"
-        await client.post(f"/v1/audio/jobs/{job['id']}/resume")
-        assert (await until(client, job, "completed"))["reason"] is None
+    job = await started(client, "One.")
+    assert (await until(client, job, "failed"))["reason"] == f"part 0, segment 0: {reason}"
+    await client.post(f"/v1/audio/jobs/{job['id']}/resume")
+    assert (await until(client, job, "completed"))["reason"] is None
 
 
 async def test_a_job_that_cannot_be_read_is_left_out(tmp_path: Path) -> None:
@@ -497,18 +475,16 @@ async def test_a_job_that_cannot_be_read_is_left_out(tmp_path: Path) -> None:
         assert [job["id"] for job in (await client.get("/v1/audio/jobs")).json()["data"]] == [whole["id"]]
 
 
-async def test_a_segment_that_ends_badly_is_drawn_again_once_and_reported(tmp_path: Path) -> None:
-    speaker = Speaker()
-    async with serving(tmp_path, speaker) as (server, client):
-        server.hindrance = "not yet"
-        job = await started(client, "One.", "Two.")
-        assert (await until(client, job, "paused"))["reason"] == "not yet"
-        plan = server.desk._store().plan(server.desk._works[str(job["id"])].job, 0)
-        speaker.reasons = {plan.parts[1].seed: FinishReason.LOOP}
-        server.hindrance = None
-        told = await until(client, job, "completed")
-        assert told["problems"] == [{"part": 1, "segment": 0, "finish_reason": "stop", "redrawn": True}]
-        assert len(speaker.requests) == 3
+async def test_a_bad_segment_is_drawn_again_and_reported(speaker: Speaker, server: Server, client: AsyncClient) -> None:
+    server.hindrance = "not yet"
+    job = await started(client, "One.", "Two.")
+    assert (await until(client, job, "paused"))["reason"] == "not yet"
+    plan = server.desk._store().plan(server.desk._works[str(job["id"])].job, 0)
+    speaker.reasons = {plan.parts[1].seed: FinishReason.LOOP}
+    server.hindrance = None
+    told = await until(client, job, "completed")
+    assert told["problems"] == [{"part": 1, "segment": 0, "finish_reason": "stop", "redrawn": True}]
+    assert len(speaker.requests) == 3
 
 
 @pytest.mark.parametrize(
@@ -525,19 +501,17 @@ async def test_a_segment_that_ends_badly_is_drawn_again_once_and_reported(tmp_pa
         ({"inputs": [{"input": "One.", "custom_id": 3}]}, "inputs[0].custom_id"),
     ],
 )
-async def test_a_mistake_is_named_and_makes_no_job(tmp_path: Path, body: dict[str, object], param: str) -> None:
-    async with serving(tmp_path, Speaker()) as (_, client):
-        answer = await client.post("/v1/audio/jobs", json={"voice": "ryan", **body})
-        assert answer.status_code == 400, answer.text
-        assert answer.json()["error"]["param"] == param
-        assert (await client.get("/v1/audio/jobs")).json()["data"] == []
+async def test_a_mistake_is_named_and_makes_no_job(client: AsyncClient, body: dict[str, object], param: str) -> None:
+    answer = await client.post("/v1/audio/jobs", json={"voice": "ryan", **body})
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["param"] == param
+    assert (await client.get("/v1/audio/jobs")).json()["data"] == []
 
 
-async def test_a_form_is_refused_by_its_type(tmp_path: Path) -> None:
-    async with serving(tmp_path, Speaker()) as (_, client):
-        for form in ({"data": {"voice": "ryan"}}, {"files": {"inputs": b"One."}}):
-            answer = await client.post("/v1/audio/jobs", **form)  # type: ignore[arg-type]
-            assert (answer.status_code, "Send JSON" in answer.text) == (415, True)
+async def test_a_form_is_refused_by_its_type(client: AsyncClient) -> None:
+    for form in ({"data": {"voice": "ryan"}}, {"files": {"inputs": b"One."}}):
+        answer = await client.post("/v1/audio/jobs", **form)  # type: ignore[arg-type]
+        assert (answer.status_code, "Send JSON" in answer.text) == (415, True)
 
 
 async def test_quotas(tmp_path: Path) -> None:
@@ -571,20 +545,18 @@ async def test_large_lexicons_of_parts_make_short_pieces(tmp_path: Path) -> None
         assert max(sizes) < 1 << 20
 
 
-async def test_fields_of_a_part_override_and_what_has_no_effect_is_told(tmp_path: Path) -> None:
-    speaker = Speaker()
-    async with serving(tmp_path, speaker) as (_, client):
-        inputs = [{"input": "One.", "seed": 5}, {"input": "Two.", "voice": "vivian", "custom_id": "b"}]
-        body = {"voice": "ryan", "seed": 7, "inputs": inputs, "response_format": "mp3", "sped": 2}
-        answer = await client.post("/v1/audio/jobs", json=body)
-        assert "response_format (asked for when audio is fetched)" in answer.headers["x-ignored"]
-        assert "sped (unknown field, did you mean speed?)" in answer.headers["x-ignored"]
-        await until(client, answer.json(), "completed")
-        spoken = {request.text: (request.voice, request.seed) for request in speaker.requests}
-        assert spoken == {"One.": ("ryan", 5), "Two.": ("vivian", 7)}
-        answer = await client.post("/v1/audio/jobs", content='{"inputs": [{"input": "So \\ud83d."}]}')
-        assert "voice (none was sent: serena speaks)" in answer.headers["x-ignored"]
-        assert "inputs (half a surrogate pair, replaced by U+FFFD)" in answer.headers["x-ignored"]
+async def test_fields_of_a_part_override_and_what_has_no_effect_is_told(speaker: Speaker, client: AsyncClient) -> None:
+    inputs = [{"input": "One.", "seed": 5}, {"input": "Two.", "voice": "vivian", "custom_id": "b"}]
+    body = {"voice": "ryan", "seed": 7, "inputs": inputs, "response_format": "mp3", "sped": 2}
+    answer = await client.post("/v1/audio/jobs", json=body)
+    assert "response_format (asked for when audio is fetched)" in answer.headers["x-ignored"]
+    assert "sped (unknown field, did you mean speed?)" in answer.headers["x-ignored"]
+    await until(client, answer.json(), "completed")
+    spoken = {request.text: (request.voice, request.seed) for request in speaker.requests}
+    assert spoken == {"One.": ("ryan", 5), "Two.": ("vivian", 7)}
+    answer = await client.post("/v1/audio/jobs", content='{"inputs": [{"input": "So \\ud83d."}]}')
+    assert "voice (none was sent: serena speaks)" in answer.headers["x-ignored"]
+    assert "inputs (half a surrogate pair, replaced by U+FFFD)" in answer.headers["x-ignored"]
 
 
 async def test_a_stored_voice_speaks_and_a_job_whose_voice_was_deleted_fails(tmp_path: Path) -> None:
@@ -628,8 +600,7 @@ async def test_another_key_sees_no_job(tmp_path: Path) -> None:
             ("POST", "/resume"),
             ("DELETE", ""),
         ):
-            answer = await other.request(method, place + path)
-            assert (answer.status_code, answer.json()["error"]["code"]) == (404, "job_not_found"), path
+            assert refusal(await other.request(method, place + path), "code") == (404, "job_not_found"), path
         assert (await own.get(place)).status_code == 200
 
 
@@ -678,8 +649,7 @@ async def test_lists_are_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
             page = (await client.get(path)).json()
             assert ([each[name] for each in page["data"]], page["has_more"]) == (wanted, has_more), path
         for query in ("after=job_0", "limit=0", "limit=1001", "limit=x"):
-            answer = await client.get(f"/v1/audio/jobs?{query}")
-            assert (answer.status_code, answer.json()["error"]["param"]) == (400, query.partition("=")[0])
+            assert refusal(await client.get(f"/v1/audio/jobs?{query}")) == (400, query.partition("=")[0])
         await until(client, jobs[1], "completed")
         assert all(work.plan is None for work in server.desk._works.values() if work.is_complete)
         assert len((await client.get(f"{many}/7/words")).json()["words"]) == 2
@@ -711,9 +681,7 @@ async def test_a_segment_that_kills_replicas_ends_its_job(
         assert status == "completed" or str(told["reason"]).startswith("part 0, segment 0: ")
 
 
-async def test_segments_that_were_lost_together_are_made_one_by_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_segments_lost_together_are_made_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(desk, "_TOGETHER_S", 0.2)
     speaker = Speaker()
     async with serving(tmp_path, speaker) as (server, client):
@@ -735,7 +703,7 @@ async def test_segments_that_were_lost_together_are_made_one_by_one(
 
 
 async def test_a_job_that_is_deleted_while_it_runs_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, speaker: Speaker, server: Server, client: AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not what is made at that moment, nor what a thread stores then; where the deletion fails the job goes on."""
     stores, stored, save, forget = threading.Event(), threading.Event(), JobStore.save, JobStore.forget
@@ -748,23 +716,21 @@ async def test_a_job_that_is_deleted_while_it_runs_leaves_nothing(
     def fail(store: JobStore, job_id: str) -> None:
         raise StoreFailed("not now")
 
-    speaker = Speaker()
-    async with serving(tmp_path, speaker) as (server, client):
-        monkeypatch.setattr(JobStore, "save", slowly)
-        job = await started(client, *["One."] * 60)
-        place = f"/v1/audio/jobs/{job['id']}"
-        await so(stores.is_set)
-        monkeypatch.setattr(JobStore, "forget", fail)
-        assert (await client.delete(place)).status_code == 503
-        assert (await client.get(place)).json()["status"] in ("queued", "running")
-        monkeypatch.setattr(JobStore, "forget", forget)
-        assert (await client.delete(place)).status_code == 200
-        num_asked = len(speaker.requests)
-        stored.set()
-        await until(client, await started(client, "Another."), "completed")
-        await so(lambda: str(job["id"]) not in " ".join(map(str, files_in(tmp_path))))
-        assert len(speaker.requests) == num_asked + 1
-        assert server.desk._works.keys() != {job["id"]}
+    monkeypatch.setattr(JobStore, "save", slowly)
+    job = await started(client, *["One."] * 60)
+    place = f"/v1/audio/jobs/{job['id']}"
+    await so(stores.is_set)
+    monkeypatch.setattr(JobStore, "forget", fail)
+    assert (await client.delete(place)).status_code == 503
+    assert (await client.get(place)).json()["status"] in ("queued", "running")
+    monkeypatch.setattr(JobStore, "forget", forget)
+    assert (await client.delete(place)).status_code == 200
+    num_asked = len(speaker.requests)
+    stored.set()
+    await until(client, await started(client, "Another."), "completed")
+    await so(lambda: str(job["id"]) not in " ".join(map(str, files_in(tmp_path))))
+    assert len(speaker.requests) == num_asked + 1
+    assert server.desk._works.keys() != {job["id"]}
 
 
 async def test_two_processes_follow_the_same_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -798,7 +764,7 @@ async def test_two_processes_follow_the_same_store(tmp_path: Path, monkeypatch: 
         assert str(deleted["id"]) not in " ".join(map(str, files_in(tmp_path)))
 
 
-async def test_a_large_job_keeps_no_other_one_waiting_and_may_be_too_large(
+async def test_a_large_job_blocks_no_other_and_may_be_too_large(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = Server(tmp_path, Speaker())
@@ -810,15 +776,14 @@ async def test_a_large_job_keeps_no_other_one_waiting_and_may_be_too_large(
         job = await large
         monkeypatch.setattr(planning, "_LONGEST_PLANNING_S", 0.01)
         body = {"voice": "ryan", "inputs": [{"input": "Hi."}] * 2000}
-        answer = await client.post("/v1/audio/jobs", json=body)
-        assert (answer.status_code, answer.json()["error"]["param"]) == (413, "inputs")
+        assert refusal(await client.post("/v1/audio/jobs", json=body)) == (413, "inputs")
         assert {path.name for path in (tmp_path / "plans").iterdir() if any(path.iterdir())} <= {
             *(str(each["id"]) for each in (await client.get("/v1/audio/jobs")).json()["data"])
         }
         assert job["parts"] == {"total": 2000, "done": 0}
 
 
-async def test_words_of_many_segments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_words_of_many_segments(client: AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their audio is not decoded, lists of others do not wait for them, and a part has a bound of segments."""
     content, read = JobStore.content, threading.Event()
 
@@ -827,43 +792,39 @@ async def test_words_of_many_segments(tmp_path: Path, monkeypatch: pytest.Monkey
         time.sleep(0.01)
         return content(*arguments, **options)
 
-    async with serving(tmp_path, Speaker()) as (_, client):
-        job = await started(client, "a [pause 1ms] " * 40)
-        await until(client, job, "completed")
-        monkeypatch.setattr(job_store, "_from_flac", lambda flac: pytest.fail("it is not heard"))
-        told = (await client.get(f"/v1/audio/jobs/{job['id']}/parts/0/words")).json()
-        assert (len(told["segments"]), len(told["words"])) == (40, 40)
-        starts = [word["start"] for word in told["words"]]
-        assert starts == sorted(starts)
-        monkeypatch.setattr(JobStore, "content", slowly)
-        words = [asyncio.create_task(client.get(f"/v1/audio/jobs/{job['id']}/parts/0/words")) for _ in range(2)]
-        await so(read.is_set)
-        await client.get("/v1/audio/jobs")
-        assert not any(task.done() for task in words)
-        assert all([(await task).status_code == 200 for task in words])
-        monkeypatch.setattr(planning, "MOST_SEGMENTS", 39)
-        answer = await client.post(
-            "/v1/audio/jobs", json={"voice": "ryan", "inputs": [{"input": "a [pause 1ms] " * 40}]}
-        )
-        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "inputs[0].input")
+    job = await started(client, "a [pause 1ms] " * 40)
+    await until(client, job, "completed")
+    monkeypatch.setattr(job_store, "_from_flac", lambda flac: pytest.fail("it is not heard"))
+    told = (await client.get(f"/v1/audio/jobs/{job['id']}/parts/0/words")).json()
+    assert (len(told["segments"]), len(told["words"])) == (40, 40)
+    starts = [word["start"] for word in told["words"]]
+    assert starts == sorted(starts)
+    monkeypatch.setattr(JobStore, "content", slowly)
+    words = [asyncio.create_task(client.get(f"/v1/audio/jobs/{job['id']}/parts/0/words")) for _ in range(2)]
+    await so(read.is_set)
+    await client.get("/v1/audio/jobs")
+    assert not any(task.done() for task in words)
+    assert all([(await task).status_code == 200 for task in words])
+    monkeypatch.setattr(planning, "MOST_SEGMENTS", 39)
+    answer = await client.post("/v1/audio/jobs", json={"voice": "ryan", "inputs": [{"input": "a [pause 1ms] " * 40}]})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "inputs[0].input")
 
 
-async def test_no_place_of_the_store_is_told(tmp_path: Path) -> None:
-    async with serving(tmp_path, Speaker()) as (server, client):
-        server.hindrance = "not yet"
-        job = await started(client, "One.")
-        for file in files_in(tmp_path / "plans"):
-            file.unlink()
-        server.hindrance = None
-        told = await until(client, job, "failed")
-        assert "missing or damaged" in str(told["reason"])
-        assert str(tmp_path) not in str(told)
-        whole = await started(client, "Two.")
-        await until(client, whole, "completed")
-        for file in files_in(tmp_path / "segments"):
-            file.unlink()
-        answer = await client.get(f"/v1/audio/jobs/{whole['id']}/audio")
-        assert (answer.json()["error"]["code"], str(tmp_path) in answer.text) == ("voice_damaged", False)
+async def test_no_place_of_the_store_is_told(tmp_path: Path, server: Server, client: AsyncClient) -> None:
+    server.hindrance = "not yet"
+    job = await started(client, "One.")
+    for file in files_in(tmp_path / "plans"):
+        file.unlink()
+    server.hindrance = None
+    told = await until(client, job, "failed")
+    assert "missing or damaged" in str(told["reason"])
+    assert str(tmp_path) not in str(told)
+    whole = await started(client, "Two.")
+    await until(client, whole, "completed")
+    for file in files_in(tmp_path / "segments"):
+        file.unlink()
+    answer = await client.get(f"/v1/audio/jobs/{whole['id']}/audio")
+    assert (answer.json()["error"]["code"], str(tmp_path) in answer.text) == ("voice_damaged", False)
 
 
 async def test_jobs_of_a_revoked_key_wait(tmp_path: Path) -> None:
@@ -885,9 +846,7 @@ async def test_jobs_of_a_revoked_key_wait(tmp_path: Path) -> None:
         await server.die()
 
 
-async def test_jobs_expire_beside_those_that_run_and_not_by_a_clock_that_jumps(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_jobs_expire_beside_others_and_not_by_jumps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     removes, may_remove, forget, day_s = threading.Event(), threading.Event(), JobStore.forget, 86400.0
     wall, monotonic = time.time, time.monotonic
     shift = {"wall": 0.0, "monotonic": 0.0}

@@ -69,9 +69,33 @@ def test_talkers_follow_running_and_waiting_sequences_at_once() -> None:
     assert pool.tick([TalkerRecord(running=8, waiting=5)]).replicas == 3  # 13 / (8 * 0.75)
 
 
-def test_requests_that_no_replica_has_taken_count() -> None:
-    assert talkers().tick([TalkerRecord(running=8)], queued=16).replicas == 4
-    assert talkers().tick(ongoing=12).replicas == 2  # a replica that has not recorded anything yet
+FEW_STREAMS = replace(CODEC, max_talker_streams=12)
+
+
+@pytest.mark.parametrize(
+    ("pool", "records", "load", "replicas", "reason"),
+    [
+        # Requests that no replica has taken count, also those of a replica that has recorded nothing yet.
+        (talkers(), [TalkerRecord(running=8)], {"queued": 16}, 4, None),
+        (talkers(), [], {"ongoing": 12}, 2, None),
+        # Full KV blocks ask for a replica though rows are free.
+        (talkers(), [TalkerRecord(running=2, kv_used_ratio=0.95)], {}, 2, "kv use"),
+        # Codecs follow the streams that wait for a talker: nothing is undecoded, for the frames are still to come.
+        (codecs(), [CodecRecord(streams=16, starting=16, cores=1)], {}, 3, "streams"),
+        # They do not grow for streams that no talker can take, but for those that flow already.
+        (codecs(FEW_STREAMS), [CodecRecord(streams=60, starting=60)], {}, 2, None),
+        (codecs(FEW_STREAMS), [CodecRecord(streams=24, starting=0)], {}, 4, None),
+        # They follow the audio that waits per core; a long backlog doubles the pool and no more.
+        (codecs(), [CodecRecord(streams=4, backlog_s=0.9, cores=1)], {}, 2, "backlog"),
+        (codecs(), [CodecRecord(streams=4, backlog_s=0.9, cores=4)], {}, 1, None),
+        (codecs(wanted=2), [CodecRecord(backlog_s=60)] * 2, {}, 4, None),
+        (codecs(), [CodecRecord(streams=5, busy_cores=1.9, cores=2)], {}, 2, "busy cores"),
+    ],
+)
+def test_one_look(pool: Pool, records: list[Any], load: dict[str, float], replicas: int, reason: str | None) -> None:
+    decision = pool.tick(records, **load)
+    assert decision.replicas == replicas
+    assert reason in (None, decision.reason)
 
 
 def test_a_growing_line_asks_for_more_than_it_holds() -> None:
@@ -108,11 +132,6 @@ def test_a_shrinking_line_is_no_reason_to_remove_anything_at_once() -> None:
     assert set(pool.run(50, [TalkerRecord(running=2)])) == {5}
 
 
-def test_full_kv_blocks_ask_for_a_replica_though_rows_are_free() -> None:
-    decision = talkers().tick([TalkerRecord(running=2, kv_used_ratio=0.95)])
-    assert (decision.replicas, decision.reason) == (2, "kv use")
-
-
 def test_the_bounds_hold() -> None:
     pool = talkers(replace(TALKER, min_replicas=2, max_replicas=3), wanted=2)
     assert pool.tick([TalkerRecord(running=100)]).replicas == 3
@@ -120,7 +139,7 @@ def test_the_bounds_hold() -> None:
 
 
 def test_removal_waits_for_the_window_and_goes_in_steps() -> None:
-    pool = talkers(wanted=1)
+    pool = talkers()
     pool.run(1, [TalkerRecord(running=24)])
     assert pool.wanted == 4
     history = pool.run(200)
@@ -128,9 +147,8 @@ def test_removal_waits_for_the_window_and_goes_in_steps() -> None:
     assert [history[0], history[-1]] == [4, 1]
     assert all(earlier - later <= 1 for earlier, later in itertools.pairwise(history))
     assert changes[0] >= TALKER.scale_down_window_s - 1
-    assert min(later - earlier for earlier, later in itertools.pairwise(changes)) >= (
-        TALKER.scale_down_interval_s - TICK_S
-    )
+    least_s = TALKER.scale_down_interval_s - TICK_S
+    assert min(later - earlier for earlier, later in itertools.pairwise(changes)) >= least_s
 
 
 def test_a_large_pool_gives_back_a_share_at_a_time() -> None:
@@ -148,13 +166,17 @@ def test_a_burst_that_finds_room_asks_for_nothing() -> None:
     assert pool.run(30, [TalkerRecord(running=8), TalkerRecord(running=7)])[-1] == 3  # it was no burst
 
 
-def test_a_burst_that_finds_none_asks_at_once() -> None:
+@pytest.mark.parametrize(
+    "burst",
+    [
+        [TalkerRecord(running=9), TalkerRecord(running=8)],
+        [TalkerRecord(running=8, waiting=1), TalkerRecord(running=5)],
+    ],
+)
+def test_a_burst_that_finds_none_asks_at_once(burst: list[TalkerRecord]) -> None:
     pool = talkers(wanted=2)
     pool.run(60, [TalkerRecord(running=5), TalkerRecord(running=4)])
-    assert pool.tick([TalkerRecord(running=9), TalkerRecord(running=8)]).replicas == 3
-    waiting = talkers(wanted=2)
-    waiting.run(60, [TalkerRecord(running=5), TalkerRecord(running=4)])
-    assert waiting.tick([TalkerRecord(running=8, waiting=1), TalkerRecord(running=5)]).replicas == 3
+    assert pool.tick(burst).replicas == 3
 
 
 def test_load_that_wavers_moves_nothing() -> None:
@@ -208,35 +230,6 @@ def test_a_pool_that_starts_empty_stays_empty_until_somebody_speaks() -> None:
     pool = talkers(replace(TALKER, min_replicas=0), wanted=0)
     assert set(pool.run(5)) == {0}
     assert pool.tick(queued=30).replicas == 5
-
-
-def test_codecs_follow_the_streams_that_wait_for_a_talker() -> None:
-    """Nothing is undecoded and no core works yet: the frames are still to come."""
-    decision = codecs().tick([CodecRecord(streams=16, starting=16, cores=1)])
-    assert (decision.replicas, decision.reason) == (3, "streams")
-
-
-def test_codecs_do_not_grow_for_streams_that_no_talker_can_take() -> None:
-    settings = replace(CODEC, max_talker_streams=12)
-    assert codecs(settings).tick([CodecRecord(streams=60, starting=60)]).replicas == 2
-    assert codecs(settings).tick([CodecRecord(streams=24, starting=0)]).replicas == 4  # these flow already
-
-
-def test_codecs_follow_the_audio_that_waits_per_core() -> None:
-    one_core = CodecRecord(streams=4, backlog_s=0.9, cores=1)
-    four_cores = replace(one_core, cores=4)
-    assert codecs().tick([one_core]).replicas == 2
-    assert codecs().tick([one_core]).reason == "backlog"
-    assert codecs().tick([four_cores]).replicas == 1
-
-
-def test_a_long_backlog_doubles_the_pool_and_no_more() -> None:
-    assert codecs(wanted=2).tick([CodecRecord(backlog_s=60), CodecRecord(backlog_s=60)]).replicas == 4
-
-
-def test_codecs_follow_their_busy_cores() -> None:
-    decision = codecs().tick([CodecRecord(streams=5, busy_cores=1.9, cores=2)])
-    assert (decision.replicas, decision.reason) == (2, "busy cores")
 
 
 @pytest.mark.parametrize(
@@ -296,16 +289,13 @@ def test_the_codec_policy_adds_what_waits_at_the_callers() -> None:
 def test_a_policy_before_the_first_record_keeps_what_there_is() -> None:
     assert TalkerPolicy(max_replicas=4)(context({}, target=2)) == (2, {})
     assert CodecPolicy(max_replicas=4)(context({}, target=2)) == (2, {})
+    assert CodecScaling().max_talker_streams == math.inf
 
 
 def test_a_policy_takes_its_bounds_from_serve() -> None:
     metrics = {"running": {"a": 80.0}, "waiting": {"a": 0.0}}
     policy = TalkerPolicy(sequences_per_replica=8, target_use=1.0)
     assert [policy(context(metrics, target=1, most=most))[0] for most in (3, 6, 0)] == [3, 6, 1]
-
-
-def test_settings_of_the_codec_know_no_limit_of_the_talker_by_default() -> None:
-    assert CodecScaling().max_talker_streams == math.inf
 
 
 def test_segments_of_jobs_ask_for_no_replica_and_keep_none_but_the_last() -> None:

@@ -17,21 +17,14 @@ from serve_app.speech.model_state import ModelStatus
 ONE_MODEL = {"": ("Talker", "Codec")}
 
 
-class Controller:
-    """What Serve says of two pools, and what the control store says of the actors in them."""
-
-    def __init__(self, talkers: Pool, codecs: Pool, dead: set[str]) -> None:
-        self.pools = {"talker": talkers, "codec": codecs}
-        self.dead = dead
-
-    def watch(self, monkeypatch: pytest.MonkeyPatch) -> PoolWatch:
-        """A watch after its first turn."""
-        monkeypatch.setattr(PoolWatch, "_watch", lambda watch: None)
-        monkeypatch.setattr(ray_private, "is_alive", lambda actor: actor not in self.dead)
-        watch = PoolWatch("talkray", ONE_MODEL)
-        watch._pools = self.pools
-        watch._ask_who_lives()
-        return watch
+def watching(monkeypatch: pytest.MonkeyPatch, pools: dict[str, Pool], dead: set[str]) -> PoolWatch:
+    """A watch after its first turn, by what Serve says of the pools, and the control store of the actors in them."""
+    monkeypatch.setattr(PoolWatch, "_watch", lambda watch: None)
+    monkeypatch.setattr(ray_private, "is_alive", lambda actor: actor not in dead)
+    watch = PoolWatch("talkray", ONE_MODEL)
+    watch._pools = pools
+    watch._ask_who_lives()
+    return watch
 
 
 ONE, NONE, STARTING = Pool(1, ("a",)), Pool(0, ()), Pool(1, ())
@@ -49,10 +42,10 @@ ONE, NONE, STARTING = Pool(1, ("a",)), Pool(0, ()), Pool(1, ())
         (ONE, NONE, set(), True, True),  # no stream passes a codec replica
     ],
 )
-def test_speech_needs_a_live_replica_of_each_pool(
+def test_speech_needs_live_replicas(
     monkeypatch: pytest.MonkeyPatch, talkers: Pool, codecs: Pool, dead: set[str], running: bool, ready: bool
 ) -> None:
-    watch = Controller(talkers, codecs, dead).watch(monkeypatch)
+    watch = watching(monkeypatch, {"talker": talkers, "codec": codecs}, dead)
     assert (watch.is_running(""), watch.is_ready()) == (running, ready)
 
 
@@ -70,8 +63,8 @@ def test_an_only_model_may_have_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(("running", "asked"), [(16, 1), (17, 0)])
 def test_whether_any_of_many_lives_is_not_asked(monkeypatch: pytest.MonkeyPatch, running: int, asked: int) -> None:
     questions: list[str] = []
-    cluster = Controller(Pool(running, tuple(map(str, range(running)))), NONE, set())
-    watch = cluster.watch(monkeypatch)
+    talkers = Pool(running, tuple(map(str, range(running))))
+    watch = watching(monkeypatch, {"talker": talkers, "codec": NONE}, set())
     monkeypatch.setattr(ray_private, "is_alive", lambda actor: not questions.append(actor))
     watch._ask_who_lives()
     assert (len(questions), watch.is_running("")) == (asked, True)

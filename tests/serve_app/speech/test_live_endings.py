@@ -65,19 +65,19 @@ async def opened(texts: LiveTexts, request: Utterance = REQUEST) -> LiveText:
     return live
 
 
+def speaking(live: LiveText, synthesizer: Scripted) -> AsyncGenerator[PcmChunk, None]:
+    return UtteranceSynthesizer(synthesizer).speak_segments(
+        live.utterance.synthesis, live, CUSTOM_VOICE, may_redraw=live.utterance.may_redraw
+    )
+
+
 async def heard(live: LiveText, synthesizer: Scripted) -> list[PcmChunk]:
-    async with aclosing(
-        UtteranceSynthesizer(synthesizer).speak_segments(
-            live.utterance.synthesis, live, CUSTOM_VOICE, may_redraw=live.utterance.may_redraw
-        )
-    ) as chunks:
+    async with aclosing(speaking(live, synthesizer)) as chunks:
         return [item async for item in chunks if item.pcm.strip(b"\0") or item.finish_reason]
 
 
 @pytest.mark.parametrize("reason", BAD)
-async def test_a_later_segment_that_ends_badly_is_made_again_before_it_is_sent(
-    texts: LiveTexts, reason: FinishReason
-) -> None:
+async def test_a_later_segment_that_ends_badly_is_made_again(texts: LiveTexts, reason: FinishReason) -> None:
     synthesizer = Scripted([sound(1), end(STOP)], [sound(2), end(reason)], [sound(3), end(STOP)])
     with await opened(texts) as live:
         live.finish()
@@ -89,14 +89,16 @@ async def test_a_later_segment_that_ends_badly_is_made_again_before_it_is_sent(
     assert synthesizer.texts[1] == synthesizer.texts[2] == "Four five six"
 
 
+@pytest.mark.parametrize(("may_redraw", "second"), [(True, 3), (False, 2)])
 @pytest.mark.parametrize("reason", BAD)
-async def test_it_is_made_again_once_and_the_end_says_so(texts: LiveTexts, reason: FinishReason) -> None:
+async def test_it_is_made_again_once_without_a_clients_seed_and_the_end_says_so(
+    texts: LiveTexts, reason: FinishReason, may_redraw: bool, second: int
+) -> None:
     synthesizer = Scripted([sound(1), end(STOP)], [sound(2), end(reason)], [sound(3), end(reason)])
-    with await opened(texts) as live:
+    with await opened(texts, replace(REQUEST, may_redraw=may_redraw)) as live:
         live.finish()
         chunks = await heard(live, synthesizer)
-    assert pcm_of(chunks) == pcm_of([sound(1), sound(3)])
-    assert chunks[-1].finish_reason is reason
+    assert (pcm_of(chunks), chunks[-1].finish_reason) == (pcm_of([sound(1), sound(second)]), reason)
 
 
 @pytest.mark.parametrize("reason", BAD)
@@ -105,11 +107,7 @@ async def test_what_the_listener_needs_is_sent_and_the_end_says_so(texts: LiveTe
     synthesizer = Scripted([sound(1, seconds=0.5), end(STOP)], [sound(2), may_end, end(reason)])
     with await opened(texts) as live:
         live.finish()
-        async with aclosing(
-            UtteranceSynthesizer(synthesizer).speak_segments(
-                live.utterance.synthesis, live, CUSTOM_VOICE, may_redraw=live.utterance.may_redraw
-            )
-        ) as chunks:
+        async with aclosing(speaking(live, synthesizer)) as chunks:
             async for item in chunks:
                 if item.pcm == sound(2).pcm:
                     may_end.set()
@@ -117,27 +115,13 @@ async def test_what_the_listener_needs_is_sent_and_the_end_says_so(texts: LiveTe
     assert len(synthesizer.requests) == 2
 
 
-async def test_a_client_that_gave_a_seed_gets_what_it_makes(texts: LiveTexts) -> None:
-    synthesizer = Scripted([sound(1), end(STOP)], [sound(2), end(FinishReason.LOOP)])
-    with await opened(texts, replace(REQUEST, may_redraw=False)) as live:
-        live.finish()
-        chunks = await heard(live, synthesizer)
-    assert (pcm_of(chunks), chunks[-1].finish_reason) == (pcm_of([sound(1), sound(2)]), FinishReason.LOOP)
-
-
 @pytest.mark.parametrize("reason", [STOP, *BAD])
-async def test_what_is_written_after_an_end_that_was_not_sent_yet_is_spoken_once(
-    texts: LiveTexts, reason: FinishReason
-) -> None:
+async def test_what_is_written_after_an_unsent_end_is_spoken_once(texts: LiveTexts, reason: FinishReason) -> None:
     """The second segment ends while its text is still written, and nothing of it has been sent by then."""
     ways = [[sound(2), end(reason)]] + [[sound(3), end(STOP)]] * (not reason.is_good) + [[sound(4), end(STOP)]]
     synthesizer = Scripted([sound(1), end(STOP)], *ways, hasty=[1])
     with await opened(texts) as live:
-        async with aclosing(
-            UtteranceSynthesizer(synthesizer).speak_segments(
-                live.utterance.synthesis, live, CUSTOM_VOICE, may_redraw=live.utterance.may_redraw
-            )
-        ) as chunks:
+        async with aclosing(speaking(live, synthesizer)) as chunks:
             pcm = b""
             while not pcm.endswith((sound(2).pcm, sound(3).pcm)):
                 pcm += (await anext(chunks)).pcm

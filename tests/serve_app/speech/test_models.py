@@ -16,6 +16,7 @@ from serve_app.config import AdmissionSettings, ApiSettings
 from serve_app.speech.model_state import ModelState, ModelStatus
 from serve_app.voices.library import Voices
 from tests.serve_app.fake import BASE, CUSTOM_VOICE, VOICE_DESIGN, FakeSynthesizer, utterance
+from tests.serve_app.one_model import refusal
 
 pytestmark = pytest.mark.anyio
 
@@ -122,7 +123,7 @@ async def test_a_model_whose_start_failed_is_refused_at_once_and_says_why() -> N
     )
 
 
-async def test_a_default_model_whose_start_failed_closes_no_door_for_the_others(
+async def test_a_default_model_whose_start_failed_closes_no_door_for_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     refused: list[str] = []
@@ -162,8 +163,7 @@ async def test_a_model_that_fails_is_no_model_that_is_left_out(monkeypatch: pyte
     server = Several()
     monkeypatch.setattr(server.speakers["clone"], "describe", fail)
     for path in ("/v1/models", "/v1/audio/voices"):
-        answer = await server.http.get(path)
-        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "replica_lost"), path
+        assert refusal(await server.http.get(path), "code") == (503, "replica_lost"), path
 
 
 async def test_each_model_has_its_own_limit() -> None:
@@ -203,9 +203,7 @@ BEGUN = Start(100.0, "compiling", usual_s=20.0)
         (BEGUN.ended(112.0).next(110.0), 1, False, ModelState(ModelStatus.LOADING, "starting", 0, 12.0)),
     ],
 )
-def test_a_state_follows_from_the_pool_and_the_latest_start(
-    start: Start | None, wanted: int, running: bool, expected: ModelState
-) -> None:
+def test_states_of_a_model(start: Start | None, wanted: int, running: bool, expected: ModelState) -> None:
     assert ModelState.of(start, wanted=wanted, running=running, now_s=110.0) == expected
 
 

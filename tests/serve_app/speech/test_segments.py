@@ -13,7 +13,7 @@ from serve_app.config import ApiSettings
 from serve_app.speech.segments import SECOND_ATTEMPT, Segments, Utterance, segment_seed
 from serve_app.speech.utterance_synthesizer import UtteranceSynthesizer
 from tests.serve_app.fake import CUSTOM_VOICE, NUM_TEXT_TOKENS, FakeSynthesizer, Step, chunk, pcm_of, utterance
-from tests.serve_app.one_model import one_api
+from tests.serve_app.one_model import one_api, refusal
 
 pytestmark = pytest.mark.anyio
 
@@ -82,9 +82,7 @@ async def test_a_segment_that_was_cut_short_is_told_at_the_end() -> None:
     assert chunks[-1].finish_reason is FinishReason.RUNAWAY
 
 
-async def spoken_twice(
-    *segments: list[Step], seed: int = 7, may_redraw: bool = True
-) -> tuple[list[PcmChunk], list[SynthesisRequest]]:
+async def spoken_twice(*segments: list[Step], may_redraw: bool = True) -> tuple[list[PcmChunk], list[SynthesisRequest]]:
     """Two segments; a script for each of the calls, which waits for an event until `sound(2)` has come."""
     synthesizer = FakeSynthesizer(INFO)
     scripts, asked = list(segments), list[SynthesisRequest]()
@@ -101,7 +99,7 @@ async def spoken_twice(
                     assert isinstance(step, PcmChunk)
                     yield step
 
-    request = replace(REQUEST.changed(text="One two. Three four.", seed=seed), may_redraw=may_redraw)
+    request = replace(REQUEST.changed(text="One two. Three four."), may_redraw=may_redraw)
     events = [step for script in segments for step in script if isinstance(step, asyncio.Event)]
     chunks = []
     async for item in UtteranceSynthesizer(Scripted()).speak(request, INFO):
@@ -128,23 +126,22 @@ async def test_a_later_segment_that_ends_badly_is_made_again_before_it_is_sent()
     assert len({request.seed for request in asked}) == 3
 
 
-async def test_a_later_segment_is_made_again_once() -> None:
-    chunks, asked = await spoken_twice([sound(1), STOP], [sound(2), EARLY], [sound(3), EARLY])
-    assert (pcm_of(chunks), len(asked)) == (pcm_of([sound(1), sound(3)]), 3)
-    assert chunks[-1].finish_reason is FinishReason.EARLY
+QUICK = chunk(bytes(INFO.sample_rate))  # half a second: no time to hear the next segment out
 
 
-async def test_a_later_segment_that_the_listener_needs_is_sent_and_the_end_says_how_it_ended() -> None:
-    """Only half a second is left to play: no time to hear the segment out."""
-    quick = chunk(bytes(INFO.sample_rate))
-    chunks, asked = await spoken_twice([quick, STOP], [sound(2), asyncio.Event(), EARLY], [])
-    assert (pcm_of(chunks), len(asked)) == (pcm_of([quick, sound(2)]), 2)
-    assert chunks[-1].finish_reason is FinishReason.EARLY
-
-
-async def test_a_client_that_gave_a_seed_gets_what_it_makes() -> None:
-    chunks, asked = await spoken_twice([sound(1), STOP], [sound(2), EARLY], [], may_redraw=False)
-    assert (pcm_of(chunks), len(asked)) == (pcm_of([sound(1), sound(2)]), 2)
+@pytest.mark.parametrize(
+    ("first", "second", "may_redraw", "heard", "num_asked"),
+    [
+        (sound(1), [sound(2), EARLY], True, sound(3), 3),  # it is made again once
+        (QUICK, [sound(2), asyncio.Event(), EARLY], True, sound(2), 2),  # the listener needs it
+        (sound(1), [sound(2), EARLY], False, sound(2), 2),  # a client that gave a seed gets what it makes
+    ],
+)
+async def test_the_end_says_how_a_later_segment_ended(
+    first: PcmChunk, second: list[Step], may_redraw: bool, heard: PcmChunk, num_asked: int
+) -> None:
+    chunks, asked = await spoken_twice([first, STOP], second, [sound(3), EARLY], may_redraw=may_redraw)
+    assert (pcm_of(chunks), len(asked)) == (pcm_of([first, heard]), num_asked)
     assert chunks[-1].finish_reason is FinishReason.EARLY
 
 
@@ -263,10 +260,8 @@ def requests(request: Utterance, max_chars: int) -> list[SynthesisRequest | None
 
 def test_the_seeds_of_segments_stay() -> None:
     """Clients have kept audio of a seed, and jobs have kept segments."""
-    assert segment_seed(7, 0) == 7
-    assert segment_seed(7, 1) == 12580252801055498829
-    assert segment_seed(7, 2) == 3008764343706420560
-    assert segment_seed(7, SECOND_ATTEMPT) == 13299856485676249231
+    seeds = [segment_seed(7, number) for number in (0, 1, 2, SECOND_ATTEMPT)]
+    assert seeds == [7, 12580252801055498829, 3008764343706420560, 13299856485676249231]
     assert segment_seed(2**53 - 1, 1) == 6335090069054922610
 
 
@@ -307,17 +302,10 @@ async def test_the_service_makes_the_spoken_form_only_for_voices_that_need_it() 
     assert [request.text for request in able.requests] == ["5 km. café"]
 
 
-async def test_text_that_the_voice_cannot_speak_is_refused() -> None:
+@pytest.mark.parametrize("text", ["你好", "9" * 4096], ids=["that the voice cannot speak", "that grows when spoken"])
+async def test_text_is_refused(text: str) -> None:
     synthesizer = FakeSynthesizer(replace(CUSTOM_VOICE, spoken_form="english"), utterance())
-    response = await post(synthesizer, "你好")
-    assert (response.status_code, response.json()["error"]["param"]) == (400, "input")
-    assert synthesizer.requests == []
-
-
-async def test_a_text_that_grows_when_it_is_spoken_has_its_limit() -> None:
-    synthesizer = FakeSynthesizer(replace(CUSTOM_VOICE, spoken_form="english"), utterance())
-    response = await post(synthesizer, "9" * 4096)
-    assert (response.status_code, response.json()["error"]["param"]) == (400, "input")
+    assert refusal(await post(synthesizer, text)) == (400, "input")
     assert synthesizer.requests == []
 
 

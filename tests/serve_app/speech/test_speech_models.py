@@ -24,6 +24,7 @@ pytestmark = pytest.mark.anyio
 
 REQUEST = Utterance(SynthesisRequest("id", "Hello."))
 PROMPT = AdmissionSettings(max_streams=8, max_line_s=1000, max_wait_s=1000)
+SHORT_LINE = AdmissionSettings(max_line_s=3, max_wait_s=1000)
 
 
 @pytest.fixture
@@ -83,7 +84,7 @@ async def test_no_more_streams_than_there_is_room_for() -> None:
 
 
 async def test_a_line_that_moves_too_slowly_takes_nobody(clock: Clock) -> None:
-    line = Line(AdmissionSettings(max_line_s=3, max_wait_s=1000))
+    line = Line(SHORT_LINE)
     await line.join()
     clock.now_s += 3
     await line.join()  # a first audio may take a second as long as none is known
@@ -96,7 +97,7 @@ async def test_a_line_that_moves_too_slowly_takes_nobody(clock: Clock) -> None:
 
 
 async def test_one_client_whose_texts_take_long_holds_nobody_else_up(clock: Clock) -> None:
-    line = Line(AdmissionSettings(max_line_s=3, max_wait_s=1000))
+    line = Line(SHORT_LINE)
     await line.join("mallory")
     clock.now_s += 100
     line.hear()
@@ -104,16 +105,9 @@ async def test_one_client_whose_texts_take_long_holds_nobody_else_up(clock: Cloc
         await line.speak("mallory")
     await line.join("ada")
     await line.join("bob")
-    await line.finish()
-
-
-async def test_a_line_of_many_clients_takes_nobody(clock: Clock) -> None:
-    line = Line(AdmissionSettings(max_line_s=3, max_wait_s=1000))
-    await line.join("ada")
-    await line.join("bob")
     clock.now_s += 4.5
     line.hear()
-    with pytest.raises(Overloaded):
+    with pytest.raises(Overloaded):  # now it is a line of many clients
         await line.speak("cleo")
     await line.finish()
 
@@ -148,7 +142,7 @@ async def test_a_short_text_that_is_over_has_been_written() -> None:
 
 
 async def test_what_a_first_audio_takes_anyway_is_no_line(clock: Clock) -> None:
-    line = Line(AdmissionSettings(max_line_s=3, max_wait_s=1000))
+    line = Line(SHORT_LINE)
     await line.join()
     clock.now_s += 20  # a slow machine, which nobody but this one uses
     await line.finish()
@@ -164,7 +158,7 @@ async def test_what_a_first_audio_takes_anyway_is_no_line(clock: Clock) -> None:
 
 
 async def test_retry_after_is_the_line_over_its_speed(clock: Clock) -> None:
-    line = Line(AdmissionSettings(max_line_s=3, max_wait_s=1000))
+    line = Line(SHORT_LINE)
     line.gate.set()
     for _ in range(10):  # two a second
         await line.speak()
@@ -226,7 +220,7 @@ async def test_a_listener_who_is_slow_is_no_reason_to_refuse_others(clock: Clock
 
 
 async def test_a_recording_takes_its_time_and_is_no_line(clock: Clock) -> None:
-    line = Line(AdmissionSettings(max_line_s=3, max_wait_s=1000))
+    line = Line(SHORT_LINE)
     request = REQUEST.changed(reference=Reference(np.zeros(24000, np.float32), "Hello."))
     cloning = asyncio.create_task(anext(line.model.speak(request, CUSTOM_VOICE)))
     await line.synthesizer.waiting.wait()
@@ -303,7 +297,7 @@ async def test_who_waited_for_the_successor_of_a_dead_talker_is_not_told_to_slow
 
 
 async def test_to_ask_whether_a_request_would_be_refused_changes_nothing(clock: Clock) -> None:
-    line = Line(AdmissionSettings(max_line_s=3, max_wait_s=1000))
+    line = Line(SHORT_LINE)
     await line.join()
     clock.now_s += 7.0
     assert line.model.room.would_refuse("") is None
@@ -343,10 +337,14 @@ class SeedDependent(FakeSynthesizer):
                 yield item
 
 
+async def spoken(synthesizer: FakeSynthesizer, request: Utterance) -> list[PcmChunk]:
+    info = synthesizer.info or CUSTOM_VOICE
+    return [item async for item in SpeechModel(synthesizer, PROMPT).speak(request, info)]
+
+
 async def test_what_is_over_before_it_is_heard_is_made_again_with_another_seed() -> None:
     synthesizer = SeedDependent(FinishReason.SILENCE)
-    request = replace(REQUEST.changed(seed=5), may_redraw=True)
-    chunks = [item async for item in SpeechModel(synthesizer, PROMPT).speak(request, CUSTOM_VOICE)]
+    chunks = await spoken(synthesizer, replace(REQUEST.changed(seed=5), may_redraw=True))
     assert pcm_of(chunks) == pcm_of(utterance(2))
     assert chunks[-1].finish_reason is FinishReason.STOP
     seeds = [asked.seed for asked in synthesizer.requests]
@@ -355,66 +353,46 @@ async def test_what_is_over_before_it_is_heard_is_made_again_with_another_seed()
     assert sum(len(item.codes) for item in chunks) == 2  # and pays for no others
 
 
-async def test_what_ends_badly_in_its_first_chunk_is_made_again() -> None:
-    synthesizer = SeedDependent(FinishReason.EARLY, sound=b"11")
-    chunks = [
-        item async for item in SpeechModel(synthesizer, PROMPT).speak(replace(REQUEST, may_redraw=True), CUSTOM_VOICE)
-    ]
-    assert (pcm_of(chunks), chunks[-1].finish_reason) == (pcm_of(utterance(2)), FinishReason.STOP)
-    assert len(synthesizer.requests) == 2
-
-
-@pytest.mark.parametrize("reason", [FinishReason.STOP, FinishReason.LENGTH])
-async def test_what_ends_well_in_its_first_chunk_is_not_made_again(reason: FinishReason) -> None:
-    synthesizer = SeedDependent(reason, sound=b"11")
-    chunks = [
-        item async for item in SpeechModel(synthesizer, PROMPT).speak(replace(REQUEST, may_redraw=True), CUSTOM_VOICE)
-    ]
-    assert (pcm_of(chunks), chunks[-1].finish_reason) == (b"11", reason)
-    assert len(synthesizer.requests) == 1
-
-
-async def test_a_seed_of_the_clients_is_kept() -> None:
-    synthesizer = SeedDependent(FinishReason.SILENCE)
-    chunks = [item async for item in SpeechModel(synthesizer, PROMPT).speak(REQUEST.changed(seed=5), CUSTOM_VOICE)]
-    assert (pcm_of(chunks), chunks[-1].finish_reason) == (b"", FinishReason.SILENCE)
-    assert [asked.seed for asked in synthesizer.requests] == [5]
-
-
-async def test_after_two_seeds_it_is_told_as_it_is() -> None:
-    synthesizer = SeedDependent(*[FinishReason.LOOP] * 9)
-    request = replace(REQUEST, may_redraw=True)
-    chunks = [item async for item in SpeechModel(synthesizer, PROMPT).speak(request, CUSTOM_VOICE)]
-    assert (pcm_of(chunks), chunks[-1].finish_reason) == (b"", FinishReason.LOOP)
-    assert len(synthesizer.requests) == 2
+@pytest.mark.parametrize(
+    ("reasons", "sound", "may_redraw", "end", "num_asked"),
+    [
+        ([FinishReason.EARLY], b"11", True, FinishReason.STOP, 2),
+        ([FinishReason.STOP], b"11", True, FinishReason.STOP, 1),
+        ([FinishReason.LENGTH], b"11", True, FinishReason.LENGTH, 1),
+        ([FinishReason.SILENCE], b"", False, FinishReason.SILENCE, 1),  # a seed of the client's is kept
+        ([FinishReason.LOOP] * 9, b"", True, FinishReason.LOOP, 2),  # after two seeds it is told as it is
+    ],
+)
+async def test_what_ends_badly_in_its_first_chunk_is_made_again_once(
+    reasons: list[FinishReason], sound: bytes, may_redraw: bool, end: FinishReason, num_asked: int
+) -> None:
+    synthesizer = SeedDependent(*reasons, sound=sound)
+    chunks = await spoken(synthesizer, replace(REQUEST.changed(seed=5), may_redraw=may_redraw))
+    heard = pcm_of(utterance(2)) if len(reasons) < num_asked else sound
+    assert (pcm_of(chunks), chunks[-1].finish_reason) == (heard, end)
+    assert (len(synthesizer.requests), synthesizer.requests[0].seed) == (num_asked, 5)
 
 
 async def test_what_was_heard_is_not_made_again() -> None:
     runaway = [*utterance(2)[:2], chunk(b"", frames=9, finish_reason=FinishReason.SILENCE)]
     synthesizer = FakeSynthesizer(script=runaway)
-    request = replace(REQUEST, may_redraw=True)
-    chunks = [item async for item in SpeechModel(synthesizer, PROMPT).speak(request, CUSTOM_VOICE)]
+    chunks = await spoken(synthesizer, replace(REQUEST, may_redraw=True))
     assert (pcm_of(chunks), chunks[-1].finish_reason) == (pcm_of(runaway), FinishReason.SILENCE)
     assert len(synthesizer.requests) == 1
 
 
-async def test_a_long_text_whose_first_segment_is_not_heard_begins_again() -> None:
-    synthesizer = SeedDependent(FinishReason.EARLY)
-    synthesizer.info = replace(CUSTOM_VOICE, max_segment_chars=12)
+@pytest.mark.parametrize(("sound", "pause_s"), [(b"", 0.0), (b"11", 0.1)])
+async def test_a_long_text_whose_first_segment_ends_badly_begins_again(sound: bytes, pause_s: float) -> None:
+    """One of two segments, or of two stretches behind pauses."""
+    synthesizer = SeedDependent(FinishReason.EARLY, sound=sound)
     request = replace(REQUEST.changed(text="One two. Three four."), may_redraw=True)
-    chunks = [item async for item in SpeechModel(synthesizer, PROMPT).speak(request, synthesizer.info)]
-    assert pcm_of(chunks) == 2 * pcm_of(utterance(2))
-    assert [asked.text for asked in synthesizer.requests] == ["One two.", "One two.", "Three four."]
-    assert chunks[-1].finish_reason is FinishReason.STOP
-
-
-async def test_a_first_segment_behind_a_pause_is_made_again_and_the_others_follow() -> None:
-    synthesizer = SeedDependent(FinishReason.EARLY, sound=b"11")
-    stretches = (Stretch("One two.", pause_s=0.1), Stretch("Three four.", pause_s=0.1))
-    request = replace(REQUEST.changed(text="One two. Three four."), stretches=stretches, may_redraw=True)
-    chunks = [item async for item in SpeechModel(synthesizer, PROMPT).speak(request, CUSTOM_VOICE)]
-    pause = bytes(2 * int(0.1 * CUSTOM_VOICE.sample_rate))
-    assert pcm_of(chunks) == 2 * (pause + pcm_of(utterance(2)))
+    if pause_s:
+        stretches = (Stretch("One two.", pause_s=pause_s), Stretch("Three four.", pause_s=pause_s))
+        request = replace(request, stretches=stretches)
+    else:
+        synthesizer.info = replace(CUSTOM_VOICE, max_segment_chars=12)
+    chunks = await spoken(synthesizer, request)
+    assert pcm_of(chunks) == 2 * (bytes(2 * int(pause_s * CUSTOM_VOICE.sample_rate)) + pcm_of(utterance(2)))
     assert [asked.text for asked in synthesizer.requests] == ["One two.", "One two.", "Three four."]
     assert chunks[-1].finish_reason is FinishReason.STOP
 

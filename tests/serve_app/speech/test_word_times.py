@@ -72,13 +72,10 @@ def test_frames_that_come_again_change_nothing() -> None:
 @pytest.mark.parametrize(
     ("played_s", "spoken"),
     [
-        (0.0, ("", TEXT, None)),
-        (0.1, ("", TEXT, None)),
-        (0.2, ("Hello", " there, all of you!", "Hello")),
-        (0.55, ("Hello there,", " all of you!", "there,")),
-        (9.0, (TEXT, "", "you!")),
+        (0.0, ("", TEXT, None)), (0.1, ("", TEXT, None)), (0.2, ("Hello", " there, all of you!", "Hello")),
+        (0.55, ("Hello there,", " all of you!", "there,")), (9.0, (TEXT, "", "you!")),
     ],
-)
+)  # fmt: skip
 def test_the_truth_of_an_interruption(played_s: float, spoken: tuple[str, str, str | None]) -> None:
     times = WordTimes(source(TEXT, FOLLOWED), FOLLOWED)
     words(times, [heard([(0.1 * number, 2.0 * number) for number in range(1, 13)], tone(28800), FinishReason.STOP)])

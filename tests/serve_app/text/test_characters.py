@@ -29,11 +29,10 @@ def test_clean(text: str, spoken: str) -> None:
 MARKS = [chr(point) for point in range(0x110000) if unicodedata.category(chr(point))[0] == "M"]
 
 
-@given(
-    text=st.text(
-        st.sampled_from(["a", " ", "!", "\u1e69", "\u0f73", "\u0344", "\u0323", "\u0301", *MARKS]), max_size=200
-    )
-)
+SAMPLED = st.sampled_from(["a", " ", "!", "\u1e69", "\u0f73", "\u0344", "\u0323", "\u0301", *MARKS])
+
+
+@given(text=st.text(SAMPLED, max_size=200))
 def test_any_number_of_marks_is_what_nfc_makes_of_them(text: str) -> None:
     assert clean(text) == " ".join(unicodedata.normalize("NFC", text).split())
 

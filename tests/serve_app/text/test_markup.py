@@ -6,23 +6,12 @@ import pytest
 from serve_app.text.markup import CODE, CUE, EMOJI, LINK, MARKS, TOO_LONG, LiveMarkup, Markup, Token
 
 PIECES = [
-    *("<b>", "</b>", "<", "break ", "time='1s'", "/>", "[", "a", "](", "x", ")", "!", "*", "**", "_", "`", "```", "\n"),
-    *("\n\n", "- ", "# ", "1. ", "|", "--", "&", "amp;", "&amp;", " ", "word ", "Hello", "<sub alias='q r'>", "</sub>"),
-    *("<!--", "-->", "~", "~~", "<desc>", "</desc>", "[laughs]", "[pause 2s]", "</say-as>", ".", "5", "=", "'"),
-    *(
-        "<a@b.c>",
-        "<say-as interpret-as='digits'>12",
-        "😀",
-        "\ufe0f",
-        "[pause:",
-        "2s]",
-        "<p>",
-        "</p>",
-        "\n```\n",
-        "~~~\n",
-    ),
-    *("<prosody rate='fast'>", "</prosody>", "\r\n", ",", "\n \n"),
-]
+    "<b>", "</b>", "<", "break ", "time='1s'", "/>", "[", "a", "](", "x", ")", "!", "*", "**", "_", "`", "```", "\n",
+    "\n\n", "- ", "# ", "1. ", "|", "--", "&", "amp;", "&amp;", " ", "word ", "Hello", "<sub alias='q r'>", "</sub>",
+    "<!--", "-->", "~", "~~", "<desc>", "</desc>", "[laughs]", "[pause 2s]", "</say-as>", ".", "5", "=", "'",
+    "<a@b.c>", "<say-as interpret-as='digits'>12", "😀", "\ufe0f", "[pause:", "2s]", "<p>", "</p>", "\n```\n", "~~~\n",
+    "<prosody rate='fast'>", "</prosody>", "\r\n", ",", "\n \n",
+]  # fmt: skip
 Heard = list[str | float]
 
 
@@ -86,17 +75,11 @@ def test_no_mark_is_spoken(written: str, spoken: str) -> None:
 @pytest.mark.parametrize(
     ("written", "seconds"),
     [
-        ('<break time="500ms"/>', 0.5),
-        ("<break time='1.5s' />", 1.5),
-        ("<break time='99s'/>", 10.0),
-        ("<break strength='strong'/>", 0.8),
-        ("<break/>", 0.4),
-        ("[pause 2 seconds]", 2.0),
-        ("[pause:2.5s]", 2.5),
-        ("[pause: 250ms]", 0.25),
-        ("[pause]", 0.5),
+        ('<break time="500ms"/>', 0.5), ("<break time='1.5s' />", 1.5), ("<break time='99s'/>", 10.0),
+        ("<break strength='strong'/>", 0.8), ("<break/>", 0.4), ("[pause 2 seconds]", 2.0),
+        ("[pause:2.5s]", 2.5), ("[pause: 250ms]", 0.25), ("[pause]", 0.5),
     ],
-)
+)  # fmt: skip
 def test_pauses_have_the_length_that_is_stated(written: str, seconds: float, markup: Markup) -> None:
     assert read(f"One {written} two", markup) == ["One", seconds, "two"]
 
@@ -110,12 +93,10 @@ def test_the_pauses_of_a_text_are_bounded() -> None:
 @pytest.mark.parametrize(
     ("text", "left_out"),
     [
-        ("**a** [b](c) 😀👍🏽", [MARKS, MARKS, LINK, EMOJI]),
-        ("```\nx\n```", [CODE]),
-        ("[laughs] <b>x</b>", [CUE, "tag b", "tag b"]),
-        ("Plain, 5 < 6.", []),
+        ("**a** [b](c) 😀👍🏽", [MARKS, MARKS, LINK, EMOJI]), ("```\nx\n```", [CODE]),
+        ("[laughs] <b>x</b>", [CUE, "tag b", "tag b"]), ("Plain, 5 < 6.", []),
     ],
-)
+)  # fmt: skip
 def test_what_is_left_out_is_named(text: str, left_out: list[str]) -> None:
     tokens = LiveMarkup("auto").feed(text, is_last=True)
     assert [token.left_out for token in tokens if token.left_out] == left_out

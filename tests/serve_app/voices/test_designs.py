@@ -8,10 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-import httpx
 import numpy as np
 import pytest
 import soundfile
+from httpx import ASGITransport, AsyncClient
 
 from deployments.errors import Overloaded
 from deployments.protocol import FinishReason
@@ -31,6 +31,7 @@ from tests.serve_app.fake import (
     tone,
     utterance,
 )
+from tests.serve_app.one_model import refusal
 from tests.serve_app.voices.speakers import RATE, Server
 
 pytestmark = pytest.mark.anyio
@@ -40,8 +41,8 @@ ASKED = {"instructions": "A calm old man.", "text": "So it is.", "response_forma
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return tmp_path / "store"
+def server(folder: Path) -> Server:
+    return designer(folder)
 
 
 def recordings_in(folder: Path) -> list[Path]:
@@ -53,7 +54,7 @@ def designer(folder: Path, *names: str, **options: object) -> Server:
     return Server(folder, *names, synthesizer=synthesizer, **options)  # type: ignore[arg-type]
 
 
-async def designed(client: httpx.AsyncClient, **more: object) -> list[dict[str, object]]:
+async def designed(client: AsyncClient, **more: object) -> list[dict[str, object]]:
     answer = await client.post(DESIGN, json={**ASKED, **more})
     assert answer.status_code == 200, answer.text
     told = answer.json()
@@ -63,33 +64,29 @@ async def designed(client: httpx.AsyncClient, **more: object) -> list[dict[str, 
     return candidates
 
 
-async def test_three_candidates_to_hear(folder: Path) -> None:
-    server = designer(folder)
-    async with server.client() as client:
-        heard = await designed(client, seed=2**64 - 2, temperature=0.5)
-        assert [each["seed"] for each in heard] == [2**64 - 2, 2**64 - 1, 0]
-        assert len({each["id"] for each in heard}) == 3
-        for each in heard:
-            samples, rate = soundfile.read(io.BytesIO(base64.b64decode(str(each["audio"]))), dtype="int16")
-            assert (rate, each["seconds"], each["media_type"]) == (RATE, 0.8, "audio/wav")
-            assert samples.tobytes() == pcm_of(SCRIPT)
-        assert [each["id"] for each in (await client.get(VOICES)).json()["uploaded_voices"]] == []
+async def test_three_candidates_to_hear(server: Server, client: AsyncClient) -> None:
+    heard = await designed(client, seed=2**64 - 2, temperature=0.5)
+    assert [each["seed"] for each in heard] == [2**64 - 2, 2**64 - 1, 0]
+    assert len({each["id"] for each in heard}) == 3
+    for each in heard:
+        samples, rate = soundfile.read(io.BytesIO(base64.b64decode(str(each["audio"]))), dtype="int16")
+        assert (rate, each["seconds"], each["media_type"]) == (RATE, 0.8, "audio/wav")
+        assert samples.tobytes() == pcm_of(SCRIPT)
+    assert [each["id"] for each in (await client.get(VOICES)).json()["uploaded_voices"]] == []
     for request in server.synthesizer.requests:
         assert (request.text, request.instructions) == ("So it is.", "A calm old man.")
         assert request.sampling.temperature == 0.5
         assert request.sampling.max_new_tokens == 351  # 28 seconds, and the end
 
 
-async def test_without_a_text_one_is_said_in_the_language(folder: Path) -> None:
-    server = designer(folder)
-    async with server.client() as client:
-        answers = [
-            await client.post(DESIGN, json={"description": "Calm.", "language": language})
-            for language in ("auto", "de", "zh")
-        ]
-        starts = [answer.json()["text"][:5] for answer in answers]
-        assert starts == ["Hello", "Hallo", "你好，很高"]
-        assert [answer.json()["candidates"][0]["media_type"] for answer in answers] == ["audio/mpeg"] * 3
+async def test_without_a_text_one_is_said_in_the_language(server: Server, client: AsyncClient) -> None:
+    answers = [
+        await client.post(DESIGN, json={"description": "Calm.", "language": language})
+        for language in ("auto", "de", "zh")
+    ]
+    starts = [answer.json()["text"][:5] for answer in answers]
+    assert starts == ["Hello", "Hallo", "你好，很高"]
+    assert [answer.json()["candidates"][0]["media_type"] for answer in answers] == ["audio/mpeg"] * 3
     assert server.synthesizer.requests[-1].language == "chinese"
     assert len({request.seed for request in server.synthesizer.requests}) == 9
 
@@ -114,18 +111,15 @@ async def test_a_locked_one_is_spoken_with_on_another_replica_that_clones(folder
         np.testing.assert_allclose(reference.samples, np.frombuffer(pcm_of(SCRIPT), "<i2") / 32768, atol=1e-6)
 
 
-async def test_a_form_locks_as_well(folder: Path) -> None:
-    server = designer(folder)
-    async with server.client() as client:
-        first, second, _ = await designed(client)
-        named = {"name": "one", "consent": "by letter", "description": "old"}
-        told = (await client.post(VOICES, data={"design": str(first["id"]), **named})).json()
-        assert (told["consent"], told["description"]) == ("by letter", "old")
-        again = await client.post(VOICES, json={"design": second["id"], "name": "ONE"})
-        assert (again.status_code, again.json()["error"]["param"]) == (409, "name")
-        for more in ({"ref_text": "No."}, {"prepare": "none"}):
-            both = await client.post(VOICES, json={"design": second["id"], "name": "two", **more})
-            assert (both.status_code, both.json()["error"]["param"]) == (400, "design")
+async def test_a_form_locks_as_well(client: AsyncClient) -> None:
+    first, second, _ = await designed(client)
+    named = {"name": "one", "consent": "by letter", "description": "old"}
+    told = (await client.post(VOICES, data={"design": str(first["id"]), **named})).json()
+    assert (told["consent"], told["description"]) == ("by letter", "old")
+    assert refusal(await client.post(VOICES, json={"design": second["id"], "name": "ONE"})) == (409, "name")
+    for more in ({"ref_text": "No."}, {"prepare": "none"}):
+        both = await client.post(VOICES, json={"design": second["id"], "name": "two", **more})
+        assert (both.status_code, both.json()["error"]["param"]) == (400, "design")
 
 
 async def test_only_its_owner_may_lock_it(folder: Path) -> None:
@@ -136,8 +130,7 @@ async def test_only_its_owner_may_lock_it(folder: Path) -> None:
             (VOICES, {"design": made, "name": "stolen"}),
             ("/v1/text-to-voice", {"generated_voice_id": made, "voice_name": "stolen", "voice_description": "mine"}),
         ):
-            answer = await eve.post(path, json=body)
-            assert (answer.status_code, answer.json()["error"]["code"]) == (404, "design_not_found")
+            assert refusal(await eve.post(path, json=body), "code") == (404, "design_not_found")
         assert (await eve.get(f"/v1/text-to-voice/{made}/stream")).status_code == 404
         assert (await root.post(VOICES, json={"design": made, "name": "found"})).status_code == 200
         assert (await ada.post(VOICES, json={"design": made, "name": "kept"})).status_code == 200
@@ -160,24 +153,21 @@ async def test_an_owner_has_so_many_and_the_oldest_go_first(folder: Path, monkey
         assert {*hers, *seen[-3:]} <= there
         assert len(there & set(seen)) == 4
         gone = next(each for each in seen if each not in there)
-        answer = await ada.post(VOICES, json={"design": gone, "name": "late"})
-        assert (answer.status_code, answer.json()["error"]["param"]) == (404, "design")
+        assert refusal(await ada.post(VOICES, json={"design": gone, "name": "late"})) == (404, "design")
         assert len(recordings_in(folder)) == 7
 
 
-async def test_after_an_hour_it_is_over_and_swept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    server = designer(folder)
-    async with server.client() as client:
-        first, second, _ = await designed(client)
-        kept = await client.post(VOICES, json={"design": second["id"], "name": "kept"})
-        later_s = time.time() + stored_voice.DESIGN_S + 1
-        monkeypatch.setattr(designs, "now", lambda: int(later_s))
-        answer = await client.post(VOICES, json={"design": first["id"], "name": "late"})
-        assert (answer.status_code, answer.json()["error"]["code"]) == (404, "design_not_found")
-        store = VoiceStore(str(folder))
-        assert store.sweep(later_s) == 6  # records and recordings
-        assert list(store.marks()) == [f"voices/{kept.json()['id']}.json"]
-        assert len(recordings_in(folder)) == 1
+async def test_after_an_hour_it_is_swept(folder: Path, client: AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second, _ = await designed(client)
+    kept = await client.post(VOICES, json={"design": second["id"], "name": "kept"})
+    later_s = time.time() + stored_voice.DESIGN_S + 1
+    monkeypatch.setattr(designs, "now", lambda: int(later_s))
+    answer = await client.post(VOICES, json={"design": first["id"], "name": "late"})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "design_not_found")
+    store = VoiceStore(str(folder))
+    assert store.sweep(later_s) == 6  # records and recordings
+    assert list(store.marks()) == [f"voices/{kept.json()['id']}.json"]
+    assert len(recordings_in(folder)) == 1
 
 
 async def test_candidates_take_no_place_of_voices_but_a_locked_one_does(folder: Path) -> None:
@@ -193,9 +183,7 @@ async def test_candidates_take_no_place_of_voices_but_a_locked_one_does(folder: 
 @pytest.mark.parametrize(
     ("path", "body"), [(DESIGN, ASKED), ("/v1/text-to-voice/design", {"voice_description": "A calm old man."})]
 )
-async def test_without_a_model_that_designs_it_says_what_is_missing(
-    folder: Path, path: str, body: dict[str, str], loaded: object
-) -> None:
+async def test_without_a_model_that_designs(folder: Path, path: str, body: dict[str, str], loaded: object) -> None:
     server = Server(folder, synthesizer=FakeSynthesizer(loaded, script=SCRIPT))  # type: ignore[arg-type]
     async with server.client() as client:
         answer = await client.post(path, json=body)
@@ -212,17 +200,15 @@ async def test_of_several_models_the_one_that_designs_speaks(folder: Path) -> No
     }
     settings = ApiSettings(voices=VoiceSettings(store=str(folder)))
     api = create_api({name: (each, AdmissionSettings()) for name, each in speaking.items()}, settings)
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(api), base_url="http://talkray") as client:
+    async with AsyncClient(transport=ASGITransport(api), base_url="http://talkray") as client:
         answer = await client.post(DESIGN, json={**ASKED, "model": "tts-1"})
         assert answer.status_code == 200, answer.text
         assert "x-ignored" not in answer.headers
         made = answer.json()["candidates"][0]["id"]
         assert (await client.post(VOICES, json={"design": made, "name": "grandpa"})).status_code == 200
         assert (await client.post(SPEECH, json={"input": "Hi.", "voice": "grandpa"})).status_code == 200
-        other = await client.post(DESIGN, json={**ASKED, "model": "clones"})
-        assert (other.status_code, other.json()["error"]["param"]) == (400, "model")
-        unknown = await client.post(DESIGN, json={**ASKED, "model": "gpt-9"})
-        assert (unknown.status_code, unknown.json()["error"]["param"]) == (404, "model")
+        assert refusal(await client.post(DESIGN, json={**ASKED, "model": "clones"})) == (400, "model")
+        assert refusal(await client.post(DESIGN, json={**ASKED, "model": "gpt-9"})) == (404, "model")
     assert {name: len(each.requests) for name, each in speaking.items()} == {"named": 0, "clones": 1, "designs": 3}
 
 
@@ -238,21 +224,18 @@ async def test_of_several_models_the_one_that_designs_speaks(folder: Path) -> No
         ({"instructions": 7}, "instructions"),
     ],
 )
-async def test_what_is_refused(folder: Path, fields: dict[str, object], param: str) -> None:
-    server = designer(folder)
-    async with server.client() as client:
-        answer = await client.post(DESIGN, json=fields)
-        assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+async def test_what_is_refused(
+    folder: Path, server: Server, client: AsyncClient, fields: dict[str, object], param: str
+) -> None:
+    assert refusal(await client.post(DESIGN, json=fields)) == (400, param)
     assert server.synthesizer.requests == []
     assert recordings_in(folder) == []
 
 
-async def test_unknown_fields_are_named(folder: Path) -> None:
-    server = designer(folder)
-    async with server.client() as client:
-        answer = await client.post(DESIGN, json={**ASKED, "voice": "vivian", "speed": 2})
-        assert answer.status_code == 200
-        assert answer.headers["x-ignored"] == "voice (unknown field); speed (unknown field, did you mean seed?)"
+async def test_unknown_fields_are_named(client: AsyncClient) -> None:
+    answer = await client.post(DESIGN, json={**ASKED, "voice": "vivian", "speed": 2})
+    assert answer.status_code == 200
+    assert answer.headers["x-ignored"] == "voice (unknown field); speed (unknown field, did you mean seed?)"
 
 
 @pytest.mark.parametrize(
@@ -264,14 +247,14 @@ async def test_unknown_fields_are_named(folder: Path) -> None:
         ([chunk(tone(RATE)), chunk(b"", frames=0, finish_reason=FinishReason.EARLY)], "it ended before its text"),
     ],
 )
-async def test_what_is_no_recording_to_clone_is_left_out(folder: Path, script: list[object], told: str) -> None:
-    server = designer(folder)
+async def test_what_is_no_recording_to_clone_is_left_out(
+    folder: Path, server: Server, client: AsyncClient, script: list[object], told: str
+) -> None:
     server.synthesizer.script = script  # type: ignore[assignment]
-    async with server.client() as client:
-        answer = await client.post(DESIGN, json=ASKED)
-        error = answer.json()["error"]
-        assert (answer.status_code, error["param"], error["code"]) == (400, "text", "design_failed")
-        assert told in error["message"]
+    answer = await client.post(DESIGN, json=ASKED)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"], error["code"]) == (400, "text", "design_failed")
+    assert told in error["message"]
     assert recordings_in(folder) == []
 
 
@@ -283,39 +266,37 @@ async def test_a_store_that_is_out_of_reach_is_told_before_anything_is_spoken(tm
     assert server.synthesizer.requests == []
 
 
-async def test_elevenlabs_form(folder: Path) -> None:
-    server = designer(folder)
-    async with server.client() as client:
-        asked = {"voice_description": "A calm old man.", "text": "So it is.", "model_id": "eleven_ttv_v3", "seed": 5}
-        told = await client.post("/v1/text-to-voice/design?output_format=pcm_16000", json=asked)
-        assert told.status_code == 200, told.text
-        assert "model_id" in told.headers["x-ignored"]
-        assert told.json()["text"] == "So it is."
-        preview = told.json()["previews"][2]
-        assert (preview["duration_secs"], preview["media_type"]) == (0.8, "audio/pcm;rate=16000;channels=1")
-        assert len(base64.b64decode(preview["audio_base_64"])) == 0.8 * 16_000 * 2
-        streamed = await client.post("/v1/text-to-voice/design", json={**asked, "stream_previews": True})
-        made = streamed.json()["previews"][0]
-        assert made["audio_base_64"] == ""
-        heard = await client.get(f"/v1/text-to-voice/{made['generated_voice_id']}/stream")
-        samples, _ = soundfile.read(io.BytesIO(heard.content), dtype="int16")
-        assert samples.tobytes() == pcm_of(SCRIPT)
-        wanted = {
-            "generated_voice_id": preview["generated_voice_id"],
-            "voice_name": "grandpa",
-            "voice_description": "old",
-            "labels": {"language": "en"},
-            "played_not_selected_voice_ids": [made["generated_voice_id"]],
-        }
-        voice = await client.post("/v1/text-to-voice", json=wanted)
-        assert voice.status_code == 200, voice.text
-        assert "played_not_selected_voice_ids" in voice.headers["x-ignored"]
-        assert (voice.json()["name"], voice.json()["labels"]["language"]) == ("grandpa", "en")
-        assert (await client.get(f"/v1/voices/{voice.json()['voice_id']}")).json()["description"] == "old"
-        before = await client.post(
-            "/v1/text-to-voice/create-previews", json={"voice_description": "Old.", "auto_generate_text": True}
-        )
-        assert before.json()["text"].startswith("Hello")
+async def test_elevenlabs_form(client: AsyncClient) -> None:
+    asked = {"voice_description": "A calm old man.", "text": "So it is.", "model_id": "eleven_ttv_v3", "seed": 5}
+    told = await client.post("/v1/text-to-voice/design?output_format=pcm_16000", json=asked)
+    assert told.status_code == 200, told.text
+    assert "model_id" in told.headers["x-ignored"]
+    assert told.json()["text"] == "So it is."
+    preview = told.json()["previews"][2]
+    assert (preview["duration_secs"], preview["media_type"]) == (0.8, "audio/pcm;rate=16000;channels=1")
+    assert len(base64.b64decode(preview["audio_base_64"])) == 0.8 * 16_000 * 2
+    streamed = await client.post("/v1/text-to-voice/design", json={**asked, "stream_previews": True})
+    made = streamed.json()["previews"][0]
+    assert made["audio_base_64"] == ""
+    heard = await client.get(f"/v1/text-to-voice/{made['generated_voice_id']}/stream")
+    samples, _ = soundfile.read(io.BytesIO(heard.content), dtype="int16")
+    assert samples.tobytes() == pcm_of(SCRIPT)
+    wanted = {
+        "generated_voice_id": preview["generated_voice_id"],
+        "voice_name": "grandpa",
+        "voice_description": "old",
+        "labels": {"language": "en"},
+        "played_not_selected_voice_ids": [made["generated_voice_id"]],
+    }
+    voice = await client.post("/v1/text-to-voice", json=wanted)
+    assert voice.status_code == 200, voice.text
+    assert "played_not_selected_voice_ids" in voice.headers["x-ignored"]
+    assert (voice.json()["name"], voice.json()["labels"]["language"]) == ("grandpa", "en")
+    assert (await client.get(f"/v1/voices/{voice.json()['voice_id']}")).json()["description"] == "old"
+    before = await client.post(
+        "/v1/text-to-voice/create-previews", json={"voice_description": "Old.", "auto_generate_text": True}
+    )
+    assert before.json()["text"].startswith("Hello")
 
 
 class Stage(asyncio.Event):
@@ -335,8 +316,8 @@ class Stage(asyncio.Event):
             self.inside -= 1
 
 
-async def test_who_leaves_ends_all_three(folder: Path) -> None:
-    server, stage = designer(folder), Stage()
+async def test_who_leaves_ends_all_three(folder: Path, server: Server) -> None:
+    stage = Stage()
     server.synthesizer.script = [chunk(tone(RATE)), stage]
     async with asyncio.timeout(30), asgi.http(server.api, "POST", DESIGN, body=ASKED) as connection:
         await stage.is_full.wait()
@@ -346,8 +327,8 @@ async def test_who_leaves_ends_all_three(folder: Path) -> None:
     assert recordings_in(folder) == []
 
 
-async def test_one_that_fails_ends_the_others(folder: Path) -> None:
-    server, stage = designer(folder), Stage()
+async def test_one_that_fails_ends_the_others(server: Server, client: AsyncClient) -> None:
+    stage = Stage()
 
     class Failing(asyncio.Event):
         async def wait(self) -> Literal[True]:
@@ -356,9 +337,8 @@ async def test_one_that_fails_ends_the_others(folder: Path) -> None:
             return await stage.wait()
 
     server.synthesizer.script = [Failing()]
-    async with server.client() as client:
-        answer = await client.post(DESIGN, json=ASKED)
-        assert (answer.status_code, answer.headers["retry-after"]) == (429, "2")
+    answer = await client.post(DESIGN, json=ASKED)
+    assert (answer.status_code, answer.headers["retry-after"]) == (429, "2")
     assert stage.inside == 0
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from httpx import AsyncClient
 
 from deployments.errors import Conflict, NotFound
 from deployments.protocol import ClonePrompt
@@ -23,6 +24,7 @@ from serve_app.voices.library import Voices
 from serve_app.voices.stored_voice import StoredVoice, new_id, new_version, packed
 from serve_app.voices.voice_store import Record, StoreFailed, VoiceStore
 from tests.serve_app.fake import BASE
+from tests.serve_app.one_model import refusal
 from tests.serve_app.voices.speakers import Server, store, wav
 
 pytestmark = pytest.mark.anyio
@@ -49,10 +51,9 @@ FIELDS = [
 ]
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
+@pytest.fixture(autouse=True)
+def everybody() -> None:
     VISITOR.set(EVERYBODY)
-    return tmp_path / "store"
 
 
 def files_in(folder: Path) -> list[Path]:
@@ -72,12 +73,11 @@ def rewritten(folder: Path, kind: str, record_id: object, **changes: object) -> 
 
 
 @pytest.mark.parametrize(("form", "field"), FIELDS)
-async def test_a_text_that_is_too_long_is_refused(folder: Path, form: str, field: str) -> None:
+async def test_a_text_that_is_too_long_is_refused(folder: Path, client: AsyncClient, form: str, field: str) -> None:
     path, fields, recording = FORMS[form]
     text = json.dumps({"language": LONG[:5000]}) if field == "labels" else LONG[:5000].strip()
-    async with Server(folder).client() as client:
-        sent = {**fields, field: text}
-        answer = await client.post(path, data=sent, files={recording: ("a.wav", wav(), "audio/wav")})
+    sent = {**fields, field: text}
+    answer = await client.post(path, data=sent, files={recording: ("a.wav", wav(), "audio/wav")})
     assert answer.status_code == 400, answer.text
     assert len(answer.text) < 1000
     param = {"labels": "language", "speaker_description": "description"}.get(field, field)
@@ -86,41 +86,38 @@ async def test_a_text_that_is_too_long_is_refused(folder: Path, form: str, field
 
 
 @pytest.mark.parametrize("field", ["description", "name", "language", "consent"])
-async def test_so_is_one_of_a_change_or_an_import(folder: Path, tmp_path: Path, field: str) -> None:
-    server = Server(folder)
-    async with server.client() as client:
-        told = await store(client, "ada")
-        if field != "consent":
-            changed = await client.post(f"/v1/audio/voices/{told['id']}", json={field: LONG})
-            assert (changed.status_code, changed.json()["error"]["param"]) == (400, field)
-        voice = await server.voices.get("ada")
+async def test_so_is_one_of_a_change_or_import(server: Server, client: AsyncClient, tmp_path: Path, field: str) -> None:
+    told = await store(client, "ada")
+    if field != "consent":
+        assert refusal(await client.post(f"/v1/audio/voices/{told['id']}", json={field: LONG})) == (400, field)
+    voice = await server.voices.get("ada")
     long = LONG if field != "consent" else {"statement": LONG}
     with pytest.raises(ValueError, match=field):
         StoredVoice.model_validate({**voice.model_dump(), field: long})
 
 
-async def test_a_voice_from_before_the_limits_stays(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_voice_from_before_the_limits_stays(
+    folder: Path, server: Server, client: AsyncClient, caplog: pytest.LogCaptureFixture
+) -> None:
     """Listed, cut, deletable; its recording with a long transcript speaks no more, and says so."""
-    server = Server(folder)
-    async with server.client() as client:
-        told = await store(client, "ada", ref_text="Hiss.")
-        sample = {"audio_sample": ("a.wav", wav(1))}
-        await client.post(f"/v1/audio/voices/{told['id']}", data={"style": "calm", "ref_text": "Yes."}, files=sample)
-        [take, calm] = (await server.voices.get("ada")).model_dump(mode="json")["takes"]
-        consent = {"statement": LONG}
-        takes = [{**take, "text": LONG}, calm]
-        rewritten(folder, "voices", told["id"], description=LONG, language=LONG, consent=consent, takes=takes)
-        shown = (await client.get(f"/v1/audio/voices/{told['id']}")).json()
-        restarted = Server(folder)
-        with caplog.at_level(logging.WARNING):
-            async with restarted.client() as other:
-                shown = (await other.get(f"/v1/audio/voices/{told['id']}")).json()
-                listed = (await other.get("/v1/audio/voices")).json()["uploaded_voices"]
-                spoken = await other.post(SPEECH, json={"input": "Hi.", "voice": "ada"})
-                calmly = await other.post(SPEECH, json={"input": "Hi.", "voice": "ada", "instructions": "calm"})
-                renamed = await other.post(f"/v1/audio/voices/{told['id']}", json={"name": "grace"})
-                assert (await other.get(f"/v1/audio/voices/{told['id']}/file")).content[:2] == b"PK"
-                deleted = await other.delete(f"/v1/audio/voices/{told['id']}")
+    told = await store(client, "ada", ref_text="Hiss.")
+    sample = {"audio_sample": ("a.wav", wav(1))}
+    await client.post(f"/v1/audio/voices/{told['id']}", data={"style": "calm", "ref_text": "Yes."}, files=sample)
+    [take, calm] = (await server.voices.get("ada")).model_dump(mode="json")["takes"]
+    consent = {"statement": LONG}
+    takes = [{**take, "text": LONG}, calm]
+    rewritten(folder, "voices", told["id"], description=LONG, language=LONG, consent=consent, takes=takes)
+    shown = (await client.get(f"/v1/audio/voices/{told['id']}")).json()
+    restarted = Server(folder)
+    with caplog.at_level(logging.WARNING):
+        async with restarted.client() as other:
+            shown = (await other.get(f"/v1/audio/voices/{told['id']}")).json()
+            listed = (await other.get("/v1/audio/voices")).json()["uploaded_voices"]
+            spoken = await other.post(SPEECH, json={"input": "Hi.", "voice": "ada"})
+            calmly = await other.post(SPEECH, json={"input": "Hi.", "voice": "ada", "instructions": "calm"})
+            renamed = await other.post(f"/v1/audio/voices/{told['id']}", json={"name": "grace"})
+            assert (await other.get(f"/v1/audio/voices/{told['id']}/file")).content[:2] == b"PK"
+            deleted = await other.delete(f"/v1/audio/voices/{told['id']}")
     assert [len(shown[field]) for field in ("description", "language", "consent")] == [500, 80, 1000]
     assert [each["id"] for each in listed] == [told["id"]]
     assert len(listed[0]["description"]) == 500
@@ -135,17 +132,15 @@ async def test_a_voice_from_before_the_limits_stays(folder: Path, caplog: pytest
 
 
 async def test_a_record_that_is_too_large_is_not_parsed(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    folder: Path, client: AsyncClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    server = Server(folder)
-    async with server.client() as client:
-        told = await store(client, "ada")
-        await store(client, "grace", seed=1)
+    told = await store(client, "ada")
+    await store(client, "grace", seed=1)
     rewritten(folder, "voices", told["id"], description=LONG)
     monkeypatch.setattr(voice_store, "_MOST_RECORD_BYTES", 500_000)
     monkeypatch.setattr(voice_store.json, "loads", lambda content: json.JSONDecoder().decode(_small(content)))
-    async with Server(folder).client() as client:
-        listed = (await client.get("/v1/audio/voices")).json()["uploaded_voices"]
+    async with Server(folder).client() as other:
+        listed = (await other.get("/v1/audio/voices")).json()["uploaded_voices"]
     assert [each["name"] for each in listed] == ["grace"]
     assert f"{told['id']}.json is damaged: it has 10" in caplog.text
 
@@ -155,11 +150,10 @@ def _small(content: bytes) -> str:
     return content.decode()
 
 
-async def test_records_count_in_the_quota_and_who_has_too_much_keeps_it(folder: Path) -> None:
-    async with Server(folder).client() as client:
-        first = await store(client, "ada", description="d" * 500)
-        lexicon = {"name": "x", "rules": [{"string_to_replace": "a", "type": "alias", "alias": "b"}]}
-        assert (await client.post("/v1/pronunciation-dictionaries/add-from-rules", json=lexicon)).status_code == 200
+async def test_records_count_in_the_quota_and_who_has_too_much_keeps_it(folder: Path, client: AsyncClient) -> None:
+    first = await store(client, "ada", description="d" * 500)
+    lexicon = {"name": "x", "rules": [{"string_to_replace": "a", "type": "alias", "alias": "b"}]}
+    assert (await client.post("/v1/pronunciation-dictionaries/add-from-rules", json=lexicon)).status_code == 200
     num_bytes = sum(len(file.read_bytes()) for file in files_in(folder))
     roomy, full = (Server(folder, voices=VoiceSettings(max_bytes=num_bytes + more)) for more in (2000, -1))
     async with roomy.client() as client:
@@ -241,11 +235,12 @@ async def test_a_consent_goes_while_a_voice_that_names_it_is_stored(
         assert all([await voices.recording(each, each.take) for each in kept.values()])
 
 
-async def test_a_store_that_was_away_loses_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_store_that_was_away_loses_nothing(
+    folder: Path, server: Server, client: AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Unmounted, its folder lists as empty; it is back while files are cleared."""
-    server, clear = Server(folder), VoiceStore.clear
-    async with server.client() as client:
-        await store(client, "ada")
+    clear = VoiceStore.clear
+    await store(client, "ada")
 
     def clearing(*args: Any, **options: Any) -> None:
         folder.rmdir()
@@ -285,7 +280,7 @@ def derived_in(folder: Path) -> list[str]:
     return [name for name in stored_in(folder) if name.endswith(".npz")]
 
 
-async def speak_and_derive(server: Server, folder: Path) -> None:
+async def speak_and_derive(server: Server) -> None:
     """One sentence, whose replica answers with what it derived."""
     async with server.client() as client:
         assert (await client.post(SPEECH, json={"input": "Hi.", "voice": "ada"})).status_code == 200
@@ -294,28 +289,24 @@ async def speak_and_derive(server: Server, folder: Path) -> None:
     recordings.keep_clone_prompt(reference, ClonePrompt(np.ones(8, np.float32), np.ones((3, 16), np.int16)))
 
 
-async def test_what_was_derived_of_a_version_goes_with_it(folder: Path) -> None:
-    server = Server(folder)
-    async with server.client() as client:
-        told = await store(client, "ada", ref_text="Hiss.")
-        for number in range(3):
-            await speak_and_derive(server, folder)
-            await server.voices._keep_prompts()
-            assert len(derived_in(folder)) == 1
-            changed = await client.post(f"/v1/audio/voices/{told['id']}", json={"description": f"{number}"})
-            assert changed.status_code == 200
-            assert derived_in(folder) == []
+async def test_what_was_derived_of_a_version_goes_with_it(folder: Path, server: Server, client: AsyncClient) -> None:
+    told = await store(client, "ada", ref_text="Hiss.")
+    for number in range(3):
+        await speak_and_derive(server)
+        await server.voices._keep_prompts()
+        assert len(derived_in(folder)) == 1
+        changed = await client.post(f"/v1/audio/voices/{told['id']}", json={"description": f"{number}"})
+        assert changed.status_code == 200
+        assert derived_in(folder) == []
 
 
 @pytest.mark.parametrize("end", ["deleted", "changed"])
-async def test_nothing_is_derived_of_a_voice_that_has_gone(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, end: str
-) -> None:
+async def test_nothing_is_derived_of_a_voice_that_left(folder: Path, monkeypatch: pytest.MonkeyPatch, end: str) -> None:
     """Elsewhere, while the vector is being written."""
     server, other = Server(folder), Server(folder)
     async with server.client() as client:
         told = await store(client, "ada", ref_text="Hiss.")
-    await speak_and_derive(server, folder)
+    await speak_and_derive(server)
     put, loop, voice = VoiceStore.put, asyncio.get_running_loop(), await other.voices.get(str(told["id"]))
 
     def late(place: VoiceStore, path: str, content: bytes) -> None:
@@ -335,7 +326,7 @@ async def test_what_a_killed_deletion_left_is_removed_by_the_others(folder: Path
     server, other = Server(folder), Server(folder)
     async with server.client() as client:
         told = await store(client, "ada", ref_text="Hiss.")
-        await speak_and_derive(server, folder)
+        await speak_and_derive(server)
         await server.voices._keep_prompts()
         stays = await store(client, "grace")
         exported = await server.voices.get(str(stays["id"]))
@@ -352,16 +343,16 @@ async def test_what_a_killed_deletion_left_is_removed_by_the_others(folder: Path
     await other.voices.keep(exported, {exported.takes[0].sha256: recording})
 
 
-async def test_cancelled_first_streams_make_room_for_others(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_cancelled_first_streams_make_room_for_others(
+    folder: Path, server: Server, client: AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(library, "_MOST_UNDERIVED", 2)
-    server = Server(folder)
-    async with server.client() as client:
-        await store(client, "ada", ref_text="Hiss.")
+    await store(client, "ada", ref_text="Hiss.")
     voice = await server.voices.get("ada")
     for _ in range(3):  # whose prompts never come
         copy = voice.model_copy(update={"version": new_version()})
         await server.voices.reference(copy, copy.takes[0], BASE)
-    await speak_and_derive(server, folder)
+    await speak_and_derive(server)
     await server.voices._keep_prompts()
     assert len(derived_in(folder)) == 1
 
@@ -407,9 +398,7 @@ async def test_a_failed_look_fails_for_all_who_share_it(folder: Path, monkeypatc
         ("/pronunciation-dicts", "data", "id", "limit", "starting_after", "has_more"),
     ],
 )
-async def test_lists_come_as_pages(
-    folder: Path, path: str, items: str, key: str, limit: str, after: str, more: str
-) -> None:
+async def test_list_pages(folder: Path, path: str, items: str, key: str, limit: str, after: str, more: str) -> None:
     async with Server(folder, voices=VoiceSettings(max_voices=20)).client() as client:
         for number in range(5):
             await store(client, f"v{number}", seed=number)
@@ -430,39 +419,34 @@ async def test_lists_come_as_pages(
             assert answer[more] in (True, paged[-1])
         assert paged == whole
         for name, bad in ((limit, "0"), (limit, "x"), (limit, "99999"), (limit, "1.5"), (after, "nothing")):
-            refused = await client.get(path, params={name: bad})
-            assert (refused.status_code, refused.json()["error"]["param"]) == (400, name)
+            assert refusal(await client.get(path, params={name: bad})) == (400, name)
 
 
 @pytest.mark.parametrize("fault", ["read", "missing", "damaged"])
 async def test_a_client_learns_no_place_of_the_store(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fault: str
+    folder: Path, client: AsyncClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fault: str
 ) -> None:
-    server = Server(folder)
-    async with server.client() as client:
-        await store(client, "ada", ref_text="Hiss.")
-        [file] = (folder / "audio").rglob("*.flac")
-        if fault == "read":
-            file.unlink()
-            file.mkdir()
-        elif fault == "missing":
-            file.unlink()
-        else:
-            file.write_bytes(b"fLaC")
-        recordings._DECODED._results.clear()
-        for answer in (await client.post(SPEECH, json={"input": "Hi.", "voice": "ada"}), await client.get(ARCHIVE)):
-            assert answer.status_code >= 500
-            assert not any(part in answer.text for part in (str(folder), "audio/", ".flac", "store/"))
+    await store(client, "ada", ref_text="Hiss.")
+    [file] = (folder / "audio").rglob("*.flac")
+    if fault == "read":
+        file.unlink()
+        file.mkdir()
+    elif fault == "missing":
+        file.unlink()
+    else:
+        file.write_bytes(b"fLaC")
+    recordings._DECODED._results.clear()
+    for answer in (await client.post(SPEECH, json={"input": "Hi.", "voice": "ada"}), await client.get(ARCHIVE)):
+        assert answer.status_code >= 500
+        assert not any(part in answer.text for part in (str(folder), "audio/", ".flac", "store/"))
     assert str(folder) in caplog.text
 
 
 ARCHIVE = "/v1/audio/voices/ada/file"
 
 
-async def test_a_deleted_voice_is_told_so(folder: Path) -> None:
-    server = Server(folder)
-    async with server.client() as client:
-        await store(client, "ada")
+async def test_a_deleted_voice_is_told_so(server: Server, client: AsyncClient) -> None:
+    await store(client, "ada")
     voice = await server.voices.get("ada")
     server.voices.files().remove(voice)
     with pytest.raises(NotFound, match=r"'ada' .* was deleted"):

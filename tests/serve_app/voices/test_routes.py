@@ -29,7 +29,7 @@ from serve_app.voices.voice_store import Record, StoreFailed, VoiceStore
 from tests.serve_app import asgi
 from tests.serve_app.dialects.client import Client
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, utterance
-from tests.serve_app.one_model import one_api
+from tests.serve_app.one_model import one_api, refusal
 from tests.serve_app.voices.speakers import RATE, Server, spoken, store, wav
 
 pytestmark = pytest.mark.anyio
@@ -41,21 +41,14 @@ def files_in(folder: Path) -> list[str]:
     return [file.name for file in folder.rglob("*") if file.is_file()] if folder.exists() else []
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return tmp_path / "store"
-
-
-async def test_a_voice_speaks_by_id_and_by_name(folder: Path) -> None:
-    server = Server(folder)
-    async with server.client() as client:
-        told = await store(client, "Ada", ref_text="Hiss and\n hiss.", language="de")
-        assert (told["object"], told["cloned_by"], told["success"]) == ("audio.voice", "transcript", True)
-        for name in ("Ada", "ada", told["id"]):
-            answer = await client.post(SPEECH, json={"input": "Hallo.", "voice": name, "response_format": "pcm"})
-            assert answer.status_code == 200
-            assert answer.headers["x-voice-take"] == "neutral (the first)"
-            assert "x-ignored" not in answer.headers
+async def test_a_voice_speaks_by_id_and_by_name(server: Server, client: AsyncClient) -> None:
+    told = await store(client, "Ada", ref_text="Hiss and\n hiss.", language="de")
+    assert (told["object"], told["cloned_by"], told["success"]) == ("audio.voice", "transcript", True)
+    for name in ("Ada", "ada", told["id"]):
+        answer = await client.post(SPEECH, json={"input": "Hallo.", "voice": name, "response_format": "pcm"})
+        assert answer.status_code == 200
+        assert answer.headers["x-voice-take"] == "neutral (the first)"
+        assert "x-ignored" not in answer.headers
     sent = [request.reference for request in server.synthesizer.requests]
     expected = decode_reference(base64.b64encode(wav()).decode(), RATE)
     for reference in sent:
@@ -66,18 +59,17 @@ async def test_a_voice_speaks_by_id_and_by_name(folder: Path) -> None:
     assert {request.language for request in server.synthesizer.requests} == {"german"}
 
 
-async def test_a_request_looks_for_its_voice_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    server, find, sought = Server(folder), Voices.find, []
+async def test_one_look_for_a_voice(server: Server, client: AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    find, sought = Voices.find, []
 
     async def counted(voices: Voices, name: str | None) -> StoredVoice | None:
         sought.append(name)
         return await find(voices, name)
 
-    async with server.client() as client:
-        told = await store(client, "ada")
-        monkeypatch.setattr(Voices, "find", counted)
-        await client.post(SPEECH, json={"input": "Hi.", "voice": "ada"})
-        await client.post(f"/v1/text-to-speech/{told['id']}", json={"text": "Hi."})
+    told = await store(client, "ada")
+    monkeypatch.setattr(Voices, "find", counted)
+    await client.post(SPEECH, json={"input": "Hi.", "voice": "ada"})
+    await client.post(f"/v1/text-to-speech/{told['id']}", json={"text": "Hi."})
     assert sought == ["ada", told["id"]]
     assert len(server.synthesizer.requests) == 2
 
@@ -92,13 +84,11 @@ UPLOADS = {
 
 @pytest.mark.parametrize("prepare", [None, "auto", "none"])
 @pytest.mark.parametrize("form", UPLOADS)
-async def test_a_recording_is_prepared_when_it_is_stored(folder: Path, form: str, prepare: str | None) -> None:
+async def test_stored_audio_is_prepared(server: Server, client: AsyncClient, form: str, prepare: str | None) -> None:
     path, fields, field = UPLOADS[form]
-    server = Server(folder)
     fields |= {} if prepare is None else {"prepare": prepare}
-    async with server.client() as client:
-        told = (await client.post(path, data=fields, files={field: ("a.wav", spoken())})).json()
-        assert (await client.post(SPEECH, json={"input": "Hi.", "voice": "ada"})).status_code == 200
+    told = (await client.post(path, data=fields, files={field: ("a.wav", spoken())})).json()
+    assert (await client.post(SPEECH, json={"input": "Hi.", "voice": "ada"})).status_code == 200
     reference = server.synthesizer.requests[0].reference
     assert reference is not None
     [take] = told["takes"]
@@ -115,16 +105,15 @@ async def test_a_recording_is_prepared_when_it_is_stored(folder: Path, form: str
     np.testing.assert_allclose(reference.samples, expected, atol=2**-23)
 
 
-async def test_further_recordings_are_prepared_too(folder: Path) -> None:
-    async with Server(folder).client() as client:
-        told = await store(client, "ada")
-        sample, fields = {"audio_sample": ("a.wav", spoken())}, {"style": "calm"}
-        changed = await client.post(f"/v1/audio/voices/{told['id']}", data=fields, files=sample)
-        fields = {"style": "raw", "prepare": "none"}
-        await client.post(f"/v1/audio/voices/{told['id']}", data=fields, files=sample)
-        shown = (await client.get(f"/v1/audio/voices/{told['id']}")).json()
-        edit = f"/v1/voices/{told['id']}/edit"
-        edited = await client.post(edit, data={"name": "grace"}, files={"files": ("low.wav", spoken())})
+async def test_further_recordings_are_prepared_too(client: AsyncClient) -> None:
+    told = await store(client, "ada")
+    sample, fields = {"audio_sample": ("a.wav", spoken())}, {"style": "calm"}
+    changed = await client.post(f"/v1/audio/voices/{told['id']}", data=fields, files=sample)
+    fields = {"style": "raw", "prepare": "none"}
+    await client.post(f"/v1/audio/voices/{told['id']}", data=fields, files=sample)
+    shown = (await client.get(f"/v1/audio/voices/{told['id']}")).json()
+    edit = f"/v1/voices/{told['id']}/edit"
+    edited = await client.post(edit, data={"name": "grace"}, files={"files": ("low.wav", spoken())})
     assert changed.json()["takes"] == shown["takes"][:2]
     assert [bool(take["changes"]) for take in shown["takes"]] == [False, True, False]
     assert [flaw["code"] for flaw in shown["takes"][0]["flaws"]] == ["no_speech"]
@@ -132,72 +121,64 @@ async def test_further_recordings_are_prepared_too(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("form", UPLOADS)
-async def test_a_preparation_that_is_none_is_refused(folder: Path, form: str) -> None:
+async def test_a_preparation_that_is_none_is_refused(client: AsyncClient, form: str) -> None:
     path, fields, field = UPLOADS[form]
-    async with Server(folder).client() as client:
-        answer = await client.post(path, data={**fields, "prepare": "best"}, files={field: ("a.wav", spoken())})
+    answer = await client.post(path, data={**fields, "prepare": "best"}, files={field: ("a.wav", spoken())})
     assert answer.status_code == 400
     assert "prepare: 'best' is none of auto, none." in answer.text
 
 
 @pytest.mark.parametrize("prepare", [None, "auto", "none"])
-async def test_a_recording_in_the_request_is_prepared_where_it_asks_for_it(folder: Path, prepare: str | None) -> None:
-    server = Server(folder)
+async def test_a_sent_recording_is_prepared_on_request(
+    server: Server, client: AsyncClient, prepare: str | None
+) -> None:
     body = {"input": "Hi.", "ref_audio": base64.b64encode(spoken()).decode(), "ref_text": "Hello."}
-    async with server.client() as client:
-        answer = await client.post(SPEECH, json={**body, "prepare": prepare})
-        assert "x-ignored" not in answer.headers
+    answer = await client.post(SPEECH, json={**body, "prepare": prepare})
+    assert "x-ignored" not in answer.headers
     reference = server.synthesizer.requests[0].reference
     assert reference is not None
     expected, _ = (decode_prepared if prepare == "auto" else decode_file)(spoken(), "ref_audio")
     np.testing.assert_array_equal(reference.samples, expected)
 
 
-async def test_a_request_cannot_prepare_a_stored_voice(folder: Path) -> None:
-    async with Server(folder).client() as client:
-        await store(client, "ada")
-        answer = await client.post(SPEECH, json={"input": "Hi.", "voice": "ada", "prepare": "auto"})
+async def test_a_request_cannot_prepare_a_stored_voice(client: AsyncClient) -> None:
+    await store(client, "ada")
+    answer = await client.post(SPEECH, json={"input": "Hi.", "voice": "ada", "prepare": "auto"})
     assert answer.headers["x-ignored"] == "prepare (it is for recordings that are sent)"
 
 
-async def test_a_consent_is_kept_as_it_was_sent(folder: Path) -> None:
-    server = Server(folder)
-    async with server.client() as client:
-        fields = {"name": "Ada agrees", "language": "en"}
-        await client.post("/v1/audio/voice_consents", data=fields, files={"recording": ("c.wav", spoken())})
+async def test_a_consent_is_kept_as_it_was_sent(server: Server, client: AsyncClient) -> None:
+    fields = {"name": "Ada agrees", "language": "en"}
+    await client.post("/v1/audio/voice_consents", data=fields, files={"recording": ("c.wav", spoken())})
     VISITOR.set(EVERYBODY)
     [consent] = await server.voices.consents()
     assert (consent.take.seconds, consent.take.changes) == (6.0, ())
 
 
-async def test_without_a_transcript_it_is_by_vector_and_says_so(folder: Path) -> None:
-    server = Server(folder)
-    async with server.client() as client:
-        assert (await store(client, "ada"))["cloned_by"] == "vector"
-        answer = await client.post(SPEECH, json={"input": "Hi.", "voice": "ada"})
-        assert answer.headers["x-voice-take"] == "neutral (the first, by its vector only: it has no transcript)"
+async def test_without_a_transcript_it_is_by_vector_and_says_so(server: Server, client: AsyncClient) -> None:
+    assert (await store(client, "ada"))["cloned_by"] == "vector"
+    answer = await client.post(SPEECH, json={"input": "Hi.", "voice": "ada"})
+    assert answer.headers["x-voice-take"] == "neutral (the first, by its vector only: it has no transcript)"
     assert server.synthesizer.requests[0].reference is not None
     assert server.synthesizer.requests[0].reference.x_vector_only
 
 
-async def test_instructions_choose_a_take(folder: Path) -> None:
-    server = Server(folder)
-    async with server.client() as client:
-        told = await store(client, "ada", ref_text="Neutral.")
-        sample = {"audio_sample": ("a.wav", wav(1), "audio/wav")}
-        path = f"/v1/audio/voices/{told['id']}"
-        changed = await client.post(path, data={"style": "cheerful", "ref_text": "Ha!"}, files=sample)
-        assert [take["style"] for take in changed.json()["takes"]] == ["neutral", "cheerful"]
-        assert (await client.post(path, data={"style": "Cheerful"}, files=sample)).status_code == 400
-        body = {"input": "Hi.", "voice": "ada", "instructions": "Say it cheerfully."}
-        answer = await client.post(SPEECH, json=body)
-        assert answer.headers["x-voice-take"] == "cheerful (instructions)"
-        assert "x-ignored" not in answer.headers
-        other = await client.post(SPEECH, json={**body, "instructions": "Say it sadly."})
-        assert other.headers["x-voice-take"] == "neutral (the first)"
-        assert "instructions" in other.headers["x-ignored"]
-        emotional = {"transcript": "Hi.", "voice": {"id": "ada"}, "generation_config": {"emotion": "cheerful"}}
-        assert (await client.post("/tts/bytes", json=emotional)).headers["x-voice-take"] == "cheerful (instructions)"
+async def test_instructions_choose_a_take(server: Server, client: AsyncClient) -> None:
+    told = await store(client, "ada", ref_text="Neutral.")
+    sample = {"audio_sample": ("a.wav", wav(1), "audio/wav")}
+    path = f"/v1/audio/voices/{told['id']}"
+    changed = await client.post(path, data={"style": "cheerful", "ref_text": "Ha!"}, files=sample)
+    assert [take["style"] for take in changed.json()["takes"]] == ["neutral", "cheerful"]
+    assert (await client.post(path, data={"style": "Cheerful"}, files=sample)).status_code == 400
+    body = {"input": "Hi.", "voice": "ada", "instructions": "Say it cheerfully."}
+    answer = await client.post(SPEECH, json=body)
+    assert answer.headers["x-voice-take"] == "cheerful (instructions)"
+    assert "x-ignored" not in answer.headers
+    other = await client.post(SPEECH, json={**body, "instructions": "Say it sadly."})
+    assert other.headers["x-voice-take"] == "neutral (the first)"
+    assert "instructions" in other.headers["x-ignored"]
+    emotional = {"transcript": "Hi.", "voice": {"id": "ada"}, "generation_config": {"emotion": "cheerful"}}
+    assert (await client.post("/tts/bytes", json=emotional)).headers["x-voice-take"] == "cheerful (instructions)"
     texts = [request.reference.text for request in server.synthesizer.requests if request.reference]
     assert texts == ["Ha!", "Neutral.", "Ha!"]
 
@@ -213,7 +194,7 @@ async def with_a_take(client: AsyncClient, style: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("sent", "spoken_text", "take"),
+    ("sent", "heard", "take"),
     [
         ("[whispering] Hello.", "Hello.", "whispering (tag)"),
         (" [Whispers softly]Hello.", "Hello.", "whispering (tag)"),
@@ -222,31 +203,28 @@ async def with_a_take(client: AsyncClient, style: str) -> str:
         ("Hello [whispering] there.", "Hello there.", "neutral (the first)"),
     ],
 )
-async def test_a_tag_at_the_beginning_chooses_a_take(folder: Path, sent: str, spoken_text: str, take: str) -> None:
-    server = Server(folder)
-    async with server.client() as client:
-        await with_a_take(client, "whispering")
-        for path, body in (
-            (SPEECH, {"input": sent, "voice": "ada"}),
-            ("/v1/text-to-speech/ada", {"text": sent}),
-            ("/tts/bytes", {"transcript": sent, "voice": {"id": "ada"}}),
-        ):
-            answer = await client.post(path, json=body)
-            assert answer.headers["x-voice-take"] == take
-            assert ("x-ignored" in answer.headers) == take.startswith("neutral")
-    assert [request.text for request in server.synthesizer.requests] == [spoken_text] * 3
+async def test_a_tag_chooses_a_take(server: Server, client: AsyncClient, sent: str, heard: str, take: str) -> None:
+    await with_a_take(client, "whispering")
+    for path, body in (
+        (SPEECH, {"input": sent, "voice": "ada"}),
+        ("/v1/text-to-speech/ada", {"text": sent}),
+        ("/tts/bytes", {"transcript": sent, "voice": {"id": "ada"}}),
+    ):
+        answer = await client.post(path, json=body)
+        assert answer.headers["x-voice-take"] == take
+        assert ("x-ignored" in answer.headers) == take.startswith("neutral")
+    assert [request.text for request in server.synthesizer.requests] == [heard] * 3
     texts = {request.reference.text for request in server.synthesizer.requests if request.reference}
     assert texts == {"Ha!" if take.startswith("whispering") else "Neutral."}
 
 
 @pytest.mark.parametrize("text", ["囁き", "é" * 80, "囁" * 300, "x" * 300, "two\r\nlines"])
-async def test_headers_carry_text_of_clients_and_owners(folder: Path, text: str) -> None:
-    server, style = Server(folder), text.replace("\r\n", "")[:80]
-    async with server.client() as client:
-        voice = await with_a_take(client, style)
-        body = {"input": f"<{text}>Hi.</{text}> [{text}]", "voice": voice, "instructions": f"{style}.", text: 1}
-        speech = await client.post(SPEECH, json=body, headers={"x-request-id": text.encode()})
-        unknown = await client.post(SPEECH, json={"input": "Hi.", "voice": text})
+async def test_headers_carry_text_of_clients_and_owners(server: Server, client: AsyncClient, text: str) -> None:
+    style = text.replace("\r\n", "")[:80]
+    voice = await with_a_take(client, style)
+    body = {"input": f"<{text}>Hi.</{text}> [{text}]", "voice": voice, "instructions": f"{style}.", text: 1}
+    speech = await client.post(SPEECH, json=body, headers={"x-request-id": text.encode()})
+    unknown = await client.post(SPEECH, json={"input": "Hi.", "voice": text})
     assert (speech.status_code, unknown.status_code) == (200, 400)
     assert unquote(speech.headers["x-voice-take"]) == f"{style} (instructions)"
     assert "unknown field" in speech.headers["x-ignored"]
@@ -258,21 +236,17 @@ async def test_headers_carry_text_of_clients_and_owners(folder: Path, text: str)
     assert all(len(value) < 1000 and value.decode("ascii").isprintable() for _, value in sent)
 
 
-async def test_a_tag_comes_before_instructions(folder: Path) -> None:
-    async with Server(folder).client() as client:
-        await with_a_take(client, "whispering")
-        body = {"input": "[whispering] Hello.", "voice": "ada", "instructions": "Loudly."}
-        answer = await client.post(SPEECH, json=body)
-        assert answer.headers["x-voice-take"] == "whispering (tag)"
-        assert answer.headers["x-ignored"] == "instructions (a tag of the text chose the recording)"
-        empty = await client.post(SPEECH, json={"input": "[whispering]", "voice": "ada"})
-        assert (empty.status_code, empty.json()["error"]["param"]) == (400, "input")
+async def test_a_tag_comes_before_instructions(client: AsyncClient) -> None:
+    await with_a_take(client, "whispering")
+    body = {"input": "[whispering] Hello.", "voice": "ada", "instructions": "Loudly."}
+    answer = await client.post(SPEECH, json=body)
+    assert answer.headers["x-voice-take"] == "whispering (tag)"
+    assert answer.headers["x-ignored"] == "instructions (a tag of the text chose the recording)"
+    assert refusal(await client.post(SPEECH, json={"input": "[whispering]", "voice": "ada"})) == (400, "input")
 
 
-async def test_a_stored_voice_may_be_the_default_one(folder: Path) -> None:
-    server = Server(folder)
-    async with server.client() as client:
-        await store(client, "ada", ref_text="Hiss.")
+async def test_a_stored_voice_may_be_the_default_one(server: Server, client: AsyncClient) -> None:
+    await store(client, "ada", ref_text="Hiss.")
     settings = ApiSettings(voices=server.settings, default_voice="Ada")
     server.api = one_api(server.synthesizer, settings, voices=server.voices)
     async with server.client() as client:
@@ -287,29 +261,25 @@ async def test_a_stored_voice_may_be_the_default_one(folder: Path) -> None:
     assert {request.reference.text for request in server.synthesizer.requests if request.reference} == {"Hiss."}
 
 
-async def test_defaults_of_a_voice_hold_where_a_request_says_nothing(folder: Path) -> None:
-    server = Server(folder)
-    async with server.client() as client:
-        told = await store(client, "ada", language="german")
-        sampling = {"temperature": 0.5, "top_k": 7}
-        changed = await client.post(f"/v1/audio/voices/{told['id']}", json={"sampling": sampling})
-        assert changed.json()["sampling"] == sampling
-        bad = await client.post(f"/v1/audio/voices/{told['id']}", json={"sampling": {"top_p": 7}})
-        assert (bad.status_code, bad.json()["error"]["param"]) == (400, "sampling")
-        for more in ({}, {"language": "en", "top_k": 9}):
-            await client.post(SPEECH, json={"input": "Hi.", "voice": "ada", **more})
+async def test_defaults_of_a_voice_hold_where_a_request_says_nothing(server: Server, client: AsyncClient) -> None:
+    told = await store(client, "ada", language="german")
+    sampling = {"temperature": 0.5, "top_k": 7}
+    changed = await client.post(f"/v1/audio/voices/{told['id']}", json={"sampling": sampling})
+    assert changed.json()["sampling"] == sampling
+    bad = await client.post(f"/v1/audio/voices/{told['id']}", json={"sampling": {"top_p": 7}})
+    assert (bad.status_code, bad.json()["error"]["param"]) == (400, "sampling")
+    for more in ({}, {"language": "en", "top_k": 9}):
+        await client.post(SPEECH, json={"input": "Hi.", "voice": "ada", **more})
     asked = [(each.language, each.sampling.temperature, each.sampling.top_k) for each in server.synthesizer.requests]
     assert asked == [("german", 0.5, 7), ("english", 0.5, 9)]
 
 
-async def test_a_recording_in_the_request_comes_first(folder: Path) -> None:
-    server = Server(folder)
+async def test_a_recording_in_the_request_comes_first(server: Server, client: AsyncClient) -> None:
     sent = base64.b64encode(wav(5)).decode()
-    async with server.client() as client:
-        await store(client, "ada")
-        body = {"input": "Hi.", "voice": "ada", "reference_audio": sent, "reference_text": "Other."}
-        answer = await client.post(SPEECH, json=body)
-        assert "voice" in answer.headers["x-ignored"]
+    await store(client, "ada")
+    body = {"input": "Hi.", "voice": "ada", "reference_audio": sent, "reference_text": "Other."}
+    answer = await client.post(SPEECH, json=body)
+    assert "voice" in answer.headers["x-ignored"]
     assert server.synthesizer.requests[0].reference is not None
     assert server.synthesizer.requests[0].reference.text == "Other."
 
@@ -398,9 +368,9 @@ async def test_voices_that_are_deleted_while_replicas_do_not_answer_are_all_forg
 
 
 async def test_a_store_that_fails_keeps_the_voices_and_is_told_once(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    server: Server, client: AsyncClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    server, looked = Server(folder), asyncio.Event()
+    looked = asyncio.Event()
     failures, marks = ["away", "away", "gone"], VoiceStore.marks
 
     def failing(files: VoiceStore) -> dict[str, str]:
@@ -409,8 +379,7 @@ async def test_a_store_that_fails_keeps_the_voices_and_is_told_once(
         loop.call_soon_threadsafe(looked.set)
         return marks(files)
 
-    async with server.client() as client:
-        await store(client, "ada")
+    await store(client, "ada")
     loop = asyncio.get_running_loop()
     monkeypatch.setattr(library, "POLL_S", 0.001)
     monkeypatch.setattr(VoiceStore, "marks", failing)
@@ -422,11 +391,9 @@ async def test_a_store_that_fails_keeps_the_voices_and_is_told_once(
     assert server.voices.known("ada") is not None
 
 
-async def test_what_was_derived_outlives_a_restart(folder: Path) -> None:
-    server = Server(folder)
-    async with server.client() as client:
-        await store(client, "ada", ref_text="Hiss.")
-        await client.post(SPEECH, json={"input": "Hi.", "voice": "ada"})
+async def test_what_was_derived_outlives_a_restart(folder: Path, server: Server, client: AsyncClient) -> None:
+    await store(client, "ada", ref_text="Hiss.")
+    await client.post(SPEECH, json={"input": "Hi.", "voice": "ada"})
     reference = server.synthesizer.requests[0].reference
     assert reference is not None
     recordings.keep_clone_prompt(reference, ClonePrompt(np.ones(8, np.float32), np.ones((3, 16), np.int16)))
@@ -526,10 +493,8 @@ async def test_only_its_owner_speaks_with_it_over_sockets(folder: Path, dialect:
 
 
 @pytest.mark.parametrize("dialect", SOCKETS)
-async def test_sockets_tell_which_recording_speaks(folder: Path, dialect: str) -> None:
-    server = Server(folder)
-    async with server.client() as client:
-        voice = await with_a_take(client, "cheerful")
+async def test_sockets_tell_which_recording_speaks(server: Server, client: AsyncClient, dialect: str) -> None:
+    voice = await with_a_take(client, "cheerful")
     path, messages = SOCKETS[dialect]
     async with asgi.websocket(server.api, path.replace("$voice", voice)) as connection:
         client_of = await Client(connection).accepted()
@@ -544,10 +509,8 @@ async def test_sockets_tell_which_recording_speaks(folder: Path, dialect: str) -
     assert in_handshake == (told if dialect in ("Deepgram", "Flux", "ElevenLabs") else None)
 
 
-async def test_our_socket_has_tags(folder: Path) -> None:
-    server = Server(folder)
-    async with server.client() as client:
-        await with_a_take(client, "cheerful")
+async def test_our_socket_has_tags(server: Server, client: AsyncClient) -> None:
+    await with_a_take(client, "cheerful")
     async with asgi.websocket(server.api, "/v1/audio/speech/ws") as connection:
         client_of = await Client(connection).accepted()
         client_of.send({"type": "speak", "text": "[cheerful] Hi.", "voice": "ada", "instructions": "Low."})
@@ -558,40 +521,37 @@ async def test_our_socket_has_tags(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["x" * 81, "two\nlines"])
-async def test_a_consent_has_a_name_that_can_be_kept(folder: Path, name: str) -> None:
-    async with Server(folder).client() as client:
-        fields, files = {"language": "en"}, {"recording": ("c.wav", wav())}
-        agreed = await client.post("/v1/audio/voice_consents", data={**fields, "name": "c"}, files=files)
-        place = f"/v1/audio/voice_consents/{agreed.json()['id']}"
-        added = await client.post("/v1/audio/voice_consents", data={**fields, "name": name}, files=files)
-        renamed = await client.post(place, data={"name": name})
-        for refused in (added, renamed):
-            assert (refused.status_code, refused.json()["error"]["param"]) == (400, "name")
-        assert (await client.get(place)).json()["name"] == "c"
+async def test_a_consent_has_a_name_that_can_be_kept(client: AsyncClient, name: str) -> None:
+    fields, files = {"language": "en"}, {"recording": ("c.wav", wav())}
+    agreed = await client.post("/v1/audio/voice_consents", data={**fields, "name": "c"}, files=files)
+    place = f"/v1/audio/voice_consents/{agreed.json()['id']}"
+    added = await client.post("/v1/audio/voice_consents", data={**fields, "name": name}, files=files)
+    renamed = await client.post(place, data={"name": name})
+    for refused in (added, renamed):
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "name")
+    assert (await client.get(place)).json()["name"] == "c"
 
 
-async def test_recordings_that_are_added_at_once_all_stay(folder: Path) -> None:
-    async with Server(folder).client() as client:
-        told = await store(client, "ada")
+async def test_recordings_that_are_added_at_once_all_stay(client: AsyncClient) -> None:
+    told = await store(client, "ada")
 
-        async def add(style: str) -> int:
-            files = {"audio_sample": ("a.wav", wav())}
-            answer = await client.post(f"/v1/audio/voices/{told['id']}", data={"style": style}, files=files)
-            return answer.status_code
+    async def add(style: str) -> int:
+        files = {"audio_sample": ("a.wav", wav())}
+        answer = await client.post(f"/v1/audio/voices/{told['id']}", data={"style": style}, files=files)
+        return answer.status_code
 
-        assert await asyncio.gather(*map(add, ("calm", "loud", "sad"))) == [200, 200, 200]
-        shown = (await client.get(f"/v1/audio/voices/{told['id']}")).json()
+    assert await asyncio.gather(*map(add, ("calm", "loud", "sad"))) == [200, 200, 200]
+    shown = (await client.get(f"/v1/audio/voices/{told['id']}")).json()
     assert {take["style"] for take in shown["takes"]} == {"neutral", "calm", "loud", "sad"}
 
 
-async def test_of_equal_names_that_are_stored_at_once_one_is_taken(folder: Path) -> None:
-    async with Server(folder).client() as client:
+async def test_of_equal_names_that_are_stored_at_once_one_is_taken(client: AsyncClient) -> None:
 
-        async def add() -> int:
-            files = {"audio_sample": ("a.wav", wav())}
-            return (await client.post("/v1/audio/voices", data={"name": "ada"}, files=files)).status_code
+    async def add() -> int:
+        files = {"audio_sample": ("a.wav", wav())}
+        return (await client.post("/v1/audio/voices", data={"name": "ada"}, files=files)).status_code
 
-        assert sorted(await asyncio.gather(add(), add(), add())) == [200, 409, 409]
+    assert sorted(await asyncio.gather(add(), add(), add())) == [200, 409, 409]
 
 
 async def named(voices: Voices, name: str) -> list[str]:
@@ -630,9 +590,7 @@ async def test_two_replicas_never_keep_one_name_twice(folder: Path, monkeypatch:
 
 
 @pytest.mark.parametrize("renames", [False, True])
-async def test_a_name_that_another_replica_took_first_is_taken_back(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, renames: bool
-) -> None:
+async def test_a_name_taken_elsewhere_is_undone(folder: Path, monkeypatch: pytest.MonkeyPatch, renames: bool) -> None:
     write, loop = VoiceStore.write, asyncio.get_running_loop()
     late, early = Server(folder), Server(folder)
     async with late.client() as client, early.client() as other:
@@ -661,29 +619,26 @@ async def test_a_name_that_another_replica_took_first_is_taken_back(
         assert (grace.version in version) is not renames  # caches have forgotten it
 
 
-async def test_a_change_does_not_bring_a_deleted_voice_back(folder: Path) -> None:
-    server = Server(folder)
-    async with server.client() as client:
-        told = await store(client, "ada")
-        VISITOR.set(EVERYBODY)
-        known = await server.voices.get("ada")  # as a change does, which then checks its recording for seconds
-        assert (await client.delete(f"/v1/audio/voices/{told['id']}")).status_code == 200
-        with pytest.raises(NotFound, match="'ada' was deleted during"):
-            await server.voices.change(known, {"name": "grace"})
-        assert (await client.get(f"/v1/audio/voices/{told['id']}")).status_code == 404
+async def test_a_change_brings_no_deleted_voice_back(server: Server, client: AsyncClient) -> None:
+    told = await store(client, "ada")
+    VISITOR.set(EVERYBODY)
+    known = await server.voices.get("ada")  # as a change does, which then checks its recording for seconds
+    assert (await client.delete(f"/v1/audio/voices/{told['id']}")).status_code == 200
+    with pytest.raises(NotFound, match="'ada' was deleted during"):
+        await server.voices.change(known, {"name": "grace"})
+    assert (await client.get(f"/v1/audio/voices/{told['id']}")).status_code == 404
 
 
-async def test_rules_that_are_added_at_once_all_stay(folder: Path) -> None:
-    async with Server(folder).client() as client:
-        place = "/v1/pronunciation-dictionaries"
+async def test_rules_that_are_added_at_once_all_stay(client: AsyncClient) -> None:
+    place = "/v1/pronunciation-dictionaries"
 
-        def rules(word: str) -> list[dict[str, str]]:
-            return [{"string_to_replace": word, "type": "alias", "alias": "said"}]
+    def rules(word: str) -> list[dict[str, str]]:
+        return [{"string_to_replace": word, "type": "alias", "alias": "said"}]
 
-        made = (await client.post(f"{place}/add-from-rules", json={"name": "x", "rules": rules("one")})).json()
-        adding = (client.post(f"{place}/{made['id']}/add-rules", json={"rules": rules(word)}) for word in ("two", "3"))
-        await asyncio.gather(*adding)
-        shown = (await client.get(f"{place}/{made['id']}")).json()
+    made = (await client.post(f"{place}/add-from-rules", json={"name": "x", "rules": rules("one")})).json()
+    adding = (client.post(f"{place}/{made['id']}/add-rules", json={"rules": rules(word)}) for word in ("two", "3"))
+    await asyncio.gather(*adding)
+    shown = (await client.get(f"{place}/{made['id']}")).json()
     assert {rule["string_to_replace"] for rule in shown["rules"]} == {"one", "two", "3"}
 
 
@@ -735,13 +690,11 @@ async def test_the_owner_is_the_name_of_a_key(folder: Path) -> None:
         assert [each["name"] for each in (await client.get("/v1/audio/voices")).json()["voices"]] == ["mine"]
 
 
-async def test_a_name_is_taken_once(folder: Path) -> None:
-    server = Server(folder)
-    async with server.client() as client:
-        await store(client, "ada")
-        with pytest.raises(AssertionError, match="is already named"):
-            await store(client, "ADA")
-        assert [each["name"] for each in (await client.get("/v1/audio/voices")).json()["voices"]] == ["ada"]
+async def test_a_name_is_taken_once(client: AsyncClient) -> None:
+    await store(client, "ada")
+    with pytest.raises(AssertionError, match="is already named"):
+        await store(client, "ADA")
+    assert [each["name"] for each in (await client.get("/v1/audio/voices")).json()["voices"]] == ["ada"]
 
 
 @pytest.mark.parametrize(
@@ -782,24 +735,22 @@ async def test_where_consent_is_required(folder: Path) -> None:
         ({"name": "a", "consent": "cons_0123456789abcdef01234567"}, {"audio_sample": wav()}, "consent"),
     ],
 )
-async def test_what_is_refused(folder: Path, fields: dict[str, str], files: dict[str, bytes], param: str) -> None:
-    server = Server(folder)
-    async with server.client() as client:
-        sent = {name: (f"{name}.wav", data) for name, data in files.items()}
-        answer = await client.post("/v1/audio/voices", data=fields, files=sent or None)
-        assert 400 <= answer.status_code < 500
-        assert answer.json()["error"]["param"] == param
+async def test_what_is_refused(
+    folder: Path, client: AsyncClient, fields: dict[str, str], files: dict[str, bytes], param: str
+) -> None:
+    sent = {name: (f"{name}.wav", data) for name, data in files.items()}
+    answer = await client.post("/v1/audio/voices", data=fields, files=sent or None)
+    assert 400 <= answer.status_code < 500
+    assert answer.json()["error"]["param"] == param
     assert files_in(folder) == []
 
 
-async def test_unknown_fields_are_named(folder: Path) -> None:
-    server = Server(folder)
-    async with server.client() as client:
-        files = {"audio_sample": ("a.wav", wav())}
-        answer = await client.post("/v1/audio/voices", data={"name": "a", "colour": "red"}, files=files)
-        assert answer.headers["x-ignored"] == "colour (unknown field)"
-        changed = await client.post("/v1/audio/voices/a", json={"description": "calm", "style": "calm"})
-        assert changed.headers["x-ignored"] == "style (send it with an audio_sample)"
+async def test_unknown_fields_are_named(client: AsyncClient) -> None:
+    files = {"audio_sample": ("a.wav", wav())}
+    answer = await client.post("/v1/audio/voices", data={"name": "a", "colour": "red"}, files=files)
+    assert answer.headers["x-ignored"] == "colour (unknown field)"
+    changed = await client.post("/v1/audio/voices/a", json={"description": "calm", "style": "calm"})
+    assert changed.headers["x-ignored"] == "style (send it with an audio_sample)"
 
 
 async def test_a_model_with_named_voices_says_what_is_missing(folder: Path) -> None:
@@ -813,9 +764,7 @@ async def test_a_model_with_named_voices_says_what_is_missing(folder: Path) -> N
         assert "load a Base checkpoint" in other.headers["x-ignored"]
 
 
-async def test_a_thousand_voices_are_listed_in_a_tenth_of_a_second(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_thousand_voices_are_listed_in_a_tenth_second(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fsync", lambda _: None)  # for a thousand files it takes a minute
     server = Server(folder, voices=VoiceSettings(max_voices=2000))
     async with server.client() as client:
@@ -836,16 +785,13 @@ async def test_a_thousand_voices_are_listed_in_a_tenth_of_a_second(
         assert min(took_s) < 0.1
 
 
-async def test_the_portable_file(folder: Path, tmp_path: Path) -> None:
-    server = Server(folder)
-    async with server.client() as client:
-        told = await store(client, "ada", ref_text="Hiss.")
-        answer = await client.get(f"/v1/audio/voices/{told['id']}/file")
-        assert answer.content[:2] == b"PK"
+async def test_the_portable_file(client: AsyncClient, tmp_path: Path) -> None:
+    told = await store(client, "ada", ref_text="Hiss.")
+    answer = await client.get(f"/v1/audio/voices/{told['id']}/file")
+    assert answer.content[:2] == b"PK"
 
 
-async def test_openais_sdk(folder: Path) -> None:
-    server = Server(folder)
+async def test_openais_sdk(server: Server) -> None:
     http = httpx2.AsyncClient(transport=httpx2.ASGITransport(server.api))
     async with openai.AsyncOpenAI(base_url="http://talkray/v1", api_key="any", http_client=http) as client:
         consents = client.audio.voice_consents
@@ -865,39 +811,35 @@ async def test_openais_sdk(folder: Path) -> None:
         assert (await consents.delete(consent.id)).deleted
 
 
-async def test_elevenlabs_form(folder: Path) -> None:
-    server = Server(folder)
-    async with server.client() as client:
-        files = [("files", ("main.wav", wav())), ("files", ("whispering.wav", wav(1)))]
-        fields = {
-            "name": "ada",
-            "description": "calm",
-            "labels": '{"language": "de"}',
-            "remove_background_noise": "true",
-        }
-        told = await client.post("/v1/voices/add", data=fields, files=files)
-        assert told.json()["requires_verification"] is False
-        assert "remove_background_noise" in told.headers["x-ignored"]
-        path = f"/v1/voices/{told.json()['voice_id']}"
-        shown = (await client.get(path)).json()
-        assert (shown["category"], shown["labels"]["language"]) == ("cloned", "de")
-        own = (await client.get(f"/v1/audio/voices/{told.json()['voice_id']}")).json()
-        assert [take["style"] for take in own["takes"]] == ["neutral", "whispering"]
-        assert (await client.post(f"{path}/edit", data={"name": "grace"})).json() == {"status": "ok"}
-        assert (await client.get(path)).json()["name"] == "grace"
-        assert (await client.delete(path)).json() == {"status": "ok"}
+async def test_elevenlabs_form(client: AsyncClient) -> None:
+    files = [("files", ("main.wav", wav())), ("files", ("whispering.wav", wav(1)))]
+    fields = {
+        "name": "ada",
+        "description": "calm",
+        "labels": '{"language": "de"}',
+        "remove_background_noise": "true",
+    }
+    told = await client.post("/v1/voices/add", data=fields, files=files)
+    assert told.json()["requires_verification"] is False
+    assert "remove_background_noise" in told.headers["x-ignored"]
+    path = f"/v1/voices/{told.json()['voice_id']}"
+    shown = (await client.get(path)).json()
+    assert (shown["category"], shown["labels"]["language"]) == ("cloned", "de")
+    own = (await client.get(f"/v1/audio/voices/{told.json()['voice_id']}")).json()
+    assert [take["style"] for take in own["takes"]] == ["neutral", "whispering"]
+    assert (await client.post(f"{path}/edit", data={"name": "grace"})).json() == {"status": "ok"}
+    assert (await client.get(path)).json()["name"] == "grace"
+    assert (await client.delete(path)).json() == {"status": "ok"}
 
 
-async def test_cartesias_form(folder: Path) -> None:
-    server = Server(folder)
-    async with server.client() as client:
-        fields = {"name": "ada", "language": "en", "mode": "similarity"}
-        told = await client.post("/voices/clone", data=fields, files={"clip": ("clip.wav", wav())})
-        assert told.json()["is_owner"] is True
-        assert "mode" in told.headers["x-ignored"]
-        spoken = await client.post("/tts/bytes", json={"transcript": "Hi.", "voice": {"id": told.json()["id"]}})
-        assert spoken.status_code == 200
-        assert (await client.delete(f"/voices/{told.json()['id']}")).status_code == 204
+async def test_cartesias_form(client: AsyncClient) -> None:
+    fields = {"name": "ada", "language": "en", "mode": "similarity"}
+    told = await client.post("/voices/clone", data=fields, files={"clip": ("clip.wav", wav())})
+    assert told.json()["is_owner"] is True
+    assert "mode" in told.headers["x-ignored"]
+    spoken = await client.post("/tts/bytes", json={"transcript": "Hi.", "voice": {"id": told.json()["id"]}})
+    assert spoken.status_code == 200
+    assert (await client.delete(f"/voices/{told.json()['id']}")).status_code == 204
 
 
 async def test_a_folder_on_several_nodes_is_refused(folder: Path) -> None:

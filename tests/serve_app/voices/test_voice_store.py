@@ -90,9 +90,7 @@ def test_nothing_of_a_voice_that_is_removed_stays(store: VoiceStore) -> None:
 
 
 @pytest.mark.parametrize("late", ["audio", "voices"])
-def test_a_change_does_not_bring_a_deleted_voice_back(
-    store: VoiceStore, monkeypatch: pytest.MonkeyPatch, late: str
-) -> None:
+def test_a_change_brings_no_deleted_voice_back(store: VoiceStore, monkeypatch: pytest.MonkeyPatch, late: str) -> None:
     record, files = voice()
     store.write(record, files)
     put = store.put
@@ -149,9 +147,7 @@ def test_a_damaged_derived_file_is_made_anew(store: VoiceStore) -> None:
     assert store.derived(record, b"key") is None
 
 
-def test_a_full_disk_loses_nothing(
-    store: VoiceStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_full_disk(store: VoiceStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     record, files = voice()
     store.write(record, files)
     changed = record.changed(name="grace")

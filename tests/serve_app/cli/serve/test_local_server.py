@@ -29,24 +29,15 @@ def listener() -> Iterator[int]:
         yield server.getsockname()[1]
 
 
-def test_a_free_port_can_be_used() -> None:
+def test_whether_an_address_can_be_used(listener: int) -> None:
     assert why_unusable("127.0.0.1", free_port()) is None
-
-
-def test_a_taken_port_cannot(listener: int) -> None:
     assert why_unusable("127.0.0.1", listener) == "Address already in use"
-
-
-def test_an_address_of_ipv6() -> None:
+    assert why_unusable("nowhere.invalid", 8000) is not None
     assert Address("::1", 8000).url == "http://[::1]:8000"
     with socket.create_server(("::1", 0), family=socket.AF_INET6) as server:
         port = server.getsockname()[1]
         assert why_unusable("::1", port) == "Address already in use"
     assert why_unusable("::1", port) is None
-
-
-def test_a_host_that_nobody_knows() -> None:
-    assert why_unusable("nowhere.invalid", 8000) is not None
 
 
 def test_every_pool_has_a_place_on_a_machine_with_fewer_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,9 +68,7 @@ def test_a_pool_for_labels_that_no_machine_here_has_is_refused(pool: str) -> Non
 @pytest.mark.parametrize(
     ("load", "busy"), [(9.0, ", this machine is busy, load 9 on 4 CPUs; waiting for up to 600 s"), (0.0, "")]
 )
-def test_a_wait_says_every_so_often_whether_the_machine_is_busy(
-    load: float, busy: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wait_says_whether_the_machine_is_busy(load: float, busy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local_server, "_BUSY_S", 0.01)
     monkeypatch.setattr(local_server, "_load", lambda: (load, 4))
     lines, three = [], threading.Event()
@@ -95,9 +84,7 @@ def test_a_wait_says_every_so_often_whether_the_machine_is_busy(
 
 
 @pytest.mark.parametrize(("load", "polls", "answers"), [(0.0, 1, False), (9.0, 3, True), (0.0, 0, True)])
-def test_the_first_answer_of_a_busy_machine_may_take_longer(
-    load: float, polls: int, answers: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_busy_machine_may_be_slower(load: float, polls: int, answers: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     ready = iter([*[False] * polls, answers])
     monkeypatch.setattr(local_server, "_is_ready", lambda address: next(ready))
     monkeypatch.setattr(local_server, "_load", lambda: (load, 2))
@@ -107,9 +94,6 @@ def test_the_first_answer_of_a_busy_machine_may_take_longer(
         local_server._await_ready(Address("127.0.0.1", 1), lambda line: None)
 
 
-def test_the_root_cause_stands_at_the_end_of_what_serve_quotes() -> None:
+def test_the_root_cause_is_the_end_of_what_serve_quotes_or_the_message_itself() -> None:
     assert root_cause(QUOTED) == "/m/model.safetensors does not fit: a is missing;\nb is missing"
-
-
-def test_a_message_without_a_traceback_is_its_own_cause() -> None:
     assert root_cause("The deployment failed to start.") == "The deployment failed to start."

@@ -30,15 +30,11 @@ def writer(folder: RunFolder) -> "subprocess.Popen[bytes]":
 
 
 def test_only_its_user_may_enter(parent: Path) -> None:
+    """And systemd-tmpfiles passes over a folder that it cannot lock, with all that is in it."""
     with created(print) as folder:
         assert stat.S_IMODE(folder.path.stat().st_mode) == 0o700
         assert folder.path.parent == parent
         assert all(path.startswith(f"{folder.path}") for path in folder.environment.values())
-
-
-def test_what_cleans_up_after_days_finds_it_in_use(parent: Path) -> None:
-    """systemd-tmpfiles passes over a folder that it cannot lock, with all that is in it."""
-    with created(print) as folder:
         opened = os.open(folder.path, os.O_RDONLY)
         with pytest.raises(BlockingIOError):
             fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -58,18 +54,17 @@ def test_a_long_path_is_refused(parent: Path, monkeypatch: pytest.MonkeyPatch) -
     assert not list(long.iterdir())
 
 
-def test_a_folder_that_is_not_there_is_refused(parent: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RAY_TMPDIR", str(parent / "no"))
-    with pytest.raises(StartError, match="is no folder"), created(print):
-        pass
-
-
-def test_a_folder_that_others_write_to_is_refused(parent: Path) -> None:
+def test_a_folder_that_is_not_there_or_that_others_write_to_is_refused(
+    parent: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     parent.chmod(0o777)
     with pytest.raises(StartError, match="sticky"), created(print):
         pass
     parent.chmod(0o1777)
     with created(print):
+        pass
+    monkeypatch.setenv("RAY_TMPDIR", str(parent / "no"))
+    with pytest.raises(StartError, match="is no folder"), created(print):
         pass
 
 
@@ -97,18 +92,15 @@ def test_what_a_dead_server_left_is_cleared_and_its_logs_are_kept(parent: Path) 
 
 
 def test_only_the_latest_logs_are_kept(parent: Path) -> None:
+    with created(print) as folder:
+        assert folder.keep_logs() is None
+    assert not list(parent.iterdir())
     kept = []
     for _ in range(3):
         with created(print) as folder:
             (folder.path / "ray").mkdir()
             kept.append(folder.keep_logs())
     assert [*parent.iterdir()] == [kept[-1]]
-
-
-def test_without_logs_nothing_is_kept(parent: Path) -> None:
-    with created(print) as folder:
-        assert folder.keep_logs() is None
-    assert not list(parent.iterdir())
 
 
 def test_folders_of_another_kind_are_left_alone(parent: Path) -> None:

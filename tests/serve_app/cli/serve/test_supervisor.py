@@ -118,23 +118,22 @@ def interrupt(number: signal.Signals, after_s: float) -> threading.Thread:
     return thread
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_it_in_peace(monkeypatch: pytest.MonkeyPatch, number: signal.Signals) -> None:
-    driver(monkeypatch, "say('ready', ''); time.sleep(600)")
+@pytest.mark.parametrize(
+    ("number", "then"),
+    [
+        (signal.SIGINT, "time.sleep(600)"),
+        (signal.SIGTERM, "time.sleep(600)"),
+        (signal.SIGTERM, "sys.exit()"),  # it ends the driver too, which is no loss
+    ],
+)
+def test_a_signal_ends_it_in_peace(monkeypatch: pytest.MonkeyPatch, number: signal.Signals, then: str) -> None:
+    driver(monkeypatch, f"say('ready', ''); {then}")
     stages: list[str] = []
     with running(AppConfig(), ADDRESS, stages.append) as server:
         sender = interrupt(number, 0.2)
         server.wait()
         sender.join()
     assert stages == ["starting Ray", "stopping"]
-
-
-def test_a_signal_that_ends_the_driver_too_is_no_loss(monkeypatch: pytest.MonkeyPatch) -> None:
-    driver(monkeypatch, "say('ready', ''); sys.exit()")
-    with running(AppConfig(), ADDRESS, print) as server:
-        sender = interrupt(signal.SIGTERM, 0.2)
-        server.wait()
-        sender.join()
 
 
 def test_a_signal_during_the_start_has_its_status(monkeypatch: pytest.MonkeyPatch, parent: Path) -> None:
