@@ -18,7 +18,7 @@ from serve_app.config import (
 )
 from serve_app.ingress import Ingress
 
-SERVE_CONFIGS = sorted((Path(__file__).parents[2] / "cluster" / "serve").glob("*.yaml"))
+SERVE_CONFIGS = {path.name: path for path in sorted((Path(__file__).parents[2] / "cluster" / "serve").glob("*.yaml"))}
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def test_a_missing_file_is_named(file: Path) -> None:
         read_config(file)
 
 
-@pytest.mark.parametrize("path", SERVE_CONFIGS, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", SERVE_CONFIGS.values(), ids=SERVE_CONFIGS)
 def test_shipped_configs_have_only_keys_that_serve_knows(path: Path) -> None:
     """Serve itself ignores those it does not know."""
     document = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -89,8 +89,7 @@ def test_shipped_configs_have_only_keys_that_serve_knows(path: Path) -> None:
 
 
 def test_production_has_bounds_everywhere() -> None:
-    [file] = [path for path in SERVE_CONFIGS if path.name == "production.yaml"]
-    config = read_config(file)
+    config = read_config(SERVE_CONFIGS["production.yaml"])
     assert config.talker_scaling
     assert config.codec_scaling
     assert config.api.admission.max_streams < config.ingress_requests
@@ -101,15 +100,14 @@ def test_production_has_bounds_everywhere() -> None:
 
 
 def test_sizes_and_bounds_are_read_where_serve_reads_them() -> None:
-    files = {path.name: path for path in SERVE_CONFIGS}
-    production = read_config(files["production.yaml"])
+    production = read_config(SERVE_CONFIGS["production.yaml"])
     assert production.talker_scaling
     assert production.codec_scaling
     assert (production.ingress_pool.replicas, production.talker_pool.replicas) == (2, 2)
     assert (production.talker_scaling.max_replicas, production.talker_scaling.trend_horizon_s) == (16, 20)
     assert (production.codec_scaling.min_replicas, production.codec_scaling.streams_per_replica) == (8, 4)
-    assert read_config(files["four-gpus.yaml"]).talker_pool.replicas == 4
-    voices, clones, designs = read_config(files["three-models.yaml"]).by_model().values()
+    assert read_config(SERVE_CONFIGS["four-gpus.yaml"]).talker_pool.replicas == 4
+    voices, clones, designs = read_config(SERVE_CONFIGS["three-models.yaml"]).by_model().values()
     assert voices.talker_scaling is clones.talker_scaling is None
     assert designs.talker_scaling == TalkerScalingConfig(min_replicas=0, max_replicas=1)
     assert designs.talker_pool == voices.talker_pool
@@ -123,8 +121,7 @@ def test_a_size_of_no_pool_is_named(file: Path, name: str) -> None:
 
 
 def test_the_file_for_one_machine_holds_the_defaults() -> None:
-    [file] = [path for path in SERVE_CONFIGS if path.name == "local.yaml"]
-    assert read_config(file) == AppConfig()
+    assert read_config(SERVE_CONFIGS["local.yaml"]) == AppConfig()
 
 
 LOOPBACK = ["127.0.0.1", "localhost", "::1", "[::1]", "127.8.9.10"]

@@ -12,7 +12,6 @@ from deployments import listener
 from deployments.errors import NotReady, Overloaded
 from deployments.protocol import FinishReason, PcmChunk, Reference, SynthesisRequest
 from serve_app.config import AdmissionSettings
-from serve_app.speech import room, speech_models
 from serve_app.speech.live_text import LiveTexts
 from serve_app.speech.segments import Utterance
 from serve_app.speech.speech_models import SpeechModel
@@ -25,14 +24,6 @@ pytestmark = pytest.mark.anyio
 REQUEST = Utterance(SynthesisRequest("id", "Hello."))
 PROMPT = AdmissionSettings(max_streams=8, max_line_s=1000, max_wait_s=1000)
 SHORT_LINE = AdmissionSettings(max_line_s=3, max_wait_s=1000)
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock(100.0)
-    for module in (speech_models, room):
-        monkeypatch.setattr(module, "time", clock)
-    return clock
 
 
 class Line:
