@@ -1,6 +1,7 @@
 import pickle
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -20,14 +21,7 @@ from serve_app import ingress
 from serve_app.api.records.request_record import RequestRecord
 from serve_app.app import LONGEST_STREAM_S, build_app, codec_scaling, health_check_s, options, report_s, talker_scaling
 from serve_app.cli.ray_settings import CLUSTER, TUNED
-from serve_app.config import (
-    ApiSettings,
-    AppConfig,
-    CodecScalingConfig,
-    PoolConfig,
-    ServedModel,
-    TalkerScalingConfig,
-)
+from serve_app.config import ApiSettings, AppConfig, CodecScalingConfig, PoolConfig, ServedModel, TalkerScalingConfig
 from serve_app.jobs import deployment as jobs
 from serve_app.scaling.policies import CodecPolicy, CodecScaling, TalkerPolicy
 
@@ -46,34 +40,30 @@ def test_the_deployments_behind_the_ingress() -> None:
     assert all(callable(deployment.func_or_class.forget) for deployment in others), "as deleting a voice asks of all"
 
 
-def test_what_is_deployed_again_unchanged_is_the_same() -> None:
+@pytest.mark.parametrize("config", [lambda: AppConfig(model="embedded"), lambda: several()], ids=["one", "several"])
+def test_what_is_deployed_again_unchanged_is_the_same(config: Callable[[], AppConfig]) -> None:
     """Serve replaces replicas whose arguments differ."""
-    one, other = (built(AppConfig(model="embedded")).deployments for _ in range(2))
-    assert [item.name for item in one] == [item.name for item in other]
-    assert [repr((item.init_args, item.init_kwargs)) for item in one] == [
-        repr((item.init_args, item.init_kwargs)) for item in other
-    ]
+    one, other = (
+        [repr((item.name, item.init_args, item.init_kwargs)) for item in built(config()).deployments] for _ in range(2)
+    )
+    assert one == other
 
 
 def test_a_default_voice_that_the_checkpoint_does_not_have_is_found_at_the_start() -> None:
     for voice in ("hugo", "Nora", "alloy"):
         build_app(AppConfig(model="embedded", api=ApiSettings(default_voice=voice)))
+    unknown = ApiSettings(default_voice="vivian")
     with pytest.raises(
         StartError, match=r"api.default_voice: 'vivian' is no voice of embedded; set one of nora, felix"
     ):
-        build_app(AppConfig(model="embedded", api=ApiSettings(default_voice="vivian")))
-    elsewhere = ApiSettings(default_voice="vivian")  # on other nodes; /ready says it there
-    build_app(AppConfig(model="/no/such/folder", api=elsewhere))
+        build_app(AppConfig(model="embedded", api=unknown))
+    build_app(AppConfig(model="/no/such/folder", api=unknown))  # on other nodes; /ready says it there
 
 
 def test_each_pool_gets_its_own_settings() -> None:
     pool = PoolConfig(replicas=3, num_cpus=4, num_gpus=0.5, max_queued_requests=9)
-    by_name = {
-        item.name: item
-        for item in built(
-            AppConfig(model="embedded", talker=TalkerConfig(max_num_seqs=4, max_num_waiting=2), talker_pool=pool)
-        ).deployments
-    }
+    config = AppConfig(model="embedded", talker=TalkerConfig(max_num_seqs=4, max_num_waiting=2), talker_pool=pool)
+    by_name = {item.name: item for item in built(config).deployments}
     assert by_name["Codec"].num_replicas == 1
     talker = by_name["Talker"]
     assert (talker.num_replicas, talker.max_ongoing_requests, talker.max_queued_requests) == (3, 10, 9)
@@ -194,18 +184,12 @@ def test_callers_count_for_how_often_a_pool_reports() -> None:
         assert config.health_check_period_s == pytest.approx(health_check_s(replicas))
 
 
-def test_the_codec_pool_knows_how_many_streams_the_talkers_can_run() -> None:
-    scaling = codec_scaling(SCALED)
-    assert scaling is not None
-    assert scaling.max_talker_streams == 5 * 16
-    assert codec_scaling(AppConfig()) is None
-
-
-def test_the_talker_pool_knows_how_many_sequences_an_engine_batches() -> None:
-    scaling = talker_scaling(SCALED)
-    assert scaling is not None
-    assert scaling.sequences_per_replica == 16
-    assert talker_scaling(AppConfig()) is None
+def test_pools_know_how_many_streams_and_sequences_the_talkers_can_run() -> None:
+    codec, talker = codec_scaling(SCALED), talker_scaling(SCALED)
+    assert codec is not None
+    assert talker is not None
+    assert (codec.max_talker_streams, talker.sequences_per_replica) == (5 * 16, 16)
+    assert codec_scaling(AppConfig()) is talker_scaling(AppConfig()) is None
 
 
 def test_every_queue_is_bounded() -> None:
@@ -223,10 +207,7 @@ TORCH = "torch transformers"
         ("import serve_app.ingress", TORCH),
         ("import serve_app.cli.serve.local_server", TORCH),
         # Composing too, not only importing.
-        (
-            "import serve_app.app as app, serve_app.config; app.build_app(serve_app.config.AppConfig())",
-            "torch transformers",
-        ),
+        ("import serve_app.app as app, serve_app.config; app.build_app(serve_app.config.AppConfig())", TORCH),
         # The command line applies its settings before Ray is imported.
         ("import serve_app.cli.main", f"{TORCH} ray"),
         # Policies need nothing but the standard library: they are sent by value.
@@ -319,11 +300,6 @@ def test_a_single_codec_pool_keeps_its_name_and_follows_all_talkers() -> None:
     _, models, _ = by_name["Ingress"].init_args
     assert models[0].inline_talker is None
     assert models[1].inline_talker.deployment_name == "Talker-Base"  # the ingress asks it itself
-
-
-def test_several_models_deployed_again_unchanged_are_the_same() -> None:
-    one, other = (built(several()).deployments for _ in range(2))
-    assert [repr((item.name, item.init_args)) for item in one] == [repr((item.name, item.init_args)) for item in other]
 
 
 def test_the_default_voice_may_be_any_models() -> None:

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
+from typing import Self
 
 import numpy as np
 import pytest
@@ -38,26 +39,35 @@ GROUPS, SAMPLES = 16, 1920
 DEAD = ActorUnavailableError("gone", b"0" * 16)
 
 
-class Codec:
-    """A handle to replicas of which each gives so many frames more, one a chunk, and then dies of an error."""
+class Handle:
+    """A handle to replicas, which remembers what it was asked."""
 
-    deployment_name = "Codec"
+    deployment_name, method = "Talker", "generate"
 
-    def __init__(self, total: int, *scripts: tuple[int, Exception], chunk_bytes: int = 1) -> None:
-        self._total, self._chunk_bytes = total, chunk_bytes
-        self._scripts = list(scripts)
+    def __init__(self) -> None:
         self.requests: list[SynthesisRequest] = []
 
-    def options(self, *, method_name: str, stream: bool) -> "Codec":
-        assert (method_name, stream) == ("synthesize", True)
+    def options(self, *, method_name: str, stream: bool) -> Self:
+        assert (method_name, stream) == (self.method, True)
         return self
 
-    def remote(self, request: SynthesisRequest) -> "Codec":
+    def remote(self, request: SynthesisRequest) -> Self:
         self.requests.append(request)
         return self
 
     def cancel(self) -> None:
         pass
+
+
+class Codec(Handle):
+    """Each replica gives so many frames more, one a chunk, and then dies of an error."""
+
+    deployment_name, method = "Codec", "synthesize"
+
+    def __init__(self, total: int, *scripts: tuple[int, Exception], chunk_bytes: int = 1) -> None:
+        super().__init__()
+        self._total, self._chunk_bytes = total, chunk_bytes
+        self._scripts = list(scripts)
 
     async def __aiter__(self) -> AsyncGenerator[PcmChunk, None]:
         yield PcmChunk(b"", np.zeros((0, 0), np.int16), 0)
@@ -66,10 +76,8 @@ class Codec:
         count, error = self._scripts.pop(0) if self._scripts else (self._total - done, None)
         for number in range(done, done + count):
             prompt = read_by_replica(self.requests[-1].reference) if number == done else None
-            codes = np.full((1, GROUPS), number, np.int16)
-            yield PcmChunk(
-                bytes([number]) * self._chunk_bytes, codes, 3, None, (number + 1) * SAMPLES, clone_prompt=prompt
-            )
+            codes, pcm = np.full((1, GROUPS), number, np.int16), bytes([number]) * self._chunk_bytes
+            yield PcmChunk(pcm, codes, 3, None, (number + 1) * SAMPLES, clone_prompt=prompt)
         if error is not None:
             raise error
         yield PcmChunk(b"", np.zeros((0, GROUPS), np.int16), 3, FinishReason.STOP, self._total * SAMPLES)
@@ -148,31 +156,16 @@ async def test_samples_are_sent_until_a_codec_has_answered_for_them() -> None:
     assert sent(codec.requests) == ["samples", "samples", "prompt", "prompt", "samples"]
 
 
-class CloningTalker:
-    """A handle to talkers that bring audio with each frame; each dies behind so many frames, the last one does not."""
-
-    deployment_name = "Talker"
+class CloningTalker(Handle):
+    """Talkers that bring audio with each frame; each dies behind so many frames, the last one does not."""
 
     def __init__(self, *dies_behind: int) -> None:
+        super().__init__()
         self._dies_behind = list(dies_behind)
-        self.requests: list[SynthesisRequest] = []
-
-    def options(self, *, method_name: str, stream: bool) -> "CloningTalker":
-        return self
-
-    def remote(self, request: SynthesisRequest) -> "CloningTalker":
-        self.requests.append(request)
-        return self
-
-    def cancel(self) -> None:
-        pass
 
     async def __aiter__(self) -> AsyncGenerator[FrameChunk, None]:
         request = self.requests[-1]
-        prompt, done = (
-            read_by_replica(request.reference),
-            0 if request.prefix is None else len(request.prefix),
-        )
+        prompt, done = read_by_replica(request.reference), 0 if request.prefix is None else len(request.prefix)
         yield FrameChunk(np.zeros((0, GROUPS), np.int16), 3)
         left = self._dies_behind.pop(0) if self._dies_behind else 4 - done
         for number in range(done, done + left):
@@ -234,20 +227,8 @@ async def test_a_talker_on_a_cpu_is_asked_where_nothing_is_to_be_read(
     assert sent(talker.requests) == talker_sent
 
 
-class Talker:
-    """A handle to a talker that says nothing."""
-
-    deployment_name = "Talker"
-
-    def options(self, *, method_name: str, stream: bool) -> "Talker":
-        assert (method_name, stream) == ("generate", True)
-        return self
-
-    def remote(self, request: SynthesisRequest) -> "Talker":
-        return self
-
-    def cancel(self) -> None:
-        pass
+class Talker(Handle):
+    """A talker that says nothing."""
 
     async def __aiter__(self) -> AsyncGenerator[FrameChunk, None]:
         yield FrameChunk(np.zeros((0, GROUPS), np.int16), 3, FinishReason.STOP)

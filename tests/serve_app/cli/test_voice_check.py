@@ -48,15 +48,10 @@ def test_a_problem_is_told_with_advice_and_fails(recording: Path) -> None:
 
 
 def test_a_note_does_not_fail(recording: Path) -> None:
-    result = check(recording)
-    assert result.exit_code == 0
+    result, as_json = check(recording), check(recording, "--json")
+    assert (result.exit_code, as_json.exit_code) == (0, 0)
     assert "It has no transcript." in result.output
-
-
-def test_as_json(recording: Path) -> None:
-    result = check(recording, "--json")
-    assert result.exit_code == 0
-    told = json.loads(result.output)
+    told = json.loads(as_json.output)
     assert told["file"] == str(recording)
     assert [flaw["code"] for flaw in told["flaws"]] == ["no_transcript"]
     assert told["measures"]["sample_rate"] == RATE
@@ -72,10 +67,14 @@ def test_the_prepared_recording(recording: Path, tmp_path: Path, ending: str) ->
     assert not audio[-RATE // 2 :].any()
 
 
-def test_a_recording_of_another_ending_is_not_written(recording: Path, tmp_path: Path) -> None:
-    result = check(recording, "-o", tmp_path / "prepared.mp3")
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [(("-o", "prepared.mp3"), ".flac or .wav"), (("--language", "klingon"), "--language klingon")],
+)
+def test_another_ending_or_an_unknown_language(recording: Path, arguments: tuple[str, ...], told: str) -> None:
+    result = check(recording, *arguments)
     assert isinstance(result.exception, InvalidRequest)
-    assert ".flac or .wav" in str(result.exception)
+    assert told in str(result.exception)
 
 
 def test_what_is_no_recording_is_refused_by_its_name(tmp_path: Path) -> None:
@@ -84,12 +83,6 @@ def test_what_is_no_recording_is_refused_by_its_name(tmp_path: Path) -> None:
     result = check(file)
     assert isinstance(result.exception, InvalidRequest)
     assert str(result.exception) == f"{file} cannot be used: it is no audio file of a known format."
-
-
-def test_an_unknown_language(recording: Path) -> None:
-    result = check(recording, "--language", "klingon")
-    assert isinstance(result.exception, InvalidRequest)
-    assert "--language klingon" in str(result.exception)
 
 
 def test_words_are_compared_where_a_recogniser_is_installed(recording: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -105,9 +105,13 @@ async def serving(
         await server.die()
 
 
-async def started(client: httpx.AsyncClient, *texts: str, **fields: object) -> dict[str, object]:
+async def asked(client: httpx.AsyncClient, *texts: str, **fields: object) -> httpx.Response:
     body = {"voice": "ryan", "inputs": [{"input": text} for text in texts], **fields}
-    answer = await client.post("/v1/audio/jobs", json=body)
+    return await client.post("/v1/audio/jobs", json=body)
+
+
+async def started(client: httpx.AsyncClient, *texts: str, **fields: object) -> dict[str, object]:
+    answer = await asked(client, *texts, **fields)
     assert answer.status_code == 201, answer.text
     return answer.json()
 

@@ -25,7 +25,7 @@ from serve_app.jobs.stored_job import JobState, MadeSegment, StoredJob
 from serve_app.voices import clocks
 from serve_app.voices.voice_store import Damaged, StoreFailed, VoiceStore
 from tests.serve_app.fake import BASE, CUSTOM_VOICE, FOLLOWED
-from tests.serve_app.jobs.desk import Server, Speaker, files_in, serving, so, started, until
+from tests.serve_app.jobs.desk import Server, Speaker, asked, files_in, serving, so, started, until
 from tests.serve_app.one_model import refusal
 from tests.serve_app.voices.speakers import store
 
@@ -133,8 +133,7 @@ async def test_a_job_is_deterministic_where_its_talkers_are_or_not_at_all(tmp_pa
             ({"deterministic": "yes"}, "deterministic"),
             ({"inputs": [{"input": "One.", "deterministic": False}]}, "inputs[0].deterministic"),
         ):
-            answer = await client.post("/v1/audio/jobs", json={"voice": "ryan", "inputs": [{"input": "One."}], **body})
-            assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+            assert refusal(await asked(client, "One.", **body)) == (400, param)
 
 
 async def test_a_part_may_be_a_chapter(tmp_path: Path) -> None:
@@ -142,9 +141,8 @@ async def test_a_part_may_be_a_chapter(tmp_path: Path) -> None:
     async with serving(tmp_path, Speaker(), JobSettings(max_input_chars=len(text))) as (_, client):
         job = await started(client, text)
         assert (await client.get(f"/v1/audio/jobs/{job['id']}")).json()["segments"]["total"] > 20
-        inputs = [{"input": "One."}, {"input": text + "!"}]
         for fields, param in (({}, "inputs[1].input"), ({"instructions": text[:5000]}, "instructions")):
-            answer = await client.post("/v1/audio/jobs", json={"voice": "ryan", "inputs": inputs, **fields})
+            answer = await asked(client, "One.", text + "!", **fields)
             assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
             assert answer.json()["error"]["code"] == "string_above_max_length"
 
@@ -288,8 +286,7 @@ async def test_the_same_key_is_the_same_job(tmp_path: Path) -> None:
     async with serving(tmp_path, Speaker()) as (server, _), server.client(**{"idempotency-key": "one"}) as client:
         job, again = await started(client, "One."), await started(client, "One.")
         assert again["id"] == job["id"]
-        other = await client.post("/v1/audio/jobs", json={"voice": "ryan", "inputs": [{"input": "Two."}]})
-        assert (other.status_code, other.json()["error"]["code"]) == (409, "idempotency_key_reused")
+        assert refusal(await asked(client, "Two."), "code") == (409, "idempotency_key_reused")
 
 
 async def test_cancel_resume_delete(tmp_path: Path, speaker: Speaker, client: AsyncClient) -> None:
@@ -375,8 +372,7 @@ async def test_a_lost_answer_leaves_no_job(
         raise StoreFailed("no answer")
 
     monkeypatch.setattr(JobStore, "create", lost)
-    body = {"voice": "ryan", "inputs": [{"input": "One."}]}
-    assert (await client.post("/v1/audio/jobs", json=body)).status_code == 503
+    assert (await asked(client, "One.")).status_code == 503
     assert files_in(tmp_path) == []
 
 
@@ -521,8 +517,7 @@ async def test_quotas(tmp_path: Path) -> None:
         job = await started(client, *["One."] * 8)
         assert job["bytes"] == sum(file.stat().st_size for file in (tmp_path / "plans" / str(job["id"])).iterdir())
         for texts in (["Long. "] * 40, ["One."]):  # its own plan is too large, or the segments of the first
-            body = {"voice": "ryan", "inputs": [{"input": text} for text in texts]}
-            full = await client.post("/v1/audio/jobs", json=body)
+            full = await asked(client, *texts)
             assert (full.status_code, full.json()["error"]["code"]) == (409, "quota_exceeded")
             assert "max_bytes" in full.text
             server.hindrance = None
@@ -537,11 +532,10 @@ async def test_large_lexicons_of_parts_make_short_pieces(tmp_path: Path) -> None
         voice = await store(client, "Mara", ref_text="Some hiss.")
         lexicon = {f"word{number:04d}": "say " * 40 for number in range(1000)}
         await client.post(f"/v1/audio/voices/{voice['id']}", json={"lexicon": lexicon})
-        body = {"voice": "Mara", "inputs": [{"input": "Hi.", "lexicon": {f"z{part}": "a"}} for part in range(12)]}
-        answer = await client.post("/v1/audio/jobs", json=body)
-        assert answer.status_code == 201, answer.text
+        inputs = [{"input": "Hi.", "lexicon": {f"z{part}": "a"}} for part in range(12)]
+        job = await started(client, voice="Mara", inputs=inputs)
         sizes = [file.stat().st_size for file in files_in(tmp_path / "plans")]
-        assert sum(sizes) == answer.json()["bytes"]
+        assert sum(sizes) == job["bytes"]
         assert max(sizes) < 1 << 20
 
 
@@ -590,16 +584,8 @@ async def test_another_key_sees_no_job(tmp_path: Path) -> None:
         job = await started(own, "One.")
         place = f"/v1/audio/jobs/{job['id']}"
         assert (await other.get("/v1/audio/jobs")).json()["data"] == []
-        for method, path in (
-            ("GET", ""),
-            ("GET", "/parts"),
-            ("GET", "/parts/0"),
-            ("GET", "/parts/0/words"),
-            ("GET", "/audio"),
-            ("POST", "/cancel"),
-            ("POST", "/resume"),
-            ("DELETE", ""),
-        ):
+        reads = [("GET", path) for path in ("", "/parts", "/parts/0", "/parts/0/words", "/audio")]
+        for method, path in (*reads, ("POST", "/cancel"), ("POST", "/resume"), ("DELETE", "")):
             assert refusal(await other.request(method, place + path), "code") == (404, "job_not_found"), path
         assert (await own.get(place)).status_code == 200
 
@@ -775,8 +761,7 @@ async def test_a_large_job_blocks_no_other_and_may_be_too_large(
         assert not large.done()
         job = await large
         monkeypatch.setattr(planning, "_LONGEST_PLANNING_S", 0.01)
-        body = {"voice": "ryan", "inputs": [{"input": "Hi."}] * 2000}
-        assert refusal(await client.post("/v1/audio/jobs", json=body)) == (413, "inputs")
+        assert refusal(await asked(client, *["Hi."] * 2000)) == (413, "inputs")
         assert {path.name for path in (tmp_path / "plans").iterdir() if any(path.iterdir())} <= {
             *(str(each["id"]) for each in (await client.get("/v1/audio/jobs")).json()["data"])
         }
@@ -806,8 +791,7 @@ async def test_words_of_many_segments(client: AsyncClient, monkeypatch: pytest.M
     assert not any(task.done() for task in words)
     assert all([(await task).status_code == 200 for task in words])
     monkeypatch.setattr(planning, "MOST_SEGMENTS", 39)
-    answer = await client.post("/v1/audio/jobs", json={"voice": "ryan", "inputs": [{"input": "a [pause 1ms] " * 40}]})
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "inputs[0].input")
+    assert refusal(await asked(client, "a [pause 1ms] " * 40)) == (400, "inputs[0].input")
 
 
 async def test_no_place_of_the_store_is_told(tmp_path: Path, server: Server, client: AsyncClient) -> None:

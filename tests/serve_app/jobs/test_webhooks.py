@@ -20,7 +20,7 @@ from serve_app.jobs import webhooks as module
 from serve_app.jobs.job_store import JobStore
 from serve_app.jobs.webhooks import Webhooks
 from serve_app.voices.voice_store import VoiceStore
-from tests.serve_app.jobs.desk import Server, Speaker, serving, so, started, until
+from tests.serve_app.jobs.desk import Server, Speaker, asked, serving, so, started, until
 from tests.serve_app.one_model import refusal
 
 pytestmark = pytest.mark.anyio
@@ -166,8 +166,7 @@ async def test_only_hosts_of_the_settings_are_called(tmp_path: Path) -> None:
     server = Server(tmp_path / "s", Speaker(), allowing(tmp_path))
     async with server.client() as client:
         for url in URLS:
-            body = {"voice": "ryan", "inputs": [{"input": "One."}], "webhook": url}
-            assert refusal(await client.post("/v1/audio/jobs", json=body)) == (400, "webhook"), url
+            assert refusal(await asked(client, "One.", webhook=url)) == (400, "webhook"), url
 
 
 def test_no_host_is_called_without_settings_and_a_secret(tmp_path: Path) -> None:

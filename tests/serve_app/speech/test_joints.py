@@ -135,50 +135,46 @@ async def test_without_joints_no_segment_has_a_tail() -> None:
 
 
 @pytest.mark.parametrize(("rest", "is_joined"), [("Short. ", False), ("Now this is much longer. " * 5, True)])
-async def test_a_live_segment_is_joined_where_its_text_is_long_enough(rest: str, *, is_joined: bool) -> None:
-    synthesizer, texts = Scripted(), LiveTexts()
+async def test_a_live_segment_is_joined_where_its_text_is_long_enough(
+    texts: LiveTexts, rest: str, *, is_joined: bool
+) -> None:
+    synthesizer = Scripted()
     synthesizer.may_end.set()
     info = replace(CUSTOM_VOICE, max_segment_chars=200)
     asked = UTTERANCE.changed(text="")
-    try:
-        rules = TextRules("auto", paragraph_pause_s=0.6)
-        with await texts.open(asked, info, max_chars=1000, rules=rules) as live:
-            live.append("The boat drifted on the lake.\n\n" + rest + "And so")
-            async with aclosing(
-                UtteranceSynthesizer(synthesizer).speak_segments(live.utterance.synthesis, live, info, may_redraw=False)
-            ) as chunks:
-                while len(synthesizer.requests) < 2:
-                    await anext(chunks)
-            first, second = synthesizer.requests[:2]
-            assert first.tail is None
-            assert (second.tail is not None) is is_joined
-            if second.tail is not None:
-                assert "The boat drifted on the lake.".endswith(second.tail.text.rstrip())
-    finally:
-        await texts.aclose()
+    rules = TextRules("auto", paragraph_pause_s=0.6)
+    with await texts.open(asked, info, max_chars=1000, rules=rules) as live:
+        live.append("The boat drifted on the lake.\n\n" + rest + "And so")
+        async with aclosing(
+            UtteranceSynthesizer(synthesizer).speak_segments(live.utterance.synthesis, live, info, may_redraw=False)
+        ) as chunks:
+            while len(synthesizer.requests) < 2:
+                await anext(chunks)
+        first, second = synthesizer.requests[:2]
+        assert first.tail is None
+        assert (second.tail is not None) is is_joined
+        if second.tail is not None:
+            assert "The boat drifted on the lake.".endswith(second.tail.text.rstrip())
 
 
-async def test_a_live_segment_that_ended_before_its_text_has_no_tail() -> None:
-    synthesizer, texts = Scripted(), LiveTexts()
+async def test_a_live_segment_that_ended_before_its_text_has_no_tail(texts: LiveTexts) -> None:
+    synthesizer = Scripted()
     synthesizer.may_end.set()
-    try:
-        with await texts.open(UTTERANCE.changed(text=""), CUSTOM_VOICE, max_chars=1000) as live:
-            live.append("The boat drifted on the lake and ")
-            async with aclosing(
-                UtteranceSynthesizer(synthesizer).speak_segments(
-                    live.utterance.synthesis, live, CUSTOM_VOICE, may_redraw=False
-                )
-            ) as chunks:
-                await anext(chunks)
-                await anext(chunks)
-                going_on = asyncio.ensure_future(anext(chunks))
-                await asyncio.sleep(0)
-                live.append("on and on, until the evening came and everybody went home again to rest. ")
-                live.finish()
-                await going_on
-        assert [request.tail for request in synthesizer.requests] == [None, None]
-    finally:
-        await texts.aclose()
+    with await texts.open(UTTERANCE.changed(text=""), CUSTOM_VOICE, max_chars=1000) as live:
+        live.append("The boat drifted on the lake and ")
+        async with aclosing(
+            UtteranceSynthesizer(synthesizer).speak_segments(
+                live.utterance.synthesis, live, CUSTOM_VOICE, may_redraw=False
+            )
+        ) as chunks:
+            await anext(chunks)
+            await anext(chunks)
+            going_on = asyncio.ensure_future(anext(chunks))
+            await asyncio.sleep(0)
+            live.append("on and on, until the evening came and everybody went home again to rest. ")
+            live.finish()
+            await going_on
+    assert [request.tail for request in synthesizer.requests] == [None, None]
 
 
 TAIL = Tail("the lake. ", np.zeros((18, 16), np.int16))

@@ -1,7 +1,7 @@
 """Planted endings of texts that are still written: what was not sent yet is made again, else the end says so."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
@@ -49,13 +49,6 @@ class Scripted(FakeSynthesizer):
                 async with aclosing(read(request.mailbox)) as parts:
                     self.texts[number] = "".join([part async for part in parts])
             yield step
-
-
-@pytest.fixture
-async def texts() -> AsyncIterator[LiveTexts]:
-    texts = LiveTexts()
-    yield texts
-    await texts.aclose()
 
 
 async def opened(texts: LiveTexts, request: Utterance = REQUEST) -> LiveText:

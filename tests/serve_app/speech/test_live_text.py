@@ -32,13 +32,6 @@ TEXT = (
 )
 
 
-@pytest.fixture
-async def texts() -> AsyncIterator[LiveTexts]:
-    texts = LiveTexts()
-    yield texts
-    await texts.aclose()
-
-
 async def spoken(live: LiveText) -> list[str]:
     """What talkers read, segment by segment."""
     segments = []

@@ -13,7 +13,6 @@ from deployments.protocol import FinishReason, PcmChunk, SynthesisRequest
 from deployments.serving import metrics
 from serve_app.api.routes import Node, visible
 from serve_app.config import AdmissionSettings, ApiSettings
-from serve_app.speech import room, speech_models
 from serve_app.speech.segments import Utterance
 from serve_app.speech.speech_models import SpeechModel
 from serve_app.visitor import EVERYBODY, STRANGER, VISITOR, Visitor
@@ -63,14 +62,6 @@ def instruments(monkeypatch: pytest.MonkeyPatch) -> dict[str, Instrument]:
     for name, instrument in made.items():
         monkeypatch.setattr(metrics, name, instrument)
     return made
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock(9.5)
-    for module in (speech_models, room):
-        monkeypatch.setattr(module, "time", clock)
-    return clock
 
 
 async def hear(synthesizer: FakeSynthesizer) -> None:

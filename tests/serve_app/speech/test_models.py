@@ -55,16 +55,20 @@ class Several:
         return {name: len(each.requests) for name, each in self.speakers.items()}
 
 
-async def test_a_request_reaches_its_model() -> None:
-    server = Several()
+@pytest.fixture
+def server() -> Several:
+    return Several()
+
+
+async def test_a_request_reaches_its_model(server: Several) -> None:
     assert (await server.speak(voice="vivian")).status_code == 200
     assert (await server.speak(instructions="Calm.")).status_code == 200
     assert server.asked == {"custom": 1, "clone": 0, "design": 1}
     assert server.speakers["design"].requests[0].model == "design"
 
 
-async def test_a_voice_of_a_model_costs_no_look_at_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
-    server, looks = Several(), list[float]()
+async def test_a_voice_of_a_model_costs_no_look_at_the_store(server: Several, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = list[float]()
 
     async def refresh(**when: float) -> None:
         looks.append(time.monotonic())
@@ -76,8 +80,7 @@ async def test_a_voice_of_a_model_costs_no_look_at_the_store(monkeypatch: pytest
     assert len(looks) > 0
 
 
-async def test_task_type_has_an_effect_where_there_are_several() -> None:
-    server = Several()
+async def test_task_type_has_an_effect_where_there_are_several(server: Several) -> None:
     answer = await server.speak(voice="vivian", task_type="VoiceDesign", instructions="Calm.")
     assert answer.headers["x-ignored"] == "voice (the loaded model has no named voices)"
     assert server.asked["design"] == 1
@@ -100,15 +103,13 @@ async def test_a_model_that_starts_closes_no_door_for_the_others() -> None:
     assert (missing.status_code, missing.headers["retry-after"]) == (503, "12")
 
 
-async def test_a_model_at_zero_is_ready_and_started_by_its_first_request() -> None:
-    server = Several()
+async def test_a_model_at_zero_is_ready_and_started_by_its_first_request(server: Several) -> None:
     server.states["design"] = ModelState(ModelStatus.AT_ZERO, ready_in_s=20.0)
     assert (await server.http.get("/ready", params={"model": "design"})).status_code == 200
     assert (await server.speak(instructions="Calm.")).status_code == 200
 
 
-async def test_a_model_whose_start_failed_is_refused_at_once_and_says_why() -> None:
-    server = Several()
+async def test_a_model_whose_start_failed_is_refused_at_once_and_says_why(server: Several) -> None:
     server.states["design"] = ModelState(ModelStatus.FAILED, "too little GPU memory", ready_in_s=20.0)
     refused = await server.speak(instructions="Calm.")
     assert refused.status_code == 503
@@ -124,11 +125,10 @@ async def test_a_model_whose_start_failed_is_refused_at_once_and_says_why() -> N
 
 
 async def test_a_default_model_whose_start_failed_closes_no_door_for_others(
-    monkeypatch: pytest.MonkeyPatch,
+    server: Several, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refused: list[str] = []
     monkeypatch.setattr(metrics, "refused", lambda reason, *, model: refused.append(f"{model}: {reason}"))
-    server = Several()
     server.states["custom"] = ModelState(ModelStatus.FAILED, "too little GPU memory", ready_in_s=20.0)
     assert (await server.speak(instructions="Calm.")).status_code == 200
     assert refused == []  # a question is no refusal
@@ -136,8 +136,7 @@ async def test_a_default_model_whose_start_failed_closes_no_door_for_others(
     assert refused == ["custom: starting"]
 
 
-async def test_no_model_is_ready_while_all_load() -> None:
-    server = Several()
+async def test_no_model_is_ready_while_all_load(server: Several) -> None:
     for name in server.states:
         server.states[name] = ModelState(ModelStatus.LOADING, "loading the talker", 10, 9.0)
     refused = await server.http.get("/ready")
@@ -145,8 +144,7 @@ async def test_no_model_is_ready_while_all_load() -> None:
     assert "design is loading (10 %): loading the talker" in refused.json()["error"]["message"]
 
 
-async def test_a_model_that_cannot_be_described_yet_is_listed_by_its_name() -> None:
-    server = Several()
+async def test_a_model_that_cannot_be_described_yet_is_listed_by_its_name(server: Several) -> None:
     server.speakers["clone"].info = None
     server.states["clone"] = ModelState(ModelStatus.LOADING, "downloading", 3, 60.0)
     listed = {each["id"]: each for each in (await server.http.get("/v1/models")).json()["data"]}
@@ -156,11 +154,12 @@ async def test_a_model_that_cannot_be_described_yet_is_listed_by_its_name() -> N
     assert (await server.speak(voice="vivian")).status_code == 200
 
 
-async def test_a_model_that_fails_is_no_model_that_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_model_that_fails_is_no_model_that_is_left_out(
+    server: Several, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def fail() -> None:
         raise TalkerLost("it has died")
 
-    server = Several()
     monkeypatch.setattr(server.speakers["clone"], "describe", fail)
     for path in ("/v1/models", "/v1/audio/voices"):
         assert refusal(await server.http.get(path), "code") == (503, "replica_lost"), path
@@ -178,8 +177,7 @@ async def test_each_model_has_its_own_limit() -> None:
     await holding
 
 
-async def test_the_voices_of_all_models_are_listed() -> None:
-    server = Several()
+async def test_the_voices_of_all_models_are_listed(server: Several) -> None:
     voices = (await server.http.get("/v1/audio/voices")).json()["voices"]
     ids = [voice["id"] for voice in voices]
     assert "vivian" in ids

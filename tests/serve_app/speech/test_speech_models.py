@@ -12,7 +12,6 @@ from deployments import listener
 from deployments.errors import NotReady, Overloaded
 from deployments.protocol import FinishReason, PcmChunk, Reference, SynthesisRequest
 from serve_app.config import AdmissionSettings
-from serve_app.speech import room, speech_models
 from serve_app.speech.live_text import LiveTexts
 from serve_app.speech.segments import Utterance
 from serve_app.speech.speech_models import SpeechModel
@@ -25,14 +24,6 @@ pytestmark = pytest.mark.anyio
 REQUEST = Utterance(SynthesisRequest("id", "Hello."))
 PROMPT = AdmissionSettings(max_streams=8, max_line_s=1000, max_wait_s=1000)
 SHORT_LINE = AdmissionSettings(max_line_s=3, max_wait_s=1000)
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock(100.0)
-    for module in (speech_models, room):
-        monkeypatch.setattr(module, "time", clock)
-    return clock
 
 
 class Line:
@@ -112,8 +103,7 @@ async def test_one_client_whose_texts_take_long_holds_nobody_else_up(clock: Cloc
     await line.finish()
 
 
-async def test_what_a_writer_takes_is_no_line(clock: Clock) -> None:
-    texts = LiveTexts()
+async def test_what_a_writer_takes_is_no_line(texts: LiveTexts, clock: Clock) -> None:
     line = Line(AdmissionSettings(max_line_s=3, max_wait_s=0.02))
     with await texts.open(REQUEST, CUSTOM_VOICE, max_chars=1000) as live:
         live.append("Well, ")
@@ -127,18 +117,15 @@ async def test_what_a_writer_takes_is_no_line(clock: Clock) -> None:
         for waiting in (speaking, *line.speaking):  # and from now on it does
             with pytest.raises(Overloaded):
                 await waiting
-    await texts.aclose()
 
 
-async def test_a_short_text_that_is_over_has_been_written() -> None:
-    texts = LiveTexts()
+async def test_a_short_text_that_is_over_has_been_written(texts: LiveTexts) -> None:
     line = Line(AdmissionSettings(max_line_s=3, max_wait_s=0.02))
     with await texts.open(REQUEST, CUSTOM_VOICE, max_chars=1000) as live:
         live.append("Well")
         live.finish()
         with pytest.raises(Overloaded):
             await line.speak(request=live.utterance)
-    await texts.aclose()
 
 
 async def test_what_a_first_audio_takes_anyway_is_no_line(clock: Clock) -> None:

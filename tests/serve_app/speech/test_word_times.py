@@ -152,16 +152,12 @@ def test_a_known_head_may_miss_the_last_words_of_a_good_end(reason: FinishReason
     assert times.spoken(1.25) == Spoken(text, "", "you.") if is_told else times.spoken(1.25).last_word == "for"
 
 
-async def test_estimated_words_of_a_text_that_is_being_written_are_told_to_its_end() -> None:
-    texts = LiveTexts()
-    try:
-        with await texts.open(Utterance(SynthesisRequest("r", "")), ESTIMATED, max_chars=1000) as live:
-            times = WordTimes(live, ESTIMATED)
-            live.append(TEXT)
-            live.finish()
-            got = words(times, [heard(FRAMES), heard([], tone(24000), FinishReason.STOP)])
-    finally:
-        await texts.aclose()
+async def test_estimated_words_of_a_text_that_is_being_written_are_told_to_its_end(texts: LiveTexts) -> None:
+    with await texts.open(Utterance(SynthesisRequest("r", "")), ESTIMATED, max_chars=1000) as live:
+        times = WordTimes(live, ESTIMATED)
+        live.append(TEXT)
+        live.finish()
+        got = words(times, [heard(FRAMES), heard([], tone(24000), FinishReason.STOP)])
     assert [word.text for word in got] == TEXT.split()
 
 
@@ -181,8 +177,7 @@ async def test_times_are_those_of_the_audio_that_is_delivered() -> None:
     assert sum(len(chunk.pcm) for chunk in chunks) == 2 * 2 * (7 * SIZE - 3000)
 
 
-async def test_words_of_a_text_that_is_being_written() -> None:
-    texts = LiveTexts()
+async def test_words_of_a_text_that_is_being_written(texts: LiveTexts) -> None:
     with await texts.open(Utterance(SynthesisRequest("r", "")), ENGLISH, max_chars=1000) as live:
         times = WordTimes(live, ENGLISH)
         for part in ("Hel", "lo the", "re a", "ll of y"):
@@ -194,11 +189,9 @@ async def test_words_of_a_text_that_is_being_written() -> None:
         got = words(times, [heard([(1.0, 24.0)]), heard([], tone(24000), FinishReason.STOP)])
         assert [word.text for word in got] == ["there", "all", "of", "you!"]
         assert times.spoken(0.45) == Spoken("Hello", " there all of you!", "Hello")
-    await texts.aclose()
 
 
-async def test_cut_words_of_other_texts_are_whole_words() -> None:
-    texts = LiveTexts()
+async def test_cut_words_of_other_texts_are_whole_words(texts: LiveTexts) -> None:
     with await texts.open(Utterance(SynthesisRequest("r", "")), FOLLOWED, max_chars=1000) as live:
         times = WordTimes(live, FOLLOWED)
         for char in TEXT:
@@ -208,7 +201,6 @@ async def test_cut_words_of_other_texts_are_whole_words() -> None:
     assert [(word.text, round(word.start_s, 3)) for word in got] == [
         ("Hello", 0), ("there,", 0.6), ("all", 1.3), ("of", 1.7), ("you!", 2.0)
     ]  # fmt: skip
-    await texts.aclose()
 
 
 def test_a_long_text_is_looked_at_as_far_as_it_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,10 +13,10 @@ import httpx2
 import numpy as np
 import openai
 import pytest
-from httpx import AsyncClient
+from httpx import AsyncClient, Response
 
 from deployments.errors import NotFound, NotReady, StartError
-from deployments.protocol import ClonePrompt
+from deployments.protocol import ClonePrompt, Reference
 from serve_app.client_audio import recordings
 from serve_app.client_audio.recordings import decode_file, decode_reference
 from serve_app.client_audio.reference_doctor import decode_prepared
@@ -39,6 +39,13 @@ UNKNOWN = re.compile("is stored|is unknown")
 
 def files_in(folder: Path) -> list[str]:
     return [file.name for file in folder.rglob("*") if file.is_file()] if folder.exists() else []
+
+
+def reference_of(server: Server) -> Reference:
+    """The recording that the first request was sent with."""
+    reference = server.synthesizer.requests[0].reference
+    assert reference is not None
+    return reference
 
 
 async def test_a_voice_speaks_by_id_and_by_name(server: Server, client: AsyncClient) -> None:
@@ -89,8 +96,7 @@ async def test_stored_audio_is_prepared(server: Server, client: AsyncClient, for
     fields |= {} if prepare is None else {"prepare": prepare}
     told = (await client.post(path, data=fields, files={field: ("a.wav", spoken())})).json()
     assert (await client.post(SPEECH, json={"input": "Hi.", "voice": "ada"})).status_code == 200
-    reference = server.synthesizer.requests[0].reference
-    assert reference is not None
+    reference = reference_of(server)
     [take] = told["takes"]
     assert [flaw["code"] for flaw in take["flaws"]] == ["transcript_short", "short"]
     assert "Write down exactly" in take["flaws"][0]["advice"]
@@ -135,8 +141,7 @@ async def test_a_sent_recording_is_prepared_on_request(
     body = {"input": "Hi.", "ref_audio": base64.b64encode(spoken()).decode(), "ref_text": "Hello."}
     answer = await client.post(SPEECH, json={**body, "prepare": prepare})
     assert "x-ignored" not in answer.headers
-    reference = server.synthesizer.requests[0].reference
-    assert reference is not None
+    reference = reference_of(server)
     expected, _ = (decode_prepared if prepare == "auto" else decode_file)(spoken(), "ref_audio")
     np.testing.assert_array_equal(reference.samples, expected)
 
@@ -147,9 +152,13 @@ async def test_a_request_cannot_prepare_a_stored_voice(client: AsyncClient) -> N
     assert answer.headers["x-ignored"] == "prepare (it is for recordings that are sent)"
 
 
+async def consented(client: AsyncClient, name: str, recording: bytes = wav()) -> Response:
+    fields, files = {"name": name, "language": "en"}, {"recording": ("c.wav", recording)}
+    return await client.post("/v1/audio/voice_consents", data=fields, files=files)
+
+
 async def test_a_consent_is_kept_as_it_was_sent(server: Server, client: AsyncClient) -> None:
-    fields = {"name": "Ada agrees", "language": "en"}
-    await client.post("/v1/audio/voice_consents", data=fields, files={"recording": ("c.wav", spoken())})
+    await consented(client, "Ada agrees", spoken())
     VISITOR.set(EVERYBODY)
     [consent] = await server.voices.consents()
     assert (consent.take.seconds, consent.take.changes) == (6.0, ())
@@ -159,8 +168,7 @@ async def test_without_a_transcript_it_is_by_vector_and_says_so(server: Server, 
     assert (await store(client, "ada"))["cloned_by"] == "vector"
     answer = await client.post(SPEECH, json={"input": "Hi.", "voice": "ada"})
     assert answer.headers["x-voice-take"] == "neutral (the first, by its vector only: it has no transcript)"
-    assert server.synthesizer.requests[0].reference is not None
-    assert server.synthesizer.requests[0].reference.x_vector_only
+    assert reference_of(server).x_vector_only
 
 
 async def test_instructions_choose_a_take(server: Server, client: AsyncClient) -> None:
@@ -278,10 +286,8 @@ async def test_a_recording_in_the_request_comes_first(server: Server, client: As
     sent = base64.b64encode(wav(5)).decode()
     await store(client, "ada")
     body = {"input": "Hi.", "voice": "ada", "reference_audio": sent, "reference_text": "Other."}
-    answer = await client.post(SPEECH, json=body)
-    assert "voice" in answer.headers["x-ignored"]
-    assert server.synthesizer.requests[0].reference is not None
-    assert server.synthesizer.requests[0].reference.text == "Other."
+    assert "voice" in (await client.post(SPEECH, json=body)).headers["x-ignored"]
+    assert reference_of(server).text == "Other."
 
 
 async def test_what_another_replica_stored_is_found_without_delay(folder: Path) -> None:
@@ -327,8 +333,7 @@ async def test_deleting_clears_what_is_derived(folder: Path) -> None:
     async with server.client() as client:
         told = await store(client, "ada", ref_text="Hiss.")
         await client.post(SPEECH, json={"input": "Hi.", "voice": "ada"})
-        reference = server.synthesizer.requests[0].reference
-        assert reference is not None
+        reference = reference_of(server)
         prompt = ClonePrompt(np.ones(8, np.float32), np.ones((3, 16), np.int16))
         recordings.keep_clone_prompt(reference, prompt)
         await server.voices._keep_prompts()
@@ -394,8 +399,7 @@ async def test_a_store_that_fails_keeps_the_voices_and_is_told_once(
 async def test_what_was_derived_outlives_a_restart(folder: Path, server: Server, client: AsyncClient) -> None:
     await store(client, "ada", ref_text="Hiss.")
     await client.post(SPEECH, json={"input": "Hi.", "voice": "ada"})
-    reference = server.synthesizer.requests[0].reference
-    assert reference is not None
+    reference = reference_of(server)
     recordings.keep_clone_prompt(reference, ClonePrompt(np.ones(8, np.float32), np.ones((3, 16), np.int16)))
     await server.voices._keep_prompts()
     recordings._PROMPTS.forget([])  # the process that comes next has nothing
@@ -403,10 +407,9 @@ async def test_what_was_derived_outlives_a_restart(folder: Path, server: Server,
     restarted = Server(folder)
     async with restarted.client() as client:
         await client.post(SPEECH, json={"input": "Hi.", "voice": "ada"})
-    asked = restarted.synthesizer.requests[0].reference
-    assert asked is not None
-    assert asked.prompt is not None
-    np.testing.assert_array_equal(asked.prompt.speaker, np.ones(8))
+    prompt = reference_of(restarted).prompt
+    assert prompt is not None
+    np.testing.assert_array_equal(prompt.speaker, np.ones(8))
 
 
 # Each dialect's way to ask: a POST, or the messages of a WebSocket.
@@ -522,13 +525,9 @@ async def test_our_socket_has_tags(server: Server, client: AsyncClient) -> None:
 
 @pytest.mark.parametrize("name", ["x" * 81, "two\nlines"])
 async def test_a_consent_has_a_name_that_can_be_kept(client: AsyncClient, name: str) -> None:
-    fields, files = {"language": "en"}, {"recording": ("c.wav", wav())}
-    agreed = await client.post("/v1/audio/voice_consents", data={**fields, "name": "c"}, files=files)
-    place = f"/v1/audio/voice_consents/{agreed.json()['id']}"
-    added = await client.post("/v1/audio/voice_consents", data={**fields, "name": name}, files=files)
-    renamed = await client.post(place, data={"name": name})
-    for refused in (added, renamed):
-        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "name")
+    place = f"/v1/audio/voice_consents/{(await consented(client, 'c')).json()['id']}"
+    for refused in (await consented(client, name), await client.post(place, data={"name": name})):
+        assert refusal(refused) == (400, "name")
     assert (await client.get(place)).json()["name"] == "c"
 
 
@@ -545,13 +544,15 @@ async def test_recordings_that_are_added_at_once_all_stay(client: AsyncClient) -
     assert {take["style"] for take in shown["takes"]} == {"neutral", "calm", "loud", "sad"}
 
 
-async def test_of_equal_names_that_are_stored_at_once_one_is_taken(client: AsyncClient) -> None:
-
+async def test_a_name_is_taken_once_also_of_those_that_are_stored_at_once(client: AsyncClient) -> None:
     async def add() -> int:
         files = {"audio_sample": ("a.wav", wav())}
         return (await client.post("/v1/audio/voices", data={"name": "ada"}, files=files)).status_code
 
     assert sorted(await asyncio.gather(add(), add(), add())) == [200, 409, 409]
+    with pytest.raises(AssertionError, match="is already named"):
+        await store(client, "ADA")
+    assert [each["name"] for each in (await client.get("/v1/audio/voices")).json()["voices"]] == ["ada"]
 
 
 async def named(voices: Voices, name: str) -> list[str]:
@@ -645,21 +646,21 @@ async def test_rules_that_are_added_at_once_all_stay(client: AsyncClient) -> Non
 async def test_others_can_neither_see_nor_change_it(folder: Path) -> None:
     server = Server(folder, "ada", "eve", admins=("root",))
     async with server.client("ada") as client:
-        told = await store(client, "mine")
-        consent = await client.post(
-            "/v1/audio/voice_consents", data={"name": "c", "language": "en"}, files={"recording": ("c.wav", wav())}
-        )
-    voice, agreed = told["id"], consent.json()["id"]
-    places = (f"/v1/audio/voices/{voice}", "/v1/audio/voices/mine", f"/v1/audio/voice_consents/{agreed}")
+        voice, agreed = (await store(client, "mine"))["id"], (await consented(client, "c")).json()["id"]
+    own = f"/v1/audio/voices/{voice}"
     async with server.client("eve") as eve:
-        for place in places:
-            assert (await eve.get(place)).status_code == 404
-            assert (await eve.post(place, data={"name": "hers"})).status_code == 404
-            assert (await eve.delete(place)).status_code == 404
-        assert (await eve.get(f"/v1/audio/voices/{voice}/file")).status_code == 404
-        assert (await eve.post(f"/v1/voices/{voice}/edit", data={"name": "hers"})).status_code == 404
-        assert (await eve.delete(f"/v1/voices/{voice}")).status_code == 404
-        assert (await eve.delete(f"/voices/{voice}")).status_code == 404
+        for path, methods in {
+            own: ("GET", "POST", "DELETE"),
+            "/v1/audio/voices/mine": ("GET", "POST", "DELETE"),
+            f"/v1/audio/voice_consents/{agreed}": ("GET", "POST", "DELETE"),
+            f"{own}/file": ("GET",),
+            f"/v1/voices/{voice}/edit": ("POST",),
+            f"/v1/voices/{voice}": ("DELETE",),
+            f"/voices/{voice}": ("DELETE",),
+        }.items():
+            for method in methods:
+                sent = {"name": "hers"} if method == "POST" else None
+                assert (await eve.request(method, path, data=sent)).status_code == 404, (method, path)
         assert (await eve.get(f"/v1/voices/{voice}")).status_code == 400
         assert (await eve.get("/v1/audio/voice_consents")).json()["data"] == []
         with pytest.raises(AssertionError, match="unknown or belongs"):
@@ -667,16 +668,14 @@ async def test_others_can_neither_see_nor_change_it(folder: Path) -> None:
         hers = await store(eve, "mine")  # names are of one owner
         for path in ("/v1/audio/voices", "/v1/voices", "/v2/voices", "/voices"):
             listed = (await eve.get(path)).text
-            assert str(hers["id"]) in listed
-            assert str(voice) not in listed
+            assert (str(hers["id"]) in listed, str(voice) in listed) == (True, False), path
     async with server.client() as stranger:
         assert (await stranger.get("/v1/audio/voices")).json()["voices"] == []
-        assert (await stranger.get(f"/v1/audio/voices/{voice}")).status_code == 401
-        assert (await stranger.post("/v1/audio/voices", data={"name": "x"})).status_code == 401
-        assert (await stranger.delete(f"/v1/audio/voices/{voice}")).status_code == 401
+        for method, path in (("GET", own), ("POST", "/v1/audio/voices"), ("DELETE", own)):
+            assert (await stranger.request(method, path, data={"name": "x"})).status_code == 401, method
     async with server.client("root") as root:
         assert len((await root.get("/v1/audio/voices")).json()["voices"]) == 2
-        assert (await root.delete(f"/v1/audio/voices/{voice}")).status_code == 200
+        assert (await root.delete(own)).status_code == 200
 
 
 async def test_the_owner_is_the_name_of_a_key(folder: Path) -> None:
@@ -688,13 +687,6 @@ async def test_the_owner_is_the_name_of_a_key(folder: Path) -> None:
     assert restarted.keys["ada"] != server.keys["ada"]
     async with restarted.client("ada") as client:
         assert [each["name"] for each in (await client.get("/v1/audio/voices")).json()["voices"]] == ["mine"]
-
-
-async def test_a_name_is_taken_once(client: AsyncClient) -> None:
-    await store(client, "ada")
-    with pytest.raises(AssertionError, match="is already named"):
-        await store(client, "ADA")
-    assert [each["name"] for each in (await client.get("/v1/audio/voices")).json()["voices"]] == ["ada"]
 
 
 @pytest.mark.parametrize(
@@ -712,8 +704,7 @@ async def test_quotas(folder: Path, limits: VoiceSettings, told: str) -> None:
 
 
 async def test_where_consent_is_required(folder: Path) -> None:
-    server = Server(folder, voices=VoiceSettings(require_consent=True))
-    async with server.client() as client:
+    async with Server(folder, voices=VoiceSettings(require_consent=True)).client() as client:
         with pytest.raises(AssertionError, match="consent is required"):
             await store(client, "ada")
         assert (await store(client, "ada", consent="by letter of 2026-11-01"))["consent"] == "by letter of 2026-11-01"
@@ -783,12 +774,6 @@ async def test_a_thousand_voices_are_listed_in_a_tenth_second(folder: Path, monk
             took_s.append(time.process_time() - began_s)
         assert len(listed["uploaded_voices"]) == 1000
         assert min(took_s) < 0.1
-
-
-async def test_the_portable_file(client: AsyncClient, tmp_path: Path) -> None:
-    told = await store(client, "ada", ref_text="Hiss.")
-    answer = await client.get(f"/v1/audio/voices/{told['id']}/file")
-    assert answer.content[:2] == b"PK"
 
 
 async def test_openais_sdk(server: Server) -> None:

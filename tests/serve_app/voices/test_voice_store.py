@@ -52,8 +52,20 @@ def voice(name: str = "ada", *, size: int = 1000) -> tuple[StoredVoice, dict[str
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> VoiceStore:
-    return VoiceStore(str(tmp_path / "store"))
+def store(folder: Path) -> VoiceStore:
+    return VoiceStore(str(folder))
+
+
+@pytest.fixture
+def record(store: VoiceStore) -> StoredVoice:
+    """A voice that is stored."""
+    record, files = voice()
+    store.write(record, files)
+    return record
+
+
+def files_in(folder: Path) -> list[Path]:
+    return [file for file in folder.rglob("*") if file.is_file()]
 
 
 def names(store: VoiceStore) -> set[str]:
@@ -77,22 +89,19 @@ def test_what_is_written_is_read(store: VoiceStore) -> None:
     assert store.derived(record, b"other") is None
 
 
-def test_nothing_of_a_voice_that_is_removed_stays(store: VoiceStore) -> None:
-    record, files = voice()
-    store.write(record, files)
+def test_nothing_of_a_voice_that_is_removed_stays(folder: Path, store: VoiceStore, record: StoredVoice) -> None:
     store.keep_derived(record, b"key", ClonePrompt(np.zeros(4, np.float32)))
-    assert store.folder is not None
     for left in (f"audio/{record.id}/.half.flac.1234.new", f"voices/.{record.id}.json.1234.new"):  # by a killed writer
-        (store.folder / left).write_bytes(b"half")
+        (folder / left).write_bytes(b"half")
     store.remove(record)
-    assert [file for file in store.folder.rglob("*") if file.is_file()] == []
+    assert files_in(folder) == []
     store.remove(record)  # twice is no error
 
 
 @pytest.mark.parametrize("late", ["audio", "voices"])
-def test_a_change_brings_no_deleted_voice_back(store: VoiceStore, monkeypatch: pytest.MonkeyPatch, late: str) -> None:
-    record, files = voice()
-    store.write(record, files)
+def test_a_change_brings_no_deleted_voice_back(
+    folder: Path, store: VoiceStore, record: StoredVoice, monkeypatch: pytest.MonkeyPatch, late: str
+) -> None:
     put = store.put
 
     def beside(path: str, content: bytes) -> None:
@@ -103,33 +112,22 @@ def test_a_change_brings_no_deleted_voice_back(store: VoiceStore, monkeypatch: p
     monkeypatch.setattr(store, "put", beside)
     with pytest.raises(NotFound, match="during this change"):
         store.write(record.changed(name="grace"), voice("another take")[1])
-    assert store.folder is not None
-    assert [file for file in store.folder.rglob("*") if file.is_file()] == []
+    assert files_in(folder) == []
 
 
-def test_a_voice_whose_recording_is_lost_can_be_changed(store: VoiceStore) -> None:
-    record, files = voice()
-    store.write(record, files)
+def test_a_voice_whose_recording_is_lost_can_be_changed(store: VoiceStore, record: StoredVoice) -> None:
     store.delete(*(meta["path"] for meta in store.listed("audio/")))
     store.write(record.changed(name="grace"), {})
     assert names(store) == {"grace"}
 
 
-def test_only_its_owner_reads_the_folder(store: VoiceStore) -> None:
-    record, files = voice()
-    store.write(record, files)
-    assert store.folder is not None
-    files_in = [file for file in store.folder.rglob("*") if file.is_file()]
-    modes = {file.stat().st_mode & 0o077 for file in (store.folder, *files_in)}
-    assert modes == {0}
+def test_only_its_owner_reads_the_folder(folder: Path, store: VoiceStore, record: StoredVoice) -> None:
+    assert {file.stat().st_mode & 0o077 for file in (folder, *files_in(folder))} == {0}
 
 
 @pytest.mark.parametrize("what", ["voices", "audio"])
-def test_a_flipped_bit_is_noticed(store: VoiceStore, what: str) -> None:
-    record, files = voice()
-    store.write(record, files)
-    assert store.folder is not None
-    [file] = [each for each in (store.folder / what).rglob("*") if each.is_file()]
+def test_a_flipped_bit_is_noticed(folder: Path, store: VoiceStore, record: StoredVoice, what: str) -> None:
+    [file] = files_in(folder / what)
     content = bytearray(file.read_bytes())
     content[-20] ^= 1
     file.write_bytes(content)
@@ -137,19 +135,16 @@ def test_a_flipped_bit_is_noticed(store: VoiceStore, what: str) -> None:
         store.read(f"voices/{record.id}.json") if what == "voices" else store.recording(record, record.takes[0])
 
 
-def test_a_damaged_derived_file_is_made_anew(store: VoiceStore) -> None:
-    record, files = voice()
-    store.write(record, files)
+def test_a_damaged_derived_file_is_made_anew(folder: Path, store: VoiceStore, record: StoredVoice) -> None:
     store.keep_derived(record, b"key", ClonePrompt(np.zeros(400, np.float32)))
-    assert store.folder is not None
-    [file] = store.folder.rglob("*.npz")
+    [file] = folder.rglob("*.npz")
     file.write_bytes(file.read_bytes()[:-300])
     assert store.derived(record, b"key") is None
 
 
-def test_a_full_disk(store: VoiceStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    record, files = voice()
-    store.write(record, files)
+def test_a_full_disk_loses_nothing(
+    store: VoiceStore, record: StoredVoice, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     changed = record.changed(name="grace")
 
     def full(descriptor: int) -> None:
@@ -162,8 +157,7 @@ def test_a_full_disk(store: VoiceStore, monkeypatch: pytest.MonkeyPatch, caplog:
     assert "No space left" not in str(failed.value)
     assert "No space left" in caplog.text
     assert names(store) == {"ada"}
-    assert store.folder is not None
-    assert list(store.folder.rglob("*.new")) == []
+    assert list(Path(store.location).rglob("*.new")) == []
 
 
 def test_writers_that_are_killed_leave_whole_voices(tmp_path: Path) -> None:
@@ -179,34 +173,31 @@ def test_writers_that_are_killed_leave_whole_voices(tmp_path: Path) -> None:
         assert store.recording(record, record.takes[0])
 
 
-def test_what_dead_writers_left_is_swept(store: VoiceStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    record, files = voice()
-    store.write(record, files)
+def test_what_dead_writers_left_is_swept(
+    folder: Path, store: VoiceStore, record: StoredVoice, monkeypatch: pytest.MonkeyPatch
+) -> None:
     orphan, orphans = voice("orphan")
     store.write(orphan, orphans)
-    assert store.folder is not None
-    (store.folder / "voices" / f"{orphan.id}.json").unlink()  # as a death in the middle of `remove` leaves it
-    (store.folder / "audio" / record.id / ".half.new").write_bytes(b"half")
+    (folder / "voices" / f"{orphan.id}.json").unlink()  # as a death in the middle of `remove` leaves it
+    (folder / "audio" / record.id / ".half.new").write_bytes(b"half")
     assert store.sweep(time.time()) == 0  # it may be being written
-    for file in store.folder.rglob("*"):
+    for file in folder.rglob("*"):
         os.utime(file, (0, 0))
     assert store.sweep(time.time()) == 2
     assert store.recording(record, record.takes[0])
-    left = {file.name for file in store.folder.rglob("*") if file.is_file()}
-    assert left == {f"{record.id}.json", f"{record.takes[0].sha256}.flac"}
-    for file in store.folder.rglob("*"):
+    assert {file.name for file in files_in(folder)} == {f"{record.id}.json", f"{record.takes[0].sha256}.flac"}
+    for file in folder.rglob("*"):
         os.utime(file, (0, 0))
     monkeypatch.setattr(store, "marks", dict)  # the folder was unmounted for a moment
     assert store.sweep(time.time()) == 0
-    assert not (store.folder / "audio" / orphan.id).exists()
+    assert not (folder / "audio" / orphan.id).exists()
 
 
-def test_a_sweep_bears_writers_beside_it(store: VoiceStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sweep_bears_writers_beside_it(folder: Path, store: VoiceStore, monkeypatch: pytest.MonkeyPatch) -> None:
     stored, recordings = voice()
     store.write(stored, recordings)
-    assert store.folder is not None
-    gone = store.folder / "voices" / ".a.json.1234.new"  # listed, and renamed before it is looked at
-    monkeypatch.setattr(type(store.folder), "rglob", lambda *_: iter([gone]))
+    gone = folder / "voices" / ".a.json.1234.new"  # listed, and renamed before it is looked at
+    monkeypatch.setattr(type(folder), "rglob", lambda *_: iter([gone]))
     assert store.sweep(time.time()) == 0
 
 
