@@ -54,12 +54,12 @@ def file(tmp_path: Path) -> Path:
     return file
 
 
-def book(file: Path, *arguments: str) -> int:
+def run_book(file: Path, *arguments: str) -> int:
     return run_command(command.book, "talkray book", [str(file), *arguments])
 
 
 def make(fake: FakeJobs, file: Path, *arguments: str) -> int:
-    return book(file, "--url", fake.url, "--voice-of", "Bob=bob", *arguments)
+    return run_book(file, "--url", fake.url, "--voice-of", "Bob=bob", *arguments)
 
 
 def starts() -> tuple[float, float]:
@@ -192,7 +192,7 @@ def test_kinds_of_files(name: str, content: str, told: str, tmp_path: Path, caps
     (tmp_path / name).write_text(content, encoding="cp1252")
     said = ""
     try:
-        book(tmp_path / name, "--show")
+        run_book(tmp_path / name, "--show")
     except InvalidRequest as refused:
         said = refused.message
     assert told in said + capsys.readouterr().out
@@ -300,7 +300,7 @@ def test_what_is_refused(
 ) -> None:
     monkeypatch.chdir(file.parent)
     with pytest.raises(Exception, match=message):
-        book(file, "--url", fake.url, *arguments)
+        run_book(file, "--url", fake.url, *arguments)
     assert fake.jobs == {}
 
 
