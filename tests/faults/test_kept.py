@@ -50,14 +50,16 @@ def num_replicas(kind: str) -> int:
     return 1 if kind in ("only ingress", "jobs") else 2
 
 
-def app(model: Path, store: str, keys: Path, num_ingresses: int) -> AppConfig:
+def app(kind: str, model: Path, store: str, keys: Path) -> AppConfig:
     pools = config(model)
     api = pools.api.model_copy(
         update={"voices": VoiceSettings(store=store), "access": AccessSettings(keys_file=keys), "page": False}
     )
-    ingress = pools.ingress_pool.model_copy(update={"replicas": num_ingresses})
+    share = {"num_cpus": 0.3 if kind == "raylet" else 0.1}  # so that the head, with one core, has no room for all
+    sized = {name: getattr(pools, name).model_copy(update=share) for name in ("talker_pool", "codec_pool")}
+    ingress = pools.ingress_pool.model_copy(update={**share, "replicas": 1 if kind == "only ingress" else 2})
     workers = pools.codec.model_copy(update={"workers": 2})
-    return pools.model_copy(update={"api": api, "ingress_pool": ingress, "codec": workers})
+    return pools.model_copy(update={"api": api, "codec": workers, "ingress_pool": ingress, **sized})
 
 
 @dataclass(slots=True)
@@ -242,8 +244,7 @@ def live_while(loop: asyncio.Runner, owners: list[Owner], killing: Callable[[], 
 @contextlib.contextmanager
 def served(kind: str, folder: Path, store: str) -> Iterator[tuple[Service, Callable[[], None]]]:
     """The application, and what kills one process of a kind."""
-    num_ingresses = 1 if kind == "only ingress" else 2
-    settings = app(tiny_model(folder / "base", "Base"), store, folder / "keys.json", num_ingresses)
+    settings = app(kind, tiny_model(folder / "base", "Base"), store, folder / "keys.json")
     if kind == "raylet":
         with serving_on_hosts(settings, hosts=1, cpus=4) as hosts:
             yield hosts.service, lambda: kill_raylet(hosts)
