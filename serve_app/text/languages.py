@@ -25,7 +25,7 @@ _CODES = {
     "deu": "german", "ger": "german", "ita": "italian", "jpn": "japanese", "kor": "korean", "por": "portuguese",
     "rus": "russian", "spa": "spanish",
 }  # fmt: skip
-# Every voice reads Latin letters. A language that is not listed may have the name of its script, as Greek has.
+# Besides Latin letters, which every voice reads.
 _SCRIPTS = {
     "chinese": {"CJK"},
     "japanese": {"CJK", "HIRAGANA", "KATAKANA"},
@@ -57,6 +57,7 @@ _WORDS = {
     "puede llegó",
 }
 _FREQUENT = {language: frozenset(words.split()) for language, words in _WORDS.items()}
+_KNOWN = _SCRIPTS.keys() | _FREQUENT.keys()  # languages whose scripts are known
 _LEAST_WORDS, _LEAST_SHARE = 3, 0.2  # different ones, of the words of the text
 _GREEK_SIGN = re.compile(r"(?<![Ͱ-Ͽἀ-῿])[Ͱ-ϿΩµ]{1,2}(?![Ͱ-Ͽἀ-῿])")  # π, Δx, 5 Ω, 20 µm
 _WORD = re.compile(r"[^\W\d_]+(?:'[^\W\d_]+)?")
@@ -80,10 +81,11 @@ def language_code(name: str) -> str | None:
 def foreign_language(text: str, languages: tuple[str, ...]) -> str | None:
     """The language or script of `text`, where it is clear and none of `languages`.
 
-    None where nothing is clear, or the voice's languages are unknown.
+    None where nothing is clear. The script of a language that is not known here may be any.
     """
-    read = {"LATIN"}.union(*(_SCRIPTS.get(language, {language.upper()}) for language in languages))
-    scripts = Counter() if text.isascii() or not languages else _scripts(_GREEK_SIGN.sub("", text))
+    read = {"LATIN"}.union(*(_SCRIPTS.get(language, ()) for language in languages))
+    has_known_scripts = bool(languages) and _KNOWN.issuperset(languages)
+    scripts = _scripts(_GREEK_SIGN.sub("", text)) if has_known_scripts and not text.isascii() else Counter[str]()
     foreign = Counter({script: count for script, count in scripts.items() if script not in read})
     if foreign and foreign.total() * 2 > scripts.total():
         script = foreign.most_common(1)[0][0]

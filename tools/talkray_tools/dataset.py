@@ -121,7 +121,9 @@ def _line(text: str, place: str, number: int, seed: int) -> dict[str, object]:
         raise InvalidRequest(f"{place}: text is required, as a string with words", "text")
     name = str(found.get("id", found.get("custom_id", f"{number:06}")))
     if not _ID.fullmatch(name):
-        raise InvalidRequest(f"{place}: id {name[:40]!r} is no name of a file: letters, digits, '.', '_' and '-'", "id")
+        raise InvalidRequest(
+            f"{place}: id {name[:40]!r} is not a file name: use letters, digits, '.', '_' and '-'", "id"
+        )
     own = {key: value for key, value in found.items() if key not in _OWN}
     return {"seed": _seed(seed, name), **own, "input": said, "custom_id": name}
 

@@ -175,7 +175,7 @@ async def test_keepalives_and_unknown_contexts_say_nothing() -> None:
 
 
 async def said(synthesizer: fake.FakeSynthesizer, *messages: Json, path: str = CONTEXTS) -> list[Json]:
-    """All that is told of a context with these messages."""
+    """All messages about one context after these were sent."""
     return (await heard(synthesizer, path, *messages, *end(), until={"isFinal": True}))[0]
 
 

@@ -347,7 +347,7 @@ async def test_what_is_over_before_it_is_heard_is_made_again_with_another_seed()
         ([FinishReason.STOP], b"11", True, FinishReason.STOP, 1),
         ([FinishReason.LENGTH], b"11", True, FinishReason.LENGTH, 1),
         ([FinishReason.SILENCE], b"", False, FinishReason.SILENCE, 1),  # a seed of the client's is kept
-        ([FinishReason.LOOP] * 9, b"", True, FinishReason.LOOP, 2),  # after two seeds it is told as it is
+        ([FinishReason.LOOP] * 9, b"", True, FinishReason.LOOP, 2),  # after two seeds it is reported unchanged
     ],
 )
 async def test_what_ends_badly_in_its_first_chunk_is_made_again_once(

@@ -93,8 +93,21 @@ def test_english_does_not_look_foreign(text: str) -> None:
 )
 def test_a_script_is_told_by_its_letters(text: str, name: str) -> None:
     assert foreign_language(text, ENGLISH) == name
-    arabic = name if name.startswith("Arabic") else None  # which no released voice reads
-    assert foreign_language(text, (*RELEASED, "greek")) == arabic
+    is_released = name not in ("Greek letters", "Arabic letters")
+    assert foreign_language(text, RELEASED) == (None if is_released else name)
+
+
+@pytest.mark.parametrize(
+    ("language", "text"),
+    [
+        ("greek", "Καλημέρα σας."), ("hindi", "नमस्ते दुनिया"), ("arabic", "مرحبا بالعالم"), ("urdu", "سلام دنیا"),
+        ("thai", "สวัสดีชาวโลก"), ("hebrew", "שלום עולם"), ("ukrainian", "Добрий день"), ("cantonese", "你好世界"),
+    ],
+)  # fmt: skip
+def test_a_language_that_is_unknown_here_may_have_any_script(language: str, text: str) -> None:
+    assert foreign_language(text, ENGLISH) is not None
+    assert foreign_language(text, (*ENGLISH, language)) is None
+    assert foreign_language("Der Hund ist nicht mit uns auf dem Berg.", (*ENGLISH, language)) == "German"
 
 
 @pytest.mark.parametrize(
