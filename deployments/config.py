@@ -19,13 +19,10 @@ class TalkerConfig(Strict):
     """The talker engine of one replica."""
 
     device: Device = "auto"  # auto: cuda where the replica was given a GPU, else cpu
-    dtype: DType = "auto"  # auto: bfloat16 on cuda, float16 on a GPU of before Ampere, float32 on cpu
     threads: Annotated[int, Field(ge=1)] = 1  # torch threads of the engine process
     max_num_seqs: Annotated[int, Field(ge=1)] = 8  # sequences in one batch
     max_num_waiting: Annotated[int, Field(ge=0)] = 16  # sequences that may wait for a place in the batch
     max_model_len: Annotated[int, Field(ge=64)] = 4096  # rows of one sequence: prompt and frames
-    # Positions of a KV block. Unset: 16 on a CPU; on a GPU 64, with flash-attn 256, as it takes no less.
-    kv_block_size: Annotated[int | None, Field(ge=1)] = None
     # The share of the GPU's memory that the engine may use, 0.85 by default: keys and values get the rest after
     # weights, codec and captured work, and never more than they can use. `kv_cache_bytes` is their size itself.
     gpu_memory_fraction: Annotated[float | None, Field(gt=0, le=1)] = None
@@ -65,15 +62,5 @@ class CodecConfig(Strict):
     # pool is full. inline leaves all to it; the ingress then asks the talkers itself, and the pool only encodes
     # recordings to clone, for a talker on a CPU. pool leaves none to it: a talker loads no codec decoder (1.4 GiB).
     placement: CodecPlacement = "hybrid"
-    gpu_frames: Annotated[int, Field(ge=1)] = 9  # hybrid, with an idle pool: time for a CPU to take over
     # Decode in a replica: one is a thread, more are processes, on a GPU threads.
     workers: Annotated[int, Field(ge=1)] = 1
-    # A replica takes on fewer streams once chunks are done so long after their listeners need them, or first chunks so
-    # long after they arrived.
-    max_late_s: Annotated[float, Field(gt=0)] = 0.25
-    # Frames of a stream's first, second, ... chunk at most; the last repeats. The second is as short as the first: a
-    # CPU may need longer for two frames than the first plays. Where it needs longer for one, first chunks are longer.
-    # null: 1, 1, 2, 4, 8, 12; from four workers on, where streams wait for each other to share a call, 3, 3, 4, and 8
-    # where cores are slow. There the first plays until another replica takes over from one that dies; 1, 1, 2, 4 begins
-    # 20 ms earlier, and one in 270 hears a pause then.
-    chunk_frames: Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1)] | None = None

@@ -282,7 +282,6 @@ def simulate_codec_command(
     rates: Annotated[str, typer.Option(help="Requests per second, such as 4,8,10.")] = "4,8,10",
     replicas: Annotated[int, typer.Option(min=1, help="Of the pool.")] = 16,
     workers: Annotated[int, typer.Option(min=1, help="Of each replica, a core each.")] = 1,
-    chunk_frames: Annotated[str | None, typer.Option(help="Such as 2,4,8; else what suits the workers.")] = None,
     call_ms: Annotated[float, typer.Option(min=0, help="That a call takes.")] = 15.0,
     frame_ms: Annotated[float, typer.Option(callback=positive, help="And for each of its frames.")] = 4.6,
     crowded: Annotated[float, typer.Option(min=0, help="How much longer where all workers are busy.")] = 0.0,
@@ -298,7 +297,6 @@ def simulate_codec_command(
     pool = codec_pool.CodecPool(
         replicas=replicas,
         workers=workers,
-        chunk_frames=tuple(map(int, number_list(chunk_frames))) if chunk_frames else None,
         call_s=call_ms / 1000,
         frame_s=frame_ms / 1000,
         crowded=crowded,

@@ -72,7 +72,6 @@ class CodecPool:
 
     replicas: int
     workers: int  # of each
-    chunk_frames: tuple[int, ...] | None = None  # what suits the workers
     call_s: float = 0.015
     frame_s: float = 0.0046
     crowded: float = 0.0  # how much longer calls take where all workers are busy, as a share: cores share their memory
@@ -83,7 +82,7 @@ class CodecPool:
 
     @property
     def ramp(self) -> tuple[int, ...]:
-        return chosen_ramp(self.chunk_frames, self.workers)
+        return chosen_ramp(self.workers)
 
     def work_s(self, frames: int) -> float:
         """What a call of so many frames takes on average."""
@@ -160,8 +159,8 @@ class _Replica:
     def __post_init__(self) -> None:
         largest = {size: self.pool.largest(size) for size in call_sizes(self.pool.ramp)}
         self.gate = DecodeGate(self._decode, workers=self.pool.workers, frame_s=_FRAME_S, largest=largest)
-        self.capacity = Capacity(max_late_s=CodecConfig().max_late_s, workers_carry=lambda: self.gate.capacity)
-        self.placement = Placement(CodecConfig(placement="hybrid" if self.pool.hybrid else "pool"))
+        self.capacity = Capacity(max_late_s=AdmissionSettings().max_late_s, workers_carry=lambda: self.gate.capacity)
+        self.placement = Placement("hybrid" if self.pool.hybrid else "pool")
         self.placement.talker_on_gpu = True
 
     async def listen(self, frames: int) -> tuple[float, float] | None:
@@ -184,7 +183,7 @@ class _Replica:
 
     async def _listen(self, frames: int, asked_s: float, gpu_frames: int) -> tuple[float, float]:
         listener, first_s = Listener(), math.inf
-        shared = self.pool.chunk_frames is None and self.pool.workers >= MANY_WORKERS
+        shared = self.pool.workers >= MANY_WORKERS
         ramp = fitted_ramp(
             self.pool.ramp, self.gate.seconds_per_frame, wait_s=self.gate.wait_s, frame_s=_FRAME_S, shared=shared
         )

@@ -137,7 +137,8 @@ def _codec(
     handles = {model: talkers[model] for model in configs}
     # The talkers of a single model say where they run; a call would start those of several that are at zero.
     known = {model: placement for model, placement in placements.items() if model}
-    return deployment.bind(source, settings, handles, known, pool)
+    patience_s = max(own.api.admission.max_late_s for own in configs.values())
+    return deployment.bind(source, settings, handles, known, pool, max_late_s=patience_s)
 
 
 def _on_gpu(own: AppConfig) -> bool:

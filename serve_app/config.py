@@ -11,7 +11,8 @@ from typing import Annotated, Any, Literal, Self, get_args
 from urllib.parse import urlsplit
 
 import yaml
-from pydantic import AfterValidator, Field, ValidationError, model_validator
+from pydantic import AfterValidator, Field, ModelWrapValidatorHandler, ValidationError, model_validator
+from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
 
 from deployments.config import CodecConfig, CodecPlacement, Strict, TalkerConfig
 from deployments.errors import StartError, TalkrayError
@@ -128,7 +129,6 @@ class VoiceSettings(Strict):
 class JobSettings(Strict):
     """Long work (docs/jobs.md). Jobs lie in the store of voices."""
 
-    max_segments: Positive = 32  # made at once, by all jobs: fewer where the pools refuse more
     max_jobs: Positive = 100  # kept of each owner
     max_input_chars: Positive = 200_000  # of a part: about three hours
     max_bytes: Positive = 10 << 30  # of each owner's finished segments: an hour of speech takes about 80 MB
@@ -155,21 +155,13 @@ class TextSettings(Strict):
 
 
 class RecordSettings(Strict):
-    """What is kept of each request, and never its text (docs/command-line.md)."""
+    """Records of requests besides their lines, and never their text (docs/command-line.md)."""
 
-    lines: bool = True  # a line of JSON in the log folder of Ray Serve: `talkray logs` finds it
-    stages: bool = True  # the line says how long each stage before the first audio took
     usage: bool = True  # counts by key, model, voice and dialect in the store of voices: `talkray usage`
     # Where spans of OpenTelemetry go, by OTLP over HTTP: http://collector:4318/v1/traces. None: nowhere. Needs the
     # extra `tracing`. A client's `traceparent` decides whether its request is sampled, else this share of all is.
     traces: str | None = None
     trace_share: Annotated[float, Field(ge=0, le=1)] = 1.0
-
-    @model_validator(mode="after")
-    def _spans_are_made_of_stages(self) -> Self:
-        if self.traces is not None and not self.stages:
-            raise ValueError("traces: spans are made of stages, which are off")
-        return self
 
 
 class ApiSettings(Strict):
@@ -283,6 +275,15 @@ class AppConfig(Strict):
     talker_scaling: TalkerScalingConfig | None = None
     codec_scaling: CodecScalingConfig | None = None
 
+    @model_validator(mode="wrap")
+    @classmethod
+    def _explain_removed(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        """Here and not in `explain`, because Serve validates the `args` of `serve deploy`."""
+        try:
+            return handler(data)
+        except ValidationError as error:
+            raise ValidationError.from_exception_data(error.title, list(map(_with_reason, error.errors()))) from None
+
     @model_validator(mode="after")
     def _one_replica_makes_jobs(self) -> Self:
         if self.jobs_pool.replicas != 1:
@@ -382,6 +383,27 @@ def _bounds(scaling: Mapping[str, Any]) -> dict[str, Any]:
     policy = (scaling.get("policy") or {}).get("policy_kwargs") or {}
     own = {name: value for name, value in policy.items() if name not in ("sequences_per_replica", "max_talker_streams")}
     return {**own, "min_replicas": scaling.get("min_replicas", 1), "max_replicas": scaling.get("max_replicas", 1)}
+
+
+_REMOVED = {  # settings of earlier versions: why, and what holds instead
+    "api.jobs.max_segments": "refusals of the pools set the number of segments made at once, which is 32 at most",
+    "api.records.lines": "each request has a line in the log folder of Ray Serve, because `talkray logs` reads it",
+    "api.records.stages": "stages are always recorded, because `talkray logs`, metrics and spans need them",
+    "codec.chunk_frames": "the length of chunks follows from codec.workers and the speed of a core",
+    "codec.gpu_frames": "the load of the pool sets it: 9 frames while the pool is idle, more while it is busy",
+    "codec.max_late_s": "codec replicas use api.admission.max_late_s, so that one limit holds everywhere",
+    "talker.dtype": "the device sets it: bfloat16 on a GPU, float16 on a GPU before Ampere, float32 on a CPU",
+    "talker.kv_block_size": "the device sets it: 16 positions on a CPU, 64 on a GPU, 256 with flash-attn",
+}
+
+
+def _with_reason(problem: ErrorDetails) -> InitErrorDetails:
+    """The problem, explained if its setting was removed."""
+    kind: str | PydanticCustomError = problem["type"]
+    name = ".".join(part for part in problem["loc"] if isinstance(part, str)).removeprefix("models.")
+    if kind == "extra_forbidden" and name in _REMOVED:
+        kind = PydanticCustomError("removed", "delete this removed setting: {reason}", {"reason": _REMOVED[name]})
+    return InitErrorDetails(type=kind, loc=problem["loc"], input=problem["input"], ctx=problem.get("ctx", {}))
 
 
 def explain(error: ValidationError) -> str:

@@ -78,8 +78,7 @@ def record_sinks(settings: RecordSettings, store: VoiceStore | None) -> list[Rec
     replica = ray_private.replica_name()
     if settings.traces is not None:  # the first, because the line names the trace
         sinks.append(RequestSpans(otlp_exporter(settings.traces), settings.trace_share, replica=replica))
-    if settings.lines:
-        sinks.append(RequestLines(ray_private.log_folder(), replica))
+    sinks.append(RequestLines(ray_private.log_folder(), replica))
     if settings.usage:
         sinks.append(UsageBook(store, time.time))
     return sinks

@@ -40,10 +40,13 @@ class CodecReplica:
         talkers: Mapping[str, DeploymentHandle],
         placements: Mapping[str, CodecPlacement],
         name: str = "",
+        *,
+        max_late_s: float,
     ) -> None:
         """`talkers` of each model by its name. `placements`: where each of several is decoded, none but "pool" for
         talkers without a GPU, because a model at zero cannot be asked whether its talkers have one. `name`: of one of
-        several codec pools, for metrics.
+        several codec pools, for metrics. The replica takes on fewer streams once listeners hear more than `max_late_s`
+        of silence.
         """
         from deployments.codec.pool.service import CodecService
 
@@ -65,7 +68,12 @@ class CodecReplica:
 
         self._talkers = talkers
         self._service = CodecService(model, config, decode=decode, placements=placements)
-        self._load = CodecLoad(config, frame_s=self._service.frame_s, workers_carry=lambda: self._service.gate.capacity)
+        self._load = CodecLoad(
+            config.workers,
+            frame_s=self._service.frame_s,
+            max_late_s=max_late_s,
+            workers_carry=lambda: self._service.gate.capacity,
+        )
         self._knows_talker = "" not in self._talkers  # whether talkers of a single model have said where they run
         self._has_tried = False
         self._replica = Replica(CodecLost, lambda: self._service.failure)

@@ -8,9 +8,11 @@ import math
 from collections.abc import Iterable
 
 MIN_LEAD_S = 0.25  # covers a decode and a frame of the talker
-RAMP = (1, 1, 2, 4, 8, 12)  # suits a CPU: where few streams share a call, the last chunks are the widest
-# This ramp is for streams that share calls. If the replica dies while a first chunk plays, another one takes over in
-# time, because a takeover (notice the death, prefill the prompt again, decode) takes 0.18 s on a busy host.
+# For a CPU whose streams rarely share a call. The second chunk is as short as the first, because a CPU may need longer
+# for two frames than the first chunk plays.
+RAMP = (1, 1, 2, 4, 8, 12)
+# For streams that share calls. If the replica dies while a first chunk plays, another one takes over in time, because a
+# takeover (notice the death, prefill the prompt again, decode) takes 0.18 s on a busy host.
 SHARED_RAMP = (3, 3, 4, 8)
 GPU_RAMP = (1, 2, 4, 8, 12)  # its sizes are all that one call of a GPU decodes of each stream
 # These bound a worker's call: more frames cost no less each, and busy cores, which share memory, take far longer.
@@ -29,9 +31,9 @@ _OF_PLAYING = 0.6  # share of a chunk's playing time that the next chunk may tak
 RECALL_SIZES = (12, 24, 48, 96, 192)
 
 
-def chosen_ramp(chunk_frames: tuple[int, ...] | None, workers: int) -> tuple[int, ...]:
-    """The sizes by which chunks grow: `chunk_frames`, or sizes that suit the number of workers."""
-    return chunk_frames or (SHARED_RAMP if workers >= MANY_WORKERS else RAMP)
+def chosen_ramp(workers: int) -> tuple[int, ...]:
+    """The frames of a stream's first, second, ... chunk at most; the last repeats. They suit the number of workers."""
+    return SHARED_RAMP if workers >= MANY_WORKERS else RAMP
 
 
 def fitted_ramp(

@@ -85,8 +85,7 @@ class SpeechService:
         tells_timing = self.settings.server_timing or TIMING_HEADER in request.headers
         speed = speech.delivery.speed
         record.note_speech(utterance, speech.info, speech.stored, speed=speed, tells_timing=tells_timing)
-        is_timed = tells_timing or self.settings.records.stages
-        return start_marks(utterance, record.received_ns) if is_timed else utterance
+        return start_marks(utterance, record.received_ns)
 
     def continuation(self) -> Continuation:
         """What the utterances of one conversation go on from."""

@@ -80,13 +80,16 @@ class JobDesk:
         *,
         hindrance: Callable[[str], str | None] = lambda model: None,
         dead_nodes: Callable[[], int] = lambda: 0,
+        max_segments: float = 32.0,
     ) -> None:
-        """`hindrance` says why jobs may not use a model now, by its name. `dead_nodes` counts those that were lost."""
+        """`hindrance` says why jobs may not use a model now, by its name. `dead_nodes` counts those that were lost.
+        `max_segments` are made at once, by all jobs.
+        """
         self._offer, self._maker, self._settings = offer, maker, settings
         self._hindrance, self._dead_nodes = hindrance, dead_nodes
         self._webhooks = Webhooks(settings)
         self._keys = keys_of(offer)
-        self._limit = min(_FIRST_SEGMENTS, float(settings.max_segments))
+        self._limit, self._max_segments = _FIRST_SEGMENTS, max_segments
         self._failure: str | None = None  # why the store cannot be used now
         self._losses = deque[tuple[float, SegmentId]](maxlen=1000)  # when segments were lost with their replica
         self._num_dead_nodes, self._node_lost_s = 0, float("-inf")
@@ -266,7 +269,7 @@ class JobDesk:
                     plan = work.plan = await asyncio.to_thread(self._store().plan, work.job, segment_id.part)
             made, content = await self._maker.make(work.job, plan, segment_id)
             await self._save(work, made, content)
-            self._limit = min(self._limit + 0.5, self._settings.max_segments)
+            self._limit = min(self._limit + 0.5, self._max_segments)
             work.suspects.pop(segment_id, None)
         except (Overloaded, NotReady, Moved) as error:
             self._limit = max(1.0, self._limit / 2)

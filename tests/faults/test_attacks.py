@@ -62,9 +62,6 @@ api:
 talker:
   max_num_seqs: 16
   max_model_len: 1024
-codec:
-  max_late_s: 100
-  chunk_frames: [1]   # a gap between chunks is a step and a call: what is longer is a wait for others
 """
 
 

@@ -25,9 +25,7 @@ LEFT_S = 5.0
 
 def app(tmp_path: Path) -> AppConfig:
     pools = config(tiny_model(tmp_path / "model"))
-    api = pools.api.model_copy(
-        update={"voices": VoiceSettings(store=str(tmp_path / "store")), "jobs": JobSettings(max_segments=4)}
-    )
+    api = pools.api.model_copy(update={"voices": VoiceSettings(store=str(tmp_path / "store"))})
     return pools.model_copy(update={"api": api})
 
 
@@ -115,7 +113,7 @@ def test_a_job_that_is_deleted_while_it_runs_leaves_nothing(tmp_path: Path) -> N
 def test_jobs_are_made_and_cancelled_while_their_replica_is_replaced(tmp_path: Path) -> None:
     """Whatever replica answers knows each job that was confirmed, and none goes on that was cancelled."""
     application = app(tmp_path)
-    settings = application.api.jobs.model_copy(update={"max_segments": 2})
+    settings = JobSettings(max_jobs=99)
     changed = application.model_copy(update={"api": application.api.model_copy(update={"jobs": settings})})
     with serving(application) as service:
         before = service.processes(JOBS)

@@ -284,8 +284,7 @@ def variant(app: AppConfig, number: int) -> AppConfig:
     return app.model_copy(
         update={
             "talker": app.talker.model_copy(update={"max_num_seqs": 8, "max_num_waiting": 64 + number}),
-            "codec": app.codec.model_copy(update={"max_late_s": 100.0 + number}),
-            "api": ApiSettings(admission=PATIENT, max_input_chars=4000 + number),
+            "api": ApiSettings(admission=PATIENT.model_copy(update={"max_late_s": 100.0 + number})),
         }
     )
 

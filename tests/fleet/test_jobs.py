@@ -18,7 +18,7 @@ from serve_app.voices.voice_store import VoiceStore
 from tools.experiments.fleet.fleet import CODECS, JOBS, TALKER, TALKERS, Fleet, fleet, scaled_down
 
 PATH, BUCKET = "/v1/audio/jobs", "voices"
-PARTS, AT_ONCE = 40, 4
+PARTS, AT_ONCE = 80, 32
 BODY = {"voice": "alloy", "seed": 3, "max_new_tokens": 25, "ignore_eos": True, "deterministic": True}
 INPUTS = [{"input": f"The text of part number {number}, which is short."} for number in range(PARTS)]
 
@@ -117,7 +117,7 @@ def making(possible: None) -> Iterator[Making]:
         made.start_head()
         for pool in (TALKERS, CODECS):
             made.add(f"{pool}1", pool)
-        api = {"voices": {"store": f"s3://{BUCKET}"}, "jobs": {"max_segments": AT_ONCE}}
+        api = {"voices": {"store": f"s3://{BUCKET}"}}
         made.deploy(scaled_down(made, api=api, jobs_pool={"label_selector": {"pool": TALKERS}}))
         making = Making(made, Bucket(client, JobStore(VoiceStore(f"s3://{BUCKET}"))))
         made.open_doors(made.workers)

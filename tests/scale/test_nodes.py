@@ -23,7 +23,6 @@ CONFIG = AppConfig(
     model="embedded",
     api=ApiSettings(admission=AdmissionSettings(max_line_s=100, max_wait_s=100, max_late_s=100)),
     talker=TalkerConfig(device="cpu", max_num_seqs=2),
-    codec=CodecConfig(max_late_s=1000),  # one replica for all
     talker_pool=PoolConfig(num_cpus=0.1, num_gpus=1),
     codec_pool=PoolConfig(num_cpus=0.1),
     ingress_pool=PoolConfig(num_cpus=0.1),

@@ -1,18 +1,22 @@
+import re
 from pathlib import Path
 
 import pytest
 import yaml
 from pydantic import ValidationError
+from ray.serve._private.api import call_user_app_builder_with_args_if_necessary
 from ray.serve.schema import DeploymentSchema, HTTPOptionsSchema, ServeApplicationSchema, ServeDeploySchema
 
 from deployments.errors import StartError
 from serve_app import ingress
+from serve_app.app import build_app
 from serve_app.config import (
     AccessSettings,
     ApiSettings,
     AppConfig,
     ConfigError,
     TalkerScalingConfig,
+    explain,
     is_loopback,
     read_config,
 )
@@ -66,6 +70,39 @@ def test_a_wrong_file_is_named_with_what_is_right(file: Path, text: str, named: 
         read_config(file)
     for part in (str(file), *named):
         assert part in str(refused.value)
+
+
+REMOVED = {
+    "talker.kv_block_size": (16, "the device sets it: 16 positions on a CPU"),
+    "talker.dtype": ("auto", "the device sets it: bfloat16 on a GPU"),
+    "codec.chunk_frames": ([1, 4], "follows from codec.workers"),
+    "codec.gpu_frames": (9, "9 frames while the pool is idle"),
+    "codec.max_late_s": (0.25, "codec replicas use api.admission.max_late_s"),
+    "api.records.stages": (False, "always recorded"),
+    "api.records.lines": (True, "each request has a line"),
+    "api.jobs.max_segments": (32, "32 at most"),
+}
+
+
+@pytest.mark.parametrize("name", REMOVED)
+def test_a_removed_setting_is_named_with_what_holds_instead(file: Path, name: str) -> None:
+    value, reason = REMOVED[name]
+    for part in reversed(name.split(".")):
+        value = {part: value}
+    told = f"{name}: delete this removed setting: "
+    for document in (value, {"applications": [{"args": value}]}):
+        file.write_text(yaml.safe_dump(document), encoding="utf-8")
+        with pytest.raises(ConfigError, match=re.escape(told)) as refused:
+            read_config(file)
+        assert reason in str(refused.value)
+    with pytest.raises(ValidationError, match=re.escape(reason)):
+        call_user_app_builder_with_args_if_necessary(build_app, value)
+    with pytest.raises(ValidationError) as unknown:
+        AppConfig.model_validate({"models": [{"name": "a", "model": "x", **value}], "models_di": "y"})
+    of_model = "delete this removed setting: " if name.startswith("talker.") else "valid keys: admission, model, name"
+    assert f"models.0.{name.split('.')[0]}" in (explained := explain(unknown.value))
+    assert of_model in explained
+    assert "models_di: Extra inputs" in explained
 
 
 def test_a_missing_file_is_named(file: Path) -> None:

@@ -24,7 +24,7 @@ from tests.deployments.talker.driving import speak
 from tests.tools.planted import plant
 
 TEXTS = ("Hello! This is a plain sentence.", "She has three small boats in the harbour.")
-CONFIG = TalkerConfig(device="cpu", dtype="float32", threads=1, max_num_seqs=1)
+CONFIG = TalkerConfig(device="cpu", threads=1, max_num_seqs=1)
 # As the 0.6B: wider text than talker, a predictor as wide as the talker.
 SMALL = {"tts_model_size": "0b6", "talker_config": {"text_hidden_size": 128}}
 SMALL["talker_config"]["code_predictor_config"] = {"hidden_size": 64}  # type: ignore[index]

@@ -42,8 +42,9 @@ from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp, Message, Scope
 
 from serve_app import ingress
+from serve_app.api import speech_service
 from serve_app.api.records.record_keeper import HAND_ON_S, RecordKeeper, RecordSink, RequestLines
-from serve_app.api.records.request_record import RequestRecord
+from serve_app.api.records.request_record import RequestRecord, start_marks
 from serve_app.api.records.tracing import RequestSpans, otlp_exporter
 from serve_app.api.records.usage_counts import UsageBook
 from serve_app.cli.serve.run_folder import RunFolder
@@ -115,17 +116,11 @@ class SwitchedKeeper(RecordKeeper):
             self._switch.count()
 
 
-class SwitchedRecords:
-    """Settings of records, whose stages are on while the switch is."""
-
-    def __init__(self, switch: Switch, settings: RecordSettings) -> None:
-        self._switch = switch
-        self.lines, self.usage = settings.lines, settings.usage
-        self.traces, self.trace_share = settings.traces, settings.trace_share
-
-    @property
-    def stages(self) -> bool:
-        return self._switch.is_on
+def switch_stages(switch: Switch) -> None:
+    """From now on this process records stages while the switch is on."""
+    speech_service.start_marks = lambda utterance, received_ns: (
+        start_marks(utterance, received_ns) if switch.is_on else utterance
+    )
 
 
 class SwitchedIngress(Ingress):
@@ -133,9 +128,9 @@ class SwitchedIngress(Ingress):
 
     def __init__(self, settings: ApiSettings, models: Sequence[Deployed], jobs: DeploymentHandle) -> None:
         switch = Switch(Path(os.environ[_SWITCH]))
-        switched = settings.model_copy(update={"records": SwitchedRecords(switch, settings.records)})
+        switch_stages(switch)
         with mock.patch.object(ingress, "RecordKeeper", partial(SwitchedKeeper, switch)):
-            super().__init__(switched, models, jobs)
+            super().__init__(settings, models, jobs)
 
 
 class Collector(http.server.BaseHTTPRequestHandler):
@@ -236,8 +231,8 @@ def in_process(options: argparse.Namespace, collector: str | None) -> list[dict[
         if collector is not None:
             sinks.append(RequestSpans(otlp_exporter(collector), settings.trace_share, replica="replica"))
         keeper = SwitchedKeeper(switch, sinks)
-        switched = ApiSettings().model_copy(update={"records": SwitchedRecords(switch, settings)})
-        api = one_api(FakeSynthesizer(script=utterance(_FRAMES)), switched, keep=keeper.keep)
+        switch_stages(switch)
+        api = one_api(FakeSynthesizer(script=utterance(_FRAMES)), ApiSettings(), keep=keeper.keep)
         until_s = time.monotonic() + options.seconds
         while time.monotonic() < until_s:
             taken = {}

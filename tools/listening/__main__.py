@@ -227,7 +227,7 @@ def _command(process: int) -> str:
 def server(model: str, placement: str) -> Iterator[Driver]:
     """One of our own that refuses nobody because the machine is slow."""
     patient = AdmissionSettings(max_line_s=1000, max_wait_s=1000, start_wait_s=1000, max_late_s=1000)
-    codec = CodecConfig.model_validate({"placement": placement, "max_late_s": 1000})
+    codec = CodecConfig.model_validate({"placement": placement})
     config = AppConfig(model=model, codec=codec, api=ApiSettings(admission=patient))
     with running(config, Address("127.0.0.1", free_port()), logger.info) as driver:
         yield driver

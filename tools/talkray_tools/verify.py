@@ -175,7 +175,7 @@ class Exact:
     """The same checkpoint in float32, in plain PyTorch on the CPU: layers as they are, nothing folded or fused."""
 
     def __init__(self, directory: Path, *, threads: int) -> None:
-        config = TalkerConfig(device="cpu", dtype="float32", kernels="plain", threads=threads, max_num_seqs=1)
+        config = TalkerConfig(device="cpu", kernels="plain", threads=threads, max_num_seqs=1)
         self.engine = build_engine(directory, config)
         self.network = DecoderNetwork.load(directory / "speech_tokenizer")
 

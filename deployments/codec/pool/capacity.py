@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, TypeVar
 
 from deployments.autoscaling_records import CodecRecord
 from deployments.codec.plan import chosen_ramp
-from deployments.config import CodecConfig
 from deployments.limits import StreamLimit
 from deployments.protocol import ALL_FRAMES, FrameChunk, PcmChunk, SynthesisRequest
 from deployments.serving import metrics
@@ -124,13 +123,13 @@ class CodecLoad:
     """Counts the frames that pass through. All methods belong to one event loop."""
 
     def __init__(
-        self, config: CodecConfig, *, frame_s: float, workers_carry: Callable[[], float] = lambda: math.inf
+        self, workers: int, *, frame_s: float, max_late_s: float, workers_carry: Callable[[], float] = lambda: math.inf
     ) -> None:
-        """`frame_s`: seconds that a frame plays. `workers_carry()`: streams that the workers carry now."""
-        self._workers, self._frame_s = config.workers, frame_s
+        """`frame_s`: seconds that a frame plays. See `Capacity` for the rest."""
+        self._workers, self._frame_s = workers, frame_s
         # A stream holds these back on purpose: others wait for a worker.
-        self._chunk_frames = chosen_ramp(config.chunk_frames, config.workers)[-1]
-        self._capacity = Capacity(max_late_s=config.max_late_s, workers_carry=workers_carry)
+        self._chunk_frames = chosen_ramp(workers)[-1]
+        self._capacity = Capacity(max_late_s=max_late_s, workers_carry=workers_carry)
         self._streams: set[_Counts] = set()
         self._num_background = 0  # streams of jobs, which are in no other count and wait for no room
         self._calls = 0  # that decode now

@@ -94,11 +94,7 @@ def load_codec(model: str, config: CodecConfig) -> Codec:
     encoder = CodecEncoder.load(directory) if encodes(checkpoint) else None
     # With `inline` nothing is decoded here, and no start waits for it.
     warms = config.placement != "inline" and not decodes_in_processes(config, decoder)
-    tried = (
-        warm_up(decoder, chosen_ramp(config.chunk_frames, config.workers), longest_call_s(config.workers))
-        if warms
-        else WarmUpResult()
-    )
+    tried = warm_up(decoder, chosen_ramp(config.workers), longest_call_s(config.workers)) if warms else WarmUpResult()
     return Codec(directory, decoder, encoder, SpeechTokenizerConfig.load(directory).sample_rate, tried)
 
 

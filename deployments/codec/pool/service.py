@@ -22,14 +22,15 @@ from deployments.serving.replica_streams import AllFrames, Generate
 from deployments.speech_detection import EndingGuard, LeadingSilence
 
 
+_GPU_FRAMES = 9  # of a stream's first ones, with an idle pool: a CPU needs this time to take over
+
+
 class Placement:
     """How much of a stream the talker's GPU decodes: the part for which this replica has no time."""
 
-    def __init__(
-        self, config: CodecConfig, placement: CodecPlacement | None = None, *, beside: "Placement | None" = None
-    ) -> None:
+    def __init__(self, placement: CodecPlacement, *, beside: "Placement | None" = None) -> None:
         """The `placement` of one of several models, `beside` that of another one that is decoded here too."""
-        self._config, self._placement = config, placement or config.placement
+        self._placement = placement
         self._counter = beside or self
         self._num_here = 0  # streams that this replica decodes, of all models
         self.talker_on_gpu = False  # known once a talker has been asked
@@ -49,13 +50,13 @@ class Placement:
             self._counter._num_here -= decodes_here
 
     def _gpu_frames(self, capacity: float) -> int:
-        """An idle pool takes over after `gpu_frames`, a busier one later, a full one never."""
+        """An idle pool takes over after `_GPU_FRAMES`, a busier one later, a full one never."""
         if self._placement == "inline":
             return ALL_FRAMES
         if self._placement == "pool" or not self.talker_on_gpu:
             return 0
         busy = (self._counter._num_here + 1) / capacity
-        return ALL_FRAMES if busy >= 1.0 else round(self._config.gpu_frames / (1 - busy))
+        return ALL_FRAMES if busy >= 1.0 else round(_GPU_FRAMES / (1 - busy))
 
 
 class CodecService:
@@ -74,9 +75,9 @@ class CodecService:
         `placements`: of each of several models; none but "pool" for talkers without a GPU.
         """
         self._codec = load_codec(model, config)
-        self._ramp = chosen_ramp(config.chunk_frames, config.workers)
+        self._ramp = chosen_ramp(config.workers)
         self._repaired = 0
-        self._shares_calls = config.chunk_frames is None and config.workers >= MANY_WORKERS
+        self._shares_calls = config.workers >= MANY_WORKERS
         decoder, tried = self._codec.decoder, self._codec.tried
         self.workers = Workers(config.workers, on_gpu=decoder.device.type == "cuda")
         self._readers = Workers(config.workers, on_gpu=False)  # of recordings, for which no chunk waits
@@ -93,8 +94,8 @@ class CodecService:
             largest=tried.largest_batches,
             tried_s=tried.seconds_per_frame,
         )
-        self.placement = Placement(config)
-        self._placements = {name: Placement(config, own, beside=self.placement) for name, own in placements.items()}
+        self.placement = Placement(config.placement)
+        self._placements = {name: Placement(own, beside=self.placement) for name, own in placements.items()}
         for placement in self._placements.values():
             placement.talker_on_gpu = True  # else its placement is another one
 

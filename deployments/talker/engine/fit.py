@@ -70,7 +70,7 @@ def choose(directory: Path, config: TalkerConfig, total: int, free: int, *, make
 def predict(directory: Path, config: TalkerConfig, total: int, free: int, *, makes_audio: bool = True) -> Fit:
     """The load that fits a GPU with `free` of `total` bytes. Raises EngineError if no sequence fits."""
     model_config, gpu = ModelConfig.load(directory), EngineDevice(config, "cuda")
-    size, dtype = config.kv_block_size or gpu.block_size, gpu.dtype
+    size, dtype = gpu.block_size, gpu.dtype
     block_bytes = KVCache.bytes_per_position(model_config.talker, dtype) * size
     num_slots = 2 * config.max_num_seqs if makes_audio else 0
     loaded = _talker_bytes(directory, model_config, dtype)

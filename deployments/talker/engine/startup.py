@@ -93,7 +93,9 @@ def load_engine(directory: Path, config: TalkerConfig, clock: StartClock, *, mak
             where = chosen.begin()
         if where is not None:
             clock.report(f"on {where}")
-        engine = build_engine(directory, config, clock=clock, compiles_ahead=True, makes_audio=makes_audio)
+        engine = build_engine(
+            directory, config, clock=clock, compiles_ahead=True, makes_audio=makes_audio, chosen=chosen
+        )
         warm_up(engine, clock, makes_audio=makes_audio)
         return engine
 
@@ -105,10 +107,11 @@ def build_engine(
     clock: StartClock | None = None,
     compiles_ahead: bool = False,
     makes_audio: bool = True,
+    chosen: EngineDevice | None = None,
 ) -> Engine:
     """An engine whose first requests capture what they need and, unless it `compiles_ahead`, compile it."""
     torch.set_num_threads(config.threads)
-    clock, chosen = clock or StartClock(), EngineDevice(config)
+    clock, chosen = clock or StartClock(), chosen or EngineDevice(config)
     model_config, codec = ModelConfig.load(directory), SpeechTokenizerConfig.load(directory / "speech_tokenizer")
     if config.max_model_len > (most := model_config.max_position_embeddings):
         raise EngineError(f"talker.max_model_len is {config.max_model_len}, but {directory} has {most} positions")
@@ -134,7 +137,7 @@ def build_engine(
         # A stream that has ended in the talker may still hold its slot while another one has taken its row.
         num_slots = 2 * config.max_num_seqs
         audio = _load_audio(directory, num_slots, device, clock, prepare, makes_audio=makes_audio)
-        size = config.kv_block_size or chosen.block_size
+        size = chosen.block_size
         blocks = BlockManager(_num_blocks(config, model_config, dtype, size, memory), size)
         cache = KVCache(model_config.talker, num_blocks=blocks.num_blocks, block_size=size, dtype=dtype, device=device)
         shape = RunnerShape(config.max_num_seqs, config.max_model_len, kind, config.deterministic, config.attention)

@@ -406,7 +406,7 @@ class Session:
         speech = replace(self._speech, body=body, spoken=spoken, stored=stored)
         utterance = await build_utterance(self._offer, speech, live=live, **identity)
         turn.record.note_speech(utterance, self._info, stored, speed=body.speed)
-        return start_marks(utterance, turn.record.received_ns) if self._offer.settings.records.stages else utterance
+        return start_marks(utterance, turn.record.received_ns)
 
     def _follow(self, turn: Turn, text: LiveText | SpokenText) -> None:
         if self._body.word_timestamps:

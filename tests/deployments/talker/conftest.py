@@ -11,7 +11,7 @@ from tests.deployments.interpreter import INTERPRETED
 
 HERE = Path(__file__).parent
 OF_TRITON = (HERE / "kernels", HERE / "sampling" / "test_triton_sampler.py")
-CONFIG = TalkerConfig(device="cpu", max_num_seqs=4, max_model_len=512, kv_block_size=8)
+CONFIG = TalkerConfig(device="cpu", max_num_seqs=4, max_model_len=512)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

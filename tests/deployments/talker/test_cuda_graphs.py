@@ -4,9 +4,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from deployments.config import TalkerConfig
 from deployments.protocol import Sampling
+from deployments.talker.engine.device import EngineDevice
 from deployments.talker.engine.engine import Engine
 from deployments.talker.engine.startup import build_engine, warm_up
 from tests.deployments.talker.driving import GREEDY, Spoken, ask, speak_all
@@ -35,8 +37,8 @@ GREEDY_REQUESTS = [
 
 
 def load(checkpoint: Path, *, device: str = "cuda") -> Engine:
-    config = TalkerConfig(device=device, dtype="float32", max_num_seqs=4, max_model_len=1024)
-    return build_engine(checkpoint, config)
+    config = TalkerConfig(device=device, max_num_seqs=4, max_model_len=1024)
+    return build_engine(checkpoint, config, chosen=EngineDevice(config, dtype=torch.float32))
 
 
 def assert_same(spoken: list[Spoken], expected: list[Spoken]) -> None:

@@ -60,8 +60,8 @@ def random_requests(count: int) -> list[SynthesisRequest]:
 def load(checkpoint: Path, *, num_blocks: int = 1000) -> Engine:
     talker = ModelConfig.load(checkpoint).talker
     config = TalkerConfig(
-        device="cuda", dtype="bfloat16", max_num_seqs=MAX_NUM_SEQS, max_num_waiting=64, max_model_len=1024,
-        deterministic=True, kv_block_size=BLOCK_SIZE,
+        device="cuda", max_num_seqs=MAX_NUM_SEQS, max_num_waiting=64, max_model_len=1024,
+        deterministic=True,
         kv_cache_bytes=num_blocks * BLOCK_SIZE * KVCache.bytes_per_position(talker, torch.bfloat16),
     )  # fmt: skip
     return build_engine(checkpoint, config)

@@ -15,9 +15,10 @@ from deployments.protocol import ALL_FRAMES, FrameChunk, ModelInfo, PcmChunk, Sy
 from deployments.serving.failover import with_failover
 from deployments.serving.replica_streams import TalkerAudio
 from deployments.talker.engine.engine import Engine
+from serve_app.api import speech_service
 from serve_app.api.requests.speech_request import SpeechRequest
 from serve_app.api.speech_service import SpeechService
-from serve_app.config import ApiSettings, RecordSettings, VoiceSettings
+from serve_app.config import ApiSettings, VoiceSettings
 from serve_app.dialects import openai_speech
 from serve_app.speech.segments import Utterance
 from serve_app.speech.speech_models import SpeechModel
@@ -95,8 +96,8 @@ async def forms_at_the_ingress(
     monkeypatch.setattr(openai_speech, "respond", noting)
     monkeypatch.setattr(SpeechModel, "speak", speaking)
     synthesizer = FakeSynthesizer(CUSTOM_VOICE)
-    untimed = RecordSettings(lines=False, stages=False, usage=False)  # each run would show other times
-    api = one_api(synthesizer, ApiSettings(voices=VoiceSettings(store=str(folder)), records=untimed))
+    monkeypatch.setattr(speech_service, "start_marks", lambda utterance, _: utterance)  # each run has other times
+    api = one_api(synthesizer, ApiSettings(voices=VoiceSettings(store=str(folder))))
     async with AsyncClient(transport=ASGITransport(api), base_url="http://127.0.0.1") as client:
         answer = await client.post("/v1/audio/speech", content=sent, headers={"X-Request-ID": "one"})
     assert answer.status_code == 200

@@ -76,7 +76,6 @@ def load(
         max_model_len=1024,
         kernels="plain" if plain and place.device == "cpu" else "auto",
         deterministic=deterministic and place.device == "cuda",
-        kv_block_size=block_size,
         kv_cache_bytes=num_blocks * block_size * per_position,
     )
     engine = build_engine(checkpoint, config)
@@ -224,9 +223,7 @@ def test_stressed_weights_speak(place: Place, stress: Stress, tmp_path: Path) ->
     requests = [ask(text, frames=24, sampling=GREEDY, ignore_eos=True) for text in ("Hello there.", "Another one.")]
     streams = with_audio(engine, requests, leave={})
     assert_audio_is_of_codes(checkpoint, place, streams)
-    exact = build_engine(
-        checkpoint, TalkerConfig(device="cpu", dtype="float32", kernels="plain", max_num_seqs=1, max_model_len=1024)
-    )
+    exact = build_engine(checkpoint, TalkerConfig(device="cpu", kernels="plain", max_num_seqs=1, max_model_len=1024))
     for number, request in enumerate(requests):
         codes = np.stack(streams[number].codes)
         diverging = divergences(exact, request, codes, most=24)
@@ -281,7 +278,7 @@ def relative_errors(hidden: torch.Tensor, exact: torch.Tensor) -> list[float]:
 @pytest.fixture(scope="module")
 def exact_hidden(place: Place, checkpoint: Path) -> Callable[[int], torch.Tensor]:
     """In float32, in plain PyTorch, each prompt by itself: [hidden]."""
-    config = TalkerConfig(device="cpu", dtype="float32", kernels="plain", max_num_seqs=1, max_model_len=1024)
+    config = TalkerConfig(device="cpu", kernels="plain", max_num_seqs=1, max_model_len=1024)
     engine = build_engine(checkpoint, config)
 
     def hidden(rows: int) -> torch.Tensor:

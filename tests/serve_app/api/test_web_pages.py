@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from serve_app.api import web_pages
-from serve_app.config import ApiSettings, RecordSettings
+from serve_app.config import ApiSettings
 from serve_app.dialects import DIALECTS
 from serve_app.distribution import version
 from tests.serve_app.fake import FakeSynthesizer, utterance
@@ -20,6 +20,7 @@ FOLDER = Path(web_pages.__file__).parent / "pages"
 FILES = [file for file in FOLDER.iterdir() if file.suffix in (".html", ".js", ".css")]
 MOST_BYTES, MOST_LINES = 120_000, 2_120
 BROWSER = {"accept": "text/html"}
+TIMED = {"x-server-timing": "1"}
 
 
 def client(settings: ApiSettings | None = None) -> httpx.AsyncClient:
@@ -97,7 +98,7 @@ async def test_it_can_be_switched_off() -> None:
 async def test_one_request_may_ask_how_its_first_audio_was_made() -> None:
     body = {"model": "tts-1", "input": "Hello.", "voice": "vivian", "response_format": "pcm"}
     synthesizer = FakeSynthesizer(script=utterance())
-    async with client_for(synthesizer, ApiSettings(records=RecordSettings(stages=False))) as http:
-        await http.post("/v1/audio/speech", json=body, headers={"x-server-timing": "1"})
-        await http.post("/v1/audio/speech", json=body)
-    assert [[stage for stage, _ in each.marks] for each in synthesizer.requests] == [["received", "request"], []]
+    async with client_for(synthesizer) as http:
+        told = [await http.post("/v1/audio/speech", json=body, headers=asked) for asked in (TIMED, {})]
+    assert ["server-timing" in each.headers for each in told] == [True, False]
+    assert [[stage for stage, _ in each.marks] for each in synthesizer.requests] == [["received", "request"]] * 2

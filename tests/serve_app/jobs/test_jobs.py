@@ -96,7 +96,7 @@ async def test_a_deterministic_job_has_the_same_codes_whatever_dies(tmp_path: Pa
     """A fake's codes are those of seed and text, as a talker's are; tests/faults kills real ones."""
     texts = [f"Text number {number}." for number in range(8)]
     speaker = Speaker(replace(FOLLOWED, deterministic=True))
-    server = Server(tmp_path, speaker, JobSettings(max_segments=2))
+    server = Server(tmp_path, speaker, max_segments=2)
     server.start()
     async with server.client() as client:
         whole = await started(client, *texts, deterministic=True, seed=3)
@@ -212,7 +212,7 @@ async def test_the_header_of_an_mp3_tells_its_length(
 async def test_after_a_death_only_running_segments_are_made_again(tmp_path: Path) -> None:
     texts = [f"Text number {number}." for number in range(12)]
     speaker = Speaker()
-    first = Server(tmp_path, speaker, JobSettings(max_segments=2))
+    first = Server(tmp_path, speaker, max_segments=2)
     first.start()
     async with first.client() as client:
         job = await started(client, *texts)

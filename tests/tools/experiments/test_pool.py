@@ -31,10 +31,9 @@ def test_a_row_says_what_it_misses() -> None:
 
 
 def test_a_layout_is_a_pool_of_so_many_cores() -> None:
-    app = application(parsed([*OPTIONS, "--chunk-frames", "2,2,4"]), Layout.parse("4x3"), "pool")
-    assert (app.codec.placement, app.codec.workers, app.codec.chunk_frames) == ("pool", 3, (2, 2, 4))
+    app = application(parsed(OPTIONS), Layout.parse("4x3"), "pool")
+    assert (app.codec.placement, app.codec.workers) == ("pool", 3)
     assert (app.codec_pool.replicas, app.codec_pool.num_cpus) == (4, 3.0)
     assert app.talker_pool.num_gpus == 1.0
     small = application(parsed([*OPTIONS, "--cpu"]), Layout(1, 2), "hybrid")
     assert (small.codec.placement, small.talker.device, small.talker_pool.num_gpus) == ("hybrid", "cpu", 0.0)
-    assert small.codec.chunk_frames == CodecConfig().chunk_frames

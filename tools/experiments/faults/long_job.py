@@ -30,6 +30,7 @@ from tests.faults.pools import CODEC, ENGINE, TALKER, Service, serving
 PATH, JOBS, SERVER = "/v1/audio/jobs", "Jobs", "server"
 KILLS = (ENGINE, JOBS, TALKER, SERVER, ENGINE, JOBS, TALKER, JOBS, ENGINE, SERVER)
 CHAPTER = 50_000  # characters of a part
+AT_ONCE = 32  # segments that may be under way
 _PATIENCE_S, _LOOK_S, _SAY_S = 180.0, 0.2, 5.0
 _WORDS = (
     *("the", "harbour", "was", "quiet", "that", "evening", "and", "two", "lamps", "were", "lit"),
@@ -105,13 +106,9 @@ class JobRun:
                 return True
             service.kill(service.processes(what)[0])
             began_s = time.monotonic()
-            next(each for each in self._watch(service) if each["segments"]["done"] > done + self._at_once)
+            next(each for each in self._watch(service) if each["segments"]["done"] > done + AT_ONCE)
             self.killed.append(f"{what} at {done}: {time.monotonic() - began_s:.1f} s to new segments")
         return False
-
-    @property
-    def _at_once(self) -> int:
-        return self.application.api.jobs.max_segments
 
     def _watch(self, service: Service) -> Iterator[dict[str, Any]]:
         """What the job says, until it is complete."""
@@ -169,9 +166,9 @@ def found(folder: Path, job_id: str) -> dict[str, bytes]:
 
 
 def application(options: argparse.Namespace, store: Path) -> AppConfig:
-    """The config file with a store, and with as many segments at once as asked for."""
+    """The config file with a store."""
     app = read_config(options.config)
-    jobs = JobSettings(max_segments=options.at_once, max_bytes=1 << 40)
+    jobs = JobSettings(max_bytes=1 << 40)
     api = app.api.model_copy(update={"voices": VoiceSettings(store=str(store)), "jobs": jobs})
     changes: dict[str, Any] = {"deterministic": options.deterministic and not options.cpu}
     pools: dict[str, Any] = {}
@@ -195,7 +192,6 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
     add("--characters", type=int, default=1_000_000)
     add("--segment", type=int, default=300, help="characters of a segment, at most")
     add("--frames", type=int, default=250, help="of each segment: random weights end none by themselves")
-    add("--at-once", type=int, default=64, help="segments that are made at once")
     add("--kills", type=int, default=len(KILLS), help="of the ten kills, the first so many")
     add("--voice", default="ryan")
     add("--deterministic", action="store_true", help="make the job twice, and compare the codes")

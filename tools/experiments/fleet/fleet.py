@@ -318,7 +318,7 @@ def scaled_down(
     own["api"]["admission"] |= {"max_line_s": 100, "max_wait_s": 100, "max_late_s": 1000, "trusted_proxies": 1}
     own["talker"] |= {"max_num_seqs": 8, "device": "cpu"}
     own["talker"].pop("kv_cache_bytes")
-    own["codec"] |= {"workers": 1, "precision": "float32", "max_late_s": 1000}
+    own["codec"] |= {"workers": 1, "precision": "float32"}
     for pool in ("talker", "codec", "ingress"):
         own[f"{pool}_pool"] |= {"num_cpus": SLOT_CPUS}
     own["talker_pool"]["num_gpus"] = 1 / PER_NODE

@@ -92,8 +92,6 @@ def application(options: argparse.Namespace, layout: Layout, placement: str) -> 
     """The config file with such a pool."""
     app = read_config(options.config)
     codec: dict[str, object] = {"placement": placement, "workers": layout.workers}
-    if options.chunk_frames is not None:
-        codec["chunk_frames"] = options.chunk_frames
     pool = {"replicas": layout.replicas, "num_cpus": float(layout.workers)}
     talker, talker_pool, ingress_pool, api = app.talker, app.talker_pool, app.ingress_pool, app.api
     if options.cpu:
@@ -163,7 +161,6 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
     add("--config", type=Path, default=Path("cluster/serve/one-gpu.yaml"))
     add("--placements", default="pool", help="such as pool,hybrid")
     add("--layouts", default="16x1,4x4,4x3", help="codec replicas x workers of each")
-    add("--chunk-frames", type=lambda text: tuple(map(int, text.split(","))), help="such as 2,2,2,4,4,8,12")
     add("--rates", type=numbers, default=[4.0, 8.0, 10.0, 14.0], help="requests a second")
     add("--kill", type=numbers, default=[], help="at each of these rates, then, a codec replica is killed")
     add("--duration", type=float, default=60.0, help="seconds of each rate")

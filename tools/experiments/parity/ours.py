@@ -102,7 +102,7 @@ class Ours:
     """A checkpoint loaded for one sequence at a time, in float32 on the CPU."""
 
     def __init__(self, checkpoint: Path) -> None:
-        config = TalkerConfig(device="cpu", dtype="float32", max_num_seqs=1, max_model_len=1024)
+        config = TalkerConfig(device="cpu", max_num_seqs=1, max_model_len=1024)
         self.engine = build_engine(checkpoint, config)
         self.codec = load_decoder(checkpoint / "speech_tokenizer", device="cpu", precision="float32")
 

@@ -10,7 +10,6 @@ import pytest
 from deployments.codec.batch import Decoded, DecodeTask
 from deployments.codec.pool.capacity import CodecLoad
 from deployments.codec.pool.service import Placement
-from deployments.config import CodecConfig
 from deployments.listener import Listener
 from deployments.protocol import ALL_FRAMES, FrameChunk, PcmChunk, SynthesisRequest
 from deployments.serving.replica_streams import Generate
@@ -51,7 +50,7 @@ async def test_in_the_gate_they_go_last_each_alone_and_widen_no_chunks() -> None
 
 
 def test_they_are_made_where_no_worker_is_taken_from_others() -> None:
-    hybrid, inline = Placement(CodecConfig()), Placement(CodecConfig(placement="inline"))
+    hybrid, inline = Placement("hybrid"), Placement("inline")
     hybrid.talker_on_gpu = inline.talker_on_gpu = True
     with hybrid.admit(2.0, background=True) as frames, hybrid.admit(2.0, background=True):
         assert frames == 0
@@ -62,7 +61,7 @@ def test_they_are_made_where_no_worker_is_taken_from_others() -> None:
 
 
 async def test_they_wait_for_no_room_and_are_reported_by_themselves() -> None:
-    load = CodecLoad(CodecConfig(), frame_s=0.08, workers_carry=lambda: 0.0)
+    load = CodecLoad(1, frame_s=0.08, max_late_s=0.25, workers_carry=lambda: 0.0)
     going_on = asyncio.Event()
 
     async def generate(request: SynthesisRequest) -> AsyncGenerator[FrameChunk, None]:

@@ -14,7 +14,6 @@ from deployments.codec.batch import DecodeTask
 from deployments.codec.decoder_state import DecoderState
 from deployments.codec.pool import capacity as module
 from deployments.codec.pool.capacity import CodecLoad
-from deployments.config import CodecConfig
 from deployments.protocol import ALL_FRAMES, FinishReason, FrameChunk, PcmChunk, SynthesisRequest
 from tests.clock import Clock
 
@@ -30,6 +29,10 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock(50.0)
     monkeypatch.setattr(module, "time", clock)
     return clock
+
+
+def load_of(workers: int) -> CodecLoad:
+    return CodecLoad(workers, frame_s=FRAME_S, max_late_s=0.25)
 
 
 def task(deadline_s: float) -> DecodeTask:
@@ -60,21 +63,21 @@ Audio = AsyncGenerator[PcmChunk, None]
 
 
 async def test_frames_wait_from_their_arrival_until_they_are_decoded() -> None:
-    load, stream = CodecLoad(CodecConfig(workers=1, chunk_frames=(1, 4)), frame_s=FRAME_S), Stream()
+    load, stream = load_of(1), Stream()
     assert load.record().streams == 0
     async with aclosing(load.counted(stream.synthesize, REQUEST, stream.generate)) as chunks:
         first = asyncio.create_task(anext(chunks))
         await asyncio.sleep(0)
         assert (load.record().streams, load.record().starting) == (1, 1)
-        stream.frames.put_nowait(10)
+        stream.frames.put_nowait(20)
         stream.decode.put_nowait(2)
         await first
         record = load.record()
         assert (record.streams, record.starting) == (1, 0)
         stream.decode.put_nowait(1)
         await anext(chunks)
-        assert load.lag_s == pytest.approx(7 * FRAME_S)
-        assert load.record().backlog_s == pytest.approx(3 * FRAME_S)  # up to a chunk waits on purpose
+        assert load.lag_s == pytest.approx(17 * FRAME_S)
+        assert load.record().backlog_s == pytest.approx(5 * FRAME_S)  # up to a chunk waits on purpose
     assert load.lag_s == 0
     assert load.record().streams == 0
 
@@ -82,7 +85,7 @@ async def test_frames_wait_from_their_arrival_until_they_are_decoded() -> None:
 @asynccontextmanager
 async def beside_a_late_one(clock: Clock, gpu_frames: int = 0) -> AsyncIterator[tuple[CodecLoad, Audio, Stream, Audio]]:
     """The load, a first stream that is very late and stays so, whose place is the only one, and a second stream."""
-    load, first, second = CodecLoad(CodecConfig(chunk_frames=(1,)), frame_s=FRAME_S), Stream(), Stream(gpu_frames)
+    load, first, second = load_of(1), Stream(), Stream(gpu_frames)
     for stream in (first, second):
         stream.frames.put_nowait(3)
         stream.decode.put_nowait(1)
@@ -113,7 +116,7 @@ async def test_what_a_gpu_decodes_does_not_wait_for_a_place(clock: Clock, gpu_fr
 
 
 async def test_a_stream_that_is_left_leaves_nothing_behind() -> None:
-    load, stream = CodecLoad(CodecConfig(workers=1, chunk_frames=(1, 1)), frame_s=FRAME_S), Stream()
+    load, stream = load_of(1), Stream()
     stream.frames.put_nowait(50)
     stream.decode.put_nowait(1)
     async with aclosing(load.counted(stream.synthesize, REQUEST, stream.generate)) as chunks:
@@ -123,7 +126,7 @@ async def test_a_stream_that_is_left_leaves_nothing_behind() -> None:
 
 
 async def test_busy_cores_are_a_moving_mean(clock: Clock) -> None:
-    load = CodecLoad(CodecConfig(workers=2, chunk_frames=(1, 12)), frame_s=FRAME_S)
+    load = load_of(2)
     gates = [asyncio.Event(), asyncio.Event()]
     calls = [asyncio.create_task(load.measure_call(gate.wait(), [task(60.0)] * 3, waiting=0)) for gate in gates]
     await asyncio.sleep(0)
@@ -141,7 +144,7 @@ async def test_busy_cores_are_a_moving_mean(clock: Clock) -> None:
 
 
 async def test_a_call_is_recorded_unless_of_a_job(clock: Clock, fed: list[tuple[str, float, dict[str, str]]]) -> None:
-    load = CodecLoad(CodecConfig(workers=1), frame_s=FRAME_S)
+    load = load_of(1)
 
     async def decode() -> str:
         clock.now_s += 0.02
@@ -158,7 +161,7 @@ async def test_a_call_is_recorded_unless_of_a_job(clock: Clock, fed: list[tuple[
 
 
 async def test_a_call_that_fails_is_over_and_its_error_passes() -> None:
-    load = CodecLoad(CodecConfig(workers=1, chunk_frames=(1, 12)), frame_s=FRAME_S)
+    load = load_of(1)
 
     async def fail() -> None:
         raise ZeroDivisionError
@@ -169,7 +172,7 @@ async def test_a_call_that_fails_is_over_and_its_error_passes() -> None:
 
 
 async def test_the_record_is_what_the_policy_reads() -> None:
-    record = CodecLoad(CodecConfig(workers=3, chunk_frames=(1, 12)), frame_s=FRAME_S).record()
+    record = load_of(3).record()
     assert isinstance(record, CodecRecord)
     assert all(type(value) is float for value in asdict(record).values())
     assert record.cores == 3

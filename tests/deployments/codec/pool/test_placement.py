@@ -4,12 +4,12 @@ from math import inf
 import pytest
 
 from deployments.codec.pool.service import Placement
-from deployments.config import CodecConfig
+from deployments.config import CodecPlacement
 from deployments.protocol import ALL_FRAMES
 
 
-def placement_of(name: str, *, on_gpu: bool = True) -> Placement:
-    placement = Placement(CodecConfig(placement=name))  # type: ignore[arg-type]
+def placement_of(name: CodecPlacement, *, on_gpu: bool = True) -> Placement:
+    placement = Placement(name)
     placement.talker_on_gpu = on_gpu
     return placement
 
@@ -18,7 +18,7 @@ def placement_of(name: str, *, on_gpu: bool = True) -> Placement:
     ("pool", True, 0), ("hybrid", False, 0), ("hybrid", True, 9), ("inline", True, ALL_FRAMES),
     ("inline", False, ALL_FRAMES),
 ])  # fmt: skip
-def test_an_idle_pool_asks_for_its_placement(name: str, on_gpu: bool, expected: int) -> None:
+def test_an_idle_pool_asks_for_its_placement(name: CodecPlacement, on_gpu: bool, expected: int) -> None:
     with placement_of(name, on_gpu=on_gpu).admit(inf) as frames:
         assert frames == expected
 
@@ -37,11 +37,11 @@ def test_the_busier_the_pool_the_more_the_gpu_does() -> None:
 
 def test_models_that_share_a_pool_are_placed_by_all_its_streams() -> None:
     here = placement_of("hybrid")
-    other = Placement(CodecConfig(), "hybrid", beside=here)
+    other = Placement("hybrid", beside=here)
     other.talker_on_gpu = True
     with ExitStack() as streams:
         for _ in range(9):
             streams.enter_context(here.admit(9.0))
         assert streams.enter_context(other.admit(9.0)) == ALL_FRAMES
-    with Placement(CodecConfig(), "pool", beside=here).admit(9.0) as frames:
+    with Placement("pool", beside=here).admit(9.0) as frames:
         assert frames == 0

@@ -19,6 +19,7 @@ from deployments.protocol import ALL_FRAMES, Codes, FinishReason, FrameChunk, Re
 from deployments.recording_cache import Lookups
 from deployments.talker.engine import engine as engine_module
 from deployments.talker.engine import outgoing
+from deployments.talker.engine.device import EngineDevice
 from deployments.talker.engine.engine import Engine, StepOutput
 from deployments.talker.engine.intake import complete
 from deployments.talker.engine.startup import build_engine, warm_up
@@ -51,10 +52,10 @@ def same(one: Spoken, other: Spoken) -> bool:
 
 
 def with_blocks(directory: Path, config: TalkerConfig, num_blocks: int) -> Engine:
-    """An engine whose cache has room for so many blocks, the scratch block not counted."""
+    """An engine whose cache has room for so many blocks of 8 positions, the scratch block not counted."""
     bytes_per_position = KVCache.bytes_per_position(build_engine(directory, config).model_config.talker, torch.float32)
-    cache_bytes = (num_blocks + 1) * config.kv_block_size * bytes_per_position
-    return build_engine(directory, config.model_copy(update={"kv_cache_bytes": cache_bytes}))
+    sized = config.model_copy(update={"kv_cache_bytes": (num_blocks + 1) * 8 * bytes_per_position})
+    return build_engine(directory, sized, chosen=EngineDevice(sized, block_size=8))
 
 
 def record_prefills(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -517,7 +518,7 @@ def test_damage_names_a_tensor(
 def test_the_number_of_blocks_follows_the_memory_set_aside(checkpoint: Path) -> None:
     assert with_blocks(checkpoint, CONFIG, 11).scheduler.blocks.num_blocks == 12
     unlimited = build_engine(checkpoint, CONFIG)
-    assert unlimited.scheduler.blocks.num_blocks == CONFIG.max_num_seqs * (CONFIG.max_model_len // 8) + 1
+    assert unlimited.scheduler.blocks.num_blocks == CONFIG.max_num_seqs * (CONFIG.max_model_len // 16) + 1
 
 
 def trip(

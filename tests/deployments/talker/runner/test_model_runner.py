@@ -18,7 +18,7 @@ from deployments.talker.runner.prefill import pack
 from deployments.talker.state.kv_cache import KVCache
 from tests.deployments.talker.driving import GREEDY, ask, resumed, speak, speak_all
 
-CONFIG = TalkerConfig(device="cpu", max_num_seqs=5, max_model_len=1024, kv_block_size=16)
+CONFIG = TalkerConfig(device="cpu", max_num_seqs=5, max_model_len=1024)
 LONG_TEXT = "A text whose prompt does not fit into one pass. " * 14
 REQUESTS = [
     ask("Hello there.", sampling=GREEDY, frames=12),
@@ -33,7 +33,7 @@ def like_a_gpu(directory: Path, *, deterministic: bool = False, networks: Networ
     engine = build_engine(directory, CONFIG)
     blocks, old = engine.scheduler.blocks, engine.runner
     cache = KVCache(
-        engine.model_config.talker, num_blocks=blocks.num_blocks, block_size=CONFIG.kv_block_size,
+        engine.model_config.talker, num_blocks=blocks.num_blocks, block_size=blocks.block_size,
         dtype=torch.float32, device=old.device,
     )  # fmt: skip
     shape = RunnerShape(CONFIG.max_num_seqs, CONFIG.max_model_len, networks, deterministic)
