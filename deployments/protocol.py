@@ -189,7 +189,7 @@ class SynthesisRequest:
     text: str
     client: str = ""  # the client's name, for queues that are fair to clients
     model: str = ""  # `ModelInfo.route`
-    marks: Marks = ()  # empty without `server_timing`
+    marks: Marks = ()  # empty for a segment of a job
 
     # Who speaks, and how.
     voice: str | None = None  # speaker of a custom_voice checkpoint, lower case

@@ -34,7 +34,6 @@ from deployments.codec.pool.capacity import Capacity
 from deployments.codec.pool.gate import DecodeGate
 from deployments.codec.pool.service import Placement
 from deployments.codec.pool.stream import DecodingStart, StreamDecoder
-from deployments.config import CodecConfig
 from deployments.listener import Listener
 from deployments.protocol import ALL_FRAMES, FinishReason, FrameChunk
 from loadtest.simulate import Traffic
@@ -46,6 +45,7 @@ _NOTHING = DecoderState(0, ())
 _FIRST_CODES_S, _NEXT_CODES_S = 0.012, 0.0035  # of a GPU's talker
 _DEVIATION = 0.15  # of the logarithm of what a call takes
 _HEARD_S = 0.001  # a pause
+_MAX_LATE_S = 0.25  # of silence, as in api.admission.max_late_s
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
@@ -159,7 +159,7 @@ class _Replica:
     def __post_init__(self) -> None:
         largest = {size: self.pool.largest(size) for size in call_sizes(self.pool.ramp)}
         self.gate = DecodeGate(self._decode, workers=self.pool.workers, frame_s=_FRAME_S, largest=largest)
-        self.capacity = Capacity(max_late_s=AdmissionSettings().max_late_s, workers_carry=lambda: self.gate.capacity)
+        self.capacity = Capacity(max_late_s=_MAX_LATE_S, workers_carry=lambda: self.gate.capacity)
         self.placement = Placement("hybrid" if self.pool.hybrid else "pool")
         self.placement.talker_on_gpu = True
 

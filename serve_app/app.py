@@ -138,7 +138,7 @@ def _codec(
     # The talkers of a single model say where they run; a call would start those of several that are at zero.
     known = {model: placement for model, placement in placements.items() if model}
     patience_s = max(own.api.admission.max_late_s for own in configs.values())
-    return deployment.bind(source, settings, handles, known, pool, max_late_s=patience_s)
+    return deployment.bind(source, settings, handles, known, patience_s, pool)
 
 
 def _on_gpu(own: AppConfig) -> bool:

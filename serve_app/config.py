@@ -103,7 +103,8 @@ class AdmissionSettings(Strict):
     # How long a request may wait in front of the pools, beyond the usual time to a first audio. While the oldest
     # request waits longer, new requests are refused.
     max_line_s: PositiveSeconds = 0.25
-    # Too many streams are open where a listener hears more silence than this in all. Fewer are let in after that.
+    # Too many streams are open where a listener hears more silence than this in all. Fewer are let in after that, here
+    # and in codec replicas. Of models that share a codec pool the largest value holds there.
     max_late_s: PositiveSeconds = 0.25
     min_streams: Positive = 4  # this many are let in, however late their audio comes
     max_wait_s: PositiveSeconds = 5.0  # for the first audio; a request whose audio would come later is refused
@@ -398,7 +399,6 @@ _REMOVED = {  # settings of earlier versions: why, and what holds instead
 
 
 def _with_reason(problem: ErrorDetails) -> InitErrorDetails:
-    """The problem, explained if its setting was removed."""
     kind: str | PydanticCustomError = problem["type"]
     name = ".".join(part for part in problem["loc"] if isinstance(part, str)).removeprefix("models.")
     if kind == "extra_forbidden" and name in _REMOVED:
@@ -411,11 +411,8 @@ def explain(error: ValidationError) -> str:
     lines = []
     for problem in error.errors(include_url=False):
         where = ".".join(str(part) for part in problem["loc"])
-        hint = (
-            f"; valid keys: {', '.join(_valid_keys(problem['loc'][:-1]))}"
-            if problem["type"] == "extra_forbidden"
-            else ""
-        )
+        keys = _valid_keys(problem["loc"][:-1]) if problem["type"] == "extra_forbidden" else ()
+        hint = f"; valid keys: {', '.join(keys)}" if keys else ""
         lines.append(f"{where}: {problem['msg']}{hint}")
     return "\n".join(lines)
 

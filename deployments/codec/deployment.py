@@ -39,14 +39,12 @@ class CodecReplica:
         config: CodecConfig,
         talkers: Mapping[str, DeploymentHandle],
         placements: Mapping[str, CodecPlacement],
-        name: str = "",
-        *,
         max_late_s: float,
+        name: str = "",
     ) -> None:
         """`talkers` of each model by its name. `placements`: where each of several is decoded, none but "pool" for
-        talkers without a GPU, because a model at zero cannot be asked whether its talkers have one. `name`: of one of
-        several codec pools, for metrics. The replica takes on fewer streams once listeners hear more than `max_late_s`
-        of silence.
+        talkers without a GPU, because a model at zero cannot be asked whether its talkers have one. `max_late_s`: of
+        silence that a listener may hear. `name`: of one of several codec pools, for metrics.
         """
         from deployments.codec.pool.service import CodecService
 
@@ -68,11 +66,9 @@ class CodecReplica:
 
         self._talkers = talkers
         self._service = CodecService(model, config, decode=decode, placements=placements)
+        gate = self._service.gate
         self._load = CodecLoad(
-            config.workers,
-            frame_s=self._service.frame_s,
-            max_late_s=max_late_s,
-            workers_carry=lambda: self._service.gate.capacity,
+            config.workers, frame_s=self._service.frame_s, max_late_s=max_late_s, workers_carry=lambda: gate.capacity
         )
         self._knows_talker = "" not in self._talkers  # whether talkers of a single model have said where they run
         self._has_tried = False

@@ -8,9 +8,7 @@ import math
 from collections.abc import Iterable
 
 MIN_LEAD_S = 0.25  # covers a decode and a frame of the talker
-# For a CPU whose streams rarely share a call. The second chunk is as short as the first, because a CPU may need longer
-# for two frames than the first chunk plays.
-RAMP = (1, 1, 2, 4, 8, 12)
+RAMP = (1, 1, 2, 4, 8, 12)  # a CPU may need longer for a second chunk of two frames than the first one plays
 # For streams that share calls. If the replica dies while a first chunk plays, another one takes over in time, because a
 # takeover (notice the death, prefill the prompt again, decode) takes 0.18 s on a busy host.
 SHARED_RAMP = (3, 3, 4, 8)

@@ -48,7 +48,7 @@ from serve_app.voices.voice_store import Damaged, StoreFailed
 
 logger = logging.getLogger(__name__)
 
-_FIRST_SEGMENTS = 2.0  # at once, until the pools are known to have room for more
+_FIRST_SEGMENTS, _MOST_SEGMENTS = 2.0, 32.0  # made at once: until the pools are known to have room for more, and ever
 _RETRY_S, _LONGEST_RETRY_S = 0.25, 15.0  # after a refusal, and of a store that cannot be written
 _LOOK_S = 1.0  # between two looks whether a hindrance is over
 _FOLLOW_S = 5.0  # between two looks at what other processes have changed in the store
@@ -80,16 +80,13 @@ class JobDesk:
         *,
         hindrance: Callable[[str], str | None] = lambda model: None,
         dead_nodes: Callable[[], int] = lambda: 0,
-        max_segments: float = 32.0,
     ) -> None:
-        """`hindrance` says why jobs may not use a model now, by its name. `dead_nodes` counts those that were lost.
-        `max_segments` are made at once, by all jobs.
-        """
+        """`hindrance` says why jobs may not use a model now, by its name. `dead_nodes` counts those that were lost."""
         self._offer, self._maker, self._settings = offer, maker, settings
         self._hindrance, self._dead_nodes = hindrance, dead_nodes
         self._webhooks = Webhooks(settings)
         self._keys = keys_of(offer)
-        self._limit, self._max_segments = _FIRST_SEGMENTS, max_segments
+        self._limit = _FIRST_SEGMENTS
         self._failure: str | None = None  # why the store cannot be used now
         self._losses = deque[tuple[float, SegmentId]](maxlen=1000)  # when segments were lost with their replica
         self._num_dead_nodes, self._node_lost_s = 0, float("-inf")
@@ -269,7 +266,7 @@ class JobDesk:
                     plan = work.plan = await asyncio.to_thread(self._store().plan, work.job, segment_id.part)
             made, content = await self._maker.make(work.job, plan, segment_id)
             await self._save(work, made, content)
-            self._limit = min(self._limit + 0.5, self._max_segments)
+            self._limit = min(self._limit + 0.5, _MOST_SEGMENTS)
             work.suspects.pop(segment_id, None)
         except (Overloaded, NotReady, Moved) as error:
             self._limit = max(1.0, self._limit / 2)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from ray import serve
 
-from deployments.config import CodecConfig, TalkerConfig
+from deployments.config import TalkerConfig
 from serve_app.cli.ray_settings import free_port
 from serve_app.cli.serve.local_server import roll_out
 from serve_app.config import AdmissionSettings, ApiSettings, AppConfig, PoolConfig, TalkerScalingConfig

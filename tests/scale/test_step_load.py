@@ -5,7 +5,7 @@ import asyncio
 import aiohttp
 import pytest
 
-from deployments.config import CodecConfig, TalkerConfig
+from deployments.config import TalkerConfig
 from serve_app.config import (
     AdmissionSettings,
     ApiSettings,

@@ -233,7 +233,7 @@ def test_models_with_the_same_speech_tokenizer_share_a_codec_pool() -> None:
         *("Talker-CustomVoice", "Talker-Base", "Talker-nora"),
         *("Codec-CustomVoice", "Codec-nora"),
     }
-    source, _, handles, placements, pool = by_name["Codec-CustomVoice"].init_args
+    source, _, handles, placements, _, pool = by_name["Codec-CustomVoice"].init_args
     assert pool == "CustomVoice"
     assert source == "Qwen/Qwen3-TTS-12Hz-1.7B-Base"  # which alone has the encoder of recordings
     assert {name: handle.deployment_name for name, handle in handles.items()} == {
@@ -291,10 +291,11 @@ def test_a_replica_that_ends_writes_its_last_records(
 def test_a_single_codec_pool_keeps_its_name_and_follows_all_talkers() -> None:
     config = several(codec_scaling={}, talker={"max_num_seqs": 4})
     first, second, _ = config.models
-    second = second.model_copy(update={"placement": "inline", "talker_scaling": TalkerScalingConfig(max_replicas=3)})
+    own = {"placement": "inline", "talker_scaling": TalkerScalingConfig(max_replicas=3)}
+    second = second.model_copy(update={**own, "admission": AdmissionSettings(max_late_s=0.5)})
     by_name = {item.name: item for item in built(config.model_copy(update={"models": (first, second)})).deployments}
     assert set(by_name) == {"Ingress", "Talker-CustomVoice", "Talker-Base", "Codec", "Jobs"}
-    assert by_name["Codec"].init_args[4] == ""
+    assert by_name["Codec"].init_args[4:] == (0.5, "")  # it is as patient as the most patient model
     scaling = by_name["Codec"]._deployment_config.autoscaling_config
     assert policy_of(scaling)._settings.max_talker_streams == 4 * (1 + 3)  # type: ignore[attr-defined]
     _, models, _ = by_name["Ingress"].init_args

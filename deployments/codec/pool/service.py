@@ -21,7 +21,6 @@ from deployments.serving.failover import with_failover
 from deployments.serving.replica_streams import AllFrames, Generate
 from deployments.speech_detection import EndingGuard, LeadingSilence
 
-
 _GPU_FRAMES = 9  # of a stream's first ones, with an idle pool: a CPU needs this time to take over
 
 

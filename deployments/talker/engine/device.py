@@ -26,15 +26,8 @@ MAX_LEAD_S = 8.0  # on a GPU a sequence this far ahead of its listener sits step
 class EngineDevice:
     """The device of the settings, with the type of the talker's weights, keys and values, and positions of a block."""
 
-    def __init__(
-        self,
-        config: TalkerConfig,
-        name: str = "",
-        *,
-        dtype: torch.dtype | None = None,
-        block_size: int | None = None,
-    ) -> None:
-        """`name` replaces the setting; `dtype` and `block_size` replace what suits the device."""
+    def __init__(self, config: TalkerConfig, name: str = "") -> None:
+        """`name`: another one than that of the settings."""
         name = name or config.device
         if name == "auto":
             name = "cuda" if torch.cuda.is_available() else "cpu"
@@ -42,9 +35,9 @@ class EngineDevice:
         self.on_gpu = self.device.type == "cuda"
         self.max_lead_s = MAX_LEAD_S if self.on_gpu else math.inf  # a CPU has time for all its rows
         on_gpu = 256 if config.attention == "flash_attn" else 64  # flash-attn takes no smaller blocks
-        self.block_size = block_size or (on_gpu if self.on_gpu else 16)
-        half = half_precision(capability_of(self.device)) if self.on_gpu else "float32"
-        self.dtype: torch.dtype = dtype or getattr(torch, half)
+        self.block_size = on_gpu if self.on_gpu else 16
+        name = half_precision(capability_of(self.device)) if self.on_gpu else "float32"
+        self.dtype: torch.dtype = getattr(torch, name)
 
     def turn(self, report: Report) -> AbstractContextManager[None]:
         """Within the block no other engine starts on the GPU. `report` is called if this one has to wait."""

@@ -52,7 +52,7 @@ def task(deadline_s: float, frames: int) -> DecodeTask:
 def placement(monkeypatch: pytest.MonkeyPatch) -> Placement:
     """That of a service which decodes nothing."""
     placed = Placement("hybrid")
-    nothing = SimpleNamespace(placement=placed, frame_s=0.08, failure=None, decode_stream=None)
+    nothing = SimpleNamespace(placement=placed, gate=None, frame_s=0.08, failure=None, decode_stream=None)
     monkeypatch.setattr(service, "CodecService", lambda *_, **__: nothing)
     return placed
 
@@ -61,7 +61,7 @@ def placement(monkeypatch: pytest.MonkeyPatch) -> Placement:
 @pytest.mark.parametrize("on_gpu", [True, False])
 async def test_where_its_talkers_run_is_asked_once(placement: Placement, on_gpu: bool) -> None:
     talkers = Handle(replace(CUSTOM_VOICE, talker_on_gpu=on_gpu))
-    replica = CodecReplica("model", CodecConfig(), {"": talkers}, {}, max_late_s=0.25)  # type: ignore[dict-item]
+    replica = CodecReplica("model", CodecConfig(), {"": talkers}, {}, 0.25)  # type: ignore[dict-item]
     assert not placement.talker_on_gpu
     for _ in range(2):
         await replica.synthesize(SynthesisRequest("r", "Hello."))
@@ -73,7 +73,7 @@ async def test_where_its_talkers_run_is_asked_once(placement: Placement, on_gpu:
 @pytest.mark.parametrize("error", [ActorDiedError(), BackPressureError(1, 1), NotReady("not yet")])
 async def test_a_start_meets_the_talkers_once_and_goes_on_without_them(placement: Placement, error: Exception) -> None:
     talkers = Handle(error)
-    replica = CodecReplica("model", CodecConfig(), {"": talkers}, {}, max_late_s=0.25)  # type: ignore[dict-item]
+    replica = CodecReplica("model", CodecConfig(), {"": talkers}, {}, 0.25)  # type: ignore[dict-item]
     for _ in range(2):
         await replica.check_health()
         assert talkers.calls == [("describe", False), ()]
@@ -88,9 +88,7 @@ async def test_workers_decode_at_once(tiny_checkpoint: Callable[[str], Path], mo
     )
     monkeypatch.setattr(serve, "get_replica_context", lambda: settings)
     monkeypatch.setattr(ray_private, "this_replica", lambda: None)
-    replica = CodecReplica(
-        str(tiny_checkpoint("CustomVoice")), CodecConfig(workers=WORKERS), {"": None}, {}, max_late_s=0.25
-    )
+    replica = CodecReplica(str(tiny_checkpoint("CustomVoice")), CodecConfig(workers=WORKERS), {"": None}, {}, 0.25)
     held = Held(replica)
     replica._service.decode_batch = held.decode_batch  # type: ignore[method-assign]
     # Of different lengths, which are different calls; two of one length share theirs.

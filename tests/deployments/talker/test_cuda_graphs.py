@@ -38,7 +38,9 @@ GREEDY_REQUESTS = [
 
 def load(checkpoint: Path, *, device: str = "cuda") -> Engine:
     config = TalkerConfig(device=device, max_num_seqs=4, max_model_len=1024)
-    return build_engine(checkpoint, config, chosen=EngineDevice(config, dtype=torch.float32))
+    chosen = EngineDevice(config)
+    chosen.dtype = torch.float32
+    return build_engine(checkpoint, config, chosen=chosen)
 
 
 def assert_same(spoken: list[Spoken], expected: list[Spoken]) -> None:

@@ -62,8 +62,6 @@ class Server:
         speaker: FakeSynthesizer,
         jobs: JobSettings | None = None,
         access: AccessSettings | None = None,
-        *,
-        max_segments: float = 32.0,
     ) -> None:
         settings = ApiSettings(
             voices=VoiceSettings(store=str(folder)),
@@ -77,9 +75,7 @@ class Server:
         self.hindrance: str | None = None
         self.records: list[RequestRecord] = []  # of segments
         maker = SegmentMaker({"": speaker}, self.voices, self.records.append)
-        self.desk = JobDesk(
-            offer, maker, settings.jobs, hindrance=lambda model: self.hindrance, max_segments=max_segments
-        )
+        self.desk = JobDesk(offer, maker, settings.jobs, hindrance=lambda model: self.hindrance)
         self.api = one_api(speaker, settings, voices=self.voices, jobs=self.desk.call)
         self._running: asyncio.Task[None] | None = None
 

@@ -92,11 +92,14 @@ async def test_parts_are_told_with_what_their_client_calls_them(speaker: Speaker
     assert (await client.get("/v1/audio/jobs/job_0/parts")).status_code == 404
 
 
-async def test_a_deterministic_job_has_the_same_codes_whatever_dies(tmp_path: Path) -> None:
+async def test_a_deterministic_job_has_the_same_codes_whatever_dies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A fake's codes are those of seed and text, as a talker's are; tests/faults kills real ones."""
     texts = [f"Text number {number}." for number in range(8)]
     speaker = Speaker(replace(FOLLOWED, deterministic=True))
-    server = Server(tmp_path, speaker, max_segments=2)
+    monkeypatch.setattr(desk, "_MOST_SEGMENTS", 2.0)
+    server = Server(tmp_path, speaker)
     server.start()
     async with server.client() as client:
         whole = await started(client, *texts, deterministic=True, seed=3)
@@ -209,10 +212,13 @@ async def test_the_header_of_an_mp3_tells_its_length(
             assert answer.content[:1000].count(b"Info") == is_told
 
 
-async def test_after_a_death_only_running_segments_are_made_again(tmp_path: Path) -> None:
+async def test_after_a_death_only_running_segments_are_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     texts = [f"Text number {number}." for number in range(12)]
     speaker = Speaker()
-    first = Server(tmp_path, speaker, max_segments=2)
+    monkeypatch.setattr(desk, "_MOST_SEGMENTS", 2.0)
+    first = Server(tmp_path, speaker)
     first.start()
     async with first.client() as client:
         job = await started(client, *texts)

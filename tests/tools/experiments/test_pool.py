@@ -1,6 +1,5 @@
 from dataclasses import replace
 
-from deployments.config import CodecConfig
 from loadtest.metrics import Summary
 from tests.tools.experiments.test_several import row as several_row
 from tests.tools.experiments.test_several import spoken

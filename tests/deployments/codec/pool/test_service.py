@@ -324,7 +324,8 @@ def test_a_ready_replica_has_made_every_call(tiny_checkpoint: Checkpoints, monke
     for name, value in (("MAX_BATCH_SIZE", 4), ("MAX_BATCH_FRAMES", 8)):
         monkeypatch.setattr(f"deployments.codec.decoder.{name}", value)
     monkeypatch.setattr("deployments.codec.plan.MAX_CALL_S", 60.0)
-    config = CodecConfig(chunk_frames=(1, 4), precision="float32")
+    monkeypatch.setattr("deployments.codec.plan.RAMP", (1, 4))
+    config = CodecConfig(precision="float32")
     assert load_codec(tiny, config).tried.largest_batches == {1: 4, 4: 2}
     assert shapes == {(1, 1), (2, 1), (4, 1), (1, 4), (2, 4)}
     shapes.clear()

@@ -55,7 +55,9 @@ def with_blocks(directory: Path, config: TalkerConfig, num_blocks: int) -> Engin
     """An engine whose cache has room for so many blocks of 8 positions, the scratch block not counted."""
     bytes_per_position = KVCache.bytes_per_position(build_engine(directory, config).model_config.talker, torch.float32)
     sized = config.model_copy(update={"kv_cache_bytes": (num_blocks + 1) * 8 * bytes_per_position})
-    return build_engine(directory, sized, chosen=EngineDevice(sized, block_size=8))
+    chosen = EngineDevice(sized)
+    chosen.block_size = 8
+    return build_engine(directory, sized, chosen=chosen)
 
 
 def record_prefills(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[int]:
