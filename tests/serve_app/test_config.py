@@ -1,5 +1,5 @@
-import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -16,7 +16,6 @@ from serve_app.config import (
     AppConfig,
     ConfigError,
     TalkerScalingConfig,
-    explain,
     is_loopback,
     read_config,
 )
@@ -72,37 +71,28 @@ def test_a_wrong_file_is_named_with_what_is_right(file: Path, text: str, named: 
         assert part in str(refused.value)
 
 
-REMOVED = {
-    "talker.kv_block_size": (16, "the device sets it: 16 positions on a CPU"),
-    "talker.dtype": ("auto", "the device sets it: bfloat16 on a GPU"),
-    "codec.chunk_frames": ([1, 4], "follows from codec.workers"),
-    "codec.gpu_frames": (9, "9 frames while the pool is idle"),
-    "codec.max_late_s": (0.25, "codec replicas use api.admission.max_late_s"),
-    "api.records.stages": (False, "always recorded"),
-    "api.records.lines": (True, "each request has a line"),
-    "api.jobs.max_segments": (32, "32 at most"),
-}
-
-
-@pytest.mark.parametrize("name", REMOVED)
-def test_a_removed_setting_is_named_with_what_holds_instead(file: Path, name: str) -> None:
-    value, reason = REMOVED[name]
+@pytest.mark.parametrize(("name", "reason"), [
+    ("talker.kv_block_size", "16 positions on a CPU"), ("talker.dtype", "bfloat16 on a GPU"),
+    ("codec.chunk_frames", "follows from codec.workers"), ("codec.gpu_frames", "9 frames while the pool is idle"),
+    ("codec.max_late_s", "codec replicas use api.admission.max_late_s"), ("api.records.stages", "always recorded"),
+    ("api.records.lines", "each request has a line"), ("api.jobs.max_segments", "32 at most"),
+])  # fmt: skip
+def test_a_removed_setting_is_named_with_what_holds_instead(file: Path, name: str, reason: str) -> None:
+    settings: Any = 1
     for part in reversed(name.split(".")):
-        value = {part: value}
-    told = f"{name}: delete this removed setting: "
-    for document in (value, {"applications": [{"args": value}]}):
+        settings = {part: settings}
+    for document in (settings, {"applications": [{"args": settings}]}):
         file.write_text(yaml.safe_dump(document), encoding="utf-8")
-        with pytest.raises(ConfigError, match=re.escape(told)) as refused:
+        with pytest.raises(ConfigError, match=f"{name}: delete this removed setting: .*{reason}"):
             read_config(file)
-        assert reason in str(refused.value)
-    with pytest.raises(ValidationError, match=re.escape(reason)):
-        call_user_app_builder_with_args_if_necessary(build_app, value)
-    with pytest.raises(ValidationError) as unknown:
-        AppConfig.model_validate({"models": [{"name": "a", "model": "x", **value}], "models_di": "y"})
-    of_model = "delete this removed setting: " if name.startswith("talker.") else "valid keys: admission, model, name"
-    assert f"models.0.{name.split('.')[0]}" in (explained := explain(unknown.value))
-    assert of_model in explained
-    assert "models_di: Extra inputs" in explained
+    with pytest.raises(ValidationError, match=f"delete this removed setting: .*{reason}"):
+        call_user_app_builder_with_args_if_necessary(build_app, settings)
+    file.write_text(yaml.safe_dump({"modell": "y", "models": [{"name": "a", "model": "x", **settings}]}))
+    of_model = (
+        f"{name}: delete this" if name.startswith("talker.") else f"{name.split('.')[0]}: Extra inputs.*admission"
+    )
+    with pytest.raises(ConfigError, match=rf"(?s)models\.0\.{of_model}.*modell: Extra inputs"):
+        read_config(file)
 
 
 def test_a_missing_file_is_named(file: Path) -> None:
