@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ MAX_LEAD_S = 8.0  # on a GPU a sequence this far ahead of its listener sits step
 
 
 class EngineDevice:
-    """The device of the settings, with the type of the talker's weights, keys and values, and positions of a block."""
+    """The device of the settings, with the type and the KV block size that suit it. Tests set others."""
 
     def __init__(self, config: TalkerConfig, name: str = "") -> None:
         """`name`: another one than that of the settings."""
@@ -34,10 +35,14 @@ class EngineDevice:
         self.device = torch.device(name)
         self.on_gpu = self.device.type == "cuda"
         self.max_lead_s = MAX_LEAD_S if self.on_gpu else math.inf  # a CPU has time for all its rows
-        on_gpu = 256 if config.attention == "flash_attn" else 64  # flash-attn takes no smaller blocks
-        self.block_size = on_gpu if self.on_gpu else 16
-        name = half_precision(capability_of(self.device)) if self.on_gpu else "float32"
-        self.dtype: torch.dtype = getattr(torch, name)
+        # flash-attn takes no smaller blocks than 256.
+        self.block_size = 16 if not self.on_gpu else 256 if config.attention == "flash_attn" else 64
+
+    @cached_property
+    def dtype(self) -> torch.dtype:
+        """The type of the talker's weights, keys and values. Asks the GPU, so not before `begin`."""
+        dtype: torch.dtype = getattr(torch, half_precision(capability_of(self.device)) if self.on_gpu else "float32")
+        return dtype
 
     def turn(self, report: Report) -> AbstractContextManager[None]:
         """Within the block no other engine starts on the GPU. `report` is called if this one has to wait."""

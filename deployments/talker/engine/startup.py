@@ -93,9 +93,7 @@ def load_engine(directory: Path, config: TalkerConfig, clock: StartClock, *, mak
             where = chosen.begin()
         if where is not None:
             clock.report(f"on {where}")
-        engine = build_engine(
-            directory, config, clock=clock, compiles_ahead=True, makes_audio=makes_audio, chosen=chosen
-        )
+        engine = build_engine(directory, config, clock=clock, compiles_ahead=True, makes_audio=makes_audio, on=chosen)
         warm_up(engine, clock, makes_audio=makes_audio)
         return engine
 
@@ -107,11 +105,11 @@ def build_engine(
     clock: StartClock | None = None,
     compiles_ahead: bool = False,
     makes_audio: bool = True,
-    chosen: EngineDevice | None = None,
+    on: EngineDevice | None = None,
 ) -> Engine:
     """An engine whose first requests capture what they need and, unless it `compiles_ahead`, compile it."""
     torch.set_num_threads(config.threads)
-    clock, chosen = clock or StartClock(), chosen or EngineDevice(config)
+    clock, chosen = clock or StartClock(), on or EngineDevice(config)
     model_config, codec = ModelConfig.load(directory), SpeechTokenizerConfig.load(directory / "speech_tokenizer")
     if config.max_model_len > (most := model_config.max_position_embeddings):
         raise EngineError(f"talker.max_model_len is {config.max_model_len}, but {directory} has {most} positions")
@@ -119,7 +117,7 @@ def build_engine(
     ahead: AbstractContextManager[Prepare] = nullcontext(prepare_nothing)
     if compiles_ahead and kind == "fused":
         ahead = _compiling_ahead(clock, _facts(directory, config, makes_audio=makes_audio))
-    device, dtype = chosen.device, chosen.dtype
+    device, dtype, size = chosen.device, chosen.dtype, chosen.block_size
     with ahead as prepare:
         memory = chosen.memory()
         with clock.phase("loading the talker"):
@@ -137,7 +135,6 @@ def build_engine(
         # A stream that has ended in the talker may still hold its slot while another one has taken its row.
         num_slots = 2 * config.max_num_seqs
         audio = _load_audio(directory, num_slots, device, clock, prepare, makes_audio=makes_audio)
-        size = chosen.block_size
         blocks = BlockManager(_num_blocks(config, model_config, dtype, size, memory), size)
         cache = KVCache(model_config.talker, num_blocks=blocks.num_blocks, block_size=size, dtype=dtype, device=device)
         shape = RunnerShape(config.max_num_seqs, config.max_model_len, kind, config.deterministic, config.attention)

@@ -40,7 +40,7 @@ def load(checkpoint: Path, *, device: str = "cuda") -> Engine:
     config = TalkerConfig(device=device, max_num_seqs=4, max_model_len=1024)
     chosen = EngineDevice(config)
     chosen.dtype = torch.float32
-    return build_engine(checkpoint, config, chosen=chosen)
+    return build_engine(checkpoint, config, on=chosen)
 
 
 def assert_same(spoken: list[Spoken], expected: list[Spoken]) -> None:

@@ -57,7 +57,7 @@ def with_blocks(directory: Path, config: TalkerConfig, num_blocks: int) -> Engin
     sized = config.model_copy(update={"kv_cache_bytes": (num_blocks + 1) * 8 * bytes_per_position})
     chosen = EngineDevice(sized)
     chosen.block_size = 8
-    return build_engine(directory, sized, chosen=chosen)
+    return build_engine(directory, sized, on=chosen)
 
 
 def record_prefills(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[int]:
