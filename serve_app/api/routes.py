@@ -64,21 +64,19 @@ def create_api(
     live_texts: LiveTexts | None = None,
     voices: Voices | None = None,
     jobs: AskDesk | None = None,
-    tails: Tails | None = None,
     keep: Callable[[RequestRecord], None] = lambda record: None,
 ) -> FastAPI:
     """The application with all dialects.
 
     `synthesizers`: each model's, with its limits, by its name; the default model is the first, and a single one has the
     empty name. Without a `node` there are no routes for metrics. `live_texts` holds the texts that clients are still
-    writing, `voices` the stored voices; by default `settings` name these. Without `jobs` there is no long work. `tails`
-    keeps the ends of finished requests.
+    writing, `voices` the stored voices; by default `settings` name these. Without `jobs` there is no long work.
     `echo_request_id` is False where the server in front adds `x-request-id` to responses, as Ray Serve does. `keep` is
     called with the record of each request at its end.
     """
     live_texts = live_texts or LiveTexts()
     voices = voices or Voices.of(settings.voices)
-    tails = tails or Tails()
+    tails = Tails()
     models = SpeechModels(
         {name: _speech_model(name, *pools, node=node, tails=tails) for name, pools in synthesizers.items()}
     )
