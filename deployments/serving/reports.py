@@ -1,14 +1,18 @@
-"""Messages from replicas to the command that started the application, one line of JSON each.
+"""The stages of a start, from replicas to the command that started the application.
 
 The environment variable TALKRAY_TOLD names a pipe, and replicas inherit it. They never wait for its reader: a line is
 lost if the pipe has no room or no reader.
 """
 
 import contextlib
+import itertools
 import json
 import logging
 import os
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Self
 
 VARIABLE = "TALKRAY_TOLD"
@@ -16,22 +20,44 @@ VARIABLE = "TALKRAY_TOLD"
 logger = logging.getLogger(__name__)
 
 
-def send(kind: str, *details: object) -> None:
+def report_stage(stage: str) -> None:
+    """Log the stage that a start has reached, and send it to the command."""
+    logger.info("%s", stage)
     named = os.environ.get(VARIABLE)
     if not named:
         return
     with contextlib.suppress(OSError):
         pipe = os.open(named, os.O_WRONLY | os.O_NONBLOCK)
         try:
-            os.write(pipe, f"{json.dumps([kind, *details])}\n".encode())  # short, so lines of replicas do not mix
+            os.write(pipe, f"{json.dumps(stage)}\n".encode())  # short, so lines of replicas do not mix
         finally:
             os.close(pipe)
 
 
-def report_stage(stage: str) -> None:
-    """Log the stage that a start has come to, and send it to the command."""
-    logger.info("%s", stage)
-    send("stage", stage)
+@contextlib.contextmanager
+def received(folder: Path, report: Callable[[str], None]) -> Iterator[None]:
+    """Pass the stages of all replicas that are started within to `report`, on a thread of its own.
+
+    The pipe is made in `folder`, which only this user may enter.
+    """
+    pipe = folder / "reports"
+    os.mkfifo(pipe)
+    with open(os.open(pipe, os.O_RDWR), encoding="utf-8") as lines:  # one that can write as well never reads an end
+        reader = threading.Thread(target=_read, args=(lines, report), daemon=True)
+        reader.start()
+        os.environ[VARIABLE] = str(pipe)
+        try:
+            yield
+        finally:
+            del os.environ[VARIABLE]
+            os.write(lines.fileno(), b"\n")
+            reader.join()
+
+
+def _read(lines: Iterable[str], report: Callable[[str], None]) -> None:
+    """Until an empty line."""
+    for line in itertools.takewhile(lambda line: line != "\n", lines):
+        report(json.loads(line))
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 
 from deployments.errors import StartError, TalkrayError
+from deployments.serving import reports
 from serve_app.api.records import request_log
 from serve_app.api.records.request_record import Entry
 from serve_app.cli.serve import run_folder
@@ -109,7 +110,7 @@ def running(
 ) -> Iterator[Driver]:
     """Start the application, yield once it speaks, end all its processes. Raises StartError and ServerLost.
 
-    `show` gets an entry for each request.
+    `show` gets an entry for each request that has ended, unless `api.records.lines` is false.
     """
     is_ready = threading.Event()
 
@@ -121,13 +122,14 @@ def running(
     with (
         _ended_by_signals(),
         run_folder.created(report) as folder,
-        request_log.shown(show or (lambda entry: None), folder.path, report=report_start),
+        reports.received(folder.path, report_start),
     ):
         driver = Driver(config, address, folder, report)
         try:
             driver.await_ready()
             is_ready.set()
-            yield driver
+            with request_log.followed(folder.ray, show) if show else contextlib.nullcontext():
+                yield driver
         except (StartError, ServerLost) as error:
             driver.end()
             logs = folder.keep_logs()
