@@ -26,7 +26,7 @@ from serve_app.api.speech_service import SpeechService
 from serve_app.api.web_pages import page_routes
 from serve_app.config import AdmissionSettings, ApiSettings
 from serve_app.dialects import DIALECTS
-from serve_app.dialects.dialect import Charge, charging, direct_routes, http_router, socket_router
+from serve_app.dialects.dialect import Charge, charging, http_router, socket_router
 from serve_app.distribution import version
 from serve_app.jobs.desk import AskDesk
 from serve_app.speech.joints import Tails
@@ -109,9 +109,7 @@ def create_api(
     # Only for the OpenAPI page: the door has checked the key before.
     keyed = [Depends(HTTPBearer(auto_error=False))] if settings.access.keys_file else []
     service = SpeechService(models, settings, live_texts=live_texts, voices=voices, tails=tails, jobs=jobs)
-    dialect_routes = http_router(DIALECTS, service)
-    api.router.routes += direct_routes(dialect_routes)
-    api.include_router(dialect_routes, dependencies=keyed)
+    api.include_router(http_router(DIALECTS, service), dependencies=keyed)
     api.include_router(status_routes(models, settings, node.is_ready if node else always), tags=["This server"])
     if node is not None:
         api.include_router(metrics_routes(node), tags=["This server"])
