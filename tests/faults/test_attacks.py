@@ -30,7 +30,6 @@ from tests.e2e.black_box import ServerCommand, create_key, serving
 from tools.experiments.faults.intruder import PER_MINUTE, STREAMS
 from tools.experiments.faults.intruders import ATTACKS, Attack, strike
 from tools.experiments.faults.polite import BYTES_PER_S, SENTENCES, PoliteClient, Stream, body
-from tools.experiments.faults.soak_report import as_text
 from tools.experiments.faults.supervised import held, kind_of
 
 pytestmark = pytest.mark.hostile
@@ -66,6 +65,11 @@ codec:
   max_late_s: 100
   chunk_frames: [1]   # a gap between chunks is a step and a call: what is longer is a wait for others
 """
+
+
+def as_text(rows: list[list[str]]) -> str:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
 
 
 def checkpoint(directory: Path) -> Path:
