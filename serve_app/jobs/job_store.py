@@ -165,6 +165,9 @@ class JobStore:
                     paths = [meta["path"] for meta in self._files.listed(f"{kind}/{job_id}/", unnamed=True)]
                     self._files.delete(*paths)
 
+    def has_files_of_batches(self) -> bool:
+        return next(self._files.listed("files/"), None) is not None
+
     def sweep(self, older_s: float) -> None:
         """Remove the files of jobs without a description that wrote one of them more than `older_s` ago."""
         before_s = store_now_s(self._files) - older_s
