@@ -5,14 +5,10 @@ lost if the pipe has no room or no reader.
 """
 
 import contextlib
-import itertools
 import json
 import logging
 import os
-import threading
-from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Self
 
 VARIABLE = "TALKRAY_TOLD"
@@ -32,32 +28,6 @@ def report_stage(stage: str) -> None:
             os.write(pipe, f"{json.dumps(stage)}\n".encode())  # short, so lines of replicas do not mix
         finally:
             os.close(pipe)
-
-
-@contextlib.contextmanager
-def received(folder: Path, report: Callable[[str], None]) -> Iterator[None]:
-    """Pass the stages of all replicas that are started within to `report`, on a thread of its own.
-
-    The pipe is made in `folder`, which only this user may enter.
-    """
-    pipe = folder / "reports"
-    os.mkfifo(pipe)
-    with open(os.open(pipe, os.O_RDWR), encoding="utf-8") as lines:  # one that can write as well never reads an end
-        reader = threading.Thread(target=_read, args=(lines, report), daemon=True)
-        reader.start()
-        os.environ[VARIABLE] = str(pipe)
-        try:
-            yield
-        finally:
-            del os.environ[VARIABLE]
-            os.write(lines.fileno(), b"\n")
-            reader.join()
-
-
-def _read(lines: Iterable[str], report: Callable[[str], None]) -> None:
-    """Until an empty line."""
-    for line in itertools.takewhile(lambda line: line != "\n", lines):
-        report(json.loads(line))
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,10 +27,10 @@ import torch
 from talkray_tools.random_checkpoint import Options, write_checkpoint
 from talkray_tools.released import SHAPES
 from tests.e2e.black_box import ServerCommand, create_key, serving
+from tests.faults.held import held, kind_of
 from tools.experiments.faults.intruder import PER_MINUTE, STREAMS
 from tools.experiments.faults.intruders import ATTACKS, Attack, strike
 from tools.experiments.faults.polite import BYTES_PER_S, SENTENCES, PoliteClient, Stream, body
-from tools.experiments.faults.supervised import held, kind_of
 
 pytestmark = pytest.mark.hostile
 

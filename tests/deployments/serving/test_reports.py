@@ -7,19 +7,9 @@ from types import SimpleNamespace
 import pytest
 
 from deployments.serving import ray_private
-from deployments.serving.reports import VARIABLE, Start, received, report_stage, start_key
+from deployments.serving.reports import VARIABLE, Start, report_stage, start_key
 from deployments.talker import deployment
 from deployments.talker.deployment import StartNotes
-
-
-def test_stages_come_in_order_while_they_are_received(tmp_path: Path) -> None:
-    stages = list[str]()
-    with received(tmp_path, stages.append):
-        assert Path(os.environ[VARIABLE]).parent == tmp_path
-        for stage in ("loading", "two\nlines", "warm"):
-            report_stage(stage)
-    assert stages == ["loading", "two\nlines", "warm"]
-    assert VARIABLE not in os.environ
 
 
 def test_without_a_listener_it_is_logged(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

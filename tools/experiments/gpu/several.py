@@ -10,11 +10,13 @@ On CPUs, in miniature: `--model embedded --cpu --talkers 1,2 --one 1 --duration 
 
 import argparse
 import asyncio
+import itertools
 import json
 import math
 import os
 import platform
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -36,7 +38,6 @@ from loadtest.terminal import Screen
 from loadtest.traces import LoadTestError, Trace, TraceFolder
 from serve_app.config import AdmissionSettings, AppConfig, read_config
 from tests.faults.pools import CODEC, TALKER, Service, redeploy, serving
-from tools.experiments.faults.interruption import Interruption, interruption
 
 MUST = {1: 0.98, 2: 0.98, 4: 0.95, 8: 0.92}  # of the audio asked for is in time, with so many talkers
 TTFA_FACTOR = 1.3  # of one talker's p95
@@ -46,7 +47,47 @@ WHOLE = {"leading_silence": True}  # audio whose length says whether all of it c
 PATIENT = AdmissionSettings(max_line_s=60, max_wait_s=60, max_late_s=100)  # CPUs are slow: let all wait
 TITLES = ("TTFA p50/p95/p99, ms", "whole p50/p95, s", "audio s/s", "audio in time", "underruns", "refused", "failed")
 MS = 1000.0
+SETTLED_S = 2.0  # a gap begins within this time after the moment
 BUFFERS_S = (0.0, 0.1, 0.5)  # of the players that are simulated
+
+
+@dataclass(frozen=True, slots=True)
+class Interruption:
+    """One stream that was being delivered at that moment."""
+
+    request_id: str | None
+    delivered_s: float  # audio that its client had then
+    buffered_s: float  # of it, what a player that began with the first sample had not played
+    next_s: float  # from the moment to the next audio, less the usual time between two chunks; 0.0: no longer
+    gap_s: float  # longest time without audio behind it, as much less
+    heard_s: float  # how long such a player fell silent afterwards
+
+
+def interruption(trace: Trace, moment_s: float) -> Interruption | None:
+    """How a stream took it, at `moment_s` of its run's clock; None where it had not begun or was complete."""
+    arrivals_s, samples = trace.playable
+    if trace.layout is None or not arrivals_s or not arrivals_s[0] < moment_s < arrivals_s[-1]:
+        return None
+    pairs = list(itertools.pairwise(arrivals_s))
+    usual_s = statistics.median(later - earlier for earlier, later in pairs)
+    after = [
+        later - max(earlier, moment_s)
+        for earlier, later in pairs
+        if later > moment_s and earlier < moment_s + SETTLED_S
+    ]
+    playback = trace.playback
+    assert playback is not None
+    late_s = [late_s for late_s, at_s in zip(playback.lateness_s, arrivals_s[1:], strict=True) if at_s > moment_s]
+    had = max(total for total, at_s in zip(samples, arrivals_s, strict=True) if at_s <= moment_s)
+    had_s = had / trace.layout.sample_rate
+    return Interruption(
+        request_id=trace.request_id,
+        delivered_s=had_s,
+        buffered_s=max(0.0, had_s - (moment_s - arrivals_s[0])),
+        next_s=max(0.0, min(at_s for at_s in arrivals_s if at_s > moment_s) - moment_s - usual_s),
+        gap_s=max(0.0, max(after) - usual_s),
+        heard_s=sum(late for late in late_s if late > playback.sample_s),
+    )
 
 
 @dataclass(frozen=True, slots=True)
