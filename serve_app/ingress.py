@@ -27,7 +27,6 @@ from serve_app.api.transport.taken_http import TakenHttp
 from serve_app.config import ApiSettings, RecordSettings
 from serve_app.replica_synthesizer import Deployed, ReplicaSynthesizer
 from serve_app.scaling.pool_watch import PoolWatch, scrape
-from serve_app.speech.joints import Tails
 from serve_app.speech.live_text import LiveTexts
 from serve_app.voices.library import Voices
 from serve_app.voices.voice_store import VoiceStore
@@ -121,7 +120,6 @@ class Ingress:
             live_texts=LiveTexts(get_node_ip_address()),
             voices=self._voices,
             jobs=partial(_ask_desk, jobs),
-            tails=Tails(ray_private.shared_key(f"seal of {app_name}")),
             keep=self._keeper.keep,
         )
         limit_kept_memory()

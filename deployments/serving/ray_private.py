@@ -3,7 +3,6 @@
 Read in the source of Ray `CHECKED_WITH`. A test fails with any other version: look here before you raise it.
 """
 
-import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -104,14 +103,6 @@ def get_note(key: str) -> bytes | None:
     """The latest note under `key`, None without one."""
     note: bytes | None = internal_kv._internal_kv_get(key, namespace=_NOTES)
     return note
-
-
-def shared_key(name: str) -> bytes:
-    """Random bytes that all processes of the cluster have under this name: those of the first that asked."""
-    internal_kv._internal_kv_put(name, secrets.token_bytes(32), overwrite=False, namespace=_NOTES)
-    key = get_note(name)
-    assert key is not None, "it was put there"
-    return key
 
 
 _starting: list[Node] = []

@@ -1,4 +1,4 @@
-"""Messages from replicas to the command that started the application, one line of JSON each.
+"""The stages of a start, from replicas to the command that started the application.
 
 The environment variable TALKRAY_TOLD names a pipe, and replicas inherit it. They never wait for its reader: a line is
 lost if the pipe has no room or no reader.
@@ -16,22 +16,18 @@ VARIABLE = "TALKRAY_TOLD"
 logger = logging.getLogger(__name__)
 
 
-def send(kind: str, *details: object) -> None:
+def report_stage(stage: str) -> None:
+    """Log the stage that a start has reached, and send it to the command."""
+    logger.info("%s", stage)
     named = os.environ.get(VARIABLE)
     if not named:
         return
     with contextlib.suppress(OSError):
         pipe = os.open(named, os.O_WRONLY | os.O_NONBLOCK)
         try:
-            os.write(pipe, f"{json.dumps([kind, *details])}\n".encode())  # short, so lines of replicas do not mix
+            os.write(pipe, f"{json.dumps(stage)}\n".encode())  # short, so lines of replicas do not mix
         finally:
             os.close(pipe)
-
-
-def report_stage(stage: str) -> None:
-    """Log the stage that a start has come to, and send it to the command."""
-    logger.info("%s", stage)
-    send("stage", stage)
 
 
 @dataclass(frozen=True, slots=True)

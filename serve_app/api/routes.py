@@ -26,7 +26,7 @@ from serve_app.api.speech_service import SpeechService
 from serve_app.api.web_pages import page_routes
 from serve_app.config import AdmissionSettings, ApiSettings
 from serve_app.dialects import DIALECTS
-from serve_app.dialects.dialect import Charge, charging, direct_routes, http_router, socket_router
+from serve_app.dialects.dialect import Charge, charging, http_router, socket_router
 from serve_app.distribution import version
 from serve_app.jobs.desk import AskDesk
 from serve_app.speech.joints import Tails
@@ -64,21 +64,19 @@ def create_api(
     live_texts: LiveTexts | None = None,
     voices: Voices | None = None,
     jobs: AskDesk | None = None,
-    tails: Tails | None = None,
     keep: Callable[[RequestRecord], None] = lambda record: None,
 ) -> FastAPI:
     """The application with all dialects.
 
     `synthesizers`: each model's, with its limits, by its name; the default model is the first, and a single one has the
     empty name. Without a `node` there are no routes for metrics. `live_texts` holds the texts that clients are still
-    writing, `voices` the stored voices; by default `settings` name these. Without `jobs` there is no long work. `tails`
-    keeps the ends of finished requests.
+    writing, `voices` the stored voices; by default `settings` name these. Without `jobs` there is no long work.
     `echo_request_id` is False where the server in front adds `x-request-id` to responses, as Ray Serve does. `keep` is
     called with the record of each request at its end.
     """
     live_texts = live_texts or LiveTexts()
     voices = voices or Voices.of(settings.voices)
-    tails = tails or Tails()
+    tails = Tails()
     models = SpeechModels(
         {name: _speech_model(name, *pools, node=node, tails=tails) for name, pools in synthesizers.items()}
     )
@@ -111,9 +109,7 @@ def create_api(
     # Only for the OpenAPI page: the door has checked the key before.
     keyed = [Depends(HTTPBearer(auto_error=False))] if settings.access.keys_file else []
     service = SpeechService(models, settings, live_texts=live_texts, voices=voices, tails=tails, jobs=jobs)
-    dialect_routes = http_router(DIALECTS, service)
-    api.router.routes += direct_routes(dialect_routes)
-    api.include_router(dialect_routes, dependencies=keyed)
+    api.include_router(http_router(DIALECTS, service), dependencies=keyed)
     api.include_router(status_routes(models, settings, node.is_ready if node else always), tags=["This server"])
     if node is not None:
         api.include_router(metrics_routes(node), tags=["This server"])

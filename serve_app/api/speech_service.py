@@ -75,7 +75,7 @@ class SpeechService:
         """The utterance of a request, or of a socket's message with its own `record`. Raises InvalidRequest.
 
         An utterance without an error has two side effects. The room that the request's body took is free for others.
-        The record has the utterance's characters, voice and seed, and is shown as a request that is being spoken.
+        The record has the utterance's characters, voice and seed.
         """
         state = state_of(request)
         record = record or state.record

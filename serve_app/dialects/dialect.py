@@ -8,9 +8,6 @@ from string import Template
 from typing import Any
 
 from fastapi import APIRouter, Depends, params
-from fastapi.dependencies.utils import get_flat_params
-from fastapi.routing import APIRoute
-from starlette import routing
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -32,7 +29,7 @@ class Charge(Enum):
 @dataclass(frozen=True, slots=True)
 class Route:
     """One HTTP route. `answer` takes the SpeechService, then any arguments that FastAPI gives an endpoint; the `answer`
-    of a `POST` returns a Response. If it takes the request alone, FastAPI only documents it (`direct_routes`).
+    of a `POST` returns a Response.
     """
 
     operation: str  # method and path: "POST /v1/speak"
@@ -138,19 +135,6 @@ def charging(charge: Charge) -> list[params.Depends]:
             state.held.enter_context(state.caller.stream())
 
     return [] if charge is Charge.NOTHING else [Depends(count)]
-
-
-def direct_routes(router: APIRouter) -> list[routing.Route]:
-    """The POST routes of `router` that are given the request as it is, to be asked before it.
-
-    FastAPI's way to such a handler takes 0.2 ms in a process that was idle: there they only stand in the document.
-    """
-    return [
-        routing.Route(route.path, route.endpoint, methods=["POST"], include_in_schema=False)
-        for route in router.routes
-        if isinstance(route, APIRoute) and "POST" in (route.methods or ())
-        if not get_flat_params(route.dependant) and route.body_field is None
-    ]
 
 
 def socket_router(dialects: Iterable[Dialect], service: SpeechService) -> APIRouter:

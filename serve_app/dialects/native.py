@@ -29,14 +29,12 @@ from serve_app.dialects.dialect import Dialect
 from serve_app.speech.joints import Continuation
 from serve_app.speech.word_times import marked
 
-_MOST_TAIL_CHARS = 4096
-
 
 class Resumption(BaseModel):
     """The fields of a `speak` message that goes on with an utterance whose connection was lost.
 
     Codes follow from the seed, so it is spoken again and skipped: the client sends what `started` has of `request_id`,
-    `seed`, `previous_request_id` and `tail`, and how many whole frames of audio it has.
+    `seed` and `previous_request_id`, and how many whole frames of audio it has.
     """
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
@@ -45,7 +43,6 @@ class Resumption(BaseModel):
     request_id: Annotated[str, Field(pattern=r"^[A-Za-z0-9._:-]{1,128}$")] | None = None
     seed: int | None = None
     previous_request_id: str | None = None
-    tail: Annotated[str | None, Field(max_length=_MOST_TAIL_CHARS)] = None
 
 
 class Cancellation(BaseModel):
@@ -61,9 +58,6 @@ def parse_resumption(fields: Mapping[str, object]) -> Resumption:
     resumption = validated(Resumption, fields)
     if resumption.from_frame and resumption.seed is None:
         raise InvalidRequest("seed is required with from_frame.", "seed", "missing_required_parameter")
-    if resumption.tail is not None and resumption.previous_request_id is None:
-        name = ignored_fields.PREVIOUS
-        raise InvalidRequest(f"{name} is required with tail.", name, "missing_required_parameter")
     return resumption
 
 
@@ -102,7 +96,6 @@ class SpeakMessage:
             raise InvalidRequest("The WebSocket sends pcm only.", "response_format")
         if body.previous_request_id is not None or body.seed is not None:  # a seed makes the same again
             self._continuation.previous_id = body.previous_request_id
-        self._continuation.sealed = resumption.tail
         info = await model_for(service.offer, dict(body), task_type=fields.get("task_type"))
         reasons = ignored_fields.always_streamed(fields)
         reasons.pop(ignored_fields.PREVIOUS, None)

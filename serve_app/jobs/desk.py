@@ -410,6 +410,8 @@ class JobDesk:
         for number in count():
             time_s = clock.now()
             try:
+                if number == 0:
+                    await asyncio.to_thread(store.log_files_of_batches)
                 if number % _SWEEP_ROUNDS == 0 and (number == 0 or time_s is not None):
                     await asyncio.to_thread(store.sweep, _ABANDONED_S)
                 for work in list(self._works.values()):

@@ -10,6 +10,7 @@ A segment is one object, which is complete once it has its name. A crash never l
 
 import contextlib
 import io
+import logging
 import zipfile
 from bisect import bisect_right
 from collections.abc import Iterator
@@ -26,6 +27,8 @@ from serve_app.voices.voice_store import Damaged, StoreFailed, VoiceStore, recor
 
 if TYPE_CHECKING:
     import obstore
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +167,13 @@ class JobStore:
                 for kind in ("plans", "segments"):
                     paths = [meta["path"] for meta in self._files.listed(f"{kind}/{job_id}/", unnamed=True)]
                     self._files.delete(*paths)
+
+    def log_files_of_batches(self) -> None:
+        if next(self._files.listed("files/"), None) is not None:
+            logger.warning(
+                "the folder files/ of the store is left as it is: it holds what OpenAI's files and batches kept, which "
+                "this version does not support. Delete it to free its space"
+            )
 
     def sweep(self, older_s: float) -> None:
         """Remove the files of jobs without a description that wrote one of them more than `older_s` ago."""

@@ -3,11 +3,6 @@
 A talker that is given a tail, a few words and the codes that speak them, makes the codes that come after them.
 """
 
-import base64
-import binascii
-import hashlib
-import hmac
-import secrets
 import time
 from collections import OrderedDict, deque
 from dataclasses import dataclass
@@ -24,7 +19,6 @@ _LEAD_S = 1.0  # of audio that is left to play when the next utterance begins
 _KEPT_S = 600.0
 _MOST_BYTES = 8 << 20  # of the tails that are kept, for about 4,000 requests
 _ENTRY_BYTES = 500  # beside text, codes and names
-_SEAL_BYTES = 32
 
 
 class SpokenEnd:
@@ -77,16 +71,11 @@ class _KeptTail:
 
 
 class Tails:
-    """The tails of finished requests, each for some minutes. Beyond a number of bytes the oldest one goes.
+    """The tails of finished requests, each for some minutes. Beyond a number of bytes the oldest one goes."""
 
-    A client may carry a tail to another replica, sealed, because codes of its own making would be a voice of its own.
-    """
-
-    def __init__(self, key: bytes | None = None) -> None:
-        """`key`: with which tails are sealed, the same in all replicas; None: a new one."""
+    def __init__(self) -> None:
         self._kept: OrderedDict[tuple[str, str], _KeptTail] = OrderedDict()
         self._num_bytes = 0
-        self._key = key or secrets.token_bytes(_SEAL_BYTES)
 
     def save(self, request: SynthesisRequest, tail: Tail | None) -> None:
         """Keeps `tail` for later requests of the client of `request`. None means that no speech can go on from it."""
@@ -106,29 +95,6 @@ class Tails:
         is_fit = kept is not None and kept.until_s > time.monotonic() and kept.voice == _voice(request)
         return kept.tail if kept is not None and is_fit else None
 
-    def seal(self, request: SynthesisRequest, tail: Tail) -> str:
-        """The tail for the client and the voice of `request`, in printable characters."""
-        packed = bytes(tail.codes.shape) + tail.codes.astype("<i2").tobytes() + tail.text.encode()
-        return base64.b64encode(self._signature(request, packed) + packed).decode()
-
-    def unseal(self, request: SynthesisRequest, sealed: str) -> Tail | None:
-        """The tail of `seal`; None of one that was not sealed here, or for another client or voice."""
-        try:
-            signed = base64.b64decode(sealed, validate=True)
-        except (binascii.Error, ValueError):
-            return None
-        signature, packed = signed[:_SEAL_BYTES], signed[_SEAL_BYTES:]
-        if not hmac.compare_digest(signature, self._signature(request, packed)):
-            return None
-        num_frames, num_groups = packed[:2]
-        end = 2 + 2 * num_frames * num_groups
-        codes = np.frombuffer(packed[2:end], "<i2").reshape(num_frames, num_groups)
-        return Tail(packed[end:].decode(), codes.astype(np.int16))
-
-    def _signature(self, request: SynthesisRequest, packed: bytes) -> bytes:
-        whose = repr((request.client, _voice(request))).encode()
-        return hmac.digest(self._key, hashlib.sha256(whose).digest() + packed, "sha256")
-
     def drop(self, request: SynthesisRequest) -> None:
         """Remove the tail of a request whose speech is thrown away."""
         self._remove((request.client, request.request_id))
@@ -147,20 +113,14 @@ class Continuation:
         self._joins = joins
         self._listener = Listener()
         self.previous_id: str | None = None  # the request that the next one goes on from
-        self.sealed: str | None = None  # its tail, where a client has it from another replica
 
     def tail(self, request: SynthesisRequest) -> Tail | None:
         """What `request` goes on from: None where nothing was spoken before, or in another voice."""
-        if self.previous_id is None:
-            return None
-        kept = self._tails.find(request, self.previous_id)
-        return self._tails.unseal(request, self.sealed) if kept is None and self.sealed else kept
+        return None if self.previous_id is None else self._tails.find(request, self.previous_id)
 
     def as_fields(self, request: SynthesisRequest) -> dict[str, object]:
-        """For a client: what `request` goes on from, with which another replica can speak it too."""
-        if request.tail is None:
-            return {}
-        return {"previous_request_id": self.previous_id, "tail": self._tails.seal(request, request.tail)}
+        """For a client: what `request` goes on from."""
+        return {} if request.tail is None else {"previous_request_id": self.previous_id}
 
     @property
     def patience_s(self) -> float:

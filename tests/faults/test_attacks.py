@@ -27,11 +27,10 @@ import torch
 from talkray_tools.random_checkpoint import Options, write_checkpoint
 from talkray_tools.released import SHAPES
 from tests.e2e.black_box import ServerCommand, create_key, serving
+from tests.faults.held import held, kind_of
 from tools.experiments.faults.intruder import PER_MINUTE, STREAMS
 from tools.experiments.faults.intruders import ATTACKS, Attack, strike
 from tools.experiments.faults.polite import BYTES_PER_S, SENTENCES, PoliteClient, Stream, body
-from tools.experiments.faults.soak_report import as_text
-from tools.experiments.faults.supervised import held, kind_of
 
 pytestmark = pytest.mark.hostile
 
@@ -63,6 +62,11 @@ talker:
   max_num_seqs: 16
   max_model_len: 1024
 """
+
+
+def as_text(rows: list[list[str]]) -> str:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
 
 
 def checkpoint(directory: Path) -> Path:

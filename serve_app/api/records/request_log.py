@@ -1,17 +1,18 @@
-"""One line for each request, in the command that started the server. Its replicas send it the records by a pipe."""
+"""One line for each request, in the command that started the server. It follows the files of ingress replicas."""
 
 import contextlib
-import itertools
 import json
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from deployments.serving import reports
-from serve_app.api.records.request_record import Entry, now
+from serve_app.api.records.record_keeper import HAND_ON_S, LINES
+from serve_app.api.records.request_record import Entry
 
-_CUT_OFF = "server stopped"
+_FILES = f"session_2*/logs/serve/{LINES}Ingress_*"  # in Ray's folder; segments of jobs are in files of `Jobs`
+_POLL_S = 0.25
 
 
 def line(entry: Entry) -> str:
@@ -25,47 +26,38 @@ def line(entry: Entry) -> str:
 
 
 @contextlib.contextmanager
-def shown(
-    show: Callable[[Entry], None], folder: Path, *, report: Callable[[str], None] = lambda stage: None
-) -> Iterator[None]:
-    """Pass the entries of all replicas that are started within to `show`, and the stages of their starts to `report`,
-    on a thread of its own.
-
-    The pipe is made in a `folder` that only this user may enter.
-    """
-    pipe = folder / "reports"
-    os.mkfifo(pipe)
-    end = os.open(pipe, os.O_RDWR)  # one that can write as well never reads an end
-    reader = threading.Thread(target=_read, args=(end, show, report), daemon=True)
+def followed(folder: Path, show: Callable[[Entry], None]) -> Iterator[None]:
+    """Pass what is written to the files of requests in Ray's `folder` to `show`, on a thread of its own."""
+    is_over = threading.Event()
+    reader = threading.Thread(target=_follow, args=(folder, show, is_over), daemon=True)
     reader.start()
-    os.environ[reports.VARIABLE] = str(pipe)
     try:
         yield
     finally:
-        del os.environ[reports.VARIABLE]
-        os.write(end, b"\n")
+        is_over.set()
         reader.join()
 
 
-def _read(end: int, show: Callable[[Entry], None], report: Callable[[str], None]) -> None:
-    """Until an empty line; then what has begun and has not ended."""
-    spoken: dict[str, Entry] = {}
-    with open(end, encoding="utf-8") as lines:
-        for report_line in itertools.takewhile(lambda report_line: report_line != "\n", lines):
-            kind, *values = json.loads(report_line)
-            if kind == "stage":
-                report(*values)
-                continue
-            name, is_over, entry = values
-            spoken.pop(name, None)
-            if is_over:
-                _show(show, entry)
-            else:
-                spoken[name] = entry
-    for entry in spoken.values():
-        _show(show, entry | {"time": now(), "outcome": _CUT_OFF})
+def _follow(folder: Path, show: Callable[[Entry], None], is_over: threading.Event) -> None:
+    places: dict[int, int] = {}  # bytes that were read, by inode: a full file is renamed
+    is_last = False
+    while not is_last:
+        is_last = is_over.wait(_POLL_S)
+        if is_last and places:
+            time.sleep(HAND_ON_S + _POLL_S)  # a replica may still hold the records of requests that have ended
+        for each in _new_lines(folder, places):
+            with contextlib.suppress(OSError):  # of our own output, as after `talkray serve | head`, or on a full disk
+                show(json.loads(each))
 
 
-def _show(show: Callable[[Entry], None], entry: Entry) -> None:
-    with contextlib.suppress(OSError):  # of our own output, as after `talkray serve | head`, or on a full disk
-        show(entry)
+def _new_lines(folder: Path, places: dict[int, int]) -> Iterator[bytes]:
+    for path in sorted(folder.glob(_FILES), reverse=True):  # older files, .1 to .3, first
+        with contextlib.suppress(FileNotFoundError), path.open("rb") as file:  # it may be replaced while we look
+            status = os.fstat(file.fileno())
+            known = places.get(status.st_ino, 0)
+            start = known if known <= status.st_size else 0  # a new file may have the inode of a deleted one
+            file.seek(start)
+            read = file.read()
+            whole = read[: read.rfind(b"\n") + 1]
+            places[status.st_ino] = start + len(whole)
+            yield from whole.splitlines()

@@ -1,6 +1,5 @@
 """The record of one request: who asked, what came of it, never the text; and the counts of its stream."""
 
-import os
 import re
 import time
 from collections import Counter
@@ -11,7 +10,6 @@ from typing import Any
 from urllib.parse import quote
 
 from deployments.protocol import FinishReason, Marks, ModelInfo, PcmChunk
-from deployments.serving import reports
 from serve_app.api.headers import MODEL_HEADER, SEED_HEADER, VOICE_HEADER
 from serve_app.speech.segments import Utterance
 from serve_app.voices.stored_voice import StoredVoice
@@ -185,26 +183,20 @@ class RequestRecord:
         speed: float,
         tells_timing: bool = False,
     ) -> None:
-        """It is going to be spoken: known to the command, which shows it where the server is stopped before its end."""
+        """It is going to be spoken."""
         self.usage.begin(utterance, info, stored, tells_timing=tells_timing)
         self.samples_per_s = info.sample_rate * speed
         self.is_speech = True
-        self._report(is_over=False)
 
     def publish(self) -> None:
-        """Show it to the command that started this replica, if one did, and keep it."""
+        """Keep it as it is now, if it spoke or failed."""
         if self.error or self.usage.finish_reason or self.is_speech:
             self.end()
-            self._report(is_over=True)
 
     def end(self) -> None:
         """Keep it as it is now."""
         self.ended_ns = time.time_ns()
         self.keep(self)
-
-    def _report(self, *, is_over: bool) -> None:
-        if reports.VARIABLE in os.environ:
-            reports.send("request", f"{self.request_id} {self.received_ns}", is_over, self.entry())
 
 
 def start_marks(utterance: Utterance, received_ns: int) -> Utterance:

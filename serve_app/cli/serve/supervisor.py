@@ -9,6 +9,7 @@ shutdown waits for parts that may be the reason for the end.
 """
 
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -16,10 +17,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from types import FrameType
 
 from deployments.errors import StartError, TalkrayError
+from deployments.serving.reports import VARIABLE
 from serve_app.api.records import request_log
 from serve_app.api.records.request_record import Entry
 from serve_app.cli.serve import run_folder
@@ -109,7 +112,7 @@ def running(
 ) -> Iterator[Driver]:
     """Start the application, yield once it speaks, end all its processes. Raises StartError and ServerLost.
 
-    `show` gets an entry for each request.
+    `show` gets an entry for each request that has ended.
     """
     is_ready = threading.Event()
 
@@ -121,13 +124,14 @@ def running(
     with (
         _ended_by_signals(),
         run_folder.created(report) as folder,
-        request_log.shown(show or (lambda entry: None), folder.path, report=report_start),
+        received(folder.path, report_start),
     ):
         driver = Driver(config, address, folder, report)
         try:
             driver.await_ready()
             is_ready.set()
-            yield driver
+            with request_log.followed(folder.ray, show) if show else contextlib.nullcontext():
+                yield driver
         except (StartError, ServerLost) as error:
             driver.end()
             logs = folder.keep_logs()
@@ -135,6 +139,32 @@ def running(
         finally:
             driver.end()
             folder.remove()
+
+
+@contextlib.contextmanager
+def received(folder: Path, report: Callable[[str], None]) -> Iterator[None]:
+    """Pass the stages of all replicas that are started within to `report`, on a thread of its own.
+
+    The pipe is made in `folder`, which only this user may enter.
+    """
+    pipe = folder / "reports"
+    os.mkfifo(pipe)
+    with open(os.open(pipe, os.O_RDWR), encoding="utf-8") as lines:  # one that can write as well never reads an end
+        reader = threading.Thread(target=_read, args=(lines, report), daemon=True)
+        reader.start()
+        os.environ[VARIABLE] = str(pipe)
+        try:
+            yield
+        finally:
+            del os.environ[VARIABLE]
+            os.write(lines.fileno(), b"\n")
+            reader.join()
+
+
+def _read(lines: Iterable[str], report: Callable[[str], None]) -> None:
+    """Until an empty line."""
+    for line in itertools.takewhile(lambda line: line != "\n", lines):
+        report(json.loads(line))
 
 
 @contextlib.contextmanager

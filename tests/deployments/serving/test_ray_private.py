@@ -17,7 +17,7 @@ from ray.serve._private.constants import SERVE_PROXY_NAME
 
 from deployments.errors import StartError
 from deployments.serving import ray_private
-from deployments.serving.ray_private import AGENT_PORTS, CHECKED_WITH, PROXY, Pool, deaths, ended_part, shared_key
+from deployments.serving.ray_private import AGENT_PORTS, CHECKED_WITH, PROXY, Pool, deaths, ended_part
 
 ROOT = Path(__file__).parents[3]
 PRIVATE = re.compile(
@@ -166,20 +166,3 @@ def test_pools_are_those_of_the_application(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_replica_lives_while_ray_says_so(monkeypatch: pytest.MonkeyPatch, told: dict[str, str], lives: bool) -> None:
     monkeypatch.setattr(ray._private.state, "actors", lambda actor_id: told if actor_id == "a" else None)
     assert ray_private.is_alive("a") is lives
-
-
-def test_all_processes_have_the_key_of_the_first_that_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    store: dict[str, bytes] = {}
-
-    class Store:
-        @staticmethod
-        def _internal_kv_put(key: str, value: bytes, *, overwrite: bool, namespace: bytes) -> None:
-            store[key] = value if overwrite else store.get(key, value)
-
-        @staticmethod
-        def _internal_kv_get(key: str, *, namespace: bytes) -> bytes | None:
-            return store.get(key)
-
-    monkeypatch.setattr(ray_private, "internal_kv", Store)
-    assert shared_key("a") == shared_key("a") != shared_key("b")
-    assert len(shared_key("a")) == 32

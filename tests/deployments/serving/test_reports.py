@@ -1,4 +1,3 @@
-import json
 import logging
 import os
 from contextlib import suppress
@@ -8,21 +7,9 @@ from types import SimpleNamespace
 import pytest
 
 from deployments.serving import ray_private
-from deployments.serving.reports import VARIABLE, Start, report_stage, send, start_key
+from deployments.serving.reports import VARIABLE, Start, report_stage, start_key
 from deployments.talker import deployment
 from deployments.talker.deployment import StartNotes
-
-
-def test_what_is_told_is_a_line_of_json_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pipe = tmp_path / "told"
-    os.mkfifo(pipe)
-    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
-    monkeypatch.setenv(VARIABLE, str(pipe))
-    report_stage("one")
-    send("request", "two", 3)
-    lines = os.read(reader, 4096).decode().splitlines()
-    os.close(reader)
-    assert [json.loads(line) for line in lines] == [["stage", "one"], ["request", "two", 3]]
 
 
 def test_without_a_listener_it_is_logged(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
@@ -38,7 +25,7 @@ def test_a_full_or_unread_pipe_loses_it(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv(VARIABLE, str(pipe))
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK) if has_reader else None
     for _ in range(300 if has_reader else 1):
-        send("request", "x" * 1000)
+        report_stage("x" * 1000)
     if reader is not None:
         assert len(os.read(reader, 1 << 20)) < 300_000
         os.close(reader)

@@ -8,7 +8,6 @@ from typing import Any, Self
 
 from serve_app.config import ApiSettings
 from serve_app.dialects import DIALECTS
-from serve_app.speech.joints import Tails
 from serve_app.speech.live_text import LiveTexts
 from tests.serve_app import asgi
 from tests.serve_app.fake import FakeSynthesizer
@@ -26,10 +25,9 @@ async def connect(
     headers: Mapping[str, str] | None = None,
     settings: ApiSettings | None = None,
     subprotocols: Sequence[str] = (),
-    tails: Tails | None = None,
 ) -> AsyncIterator[asgi.Connection]:
     texts = LiveTexts()
-    api = one_api(synthesizer, settings or ApiSettings(), live_texts=texts, tails=tails)
+    api = one_api(synthesizer, settings or ApiSettings(), live_texts=texts)
     named = {"x-request-id": "conn", **(headers or {})}
     try:
         async with asgi.websocket(api, path, headers=named, subprotocols=subprotocols) as connection:

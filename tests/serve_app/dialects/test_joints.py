@@ -3,12 +3,10 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-import numpy as np
 import pytest
 
 from deployments.protocol import SynthesisRequest
 from serve_app.config import ApiSettings, TextSettings
-from serve_app.speech.joints import Tails
 from tests.serve_app.dialects.client import Client, Json, talking
 from tests.serve_app.dialects.rows import SOCKETS, SocketRow
 from tests.serve_app.fake import FakeSynthesizer, utterance
@@ -25,10 +23,10 @@ CONVERSING = ("native", "deepgram", "flux", "realtime", "dashscope-commit", "vll
 
 @asynccontextmanager
 async def conversing(
-    path: str, *, joints: bool = True, subprotocols: tuple[str, ...] = (), tails: Tails | None = None
+    path: str, *, joints: bool = True, subprotocols: tuple[str, ...] = ()
 ) -> AsyncIterator[tuple[Client, FakeSynthesizer]]:
     synthesizer, settings = FakeSynthesizer(script=utterance(20)), ApiSettings(text=TextSettings(joints=joints))
-    async with talking(synthesizer, path, settings=settings, subprotocols=subprotocols, tails=tails) as client:
+    async with talking(synthesizer, path, settings=settings, subprotocols=subprotocols) as client:
         yield client, synthesizer
 
 
@@ -147,7 +145,7 @@ async def test_our_socket_names_what_an_utterance_goes_on_from_and_takes_it_to_r
             told += [message for message in (await client.until(type="done"))[0] if message["type"] == "started"]
     assert [message.get("previous_request_id") for message in told] == [None, "conn-1", None, "conn-1", "conn-4"]
     assert tails(synthesizer.requests) == [None, TWO, None, TWO, TWO]
-    assert all("ignored" not in message for message in told)
+    assert all("ignored" not in message and "tail" not in message for message in told)
 
 
 @pytest.mark.parametrize("joints", [True, False])
@@ -162,40 +160,9 @@ async def test_a_request_that_our_socket_is_told_counts_whatever_the_setting(*, 
     assert ignored == [None, None, [{"field": "previous_request_id", "reason": NO_TAIL}]]
 
 
-@pytest.mark.parametrize(
-    ("key", "changes", "is_joined"),
-    [
-        (b"shared", {}, True), (b"other", {}, False), (b"shared", {"tail": None}, False),
-        (b"shared", {"tail": "bm90aGluZw=="}, False), (b"shared", {"tail": "no base64"}, False),
-        (b"shared", {"voice": "serena"}, False),
-    ],
-)  # fmt: skip
-async def test_an_utterance_is_resumed_on_another_replica_with_its_tail(
-    key: bytes, changes: Json, *, is_joined: bool
-) -> None:
-    async with conversing(SOCKETS["native"].path, tails=Tails(b"shared")) as (client, lost):
-        for _ in range(2):
-            client.send({**SPEAK, "input": TWO})
-            (started, *_), _ = await client.until(type="done")
-    resume = {name: started[name] for name in ("request_id", "seed", "previous_request_id", "tail")}
-    async with conversing(SOCKETS["native"].path, joints=False, tails=Tails(key)) as (client, synthesizer):
-        client.send({**SPEAK, "input": TWO, "from_frame": 5, **resume, **changes})
-        (started, *_), _ = await client.until(type="done")
-    assert tails(lost.requests) == [None, TWO]
-    assert tails(synthesizer.requests) == [TWO if is_joined else None]
-    if is_joined:
-        made, again = (each.requests[-1].tail for each in (lost, synthesizer))
-        assert made is not None
-        assert again is not None
-        assert (again.text, again.codes.dtype) == (made.text, made.codes.dtype)
-        assert np.array_equal(again.codes, made.codes)
-        assert started["tail"] == resume["tail"]
-    assert started.get("ignored") == (None if is_joined else [{"field": "previous_request_id", "reason": NO_TAIL}])
-
-
-async def test_a_tail_without_its_request_is_refused() -> None:
+async def test_the_sealed_tail_of_earlier_versions_has_no_effect() -> None:
     async with conversing(SOCKETS["native"].path) as (client, synthesizer):
-        client.send({**SPEAK, "input": TWO, "tail": "x"})
-        refused, _ = await client.until(type="error")
-    assert refused[-1]["error"]["param"] == "previous_request_id"
-    assert not synthesizer.requests
+        client.send({**SPEAK, "input": TWO, "tail": "bm90aGluZw=="})
+        (started, *_), _ = await client.until(type="done")
+    assert tails(synthesizer.requests) == [None]
+    assert started["ignored"] == [{"field": "tail", "reason": "unknown field"}]

@@ -596,6 +596,15 @@ async def test_another_key_sees_no_job(tmp_path: Path) -> None:
         assert (await own.get(place)).status_code == 200
 
 
+async def test_files_of_batches_are_left_and_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (left := tmp_path / "files" / "file-1").mkdir(parents=True)
+    (left / "content").write_bytes(b"One.")
+    async with serving(tmp_path, Speaker()):
+        await so(lambda: "files/ of the store" in caplog.text)
+    assert (left / "content").read_bytes() == b"One."
+    assert caplog.text.count("files/ of the store") == 1
+
+
 async def test_a_job_of_a_batch_stays(tmp_path: Path) -> None:
     """OpenAI's batches are gone, but a store may still have their jobs."""
     server = Server(tmp_path, Speaker())

@@ -6,7 +6,7 @@ import pytest
 
 from loadtest.traces import Trace
 from tests.loadtest.test_metrics import RATE, SPOKEN
-from tools.experiments.faults.interruption import interruption
+from tools.experiments.gpu.several import interruption
 
 
 def heard(*arrivals_s: float) -> Trace:

@@ -248,7 +248,6 @@ ATTACKS: tuple[Attack, ...] = (
     Attack("plans without end", 19, long_jobs.plans_a_job_without_end, many=1, window_s=20),
     Attack("anything", 18, sends_anything, many=4, window_s=20),
 )
-HABITS = tuple(attack for attack in ATTACKS if attack.entry == 0)
 
 
 async def once(act: Act, me: Intruder) -> str:
@@ -289,9 +288,3 @@ async def _strike(attack: Attack, port: int, keys: tuple[str, str], within_s: fl
         task.result()  # a fault of the act
     got["cut off"] = len(cut)
     return got
-
-
-async def intrude(port: int, key: str, chance: random.Random) -> tuple[str, str]:
-    """One habit of one hostile client: which, and what it got."""
-    attack = chance.choice(HABITS)
-    return attack.name, await once(attack.act, Intruder(port, key, f"127.0.0.{chance.randrange(200, 208)}"))

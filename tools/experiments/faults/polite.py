@@ -4,7 +4,6 @@ import asyncio
 import base64
 import contextlib
 import json
-import random
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -16,9 +15,7 @@ import numpy as np
 from tests.e2e.raw import SPEECH
 
 BOUND_S = 180.0  # for a whole stream: what takes longer hangs
-PAUSE_S = 8.0  # on average, after an utterance has been played
 SAMPLE_BYTES, BYTES_PER_S = 2, 48_000
-VOICES = ("alloy", "felix", "nora")
 SENTENCES = (
     "Yes.",
     "Good morning, and thank you for calling.",
@@ -27,17 +24,6 @@ SENTENCES = (
     "Between the harbour and the old town there is a narrow street that few visitors ever find.",
     "She counted the steps down to the river, forty-two of them, and then she counted them again on the way back.",
 )
-# Of an utterance that goes on for that many frames of 80 ms; None: as long as its text takes.
-LENGTHS = (None, None, 25, 60, 120, 200)
-
-
-def catalogue() -> list[dict[str, object]]:
-    """What is said, each utterance with its seed, so that it can be said again."""
-    said = [
-        body(SENTENCES[number % len(SENTENCES)], VOICES[number % len(VOICES)], number, LENGTHS[number % len(LENGTHS)])
-        for number in range(16)
-    ]
-    return [*said, body(" ".join(SENTENCES[1:]), "alloy", 99, None)]
 
 
 def body(text: str, voice: str, seed: int, frames: int | None) -> dict[str, object]:
@@ -272,10 +258,3 @@ def refusal(status: int, text: str) -> Exception:
 
 def broken(listening: Listening, error: Mapping[str, object]) -> Exception:
     return aiohttp.ClientPayloadError(f"after {len(listening.pcm)} bytes: {error}")
-
-
-def pause_s(stream: Stream, audio_bytes: int, chance: random.Random) -> float:
-    """How long a client waits before it asks again: the audio is played to its end; a refusal is taken calmly."""
-    if stream.outcome != "whole":
-        return 0.5 + chance.random()
-    return max(0.0, audio_bytes / BYTES_PER_S - (stream.ended_s - stream.began_s)) + chance.expovariate(1 / PAUSE_S)

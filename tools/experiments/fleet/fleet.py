@@ -224,10 +224,6 @@ class Fleet:
         assert self.control is not None
         return self.control.ask(*order)
 
-    def workers_run(self) -> bool:
-        """Whether no node has given up."""
-        return all(each.is_running for each in self.workers)
-
     def alive(self) -> set[str]:
         return {node["address"] for node in self.ask("nodes") if node["is_alive"]}
 

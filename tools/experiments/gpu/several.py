@@ -10,11 +10,13 @@ On CPUs, in miniature: `--model embedded --cpu --talkers 1,2 --one 1 --duration 
 
 import argparse
 import asyncio
+import itertools
 import json
 import math
 import os
 import platform
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -24,19 +26,18 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 
-from loadtest.arrivals import SpeechLengths, Texts, settled
+from loadtest.arrivals import FRAMES_PER_S, ScheduledRequest, SpeechLengths, Texts, settled
 from loadtest.measure import Result, measure
 from loadtest.runner import Runner
 from loadtest.settings import Settings
 from loadtest.tables import COLUMNS
 from loadtest.terminal import Screen
-from loadtest.traces import LoadTestError, TraceFolder
+from loadtest.traces import LoadTestError, Trace, TraceFolder
 from serve_app.config import AdmissionSettings, AppConfig, read_config
 from tests.faults.pools import CODEC, TALKER, Service, redeploy, serving
-from tools.experiments.faults.gpu import say_gaps, say_problems, ttfa_p95_s
-from tools.experiments.faults.interruption import interruption
 
 MUST = {1: 0.98, 2: 0.98, 4: 0.95, 8: 0.92}  # of the audio asked for is in time, with so many talkers
 TTFA_FACTOR = 1.3  # of one talker's p95
@@ -45,6 +46,48 @@ LAG_S = 0.005  # p99 of the client's own lateness, above which a row says nothin
 WHOLE = {"leading_silence": True}  # audio whose length says whether all of it came
 PATIENT = AdmissionSettings(max_line_s=60, max_wait_s=60, max_late_s=100)  # CPUs are slow: let all wait
 TITLES = ("TTFA p50/p95/p99, ms", "whole p50/p95, s", "audio s/s", "audio in time", "underruns", "refused", "failed")
+MS = 1000.0
+SETTLED_S = 2.0  # a gap begins within this time after the moment
+BUFFERS_S = (0.0, 0.1, 0.5)  # of the players that are simulated
+
+
+@dataclass(frozen=True, slots=True)
+class Interruption:
+    """One stream that was being delivered at that moment."""
+
+    request_id: str | None
+    delivered_s: float  # audio that its client had then
+    buffered_s: float  # of it, what a player that began with the first sample had not played
+    next_s: float  # from the moment to the next audio, less the usual time between two chunks; 0.0: no longer
+    gap_s: float  # longest time without audio behind it, as much less
+    heard_s: float  # how long such a player fell silent afterwards
+
+
+def interruption(trace: Trace, moment_s: float) -> Interruption | None:
+    """How a stream took it, at `moment_s` of its run's clock; None where it had not begun or was complete."""
+    arrivals_s, samples = trace.playable
+    if trace.layout is None or not arrivals_s or not arrivals_s[0] < moment_s < arrivals_s[-1]:
+        return None
+    pairs = list(itertools.pairwise(arrivals_s))
+    usual_s = statistics.median(later - earlier for earlier, later in pairs)
+    after = [
+        later - max(earlier, moment_s)
+        for earlier, later in pairs
+        if later > moment_s and earlier < moment_s + SETTLED_S
+    ]
+    playback = trace.playback
+    assert playback is not None
+    late_s = [late_s for late_s, at_s in zip(playback.lateness_s, arrivals_s[1:], strict=True) if at_s > moment_s]
+    had = max(total for total, at_s in zip(samples, arrivals_s, strict=True) if at_s <= moment_s)
+    had_s = had / trace.layout.sample_rate
+    return Interruption(
+        request_id=trace.request_id,
+        delivered_s=had_s,
+        buffered_s=max(0.0, had_s - (moment_s - arrivals_s[0])),
+        next_s=max(0.0, min(at_s for at_s in arrivals_s if at_s > moment_s) - moment_s - usual_s),
+        gap_s=max(0.0, max(after) - usual_s),
+        heard_s=sum(late for late in late_s if late > playback.sample_s),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,6 +364,49 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
     if options.one is None and options.talkers[0] != 1:
         parser.error("without --one the first of --talkers must be 1: it is measured")
     return options
+
+
+def say_problems(traces: Sequence[Trace], requests: Sequence[ScheduledRequest]) -> int:
+    """Print which streams have not ended with all of their audio; how many."""
+    lengths = {request.index: request.frames for request in requests}
+    problems = []
+    for trace in traces:
+        frames = round(trace.audio_s * FRAMES_PER_S, 3)
+        if trace.failure is not None:
+            problems.append(f"{trace.request_id}: {trace.error} after {frames:g} frames")
+        elif frames != lengths[trace.index]:
+            problems.append(f"{trace.request_id}: {frames:g} frames, not {lengths[trace.index]}")
+    for problem in problems:
+        print(f"  NOT WHOLE: {problem}", flush=True)
+    return len(problems)
+
+
+def ttfa_p95_s(traces: Sequence[Trace], begin_s: float, end_s: float) -> float:
+    """Of requests that were due in between, from their planned arrival."""
+    inside = [
+        trace.first_audible_s - trace.planned_s
+        for trace in traces
+        if begin_s <= trace.planned_s < end_s and trace.first_audible_s is not None
+    ]
+    return float(np.percentile(inside, 95)) if inside else float("nan")
+
+
+def say_gaps(interruptions: Sequence[Interruption]) -> str:
+    """Gaps, and who would have heard them."""
+    if not interruptions:
+        return "no stream was under way"
+    gaps_ms = np.array([each.gap_s for each in interruptions]) * MS
+    p50, p95 = np.percentile(gaps_ms, (50, 95))
+    next_ms = np.array([each.next_s for each in interruptions]) * MS
+    heard = ", ".join(
+        f"{sum(each.heard_s > buffer_s for each in interruptions)} with {buffer_s:g} s" for buffer_s in BUFFERS_S
+    )
+    least_ms = min(each.buffered_s for each in interruptions) * MS
+    return (
+        f"{len(interruptions)} streams, next p50 {np.median(next_ms):.0f}, longest {next_ms.max():.0f} ms; "
+        f"gap p50 {p50:.0f}, p95 {p95:.0f}, longest {gaps_ms.max():.0f} ms; "
+        f"least buffered {least_ms:.0f} ms; heard by (player's buffer): {heard}"
+    )
 
 
 def main(arguments: list[str]) -> int:

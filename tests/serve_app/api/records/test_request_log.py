@@ -2,24 +2,22 @@
 
 import asyncio
 import json
-import os
-import tempfile
 from pathlib import Path
+from threading import Event
 
 import httpx
 import pytest
 
 from deployments.errors import EngineError
-from deployments.protocol import FinishReason, SynthesisRequest
-from deployments.serving import reports
 from serve_app.api.access.keys import create_key
-from serve_app.api.records.request_log import line, shown
+from serve_app.api.records import record_keeper, request_log
+from serve_app.api.records.record_keeper import RequestLines
+from serve_app.api.records.request_log import followed, line
 from serve_app.api.records.request_record import Entry, RequestRecord
 from serve_app.config import AccessSettings, AdmissionSettings, ApiSettings
-from serve_app.speech.segments import Utterance
 from tests.serve_app import asgi
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, Step, chunk, utterance
-from tests.serve_app.one_model import client_for, client_of, one_api
+from tests.serve_app.one_model import client_of, one_api
 
 pytestmark = pytest.mark.anyio
 
@@ -31,14 +29,15 @@ SECOND = 2 * CUSTOM_VOICE.sample_rate
 async def entries(
     *bodies: object, script: list[Step] | None = None, settings: ApiSettings | None = None, **headers: str
 ) -> list[Entry]:
-    """What is shown of a request for each body."""
-    found: list[Entry] = []
+    """What is kept of a request for each body."""
+    kept: list[RequestRecord] = []
     synthesizer = FakeSynthesizer(script=utterance() if script is None else script)
-    transport = httpx.ASGITransport(one_api(synthesizer, settings or ApiSettings()), raise_app_exceptions=False)
-    with tempfile.TemporaryDirectory() as folder, shown(found.append, Path(folder)):
-        async with httpx.AsyncClient(transport=transport, base_url="http://talkray") as client:
-            for body in bodies:
-                await client.post("/v1/audio/speech", json=body, headers=headers)
+    api = one_api(synthesizer, settings or ApiSettings(), keep=kept.append)
+    transport = httpx.ASGITransport(api, raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://talkray") as client:
+        for body in bodies:
+            await client.post("/v1/audio/speech", json=body, headers=headers)
+    found = [record.entry() for record in kept]
     assert SECRET not in json.dumps(found)
     return found
 
@@ -78,29 +77,28 @@ async def test_what_broke() -> None:
     assert (entry["outcome"], entry["ttfa_ms"] is None) == ("engine_error", False)
 
 
-async def test_a_probe_is_not_worth_a_line_and_a_wrong_path_is(tmp_path: Path) -> None:
-    found: list[Entry] = []
-    with shown(found.append, tmp_path):
-        async with client_for(FakeSynthesizer(info=None)) as client:
-            for path in ("/health", "/ready", "/v1/nothing"):
-                await client.get(path)
-            await client.post("/v1/audio/speech", json=BODY)
-    assert [entry["outcome"] for entry in found] == ["not_found", "not_ready"]
+async def test_a_probe_is_not_worth_a_line_and_a_wrong_path_is() -> None:
+    kept: list[RequestRecord] = []
+    async with client_of(one_api(FakeSynthesizer(info=None), ApiSettings(), keep=kept.append)) as client:
+        for path in ("/health", "/ready", "/v1/nothing"):
+            await client.get(path)
+        await client.post("/v1/audio/speech", json=BODY)
+    assert [record.error for record in kept] == ["not_found", "not_ready"]
 
 
-async def test_each_utterance_of_a_socket(tmp_path: Path) -> None:
-    found: list[Entry] = []
-    api = one_api(FakeSynthesizer(script=utterance()), ApiSettings())
-    with shown(found.append, tmp_path):
-        async with asgi.websocket(api, "/v1/audio/speech/ws", headers={"x-request-id": "ws"}) as connection:
-            await connection.next()
-            for fields in ({"voice": "ryan"}, {"voice": "nobody"}, {"type": "sing"}):
-                message = {"type": "speak", "input": SECRET, **fields}
-                connection.receive({"type": "websocket.receive", "text": json.dumps(message)})
-                while '"done"' not in (sent := (await connection.next()).get("text") or "") and '"error"' not in sent:
-                    pass
-            connection.receive({"type": "websocket.disconnect", "code": 1000})
-            await connection.task
+async def test_each_utterance_of_a_socket() -> None:
+    kept: list[RequestRecord] = []
+    api = one_api(FakeSynthesizer(script=utterance()), ApiSettings(), keep=kept.append)
+    async with asgi.websocket(api, "/v1/audio/speech/ws", headers={"x-request-id": "ws"}) as connection:
+        await connection.next()
+        for fields in ({"voice": "ryan"}, {"voice": "nobody"}, {"type": "sing"}):
+            message = {"type": "speak", "input": SECRET, **fields}
+            connection.receive({"type": "websocket.receive", "text": json.dumps(message)})
+            while '"done"' not in (sent := (await connection.next()).get("text") or "") and '"error"' not in sent:
+                pass
+        connection.receive({"type": "websocket.disconnect", "code": 1000})
+        await connection.task
+    found = [record.entry() for record in kept]
     assert [(entry["id"], entry["voice"], entry["outcome"]) for entry in found] == [
         ("ws-1", "ryan", "stop"),
         ("ws-2", None, "voice_not_found"),
@@ -132,71 +130,64 @@ async def test_who_asked_for_what(tmp_path: Path) -> None:
     assert key not in json.dumps(entry)
 
 
-def test_what_a_stopped_server_cut_off_has_a_line(tmp_path: Path) -> None:
-    found: list[Entry] = []
-    with shown(found.append, tmp_path):
-        for name in ("cut", "whole"):
-            spoken = RequestRecord(name, 0, method="POST", path="/v1/audio/speech")
-            spoken.note_speech(Utterance(SynthesisRequest(name, "", voice="ryan")), CUSTOM_VOICE, None, speed=1)
-        spoken.usage.finish_reason = FinishReason.STOP
-        spoken.publish()
-    told = [(entry["id"], entry["voice"], entry["outcome"]) for entry in found]
-    assert told == [("whole", "ryan", "stop"), ("cut", "ryan", "server stopped")]
-
-
-async def test_a_stream_whose_request_is_cancelled_has_a_line(tmp_path: Path) -> None:
-    found: list[Entry] = []
-    api = one_api(FakeSynthesizer(script=[chunk(bytes(SECOND)), asyncio.Event()]), ApiSettings())
-    with shown(found.append, tmp_path):
-        async with asgi.http(api, "POST", "/v1/audio/speech", body=BODY) as connection:
-            while not (await connection.next()).get("body"):
-                pass
-    assert [entry["outcome"] for entry in found] == ["client left"]
+async def test_a_stream_whose_request_is_cancelled_has_a_line() -> None:
+    kept: list[RequestRecord] = []
+    api = one_api(FakeSynthesizer(script=[chunk(bytes(SECOND)), asyncio.Event()]), ApiSettings(), keep=kept.append)
+    async with asgi.http(api, "POST", "/v1/audio/speech", body=BODY) as connection:
+        while not (await connection.next()).get("body"):
+            pass
+    assert [record.entry()["outcome"] for record in kept] == ["client left"]
 
 
 def test_a_client_writes_no_line_of_its_own() -> None:
     assert record(client="1.2.3.4\n\x1b[2J" + "x" * 1000).entry()["client"] == "1.2.3.4??" + "?2J" + "x" * 52
 
 
-def test_an_output_that_nobody_reads_any_more_stops_nothing(tmp_path: Path) -> None:
-    asked: list[Entry] = []
+@pytest.fixture
+def logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of Serve's logs below Ray's folder `tmp_path`, looked at without waiting."""
+    monkeypatch.setattr(request_log, "_POLL_S", 0.001)
+    monkeypatch.setattr(request_log, "HAND_ON_S", 0.0)
+    return tmp_path / "session_2026-11-29/logs/serve"
+
+
+@pytest.mark.parametrize("file_bytes", [1 << 20, 1], ids=["one file", "a file for each line"])
+@pytest.mark.parametrize("is_broken", [False, True], ids=["", "nobody reads our output"])
+def test_the_lines_of_ingress_replicas_are_shown_once(
+    logs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, file_bytes: int, is_broken: bool
+) -> None:
+    monkeypatch.setattr(record_keeper, "_FILE_BYTES", file_bytes)
+    found, three_came = list[Entry](), Event()
 
     def show(entry: Entry) -> None:
-        asked.append(entry)
-        raise BrokenPipeError
+        found.append(entry)
+        if len(found) == 3:
+            three_came.set()
+        if is_broken:
+            raise BrokenPipeError
 
-    with shown(show, tmp_path):
-        record().publish()
-        record().publish()
-    assert len(asked) == 2
-
-
-def test_stages_of_a_start_go_the_same_way(tmp_path: Path) -> None:
-    stages, found = list[str](), list[Entry]()
-    with shown(found.append, tmp_path, report=stages.append):
-        reports.report_stage("loading")
-        record().publish()
-        reports.report_stage("warm")
-    assert (stages, [entry["id"] for entry in found]) == (["loading", "warm"], ["id"])
-
-
-def test_replicas_are_told_of_the_pipe_while_it_is_read(tmp_path: Path) -> None:
-    with shown(lambda _: None, tmp_path):
-        assert Path(os.environ[reports.VARIABLE]).parent == tmp_path
-    assert reports.VARIABLE not in os.environ
+    with followed(tmp_path, show):
+        replicas = [RequestLines(logs, name) for name in ("Ingress#a", "Ingress#b", "Jobs#c")]
+        for replica in replicas:
+            for number in range(2):
+                replica.receive(RequestRecord(f"{replica._ingress['ingress']} {number}", 0, error="x"))
+        assert three_came.wait(30), "while the server runs"
+        replicas[0].receive(RequestRecord("at the end", 0, error="x"))
+        for replica in replicas:
+            replica.flush(is_last=True)
+    ids = [entry["id"] for entry in found]
+    assert sorted(ids) == ["Ingress#a 0", "Ingress#a 1", "Ingress#b 0", "Ingress#b 1", "at the end"]
+    assert ids.index("Ingress#a 0") < ids.index("Ingress#a 1")
 
 
-def test_a_replica_does_not_wait_for_a_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    monkeypatch.setenv(reports.VARIABLE, str(tmp_path / "pipe"))
-    record().publish()  # nobody reads
-    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
-    for _ in range(10_000):  # more than there is room for
-        record().publish()
-    os.close(reader)
-    monkeypatch.setenv(reports.VARIABLE, str(tmp_path / "gone"))
-    record().publish()
-    assert not (tmp_path / "gone").exists()
+def test_a_line_is_shown_when_it_is_whole_also_in_a_new_file_with_the_inode_of_another(logs: Path) -> None:
+    logs.mkdir(parents=True)
+    file, ray, places = logs / "talkray_requests_Ingress_a.jsonl", logs.parents[2], dict[int, int]()
+    told = []
+    for content in ("", "one\ntw", "one\ntwo\n", "one\ntwo\n", "6\n"):
+        file.write_text(content)
+        told.append(list(request_log._new_lines(ray, places)))
+    assert told == [[], [b"one"], [b"two"], [], [b"6"]]
 
 
 async def test_a_record_has_its_dialect_also_where_the_door_refuses_it(tmp_path: Path) -> None:

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from deployments.errors import StartError
-from deployments.serving import reports
+from deployments.serving.reports import VARIABLE, report_stage
 from serve_app.cli.serve import supervisor
 from serve_app.cli.serve.local_server import Address
-from serve_app.cli.serve.supervisor import ServerLost, Stopped, running
+from serve_app.cli.serve.supervisor import ServerLost, Stopped, received, running
 from serve_app.config import AppConfig
 
 ADDRESS = Address("127.0.0.1", 1)
@@ -62,11 +62,11 @@ def test_what_replicas_report_is_shown_until_the_server_is_ready(monkeypatch: py
     def report(stage: str) -> None:
         stages.append(stage)
         if stage == "loading":
-            (Path(os.environ[reports.VARIABLE]).parent / "seen").touch()
+            (Path(os.environ[VARIABLE]).parent / "seen").touch()
 
     with running(AppConfig(), ADDRESS, report):
         assert "loading" in stages
-        reports.report_stage("another replica")
+        report_stage("another replica")
     assert "another replica" not in stages
 
 
@@ -144,3 +144,13 @@ def test_a_signal_during_the_start_has_its_status(monkeypatch: pytest.MonkeyPatc
     sender.join()
     assert raised.value.code == 128 + signal.SIGTERM
     assert not list(parent.iterdir())
+
+
+def test_stages_come_in_order_while_they_are_received(tmp_path: Path) -> None:
+    stages = list[str]()
+    with received(tmp_path, stages.append):
+        assert Path(os.environ[VARIABLE]).parent == tmp_path
+        for stage in ("loading", "two\nlines", "warm"):
+            report_stage(stage)
+    assert stages == ["loading", "two\nlines", "warm"]
+    assert VARIABLE not in os.environ
