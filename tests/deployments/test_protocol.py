@@ -57,3 +57,7 @@ def test_a_prompt_replaces_samples_if_enough(x_vector_only: bool, prompt: CloneP
         assert by_prompt.by_prompt(ClonePrompt(PROMPT.speaker, None)) is by_prompt
     else:
         assert by_prompt is reference
+
+
+def test_the_names_of_endings_are_those_of_the_documentation() -> None:
+    assert [*FinishReason] == ["stop", "early", "length", "silence", "loop", "runaway"]

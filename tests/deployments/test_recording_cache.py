@@ -1,3 +1,8 @@
+from pathlib import Path
+
+import numpy as np
+
+from deployments.codec.pool import codec
 from deployments.recording_cache import VOICE_BYTES, ByRecording, Lookups
 
 
@@ -75,3 +80,10 @@ def test_only_the_voices_that_were_forgotten_last_are_remembered() -> None:
     results.keep(voices[0], b"vector")
     results.keep(voices[1], b"vector")
     assert (results.find(voices[0]), results.find(voices[1])) == (b"vector", None)
+
+
+def test_a_codec_counts_what_it_keeps_in_bytes() -> None:
+    kept = codec.Codec(Path(), None, None, 24000).references  # type: ignore[arg-type]
+    for values, is_kept in ((codec._CODES_BYTES // 2, True), (codec._CODES_BYTES // 2 + 16, False)):
+        kept.keep(str(values).encode(), np.zeros((values // 16, 16), np.int16))
+        assert (kept.find(str(values).encode()) is not None) is is_kept

@@ -3,11 +3,13 @@
 from contextlib import nullcontext
 from math import inf
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
+from deployments.codec.backends import products
 from deployments.codec.backends.registry import load_decoder
 from deployments.codec.backends.torch_backend import TorchBackend
 from deployments.codec.backends.triton_slots import PRECISIONS, Precision, TritonSlots, every_code, fitting_slots
@@ -104,6 +106,19 @@ def test_a_cpu_rounds_where_it_has_units_for_it_and_nobody_hears_it(
     monkeypatch.setattr(codec, "report_stage", lines.append)
     assert codec._load_decoder(directory, CodecConfig(), "cpu").precision == precision
     assert f"decodes in {precision}" in lines[0]
+
+
+@pytest.mark.parametrize("refused", ["_reorder_linear_weight", "_linear_pointwise"])
+def test_onednn_may_pack_one_type_and_not_another(refused: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def operation(matrix: torch.Tensor, *others: object) -> torch.Tensor:
+        if matrix.dtype is torch.bfloat16:
+            raise RuntimeError("unsupported")
+        return matrix
+
+    able = dict.fromkeys(("_reorder_linear_weight", "_linear_pointwise"), lambda matrix, *others: matrix)
+    monkeypatch.setattr(torch.ops, "mkldnn", SimpleNamespace(**{**able, refused: operation}))
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: True)
+    assert [products.onednn_packs.__wrapped__(dtype) for dtype in (torch.float32, torch.bfloat16)] == [True, False]
 
 
 @pytest.mark.parametrize(("asked", "available", "refused"), [

@@ -62,6 +62,7 @@ def test_ordinals_and_years() -> None:
     ("(555) 123-4567", "five five five, one two three, four five six seven."),
     ("555-1234", "five five five, one two three four."),
     ("+49 170 1234567", "plus four nine, one seven zero, one two three four five six seven."),
+    ("10/12, 10/13, 10/31, 10/32", "ten twelfths, October thirteenth, October thirty-first, ten thirty-seconds."),
     ("1/2, 3/4, 2 1/2, 22/7", "one half, three quarters, two and one half, twenty-two over seven."),
     ("2½", "two and one half."), ("3-5 and 10 – 20", "three to five and ten to twenty."),
     ("1 km, 3-5 km, 60 mph", "one kilometer, three to five kilometers, sixty miles per hour."),

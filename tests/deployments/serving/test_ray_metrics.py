@@ -200,13 +200,20 @@ def test_counters_of_a_pool_begin_at_zero(recorded: Recorded, pool: str) -> None
     assert len(set(begun)) == len(begun)
     if pool == "ingress":
         metrics.refused("line", model="clones")
-        metrics.failed_over("CodecLost", 0.1)
         metrics.redrawn(FinishReason.LOOP, model="voices")
         metrics.refused("key")
         metrics.finished(1.0, audio_s=0.0, reason=FinishReason.STOP, model="clones")
-        counted = [(name, tuple(sorted((tags or {}).items()))) for name, value, tags in recorded.take() if value == 1]
-        assert len(counted) == 5
-        assert set(counted) <= set(begun), "what is counted later has begun at zero"
+    else:
+        metrics.codec_repaired(pool, 1)
+    for lost in {"ingress": ["CodecLost", "TalkerLost"], "codec": ["TalkerLost"], "talker": []}[pool]:
+        metrics.failed_over(lost, 0.1)
+    for wanted in {"ingress": ["prompt"], "codec": ["codes"], "talker": ["codes", "speaker"]}[pool]:
+        metrics.references(wanted, Lookups(hits=1, misses=1))
+    for decoder in ("talker", "codec") if pool == "codec" else ():
+        metrics.decoded(decoder, 1.0)
+    counted = {(name, tuple(sorted((tags or {}).items()))) for name, value, tags in recorded.take() if value == 1}
+    assert len(counted) == {"ingress": 8, "codec": 6, "talker": 5}[pool]
+    assert counted <= set(begun), "what is counted later has begun at zero"
 
 
 def test_every_counter_begins_at_zero_in_some_pool() -> None:

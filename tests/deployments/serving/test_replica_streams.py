@@ -1,11 +1,19 @@
 """A talker's audio meets its codes, and its reader learns how far it has come."""
 
-import numpy as np
+from collections.abc import AsyncGenerator
+from typing import Any
 
-from deployments.protocol import Codes, FinishReason, FrameChunk, Progress
-from deployments.serving.failover import Received
-from deployments.serving.replica_streams import OutgoingAudio, PendingFrames
+import numpy as np
+import pytest
+
+from deployments.errors import CodecLost, ReplicaLost, TalkerLost
+from deployments.protocol import Codes, FinishReason, FrameChunk, PcmChunk, Progress, SynthesisRequest
+from deployments.serving.failover import Received, with_failover
+from deployments.serving.replica_streams import CodecAudio, OutgoingAudio, PendingFrames, TalkerAudio
 from deployments.speech_detection import LeadingSilence
+from tests.serve_app.fake import CUSTOM_VOICE
+
+pytestmark = pytest.mark.anyio
 
 SAMPLES, RATE = 240, 24000
 NO_CODES = np.zeros((0, 2), np.int16)
@@ -50,6 +58,28 @@ def test_what_is_held_back_as_quiet_is_not_delivered() -> None:
     assert audio.chunk(codes(1), pcm(1, level=0), None).position == 7
     assert audio.chunk(codes(2), pcm(1), None).position == 7 + 2 * SAMPLES
     assert audio.chunk(NO_CODES, pcm(0), FinishReason.STOP).position == 7 + 2 * SAMPLES
+
+
+@pytest.mark.parametrize(("background", "calls"), [(False, 3), (True, 1)])
+@pytest.mark.parametrize(("stream", "beat", "lost"), [
+    (CodecAudio, PcmChunk(b"", NO_CODES, 0), CodecLost), (TalkerAudio, FrameChunk(NO_CODES, 0), TalkerLost),
+])  # fmt: skip
+async def test_a_segment_of_a_job_is_given_up_at_its_first_loss(
+    stream: type[CodecAudio | TalkerAudio], beat: object, lost: type[ReplicaLost], *, background: bool, calls: int
+) -> None:
+    asked: list[SynthesisRequest] = []
+
+    async def dying(request: SynthesisRequest) -> AsyncGenerator[Any, None]:
+        asked.append(request)
+        yield beat
+        raise lost("gone")
+
+    reading = stream(
+        SynthesisRequest("r", "Hi.", background=background), dying, CUSTOM_VOICE, each_chunk=lambda chunk: None
+    )
+    with pytest.raises(lost):
+        [chunk async for chunk in with_failover(reading)]
+    assert len(asked) == calls
 
 
 def test_another_replica_goes_on_after_all_that_was_received() -> None:

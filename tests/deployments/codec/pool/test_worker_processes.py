@@ -67,6 +67,13 @@ def test_streams_are_decoded_as_in_here(processes: WorkerProcesses, decoder: Cod
         begins = [first + size for first in begins]
 
 
+def test_silent_streams_and_others_of_one_length_share_a_call(decoder: CodecDecoder, codes: torch.Tensor) -> None:
+    tasks = [task(row[:2], decoder.initial_state(), silent=number != 1) for number, row in enumerate(codes)]
+    outcomes = [decoded(outcome) for outcome in decode_batch(decoder, tasks)]
+    assert [len(outcome.pcm) > 0 for outcome in outcomes] == [not each.silent for each in tasks]
+    assert {outcome.state.position for outcome in outcomes} == {2}
+
+
 def test_every_size_of_a_call_is_known_before_the_first(processes: WorkerProcesses) -> None:
     assert {*processes.tried.largest_batches} == {1, 4}
     assert min(processes.tried.largest_batches.values()) >= 1

@@ -22,6 +22,7 @@ from deployments.talker.engine import outgoing
 from deployments.talker.engine.device import EngineDevice
 from deployments.talker.engine.engine import Engine, StepOutput
 from deployments.talker.engine.intake import complete
+from deployments.talker.engine.outgoing import Outgoing
 from deployments.talker.engine.startup import build_engine, warm_up
 from deployments.talker.engine.step_maker import StepInFlight
 from deployments.talker.model.talker import CodePredictor, Talker
@@ -395,14 +396,17 @@ def test_a_state_that_is_not_finite_is_reported_and_spares_the_others(engine: En
     assert np.array_equal(np.concatenate(codes), alone[1].codes)
 
 
-def test_frames_sent_early_go_together(checkpoint: Path, alone: list[Spoken], monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = build_engine(checkpoint, CONFIG)
-    monkeypatch.setattr(engine.outgoing, "max_held", 4)
+@pytest.mark.parametrize(("on_gpu", "together"), [(False, 1), (True, 8)])
+def test_frames_sent_early_go_together(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, *, on_gpu: bool, together: int
+) -> None:
+    engine, request = build_engine(checkpoint, CONFIG), ask("Hello there.", seed=1, frames=30, ignore_eos=True)
     monkeypatch.setattr("deployments.talker.engine.engine.time.monotonic", lambda: 9.0)
-    chunks = chunks_of(engine, MIX[0])
-    sizes = [len(chunk.codes) for chunk in chunks]
-    assert sizes[:8] == [1, 1, 1, 1, 1, 1, 4, 4][: len(sizes)]  # 6 frames last for more than 0.4 s
-    assert same(Spoken.join(chunks), alone[0])
+    expected = speak(engine, request)
+    engine.outgoing.max_held = Outgoing(engine.audio, engine.info, on_gpu=on_gpu).max_held
+    chunks = chunks_of(engine, request)
+    assert [len(chunk.codes) for chunk in chunks][:8] == [1, 1, 1, 1, 1, 1, together, together]  # 6 last for 0.48 s
+    assert same(Spoken.join(chunks), expected)
 
 
 def test_a_frame_leaves_before_the_talker_reads_it(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,12 +8,11 @@ import pytest
 import torch
 
 from deployments.config import TalkerConfig
-from deployments.gpu.graphs import buckets
 from deployments.protocol import SynthesisRequest
 from deployments.talker.engine.engine import Engine
 from deployments.talker.engine.startup import build_engine
 from deployments.talker.networks.frame_networks import NetworkKind
-from deployments.talker.runner.model_runner import BATCHES, RunnerShape, build_runner
+from deployments.talker.runner.model_runner import RunnerShape, build_runner
 from deployments.talker.runner.prefill import pack
 from deployments.talker.state.kv_cache import KVCache
 from tests.deployments.talker.driving import GREEDY, ask, resumed, speak, speak_all
@@ -96,7 +95,14 @@ def test_prompts_are_packed_in_their_order() -> None:
     assert [len(parts) for parts in alone] == [1] * 8
 
 
-def test_buckets_end_with_the_largest_batch() -> None:
-    assert buckets(1, BATCHES) == [1]
-    assert buckets(6, BATCHES) == [1, 2, 6]
-    assert buckets(64, BATCHES) == [1, 2, 8, 16, 32, 48, 64]
+@pytest.mark.parametrize(("shape", "rows", "positions"), [
+    (RunnerShape(3, 64, "cpu"), [1, 2, 3], [64]), (RunnerShape(3, 64, "cpu", deterministic=True), [1, 2, 3], [64]),
+    (RunnerShape(3, 64, "exact"), [3], [3]), (RunnerShape(1, 64, "plain"), [1], [16, 32, 64]),
+    (RunnerShape(6, 64, "plain"), [1, 2, 6], [16, 32, 64]),
+    (RunnerShape(64, 64, "fused"), [1, 2, 8, 16, 32, 48, 64], [16, 32, 64]),
+    (RunnerShape(6, 64, "fused", deterministic=True), [6], [16, 32, 64]),
+])  # fmt: skip
+def test_steps_and_passes_are_as_small_as_their_networks_allow(
+    shape: RunnerShape, rows: list[int], positions: list[int]
+) -> None:
+    assert shape.sizes(most_positions=64) == (rows, positions)
