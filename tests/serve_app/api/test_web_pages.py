@@ -38,6 +38,7 @@ async def test_its_files_come_packed_and_only_once() -> None:
         for name in (file.name for file in FILES if file.suffix != ".html"):
             answer = await http.get(f"/page/{name}")
             assert (answer.headers["content-encoding"], answer.content) == ("gzip", (FOLDER / name).read_bytes())
+            assert answer.headers["vary"] == "accept-encoding"
             plain = await http.get(f"/page/{name}", headers={"accept-encoding": "identity"})
             assert ("content-encoding" in plain.headers, plain.content) == (False, answer.content)
             again = await http.get(f"/page/{name}", headers={"if-none-match": answer.headers["etag"]})
@@ -53,7 +54,8 @@ async def test_its_files_come_packed_and_only_once() -> None:
 )
 async def test_the_page_is_for_all_who_take_html(accept: str, status: int) -> None:
     async with client() as http:
-        assert (await http.get("/", headers={"accept": accept})).status_code == status
+        answer = await http.get("/", headers={"accept": accept})
+    assert (answer.status_code, answer.headers.get("vary")) == (status, "accept" if status == 200 else None)
 
 
 async def test_the_page_asks_this_server_and_the_chat_that_its_user_named() -> None:

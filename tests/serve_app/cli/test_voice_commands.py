@@ -1,16 +1,18 @@
 """`talkray voice` on a folder."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+from deployments.errors import InvalidRequest
 from serve_app.cli.main import cli
 from tests.serve_app.voices.speakers import spoken, wav
 
 
-def run(store: Path, *arguments: str) -> str:
-    result = CliRunner().invoke(cli, ["voice", *arguments, "--store", str(store)], catch_exceptions=False)
+def run(store: Path, *arguments: str, command: str = "voice") -> str:
+    result = CliRunner().invoke(cli, [command, *arguments, "--store", str(store)], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return result.output
 
@@ -55,6 +57,21 @@ def test_a_recording_is_prepared_and_told_what_to_record_better(tmp_path: Path) 
     run(tmp_path / "store", "export", "ada", "-o", str(file))
     with pytest.raises(Exception, match="--prepare is for a folder"):
         run(tmp_path / "third", "import", str(file), "--prepare", "none")
+
+
+def test_the_latest_respelling_of_a_word_counts(tmp_path: Path) -> None:
+    lexicon, file = partial(run, command="lexicon"), str(tmp_path / "words.pls")
+    for word, respelling in (("SQL", "sequel"), ("GIF", "jif"), ("SQL", "ess queue ell")):
+        lexicon(tmp_path / "store", "add", word, respelling)
+    assert lexicon(tmp_path / "store", "list") == "GIF\tjif\nSQL\tess queue ell\n"
+    assert "2 words" in lexicon(tmp_path / "store", "export", "-o", file)
+    for word in ("SQL", "URL"):
+        lexicon(tmp_path / "other", "add", word, "earl")
+    assert lexicon(tmp_path / "other", "import", file).startswith("3 words")
+    assert lexicon(tmp_path / "other", "remove", "GIF").startswith("2 words")
+    assert lexicon(tmp_path / "other", "list") == "SQL\tess queue ell\nURL\tearl\n"
+    with pytest.raises(InvalidRequest, match="'GIF' is not in the lexicon"):
+        lexicon(tmp_path / "other", "remove", "GIF")
 
 
 def test_a_folder_of_recordings(tmp_path: Path) -> None:

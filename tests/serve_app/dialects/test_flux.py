@@ -137,6 +137,25 @@ async def test_a_turn_that_is_still_heard_can_be_interrupted_though_all_of_it_wa
         assert messages[-1]["total_input_character_count"] == len(fake.FOLLOWED_TEXT)
 
 
+async def test_audio_counts_once_however_its_turn_ended() -> None:
+    """Also where a turn is interrupted before any of it has sounded."""
+    synthesizer = fake.FakeSynthesizer(script=fake.utterance())
+    async with connected(synthesizer, PATH) as client:
+        client.send(speak("Hello"), FLUSH)
+        await client.until(type="SpeechMetadata")
+        for script, of_turn_ms, played_ms in (([], 0, 320), ([fake.chunk(FRAME)], 80, 400), ([], 0, 400)):
+            synthesizer.script = [*script, asyncio.Event()]
+            synthesizer.waiting.clear()
+            client.send(speak("A story"), FLUSH)
+            await synthesizer.waiting.wait()
+            client.send(INTERRUPT)
+            (*_, told), _ = await client.until(type="SpeechInterrupted")
+            assert (told["audio_played_ms"], told["metadata"]["audio_duration_ms"]) == (played_ms, of_turn_ms)
+        client.send(CLOSE)
+        (*_, end), _ = await client.until(type="SessionMetadata")
+        assert end["total_audio_duration_ms"] == 400
+
+
 async def test_a_speed_holds_for_the_turns_that_follow() -> None:
     async with connected(fake.FakeSynthesizer(script=fake.utterance(25)), PATH) as client:
         for speed, code in ((2, "SPEED_OUT_OF_RANGE"), (1.03, "SPEED_INCREMENT_INVALID"), ("x", "SPEED_OUT_OF_RANGE")):

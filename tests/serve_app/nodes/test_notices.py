@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -118,6 +119,20 @@ def test_metadata_that_is_away_is_said_once(caplog: pytest.LogCaptureFixture, mo
     with pytest.raises(Ended):
         watch(Aws("http://127.0.0.1:1"), lambda notice: None)
     assert caplog.text.count("no notice can come") == 1
+
+
+@pytest.mark.parametrize(("arguments", "watched"), [
+    (["aws"], Aws), (["gcp"], Gcp), (["AWS"], None), (["azure"], None), ([], None),
+])  # fmt: skip
+def test_a_cloud_that_is_unknown_is_refused(
+    arguments: list[str], watched: type | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[type] = []
+    monkeypatch.setattr("sys.argv", ["notices", *arguments])
+    monkeypatch.setattr(notices, "watch", lambda metadata, drain: seen.append(type(metadata)))
+    with nullcontext() if watched else pytest.raises(SystemExit, match="2"):
+        notices.main()
+    assert seen == ([watched] if watched else [])
 
 
 def test_replicas_stop_before_the_end() -> None:

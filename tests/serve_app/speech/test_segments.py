@@ -10,6 +10,7 @@ from deployments import listener
 from deployments.errors import EngineError, Overloaded
 from deployments.protocol import FinishReason, ModelInfo, PcmChunk, Sampling, SynthesisRequest
 from serve_app.config import ApiSettings
+from serve_app.speech.look_ahead import stop_reading
 from serve_app.speech.segments import SECOND_ATTEMPT, Segments, Utterance, segment_seed
 from serve_app.speech.utterance_synthesizer import UtteranceSynthesizer
 from tests.serve_app.fake import CUSTOM_VOICE, NUM_TEXT_TOKENS, FakeSynthesizer, Step, chunk, pcm_of, utterance
@@ -320,3 +321,25 @@ async def test_a_segment_asked_ahead_is_left_while_its_reader_takes_nothing(monk
         rest = [item async for item in chunks]
     assert heard.pcm + pcm_of(rest) == b"11122233"
     assert recorder.log.count("begin 2") == 2
+
+
+async def test_chunks_that_are_being_read_are_left_to_their_reader_where_nobody_waits_for_it() -> None:
+    may_end = asyncio.Event()
+
+    async def slow() -> AsyncGenerator[PcmChunk, None]:
+        try:
+            yield await asyncio.get_running_loop().create_future()
+        finally:
+            await may_end.wait()
+
+    chunks = slow()
+    reading = asyncio.ensure_future(anext(chunks))
+    await asyncio.sleep(0)
+    stopping = asyncio.create_task(stop_reading(chunks, reading))
+    await asyncio.sleep(0)
+    stopping.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await stopping
+    may_end.set()
+    with pytest.raises(asyncio.CancelledError):
+        await reading
