@@ -15,10 +15,10 @@ from deployments.weights.description import clones, tokenizer_of
 from deployments.weights.store import resolve_auto, speakers
 from serve_app.api.catalogue import check_default
 from serve_app.config import AppConfig, PoolConfig
+from serve_app.extensions.jobs.deployment import JobsReplica
 from serve_app.ingress import Ingress
-from serve_app.jobs.deployment import JobsReplica
-from serve_app.replica_synthesizer import Deployed
 from serve_app.scaling.policies import CodecPolicy, CodecScaling, TalkerPolicy, TalkerScaling
+from serve_app.speech.replica_synthesizer import Deployed
 
 # How long a talker or a codec replica that is taken away may finish the streams that no other replica continues. It is
 # more than the longest utterance takes.

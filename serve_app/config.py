@@ -25,6 +25,7 @@ PositiveSeconds = Annotated[float, Field(gt=0)]
 CLONE_ALIAS = "qwen3-tts-clone"  # a Base checkpoint, whichever is loaded
 _DEFAULT_PORTS = {"http": ":80", "https": ":443"}  # browsers leave them out of an origin
 LEAST_SEGMENT_CHARS = 50
+Markup = Literal["auto", "none", "ssml"]
 LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "::1")
 
 
@@ -149,7 +150,7 @@ class JobSettings(Strict):
 class TextSettings(Strict):
     """How a text is read where its request does not say (docs/text.md)."""
 
-    markup: Literal["auto", "none", "ssml"] = "auto"
+    markup: Markup = "auto"
     paragraph_pause_s: Annotated[float, Field(ge=0, le=10)] = 0.6  # of silence; 0: a paragraph ends like a sentence
     max_segment_chars: Annotated[int, Field(ge=LEAST_SEGMENT_CHARS)] | None = None  # of a long text; None: the model's
     joints: bool = False  # each segment of a long text goes on from the end of the one before (docs/text.md#joints)

@@ -16,20 +16,20 @@ from deployments.errors import ReplicaLost, Starting
 from deployments.serving import ray_metrics, ray_private
 from deployments.serving.collector import leave_loaded_alone
 from deployments.serving.handles import ask_all_replicas, ask_replica
-from serve_app.api.bodies.client_input import MAX_BODY_BYTES
-from serve_app.api.cluster_status import ClusterStatus, Recent
-from serve_app.api.records.record_keeper import RecordKeeper, RecordSink, RequestLines
-from serve_app.api.records.tracing import RequestSpans, otlp_exporter
-from serve_app.api.records.usage_counts import UsageBook
+from serve_app.api.parsing.client_input import MAX_BODY_BYTES
 from serve_app.api.routes import Node, create_api
-from serve_app.api.transport.bounded_websocket import BoundedWebSocket
-from serve_app.api.transport.taken_http import TakenHttp
+from serve_app.api.taken_http import TakenHttp
 from serve_app.config import ApiSettings, RecordSettings
-from serve_app.replica_synthesizer import Deployed, ReplicaSynthesizer
+from serve_app.extensions.live.bounded_websocket import BoundedWebSocket
+from serve_app.extensions.live.live_text import LiveTexts
+from serve_app.extensions.page.cluster_status import ClusterStatus, Recent
+from serve_app.extensions.records.record_keeper import RecordKeeper, RecordSink, RequestLines
+from serve_app.extensions.records.tracing import RequestSpans, otlp_exporter
+from serve_app.extensions.records.usage_counts import UsageBook
+from serve_app.extensions.voices.library import Voices
+from serve_app.extensions.voices.voice_store import VoiceStore
 from serve_app.scaling.pool_watch import PoolWatch, scrape
-from serve_app.speech.live_text import LiveTexts
-from serve_app.voices.library import Voices
-from serve_app.voices.voice_store import VoiceStore
+from serve_app.speech.replica_synthesizer import Deployed, ReplicaSynthesizer
 
 # For an answer about jobs; a new job of a long book is checked text by text.
 _JOBS_TIMEOUT_S, _CREATE_TIMEOUT_S = 10.0, 120.0

@@ -59,7 +59,7 @@ GENERATORS = (  # between the socket and the engine
 SMALLEST, LARGEST = 60, 450
 # A folder's face, a command, what Serve is given, a dialect: small files that one other file names.
 EXEMPT_NAMES = ("__init__.py", "__main__.py", "deployment.py")
-EXEMPT_FOLDERS = ("serve_app/dialects",)
+EXEMPT_FOLDERS = ("serve_app/extensions",)
 
 Trees = Mapping[str, ast.Module]  # by path
 _Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef

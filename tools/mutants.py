@@ -27,9 +27,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 MUTATED = (
-    "serve_app/api", "serve_app/speech", "serve_app/jobs", "serve_app/voices", "serve_app/scaling", "serve_app/app.py",
-    "serve_app/config.py", "deployments/serving", "deployments/codec", "deployments/talker/engine",
-    "deployments/talker/state", "deployments/talker/audio", "deployments/talker/process",
+    "serve_app/api", "serve_app/speech", "serve_app/extensions/jobs", "serve_app/extensions/voices",
+    "serve_app/scaling", "serve_app/app.py", "serve_app/config.py", "deployments/serving", "deployments/codec",
+    "deployments/talker/engine", "deployments/talker/state", "deployments/talker/audio", "deployments/talker/process",
 )  # fmt: skip
 _GPU_ONLY = re.compile("triton|graphs")  # files that unit tests do not run
 _LEFT_OUT = ("RemoveDecorator", "NumberReplacer")  # fail at import; tune constants

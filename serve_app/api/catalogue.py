@@ -9,9 +9,9 @@ from deployments.errors import InvalidRequest, ModelNotFound, StartError
 from deployments.protocol import ModelInfo, ModelKind
 from serve_app.api.responses.listing import Paging
 from serve_app.config import CLONE_ALIAS, ApiSettings, VoiceSettings
+from serve_app.extensions.voices.library import Voices
+from serve_app.extensions.voices.stored_voice import StoredVoice
 from serve_app.speech.speech_models import SpeechModels
-from serve_app.voices.library import Voices
-from serve_app.voices.stored_voice import StoredVoice
 
 
 @dataclass(frozen=True, slots=True)

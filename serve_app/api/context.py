@@ -18,10 +18,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from deployments.serving import metrics
 from deployments.serving.ray_private import is_stopping, this_replica
 from serve_app.api.access.callers import Caller
-from serve_app.api.bodies.uploads import Upload
 from serve_app.api.error_replies import translate
 from serve_app.api.headers import CLOSE_HEADER, IGNORED_HEADER, REQUEST_ID_HEADER
-from serve_app.api.records.request_record import LEFT, RequestRecord
+from serve_app.api.parsing.uploads import Upload
+from serve_app.api.request_record import LEFT, RequestRecord
 
 logger = logging.getLogger(__name__)
 

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
@@ -21,7 +22,6 @@ from deployments.errors import (
     TalkrayError,
 )
 from serve_app.api.headers import SHOULD_RETRY_HEADER
-from serve_app.voices.voice_store import Damaged, NoStore, StoreFailed
 
 Envelope = dict[str, dict[str, str | None]]
 
@@ -51,7 +51,7 @@ class UnsupportedMedia(TalkrayError):
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class ErrorKind:
     """How one class of errors is answered: with `message`, or with the error's own where that is for the client."""
 
     status: int
@@ -61,31 +61,34 @@ class Kind:
     retry: bool = False
 
 
+class ExtensionError(TalkrayError):
+    """An error of an extension, with its own `kind`."""
+
+    kind: ClassVar[ErrorKind]
+
+
 _ROUTING = {
     404: ("not_found", ": nothing has this path, /docs lists what there is."),
     405: ("method_not_allowed", ": this path takes {}."),
 }
-INTERNAL = Kind(500, "server_error", "internal_error", "The server failed on this request.")
-KINDS: dict[type[BaseException], Kind] = {
-    Unauthorized: Kind(401, "authentication_error", "invalid_api_key"),
-    Forbidden: Kind(403, "permission_error", "forbidden"),
-    BodyTooSlow: Kind(408, "invalid_request_error", "request_timeout"),
-    UnsupportedMedia: Kind(415, "invalid_request_error", "unsupported_media_type"),
-    HeadersTooLarge: Kind(431, "invalid_request_error", "headers_too_large"),
-    ModelNotFound: Kind(404, "invalid_request_error", "model_not_found"),
-    NotFound: Kind(404, "invalid_request_error", "not_found"),
-    Conflict: Kind(409, "invalid_request_error", "conflict"),
-    NoStore: Kind(503, "server_error", "voice_store_failed"),  # until somebody changes the settings
-    StoreFailed: Kind(503, "server_error", "voice_store_failed", retry=True),
-    Damaged: Kind(500, "server_error", "voice_damaged"),
-    PayloadTooLarge: Kind(413, "invalid_request_error", "payload_too_large"),
-    InvalidRequest: Kind(400, "invalid_request_error", "invalid_value"),
-    Overloaded: Kind(429, "rate_limit_error", "rate_limit_exceeded", retry=True),
-    NotReady: Kind(503, "server_error", "not_ready", "The model is still loading.", retry=True),
-    Starting: Kind(503, "server_error", "not_ready", retry=True),
-    StartError: Kind(503, "server_error", "not_ready"),  # as NoStore
-    ReplicaLost: Kind(503, "server_error", "replica_lost", "A replica was lost while it served this.", retry=True),
-    EngineError: Kind(500, "server_error", "engine_error", "The engine failed on this request."),
+INTERNAL = ErrorKind(500, "server_error", "internal_error", "The server failed on this request.")
+KINDS: dict[type[BaseException], ErrorKind] = {
+    Unauthorized: ErrorKind(401, "authentication_error", "invalid_api_key"),
+    Forbidden: ErrorKind(403, "permission_error", "forbidden"),
+    BodyTooSlow: ErrorKind(408, "invalid_request_error", "request_timeout"),
+    UnsupportedMedia: ErrorKind(415, "invalid_request_error", "unsupported_media_type"),
+    HeadersTooLarge: ErrorKind(431, "invalid_request_error", "headers_too_large"),
+    ModelNotFound: ErrorKind(404, "invalid_request_error", "model_not_found"),
+    NotFound: ErrorKind(404, "invalid_request_error", "not_found"),
+    Conflict: ErrorKind(409, "invalid_request_error", "conflict"),
+    PayloadTooLarge: ErrorKind(413, "invalid_request_error", "payload_too_large"),
+    InvalidRequest: ErrorKind(400, "invalid_request_error", "invalid_value"),
+    Overloaded: ErrorKind(429, "rate_limit_error", "rate_limit_exceeded", retry=True),
+    NotReady: ErrorKind(503, "server_error", "not_ready", "The model is still loading.", retry=True),
+    Starting: ErrorKind(503, "server_error", "not_ready", retry=True),
+    StartError: ErrorKind(503, "server_error", "not_ready"),  # until the settings change
+    ReplicaLost: ErrorKind(503, "server_error", "replica_lost", "A replica was lost while it served this.", retry=True),
+    EngineError: ErrorKind(500, "server_error", "engine_error", "The engine failed on this request."),
 }
 
 
@@ -113,7 +116,8 @@ def translate(error: BaseException) -> ErrorReply:
     """The reply to any error; an error that is not one of ours becomes a bare 500."""
     if isinstance(error, HTTPException):
         return _translate_http(error)
-    kind = next((KINDS[cls] for cls in type(error).__mro__ if cls in KINDS), INTERNAL)
+    found = (KINDS[cls] for cls in type(error).__mro__ if cls in KINDS)
+    kind = error.kind if isinstance(error, ExtensionError) else next(found, INTERNAL)
     headers = {"WWW-Authenticate": "Bearer"} if kind.status == 401 else {}
     message = kind.message or str(error)
     if kind.retry:

@@ -2,7 +2,7 @@
 
 import logging
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -15,27 +15,35 @@ from starlette.requests import HTTPConnection
 
 from deployments.errors import NotReady, Starting, TalkrayError
 from deployments.protocol import ModelKind
+from serve_app.api import openai_models, openai_speech
 from serve_app.api.access.door import Door
 from serve_app.api.catalogue import check_default, check_model, not_loaded
-from serve_app.api.cluster_status import ClusterStatus, cluster_routes
 from serve_app.api.context import HeadAsGet, RequestContext, state_of
 from serve_app.api.error_replies import INTERNAL, translate
 from serve_app.api.headers import EXPOSED_HEADERS
-from serve_app.api.records.request_record import RequestRecord
+from serve_app.api.request_record import RequestRecord
 from serve_app.api.speech_service import SpeechService
-from serve_app.api.web_pages import page_routes
 from serve_app.config import AdmissionSettings, ApiSettings
-from serve_app.dialects import DIALECTS
-from serve_app.dialects.dialect import Charge, charging, http_router, socket_router
 from serve_app.distribution import version
-from serve_app.jobs.desk import AskDesk
-from serve_app.speech.joints import Tails
-from serve_app.speech.live_text import LiveTexts
+from serve_app.extension import (
+    Charge,
+    Dialect,
+    Extension,
+    charging,
+    http_router,
+    load_extensions,
+    socket_router,
+)
+from serve_app.extensions.continuity.joints import Tails
+from serve_app.extensions.jobs.desk import AskDesk
+from serve_app.extensions.live.live_text import LiveTexts
+from serve_app.extensions.page.cluster_status import ClusterStatus, cluster_routes
+from serve_app.extensions.page.web_pages import PATHS, page_routes
+from serve_app.extensions.voices.library import Voices
 from serve_app.speech.model_state import ModelState, ModelStatus, ready
-from serve_app.speech.speech_models import SpeechModel, SpeechModels, always
+from serve_app.speech.speech_models import KeepTail, SpeechModel, SpeechModels, always
 from serve_app.speech.synthesizer import Synthesizer
 from serve_app.visitor import VISITOR
-from serve_app.voices.library import Voices
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +61,12 @@ class Node:
     scrape: Callable[[], bytes]  # all metrics of this node's processes, in Prometheus' text format; blocks
     state: Callable[[str], ModelState] = lambda model: ready()
     status: ClusterStatus | None = None  # None: there is no `/status`
+
+
+def dialects_of(extensions: Iterable[Extension]) -> tuple[Dialect, ...]:
+    """The core's own dialects, then those of the extensions."""
+    own = (openai_speech.DIALECT, openai_models.DIALECT)
+    return (*own, *(dialect for extension in extensions for dialect in extension.dialects))
 
 
 def create_api(
@@ -74,24 +88,27 @@ def create_api(
     `echo_request_id` is False where the server in front adds `x-request-id` to responses, as Ray Serve does. `keep` is
     called with the record of each request at its end.
     """
+    dialects = dialects_of(load_extensions())
     live_texts = live_texts or LiveTexts()
     voices = voices or Voices.of(settings.voices)
     tails = Tails()
     models = SpeechModels(
-        {name: _speech_model(name, *pools, node=node, tails=tails) for name, pools in synthesizers.items()}
+        {name: _speech_model(name, *pools, node=node, keep_tail=tails.save) for name, pools in synthesizers.items()}
     )
     api = FastAPI(
         title="Talkray",
         version=version(),
-        description=_about(page=settings.page),
+        description=_about(dialects, page=settings.page),
         openapi_tags=[{"name": tag} for tag in OWN_TAGS],  # other services' follow
         docs_url=None,  # FastAPI's page loads its scripts from a CDN
         redoc_url=None,
     )
     api.add_middleware(HeadAsGet)
-    key_headers = tuple(name for dialect in DIALECTS for name in dialect.key_headers)
-    key_protocols = tuple(prefix for dialect in DIALECTS for prefix in dialect.key_protocols)
-    api.add_middleware(Door, settings=settings, key_headers=key_headers, key_protocols=key_protocols)
+    key_headers = tuple(name for dialect in dialects for name in dialect.key_headers)
+    key_protocols = tuple(prefix for dialect in dialects for prefix in dialect.key_protocols)
+    api.add_middleware(
+        Door, settings=settings, key_headers=key_headers, key_protocols=key_protocols, public_paths=PATHS
+    )
     if settings.access.allowed_origins:
         api.add_middleware(
             CORSMiddleware,
@@ -100,29 +117,29 @@ def create_api(
             allow_headers=("*",),
             expose_headers=EXPOSED_HEADERS,
         )
-    by_path = {path: dialect.name for dialect in DIALECTS for path in dialect.paths}
+    by_path = {path: dialect.name for dialect in dialects for path in dialect.paths}
     api.add_middleware(RequestContext, echo_request_id=echo_request_id, keep=keep, dialects=by_path)  # the outermost
     api.add_exception_handler(TalkrayError, _answer_error)
     api.add_exception_handler(HTTPException, _answer_error)
-    clients = {dialect.name: dialect.sample.clients for dialect in DIALECTS if dialect.sample is not None}
+    clients = {dialect.name: dialect.sample.clients for dialect in dialects if dialect.sample is not None}
     api.include_router(page_routes(api.title, clients if settings.page else None, open_tags=OWN_TAGS))
     # Only for the OpenAPI page: the door has checked the key before.
     keyed = [Depends(HTTPBearer(auto_error=False))] if settings.access.keys_file else []
     service = SpeechService(models, settings, live_texts=live_texts, voices=voices, tails=tails, jobs=jobs)
-    api.include_router(http_router(DIALECTS, service), dependencies=keyed)
+    api.include_router(http_router(dialects, service), dependencies=keyed)
     api.include_router(status_routes(models, settings, node.is_ready if node else always), tags=["This server"])
     if node is not None:
         api.include_router(metrics_routes(node), tags=["This server"])
     if node is not None and node.status is not None:
         node.status.recent.watch(models)
         api.include_router(cluster_routes(models, node.status), tags=["This server"])
-    api.include_router(socket_router(DIALECTS, service))
+    api.include_router(socket_router(dialects, service))
     return api
 
 
-def _about(*, page: bool) -> str:
+def _about(dialects: Iterable[Dialect], *, page: bool) -> str:
     """The introduction of `/docs`. OpenAPI cannot describe WebSockets."""
-    paths = ", ".join(sorted({f"`{path}`" for dialect in DIALECTS for path, _ in dialect.sockets}))
+    paths = ", ".join(sorted({f"`{path}`" for dialect in dialects for path, _ in dialect.sockets}))
     link = "[The page](./) speaks a text in the browser. " if page else ""
     order = "Talkray's own routes come first, then routes for clients of other services: click a name to open them."
     return f"{link}{order}\n\nWebSockets, which OpenAPI cannot list: {paths}."
@@ -134,7 +151,7 @@ def _speech_model(
     settings: AdmissionSettings,
     *,
     node: Node | None,
-    tails: Tails,
+    keep_tail: KeepTail,
 ) -> SpeechModel:
     return SpeechModel(
         synthesizer,
@@ -142,7 +159,7 @@ def _speech_model(
         is_running=partial(node.is_running, model) if node else always,
         state=partial(node.state, model) if node else ready,
         model=model,
-        tails=tails,
+        keep_tail=keep_tail,
     )
 
 

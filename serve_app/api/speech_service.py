@@ -15,22 +15,22 @@ from typing import Any
 
 from starlette.requests import HTTPConnection, Request
 
-from serve_app.api.bodies.client_input import object_of, read_body
 from serve_app.api.context import state_of
 from serve_app.api.headers import TIMING_HEADER
-from serve_app.api.records.request_record import RequestRecord, start_marks
-from serve_app.api.requests.build_utterance import build_utterance
-from serve_app.api.requests.speech_request import Offer, SpeechRequest
-from serve_app.api.sockets.session import Session
+from serve_app.api.parsing.client_input import object_of, read_body
+from serve_app.api.request_record import RequestRecord, start_marks
+from serve_app.api.resolve.build_utterance import build_utterance
+from serve_app.api.resolve.speech_request import Offer, SpeechRequest
 from serve_app.config import ApiSettings
-from serve_app.jobs.desk import AskDesk
-from serve_app.speech.joints import Continuation, Tails
-from serve_app.speech.live_text import LiveTexts
+from serve_app.extensions.continuity.joints import Continuation, Tails
+from serve_app.extensions.jobs.desk import AskDesk
+from serve_app.extensions.live.live_text import LiveTexts
+from serve_app.extensions.live.session import Session
+from serve_app.extensions.voices.library import Voices
+from serve_app.extensions.voices.voice_store import NoStore
 from serve_app.speech.segments import Utterance
 from serve_app.speech.speech_models import SpeechModels
 from serve_app.visitor import VISITOR
-from serve_app.voices.library import Voices
-from serve_app.voices.voice_store import NoStore
 
 
 class SpeechService:
@@ -84,7 +84,7 @@ class SpeechService:
         record.characters += len(speech.body.input)
         tells_timing = self.settings.server_timing or TIMING_HEADER in request.headers
         speed = speech.delivery.speed
-        record.note_speech(utterance, speech.info, speech.stored, speed=speed, tells_timing=tells_timing)
+        record.note_speech(utterance, speech.info, speech.voice_id, speed=speed, tells_timing=tells_timing)
         return start_marks(utterance, record.received_ns)
 
     def continuation(self) -> Continuation:

@@ -9,8 +9,8 @@ from typing import Any
 import aiohttp
 
 from deployments.errors import TalkrayError
-from serve_app.dialects import DIALECTS
-from serve_app.dialects.dialect import Sample
+from serve_app.api.routes import dialects_of
+from serve_app.extension import Sample, load_extensions
 
 _TEXT = "Hello."
 _BOUND_S = 30.0
@@ -44,7 +44,7 @@ async def check(url: str, *, key: str | None) -> AsyncIterator[CheckResult]:
             raise TalkrayError(f"no server of Talkray answers at {url}: {error or type(error).__name__}") from None
         voice = voices[0]["id"] if voices else "default"
         words = {"text": _TEXT, "voice": voice, "url": url, "sockets": "ws" + url.removeprefix("http")}
-        for dialect in DIALECTS:
+        for dialect in dialects_of(load_extensions()):
             if dialect.sample is not None:
                 yield await _try(http, dialect.name, dialect.sample.filled(**words))
 

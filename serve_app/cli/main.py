@@ -29,13 +29,10 @@ from deployments.errors import InvalidRequest, StartError, TalkrayError
 from deployments.weights.store import EMBEDDED, PACKED, find, locate, resolve_auto
 from loadtest.command_app import CommandApp
 from serve_app.api.access.keys import read_keys
-from serve_app.api.records import request_log
-from serve_app.api.records.request_record import Entry
+from serve_app.api.request_record import Entry
 from serve_app.cli import ray_settings
-from serve_app.cli.design_commands import voices
 from serve_app.cli.doctor import count_gpus, examine, for_this_card, predict_memory
 from serve_app.cli.key_commands import keys
-from serve_app.cli.lexicon_commands import lexicon
 from serve_app.cli.ray_settings import free_port
 from serve_app.cli.say import (
     STANDARD_OUTPUT,
@@ -48,12 +45,14 @@ from serve_app.cli.say import (
     show_text,
     write_speech,
 )
-from serve_app.cli.serve.local_server import Address, check_port
+from serve_app.cli.serve.local_server import Address, check_port, curl_command
 from serve_app.cli.serve.run_folder import clear_dead
 from serve_app.cli.serve.supervisor import running
 from serve_app.cli.upgrade_check import upgrade_changes
 from serve_app.config import AccessSettings, AppConfig, ConfigError, explain, read_config
 from serve_app.distribution import pip_install, version
+from serve_app.extensions import COMMANDS
+from serve_app.extensions.records import request_log
 
 
 def print_json(entry: Entry) -> None:
@@ -159,7 +158,7 @@ def serve(
         progress.done(f"ready: open {server.url} in a browser")
         if settings.model == EMBEDDED:
             print("This is the demo voice, small and English; --model names better ones.", file=report)
-        curl = _curl(server.url, with_key=keyed)
+        curl = curl_command(server.url, with_key=keyed)
         print(f"\nHear it:\n  {curl}\n\nCtrl-C stops.", file=report, flush=True)
         server.wait()
 
@@ -290,8 +289,6 @@ def env() -> None:
 
 
 cli.add_typer(keys, name="key", rich_help_panel=OPERATE)
-cli.add_typer(voices, name="voice", rich_help_panel=VOICES)
-cli.add_typer(lexicon, name="lexicon", rich_help_panel=VOICES)
 bench = CommandApp("Measure a part of Talkray by itself, without Ray and HTTP.")
 cli.add_typer(bench, name="bench", rich_help_panel=MEASURE)
 
@@ -320,6 +317,14 @@ def _run_module(context: typer.Context) -> None:
     sys.exit(subprocess.call([sys.executable, "-m", module, *context.args], env=os.environ | known))
 
 
+def _run_group(context: typer.Context) -> None:
+    """Commands of an extension."""
+    module, _, app = COMMANDS[str(context.info_name)][1].partition(":")
+    getattr(import_module(module), app)(args=context.args, prog_name=context.command_path)
+
+
+for _name, (_help, _) in COMMANDS.items():
+    cli.command(_name, context_settings=_PASS_ON, help=_help, rich_help_panel=VOICES)(_run_group)
 for _name, (_panel, _, _help) in _MODULES.items():
     _group = cli if _panel else bench
     _group.command(_name, context_settings=_PASS_ON, help=_help, rich_help_panel=_panel or None)(_run_module)
@@ -442,9 +447,3 @@ def _check(settings: AppConfig, address: Address) -> None:
     if failed:
         raise StartError("\n".join(failed))
     check_port(address)
-
-
-def _curl(url: str, *, with_key: bool) -> str:
-    key = ' -H "Authorization: Bearer $TALKRAY_API_KEY"' if with_key else ""
-    body = '{"model": "qwen3-tts", "input": "Hello from Talkray.", "voice": "alloy", "response_format": "mp3"}'
-    return f"curl {url}/v1/audio/speech -H 'Content-Type: application/json'{key} -d '{body}' -o hello.mp3"

@@ -23,7 +23,7 @@ import soundfile
 from deployments.errors import InvalidRequest, StartError, TalkrayError
 from deployments.weights.store import cache_directory
 from serve_app.api.headers import IGNORED_HEADER
-from serve_app.client_audio.formats import AudioFormat
+from serve_app.audio.formats import AudioFormat
 
 T = TypeVar("T")
 

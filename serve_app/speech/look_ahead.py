@@ -8,8 +8,8 @@ from contextlib import AsyncExitStack
 from typing import Any, Self
 
 from deployments.protocol import FinishReason, PcmChunk, SynthesisRequest
-from serve_app.speech.joints import SpokenEnd
 from serve_app.speech.segments import Segments
+from serve_app.speech.spoken_end import SpokenEnd
 
 # A later segment is read ahead of its sending while more than this is sent and not played.
 _LEAD_S = 1.0

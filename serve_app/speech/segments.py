@@ -4,18 +4,16 @@ import hashlib
 import logging
 import re
 import secrets
+from collections.abc import AsyncGenerator
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
-from deployments.protocol import FinishReason, SynthesisRequest
+from deployments.protocol import FinishReason, PcmChunk, SynthesisRequest
 from deployments.serving import metrics
-from serve_app.speech.joints import SpokenEnd
+from serve_app.speech.spoken_end import SpokenEnd
 from serve_app.text.languages import detected
 from serve_app.text.splitting import split_text
-from serve_app.text.spoken_text import Stretch
-
-if TYPE_CHECKING:
-    from serve_app.speech.live_text import LiveText
+from serve_app.text.spoken import Stretch
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +34,7 @@ class Utterance:
     languages: tuple[str, ...] = ()  # each segment is in one of these; where that is not certain, in the utterance's
     joins: bool = False  # each segment goes on from the tail of the one before
     may_redraw: bool = False  # whether speech that ended badly is made again: see `second_attempt`
-    live_text: "LiveText | None" = None  # its segments, where the client still writes the text
+    live_text: "Segments | None" = None  # its segments, where the client still writes the text
 
     def changed(self, **fields: Any) -> Self:
         """The utterance with other values of these fields of `synthesis`."""
@@ -101,6 +99,23 @@ class Segments:
         if len(texts) in self._pauses_s:
             texts.append("")
         return [Stretch(text, self.pause_s(number), self.speed(number)) for number, text in enumerate(texts)]
+
+    @property
+    def spoken(self) -> str:
+        """The text so far as it is spoken."""
+        return self._text
+
+    @property
+    def is_taken_in(self) -> bool:
+        """Whether the whole text is known as it is spoken."""
+        return True
+
+    async def is_plenty(self) -> None:
+        """Wait until the text is long enough for first audio, whatever the client writes next."""
+
+    def smoothed(self, chunks: AsyncGenerator[PcmChunk, None], sample_rate: int) -> AsyncGenerator[PcmChunk, None]:
+        """The audio, without clicks where it stops because the client writes nothing."""
+        return chunks
 
     @property
     def is_single(self) -> bool:

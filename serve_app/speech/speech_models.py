@@ -14,15 +14,14 @@ import numpy as np
 
 from deployments.errors import NotReady, Overloaded
 from deployments.listener import Listener, ReaderWatch
-from deployments.protocol import SAMPLE_BYTES, FinishReason, ModelInfo, PcmChunk
+from deployments.protocol import SAMPLE_BYTES, FinishReason, ModelInfo, PcmChunk, SynthesisRequest, Tail
 from deployments.serving import metrics
 from deployments.speech_detection import FirstSound
 from serve_app.config import AdmissionSettings
-from serve_app.speech.joints import SpokenEnd, Tails
-from serve_app.speech.live_text import LiveText
 from serve_app.speech.model_state import ModelState, ready
 from serve_app.speech.room import Room
-from serve_app.speech.segments import Utterance
+from serve_app.speech.segments import Segments, Utterance
+from serve_app.speech.spoken_end import SpokenEnd
 from serve_app.speech.synthesizer import Synthesizer
 from serve_app.speech.utterance_synthesizer import UtteranceSynthesizer
 from serve_app.text.characters import is_speakable
@@ -32,6 +31,9 @@ logger = logging.getLogger(__name__)
 _LOG_EVERY_S = 5.0  # about a start that a request waits for
 # The audio of a text with nothing to speak, because clients take an answer without audio for a failure.
 SILENCE_S = 0.1
+
+
+KeepTail = Callable[[SynthesisRequest, Tail | None], None]
 
 
 def always() -> bool:
@@ -62,10 +64,10 @@ class SpeechModel:
         is_running: Callable[[], bool] = always,
         state: Callable[[], ModelState] = ready,
         model: str = "",
-        tails: Tails | None = None,
+        keep_tail: KeepTail | None = None,
     ) -> None:
-        """`tails` keeps the ends of finished requests."""
-        self._synthesizer, self._tails = synthesizer, tails
+        """`keep_tail` is given the tail of each finished request."""
+        self._synthesizer, self._keep_tail = synthesizer, keep_tail
         self.room = Room(settings, is_running=is_running, state=state, model=model)
         self._utterances = UtteranceSynthesizer(synthesizer)
 
@@ -96,8 +98,8 @@ class SpeechModel:
                     yield chunk
                     meter.end_send()
             meter.finish()
-        if self._tails is not None:
-            self._tails.save(request, end.tail(request.text if live is None else live.spoken))
+        if self._keep_tail is not None:
+            self._keep_tail(request, end.tail(request.text if live is None else live.spoken))
 
 
 class SpeechModels:
@@ -155,7 +157,7 @@ class StreamMeter:
     A chunk is not late if the client was slow to read the audio before it, or to write the text.
     """
 
-    def __init__(self, room: Room, sample_rate: int, live: LiveText | None) -> None:
+    def __init__(self, room: Room, sample_rate: int, live: Segments | None) -> None:
         self._room, self._sample_rate, self._live = room, sample_rate, live
         self._came_s = time.monotonic()
         self._sent_s = self._came_s  # when the latest chunk was sent
@@ -248,7 +250,7 @@ async def _start_limit(room: Room, utterance: Utterance) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def _timeout(limit_s: float, live: LiveText | None, on_start: Callable[[], None]) -> AsyncIterator[None]:
+async def _timeout(limit_s: float, live: Segments | None, on_start: Callable[[], None]) -> AsyncIterator[None]:
     """Raises TimeoutError if the block takes longer than `limit_s` seconds.
 
     The time begins at once, or with a `live` text as soon as the client has written enough of it to be spoken. Then

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from deployments.protocol import SAMPLE_BYTES, FinishReason, ModelInfo, PcmChunk, Reading
-from serve_app.client_audio.formats import Filter
+from serve_app.audio.formats import Filter
 from serve_app.speech.segments import ended_badly
 
 

@@ -10,7 +10,6 @@ from dataclasses import replace
 from deployments.errors import Overloaded
 from deployments.listener import Listener, ReaderWatch
 from deployments.protocol import FinishReason, ModelInfo, PcmChunk, SynthesisRequest
-from serve_app.speech.live_text import without_clicks
 from serve_app.speech.look_ahead import LookAhead, SegmentAudio
 from serve_app.speech.segments import SECOND_ATTEMPT, Segments, Utterance, count_redraw, ended_badly, segment_seed
 from serve_app.speech.synthesizer import Synthesizer
@@ -49,7 +48,7 @@ class UtteranceSynthesizer:
         """
         if (live := utterance.live_text) is not None:
             chunks = self.speak_segments(utterance.synthesis, live, info, may_redraw=utterance.may_redraw)
-            return without_clicks(chunks, info.sample_rate, may_stall=lambda: not live.is_taken_in)
+            return live.smoothed(chunks, info.sample_rate)
         segments = Segments.of(utterance, info.max_segment_chars)
         first = segments.known_segment(0)
         assert first is not None, "a text has a segment"

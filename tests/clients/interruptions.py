@@ -17,10 +17,10 @@ import aiohttp
 import numpy as np
 
 from tests.clients.texts import TEXTS
-from tests.serve_app.dialects.client import Json
-from tests.serve_app.dialects.rows import SOCKETS, SocketRow
-from tests.serve_app.dialects.rows import VOICE as ROWS_VOICE
-from tests.serve_app.dialects.timed import Interrupted, Interrupter
+from tests.serve_app.extensions.client import Json
+from tests.serve_app.extensions.rows import SOCKETS, SocketRow
+from tests.serve_app.extensions.rows import VOICE as ROWS_VOICE
+from tests.serve_app.extensions.timed import Interrupted, Interrupter
 
 VOICE = "nora"
 INTERRUPTIONS = 20

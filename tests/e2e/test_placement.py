@@ -67,7 +67,7 @@ class Ingress:
     """An ingress's synthesizer, as it is where the talker's GPU decodes to the end."""
 
     def __init__(self) -> None:
-        from serve_app.replica_synthesizer import ReplicaSynthesizer
+        from serve_app.speech.replica_synthesizer import ReplicaSynthesizer
         from tests.serve_app.one_model import one_deployed
 
         codec, talker = (serve.get_deployment_handle(name, APP_NAME) for name in ("Codec", "Talker"))

@@ -17,8 +17,8 @@ import pytest
 import torch
 
 from serve_app.config import VoiceSettings
+from serve_app.extensions.voices.library import Voices
 from serve_app.visitor import EVERYBODY, VISITOR
-from serve_app.voices.library import Voices
 from talkray_tools.random_checkpoint import Options, write_checkpoint
 from talkray_tools.released import SHAPES
 from tests.e2e.processes import MARK, marked

@@ -18,10 +18,10 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from deployments.errors import NotReady, ReplicaLost
 from deployments.protocol import Codes, FinishReason, ModelInfo, PcmChunk, Sampling, SynthesisRequest
 from deployments.serving import failover, handles
-from serve_app import replica_synthesizer
 from serve_app.cli.serve.local_server import APP_NAME
-from serve_app.replica_synthesizer import ReplicaSynthesizer
-from serve_app.speech.live_text import LiveText, LiveTexts
+from serve_app.extensions.live.live_text import LiveText, LiveTexts
+from serve_app.speech import replica_synthesizer
+from serve_app.speech.replica_synthesizer import ReplicaSynthesizer
 from serve_app.speech.segments import Utterance
 from serve_app.speech.utterance_synthesizer import UtteranceSynthesizer
 from tests.serve_app.one_model import one_deployed

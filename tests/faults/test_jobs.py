@@ -10,9 +10,9 @@ import urllib.request
 from pathlib import Path
 
 from serve_app.config import AppConfig, JobSettings, VoiceSettings
-from serve_app.jobs.job_store import JobStore
-from serve_app.jobs.stored_job import MadeSegment
-from serve_app.voices.voice_store import VoiceStore
+from serve_app.extensions.jobs.job_store import JobStore
+from serve_app.extensions.jobs.stored_job import MadeSegment
+from serve_app.extensions.voices.voice_store import VoiceStore
 from tests.faults.pools import CODEC, ENGINE, TALKER, Service, config, redeploy, serving, tiny_model
 
 JOBS, PATH = "Jobs", "/v1/audio/jobs"

@@ -24,12 +24,12 @@ import pytest
 
 from serve_app.api.access.keys import create_key
 from serve_app.config import AccessSettings, AppConfig, VoiceSettings
-from serve_app.voices.stored_voice import StoredVoice
-from serve_app.voices.voice_store import VoiceStore
+from serve_app.extensions.voices.stored_voice import StoredVoice
+from serve_app.extensions.voices.voice_store import VoiceStore
 from tests.faults.hosts import Hosts, serving_on_hosts
 from tests.faults.pools import CODEC, ENGINE, TALKER, Service, config, serving, tiny_model
 from tests.faults.test_stored_voices import SEEN_S, held
-from tests.serve_app.voices.speakers import wav
+from tests.serve_app.extensions.voices.speakers import wav
 
 KILLS = int(os.environ.get("TALKRAY_KILLS", "2"))
 # How each kind is found among the processes, and the pool that is whole again before the next kill.

@@ -14,11 +14,11 @@ from ray import serve
 from deployments.serving.handles import ask_all_replicas
 from serve_app.cli.serve.local_server import APP_NAME
 from serve_app.config import AdmissionSettings, ApiSettings, AppConfig, PoolConfig, VoiceSettings
-from serve_app.voices.stored_voice import StoredVoice
-from serve_app.voices.voice_store import VoiceStore
+from serve_app.extensions.voices.stored_voice import StoredVoice
+from serve_app.extensions.voices.voice_store import VoiceStore
 from tests.e2e.test_two_ingresses import http_ports
 from tests.faults.pools import Service, config, serving, tiny_model
-from tests.serve_app.voices.speakers import wav
+from tests.serve_app.extensions.voices.speakers import wav
 from tools.experiments.faults.polite import difference
 
 BODY = {"input": "Hello there.", "response_format": "pcm", "seed": 7, "max_new_tokens": 12, "ignore_eos": True}

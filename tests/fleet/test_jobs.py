@@ -13,8 +13,8 @@ import boto3
 import pytest
 from moto.moto_server.threaded_moto_server import ThreadedMotoServer
 
-from serve_app.jobs.job_store import JobStore
-from serve_app.voices.voice_store import VoiceStore
+from serve_app.extensions.jobs.job_store import JobStore
+from serve_app.extensions.voices.voice_store import VoiceStore
 from tools.experiments.fleet.fleet import CODECS, JOBS, TALKER, TALKERS, Fleet, fleet, scaled_down
 
 PATH, BUCKET = "/v1/audio/jobs", "voices"

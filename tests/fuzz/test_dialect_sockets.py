@@ -15,11 +15,11 @@ from deployments.errors import Overloaded, ReplicaLost
 from deployments.protocol import ModelInfo, PcmChunk, SynthesisRequest
 from serve_app.api.error_replies import translate
 from serve_app.config import ApiSettings
-from serve_app.speech.live_text import LiveTexts
+from serve_app.extensions.live.live_text import LiveTexts
 from tests.fuzz.conftest import BOUND_S, Cases, unstalled
 from tests.fuzz.texts import flood, text
 from tests.serve_app import asgi
-from tests.serve_app.dialects.rows import SOCKETS, SocketRow
+from tests.serve_app.extensions.rows import SOCKETS, SocketRow
 from tests.serve_app.fake import FOLLOWED, followed
 from tests.serve_app.one_model import one_api
 

@@ -15,12 +15,12 @@ from deployments.protocol import ModelInfo, PcmChunk, SynthesisRequest
 from deployments.serving.mailbox import read
 from serve_app.api.error_replies import translate
 from serve_app.config import AdmissionSettings, ApiSettings
-from serve_app.speech.live_text import LiveTexts
+from serve_app.extensions.live.live_text import LiveTexts
 from tests.fuzz.conftest import BOUND_S, Cases, unstalled
 from tests.fuzz.texts import flood, text
 from tests.serve_app import asgi
 from tests.serve_app.asgi import post
-from tests.serve_app.dialects.rows import POSTS, SOCKETS, PostRow, SocketRow
+from tests.serve_app.extensions.rows import POSTS, SOCKETS, PostRow, SocketRow
 from tests.serve_app.fake import CUSTOM_VOICE, utterance
 from tests.serve_app.one_model import one_api
 

@@ -17,8 +17,8 @@ from deployments.protocol import ModelInfo
 from tests.fuzz.conftest import BOUND_S, NUM_CASES, Cases
 from tests.fuzz.recordings import originals
 from tests.fuzz.test_recordings import data_url
+from tests.serve_app.extensions.jobs.desk import Server
 from tests.serve_app.fake import BASE, CUSTOM_VOICE, VOICE_DESIGN, FakeSynthesizer, utterance
-from tests.serve_app.jobs.desk import Server
 
 # Hypothesis writes a failing request down, also one with a recording.
 pytestmark = pytest.mark.filterwarnings("ignore:Generating overly large repr")

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from deployments.errors import InvalidRequest
-from serve_app.client_audio import recordings
-from serve_app.client_audio.recordings import decode_reference
+from serve_app.audio import recordings
+from serve_app.audio.recordings import decode_reference
 from serve_app.config import ApiSettings
 from tests.fuzz.conftest import Cases
 from tests.fuzz.recordings import RATE, mutated, originals

@@ -13,16 +13,16 @@ from hypothesis import strategies as st
 from deployments.errors import InvalidRequest
 from deployments.protocol import SynthesisRequest
 from serve_app.config import ApiSettings
+from serve_app.extensions.text.lexicon import MAX_WORDS, Lexicon, from_pls
+from serve_app.extensions.text.spoken_text import CHARS_AT_ONCE, TextReader, TextRules, read
 from serve_app.speech.segments import Segments, Utterance
-from serve_app.text.lexicon import MAX_WORDS, Lexicon, from_pls
-from serve_app.text.spoken_text import CHARS_AT_ONCE, TextReader, TextRules, read
 from tests.fuzz.conftest import Cases
 from tests.fuzz.texts import FLOODS, REPEATED, text
 from tests.processor_time import times_as_long
 from tests.serve_app.asgi import post
+from tests.serve_app.extensions.text.test_markup import PIECES
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, utterance
 from tests.serve_app.one_model import one_api
-from tests.serve_app.text.test_markup import PIECES
 
 pytestmark = pytest.mark.anyio
 

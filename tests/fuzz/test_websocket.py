@@ -12,9 +12,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from deployments.errors import NotReady, ReplicaLost
 from deployments.protocol import ModelInfo, PcmChunk, SynthesisRequest
-from serve_app.api.sockets import connection as sockets
-from serve_app.api.sockets.session import MAX_AUDIO_BYTES
 from serve_app.config import ApiSettings
+from serve_app.extensions.live import connection as sockets
+from serve_app.extensions.live.session import MAX_AUDIO_BYTES
 from tests.fuzz.conftest import BOUND_S, NUM_CASES
 from tests.serve_app import asgi
 from tests.serve_app.fake import CUSTOM_VOICE, chunk, tone, utterance

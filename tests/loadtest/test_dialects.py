@@ -15,7 +15,7 @@ from loadtest.recording import Recording
 from loadtest.settings import Settings
 from loadtest.traces import Clock, PcmLayout
 from serve_app.config import ApiSettings
-from serve_app.speech.live_text import LiveTexts
+from serve_app.extensions.live.live_text import LiveTexts
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, utterance
 from tests.serve_app.one_model import one_api
 

@@ -22,22 +22,22 @@ from deployments.errors import NotReady
 from deployments.protocol import ModelInfo
 from loadtest.report import Report, write_report
 from loadtest.sweep import Sweep
-from serve_app.api import web_pages
 from serve_app.api.access.keys import create_key
-from serve_app.api.cluster_status import ClusterStatus, Recent
 from serve_app.api.routes import OWN_TAGS, Node
-from serve_app.api.transport.bounded_websocket import BoundedWebSocket
 from serve_app.cli.ray_settings import free_port
 from serve_app.config import AccessSettings, AdmissionSettings, ApiSettings, VoiceSettings
 from serve_app.distribution import version
-from serve_app.speech.live_text import LiveTexts
+from serve_app.extensions.live.bounded_websocket import BoundedWebSocket
+from serve_app.extensions.live.live_text import LiveTexts
+from serve_app.extensions.page import web_pages
+from serve_app.extensions.page.cluster_status import ClusterStatus, Recent
 from serve_app.speech.model_state import ModelState, ModelStatus, ready
 from tests.loadtest.test_report import run
 from tests.loadtest.test_sweep import PLAN, step
 from tests.pages.browsers import IS_READY, seen_in, starting, told
+from tests.serve_app.extensions.voices.speakers import spoken
 from tests.serve_app.fake import BASE, FOLLOWED, FOLLOWED_TEXT, VOICE_DESIGN, FakeSynthesizer, followed, utterance
 from tests.serve_app.one_model import one_api
-from tests.serve_app.voices.speakers import spoken
 
 Json = dict[str, Any]
 PAGES = Path(web_pages.__file__).parent / "pages"

@@ -17,7 +17,7 @@ from tests.e2e.speech import PATH, body
 from tests.faults.pools import CODEC, TALKER, Service, config, tiny_model
 from tests.prometheus.test_scrape import MONITORING, prometheus, query, until
 from tests.scale.conftest import client
-from tests.serve_app.client_audio.test_recordings import data_url, recording
+from tests.serve_app.audio.test_recordings import data_url, recording
 
 pytestmark = pytest.mark.anyio
 

@@ -35,7 +35,7 @@ async def posted(synthesizer: Synthesizer, path: str, **request: Any) -> httpx.R
 
 def one_deployed(codec: Any, talker: Any = None) -> Any:
     """The handles of the only model. `talker`: where its GPU decodes."""
-    from serve_app.replica_synthesizer import Deployed  # which imports Ray
+    from serve_app.speech.replica_synthesizer import Deployed  # which imports Ray
 
     pools = ("Talker", "Codec")
     return Deployed("", "embedded", TalkerConfig(), False, AdmissionSettings(), pools, codec, talker)

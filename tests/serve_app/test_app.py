@@ -18,7 +18,7 @@ from deployments.config import CodecConfig, CodecPlacement, TalkerConfig
 from deployments.errors import StartError
 from deployments.serving import ray_metrics, ray_private
 from serve_app import ingress
-from serve_app.api.records.request_record import RequestRecord
+from serve_app.api.request_record import RequestRecord
 from serve_app.app import LONGEST_STREAM_S, build_app, codec_scaling, health_check_s, options, report_s, talker_scaling
 from serve_app.cli.ray_settings import CLUSTER, TUNED
 from serve_app.config import (
@@ -30,7 +30,7 @@ from serve_app.config import (
     ServedModel,
     TalkerScalingConfig,
 )
-from serve_app.jobs import deployment as jobs
+from serve_app.extensions.jobs import deployment as jobs
 from serve_app.scaling.policies import CodecPolicy, CodecScaling, TalkerPolicy
 
 

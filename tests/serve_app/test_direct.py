@@ -143,9 +143,9 @@ SCRIPT = """
 import os, sys
 from deployments.weights import store
 from huggingface_hub import HfApi
-from serve_app.api.records.tracing import otlp_exporter
+from serve_app.extensions.records.tracing import otlp_exporter
 from serve_app.cli import ray_settings
-from serve_app.voices.voice_store import VoiceStore
+from serve_app.extensions.voices.voice_store import VoiceStore
 os.environ.update(ray_settings._loopback_unproxied())
 try:
     {call}

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from serve_app.client_audio.formats import AudioFormat
+from serve_app.audio.formats import AudioFormat
 from talkray_tools.bench_encoders import FORMATS, main, speech_like, until_first_ms
 
 

@@ -10,7 +10,7 @@ from types import FrameType
 import pytest
 from httpx import ASGITransport, AsyncClient
 
-from serve_app.api.records.request_record import RequestRecord
+from serve_app.api.request_record import RequestRecord
 from serve_app.config import ApiSettings, VoiceSettings
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer
 from tests.serve_app.one_model import one_api

@@ -20,12 +20,12 @@ def test_what_nothing_can_observe_is_no_mutant(old: str, new: str, counts: bool)
 
 
 def test_the_twin_comes_first_and_then_importers_and_the_folder() -> None:
-    (first, first_s), (others, others_s) = mutants.stages("serve_app/jobs/webhooks.py")
-    assert first == ["tests/serve_app/jobs/test_webhooks.py"]
-    assert {"tests/serve_app/jobs", *first} <= set(others)
+    (first, first_s), (others, others_s) = mutants.stages("serve_app/extensions/jobs/webhooks.py")
+    assert first == ["tests/serve_app/extensions/jobs/test_webhooks.py"]
+    assert {"tests/serve_app/extensions/jobs", *first} <= set(others)
     assert first_s > others_s
-    (importers, _), _ = mutants.stages("serve_app/jobs/segment_maker.py")
-    assert importers == ["tests/serve_app/jobs/test_jobs.py"], "it has no twin"
+    (importers, _), _ = mutants.stages("serve_app/extensions/jobs/segment_maker.py")
+    assert importers == ["tests/serve_app/extensions/jobs/test_jobs.py"], "it has no twin"
 
 
 def test_a_test_that_fails_without_the_mutant_kills_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

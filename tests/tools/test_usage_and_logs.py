@@ -10,10 +10,10 @@ from ray.util import state
 from typer.testing import CliRunner, Result
 
 from deployments.errors import InvalidRequest, TalkrayError
-from serve_app.api.records.record_keeper import LINES, RecordKeeper, RequestLines
-from serve_app.api.records.request_record import RequestRecord, Usage
-from serve_app.api.records.usage_counts import UsageBook
-from serve_app.voices.voice_store import VoiceStore
+from serve_app.api.request_record import RequestRecord, Usage
+from serve_app.extensions.records.record_keeper import LINES, RecordKeeper, RequestLines
+from serve_app.extensions.records.usage_counts import UsageBook
+from serve_app.extensions.voices.voice_store import VoiceStore
 from talkray_tools.logs import logs
 from talkray_tools.usage import _first_hour, usage
 

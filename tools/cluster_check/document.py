@@ -10,9 +10,9 @@ from typing import Any
 import jsonschema
 import yaml
 
-from serve_app.api.sockets.connection import IDLE_TIMEOUT_S
 from serve_app.app import LONGEST_STREAM_S
 from serve_app.cli.ray_settings import CLUSTER
+from serve_app.extensions.live.connection import IDLE_TIMEOUT_S
 
 DRAIN_S = float(CLUSTER["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"])
 # What a rule may name instead of a value.

@@ -21,8 +21,8 @@ from deployments.protocol import PcmChunk, SynthesisRequest
 from deployments.talker.engine.engine import Engine
 from deployments.talker.engine.startup import build_engine
 from deployments.weights.store import locate
-from serve_app.speech.word_times import WordTimes
-from serve_app.text.spoken_text import TextRules, read
+from serve_app.extensions.text.spoken_text import TextRules, read
+from serve_app.extensions.word_times.word_times import WordTimes
 from tools.demo_voice.shape import PHONES_PER_FRAME
 from tools.demo_voice.teacher import AHEAD, Teacher
 from tools.demo_voice.texts import lines

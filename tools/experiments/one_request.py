@@ -27,7 +27,7 @@ from deployments.talker.engine.startup import StartClock, load_engine
 from deployments.talker.networks.cpu_networks import CpuNetworks
 from deployments.talker.runner.model_runner import ModelRunner
 from deployments.weights.store import locate
-from serve_app.api.requests.make_request import strict_request
+from serve_app.api.resolve.make_request import strict_request
 from serve_app.api.responses.respond import respond
 from serve_app.api.routes import create_api
 from serve_app.config import AdmissionSettings, ApiSettings

@@ -22,8 +22,8 @@ from deployments.protocol import Codes, FinishReason, PcmChunk, Reading, Synthes
 from deployments.talker.engine.engine import Engine
 from deployments.talker.engine.startup import build_engine
 from deployments.weights.store import locate
-from serve_app.speech.joints import SpokenEnd
 from serve_app.speech.segments import segment_seed
+from serve_app.speech.spoken_end import SpokenEnd
 from talkray_tools.recogniser import Moonshine, Whisper, plain_words, word_errors
 from tools.listening.judge import sounding
 from tools.listening.texts import SENTENCES, texts

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from serve_app.client_audio.formats import AudioFormat, CompressedEncoder, RawEncoder, open_encoder
+from serve_app.audio.formats import AudioFormat, CompressedEncoder, RawEncoder, open_encoder
 from talkray_tools.arguments import CommandParser
 
 Row = dict[str, Any]

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from deployments.embedded_voice.english import spoken_english
 from deployments.weights.store import cache_directory
-from serve_app.client_audio.recordings import decode_file
+from serve_app.audio.recordings import decode_file
 from serve_app.distribution import pip_install
 from serve_app.text.languages import language_code, language_name
 

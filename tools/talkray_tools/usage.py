@@ -10,9 +10,9 @@ from typing import Annotated
 import typer
 
 from deployments.errors import InvalidRequest, TalkrayError
-from serve_app.api.records.usage_counts import LABELS, Used, read_usage
-from serve_app.cli.voice_commands import Store
-from serve_app.voices.voice_store import VoiceStore, default_folder
+from serve_app.extensions.records.usage_counts import LABELS, Used, read_usage
+from serve_app.extensions.voices.voice_commands import Store
+from serve_app.extensions.voices.voice_store import VoiceStore, default_folder
 from talkray_tools.arguments import run_command
 
 _HOURS = {"h": 1, "d": 24, "w": 168}

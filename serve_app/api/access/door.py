@@ -12,7 +12,6 @@ from deployments.errors import Overloaded, TalkrayError
 from deployments.serving import metrics
 from serve_app.api.access.callers import Caller, Meter, Meters
 from serve_app.api.access.keys import KEY_PREFIX, KeyRecord, Keys
-from serve_app.api.bodies.uploads import Upload, Uploads
 from serve_app.api.context import state_of
 from serve_app.api.error_replies import (
     POLICY_VIOLATION,
@@ -23,13 +22,13 @@ from serve_app.api.error_replies import (
     translate,
 )
 from serve_app.api.headers import FORWARDED_FOR_HEADER
-from serve_app.api.web_pages import PATHS
+from serve_app.api.parsing.uploads import Upload, Uploads
 from serve_app.config import ApiSettings
 from serve_app.visitor import EVERYBODY, STRANGER, VISITOR, Visitor
 
 # To be read without a key: probes have none, Open WebUI asks for these two lists without one, and a browser cannot send
 # one with a page.
-EXEMPT = frozenset({"/health", "/ready", "/v1/audio/voices", "/v1/audio/models"}) | PATHS
+EXEMPT = frozenset({"/health", "/ready", "/v1/audio/voices", "/v1/audio/models"})
 
 _READING = ("GET", "HEAD")
 _CHANGING = ("POST", "PUT", "PATCH", "DELETE")
@@ -52,11 +51,18 @@ class Door:
     """
 
     def __init__(
-        self, app: ASGIApp, *, settings: ApiSettings, key_headers: Sequence[str], key_protocols: Sequence[str]
+        self,
+        app: ASGIApp,
+        *,
+        settings: ApiSettings,
+        key_headers: Sequence[str],
+        key_protocols: Sequence[str],
+        public_paths: frozenset[str],
     ) -> None:
         """A key may stand in one of `key_headers` instead of `Authorization`, and of a WebSocket in a subprotocol,
-        alone or behind one of `key_protocols`.
+        alone or behind one of `key_protocols`. GETs of EXEMPT and of `public_paths` need none.
         """
+        self._public = EXEMPT | public_paths
         self._app = app
         self._key_headers, self._key_protocols = key_headers, key_protocols
         self._access, self._admission = settings.access, settings.admission
@@ -103,7 +109,7 @@ class Door:
             return Caller(f"address {client}", meter, visitor=EVERYBODY)
         keys = self._keys
         key = next(self._offered_keys(scope), None)
-        if scope["path"] in EXEMPT and scope.get("method") in _READING and not keys.has(key):
+        if scope["path"] in self._public and scope.get("method") in _READING and not keys.has(key):
             return Caller(f"address {client}", meter, visitor=STRANGER)
         found = keys.find(key)
         state_of(scope).record.key = found.name

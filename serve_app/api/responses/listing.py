@@ -13,7 +13,7 @@ from pydantic_core import to_json
 from starlette.responses import Response
 
 from deployments.errors import InvalidRequest
-from serve_app.api.bodies.client_input import number
+from serve_app.api.parsing.client_input import number
 
 P = ParamSpec("P")
 T = TypeVar("T")

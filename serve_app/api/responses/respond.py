@@ -12,9 +12,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from serve_app.api.context import state_of
-from serve_app.api.records.request_record import Usage
-from serve_app.api.requests.build_utterance import build_utterance
-from serve_app.api.requests.speech_request import SpeechRequest, speech_headers
+from serve_app.api.request_record import Usage
+from serve_app.api.resolve.build_utterance import build_utterance
+from serve_app.api.resolve.speech_request import SpeechRequest, speech_headers
 from serve_app.api.responses.speech_response import (
     AnswerAttempt,
     SpeechResponse,
@@ -26,9 +26,9 @@ from serve_app.api.responses.speech_response import (
 )
 from serve_app.api.responses.whole_audio import ByteQuota
 from serve_app.api.speech_service import SpeechService
-from serve_app.speech.dialogue import DialogueTimes, as_dialogue, one_after_another
+from serve_app.extensions.continuity.dialogue import DialogueTimes, as_dialogue, one_after_another
+from serve_app.extensions.word_times.word_times import WordTimes
 from serve_app.speech.segments import Utterance, count_redraw
-from serve_app.speech.word_times import WordTimes
 
 NO_TAIL = "no finished request of yours in this voice that is kept has this id"
 

@@ -21,12 +21,12 @@ from deployments.errors import TalkrayError
 from deployments.protocol import Marks, PcmChunk
 from serve_app.api.error_replies import ErrorReply, translate
 from serve_app.api.headers import FINISH_HEADER, SEED_HEADER, TOKENS_HEADER
-from serve_app.api.records.request_record import Usage
-from serve_app.api.requests.ignored_fields import Reasons, in_message
+from serve_app.api.request_record import Usage
+from serve_app.api.resolve.ignored_fields import Reasons, in_message
 from serve_app.api.responses.whole_audio import ByteQuota, collected, parts_of
-from serve_app.client_audio.formats import Rendering
+from serve_app.audio.formats import Rendering
+from serve_app.extensions.word_times.word_times import Word, WordTimes, marked
 from serve_app.speech.segments import ended_badly
-from serve_app.speech.word_times import Word, WordTimes, marked
 
 logger = logging.getLogger(__name__)
 

@@ -10,9 +10,9 @@ from deployments.errors import Overloaded, PayloadTooLarge
 from deployments.protocol import ModelInfo
 from deployments.serving import metrics
 from serve_app.api.access.callers import FairShare
-from serve_app.api.requests.speech_body import SpeechBody
-from serve_app.api.requests.speech_request import Delivery
-from serve_app.client_audio.formats import kept_bytes
+from serve_app.api.parsing.speech_body import SpeechBody
+from serve_app.api.resolve.speech_request import Delivery
+from serve_app.audio.formats import kept_bytes
 
 # Bytes of one whole answer, which is kept until its audio is complete: 23 minutes at 24 kHz, 16 bits.
 MAX_WHOLE_BYTES = 64 << 20

@@ -282,3 +282,10 @@ def _await_ready(address: Address, report: Report) -> None:
             if waited_s > (_PATIENCE_S if load > cpus else _IDLE_PATIENCE_S):
                 raise StartError(f"{address.url}/ready did not answer within {waited_s:.0f} s")
             time.sleep(_POLL_S)
+
+
+def curl_command(url: str, *, with_key: bool) -> str:
+    """A command that speaks a sentence."""
+    key = ' -H "Authorization: Bearer $TALKRAY_API_KEY"' if with_key else ""
+    body = '{"model": "qwen3-tts", "input": "Hello from Talkray.", "voice": "alloy", "response_format": "mp3"}'
+    return f"curl {url}/v1/audio/speech -H 'Content-Type: application/json'{key} -d '{body}' -o hello.mp3"

@@ -15,11 +15,10 @@ from deployments.protocol import ALL_FRAMES, FrameChunk, ModelInfo, PcmChunk, Sy
 from deployments.serving.failover import with_failover
 from deployments.serving.replica_streams import TalkerAudio
 from deployments.talker.engine.engine import Engine
-from serve_app.api import speech_service
-from serve_app.api.requests.speech_request import SpeechRequest
+from serve_app.api import openai_speech, speech_service
+from serve_app.api.resolve.speech_request import SpeechRequest
 from serve_app.api.speech_service import SpeechService
 from serve_app.config import ApiSettings, VoiceSettings
-from serve_app.dialects import openai_speech
 from serve_app.speech.segments import Utterance
 from serve_app.speech.speech_models import SpeechModel
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer

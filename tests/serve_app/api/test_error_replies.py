@@ -4,7 +4,7 @@ from starlette.exceptions import HTTPException
 from deployments import errors
 from deployments.errors import EngineError, InvalidRequest, ModelNotFound, NotReady, Overloaded, StartError, TalkerLost
 from serve_app.api.error_replies import translate
-from serve_app.voices.voice_store import NoStore, StoreFailed
+from serve_app.extensions.voices.voice_store import NoStore, StoreFailed
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,12 @@ import pytest
 import uvicorn
 
 from deployments import listener
-from serve_app.api.transport.taken_http import TakenHttp
+from serve_app.api.taken_http import TakenHttp
 from serve_app.config import ApiSettings
-from serve_app.replica_synthesizer import ReplicaSynthesizer
+from serve_app.speech.replica_synthesizer import ReplicaSynthesizer
 from tests.serve_app.fake import CUSTOM_VOICE
 from tests.serve_app.one_model import one_api, one_deployed
-from tests.serve_app.test_replica_synthesizer import Codec
+from tests.serve_app.speech.test_replica_synthesizer import Codec
 
 pytestmark = pytest.mark.anyio
 

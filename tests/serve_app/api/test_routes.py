@@ -24,19 +24,19 @@ from starlette.routing import Route
 from deployments.errors import EngineError, NotReady, Overloaded, TalkerLost
 from deployments.protocol import FinishReason, ModelInfo, PcmChunk, Sampling, SynthesisRequest
 from serve_app.api.access.keys import create_key
-from serve_app.api.bodies import client_input, uploads
 from serve_app.api.catalogue import ALIASES
 from serve_app.api.context import RequestState
-from serve_app.api.records.request_record import RequestRecord
+from serve_app.api.parsing import client_input, uploads
+from serve_app.api.request_record import RequestRecord
 from serve_app.api.routes import Node, _answer_error
-from serve_app.client_audio import recordings
-from serve_app.client_audio.formats import AudioFormat
+from serve_app.audio import recordings
+from serve_app.audio.formats import AudioFormat
 from serve_app.config import AccessSettings, ApiSettings, VoiceSettings
 from serve_app.speech.model_state import ModelState, ModelStatus
 from serve_app.speech.speech_models import always
 from tests.serve_app import asgi, fake
-from tests.serve_app.client_audio.test_formats import decode
-from tests.serve_app.client_audio.test_recordings import data_url, recording
+from tests.serve_app.audio.test_formats import decode
+from tests.serve_app.audio.test_recordings import data_url, recording
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, Step, chunk, pcm_of, utterance
 from tests.serve_app.one_model import client_for, client_of, one_api, posted
 

@@ -8,7 +8,7 @@ from fastapi import FastAPI
 from starlette.types import Message
 
 from deployments.errors import Overloaded, TalkerLost
-from serve_app.api.bodies import client_input
+from serve_app.api.parsing import client_input
 from serve_app.config import ApiSettings
 from tests.serve_app import asgi
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, Step, chunk, tone, utterance

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from deployments.errors import StartError, TalkrayError
 from serve_app.api.access.keys import Keys
 from serve_app.api.error_replies import Unauthorized
-from serve_app.api.records.request_record import Entry
+from serve_app.api.request_record import Entry
 from serve_app.cli import main as module
 from serve_app.cli import ray_settings
 from serve_app.cli.doctor import Finding
@@ -22,6 +22,7 @@ from serve_app.cli.main import ProgressLine, cli, main
 from serve_app.cli.ray_settings import for_a_node, free_port
 from serve_app.cli.serve.local_server import Address
 from serve_app.config import AppConfig, ConfigError, read_config
+from serve_app.extensions import COMMANDS
 
 RUNNER = CliRunner()
 ENTRY = {
@@ -53,6 +54,13 @@ def test_help_lists_the_commands_in_panels() -> None:
     shown = {line.split()[1] for line in lines if line.startswith("│ ") and line[2] != " "}
     assert shown >= {"serve", "say", "book", "voice", "loadtest", "bench", "usage", "key", "env"}
     assert all(find_spec(name) is not None for _, name, _ in module._MODULES.values())
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_help_of_a_group_of_an_extension_is_its_own(name: str) -> None:
+    result = RUNNER.invoke(cli, [name, "--help"], env={"COLUMNS": "80"})
+    assert COMMANDS[name][0] in result.output
+    assert f"Usage: root {name}" in result.output or f"{name} [OPTIONS] COMMAND" in result.output
 
 
 def test_env_prints_the_tuned_settings() -> None:

@@ -1,9 +1,6 @@
-from collections.abc import AsyncIterator
-
 import pytest
 
 from serve_app.speech import room, speech_models
-from serve_app.speech.live_text import LiveTexts
 from tests.clock import Clock
 
 
@@ -13,10 +10,3 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     for module in (speech_models, room):
         monkeypatch.setattr(module, "time", clock)
     return clock
-
-
-@pytest.fixture
-async def texts() -> AsyncIterator[LiveTexts]:
-    texts = LiveTexts()
-    yield texts
-    await texts.aclose()

@@ -13,8 +13,8 @@ from deployments.serving import metrics
 from deployments.serving.reports import Start
 from serve_app.api.routes import Node, create_api
 from serve_app.config import AdmissionSettings, ApiSettings
+from serve_app.extensions.voices.library import Voices
 from serve_app.speech.model_state import ModelState, ModelStatus
-from serve_app.voices.library import Voices
 from tests.serve_app.fake import BASE, CUSTOM_VOICE, VOICE_DESIGN, FakeSynthesizer, utterance
 from tests.serve_app.one_model import refusal
 

@@ -12,10 +12,10 @@ from deployments import listener
 from deployments.errors import NotReady, Overloaded
 from deployments.protocol import FinishReason, PcmChunk, Reference, SynthesisRequest
 from serve_app.config import AdmissionSettings
-from serve_app.speech.live_text import LiveTexts
+from serve_app.extensions.live.live_text import LiveTexts
 from serve_app.speech.segments import Utterance
 from serve_app.speech.speech_models import SpeechModel
-from serve_app.text.spoken_text import Stretch
+from serve_app.text.spoken import Stretch
 from tests.clock import Clock
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, chunk, pcm_of, utterance
 

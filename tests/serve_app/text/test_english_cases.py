@@ -11,8 +11,8 @@ import yaml
 from httpx import ASGITransport, AsyncClient
 
 from serve_app.config import ApiSettings
-from serve_app.text.normalisation import LiveNormaliser
-from serve_app.text.spoken_text import TextReader, TextRules, read
+from serve_app.extensions.text.normalisation import LiveNormaliser
+from serve_app.extensions.text.spoken_text import TextReader, TextRules, read
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, utterance
 from tests.serve_app.one_model import one_api
 

@@ -11,7 +11,7 @@ from deployments.protocol import ModelInfo
 from deployments.weights.description import describe
 from talkray_tools.book.text import Book, plain_book
 from talkray_tools.random_checkpoint import SHAPES, Options, write_checkpoint
-from tests.serve_app.jobs.desk import Server, Speaker
+from tests.serve_app.extensions.jobs.desk import Server, Speaker
 
 CHINESE = [f"这是书里的第{number}句话，写得不长也不短，读起来很顺口{mark}" for number, mark in enumerate("。！？" * 14)]
 MIXED = [

@@ -13,7 +13,7 @@ from urllib.parse import parse_qsl
 import aiohttp
 
 from tests.e2e.raw import SPEECH
-from tests.serve_app.dialects.rows import POSTS, REST, SOCKETS
+from tests.serve_app.extensions.rows import POSTS, REST, SOCKETS
 from tools.experiments.faults import floods, hoards, long_jobs
 from tools.experiments.faults.intruder import (
     CONTEXTS,

@@ -12,8 +12,8 @@ from rich.console import Console
 
 from deployments.errors import InvalidRequest, TalkrayError
 from serve_app.cli.say import RefusedError, first_voice, running_server
-from serve_app.cli.voice_commands import read_file
-from serve_app.client_audio.reference_doctor import reading_time_s
+from serve_app.extensions.voices.reference_doctor import reading_time_s
+from serve_app.extensions.voices.voice_commands import read_file
 from talkray_tools.arguments import run_command
 from talkray_tools.book.assembly import (
     Sound,
@@ -249,7 +249,7 @@ def _lexicon(file: Path | None) -> dict[str, str] | None:
         return None
     content = read_file(file)
     if content.lstrip().startswith(b"<"):
-        from serve_app.text.lexicon import from_pls
+        from serve_app.extensions.text.lexicon import from_pls
 
         return from_pls(content, str(file))
     try:

@@ -23,8 +23,8 @@ from av.video.stream import VideoStream
 from numpy.typing import NDArray
 
 from deployments.errors import InvalidRequest
+from serve_app.audio.file_headers import DISCLOSURE
 from serve_app.cli.say import RefusedError
-from serve_app.client_audio.file_headers import DISCLOSURE
 
 if TYPE_CHECKING:  # it is known to type checkers only
     from av.container.core import Chapter as WrittenChapter

@@ -12,7 +12,7 @@ import numpy as np
 import soundfile
 
 from deployments.errors import InvalidRequest
-from serve_app.client_audio.formats import Filter
+from serve_app.audio.formats import Filter
 from serve_app.text.splitting import sentence_ends
 from talkray_tools.book.assembly import Sound
 from talkray_tools.book.text import Book, Chapter, Cue, Paragraph, finished, paragraphs_of, unwrapped

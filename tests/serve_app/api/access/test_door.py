@@ -19,13 +19,13 @@ from deployments.serving import metrics
 from serve_app.api.access import door
 from serve_app.api.access.callers import Caller
 from serve_app.api.access.keys import create_key, revoke_keys
-from serve_app.api.cluster_status import ClusterStatus, Recent
 from serve_app.api.error_replies import close_reason
 from serve_app.api.routes import Node
-from serve_app.api.web_pages import PATHS
 from serve_app.config import AccessSettings, AdmissionSettings, ApiSettings, VoiceSettings
+from serve_app.extensions.page.cluster_status import ClusterStatus, Recent
+from serve_app.extensions.page.web_pages import PATHS
 from tests.serve_app import asgi
-from tests.serve_app.dialects.test_native import SPEAK, Socket, code_of
+from tests.serve_app.extensions.native.test_native import SPEAK, Socket, code_of
 from tests.serve_app.fake import FakeSynthesizer, utterance
 from tests.serve_app.one_model import client_of, one_api
 
@@ -87,7 +87,7 @@ async def test_a_key_in_the_query_of_a_request_is_none(file: Path, key: str) -> 
     assert (await ask(surface(keys_file=file), path=f"{SPEECH}?api_key={key}")).status_code == 401
 
 
-@pytest.mark.parametrize("path", sorted(door.EXEMPT))
+@pytest.mark.parametrize("path", sorted(door.EXEMPT | PATHS))
 async def test_only_who_reads_probes_and_lists_needs_no_key(file: Path, key: str, path: str) -> None:
     api = surface(keys_file=file)
     assert (await ask(api, "GET", path, accept="text/html")).status_code == 200

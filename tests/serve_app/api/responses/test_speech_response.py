@@ -6,11 +6,11 @@ import pytest
 from starlette.types import Message
 
 from deployments.protocol import PcmChunk, SynthesisRequest, with_mark
-from serve_app.api.records.request_record import start_marks
-from serve_app.api.requests.speech_body import SpeechBody
-from serve_app.api.requests.speech_request import negotiate
+from serve_app.api.parsing.speech_body import SpeechBody
+from serve_app.api.request_record import start_marks
+from serve_app.api.resolve.speech_request import negotiate
 from serve_app.api.responses.speech_response import SpeechResponse, Usage, audio_body, server_timing
-from serve_app.client_audio.formats import AudioForm, AudioFormat, Rendering
+from serve_app.audio.formats import AudioForm, AudioFormat, Rendering
 from serve_app.speech.segments import Utterance
 from tests.serve_app.fake import FakeSynthesizer
 

@@ -1,0 +1,16 @@
+"""The refusal of a WebSocket before it is open."""
+
+from starlette.websockets import WebSocket
+
+from serve_app.api.context import state_of
+from serve_app.api.error_replies import translate
+
+
+async def refuse_handshake(socket: WebSocket, error: Exception, *, reason_header: str | None = None) -> None:
+    """Answers the handshake of a WebSocket with a status; `reason_header` says why, for clients that show a header."""
+    reply = translate(error)
+    state_of(socket).record.error = reply.code
+    response = reply.response()
+    if reason_header is not None:
+        response.headers[reason_header] = reply.message.encode("ascii", "replace").decode().replace("\n", " ")
+    await socket.send_denial_response(response)

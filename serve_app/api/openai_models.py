@@ -1,0 +1,110 @@
+"""Lists of models and voices: OpenAI's, and the forms of them that clients of other servers read at the same paths."""
+
+from dataclasses import fields
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from deployments.protocol import ModelInfo, ModelKind
+from serve_app.api.catalogue import Voice, all_voices, means, not_loaded, page_of_voices, unpinned
+from serve_app.api.parsing.client_input import switch
+from serve_app.api.responses.listing import Paging, json_apart
+from serve_app.api.speech_service import SpeechService
+from serve_app.config import CLONE_ALIAS
+from serve_app.extension import Charge, Dialect, Route
+from serve_app.speech.model_state import ModelState
+
+Json = dict[str, object]
+
+_VOICE_FIELDS = [field.name for field in fields(Voice)]
+
+
+async def list_models(service: SpeechService, request: Request) -> Json | list[Json]:
+    """OpenAI's list: the models, then the names that mean the default. ElevenLabs' clients read another."""
+    if "xi-api-key" in request.headers:
+        known = await service.models.infos()
+        return [{"model_id": info.name, "name": info.name, "can_do_text_to_speech": True} for info in known]
+    return {"object": "list", "data": list((await _entries(service)).values())}
+
+
+async def show_model(service: SpeechService, model_id: str) -> Json:
+    """One model; checkpoint names have slashes."""
+    known = await service.models.infos()
+    names = await _entries(service)
+    if model_id in names:
+        return names[model_id]
+    meant = next((info for info in known if means(model_id, info)), None)
+    if meant is None and (undated := unpinned(model_id)) in service.settings.model_aliases:
+        return {**names[undated], "id": model_id}
+    if meant is None and undated == CLONE_ALIAS:
+        meant = next((info for info in known if info.kind is ModelKind.BASE), None)
+    if meant is None:
+        raise not_loaded(model_id, known, service.settings)
+    return {**names[meant.name], "id": model_id}
+
+
+async def list_audio_models(service: SpeechService) -> Json:
+    """Open WebUI's list."""
+    return {"models": [{"id": name, "name": name} for name in await _entries(service)]}
+
+
+async def list_voices(service: SpeechService, limit: str = "", after: str = "", legacy: str = "") -> Response:
+    """One answer for every client: some read `voices`, some `data`, some the languages; some ask for bare names."""
+    bare = switch({"legacy": legacy}, "legacy")
+    loaded = await service.models.infos()
+    voices = await all_voices(loaded, service.voices)
+    page, more = page_of_voices(voices, Paging(limit, after), service.settings.voices)
+
+    def listed() -> Json:
+        known = list(map(_entry_of, page))
+        if bare:
+            return {"voices": [voice["name"] for voice in known], "has_more": more is not None}
+        return {
+            "object": "list",
+            "voices": known,
+            "data": known,
+            "uploaded_voices": [voice for voice in known if voice["type"] == "stored"],
+            "languages": ["auto", *dict.fromkeys(language for info in loaded for language in info.languages)],
+            "has_more": more is not None,
+        }
+
+    return await json_apart(listed)
+
+
+def _entry_of(voice: Voice) -> Json:
+    """Clients send back the id or the name: of a model's own voice both are its id."""
+    fields_of_voice: Json = {name: getattr(voice, name) for name in _VOICE_FIELDS}
+    return fields_of_voice if voice.type == "stored" else {**fields_of_voice, "name": voice.id}
+
+
+async def _entries(service: SpeechService) -> dict[str, Json]:
+    """Each name, its model's own ones first, then those that mean the default."""
+    known = await service.models.infos()
+    states = service.models.states()
+    own = {info.name: _model(info.name, info, states[info.route]) for info in known}
+    # Files that are elsewhere, and no talker yet that could tell.
+    own |= {name: _entry(name, name, state) for name, state in states.items() if name and name not in own}
+    aliases = service.settings.model_aliases
+    return own | {alias: _model(alias, known[0], states[known[0].route]) for alias in aliases}
+
+
+def _model(name: str, info: ModelInfo, state: ModelState) -> Json:
+    """`root` says which checkpoint an alias means, as in vLLM."""
+    described = {"kind": info.kind, "sample_rate": info.sample_rate, "languages": info.languages}
+    return {**_entry(name, info.checkpoint or info.name, state), **described}
+
+
+def _entry(name: str, root: str, state: ModelState) -> Json:
+    return {"id": name, "object": "model", "created": 0, "owned_by": "talkray", "root": root, **state.as_json()}
+
+
+DIALECT = Dialect(
+    "OpenAI",
+    routes=(
+        Route("GET /v1/models", list_models, "List models", charge=Charge.NOTHING),
+        Route("GET /v1/models/{model_id:path}", show_model, "Show a model"),
+        Route("GET /v1/audio/models", list_audio_models, "List models (Open WebUI)"),
+        Route("GET /v1/audio/voices", list_voices, "List voices", charge=Charge.NOTHING),
+    ),
+    heading="Models and voices",
+)

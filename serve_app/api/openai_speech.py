@@ -1,0 +1,91 @@
+"""OpenAI's `POST /v1/audio/speech`, also Azure's, and with the fields of servers that follow it."""
+
+from collections.abc import Mapping
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from serve_app.api.parsing.speech_body import SpeechBody
+from serve_app.api.resolve.make_request import strict_request
+from serve_app.api.resolve.speech_request import CONTENT_TYPES, EVENT_STREAM
+from serve_app.api.responses.respond import respond
+from serve_app.api.speech_service import SpeechService
+from serve_app.extension import Dialect, JsonRoute, Route, Sample
+
+
+async def speak(service: SpeechService, request: Request, fields: Mapping[str, object]) -> Response:
+    """Speaks `input`, streaming unless `stream` is false."""
+    return await respond(service, request, await strict_request(service.offer, fields, accept=_accept(request)))
+
+
+async def speak_deployment(service: SpeechService, request: Request, deployment: str) -> Response:
+    """The same for Azure's clients, whose deployments have names of their own."""
+    fields = await service.read_fields(request)
+    reasons = {"model": "a deployment of any name is the loaded model"} if "model" in fields else {}
+    speech = await strict_request(
+        service.offer, fields, accept=_accept(request), overrides={"model": None}, reasons=reasons
+    )
+    return await respond(service, request, speech)
+
+
+def _accept(request: Request) -> str:
+    return ", ".join(request.headers.getlist("accept"))
+
+
+# The page at `/docs` sends the example as it is; all fields at once would be refused.
+_EXAMPLE = {"model": "qwen3-tts", "input": "Hello from Talkray.", "voice": "alloy", "response_format": "mp3"}
+_ERROR = {"message": "what was wrong", "type": "invalid_request_error", "param": "input", "code": "invalid_value"}
+SPEECH_DOCS = {
+    "operationId": "speech_v1_audio_speech_post",  # names of methods in generated clients
+    "requestBody": {
+        "required": True,
+        "content": {"application/json": {"schema": SpeechBody.model_json_schema(), "example": _EXAMPLE}},
+    },
+    "responses": {
+        "200": {
+            "description": "Audio in the format that was asked for, or events that carry it.",
+            "content": {
+                **{kind: {"schema": {"type": "string", "format": "binary"}} for kind in CONTENT_TYPES.values()},
+                EVENT_STREAM: {"schema": {"type": "string"}},
+            },
+        },
+        "default": {
+            "description": "OpenAI's envelope; 429 and 503 say when to come again.",
+            "content": {"application/json": {"example": {"error": _ERROR}}},
+        },
+    },
+}
+_SAMPLE = Sample(
+    "/v1/audio/speech",
+    body={"model": "tts-1", "input": "$text", "voice": "$voice", "response_format": "pcm"},
+    clients=(
+        'openai (Python):  OpenAI(base_url="$url/v1", api_key=KEY)',
+        'openai (JS):      new OpenAI({ baseURL: "$url/v1", apiKey: KEY })',
+        'Vercel AI SDK:    createOpenAI({ baseURL: "$url/v1", apiKey: KEY }).speech("tts-1")',
+        'LiveKit:          openai.TTS(base_url="$url/v1", api_key=KEY, voice="$voice")',
+        'Pipecat:          OpenAITTSService(base_url="$url/v1", api_key=KEY)',
+        'openai (Azure):   AzureOpenAI(azure_endpoint="$url", api_version="2025-04-01-preview", api_key=KEY)',
+        'Mistral (JS):     new Mistral({ serverURL: "$url", apiKey: KEY }).audio.speech',
+        (
+            "Open WebUI:       AUDIO_TTS_ENGINE=openai AUDIO_TTS_OPENAI_API_BASE_URL=$url/v1 "
+            "AUDIO_TTS_OPENAI_API_KEY=KEY AUDIO_TTS_MODEL=tts-1 AUDIO_TTS_VOICE=$voice"
+        ),
+        "SillyTavern:      TTS, OpenAI Compatible: Provider Endpoint $url/v1/audio/speech, voice $voice",
+        (
+            "LibreChat:        librechat.yaml, speech: { tts: { openai: { url: '$url/v1/audio/speech', "
+            "apiKey: 'KEY', model: 'tts-1', voices: ['$voice'] } } }"
+        ),
+        "Home Assistant:   OpenAI TTS (HACS): URL $url/v1/audio/speech, model tts-1, voice $voice",
+        "Home Assistant:   talkray wyoming $url, then Wyoming Protocol with its host and port 10200",
+    ),
+)
+DIALECT = Dialect(
+    "OpenAI",
+    routes=(
+        JsonRoute("POST /v1/audio/speech", speak, "Speak a text", docs=SPEECH_DOCS),
+        JsonRoute("POST /openai/v1/audio/speech", speak),
+        Route("POST /openai/deployments/{deployment}/audio/speech", speak_deployment, "Speak a text (Azure)"),
+    ),
+    heading="Speech",
+    sample=_SAMPLE,
+)

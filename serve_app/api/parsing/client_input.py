@@ -1,0 +1,256 @@
+"""What clients send: the body of an HTTP request, JSON, and the numbers, texts and formats in it."""
+
+import asyncio
+import json
+import re
+import zlib
+from collections.abc import AsyncGenerator, Mapping
+
+from pydantic_core import from_json
+from starlette.requests import Request
+
+from deployments.errors import InvalidRequest, PayloadTooLarge
+from serve_app.api.context import state_of
+from serve_app.api.error_replies import BodyTooSlow, UnsupportedMedia
+from serve_app.audio.formats import AudioFormat
+from serve_app.text.characters import without_halves
+
+MAX_BODY_BYTES = 16 << 20  # of an HTTP request, and of a WebSocket message with reference audio
+_LONGEST_KEY = 255  # of an Idempotency-Key
+BODY_TIMEOUT_S = 30.0  # for a whole body to arrive
+_MOST_VALUES = 1 << 15  # of one JSON text: checking this number takes the event loop 50 ms
+_ABOVE_ALL_NUMBERS = 2**64  # a seed has 64 bits
+_NUMBER = re.compile(r"[+-]?(?:[0-9]{1,20}(?:\.[0-9]{0,20})?|\.[0-9]{1,20})(?:[eE][+-]?[0-9]{1,2})?")
+_SEARCHED = 1 << 20  # bytes that are searched for a number with too many digits
+_MANY_DIGITS = re.compile(r"[0-9]{4000,}")
+_HALF = re.compile(r"\\u[dD][89a-fA-F]|[\ud800-\udfff]")
+_ENCODINGS = ("identity", "gzip", "x-gzip", "deflate")
+_STEP = 128 << 10  # bytes that are inflated at once
+_TOO_LARGE = f"The body is larger than {MAX_BODY_BYTES} bytes."
+_FORMS = ("application/x-www-form-urlencoded", "multipart/form-data")
+_UNPLAIN = re.compile(r"[^A-Za-z0-9_.:-]")
+HALF_REPLACED = "half a surrogate pair, replaced by U+FFFD"
+_MOST_REPAIRED = 8  # fields that a header names
+_SWITCHES = {"true": True, "1": True, "false": False, "0": False}
+_CUT_FIELDS = ("text", "transcript")  # the next message continues their text
+
+
+def idempotency_key(request: Request) -> str | None:
+    """Raises InvalidRequest."""
+    key = request.headers.get("idempotency-key")
+    if key is not None and not 0 < len(key) <= _LONGEST_KEY:
+        raise InvalidRequest(f"Idempotency-Key has 1 to {_LONGEST_KEY} characters.", "Idempotency-Key")
+    return key
+
+
+async def read_body(request: Request) -> bytes:
+    """The body without its Content-Encoding, given up as soon as it is too large or too slow, whatever its
+    Content-Length says.
+    """
+    body = bytearray()
+    upload = state_of(request).upload
+    try:
+        async with upload.arriving(BODY_TIMEOUT_S):
+            async for part in _unpacked(request):
+                body += part
+                if len(body) > MAX_BODY_BYTES:
+                    raise PayloadTooLarge(_TOO_LARGE)
+                await upload.grow(len(body))
+    except TimeoutError:
+        if upload.is_stalled:
+            raise BodyTooSlow("The body stalled while others waited to send theirs: send it again.") from None
+        raise BodyTooSlow(f"The body did not arrive within {BODY_TIMEOUT_S:g} seconds.") from None
+    return bytes(body)
+
+
+async def _unpacked(request: Request) -> AsyncGenerator[bytes, None]:
+    """The body in parts, each of at most _STEP bytes if it was compressed. Raises UnsupportedMedia, InvalidRequest."""
+    encoding = request.headers.get("content-encoding", "").strip().lower() or "identity"
+    if encoding not in _ENCODINGS:
+        reason = "is not supported. Send JSON without compression, or with gzip or deflate"
+        raise UnsupportedMedia(f"Content-Encoding: {encoding[:40]!r} {reason}.")
+    inflating, num_sent = None, 0
+    try:
+        async for part in request.stream():
+            num_sent += len(part)
+            if num_sent > MAX_BODY_BYTES:
+                raise PayloadTooLarge(_TOO_LARGE)
+            if encoding == "identity" or not part:
+                yield part
+                continue
+            # Some clients send deflate without the header of zlib, whose first byte ends in 8.
+            bits = 31 if encoding.endswith("gzip") else 15 if part[0] & 15 == 8 else -15
+            inflating = inflating or zlib.decompressobj(bits)
+            while piece := inflating.decompress(part, _STEP):
+                part = inflating.unconsumed_tail
+                yield piece
+                await asyncio.sleep(0)  # other requests are answered meanwhile
+    except zlib.error:
+        inflating = zlib.decompressobj()
+    if inflating is not None and (not inflating.eof or inflating.unused_data):
+        raise InvalidRequest(f"Content-Encoding: the body is not valid {encoding}.", "Content-Encoding")
+
+
+async def read_object(request: Request) -> dict[str, object]:
+    """The JSON object that is the body. Raises InvalidRequest, UnsupportedMedia."""
+    return object_of(request, await read_body(request))
+
+
+def object_of(request: Request, content: bytes, *, most_values: int = _MOST_VALUES) -> dict[str, object]:
+    """The JSON object that is `content`, the body of `request`. Raises InvalidRequest, UnsupportedMedia."""
+    repaired: list[str] = []
+    try:
+        fields = parse_object(content, most_values=most_values, repaired=repaired)
+    except InvalidRequest as error:
+        check_form(request, error)
+        raise
+    names = [_UNPLAIN.sub("?", name[:40]) for name in repaired[:_MOST_REPAIRED]]
+    state_of(request).repaired = "; ".join(f"{name} ({HALF_REPLACED})" for name in names)
+    return fields
+
+
+def check_form(request: Request, error: InvalidRequest) -> None:
+    """Raise UnsupportedMedia if `error` is that a body is not JSON, and it is a form."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if error.code == "invalid_json" and kind in _FORMS:
+        raise UnsupportedMedia(f"The body is a form ({kind}). Send JSON: Content-Type: application/json.") from None
+
+
+def text_of(fields: Mapping[str, object], name: str = "text") -> str:
+    """The text of a message or a body. Raises InvalidRequest."""
+    text = fields.get(name)
+    if not isinstance(text, str):
+        raise InvalidRequest(f"{name} is required, as a string.", name, "missing_required_parameter")
+    return text
+
+
+def format_named(param: str, value: str, choices: Mapping[str, AudioFormat]) -> AudioFormat:
+    """The format that a dialect names `value`. Raises InvalidRequest with the valid names."""
+    if (known := value.strip().lower()) not in choices:
+        raise InvalidRequest(f"{param}: {value[:40]!r} is none of {', '.join(choices)}.", param)
+    return choices[known]
+
+
+def switch(fields: Mapping[str, object], name: str) -> bool:
+    """A boolean, which may come as text or as 0 or 1; False where it is absent. Raises InvalidRequest."""
+    value = fields.get(name) or False
+    if (known := _SWITCHES.get(str(value).strip().lower())) is None:
+        raise InvalidRequest(f"{name}: {str(value)[:40]!r} is neither true nor false.", name)
+    return known
+
+
+def parse_object(
+    raw: bytes | str, *, most_values: int = _MOST_VALUES, repaired: list[str] | None = None
+) -> dict[str, object]:
+    """A JSON object without its null fields. Raises InvalidRequest; its message names the field of a bad number.
+
+    `raw` is the bytes of a body, in UTF-8 or UTF-16 and with or without a byte order mark, or the text of a message.
+    Either may have halves of surrogate pairs: see `_repaired_json`. `repaired` gets the names of fields that had some.
+    """
+    commas = raw.count(b",") if isinstance(raw, bytes) else raw.count(",")
+    if commas >= most_values:
+        raise InvalidRequest(f"The JSON has more than {most_values} values.", None, "invalid_json")
+    try:
+        if isinstance(raw, bytes) and (encoding := json.detect_encoding(raw)) != "utf-8":
+            raw = raw.decode(encoding, "surrogatepass").encode("utf-8", "surrogatepass")
+        value = from_json(raw if isinstance(raw, bytes) else raw.removeprefix("\ufeff"))
+    except ValueError as error:
+        value = _repaired_json(raw, repaired if repaired is not None else [])
+        if value is None:
+            _check_digits(raw)
+            raise InvalidRequest(f"Not valid JSON: {error}.", None, "invalid_json") from error
+    if not isinstance(value, dict):
+        raise InvalidRequest("The body must be a JSON object.", None, "invalid_json")
+    _check_numbers(value)
+    return {key: item for key, item in value.items() if item is not None}
+
+
+def number(param: str, value: object) -> int | float | None:
+    """A number from JSON, or from the text of a query; None for None and "". Raises InvalidRequest."""
+    if value is None or value == "":
+        return None
+    parsed = plain_number(value) if isinstance(value, str) else value
+    if isinstance(parsed, bool) or not isinstance(parsed, int | float) or not _fits_a_field(parsed):
+        raise _no_number(param, value)
+    return parsed
+
+
+def plain_number(value: str) -> int | float | str:
+    """The number that a text is; the text itself where that is not certain."""
+    if not _NUMBER.fullmatch(text := value.strip()):
+        return value
+    return int(text) if text.isdigit() else float(text)
+
+
+def _fits_a_field(value: float) -> bool:
+    """False for NaN, infinity and integers above 64 bits, which no field takes."""
+    return -_ABOVE_ALL_NUMBERS < value < _ABOVE_ALL_NUMBERS
+
+
+def _no_number(param: str, value: object, *, within: str = "") -> InvalidRequest:
+    shown = value if isinstance(value, str) else repr(value) if isinstance(value, float) else type(value).__name__
+    path = param if within in ("", param) else f"{within[:80]}.{param}"
+    return InvalidRequest(f"{path}: {shown[:40]!r} is no number that any field takes.", param)
+
+
+def _check_numbers(fields: Mapping[str, object]) -> None:
+    """Raises InvalidRequest for a number at any depth that no field takes. The message names its field."""
+    waiting: list[tuple[str, str, object]] = [(name, name, value) for name, value in fields.items()]
+    while waiting:
+        top, name, value = waiting.pop()
+        if isinstance(value, dict):
+            waiting += [(top, key, item) for key, item in value.items()]
+        elif isinstance(value, list):
+            waiting += [(top, name, item) for item in value]
+        elif isinstance(value, int | float) and not _fits_a_field(value):
+            raise _no_number(name[:80], value, within=top)
+
+
+def _check_digits(raw: bytes | str) -> None:
+    """Raises InvalidRequest if the parser failed on a number of too many digits. The message names its field."""
+    text = raw[:_SEARCHED].decode("utf-8", "replace") if isinstance(raw, bytes) else raw
+    if _MANY_DIGITS.search(text):
+        try:
+            value = from_json(_MANY_DIGITS.sub("1e999", text))
+        except ValueError:
+            return
+        if isinstance(value, dict):
+            _check_numbers(value)
+
+
+def _repaired_json(raw: bytes | str, repaired: list[str]) -> object:
+    """The object of a body or a message with halves of surrogate pairs; None if it is not JSON for another reason.
+
+    JavaScript writes a half where it cuts a text. In a message, fields of `_CUT_FIELDS` keep a half at their start and
+    end, because the neighbouring message has the other half. All other halves become U+FFFD.
+    """
+    cut_fields = () if isinstance(raw, bytes) else _CUT_FIELDS
+    try:
+        text = raw.decode("utf-8", "surrogatepass") if isinstance(raw, bytes) else raw
+        value = json.loads(text) if _HALF.search(text) else None
+        if not isinstance(value, dict):
+            return None
+        cut = {name: _repaired_inside(value.pop(name)) for name in cut_fields if isinstance(value.get(name), str)}
+        rest = {name: _repaired(item) for name, item in value.items()}
+    except (ValueError, RecursionError):
+        return None
+    repaired += [name for name, item in value.items() if rest[name] != item or name != without_halves(name)]
+    return {without_halves(name): item for name, item in rest.items()} | cut
+
+
+def _repaired(value: object) -> object:
+    match value:
+        case str():
+            return without_halves(value)
+        case list():
+            return [_repaired(item) for item in value]
+        case dict():
+            return {without_halves(name): _repaired(item) for name, item in value.items()}
+    return value
+
+
+def _repaired_inside(text: str) -> str:
+    """`text` repaired, except for a second half at its start and a first half at its end."""
+    start = int("\udc00" <= text[:1] <= "\udfff")
+    end = max(start, len(text) - ("\ud800" <= text[-1:] <= "\udbff"))
+    return text[:start] + without_halves(text[start:end]) + text[end:]

@@ -1,0 +1,185 @@
+"""The body of a speech request: our own fields, other servers' spellings of them, the checks that need no model."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Annotated, Any, Literal, TypeVar, get_args
+
+from pydantic import (
+    AliasChoices,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    WithJsonSchema,
+    create_model,
+)
+
+from deployments.errors import InvalidRequest
+from deployments.protocol import Sampling
+from serve_app.api.parsing.client_input import plain_number, switch
+from serve_app.api.parsing.field_names import Names
+from serve_app.audio.formats import AudioFormat, OutputRate
+from serve_app.audio.recordings import Preparation
+from serve_app.config import LEAST_SEGMENT_CHARS, ApiSettings, Markup
+from serve_app.text.characters import without_halves
+from serve_app.text.languages import language_name
+
+Model = TypeVar("Model", bound=BaseModel)
+
+# tts-1-hd-zh: servers of Qwen3-TTS name the language with the model.
+_WITH_LANGUAGE = re.compile(r"(tts-1(?:-hd)?)-([a-z]{2})")
+_KOKORO_LANGUAGES = {"a": "en-US", "b": "en-GB", "e": "es", "f": "fr", "i": "it", "j": "ja", "p": "pt-BR", "z": "zh"}
+
+
+def _voice_name(value: object) -> object:
+    """OpenAI sends a voice as its name or as {"id": name}; an empty one is none."""
+    name = value.get("id", value) if isinstance(value, dict) else value
+    return name.strip() or None if isinstance(name, str) else name
+
+
+def _joined_halves(value: object) -> object:
+    return without_halves(value) if isinstance(value, str) else value
+
+
+def _with_sampling(body: type[Model]) -> type[Model]:
+    """`body` with a field for each option of `Sampling`, in its bounds."""
+    options: dict[str, Any] = {
+        option.name: (Annotated[get_args(option.type)[0], Field(**option.metadata["bounds"])] | None, None)
+        for option in fields(Sampling)
+    }
+    return create_model(body.__name__, __base__=body, __module__=__name__, __doc__=body.__doc__, **options)
+
+
+@_with_sampling
+class SpeechBody(BaseModel):
+    """Body of `POST /v1/audio/speech`. Unknown keys are ignored, and the answer says so; a null is an absent field."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True, allow_inf_nan=False, loc_by_alias=False)
+
+    input: Annotated[
+        str,
+        BeforeValidator(_joined_halves, json_schema_input_type=str),
+        Field(validation_alias=AliasChoices("input", "text")),
+    ]
+    model: str | None = None
+    voice: Annotated[
+        str | None,
+        BeforeValidator(_voice_name, json_schema_input_type=str | dict[str, str] | None),
+        Field(validation_alias=AliasChoices("voice", "speaker")),
+    ] = None
+    instructions: Annotated[str | None, Field(validation_alias=AliasChoices("instructions", "instruct"))] = None
+    response_format: Annotated[
+        AudioFormat | None, Field(strict=False), WithJsonSchema({"type": "string", "enum": list(AudioFormat)})
+    ] = None
+    stream_format: Literal["audio", "sse"] | None = None
+    sample_rate: OutputRate | None = None  # None: the model's
+    stream: bool = True
+    speed: Annotated[float, Field(ge=0.25, le=4)] = 1.0
+
+    language: str = "auto"  # a name or an ISO code; "detect": of each segment
+    any_language: bool = False  # also one that the loaded voice has not learnt
+    ref_audio: Annotated[str | None, Field(validation_alias=AliasChoices("ref_audio", "reference_audio"))] = None
+    ref_text: Annotated[str | None, Field(validation_alias=AliasChoices("ref_text", "reference_text"))] = None
+    x_vector_only_mode: bool = False
+    prepare: Preparation | None = None  # of ref_audio; None: "none"
+    non_streaming_mode: bool | None = None
+    seed: Annotated[int, Field(ge=0, lt=2**64)] | None = None
+    ignore_eos: bool = False
+    leading_silence: bool = False
+    word_timestamps: bool = False  # events say when which word is heard
+    markup: Markup | None = None  # None: as api.text.markup
+    text_normalization: Literal["on", "off"] | None = None  # on: figures and signs become words
+    lexicon: dict[str, str] | None = None  # how words are said
+    max_segment_chars: Annotated[int, Field(ge=LEAST_SEGMENT_CHARS)] | None = None  # None: as api.text has it
+    previous_request_id: str | None = None  # the voice goes on from where this request ended
+    # `_with_sampling` adds do_sample, temperature, top_k and the other fields of `Sampling` (deployments/protocol.py).
+
+    @property
+    def sampling(self) -> Sampling:
+        return Sampling(**{option.name: getattr(self, option.name) for option in fields(Sampling)})
+
+
+# Its fields' names, with their aliases.
+SPEECH: Names = {
+    str(choice): name
+    for name, field in SpeechBody.model_fields.items()
+    for choice in (field.validation_alias.choices if isinstance(field.validation_alias, AliasChoices) else [name])
+}
+# With the spellings of Dify and Kokoro-FastAPI, which serve `/v1/audio/speech` too.
+ALL_SPELLINGS: Names = {
+    **SPEECH,
+    "instruction": "instructions",
+    "lang_code": "language",
+    "ssml": None,
+    "normalization_options": None,
+}
+
+
+def in_our_spelling(fields: Mapping[str, object]) -> dict[str, object]:
+    """`fields` with our names in place of the names of other servers of this API. Raises InvalidRequest."""
+    ours = dict(fields)
+    if "instruction" in ours and "instructions" not in ours:  # Dify
+        ours["instructions"] = ours.pop("instruction")
+    code = ours.get("lang_code")
+    if not isinstance(code, str | None):
+        raise InvalidRequest("lang_code must be a string.", "lang_code")
+    if code is not None and "language" not in ours:  # Kokoro-FastAPI
+        ours["language"] = _KOKORO_LANGUAGES.get(code, code)
+        del ours["lang_code"]
+    if switch(ours, "ssml") and "markup" not in ours:  # Kokoro-FastAPI
+        ours["markup"] = "ssml"
+    options = ours.get("normalization_options")
+    if isinstance(options, dict) and options.get("normalize") is not None:  # Kokoro-FastAPI
+        ours.setdefault("text_normalization", "on" if switch(options, "normalize") else "off")
+    model = ours.get("model")
+    named = _WITH_LANGUAGE.fullmatch(model) if isinstance(model, str) else None
+    if named and language_name(named[2]) != named[2]:
+        ours["model"] = named[1]
+        ours.setdefault("language", named[2])
+    return ours
+
+
+def parse_speech(fields: Mapping[str, object], settings: ApiSettings) -> SpeechBody:
+    """The fields of one utterance. Raises InvalidRequest that names the first bad one, also of a text that is too long,
+    before anything looks at the text.
+    """
+    body = validated(SpeechBody, fields)
+    check_length("input", body.input, settings)
+    return body
+
+
+def validated(model: type[Model], fields: Mapping[str, object]) -> Model:
+    """`fields` as `model` has them. A number, a boolean or a choice may also come as text that can mean nothing else.
+    Raises InvalidRequest that names the first bad one.
+    """
+    try:
+        return model.model_validate(fields)
+    except ValidationError as error:
+        refused = {str(each["loc"][0]) for each in error.errors() if len(each["loc"]) == 1}
+        plain = {name: _unquoted(sent) for name, sent in fields.items() if name in refused and isinstance(sent, str)}
+    try:
+        return model.model_validate({**fields, **plain})
+    except ValidationError as error:
+        raise _invalid(error) from error
+
+
+def _unquoted(text: str) -> object:
+    known = text.strip().lower()
+    return {"true": True, "false": False}.get(known, plain_number(known))
+
+
+def _invalid(error: ValidationError) -> InvalidRequest:
+    """The first problem, with the field that it is of."""
+    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    param = str(first["loc"][0])
+    code = "missing_required_parameter" if first["type"] == "missing" else "invalid_value"
+    return InvalidRequest(f"{param}: {first['msg']}.", param, code)
+
+
+def check_length(param: str, text: str, settings: ApiSettings) -> None:
+    """Raises InvalidRequest if the text is too long."""
+    if len(text) > settings.max_input_chars:
+        message = f"{param} has {len(text)} characters, at most {settings.max_input_chars} are allowed."
+        raise InvalidRequest(message, param, "string_above_max_length")

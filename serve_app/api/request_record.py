@@ -1,0 +1,211 @@
+"""The record of one request: who asked, what came of it, never the text; and the counts of its stream."""
+
+import re
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields, replace
+from itertools import pairwise
+from typing import Any
+from urllib.parse import quote
+
+from deployments.protocol import FinishReason, Marks, ModelInfo, PcmChunk
+from serve_app.api.headers import MODEL_HEADER, SEED_HEADER, VOICE_HEADER
+from serve_app.speech.segments import Utterance
+
+Entry = dict[str, Any]  # as in `RequestRecord.entry`
+
+_NO_ADDRESS = re.compile(r"[^0-9A-Za-z.:%_-]")  # a proxy in front may pass on anything
+_TRACE = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-")  # the beginning of a `traceparent`
+LEFT, CANCELLED = "client left", "cancelled"
+_MOST_IN_TRAIL = 64  # a book has thousands of segments, each with its replicas
+
+
+@dataclass(slots=True)
+class Usage:
+    """What a stream is, and its counts so far.
+
+    Only its own methods write it: `begin` for each utterance, `add` for each chunk.
+    """
+
+    input_tokens: int = 0
+    frames: int = 0
+    samples: int = 0
+    first_audio_ns: int | None = None  # of time.time_ns()
+    finish_reason: FinishReason | None = None
+    marks: Marks = ()  # of its first audio, where requests are timed; later segments bring their own
+    tells_timing: bool = False  # whether the answer has a Server-Timing header
+    seed: int | None = None  # with which it is spoken
+    model: str | None = None  # of the request
+    voice: str | None = None  # of the request
+    trail: Marks = ()  # as in PcmChunk, of all chunks
+    left_out: Counter[str] = field(default_factory=Counter)  # of a socket's turn, as in SpokenText
+
+    @property
+    def tokens(self) -> dict[str, int]:
+        """The counts that answers tell; an output token is one codec frame."""
+        inputs, outputs = self.input_tokens, self.frames
+        return {"input_tokens": inputs, "output_tokens": outputs, "total_tokens": inputs + outputs}
+
+    @property
+    def answer(self) -> dict[str, object]:
+        """What answers say of the speech, to make it again."""
+        unread = [{"what": kind, "count": count} for kind, count in self.left_out.items()]
+        answer = {"seed": self.seed, "model": self.model, "voice": self.voice, "left_out": unread or None}
+        return {name: value for name, value in answer.items() if value is not None}
+
+    def headers(self) -> dict[str, str]:
+        named = {"seed": SEED_HEADER, "model": MODEL_HEADER, "voice": VOICE_HEADER}
+        return {named[name]: quote(str(value), safe=" /(),:") for name, value in self.answer.items()}
+
+    def begin(self, utterance: Utterance, info: ModelInfo, voice_id: str | None, *, tells_timing: bool) -> None:
+        """The utterance is going to be spoken, by the stored voice `voice_id` if there is one."""
+        self.model = info.name
+        self.voice = voice_id or utterance.synthesis.voice
+        self.seed = utterance.synthesis.seed
+        self.tells_timing = tells_timing
+
+    def add(self, chunk: PcmChunk) -> None:
+        self.input_tokens = chunk.num_text_tokens
+        self.frames += len(chunk.codes)
+        self.samples += chunk.num_samples
+        if chunk.pcm and self.first_audio_ns is None:
+            self.first_audio_ns = time.time_ns()
+        self.finish_reason = chunk.finish_reason
+        self.marks = self.marks or chunk.marks
+        self.seed = self.seed if chunk.seed is None else chunk.seed
+        self._follow(chunk.trail)
+
+    def another(self, seed: int) -> "Usage":
+        """The usage of another attempt at the same speech."""
+        return Usage(seed=seed, model=self.model, voice=self.voice, tells_timing=self.tells_timing)
+
+    def become(self, other: "Usage") -> None:
+        """Another attempt at the same speech takes the place of this one."""
+        for attribute in fields(other):
+            setattr(self, attribute.name, getattr(other, attribute.name))
+
+    def include(self, other: "Usage") -> None:
+        """Another utterance of the same request, which has ended."""
+        self.first_audio_ns = self.first_audio_ns or other.first_audio_ns
+        self.finish_reason = other.finish_reason
+        self.input_tokens += other.input_tokens
+        self.frames += other.frames
+        self.samples += other.samples
+        self._follow(other.trail)
+
+    def mark_response(self) -> None:
+        """The response starts now, if the request is timed."""
+        if self.marks:
+            self.marks += (("response", time.time_ns()),)
+
+    def _follow(self, trail: Marks) -> None:
+        if trail and len(self.trail) < _MOST_IN_TRAIL:
+            self.trail += trail
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """The outcome of one request. A request that neither spoke nor failed gets no line.
+
+    `usage` counts while the audio is read. `publish` closes both, after the last byte: `RequestContext` for a request,
+    `Session` for a turn of a socket, which has a record of its own. A job's segment is no request: `SegmentMaker` calls
+    `end`.
+    """
+
+    request_id: str
+    received_ns: int  # of time.time_ns()
+    client: str = "unknown"
+    method: str = ""  # WS: a message on a WebSocket
+    path: str = ""
+    key: str | None = None  # the name of its API key
+    dialect: str = ""  # "" where no dialect has its path
+    characters: int = 0  # of the text, as the client wrote it
+    trace: dict[str, str] = field(default_factory=dict)  # its `traceparent` and `tracestate`
+    ended_ns: int = 0  # of time.time_ns(); 0 until its end
+    samples_per_s: float = 1.0  # of the audio as it is heard
+    usage: Usage = field(default_factory=Usage)
+    error: str | None = None  # its code, or LEFT
+    is_speech: bool = False
+    keep: Callable[["RequestRecord"], None] = lambda record: None  # called at its end
+
+    def entry(self) -> Entry:
+        first_ns = self.usage.first_audio_ns
+        return {
+            "time": now(),
+            "id": self.request_id,
+            "method": _printable(self.method, most=16),
+            "path": _printable(self.path, most=96),
+            "dialect": self.dialect,
+            "client": _NO_ADDRESS.sub("?", self.client)[:64],
+            "key": None if self.key is None else _printable(self.key, most=64),
+            "model": self.usage.model,
+            "voice": self.usage.voice,
+            "seed": self.usage.seed,
+            "characters": self.characters,
+            "codes": self.usage.frames,
+            "audio_s": round(self.usage.samples / self.samples_per_s, 2),
+            "ttfa_ms": None if first_ns is None else round((first_ns - self.received_ns) / 1e6),
+            "took_ms": round((self.ended_ns - self.received_ns) / 1e6) if self.ended_ns else None,
+            "outcome": self.error or self.usage.finish_reason or LEFT,
+        }
+
+    def story(self) -> Entry:
+        """The entry, how long each stage before the first audio took, and which replicas made it. A loss stands between
+        the replica that was lost and the one that went on.
+        """
+        stages_ms = {
+            stage: round((at_ns - before_ns) / 1e6, 2) for (_, before_ns), (stage, at_ns) in pairwise(self.usage.marks)
+        }
+        made_by: list[str] = []
+        for stage, _ in self.usage.trail:
+            if stage not in made_by or "#" not in stage:
+                made_by.append(stage)
+        trace = _TRACE.match(self.trace.get("traceparent", ""))
+        return {**self.entry(), "stages_ms": stages_ms, "replicas": made_by, "trace_id": trace and trace[1]}
+
+    @property
+    def is_failure(self) -> bool:
+        """Whether an error ended it, and not the client."""
+        return self.error is not None and self.error not in (LEFT, CANCELLED)
+
+    def another(self, request_id: str) -> "RequestRecord":
+        """The record of the same client's next request on the same connection."""
+        return replace(self, request_id=request_id, received_ns=time.time_ns(), usage=Usage(), error=None)
+
+    def note_speech(
+        self,
+        utterance: Utterance,
+        info: ModelInfo,
+        voice_id: str | None,
+        *,
+        speed: float,
+        tells_timing: bool = False,
+    ) -> None:
+        """It is going to be spoken."""
+        self.usage.begin(utterance, info, voice_id, tells_timing=tells_timing)
+        self.samples_per_s = info.sample_rate * speed
+        self.is_speech = True
+
+    def publish(self) -> None:
+        """Keep it as it is now, if it spoke or failed."""
+        if self.error or self.usage.finish_reason or self.is_speech:
+            self.end()
+
+    def end(self) -> None:
+        """Keep it as it is now."""
+        self.ended_ns = time.time_ns()
+        self.keep(self)
+
+
+def start_marks(utterance: Utterance, received_ns: int) -> Utterance:
+    """The utterance with a first mark, at `received_ns` of time.time_ns(). Each later stage then adds its own."""
+    return utterance.changed(marks=(("received", received_ns), ("request", time.time_ns())))
+
+
+def _printable(text: str, *, most: int) -> str:
+    return "".join(char if char.isprintable() else "?" for char in text[:most])
+
+
+def now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S%z")

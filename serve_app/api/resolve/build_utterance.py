@@ -1,0 +1,190 @@
+"""From a `SpeechRequest` to an utterance, checked against the loaded model."""
+
+import asyncio
+
+from deployments.errors import InvalidRequest
+from deployments.protocol import ModelInfo, ModelKind, Reference, SynthesisRequest
+from serve_app.api import catalogue
+from serve_app.api.parsing.speech_body import SpeechBody, check_length
+from serve_app.api.resolve.speech_request import Offer, SpeechRequest
+from serve_app.audio.recordings import read_aside
+from serve_app.config import ApiSettings
+from serve_app.extensions.voices.library import Voices
+from serve_app.extensions.voices.reference_doctor import decode_prepared
+from serve_app.extensions.voices.stored_voice import StoredVoice
+from serve_app.speech.segments import Segments, Utterance, draw_seed
+from serve_app.text.characters import clean, is_speakable
+from serve_app.text.languages import DETECT, detected, foreign_language, language_name
+from serve_app.text.spoken import UNSPOKEN, SpokenText, Stretch
+
+# Figures and signs become words: prose with many of them grows by less than a half, nothing but figures fivefold.
+_MOST_GROWTH = 2
+
+
+async def build_utterance(
+    offer: Offer,
+    speech: SpeechRequest,
+    *,
+    request_id: str,
+    client: str,
+    live: bool = False,
+) -> Utterance:
+    """One utterance for the model that was chosen for the request. Raises InvalidRequest that names the field.
+
+    A `live` request has no text yet. The text of another request may have nothing to speak, such as "...": see
+    `is_speakable`.
+    """
+    settings = offer.settings
+    info, spoken, stored = speech.info, speech.spoken, speech.stored
+    if speech.body.ref_audio is not None and info.kind is not ModelKind.BASE:
+        # Before the missing `voice` is told, which would not help.
+        raise InvalidRequest(f"{info.name} does not clone voices: load a Base checkpoint.", "ref_audio")
+    body = speech.body if stored is None else _with_defaults(speech.body, stored, info)
+    speaker = _speaker(body, info)
+    language = _language(body, info, speaker)
+    by_segment = language == DETECT and not live
+    if language == DETECT:
+        detected_language = await asyncio.to_thread(detected, spoken.text, info.languages) if by_segment else None
+        language = detected_language or "auto"
+    synthesis = SynthesisRequest(
+        request_id=request_id,
+        client=client,
+        voice=speaker,
+        text="" if live else _text(body, info, settings, spoken, speaker),
+        language=language,
+        instructions=_instructions(body, info, settings),
+        reference=await _reference(body, info, settings, stored, offer.voices),
+        sampling=body.sampling,
+        seed=draw_seed() if body.seed is None else body.seed,
+        non_streaming_mode=body.non_streaming_mode,
+        ignore_eos=body.ignore_eos,
+        leading_silence=body.leading_silence,
+        word_times=body.word_timestamps,
+        model=info.route,
+    )
+    return Utterance(
+        synthesis,
+        stretches=() if live else spoken.stretches,
+        max_segment_chars=spoken.max_segment_chars,
+        languages=info.languages if by_segment else (),
+        may_redraw=body.seed is None and not body.ignore_eos,
+        joins=settings.text.joints,
+    )
+
+
+def segments_of(speech: SpeechRequest) -> list[Stretch]:
+    """The segments in which the text will be asked for, each with the silence before it."""
+    spoken = speech.spoken
+    max_chars = spoken.max_segment_chars
+    synthesis = SynthesisRequest("", spoken.text)
+    utterance = Utterance(synthesis, stretches=spoken.stretches, max_segment_chars=max_chars)
+    return Segments.of(utterance, speech.info.max_segment_chars).plan()
+
+
+def _missing(param: str, reason: str) -> InvalidRequest:
+    return InvalidRequest(f"{param} is required: {reason}.", param, "missing_required_parameter")
+
+
+def _cleaned(param: str, text: str | None, settings: ApiSettings) -> str:
+    """Nothing sent and nothing to speak are the same: an empty string."""
+    check_length(param, text or "", settings)
+    return clean(text or "")
+
+
+def _text(body: SpeechBody, info: ModelInfo, settings: ApiSettings, spoken: SpokenText, speaker: str | None) -> str:
+    """The text that the model reads. It may have nothing to speak."""
+    text = spoken.text
+    is_unspoken = not text and is_speakable(body.input)
+    if is_unspoken and (error := unspoken_script(spoken.sent, info, speaker)) is not None:
+        raise error
+    check_language(body.input, body, info, speaker)
+    names = ", ".join(kind for kind in spoken.left_out if kind != UNSPOKEN)
+    if names and is_unspoken and not body.any_language:
+        raise InvalidRequest(f'input: all of it is left out ({names}); "markup": "none" reads it as it is.', "input")
+    if not clean(body.input) or (is_unspoken and not names):
+        raise InvalidRequest(f"input has no characters that can be spoken: {_speaks(info, speaker)}.", "input")
+    if len(text) > (most := _MOST_GROWTH * settings.max_input_chars):
+        message = f"input takes {len(text)} characters in words, at most {most} are allowed: send it in parts."
+        raise InvalidRequest(message, "input", "string_above_max_length")
+    return text
+
+
+def _speaker(body: SpeechBody, info: ModelInfo) -> str | None:
+    """The speaker that `voice` means. Models without speakers ignore it: OpenAI's clients cannot leave it out."""
+    if info.kind is not ModelKind.CUSTOM_VOICE:
+        return None
+    assert body.voice is not None, "`in_a_voice` has chosen one"
+    return catalogue.resolve(body.voice, info.voices)
+
+
+def _language(body: SpeechBody, info: ModelInfo, speaker: str | None) -> str:
+    language = language_name(body.language)
+    if language in ("auto", DETECT, *info.languages):
+        return language
+    if not body.any_language:
+        raise _not_spoken("language", f"{body.language[:80]!r} is none of the loaded voice's", info, speaker)
+    return "auto"
+
+
+def check_language(text: str, body: SpeechBody, info: ModelInfo, speaker: str | None) -> None:
+    """Raise InvalidRequest if `text` is clearly in a language that the voice does not speak."""
+    if not body.any_language and language_name(body.language) in ("auto", DETECT):
+        foreign = foreign_language(text, info.languages)
+        if foreign is not None:
+            raise _not_spoken("input", f"it is written in {foreign}", info, speaker)
+
+
+def unspoken_script(text: str, info: ModelInfo, speaker: str | None) -> InvalidRequest | None:
+    """The error of a text of which nothing is spoken because of its script; None if that is not the reason."""
+    if (script := foreign_language(text, info.languages)) is None:
+        return None
+    message = f"input is written in {script}: none of it can be spoken; {_speaks(info, speaker)}."
+    return InvalidRequest(message, "input", "unsupported_language")
+
+
+def _not_spoken(param: str, reason: str, info: ModelInfo, speaker: str | None) -> InvalidRequest:
+    remedy = '"any_language": true tries it anyway'
+    return InvalidRequest(f"{param}: {reason}; {_speaks(info, speaker)}. {remedy}.", param, "unsupported_language")
+
+
+def _speaks(info: ModelInfo, speaker: str | None) -> str:
+    speaker_name = info.name if speaker is None else f"the voice {speaker!r} of {info.name}"
+    return f"{speaker_name} speaks {', '.join(info.languages)}"
+
+
+def _instructions(body: SpeechBody, info: ModelInfo, settings: ApiSettings) -> str | None:
+    """Checkpoints that cannot follow instructions speak without them, as in the official package."""
+    if not info.supports_instructions:
+        return None
+    instructions = _cleaned("instructions", body.instructions, settings) or None
+    if info.kind is ModelKind.VOICE_DESIGN and instructions is None:
+        raise _missing("instructions", "the loaded model designs its voice from them")
+    return instructions
+
+
+def _with_defaults(body: SpeechBody, stored: StoredVoice, info: ModelInfo) -> SpeechBody:
+    """The body with the voice's own language and sampling options, if it names none."""
+    added: dict[str, object] = {name: value for name, value in stored.sampling.items() if getattr(body, name) is None}
+    if "language" not in body.model_fields_set and language_name(stored.language or "") in info.languages:
+        added["language"] = stored.language
+    return body.model_copy(update=added)
+
+
+async def _reference(
+    body: SpeechBody, info: ModelInfo, settings: ApiSettings, stored: StoredVoice | None, voices: Voices
+) -> Reference | None:
+    if info.kind is not ModelKind.BASE:
+        return None
+    by_vector = body.x_vector_only_mode or info.clones_by_vector
+    if stored is not None:
+        take = stored.take_for(body.instructions)
+        return await voices.reference(stored, take, info, x_vector_only=by_vector)
+    if body.ref_audio is None:
+        named = f"no voice {body.voice[:80]!r} is stored, and " if body.voice else ""
+        remedy = "send one, or name a stored voice in voice"
+        raise _missing("ref_audio", f"{named}the loaded model speaks with the voice of a recording: {remedy}")
+    text = _cleaned("ref_text", body.ref_text, settings) or None
+    if text is None and not by_vector:
+        raise _missing("ref_text", "what ref_audio says, unless x_vector_only_mode is true")
+    prepare = decode_prepared if body.prepare == "auto" else None
+    return await read_aside(body.ref_audio, text, info, x_vector_only=by_vector, prepare=prepare)

@@ -1,0 +1,117 @@
+"""A replica that takes a request says so at once, so that HAProxy gives the request to no other replica.
+
+HAProxy sends a request of which nothing was answered to the next replica (RAY_SERVE_HAPROXY_RETRY_ON): it may only have
+met a connection that was just being closed. A request that kills its replica would kill one replica after the other.
+The beginning of the status line, which every answer has, tells both apart: HAProxy retries while it has no byte of an
+answer, and passes on none before it has the whole head.
+"""
+
+from asyncio import AbstractEventLoop, TimerHandle
+from asyncio.transports import BaseTransport, Transport
+from typing import Any, cast
+
+from uvicorn._types import ASGI3Application, ASGIReceiveCallable, ASGISendCallable, ASGISendEvent, Scope
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+_BEGINNING = b"HTTP/1.1 "
+_CONTINUE = b"HTTP/1.1 100 "  # comes before the answer's own status line
+# A client that reads nothing for this time is gone. A paused player or page stays: see `UNREAD_S` (listener.py).
+MAX_UNREAD_S = 600.0
+
+
+class ReaderClock:
+    """Ends a connection whose client has read nothing for MAX_UNREAD_S although data waits for it."""
+
+    def __init__(self, transport: Transport, loop: AbstractEventLoop) -> None:
+        self._transport, self._loop = transport, loop
+        self._timer: TimerHandle | None = None
+
+    def start(self) -> None:
+        """Data waits for the client to read."""
+        if self._timer is None:
+            unread = self._transport.get_write_buffer_size()
+            self._timer = self._loop.call_later(MAX_UNREAD_S, self._look, unread)
+
+    def stop(self) -> None:
+        """The client has taken it, or has gone."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _look(self, unread: int) -> None:
+        self._timer = None
+        if self._transport.get_write_buffer_size() < unread:
+            self.start()
+        else:
+            self._transport.abort()
+
+
+class _EarlyAnswers:
+    """A transport on which the beginning of an answer may have been written before the answer is known."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+        self._beginning_is_written = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write_beginning(self) -> None:
+        """Write the beginning that every answer has."""
+        if not self._beginning_is_written:
+            self._beginning_is_written = True
+            self._transport.write(_BEGINNING)
+
+    def write(self, data: bytes) -> None:
+        """Write `data` without the bytes that are written already."""
+        if not self._beginning_is_written or not data:
+            self._transport.write(data)
+            return
+        assert data.startswith(_BEGINNING)
+        self._beginning_is_written = data.startswith(_CONTINUE)
+        self._transport.write(data[len(_BEGINNING) :] + (_BEGINNING if self._beginning_is_written else b""))
+
+
+class TakenHttp(HttpToolsProtocol):
+    """uvicorn's HTTP protocol. Answers begin when their requests are taken, and end where no client reads them."""
+
+    def connection_made(self, transport: BaseTransport) -> None:
+        self._answers = _EarlyAnswers(cast("Transport", transport))
+        self._reader = ReaderClock(cast("Transport", transport), self.loop)
+        super().connection_made(cast("Transport", self._answers))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._reader.stop()
+        super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._reader.start()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._reader.stop()
+
+    def handle_websocket_upgrade(self) -> None:
+        """Called with the head of a handshake."""
+        self._answers.write_beginning()
+        super().handle_websocket_upgrade()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._answers.write_beginning()
+        super()._start_asgi_task(cycle, _until_close(cycle, app) if cycle.scope["http_version"] == "1.0" else app)
+
+
+def _until_close(cycle: RequestResponseCycle, app: ASGI3Application) -> ASGI3Application:
+    """`app` for a client of HTTP/1.0, which knows no chunks: the body is sent as it is and ends with the connection."""
+    cycle.chunked_encoding = False
+
+    async def unframed_app(scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
+        async def send_unframed(message: ASGISendEvent) -> None:
+            if message["type"] == "http.response.body":
+                cycle.expected_content_length = len(message.get("body", b""))  # uvicorn counts it down to zero
+            await send(message)
+
+        await app(scope, receive, send_unframed)
+
+    return unframed_app

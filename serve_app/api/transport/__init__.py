@@ -1,1 +1,0 @@
-"""HTTP and WebSockets as uvicorn speaks them, bounded."""

@@ -1,0 +1,215 @@
+"""The recording a client sends to be cloned: decoded within limits, mono, at the model's sample rate.
+
+Replicas answer with a prompt that they made of its samples. From then on the prompt goes to replicas in place of the
+samples.
+"""
+
+import asyncio
+import binascii
+import hashlib
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from io import BytesIO
+from typing import Any, Literal, get_args
+
+import numpy as np
+import soxr
+from numpy.typing import NDArray
+
+from deployments.errors import InvalidRequest, PayloadTooLarge
+from deployments.protocol import ClonePrompt, ModelInfo, Reference
+from deployments.recording_cache import ByRecording, Lookups
+from deployments.serving import metrics
+
+Preparation = Literal["auto", "none"]  # what is done to a recording before it is cloned
+PREPARATIONS: tuple[Preparation, ...] = get_args(Preparation)
+Decode = Callable[[bytes, str], tuple[NDArray[np.float32], int]]  # as `decode_file`
+
+# Playlists and other formats that open further files are not among them; no protocol is allowed either.
+DEMUXERS = "aac,ac3,aiff,amr,asf,au,caf,flac,matroska,mov,mp3,ogg,w64,wav,webm"
+# None of them decodes pictures: opening a file looks into all of its streams, and a cover may claim any size.
+DECODERS = (
+    "aac,ac3,adpcm_ima_qt,adpcm_ima_wav,adpcm_ms,alac,amrnb,amrwb,flac,libopus,libvorbis,mp3,mp3float,opus,pcm_alaw,"
+    "pcm_f32be,pcm_f32le,pcm_f64be,pcm_f64le,pcm_mulaw,pcm_s16be,pcm_s16le,pcm_s24be,pcm_s24le,pcm_s32be,pcm_s32le,"
+    "pcm_s8,pcm_u8,vorbis,wmav1,wmav2"
+)
+OPEN_OPTIONS = {
+    "format_whitelist": DEMUXERS,
+    "codec_whitelist": DECODERS,
+    "protocol_whitelist": "none",
+    "max_streams": "8",
+}
+MAX_BYTES = 10 << 20  # of the file, before base64
+MIN_SECONDS, MAX_SECONDS = 0.5, 30.0
+_MOST = 1e6  # of a sample: the squares of a spectrum of much larger ones leave float32, and the voice becomes NaN
+TIMEOUT_S = 10.0  # for decoding
+MAX_CHANNELS = 8
+_PLAIN_WAV = ("PCM_U8", "PCM_16", "PCM_24", "PCM_32", "FLOAT", "DOUBLE")
+MIN_SAMPLE_RATE, MAX_SAMPLE_RATE = 4000, 192_000
+
+# Apart from the threads that encode other clients' audio, so that uploads cannot take these.
+_DECODING = ThreadPoolExecutor(2, "reference-audio")
+# Samples of recordings, by the bytes that were sent, because a voice comes with every request: 11 minutes.
+_DECODED: ByRecording[NDArray[np.float32]] = ByRecording(max_bytes=64 << 20, size=lambda audio: audio.nbytes)
+# And prompts of recordings: 2,700 of ten seconds.
+_PROMPTS: ByRecording[ClonePrompt] = ByRecording(max_bytes=32 << 20, size=lambda prompt: prompt.nbytes)
+
+
+async def read_aside(
+    ref_audio: str, text: str | None, info: ModelInfo, *, x_vector_only: bool, prepare: Decode | None = None
+) -> Reference:
+    """The recording for a request to replicas: its prompt where there is one, else its samples. `prepare` decodes in
+    place of `decode_file`. Raises as `decode_reference`.
+
+    Decoding is away from the event loop, few at a time, and once for equal recordings.
+    """
+    loop = asyncio.get_running_loop()
+    reference = await loop.run_in_executor(_DECODING, _read, ref_audio, text, info, x_vector_only, prepare)
+    known = reference.prompt is not None
+    metrics.references("prompt", Lookups(hits=int(known), misses=int(not known)))
+    return reference
+
+
+def _read(ref_audio: str, text: str | None, info: ModelInfo, x_vector_only: bool, prepare: Decode | None) -> Reference:
+    sent = hashlib.sha256(f"{info.name} {info.sample_rate} {'prepared ' if prepare else ''}".encode())
+    sent.update(ref_audio.encode(errors="surrogatepass"))
+    reference = by_prompt(Reference(None, text, x_vector_only=x_vector_only, key=sent.digest()))
+    if reference.prompt is not None:
+        return reference
+    audio = _DECODED.get(reference.key, lambda: decode_reference(ref_audio, info.sample_rate, prepare or decode_file))
+    return replace(reference, audio=audio)
+
+
+def by_prompt(reference: Reference) -> Reference:
+    """`reference` by its prompt, where the prompt is known and has all that the request needs."""
+    return reference.by_prompt(None if reference.prompt is not None else _PROMPTS.find(reference.key))
+
+
+def keep_clone_prompt(reference: Reference, prompt: ClonePrompt) -> None:
+    """Keep a replica's prompt of a recording: the first one with codes, so that clones stay the same."""
+    known = _PROMPTS.find(reference.key)
+    if known is None or known.codes is None:
+        codes = None if prompt.codes is None else prompt.codes.copy()
+        _PROMPTS.keep(reference.key, ClonePrompt(prompt.speaker.copy(), codes))  # no views into all that came with it
+
+
+def read_flac(key: bytes, load: Callable[[], bytes], sample_rate: int) -> NDArray[np.float32]:
+    """Samples of a stored recording in one channel, as `decode_reference`. Blocks."""
+    import soundfile
+
+    def read() -> NDArray[np.float32]:
+        audio, rate = soundfile.read(BytesIO(load()), dtype="float32")
+        return _resampled(audio, rate, sample_rate)
+
+    return _DECODED.get(key, read)
+
+
+def forget(voices: Iterable[bytes]) -> int:
+    """Drop what is kept of these voices. Returns how much there was."""
+    return _DECODED.forget(voices) + _PROMPTS.forget(voices)
+
+
+def _resampled(audio: NDArray[np.float32], rate: int, sample_rate: int) -> NDArray[np.float32]:
+    return np.ascontiguousarray(soxr.resample(audio, rate, sample_rate, "HQ"), np.float32)
+
+
+def decode_file(data: bytes, field: str) -> tuple[NDArray[np.float32], int]:
+    """Mono float32 [samples] at the file's own rate, and this rate. Raises InvalidRequest about `field`."""
+    try:
+        audio, rate = _read_wav(data) or _decode(data)
+        if audio.size < MIN_SECONDS * rate:
+            raise _Unusable(f"shorter than {MIN_SECONDS:g} seconds")
+        if not (np.abs(audio) <= _MOST).all():  # nor is NaN
+            raise _Unusable("its samples are far above 1, which is full scale, or not numbers")
+    except _Unusable as error:
+        raise _bad(field, str(error)) from error
+    return audio, rate
+
+
+def decode_reference(ref_audio: str, sample_rate: int, decode: Decode = decode_file) -> NDArray[np.float32]:
+    """float32 [samples] at `sample_rate`. Raises InvalidRequest, PayloadTooLarge. Takes too long for an event loop."""
+    return _resampled(*decode(_payload(ref_audio), "ref_audio"), sample_rate)
+
+
+class _Unusable(Exception):
+    """Why a file is no recording."""
+
+
+def _bad(field: str, reason: str) -> InvalidRequest:
+    return InvalidRequest(f"{field} cannot be used: {reason}.", field)
+
+
+def _payload(ref_audio: str) -> bytes:
+    """The file inside a data URL or plain base64."""
+    head, comma, encoded = ref_audio.partition(",") if ref_audio[:5].lower() == "data:" else ("", ",", ref_audio)
+    if not comma or (head and not head.lower().endswith(";base64")):
+        raise _bad("ref_audio", "a data URL must read data:audio/...;base64,...")
+    encoded = "".join(encoded.split())
+    if len(encoded) // 4 * 3 > MAX_BYTES + 2:
+        raise PayloadTooLarge(f"ref_audio is larger than {MAX_BYTES} bytes.", "ref_audio")
+    try:
+        return binascii.a2b_base64(encoded, strict_mode=True)
+    except (binascii.Error, ValueError) as error:
+        raise _bad("ref_audio", "send a data URL or base64; paths and URLs are not opened") from error
+
+
+def _read_wav(data: bytes) -> tuple[NDArray[np.float32], int] | None:
+    """What `_decode` would return, in a tenth of the time; None where it is no WAV of plain samples."""
+    import soundfile
+
+    if data[:4] != b"RIFF" or data[8:12] != b"WAVE":
+        return None
+    try:
+        with soundfile.SoundFile(BytesIO(data)) as file:
+            if file.subtype not in _PLAIN_WAV:
+                return None
+            _check_frame(file.channels, file.samplerate, 0)
+            most = int(MAX_SECONDS * file.samplerate)
+            samples = file.read(most + 1, dtype="float32", always_2d=True)  # whatever its header promises
+    except soundfile.LibsndfileError:
+        return None
+    if len(samples) > most:
+        raise _Unusable(f"longer than {MAX_SECONDS:g} seconds")
+    return (_mono(samples.T), file.samplerate) if len(samples) else None
+
+
+def _decode(data: bytes) -> tuple[NDArray[np.float32], int]:
+    """Mono samples and their rate, of the first audio stream. Stops at the limits, whatever the file promises."""
+    import av
+
+    deadline_s = time.monotonic() + TIMEOUT_S
+    parts: list[NDArray[np.float32]] = []
+    num_samples, rate = 0, 0
+    to_float = av.AudioResampler(format="fltp")
+    try:
+        with av.open(BytesIO(data), mode="r", options=OPEN_OPTIONS) as container:
+            for frame in container.decode(audio=0):
+                _check_frame(frame.layout.nb_channels, frame.sample_rate, rate)
+                rate = frame.sample_rate
+                num_samples += frame.samples
+                if num_samples > MAX_SECONDS * rate:
+                    raise _Unusable(f"longer than {MAX_SECONDS:g} seconds")
+                if time.monotonic() > deadline_s:
+                    raise _Unusable(f"decoding it takes longer than {TIMEOUT_S:g} seconds")
+                parts += [_mono(part.to_ndarray()) for part in to_float.resample(frame)]
+    except (av.FFmpegError, ValueError, IndexError) as error:
+        raise _Unusable("it is no audio file of a known format") from error
+    if not parts:
+        raise _Unusable("it holds no audio")
+    return np.concatenate(parts), rate
+
+
+def _mono(channels: NDArray[Any]) -> NDArray[np.float32]:
+    """The mean of float32 [channels, samples]; infinities of both signs make it no number, which is refused later."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        mean: NDArray[np.float32] = channels.mean(axis=0)
+    return mean
+
+
+def _check_frame(num_channels: int, rate: int, rate_before: int) -> None:
+    if num_channels > MAX_CHANNELS or not MIN_SAMPLE_RATE <= rate <= MAX_SAMPLE_RATE:
+        raise _Unusable(f"more than {MAX_CHANNELS} channels, or not {MIN_SAMPLE_RATE} to {MAX_SAMPLE_RATE} Hz")
+    if rate_before not in (0, rate):
+        raise _Unusable("its sample rate changes")

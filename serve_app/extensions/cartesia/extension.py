@@ -1,0 +1,4 @@
+from serve_app.extension import Extension
+from serve_app.extensions.cartesia import cartesia, lexicons
+
+EXTENSION = Extension("cartesia", dialects=(cartesia.DIALECT, lexicons.DIALECT))

@@ -1,0 +1,89 @@
+"""Cartesia's pronunciation dictionaries, of aliases: a stored lexicon that requests name by its id."""
+
+from datetime import UTC, datetime
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from deployments.errors import InvalidRequest
+from serve_app.api.parsing.client_input import read_object, text_of
+from serve_app.api.responses.listing import STARTING_AFTER, Paging, json_apart
+from serve_app.api.speech_service import SpeechService
+from serve_app.extension import Charge, Dialect, Route
+from serve_app.extensions.text.lexicon import Lexicon
+from serve_app.extensions.voices.stored_voice import StoredLexicon, new_version
+
+Json = dict[str, object]
+
+_BASE = "/pronunciation-dicts"
+_ONE = f"{_BASE}/{{dictionary_id}}"
+
+
+async def add(service: SpeechService, request: Request) -> Response:
+    """Stores a dictionary of `items` with a `name`."""
+    fields = await read_object(request)
+    made = StoredLexicon.named(text_of(fields, "name"), _words(fields.get("items") or []))
+    await service.voices.keep(made, {})
+    return JSONResponse(_entry(made))
+
+
+async def change(service: SpeechService, request: Request, dictionary_id: str) -> Json:
+    """Gives a dictionary another `name` or other `items`."""
+    fields = await read_object(request)
+    changes: Json = {"version": new_version()}
+    changes |= {} if fields.get("name") is None else {"name": text_of(fields, "name")}
+    changes |= {} if fields.get("items") is None else {"words": _words(fields["items"])}
+    return _entry(await service.voices.change_lexicon(dictionary_id, lambda old: old.changed(**changes)))
+
+
+async def show(service: SpeechService, dictionary_id: str) -> Json:
+    """One dictionary with its items."""
+    return _entry(await service.voices.get_lexicon(dictionary_id))
+
+
+async def list_all(service: SpeechService, limit: str = "", starting_after: str = "") -> Response:
+    """The oldest first, ten on a page unless a `limit` is sent."""
+    paging = Paging(limit, starting_after, STARTING_AFTER, default=10)
+    page, more = paging.cut(await service.voices.all_of(StoredLexicon))
+    return await json_apart(lambda: {"data": list(map(_entry, page)), "has_more": more is not None})
+
+
+async def remove(service: SpeechService, dictionary_id: str) -> Response:
+    """Deletes a dictionary."""
+    await service.voices.remove(await service.voices.get_lexicon(dictionary_id))
+    return Response(status_code=204)
+
+
+def _words(items: object) -> dict[str, str]:
+    """Raises InvalidRequest, also of items that have phonemes."""
+    words: dict[str, str] = {}
+    for item in items if isinstance(items, list) else [None]:
+        fields = item if isinstance(item, dict) else {}
+        word, said = fields.get("text"), fields.get("alias")
+        if not isinstance(word, str) or not isinstance(said, str):
+            raise InvalidRequest("items must be a list of objects with text and alias, as strings.", "items")
+        words[word if fields.get("case_sensitive") else word.lower()] = said
+    return Lexicon.checked(words, "items").words
+
+
+def _entry(lexicon: StoredLexicon) -> Json:
+    said = lexicon.words.items()
+    items = [{"text": word, "alias": alias, "case_sensitive": word != word.lower()} for word, alias in said]
+    made = datetime.fromtimestamp(lexicon.created_at, UTC).isoformat()
+    about = {"id": lexicon.id, "name": lexicon.name, "owner_id": lexicon.owner, "created_at": made}
+    return {**about, "items": items, "pinned": False}
+
+
+DIALECT = Dialect(
+    "Cartesia dictionaries",
+    routes=(
+        Route(f"POST {_BASE}", add),
+        Route(f"POST {_BASE}/", add, "Store a pronunciation dictionary (Cartesia)"),
+        Route(f"GET {_BASE}", list_all, charge=Charge.STREAM),
+        Route(f"GET {_BASE}/", list_all, "List pronunciation dictionaries (Cartesia)", charge=Charge.STREAM),
+        Route(f"GET {_ONE}", show, "Show a pronunciation dictionary (Cartesia)", charge=Charge.STREAM),
+        Route(f"PATCH {_ONE}", change, "Change a pronunciation dictionary (Cartesia)"),
+        Route(f"DELETE {_ONE}", remove, "Delete a pronunciation dictionary (Cartesia)"),
+    ),
+    heading="Cartesia",
+)

@@ -1,0 +1,1 @@
+"""Speech that goes on from the speech before it, and dialogues."""

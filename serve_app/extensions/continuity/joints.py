@@ -1,0 +1,103 @@
+"""Joints: the end of what was spoken is kept, so that what follows goes on in the same voice, pace and mood.
+
+A talker that is given a tail, a few words and the codes that speak them, makes the codes that come after them.
+"""
+
+import time
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from deployments.listener import Listener
+from deployments.protocol import SynthesisRequest, Tail
+
+_LEAD_S = 1.0  # of audio that is left to play when the next utterance begins
+_KEPT_S = 600.0
+_MOST_BYTES = 8 << 20  # of the tails that are kept, for about 4,000 requests
+_ENTRY_BYTES = 500  # beside text, codes and names
+
+
+@dataclass(frozen=True, slots=True)
+class _KeptTail:
+    tail: Tail
+    voice: tuple[object, ...]
+    until_s: float
+    num_bytes: int
+
+
+class Tails:
+    """The tails of finished requests, each for some minutes. Beyond a number of bytes the oldest one goes."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[tuple[str, str], _KeptTail] = OrderedDict()
+        self._num_bytes = 0
+
+    def save(self, request: SynthesisRequest, tail: Tail | None) -> None:
+        """Keeps `tail` for later requests of the client of `request`. None means that no speech can go on from it."""
+        key = request.client, request.request_id
+        self.drop(request)
+        if tail is None:
+            return
+        num_bytes = _ENTRY_BYTES + 4 * sum(map(len, (tail.text, *key))) + tail.codes.nbytes
+        self._kept[key] = _KeptTail(tail, _voice(request), until_s=time.monotonic() + _KEPT_S, num_bytes=num_bytes)
+        self._num_bytes += num_bytes
+        while self._num_bytes > _MOST_BYTES:
+            self._remove(next(iter(self._kept)))
+
+    def find(self, request: SynthesisRequest, previous_id: str) -> Tail | None:
+        """The tail of the client's own request `previous_id`, if it is kept and has the voice of `request`."""
+        kept = self._kept.get((request.client, previous_id))
+        is_fit = kept is not None and kept.until_s > time.monotonic() and kept.voice == _voice(request)
+        return kept.tail if kept is not None and is_fit else None
+
+    def drop(self, request: SynthesisRequest) -> None:
+        """Remove the tail of a request whose speech is thrown away."""
+        self._remove((request.client, request.request_id))
+
+    def _remove(self, key: tuple[str, str]) -> None:
+        if (kept := self._kept.pop(key, None)) is not None:
+            self._num_bytes -= kept.num_bytes
+
+
+class Continuation:
+    """Utterances that follow each other in one conversation. Each goes on from the end of the one before."""
+
+    def __init__(self, tails: Tails, *, joins: bool) -> None:
+        """`joins`: whether an utterance goes on from another one that no client has named."""
+        self._tails = tails
+        self._joins = joins
+        self._listener = Listener()
+        self.previous_id: str | None = None  # the request that the next one goes on from
+
+    def tail(self, request: SynthesisRequest) -> Tail | None:
+        """What `request` goes on from: None where nothing was spoken before, or in another voice."""
+        return None if self.previous_id is None else self._tails.find(request, self.previous_id)
+
+    def as_fields(self, request: SynthesisRequest) -> dict[str, object]:
+        """For a client: what `request` goes on from."""
+        return {} if request.tail is None else {"previous_request_id": self.previous_id}
+
+    @property
+    def patience_s(self) -> float:
+        """How long the next one may wait for more of its text, because the one before is still being played."""
+        now_s = time.monotonic()
+        return max(0.0, self._listener.lead_s(now_s) - _LEAD_S)
+
+    def deliver(self, audio_s: float) -> None:
+        """So many seconds of audio are sent."""
+        self._listener.deliver(audio_s, now_s=time.monotonic())
+
+    def count(self, request: SynthesisRequest) -> None:
+        """It has been spoken."""
+        self.previous_id = request.request_id if self._joins else None
+
+    def break_off(self) -> None:
+        """The listener interrupts: what was spoken may not have been heard."""
+        self.previous_id = None
+        self._listener = Listener()
+
+
+def _voice(request: SynthesisRequest) -> tuple[object, ...]:
+    """Equal for requests that the same voice speaks."""
+    reference = request.reference
+    described = request.instructions if request.voice is None and reference is None else None
+    return request.model, request.voice, described, reference and (reference.key, reference.x_vector_only)

@@ -1,0 +1,1 @@
+"""Deepgram's API."""

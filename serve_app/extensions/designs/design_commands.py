@@ -1,0 +1,81 @@
+"""`talkray voice design` and `talkray voice lock`: a running server makes voices from a description; one stays."""
+
+import base64
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from deployments.errors import InvalidRequest, StartError
+from serve_app.cli.say import RefusedError, ask, play, running_server
+from serve_app.extensions.voices.voice_commands import voices as voices
+
+Server = Annotated[str | None, typer.Option("--url", "--server", help="A server. Without: the one that runs here.")]
+
+
+@voices.command()
+def design(
+    description: Annotated[str, typer.Argument(help='The voice in words: "A calm old man".')],
+    text: Annotated[str | None, typer.Option(help="What they say. Without: a sentence of their language.")] = None,
+    language: Annotated[str | None, typer.Option(help="In which language.")] = None,
+    seed: Annotated[int | None, typer.Option(help="The same seed makes the same voices.")] = None,
+    output: Annotated[Path, typer.Option("-o", "--output", help="The folder for design-1.wav and so on.")] = Path(),
+    lock: Annotated[int | None, typer.Option(min=1, max=3, help="Keep this one, as --name.")] = None,
+    name: Annotated[str | None, typer.Option(help="The name of the one that stays.")] = None,
+    url: Server = None,
+) -> None:
+    """Make three voices from a description. On a terminal they are played, and one can be chosen to stay."""
+    if lock is not None and name is None:
+        raise InvalidRequest("--lock needs a --name for the voice", "name")
+    server = running_server(url)
+    fields = {"instructions": description, "text": text, "language": language, "seed": seed, "response_format": "wav"}
+    made = ask(server, "/v1/audio/voices/design", fields)
+    candidates = made["candidates"]
+    print(f"They say: {made['text']}")
+    for number, each in enumerate(candidates, start=1):
+        file = output / f"design-{number}.wav"
+        audio = base64.b64decode(each["audio"])
+        try:
+            file.write_bytes(audio)
+        except OSError as error:
+            raise StartError(f"{file} cannot be written: {error.strerror}") from None
+        print(f"{number}  {each['id']}  {file}  {each['seconds']:.1f} s  seed {each['seed']}")
+        if lock is None and _is_terminal():
+            _play(audio)
+    for each in made["left_out"]:
+        print(f"-  left out, seed {each['seed']}: {each['reason']}")
+    if lock is None and _is_terminal():
+        lock = typer.prompt("Which one stays? 0 for none", type=int, default=0) or None
+    if lock is None:
+        print("For an hour, `talkray voice lock ID NAME` makes one of them a voice that stays.")
+        return
+    if not 1 <= lock <= len(candidates):
+        raise InvalidRequest(f"there is no candidate {lock}", "lock")
+    print(_locked(server, candidates[lock - 1]["id"], name or typer.prompt("Its name")))
+
+
+@voices.command("lock")
+def lock_design(
+    design_id: Annotated[str, typer.Argument(metavar="ID", help="Of a candidate of the last hour.")],
+    name: Annotated[str, typer.Argument(help="Its name from now on.")],
+    url: Server = None,
+) -> None:
+    """Make a candidate of `design` a stored voice."""
+    print(_locked(running_server(url), design_id, name))
+
+
+def _locked(server: str, design_id: str, name: str) -> str:
+    voice = ask(server, "/v1/audio/voices", {"design": design_id, "name": name})
+    return f"{voice['id']}  {voice['name']}"
+
+
+def _is_terminal() -> bool:
+    return sys.stdin.isatty()
+
+
+def _play(audio: bytes) -> None:
+    try:
+        play(lambda write: write(audio))
+    except RefusedError as error:
+        print(f"not played: {error}")

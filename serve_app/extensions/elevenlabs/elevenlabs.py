@@ -1,0 +1,388 @@
+"""ElevenLabs over HTTP: one text, or a dialogue, as audio or as JSON, and the lists that its clients read."""
+
+import base64
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import PurePath
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from deployments.errors import InvalidRequest, NotFound
+from serve_app.api import catalogue
+from serve_app.api.context import state_of
+from serve_app.api.parsing import field_names
+from serve_app.api.parsing.client_input import format_named, parse_object, switch, text_of
+from serve_app.api.parsing.forms import SentForm, read_form
+from serve_app.api.request_record import Usage
+from serve_app.api.resolve import ignored_fields
+from serve_app.api.resolve.make_request import lenient_request, request_in_voice
+from serve_app.api.resolve.speech_request import Delivery, SpeechRequest
+from serve_app.api.responses.listing import Paging, json_apart
+from serve_app.api.responses.respond import respond
+from serve_app.api.responses.speech_response import StreamedAnswer, WholeAnswer, in_parts
+from serve_app.api.responses.whole_audio import AUDIO_HERE, object_with
+from serve_app.api.speech_service import SpeechService
+from serve_app.audio.formats import AudioFormat
+from serve_app.extension import Charge, Dialect, Route
+from serve_app.extensions.voices.stored_voice import NEUTRAL, Details, SentRecording
+from serve_app.extensions.voices.voice_store import StoreFailed
+from serve_app.extensions.word_times.word_times import Word, WordTimes, marked
+from serve_app.text.characters import is_ideograph, is_speakable
+
+FORMATS = {
+    "mp3": AudioFormat.MP3,
+    "pcm": AudioFormat.PCM,
+    "wav": AudioFormat.WAV,
+    "ulaw": AudioFormat.MULAW,
+    "alaw": AudioFormat.ALAW,
+    "opus": AudioFormat.OPUS,
+}
+LOCATORS = "pronunciation_dictionary_locators"
+DEFAULT_FORMAT = "mp3_44100_128"
+_PREVIOUS = "previous_request_ids"
+NAMES: field_names.Names = {
+    "text": "input",
+    "inputs": "input",
+    "voice_id": "voice",
+    "model_id": "model",
+    "language_code": "language",
+    "voice_settings.speed": "speed",
+    "seed": "seed",
+    "output_format": None,
+    "enable_ssml_parsing": None,
+    "apply_text_normalization": "text_normalization",
+    LOCATORS: None,
+    _PREVIOUS: None,
+}
+_FORM_FIELDS = ("name", "description", "labels", "files", "consent", "ref_text", "reference_text", "prepare")
+_LONGEST_NAME = 40  # of a format
+_MOST_LOCATORS = 3
+_AROUND = ("previous_text", "next_text")
+_ONLY_HTTP = "a list of ids, in the body over HTTP"
+_JSON, _LINES = "application/json", "application/x-ndjson"
+
+
+def _speaking(
+    *, stream: bool = False, timestamps: bool = False
+) -> Callable[[SpeechService, Request], Awaitable[Response]]:
+    async def speak(service: SpeechService, request: Request) -> Response:
+        """Speaks `text`, or the `inputs` of a dialogue, MP3 unless `output_format` says otherwise."""
+        fields = await service.read_fields(request)
+        voice = request.path_params.get("voice_id")
+        speech = await speech_request(service, fields, request.query_params, voice=voice, words=timestamps)
+        speech, parts = await _dialogue(service, speech, fields.get("inputs"))
+        usage = state_of(request).record.usage
+        timed = StreamedAnswer(_LINES, partial(_lines, usage=usage)) if stream else WholeAnswer(_JSON, _timed)
+        answer = await respond(service, request, speech, timed if timestamps else None, parts=parts)
+        answer.headers["request-id"] = state_of(request).record.request_id  # for `previous_request_ids`
+        return answer
+
+    return speak
+
+
+def texts_around(sent: Iterable[str]) -> dict[str, str]:
+    """Which of the fields `sent` have the text before or after this one, and why they have no effect."""
+    return {name: "text without its audio; over HTTP previous_request_ids count" for name in _AROUND if name in sent}
+
+
+def beside_text(sent: Iterable[str]) -> dict[str, str]:
+    """The same of a message on a socket, whose request goes on from the one before it by itself."""
+    return texts_around(sent) | ({_PREVIOUS: _ONLY_HTTP} if _PREVIOUS in sent else {})
+
+
+def _ways(path: str, summary: str) -> tuple[Route, ...]:
+    return (
+        Route(f"POST {path}", _speaking(), summary),
+        Route(f"POST {path}/stream", _speaking(stream=True), f"{summary}, streamed"),
+        Route(f"POST {path}/with-timestamps", _speaking(timestamps=True), f"{summary}, with times"),
+        Route(
+            f"POST {path}/stream/with-timestamps",
+            _speaking(stream=True, timestamps=True),
+            f"{summary}, streamed, with times",
+        ),
+    )
+
+
+async def list_voices(service: SpeechService, page_size: str = "", next_page_token: str = "") -> Response:
+    """All of them on one page, unless a `page_size` is sent."""
+    voices = await catalogue.all_voices(await service.models.infos(), service.voices)
+    paging = Paging(page_size, next_page_token, names=("page_size", "next_page_token"))
+    page, more = catalogue.page_of_voices(voices, paging, service.settings.voices)
+    about = {"has_more": more is not None, "total_count": len(voices), "next_page_token": more}
+    return await json_apart(lambda: {"voices": list(map(voice_entry, page)), **about})
+
+
+async def show_voice(service: SpeechService, voice_id: str) -> dict[str, object]:
+    """One voice. Raises InvalidRequest with the valid names."""
+    return voice_entry(await catalogue.find_voice(voice_id, service.models, service.voices))
+
+
+async def add_voice(service: SpeechService, request: Request) -> Response:
+    """Stores a voice. The first of `files` is the one that is spoken with; others are takes, named as their files."""
+    form = await read_form(request)
+    details = Details(
+        form.required("name"),
+        language=_language(form),
+        description=form.text("description") or "",
+        consent=form.text("consent"),
+        provenance="elevenlabs",
+    )
+    voice = await service.voices.add(details, _takes(form, is_new=True), field="files")
+    takes = {"takes": [take.as_json() for take in voice.takes]}
+    return _stored({"voice_id": voice.id, "requires_verification": False, **takes}, form)
+
+
+async def edit_voice(service: SpeechService, request: Request, voice_id: str) -> Response:
+    """Changes `name`, `description` and the language among the `labels`; `files` are further takes."""
+    form = await read_form(request)
+    changes: dict[str, object] = {name: form.text(name) for name in ("name", "description") if form.text(name)}
+    if (language := _language(form)) is not None:
+        changes["language"] = language
+    voice = await service.voices.get(voice_id)
+    added = _takes(form, is_new=False)
+    changed = await service.voices.change(voice, changes, added=added, field="files")
+    takes = {"takes": [take.as_json() for take in changed.takes[-len(added) :]]} if added else {}
+    return _stored({"status": "ok", **takes}, form)
+
+
+async def remove_voice(service: SpeechService, voice_id: str) -> dict[str, object]:
+    """Deletes a stored voice."""
+    await service.voices.remove(await service.voices.get(voice_id))
+    return {"status": "ok"}
+
+
+def _takes(form: SentForm, *, is_new: bool) -> list[SentRecording]:
+    files = form.files_of("files")
+    if is_new and not files:
+        raise InvalidRequest("files is required: recordings of the voice.", "files", "missing_required_parameter")
+    text = form.text("ref_text", "reference_text")
+    prepare = form.preparation()
+    main = [SentRecording(file.data, text, style=NEUTRAL, prepare=prepare) for file in files[: int(is_new)]]
+    return main + [
+        SentRecording(file.data, None, style=PurePath(file.name).stem, prepare=prepare) for file in files[len(main) :]
+    ]
+
+
+def _language(form: SentForm) -> str | None:
+    """That of the `labels`, which forms have as JSON."""
+    labels = parse_object(form.text("labels") or "{}") if form.text("labels") != "null" else {}
+    language = labels.get("language")
+    return language if isinstance(language, str) else None
+
+
+def _stored(answer: dict[str, object], form: SentForm) -> Response:
+    sent = [*form.fields, *(file.field.removesuffix("[]") for file in form.files)]
+    reasons = {"remove_background_noise": "noise stays as it is"}
+    unheard = {name: reason for name, reason in reasons.items() if form.fields.get(name) == "true"}
+    without_effect = ignored_fields.with_unknown(sent, (*_FORM_FIELDS, *reasons), unheard)
+    return JSONResponse(answer, headers=ignored_fields.as_header(without_effect))
+
+
+async def show_user(_: SpeechService) -> dict[str, object]:
+    """There are no accounts."""
+    return {"user_id": "talkray", "is_new_user": False, "xi_api_key": "", "subscription": _SUBSCRIPTION}
+
+
+async def show_subscription(_: SpeechService) -> dict[str, object]:
+    """Nor subscriptions."""
+    return _SUBSCRIPTION
+
+
+_SUBSCRIPTION: dict[str, object] = {
+    "tier": "self-hosted",
+    "status": "active",
+    "character_count": 0,
+    "character_limit": 2**31 - 1,
+    "can_extend_character_limit": False,
+}
+
+
+def voice_entry(voice: catalogue.Voice) -> dict[str, object]:
+    """The voice as ElevenLabs' clients read it."""
+    labels = {"language": voice.language, "gender": voice.gender}
+    described = {"description": voice.description, "labels": labels}
+    category = "cloned" if voice.type == "stored" else "premade"
+    return {"voice_id": voice.id, "name": voice.name, "category": category, **described}
+
+
+async def speech_request(
+    service: SpeechService,
+    fields: Mapping[str, object],
+    query: Mapping[str, str],
+    *,
+    voice: str | None,
+    words: bool,
+    names: field_names.Names = NAMES,
+) -> SpeechRequest:
+    """The request of a body and a query, with the times of its `words`. Of a dialogue it has the text of all inputs,
+    and the voice of the first one. Raises InvalidRequest.
+    """
+    audio_format, sample_rate, bit_rate = output(query.get("output_format", DEFAULT_FORMAT))
+    sent: dict[str, object] = {**query, **field_names.flat(fields, names)}
+    reasons = {"output_format": "it counts in the query"} if "output_format" in fields else {}
+    if "inputs" in fields:
+        text, voice = dialogue(fields["inputs"])
+        reasons |= unknown(fields["inputs"])
+    else:
+        text = text_of(fields)
+        sent["voice_id"] = voice
+    overrides: dict[str, object] = {"input": text, "voice": voice, "sample_rate": sample_rate, "word_timestamps": words}
+    if switch(sent, "enable_ssml_parsing"):
+        overrides["markup"] = "ssml"
+    if sent.get("apply_text_normalization") == "auto":
+        overrides["text_normalization"] = "off"  # the model reads figures
+    if LOCATORS in sent:
+        overrides["lexicon"] = await located(service, sent[LOCATORS], reasons)
+    match sent.get(_PREVIOUS):
+        case [*_, str(previous)]:
+            overrides[ignored_fields.PREVIOUS] = previous
+        case None:
+            pass
+        case _:
+            reasons[_PREVIOUS] = _ONLY_HTTP
+    reasons |= texts_around(sent)
+    delivery = Delivery(audio_format, bit_rate=bit_rate)
+    offer = service.offer
+    speech = await lenient_request(offer, sent, names, delivery=delivery, overrides=overrides, reasons=reasons)
+    return replace(speech, previous_field=_PREVIOUS)
+
+
+async def located(service: SpeechService, locators: object, reasons: dict[str, str]) -> dict[str, str]:
+    """The words of pronunciation dictionaries, of which the first counts; `reasons` learns which are not here. Raises
+    InvalidRequest.
+    """
+    named = locators if isinstance(locators, list) else [None]
+    if len(named) > _MOST_LOCATORS or not all(isinstance(locator, dict) for locator in named):
+        raise InvalidRequest(f"{LOCATORS} must be a list of up to {_MOST_LOCATORS} objects.", LOCATORS)
+    words: dict[str, str] = {}
+    for locator in reversed(named):
+        try:
+            lexicon = await service.voices.get_lexicon(str(locator.get("pronunciation_dictionary_id")))
+        except (NotFound, StoreFailed) as error:
+            reasons[LOCATORS] = str(error)
+            continue
+        words |= lexicon.words
+        if locator.get("version_id") not in (None, lexicon.version):
+            reasons[LOCATORS] = f"of {lexicon.id} only the newest version is kept"
+    return words
+
+
+def output(name: str) -> tuple[AudioFormat, int, int | None]:
+    """Format, rate in Hz and bits a second of a name such as mp3_22050_32. Raises InvalidRequest."""
+    kind, *numbers = name[:_LONGEST_NAME].strip().split("_")
+    audio_format = format_named("output_format", kind, FORMATS)
+    if not 1 <= len(numbers) <= 2 or not all(
+        number.isascii() and number.isdigit() and len(number) < 8 for number in numbers
+    ):
+        raise InvalidRequest(
+            f"output_format: {name[:_LONGEST_NAME]!r} is not of the form mp3_44100_128.", "output_format"
+        )
+    return audio_format, int(numbers[0]), int(numbers[1]) * 1000 if len(numbers) > 1 else None
+
+
+def dialogue(inputs: object) -> tuple[str, str | None]:
+    """The text of all inputs, and the first one's voice. Raises InvalidRequest."""
+    parts = inputs if isinstance(inputs, list) else []
+    if not all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in parts) or not parts:
+        raise InvalidRequest("inputs must be a list of objects with a text.", "inputs")
+    voice = parts[0].get("voice_id")
+    return " ".join(part["text"] for part in parts), voice if isinstance(voice, str) else None
+
+
+def unknown(inputs: object) -> dict[str, str]:
+    """Fields of a dialogue's inputs without effect, and the reasons."""
+    parts = [part for part in inputs if isinstance(part, Mapping)] if isinstance(inputs, list) else []
+    names = (name for part in parts for name in part if name not in ("text", "voice_id"))
+    return {f"inputs.{name}": "unknown field" for name in names}
+
+
+async def _dialogue(
+    service: SpeechService, speech: SpeechRequest, inputs: object
+) -> tuple[SpeechRequest, list[SpeechRequest]]:
+    """A request for each part of a dialogue of several voices; inputs in a row with one voice are one part. None for
+    all other texts. The first request also says which voices are not here.
+    """
+    runs: list[tuple[object, list[str]]] = []
+    for part in inputs if isinstance(inputs, list) else []:
+        if not runs or runs[-1][0] != part.get("voice_id"):
+            runs.append((part.get("voice_id"), []))
+        runs[-1][1].append(part["text"])
+    if len(runs) < 2:
+        return speech, []
+    parts = []
+    ignored = dict(speech.ignored)
+    for voice, texts in runs:
+        own = replace(speech, body=speech.body.model_copy(update={"input": " ".join(texts)}))
+        part = await request_in_voice(service.offer, own, voice if isinstance(voice, str) else speech.body.voice or "")
+        if "voice" in part.ignored:
+            ignored["inputs.voice_id"] = part.ignored["voice"]
+        if is_speakable(part.spoken.text):
+            parts.append(part)
+    return replace(speech, ignored=ignored), parts
+
+
+def encoded(audio: bytes) -> str:
+    return base64.b64encode(audio).decode()
+
+
+def characters(words: Sequence[Word]) -> tuple[list[str], list[float], list[float]]:
+    """All of them, with the seconds at which each begins and ends. Words share their time among their characters; a
+    space, by which clients know the end of a word, follows each but ideographs.
+    """
+    chars: list[str] = []
+    starts_s: list[float] = []
+    ends_s: list[float] = []
+    for word in words:
+        step_s = (word.end_s - word.start_s) / len(word.text)
+        chars += word.text
+        starts_s += [word.start_s + number * step_s for number in range(len(word.text))]
+        ends_s += [word.start_s + (number + 1) * step_s for number in range(len(word.text))]
+        if not is_ideograph(word.text[-1]):
+            chars, starts_s, ends_s = [*chars, " "], [*starts_s, word.end_s], [*ends_s, word.end_s]
+    return chars, starts_s, ends_s
+
+
+def _timed(audio: bytes, times: WordTimes | None, **more: object) -> Iterator[bytes]:
+    """Audio and the words that have become known, with `more` fields."""
+    alignment = None
+    words = [] if times is None else times.take()
+    if words:
+        chars, starts_s, ends_s = characters(words)
+        alignment = {
+            "characters": chars,
+            "character_start_times_seconds": [round(start_s, 3) for start_s in starts_s],
+            "character_end_times_seconds": [round(end_s, 3) for end_s in ends_s],
+        }
+    fields = {"audio_base64": AUDIO_HERE, "alignment": alignment, "normalized_alignment": alignment, **marked(words)}
+    return object_with({**fields, **more}, audio)
+
+
+def _lines(audio: AsyncGenerator[bytes, None], times: WordTimes | None, *, usage: Usage) -> AsyncGenerator[bytes, None]:
+    """A line for each part: they have a second of audio or less, so that clients with short lines can read them. The
+    last one has no audio, and says how speech ended.
+    """
+
+    def line(part: bytes, **more: object) -> bytes:
+        return b"".join((*_timed(part, times, **more), b"\n"))
+
+    return in_parts(audio, line, lambda: line(b"", finish_reason=usage.finish_reason))
+
+
+DIALECT = Dialect(
+    "ElevenLabs",
+    routes=(
+        *_ways("/v1/text-to-speech/{voice_id}", "Speak a text (ElevenLabs)"),
+        *_ways("/v1/text-to-dialogue", "Speak a dialogue (ElevenLabs)"),
+        Route("GET /v1/voices", list_voices, "List voices (ElevenLabs v1)", charge=Charge.NOTHING),
+        Route("GET /v2/voices", list_voices, "List voices (ElevenLabs v2)", charge=Charge.NOTHING),
+        Route("GET /v1/voices/{voice_id}", show_voice, "Show a voice (ElevenLabs)"),
+        Route("POST /v1/voices/add", add_voice, "Store a voice (ElevenLabs)"),
+        Route("POST /v1/voices/{voice_id}/edit", edit_voice, "Change a stored voice (ElevenLabs)"),
+        Route("DELETE /v1/voices/{voice_id}", remove_voice, "Delete a stored voice (ElevenLabs)"),
+        Route("GET /v1/user", show_user, "Show the account"),
+        Route("GET /v1/user/subscription", show_subscription, "Show the subscription"),
+    ),
+    key_headers=("xi-api-key",),
+)

@@ -1,0 +1,279 @@
+"""ElevenLabs over WebSockets: contexts (multi-stream-input), one text (stream-input), contexts of a dialogue."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import ClassVar
+
+from starlette.websockets import WebSocket
+
+from deployments.errors import InvalidRequest
+from serve_app.api.error_replies import ErrorReply, translate
+from serve_app.api.parsing import field_names
+from serve_app.api.parsing.client_input import plain_number, switch
+from serve_app.api.resolve import ignored_fields
+from serve_app.api.resolve.make_request import read_text, request_in_voice
+from serve_app.api.resolve.speech_request import SpeechRequest
+from serve_app.api.speech_service import SpeechService
+from serve_app.audio.formats import AudioFormat
+from serve_app.extension import Dialect, Sample
+from serve_app.extensions.elevenlabs.elevenlabs import (
+    LOCATORS,
+    NAMES,
+    beside_text,
+    characters,
+    dialogue,
+    encoded,
+    located,
+    speech_request,
+    unknown,
+)
+from serve_app.extensions.live.connection import MAX_CONTEXTS, ContextConnection, HandshakeConnection
+from serve_app.extensions.live.session import Audio, Done, Event, Failed, Flushed, Rest, Session, Words
+from serve_app.extensions.word_times.word_times import Word, marked
+
+_ONLY = ""  # the name of the one context of stream-input
+_SPEED = "voice_settings.speed"
+_FIELDS: field_names.Names = dict.fromkeys(
+    ("text", "inputs", "context_id", "flush", "close_context", "close_socket", "keep_alive", LOCATORS, _SPEED)
+)
+
+
+class _Contexts(ContextConnection, HandshakeConnection):
+    """The end of a context is `close_context` right after an empty flush; without one it is an interruption."""
+
+    names: ClassVar[field_names.Names] = {**NAMES, "sync_alignment": None}
+
+    def __init__(self, socket: WebSocket, service: SpeechService) -> None:
+        super().__init__(socket, service)
+        self._ending: set[str] = set()  # contexts whose last message was an empty flush
+        self._draining: set[str] = set()
+        self._words: dict[str, list[Word]] = {}  # that go out with the next audio, by context
+        self._clocks_ms: dict[str, float] = {}  # from which each context's times count
+        self._is_cumulative = switch(socket.query_params, "sync_alignment")
+
+    @classmethod
+    async def speech_request(cls, socket: WebSocket, service: SpeechService) -> SpeechRequest:
+        voice = socket.path_params.get("voice_id")
+        return await speech_request(
+            service, {"text": ""}, socket.query_params, voice=voice, words=True, names=cls.names
+        )
+
+    async def obey(self, fields: dict[str, object]) -> None:
+        name = self.name_of(fields, _ONLY)
+        if switch(fields, "close_socket"):
+            await self.end()
+        elif switch(fields, "close_context"):
+            await self._close(name)
+        else:
+            await self._write(name, fields)
+
+    async def tell_error(self, reply: ErrorReply) -> None:
+        await self._send_error("", reply)
+
+    def _text(self, fields: Mapping[str, object]) -> str:
+        text = fields.get("text", "")
+        if not isinstance(text, str):
+            raise InvalidRequest("text must be a string.", "text")
+        return text
+
+    async def _write(self, name: str, fields: Mapping[str, object]) -> None:
+        text, flush = self._text(fields), switch(fields, "flush")
+        session = self.find(name)
+        has_no_effect = name in self._draining if session else not text
+        if has_no_effect:
+            if name in self.pending_notes or len(self.pending_notes) < MAX_CONTEXTS:
+                self._note(name, fields, {_SPEED: "it counts with the first text"})
+            return  # a keepalive, or a message that comes too late
+        session = session or await self._open(name, fields)
+        session.append(text)
+        if flush and session.is_writing:
+            session.flush()
+        if flush and not text.strip():
+            self._ending.add(name)
+        elif text:
+            self._ending.discard(name)
+
+    async def _open(self, name: str, fields: Mapping[str, object]) -> Session:
+        speech = await self._speech_for(name, fields)
+        session = await self.open(name, speech)
+        reasons = {} if speech is self.speech else speech.ignored
+        settings = fields.get("voice_settings")
+        speed = settings.get("speed") if isinstance(settings, Mapping) else None
+        speed = plain_number(speed) if isinstance(speed, str) else speed
+        if isinstance(speed, int | float) and 0.25 <= speed <= 4:
+            session.configure(speed=float(speed))
+        elif speed is not None:
+            reasons = {**reasons, _SPEED: "no number from 0.25 to 4"}
+        self._note(name, fields, reasons)
+        return session
+
+    def _note(self, name: str, fields: Mapping[str, object], reasons: Mapping[str, str]) -> None:
+        """Fields without effect are told with the next message of their context."""
+        sent = field_names.flat(fields, _FIELDS)
+        ignored = {field: reason for field, reason in reasons.items() if field != _SPEED or field in sent}
+        ignored |= beside_text(sent)
+        unsaid = ignored_fields.with_unknown(sent, _FIELDS, {**ignored, **_unheard(fields.get("inputs"))})
+        if unsaid:
+            self.pending_notes[name] = {**self.pending_notes.get(name, {}), **unsaid}
+
+    async def _speech_for(self, name: str, fields: Mapping[str, object]) -> SpeechRequest:
+        if LOCATORS not in fields:
+            return self.speech
+        reasons: dict[str, str] = {}
+        words = await located(self.service, fields[LOCATORS], reasons)
+        body = self.speech.body.model_copy(update={"lexicon": words})
+        spoken, unread = await read_text(self.service.offer, body, self.speech.info, self.speech.stored)
+        return replace(self.speech, body=body, spoken=spoken, ignored=reasons | unread)
+
+    async def _close(self, name: str) -> None:
+        session = self.find(name)
+        if session is None:
+            return
+        if name in self._ending and name not in self._draining:
+            self._draining.add(name)
+            session.close()
+            return
+        await self.cancel(name)
+        await self._finish(name)
+
+    async def say_in(self, name: str, event: Event) -> None:
+        match event:
+            case Words():
+                self._words.setdefault(name, []).extend(event.in_session())
+            case Audio(_, data) | Rest(data):
+                await self._send_audio(name, data)
+            case Flushed() if name in self._words:
+                await self._send_audio(name, b"")
+            case InvalidRequest() as refused:
+                await self._send_error(name, translate(refused))
+            case Failed(error):
+                await self._send_error(name, self.failure(error, self.request_id))
+                await self._finish(name)
+            case Done(reason, answer):
+                await self._finish(name, finish_reason=reason, **answer)
+
+    async def _finish(self, name: str, **ended: object) -> None:
+        self._ending.discard(name)
+        self._draining.discard(name)
+        self._words.pop(name, None)
+        self._clocks_ms.pop(name, None)
+        await self._send_final(name, {**ended, **self.notes(name)})
+
+    async def _send_audio(self, name: str, audio: bytes) -> None:
+        timed = {**self._timed(name, audio), "contextId": name, "isFinal": None}
+        await self.socket.send_json({**timed, **self.notes(name)})
+
+    def _timed(self, name: str, audio: bytes) -> dict[str, object]:
+        """Audio and the words that have become known. Clients without a common clock add up the times of messages."""
+        mark = marked(self._words.get(name, ()))
+        chars, starts_ms, durations_ms = self._take_alignment(name)
+        timed = {"chars": chars, "charStartTimesMs": starts_ms, "charDurationsMs": durations_ms} if chars else None
+        if chars and not self._is_cumulative:
+            self._clocks_ms[name] = self._clocks_ms.get(name, 0) + starts_ms[-1] + durations_ms[-1]
+        return {"audio": encoded(audio), "alignment": timed, "normalizedAlignment": timed, **mark}
+
+    def _take_alignment(self, name: str) -> tuple[list[str], list[int], list[int]]:
+        """Characters of the words that are to be told, and their times in milliseconds of the context's clock."""
+        chars, starts_s, ends_s = characters(self._words.pop(name, []))
+        clock_ms = round(self._clocks_ms.get(name, 0))
+        starts_ms, ends_ms = ([round(1000 * time_s) - clock_ms for time_s in times_s] for times_s in (starts_s, ends_s))
+        return chars, starts_ms, [end - start for start, end in zip(starts_ms, ends_ms, strict=True)]
+
+    async def _send_final(self, name: str, notes: Mapping[str, object]) -> None:
+        await self.socket.send_json({"contextId": name, "isFinal": True, **notes})
+
+    async def _send_error(self, name: str, reply: ErrorReply) -> None:
+        await self.socket.send_json({"contextId": name or None, "error": reply.message, "code": reply.code})
+
+
+class _OneText(_Contexts):
+    """Ends with an empty text; clients then wait for the server to close."""
+
+    async def obey(self, fields: dict[str, object]) -> None:
+        text = self._text(fields)
+        await self._write(_ONLY, {**fields, "text": text})
+        if not text and not switch(fields, "flush"):
+            await self._close_when_spoken()
+
+    async def _close_when_spoken(self) -> None:
+        session = self.find(_ONLY) or await self._open(_ONLY, {})
+        self._draining.add(_ONLY)
+        session.close()
+
+    async def _send_audio(self, name: str, audio: bytes) -> None:
+        await self.socket.send_json({**self._timed(name, audio), "isFinal": None, **self.notes(name)})
+
+    async def _send_final(self, name: str, notes: Mapping[str, object]) -> None:
+        await self.socket.send_json({"isFinal": True, **notes})
+        await self.end()
+
+
+class _Dialogues(_Contexts):
+    """Texts come as inputs with a voice; the first one speaks the whole context. Names are in snake case."""
+
+    names = NAMES
+
+    async def opened(self) -> None:
+        delivery = self.speech.delivery
+        sample_bits = 8 if delivery.audio_format in (AudioFormat.MULAW, AudioFormat.ALAW) else 16
+        self._bit_rate = delivery.bit_rate or sample_bits * delivery.rate(self.speech.info)
+
+    async def _speech_for(self, name: str, fields: Mapping[str, object]) -> SpeechRequest:
+        _, voice = dialogue(fields.get("inputs"))
+        return await request_in_voice(self.service.offer, self.speech, voice) if voice else self.speech
+
+    def _text(self, fields: Mapping[str, object]) -> str:
+        inputs = fields.get("inputs")
+        return "".join(dialogue([part])[0] for part in inputs) if isinstance(inputs, list) else ""
+
+    async def _send_audio(self, name: str, audio: bytes) -> None:
+        """Times count from the beginning of the message's audio."""
+        mark = marked(self._words.get(name, ()))
+        chars, starts_ms, durations_ms = self._take_alignment(name)
+        timed = {"chars": chars, "char_start_times_ms": starts_ms, "char_durations_ms": durations_ms}
+        self._clocks_ms[name] = self._clocks_ms.get(name, 0) + 8000 * len(audio) / self._bit_rate
+        alignment = {"alignment": timed, **mark} if chars else {}
+        await self.socket.send_json({"context_id": name, "audio": encoded(audio), **alignment, **self.notes(name)})
+
+    async def _send_final(self, name: str, notes: Mapping[str, object]) -> None:
+        await self.socket.send_json({"context_id": name, "is_final": True, **notes})
+
+    async def _send_error(self, name: str, reply: ErrorReply) -> None:
+        said = {"error": reply.code, "message": reply.message, "code": reply.code}
+        await self.socket.send_json({"context_id": name or None, **said})
+
+
+def _unheard(inputs: object) -> dict[str, str]:
+    """Fields of a message's inputs without effect, and the reasons."""
+    parts = [part for part in inputs if isinstance(part, Mapping)] if isinstance(inputs, list) else []
+    voices = {str(part.get("voice_id")) for part in parts}
+    reason = {"inputs.voice_id": "one voice speaks a context: that of its first input"} if len(voices) > 1 else {}
+    return {**unknown(inputs), **reason}
+
+
+DIALECT = Dialect(
+    "ElevenLabs",
+    sockets=(
+        ("/v1/text-to-speech/{voice_id}/multi-stream-input", _Contexts),
+        ("/v1/text-to-speech/{voice_id}/stream-input", _OneText),
+        ("/v1/text-to-dialogue/multi-stream-input", _Dialogues),
+    ),
+    sample=Sample(
+        "/v1/text-to-speech/$voice/multi-stream-input?output_format=pcm_24000",
+        audio_field="audio",
+        messages=(
+            {"text": " ", "context_id": "check"},
+            {"text": "$text ", "context_id": "check", "flush": True},
+            {"text": "", "context_id": "check", "flush": True},
+            {"context_id": "check", "close_context": True},
+        ),
+        clients=(
+            'LiveKit:          elevenlabs.TTS(base_url="$url/v1", api_key=KEY, voice_id="$voice")',
+            (
+                'Pipecat:          ElevenLabsTTSService(url="$sockets", api_key=KEY, '
+                'settings=ElevenLabsTTSService.Settings(voice="$voice"))'
+            ),
+            'elevenlabs:       ElevenLabs(base_url="$url", api_key=KEY)',
+        ),
+    ),
+)

@@ -1,0 +1,90 @@
+"""Jobs as a Ray Serve deployment of one replica, which Serve replaces: what it has made lies in the store."""
+
+import asyncio
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from ray import serve
+
+from deployments.serving import ray_metrics, ray_private
+from serve_app.api.resolve.speech_request import Offer
+from serve_app.audio import recordings
+from serve_app.config import ApiSettings
+from serve_app.extensions.jobs.desk import JobDesk
+from serve_app.extensions.jobs.segment_maker import SegmentMaker
+from serve_app.extensions.records.record_keeper import RecordKeeper
+from serve_app.extensions.voices.library import Voices
+from serve_app.ingress import forget_everywhere, limit_kept_memory, record_sinks, return_memory
+from serve_app.scaling.pool_watch import PoolWatch
+from serve_app.speech.model_state import ModelStatus
+from serve_app.speech.replica_synthesizer import Deployed, ReplicaSynthesizer
+from serve_app.speech.speech_models import SpeechModel, SpeechModels
+
+_POLL_S = 0.25
+
+
+class JobsReplica:
+    """The only replica that makes segments of jobs."""
+
+    def __init__(self, settings: ApiSettings, models: Sequence[Deployed], waking: Sequence[str]) -> None:
+        """`models` as the ingress has them. `waking`: those whose talkers a job may start."""
+        ray_metrics.install()
+        app_name = serve.get_replica_context().app_name
+        self._waking = waking
+        self._watch = PoolWatch(app_name, {model.name: model.deployments for model in models})
+        # The only ingress replica may be killed before it has told the others of a deletion.
+        forget = partial(forget_everywhere, app_name)
+        self._voices = Voices.of(settings.voices, num_nodes=ray_private.num_nodes(), forget=forget)
+        synthesizers = {model.name: ReplicaSynthesizer(model) for model in models}
+        speaking = {name: SpeechModel(synthesizer, settings.admission) for name, synthesizer in synthesizers.items()}
+        offer = Offer(SpeechModels(speaking), settings, self._voices)
+        self._keeper = RecordKeeper(record_sinks(settings.records, self._voices.store))
+        maker = SegmentMaker(synthesizers, self._voices, self._keeper.keep)
+        dead_nodes = ray_private.num_dead_nodes
+        self._desk = JobDesk(offer, maker, settings.jobs, hindrance=self._hindrance, dead_nodes=dead_nodes)
+        self._replica = ray_private.this_replica()
+        limit_kept_memory()
+        self._working: asyncio.Task[None] | None = None
+
+    def __del__(self) -> None:
+        """Serve calls it before it ends the process."""
+        if hasattr(self, "_keeper"):
+            self._keeper.close()
+
+    async def check_health(self) -> None:
+        """Serve calls it first of all, and then periodically."""
+        self._voices.follow()
+        await asyncio.to_thread(return_memory)
+        if self._working is None or self._working.done():
+            self._working = asyncio.create_task(self._work())
+
+    async def call(self, method: str, *arguments: object) -> Any:
+        self._desk.is_stopping = self._is_stopping
+        return await self._desk.call(method, *arguments)
+
+    async def forget(self, voices: tuple[bytes, ...]) -> int:
+        """Drop what this process keeps of stored voices that are no more. Returns how much there was."""
+        return recordings.forget(voices)
+
+    async def _work(self) -> None:
+        """Make segments until Serve stops this replica: its successor makes them then."""
+        running = asyncio.create_task(self._desk.run())
+        try:
+            while not running.done() and not self._is_stopping:
+                await asyncio.wait((running,), timeout=_POLL_S)
+        finally:
+            running.cancel()
+            await asyncio.wait((running,))
+        if not running.cancelled():
+            running.result()
+
+    @property
+    def _is_stopping(self) -> bool:
+        return self._replica is not None and ray_private.is_stopping(self._replica)
+
+    def _hindrance(self, model: str) -> str | None:
+        state = self._watch.state(model)
+        if state.status is ModelStatus.AT_ZERO and model not in self._waking:
+            return "Its talkers are at zero, and talker_scaling.jobs lets no job start them: it waits for a request."
+        return None

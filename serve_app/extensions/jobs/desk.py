@@ -1,0 +1,450 @@
+"""All jobs of a server, in one process: accepts them, makes their segments and reports their progress.
+
+The store is the truth. If the process dies, its successor makes the segments again that were running. While two
+processes have the same store, as during an update, each follows the changes of the other one.
+"""
+
+import asyncio
+import hashlib
+import json
+import logging
+import math
+import secrets
+import time
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from functools import partial
+from itertools import count
+from typing import Any
+
+from deployments.errors import (
+    Conflict,
+    EngineError,
+    InvalidRequest,
+    Moved,
+    NotFound,
+    NotReady,
+    Overloaded,
+    ReplicaLost,
+    Starting,
+)
+from serve_app.api.parsing.client_input import HALF_REPLACED, parse_object
+from serve_app.api.resolve.ignored_fields import Reasons
+from serve_app.api.resolve.speech_request import Offer
+from serve_app.api.responses.listing import apart, limit_of, page_of
+from serve_app.config import JobSettings
+from serve_app.extensions.jobs.job_store import JobStore
+from serve_app.extensions.jobs.known_jobs import KnownJobs, age, cancel_tasks, keys_of, sees
+from serve_app.extensions.jobs.planning import Planned, plan_into
+from serve_app.extensions.jobs.segment_maker import JobStopped, SegmentMaker
+from serve_app.extensions.jobs.stored_job import JOB_ID, LONGEST_LINE, JobState, MadeSegment, SegmentId, StoredJob
+from serve_app.extensions.jobs.webhooks import WEBHOOK, Webhooks
+from serve_app.extensions.jobs.work import Json, Track, Work
+from serve_app.extensions.voices.clocks import SteadyClock
+from serve_app.extensions.voices.stored_voice import now
+from serve_app.extensions.voices.voice_store import Damaged, StoreFailed
+from serve_app.visitor import VISITOR, Visitor
+
+logger = logging.getLogger(__name__)
+
+_FIRST_SEGMENTS, _MOST_SEGMENTS = 2.0, 32.0  # made at once: until the pools are known to have room for more, and ever
+_RETRY_S, _LONGEST_RETRY_S = 0.25, 15.0  # after a refusal, and of a store that cannot be written
+_LOOK_S = 1.0  # between two looks whether a hindrance is over
+_FOLLOW_S = 5.0  # between two looks at what other processes have changed in the store
+_TOGETHER_S = 1.0  # in which the streams of a lost replica end
+_NODE_LOST_S = 30.0  # in which the replicas of a lost node end
+_REMOVAL_S = 2.0  # for the segments of a job that is deleted; a bucket may go on for longer
+_EXPIRE_S, _SWEEP_ROUNDS = 60.0, 10  # between two looks for jobs that are old; after so many one for files without jobs
+_ABANDONED_S = 180.0  # age of such files; a job is planned in less time
+_MOST_FAILURES = 3  # of one segment
+_MOST_CALLS, _CALL_AGAIN_S = 8, 2.0  # of a webhook; the wait is four times as long after each: six hours in all
+_MOST_VALUES = 1 << 20  # of a body: the texts of a book have many commas
+_MOST_LISTED = 1000  # jobs, and parts of a job
+_PROBLEMS, _PROBLEMS_LISTED = 1000, 10  # told of a job, and of each in a list
+
+
+# How the HTTP surface asks the desk, by the name of a method of `JobDesk` and its arguments: by `JobDesk.call`, or by a
+# call of the deployment that holds the desk, which also raises NotReady while there is no replica.
+AskDesk = Callable[..., Awaitable[Any]]
+
+
+class JobDesk:
+    """The one process that makes the segments of jobs. All methods belong to one event loop."""
+
+    def __init__(
+        self,
+        offer: Offer,
+        maker: SegmentMaker,
+        settings: JobSettings,
+        *,
+        hindrance: Callable[[str], str | None] = lambda model: None,
+        dead_nodes: Callable[[], int] = lambda: 0,
+    ) -> None:
+        """`hindrance` says why jobs may not use a model now, by its name. `dead_nodes` counts those that were lost."""
+        self._offer, self._maker, self._settings = offer, maker, settings
+        self._hindrance, self._dead_nodes = hindrance, dead_nodes
+        self._webhooks = Webhooks(settings)
+        self._keys = keys_of(offer)
+        self._limit = _FIRST_SEGMENTS
+        self._failure: str | None = None  # why the store cannot be used now
+        self._losses = deque[tuple[float, SegmentId]](maxlen=1000)  # when segments were lost with their replica
+        self._num_dead_nodes, self._node_lost_s = 0, float("-inf")
+        self._changed, self._creating = asyncio.Event(), asyncio.Lock()
+        self._jobs = KnownJobs(settings, self._store, self._fail, changed=self._changed.set)
+        self._works = self._jobs.works
+        self.is_stopping = False  # it refuses changes
+
+    async def call(self, method: str, *arguments: object) -> Any:
+        methods: list[Callable[..., Awaitable[Any]]] = [self.create, self.all_of, self.parts, self.ask, self.track]
+        return await {each.__name__: each for each in methods}[method](*arguments)
+
+    async def create(self, visitor: Visitor, body: bytes, key: str | None) -> tuple[Json, Reasons]:
+        """A new job, and its fields without effect; with a `key` that its owner has used the job of that time.
+
+        Raises InvalidRequest, Conflict, NotReady, StoreFailed.
+        """
+        self._check_open()
+        VISITOR.set(visitor)
+        owner = visitor.name or ""
+        fields, fingerprint, halves = await apart(_read, body)
+        await self._jobs.follow(0.0)
+        if (known := self._jobs.known(owner, key, fingerprint)) is not None:
+            return self._as_json(known), {}
+        self._jobs.check_room(owner, 0)
+        webhook = self._webhooks.checked(fields.pop(WEBHOOK, None))
+        job_id = f"job_{secrets.token_hex(12)}"
+        is_kept = False
+        try:
+            made = Planned(self._store(), job_id, partial(self._jobs.check_room, owner))
+            await plan_into(made, self._offer, fields)
+            job = StoredJob(
+                id=job_id,
+                owner=owner,
+                created_at=now(),
+                key=key,
+                fingerprint=fingerprint,
+                models=made.models,
+                num_segments=tuple(made.num_segments),
+                pieces=tuple(made.pieces),
+                plan_bytes=made.num_bytes,
+                webhook=webhook,
+                deterministic=made.deterministic,
+            )
+            async with self._creating:
+                await self._jobs.follow(0.0)
+                if (known := self._jobs.known(owner, key, fingerprint)) is not None:
+                    return self._as_json(known), {}
+                self._jobs.check_room(owner, made.num_bytes)
+                self._check_open()
+                is_kept = True  # also if the client leaves now: the thread goes on
+                await asyncio.to_thread(self._store().create, job)
+                self._works.setdefault(job_id, Work(job, JobState(), made={}, num_bytes=job.plan_bytes))
+        except StoreFailed:
+            is_kept = False
+            raise
+        finally:
+            if not is_kept:
+                await asyncio.shield(asyncio.to_thread(self._store().discard, job_id))
+        self._changed.set()
+        return self._as_json(self._works[job_id]), made.ignored | halves
+
+    async def all_of(self, visitor: Visitor, after: str, limit: str) -> Json:
+        """A page of them, the newest first. Raises InvalidRequest."""
+        await self._jobs.follow(_LOOK_S)
+        visible = sorted((work for work in self._works.values() if sees(visitor, work)), key=age, reverse=True)
+        held = self._jobs.held()
+
+        def entry(work: Work) -> Json:
+            return work.as_json(self._hindered(work, held), most_problems=_PROBLEMS_LISTED)
+
+        return page_of(visible, entry, after, limit, most=_MOST_LISTED)
+
+    async def parts(self, visitor: Visitor, job_id: str, after: str, limit: str) -> Json:
+        """A page of how far each part of a job is. Raises NotFound, InvalidRequest, Damaged."""
+        work = await self._find(visitor, job_id)
+        total = len(work.job.num_segments)
+        if after and not work.has_part(after):
+            raise InvalidRequest(
+                f"after: part {after[:80]!r} is unknown. {job_id} has parts 0 to {total - 1}.", "after"
+            )
+        start = int(after) + 1 if after else 0
+        end = min(total, start + limit_of(limit or str(_MOST_LISTED), most=_MOST_LISTED))
+        parts = self._store().parts(work.job, start, end)
+        listed = await apart(lambda: [work.part_as_json(*each) for each in parts])
+        return {"object": "list", "data": listed, "has_more": end < total}
+
+    async def ask(self, visitor: Visitor, action: str, job_id: str) -> Json:
+        """The job after `action` was done: "get", "cancel", "resume" or "delete". Raises NotFound, StoreFailed, and
+        NotReady of a change while another process takes over.
+        """
+        if action != "get":
+            self._check_open()
+        if action == "delete" and JOB_ID.fullmatch(job_id):  # perhaps again, after a deletion that was killed
+            await asyncio.to_thread(self._store().remove, job_id)
+        work = await self._find(visitor, job_id)
+        if action == "cancel" and not work.is_complete:
+            await self._jobs.change(work, JobState(cancelled=True, ended_at=now()))
+        elif action == "resume" and not work.is_complete:
+            await self._jobs.change(work, JobState())
+        elif action == "delete":
+            await self._remove(work)
+            return {"id": job_id, "object": "audio.job.deleted", "deleted": True}
+        return self._as_json(work)
+
+    async def track(self, visitor: Visitor, job_id: str, part: str | None) -> Track:
+        """A finished part, or all of a finished job. Raises NotFound, Conflict."""
+        work = await self._find(visitor, job_id)
+        names = await apart(work.names, part)
+        infos = [work.job.info(model) for model in work.job.models]
+        if part is None and len({info.sample_rate for info in infos}) > 1:
+            raise Conflict("Its models have different sample rates: fetch its parts.", None, "mixed_sample_rates")
+        return Track(job_id, infos[0].sample_rate, frame_samples=infos[0].frame_samples, names=names)
+
+    async def run(self) -> None:
+        """Make segments until this is cancelled. Those that run then are made again by the next process."""
+        self._num_dead_nodes = await asyncio.to_thread(self._dead_nodes)
+        for work in self._works.values():
+            work.queue_all()  # also what ran in an earlier call
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._expire())
+                while True:
+                    await self._take_turn()
+        finally:
+            await asyncio.gather(*map(cancel_tasks, self._works.values()), return_exceptions=True)
+
+    async def _take_turn(self) -> None:
+        """Begin as many segments as there is room for, and wait for a change."""
+        try:
+            await self._jobs.follow(_FOLLOW_S)
+        except StoreFailed as error:
+            self._fail(error)
+        else:
+            if self._failure is not None and not self._num_running:  # a segment that waits to be kept tries by itself
+                self._failure = None
+        self._changed.clear()
+        for ended in self._works.values():
+            if ended.webhook_task is None and ended.owes_webhook and ended.next_webhook_s <= time.monotonic():
+                ended.webhook_task = asyncio.create_task(self._call_webhook(ended))
+        while self._num_running < int(self._limit) and (begun := self._next()) is not None:
+            work, segment_id = begun
+            work.todo.remove(segment_id)
+            work.begin(segment_id, asyncio.create_task(self._make(work, segment_id)))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_LOOK_S):
+                await self._changed.wait()
+
+    @property
+    def _num_running(self) -> int:
+        return sum(len(work.running) for work in self._works.values())
+
+    def _next(self) -> tuple[Work, SegmentId] | None:
+        """The next segment: of the owner, then of the job, with the fewest running ones; the oldest. A lost segment is
+        retried first, alone among the segments of its model.
+        """
+        held = self._jobs.held()
+        of_owners = Counter(work.job.owner for work in self._works.values() for _ in work.running)
+        ready = [work for work in self._works.values() if work.todo and not work.state.ended_at]
+        ready = [work for work in ready if self._hindered(work, held) is None]
+        taken = {model for work in self._works.values() if work.running for model in work.job.models}
+        kept = {model for work in self._works.values() if work.suspects and work.running for model in work.job.models}
+        for work in ready:
+            if work.suspects and not taken & work.job.models.keys():
+                return work, next(iter(work.suspects))
+            if work.suspects:
+                kept |= work.job.models.keys()
+        free = [work for work in ready if not kept & work.job.models.keys()]
+        first = min(free, key=lambda work: (of_owners[work.job.owner], len(work.running), *age(work)), default=None)
+        return None if first is None else (first, first.todo[0])
+
+    async def _make(self, work: Work, segment_id: SegmentId) -> None:
+        """One segment, from the pools into the store. It is put back if it cannot be made now."""
+        try:
+            async with work.lock:  # one of its segments reads a piece for all
+                if (plan := work.plan) is None or not plan.has(segment_id.part):
+                    plan = work.plan = await asyncio.to_thread(self._store().plan, work.job, segment_id.part)
+            made, content = await self._maker.make(work.job, plan, segment_id)
+            await self._save(work, made, content)
+            self._limit = min(self._limit + 0.5, _MOST_SEGMENTS)
+            work.suspects.pop(segment_id, None)
+        except (Overloaded, NotReady, Moved) as error:
+            self._limit = max(1.0, self._limit / 2)
+            logger.info("%s: %s waits: %s", work.job.id, segment_id, error)
+            await asyncio.sleep(_RETRY_S)  # and keeps its slot meanwhile
+            work.todo.appendleft(segment_id)
+        except ReplicaLost as error:
+            logger.warning("%s: %s was lost: %s", work.job.id, segment_id, error)
+            lost_s = time.monotonic()
+            self._losses.append((lost_s, segment_id))
+            work.suspects[segment_id] = None
+            await asyncio.sleep(_TOGETHER_S)  # in which others may be lost with it
+            is_culprit = await self._is_culprit(lost_s, error)
+            await self._count_failure(work, segment_id, f"its replica was lost: {error}" if is_culprit else None)
+        except EngineError as error:
+            await self._count_failure(work, segment_id, str(error))
+        except StoreFailed as error:  # its voice, or its texts, cannot be read now
+            self._fail(error)
+            await asyncio.sleep(_LOOK_S)
+            work.todo.appendleft(segment_id)
+        except Damaged as error:
+            logger.error("%s: %s: %s", work.job.id, segment_id, error)
+            await self._stop(work, f"{segment_id}: its text or its voice is missing or damaged in the store")
+        except (JobStopped, InvalidRequest) as error:
+            await self._stop(work, f"{segment_id}: {error}")
+        except Exception:
+            logger.exception("%s: %s failed", work.job.id, segment_id)
+            await self._stop(work, f"{segment_id}: the server failed, see its log")
+        finally:
+            work.running.pop(segment_id, None)
+            self._changed.set()
+
+    async def _is_culprit(self, lost_s: float, error: ReplicaLost) -> bool:
+        """Whether a lost replica counts against the segment: not if other segments or live streams were lost with it,
+        or its node.
+        """
+        num_dead = await asyncio.to_thread(self._dead_nodes)
+        if num_dead > self._num_dead_nodes:
+            self._num_dead_nodes, self._node_lost_s = num_dead, lost_s
+            for work in self._works.values():  # the cluster may have noticed late
+                for suspect in work.suspects:
+                    work.failures.pop(suspect, None)
+        together = [other for other_s, other in self._losses if abs(other_s - lost_s) <= _TOGETHER_S]
+        return len(together) == 1 and not error.beside and lost_s - self._node_lost_s > _NODE_LOST_S
+
+    async def _count_failure(self, work: Work, segment_id: SegmentId, reason: str | None) -> None:
+        """The segment is tried again. `reason`: of a failure that counts."""
+        work.failures[segment_id] = work.failures.get(segment_id, 0) + (reason is not None)
+        if work.failures[segment_id] >= _MOST_FAILURES:
+            await self._stop(work, f"{segment_id}: {reason}")
+        else:
+            work.todo.appendleft(segment_id)
+
+    async def _call_webhook(self, work: Work) -> None:
+        """Tell the webhook of a job that it has ended."""
+        assert work.job.webhook is not None
+        before = work.state
+        try:
+            error = await self._webhooks.notify(work.job.webhook, work.job.owner, self._as_json(work))
+            calls = before.calls + 1
+            called_at = now() if error is None or calls == _MOST_CALLS else None
+            if error is not None:
+                logger.warning("%s: call %d of %s failed: %s", work.job.id, calls, work.job.webhook, error)
+            async with work.lock:
+                if work.state == before:
+                    work.next_webhook_s = time.monotonic() + _CALL_AGAIN_S * 4**before.calls
+                    outcome = {"calls": calls, "call_error": error and error[:LONGEST_LINE], "called_at": called_at}
+                    await self._jobs.write(work, before.model_copy(update=outcome))
+        finally:
+            work.webhook_task = None
+
+    async def _save(self, work: Work, made: MadeSegment, content: bytes) -> None:
+        """Store a segment, however long that takes: nothing new begins while the store takes nothing."""
+        delay_s = _RETRY_S
+        while True:
+            try:
+                mark = await asyncio.to_thread(self._store().save, work.job.id, made, content)
+                break
+            except StoreFailed as error:
+                self._fail(error)
+                await asyncio.sleep(delay_s)
+                delay_s = min(2 * delay_s, _LONGEST_RETRY_S)
+        self._failure = None
+        if mark is None or work.job.id not in self._works:  # deleted meanwhile, here or by another process
+            self._jobs.forget(work.job.id)
+            return
+        work.add(made, len(content))
+        if mark != work.mark:
+            with suppress(StoreFailed):  # the next look adopts it
+                await self._jobs.adopt(work, mark)
+        if work.is_complete:
+            await self._jobs.end(work, JobState(ended_at=now()))
+
+    def _fail(self, error: StoreFailed) -> None:
+        """The reason that clients get has no path and no bucket."""
+        problem = error.__cause__.strerror if isinstance(error.__cause__, OSError) else None
+        failure = f"The job store is not available{f': {problem}' if problem else ''}. The server retries."
+        if failure != self._failure:
+            logger.error("jobs are paused: %s", error.__cause__ or error)
+        self._failure = failure
+
+    async def _stop(self, work: Work, reason: str) -> None:
+        """Begin no further segment of it until it is resumed."""
+        logger.error("%s failed: %s", work.job.id, reason)
+        await self._jobs.end(work, JobState(failed=reason[:LONGEST_LINE], ended_at=now()))
+
+    def _hindered(self, work: Work, held: Counter[str]) -> str | None:
+        """Why no segment of it begins now. `held`: bytes by owner."""
+        if self._failure is not None:
+            return self._failure
+        owner, most = work.job.owner, self._settings.max_bytes
+        if self._keys is not None and owner and not self._keys.has_name(owner):
+            return f"No valid key is named {owner!r}. Create one to continue this job."
+        if held[owner] >= most:
+            return f"Your jobs hold {held[owner]} bytes. api.jobs.max_bytes allows {most}. Delete a job."
+        return next(filter(None, map(self._hindrance, work.job.models)), None)
+
+    def _as_json(self, work: Work) -> Json:
+        return work.as_json(self._hindered(work, self._jobs.held()), most_problems=_PROBLEMS)
+
+    def _check_open(self) -> None:
+        if self.is_stopping:
+            raise Starting("Another replica takes over the jobs.")
+
+    async def _find(self, visitor: Visitor, job_id: str) -> Work:
+        if JOB_ID.fullmatch(job_id) and job_id not in self._jobs.deleted:
+            try:
+                await self._jobs.look(job_id)
+            except StoreFailed:
+                if job_id not in self._works:
+                    raise
+        work = self._works.get(job_id)
+        if work is None or not sees(visitor, work):
+            raise NotFound(f"Job {job_id[:80]!r} is unknown or belongs to another key.", "job_id", "job_not_found")
+        return work
+
+    async def _expire(self) -> None:
+        """Remove jobs that ended long ago, and files without a job: at first those of a killed deletion."""
+        store, retention_s = self._store(), self._settings.retention_s
+        clock = SteadyClock(shortest_s=retention_s)
+        for number in count():
+            time_s = clock.now()
+            try:
+                if number == 0:
+                    await asyncio.to_thread(store.log_files_of_batches)
+                if number % _SWEEP_ROUNDS == 0 and (number == 0 or time_s is not None):
+                    await asyncio.to_thread(store.sweep, _ABANDONED_S)
+                for work in list(self._works.values()):
+                    ended_at = work.state.ended_at or (work.job.created_at if work.is_complete else math.inf)
+                    is_old = (time_s or 0.0) - max(ended_at, work.state.called_at or 0) > retention_s
+                    if is_old and await asyncio.to_thread(store.idle_s, work.job.id) > retention_s:
+                        await self._remove(work)
+            except StoreFailed as error:
+                self._fail(error)
+            await asyncio.sleep(min(_EXPIRE_S, retention_s))
+
+    async def _remove(self, work: Work) -> None:
+        """Begins no further segment of it. Raises StoreFailed, and the job continues then."""
+        self._works.pop(work.job.id, None)
+        self._jobs.deleted.append(work.job.id)
+        try:
+            await cancel_tasks(work)
+            await asyncio.to_thread(self._store().forget, work.job.id)
+        except BaseException:
+            self._jobs.deleted.remove(work.job.id)  # the next look reads it again
+            raise
+        removing = asyncio.create_task(asyncio.to_thread(self._store().remove, work.job.id))
+        await asyncio.wait((removing,), timeout=_REMOVAL_S)
+
+    def _store(self) -> JobStore:
+        return JobStore(self._offer.voices.files())
+
+
+def _read(body: bytes) -> tuple[Json, str, Reasons]:
+    """The fields that a client sent, their fingerprint, and those that had half of a surrogate pair. Blocks. Raises
+    InvalidRequest.
+    """
+    repaired: list[str] = []
+    fields = parse_object(body, most_values=_MOST_VALUES, repaired=repaired)
+    fingerprint = hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
+    return fields, fingerprint, dict.fromkeys(repaired, HALF_REPLACED)

@@ -1,0 +1,142 @@
+"""Long work: `/v1/audio/jobs` (docs/jobs.md)."""
+
+import re
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+
+from deployments.errors import InvalidRequest
+from serve_app.api.headers import SAMPLE_RATE_HEADER
+from serve_app.api.parsing.client_input import check_form, format_named, idempotency_key, read_body
+from serve_app.api.resolve import ignored_fields
+from serve_app.api.resolve.speech_request import CONTENT_TYPES, RAW, disclosure
+from serve_app.api.responses.listing import apart, json_apart
+from serve_app.api.speech_service import SpeechService
+from serve_app.audio.formats import AudioFormat
+from serve_app.extension import Charge, Dialect, Route
+from serve_app.extensions.jobs.job_store import JobStore
+from serve_app.extensions.jobs.stored_audio import StoredAudio, begun, words_of
+from serve_app.extensions.jobs.work import Json, Track
+
+_RANGE = re.compile(r"bytes=(\d{1,15})?-(\d{1,15})?")
+_FORMATS = {each.value: each for each in AudioFormat}
+
+
+async def create(service: SpeechService, request: Request) -> Response:
+    """Takes a list of texts, and makes their speech whenever live requests leave room."""
+    key = idempotency_key(request)
+    try:
+        job, ignored = await service.ask_jobs("create", await read_body(request), key)
+    except InvalidRequest as error:
+        check_form(request, error)
+        raise
+    return JSONResponse(job, 201, headers=ignored_fields.as_header(ignored))
+
+
+async def list_all(service: SpeechService, after: str = "", limit: str = "1000") -> Response:
+    """The caller's jobs, the newest first, as pages."""
+    return await json_apart(dict, await service.ask_jobs("all_of", after, limit))
+
+
+async def show(service: SpeechService, job_id: str) -> Response:
+    """A job, with how far it is."""
+    return await json_apart(dict, await service.ask_jobs("ask", "get", job_id))
+
+
+async def cancel(service: SpeechService, job_id: str) -> Response:
+    """Makes no further segment; what is made stays."""
+    return JSONResponse(await service.ask_jobs("ask", "cancel", job_id))
+
+
+async def resume(service: SpeechService, job_id: str) -> Response:
+    """Goes on with a job that was cancelled or has failed."""
+    return JSONResponse(await service.ask_jobs("ask", "resume", job_id))
+
+
+async def remove(service: SpeechService, job_id: str) -> Json:
+    """Deletes a job with its audio."""
+    return dict(await service.ask_jobs("ask", "delete", job_id))
+
+
+async def list_parts(service: SpeechService, job_id: str, after: str = "", limit: str = "1000") -> Response:
+    """How far each part of a job is, with its `custom_id` and its seed, as pages. `after` is the number of a part."""
+    return await json_apart(dict, await service.ask_jobs("parts", job_id, after, limit))
+
+
+async def part_audio(
+    service: SpeechService, request: Request, job_id: str, part: str, response_format: str = "flac"
+) -> Response:
+    """The audio of a finished part, also while the job runs."""
+    wanted = format_named("response_format", response_format, _FORMATS)
+    return await _audio(service, request, await service.ask_jobs("track", job_id, part), wanted)
+
+
+async def part_words(service: SpeechService, job_id: str, part: str) -> Response:
+    """When each word and each segment of a finished part is heard."""
+    track = await service.ask_jobs("track", job_id, part)
+    return await json_apart(dict, await words_of(JobStore(service.voices.files()), track, int(part)))
+
+
+async def whole_audio(service: SpeechService, request: Request, job_id: str, response_format: str = "flac") -> Response:
+    """All parts of a finished job in order. `wav` and `pcm` take a Range."""
+    wanted = format_named("response_format", response_format, _FORMATS)
+    return await _audio(service, request, await service.ask_jobs("track", job_id, None), wanted)
+
+
+async def _audio(service: SpeechService, request: Request, track: Track, audio_format: AudioFormat) -> Response:
+    disclosed = service.settings.disclose_synthetic
+    store = JobStore(service.voices.files())
+    audio = await apart(StoredAudio, store, track, audio_format, disclosed=disclosed)
+    kind = CONTENT_TYPES[audio_format]
+    content_type = f"{kind};rate={track.sample_rate};channels=1" if audio_format in RAW else kind
+    headers = {"content-type": content_type, SAMPLE_RATE_HEADER: str(track.sample_rate), **disclosure(disclosed)}
+    size = audio.num_bytes
+    headers |= {"accept-ranges": "none"} if size is None else {"accept-ranges": "bytes", "content-length": str(size)}
+    if size is None or (span := _span(request.headers.get("range"), size)) is None:
+        body = audio.encoded() if size is None else audio.read(0, size)
+        return StreamingResponse(await begun(body), 200, headers)
+    start, end = span
+    if start >= end:
+        return Response(status_code=416, headers={**headers, "content-length": "0", "content-range": f"bytes */{size}"})
+    partial = {"content-range": f"bytes {start}-{end - 1}/{size}", "content-length": str(end - start)}
+    return StreamingResponse(await begun(audio.read(start, end)), 206, {**headers, **partial})
+
+
+def _span(range_header: str | None, size: int) -> tuple[int, int] | None:
+    """The bytes that a Range header asks for, from its first one to behind its last one; none where it cannot be
+    satisfied. None: all, also for a header that is not understood, such as one with several ranges.
+    """
+    match = _RANGE.fullmatch(range_header.strip()) if range_header else None
+    if match is None or match[1] is match[2] is None:
+        return None
+    if match[1] is None:
+        return max(0, size - int(match[2])), size
+    if match[2] is not None and int(match[2]) < int(match[1]):
+        return None
+    return int(match[1]), min(size, int(match[2]) + 1) if match[2] is not None else size
+
+
+_INPUT = {"type": "object", "required": ["input"], "properties": {"input": {"type": "string"}}}
+_SCHEMA = {
+    "type": "object",
+    "required": ["inputs"],
+    "properties": {"inputs": {"type": "array", "minItems": 1, "items": _INPUT}, "voice": {"type": "string"}},
+}
+_DOCS = {"requestBody": {"required": True, "content": {"application/json": {"schema": _SCHEMA}}}}
+_STREAM = Charge.STREAM
+_JOBS, _JOB = "/v1/audio/jobs", "/v1/audio/jobs/{job_id}"
+DIALECT = Dialect(
+    "Jobs",
+    routes=(
+        Route(f"POST {_JOBS}", create, "Start a job", docs=_DOCS),
+        Route(f"GET {_JOBS}", list_all, "List jobs"),
+        Route(f"GET {_JOB}", show, "Show a job"),
+        Route(f"POST {_JOB}/cancel", cancel, "Cancel a job"),
+        Route(f"POST {_JOB}/resume", resume, "Resume a job"),
+        Route(f"DELETE {_JOB}", remove, "Delete a job"),
+        Route(f"GET {_JOB}/parts", list_parts, "List the parts of a job", charge=_STREAM),
+        Route(f"GET {_JOB}/parts/{{part}}", part_audio, "The audio of a finished part", charge=_STREAM),
+        Route(f"GET {_JOB}/parts/{{part}}/words", part_words, "The words of a finished part", charge=_STREAM),
+        Route(f"GET {_JOB}/audio", whole_audio, "The audio of a finished job", charge=_STREAM),
+    ),
+)

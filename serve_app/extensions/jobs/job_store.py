@@ -1,0 +1,210 @@
+"""The jobs in the store of voices. All methods block, and raise StoreFailed.
+
+    jobs/ID.json           the description: a job is there once it is written
+    plans/ID/N.json        its texts in pieces, written before; plans/ID.json of a job that an older version made
+    states/ID.json         whether it was cancelled or failed
+    segments/ID/NAME       a finished segment: codes, audio as FLAC, times of its text. `MadeSegment.name` is its NAME.
+
+A segment is one object, which is complete once it has its name. A crash never leaves a partial segment.
+"""
+
+import contextlib
+import io
+import logging
+import zipfile
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from deployments.protocol import Codes
+from serve_app.extensions.jobs.stored_job import JOB_ID, JobPlan, JobState, MadeSegment, Part, SegmentId, StoredJob
+from serve_app.extensions.voices.clocks import store_now_s
+from serve_app.extensions.voices.voice_store import Damaged, StoreFailed, VoiceStore, record_file
+
+if TYPE_CHECKING:
+    import obstore
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """The content of a finished segment."""
+
+    codes: Codes
+    pcm: bytes  # s16le, mono, at the model's sample rate
+    positions: tuple[tuple[float, float], ...]  # seconds of the segment, characters of its text
+
+
+class JobStore:
+    """The jobs of one store. One process writes segments, any number reads."""
+
+    def __init__(self, files: VoiceStore) -> None:
+        self._files = files
+
+    def jobs(self) -> list[str]:
+        names = [meta["path"].removeprefix("jobs/").removesuffix(".json") for meta in self._files.listed("jobs/")]
+        return sorted(name for name in names if JOB_ID.fullmatch(name))
+
+    def create(self, job: StoredJob) -> None:
+        """Its plan is kept by now."""
+        self._files.put_record(f"jobs/{job.id}.json", job)
+
+    def keep_piece(self, job_id: str, number: int, plan: JobPlan) -> int:
+        """Its bytes in the store."""
+        content = record_file(plan)
+        self._files.put(f"plans/{job_id}/{number:06d}.json", content)
+        return len(content)
+
+    def parts(self, job: StoredJob, start: int, end: int) -> Iterator[tuple[int, Part, str]]:
+        """Each with its number and its model; one piece of the plan is in memory. Raises Damaged."""
+        while start < end:
+            plan = self.plan(job, start)
+            for part in plan.parts[start - plan.first : end - plan.first]:
+                yield start, part, plan.manners[part.manner].model
+                start += 1
+
+    def marks(self, job_id: str | None = None) -> dict[str, str]:
+        """All jobs, or one, each with a mark that changes with its state."""
+        if job_id is not None:
+            mark = self.mark(job_id)
+            return {} if mark is None else {job_id: mark}
+        states = {meta["path"]: _mark(meta) for meta in self._files.listed("states/")}
+        return {job_id: states.get(f"states/{job_id}.json", "") for job_id in self.jobs()}
+
+    def mark(self, job_id: str) -> str | None:
+        """The same of one job; None once it is deleted."""
+        if self._files.meta(f"jobs/{job_id}.json") is None:
+            return None
+        state = self._files.meta(f"states/{job_id}.json")
+        return "" if state is None else _mark(state)
+
+    def idle_s(self, job_id: str) -> float:
+        """For how long neither the job nor its state has changed, by the clock of the store."""
+        metas = [self._files.meta(f"{kind}/{job_id}.json") for kind in ("jobs", "states")]
+        latest_s = max((meta["last_modified"].timestamp() for meta in metas if meta is not None), default=0.0)
+        return store_now_s(self._files) - latest_s
+
+    def job(self, job_id: str) -> StoredJob | None:
+        """None if it was deleted. Raises Damaged."""
+        return self._files.get_record(f"jobs/{job_id}.json", StoredJob)
+
+    def existing_job(self, job_id: str) -> StoredJob:
+        """The same of a job that was there. Raises Damaged."""
+        if (job := self.job(job_id)) is None:
+            raise Damaged(f"the description of {job_id} is missing: it was deleted meanwhile")
+        return job
+
+    def plan(self, job: StoredJob, part: int) -> JobPlan:
+        """The piece of its plan that has this part. Raises Damaged."""
+        number = bisect_right(job.pieces, part) - 1
+        path = f"plans/{job.id}/{number:06d}.json" if job.pieces else f"plans/{job.id}.json"
+        plan = self._files.get_record(path, JobPlan)
+        if plan is None or not plan.has(part):
+            raise Damaged(f"the text of part {part} of {job.id} is missing")
+        return plan
+
+    def state(self, job_id: str) -> JobState:
+        return self._files.get_record(f"states/{job_id}.json", JobState) or JobState()
+
+    def write_state(self, job_id: str, state: JobState) -> None:
+        """Removes the state again if the job was deleted meanwhile."""
+        self._files.put_record(f"states/{job_id}.json", state)
+        if self.mark(job_id) is None:
+            self._files.delete(f"states/{job_id}.json")
+
+    def made(self, job_id: str) -> Iterator[tuple[MadeSegment, int]]:
+        """The finished segments, each once, with the bytes that it takes."""
+        segments: dict[SegmentId, tuple[MadeSegment, int]] = {}
+        prefix = f"segments/{job_id}/"
+        for meta in self._files.listed(prefix):
+            made = MadeSegment.of(meta["path"].removeprefix(prefix))
+            if made is not None and (made.id not in segments or made.name < segments[made.id][0].name):
+                segments[made.id] = made, meta["size"]  # two runners may have made one: the same one counts everywhere
+        return iter(segments.values())
+
+    def save(self, job_id: str, made: MadeSegment, content: bytes) -> str | None:
+        """Keep a finished segment, made by `packed`, and return the job's mark. If the job was deleted meanwhile, this
+        or the deletion removes the segment, because the deletion removes the description first.
+        """
+        self._files.put(f"segments/{job_id}/{made.name}", content)
+        mark = self.mark(job_id)
+        if mark is None:
+            self._files.delete(f"segments/{job_id}/{made.name}")
+        return mark
+
+    def content(self, job_id: str, made: MadeSegment, *, with_audio: bool = True) -> Content:
+        """Without audio its `pcm` is empty. Raises Damaged."""
+        packed = self._files.get(f"segments/{job_id}/{made.name}")
+        try:
+            with np.load(io.BytesIO(packed or b""), allow_pickle=False) as arrays:  # a zip: it checks its sums
+                positions = tuple((float(seconds), float(chars)) for seconds, chars in arrays["positions"])
+                pcm = _from_flac(arrays["flac"].tobytes()) if with_audio else b""
+                return Content(arrays["codes"], pcm, positions=positions)
+        except (ValueError, KeyError, OSError, EOFError, RuntimeError, zipfile.BadZipFile):
+            fault = "missing" if packed is None else "damaged"
+            raise Damaged(f"{made.id} of {job_id} is {fault}") from None
+
+    def forget(self, job_id: str) -> None:
+        """Remove the description. `remove` then removes the rest."""
+        self._files.delete(f"jobs/{job_id}.json")
+
+    def discard(self, job_id: str) -> None:
+        """Remove a job whose creation failed: its description may be there if the answer of the store was lost."""
+        with contextlib.suppress(StoreFailed):
+            self.forget(job_id)
+            self.remove(job_id)
+
+    def remove(self, job_id: str) -> None:
+        """Remove the files of a job without a description; a bucket takes a minute for some thousand segments."""
+        with contextlib.suppress(StoreFailed):  # `sweep` removes the rest
+            if self._files.meta(f"jobs/{job_id}.json") is None:
+                self._files.delete(f"plans/{job_id}.json", f"states/{job_id}.json")
+                for kind in ("plans", "segments"):
+                    paths = [meta["path"] for meta in self._files.listed(f"{kind}/{job_id}/", unnamed=True)]
+                    self._files.delete(*paths)
+
+    def log_files_of_batches(self) -> None:
+        if next(self._files.listed("files/"), None) is not None:
+            logger.warning(
+                "the folder files/ of the store is left as it is: it holds what OpenAI's files and batches kept, which "
+                "this version does not support. Delete it to free its space"
+            )
+
+    def sweep(self, older_s: float) -> None:
+        """Remove the files of jobs without a description that wrote one of them more than `older_s` ago."""
+        before_s = store_now_s(self._files) - older_s
+        old = {
+            meta["path"].split("/")[1].removesuffix(".json")
+            for kind in ("states", "plans", "segments")
+            for meta in self._files.listed(f"{kind}/")
+            if meta["last_modified"].timestamp() < before_s
+        }
+        for job_id in old.difference(self.jobs()):
+            self.remove(job_id)
+
+
+def _mark(meta: "obstore.ObjectMeta") -> str:
+    return f"{meta['e_tag']} {meta['last_modified']}"
+
+
+def packed(codes: Codes, pcm: bytes, positions: list[tuple[float, float]], sample_rate: int) -> bytes:
+    """A segment as it is kept. Blocks."""
+    import soundfile
+
+    flac, file = io.BytesIO(), io.BytesIO()
+    soundfile.write(flac, np.frombuffer(pcm, "<i2"), sample_rate, format="FLAC", subtype="PCM_16")
+    times = np.array(positions, np.float32).reshape(-1, 2)
+    np.savez(file, codes=codes, flac=np.frombuffer(flac.getvalue(), np.uint8), positions=times)
+    return file.getvalue()
+
+
+def _from_flac(flac: bytes) -> bytes:
+    import soundfile
+
+    samples: NDArray[np.int16] = soundfile.read(io.BytesIO(flac), dtype="int16")[0]
+    return samples.astype("<i2", copy=False).tobytes()

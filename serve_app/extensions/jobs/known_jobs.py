@@ -1,0 +1,183 @@
+"""The jobs of a store, as one process knows them.
+
+The store is the truth: any number of processes may change it, and each follows the changes of the others.
+"""
+
+import asyncio
+import logging
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+
+from deployments.errors import Conflict
+from serve_app.api.access.keys import Keys
+from serve_app.api.resolve.speech_request import Offer
+from serve_app.config import ConfigError, JobSettings
+from serve_app.extensions.jobs.job_store import JobStore
+from serve_app.extensions.jobs.stored_job import JobState
+from serve_app.extensions.jobs.work import Work
+from serve_app.extensions.voices.voice_store import Damaged, StoreFailed
+from serve_app.visitor import Visitor
+
+logger = logging.getLogger(__name__)
+
+
+class KnownJobs:
+    """Their works, by id. All methods belong to one event loop."""
+
+    def __init__(
+        self,
+        settings: JobSettings,
+        store: Callable[[], JobStore],
+        failed: Callable[[StoreFailed], None],
+        *,
+        changed: Callable[[], None],
+    ) -> None:
+        """Calls `failed` for a state that could not be stored, and `changed` for one that has changed."""
+        self._settings, self._store, self._failed, self._changed = settings, store, failed, changed
+        self.works: dict[str, Work] = {}
+        self.deleted = deque[str](maxlen=1000)  # ids, the latest
+        self._following = asyncio.Lock()
+        self._followed_s = float("-inf")
+
+    async def follow(self, within_s: float) -> None:
+        """Look at all jobs, unless this was done within the last seconds. Raises StoreFailed."""
+        async with self._following:
+            if time.monotonic() - self._followed_s >= within_s:
+                await self.look()
+                self._followed_s = time.monotonic()
+
+    async def look(self, job_id: str | None = None) -> None:
+        """Follow the changes of other processes to one job, or to all. Raises StoreFailed."""
+        known = {each for each in self.works if job_id in (None, each)}
+        marks = await asyncio.to_thread(partial(self._store().marks, job_id))
+        for gone in known - marks.keys():
+            self.forget(gone)
+        new = [each for each in marks if each not in self.works and each not in self.deleted]
+        for work in await asyncio.to_thread(_works_of, self._store(), new):
+            if work.job.id not in self.deleted:  # here meanwhile
+                self.works.setdefault(work.job.id, work)
+        for work in [self.works[each] for each in known & marks.keys() & self.works.keys()]:
+            if work.mark != marks[work.id]:
+                await self.adopt(work, marks[work.id])
+
+    async def adopt(self, work: Work, mark: str) -> None:
+        """Read its state, which another process may have changed."""
+        async with work.lock:
+            state = work.state  # which stays if that of the store is damaged
+            with suppress(Damaged):
+                state = await asyncio.to_thread(self._store().state, work.job.id)
+            work.mark = mark
+            if state != work.state:
+                await self._obey(work, state)
+
+    def forget(self, job_id: str) -> None:
+        """Another process has deleted it."""
+        if (work := self.works.pop(job_id, None)) is not None:
+            cancel_tasks(work)
+
+    async def end(self, work: Work, state: JobState) -> None:
+        """Unless it has ended: two of its segments may fail at once."""
+        async with work.lock:
+            if not work.state.ended_at:
+                work.plan, work.next_webhook_s = None, 0.0
+                await self.write(work, state)
+
+    async def write(self, work: Work, state: JobState) -> None:
+        """Its lock is held. If the store fails, only this process knows the state. The next one makes the missing
+        segments again, which then end in the same way.
+        """
+        work.state = state
+        try:
+            await asyncio.to_thread(self._store().write_state, work.job.id, state)
+        except StoreFailed as error:
+            self._failed(error)
+
+    async def change(self, work: Work, state: JobState) -> None:
+        """A change by its owner. Raises StoreFailed, and the state is as before then."""
+        async with work.lock:
+            await asyncio.to_thread(self._store().write_state, work.job.id, state)
+            await self._obey(work, state)
+
+    async def _obey(self, work: Work, state: JobState) -> None:
+        """Its owner has changed its state, here or in another process."""
+        work.state, work.next_webhook_s = state, 0.0
+        work.failures.clear()
+        work.suspects.clear()
+        if state.ended_at:
+            work.plan = None
+            await cancel_tasks(work)
+        else:
+            work.queue_all()
+        self._changed()
+
+    def held(self) -> Counter[str]:
+        """Bytes in the store, by owner."""
+        held = Counter[str]()
+        for work in self.works.values():
+            held[work.job.owner] += work.num_bytes
+        return held
+
+    def known(self, owner: str, key: str | None, fingerprint: str) -> Work | None:
+        """The job that its owner has made with this key. Raises Conflict where its body was another one."""
+        own = (work for work in self.works.values() if work.job.owner == owner)
+        known = next((work for work in own if key is not None and work.job.key == key), None)
+        if known is not None and known.job.fingerprint != fingerprint:
+            message = f"Idempotency-Key: {known.job.id} used this key with a different body. Use another key."
+            raise Conflict(message, "Idempotency-Key", "idempotency_key_reused")
+        return known
+
+    def check_room(self, owner: str, num_bytes: int) -> None:
+        """Raises Conflict if the quota of the owner has no room for a further job of this size."""
+        own = [work.num_bytes for work in self.works.values() if work.job.owner == owner]
+        num_bytes += sum(own)
+        if len(own) >= self._settings.max_jobs or num_bytes >= self._settings.max_bytes:
+            limits = f"api.jobs.max_jobs allows {self._settings.max_jobs}, max_bytes {self._settings.max_bytes}"
+            message = f"You keep {len(own)} jobs. With this one they have {num_bytes} bytes. {limits}. Delete a job."
+            raise Conflict(message, None, "quota_exceeded")
+
+
+def _works_of(store: JobStore, job_ids: list[str]) -> list[Work]:
+    """Blocks."""
+    works = []
+    for job_id in job_ids:
+        try:
+            mark = store.mark(job_id) or ""
+            job, state = store.job(job_id), store.state(job_id)
+        except Damaged as error:
+            logger.error("a job is left out: %s", error)
+            continue
+        if job is not None:
+            stored = list(store.made(job_id))
+            made = {segment.id: segment for segment, _ in stored}
+            num_bytes = job.plan_bytes + sum(size for _, size in stored)
+            works.append(Work(job, state, made=made, num_bytes=num_bytes, mark=mark))
+    return works
+
+
+def cancel_tasks(work: Work) -> asyncio.Future[list[BaseException | None]]:
+    """Cancel the segments that run, and a call of its webhook. The result may be awaited: they have ended then."""
+    tasks = [*work.running.values(), *filter(None, (work.webhook_task,))]
+    tasks = [task for task in tasks if task is not asyncio.current_task()]
+    for task in tasks:
+        task.cancel()
+    return asyncio.gather(*tasks, return_exceptions=True)
+
+
+def keys_of(offer: Offer) -> Keys | None:
+    file = offer.settings.access.keys_file
+    try:
+        return None if file is None else Keys(file)
+    except ConfigError as error:
+        logger.error("jobs go on without looking whether keys were revoked: %s", error)
+        return None
+
+
+def sees(visitor: Visitor, work: Work) -> bool:
+    return visitor.sees_all or work.job.owner == visitor.name
+
+
+def age(work: Work) -> tuple[int, str]:
+    return work.job.created_at, work.job.id

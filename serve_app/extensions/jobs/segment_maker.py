@@ -1,0 +1,121 @@
+"""Makes one segment of a job: asks the pools for it as background work, and draws it again where it ends badly."""
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from deployments.errors import EngineError, TalkrayError
+from deployments.protocol import Codes, ModelInfo, Reference
+from serve_app.api.request_record import RequestRecord, Usage
+from serve_app.extensions.jobs.job_store import packed
+from serve_app.extensions.jobs.stored_job import JobPlan, MadeSegment, Manner, Part, SegmentId, StoredJob
+from serve_app.extensions.voices.library import Voices
+from serve_app.speech.segments import SECOND_ATTEMPT, Utterance, count_redraw, ended_badly, segment_seed
+from serve_app.speech.synthesizer import Synthesizer
+from serve_app.speech.utterance_synthesizer import UtteranceSynthesizer
+from serve_app.visitor import VISITOR, Visitor
+
+
+class JobStopped(TalkrayError):
+    """A job cannot go on as it was made; the message says what to do."""
+
+
+@dataclass(slots=True)
+class _Speech:
+    """The speech of a segment."""
+
+    usage: Usage
+    codes: list[Codes] = field(default_factory=list)
+    pcm: bytearray = field(default_factory=bytearray)
+    positions: list[tuple[float, float]] = field(default_factory=list)
+    began_ns: int = field(default_factory=time.time_ns)
+
+
+class SegmentMaker:
+    """Asks the synthesizer of each model, by `SynthesisRequest.model`, without any admission."""
+
+    def __init__(
+        self, synthesizers: Mapping[str, Synthesizer], voices: Voices, keep: Callable[[RequestRecord], None]
+    ) -> None:
+        """`keep` gets the record of each segment that is made."""
+        self._synthesizers, self._voices, self._keep = synthesizers, voices, keep
+
+    async def make(self, job: StoredJob, plan: JobPlan, segment_id: SegmentId) -> tuple[MadeSegment, bytes]:
+        """A segment as `JobStore.save` takes it. Raises JobStopped, and what a synthesizer raises."""
+        part = plan.part(segment_id.part)
+        manner = plan.manners[part.manner]
+        info = job.info(manner.model)
+        await self._check(job, manner, info)
+        utterance = plan.utterance(job, segment_id, await self._reference(job, manner, info))
+        request = utterance.synthesis
+        voice = manner.stored_voice or request.voice
+        speech = await self._speak(utterance, info, voice)
+        was_redrawn = utterance.may_redraw and ended_badly(speech.usage.finish_reason)
+        if was_redrawn:
+            count_redraw(request, speech.usage.finish_reason)
+            second = utterance.second_attempt(segment_seed(request.seed, SECOND_ATTEMPT))
+            speech = await self._speak(second, info, voice)
+        RequestRecord(
+            request.request_id,
+            speech.began_ns,
+            method="JOB",
+            key=job.owner or None,
+            dialect="Jobs",  # in usage
+            characters=len(request.text),
+            samples_per_s=info.sample_rate,
+            usage=speech.usage,
+            keep=self._keep,
+        ).end()
+        return await asyncio.to_thread(_packed_segment, speech, part, segment_id, info, was_redrawn)
+
+    async def _check(self, job: StoredJob, manner: Manner, info: ModelInfo) -> None:
+        """Raises JobStopped where another model is loaded by now: the rest would have another voice."""
+        if manner.model not in self._synthesizers:
+            raise JobStopped(f"the model {manner.model or info.name} is no longer served")
+        now = await self._synthesizers[manner.model].describe()
+        if (now.name, now.fingerprint) != (info.name, info.fingerprint):
+            raise JobStopped(f"the job was made for {info.name}, and {now.name} is loaded: load that model, and resume")
+        if job.deterministic and not now.deterministic:
+            raise JobStopped("the job is deterministic, and its talkers no longer are: set talker.deterministic")
+
+    async def _reference(self, job: StoredJob, manner: Manner, info: ModelInfo) -> Reference | None:
+        if manner.stored_voice is None:
+            return None
+        VISITOR.set(Visitor(job.owner, sees_all=True))  # of this task; the plan was checked with its owner's rights
+        voice = await self._voices.find(manner.stored_voice)
+        if voice is None:
+            raise JobStopped(f"the voice {manner.stored_voice} was deleted")
+        take = voice.take_for(manner.style)
+        return await self._voices.reference(voice, take, info, x_vector_only=manner.x_vector_only)
+
+    async def _speak(self, utterance: Utterance, info: ModelInfo, voice: str | None) -> _Speech:
+        request = utterance.synthesis
+        speech = _Speech(Usage(model=info.name, voice=voice, seed=request.seed))
+        uncut = replace(info, max_segment_chars=max(info.max_segment_chars, len(request.text)))
+        async with aclosing(UtteranceSynthesizer(self._synthesizers[request.model]).speak(utterance, uncut)) as chunks:
+            async for chunk in chunks:
+                speech.codes.append(chunk.codes)
+                speech.pcm += chunk.pcm
+                speech.positions += chunk.text_positions
+                speech.usage.add(chunk)
+        if speech.usage.finish_reason is None:
+            raise EngineError("a segment ended without a reason: speech is missing")
+        return speech
+
+
+def _packed_segment(
+    speech: _Speech, part: Part, segment_id: SegmentId, info: ModelInfo, was_redrawn: bool
+) -> tuple[MadeSegment, bytes]:
+    """With the silence before it, and behind the last one that of the part's end. Blocks."""
+    assert speech.usage.finish_reason is not None
+    before = int(part.segments[segment_id.segment].pause_s * info.sample_rate)
+    is_last = segment_id.segment == len(part.segments) - 1
+    after = int(part.end_pause_s * info.sample_rate) if is_last else 0
+    pcm = bytes(2 * before) + bytes(speech.pcm) + bytes(2 * after)
+    positions = [(before / info.sample_rate + seconds, chars) for seconds, chars in speech.positions]
+    made = MadeSegment(segment_id, len(pcm) // 2, finish_reason=speech.usage.finish_reason, was_redrawn=was_redrawn)
+    return made, packed(np.concatenate(speech.codes), pcm, positions, info.sample_rate)

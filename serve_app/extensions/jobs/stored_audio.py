@@ -1,0 +1,120 @@
+"""The audio of finished segments, read from the store one at a time and encoded as it is
+fetched, and when its words are heard.
+"""
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from functools import partial
+
+from deployments.protocol import FinishReason, PcmChunk
+from serve_app.api.responses.listing import apart
+from serve_app.audio.file_headers import wav_header
+from serve_app.audio.formats import AudioFormat, open_encoder
+from serve_app.extensions.jobs.job_store import Content, JobStore
+from serve_app.extensions.jobs.stored_job import MadeSegment
+from serve_app.extensions.jobs.work import Json, Track
+from serve_app.extensions.word_times.word_times import WordTimes
+from serve_app.speech.segments import behind_space
+
+_LONGEST_WAV = 2**32 - 4096  # with its header
+_LONGEST_MP3_KEPT = 16 << 20  # PCM, almost six minutes: an MP3 whose header has its length comes when it is whole
+
+
+class StoredAudio:
+    """The audio of one track in one format."""
+
+    def __init__(self, store: JobStore, track: Track, audio_format: AudioFormat, *, disclosed: bool) -> None:
+        """Blocks. `disclosed` as in `open_encoder`."""
+        self._store, self._track, self._format, self._disclosed = store, track, audio_format, disclosed
+        self._made = _made(track)
+        self._pcm_bytes = 2 * sum(made.samples for made in self._made)
+
+    @property
+    def num_bytes(self) -> int | None:
+        """Of the whole, where that is known before it is encoded: any part of it can then be read."""
+        if self._format is AudioFormat.WAV:
+            return len(self._wav_header()) + self._pcm_bytes if self._pcm_bytes <= _LONGEST_WAV else None
+        return self._pcm_bytes if self._format is AudioFormat.PCM else None
+
+    async def read(self, start: int, end: int) -> AsyncGenerator[bytes, None]:
+        """Bytes `start` to `end` of audio of known length. Raises Damaged and StoreFailed."""
+        header = self._wav_header() if self._format is AudioFormat.WAV else b""
+        if start < len(header):
+            yield header[start:end]
+        before = len(header)
+        for made in self._made:
+            begins = before
+            before += 2 * made.samples
+            if before > start and begins < end:
+                content = await apart(self._store.content, self._track.job_id, made)
+                yield content.pcm[max(0, start - begins) : end - begins]
+
+    def _wav_header(self) -> bytes:
+        return wav_header(self._track.sample_rate, self._pcm_bytes, disclosed=self._disclosed)
+
+    async def encoded(self) -> AsyncGenerator[bytes, None]:
+        """All of it, in any format. Raises Damaged and StoreFailed."""
+        track = self._track
+        is_streamed = self._format is AudioFormat.MP3 and self._pcm_bytes > _LONGEST_MP3_KEPT
+        encoder = open_encoder(
+            self._format,
+            track.sample_rate,
+            frame_samples=track.frame_samples,
+            num_bytes=None if is_streamed else self._pcm_bytes,
+            disclosed=self._disclosed,
+        )
+        for made in self._made:
+            content = await apart(self._store.content, track.job_id, made)
+            if audio := await apart(encoder.encode, content.pcm):
+                yield audio
+        if audio := await apart(encoder.close):
+            yield audio
+
+
+async def begun(body: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    """The same body, whose first part was read: an error before it can still be a status."""
+    first = await anext(body, b"")
+
+    async def rest() -> AsyncGenerator[bytes, None]:
+        async with aclosing(body):
+            yield first
+            async for part in body:
+                yield part
+
+    return rest()
+
+
+def _made(track: Track) -> list[MadeSegment]:
+    return [*filter(None, map(MadeSegment.of, track.names))]
+
+
+async def words_of(store: JobStore, track: Track, number: int) -> Json:
+    """When each word and each segment of a finished part is heard, in seconds of its audio. Raises Damaged."""
+    content = partial(store.content, with_audio=False)
+    heard = [(made, await apart(content, track.job_id, made)) for made in _made(track)]
+    return await apart(_words, store, track.job_id, number, heard)
+
+
+def _words(store: JobStore, job_id: str, number: int, heard: list[tuple[MadeSegment, Content]]) -> Json:
+    job = store.existing_job(job_id)
+    plan = store.plan(job, number)
+    part = plan.part(number)
+    info = job.info(plan.manners[part.manner].model)
+    text = plan.spoken_text(part)
+    times, spoken = WordTimes(text, info), text.text  # which is joined anew each time
+    segments: list[Json] = []
+    begun_s, chars = 0.0, 0
+    for (made, content), segment in zip(heard, part.segments, strict=True):
+        ends_s = begun_s + made.samples / info.sample_rate
+        chars = behind_space(spoken, chars)
+        positions = tuple((begun_s + seconds, chars + count) for seconds, count in content.positions)
+        silence = bytes(2 * made.samples)  # only its length counts
+        reason = FinishReason.STOP if made is heard[-1][0] else None
+        times.feed(PcmChunk(silence, content.codes, num_text_tokens=0, finish_reason=reason, text_positions=positions))
+        begins = round(begun_s + segment.pause_s, 3)
+        times_s = {"start": begins, "end": round(ends_s, 3)}
+        segments.append({"text": segment.text, **times_s, "finish_reason": made.finish_reason})
+        begun_s, chars = ends_s, chars + len(segment.text)
+    words = [{"word": word.text, "start": round(word.start_s, 3), "end": round(word.end_s, 3)} for word in times.take()]
+    totals = {"estimated": not info.word_times, "duration_s": round(begun_s, 3)}
+    return {"custom_id": part.custom_id, "words": words, **totals, "segments": segments}

@@ -1,0 +1,226 @@
+"""The stored records of a job: its description, its plan, its state, and the names of its finished segments.
+
+A job has *parts*, one for each entry of `inputs`. A part is spoken in *segments*, whose texts are fixed when the job is
+made: a later start makes only the missing segments.
+"""
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Annotated, Any, Self
+
+from pydantic import ConfigDict, Field, TypeAdapter
+
+from deployments.config import Strict
+from deployments.protocol import FinishReason, ModelInfo, Reference, Sampling, SynthesisRequest
+from serve_app.config import Markup
+from serve_app.extensions.text.lexicon import MAX_WORDS, Lexicon
+from serve_app.extensions.text.spoken_text import TextRules, read
+from serve_app.speech.segments import Utterance, segment_seed
+from serve_app.text.spoken import SpokenText, Stretch
+
+JOB_ID = re.compile(r"job_[0-9a-f]{24}")
+_NAME = re.compile(r"(\d{6})\.(\d{5})\.(\d+)\.([a-z]+)\.([01])")
+MOST_PARTS = 10**6 - 1  # that the name of a segment has digits for
+MOST_SEGMENTS = 5000  # of one part: 200,000 characters have 4,000 of the shortest ones
+LONGEST_LINE = 2000
+_MOST_WORDS = 1000 * MAX_WORDS  # of the request, its voice and all lexicons for all requests together
+_INFO = TypeAdapter(ModelInfo)
+_OLDER = ConfigDict(extra="ignore")  # jobs that OpenAI's batches made have further fields
+_Line = Annotated[str, Field(max_length=LONGEST_LINE)]
+_Text = Annotated[str, Field(max_length=1 << 24)]  # no body has more characters
+
+
+class JobStatus(StrEnum):
+    """Where a job is."""
+
+    QUEUED = "queued"  # none of its segments runs yet
+    RUNNING = "running"
+    PAUSED = "paused"  # it goes on by itself, or after `resume` where the reason says so
+    COMPLETED = "completed"
+    CANCELLED = "cancelled"
+    FAILED = "failed"
+
+
+class Rules(Strict):
+    """A `TextRules`, as it was when the job was made."""
+
+    markup: Markup
+    paragraph_pause_s: float
+    lexicon: Annotated[dict[_Line, _Line], Field(max_length=_MOST_WORDS)]
+    spoken_form: _Line | None
+    max_segment_chars: int | None
+    normalised: _Line | None
+
+    @classmethod
+    def of(cls, rules: TextRules) -> Self:
+        fields = {name: getattr(rules, name) for name in cls.model_fields if name != "lexicon"}
+        return cls(**fields, lexicon=rules.lexicon.words)
+
+    def text_rules(self) -> TextRules:
+        return TextRules(**{**dict(self), "lexicon": Lexicon(self.lexicon)})
+
+
+class Manner(Strict):
+    """The voice of parts and its options."""
+
+    model: _Line  # `SynthesisRequest.model`
+    voice: _Line | None  # a speaker of the checkpoint
+    stored_voice: _Line | None = None  # or the id of a stored voice, and the style of its recording
+    style: _Line = ""
+    x_vector_only: bool = False
+    language: _Line
+    instructions: _Text | None
+    sampling: Annotated[dict[_Line, bool | int | float], Field(max_length=100)]
+    non_streaming_mode: bool | None
+    ignore_eos: bool
+    leading_silence: bool
+
+    @classmethod
+    def of(cls, request: SynthesisRequest, **stored: Any) -> Self:
+        same = ("model", "voice", "language", "instructions", "non_streaming_mode", "ignore_eos", "leading_silence")
+        options = {name: getattr(request.sampling, name) for name in Sampling.__dataclass_fields__}
+        sampling = {name: value for name, value in options.items() if value is not None}
+        return cls(**{name: getattr(request, name) for name in same}, sampling=sampling, **stored)
+
+
+class Segment(Strict):
+    """A text that is spoken in one request."""
+
+    text: _Text
+    pause_s: float = 0.0  # silence before it
+    speed: float = 1.0
+    language: _Line | None = None  # None: that of its manner
+
+
+class Part(Strict):
+    """One entry of `inputs`."""
+
+    model_config = _OLDER
+
+    sent: _Text
+    rules: int  # its index in the plan's list
+    manner: int
+    seed: int
+    redraws: bool  # whether a segment that ends badly is drawn again
+    segments: Annotated[tuple[Segment, ...], Field(max_length=MOST_SEGMENTS)]
+    end_pause_s: float = 0.0  # silence after the last segment
+    custom_id: _Line | None = None
+
+
+class JobPlan(Strict):
+    """The texts of some consecutive parts."""
+
+    rules: Annotated[tuple[Rules, ...], Field(max_length=MOST_PARTS)]
+    manners: Annotated[tuple[Manner, ...], Field(max_length=MOST_PARTS)]
+    parts: Annotated[tuple[Part, ...], Field(max_length=MOST_PARTS)]
+    first: int = 0  # the number of its first part
+
+    def has(self, part: int) -> bool:
+        return self.first <= part < self.first + len(self.parts)
+
+    def part(self, number: int) -> Part:
+        return self.parts[number - self.first]
+
+    def spoken_text(self, part: Part) -> SpokenText:
+        """The part's text with its spoken form. Blocks for a long one."""
+        return read(part.sent, self.rules[part.rules].text_rules())
+
+    def utterance(self, job: "StoredJob", segment_id: "SegmentId", reference: Reference | None) -> Utterance:
+        part = self.part(segment_id.part)
+        segment, manner = part.segments[segment_id.segment], self.manners[part.manner]
+        same = ("model", "voice", "instructions", "non_streaming_mode", "ignore_eos", "leading_silence")
+        synthesis = SynthesisRequest(
+            request_id=f"{job.id}.{segment_id.part}.{segment_id.segment}",
+            text=segment.text,
+            client=f"jobs of {job.owner}",
+            language=segment.language or manner.language,
+            reference=reference,
+            sampling=Sampling(**manner.sampling),  # type: ignore[arg-type]
+            seed=segment_seed(part.seed, segment_id.segment),
+            word_times=True,
+            background=True,
+            **{name: getattr(manner, name) for name in same},
+        )
+        stretch = Stretch(segment.text, speed=segment.speed)
+        return Utterance(synthesis, stretches=(stretch,), may_redraw=part.redraws)
+
+
+class StoredJob(Strict):
+    """The description of a job. It never changes: its state and its segments have its progress."""
+
+    model_config = _OLDER
+
+    id: _Line
+    owner: _Line
+    created_at: int  # seconds since 1970
+    key: _Line | None = None  # the client's Idempotency-Key
+    fingerprint: _Line  # of what the client sent
+    # ModelInfo by `SynthesisRequest.model`
+    models: Annotated[dict[_Line, Annotated[dict[_Line, Any], Field(max_length=100)]], Field(max_length=1000)]
+    num_segments: Annotated[tuple[int, ...], Field(max_length=MOST_PARTS)]  # of each part
+    pieces: Annotated[tuple[int, ...], Field(max_length=MOST_PARTS)] = ()  # the first part of each piece of its plan
+    plan_bytes: int = 0  # of all pieces in the store
+    webhook: _Line | None = None  # that is called at its end
+    deterministic: bool = False  # whether it fails rather than have other codes after a death
+
+    def info(self, model: str) -> ModelInfo:
+        return _INFO.validate_python(self.models[model])
+
+    @staticmethod
+    def described(info: ModelInfo) -> dict[str, Any]:
+        """The entry of `models`."""
+        fields: dict[str, Any] = _INFO.dump_python(info, mode="json")
+        return fields
+
+
+class JobState(Strict):
+    """Whether and how a job has ended, and the calls of its webhook."""
+
+    model_config = _OLDER
+
+    cancelled: bool = False
+    failed: _Line | None = None  # why no segment is made any more
+    ended_at: int | None = None  # seconds since 1970
+    calls: int = 0  # of its webhook that were made
+    call_error: _Line | None = None  # why the last one failed
+    called_at: int | None = None  # when one succeeded, or the last one was given up
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class SegmentId:
+    """One segment of a job, both counted from 0."""
+
+    part: int
+    segment: int
+
+    def __str__(self) -> str:
+        return f"part {self.part}, segment {self.segment}"
+
+
+@dataclass(frozen=True, slots=True)
+class MadeSegment:
+    """A finished segment, parsed from its file name. The list of these files is the progress of a job."""
+
+    id: SegmentId
+    samples: int  # at the model's rate, after a change of speed
+    finish_reason: FinishReason
+    was_redrawn: bool
+
+    @property
+    def name(self) -> str:
+        where = f"{self.id.part:06d}.{self.id.segment:05d}"
+        return f"{where}.{self.samples}.{self.finish_reason}.{int(self.was_redrawn)}"
+
+    def as_json(self) -> dict[str, object]:
+        named = {"part": self.id.part, "segment": self.id.segment}
+        return {**named, "finish_reason": self.finish_reason, "redrawn": self.was_redrawn}
+
+    @classmethod
+    def of(cls, name: str) -> Self | None:
+        """None for any other name."""
+        match = _NAME.fullmatch(name)
+        if match is None or match[4] not in set(FinishReason):
+            return None
+        segment_id, reason = SegmentId(int(match[1]), int(match[2])), FinishReason(match[4])
+        return cls(segment_id, int(match[3]), finish_reason=reason, was_redrawn=match[5] == "1")

@@ -1,0 +1,93 @@
+"""Tells a client's server that a job has ended, as https://www.standardwebhooks.com describes it.
+
+Nothing else of Talkray opens an address that a client names. Only hosts of `api.jobs.webhook_hosts` are called, and
+no redirect is followed.
+"""
+
+import base64
+import binascii
+import hashlib
+import hmac
+import json
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import aiohttp
+
+from deployments.errors import InvalidRequest, StartError
+from serve_app.config import JobSettings, is_loopback
+from serve_app.extensions.jobs.work import Json
+from serve_app.extensions.voices.stored_voice import now
+
+WEBHOOK = "webhook"
+_PREFIX = "whsec_"
+_LONGEST_URL = 2000
+_TIMEOUT = aiohttp.ClientTimeout(total=10)
+
+
+class Webhooks:
+    """Calls the hosts of the settings."""
+
+    def __init__(self, settings: JobSettings) -> None:
+        """Raises StartError where the secret cannot be read."""
+        self._hosts = settings.webhook_hosts
+        file = settings.webhook_secret_file
+        self._secret = b"" if file is None else _secret_of(file)
+
+    def checked(self, url: object) -> str | None:
+        """What a client sent as the `webhook` of a job. Raises InvalidRequest."""
+        if url is None:
+            return None
+        if not isinstance(url, str) or len(url) > _LONGEST_URL:
+            raise InvalidRequest(f"{WEBHOOK} must be a URL of at most {_LONGEST_URL} characters.", WEBHOOK)
+        try:
+            parts = urlsplit(url)
+            host, _ = parts.hostname, parts.port
+        except ValueError as error:
+            raise InvalidRequest(f"{WEBHOOK}: {error}.", WEBHOOK) from None
+        if host not in self._hosts:
+            message = f"{WEBHOOK}: {str(host)[:80]!r} is none of the hosts that api.jobs.webhook_hosts allows."
+            raise InvalidRequest(message, WEBHOOK)
+        if parts.scheme != "https" and not (parts.scheme == "http" and is_loopback(host)):
+            raise InvalidRequest(f"{WEBHOOK}: write https://; http:// is for this machine only.", WEBHOOK)
+        if "@" in parts.netloc or parts.fragment:
+            raise InvalidRequest(f"{WEBHOOK}: leave out user, password and fragment.", WEBHOOK)
+        return url
+
+    async def notify(self, url: str, owner: str, job: Json) -> str | None:
+        """Why the call failed; None where it was answered with a 2xx. All calls are signed with one secret, so the body
+        also names the owner and, in the job, the address.
+        """
+        told = {"type": f"audio.job.{job['status']}", "timestamp": now(), "owner": owner, "data": job}
+        content = json.dumps(told).encode()
+        message_id, timestamp = f"{job['id']}.{job['ended_at']}", str(now())
+        signed = hmac.digest(self._secret, f"{message_id}.{timestamp}.".encode() + content, hashlib.sha256)
+        headers = {
+            "content-type": "application/json",
+            "webhook-id": message_id,
+            "webhook-timestamp": timestamp,
+            "webhook-signature": f"v1,{base64.b64encode(signed).decode()}",
+        }
+        try:
+            self.checked(url)  # the settings may be others by now
+            async with (
+                aiohttp.ClientSession(timeout=_TIMEOUT) as session,
+                session.post(url, data=content, headers=headers, allow_redirects=False) as answer,
+            ):
+                return None if answer.ok and answer.status < 300 else f"it answered {answer.status}"
+        except InvalidRequest as error:
+            return error.message
+        except TimeoutError:
+            return f"it did not answer within {_TIMEOUT.total:g} s"
+        except (aiohttp.ClientError, OSError) as error:
+            return f"it cannot be reached: {str(error)[:200]}"
+
+
+def _secret_of(file: Path) -> bytes:
+    try:
+        secret = base64.b64decode(file.read_text(encoding="ascii").strip().removeprefix(_PREFIX), validate=True)
+    except (OSError, UnicodeError, binascii.Error) as error:
+        raise StartError(f"api.jobs.webhook_secret_file: {file} cannot be read: {error}") from None
+    if not 24 <= len(secret) <= 64:
+        raise StartError(f"api.jobs.webhook_secret_file: {file} needs 24 to 64 bytes, as `openssl rand -base64 32` has")
+    return secret

@@ -1,0 +1,175 @@
+"""One job in the process that makes it: its finished, running and remaining segments."""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from heapq import nsmallest
+from operator import attrgetter
+
+from deployments.errors import Conflict, NotFound
+from serve_app.extensions.jobs.stored_job import JobPlan, JobState, JobStatus, MadeSegment, Part, SegmentId, StoredJob
+
+Json = dict[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class Track:
+    """Finished audio, as its reader needs it."""
+
+    job_id: str
+    sample_rate: int
+    frame_samples: int
+    names: tuple[str, ...]  # of its segments, in order: plain texts, because a job has up to some 100,000
+
+
+@dataclass(slots=True, eq=False)
+class Work:
+    """A job and its progress. One piece of its plan is here while segments are made: a book's takes megabytes."""
+
+    job: StoredJob
+    state: JobState
+    made: dict[SegmentId, MadeSegment]
+    num_bytes: int  # in the store, with its plan
+    mark: str = ""  # of its state in the store
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)  # held while its state is written or read
+    todo: deque[SegmentId] = field(default_factory=deque)
+    running: dict[SegmentId, asyncio.Task[None]] = field(default_factory=dict)
+    plan: JobPlan | None = None
+    webhook_task: asyncio.Task[None] | None = None  # tells its webhook of its end
+    next_webhook_s: float = 0.0
+    failures: dict[SegmentId, int] = field(default_factory=dict)  # of segments that are tried again
+    suspects: dict[SegmentId, None] = field(default_factory=dict)  # were lost with a replica: each is tried again alone
+    parts: dict[int, list[int]] = field(default_factory=dict)  # of what is made: segments and samples
+    samples: int = 0  # of all parts
+    problems: list[MadeSegment] = field(default_factory=list)
+    num_parts_done: int = 0
+    _began_s: float = 0.0  # when the first segment of this process began
+    _num_new: int = 0  # segments that this process has made
+    num_segments: int = 0
+
+    def __post_init__(self) -> None:
+        self.num_segments = sum(self.job.num_segments)
+        self.num_parts_done = self.job.num_segments.count(0)
+        for made in self.made.values():
+            self._count(made)
+        self.queue_all()
+
+    def queue_all(self) -> None:
+        """All segments that are neither made nor running are to be made, in order."""
+        ids = self._ids(range(len(self.job.num_segments)))
+        self.todo = deque(segment for segment in ids if segment not in self.made and segment not in self.running)
+
+    def _ids(self, parts: Iterable[int]) -> Iterator[SegmentId]:
+        return (SegmentId(part, number) for part in parts for number in range(self.job.num_segments[part]))
+
+    @property
+    def id(self) -> str:
+        return self.job.id
+
+    @property
+    def is_complete(self) -> bool:
+        return len(self.made) == self.num_segments
+
+    def status(self, hindrance: str | None) -> JobStatus:
+        """`hindrance`: why none of its segments begins now."""
+        if self.state.cancelled:
+            return JobStatus.CANCELLED
+        if self.state.failed is not None:
+            return JobStatus.FAILED
+        if self.is_complete:
+            return JobStatus.COMPLETED
+        if hindrance is not None:
+            return JobStatus.PAUSED
+        return JobStatus.RUNNING if self.made or self.running else JobStatus.QUEUED
+
+    def begin(self, segment_id: SegmentId, task: asyncio.Task[None]) -> None:
+        self._began_s = self._began_s or time.monotonic()
+        self.running[segment_id] = task
+
+    def add(self, made: MadeSegment, num_bytes: int) -> None:
+        """A segment was stored."""
+        self.num_bytes += num_bytes
+        self._num_new += 1
+        if made.id not in self.made:
+            self.made[made.id] = made
+            self._count(made)
+
+    def _count(self, made: MadeSegment) -> None:
+        part = self.parts.setdefault(made.id.part, [0, 0])
+        part[0] += 1
+        part[1] += made.samples
+        self.samples += made.samples
+        self.num_parts_done += part[0] == self.job.num_segments[made.id.part]
+        if made.was_redrawn or not made.finish_reason.is_good:
+            self.problems.append(made)
+
+    def has_part(self, number: str) -> bool:
+        return number.isascii() and number.isdigit() and len(number) < 10 and int(number) < len(self.job.num_segments)
+
+    def names(self, part: str | None) -> tuple[str, ...]:
+        """Of the segments of a finished part or job, in order. Blocks for long ones. Raises NotFound, Conflict."""
+        last = len(self.job.num_segments) - 1
+        if part is not None and not self.has_part(part):
+            message = f"part {part[:80]!r} is unknown. {self.job.id} has parts 0 to {last}."
+            raise NotFound(message, "part", "part_not_found")
+        if part is None and (not self.is_complete or self.state.failed is not None):
+            message = f"{self.job.id} is not finished: {len(self.made)} of {self.num_segments} segments are made."
+            raise Conflict(message, None, "job_not_finished")
+        ids = [*self._ids(range(last + 1) if part is None else [int(part)])]
+        done = sum(segment_id in self.made for segment_id in ids)
+        if done < len(ids):
+            message = f"Part {part} of {self.job.id} is not finished: {done} of {len(ids)} segments are made."
+            raise Conflict(message, "part", "part_not_finished")
+        return tuple(self.made[segment_id].name for segment_id in ids)
+
+    def as_json(self, hindrance: str | None, *, most_problems: int) -> Json:
+        """The object that its owner gets."""
+        status = self.status(hindrance)
+        reason = self.state.failed if status is JobStatus.FAILED else hindrance if status is JobStatus.PAUSED else None
+        return {
+            "id": self.job.id,
+            "object": "audio.job",
+            "status": status,
+            "created_at": self.job.created_at,
+            "deterministic": self.job.deterministic,
+            "parts": {"total": len(self.job.num_segments), "done": self.num_parts_done},
+            "segments": {"total": self.num_segments, "done": len(self.made)},
+            "bytes": self.num_bytes,
+            "audio_s": round(self.samples / self.job.info(next(iter(self.job.models))).sample_rate, 3),
+            "eta_s": self._eta_s() if status is JobStatus.RUNNING else None,
+            "reason": reason,
+            "ended_at": self.state.ended_at,
+            "webhook": self.job.webhook and self._webhook(),
+            "problems": [made.as_json() for made in nsmallest(most_problems, self.problems, key=attrgetter("id"))],
+        }
+
+    def part_as_json(self, number: int, part: Part, model: str) -> Json:
+        """An entry of the list of its parts."""
+        done, samples = self.parts.get(number, (0, 0))
+        return {
+            "part": number,
+            "custom_id": part.custom_id,
+            "seed": part.seed,
+            "segments": {"total": self.job.num_segments[number], "done": done},
+            "audio_s": round(samples / self.job.info(model).sample_rate, 3),
+        }
+
+    @property
+    def owes_webhook(self) -> bool:
+        """Whether its webhook has to be told of its end."""
+        has_ended = self.status(None) in (JobStatus.COMPLETED, JobStatus.FAILED)
+        return has_ended and self.job.webhook is not None and self.state.called_at is None
+
+    def _webhook(self) -> Json:
+        state = self.state
+        fields = {"url": self.job.webhook, "calls": state.calls, "error": state.call_error}
+        return {**fields, "delivered": state.called_at is not None and state.call_error is None}
+
+    def _eta_s(self) -> float | None:
+        """By the pace since this process began; None before the first segment."""
+        if not self._num_new:
+            return None
+        left = self.num_segments - len(self.made)
+        return round(left * (time.monotonic() - self._began_s) / self._num_new, 1)

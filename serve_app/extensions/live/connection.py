@@ -1,0 +1,421 @@
+"""One WebSocket of any dialect. It reads while it speaks, because only a read tells that the client left."""
+
+import asyncio
+import logging
+import re
+import secrets
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
+from typing import ClassVar
+
+from starlette.types import Message
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from deployments.errors import InvalidRequest, Overloaded, PayloadTooLarge, TalkrayError
+from serve_app.api.context import replica_stops, state_of
+from serve_app.api.error_replies import (
+    INTERNAL,
+    POLICY_VIOLATION,
+    TRY_AGAIN_LATER,
+    ErrorReply,
+    Unauthorized,
+    close_reason,
+    translate,
+)
+from serve_app.api.handshake import refuse_handshake
+from serve_app.api.parsing.client_input import MAX_BODY_BYTES, parse_object
+from serve_app.api.resolve import ignored_fields
+from serve_app.api.resolve.speech_request import SpeechRequest, disclosure
+from serve_app.api.speech_service import SpeechService
+from serve_app.extensions.live.session import Done, Event, Failed, Session
+
+logger = logging.getLogger(__name__)
+
+MAX_MESSAGE_BYTES = 128 << 10  # without reference audio
+IDLE_TIMEOUT_S = 600.0  # a socket on which neither side sends anything for this time is closed
+MAX_CONTEXTS = 16  # on one socket
+MAX_NAME_CHARS = 128  # of a context
+_ENGINE_FAILED = 1011
+# The scope has a function under this key, if the client's connection ends in this process. The function takes a
+# callback, and any thread calls that when the server is to end.
+LEAVING = "talkray.leaving"
+_SERVICE_RESTART = 1012
+_REPLACED = "this server is being replaced: connect again"
+# A server that is to end closes a socket that owes no speech. It first waits until neither side has sent anything for
+# _QUIET_S, because a client that goes on would have sent its next message by then. With open contexts it waits for
+# _CONTEXT_QUIET_S, which is how long ElevenLabs keeps a silent context. After _PATIENCE_S it waits no more. After
+# MAX_LEAVING_S it closes the socket in the middle of a turn, because `LONGEST_STREAM_S` is near.
+_QUIET_S, _CONTEXT_QUIET_S = 1.0, 20.0
+_PATIENCE_S, MAX_LEAVING_S = 60.0, 540.0
+_LEAVING_POLL_S = 0.1
+_RECORDING = re.compile(r'"(ref_audio|reference_audio)"\s*+:\s*+("(?:[^"\\]|\\.)*+")')
+
+
+class Connection(ABC):
+    """Reads messages and lets sessions speak until the client leaves, or `end` is called."""
+
+    subprotocol: ClassVar[str | None] = None  # its name in the handshake
+    takes_recordings: ClassVar[bool] = False  # whether a message may have a `ref_audio`
+
+    def __init__(self, socket: WebSocket, service: SpeechService) -> None:
+        self.socket, self.service = socket, service
+        self.request_id = state_of(socket).record.request_id
+        self._speaking: set[asyncio.Task[None]] = set()
+        self._conversation: Session | None = None
+        self._sessions: set[Session] = set()
+        self._leaving: asyncio.Task[None] | None = None
+        self._num_untold = 0  # events that a session has given and that the client does not have yet
+        self._is_ending = False
+        self._ended = asyncio.Event()
+        self._active_s = asyncio.get_running_loop().time()  # when either side sent something last
+
+    @classmethod
+    async def run(cls, socket: WebSocket, service: SpeechService) -> None:
+        """Accepts a client and serves it."""
+        await cls(socket, service).serve()
+
+    @abstractmethod
+    async def obey(self, fields: dict[str, object]) -> None:
+        """Does what a message asks. Raises InvalidRequest, which `refuse` answers."""
+
+    async def tell_error(self, reply: ErrorReply) -> None:
+        """Tell the client what was wrong with its message, or how its speech failed."""
+        await self.send("error", request_id=None, **reply.envelope())
+
+    async def refuse(self, error: InvalidRequest) -> None:
+        """Answer a bad message. The socket stays open."""
+        await self.tell_error(translate(error))
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether anything is being spoken; in a conversation, whether it is the server's turn."""
+        return bool(self._speaking) if self._conversation is None else self._conversation.is_speaking
+
+    @property
+    def owes_speech(self) -> bool:
+        """Whether there is text that has not been spoken to its end, or an event that is still to be told."""
+        is_speaking = any(session.is_speaking or session.is_writing for session in self._sessions)
+        return is_speaking or self._num_untold > 0 or len(self._speaking) > len(self._sessions)
+
+    async def opened(self) -> None:  # noqa: B027, most send nothing here
+        """Called after the handshake."""
+
+    async def stop(self) -> None:
+        """Cancels all speech."""
+        speaking = tuple(self._speaking)
+        for task in speaking:
+            task.cancel()
+        if speaking:
+            await asyncio.wait(speaking)
+
+    async def serve(self, headers: Mapping[str, str] | None = None) -> None:
+        """Answers messages until the client leaves, the socket is idle for too long or the server cancels the handler.
+
+        All speech stops with it. `headers` go into the handshake.
+        """
+        named = {**disclosure(self.service.settings.disclose_synthetic), **(headers or {})}
+        encoded = [(name.encode(), value.encode("latin-1")) for name, value in named.items()]
+        self._leave_when_asked()
+        try:
+            await self.socket.accept(self.subprotocol, encoded)
+            await self.opened()
+            while (message := await self._receive())["type"] != "websocket.disconnect":
+                await self._answer(message.get("text"))
+        except TimeoutError:
+            await self.socket.close(reason="idle")
+        except WebSocketDisconnect:
+            logger.info("connection %s: the client left", self.request_id)
+        except RuntimeError:  # so Starlette says that the socket was closed by us
+            if not self._is_ending:
+                raise
+            logger.info("connection %s: closed before its last message was answered", self.request_id)
+        finally:
+            if self._leaving is not None:
+                self._leaving.cancel()
+            await self.stop()
+
+    async def send(self, kind: str, **fields: object) -> None:
+        """A JSON message with a type."""
+        await self.socket.send_json({"type": kind, **fields})
+
+    def start(self, speaking: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        """Runs `speaking` beside the reading, until `stop` or the end of the connection."""
+        task = asyncio.create_task(self._guarded(speaking))
+        self._speaking.add(task)
+        task.add_done_callback(lambda done: self._stopped(done, speaking))
+        return task
+
+    def converse(self, session: Session, say: Callable[[Event], Awaitable[None]]) -> Session:
+        """Passes the session's events to `say` while `serve` reads, but not its end.
+
+        The socket has no other session, and both end together.
+        """
+        self._conversation = session
+        self.start(self.pass_on(session, partial(self._say_or_end, say)))
+        return session
+
+    async def finish(self) -> None:
+        """Called when the client has closed the conversation and all its text has been spoken."""
+        await self.end()
+
+    async def _say_or_end(self, say: Callable[[Event], Awaitable[None]], event: Event) -> None:
+        match event:
+            case Failed(error):
+                await self.tell_error(self.failure(error, self.request_id))
+                await self.end_for(error)
+            case Done():
+                await self.finish()
+            case InvalidRequest() as refused:
+                await self.refuse(refused)
+            case _:
+                await say(event)
+
+    async def pass_on(self, session: Session, say: Callable[[Event], Awaitable[None]]) -> None:
+        """Passes the session's events to `say`, until the session ends."""
+        self._sessions.add(session)
+        try:
+            async with session:
+                async for event in session:
+                    self._num_untold += 1
+                    try:
+                        await say(event)
+                    finally:
+                        self._num_untold -= 1
+                    self._touch()
+        finally:
+            self._sessions.discard(session)
+
+    async def end(self, code: int = 1000, reason: str = "") -> None:
+        """Closes the socket, and ends `serve`."""
+        self._is_ending = True
+        try:
+            await self.socket.close(code, reason)
+        except (WebSocketDisconnect, RuntimeError):
+            logger.info("connection %s: the client left before it was closed", self.request_id)
+        self._ended.set()
+
+    async def end_for(self, error: Exception) -> None:
+        """Closes the socket with the code for `error`, by which clients decide whether to connect again."""
+        if isinstance(error, Overloaded):  # the proxy in front may find a server with room
+            await self.end(TRY_AGAIN_LATER, close_reason(error))
+        else:
+            code = POLICY_VIOLATION if isinstance(error, Unauthorized | InvalidRequest) else _ENGINE_FAILED
+            await self.end(code, translate(error).code)
+
+    def _leave_when_asked(self) -> None:
+        loop = asyncio.get_running_loop()
+
+        def leave() -> None:
+            self._leaving = self._leaving or loop.create_task(self._leave())
+
+        if (tell := self.socket.scope.get(LEAVING)) is not None:
+            tell(lambda: loop.call_soon_threadsafe(leave))
+        else:  # HAProxy knew no replica for a moment, and the socket came through Serve's own proxy
+            self._leaving = loop.create_task(self._leave_with_replica())
+
+    async def _leave_with_replica(self) -> None:
+        await replica_stops()
+        await self._leave()
+
+    async def _leave(self) -> None:
+        """Closes the socket as soon as that loses no speech, at the latest after MAX_LEAVING_S."""
+        clock = asyncio.get_running_loop().time
+        began_s = clock()
+        while self.owes_speech or clock() < self._quiet_from_s(began_s):
+            if clock() >= began_s + MAX_LEAVING_S:
+                break
+            await asyncio.sleep(_LEAVING_POLL_S)
+        await self.end(_SERVICE_RESTART, _REPLACED)
+
+    def _quiet_from_s(self, began_s: float) -> float:
+        """When a server that is to end may close the socket, if neither side sends anything more."""
+        has_contexts = bool(self._speaking) and self._conversation is None
+        quiet_s = _CONTEXT_QUIET_S if has_contexts else _QUIET_S
+        return min(self._active_s + quiet_s, max(self._active_s, began_s + _PATIENCE_S))
+
+    def failure(self, error: Exception, request_id: str) -> ErrorReply:
+        """The reply to the client for an error that ended its speech."""
+        reply = translate(error)
+        if reply.status == INTERNAL.status:
+            logger.error("request %s failed", request_id, exc_info=error)
+        return reply
+
+    async def _guarded(self, speaking: Coroutine[None, None, None]) -> None:
+        try:
+            await speaking
+        except (WebSocketDisconnect, RuntimeError):
+            logger.info("connection %s: the client left", self.request_id)
+        except Exception:
+            logger.exception("connection %s failed", self.request_id)
+            await self.end(_ENGINE_FAILED)
+
+    def _stopped(self, task: asyncio.Task[None], speaking: Coroutine[None, None, None]) -> None:
+        speaking.close()  # a task that is cancelled before it runs leaves its coroutine open
+        self._speaking.discard(task)
+        self._touch()
+
+    async def _receive(self) -> Message:
+        """The next message. Raises TimeoutError where the socket is idle for too long."""
+        if self._ended.is_set():
+            return {"type": "websocket.disconnect"}
+        receiving, ending = asyncio.create_task(self.socket.receive()), asyncio.create_task(self._ended.wait())
+        try:
+            while not receiving.done():
+                remaining_s = self._remaining_s()
+                if remaining_s <= 0:
+                    raise TimeoutError
+                await asyncio.wait((receiving, ending), timeout=remaining_s, return_when=asyncio.FIRST_COMPLETED)
+                if ending.done():
+                    return {"type": "websocket.disconnect"}
+            self._touch()
+            return receiving.result()
+        finally:
+            receiving.cancel()
+            ending.cancel()
+
+    def _remaining_s(self) -> float:
+        """Seconds until the socket has been idle for too long, if nothing happens."""
+        if self.is_busy:
+            return IDLE_TIMEOUT_S
+        return self._active_s + IDLE_TIMEOUT_S - asyncio.get_running_loop().time()
+
+    def _touch(self) -> None:
+        self._active_s = asyncio.get_running_loop().time()
+
+    async def _answer(self, text: str | None) -> None:
+        try:
+            await self.obey(_parse(text, recordings=self.takes_recordings))
+        except InvalidRequest as error:
+            connection = state_of(self.socket).record
+            replace(connection, error=error.code).publish()
+            await self.refuse(error)
+        except TalkrayError as error:
+            await self.tell_error(self.failure(error, self.request_id))
+            await self.end_for(error)
+
+
+class HandshakeConnection(Connection):
+    """A connection whose handshake carries the request, but for the text. A bad request refuses the handshake."""
+
+    reason_header: ClassVar[str | None] = None  # the header in which a refusal says why
+    speech: SpeechRequest  # set after the handshake
+
+    @classmethod
+    @abstractmethod
+    async def speech_request(cls, socket: WebSocket, service: SpeechService) -> SpeechRequest:
+        """Raises InvalidRequest."""
+
+    @classmethod
+    async def run(cls, socket: WebSocket, service: SpeechService) -> None:
+        try:
+            speech = await cls.speech_request(socket, service)
+        except TalkrayError as error:
+            await refuse_handshake(socket, error, reason_header=cls.reason_header)
+        else:
+            connection = cls(socket, service)
+            connection.speech = speech
+            await connection.serve(speech.headers())
+
+
+class ContextConnection(Connection):
+    """A connection with several sessions at once, named by the client. All but the first count as streams."""
+
+    def __init__(self, socket: WebSocket, service: SpeechService) -> None:
+        super().__init__(socket, service)
+        self._contexts: dict[str, tuple[Session, asyncio.Task[None]]] = {}
+        self.pending_notes: dict[str, ignored_fields.Reasons] = {}  # by context: what its next message will say
+        self._voices: dict[str, dict[str, object]] = {}  # by context: what its next message will say of its voice
+
+    @abstractmethod
+    async def say_in(self, name: str, event: Event) -> None:
+        """Tell the client of an event of a context."""
+
+    @property
+    def is_busy(self) -> bool:
+        return any(session.is_speaking for session, _ in self._contexts.values())
+
+    def name_of(self, fields: Mapping[str, object], default: str) -> str:
+        """The context that a message names. Raises InvalidRequest."""
+        name = default if (sent := fields.get("context_id")) is None else sent
+        if not isinstance(name, str) or len(name) > MAX_NAME_CHARS:
+            message = f"context_id must be a string of at most {MAX_NAME_CHARS} characters."
+            raise InvalidRequest(message, "context_id")
+        return name
+
+    def find(self, name: str) -> Session | None:
+        """The session of a context that takes text."""
+        session = self._contexts[name][0] if name in self._contexts else None
+        return None if session is None or session.has_ended else session
+
+    async def open(self, name: str, speech: SpeechRequest) -> Session:
+        """Open a context. Raises InvalidRequest where MAX_CONTEXTS are open."""
+        if name in self._contexts:  # an earlier one of this name has ended, and its last events are being sent
+            _, ending = self._contexts[name]
+            await asyncio.wait((ending,))
+            self._remove(name, ending)
+        if len(self._contexts) >= MAX_CONTEXTS:
+            message = f"{MAX_CONTEXTS} contexts are open; close one before you open another."
+            raise InvalidRequest(message, "context_id", "too_many_contexts")
+        session = self.service.session(self.socket, speech, request_id=f"{self.request_id}-{name[:40]}")
+        self._voices[name] = {note: told for note, told in speech.notes().items() if note in ("voice", "voice_take")}
+        task = self.start(self._speak(name, session, is_first=not self._contexts))
+        self._contexts[name] = session, task
+        task.add_done_callback(lambda done: self._remove(name, done))
+        return session
+
+    async def cancel(self, name: str) -> None:
+        """Stop a context at once, if there is one of this name."""
+        if name in self._contexts:
+            _, task = self._contexts[name]
+            task.cancel()
+            await asyncio.wait((task,))
+            self._remove(name, task)
+
+    def notes(self, name: str) -> dict[str, object]:
+        """What a message says of fields without effect and of the recording that speaks, once."""
+        return {**self._voices.pop(name, {}), **ignored_fields.in_message(self.pending_notes.pop(name, {}))}
+
+    async def _speak(self, name: str, session: Session, *, is_first: bool) -> None:
+        async def say(event: Event) -> None:
+            await self.say_in(name, event)
+
+        try:
+            with nullcontext() if is_first else state_of(self.socket).caller.stream():
+                await self.pass_on(session, say)
+        except Overloaded as error:
+            await session.aclose()
+            await say(Failed(error))
+
+    def _remove(self, name: str, task: asyncio.Task[None]) -> None:
+        if name in self._contexts and self._contexts[name][1] is task:
+            del self._contexts[name]
+            self._voices.pop(name, None)
+            self.pending_notes.pop(name, None)
+
+
+def unknown_type(*valid: str) -> InvalidRequest:
+    """The error for a message with another type than these."""
+    return InvalidRequest(f"type must be {', '.join(valid[:-1])} or {valid[-1]}.", "type")
+
+
+def _parse(text: str | None, *, recordings: bool) -> dict[str, object]:
+    """The JSON object of a message. Its size is limited before it is parsed, because objects may take thirty times its
+    bytes. With `recordings` the characters of its `ref_audio` do not count for MAX_MESSAGE_BYTES.
+    """
+    if text is None:
+        raise InvalidRequest("Messages are JSON text, not binary.", None, "invalid_json")
+    size = len(text.encode())
+    if size <= MAX_MESSAGE_BYTES:
+        return parse_object(text)
+    recording = _RECORDING.search(text) if recordings and size <= MAX_BODY_BYTES else None
+    if recording is None or size - (recording.end(2) - recording.start(2)) > MAX_MESSAGE_BYTES:
+        limits = f"{MAX_MESSAGE_BYTES} bytes" + (f", {MAX_BODY_BYTES} with ref_audio" if recordings else "")
+        raise PayloadTooLarge(f"The message is larger than {limits}.")
+    stand_in = secrets.token_hex(16)
+    fields = parse_object(f'{text[: recording.start(2)]}"{stand_in}"{text[recording.end(2) :]}')
+    if fields.get(recording[1]) != stand_in:
+        raise PayloadTooLarge(f"The message is larger than {MAX_MESSAGE_BYTES} bytes, without a ref_audio of its own.")
+    return fields | parse_object(f'{{"{recording[1]}": {recording[2]}}}')

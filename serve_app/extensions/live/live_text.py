@@ -1,0 +1,342 @@
+"""An utterance whose text the client still writes while it is spoken. Its parts may be cut anywhere.
+
+A part becomes spoken text as soon as no later part can change it. The spoken text goes into the mailbox of the current
+segment, where a talker reads it. A text that is too long for one segment goes on in the next one. While the client
+writes nothing, the sound fades into silence.
+"""
+
+import asyncio
+import contextlib
+import secrets
+import time
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import replace
+from typing import Self
+
+import numpy as np
+
+from deployments.errors import InvalidRequest
+from deployments.listener import Listener
+from deployments.protocol import SAMPLE_BYTES, ModelInfo, PcmChunk, SynthesisRequest
+from deployments.serving.mailbox import MailboxServer, WrittenText
+from serve_app.extensions.continuity.joints import Continuation
+from serve_app.extensions.text.spoken_text import CHARS_AT_ONCE, TextReader, TextRules
+from serve_app.extensions.text.ssml import SsmlCheck
+from serve_app.speech.look_ahead import retrieve_error, stop_reading
+from serve_app.speech.segments import Segments, Utterance, segment_request, segment_start
+from serve_app.speech.spoken_end import SpokenEnd
+from serve_app.text.characters import is_speakable
+from serve_app.text.splitting import LiveSplit
+from serve_app.text.spoken import SpokenPiece
+
+_IDLE_S = 60.0  # a text to which nothing is added for this time is finished
+_FADE_S = 0.01
+_MARGIN_S = 0.06  # faded sound is sent this time before a player without a buffer runs dry
+_TOKEN_BYTES = 16
+# A talker reads a token of text with each frame of the tail, before it makes one.
+_JOINED_CHARS = 80
+_PLENTY_CHARS = 40  # this number of characters makes audio, even if the client writes no more
+
+
+class LiveTexts:
+    """The live texts of one ingress process, and the address at which talkers read them."""
+
+    def __init__(self, host: str = "127.0.0.1") -> None:
+        """`host`: this node's address for talkers on other nodes."""
+        self.server = MailboxServer(host)
+
+    async def open(
+        self, utterance: Utterance, info: ModelInfo, *, max_chars: int, rules: TextRules | None = None
+    ) -> "LiveText":
+        """An utterance without text so far. It takes at most `max_chars` characters, and ends after a minute without
+        any. Without `rules` it is spoken as it is written.
+
+        Raises OSError where the address cannot be listened at.
+        """
+        await self.server.start()
+        rules = rules or TextRules(spoken_form=info.spoken_form)
+        return LiveText(self.server, utterance, info, max_chars=max_chars, rules=rules)
+
+    async def aclose(self) -> None:
+        await self.server.aclose()
+
+
+class LiveText(Segments):
+    """One utterance while it is written. Its speech can be asked for from the beginning."""
+
+    def __init__(
+        self,
+        server: MailboxServer,
+        utterance: Utterance,
+        info: ModelInfo,
+        *,
+        max_chars: int,
+        rules: TextRules,
+    ) -> None:
+        utterance = utterance.changed(text="")
+        super().__init__(utterance)
+        self._server, self._max_chars = server, max_chars
+        self._reader = TextReader(rules)
+        self._speed = 1.0
+        self._check = SsmlCheck("text") if rules.markup == "ssml" else None
+        if self._check is not None:
+            self._check.without_effect = self._reader.left_out
+        self._split = LiveSplit(min(info.max_segment_chars, rules.max_segment_chars or info.max_segment_chars))
+        self._waiting = ""  # text that has not become spoken text yet
+        self._next_take_in: asyncio.Handle | None = None  # the iteration of the event loop that takes in more of it
+        self._num_chars = 0  # as written
+        self._num_words = 0  # with something to speak
+        self._num_spoken_chars = 0
+        self._changed = asyncio.Event()
+        self._writing: WrittenText | None = None  # the segment that takes the text
+        self._mailboxes: list[WrittenText] = []  # by segment
+        self._begun_anew: set[int] = set()  # segments before which speech ended while its text was still written
+        self._utterance = utterance
+        self._idling: asyncio.TimerHandle | None = None
+        self.parts: list[SpokenPiece] = []  # the text so far, as written and as spoken
+        self.text = ""  # the text so far, as it was written
+        self.is_complete = False  # the client adds no more
+        self._is_taken_in = False  # and all of it has become spoken text
+        self._begin_segment()
+        self._be_patient()
+
+    @property
+    def utterance(self) -> Utterance:
+        """What `SpeechModel` is asked, for use after `wait_for_words`."""
+        return replace(self._utterance.changed(mailbox=self._segments[0].mailbox), live_text=self)
+
+    async def going_on(self, conversation: Continuation) -> Utterance:
+        """The same, going on from what was spoken before, where enough is written in time to be spoken at once."""
+        if (tail := conversation.tail(self._utterance.synthesis)) is not None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(conversation.patience_s):
+                    while not self._is_long(0):
+                        await self._changed.wait()
+        return self.utterance.changed(tail=tail if self._is_long(0) else None)
+
+    def append(self, text: str) -> None:
+        """Add to the text. A long addition becomes spoken text over several iterations of the event loop.
+
+        Raises InvalidRequest where the text would become too long, or is no SSML, and adds nothing then. The caller
+        adds nothing after `finish`.
+        """
+        assert not self.is_complete, "a finished text takes no more"
+        if self._num_chars + len(text) > self._max_chars:
+            message = f"The text has more than {self._max_chars} characters: send it in several utterances."
+            raise InvalidRequest(message, "text", "string_above_max_length")
+        if self._check is not None:
+            self._check.feed(text, is_last=False)
+        self._num_chars += len(text)
+        self._be_patient()
+        self._waiting += text
+        if self._next_take_in is None:
+            self._take_in()
+
+    def finish(self) -> None:
+        """The text is complete. The speech ends when all of it has been spoken."""
+        self.is_complete = True
+        if self._next_take_in is None and not self.is_taken_in:
+            self._finish()
+
+    def close(self) -> None:
+        """Keep the text no longer, and end its speech."""
+        self._end()
+        for segment in self._segments:
+            assert segment.mailbox is not None
+            self._server.remove(segment.mailbox.token)
+
+    async def wait_for_words(self) -> bool:
+        """Wait until the text is sure to have a word; False where it ends without one.
+
+        The word may be incomplete. The talker can prepare while the rest of it comes.
+        """
+        while not (self.is_taken_in or self._num_words or self._reader.will_speak):
+            await self._changed.wait()
+        return not self.is_taken_in or self._num_words > 0
+
+    @property
+    def is_taken_in(self) -> bool:
+        return self._is_taken_in
+
+    @property
+    def spoken(self) -> str:
+        return "".join(part.spoken for part in self.parts)
+
+    @property
+    def left_out(self) -> Counter[str]:
+        """As in SpokenText, of the text so far: it goes on counting."""
+        return self._reader.left_out
+
+    async def is_plenty(self) -> None:
+        while not self.is_taken_in and self._num_spoken_chars < _PLENTY_CHARS:
+            await self._changed.wait()
+
+    def smoothed(self, chunks: AsyncGenerator[PcmChunk, None], sample_rate: int) -> AsyncGenerator[PcmChunk, None]:
+        return without_clicks(chunks, sample_rate, may_stall=lambda: not self.is_taken_in)
+
+    async def segment(self, number: int) -> SynthesisRequest | None:
+        while (request := self.known_segment(number)) is None and not self.is_taken_in:
+            await self._changed.wait()
+        return request
+
+    def is_last(self, number: int) -> bool:
+        return self.is_taken_in and super().is_last(number)
+
+    def segment_text(self, number: int) -> str:
+        return self._mailboxes[number].text
+
+    def joined(self, number: int, before: SpokenEnd) -> SynthesisRequest | None:
+        """A segment goes on from the one before where its text is long enough to be spoken at once, and where the one
+        before has said all of its text.
+        """
+        joined = super().joined(number, before)
+        if joined is None or joined.tail is None:
+            return joined
+        return joined if self._is_long(number) and number not in self._begun_anew else replace(joined, tail=None)
+
+    def _is_long(self, number: int) -> bool:
+        """Whether enough of a segment is written to be spoken behind a tail at once."""
+        written = self._mailboxes[number]
+        return written.is_complete or len(written.text) >= _JOINED_CHARS
+
+    def start(self, number: int) -> int:
+        return segment_start(self.spoken, [mailbox.text for mailbox in self._mailboxes[:number]])
+
+    def close_segment(self, number: int) -> None:
+        """Later text goes into the next segment, and that goes on from no tail."""
+        if number == len(self._segments) - 1 and self._writing is not None:
+            self._split.restart()
+            self._end_segment()
+            self._begun_anew.add(number + 1)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _take_in(self) -> None:
+        """Make spoken text of CHARS_AT_ONCE waiting characters, of the next ones in the event loop's next iteration."""
+        part = self._waiting[:CHARS_AT_ONCE]
+        self._waiting = self._waiting[CHARS_AT_ONCE:]
+        self._write(part, is_last=False)
+        self._next_take_in = asyncio.get_running_loop().call_soon(self._take_in) if self._waiting else None
+        if self._next_take_in is None and self.is_complete:
+            self._finish()
+
+    def _finish(self) -> None:
+        self._write("", is_last=True)
+        self._say_certain(self._split.finish())
+        self._end()
+
+    def _write(self, text: str, *, is_last: bool) -> None:
+        self.text += text
+        for piece in self._reader.feed(text, is_last=is_last):
+            self.parts.append(piece)
+            if piece.is_border:
+                self._begin_stretch(piece)
+                continue
+            self._num_words += sum(map(is_speakable, piece.spoken.split()))
+            self._num_spoken_chars += len(piece.spoken)
+            self._say_certain(self._split.feed(piece.spoken))
+        self._notify()
+
+    def _begin_stretch(self, border: SpokenPiece) -> None:
+        """End the segment, unless it has no text yet, and put silence in front of the next one."""
+        self._say_certain(self._split.finish())
+        if self._writing is not None and self._writing.text:
+            self._split.restart()
+            self._end_segment()
+        number = len(self._segments) - (self._writing is not None)
+        if border.pause_s:
+            self._pauses_s[number] = self._pauses_s.get(number, 0.0) + border.pause_s
+        self._speed = self._speed if border.speed is None else border.speed
+        if self._writing is not None:
+            self._speeds[number] = self._speed
+
+    def _say_certain(self, texts: list[str]) -> None:
+        """Text for the current segment. Each of `texts` but the last ends a segment."""
+        for number, text in enumerate(texts):
+            if number:
+                self._end_segment()
+            if text and self._writing is None:
+                self._begin_segment()
+            if text and self._writing is not None:
+                self._writing.append(text)
+
+    def _begin_segment(self) -> None:
+        self._writing = WrittenText()
+        self._mailboxes.append(self._writing)
+        mailbox = self._server.share(secrets.token_hex(_TOKEN_BYTES), self._writing)
+        self._speeds[len(self._segments)] = self._speed
+        request = replace(self._utterance.synthesis, mailbox=mailbox)
+        self._segments.append(segment_request(request, len(self._segments)))
+
+    def _end_segment(self) -> None:
+        if self._writing is not None:
+            self._writing.finish()
+        self._writing = None
+
+    def _end(self) -> None:
+        self.is_complete = self._is_taken_in = True
+        if self._next_take_in is not None:
+            self._next_take_in.cancel()
+            self._next_take_in = None
+        self._end_segment()
+        if self._idling is not None:
+            self._idling.cancel()
+        self._notify()
+
+    def _be_patient(self) -> None:
+        if self._idling is not None:
+            self._idling.cancel()
+        self._idling = asyncio.get_running_loop().call_later(_IDLE_S, self.finish)
+
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+
+async def without_clicks(
+    chunks: AsyncGenerator[PcmChunk, None], sample_rate: int, *, may_stall: Callable[[], bool]
+) -> AsyncGenerator[PcmChunk, None]:
+    """`chunks` without clicks where they stall. Audio that comes in time stays as it is.
+
+    While they `may_stall` the last 10 ms are held back, and faded out where no chunk comes in time.
+    """
+    size = int(_FADE_S * sample_rate) * SAMPLE_BYTES
+    listener = Listener()
+    held = b""  # the last 10 ms, not sent yet
+    last: PcmChunk | None = None  # the latest chunk, emptied
+    is_silent = False  # the sound has faded out
+    coming: asyncio.Future[PcmChunk | None] | None = None
+    try:
+        while True:
+            coming = asyncio.ensure_future(anext(chunks, None))
+            coming.add_done_callback(retrieve_error)
+            if held and last is not None:
+                await asyncio.wait((coming,), timeout=max(0.0, listener.lead_s(time.monotonic()) - _MARGIN_S))
+                if not coming.done() and may_stall():
+                    yield replace(last, pcm=_faded(held, np.linspace(1, 0, len(held) // SAMPLE_BYTES)))
+                    held = b""
+                    is_silent = True
+            chunk = await coming
+            if chunk is None:
+                return
+            pcm = chunk.pcm
+            if is_silent and pcm:
+                pcm = _faded(pcm[:size], np.linspace(0, 1, min(size, len(pcm)) // 2)) + pcm[size:]
+                is_silent = False
+            pcm, held = held + pcm, b""
+            if chunk.finish_reason is None and may_stall():
+                pcm, held = pcm[:-size], pcm[-size:]
+            listener.deliver(len(pcm) / SAMPLE_BYTES / sample_rate, now_s=time.monotonic())
+            last = chunk.emptied()
+            yield replace(chunk, pcm=pcm)
+    finally:
+        await stop_reading(chunks, coming)
+
+
+def _faded(pcm: bytes, gains: "np.ndarray[tuple[int], np.dtype[np.float64]]") -> bytes:
+    return (np.frombuffer(pcm, "<i2") * gains).astype("<i2").tobytes()

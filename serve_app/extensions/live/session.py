@@ -1,0 +1,450 @@
+"""A session: a dialect puts text in as the client writes it, and takes events out as the text is spoken."""
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, field, replace
+from typing import Self
+
+from starlette.websockets import WebSocketDisconnect
+
+from deployments.errors import InvalidRequest
+from deployments.protocol import FinishReason, PcmChunk
+from serve_app.api.context import RequestState
+from serve_app.api.error_replies import translate
+from serve_app.api.parsing.speech_body import SpeechBody, check_length
+from serve_app.api.request_record import RequestRecord, Usage, start_marks
+from serve_app.api.resolve.build_utterance import build_utterance, check_language, unspoken_script
+from serve_app.api.resolve.speech_request import Offer, SpeechRequest, stored_voice
+from serve_app.extensions.continuity.joints import Continuation
+from serve_app.extensions.live.live_text import LiveText, LiveTexts
+from serve_app.extensions.text.spoken_text import ReadText, read
+from serve_app.extensions.word_times.word_times import Spoken, Word, WordTimes
+from serve_app.speech.segments import Utterance
+from serve_app.speech.speech_models import silence
+from serve_app.text.characters import (
+    end_of_certain,
+    end_of_visible,
+    is_speakable,
+    whole_characters,
+    without_cjk_spaces,
+    without_halves,
+)
+from serve_app.text.languages import foreign_language
+from serve_app.text.spoken import SpokenText
+
+MAX_UNSPOKEN_CHARS = 1 << 16  # an hour of speech
+_SCRIPT_CHARS = 1000  # show in which script a text is; all of it would take the event loop 0.3 s
+MAX_AUDIO_BYTES = 4096  # in one event
+_MOST_UNSENT = 8  # events that the reader has not taken; decoding waits at this number
+_MOST_TURNS = 256  # turns that wait to be spoken
+
+
+@dataclass(slots=True)
+class Turn:
+    """Text that is spoken as one utterance, and how far its speech has come."""
+
+    number: int  # from 1
+    record: RequestRecord
+    text: str = ""  # the whole text so far
+    half: str = ""  # half of a surrogate pair that follows the text
+    is_complete: bool = False
+    utterance: Utterance | None = None  # None until speech is asked for
+    live: LiveText | None = None  # None where it is spoken once it is complete
+    num_taken: int = 0  # characters that are being spoken, or have been
+    times: WordTimes | None = None  # None where the client asked for no word times
+    start_s: float | None = None  # where its audio begins, counted from the last `clear`; None: it has none
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def usage(self) -> Usage:
+        return self.record.usage
+
+    @property
+    def finish_reason(self) -> FinishReason:
+        """Why its speech ended, once it has."""
+        return self.usage.finish_reason or FinishReason.STOP
+
+    @property
+    def takes_text(self) -> bool:
+        """Whether text may be added. A live text to which nothing was added for long has ended by itself."""
+        return not self.is_complete and not (self.live is not None and self.live.is_complete)
+
+    def take(self) -> str:
+        """The text not taken yet, without spaces between ideographs."""
+        end = len(self.text) if self.is_complete else end_of_certain(self.text)
+        before = self.text[max(0, self.num_taken - 1) : self.num_taken]
+        text, self.num_taken = self.text[self.num_taken : end], max(end, self.num_taken)
+        return without_cjk_spaces(before + text)[len(before) :]
+
+    def spoken(self, played_s: float) -> Spoken | None:
+        """The part of its text heard after `played_s` of the session's audio; None without word times."""
+        if self.start_s is None or played_s <= self.start_s:
+            return Spoken("", self.text, last_word=None)
+        if self.times is None or not self.times.are_known:
+            return None
+        heard = self.times.spoken(played_s - self.start_s)
+        end = end_of_visible(self.text, len("".join(heard.text_spoken.split())))
+        return replace(heard, text_spoken=self.text[:end], text_remaining=self.text[end:])
+
+    def write(self) -> None:
+        """Pass new text on to the live text. Raises InvalidRequest where it has become too long."""
+        if self.live is not None and not self.live.is_complete:
+            self.live.append(self.take())
+            if self.is_complete:
+                self.live.finish()
+        self.changed.set()
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A turn's audio follows."""
+
+    turn: Turn
+
+
+@dataclass(frozen=True, slots=True)
+class Audio:
+    """The next bytes of the output's format; raw formats come in whole samples."""
+
+    turn: Turn
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """When the next words of a turn are heard, in seconds of the turn's audio. That audio may come before or after."""
+
+    turn: Turn
+    words: tuple[Word, ...]
+
+    def in_session(self) -> list[Word]:
+        """The words, with times in seconds of the session's audio."""
+        before_s = self.turn.start_s or 0.0
+        return [replace(word, start_s=word.start_s + before_s, end_s=word.end_s + before_s) for word in self.words]
+
+
+@dataclass(frozen=True, slots=True)
+class Flushed:
+    """All text of a turn, up to its `flush`, has been spoken."""
+
+    turn: Turn
+
+
+@dataclass(frozen=True, slots=True)
+class Cleared:
+    """Earlier turns are void: no more events of them follow.
+
+    `heard`: the turn that was playing at `played_s`, where the client sent it, else the turn being made. `spoken`: how
+    much of its text was heard; None without word times or `played_s`.
+    """
+
+    turns: tuple[Turn, ...]
+    heard: Turn | None = None
+    spoken: Spoken | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """Bytes that the audio encoder had left after the last turn."""
+
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """All of a closed session is spoken. `finish_reason`: the first of its turns but STOP. `answer`: the last's."""
+
+    finish_reason: FinishReason
+    answer: Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The session has ended with an error."""
+
+    error: Exception
+
+
+# InvalidRequest: nothing of a turn can be spoken; it goes on to its end, with a moment of silence.
+Event = Started | Audio | Words | InvalidRequest | Flushed | Cleared | Rest | Done | Failed
+
+
+class Session:
+    """Speaks turns one after the other; `flush` ends a turn. Iterate over it for its events. Decoding waits while the
+    iterating task does not take them.
+
+    Use it as an asynchronous context manager: leaving it cancels all speech.
+    """
+
+    def __init__(
+        self,
+        offer: Offer,
+        speech: SpeechRequest,
+        *,
+        handshake: RequestState,
+        request_id: str,
+        continuation: Continuation,
+        live_texts: LiveTexts | None = None,
+    ) -> None:
+        """`speech`: everything but the text. With `live_texts` a turn is spoken while it is written, else when it is
+        complete. A turn's id is `request_id` with the turn's number, or without `live_texts` the bare `request_id`.
+        `continuation`: the speech from which the turns go on. `handshake`: the state of the socket's request.
+        """
+        assert isinstance(speech.spoken, ReadText)
+        self._offer, self._speech = offer, speech
+        self._info, self._delivery, self._rules = speech.info, speech.delivery, speech.spoken.rules
+        self._body = speech.body  # with the speed of turns that have not begun
+        self._handshake, self._request_id = handshake, request_id
+        self._continuation, self._live_texts = continuation, live_texts
+        self._turns: deque[Turn] = deque()  # the one that is spoken first
+        self._over: deque[Turn] = deque(maxlen=_MOST_TURNS)  # that were spoken since the session was cleared
+        self._num_turns, self._is_closed = 0, False  # closed: no more text comes
+        self.has_ended = False  # nothing that is written now will be spoken
+        self._changed = asyncio.Event()
+        self._events: asyncio.Queue[Event] = asyncio.Queue(_MOST_UNSENT)
+        self._rendering = self._delivery.rendering(self._info)
+        self._speaking: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        self._speaking = asyncio.create_task(self._run())
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        has_left = kind is not None and issubclass(kind, WebSocketDisconnect | RuntimeError)
+        await self.aclose("client left" if has_left else "cancelled")
+
+    @property
+    def is_speaking(self) -> bool:
+        """Whether it is the server's turn."""
+        return any(turn.is_complete for turn in self._turns) or not self._events.empty()
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether a turn waits for more text, or for its end."""
+        return bool(self._turns) and self._turns[-1].takes_text
+
+    def append(self, text: str) -> None:
+        """Adds text, cut anywhere, to the present turn or a new one. Raises InvalidRequest if too much text waits."""
+        if not text:
+            return
+        if sum(len(turn.text) - turn.num_taken for turn in self._turns) + len(text) > MAX_UNSPOKEN_CHARS:
+            message = f"More than {MAX_UNSPOKEN_CHARS} characters wait to be spoken; send more when some have been."
+            raise InvalidRequest(message, "text", "string_above_max_length")
+        turn = self._turns[-1] if self.is_writing else self._open_turn()
+        text, turn.half = whole_characters(turn.half + text)
+        turn.text += text
+        turn.write()
+
+    def flush(self) -> Turn:
+        """Ends the present turn, an empty one where there is none; its `Flushed` will follow."""
+        turn = self._turns[-1] if self.is_writing else self._open_turn()
+        turn.is_complete, turn.text, turn.half = True, turn.text + without_halves(turn.half), ""
+        turn.write()
+        return turn
+
+    def configure(self, *, speed: float) -> None:
+        """Changes the speed of turns that have not begun."""
+        self._body = self._body.model_copy(update={"speed": speed})
+
+    async def clear(self, played_s: float | None = None) -> Cleared:
+        """Stops speaking and forgets the waiting turns. Returns the event after which nothing of them follows.
+
+        `played_s` is how much of the session's audio the listener has heard, since its beginning or the last `clear`.
+        """
+        before = self._drop_events()
+        await self._stop()
+        before += self._drop_events()
+        cleared = Cleared(tuple(self._turns), *self._at_playback(played_s))
+        for turn in cleared.turns:
+            self._end(turn, "cancelled")
+        self._turns.clear()
+        self._over.clear()
+        self._continuation.break_off()
+        self.has_ended = False
+        for event in (*before, cleared):
+            await self._events.put(event)
+        self._rendering = self._delivery.rendering(self._info)
+        self._speaking = asyncio.create_task(self._run())
+        return cleared
+
+    def close(self) -> None:
+        """No more text: `Done` comes after all that was written."""
+        if self.is_writing:
+            self.flush()
+        self._is_closed = True
+        self._changed.set()
+
+    async def aclose(self, outcome: str = "cancelled") -> None:
+        """Cancels all speech at once. The log gets the `outcome`."""
+        await self._stop()
+        for turn in self._turns:
+            self._end(turn, outcome)
+        self._turns.clear()
+
+    async def __aiter__(self) -> AsyncIterator[Event]:
+        """Events until `Done` or `Failed`."""
+        event: Event | None = None
+        while not isinstance(event, Done | Failed):
+            event = await self._events.get()
+            yield event
+
+    def _open_turn(self) -> Turn:
+        if len(self._turns) >= _MOST_TURNS:
+            raise InvalidRequest(f"More than {_MOST_TURNS} turns wait to be spoken.", "text", "too_many_turns")
+        self._num_turns += 1
+        own_id = f"{self._request_id}-{self._num_turns}" if self._live_texts else self._request_id
+        turn = Turn(self._num_turns, self._handshake.record.another(own_id))
+        self._turns.append(turn)
+        self._changed.set()
+        return turn
+
+    async def _run(self) -> None:
+        try:
+            while (turn := await self._next_turn()) is not None:
+                await self._speak(turn)
+                self._over.append(replace(self._turns.popleft(), utterance=None, live=None))  # large, and not asked for
+                self._end(turn)
+                if turn.utterance is not None:
+                    self._continuation.count(turn.utterance.synthesis)
+                await self._events.put(Flushed(turn))
+            self.has_ended = True
+            if not self._delivery.files and (rest := await self._rendering.close()):
+                await self._events.put(Rest(rest))
+            cut = [turn.finish_reason for turn in self._over if turn.finish_reason is not FinishReason.STOP]
+            last = self._over[-1].usage if self._over else Usage()
+            last.left_out = sum((turn.usage.left_out for turn in self._over), Counter())
+            await self._events.put(Done(cut[0] if cut else FinishReason.STOP, last.answer))
+        except Exception as error:
+            self.has_ended = True
+            if self._turns:
+                self._end(self._turns.popleft(), translate(error).code)
+            await self._events.put(Failed(error))
+
+    async def _next_turn(self) -> Turn | None:
+        """The next turn, once there is one; None where the session was closed."""
+        while not self._turns and not self._is_closed:
+            self._changed.clear()
+            await self._changed.wait()
+        return self._turns[0] if self._turns else None
+
+    async def _speak(self, turn: Turn) -> None:
+        has_begun = False
+        self._rendering.play(speed=self._body.speed)
+        turn.start_s = self._rendering.samples / self._delivery.rate(self._info)
+        async with aclosing(self._chunks(turn)) as chunks:
+            async for chunk in chunks:
+                turn.usage.add(chunk)
+                self._continuation.deliver(chunk.num_samples / self._info.sample_rate / self._body.speed)
+                audio = await self._rendering.feed(chunk.pcm)
+                if not has_begun and chunk.pcm:
+                    has_begun = True
+                    await self._events.put(Started(turn))
+                await self._tell_words(turn, chunk)
+                await self._send(turn, audio)
+        if not has_begun:
+            await self._events.put(Started(turn))
+        rest = await (self._rendering.close() if self._delivery.files else self._rendering.drain())
+        if self._delivery.files:
+            self._rendering = self._delivery.rendering(self._info)
+        await self._send(turn, rest)
+
+    async def _chunks(self, turn: Turn) -> AsyncGenerator[PcmChunk, None]:
+        """The turn's audio, which is a moment of silence where its text has nothing to speak."""
+        has_spoken = False
+        is_there = turn.is_complete and len(turn.text) <= self._offer.settings.max_input_chars
+        texts = None if is_there else self._live_texts
+        async with self._whole(turn) if texts is None else self._live(turn, texts) as utterance:
+            if utterance is not None:
+                async with aclosing(self._offer.models.of(utterance).speak(utterance, self._info)) as chunks:
+                    async for chunk in chunks:
+                        has_spoken = has_spoken or bool(chunk.pcm)
+                        yield chunk
+        if not has_spoken and turn.text.strip():
+            if (error := unspoken_script(turn.text[:_SCRIPT_CHARS], self._info, self._body.voice)) is not None:
+                turn.record.error = error.code
+                await self._events.put(error)
+            yield silence(self._info)
+
+    @asynccontextmanager
+    async def _whole(self, turn: Turn) -> AsyncIterator[Utterance | None]:
+        """The utterance of the turn's text once it is complete; None where there is nothing to speak."""
+        while not turn.is_complete:
+            turn.changed.clear()
+            await turn.changed.wait()
+        text = turn.take()
+        check_length("input", text, self._offer.settings)  # before the text is read, which takes as long as the text is
+        spoken = read(text, self._rules, field="text")
+        turn.usage.left_out = spoken.left_out
+        if self._live_texts is not None and not is_speakable(spoken.text):
+            yield None  # a conversation treats no text as an error
+            return
+        utterance = await self._utterance(turn, self._body.model_copy(update={"input": text}), spoken)
+        turn.utterance = utterance.changed(tail=self._continuation.tail(utterance.synthesis))
+        self._follow(turn, spoken)
+        yield turn.utterance if is_speakable(turn.utterance.synthesis.text) else None
+
+    @asynccontextmanager
+    async def _live(self, turn: Turn, texts: LiveTexts) -> AsyncIterator[Utterance | None]:
+        """The utterance of a text while it is written; None where there is nothing to speak."""
+        utterance = await self._utterance(turn, self._body, read("", self._rules), live=True)
+        with await texts.open(utterance, self._info, max_chars=MAX_UNSPOKEN_CHARS, rules=self._rules) as live:
+            turn.live, turn.usage.left_out = live, live.left_out
+            self._follow(turn, live)
+            turn.write()
+            if has_words := await live.wait_for_words():
+                if foreign_language(turn.text[:_SCRIPT_CHARS], self._info.languages):  # so far, perhaps a name
+                    await live.is_plenty()
+                    check_language(turn.text[:_SCRIPT_CHARS], self._body, self._info, self._body.voice)
+                turn.utterance = await live.going_on(self._continuation)
+            yield turn.utterance if has_words else None
+
+    async def _utterance(self, turn: Turn, body: SpeechBody, spoken: SpokenText, *, live: bool = False) -> Utterance:
+        self._handshake.caller.count_request()
+        identity = {"request_id": turn.record.request_id, "client": self._handshake.caller.name}
+        # A turn may come an hour after the request: by then its voice may have another version, or be gone.
+        stored = await stored_voice(body, self._info, self._offer.voices)
+        speech = replace(self._speech, body=body, spoken=spoken, stored=stored)
+        utterance = await build_utterance(self._offer, speech, live=live, **identity)
+        turn.record.note_speech(utterance, self._info, speech.voice_id, speed=body.speed)
+        return start_marks(utterance, turn.record.received_ns)
+
+    def _follow(self, turn: Turn, text: LiveText | SpokenText) -> None:
+        if self._body.word_timestamps:
+            turn.times = WordTimes(text, self._info, speed=self._body.speed)
+
+    async def _tell_words(self, turn: Turn, chunk: PcmChunk) -> None:
+        if turn.times is not None:
+            turn.times.feed(chunk)
+            if words := turn.times.take():
+                await self._events.put(Words(turn, tuple(words)))
+
+    async def _send(self, turn: Turn, audio: bytes) -> None:
+        for start in range(0, len(audio), MAX_AUDIO_BYTES):
+            await self._events.put(Audio(turn, audio[start : start + MAX_AUDIO_BYTES]))
+
+    async def _stop(self) -> None:
+        if (task := self._speaking) is None:
+            return
+        if not task.cancelling():  # a second cancellation would break off its closing
+            task.cancel()
+        await asyncio.wait((task,))
+        if self._speaking is task:
+            self._speaking = None  # its error holds its frames, which hold this session and all that was sent to it
+
+    def _at_playback(self, played_s: float | None) -> tuple[Turn | None, Spoken | None]:
+        """The turn at this place of the session's audio, or the first one, and how much of its text had been spoken."""
+        turns = [*self._over, *self._turns]
+        if played_s is None or not turns:
+            return next(iter(self._turns), turns[-1] if turns else None), None
+        heard = next((one for one in reversed(turns) if one.start_s is not None and one.start_s <= played_s), turns[0])
+        return heard, heard.spoken(played_s)
+
+    def _drop_events(self) -> list[Cleared]:
+        """Drops all waiting events but the answers to earlier calls of `clear`, which it returns."""
+        return [event for _ in range(self._events.qsize()) if isinstance(event := self._events.get_nowait(), Cleared)]
+
+    def _end(self, turn: Turn, outcome: str | None = None) -> None:
+        turn.record.error, turn.record.characters = outcome or turn.record.error, len(turn.text)
+        turn.record.publish()

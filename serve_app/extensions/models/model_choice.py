@@ -1,0 +1,155 @@
+"""Which of several models answers a request. docs/voices.md lists what decides, in this order."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from deployments.errors import InvalidRequest, NotFound
+from deployments.protocol import ModelInfo, ModelKind
+from serve_app.api import catalogue
+from serve_app.api.parsing.field_names import Names
+from serve_app.api.resolve.speech_request import Offer
+from serve_app.config import CLONE_ALIAS, ApiSettings
+from serve_app.extensions.voices.stored_voice import ID
+
+_TASKS = {"customvoice": ModelKind.CUSTOM_VOICE, "voicedesign": ModelKind.VOICE_DESIGN, "base": ModelKind.BASE}
+_CHECKPOINTS = {  # what would have to be deployed
+    ModelKind.CUSTOM_VOICE: "a CustomVoice checkpoint",
+    ModelKind.VOICE_DESIGN: "a VoiceDesign checkpoint",
+    ModelKind.BASE: "a Base checkpoint",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelHints:
+    """The fields of a request that decide; None and False of absent ones."""
+
+    model: str | None = None
+    has_recording: bool = False  # in the request, or stored
+    task_type: object = None
+    voice: str | None = None
+    instructions: object = None
+
+
+async def model_for(
+    offer: Offer, fields: Mapping[str, object], *, task_type: object, lenient: bool = False
+) -> ModelInfo:
+    """The model for a request whose `fields` have the names of a SpeechBody, not yet checked if `lenient`.
+
+    A single model speaks for all. Its name is checked unless `lenient`. Raises as `choose_model` does, NotReady.
+    """
+    models = await offer.models.infos()
+    model, voice = (value if isinstance(value, str) else None for value in (fields.get("model"), fields.get("voice")))
+    wanted = ModelHints(
+        model=model,
+        has_recording=fields.get("ref_audio") is not None or await _is_stored(offer, voice, models),
+        task_type=task_type,
+        voice=voice,
+        instructions=fields.get("instructions"),
+    )
+    info = choose_model(wanted, models, offer.settings, lenient=lenient)
+    if not lenient:
+        catalogue.check_model(model, info, offer.settings)
+    return info
+
+
+def choosing_fields(offer: Offer) -> Names:
+    """Fields that choose the model. They have an effect only if several are deployed."""
+    return {"task_type": None} if len(offer.models) > 1 else {}
+
+
+async def _is_stored(offer: Offer, voice: str | None, models: Sequence[ModelInfo]) -> bool:
+    """Whether `voice` is a stored voice; False with a single model, because then nothing depends on it.
+
+    If a model has a speaker of that name, only voices that this replica already knows count. Most requests name such a
+    speaker, and asking the store would cost each of them a round trip.
+    """
+    if len(models) == 1 or voice is None:
+        return False
+    is_speaker = any(catalogue.is_named(voice, info.voices) for info in models)
+    return (offer.voices.known(voice) if is_speaker else await offer.voices.find(voice)) is not None
+
+
+def choose_model(wanted: ModelHints, models: Sequence[ModelInfo], settings: ApiSettings, *, lenient: bool) -> ModelInfo:
+    """The model for a request, of `models` with the default first.
+
+    A `lenient` dialect's clients cannot know our names: a model or a voice that is not here decides nothing. Raises
+    InvalidRequest and ModelNotFound that name what would have to be deployed, or what has to be said.
+    """
+    if len(models) == 1:
+        return models[0]
+    named = _by_model(wanted.model, models, settings, lenient=lenient)
+    if named is not None:
+        return named
+    if wanted.has_recording:
+        return _of_kind(ModelKind.BASE, models, "a recording", "ref_audio")
+    chosen = _by_task(wanted.task_type, models) or _by_voice(wanted.voice, models, lenient=lenient)
+    if chosen is None and wanted.instructions:
+        return _of_kind(ModelKind.VOICE_DESIGN, models, "instructions without a voice", "instructions")
+    by_default = None if wanted.voice else _by_voice(settings.default_voice, models, lenient=True)
+    return chosen or by_default or models[0]
+
+
+def _by_model(
+    name: str | None, models: Sequence[ModelInfo], settings: ApiSettings, *, lenient: bool
+) -> ModelInfo | None:
+    """None if `name` is missing or an alias such as "tts-1": other fields decide then."""
+    is_own = any(catalogue.means(name, info) for info in models) if name else False
+    if name is None or (catalogue.is_alias(name, settings) and not is_own):
+        return None
+    if catalogue.unpinned(name) == CLONE_ALIAS and not is_own:
+        return _of_kind(ModelKind.BASE, models, f"model {CLONE_ALIAS!r}", "model")
+    named = next((info for info in models if info.name == name), None) or _only(
+        [info for info in models if catalogue.means(name, info)], f"model {name[:80]!r}", models[0]
+    )
+    if named is None and not lenient:
+        raise catalogue.not_loaded(name, models, settings)
+    return named
+
+
+def _by_task(task: object, models: Sequence[ModelInfo]) -> ModelInfo | None:
+    if task is None:
+        return None
+    kind = _TASKS.get(task.lower()) if isinstance(task, str) else None
+    if kind is None:
+        raise InvalidRequest(f"task_type: {str(task)[:40]!r} is none of CustomVoice, VoiceDesign, Base.", "task_type")
+    return _of_kind(kind, models, "task_type", "task_type")
+
+
+def _by_voice(name: str | None, models: Sequence[ModelInfo], *, lenient: bool) -> ModelInfo | None:
+    """A model's own speaker goes before one of OpenAI's names, which every model with speakers has."""
+    speaking = [info for info in models if info.voices]
+    wanted = (name or "").lower()
+    if not lenient and ID.fullmatch(wanted):  # one that is stored has decided already
+        raise NotFound(f"Voice {wanted!r} is unknown or belongs to another key.", "voice", "voice_not_found")
+    if not wanted or not speaking:
+        return None
+    own = [info for info in speaking if wanted in info.voices]
+    chosen = _only(own or [info for info in speaking if wanted in catalogue.aliases(info.voices)], "voice", models[0])
+    if chosen is None and not lenient:
+        catalogue.resolve(wanted, list(dict.fromkeys(voice for info in speaking for voice in info.voices)))
+    return chosen
+
+
+def _of_kind(kind: ModelKind, models: Sequence[ModelInfo], need: str, param: str) -> ModelInfo:
+    """The model of a kind that `need`, in the field `param`, asks for. Raises InvalidRequest for none or several."""
+    chosen = _only([info for info in models if info.kind is kind], need, models[0])
+    if chosen is None:
+        raise not_deployed(kind, models, need, param)
+    return chosen
+
+
+def not_deployed(kind: ModelKind, models: Sequence[ModelInfo], need: str, param: str | None = None) -> InvalidRequest:
+    """The error that says what would have to be deployed for `need`."""
+    here = ", ".join(f"{info.name} ({info.kind})" for info in models)
+    message = f"{need} needs {_CHECKPOINTS[kind]}, and none is deployed here: {here}."
+    return InvalidRequest(message, param, "model_not_deployed")
+
+
+def _only(candidates: Sequence[ModelInfo], need: str, default: ModelInfo) -> ModelInfo | None:
+    """The default model if it is a candidate, else the only one."""
+    if default in candidates:
+        return default
+    if len(candidates) > 1:
+        names = ", ".join(info.name for info in candidates)
+        raise InvalidRequest(f"{need} fits several models ({names}): say which in model.", "model", "ambiguous_model")
+    return candidates[0] if candidates else None

@@ -1,0 +1,1 @@
+"""Talkray's own WebSocket, and streams of codec frames."""

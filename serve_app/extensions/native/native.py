@@ -1,0 +1,229 @@
+"""The native WebSocket: one utterance per message, PCM as binary frames, cancel at any time."""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.websockets import WebSocket
+
+from deployments.errors import InvalidRequest, Overloaded
+from deployments.protocol import SAMPLE_BYTES
+from serve_app.api.context import state_of
+from serve_app.api.error_replies import Unauthorized, translate
+from serve_app.api.parsing import field_names
+from serve_app.api.parsing.speech_body import SPEECH, parse_speech, validated
+from serve_app.api.request_record import Usage
+from serve_app.api.resolve import ignored_fields
+from serve_app.api.resolve.ignored_fields import Ignored
+from serve_app.api.resolve.make_request import complete_request, in_a_voice
+from serve_app.api.resolve.speech_request import Delivery, stored_voice
+from serve_app.api.responses.respond import NO_TAIL
+from serve_app.api.responses.speech_response import word_entries
+from serve_app.api.speech_service import SpeechService
+from serve_app.audio.formats import AudioFormat
+from serve_app.extension import Dialect
+from serve_app.extensions.continuity.joints import Continuation
+from serve_app.extensions.live.connection import Connection, unknown_type
+from serve_app.extensions.live.session import Audio, Event, Failed, Flushed, Session, Started, Turn, Words
+from serve_app.extensions.models.model_choice import model_for
+from serve_app.extensions.word_times.word_times import marked
+
+
+class Resumption(BaseModel):
+    """The fields of a `speak` message that goes on with an utterance whose connection was lost.
+
+    Codes follow from the seed, so it is spoken again and skipped: the client sends what `started` has of `request_id`,
+    `seed` and `previous_request_id`, and how many whole frames of audio it has.
+    """
+
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
+
+    from_frame: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    request_id: Annotated[str, Field(pattern=r"^[A-Za-z0-9._:-]{1,128}$")] | None = None
+    seed: int | None = None
+    previous_request_id: str | None = None
+
+
+class Cancellation(BaseModel):
+    """The fields of a `cancel` message."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
+
+    played_ms: Annotated[float | None, Field(ge=0, le=1e9, allow_inf_nan=False)] = None
+
+
+def parse_resumption(fields: Mapping[str, object]) -> Resumption:
+    """Raises InvalidRequest that names the field; going on without the seed would be another utterance."""
+    resumption = validated(Resumption, fields)
+    if resumption.from_frame and resumption.seed is None:
+        raise InvalidRequest("seed is required with from_frame.", "seed", "missing_required_parameter")
+    return resumption
+
+
+# The fields of a `speak` message.
+_NAMES: field_names.Names = {**dict.fromkeys(("type", *Resumption.model_fields)), **SPEECH}
+
+
+class SpeakMessage:
+    """One `speak` message on its way; `samples` and `usage` count the audio that has been handed to the socket."""
+
+    def __init__(self, request_id: str, connection: Connection, continuation: Continuation) -> None:
+        self.request_id = request_id
+        self._continuation = continuation
+        self.usage = Usage()
+        self.samples = 0
+        self.is_over = False  # its client is told so
+        self.turn: Turn | None = None
+        self._connection = connection
+        self._had = 0  # bytes of audio that the client has already
+
+    async def run(self, fields: dict[str, object], service: SpeechService) -> None:
+        """Speaks, or tells the client why not."""
+        try:
+            session = await self._open(fields, service)
+        except Exception as error:
+            await self._report(error)
+            record = state_of(self._connection.socket).record.another(self.request_id)
+            replace(record, error=translate(error).code).publish()
+        else:
+            await self._connection.pass_on(session, self._say)
+
+    async def _open(self, fields: dict[str, object], service: SpeechService) -> Session:
+        body = parse_speech(fields, service.settings)
+        resumption = parse_resumption(fields)
+        if body.response_format not in (None, AudioFormat.PCM):
+            raise InvalidRequest("The WebSocket sends pcm only.", "response_format")
+        if body.previous_request_id is not None or body.seed is not None:  # a seed makes the same again
+            self._continuation.previous_id = body.previous_request_id
+        info = await model_for(service.offer, dict(body), task_type=fields.get("task_type"))
+        reasons = ignored_fields.always_streamed(fields)
+        reasons.pop(ignored_fields.PREVIOUS, None)
+        ignored = Ignored(fields, _NAMES, reasons)
+        delivery = Delivery(AudioFormat.PCM, speed=body.speed, sample_rate=body.sample_rate)
+        self._format: dict[str, object] = {"sample_rate": delivery.rate(info), "channels": 1, "format": "pcm_s16le"}
+        self._had = resumption.from_frame * info.frame_samples * delivery.rate(info) // info.sample_rate * SAMPLE_BYTES
+        body, chosen = await in_a_voice(service.offer, body, info)
+        stored = await stored_voice(body, info, service.voices)
+        speech = await complete_request(service.offer, body, info, delivery=delivery, ignored=ignored, stored=stored)
+        self._speech = speech = replace(speech, chosen_voice=chosen)
+        session = service.session(
+            self._connection.socket,
+            replace(speech, ignored={}),
+            request_id=self.request_id,
+            live=False,
+            continuation=self._continuation,
+        )
+        session.append(speech.body.input)
+        self.turn = session.flush()
+        self.usage = self.turn.usage
+        session.close()
+        return session
+
+    async def _say(self, event: Event) -> None:
+        match event:
+            case Started(turn):
+                drawn = turn.utterance.synthesis.seed if turn.utterance is not None else 0  # 0 of silence
+                seed = drawn if turn.usage.seed is None else turn.usage.seed
+                await self._send("started", **self._format, seed=seed, **self._joint(turn), **self._notes(turn))
+            case Audio(_, pcm):
+                await self._send_pcm(pcm)
+            case Words(_, words):
+                await self._send("words", words=word_entries(words), **marked(words))
+            case Flushed(turn):
+                self.is_over = True
+                await self._send(
+                    "done",
+                    finish_reason=turn.usage.finish_reason,
+                    frames=turn.usage.frames,
+                    samples=self.samples,
+                    input_tokens=turn.usage.input_tokens,
+                    **turn.usage.answer,
+                )
+            case Failed(error):
+                await self._report(error)
+
+    def _joint(self, turn: Turn) -> dict[str, object]:
+        """What it goes on from, where it does."""
+        return {} if turn.utterance is None else self._continuation.as_fields(turn.utterance.synthesis)
+
+    def _notes(self, turn: Turn) -> dict[str, object]:
+        speech = self._speech
+        if speech.body.previous_request_id is not None and not self._joint(turn):
+            speech = replace(speech, ignored={**speech.ignored, ignored_fields.PREVIOUS: NO_TAIL})
+        return speech.notes()
+
+    async def _send_pcm(self, pcm: bytes) -> None:
+        pcm, self._had = pcm[self._had :], max(0, self._had - len(pcm))
+        if pcm:
+            self.samples += len(pcm) // SAMPLE_BYTES
+            await self._connection.socket.send_bytes(pcm)
+
+    async def _send(self, kind: str, **fields: object) -> None:
+        await self._connection.send(kind, request_id=self.request_id, **fields)
+
+    async def _report(self, error: Exception) -> None:
+        self.is_over = True
+        await self._send("error", **self._connection.failure(error, self.request_id).envelope())
+        if isinstance(error, Overloaded | Unauthorized):
+            await self._connection.end_for(error)
+
+
+class SpeechSocket(Connection):
+    """One connection of the native WebSocket."""
+
+    takes_recordings = True
+
+    def __init__(self, socket: WebSocket, service: SpeechService) -> None:
+        super().__init__(socket, service)
+        self._num_utterances = 0
+        self._continuation = service.continuation()
+        self._utterance: SpeakMessage | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    async def serve(self, headers: Mapping[str, str] | None = None) -> None:
+        try:
+            await super().serve(headers)
+        finally:
+            self._task = self._utterance = None  # both hold this connection
+
+    async def obey(self, fields: dict[str, object]) -> None:
+        """`speak` or `cancel`."""
+        match fields.get("type"):
+            case "speak":
+                await self._start(fields)
+            case "cancel":
+                await self._cancel(validated(Cancellation, fields).played_ms)
+            case _:
+                raise unknown_type("'speak'", "'cancel'")
+
+    async def _start(self, fields: dict[str, object]) -> None:
+        if self._task is not None and self._utterance is not None and self._utterance.is_over:
+            await asyncio.wait((self._task,))  # its client has heard of the end, which may be sooner
+        if self.is_busy:
+            raise InvalidRequest("An utterance is being spoken; cancel it or wait for it to end.", "type", "busy")
+        self._num_utterances += 1
+        own_id = f"{self.request_id}-{self._num_utterances}"
+        request_id = parse_resumption(fields).request_id or own_id
+        self._utterance = SpeakMessage(request_id, self, self._continuation)
+        self._task = self.start(self._utterance.run(fields, self.service))
+
+    async def _cancel(self, played_ms: float | None) -> None:
+        """Always answered: with null for the request if nothing was being spoken, or its end was already on its way.
+
+        `played_ms` is how much of the utterance's audio was heard; the answer has the text of that part.
+        """
+        task, self._task = self._task, None
+        await self.stop()
+        self._continuation.break_off()
+        stopped = self._utterance if task is not None and task.cancelled() else None
+        request_id = stopped.request_id if stopped else None
+        frames, samples = (stopped.usage.frames, stopped.samples) if stopped else (0, 0)
+        turn = self._utterance.turn if self._utterance is not None else None
+        spoken = turn.spoken(played_ms / 1000) if turn is not None and played_ms is not None else None
+        texts = {} if spoken is None else spoken.as_json()
+        await self.send("cancelled", request_id=request_id, frames=frames, samples=samples, **texts)
+
+
+DIALECT = Dialect("Talkray", sockets=(("/v1/audio/speech/ws", SpeechSocket),))

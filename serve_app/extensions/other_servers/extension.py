@@ -1,0 +1,7 @@
+from serve_app.extension import Extension
+from serve_app.extensions.other_servers import kokoro, mistral, nari, vllm_omni, voxserve
+
+EXTENSION = Extension(
+    "other_servers",
+    dialects=(mistral.DIALECT, vllm_omni.DIALECT, voxserve.DIALECT, kokoro.DIALECT, nari.DIALECT),
+)

@@ -1,0 +1,64 @@
+"""Kokoro-FastAPI besides `/v1/audio/speech`: `/dev/captioned_speech`, audio with the time of each word."""
+
+import base64
+import json
+from collections.abc import AsyncGenerator
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from serve_app.api.context import state_of
+from serve_app.api.resolve.make_request import strict_request
+from serve_app.api.responses.respond import respond
+from serve_app.api.responses.speech_response import StreamedAnswer, WholeAnswer, in_parts
+from serve_app.api.speech_service import SpeechService
+from serve_app.extension import Dialect, Route, Sample
+from serve_app.extensions.word_times.word_times import WordTimes, marked
+
+# Parts of every answer, and the fields for them, whose other values have no effect.
+_ALWAYS = {"word_timestamps": True, "return_timestamps": True, "return_timing": True, "stream_format": "audio"}
+
+
+async def speak(service: SpeechService, request: Request) -> Response:
+    """Speaks `input` as lines of JSON, one line with `stream` false; a word stands in the line where it ends, and how
+    speech ended in the last line.
+    """
+    fields = await service.read_fields(request)
+    for name in [name for name, value in _ALWAYS.items() if fields.get(name) == value]:
+        del fields[name]
+    reasons = {name: "lines of JSON with times always come" for name in _ALWAYS if name in fields}
+    overrides = {"word_timestamps": True, "stream_format": "audio"}
+    speech = await strict_request(service.offer, fields, overrides=overrides, reasons=reasons)
+    audio_format = speech.delivery.audio_format
+    usage = state_of(request).record.usage
+
+    def as_lines(audio: AsyncGenerator[bytes, None], times: WordTimes | None) -> AsyncGenerator[bytes, None]:
+        def line(part: bytes, **more: object) -> bytes:
+            return _line(part, times, audio_format, **more)
+
+        return in_parts(audio, line, lambda: line(b"", finish_reason=usage.finish_reason))
+
+    if speech.delivery.whole:
+        one_line = WholeAnswer("application/json", lambda audio, times: [_line(audio, times, audio_format)])
+        return await respond(service, request, speech, one_line)
+    return await respond(service, request, speech, StreamedAnswer("application/x-ndjson", as_lines))
+
+
+def _line(audio: bytes, times: WordTimes | None, audio_format: str, **more: object) -> bytes:
+    words = [] if times is None else times.take()
+    timestamps = [
+        {"word": word.text, "start_time": round(word.start_s, 3), "end_time": round(word.end_s, 3)} for word in words
+    ]
+    fields = {"audio": base64.b64encode(audio).decode(), "audio_format": audio_format, "timestamps": timestamps}
+    return json.dumps({**fields, **marked(words), **more}).encode() + b"\n"
+
+
+DIALECT = Dialect(
+    "Kokoro-FastAPI",
+    routes=(Route("POST /dev/captioned_speech", speak, "Speak a text, with times of its words"),),
+    sample=Sample(
+        "/dev/captioned_speech",
+        body={"input": "$text", "voice": "$voice"},
+        clients=("Kokoro-FastAPI:   $url/dev/captioned_speech, $url/v1",),
+    ),
+)

@@ -1,0 +1,123 @@
+"""nari's `nari.speech.v1` on the native WebSocket's path: one utterance a socket, its text in numbered pieces."""
+
+from typing import ClassVar
+
+from starlette.websockets import WebSocket
+
+from deployments.errors import InvalidRequest
+from serve_app.api.error_replies import ErrorReply
+from serve_app.api.parsing.client_input import switch, text_of
+from serve_app.api.resolve import ignored_fields
+from serve_app.api.resolve.make_request import lenient_request, strict_request
+from serve_app.api.resolve.speech_request import Delivery, SpeechRequest
+from serve_app.api.speech_service import SpeechService
+from serve_app.audio.formats import AudioFormat
+from serve_app.extension import Dialect, Sample
+from serve_app.extensions.live.connection import HandshakeConnection, unknown_type
+from serve_app.extensions.live.session import Audio, Event, Flushed, Session, Started
+
+PROTOCOL = "nari.speech.v1"
+
+
+class NariSocket(HandshakeConnection):
+    """A socket of the native path whose client offers `PROTOCOL`."""
+
+    subprotocol: ClassVar[str | None] = PROTOCOL
+    takes_recordings = True
+
+    @classmethod
+    async def speech_request(cls, socket: WebSocket, service: SpeechService) -> SpeechRequest:
+        return await lenient_request(service.offer, {}, {}, delivery=Delivery(AudioFormat.PCM))
+
+    async def opened(self) -> None:
+        rate = self.speech.info.sample_rate
+        self._audio: dict[str, object] = {"encoding": "pcm_s16le", "sample_rate": rate, "channels": 1}
+        self._session: Session | None = None
+        self._sequence = -1  # of the last message that brought text
+        self._num_chunks = 0
+        self._stop_reason = "stop"
+        self._spoke: dict[str, object] = {}
+        await self.send("session.created", protocol=PROTOCOL, audio=self._audio)
+
+    async def obey(self, fields: dict[str, object]) -> None:
+        match fields.get("type"):
+            case "request.start":
+                await self._start(fields)
+            case "input_text.append":
+                self._open_session().append(self._text(fields))
+                await self._acknowledge(fields)
+            case "input_text.end":
+                self._open_session().close()
+                await self._acknowledge(fields)
+            case "response.cancel":
+                await self.stop()
+                self._stop_reason = "cancelled"
+                await self.finish()
+            case _:
+                raise unknown_type("request.start", "input_text.append", "input_text.end", "response.cancel")
+
+    async def tell_error(self, reply: ErrorReply) -> None:
+        await self.send("error", request_id=self.request_id, **reply.envelope())
+
+    async def _start(self, fields: dict[str, object]) -> None:
+        if self._session is not None:
+            raise InvalidRequest("The request has started already: one for each socket.", "type", "busy")
+        sent = {name: value for name, value in fields.items() if name != "type"}
+        reasons = ignored_fields.always_streamed(sent)
+        if str(sent.get("response_format", "pcm")).strip().lower() != AudioFormat.PCM:
+            reasons["response_format"] = "audio comes as pcm"
+        if switch(sent, "word_timestamps"):
+            reasons["word_timestamps"] = "this protocol has none"
+        overrides = {"input": "", "response_format": AudioFormat.PCM, "word_timestamps": False}
+        speech = await strict_request(self.service.offer, sent, overrides=overrides, reasons=reasons)
+        self._audio["sample_rate"] = speech.delivery.rate(speech.info)
+        self._session = self.converse(self.service.session(self.socket, speech, request_id=self.request_id), self.say)
+        await self.send("request.configured", request_id=self.request_id, **speech.notes())
+
+    def _open_session(self) -> Session:
+        if self._session is None:
+            raise InvalidRequest("request.start comes first.", "type")
+        return self._session
+
+    def _text(self, fields: dict[str, object]) -> str:
+        text = text_of(fields)
+        sequence = fields.get("sequence", self._sequence + 1)
+        if not isinstance(sequence, int) or sequence <= self._sequence:
+            raise InvalidRequest(f"sequence must be an integer above {self._sequence}.", "sequence")
+        self._sequence = sequence
+        return text
+
+    async def _acknowledge(self, fields: dict[str, object]) -> None:
+        answer = {"event": fields["type"], "sequence": fields.get("sequence", self._sequence)}
+        await self.send("input_text.ack", request_id=self.request_id, **answer)
+
+    async def say(self, event: Event) -> None:
+        match event:
+            case Started():
+                await self.send("response.started", request_id=self.request_id, audio=self._audio)
+            case Audio(_, data):
+                self._num_chunks += 1
+                await self.socket.send_bytes(data)
+            case Flushed(turn):
+                self._stop_reason, self._spoke = turn.finish_reason, turn.usage.answer
+
+    async def finish(self) -> None:
+        done = {"stop_reason": self._stop_reason, "audio_chunks": self._num_chunks, **self._spoke}
+        await self.send("response.done", request_id=self.request_id, **done)
+        await super().finish()
+
+
+DIALECT = Dialect(
+    "nari",
+    sockets=(("/v1/audio/speech/ws", NariSocket),),
+    sample=Sample(
+        "/v1/audio/speech/ws",
+        protocols=(PROTOCOL,),
+        messages=(
+            {"type": "request.start", "voice": "$voice"},
+            {"type": "input_text.append", "sequence": 0, "text": "$text"},
+            {"type": "input_text.end", "sequence": 1},
+        ),
+        clients=(f"nari:             $sockets/v1/audio/speech/ws with the subprotocol {PROTOCOL}",),
+    ),
+)

@@ -1,0 +1,193 @@
+"""vLLM-Omni besides `/v1/audio/speech`: utterances over a WebSocket, and several texts in one request."""
+
+import json
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import replace
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.websockets import WebSocket
+
+from deployments.errors import InvalidRequest, NotReady, Overloaded, TalkrayError
+from serve_app.api.context import state_of
+from serve_app.api.error_replies import ErrorReply, translate
+from serve_app.api.parsing.client_input import switch, text_of
+from serve_app.api.request_record import Usage
+from serve_app.api.resolve import ignored_fields
+from serve_app.api.resolve.make_request import strict_request
+from serve_app.api.resolve.speech_request import CONTENT_TYPES
+from serve_app.api.responses.speech_response import SpeechResponse, audio_body
+from serve_app.api.responses.whole_audio import AUDIO_HERE, ByteQuota, collected, object_with
+from serve_app.api.speech_service import SpeechService
+from serve_app.audio.formats import AudioFormat
+from serve_app.extension import Dialect, Route, Sample
+from serve_app.extensions.live.connection import Connection, unknown_type
+from serve_app.extensions.live.session import Audio, Event, Flushed, Session, Started
+
+Json = dict[str, object]
+
+MAX_ITEMS = 64
+
+
+async def speak_all(service: SpeechService, request: Request) -> Response:
+    """Speaks `items`, each with the fields around them unless it has its own: one after the other."""
+    fields = await service.read_fields(request)
+    items = fields.pop("items", None)
+    if not isinstance(items, list) or not 0 < len(items) <= MAX_ITEMS:
+        raise InvalidRequest(f"items must be a list of 1 to {MAX_ITEMS} objects.", "items")
+    usage = state_of(request).record.usage
+    headers = {"content-type": "application/json"}
+    return SpeechResponse(_spoken(request, service, fields, items), headers, usage=usage)
+
+
+async def _spoken(
+    request: Request, service: SpeechService, fields: Json, items: Sequence[object]
+) -> AsyncGenerator[bytes, None]:
+    """An item's error is in its result; a full server refuses the whole batch, while it can.
+
+    One item is kept at a time: each result is sent when it is there.
+    """
+    num_failed = 0
+    for index, item in enumerate(items):
+        with ByteQuota(state_of(request).caller.name) as quota:
+            result: Json = {"index": index}
+            audio = b""
+            try:
+                if index:
+                    state_of(request).caller.count_request()
+                item_fields = {**fields, **_fields(item)}
+                spoken, audio = await _speak_item(request, service, item_fields, quota, number=index + 1)
+                result |= {"status": "success", **spoken}
+            except TalkrayError as error:
+                if not index and isinstance(error, Overloaded | NotReady):
+                    raise
+                num_failed += 1
+                result |= {"status": "error", "error": translate(error).message}
+            if index:
+                yield b", "
+            else:
+                yield json.dumps({"id": state_of(request).record.request_id, "results": []}).removesuffix("]}").encode()
+            for part in object_with(result, audio):
+                yield part
+    counts = {"total": len(items), "succeeded": len(items) - num_failed, "failed": num_failed}
+    yield b"], " + json.dumps(counts).removeprefix("{").encode()
+
+
+def _fields(item: object) -> Json:
+    if not isinstance(item, Mapping):
+        raise InvalidRequest("Each of items must be an object.", "items")
+    overrides = item.get("overrides")
+    own = {**item, **(overrides if isinstance(overrides, Mapping) else {})}
+    return {name: value for name, value in own.items() if value is not None and name != "overrides"}
+
+
+async def _speak_item(
+    request: Request, service: SpeechService, fields: Json, quota: ByteQuota, *, number: int
+) -> tuple[Json, bytes]:
+    """Its result, with AUDIO_HERE for its audio, and that."""
+    wants_stream = {"stream": fields.get("stream") is True, "stream_format": fields.get("stream_format") == "sse"}
+    reasons = {name: "items are answered whole" for name, is_asked in wants_stream.items() if is_asked}
+    if fields.get(ignored_fields.PREVIOUS) is not None:
+        reasons[ignored_fields.PREVIOUS] = "items stand by themselves"
+    speech = await strict_request(service.offer, fields, default=AudioFormat.WAV, reasons=reasons)
+    utterance = await service.begin_utterance(request, speech)
+    utterance = utterance.changed(request_id=f"{utterance.synthesis.request_id}-{number}")
+    usage = Usage()
+    rendering = replace(speech.delivery, whole=True).rendering(speech.info)
+    quota.expect(speech.body, speech.delivery, speech.info)
+    content = await collected(
+        audio_body(service.models.of(utterance).speak(utterance, speech.info), rendering, usage, quota=quota), quota
+    )
+    state_of(request).record.usage.include(usage)
+    audio_fields = {"audio_data": AUDIO_HERE, "media_type": CONTENT_TYPES[speech.delivery.audio_format]}
+    return {**audio_fields, "usage": usage.tokens, **speech.notes()}, content
+
+
+class OmniSocket(Connection):
+    """An utterance is the text between two `input.done`; to the client it is one sentence."""
+
+    takes_recordings = True
+
+    def __init__(self, socket: WebSocket, service: SpeechService) -> None:
+        super().__init__(socket, service)
+        self._session: Session | None = None
+        self._format: Json = {}
+        self._num_bytes = self._num_done = 0
+
+    async def obey(self, fields: dict[str, object]) -> None:
+        match fields.get("type"):
+            case "session.config":
+                await self._configure(fields)
+            case "input.text":
+                text = text_of(fields)
+                self._configured().append(text)
+            case "input.done":
+                self._configured().flush()
+            case "session.close":
+                if self._session is None:
+                    await self.end()
+                else:
+                    self._session.close()
+            case _:
+                raise unknown_type("session.config", "input.text", "input.done", "session.close")
+
+    async def tell_error(self, reply: ErrorReply) -> None:
+        details = {"message": reply.message, "code": reply.code, "partial_audio": self._num_bytes > 0}
+        await self.send("error", **details, action="discard")
+
+    async def _configure(self, fields: Json) -> None:
+        if self._session is not None:
+            raise InvalidRequest("session.config comes once, before the text.", "type")
+        sent = {name: value for name, value in fields.items() if name != "type"}
+        reasons = ignored_fields.always_streamed(sent)
+        if sent.get("stream_audio") is True:
+            del sent["stream_audio"]
+        if switch(sent, "word_timestamps"):
+            reasons["word_timestamps"] = "this protocol has none"
+        overrides = {"input": "", "word_timestamps": False}
+        speech = await strict_request(
+            self.service.offer, sent, default=AudioFormat.WAV, overrides=overrides, reasons=reasons
+        )
+        self._format = {"format": speech.delivery.audio_format, "sample_rate": speech.delivery.rate(speech.info)}
+        self._format |= speech.notes()
+        speech = replace(speech, delivery=replace(speech.delivery, files=True))
+        session = self.service.session(self.socket, speech, request_id=self.request_id)
+        self._session = self.converse(session, self.say)
+
+    def _configured(self) -> Session:
+        if self._session is None:
+            raise InvalidRequest("session.config comes first.", "type")
+        return self._session
+
+    async def say(self, event: Event) -> None:
+        number = {"utterance_index": self._num_done}
+        match event:
+            case Started(turn):
+                text = turn.text.strip() if turn.is_complete else ""
+                await self.send("audio.start", **number, sentence_index=0, sentence_text=text, **self._format)
+            case Audio(_, data):
+                self._num_bytes += len(data)
+                await self.socket.send_bytes(data)
+            case Flushed(turn):
+                num_bytes, self._num_bytes = self._num_bytes, 0
+                self._num_done += 1
+                await self.send("audio.done", **number, sentence_index=0, total_bytes=num_bytes, error=False)
+                tokens = {"input_tokens": turn.usage.input_tokens, "output_tokens": turn.usage.frames}
+                notes = {"usage": tokens, "finish_reason": turn.finish_reason, **turn.usage.answer}
+                await self.send("session.done", **number, total_sentences=1, **notes)
+
+
+DIALECT = Dialect(
+    "vLLM-Omni",
+    routes=(Route("POST /v1/audio/speech/batch", speak_all, "Speak several texts"),),
+    sockets=(("/v1/audio/speech/stream", OmniSocket),),
+    sample=Sample(
+        "/v1/audio/speech/stream",
+        messages=(
+            {"type": "session.config", "voice": "$voice", "response_format": "pcm"},
+            {"type": "input.text", "text": "$text"},
+            {"type": "input.done"},
+        ),
+        clients=("vLLM-Omni:        $sockets/v1/audio/speech/stream, $url/v1/audio/speech/batch",),
+    ),
+)

@@ -1,0 +1,61 @@
+"""VoxServe: `POST /generate`, a form whose text is answered with WAV as it comes."""
+
+import base64
+from collections.abc import Mapping
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from serve_app.api.parsing import field_names
+from serve_app.api.parsing.client_input import switch, text_of
+from serve_app.api.parsing.forms import parse_form
+from serve_app.api.resolve.make_request import lenient_request
+from serve_app.api.resolve.speech_request import Delivery, SpeechRequest
+from serve_app.api.responses.respond import respond
+from serve_app.api.speech_service import SpeechService
+from serve_app.audio.formats import AudioFormat
+from serve_app.extension import Dialect, Route, Sample
+
+_NAMES: field_names.Names = {
+    "text": "input",
+    "speaker": "voice",
+    "language": "language",
+    "instruct": "instructions",
+    "audio": "ref_audio",
+    "ref_text": "ref_text",
+    "x_vector_only_mode": "x_vector_only_mode",
+    "streaming": None,
+}
+
+
+async def generate(service: SpeechService, request: Request) -> Response:
+    """Speaks `text` of a form, or of JSON; `audio` is a recording to clone."""
+    fields = await _form_fields(request, await service.read_body(request))
+    return await respond(service, request, await speech_request(service, fields))
+
+
+async def speech_request(service: SpeechService, fields: Mapping[str, object]) -> SpeechRequest:
+    """`fields` under VoxServe's names. Raises InvalidRequest."""
+    is_whole = "streaming" in fields and not switch(fields, "streaming")
+    return await lenient_request(
+        service.offer,
+        fields,
+        _NAMES,
+        delivery=Delivery(AudioFormat.WAV, whole=is_whole),
+        overrides={"input": text_of(fields), "x_vector_only_mode": switch(fields, "x_vector_only_mode") or None},
+    )
+
+
+async def _form_fields(request: Request, content: bytes) -> dict[str, object]:
+    """The fields of any form; a file becomes base64. Raises InvalidRequest."""
+    form = await parse_form(request, content)
+    return form.fields | {file.field: base64.b64encode(file.data).decode() for file in form.files}
+
+
+DIALECT = Dialect(
+    "VoxServe",
+    routes=(Route("POST /generate", generate, "Speak a text (VoxServe)"),),
+    sample=Sample(
+        "/generate", body={"text": "$text", "speaker": "$voice"}, clients=("VoxServe:         $url/generate",)
+    ),
+)

@@ -1,0 +1,1 @@
+"""The web page, /docs and the status of the cluster."""

@@ -1,0 +1,119 @@
+"""What is done with the records of requests that have ended, on a thread of its own: no request waits for it."""
+
+import json
+import logging
+import os
+import queue
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from io import TextIOWrapper
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
+from typing import Protocol
+
+from deployments.serving import metrics
+from serve_app.api.request_record import RequestRecord
+
+logger = logging.getLogger(__name__)
+
+# Records are handed on together: one alone, on a thread that has just slept, takes the time of three.
+HAND_ON_S, FLUSH_S = 0.5, 10.0
+LINES = "talkray_requests_"  # begins the names of the files of lines
+_FILE_BYTES, _OLDER_FILES = 64 << 20, 3  # of each ingress replica: about 300,000 requests
+
+
+class RecordSink(Protocol):
+    """Receives the records, on the keeper's thread."""
+
+    def receive(self, record: RequestRecord) -> None: ...
+
+    def flush(self, *, is_last: bool) -> None:
+        """Called every FLUSH_S, and at the end."""
+        ...
+
+
+class RecordKeeper:
+    """Hands each record to all sinks."""
+
+    def __init__(self, sinks: Sequence[RecordSink]) -> None:
+        self._sinks = sinks
+        self._records = queue.SimpleQueue[RequestRecord]()
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="records", daemon=True)
+        self._thread.start()
+
+    def keep(self, record: RequestRecord) -> None:
+        self._records.put(record)
+
+    def close(self) -> None:
+        """Return when all records are where they belong."""
+        self._is_over.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        flushed_s = time.monotonic()
+        while not self._is_over.wait(HAND_ON_S):
+            self._hand_on()
+            if time.monotonic() - flushed_s >= FLUSH_S:
+                self._flush(is_last=False)
+                flushed_s = time.monotonic()
+        self._hand_on()
+        self._flush(is_last=True)
+
+    def _hand_on(self) -> None:
+        while not self._records.empty():
+            record = self._records.get()
+            with _going_on("request %s is not measured", record.request_id):
+                metrics.stages(record.usage.marks)
+            for sink in self._sinks:
+                with _going_on("request %s is not kept by %s", record.request_id, type(sink).__name__):
+                    sink.receive(record)
+
+    def _flush(self, *, is_last: bool) -> None:
+        for sink in self._sinks:
+            with _going_on("%s does not write what it keeps", type(sink).__name__):
+                sink.flush(is_last=is_last)
+
+
+@contextmanager
+def _going_on(problem: str, *names: str) -> Iterator[None]:
+    """Log what fails, such as a write to a full disk: the thread goes on, else records would pile up in memory."""
+    try:
+        yield
+    except Exception:
+        logger.exception(problem, *names)
+
+
+class _PrivateFile(RotatingFileHandler):
+    """Its files can be read by this user only: they have names and addresses of clients."""
+
+    def _open(self) -> TextIOWrapper:
+        return open(self.baseFilename, "a", encoding="utf-8", opener=lambda path, flags: os.open(path, flags, 0o600))
+
+    def write(self, line: str) -> None:
+        """At once. Raises OSError, unlike `emit`, which takes the time of making a LogRecord besides."""
+        if self.stream is None or self.stream.tell() >= self.maxBytes:  # None: the last one could not be renamed
+            self.doRollover()
+        assert self.stream is not None
+        self.stream.write(line)
+        self.stream.flush()
+
+
+class RequestLines:
+    """A line of JSON for each request in a file of this replica, beside Serve's logs. It never has the text."""
+
+    def __init__(self, folder: Path, replica: str) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = folder / f"{LINES}{replica.replace('#', '_')}.jsonl"
+        self._ingress = {"ingress": replica}
+        self._file = _PrivateFile(file, maxBytes=_FILE_BYTES, backupCount=_OLDER_FILES)
+
+    def receive(self, record: RequestRecord) -> None:
+        self._file.write(f"{json.dumps(record.story() | self._ingress)}\n")
+
+    def flush(self, *, is_last: bool) -> None:
+        """Each line is written at once."""
+        if is_last:
+            self._file.close()

@@ -1,0 +1,63 @@
+"""One line for each request, in the command that started the server. It follows the files of ingress replicas."""
+
+import contextlib
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from serve_app.api.request_record import Entry
+from serve_app.extensions.records.record_keeper import HAND_ON_S, LINES
+
+_FILES = f"session_2*/logs/serve/{LINES}Ingress_*"  # in Ray's folder; segments of jobs are in files of `Jobs`
+_POLL_S = 0.25
+
+
+def line(entry: Entry) -> str:
+    parts = [entry["time"][:19].replace("T", " "), f"{entry['method']} {entry['path']}", entry["id"], entry["client"]]
+    parts += [f"key {entry['key']}"] if entry["key"] is not None else []
+    if entry["voice"] is not None:
+        parts.append(entry["voice"])
+    if entry["ttfa_ms"] is not None:
+        parts.append(f"{entry['audio_s']:.1f} s of audio, the first after {entry['ttfa_ms']} ms")
+    return "  ".join([*parts, entry["outcome"]])
+
+
+@contextlib.contextmanager
+def followed(folder: Path, show: Callable[[Entry], None]) -> Iterator[None]:
+    """Pass what is written to the files of requests in Ray's `folder` to `show`, on a thread of its own."""
+    is_over = threading.Event()
+    reader = threading.Thread(target=_follow, args=(folder, show, is_over), daemon=True)
+    reader.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        reader.join()
+
+
+def _follow(folder: Path, show: Callable[[Entry], None], is_over: threading.Event) -> None:
+    places: dict[int, int] = {}  # bytes that were read, by inode: a full file is renamed
+    is_last = False
+    while not is_last:
+        is_last = is_over.wait(_POLL_S)
+        if is_last and places:
+            time.sleep(HAND_ON_S + _POLL_S)  # a replica may still hold the records of requests that have ended
+        for each in _new_lines(folder, places):
+            with contextlib.suppress(OSError):  # of our own output, as after `talkray serve | head`, or on a full disk
+                show(json.loads(each))
+
+
+def _new_lines(folder: Path, places: dict[int, int]) -> Iterator[bytes]:
+    for path in sorted(folder.glob(_FILES), reverse=True):  # older files, .1 to .3, first
+        with contextlib.suppress(FileNotFoundError), path.open("rb") as file:  # it may be replaced while we look
+            status = os.fstat(file.fileno())
+            known = places.get(status.st_ino, 0)
+            start = known if known <= status.st_size else 0  # a new file may have the inode of a deleted one
+            file.seek(start)
+            read = file.read()
+            whole = read[: read.rfind(b"\n") + 1]
+            places[status.st_ino] = start + len(whole)
+            yield from whole.splitlines()

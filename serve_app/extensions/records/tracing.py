@@ -1,0 +1,150 @@
+"""Spans of OpenTelemetry, made of a request's marks once it has ended: nothing is measured for them.
+
+A request's span has the client's own span, by its `traceparent`, as its parent, and these below it:
+
+    POST /v1/audio/speech           ingress: from its head to its end
+      codec                         a codec replica, up to the first audio
+        talker                      a talker replica, up to the first audio
+          engine                    the engine's process: prompt, first codes, their audio
+      speech                        from the first audio to the end
+      TalkerLost, CodecLost         from a loss until the stream went on
+
+Spans need the extra `tracing`; those of tests only what Ray Serve brings.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from deployments.errors import StartError
+from serve_app.api.request_record import RequestRecord
+from serve_app.distribution import pip_install
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import ReadableSpan
+    from opentelemetry.sdk.trace.export import SpanExporter
+    from opentelemetry.trace import SpanContext
+
+_OTLP_PATH = "/v1/traces"
+# Of each part the mark at its beginning and those at its end, of which the last that there is counts.
+_PARTS = (
+    ("codec", "to-codec", ("codec",)),
+    ("talker", "to-talker", ("from-engine",)),
+    ("engine", "to-engine", ("codes", "audio")),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SpanPart:
+    """What becomes a span."""
+
+    name: str
+    start_ns: int
+    end_ns: int
+    replica: str = ""
+    is_nested: bool = False  # in the part before it
+
+
+def otlp_exporter(url: str) -> "SpanExporter":
+    """Sends spans to a collector. Raises StartError without the extra."""
+    try:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    except ModuleNotFoundError as error:
+        missing = pip_install("opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-http")
+        raise StartError(f"api.records.traces: the exporter is missing: {missing}") from error
+    return OTLPSpanExporter(endpoint=url if urlsplit(url).path.strip("/") else url.rstrip("/") + _OTLP_PATH)
+
+
+class RequestSpans:
+    """Makes the spans of each request that is sampled, and sends them from a thread of the SDK's."""
+
+    def __init__(self, exporter: "SpanExporter", share: float, *, replica: str) -> None:
+        """`share` of the requests without a `traceparent` are sampled; a client's own says whether it is."""
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+        from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio
+
+        named = Resource.create({"service.name": "talkray", "service.instance.id": replica})
+        self._provider = TracerProvider(ParentBasedTraceIdRatio(share), named, shutdown_on_exit=False)
+        self._processor = BatchSpanProcessor(exporter)
+        self._provider.add_span_processor(self._processor)
+        self._tracer = self._provider.get_tracer("talkray")
+        self._replica = replica
+
+    def receive(self, record: RequestRecord) -> None:
+        """The record then has the `traceparent` of its own span."""
+        from opentelemetry.sdk.trace import ReadableSpan
+        from opentelemetry.trace import SpanKind, StatusCode, set_span_in_context
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+        propagator = TraceContextTextMapPropagator()
+        span = self._tracer.start_span(
+            f"{record.method} {record.path}",
+            propagator.extract(record.trace),
+            SpanKind.SERVER,
+            _attributes(record) | {"talkray.replica": self._replica},
+            start_time=record.received_ns,
+        )
+        if isinstance(span, ReadableSpan):  # it is sampled
+            record.trace = {}
+            propagator.inject(record.trace, set_span_in_context(span))
+            parent = span.get_span_context()
+            for part in parts_of(record):
+                parent = self._send(part, span, parent if part.is_nested else span.get_span_context())
+            if record.is_failure:
+                span.set_status(StatusCode.ERROR, record.error)
+        span.end(record.ended_ns)
+
+    def _send(self, part: SpanPart, root: "ReadableSpan", parent: "SpanContext") -> "SpanContext":
+        """The context of its span, which is made as an ended one: to start and end it takes five times as long."""
+        from opentelemetry.sdk.trace import ReadableSpan
+        from opentelemetry.trace import SpanContext
+
+        number = self._provider.id_generator.generate_span_id()
+        context = SpanContext(
+            parent.trace_id, number, is_remote=False, trace_flags=parent.trace_flags, trace_state=parent.trace_state
+        )
+        ended = ReadableSpan(
+            part.name,
+            context,
+            parent,
+            root.resource,
+            {"talkray.replica": part.replica} if part.replica else {},
+            start_time=part.start_ns,
+            end_time=part.end_ns,
+            instrumentation_scope=root.instrumentation_scope,
+        )
+        self._processor.on_end(ended)
+        return context
+
+    def flush(self, *, is_last: bool) -> None:
+        """The SDK sends every five seconds; at the end it sends what there is."""
+        if is_last:
+            self._provider.shutdown()
+
+
+def parts_of(record: RequestRecord) -> Iterator[SpanPart]:
+    """The parts of a request in the order of their beginnings, those up to the first audio each in the one before."""
+    marks, trail = dict(record.usage.marks), record.usage.trail
+    is_nested = False
+    for name, first, last in _PARTS:
+        end_ns = max((marks[stage] for stage in last if stage in marks), default=None)
+        if first in marks and end_ns is not None:
+            made_by = next((stage for stage, _ in trail if stage.lower().startswith(name)), "")
+            yield SpanPart(name, marks[first], end_ns, made_by, is_nested)
+            is_nested = True
+    if record.usage.first_audio_ns is not None:
+        yield SpanPart("speech", record.usage.first_audio_ns, record.ended_ns)
+    for at, (stage, lost_ns) in enumerate(trail):
+        if "#" not in stage:
+            next_replica, on_ns = next((mark for mark in trail[at + 1 :] if "#" in mark[0]), ("", record.ended_ns))
+            yield SpanPart(stage, lost_ns, on_ns, next_replica)
+
+
+def _attributes(record: RequestRecord) -> dict[str, str | int | float]:
+    entry = record.entry()
+    names = ("id", "key", "dialect", "model", "voice", "characters", "codes", "audio_s", "outcome")
+    attributes = {f"talkray.{name}": entry[name] for name in names if entry[name] is not None}
+    return attributes | ({} if entry["seed"] is None else {"talkray.seed": str(entry["seed"])})

@@ -1,0 +1,152 @@
+"""Who used how much: counts by key, model, voice and dialect, for each hour, and never a text.
+
+Each process writes its own file of an hour into the store of voices, and writes it again while it grows. So any number
+of processes may write. One that dies loses what it has counted since its last `flush`, which comes every ten seconds.
+"""
+
+import contextlib
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Annotated, Self
+
+from pydantic import BaseModel, Field
+
+from deployments.serving import metrics
+from serve_app.api.request_record import RequestRecord
+from serve_app.extensions.voices.voice_store import StoreFailed, VoiceStore
+
+# A place for whatever is one too many: voices first, then keys. Models and dialects are few.
+OTHERS = "(others)"
+_MOST_ROWS = 1000  # of a file; then half as many again, in which voices share OTHERS
+_MOST_SERIES = 200  # of Prometheus, which keeps each as long as the process lives
+# A request that ends with one of these codes was refused; other errors are failures.
+_REFUSALS = frozenset({"rate_limit_exceeded", "not_ready", "invalid_api_key", "forbidden", "headers_too_large"})
+
+Label = tuple[str, str, str, str]  # the values of LABELS; each may be empty
+_Value = Annotated[str, Field(max_length=4096)]  # a model's name may be a path
+LABELS = ("key", "model", "voice", "dialect")
+
+
+@dataclass(slots=True)
+class Used:
+    """What one row counts."""
+
+    requests: int = 0  # that got audio
+    characters: int = 0  # of their texts, as the clients wrote them
+    audio_s: float = 0.0  # as it is heard
+    codes: int = 0  # frames
+    refused: int = 0  # by a limit, for want of room, without a valid key
+    failed: int = 0  # by another error, bad requests included
+
+    def add(self, other: "Used") -> None:
+        for name in Used.__slots__:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
+    @classmethod
+    def of(cls, record: RequestRecord) -> Self:
+        usage = record.usage
+        refused = int(record.error in _REFUSALS)
+        failed = int(record.is_failure and not refused)
+        if not usage.samples:
+            return cls(refused=refused, failed=failed)
+        audio_s = usage.samples / record.samples_per_s
+        return cls(1, record.characters, audio_s=audio_s, codes=usage.frames, refused=refused, failed=failed)
+
+
+@dataclass(slots=True, kw_only=True)
+class UsageRow(Used):
+    """What one key has used of one voice in an hour."""
+
+    key: _Value
+    model: _Value
+    voice: _Value
+    dialect: _Value
+
+
+class UsageHour(BaseModel):
+    """The file of one process."""
+
+    hour: Annotated[str, Field(max_length=13)]  # 2026-11-26T18, UTC
+    rows: Annotated[tuple[UsageRow, ...], Field(max_length=10_000)] = ()
+
+
+@dataclass(slots=True)
+class Bounded:
+    """At most `most` labels, and half as many again without their voices."""
+
+    most: int
+    counts: dict[Label, Used] = field(default_factory=dict)
+
+    def row(self, label: Label) -> Label:
+        """The label under which it is counted."""
+        key, model, _, dialect = label
+        if label in self.counts or len(self.counts) < self.most:
+            return label
+        label = key, model, OTHERS, dialect
+        if label in self.counts or len(self.counts) < self.most * 3 // 2:
+            return label
+        return OTHERS, model, OTHERS, dialect
+
+    def add(self, label: Label, used: Used) -> Label:
+        label = self.row(label)
+        self.counts.setdefault(label, Used()).add(used)
+        return label
+
+
+class UsageBook:
+    """The counts of this process. Its methods are called on one thread."""
+
+    def __init__(self, store: VoiceStore | None, clock: Callable[[], float]) -> None:
+        """Without a store there are only the metrics. `clock`: seconds since the epoch."""
+        self._store, self._clock = store, clock
+        self._writer = secrets.token_hex(8)
+        self._hours: dict[str, Bounded] = {}  # the present one, and earlier ones that could not be written
+        self._changed: set[str] = set()
+        self._series = Bounded(_MOST_SERIES)
+
+    def receive(self, record: RequestRecord) -> None:
+        usage = record.usage
+        used = Used.of(record)
+        label = (record.key or "", usage.model or "", usage.voice or "", record.dialect)
+        hour = time.strftime("%Y-%m-%dT%H", time.gmtime(self._clock()))
+        self._hours.setdefault(hour, Bounded(_MOST_ROWS)).add(label, used)
+        self._changed.add(hour)
+        key, model, voice, dialect = self._series.add(label, used)
+        metrics.used(key, voice, dialect, model=model, counts={name: getattr(used, name) for name in Used.__slots__})
+
+    def flush(self, *, is_last: bool = False) -> None:
+        """Write each hour that has changed. What cannot be written is written with a later flush."""
+        if self._store is None:
+            self._hours.clear()
+            return
+        with contextlib.suppress(StoreFailed):  # which the store logs
+            for hour in sorted(self._changed):
+                self._store.put_record(self._path(hour), _file(hour, self._hours[hour]))
+                self._changed.discard(hour)
+            self._hours = {hour: self._hours[hour] for hour in sorted(self._hours)[-1:]}
+
+    def _path(self, hour: str) -> str:
+        day, _, of_day = hour.partition("T")
+        return f"{_FOLDER}/{day}/{of_day}-{self._writer}.json"
+
+
+_FOLDER = "usage"
+
+
+def _file(hour: str, counted: Bounded) -> UsageHour:
+    rows = (
+        UsageRow(key=key, model=model, voice=voice, dialect=dialect, **asdict(used))
+        for (key, model, voice, dialect), used in counted.counts.items()
+    )
+    return UsageHour(hour=hour, rows=tuple(rows))
+
+
+def read_usage(store: VoiceStore, since: str) -> Iterator[UsageHour]:
+    """All files of hours from `since` (2026-11-26T18) on. Raises StoreFailed and Damaged."""
+    paths = [meta["path"] for meta in store.listed(f"{_FOLDER}/")]
+    for path in sorted(paths):
+        _, day, name = path.split("/")
+        if f"{day}T{name[:2]}" >= since and (hour := store.get_record(path, UsageHour)) is not None:
+            yield hour

@@ -1,0 +1,1 @@
+"""Texts as they are read: markup, SSML, lexicons, figures."""

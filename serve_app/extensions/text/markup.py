@@ -1,0 +1,408 @@
+"""Text with the markup that language models write, and SSML, token by token: what of it is spoken, and what is not.
+
+`auto` reads no mark of Markdown, no tag, no code block and no emoji aloud, and takes what is no markup as prose. `ssml`
+reads elements of SSML only. `none` reads everything as it is written. Breaks are pauses of the stated length,
+substitutes and spelled words are mapped. No loaded model reads phonetic letters: `auto` speaks the word that a
+`<phoneme>` stands around.
+"""
+
+import html
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from serve_app.config import Markup
+
+MAX_PAUSE_S = 10.0
+MAX_PAUSES_S = 120.0  # of one text in all; further pauses are left out
+STRENGTHS_S = {"none": 0.0, "x-weak": 0.1, "weak": 0.2, "medium": 0.4, "strong": 0.8, "x-strong": 1.2}
+RATES = {"x-slow": 0.5, "slow": 0.75, "medium": 1.0, "default": 1.0, "fast": 1.25, "x-fast": 1.75}
+SLOWEST, FASTEST = 0.25, 4.0
+SPELLED = ("characters", "spell-out", "verbatim", "digits", "telephone")
+_LONGEST_MARK = 400  # a tag that is not closed by then is no markup
+
+_ATTRIBUTE = r"""\s+[A-Za-z_:][\w:.-]*\s*=\s*(?:"[^"<]*"|'[^'<]*'|[^\s"'<>=]+)"""
+_TAG = re.compile(rf"<(/?)([A-Za-z][\w:.-]*)((?:{_ATTRIBUTE})*)\s*(/?)>")
+_BEGUN_TAG = re.compile(r"<(?:[/!?]?[A-Za-z\[-][^<>]*|[/!?]?)\Z")
+_COMMENT = re.compile(r"<!--.*?-->|<\?[^<>]*\?>|<![A-Za-z][^<>]*>", re.S)
+_BEGUN_COMMENT = re.compile(r"<!(?:-(?:-.*)?)?\Z|<!--.*\Z", re.S)
+_AUTOLINK = re.compile(r"<((?:https?://|mailto:)[^\s<>]+|[A-Za-z][\w.+-]*@[\w.-]+)>")
+_NAMED = re.compile(r"""([A-Za-z_:][\w:.-]*)\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s"'<>=]+))""")
+_SECONDS = re.compile(r"\s*([+-]?\d*\.?\d+)\s*(ms|s)\s*", re.I)
+_RATE = re.compile(r"\s*(\d*\.?\d+)\s*(%?)\s*")
+_LINK = re.compile(r"(!?\[)[^\[\]]*(\](?:\([^()]*\)|\[[^\[\]]*\]))")
+_LINK_END = re.compile(r"\](?:\([^()]*\)|\[[^\[\]]*\])")
+_BEGUN_LINK = re.compile(r"!?\[[^\[\]]*(?:\](?:\([^()]*|\[[^\[\]]*)?)?\Z|!\Z")
+_NOTE = re.compile(r"\[\^[^\[\]]*\]:?")
+_CUE = re.compile(
+    r"\[(?:(?:soft|short|long|light|nervous|heav|deep|quiet|big)\w*\s+)?(?:laugh|chuckl|giggl|sigh|whisper|gasp|cough|"
+    r"breath|inhale|exhale|clears throat|crying|sob|groan|yawn|excited|sad|angr|happ|sarcastic|curious|shout|pause)\w*"
+    r"(?:\s+\w+)?\]",
+    re.I,
+)
+_CUE_PAUSE = re.compile(
+    r"\[pause(?:(?:\s+(?:for\s+)?|\s*:\s*)(\d*\.?\d+)\s*(ms|milliseconds?|s|sec|seconds?)?)?\]", re.I
+)
+_BEGUN_BRACKET = re.compile(r"\[[^\[\]]*\Z")
+_ENTITY = re.compile(r"&(?:#\d{1,7}|#[xX][0-9A-Fa-f]{1,6}|[A-Za-z]\w{1,30});")
+_BEGUN_ENTITY = re.compile(r"&#?\w{0,31}\Z")
+_EMPHASIS = re.compile(r"\*+|_+|~~+|`+")
+_FENCE = re.compile(r"[ \t]*(?:(`)``+[^\n`]*|(~)~~+[^\n]*)(?:\n|\Z)")
+_FENCE_END = re.compile(r"[ \t]*(?:(`)``+|(~)~~+)[ \t\r]*(?:\n|\Z)")
+_BEGUN_FENCE_END = re.compile(r"[ \t]*[`~]*[ \t\r]*\Z")
+_RULE = re.compile(
+    r"[ \t]*(?:(?:-[ \t]*){3,}|(?:\*[ \t]*){3,}|(?:_[ \t]*){3,}|=+[ \t]*|\|?[ \t:|-]*-[ \t:|-]*\|[ \t:|-]*)(?:\n|\Z)"
+)
+_LINE_MARK = re.compile(r"[ \t]*(?:>(?![\d=])[ \t]?)*[ \t]*(?:#{1,6}[ \t]+|[-*+•][ \t]+(?:\[[ xX]\][ \t]+)?)?")
+_BEGUN_LINE = re.compile(r"[ \t\r>#*+•=_~`|:-]*(?:\[[ xX]?\]?[ \t]*|\d{1,3}[.)]?)?\Z")
+_BEGUN_FENCE = re.compile(r"[ \t]*(?:```|~~~)[^\n]*\Z")
+_NUMBERED = re.compile(r"[ \t]*\d{1,3}[.)][ \t]")
+_EMPTY = re.compile(r"[ \t\r]*\n")
+_SIGNS = "\u231a\u231b\u23e9-\u23fa\u2600-\u27bf\u2b50\u2b55\ufe0f\u20e3"
+_EMOJI_CHARS = _SIGNS + "\U0001f000-\U0001faff\U000e0020-\U000e007f"
+_EMOJI = re.compile(rf"[{_EMOJI_CHARS}](?:\u200d?[{_EMOJI_CHARS}])*")
+_PROSE = {
+    "auto": re.compile(rf"[^\n<\[\]!&*_~`|{_EMOJI_CHARS}]+"),
+    "ssml": re.compile(r"[^<\[&]+"),
+    "none": re.compile(r"[^\n]+"),
+}
+_PARAGRAPHS = frozenset(["p", "paragraph"])
+_THOUGHTS = frozenset(["think", "thinking", "thought", "reasoning"])
+_SENTENCES = frozenset(["s", "br", "h1", "h2", "h3", "h4", "h5", "h6", "li", "tr", "div", "speak", "sentence", "title"])
+_BLOCKS = _PARAGRAPHS | _THOUGHTS | _SENTENCES
+_UNHEARD = frozenset(["desc", "script", "style", "metadata"])  # with all that is in them
+_OBEYED = frozenset(["speak", "break", "sub", "say-as", "spell", "p", "s", "prosody", "paragraph", "sentence", "sup"])
+_HYPHENS = ("-", "\u2010")  # a word may go on in the next line
+# Lines that end as sentences do: of capitals, or of one word.
+_SHORT_LINES = re.compile(r"[A-Z0-9][^\n]{0,29}[^\W_]\n[A-Z0-9]|[a-z]{2,15}\n[a-z]")
+_ENDS = ".,;:!?…。！？、，；："  # noqa: RUF001
+_NO_WORDS = _ENDS + " \t\r\n"
+_LINE_END = re.compile(r"[^\S\n]*(?:\n|\Z)")
+_BEGUN_POWER = re.compile(r"<sup>(?:[+\u2212-]|&#?\w{0,5};?)?", re.I)
+_POWER = re.compile(r"(?:[+\u2212-]|&(?:minus|#8722|#x2212);)?\d", re.I)
+_CLOSES = tuple(".,;:!?…)")
+
+MARKS, LINK, CODE, EMOJI, CUE = "marks of Markdown", "link target", "code block", "emoji", "direction in brackets"
+THOUGHT = "reasoning of a language model"
+TOO_LONG = f"pause beyond {MAX_PAUSE_S:g} s, or {MAX_PAUSES_S:g} s in all"
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """Consecutive text as it was written, and what it is in speech."""
+
+    written: str
+    spoken: str = ""
+    pause_s: float = 0.0  # silence in its place
+    speed: float | None = None  # of all text after it; None: as before
+    left_out: str = ""  # what it is, where that is not read aloud
+    is_end: bool = False  # whether what is spoken only ends the sentence before
+
+
+class LiveMarkup:
+    """Tokens of a text that comes in parts: wherever it is cut, the same is spoken."""
+
+    def __init__(self, markup: Markup, *, paragraph_pause_s: float = 0.0) -> None:
+        """A blank line, or the border of two `<p>`, is a pause of `paragraph_pause_s`; 0: only a sentence ends."""
+        self._markup, self._paragraph_pause_s = markup, paragraph_pause_s
+        self._rest = ""
+        self._before = ""  # character that was written before `_rest`
+        self._last = self._last_mark = ""  # character that was given last, and the last one that is no space
+        self._at_line_start = markup != "ssml"
+        self._in_table = False
+        self._in_link = False
+        self._is_marked = self._ends_before = False  # this line; whether a sentence ends before the next one
+        self._has_spoken = self._is_border = False  # whether a paragraph has ended, and nothing was spoken since
+        self._paused_s = 0.0
+        self._fence = ""  # of the code block around this place
+        self._thought = ""  # the tag of a language model's reasoning around this place
+        self._line = ""  # what is spoken of this line, as far as a short one goes
+        self._spaces: list[Token] = []  # that wait for the next word, and what is left out between
+        self._unheard = 0  # tags around this place whose text is not spoken
+        self._replaced = self._spelled = ""  # the tag whose content is not heard, or letter by letter
+        self._alias = ""  # spoken in place of the next text
+        self._speeds = [1.0]
+
+    def feed(self, text: str, *, is_last: bool) -> list[Token]:
+        """The tokens that are certain with `text`; with the last part the rest."""
+        self._rest += text
+        tokens: list[Token] = []
+        at = 0
+        while at < len(self._rest):
+            final = is_last or len(self._rest) - at > _LONGEST_MARK
+            token = self._next(self._rest[at : at + _LONGEST_MARK], final=final)
+            if token is None:
+                break
+            at += len(token.written)
+            self._before = token.written[-1:] or self._before
+            self._last = token.spoken[-1:] or self._last
+            self._line = (self._line + token.spoken)[:40] if not token.is_end else self._line
+            self._last_mark = token.spoken.rstrip()[-1:] or self._last_mark
+            self._give(token, tokens)
+        self._rest = self._rest[at:]
+        if is_last:
+            tokens += self._spaces
+            self._spaces = []
+        return tokens
+
+    def _give(self, token: Token, tokens: list[Token]) -> None:
+        """Spaces wait for the next word: none is left in front of a comma where an emoji was. So do, after a paragraph,
+        marks that no word came before.
+        """
+        is_border = token.pause_s > 0 or token.speed is not None
+        is_blank = not token.spoken.strip()
+        is_said = not is_blank and bool(token.spoken.strip(_NO_WORDS))
+        if not is_border and (is_blank or (self._is_border and not is_said and not token.is_end)):
+            (self._spaces if token.spoken or self._spaces else tokens).append(token)
+            return
+        if token.spoken.startswith(_CLOSES) and (token.is_end or any(gap.left_out for gap in self._spaces)):
+            self._spaces = [
+                gap if gap.spoken.strip() else Token(gap.written, left_out=gap.left_out) for gap in self._spaces
+            ]
+        if self._is_border and is_said:
+            tokens.append(Token("", pause_s=self._paragraph_pause_s))
+        self._is_border = self._is_border and not is_said and not token.pause_s
+        self._has_spoken = self._has_spoken or is_said
+        tokens += [*self._spaces, token]
+        self._spaces = []
+
+    def _next(self, rest: str, *, final: bool) -> Token | None:
+        """The next token; None where more text has to come first."""
+        if self._markup == "none":
+            return self._as_written(rest, final=final)
+        if self._fence:
+            return self._code(rest, final=final)
+        if self._thought:
+            return self._reasoning(rest, final=final)
+        if self._at_line_start:
+            return self._line_start(rest, final=final)
+        match rest[0]:
+            case "<":
+                return self._tag(rest, final=final)
+            case "&":
+                return self._entity(rest, final=final)
+            case "[":
+                return self._bracket(rest, final=final)
+        if self._markup == "auto" and (token := self._mark(rest, final=final)) is not False:
+            return token
+        prose = _PROSE[self._markup].match(rest)
+        written = prose[0] if prose else rest[0]
+        written = written[: len(written.rstrip())] or written
+        return self._prose(written, written)
+
+    def _mark(self, rest: str, *, final: bool) -> Token | Literal[False] | None:
+        """A mark of Markdown or an emoji; False where the text begins with neither."""
+        if line_end := _LINE_END.match(rest):
+            if not line_end[0].endswith("\n"):
+                return Token(line_end[0], self._heard(line_end[0])) if final else None
+            self._at_line_start, self._ends_before = True, self._is_marked
+            return Token(line_end[0])
+        match rest[0]:
+            case "!":
+                return self._bracket(rest, final=final) if rest[1:2] in ("[", "") else False
+            case "]" if self._in_link and (end := _LINK_END.match(rest)):
+                self._in_link = False
+                return Token(end[0], left_out=LINK)
+            case "*" | "_" | "~" | "`":
+                return self._emphasis(rest, final=final)
+            case "|" if self._in_table:
+                return Token("|", self._heard(", " if self._last.isalnum() else " "))
+        emoji = _EMOJI.match(rest)
+        return Token(emoji[0], left_out=EMOJI) if emoji else False
+
+    def _as_written(self, rest: str, *, final: bool) -> Token | None:
+        if self._at_line_start:
+            if empty := _EMPTY.match(rest):
+                self._end_paragraph()
+                return Token(empty[0], empty[0])
+            if not final and not rest.strip(" \t\r"):
+                return None
+            self._at_line_start = False
+        self._at_line_start = rest[0] == "\n"
+        prose = _PROSE["none"].match(rest)
+        written = prose[0] if prose else "\n"
+        return Token(written, written)
+
+    def _code(self, rest: str, *, final: bool) -> Token | None:
+        end = _FENCE_END.match(rest) if self._at_line_start else None
+        if end and (final or end[0].endswith("\n")) and self._fence in (end[1], end[2]):
+            self._fence, self._ends_before = "", True
+            return Token(end[0])
+        if self._at_line_start and not final and _BEGUN_FENCE_END.match(rest):
+            return None
+        line, newline, _ = rest.partition("\n")
+        self._at_line_start = bool(newline)
+        return Token(line + newline)
+
+    def _reasoning(self, rest: str, *, final: bool) -> Token | None:
+        before, mark, _ = rest.partition("<")
+        end = re.match(rf"</(?:\w+:)?{self._thought}\s*>", rest, re.I)
+        if end:
+            self._thought = ""
+        elif not before and not final and _BEGUN_TAG.match(rest):
+            return None
+        return Token(end[0] if end else before or mark)
+
+    def _line_start(self, rest: str, *, final: bool) -> Token | None:
+        """Marks of lists, headings, quotations, tables, code; the text before ends like a sentence."""
+        fence = _FENCE.match(rest)
+        gone = _EMPTY.match(rest) or fence or _RULE.match(rest)
+        if gone and (final or gone[0].endswith("\n")):
+            self._ends_before = True
+            if not gone[0].strip():
+                self._end_paragraph()
+                return Token(gone[0])
+            if gone is fence:
+                self._fence = fence[1] or fence[2]
+            return Token(gone[0], left_out=CODE if gone is fence else MARKS)
+        if not final and (_BEGUN_LINE.match(rest) or _BEGUN_FENCE.match(rest)):
+            return None
+        mark = _LINE_MARK.match(rest)
+        end = mark.end() if mark else 0
+        self._in_table = rest[end : end + 1] == "|"
+        end += self._in_table
+        self._is_marked = bool(rest[:end].strip()) or bool(_NUMBERED.match(rest))
+        is_listed, self._line = _SHORT_LINES.fullmatch(f"{self._line}\n{rest[:1]}") is not None, ""
+        between = self._between(ends=self._is_marked or self._ends_before or is_listed)
+        self._at_line_start = self._ends_before = False
+        return Token(rest[:end], between, left_out=MARKS if rest[:end].strip() else "", is_end=True)
+
+    def _end_paragraph(self) -> None:
+        self._is_border = self._is_border or (self._has_spoken and self._paragraph_pause_s > 0)
+
+    def _between(self, *, ends: bool) -> str:
+        """The separator of two lines or blocks: a space, or the end of a sentence."""
+        if ends and self._last_mark and self._last_mark not in _ENDS:
+            return self._heard(". ")
+        return self._heard("\n" if self._last in _HYPHENS else " ") if self._last.strip() else ""
+
+    def _tag(self, rest: str, *, final: bool) -> Token | None:
+        if comment := _COMMENT.match(rest):
+            return Token(comment[0], left_out="comment")
+        if not final and _BEGUN_POWER.fullmatch(rest):
+            return None
+        if tag := _TAG.match(rest):
+            return self._meant(tag)
+        if link := _AUTOLINK.match(rest):
+            return self._prose(link[0], link[1].removeprefix("mailto:"))
+        if not final and (_BEGUN_TAG.match(rest) or _BEGUN_COMMENT.match(rest)):
+            return None
+        return self._prose("<", "<")
+
+    def _meant(self, tag: re.Match[str]) -> Token:
+        closes = bool(tag[1])
+        name = tag[2].lower().split(":")[-1]
+        is_empty = bool(tag[4])
+        values = attributes(tag[3])
+        left_out = "" if name in _OBEYED else f"tag {name[:20]}"
+        spoken, speed = self._between(ends=True) if name in _BLOCKS else "", None
+        if name in _THOUGHTS and not closes and not is_empty and self._markup == "auto":
+            self._thought = name
+            return Token(tag[0], self._between(ends=True), left_out=THOUGHT, is_end=True)
+        if name in _PARAGRAPHS:
+            self._end_paragraph()
+        if name == "break" and not closes:
+            return self._pause(tag[0], pause_s(values))
+        if closes:
+            self._unheard -= name in _UNHEARD and self._unheard > 0
+            if name == self._replaced:
+                spoken, self._alias, self._replaced = self._alias, "", ""
+            self._spelled = "" if name == self._spelled else self._spelled
+            if name == "prosody" and len(self._speeds) > 1:
+                before = self._speeds.pop()
+                speed = self._speeds[-1] if self._speeds[-1] != before else None
+        elif name == "sub" and "alias" in values and not self._replaced:
+            alias = self._prose("", values["alias"]).spoken
+            spoken, self._alias = (alias, "") if is_empty else ("", alias)
+            self._replaced = "" if is_empty else name
+        elif name == "speed" and (factor := rate({"rate": values.get("ratio", "")})) != self._speeds[0]:  # Cartesia's
+            speed = self._speeds[0] = min(FASTEST, max(SLOWEST, factor))
+            left_out = ""
+        elif name == "sup" and self._before.isalnum() and _POWER.match(tag.string, tag.end()):
+            spoken = self._heard("^")
+        elif not is_empty:
+            self._unheard += name in _UNHEARD
+            if name == "spell" or (name == "say-as" and values.get("interpret-as") in SPELLED):
+                self._spelled = name
+            if name == "prosody":
+                speed = self._faster(rate(values))
+        return Token(tag[0], spoken, speed=speed, left_out=left_out, is_end=name in _BLOCKS)
+
+    def _faster(self, factor: float) -> float | None:
+        before = self._speeds[-1]
+        self._speeds.append(min(FASTEST, max(SLOWEST, before * factor)))
+        return self._speeds[-1] if self._speeds[-1] != before else None
+
+    def _pause(self, written: str, seconds: float) -> Token:
+        allowed_s = max(0.0, min(seconds, MAX_PAUSE_S, MAX_PAUSES_S - self._paused_s))
+        self._paused_s += allowed_s
+        return Token(written, pause_s=allowed_s, left_out=TOO_LONG if allowed_s < seconds else "")
+
+    def _bracket(self, rest: str, *, final: bool) -> Token | None:
+        if pause := _CUE_PAUSE.match(rest):
+            in_ms = bool(pause[2]) and pause[2].lower().startswith("m")
+            return self._pause(pause[0], float(pause[1] or 0.5) / (1000 if in_ms else 1))
+        if self._markup == "ssml":
+            return None if not final and _BEGUN_BRACKET.match(rest) else self._prose("[", "[")
+        if gone := _CUE.match(rest) or _NOTE.match(rest):
+            return Token(gone[0], left_out=CUE if gone[0][1] != "^" else "footnote")
+        if not final and _BEGUN_LINK.match(rest):
+            return None
+        if link := _LINK.match(rest):
+            self._in_link = True
+            return Token(link[1])
+        return self._prose(rest[0], rest[0])
+
+    def _entity(self, rest: str, *, final: bool) -> Token | None:
+        if entity := _ENTITY.match(rest):
+            return self._prose(entity[0], html.unescape(entity[0]))
+        return None if not final and _BEGUN_ENTITY.match(rest) else self._prose("&", "&")
+
+    def _emphasis(self, rest: str, *, final: bool) -> Token | None:
+        """Marks around words go; a star between numbers or spaces, and a line within a name, stay."""
+        run = _EMPHASIS.match(rest)
+        if run is None:
+            return None if not final and len(rest) == 1 else self._prose(rest[0], rest[0])
+        if not final and run.end() == len(rest):
+            return None
+        behind = rest[run.end() : run.end() + 1]
+        if run[0] == "`" and self._before.isalpha() and behind in tuple("ltsrvdm"):
+            return self._prose("`", "'")
+        is_sign = {
+            "*": (self._before.isdigit() and behind.isdigit()) or (self._before == " " == behind),
+            "_": self._before.isalnum() and behind.isalnum(),
+        }.get(rest[0], False)
+        return self._prose(run[0], run[0]) if is_sign else Token(run[0], left_out=MARKS)
+
+    def _prose(self, written: str, spoken: str) -> Token:
+        if self._replaced and self._alias and written.strip():
+            spoken, self._alias = self._alias, ""
+            return Token(written, "" if self._unheard else spoken)
+        if self._spelled:
+            spoken = "".join(f"{char} " for char in spoken if not char.isspace())
+        return Token(written, self._heard(spoken))
+
+    def _heard(self, text: str) -> str:
+        return "" if self._unheard or self._replaced else text
+
+
+def attributes(tag: str) -> dict[str, str]:
+    """The attributes in a tag's text after its name."""
+    return {key.lower(): html.unescape(a or b or c) for key, a, b, c in _NAMED.findall(tag)}
+
+
+def pause_s(values: dict[str, str]) -> float:
+    """Seconds of an SSML break, as long as its attributes say."""
+    stated = _SECONDS.fullmatch(values.get("time", ""))
+    if stated is None:
+        return STRENGTHS_S.get(values.get("strength", "medium"), STRENGTHS_S["medium"])
+    return max(0.0, float(stated[1]) / (1000 if stated[2].lower() == "ms" else 1))
+
+
+def rate(values: dict[str, str]) -> float:
+    """How many times as fast a `<prosody rate>` is; 1 where it says nothing that is understood."""
+    named = values.get("rate", "medium")
+    stated = _RATE.fullmatch(named)
+    if stated is None:
+        return RATES.get(named, 1.0)
+    return float(stated[1]) / (100 if stated[2] else 1) or 1.0

@@ -1,0 +1,272 @@
+"""From a text as it was sent to what is spoken: one pipeline for every model and every door.
+
+Markup becomes prose, pauses and changes of speed (`markup.py`). Prose passes the stages: the lexicon, figures in words
+where this is wished, then the spoken form of the voice. A stage takes text in parts and returns parts that pair what it
+took with what it made of it, so that every spoken word leads back to the word as it was sent. One more stage is one
+more line in `_prose_stages`.
+"""
+
+import re
+import unicodedata
+from collections import Counter, deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from deployments.embedded_voice.english import spoken_english, unspoken
+from deployments.embedded_voice.live_english import LiveEnglish, TextPart
+from serve_app.config import Markup
+from serve_app.extensions.text.lexicon import Lexicon, LiveLexicon
+from serve_app.extensions.text.markup import LiveMarkup, Token
+from serve_app.extensions.text.normalisation import LiveNormaliser
+from serve_app.extensions.text.ssml import SsmlCheck
+from serve_app.text.characters import clean, is_speakable
+from serve_app.text.spoken import LEFT_OUT, UNSPOKEN, SpokenPiece, SpokenText, Stretch
+
+CHARS_AT_ONCE = 256  # become spoken text in one iteration of the event loop, which takes milliseconds
+_LONGEST_CLUSTER = 64  # characters to search for a boundary; Unicode's stream-safe format stacks at most 30 marks
+_LONGEST_REST = 1024  # characters without a boundary that are kept; ordinary text has far fewer
+_GREEK_END = re.compile(r"[Ͱ-Ͽἀ-῿]{0,64}\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class TextRules:
+    """How a text is read."""
+
+    markup: Markup = "none"
+    paragraph_pause_s: float = 0.0  # 0: a paragraph ends like a sentence
+    lexicon: Lexicon = field(default_factory=lambda: Lexicon.EMPTY)
+    spoken_form: str | None = None  # as ModelInfo has it
+    max_segment_chars: int | None = None  # None: the model's
+    normalised: str | None = None  # the language whose words figures become; None: they stay
+
+
+class TextStage(Protocol):
+    """Makes other text of a text that comes in parts: wherever it is cut, the same comes out."""
+
+    def feed(self, text: str, *, is_last: bool) -> list[TextPart]:
+        """What no later text can change; with `is_last` the rest. The `written` of all parts is all that was fed."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ReadText(SpokenText):
+    """A whole text as it was read by the rules."""
+
+    rules: TextRules
+
+    def pieces(self) -> Iterator[SpokenPiece]:
+        """All of the text, made as they are taken."""
+        reader = TextReader(self.rules)
+        for start in range(0, len(self.sent), CHARS_AT_ONCE):
+            yield from reader.feed(self.sent[start : start + CHARS_AT_ONCE], is_last=False)
+        yield from reader.feed("", is_last=True)
+
+
+def read(sent: str, rules: TextRules, *, field: str = "input") -> ReadText:
+    """The whole text at once, as `TextReader` reads it in parts. Raises InvalidRequest of bad SSML in the `field`."""
+    left_out: Counter[str] = Counter()
+    if rules.markup == "ssml":
+        check = SsmlCheck(field)
+        check.feed(sent, is_last=True)
+        left_out += check.without_effect
+    tokens = LiveMarkup(rules.markup, paragraph_pause_s=rules.paragraph_pause_s).feed(sent, is_last=True)
+    left_out.update(token.left_out for token in tokens if token.left_out)
+    if rules.spoken_form == "english" and (lost := unspoken("".join(token.spoken for token in tokens))):
+        left_out[UNSPOKEN] = lost
+    stretches: list[Stretch] = []
+    prose: list[str] = []
+    pause_s, speed = 0.0, 1.0
+    for token in tokens:
+        prose.append(token.spoken)
+        if not token.pause_s and token.speed is None:
+            continue
+        if is_speakable(text := _spoken("".join(prose), rules)):
+            stretches.append(Stretch(text, pause_s, speed))
+            pause_s = 0.0
+        prose.clear()
+        pause_s += token.pause_s
+        if token.speed is not None:
+            speed = token.speed
+    text = _spoken("".join(prose), rules)
+    text = text if is_speakable(text) or not stretches else ""
+    rest = [Stretch(text, pause_s, speed)] if text or pause_s else []
+    return ReadText(sent, (*stretches, *rest), left_out, rules.max_segment_chars, rules=rules)
+
+
+def _prose_stages(rules: TextRules) -> list[TextStage]:
+    """What prose passes before the spoken form of the voice, made anew for each stretch."""
+    stages: list[TextStage] = []
+    if rules.lexicon:
+        stages.append(LiveLexicon(rules.lexicon))
+    if rules.normalised:
+        stages.append(LiveNormaliser(rules.normalised))
+    return stages
+
+
+def _spoken(prose: str, rules: TextRules) -> str:
+    """What the stages make of a whole stretch."""
+    for stage in _prose_stages(rules):
+        prose = "".join(part.spoken for part in stage.feed(prose, is_last=True))
+    return spoken_english(prose) if rules.spoken_form == "english" else clean(prose)
+
+
+class TextReader:
+    """Reads a text that comes in parts: wherever it is cut, the same is spoken."""
+
+    def __init__(self, rules: TextRules) -> None:
+        self._rules = rules
+        self._markup = LiveMarkup(rules.markup, paragraph_pause_s=rules.paragraph_pause_s)
+        self.left_out: Counter[str] = Counter()  # as in SpokenText, of the text so far
+        self._uncounted = ""  # Greek letters in which the text so far ends: in a word they have no sound
+        self._begin()
+
+    @property
+    def will_speak(self) -> bool:
+        """Whether the waiting text becomes a word with any later text."""
+        return self._front.will_speak
+
+    def feed(self, text: str, *, is_last: bool) -> list[SpokenPiece]:
+        """The pieces that no later text can change; with `is_last` the rest."""
+        pieces: list[SpokenPiece] = []
+        prose: list[TextPart] = []
+        for token in self._markup.feed(text, is_last=is_last):
+            self._count(token)
+            if token.pause_s or token.speed is not None:
+                pieces += self._pass([*prose, TextPart("", token.spoken)] if token.spoken else prose, is_last=True)
+                pieces.append(SpokenPiece(token.written, self._space(), pause_s=token.pause_s, speed=token.speed))
+                prose = []
+            else:
+                is_heard = (token.spoken and not token.is_end) or token.written.isspace()
+                prose.append(TextPart(token.written if is_heard else LEFT_OUT * len(token.written), token.spoken))
+        self._count(Token("", " " if is_last else ""))
+        return pieces + self._pass(prose, is_last=is_last)
+
+    def _count(self, token: Token) -> None:
+        self.left_out.update([token.left_out] if token.left_out else [])
+        if self._rules.spoken_form == "english":
+            text = self._uncounted + token.spoken
+            self._uncounted = _GREEK_END.search(text)[0]  # type: ignore[index]  # it also matches nothing
+            if lost := unspoken(text.removesuffix(self._uncounted)):
+                self.left_out[UNSPOKEN] += lost
+
+    def _begin(self) -> None:
+        """A stretch follows."""
+        self._front: LiveEnglish | LivePlain = LiveEnglish() if self._rules.spoken_form == "english" else LivePlain()
+        self._stages = [(stage, _Trace()) for stage in (*_prose_stages(self._rules), self._front)]
+        self._has_spoken = False
+
+    def _space(self) -> str:
+        """Between two stretches that are heard."""
+        had_spoken = self._has_spoken
+        self._begin()
+        return " " if had_spoken else ""
+
+    def _pass(self, parts: list[TextPart], *, is_last: bool) -> list[SpokenPiece]:
+        """`parts`, which pair sent text with prose, through all stages."""
+        for stage, trace in self._stages:
+            made = stage.feed("".join(part.spoken for part in parts), is_last=is_last)
+            parts = trace.follow(parts, made, is_last=is_last)
+        self._has_spoken = self._has_spoken or any(part.spoken.strip() for part in parts)
+        return [SpokenPiece(part.written, part.spoken) for part in parts]
+
+
+class _Trace:
+    """Leads from what a stage made back to the text as it was sent."""
+
+    def __init__(self) -> None:
+        self._before: deque[TextPart] = deque()  # sent text, and what the stage was given for it
+        self._written: list[str] = []  # sent text that was found, and what the stage made of it, for the next part
+        self._spoken: list[str] = []
+        self._owed = 0  # characters that the stage has taken, and whose sent text has not been found
+
+    def follow(self, before: list[TextPart], after: list[TextPart], *, is_last: bool) -> list[TextPart]:
+        """Parts that pair sent text with what the stage made of it: `before` it and `after` it."""
+        self._before.extend(before)
+        parts: list[TextPart] = []
+        for part in after:
+            parts += self._unspoken()
+            self._spoken.append(part.spoken)
+            self._owed += len(part.written)
+            self._find()
+            if not self._owed:
+                parts.append(self._take())
+        if is_last:
+            parts += self._unspoken()
+            self._owed += sum(len(part.spoken) for part in self._before)
+            self._find()
+            parts += [self._take()] if self._written or self._spoken else []
+        return parts
+
+    def _unspoken(self) -> list[TextPart]:
+        """What was sent next and gave the stage nothing, where all before it is found."""
+        parts = []
+        while not self._owed and not self._written and self._before and not self._before[0].spoken:
+            parts.append(self._before.popleft())
+        return parts
+
+    def _find(self) -> None:
+        while self._owed > 0 and self._before:
+            part = self._before.popleft()
+            if len(part.spoken) > self._owed and part.written == part.spoken:
+                self._before.appendleft(TextPart(part.written[self._owed :], part.spoken[self._owed :]))
+                part = TextPart(part.written[: self._owed], part.spoken[: self._owed])
+            self._written.append(part.written)
+            self._owed -= len(part.spoken)
+
+    def _take(self) -> TextPart:
+        part = TextPart("".join(self._written), "".join(self._spoken))
+        self._written.clear()
+        self._spoken.clear()
+        return part
+
+
+class LivePlain:
+    """`clean` for a text that comes in parts. The parts give the same spoken text, however the text is cut."""
+
+    def __init__(self) -> None:
+        self._rest = ""
+        self._space = ""  # to put in front of the next word
+        self._has_spoken = False
+
+    def feed(self, text: str, *, is_last: bool) -> list[TextPart]:
+        """The spoken text that no later part can change; with `is_last` all of the rest."""
+        self._rest += text
+        takes_all = is_last or len(self._rest) > _LONGEST_REST
+        end = len(self._rest) if takes_all else _last_boundary(self._rest)
+        known, self._rest = self._rest[:end], self._rest[end:]
+        return [TextPart(word, self._spoken(word)) for word in _words(known)]
+
+    @property
+    def will_speak(self) -> bool:
+        return is_speakable(clean(self._rest))
+
+    def _spoken(self, word: str) -> str:
+        """The word with a space in front, unless it is the first word."""
+        if word[:1].isspace():
+            self._space = " " if self._has_spoken else ""
+        spoken = clean(word)
+        if not spoken:
+            return ""
+        spoken, self._space, self._has_spoken = self._space + spoken, "", True
+        return spoken
+
+
+def _words(text: str) -> list[str]:
+    """`text` in words, each with the whitespace in front of it."""
+    return re.findall(r"\s*\S+|\s+", text)
+
+
+def _last_boundary(text: str) -> int:
+    """The last place in `text` at which no later character can combine with an earlier one; 0 if it is not near."""
+    for place in range(len(text) - 1, max(0, len(text) - _LONGEST_CLUSTER), -1):
+        char = text[place]
+        if char.isspace() or unicodedata.category(char)[0] not in "MC":
+            before, behind = _normal(text[:place]), _normal(text[place:])
+            if before + behind == _normal(text):
+                return place
+    return 0
+
+
+def _normal(text: str) -> str:
+    return unicodedata.normalize("NFC", text)

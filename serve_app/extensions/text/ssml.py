@@ -1,0 +1,90 @@
+"""Whether a text is SSML that can be spoken: the first fault is an error that says where it is."""
+
+import re
+from collections import Counter
+from xml.parsers import expat
+
+from deployments.errors import InvalidRequest
+from serve_app.extensions.text.markup import FASTEST, MAX_PAUSE_S, RATES, SLOWEST, SPELLED, STRENGTHS_S, pause_s, rate
+
+_ROOT = b"<t>"
+_DECLARATION = re.compile(r"\s*<\?xml\s[^<>]*\?>")
+_TIME = re.compile(r"\s*\+?(?:\d+\.?\d*|\.\d+)\s*(?:ms|s)\s*", re.I)
+_RATE = re.compile(r"\s*(?:\d+\.?\d*|\.\d+)\s*%?\s*")
+_LONGEST_SHOWN = 40
+
+
+class SsmlCheck:
+    """Follows a text that may come in parts. It needs no `<speak>` around it, and takes no DOCTYPE."""
+
+    def __init__(self, field: str) -> None:
+        """`field`: what the client calls the text."""
+        self._field = field
+        self._content = bytearray()
+        self._place: int | None = None  # of the element that is refused, in bytes
+        self._failed: InvalidRequest | None = None
+        self.without_effect: Counter[str] = Counter()
+        self._parser = expat.ParserCreate()
+        self._parser.StartElementHandler = self._begin
+        self._parser.Parse(_ROOT, False)
+
+    def feed(self, text: str, *, is_last: bool) -> None:
+        """Raises InvalidRequest that names the field and the place, for every later part as well."""
+        if self._failed is not None:
+            raise self._failed
+        if not self._content and (declared := _DECLARATION.match(text)):
+            text = " " * declared.end() + text[declared.end() :]
+        content = text.encode()
+        self._content += content
+        try:
+            self._parser.Parse(content, False)
+            if is_last:
+                self._parser.Parse(b"</t>", True)
+        except expat.ExpatError as error:
+            self._failed = self._fault(expat.ErrorString(error.code), self._parser.ErrorByteIndex)
+            raise self._failed from None
+
+    def _fault(self, reason: str, place: int) -> InvalidRequest:
+        at = len(self._content[: max(0, place - len(_ROOT))].decode(errors="ignore"))
+        message = f"{self._field}: this is no SSML that can be spoken, at character {at}: {reason}."
+        return InvalidRequest(message, self._field, "invalid_ssml")
+
+    def _begin(self, name: str, values: dict[str, str]) -> None:
+        reason = self._reason(name.lower().split(":")[-1], {key.lower(): value for key, value in values.items()})
+        if reason is not None:
+            self._failed = self._fault(reason, self._parser.CurrentByteIndex)
+            raise self._failed
+
+    def _reason(self, name: str, values: dict[str, str]) -> str | None:
+        """Why an element is refused."""
+        match name:
+            case "phoneme":
+                return "no model here reads phonemes: write <sub alias='...'> with a respelling, or send a lexicon"
+            case "break":
+                return self._of_break(values)
+            case "prosody":
+                self.without_effect.update(f"prosody {key[:20]}" for key in values if key != "rate")
+                return self._of_rate(values.get("rate"), rate(values))
+            case "sub" if "alias" not in values:
+                return "sub needs an alias"
+            case "say-as" if "interpret-as" not in values:
+                return "say-as needs interpret-as"
+            case "say-as" if values["interpret-as"] not in SPELLED:
+                self.without_effect[f"say-as {values['interpret-as'][:20]}"] += 1
+        return None
+
+    @staticmethod
+    def _of_break(values: dict[str, str]) -> str | None:
+        time, strength = values.get("time"), values.get("strength", "medium")
+        if time is not None and not (_TIME.fullmatch(time) and pause_s(values) <= MAX_PAUSE_S):
+            return f"break time {time[:_LONGEST_SHOWN]!r} is not from 0s to {MAX_PAUSE_S:g}s, such as 500ms"
+        if strength not in STRENGTHS_S:
+            return f"break strength {strength[:_LONGEST_SHOWN]!r} is none of {', '.join(STRENGTHS_S)}"
+        return None
+
+    @staticmethod
+    def _of_rate(named: str | None, factor: float) -> str | None:
+        if named is None or named in RATES or (_RATE.fullmatch(named) and SLOWEST <= factor <= FASTEST):
+            return None
+        known = ", ".join(RATES)
+        return f"prosody rate {named[:_LONGEST_SHOWN]!r} is none of {known}, nor from {SLOWEST:.0%} to {FASTEST:.0%}"

@@ -1,0 +1,448 @@
+"""What one ingress replica knows of the stored voices: it follows the store, and speaks with what it finds there.
+
+Any process may change the store. Each ingress replica looks at it every POLL_S, and where a name is unknown. Where a
+voice has gone or has another version, it drops what it keeps of the old one, and has all replicas do so.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from datetime import datetime
+from functools import partial
+from typing import ParamSpec, Self, TypeVar
+
+import obstore
+
+from deployments.errors import Conflict, InvalidRequest, NotFound, NotReady, StartError, TalkrayError
+from deployments.protocol import ModelInfo, Reference
+from deployments.recording_cache import Lookups
+from deployments.serving import metrics
+from serve_app.audio import recordings
+from serve_app.config import VoiceSettings
+from serve_app.extensions.text.lexicon import Lexicon
+from serve_app.extensions.voices.clocks import SteadyClock, store_now_s
+from serve_app.extensions.voices.keeping import check_kept, check_unused
+from serve_app.extensions.voices.stored_voice import (
+    DESIGN_S,
+    Details,
+    SentRecording,
+    StoredConsent,
+    StoredDesign,
+    StoredLexicon,
+    StoredVoice,
+    Take,
+    new_id,
+    new_version,
+    now,
+)
+from serve_app.extensions.voices.voice_store import (
+    Damaged,
+    NoStore,
+    Record,
+    StoreFailed,
+    VoiceStore,
+    default_folder,
+    folder_of,
+    path_of,
+    tried,
+)
+from serve_app.visitor import VISITOR
+
+logger = logging.getLogger(__name__)
+
+POLL_S = 2.0
+_SWEEP_S = 3600.0
+_READERS = 16  # records are read beside each other: a bucket takes 20 ms for each
+_MOST_UNDERIVED = 256
+_LEAST_BETWEEN_S = 0.1  # two looks at the store for names that are unknown
+
+Forget = Callable[[tuple[bytes, ...]], Awaitable[None]]
+P = ParamSpec("P")
+T = TypeVar("T")
+R = TypeVar("R", StoredVoice, StoredConsent, StoredDesign, StoredLexicon)
+C = TypeVar("C", StoredVoice, StoredConsent)  # what may be changed
+
+
+async def no_replicas(_: tuple[bytes, ...]) -> None:
+    """Forgets nothing."""
+
+
+class Voices:
+    """The voices that VISITOR may see; methods raise StoreFailed where the store is out of reach."""
+
+    def __init__(
+        self, store: VoiceStore | None, settings: VoiceSettings, *, why_not: str = "", forget: Forget = no_replicas
+    ) -> None:
+        """Without a store, `why_not` says what to set. `forget` tells all replicas of deleted voices."""
+        self.store, self._settings, self._why_not, self._forget = store, settings, why_not, forget
+        self._records: dict[str, Record] = {}  # by path
+        self._marks: dict[str, obstore.ObjectMeta] = {}
+        self._for_all = Lexicon.EMPTY
+        self._reading = asyncio.Lock()
+        self._num_looks, self._read_s = 0, float("-inf")
+        self._failure: TalkrayError | None = None  # of the last look
+        self._writing = asyncio.Lock()  # from a look at the store to what is written because of it
+        self._to_forget: set[bytes] = set()  # replicas may keep these still
+        self._over: list[tuple[Record, datetime | None]] = []  # of which files may be left: see `VoiceStore.clear`
+        self._threads = ThreadPoolExecutor(_READERS, "voices")
+        self._underived: dict[bytes, tuple[StoredVoice, Reference]] = {}  # by key: their prompts are not stored yet
+        self._following: asyncio.Task[None] | None = None
+
+    @classmethod
+    def of(cls, settings: VoiceSettings, *, num_nodes: int = 1, forget: Forget = no_replicas) -> Self:
+        """The voices of the store that `settings` name. Raises StartError where nodes would not share it."""
+        location = settings.store
+        if location is None and num_nodes > 1:
+            reason = "the nodes of this cluster share no folder: set api.voices.store to a bucket"
+            return cls(None, settings, why_not=f"No voices are stored, as {reason}.", forget=forget)
+        if location is None:
+            try:
+                return cls(VoiceStore(str(default_folder())), settings, forget=forget)
+            except StartError as error:
+                logger.warning("no voices are stored: %s", error)
+                why_not = "No voices are stored: the server cannot use its folder; set api.voices.store."
+                return cls(None, settings, why_not=why_not, forget=forget)
+        if num_nodes > 1 and folder_of(location) is not None:
+            raise StartError(
+                f"api.voices.store: {location} is a folder, of which each of the {num_nodes} nodes would have its own: "
+                "name a bucket (s3://BUCKET/PATH, gs://BUCKET/PATH, az://CONTAINER/PATH)"
+            )
+        return cls(VoiceStore(location), settings, forget=forget)
+
+    async def voices(self) -> list[StoredVoice]:
+        """The oldest first; none while the store has not been read."""
+        with contextlib.suppress(StoreFailed):  # `_look_again` logs it
+            await self._follow()
+        return self._visible(StoredVoice)
+
+    async def consents(self) -> list[StoredConsent]:
+        await self._follow()
+        return self._visible(StoredConsent)
+
+    async def all_of(self, kind: type[R]) -> list[R]:
+        """The oldest first; designs may be over. Raises StoreFailed."""
+        await self.refresh()
+        return self._visible(kind)
+
+    async def lexicon_for_all(self) -> Lexicon:
+        """How words are said for every caller; empty until the store is followed and read."""
+        if self._following is not None and self._read_s < 0:
+            with contextlib.suppress(StoreFailed):  # `_look_again` logs it
+                await self.refresh()
+        return self._for_all
+
+    async def get_lexicon(self, lexicon_id: str) -> StoredLexicon:
+        """Raises NotFound, also of a lexicon of another key."""
+        return await self._get(StoredLexicon, lexicon_id, "lexicon")
+
+    async def change_lexicon(self, lexicon_id: str, change: Callable[[StoredLexicon], StoredLexicon]) -> StoredLexicon:
+        """Store the next version of one. Raises NotFound, Conflict, and as `change` does."""
+        async with self._writing:
+            return await self._keep(change(await self.get_lexicon(lexicon_id)), {})
+
+    async def find(self, id_or_name: str | None) -> StoredVoice | None:
+        """The voice that a client means, in any case; its own ones come first."""
+        if self.store is None or not id_or_name:
+            return None
+        await self._follow()
+        voice = self._find(StoredVoice, id_or_name)
+        if voice is None:
+            # It may have been stored a moment ago, elsewhere. Names that no voice has share such looks.
+            await self.refresh(not_before_s=self._read_s + _LEAST_BETWEEN_S)
+            voice = self._find(StoredVoice, id_or_name)
+        return voice
+
+    def known(self, id_or_name: str | None) -> StoredVoice | None:
+        """The voice that `find` would return, from what is known already."""
+        return self._find(StoredVoice, id_or_name) if id_or_name else None
+
+    async def get(self, id_or_name: str) -> StoredVoice:
+        """Raises NotFound, also of a voice of another key."""
+        voice = await self.find(id_or_name)
+        if voice is None:
+            message = f"Voice {id_or_name[:80]!r} is unknown or belongs to another key."
+            raise NotFound(message, "voice_id", "voice_not_found")
+        return voice
+
+    async def get_consent(self, consent_id: str) -> StoredConsent:
+        """Raises NotFound."""
+        return await self._get(StoredConsent, consent_id, "consent")
+
+    async def _get(self, kind: type[R], record_id: str, field: str) -> R:
+        await self.refresh()
+        if (record := self._find(kind, record_id)) is None:
+            message = f"{field.capitalize()} {record_id[:80]!r} is unknown or belongs to another key."
+            raise NotFound(message, field, f"{field}_not_found")
+        return record
+
+    async def add(self, details: Details, sent: Sequence[SentRecording], *, field: str) -> StoredVoice:
+        """Store a voice; the first recording is the one that it speaks with where nothing names another.
+
+        `field` is the client's name for the recordings. Raises InvalidRequest, Conflict.
+        """
+        self.files()
+        consent = await self._consent(details.consent)
+        taken = [await self._recorded(recording, field) for recording in sent]
+        voice = StoredVoice.made(
+            id=new_id("voice"),
+            name=details.name,
+            owner=VISITOR.get().name or "",
+            created_at=now(),
+            version=new_version(),
+            takes=tuple(take for take, _ in taken),
+            language=details.language,
+            description=details.description,
+            consent=consent,
+            provenance=details.provenance,
+        )
+        return await self.keep(voice, {take.sha256: flac for take, flac in taken})
+
+    async def keep(self, record: R, files: Mapping[str, bytes]) -> R:
+        """Store a record as it is, with its recordings by sha256: a new one, or a voice that was exported, under its
+        own id. Returns it. Raises Conflict, StoreFailed.
+        """
+        async with self._writing:
+            await self.refresh()
+            return await self._keep(record, files)
+
+    async def add_consent(self, name: str, language: str, sent: SentRecording, *, field: str) -> StoredConsent:
+        """Kept as it was sent: it is evidence. Raises InvalidRequest, Conflict."""
+        self.files()
+        take, flac = await self._recorded(replace(sent, prepare="none"), field)
+        values = {"id": new_id("cons"), "owner": VISITOR.get().name or "", "created_at": now()}
+        made = StoredConsent.made(**values, name=name, language=language, take=take)
+        return await self.keep(made, {take.sha256: flac})
+
+    async def change(
+        self, record: C, changes: Mapping[str, object], *, added: Sequence[SentRecording] = (), field: str = ""
+    ) -> C:
+        """Store the next version of a record, with further recordings of a voice. Raises InvalidRequest, Conflict, and
+        NotFound if it was deleted during this change.
+        """
+        self.files()
+        taken: list[tuple[Take, bytes]] = [await self._recorded(recording, field) for recording in added]
+        async with self._writing:
+            await self.refresh()
+            present = {each.id: each for each in self._all(type(record))}
+            if record.id not in present:
+                raise NotFound(f"{record.name!r} was deleted during this change.", None, "voice_not_found")
+            record = present[record.id]
+            if isinstance(record, StoredVoice):
+                changes = {**changes, "takes": (*record.takes, *(take for take, _ in taken))}
+            changed = record.changed(**changes)
+            await self._keep(changed, {take.sha256: flac for take, flac in taken})
+        await self._forget_gone()
+        return changed
+
+    async def remove(self, record: Record) -> None:
+        """Also from the caches of all replicas, where these answer. Raises Conflict of a consent that voices name."""
+        store = self.files()
+        async with self._writing:
+            if isinstance(record, StoredConsent):  # a voice that names it may be stored at this moment, also elsewhere
+                await self.refresh()
+                check_unused(record, self._records.values())
+                kept = await self.aside(tried, partial(store.recording, record, record.take))
+                await self.aside(store.delete, path_of(record.id))
+                await self.refresh()
+                try:
+                    check_unused(record, self._records.values())
+                except Conflict:  # another process may have cleared its recording
+                    files = {} if isinstance(kept, Damaged) else {record.take.sha256: kept}
+                    await self.aside(store.write, record, files)
+                    raise
+            await self.aside(store.remove, record)
+        await self._forget_gone()
+
+    async def recording(self, record: Record, take: Take) -> bytes:
+        """The FLAC file of a take. Raises Damaged."""
+        return await self.aside(self.files().recording, record, take)
+
+    async def reference(
+        self, voice: StoredVoice, take: Take, info: ModelInfo, *, x_vector_only: bool = False
+    ) -> Reference:
+        """For a request to replicas: what was derived of the recording for this checkpoint, else its samples. Raises
+        InvalidRequest of a recording that is disabled, Damaged, StoreFailed, and NotFound where the voice was deleted.
+        """
+        if take.disabled:
+            message = f"voice: the recording {take.style!r} of {voice.name!r} is disabled: {take.disabled}."
+            raise InvalidRequest(message, "voice", "recording_disabled")
+        key = voice.key(take, info.fingerprint or info.name)
+        unprepared = Reference(None, take.text, x_vector_only=x_vector_only or take.text is None, key=key)
+        reference = recordings.by_prompt(unprepared)
+        if reference.prompt is None and (prompt := await self.aside(self.files().derived, voice, key)) is not None:
+            recordings.keep_clone_prompt(unprepared, prompt)
+            reference = recordings.by_prompt(unprepared)
+        is_known = reference.prompt is not None
+        metrics.references("prompt", Lookups(hits=int(is_known), misses=int(not is_known)))
+        if is_known:
+            return reference
+        if len(self._underived) >= _MOST_UNDERIVED:  # a stream that was cancelled brings no prompt
+            self._underived.pop(next(iter(self._underived)))
+        self._underived[key] = voice, unprepared
+        store = self.files()
+        read = partial(recordings.read_flac, key, lambda: store.recording(voice, take), info.sample_rate)
+        return replace(unprepared, audio=await self.aside(read))
+
+    async def _keep_prompts(self) -> None:
+        """Store what replicas have derived of recordings that were sent as samples."""
+        for key, (voice, unprepared) in list(self._underived.items()):
+            prompt = recordings.by_prompt(unprepared).prompt
+            if prompt is not None and self._underived.pop(key, None) is not None:
+                await self.aside(self.files().keep_derived, voice, key, prompt)
+
+    def files(self) -> VoiceStore:
+        """The store, which also keeps jobs and usage counts. Raises NoStore."""
+        if self.store is None:
+            raise NoStore(self._why_not)
+        return self.store
+
+    async def refresh(self, *, not_before_s: float = float("-inf")) -> None:
+        """Look at the store, not before that time (time.monotonic()). Those who ask meanwhile share the next look."""
+        num_before = self._num_looks
+        if (wait_s := not_before_s - time.monotonic()) > 0:
+            await asyncio.sleep(wait_s)
+        async with self._reading:
+            if self._num_looks == num_before:
+                try:
+                    await self._read_changes()
+                except TalkrayError as error:
+                    self._failure = error
+                else:
+                    self._failure, self._read_s = None, time.monotonic()
+                self._num_looks += 1
+            if self._failure is not None:
+                raise self._failure
+
+    def follow(self) -> None:
+        """Look at the store from now on, every POLL_S."""
+        if self.store is not None and (self._following is None or self._following.done()):
+            self._following = asyncio.create_task(self._look_again())
+
+    async def _follow(self) -> None:
+        if self.store is None:
+            return
+        self.follow()
+        if self._read_s < 0:
+            await self.refresh()
+
+    async def _look_again(self) -> None:
+        """The first sweep comes as soon as the clock is trusted: what a writer that died has left may be old."""
+        swept_s, failure, clock = float("-inf"), "", SteadyClock(shortest_s=DESIGN_S)
+        while True:
+            try:
+                await self._forget_gone()
+                await self._keep_prompts()
+                now_s = clock.now()
+                if now_s is not None and time.monotonic() - swept_s > _SWEEP_S:
+                    swept_s = time.monotonic()
+                    store_s = await self.aside(store_now_s, self.files())
+                    await self.aside(self.files().sweep, min(now_s, store_s))
+                failure = ""
+            except TalkrayError as error:
+                if str(error) != failure:
+                    logger.error("keeping the voices that were read before: %s", error)
+                failure = str(error)
+            await asyncio.sleep(POLL_S)
+
+    async def _read_changes(self) -> None:
+        store = self.files()
+        marks = await self.aside(store.marks)
+        changed = [path for path, mark in marks.items() if self._marks.get(path) != mark]
+        read = await asyncio.gather(*(self.aside(tried, partial(store.read, path)) for path in changed))
+        records = {path: record for path, record in self._records.items() if path in marks and path not in changed}
+        found = zip(changed, read, strict=True)
+        records |= {path: each for path, each in found if each is not None and not isinstance(each, Damaged)}
+        for path, old in self._records.items():
+            if path not in marks:
+                self._over.append((old, self._marks[path]["last_modified"]))
+            elif path in records and _prefixes([old]) - _prefixes([records[path]]):
+                self._over.append((old, None))
+        over = _prefixes(self._records.values()) - _prefixes(records.values())
+        is_other = records != self._records
+        self._records, self._marks = records, marks
+        if is_other:
+            for_all = [each for each in self._all(StoredLexicon) if each.for_all]
+            self._for_all = Lexicon({word: said for each in for_all for word, said in each.words.items()})
+        if over:
+            self._to_forget |= over
+            kept = self._underived.items()
+            self._underived = {key: entry for key, entry in kept if entry[0].key_prefix not in over}
+            recordings.forget(over)
+
+    async def _forget_gone(self) -> None:
+        """Read the store, have all replicas forget deleted voices, and remove their files. The next look repeats what
+        fails.
+        """
+        await self.refresh()
+        if over := tuple(self._to_forget):
+            try:
+                await self._forget(over)
+            except NotReady as error:
+                logger.warning("deleted voices are not forgotten everywhere yet: %s", error)
+            else:
+                self._to_forget.difference_update(over)
+        for gone in tuple(self._over):
+            with contextlib.suppress(StoreFailed):  # the log has it; the others go on
+                await self.aside(partial(self.files().clear, gone[0], recorded_until=gone[1]))
+                self._over = [each for each in self._over if each is not gone]
+
+    async def _recorded(self, sent: SentRecording, field: str) -> tuple[Take, bytes]:
+        """The recording as a take, with its FLAC. Raises InvalidRequest that names the field."""
+        if not sent.data:
+            raise InvalidRequest(f"{field} is empty: send a recording.", field, "missing_required_parameter")
+        return await self.aside(
+            Take.of_file, sent.data, text=sent.text, style=sent.style, prepare=sent.prepare, field=field
+        )
+
+    async def _keep(self, record: R, files: Mapping[str, bytes]) -> R:
+        """Store it if it may be kept. Two processes may find so at once: each looks again, and may undo."""
+        before = next((each for each in self._all(type(record)) if each.id == record.id), None)
+        check = partial(check_kept, record, settings=self._settings, before=before)
+        check(self._records, marks=self._marks)
+        store = self.files()
+        await self.aside(store.write, record, files)
+        await self.refresh()
+        try:
+            check(self._records, marks=self._marks)
+        except InvalidRequest:  # all caches refuse the version that was there before
+            undo = partial(store.remove, record) if before is None else partial(store.write, before.changed(), {})
+            await self.aside(undo)
+            await self.refresh()
+            raise
+        return record
+
+    async def _consent(self, consent: str | None) -> dict[str, str]:
+        if not consent and self._settings.require_consent:
+            message = "consent is required here: the id of a recording (POST /v1/audio/voice_consents) or a statement."
+            raise InvalidRequest(message, "consent", "missing_required_parameter")
+        if not consent or not consent.startswith("cons_"):
+            return {"statement": consent} if consent else {}
+        return {"recording": (await self.get_consent(consent)).id}
+
+    def _find(self, kind: type[R], id_or_name: str) -> R | None:
+        visible, own = self._visible(kind), VISITOR.get().name
+        matches = [each for each in visible if each.id == id_or_name.lower()]
+        matches += sorted((each for each in visible if each.is_named(id_or_name)), key=lambda each: each.owner != own)
+        return matches[0] if matches else None
+
+    def _visible(self, kind: type[R]) -> list[R]:
+        visitor = VISITOR.get()
+        return [each for each in self._all(kind) if visitor.sees_all or each.owner == visitor.name]
+
+    def _all(self, kind: type[R]) -> list[R]:
+        return sorted(
+            (each for each in self._records.values() if isinstance(each, kind)),
+            key=lambda each: (each.created_at, each.name.casefold(), each.id),
+        )
+
+    async def aside(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """The result of `work`, which may block."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, partial(work, *args, **kwargs))
+
+
+def _prefixes(records: Iterable[Record]) -> set[bytes]:
+    return {each.key_prefix for each in records if isinstance(each, StoredVoice)}

@@ -1,0 +1,224 @@
+"""Stored voices and consent recordings: OpenAI's `/v1/audio/voices` and `/v1/audio/voice_consents`, of the first also
+vLLM-Omni's form. ElevenLabs and Cartesia have theirs with their dialects.
+"""
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from functools import partial
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+
+from deployments.errors import InvalidRequest
+from serve_app.api.context import state_of
+from serve_app.api.parsing.client_input import parse_object
+from serve_app.api.parsing.forms import SentForm, read_form
+from serve_app.api.resolve import ignored_fields
+from serve_app.api.responses.listing import json_apart, page_of
+from serve_app.api.responses.whole_audio import ByteQuota
+from serve_app.api.speech_service import SpeechService
+from serve_app.audio.recordings import PREPARATIONS
+from serve_app.extension import Charge, Dialect, Route
+from serve_app.extensions.designs.designs import lock
+from serve_app.extensions.jobs.stored_audio import begun
+from serve_app.extensions.voices.stored_voice import (
+    FILE_SUFFIX,
+    NEUTRAL,
+    Details,
+    SentRecording,
+    StoredConsent,
+    StoredVoice,
+    packed,
+)
+
+Json = dict[str, object]
+
+_TEXT = ("ref_text", "reference_text")
+_DESCRIPTION = ("speaker_description", "description")
+_DETAILS = ("name", "language", *_DESCRIPTION)
+_RECORDING = ("audio_sample", *_TEXT, "prepare")
+_CREATED = (*_DETAILS, *_RECORDING, "consent", "type", "design")
+_CHANGED = (*_DETAILS, *_RECORDING, "style", "sampling", "lexicon")
+
+
+async def add_voice(service: SpeechService, request: Request) -> Response:
+    """Stores a voice: a name, and a recording with, best, what it says, or the id of a `design`."""
+    form = await read_form(request)
+    _check_kind(form)
+    details = Details(
+        form.required("name"),
+        language=form.text("language"),
+        description=form.text(*_DESCRIPTION) or "",
+        consent=form.text("consent"),
+        provenance="openai",
+    )
+    if (design := form.text("design")) is None:
+        voice = await service.voices.add(details, _recordings(form, style=NEUTRAL), field="audio_sample")
+    elif form.files or form.text(*_TEXT, "prepare"):
+        message = "design: it has a recording and a text of its own: leave out yours, and prepare."
+        raise InvalidRequest(message, "design")
+    else:
+        voice = await lock(service.voices, design, details)
+    return _answer({**described(voice), "success": True, "voice": _omni(voice)}, form, _CREATED)
+
+
+async def show_voice(service: SpeechService, voice_id: str) -> Json:
+    """One stored voice, by its id or name."""
+    return described(await service.voices.get(voice_id))
+
+
+async def change_voice(service: SpeechService, request: Request, voice_id: str) -> Response:
+    """Changes what is sent: name, language, description, sampling, lexicon; `audio_sample` with a `style` is added."""
+    form = await read_form(request)
+    changes: Json = {name: form.text(name) for name in ("name", "language") if name in form.fields}
+    if description := form.text(*_DESCRIPTION):
+        changes["description"] = description
+    for name in ("sampling", "lexicon"):
+        if (sent := form.fields.get(name)) is not None:
+            changes[name] = parse_object(sent) if isinstance(sent, str) else sent
+    added = _recordings(form, style=form.required("style")) if form.files else ()
+    voice = await service.voices.get(voice_id)
+    changed = await service.voices.change(voice, changes, added=added, field="audio_sample")
+    of_recording = [name for name in ("style", *_TEXT, "prepare") if name in form.fields and not added]
+    return _answer(described(changed), form, _CHANGED, dict.fromkeys(of_recording, "send it with an audio_sample"))
+
+
+async def remove_voice(service: SpeechService, voice_id: str) -> Json:
+    """Deletes a voice with all that was made of it, on every replica."""
+    voice = await service.voices.get(voice_id)
+    await service.voices.remove(voice)
+    deleted = {"id": voice.id, "object": "audio.voice.deleted", "deleted": True}
+    return {**deleted, "success": True, "message": f"Voice {voice.name!r} deleted"}
+
+
+async def export_voice(service: SpeechService, request: Request, voice_id: str) -> Response:
+    """The voice as one file, which `talkray voice import` reads."""
+    voice = await service.voices.get(voice_id)
+    headers = {"content-disposition": f'attachment; filename="{voice.id}{FILE_SUFFIX}"'}
+    store, state = service.voices.files(), state_of(request)
+    quota = state.held.enter_context(ByteQuota(state.caller.name))
+    quota.hold(max(take.num_bytes for take in voice.takes))
+    parts = packed(voice, partial(store.recording, voice))
+
+    async def content() -> AsyncGenerator[bytes, None]:
+        while part := await service.voices.aside(partial(next, parts, b"")):
+            yield part
+
+    return StreamingResponse(await begun(content()), media_type="application/zip", headers=headers)
+
+
+async def add_consent(service: SpeechService, request: Request) -> Response:
+    """Stores a recording in which a speaker agrees."""
+    form = await read_form(request)
+    name, language = form.required("name"), form.required("language")
+    sent = _first(form, "recording")
+    consent = await service.voices.add_consent(name, language, sent, field="recording")
+    return _answer(_consent(consent), form, ("name", "language", "recording"))
+
+
+async def list_consents(service: SpeechService, after: str = "", limit: str = "20") -> Response:
+    """The newest first, as pages."""
+    consents = await service.voices.consents()
+    return await json_apart(page_of, consents[::-1], _consent, after, limit)
+
+
+async def show_consent(service: SpeechService, consent_id: str) -> Json:
+    """One consent."""
+    return _consent(await service.voices.get_consent(consent_id))
+
+
+async def rename_consent(service: SpeechService, request: Request, consent_id: str) -> Response:
+    """Gives a consent another `name`."""
+    form = await read_form(request)
+    consent = await service.voices.get_consent(consent_id)
+    return _answer(_consent(await service.voices.change(consent, {"name": form.required("name")})), form, ("name",))
+
+
+async def remove_consent(service: SpeechService, consent_id: str) -> Json:
+    """Deletes a consent that no voice names."""
+    consent = await service.voices.get_consent(consent_id)
+    await service.voices.remove(consent)
+    return {"id": consent.id, "object": "audio.voice_consent", "deleted": True}
+
+
+def described(voice: StoredVoice) -> Json:
+    """OpenAI's object, with all that a client may know of its own voice."""
+    return {
+        "id": voice.id,
+        "object": "audio.voice",
+        "created_at": voice.created_at,
+        "name": voice.name,
+        "type": "audio_sample",
+        "language": voice.language,
+        "description": voice.description,
+        "sampling": voice.sampling,
+        "lexicon": voice.lexicon,
+        "consent": voice.consent.recording or voice.consent.statement,
+        "provenance": voice.provenance,
+        "cloned_by": voice.takes[0].cloned_by,
+        "takes": [take.as_json() for take in voice.takes],
+    }
+
+
+def _omni(voice: StoredVoice) -> Json:
+    take = voice.takes[0]
+    fields = {"name": voice.name, "consent": voice.consent.statement or voice.consent.recording}
+    file = {"created_at": voice.created_at, "mime_type": "audio/flac", "file_size": take.num_bytes}
+    return {**fields, **file, "ref_text": take.text, "speaker_description": voice.description}
+
+
+def _consent(consent: StoredConsent) -> Json:
+    named = {"id": consent.id, "object": "audio.voice_consent", "name": consent.name}
+    return {**named, "language": consent.language, "created_at": consent.created_at}
+
+
+def _check_kind(form: SentForm) -> None:
+    if (kind := form.text("type")) not in (None, "audio_sample"):
+        raise InvalidRequest(f"type: {kind[:40]!r} is not made here, only audio_sample is.", "type")
+    if "speaker_embedding" in form.fields:
+        reason = "a vector belongs to one checkpoint: send the recording as audio_sample"
+        raise InvalidRequest(f"speaker_embedding is not stored: {reason}.", "speaker_embedding")
+
+
+def _recordings(form: SentForm, *, style: str) -> Sequence[SentRecording]:
+    audio, text = _first(form, "audio_sample").data, form.text(*_TEXT)
+    return [SentRecording(audio, text, style=style, prepare=form.preparation())]
+
+
+def _first(form: SentForm, field: str) -> SentRecording:
+    files = form.files_of(field)
+    if not files:
+        reason = "send the recording as a file of multipart/form-data"
+        raise InvalidRequest(f"{field} is required: {reason}.", field, "missing_required_parameter")
+    if len(files) > 1:
+        raise InvalidRequest(f"{field}: send one recording.", field)
+    return SentRecording(files[0].data)
+
+
+def _answer(
+    content: Mapping[str, object], form: SentForm, known: Sequence[str], reasons: Mapping[str, str] | None = None
+) -> Response:
+    ignored = ignored_fields.with_unknown([*form.fields, *(file.field for file in form.files)], known, reasons or {})
+    return JSONResponse(dict(content), headers=ignored_fields.as_header(ignored))
+
+
+_SAMPLE = {"type": "string", "format": "binary"}
+_PREPARE = {"type": "string", "enum": PREPARATIONS}
+_PROPERTIES = {name: {"type": "string"} for name in _CREATED} | {"audio_sample": _SAMPLE, "prepare": _PREPARE}
+_SCHEMA = {"type": "object", "required": ["name"], "properties": _PROPERTIES}
+_DOCS = {"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": _SCHEMA}}}}
+_VOICES, _CONSENTS = "/v1/audio/voices", "/v1/audio/voice_consents"
+DIALECT = Dialect(
+    "Stored voices",
+    routes=(
+        Route(f"POST {_VOICES}", add_voice, "Store a voice", docs=_DOCS),
+        Route(f"GET {_VOICES}/{{voice_id}}", show_voice, "Show a stored voice"),
+        Route(f"POST {_VOICES}/{{voice_id}}", change_voice, "Change a stored voice, or add a recording"),
+        Route(f"DELETE {_VOICES}/{{voice_id}}", remove_voice, "Delete a stored voice"),
+        Route(f"GET {_VOICES}/{{voice_id}}/file", export_voice, "A stored voice as one file", charge=Charge.STREAM),
+        Route(f"POST {_CONSENTS}", add_consent, "Store a consent recording"),
+        Route(f"GET {_CONSENTS}", list_consents, "List consent recordings"),
+        Route(f"GET {_CONSENTS}/{{consent_id}}", show_consent, "Show a consent recording", charge=Charge.STREAM),
+        Route(f"POST {_CONSENTS}/{{consent_id}}", rename_consent, "Rename a consent recording"),
+        Route(f"DELETE {_CONSENTS}/{{consent_id}}", remove_consent, "Delete a consent recording"),
+    ),
+)

@@ -1,0 +1,397 @@
+"""The store of voices: a folder, or a bucket of S3, Google or Azure. All methods block.
+
+    voices/ID.json    consents/ID.json    the records, each with a checksum: a voice is there once its record is
+    designs/ID.json                       candidates for voices, which `sweep` removes after an hour
+    lexicons/ID.json                      how words are said
+    audio/ID/SHA256.flac                  recordings, written before the record that names them
+    derived/ID/KEY.npz                    speaker vector and codes of a recording, for one checkpoint
+
+Recordings have their checksum as their name. In a folder a file is complete and on the disk before it has its name.
+"""
+
+import hashlib
+import io
+import json
+import logging
+import os
+import secrets
+import threading
+import zipfile
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+from urllib.parse import unquote, urlsplit
+
+import numpy as np
+import obstore
+from obstore.exceptions import BaseError
+from obstore.store import LocalStore, ObjectStore, from_url
+from pydantic import BaseModel
+
+from deployments.errors import NotFound, StartError
+from deployments.protocol import ClonePrompt
+from serve_app.api.error_replies import ErrorKind, ExtensionError
+from serve_app.extensions.voices.stored_voice import (
+    DESIGN_S,
+    ID,
+    Stored,
+    StoredConsent,
+    StoredDesign,
+    StoredLexicon,
+    StoredVoice,
+    Take,
+)
+
+if TYPE_CHECKING:
+    from obstore.store import RetryConfig
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+R = TypeVar("R", bound=BaseModel)
+Record = StoredVoice | StoredConsent | StoredDesign | StoredLexicon
+
+_SCHEMES = ("s3", "s3a", "gs", "az", "azure", "adl", "abfs", "abfss")
+_KINDS: dict[str, type[Record]] = {"voices": StoredVoice, "consents": StoredConsent, "designs": StoredDesign}
+_KINDS["lexicons"] = StoredLexicon
+_OF_A_RECORD = ("audio", "derived")
+_RETRIES: "RetryConfig" = {"max_retries": 2, "retry_timeout": timedelta(seconds=5)}
+# Older files without a record or without a name were left by a killed writer.
+_ABANDONED_S = 600.0
+# Records within their limits have less than the first. Of larger ones, from before the limits, one is read at a time.
+_LARGE_RECORD_BYTES, _MOST_RECORD_BYTES = 6 << 20, 64 << 20
+
+
+class StoreFailed(ExtensionError):
+    """The store cannot be read or written. The message is for clients: only the log has the store's address."""
+
+    kind = ErrorKind(503, "server_error", "voice_store_failed", retry=True)
+
+
+class NoStore(StoreFailed):
+    """This server has no store for it; the message says what to set."""
+
+    kind = ErrorKind(503, "server_error", "voice_store_failed")
+
+
+class Damaged(ExtensionError):
+    """What was read from the store is not what was written."""
+
+    kind = ErrorKind(500, "server_error", "voice_damaged")
+
+
+def default_folder() -> Path:
+    """The folder of this user's data, or TALKRAY_DATA. Raises StartError where there is no home folder."""
+    if named := os.environ.get("TALKRAY_DATA"):
+        return Path(named).absolute() / "voices"
+    try:
+        data = Path(os.environ.get("XDG_DATA_HOME") or "~/.local/share").expanduser()
+    except RuntimeError:
+        raise StartError("this user has no home folder: set TALKRAY_DATA, or api.voices.store") from None
+    return data / "talkray" / "voices"
+
+
+def folder_of(location: str) -> Path | None:
+    """The folder that a store's location, a path or a URL, means; None of a bucket. Raises StartError."""
+    url = urlsplit(location)
+    if url.scheme in _SCHEMES:
+        return None
+    folder = Path(unquote(url.path) if url.scheme == "file" and not url.netloc else location)
+    if url.scheme not in ("", "file") or not folder.is_absolute():
+        buckets = "s3://BUCKET/PATH, gs://BUCKET/PATH or az://CONTAINER/PATH"
+        raise StartError(f"api.voices.store: {location!r} is not a store of voices. Use /a/folder, {buckets}")
+    return folder
+
+
+class VoiceStore:
+    """The records and recordings in one folder or bucket. Any number of processes may have it open."""
+
+    def __init__(self, location: str) -> None:
+        """`location`: an absolute path or a URL. Raises StartError."""
+        self.location = location
+        self.folder = folder_of(location)
+        self._one_large = threading.Lock()
+        self._failed = ""  # what failed last
+        try:
+            if self.folder is None:
+                self._objects: ObjectStore = from_url(location, retry_config=_RETRIES)
+            else:
+                self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+                self._objects = LocalStore(self.folder)
+        except (BaseError, OSError) as error:
+            raise StartError(f"api.voices.store: {location} cannot be used: {_first_line(error)}") from None
+
+    def marks(self) -> "dict[str, obstore.ObjectMeta]":
+        """Of every record, by its path: its file, which changes with it. Raises StoreFailed."""
+        return {
+            meta["path"]: meta
+            for kind in _KINDS
+            for meta in self.listed(f"{kind}/")
+            if ID.fullmatch(meta["path"].removeprefix(f"{kind}/").removesuffix(".json"))
+        }
+
+    def read(self, path: str) -> Record | None:
+        """The record at a path of `marks`, None where it has gone. Raises Damaged and StoreFailed."""
+        return self.get_record(path, _KINDS[path.partition("/")[0]])
+
+    def get_record(self, path: str, kind: type[R]) -> R | None:
+        """The record that `put_record` has put there, None where it has gone. Raises as `read` does."""
+        content = self.get(path, most=_MOST_RECORD_BYTES)
+        if content is None:
+            return None
+        is_large = len(content) > _LARGE_RECORD_BYTES
+        try:
+            with self._one_large if is_large else nullcontext():
+                document = json.loads(content)
+                record = document["record"]
+                if _checksum(record) != document["sha256"]:
+                    raise ValueError("its checksum is another")
+                return kind.read(record) if issubclass(kind, Stored) else kind.model_validate(record)
+        except (ValueError, KeyError, TypeError) as error:  # ValidationError is a ValueError
+            raise self._damaged(Path(path).stem, path, _first_line(error)) from None
+
+    def write(self, record: Record, recordings: Mapping[str, bytes]) -> None:
+        """Keep a record and its new recordings, by sha256, in this order. Raises StoreFailed; it is as before then.
+
+        Raises NotFound of a record that is deleted at this moment. A deletion ends with the record, after its
+        recordings: either it removes this record too, or the first recording has gone when this looks for it.
+        """
+        path, first = path_of(record.id), _first_file(record)
+        files = {_audio(record.id, sha256): recording for sha256, recording in recordings.items()}
+        files[path] = record_file(record)
+        gone = NotFound(f"{record.name!r} was deleted during this change.", None, "voice_not_found")
+        is_recorded = first in files or self.meta(first) is not None
+        if not is_recorded and self.meta(path) is None:
+            raise gone
+        for name, content in files.items():
+            self.put(name, content)
+        if is_recorded and self.meta(first) is None:
+            self.delete(*files)
+            raise gone
+
+    def put_record(self, path: str, record: BaseModel) -> None:
+        """Keep a record with its checksum. Raises StoreFailed; it is as before then."""
+        self.put(path, record_file(record))
+
+    def recording(self, record: Record, take: Take) -> bytes:
+        """A FLAC file. Raises Damaged, StoreFailed, and NotFound where the record was deleted."""
+        path = _audio(record.id, take.sha256)
+        content = self.get(path)
+        if content is None and self.meta(path_of(record.id)) is None:
+            raise NotFound(f"{record.name!r} ({record.id}) was deleted.", "voice", "voice_not_found")
+        if content is None or hashlib.sha256(content).hexdigest() != take.sha256:
+            problem = "it is missing" if content is None else "its checksum is another"
+            raise self._damaged(f"A recording of {record.name!r} ({record.id})", path, problem)
+        return content
+
+    def _damaged(self, what: str, path: str, problem: str) -> Damaged:
+        self._log(f"{path} is damaged", problem)
+        return Damaged(f"{what} is missing or damaged in the store. Store it again, or restore it from a backup.")
+
+    @contextmanager
+    def _failing(self, problem: str, detail: str) -> Iterator[None]:
+        try:
+            yield
+        except (BaseError, OSError) as error:
+            self._log(detail, _first_line(error))
+            raise StoreFailed(problem) from error
+
+    def _log(self, failure: str, reason: str) -> None:
+        """Once, until something else fails. The reason may count milliseconds."""
+        if failure != self._failed:
+            logger.error("the store %s: %s: %s", self.location, failure, reason)
+        self._failed = failure
+
+    def remove(self, record: Record) -> None:
+        """The record first: if this process is killed, `clear` or `sweep` removes its other files. And the record again
+        at the end: see `write`.
+        """
+        self.delete(path_of(record.id))
+        for kind in _OF_A_RECORD:
+            self.delete(*(meta["path"] for meta in self.listed(f"{kind}/{record.id}/", unnamed=True)))
+        self.delete(path_of(record.id))
+
+    def clear(self, record: Record, *, recorded_until: datetime | None) -> None:
+        """Remove what was derived of an old version of a voice and, if its record has gone, recordings that were
+        written until its own time. Later ones belong to another record of this id. Raises StoreFailed.
+
+        Looks for the record after the files: a folder that was unmounted has neither, until it returns with both.
+        """
+        paths = []
+        if isinstance(record, StoredVoice):
+            derived = [meta["path"] for meta in self.listed(f"derived/{record.id}/", unnamed=True)]
+            paths = [path for path in derived if path.split("/")[2].lstrip(".").startswith(record.key_prefix.hex())]
+        if recorded_until is not None:
+            audio = list(self.listed(f"audio/{record.id}/", unnamed=True))
+            if self.meta(path_of(record.id)) is None:
+                paths += [meta["path"] for meta in audio if meta["last_modified"] <= recorded_until]
+        self.delete(*paths)
+
+    def derived(self, voice: StoredVoice, key: bytes) -> ClonePrompt | None:
+        """The prompt that was kept for this key, if there is one that can be read. Raises StoreFailed."""
+        content = self.get(_derived(voice, key))
+        if content is None:
+            return None
+        try:
+            with np.load(io.BytesIO(content), allow_pickle=False) as arrays:  # a zip: it checks its sums
+                return ClonePrompt(arrays["speaker"], arrays.get("codes"))
+        except (ValueError, KeyError, OSError, zipfile.BadZipFile):
+            return None
+
+    def keep_derived(self, voice: StoredVoice, key: bytes, prompt: ClonePrompt) -> None:
+        """Keeps nothing of an old version. Raises Damaged and StoreFailed."""
+        file = io.BytesIO()
+        if prompt.codes is None:
+            np.savez(file, speaker=prompt.speaker)
+        else:
+            np.savez(file, speaker=prompt.speaker, codes=prompt.codes)
+        path = _derived(voice, key)
+        self.put(path, file.getvalue())
+        present = self.read(path_of(voice.id))  # a deletion removes this first: it sees the new file, or this sees it
+        if not isinstance(present, StoredVoice) or present.version != voice.version:
+            self.delete(path)
+
+    def sweep(self, now_s: float) -> int:
+        """Remove old designs and the files that killed writers left; returns how many. `now_s`: seconds since 1970.
+        Raises StoreFailed.
+        """
+        old_s, before_s = now_s - DESIGN_S, now_s - _ABANDONED_S
+        old = [meta["path"] for meta in self.listed("designs/") if meta["last_modified"].timestamp() < old_s]
+        self.delete(*old)
+        known, over = self.marks(), defaultdict[str, list[str]](list)
+        for kind in _OF_A_RECORD:
+            for meta in self.listed(f"{kind}/"):
+                record = path_of(meta["path"].split("/")[1])
+                # Nothing is derived before its record is there.
+                if record not in known and (kind == "derived" or meta["last_modified"].timestamp() < before_s):
+                    over[record].append(meta["path"])
+        swept = [path for record, paths in over.items() if self.meta(record) is None for path in paths]  # see `clear`
+        self.delete(*swept)
+        new = () if self.folder is None else self.folder.rglob(".*.new")
+        unnamed = [file for file in new if _is_older(file, before_s)]
+        for file in unnamed:
+            file.unlink(missing_ok=True)
+        for empty in () if self.folder is None else self.folder.glob("*/*/"):
+            if _is_older(empty, before_s):
+                with suppress(OSError):  # it is not empty
+                    empty.rmdir()
+        return len(old) + len(swept) + len(unnamed)
+
+    def listed(self, prefix: str, *, unnamed: bool = False) -> "Iterator[obstore.ObjectMeta]":
+        """Of a folder with `unnamed` also files that have no name yet."""
+        with self._failing("The store cannot be read", "it cannot be listed"):
+            for batch in obstore.list(self._objects, prefix):
+                yield from (meta for meta in batch if unnamed or "/." not in meta["path"])
+
+    def get(self, path: str, *, most: int | None = None) -> bytes | None:
+        """None where there is no such file. Raises StoreFailed, and Damaged of one that has more than `most` bytes."""
+        with self._failing("The store cannot be read", f"{path} cannot be read"):
+            try:
+                found = obstore.get(self._objects, path)
+            except FileNotFoundError:
+                return None
+            if most is not None and (size := found.meta["size"]) > most:
+                raise self._damaged(Path(path).stem, path, f"it has {size} bytes, at most {most} are read")
+            return found.bytes().to_bytes()
+
+    def meta(self, path: str) -> "obstore.ObjectMeta | None":
+        """Size, e_tag and time of one object; None where there is none. Raises StoreFailed."""
+        with self._failing("The store cannot be read", f"{path} cannot be read"):
+            try:
+                return obstore.head(self._objects, path)
+            except FileNotFoundError:
+                return None
+
+    def put(self, path: str, content: bytes) -> None:
+        with self._failing("The store cannot be written, nothing was changed", f"{path} cannot be written"):
+            if self.folder is None:
+                obstore.put(self._objects, path, content)
+            else:
+                write_file(self.folder / path, content)
+
+    def delete(self, *paths: str) -> None:
+        """Of a folder also what a killed writer of these files has left."""
+        with self._failing("The store cannot be written", f"{', '.join(paths[:1])} cannot be removed"):
+            files = set() if self.folder is None else {self.folder / path for path in paths}
+            for new in [new for folder in {file.parent for file in files} for new in folder.glob(".*.new")]:
+                if new.with_name(new.name[1:].rsplit(".", 2)[0]) in files:
+                    new.unlink(missing_ok=True)
+            for path in paths:
+                try:
+                    obstore.delete(self._objects, path)
+                except FileNotFoundError:
+                    continue
+
+
+def record_file(record: BaseModel) -> bytes:
+    """A record with its checksum."""
+    stored = record.model_dump(mode="json")
+    return json.dumps({"sha256": _checksum(stored), "record": stored}).encode()
+
+
+def write_file(file: Path, content: bytes) -> None:
+    """Replace a file at once; it is on the disk when this returns. Raises OSError, and the file is as before then."""
+    file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    new = file.with_name(f".{file.name}.{secrets.token_hex(4)}.new")
+    try:
+        with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as out:
+            out.write(content)
+            out.flush()
+            os.fsync(out.fileno())
+        new.replace(file)
+    finally:
+        new.unlink(missing_ok=True)
+    for folder in (file.parent, file.parent.parent):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _is_older(file: Path, time_s: float) -> bool:
+    """False of a file that has its name by now."""
+    try:
+        return file.stat().st_mtime < time_s
+    except FileNotFoundError:
+        return False
+
+
+def tried(work: Callable[[], T]) -> T | Damaged:
+    """The result, or why the store has none: one record that is damaged hides no other."""
+    try:
+        return work()
+    except Damaged as error:
+        return error
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0][:200]
+
+
+def _checksum(record: object) -> str:
+    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
+
+
+def path_of(record_id: str) -> str:
+    """Of the record with this id."""
+    kind = next((kind for kind in _KINDS if kind.startswith(record_id.partition("_")[0])), "none")
+    return f"{kind}/{record_id}.json"
+
+
+def _first_file(record: Record) -> str:
+    """Its first recording, if it has recordings."""
+    if isinstance(record, StoredLexicon):
+        return path_of(record.id)
+    return _audio(record.id, (record.takes[0] if isinstance(record, StoredVoice) else record.take).sha256)
+
+
+def _audio(record_id: str, sha256: str) -> str:
+    return f"audio/{record_id}/{sha256}.flac"
+
+
+def _derived(voice: StoredVoice, key: bytes) -> str:
+    return f"derived/{voice.id}/{key.hex()}.npz"

@@ -1,0 +1,211 @@
+"""The time of each word in the audio, and the part of a text that a listener heard before an interruption.
+
+The talker gives each frame a place in the spoken text: by its attention where the model's alignment head is known, else
+by an estimate. The parts, which pair written text with its spoken form, lead from there to the written word.
+"""
+
+import re
+from bisect import bisect_right
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from itertools import takewhile
+from math import inf
+
+from deployments.protocol import FinishReason, ModelInfo, PcmChunk
+from serve_app.extensions.live.live_text import LiveText
+from serve_app.text.spoken import LEFT_OUT, SpokenPiece, SpokenText
+
+_WORD = re.compile(rf"[^\s{LEFT_OUT}](?:\S*[^\s{LEFT_OUT}])?")
+_UNREAD_WORDS = 2  # a good end leaves 2.8 tokens unread at most: docs/reliability.md
+_USUAL_S = 0.3  # taken for the length of a word whose end is not known yet
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """A word as written, and its time in the utterance's audio, after a change of speed."""
+
+    text: str
+    start: int  # characters of the written text before it
+    end: int
+    start_s: float
+    end_s: float
+    is_estimate: bool = False  # whether its time is
+
+
+def marked(words: Iterable[Word]) -> dict[str, object]:
+    """For a message with the times of words, beside its other fields: whether they are estimates."""
+    return {"estimated": True} if any(word.is_estimate for word in words) else {}
+
+
+@dataclass(frozen=True, slots=True)
+class Spoken:
+    """A text, cut where the listener is."""
+
+    text_spoken: str
+    text_remaining: str
+    last_word: str | None
+    is_estimate: bool = False
+
+    def as_json(self) -> dict[str, object]:
+        """For a message, beside its other fields."""
+        fields = asdict(self)
+        return {**fields, "estimated": True} if fields.pop("is_estimate") else fields
+
+
+@dataclass(slots=True)
+class _Span:
+    """Where a word is in the written text, and where its spoken form begins in the spoken text."""
+
+    start: int
+    end: int
+    spoken: int
+
+
+class WordTimes:
+    """The words of one utterance, whose text is complete or still being written."""
+
+    def __init__(self, source: LiveText | SpokenText, info: ModelInfo, *, speed: float = 1.0) -> None:
+        """The audio is played `speed` times as fast. Times are estimates unless `info` says that they are known."""
+        self._is_estimate = not info.word_times
+        self._live = source if isinstance(source, LiveText) else None
+        self._text = source.sent if isinstance(source, SpokenText) else ""
+        self._made = source.pieces() if isinstance(source, SpokenText) else iter(())
+        self._parts: list[SpokenPiece] = self._live.parts if self._live else []
+        self._num_parts = self._num_written = self._num_spoken = 0  # of the parts that were taken
+        self._spans: list[_Span] = []
+        self._word_end = -1  # of the last word, with what is not spoken behind it: text from here on belongs to it
+        self._read_to: tuple[float, float] = (0.0, 0.0)  # seconds, characters of the spoken text
+        self._starts_s: list[float] = []  # of the words that the frames so far have come to
+        self._num_finished = 0  # words whose end is known
+        self._finished: list[Word] = []  # those of them that `take` has not returned yet
+        self._speed = speed
+        self._sample_rate, self._num_samples, self._is_over = info.sample_rate, 0, False
+
+    @property
+    def text(self) -> str:
+        return self._live.text if self._live else self._text
+
+    @property
+    def are_known(self) -> bool:
+        """Whether any word has a time: not every model has readings."""
+        return bool(self._starts_s)
+
+    def feed(self, chunk: PcmChunk) -> None:
+        """Take the utterance's next chunk. The ends of more words may then be known."""
+        self._take_parts(max((chars for _, chars in chunk.text_positions), default=-1))
+        self._num_samples += chunk.num_samples
+        for seconds, chars in chunk.text_positions:
+            self._hear(seconds, chars)
+        if chunk.finish_reason is not None:
+            self._is_over = True
+            if chunk.finish_reason is FinishReason.STOP and self._read_to[0]:
+                self._spread_rest()
+            self._text = self.text
+            self._live, self._parts, self._made = None, [], iter(())  # a source is large
+        over = len(self._starts_s) if self._is_over else max(0, len(self._starts_s) - 1)
+        self._finished += [self._word(number) for number in range(self._num_finished, over)]
+        self._num_finished = max(self._num_finished, over)
+
+    def take(self) -> list[Word]:
+        """The words whose end has become known since the last call, in order."""
+        words, self._finished = self._finished, []
+        return words
+
+    def spoken(self, played_s: float) -> Spoken:
+        """The text heard in the first `played_s` seconds. A word counts once half of it was played."""
+        number = bisect_right(self._starts_s, played_s * self._speed)
+        known = [self._word(index) for index in range(max(0, number - 2), number)]
+        if known and (known[-1].start_s + known[-1].end_s) / 2 > played_s:
+            known.pop()
+        end = known[-1].end if known else 0
+        last = known[-1].text if known else None
+        return Spoken(self.text[:end], self.text[end:], last_word=last, is_estimate=self._is_estimate)
+
+    def _hear(self, seconds: float, chars: float) -> None:
+        before_s, before = self._read_to
+        if seconds <= before_s and before:
+            return  # a reading of this frame came before
+        while len(self._starts_s) < len(self._spans) and self._spans[len(self._starts_s)].spoken <= chars:
+            begins = self._spans[len(self._starts_s)].spoken
+            share = 0.0 if chars <= before else min(1.0, max(0.0, (begins - before) / (chars - before)))
+            self._starts_s.append(before_s + share * (seconds - before_s))
+        self._read_to = seconds, max(chars, before)
+
+    def _spread_rest(self) -> None:
+        """The speech is complete, so the words that no reading has come to share what is left of the audio, behind the
+        beginning of the last word that one has come to. A known head misses _UNREAD_WORDS at most: more were not said.
+        """
+        self._take_parts(inf)
+        begun = len(self._starts_s)
+        if not self._is_estimate and len(self._spans) - begun > _UNREAD_WORDS:
+            return
+        start_s, start = (self._starts_s[-1], self._spans[begun - 1].spoken) if begun else (0.0, 0)
+        step_s = max(0.0, self._num_samples / self._sample_rate - start_s) / max(1, self._num_spoken - start)
+        self._starts_s += [start_s + (span.spoken - start) * step_s for span in self._spans[begun:]]
+
+    def _word(self, number: int) -> Word:
+        span = self._spans[number]
+        start_s = self._starts_s[number]
+        if number + 1 < len(self._starts_s):
+            end_s = self._starts_s[number + 1]
+        else:
+            end_s = max(start_s, self._num_samples / self._sample_rate) if self._is_over else start_s + _USUAL_S
+        text = self.text[span.start : span.end]
+        start_s, end_s = start_s / self._speed, end_s / self._speed  # as it is heard
+        return Word(text, span.start, end=span.end, start_s=start_s, end_s=end_s, is_estimate=self._is_estimate)
+
+    def _take_parts(self, chars: float) -> None:
+        """Find the words in the first `chars` characters of the spoken text, to the end of the last one.
+
+        Later words are left for later calls, so that each call is short.
+        """
+        while (part := self._next_part()) is not None and (self._num_spoken <= chars or not part.written[:1].isspace()):
+            self._add(part)
+            self._num_written += len(part.written)
+            self._num_spoken += len(part.spoken)
+            self._num_parts += 1
+
+    def _next_part(self) -> SpokenPiece | None:
+        if self._num_parts == len(self._parts) and (made := next(self._made, None)) is not None:
+            self._parts.append(made)
+        return self._parts[self._num_parts] if self._num_parts < len(self._parts) else None
+
+    def _add(self, part: SpokenPiece) -> None:
+        if not part.spoken.strip():
+            is_within = not any(char.isspace() for char in part.written) and self._word_end == self._num_written
+            self._word_end = self._word_end + len(part.written) if is_within else -1
+            return
+        written = list(_WORD.finditer(part.written))
+        spoken = list(_WORD.finditer(part.spoken))
+        is_cut = self._word_end == self._num_written
+        self._word_end = self._num_written + len(part.written.rstrip()) if not part.written[-1:].isspace() else -1
+        if written and not written[0].start() and self._spans and is_cut:
+            self._spans[-1].end = self._num_written + written.pop(0).end()
+            spoken = spoken[1:] if part.spoken[:1].strip() else spoken
+        for match, begins in zip(written, _begins(written, spoken, len(part.spoken)), strict=True):
+            start, end = (self._num_written + offset for offset in match.span())
+            self._spans.append(_Span(start, end, spoken=self._num_spoken + begins))
+
+
+def _begins(written: list[re.Match[str]], spoken: list[re.Match[str]], end: int) -> list[int]:
+    """Where the spoken form of each written word begins, in a part whose spoken text ends at `end`.
+
+    Equal words at the start and at the end of both texts belong together. The written words between them share the
+    spoken words between them evenly.
+    """
+    ahead = _num_same(written, spoken)
+    behind = min(_num_same(written[::-1], spoken[::-1]), len(written) - ahead, len(spoken) - ahead)
+    starts = [match.start() for match in spoken] + [end]
+    num_written = len(written) - ahead - behind
+    num_spoken = len(spoken) - ahead - behind
+    middle = [starts[ahead + number * num_spoken // num_written] for number in range(num_written)]
+    return starts[:ahead] + middle + starts[len(spoken) - behind : len(spoken)]
+
+
+def _num_same(left: list[re.Match[str]], right: list[re.Match[str]]) -> int:
+    same = (_letters(a[0]) == _letters(b[0]) for a, b in zip(left, right, strict=False))
+    return sum(1 for _ in takewhile(bool, same))
+
+
+def _letters(word: str) -> str:
+    return "".join(filter(str.isalnum, word)).lower()

@@ -1,0 +1,151 @@
+"""A model's replicas, as the ingress and the jobs call them by handles of Ray Serve."""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator
+from contextvars import Context
+from dataclasses import dataclass, replace
+from functools import partial
+
+from pydantic import TypeAdapter
+from ray.serve.handle import DeploymentHandle
+
+from deployments.config import TalkerConfig
+from deployments.errors import CheckpointError, CodecLost, NotReady, TalkerLost
+from deployments.protocol import FrameChunk, ModelInfo, PcmChunk, SynthesisRequest
+from deployments.serving import ray_private
+from deployments.serving.failover import with_failover
+from deployments.serving.handles import ask_replica, read_replica
+from deployments.serving.replica_streams import CodecAudio, TalkerAudio
+from deployments.weights.description import describe
+from serve_app.audio.recordings import by_prompt, keep_clone_prompt
+from serve_app.config import AdmissionSettings
+
+logger = logging.getLogger(__name__)
+
+# A handle call waits for a replica without a limit. A request waits this long for the model's description, and the call
+# that all requests share is made again after the longer time, because its replica may hang.
+_DESCRIBE_TIMEOUT_S, _ASK_TIMEOUT_S = 2.0, 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Deployed:
+    """A model, as `build_app` binds it."""
+
+    name: str  # "" of a single one
+    checkpoint: str
+    config: TalkerConfig
+    on_gpu: bool
+    admission: AdmissionSettings
+    deployments: tuple[str, str]  # names of its talkers' and its codec's
+    codec: DeploymentHandle
+    # Its talkers, where they make the samples too (placement `inline`), else None. The ingress then calls them itself,
+    # and the codec pool only reads recordings to clone, for talkers on a CPU.
+    inline_talker: DeploymentHandle | None = None
+
+    def known_info(self) -> ModelInfo | None:
+        """The description of one of several models from its files, else from the note of another ingress: a call to its
+        talkers might start them. None for a single model, whose talkers are asked.
+        """
+        if not self.name:
+            return None
+        try:
+            info = describe(self.checkpoint, self.config, on_gpu=self.on_gpu)
+        except CheckpointError as error:  # its talkers will not start; talkers of other models do
+            logger.error("the model %s: %s", self.name, error)
+            return None
+        if info is not None:
+            return self._named(info)
+        note = ray_private.get_note(self._note_key)
+        return None if note is None else TypeAdapter(ModelInfo).validate_json(note)
+
+    def remember(self, info: ModelInfo) -> ModelInfo:
+        """Notes for other ingresses what a talker has told."""
+        info = self._named(info)
+        ray_private.put_note(self._note_key, TypeAdapter(ModelInfo).dump_json(info))
+        return info
+
+    def _named(self, info: ModelInfo) -> ModelInfo:
+        return replace(info, name=self.name, checkpoint=self.checkpoint)
+
+    @property
+    def _note_key(self) -> str:
+        return f"description of {self.name}: {self.checkpoint}"
+
+
+class ReplicaSynthesizer:
+    """Asks a model's codec pool, which asks its talkers; or, where the talker's GPU decodes too, the talkers."""
+
+    def __init__(self, served: Deployed) -> None:
+        self._served = served
+        self._info = served.known_info()
+        self._asking: asyncio.Task[ModelInfo] | None = None
+
+    async def describe(self) -> ModelInfo:
+        """The loaded checkpoint, asked once for all requests; raises NotReady while the pools load."""
+        if self._info is not None:
+            return self._info
+        if self._asking is None or self._asking.done():
+            # In the context of a request Serve would cancel the call when that request's client leaves.
+            self._asking = asyncio.create_task(self._remember(), context=Context())
+            self._asking.add_done_callback(self._log_failure)
+        # With several models a request does not wait, because another model may answer it.
+        wait_s = 0.0 if self._served.name else _DESCRIBE_TIMEOUT_S
+        try:
+            return await asyncio.wait_for(asyncio.shield(self._asking), wait_s)
+        except TimeoutError:
+            raise NotReady("the model is still loading") from None
+
+    async def _remember(self) -> ModelInfo:
+        """The call starts one of several models that is at zero."""
+        if self._served.name:
+            self._info = self._served.remember(await self._ask())
+        else:
+            self._info = await asyncio.wait_for(self._ask(), _ASK_TIMEOUT_S)
+        return self._info
+
+    def _log_failure(self, asking: asyncio.Task[ModelInfo]) -> None:
+        if not asking.cancelled() and (error := asking.exception()) is not None:
+            logger.info("the model %s cannot be described yet: %r", self._served.name, error)
+
+    async def _ask(self) -> ModelInfo:
+        """Calls `TalkerReplica.describe` or `CodecReplica.describe`. Waits for a talker, however long that takes."""
+        info: ModelInfo
+        if self._served.inline_talker is not None:
+            info = await ask_replica(self._served.inline_talker, "describe", lost=TalkerLost)
+        else:
+            info = await ask_replica(self._served.codec, "describe", self._served.name, lost=CodecLost)
+        return info
+
+    def synthesize(self, request: SynthesisRequest, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
+        """Audio of one segment. Closing the generator ends all calls for it and frees its KV blocks.
+
+        Where a replica is lost, another replica continues with the next sample.
+        """
+        if request.reference is not None:
+            request = replace(request, reference=by_prompt(request.reference))
+        keep = partial(_keep_clone_prompt, request)
+        if self._needs_codec_pool(request, info):
+            return with_failover(CodecAudio(request, self._synthesize, info, each_chunk=keep))
+        return with_failover(TalkerAudio(request, self._generate, info, each_chunk=keep))
+
+    def _needs_codec_pool(self, request: SynthesisRequest, info: ModelInfo) -> bool:
+        """Whether the codec pool makes the audio, or, for talkers on a CPU, has a recording to read."""
+        reference = request.reference
+        has_codes = reference is None or reference.x_vector_only or reference.prompt is not None
+        return self._served.inline_talker is None or not (has_codes or info.talker_on_gpu)
+
+    def _synthesize(self, request: SynthesisRequest) -> AsyncGenerator[PcmChunk, None]:
+        """Calls `CodecReplica.synthesize`."""
+        return read_replica(self._served.codec, "synthesize", request, lost=CodecLost)
+
+    def _generate(self, request: SynthesisRequest) -> AsyncGenerator[FrameChunk, None]:
+        """Calls `TalkerReplica.generate`."""
+        assert self._served.inline_talker is not None
+        return read_replica(self._served.inline_talker, "generate", request, lost=TalkerLost)
+
+
+def _keep_clone_prompt(request: SynthesisRequest, chunk: PcmChunk) -> None:
+    """Keep the prompt that a replica has made of the request's recording, for later requests."""
+    if request.reference is not None and chunk.clone_prompt is not None:
+        keep_clone_prompt(request.reference, chunk.clone_prompt)

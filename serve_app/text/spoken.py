@@ -1,0 +1,50 @@
+"""A text and what of it is spoken. Extensions read markup, lexicons and figures; the core speaks what it is given."""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+LEFT_OUT = "\ue000"  # of no script
+UNSPOKEN = "characters that the voice cannot speak"
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Text that is spoken without a stated pause."""
+
+    text: str  # empty where nothing follows the last pause
+    pause_s: float = 0.0  # silence before it
+    speed: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class SpokenPiece:
+    """Consecutive text as it was sent, and what it is in speech."""
+
+    written: str  # with LEFT_OUT for each character that is not read aloud
+    spoken: str  # joins with that of other pieces
+    pause_s: float = 0.0  # silence in its place
+    speed: float | None = None  # of all text after it; None: as before
+
+    @property
+    def is_border(self) -> bool:
+        """Whether text before it and after it is spoken apart."""
+        return self.pause_s > 0 or self.speed is not None
+
+
+@dataclass(frozen=True, slots=True)
+class SpokenText:
+    """What is spoken of a whole text, and what is not."""
+
+    sent: str
+    stretches: tuple[Stretch, ...]
+    left_out: Counter[str]  # how often each thing is not read aloud
+    max_segment_chars: int | None  # of a long text; None: the model's
+
+    @property
+    def text(self) -> str:
+        return " ".join(stretch.text for stretch in self.stretches if stretch.text)
+
+    def pieces(self) -> Iterator[SpokenPiece]:
+        """All of the text, as it was sent and as it is spoken."""
+        yield SpokenPiece(self.sent, self.text)

@@ -1,0 +1,139 @@
+import difflib
+import json
+from collections import Counter
+from dataclasses import replace
+
+import httpx
+import pytest
+
+from deployments.protocol import ModelInfo
+from serve_app.api.parsing.client_input import parse_object
+from serve_app.api.parsing.speech_body import SPEECH, parse_speech
+from serve_app.api.resolve import ignored_fields
+from serve_app.api.resolve.ignored_fields import Ignored, Reasons, as_header, left_out, of_text
+from serve_app.config import ApiSettings
+from serve_app.extensions.text.spoken_text import TextRules, read
+from tests.processor_time import least_s
+from tests.serve_app.extensions.client import Json, heard
+from tests.serve_app.extensions.rows import SOCKETS
+from tests.serve_app.fake import BASE, CUSTOM_VOICE, FOLLOWED, VOICE_DESIGN, FakeSynthesizer
+
+pytestmark = pytest.mark.anyio
+
+EMBEDDED = replace(CUSTOM_VOICE, languages=("english",), supports_instructions=False, spoken_form="english")
+
+
+def of(info: ModelInfo, **fields: object) -> Reasons:
+    sent = {"input": "Hello.", **fields}
+    body = parse_speech(sent, ApiSettings())
+    spoken = read(body.input, TextRules("auto", spoken_form=info.spoken_form))
+    return Ignored(sent, SPEECH, of_text(spoken)).reasons_for(body, info, choosing={}, stored=None)
+
+
+@pytest.mark.parametrize(
+    ("info", "fields", "names"),
+    [
+        (CUSTOM_VOICE, {"voice": "ryan", "instructions": "Softly.", "sample_rate": 24000, "temperature": 0.5}, set()),
+        (CUSTOM_VOICE, {"ref_text": "Hi.", "x_vector_only_mode": False}, {"ref_text", "x_vector_only_mode"}),
+        (CUSTOM_VOICE, {"text": "Bye.", "speaker": "ryan", "voice": "dylan"}, {"text", "speaker"}),
+        (CUSTOM_VOICE, {"do_sample": False, "top_k": 5, "subtalker_top_k": 5}, {"top_k"}),
+        (CUSTOM_VOICE, {"subtalker_dosample": False, "subtalker_top_p": 0.5, "top_p": 0.5}, {"subtalker_top_p"}),
+        (CUSTOM_VOICE, {"input": "<b>今天</b>"}, {"input"}),
+        (VOICE_DESIGN, {"voice": "alloy", "instructions": "Softly."}, {"voice"}),
+        (BASE, {"voice": "alloy", "instructions": "Softly."}, {"voice", "instructions"}),
+        (BASE, {"ref_text": "Hi.", "x_vector_only_mode": True}, {"ref_text"}),
+        (BASE, {"ref_text": "Hi.", "prepare": "auto"}, set()),
+        (replace(BASE, clones_by_vector=True), {"ref_text": "Hi.", "prepare": "auto"}, {"ref_text"}),
+        (CUSTOM_VOICE, {"prepare": "none"}, {"prepare"}),
+        (EMBEDDED, {"instructions": ""}, set()),
+        (EMBEDDED, {"word_timestamps": True}, set()),
+        (FOLLOWED, {"word_timestamps": True}, set()),
+        (EMBEDDED, {"input": "Hello 今天."}, {"input"}),
+        (EMBEDDED, {"language": "fr", "any_language": True}, {"language"}),
+        (EMBEDDED, {"input": "Guten Morgen!"}, {"language"}),
+        (EMBEDDED, {"input": "Guten Morgen!", "any_language": True}, set()),
+        (CUSTOM_VOICE, {"input": "Good morning!"}, set()),
+    ],
+)
+def test_what_has_no_effect_on_this_model(info: ModelInfo, fields: dict[str, object], names: set[str]) -> None:
+    assert set(of(info, **fields)) == names
+
+
+@pytest.mark.parametrize("name", ["Voice_", "stream_fromat", "instrucions", "max_new_token"])
+def test_a_slip_of_the_pen_is_recognised(name: str) -> None:
+    assert "did you mean" in of(CUSTOM_VOICE, **{name: 1})[name]
+
+
+def test_hostile_names_fit_a_header() -> None:
+    reasons = of(CUSTOM_VOICE, **{"\r\nx: y\0é" * 100: 1, **{f"field{number}": 1 for number in range(100)}})
+    assert reasons["others"] == "93 more"
+    [line] = as_header(reasons).values()
+    assert len(line) < 1000
+    assert line.isascii()
+    assert line.isprintable()
+
+
+@pytest.mark.parametrize(
+    ("kinds", "told"), [(8, ", kind7 2"), (9, ", kind7 2 and 1 more"), (11, ", kind7 2 and 3 more")]
+)
+def test_kinds_of_text_beyond_the_eighth_are_counted(kinds: int, told: str) -> None:
+    spoken = replace(read("", TextRules("auto")), left_out=Counter({f"kind{number}": 2 for number in range(kinds)}))
+    assert left_out(spoken).endswith(told)
+
+
+def test_no_header_where_nothing_was_ignored() -> None:
+    assert as_header(of(CUSTOM_VOICE)) == {}
+
+
+MANY = {f"field{number}": 1 for number in range(32_000)}
+
+
+@pytest.fixture
+def matched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names that were compared with those of fields."""
+    names: list[str] = []
+
+    def close_matches(word: str, *args: object, **kwargs: object) -> list[str]:
+        names.append(word)
+        return difflib.get_close_matches(word, *args, **kwargs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(ignored_fields, "get_close_matches", close_matches)
+    return names
+
+
+async def test_of_many_unknown_fields_only_those_that_are_named_are_looked_at(
+    client: httpx.AsyncClient, matched: list[str]
+) -> None:
+    answer = await client.post("/v1/audio/speech", json={"input": "Hello.", "voice": "alloy", **MANY})
+    assert answer.status_code == 200
+    assert answer.headers["x-ignored"].endswith("others (31992 more)")
+    assert len(matched) == 8
+
+
+@pytest.mark.parametrize(
+    ("path", "messages", "told"),
+    [
+        ("/v1/audio/speech/ws", [{"type": "speak", "input": "Hello.", "voice": "alloy"}], "started"),
+        ("/v1/audio/speech/stream", SOCKETS["vllm-omni"].speak("Hi."), "audio.start"),
+        ("/v1/audio/speech/ws nari.speech.v1", [{"type": "request.start", "voice": "alloy"}], "request.configured"),
+    ],
+)
+async def test_so_it_is_on_sockets(
+    synthesizer: FakeSynthesizer, path: str, messages: list[Json], told: str, matched: list[str]
+) -> None:
+    path, *protocols = path.split()
+    many = {f"{number:x}": 1 for number in range(12_000)}  # as many as a message has room for
+    first, *others = messages
+    sent = ({**first, **many}, *others)
+    (*_, message), _ = await heard(synthesizer, path, *sent, until={"type": told}, subprotocols=protocols)
+    assert message["ignored"][-1] == {"field": "others", "reason": "11992 more"}
+    assert len(message["ignored"]) == 9
+    assert len(matched) == 8
+
+
+def test_unknown_fields_cost_less_than_their_parsing() -> None:
+    sent: dict[str, object] = {"input": "Hello.", **MANY}
+    raw, body = json.dumps(sent), parse_speech(sent, ApiSettings())
+    ignored = Ignored(sent, SPEECH)
+    found_s = least_s(lambda: ignored.reasons_for(body, CUSTOM_VOICE, choosing={}, stored=None))
+    assert found_s < least_s(lambda: parse_object(raw))

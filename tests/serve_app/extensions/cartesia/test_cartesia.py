@@ -1,0 +1,212 @@
+import asyncio
+import base64
+import json
+
+import httpx
+import numpy as np
+import pytest
+
+from deployments.errors import Overloaded
+from serve_app.extensions.cartesia import cartesia
+from serve_app.extensions.live.connection import MAX_CONTEXTS, MAX_NAME_CHARS
+from tests.serve_app import fake
+from tests.serve_app.extensions.client import Json, heard, talking
+from tests.serve_app.one_model import posted
+
+pytestmark = pytest.mark.anyio
+
+PATH = "/tts/websocket?cartesia_version=2025-04-16"
+FRAME = fake.tone(fake.CUSTOM_VOICE.frame_samples)
+
+
+def write(text: str, *, context: str = "one", more: bool = True, **fields: object) -> Json:
+    """As LiveKit's plugin does."""
+    output = {"container": "raw", "encoding": "pcm_s16le", "sample_rate": 24000}
+    asked = {"model_id": "sonic-3", "voice": {"mode": "id", "id": "ryan"}, "output_format": output, "language": "en"}
+    return {**asked, "context_id": context, "transcript": text, "continue": more, "add_timestamps": True, **fields}
+
+
+def audio_of(messages: list[Json], context: str = "one") -> bytes:
+    chunks = [message for message in messages if message["type"] == "chunk" and message["context_id"] == context]
+    return b"".join(base64.b64decode(message["data"]) for message in chunks)
+
+
+async def test_a_context_is_written_in_pieces_and_done_once(synthesizer: fake.FakeSynthesizer) -> None:
+    async with talking(synthesizer, PATH) as client:
+        for context in ("one", "two"):
+            client.send(*(write(text, context=context) for text in ("Hello there. ", "And ", "bye. ")))
+            client.send(write(" ", context=context, more=False))
+            messages, _ = await client.until(type="done", context_id=context)
+            assert audio_of(messages, context) == fake.pcm_of(fake.utterance())
+            assert {message["type"] for message in messages} == {"chunk", "done"}
+            spoke = {"seed": synthesizer.requests[-1].seed, "model": fake.CUSTOM_VOICE.name, "voice": "ryan"}
+            assert messages[-1].items() >= spoke.items()
+            assert synthesizer.texts[-1] == "Hello there. And bye."
+            assert {request.voice for request in synthesizer.requests} == {"ryan"}
+
+
+def times_of(messages: list[Json]) -> Json:
+    """All words, and the milliseconds at which they begin and end."""
+    told = [message["word_timestamps"] for message in messages if message["type"] == "timestamps"]
+    words = [word for each in told for word in each["words"]]
+    return {"words": words, **{key: [round(1000 * s) for each in told for s in each[key]] for key in ("start", "end")}}
+
+
+DONE = {"type": "done"}
+EXPECTED = {"words": fake.FOLLOWED_TEXT.split(), "start": list(fake.FOLLOWED_MS), "end": [*fake.FOLLOWED_MS[1:], 880]}
+
+
+async def test_timestamps_count_from_the_beginning_of_the_context() -> None:
+    written = (write(fake.FOLLOWED_TEXT, flush=True), write(fake.FOLLOWED_TEXT, more=False))
+    messages, _ = await heard(fake.FakeSynthesizer(fake.FOLLOWED, fake.followed()), PATH, *written, until=DONE)
+    times = times_of(messages)
+    assert times["words"] == 2 * fake.FOLLOWED_TEXT.split()
+    assert times["start"] == [*fake.FOLLOWED_MS, *(880 + begin for begin in fake.FOLLOWED_MS)]
+    assert {message["context_id"] for message in messages} == {"one"}
+    assert all(message["done"] is (message["type"] == "done") for message in messages)
+    assert audio_of(messages) == 2 * fake.pcm_of(fake.utterance(11))
+
+
+async def test_timestamps_are_told_where_they_are_asked_for() -> None:
+    synthesizer = fake.FakeSynthesizer(fake.FOLLOWED, fake.followed())
+    asked = write(fake.FOLLOWED_TEXT, more=False, add_timestamps=False)
+    messages, _ = await heard(synthesizer, PATH, asked, until=DONE)
+    assert times_of(messages)["words"] == []
+    assert not synthesizer.requests[0].word_times
+
+
+async def test_nothing_to_say_is_done_without_audio() -> None:
+    (done,), audio = await heard(fake.FakeSynthesizer(), PATH, write(" ", more=False), until=DONE)
+    assert (done["type"], audio) == ("done", b"")
+
+
+async def test_contexts_speak_beside_each_other() -> None:
+    gate = asyncio.Event()
+    synthesizer = fake.FakeSynthesizer(script=[fake.chunk(FRAME), gate])
+    async with talking(synthesizer, PATH) as client:
+        client.send(write("One", context="one", more=False), write("Two", context="two", more=False))
+        while len(synthesizer.requests) < 2:
+            await client.next()
+        gate.set()
+        for _ in range(2):
+            await client.until(type="done")
+
+
+async def test_a_flush_is_answered_behind_its_audio() -> None:
+    async with talking(fake.FakeSynthesizer(script=fake.utterance(1)), PATH) as client:
+        for message, end in (
+            (write("Hello", flush=True), {"type": "flush_done", "flush_done": True}),
+            (write("Bye", more=False), DONE),
+        ):
+            client.send(message)
+            messages, _ = await client.until(**end)
+            assert audio_of(messages) == FRAME
+
+
+async def test_what_is_wrong_is_told_in_the_context() -> None:
+    async with talking(fake.FakeSynthesizer(script=[Overloaded("full", 2.0)]), PATH) as client:
+        client.send({"context_id": "one", "transcript": 5})
+        client.send(write("Hi", output_format={"container": "raw", "encoding": "pcm_s24"}))
+        client.send(write("Hi", more=False))
+        for status in (400, 400, 429):
+            (error,), _ = await client.until(type="error", context_id="one", done=True)
+            assert error["status_code"] == status
+
+
+async def test_the_name_of_a_context_is_short() -> None:
+    async with talking(fake.FakeSynthesizer(script=fake.utterance()), PATH) as client:
+        for name in ("x" * (MAX_NAME_CHARS + 1), 7):
+            client.send(write("x", context=name))  # type: ignore[arg-type]
+            (error,), _ = await client.until(type="error")
+            assert (error["context_id"], error["status_code"]) == (None, 400)
+        client.send(write("x", context="x" * MAX_NAME_CHARS, more=False))
+        await client.until(type="done", context_id="x" * MAX_NAME_CHARS)
+
+
+async def test_contexts_are_few() -> None:
+    async with talking(fake.FakeSynthesizer(script=[asyncio.Event()]), PATH) as client:
+        client.send(*(write("x", context=str(number)) for number in range(MAX_CONTEXTS + 1)))
+        (error,), _ = await client.until(type="error")
+        assert (error["context_id"], error["error_code"]) == (str(MAX_CONTEXTS), "too_many_contexts")
+
+
+async def test_nothing_is_kept_of_a_context_that_is_refused_or_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    sockets: list[cartesia.CartesiaSocket] = []
+
+    async def opened(socket: cartesia.CartesiaSocket) -> None:
+        sockets.append(socket)
+
+    monkeypatch.setattr(cartesia.CartesiaSocket, "opened", opened)
+    async with talking(fake.FakeSynthesizer(script=[asyncio.Event()]), PATH) as client:
+        client.send(*(write("Hello.", context=f"{number}") for number in range(MAX_CONTEXTS + 5)))
+        for _ in range(5):
+            await client.until(type="error")
+        assert len(sockets[0]._flushes) == MAX_CONTEXTS
+    async with talking(fake.FakeSynthesizer(script=[Overloaded("full")]), PATH) as client:
+        client.send(*(write("Hello.", context=f"{number}", more=False) for number in range(5)))
+        for _ in range(5):
+            await client.until(type="error")
+        assert sockets[1]._flushes == {}
+
+
+async def test_bytes(client: httpx.AsyncClient) -> None:
+    asked = {**write("Hello"), "output_format": {"container": "raw", "encoding": "pcm_f32le", "sample_rate": 44100}}
+    response = await client.post("/tts/bytes", json=asked)
+    assert response.status_code == 200
+    samples = np.frombuffer(response.content, "<f4")
+    assert samples.size == pytest.approx(4 * 0.08 * 44100, abs=60)
+    wav = await client.post("/tts/bytes", json={**asked, "output_format": {"container": "wav"}, "language": None})
+    assert wav.content[:4] == b"RIFF"
+
+
+def data_of(response: httpx.Response) -> list[Json]:
+    return [json.loads(line[6:]) for line in response.text.splitlines() if line.startswith("data: ")]
+
+
+async def test_events(client: httpx.AsyncClient) -> None:
+    response = await client.post("/tts/sse", json=write("Hello"))
+    assert response.headers["content-type"] == "text/event-stream"
+    messages = data_of(response)
+    assert audio_of(messages, messages[0]["context_id"]) == fake.pcm_of(fake.utterance())
+    assert messages[-1]["type"] == "done"
+
+
+async def test_events_have_timestamps() -> None:
+    synthesizer = fake.FakeSynthesizer(fake.FOLLOWED, fake.followed())
+    response = await posted(synthesizer, "/tts/sse", json=write(fake.FOLLOWED_TEXT))
+    assert times_of(data_of(response)) == EXPECTED
+
+
+async def test_voices_are_one_page_unless_a_part_is_asked_for(client: httpx.AsyncClient) -> None:
+    page = (await client.get("/voices?limit=100")).json()
+    assert (page["data"][0]["id"], page["has_more"]) == ("serena", False)
+    rest = (await client.get("/voices?starting_after=serena")).json()["data"]
+    assert rest == page["data"][1:]
+    assert (await client.get(f"/voices?starting_after={rest[-1]['id']}")).json()["data"] == []
+    assert (await client.get("/voices/Ryan")).json()["name"] == "Ryan"
+    assert (await client.get("/voices/nobody")).status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("encoding", "tag", "size"), [("pcm_mulaw", 7, 1), ("pcm_alaw", 6, 1), ("pcm_f32le", 3, 4), ("pcm_s16le", 1, 2)]
+)
+async def test_a_wav_has_the_encoding_that_was_asked_for(
+    client: httpx.AsyncClient, encoding: str, tag: int, size: int
+) -> None:
+    output = {"container": "wav", "encoding": encoding, "sample_rate": 24000}
+    wav = await client.post("/tts/bytes", json={"transcript": "Hello", "output_format": output})
+    raw = await client.post("/tts/bytes", json={"transcript": "Hello", "output_format": {**output, "container": "raw"}})
+    assert wav.headers["content-type"] == "audio/wav"
+    assert (int.from_bytes(wav.content[20:22], "little"), len(wav.content) - 44) == (tag, 4 * 1920 * size)
+    assert wav.content[44:] == raw.content
+
+
+async def test_the_first_reply_of_a_context_names_what_has_no_effect() -> None:
+    async with talking(fake.FakeSynthesizer(script=fake.utterance()), PATH) as client:
+        for context in ("one", "two"):
+            client.send(write("Hello. ", context=context, generation_config={"volume": 2, "emotion": "sad"}))
+            client.send(write("", context=context, more=False, generation_config={"volume": 2}))
+            messages, _ = await client.until(type="done", context_id=context)
+            fields = {entry["field"] for entry in messages[0]["ignored"]}
+            assert fields == {"model_id", "generation_config.volume"}
+            assert all("ignored" not in message for message in messages[1:])

@@ -1,0 +1,168 @@
+"""With `api.text.joints` the utterances of one conversation go on from each other, over all sockets."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from deployments.protocol import SynthesisRequest
+from serve_app.config import ApiSettings, TextSettings
+from tests.serve_app.extensions.client import Client, Json, talking
+from tests.serve_app.extensions.rows import SOCKETS, SocketRow
+from tests.serve_app.fake import FakeSynthesizer, utterance
+
+pytestmark = pytest.mark.anyio
+
+ONE, TWO, THREE = "Hello there, all of you.", "And this comes after it.", "That is the end."
+SPEAK: Json = {"type": "speak", "voice": "ryan"}
+NO_TAIL = "no finished request of yours in this voice that is kept has this id"
+# Of Cartesia's and ElevenLabs' sockets a context is the conversation; codec frames have no tail, dialects whose socket
+# ends with its utterance have no second one.
+CONVERSING = ("native", "deepgram", "flux", "realtime", "dashscope-commit", "vllm-omni")
+
+
+@asynccontextmanager
+async def conversing(
+    path: str, *, joints: bool = True, subprotocols: tuple[str, ...] = ()
+) -> AsyncIterator[tuple[Client, FakeSynthesizer]]:
+    synthesizer, settings = FakeSynthesizer(script=utterance(20)), ApiSettings(text=TextSettings(joints=joints))
+    async with talking(synthesizer, path, settings=settings, subprotocols=subprotocols) as client:
+        yield client, synthesizer
+
+
+async def say(client: Client, row: SocketRow, text: str, *, again: bool) -> None:
+    client.send(*row.speak(text, again=again))
+    kind, value = next(iter(row.over.items()))
+    await client.until(**{kind: value})
+
+
+def tails(requests: list[SynthesisRequest]) -> list[str | None]:
+    return [None if request.tail is None else request.tail.text.strip() for request in requests]
+
+
+def test_each_socket_on_which_one_utterance_follows_another_is_here() -> None:
+    contexts = ("elevenlabs", "elevenlabs-dialogue", "cartesia")
+    assert {name for name, row in SOCKETS.items() if row.closing.goes_on} == {*CONVERSING, *contexts, "frames"}
+
+
+@pytest.mark.parametrize("name", CONVERSING)
+async def test_an_utterance_goes_on_from_the_one_before(name: str) -> None:
+    row = SOCKETS[name]
+    async with conversing(row.path, subprotocols=tuple(row.sample.protocols)) as (client, synthesizer):
+        for number, text in enumerate((ONE, TWO, THREE)):
+            await say(client, row, text, again=number > 0)
+    assert tails(synthesizer.requests) == [None, ONE, TWO]
+
+
+@pytest.mark.parametrize("name", ["native", "flux"])
+async def test_without_joints_none_does(name: str) -> None:
+    async with conversing(SOCKETS[name].path, joints=False) as (client, synthesizer):
+        for number, text in enumerate((ONE, TWO)):
+            await say(client, SOCKETS[name], text, again=number > 0)
+    assert tails(synthesizer.requests) == [None, None]
+
+
+@pytest.mark.parametrize("name", ["native", "flux", "realtime"])
+async def test_after_an_interruption_the_voice_begins_anew(name: str) -> None:
+    row = SOCKETS[name]
+    async with conversing(row.path) as (client, synthesizer):
+        await say(client, row, ONE, again=False)
+        synthesizer.script = utterance(200)
+        client.send(*row.speak(TWO, again=True))
+        while len(synthesizer.requests) < 2 or not synthesizer.requests[1]:
+            await client.next()
+        assert row.stop is not None
+        assert row.stop.answer is not None
+        client.send(row.stop.message)
+        kind, value = next(iter(row.stop.answer.items()))
+        await client.until(**{kind: value})
+        synthesizer.script = utterance(20)
+        await say(client, row, THREE, again=True)
+    assert tails(synthesizer.requests) == [None, ONE, None]
+
+
+async def test_flushes_of_a_context_of_elevenlabs_go_on_from_each_other_and_contexts_do_not() -> None:
+    async with conversing(SOCKETS["elevenlabs"].path) as (client, synthesizer):
+        for name in ("a", "b"):
+            client.send(*({"text": f"{text} ", "context_id": name, "flush": True} for text in (ONE, TWO)))
+            client.send({"text": "", "context_id": name, "flush": True}, {"context_id": name, "close_context": True})
+            await client.until(contextId=name, isFinal=True)
+    assert tails(synthesizer.requests) == [None, ONE, None, ONE]
+
+
+async def test_a_flush_of_cartesias_continuation_goes_on_and_another_context_does_not() -> None:
+    body = dict(SOCKETS["cartesia"].speak(ONE)[0])
+    async with conversing(SOCKETS["cartesia"].path) as (client, synthesizer):
+        for name in ("a", "b"):
+            client.send({**body, "context_id": name, "continue": True, "flush": True})
+            client.send({**body, "context_id": name, "transcript": TWO})
+            await client.until(type="done", context_id=name)
+    assert tails(synthesizer.requests) == [None, ONE, None, ONE]
+
+
+async def test_a_continuation_of_cartesia_is_one_text_whose_segments_are_joined() -> None:
+    body = dict(SOCKETS["cartesia"].speak("")[0])
+    long = "This sentence is long enough that it need not wait for any more of the text to be written. "
+    async with conversing(SOCKETS["cartesia"].path) as (client, synthesizer):
+        for text in (f"{ONE}\n\n", long, long):
+            client.send({**body, "transcript": text, "continue": True})
+        client.send({**body, "transcript": THREE})
+        await client.until(type="done")
+    assert tails(synthesizer.requests) == [None, ONE]
+
+
+async def test_text_that_has_just_begun_does_not_wait_for_a_joint() -> None:
+    async with conversing(SOCKETS["flux"].path) as (client, synthesizer):
+        await say(client, SOCKETS["flux"], ONE, again=False)
+        client.send({"type": "Speak", "text": "And "})
+        while len(synthesizer.requests) < 2:
+            await client.next()
+    assert tails(synthesizer.requests) == [None, None]
+
+
+async def test_a_short_paragraph_needs_no_more_text_for_a_joint() -> None:
+    async with conversing(SOCKETS["flux"].path) as (client, synthesizer):
+        await say(client, SOCKETS["flux"], ONE, again=False)
+        client.send({"type": "Speak", "text": f"{TWO}\n\nAnd "})
+        while len(synthesizer.requests) < 2:
+            await client.next()
+    assert tails(synthesizer.requests) == [None, ONE]
+
+
+async def test_another_voice_begins_anew() -> None:
+    async with conversing(SOCKETS["native"].path) as (client, synthesizer):
+        for voice in ("ryan", "serena", "serena"):
+            client.send({**SPEAK, "input": ONE, "voice": voice})
+            await client.until(type="done")
+    assert tails(synthesizer.requests) == [None, None, ONE]
+
+
+async def test_our_socket_names_what_an_utterance_goes_on_from_and_takes_it_to_resume() -> None:
+    async with conversing(SOCKETS["native"].path) as (client, synthesizer):
+        told = []
+        for fields in ({}, {}, {"seed": 5}, {"seed": 5, "previous_request_id": "conn-1"}, {}):
+            client.send({**SPEAK, "input": TWO, **fields})
+            told += [message for message in (await client.until(type="done"))[0] if message["type"] == "started"]
+    assert [message.get("previous_request_id") for message in told] == [None, "conn-1", None, "conn-1", "conn-4"]
+    assert tails(synthesizer.requests) == [None, TWO, None, TWO, TWO]
+    assert all("ignored" not in message and "tail" not in message for message in told)
+
+
+@pytest.mark.parametrize("joints", [True, False])
+async def test_a_request_that_our_socket_is_told_counts_whatever_the_setting(*, joints: bool) -> None:
+    async with conversing(SOCKETS["native"].path, joints=joints) as (client, synthesizer):
+        ignored = []
+        for previous_id in (None, "conn-1", "nobody-knows"):
+            client.send({**SPEAK, "input": ONE, "previous_request_id": previous_id})
+            started, *_ = (await client.until(type="done"))[0]
+            ignored.append(started.get("ignored"))
+    assert tails(synthesizer.requests) == [None, ONE, None]
+    assert ignored == [None, None, [{"field": "previous_request_id", "reason": NO_TAIL}]]
+
+
+async def test_the_sealed_tail_of_earlier_versions_has_no_effect() -> None:
+    async with conversing(SOCKETS["native"].path) as (client, synthesizer):
+        client.send({**SPEAK, "input": TWO, "tail": "bm90aGluZw=="})
+        (started, *_), _ = await client.until(type="done")
+    assert tails(synthesizer.requests) == [None]
+    assert started["ignored"] == [{"field": "tail", "reason": "unknown field"}]

@@ -1,0 +1,173 @@
+import asyncio
+import io
+
+import av
+import httpx
+import pytest
+
+from tests.serve_app.extensions.client import connect, heard, talking
+from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, chunk, pcm_of, tone, utterance
+
+pytestmark = pytest.mark.anyio
+
+# As LiveKit's plugin asks.
+PATH = "/v1/speak?encoding=linear16&model=aura-2-andromeda-en&sample_rate=24000&mip_opt_out=false"
+FLUSH, CLEAR, CLOSE = {"type": "Flush"}, {"type": "Clear"}, {"type": "Close"}
+FRAME = tone(CUSTOM_VOICE.frame_samples)
+
+
+def speak(text: str) -> dict[str, str]:
+    return {"type": "Speak", "text": text}
+
+
+async def test_words_become_one_turn_with_one_flushed() -> None:
+    synthesizer = FakeSynthesizer(script=utterance())
+    async with talking(synthesizer, PATH) as client:
+        assert (await client.until(type="Metadata"))[0][0]["request_id"] == "conn"
+        for number in (0, 1):
+            client.send(*(speak(f"{word} ") for word in ("Hello", "there.", "Bye")), FLUSH)
+            messages, audio = await client.until(type="Flushed")
+            spoke = {"seed": synthesizer.requests[number].seed, "model": CUSTOM_VOICE.name, "voice": "serena"}
+            assert messages == [{"type": "Flushed", "sequence_id": number, "finish_reason": "stop", **spoke}]
+            assert audio == pcm_of(utterance())
+    assert synthesizer.texts == ["Hello there. Bye"] * 2
+
+
+async def test_an_unknown_voice_is_the_default_one_and_the_handshake_says_so(synthesizer: FakeSynthesizer) -> None:
+    async with talking(synthesizer, PATH) as client:
+        client.send(speak("Hi."), FLUSH)
+        await client.until(type="Flushed")
+    assert synthesizer.requests[0].voice == "serena"
+    assert "model (no such voice here, serena speaks)" in client.headers["x-ignored"]
+    assert "mip_opt_out" in client.headers["x-ignored"]
+
+
+async def test_an_empty_flush_has_its_flushed(synthesizer: FakeSynthesizer) -> None:
+    messages, audio = await heard(synthesizer, PATH, FLUSH, until={"type": "Flushed"})
+    assert ([message["type"] for message in messages], audio) == (["Metadata", "Flushed"], b"")
+
+
+async def test_clear_ends_the_turn_and_nothing_of_it_follows() -> None:
+    synthesizer = FakeSynthesizer(script=[chunk(FRAME), asyncio.Event()])
+    async with talking(synthesizer, PATH) as client:
+        client.send(speak("A long story. "), FLUSH)
+        await synthesizer.waiting.wait()
+        client.send(CLEAR)
+        await client.until(type="Cleared", sequence_id=0)
+        assert synthesizer.closed.is_set()
+        synthesizer.script = utterance(1)
+        client.send(speak("New"), FLUSH)
+        [flushed], audio = await client.until(type="Flushed")
+        assert flushed.items() >= {"type": "Flushed", "sequence_id": 0, "finish_reason": "stop"}.items()
+        assert flushed["seed"] == synthesizer.requests[-1].seed
+        assert audio == pcm_of(utterance(1))
+
+
+async def test_close_drains_and_ends() -> None:
+    async with talking(FakeSynthesizer(script=utterance()), PATH) as client:
+        client.send(speak("Good bye"), CLOSE)
+        messages, audio = await client.until(closed=1000)
+        assert [message.get("type") for message in messages] == ["Metadata", "Flushed", None]
+        assert audio == pcm_of(utterance())
+        await client.connection.task
+
+
+async def test_a_warning_has_its_words_under_two_names(synthesizer: FakeSynthesizer) -> None:
+    for bad in ({"type": "Sing"}, {"type": "Speak"}):
+        (*_, warning), _ = await heard(synthesizer, PATH, bad, until={"type": "Warning"})
+        assert warning["warn_msg"] == warning["description"]
+
+
+@pytest.mark.parametrize(
+    ("query", "synthesizer", "status", "why"),
+    [
+        ("encoding=mp3", FakeSynthesizer(), 400, "encoding"),
+        ("sample_rate=12345", FakeSynthesizer(), 400, "sample_rate"),
+        ("speed=fast", FakeSynthesizer(), 400, "speed"),
+        ("model=x", FakeSynthesizer(info=None), 503, "loading"),
+    ],
+)
+async def test_a_handshake_is_refused_with_the_reason(
+    query: str, synthesizer: FakeSynthesizer, status: int, why: str
+) -> None:
+    async with connect(synthesizer, f"/v1/speak?{query}") as connection:
+        start = await connection.next()
+        assert (start["type"], start["status"]) == ("websocket.http.response.start", status)
+        assert why in dict(start["headers"])[b"dg-error"].decode()
+
+
+@pytest.mark.parametrize("more", ["sample_rate=8000", "container=wav"])
+async def test_telephones_have_their_rate_also_by_default(more: str) -> None:
+    path, synthesizer = f"/v1/speak?encoding=mulaw&{more}", FakeSynthesizer(script=utterance(25))
+    messages, audio = await heard(synthesizer, path, speak("Hi"), FLUSH, until={"type": "Flushed"})
+    assert len(audio) == pytest.approx(8000 * 2, abs=20)
+    ignored = [{"field": "container", "reason": "a WebSocket has none"}] if "container" in more else None
+    assert messages[0].get("ignored") == ignored
+
+
+async def test_inline_pronunciations_are_spoken_as_their_word(
+    client: httpx.AsyncClient, synthesizer: FakeSynthesizer
+) -> None:
+    text = 'Take \\{"word": "dupilumab", "pronounce": "duːˈpɪljuːmæb"\\} daily'
+    response = await client.post("/v1/speak?model=ryan&container=none&encoding=linear16", json={"text": text})
+    assert (response.status_code, response.content) == (200, pcm_of(utterance()))
+    assert response.headers["content-type"].startswith("audio/pcm;rate=24000")
+    assert synthesizer.texts == ["Take dupilumab daily"]
+
+
+@pytest.mark.parametrize(
+    ("query", "content_type"),
+    [
+        ("", "audio/mpeg"),
+        ("encoding=linear16", "audio/wav"),
+        ("encoding=opus", "audio/ogg"),
+        ("encoding=alaw&sample_rate=8000&container=none", "audio/x-alaw-basic;rate=8000;channels=1"),
+    ],
+)
+async def test_over_http(client: httpx.AsyncClient, query: str, content_type: str) -> None:
+    response = await client.post(f"/v1/speak?{query}", json={"text": "Hello"})
+    assert (response.status_code, response.headers["content-type"]) == (200, content_type)
+    assert response.content
+
+
+@pytest.mark.parametrize("path", ["/v1/speak", "/v2/speak"])
+@pytest.mark.parametrize(
+    ("encoding", "codec"), [("mulaw", "pcm_mulaw"), ("alaw", "pcm_alaw"), ("linear16", "pcm_s16le")]
+)
+async def test_raw_formats_come_in_wav_at_their_usual_rate(
+    client: httpx.AsyncClient, path: str, encoding: str, codec: str
+) -> None:
+    rate = 24000 if encoding == "linear16" else 8000
+    answer = await client.post(f"{path}?encoding={encoding}", json={"text": "Hello"})
+    assert answer.headers["content-type"] == "audio/wav"
+    with av.open(io.BytesIO(answer.content)) as container:
+        [stream] = container.streams.audio
+        assert (container.format.name, stream.codec_context.name, stream.rate) == ("wav", codec, rate)
+        num_samples = sum(frame.samples for frame in container.decode(stream))
+    assert num_samples == pytest.approx(4 * 0.08 * rate, abs=40)
+    bare = await client.post(f"{path}?encoding={encoding}&container=none", json={"text": "Hello"})
+    assert f"rate={rate}" in bare.headers["content-type"]
+    assert bare.content == answer.content[44:]
+    asked = await client.post(f"{path}?encoding={encoding}&sample_rate=16000", json={"text": "Hello"})
+    assert int.from_bytes(asked.content[24:28], "little") == 16000
+    assert "x-ignored" not in answer.headers
+
+
+@pytest.mark.parametrize(
+    ("query", "reason"),
+    [
+        ("encoding=mulaw&container=ogg", "mulaw has wav"), ("encoding=mp3&container=wav", "mp3 has none"),
+        ("encoding=opus&container=none", "opus has ogg"), ("encoding=opus&container=ogg", None),
+        ("encoding=linear16&container=wav", None), ("encoding=mp3&container=none", None),
+    ],
+)  # fmt: skip
+async def test_a_container_that_a_format_cannot_have_is_named(
+    client: httpx.AsyncClient, query: str, reason: str | None
+) -> None:
+    answer = await client.post(f"/v1/speak?{query}", json={"text": "Hello"})
+    assert answer.headers.get("x-ignored") == (None if reason is None else f"container ({reason})")
+
+
+async def test_text_that_yields_no_speech_is_silence_over_http(client: httpx.AsyncClient) -> None:
+    response = await client.post("/v1/speak?encoding=linear16&container=none", json={"text": "..."})
+    assert (response.status_code, response.content) == (200, bytes(4800))

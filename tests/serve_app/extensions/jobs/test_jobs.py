@@ -1,0 +1,899 @@
+import asyncio
+import hashlib
+import io
+import json
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+import soundfile
+from httpx import AsyncClient
+
+from deployments.errors import CodecLost, EngineError, InvalidRequest, Moved, Overloaded, ReplicaLost, TalkerLost
+from deployments.protocol import FinishReason, ModelInfo
+from serve_app.api.access.keys import create_key, revoke_keys
+from serve_app.config import AccessSettings, JobSettings
+from serve_app.extensions.jobs import desk, job_store, planning, stored_audio
+from serve_app.extensions.jobs.job_store import JobStore
+from serve_app.extensions.jobs.segment_maker import JobStopped
+from serve_app.extensions.jobs.stored_job import JobState, MadeSegment, StoredJob
+from serve_app.extensions.voices import clocks
+from serve_app.extensions.voices.voice_store import Damaged, StoreFailed, VoiceStore
+from tests.serve_app.extensions.jobs.desk import Server, Speaker, asked, files_in, serving, so, started, until
+from tests.serve_app.extensions.voices.speakers import store
+from tests.serve_app.fake import BASE, CUSTOM_VOICE, FOLLOWED
+from tests.serve_app.one_model import refusal
+
+pytestmark = pytest.mark.anyio
+
+FRAME_S = 0.08
+
+
+async def test_a_job_is_spoken_part_by_part_and_fetched(speaker: Speaker, client: AsyncClient) -> None:
+    job = await started(client, "Hello there.", "And a second part.")
+    assert job["object"] == "audio.job"
+    assert job["parts"] == {"total": 2, "done": 0}
+    told = await until(client, job, "completed")
+    assert told["segments"] == {"total": 2, "done": 2}
+    assert told["audio_s"] == pytest.approx(FRAME_S * (12 + 18))
+    assert told["problems"] == []
+    assert all(request.background for request in speaker.requests)
+    place = f"/v1/audio/jobs/{job['id']}"
+    first = await client.get(f"{place}/parts/0", params={"response_format": "wav"})
+    samples, rate = soundfile.read(io.BytesIO(first.content), dtype="int16")
+    assert (rate, len(samples)) == (24000, 12 * 1920)
+    whole = await client.get(f"{place}/audio")
+    assert whole.headers["content-type"] == "audio/flac"
+    both, _ = soundfile.read(io.BytesIO(whole.content), dtype="int16")
+    assert (both[: len(samples)] == samples).all()
+    assert len(both) == 30 * 1920
+    listed = (await client.get("/v1/audio/jobs")).json()["data"]
+    assert [each["id"] for each in listed] == [job["id"]]
+
+
+@pytest.mark.parametrize("info", [FOLLOWED, CUSTOM_VOICE], ids=["exact", "estimated"])
+async def test_words_and_segments_of_a_part(tmp_path: Path, info: ModelInfo) -> None:
+    text = "Hello there all of you. This is the second sentence of it."
+    async with serving(tmp_path, Speaker(info)) as (_, client):
+        job = await started(client, text, max_segment_chars=50, speed=2)
+        await until(client, job, "completed")
+        told = (await client.get(f"/v1/audio/jobs/{job['id']}/parts/0/words")).json()
+        assert [word["word"] for word in told["words"]] == text.split()
+        assert told["estimated"] is (not info.word_times)
+        assert told["duration_s"] == pytest.approx(FRAME_S * len(text) / 2, rel=0.05)  # twice as fast
+        assert len(told["segments"]) == 2
+        assert told["segments"][0]["end"] == told["segments"][1]["start"]
+        starts = [word["start"] for word in told["words"]]
+        assert starts == sorted(starts)
+        begins = told["segments"][1]["text"].split()[0]
+        second = next(word for word in told["words"] if word["word"] == begins)
+        assert second["start"] == pytest.approx(told["segments"][1]["start"], abs=0.1)
+
+
+async def test_parts_are_told_with_what_their_client_calls_them(speaker: Speaker, client: AsyncClient) -> None:
+    speaker.gate.clear()
+    inputs = [{"input": "One.", "custom_id": "a", "seed": 5}, {"input": "Two and more."}]
+    answer = await client.post("/v1/audio/jobs", json={"voice": "ryan", "inputs": inputs})
+    place = f"/v1/audio/jobs/{answer.json()['id']}"
+    before = (await client.get(f"{place}/parts")).json()["data"]
+    assert [part["segments"] for part in before] == [{"total": 1, "done": 0}] * 2
+    speaker.gate.set()
+    await until(client, answer.json(), "completed")
+    first, second = (await client.get(f"{place}/parts")).json()["data"]
+    done = {"total": 1, "done": 1}
+    assert first == {"part": 0, "custom_id": "a", "seed": 5, "segments": done, "audio_s": FRAME_S * 4}
+    assert (second["part"], second["custom_id"], second["audio_s"]) == (1, None, pytest.approx(FRAME_S * 13))
+    assert (await client.get(f"{place}/parts/0/words")).json()["custom_id"] == "a"
+    assert (await client.get("/v1/audio/jobs/job_0/parts")).status_code == 404
+
+
+async def test_a_deterministic_job_has_the_same_codes_whatever_dies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fake's codes are those of seed and text, as a talker's are; tests/faults kills real ones."""
+    texts = [f"Text number {number}." for number in range(8)]
+    speaker = Speaker(replace(FOLLOWED, deterministic=True))
+    monkeypatch.setattr(desk, "_MOST_SEGMENTS", 2.0)
+    server = Server(tmp_path, speaker)
+    server.start()
+    async with server.client() as client:
+        whole = await started(client, *texts, deterministic=True, seed=3)
+        assert whole["deterministic"] is True
+        await until(client, whole, "completed")
+        killed = await started(client, *texts, deterministic=True, seed=3)
+        await so(lambda: len(speaker.requests) > 11)
+        speaker.gate.clear()
+        await so(lambda: speaker.running == 2)
+        await server.die()
+    speaker.gate.set()
+    speaker.errors = [ReplicaLost("gone"), EngineError("broken")]
+    async with serving(tmp_path, speaker) as (server, client):
+        await until(client, killed, "completed")
+        store = server.desk._store()
+        codes = [
+            {made.id: store.content(str(job["id"]), made).codes.tobytes() for made, _ in store.made(str(job["id"]))}
+            for job in (whole, killed)
+        ]
+        assert codes[0] == codes[1]
+        assert len(codes[0]) == 8
+
+
+async def test_a_job_is_deterministic_where_its_talkers_are_or_not_at_all(tmp_path: Path) -> None:
+    speaker = Speaker(replace(FOLLOWED, deterministic=True))
+    async with serving(tmp_path, speaker) as (server, client):
+        server.hindrance = "not yet"
+        job = await started(client, "One.", deterministic=True)
+        speaker.info = FOLLOWED
+        server.hindrance = None
+        assert "talker.deterministic" in str((await until(client, job, "failed"))["reason"])
+        for body, param in (
+            ({"deterministic": True}, "deterministic"),
+            ({"deterministic": "yes"}, "deterministic"),
+            ({"inputs": [{"input": "One.", "deterministic": False}]}, "inputs[0].deterministic"),
+        ):
+            assert refusal(await asked(client, "One.", **body)) == (400, param)
+
+
+async def test_a_part_may_be_a_chapter(tmp_path: Path) -> None:
+    text = " ".join(f"This is sentence {number} of a chapter." for number in range(700))
+    async with serving(tmp_path, Speaker(), JobSettings(max_input_chars=len(text))) as (_, client):
+        job = await started(client, text)
+        assert (await client.get(f"/v1/audio/jobs/{job['id']}")).json()["segments"]["total"] > 20
+        for fields, param in (({}, "inputs[1].input"), ({"instructions": text[:5000]}, "instructions")):
+            answer = await asked(client, "One.", text + "!", **fields)
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+            assert answer.json()["error"]["code"] == "string_above_max_length"
+
+
+async def test_unfinished_parts_conflict_and_unknown_ones_are_not_found(speaker: Speaker, client: AsyncClient) -> None:
+    speaker.gate.clear()
+    place = f"/v1/audio/jobs/{(await started(client, 'One.'))['id']}"
+    for path, status, code in (
+        ("/parts/0", 409, "part_not_finished"),
+        ("/parts/0/words", 409, "part_not_finished"),
+        ("/audio", 409, "job_not_finished"),
+        ("/parts/1", 404, "part_not_found"),
+        ("/parts/one", 404, "part_not_found"),
+        ("/parts/-1", 404, "part_not_found"),
+        (f"/parts/{'9' * 5000}", 404, "part_not_found"),
+        (f"/parts/{'9' * 5000}/words", 404, "part_not_found"),
+        ("/parts?after=0", 200, None),
+        ("/parts?after=1", 400, "invalid_value"),
+        ("/parts?after=one", 400, "invalid_value"),
+        (f"/parts?after={'9' * 5000}", 400, "invalid_value"),
+        ("/parts?limit=0", 400, "invalid_value"),
+        ("/parts?limit=1001", 400, "invalid_value"),
+        ("/parts?limit=1.5", 400, "invalid_value"),
+        ("/parts/0?response_format=midi", 400, "invalid_value"),
+    ):
+        answer = await client.get(place + path)
+        assert (answer.status_code, answer.json().get("error", {}).get("code")) == (status, code), path
+    assert (await client.get("/v1/audio/jobs/job_0")).json()["error"]["code"] == "job_not_found"
+
+
+async def test_a_range_of_wav_is_that_of_the_whole(client: AsyncClient) -> None:
+    job = await started(client, "Hello there.", "And more.")
+    await until(client, job, "completed")
+    place = f"/v1/audio/jobs/{job['id']}/audio?response_format=wav"
+    answered = await client.get(place)
+    whole = answered.content
+    assert b"trainedAlgorithmicMedia" in whole[:200]
+    assert answered.headers["x-digital-source-type"].endswith("trainedAlgorithmicMedia")
+    for span, wanted in (
+        ("bytes=0-9", whole[:10]),
+        ("bytes=40-50000", whole[40:50001]),
+        ("bytes=-100", whole[-100:]),
+        ("bytes=60000-", whole[60000:]),
+    ):
+        answer = await client.get(place, headers={"range": span})
+        assert answer.status_code == 206
+        assert answer.content == wanted
+        assert answer.headers["content-range"].endswith(f"/{len(whole)}")
+    beyond = await client.get(place, headers={"range": f"bytes={len(whole)}-"})
+    assert beyond.status_code == 416
+    assert (await client.get(place, headers={"range": "bytes=5-2"})).status_code == 200
+
+
+@pytest.mark.parametrize(("longest", "is_told"), [(1, 1), (0, 0)])
+async def test_the_header_of_an_mp3_tells_its_length(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, longest: int, is_told: int
+) -> None:
+    async with serving(tmp_path, Speaker()) as (_, client):
+        job = await started(client, "Hello there.")
+        await until(client, job, "completed")
+        monkeypatch.setattr(stored_audio, "_LONGEST_MP3_KEPT", longest * 2 * 12 * 1920)
+        for path in ("audio", "parts/0"):
+            answer = await client.get(f"/v1/audio/jobs/{job['id']}/{path}?response_format=mp3")
+            assert answer.content[:1000].count(b"Info") == is_told
+
+
+async def test_after_a_death_only_running_segments_are_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = [f"Text number {number}." for number in range(12)]
+    speaker = Speaker()
+    monkeypatch.setattr(desk, "_MOST_SEGMENTS", 2.0)
+    first = Server(tmp_path, speaker)
+    first.start()
+    async with first.client() as client:
+        job = await started(client, *texts)
+        await so(lambda: len(speaker.requests) > 6)
+        speaker.gate.clear()
+        await so(lambda: speaker.running == 2)
+        await first.die()
+    speaker.gate.set()
+    async with serving(tmp_path, speaker) as (_, client):
+        told = await until(client, job, "completed")
+    assert told["segments"] == {"total": 12, "done": 12}
+    asked = [request.request_id for request in speaker.requests]
+    assert len(set(asked)) == 12
+    assert len(asked) <= 14  # two were running
+    seeds: dict[str, set[int]] = {}
+    for request in speaker.requests:
+        seeds.setdefault(request.request_id, set()).add(request.seed)
+    assert all(len(each) == 1 for each in seeds.values())  # the same codes
+
+
+async def test_a_full_store_pauses_and_the_job_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from serve_app.extensions.voices import voice_store as files
+
+    written, is_full = files.write_file, True
+
+    def write_file(file: Path, content: bytes) -> None:
+        if is_full and "segments" in file.parts:
+            raise OSError(28, "No space left on device")
+        written(file, content)
+
+    monkeypatch.setattr(files, "write_file", write_file)
+    speaker = Speaker()
+    async with serving(tmp_path, speaker) as (_, client):
+        job = await started(client, "One.", "Two.", "Three.", "Four.")
+        told = await until(client, job, "paused")
+        assert "No space left on device" in str(told["reason"])
+        is_full = False
+        told = await until(client, job, "completed")
+        assert told["reason"] is None
+        assert len(speaker.requests) == 4  # what was made was kept in memory
+
+
+async def test_what_cannot_be_read_pauses_and_the_job_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(desk, "_LOOK_S", 0.05)
+    speaker = Speaker()
+    speaker.errors = [StoreFailed("the voice cannot be read")] * 2
+    async with serving(tmp_path, speaker) as (_, client):
+        job = await started(client, "One.")
+        assert (await until(client, job, "paused"))["reason"] == "The job store is not available. The server retries."
+        assert (await until(client, job, "completed"))["reason"] is None
+        assert len(speaker.requests) == 3
+
+
+@pytest.mark.parametrize(
+    ("change", "is_same"),
+    [({"fingerprint": "2"}, False), ({"name": "other"}, False), ({"fingerprint": "1", "word_times": False}, True)],
+)
+async def test_a_job_goes_on_with_its_own_model(tmp_path: Path, change: dict[str, object], is_same: bool) -> None:
+    made_for = replace(FOLLOWED, fingerprint="1")
+    speaker = Speaker(made_for)
+    async with serving(tmp_path, speaker) as (server, client):
+        server.hindrance = "not yet"
+        job = await started(client, "One.")
+        speaker.info = replace(made_for, **change)  # type: ignore[arg-type]
+        server.hindrance = None
+        reason = (await until(client, job, "completed" if is_same else "failed"))["reason"]
+        assert is_same or "load that model, and resume" in str(reason)
+
+
+async def test_the_same_key_is_the_same_job(tmp_path: Path) -> None:
+    async with serving(tmp_path, Speaker()) as (server, _), server.client(**{"idempotency-key": "one"}) as client:
+        job, again = await started(client, "One."), await started(client, "One.")
+        assert again["id"] == job["id"]
+        assert refusal(await asked(client, "Two."), "code") == (409, "idempotency_key_reused")
+
+
+async def test_cancel_resume_delete(tmp_path: Path, speaker: Speaker, client: AsyncClient) -> None:
+    speaker.gate.clear()
+    job = await started(client, "One.", "Two.", "Three.")
+    place = f"/v1/audio/jobs/{job['id']}"
+    await so(lambda: speaker.running > 0)
+    assert (await client.post(f"{place}/cancel")).json()["status"] == "cancelled"
+    assert speaker.running == 0
+    speaker.gate.set()
+    assert (await client.post(f"{place}/resume")).json()["status"] in ("queued", "running")
+    await until(client, job, "completed")
+    for left in (f"states/.{job['id']}.json", f"plans/{job['id']}/.000001.json", f"segments/{job['id']}/.name"):
+        (tmp_path / f"{left}.1234.new").write_text("Two.")  # by a killed writer
+    assert (await client.delete(place)).json() == {"id": job["id"], "object": "audio.job.deleted", "deleted": True}
+    assert (await client.get(place)).status_code == 404
+    assert files_in(tmp_path) == []
+
+
+async def test_a_deletion_that_was_killed_is_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the next one, or by the next process; files without a name yet go, too."""
+    async with serving(tmp_path, Speaker()) as (server, client):
+        whole, again, left = [await started(client, "One.") for _ in range(3)]
+        for job in (whole, again, left):
+            await until(client, job, "completed")
+        for job in (again, left):
+            (tmp_path / "segments" / str(job["id"]) / ".000000.00000.0f3a.new").write_text("")
+            server.desk._store().forget(str(job["id"]))
+        assert (await client.delete(f"/v1/audio/jobs/{again['id']}")).status_code == 404
+        assert str(again["id"]) not in " ".join(map(str, files_in(tmp_path)))
+    monkeypatch.setattr(desk, "_ABANDONED_S", 0.0)
+    async with serving(tmp_path, Speaker()) as (_, client):
+        await so(lambda: str(left["id"]) not in " ".join(map(str, files_in(tmp_path))))
+        assert (await client.get(f"/v1/audio/jobs/{whole['id']}/audio")).status_code == 200
+
+
+async def test_a_desk_survives_a_damaged_state_and_a_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(desk, "_FOLLOW_S", 0.0)
+    monkeypatch.setattr(desk, "_LOOK_S", 0.01)
+    speaker = Speaker()
+    speaker.gate.clear()
+    async with serving(tmp_path, speaker) as (server, client):
+        other = await started(client, "One.", "Two.", "Three.")
+        job = await started(client, "Four.")
+        await client.post(f"/v1/audio/jobs/{job['id']}/cancel")
+        (tmp_path / "states" / f"{job['id']}.json").write_text("{")
+        await so(lambda: speaker.running == 2)
+        await server.die()
+        speaker.gate.set()
+        server.start()
+        await until(client, other, "completed")
+        assert (await client.get(f"/v1/audio/jobs/{job['id']}")).json()["status"] == "cancelled"
+        assert (await client.delete(f"/v1/audio/jobs/{job['id']}")).status_code == 200
+
+
+async def test_a_segment_is_kept_if_its_state_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(desk, "_FOLLOW_S", 60.0)
+    speaker, errors, state = Speaker(), [StoreFailed("not now")], JobStore.state
+    speaker.gate.clear()
+
+    def failing(store: JobStore, job_id: str) -> JobState:
+        if errors:
+            raise errors.pop()
+        return state(store, job_id)
+
+    async with serving(tmp_path, speaker) as (server, client):
+        job = await started(client, "One.")
+        await so(lambda: speaker.running == 1)
+        server.desk._store().write_state(str(job["id"]), JobState())  # another process does
+        monkeypatch.setattr(JobStore, "state", failing)
+        speaker.gate.set()
+        await so(lambda: server.desk._works[str(job["id"])].state.ended_at is not None)
+        assert (errors, len(speaker.requests)) == ([], 1)
+
+
+async def test_a_lost_answer_leaves_no_job(
+    tmp_path: Path, client: AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create = JobStore.create
+
+    def lost(store: JobStore, job: StoredJob) -> None:
+        create(store, job)
+        raise StoreFailed("no answer")
+
+    monkeypatch.setattr(JobStore, "create", lost)
+    assert (await asked(client, "One.")).status_code == 503
+    assert files_in(tmp_path) == []
+
+
+async def test_a_deletion_comes_after_a_state_being_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writes, written, write = threading.Event(), threading.Event(), JobStore.write_state
+
+    def slowly(store: JobStore, job_id: str, state: JobState) -> None:
+        if state.ended_at is not None:
+            writes.set()
+            time.sleep(0.2)
+        write(store, job_id, state)
+        if writes.is_set():
+            written.set()
+
+    async with serving(tmp_path, Speaker()) as (_, client):
+        monkeypatch.setattr(JobStore, "write_state", slowly)
+        job = await started(client, "One.")
+        await so(writes.is_set)
+        assert (await client.delete(f"/v1/audio/jobs/{job['id']}")).status_code == 200
+    assert written.wait(10)
+    assert files_in(tmp_path) == []
+
+
+async def test_a_deletion_does_not_wait_for_a_slow_bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(desk, "_REMOVAL_S", 0.01)
+    slow, delete = threading.Event(), VoiceStore.delete
+
+    def wait(store: VoiceStore, *paths: str) -> None:
+        assert not paths or "jobs/" in paths[0] or slow.wait(10)
+        delete(store, *paths)
+
+    async with serving(tmp_path, Speaker()) as (_, client):
+        job = await started(client, "Long.")
+        await until(client, job, "completed")
+        monkeypatch.setattr(VoiceStore, "delete", wait)
+        answer = await client.delete(f"/v1/audio/jobs/{job['id']}")
+        assert (answer.status_code, answer.json()["deleted"]) == (200, True)
+        assert (await client.get("/v1/audio/jobs")).json()["data"] == []
+        slow.set()
+        await so(lambda: not files_in(tmp_path / "segments"))
+
+
+async def test_a_refused_segment_is_not_begun_while_it_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(desk, "_RETRY_S", 60)
+    speaker = Speaker()
+    async with serving(tmp_path, speaker) as (_, client):
+        many = await started(client, *["Warm."] * 16)  # now the desk begins more than two at once
+        await until(client, many, "completed")
+        speaker.gate.clear()
+        speaker.errors = [Overloaded("full")]
+        job = await started(client, "Refused.", "Waits.")
+        other = await started(client, "Beside it.")  # the desk looks what else may begin
+        await so(lambda: speaker.running == 2)
+        told = (await client.get(f"/v1/audio/jobs/{job['id']}")).json()
+        assert (told["status"], [request.text for request in speaker.requests].count("Refused.")) == ("running", 1)
+        await client.post(f"/v1/audio/jobs/{job['id']}/cancel")
+        await so(lambda: speaker.running == 1)
+        speaker.gate.set()
+        await until(client, other, "completed")
+
+
+async def test_a_refusal_waits_and_a_failing_engine_ends_the_job(speaker: Speaker, client: AsyncClient) -> None:
+    speaker.errors = [Overloaded("full"), EngineError("once")]
+    await until(client, await started(client, "One."), "completed")
+    speaker.errors = [EngineError("broken")] * 3
+    told = await until(client, await started(client, "Two."), "failed")
+    assert told["reason"] == "part 0, segment 0: broken"
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (KeyError("a bug"), "the server failed, see its log"),
+        (InvalidRequest("too long"), "too long"),
+        (Damaged("the path"), "its text or its voice is missing or damaged in the store"),
+        (JobStopped("load that model"), "load that model"),
+    ],
+)
+async def test_fatal_errors_end_a_job(speaker: Speaker, client: AsyncClient, error: Exception, reason: str) -> None:
+    speaker.errors = [error]
+    job = await started(client, "One.")
+    assert (await until(client, job, "failed"))["reason"] == f"part 0, segment 0: {reason}"
+    await client.post(f"/v1/audio/jobs/{job['id']}/resume")
+    assert (await until(client, job, "completed"))["reason"] is None
+
+
+async def test_a_job_that_cannot_be_read_is_left_out(tmp_path: Path) -> None:
+    async with serving(tmp_path, Speaker()) as (_, client):
+        damaged, whole = [await started(client, text) for text in ("One.", "Two.")]
+        await until(client, damaged, "completed")
+    [file] = [
+        file for file in files_in(tmp_path) if file.name == f"{damaged['id']}.json" and file.parent.name == "jobs"
+    ]
+    file.write_text("{")
+    async with serving(tmp_path, Speaker()) as (_, client):
+        assert [job["id"] for job in (await client.get("/v1/audio/jobs")).json()["data"]] == [whole["id"]]
+
+
+async def test_a_bad_segment_is_drawn_again_and_reported(speaker: Speaker, server: Server, client: AsyncClient) -> None:
+    server.hindrance = "not yet"
+    job = await started(client, "One.", "Two.")
+    assert (await until(client, job, "paused"))["reason"] == "not yet"
+    plan = server.desk._store().plan(server.desk._works[str(job["id"])].job, 0)
+    speaker.reasons = {plan.parts[1].seed: FinishReason.LOOP}
+    server.hindrance = None
+    told = await until(client, job, "completed")
+    assert told["problems"] == [{"part": 1, "segment": 0, "finish_reason": "stop", "redrawn": True}]
+    assert len(speaker.requests) == 3
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({}, "inputs"),
+        ({"inputs": []}, "inputs"),
+        ({"inputs": ["text"]}, "inputs"),
+        ({"inputs": [{"input": "a"}, {"text": 3}]}, "inputs[1].input"),
+        ({"inputs": [{"input": "One."}], "speed": 9}, "speed"),
+        ({"inputs": [{"input": "One.", "voice": "nobody"}]}, "inputs[0].voice"),
+        ({"inputs": [{"input": "One."}], "ref_audio": "AAAA"}, "ref_audio"),
+        ({"inputs": [{"input": "One."}], "input": "no"}, "input"),
+        ({"inputs": [{"input": "One.", "custom_id": 3}]}, "inputs[0].custom_id"),
+    ],
+)
+async def test_a_mistake_is_named_and_makes_no_job(client: AsyncClient, body: dict[str, object], param: str) -> None:
+    answer = await client.post("/v1/audio/jobs", json={"voice": "ryan", **body})
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["param"] == param
+    assert (await client.get("/v1/audio/jobs")).json()["data"] == []
+
+
+async def test_a_form_is_refused_by_its_type(client: AsyncClient) -> None:
+    for form in ({"data": {"voice": "ryan"}}, {"files": {"inputs": b"One."}}):
+        answer = await client.post("/v1/audio/jobs", **form)  # type: ignore[arg-type]
+        assert (answer.status_code, "Send JSON" in answer.text) == (415, True)
+
+
+async def test_quotas(tmp_path: Path) -> None:
+    """The plan of a job counts as its segments do."""
+    async with serving(tmp_path, Speaker(), jobs=JobSettings(max_jobs=9, max_bytes=4096)) as (server, client):
+        server.hindrance = "not yet"
+        job = await started(client, *["One."] * 8)
+        assert job["bytes"] == sum(file.stat().st_size for file in (tmp_path / "plans" / str(job["id"])).iterdir())
+        for texts in (["Long. "] * 40, ["One."]):  # its own plan is too large, or the segments of the first
+            full = await asked(client, *texts)
+            assert (full.status_code, full.json()["error"]["code"]) == (409, "quota_exceeded")
+            assert "max_bytes" in full.text
+            server.hindrance = None
+            assert "api.jobs.max_bytes" in str((await until(client, job, "paused"))["reason"])
+        assert len(files_in(tmp_path / "plans")) == 1
+
+
+async def test_large_lexicons_of_parts_make_short_pieces(tmp_path: Path) -> None:
+    """Those of the request, its voice and all requests may together have more words than each of them."""
+    server = Server(tmp_path, Speaker(BASE))
+    async with server.client() as client:
+        voice = await store(client, "Mara", ref_text="Some hiss.")
+        lexicon = {f"word{number:04d}": "say " * 40 for number in range(1000)}
+        await client.post(f"/v1/audio/voices/{voice['id']}", json={"lexicon": lexicon})
+        inputs = [{"input": "Hi.", "lexicon": {f"z{part}": "a"}} for part in range(12)]
+        job = await started(client, voice="Mara", inputs=inputs)
+        sizes = [file.stat().st_size for file in files_in(tmp_path / "plans")]
+        assert sum(sizes) == job["bytes"]
+        assert max(sizes) < 1 << 20
+
+
+async def test_fields_of_a_part_override_and_what_has_no_effect_is_told(speaker: Speaker, client: AsyncClient) -> None:
+    inputs = [{"input": "One.", "seed": 5}, {"input": "Two.", "voice": "vivian", "custom_id": "b"}]
+    body = {"voice": "ryan", "seed": 7, "inputs": inputs, "response_format": "mp3", "sped": 2}
+    answer = await client.post("/v1/audio/jobs", json=body)
+    assert "response_format (asked for when audio is fetched)" in answer.headers["x-ignored"]
+    assert "sped (unknown field, did you mean speed?)" in answer.headers["x-ignored"]
+    await until(client, answer.json(), "completed")
+    spoken = {request.text: (request.voice, request.seed) for request in speaker.requests}
+    assert spoken == {"One.": ("ryan", 5), "Two.": ("vivian", 7)}
+    answer = await client.post("/v1/audio/jobs", content='{"inputs": [{"input": "So \\ud83d."}]}')
+    assert "voice (none was sent: serena speaks)" in answer.headers["x-ignored"]
+    assert "inputs (half a surrogate pair, replaced by U+FFFD)" in answer.headers["x-ignored"]
+
+
+async def test_a_stored_voice_speaks_and_a_job_whose_voice_was_deleted_fails(tmp_path: Path) -> None:
+    speaker = Speaker(BASE)
+    async with serving(tmp_path, speaker) as (server, client):
+        voice = await store(client, "Mara", ref_text="Some hiss.")
+        server.hindrance = "not yet"
+        job = await started(client, "One.", voice="Mara")
+        lost = await started(client, "Two.", voice=voice["id"], language="german")
+        server.hindrance = None
+        await until(client, job, "completed")
+        await until(client, lost, "completed")
+        first, second = sorted(speaker.requests, key=lambda request: request.text)  # which begins first is not said
+        assert first.reference is not None
+        assert first.reference.text == "Some hiss."
+        assert (first.language, second.language) == ("auto", "german")
+        server.hindrance = "not yet"
+        lost = await started(client, "Three.", voice="Mara")
+        assert (await client.delete(f"/v1/audio/voices/{voice['id']}")).status_code == 200
+        server.hindrance = None
+        told = await until(client, lost, "failed")
+        assert told["reason"] == f"part 0, segment 0: the voice {voice['id']} was deleted"
+
+
+async def test_another_key_sees_no_job(tmp_path: Path) -> None:
+    keys = {name: create_key(tmp_path / "keys.json", name) for name in ("ada", "bob")}
+    access = AccessSettings(keys_file=tmp_path / "keys.json")
+    server = Server(tmp_path / "store", Speaker(), access=access)
+    own, other = (server.client(authorization=f"Bearer {keys[name]}") for name in ("ada", "bob"))
+    async with own, other:
+        job = await started(own, "One.")
+        place = f"/v1/audio/jobs/{job['id']}"
+        assert (await other.get("/v1/audio/jobs")).json()["data"] == []
+        reads = [("GET", path) for path in ("", "/parts", "/parts/0", "/parts/0/words", "/audio")]
+        for method, path in (*reads, ("POST", "/cancel"), ("POST", "/resume"), ("DELETE", "")):
+            assert refusal(await other.request(method, place + path), "code") == (404, "job_not_found"), path
+        assert (await own.get(place)).status_code == 200
+
+
+async def test_files_of_batches_are_left_and_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (left := tmp_path / "files" / "file-1").mkdir(parents=True)
+    (left / "content").write_bytes(b"One.")
+    async with serving(tmp_path, Speaker()):
+        await so(lambda: "files/ of the store" in caplog.text)
+    assert (left / "content").read_bytes() == b"One."
+    assert caplog.text.count("files/ of the store") == 1
+
+
+async def test_a_job_of_a_batch_stays(tmp_path: Path) -> None:
+    """OpenAI's batches are gone, but a store may still have their jobs."""
+    server = Server(tmp_path, Speaker())
+    async with server.client() as client:
+        job = await started(client, "One.")
+    kept, job_id = VoiceStore(str(tmp_path)), str(job["id"])
+    old = {"plans": f"plans/{job_id}.json", "jobs": f"jobs/{job_id}.json"}  # a plan was one object
+    for kind, path in old.items():
+        stored = json.loads(kept.get(path) or kept.get(f"{kind}/{job_id}/000000.json") or b"")["record"]
+        for name in ("first", "pieces", "plan_bytes"):
+            stored.pop(name, None)
+        stored |= {} if kind == "plans" else {"batch": {}}
+        for part in stored.get("parts", ()):
+            part["response_format"] = None
+        checksum = hashlib.sha256(json.dumps(stored, sort_keys=True).encode()).hexdigest()
+        kept.put(path, json.dumps({"sha256": checksum, "record": stored}).encode())
+    kept.delete(f"plans/{job_id}/000000.json")
+    async with serving(tmp_path, Speaker()) as (_, client):
+        await until(client, job, "completed")
+        place = f"/v1/audio/jobs/{job_id}/parts"
+        assert [part["segments"]["done"] for part in (await client.get(place)).json()["data"]] == [1]
+        assert len((await client.get(f"{place}/0/words")).json()["words"]) == 1
+
+
+async def test_lists_are_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of jobs, and of parts whose plan has several pieces."""
+    monkeypatch.setattr(planning, "_PIECE_PARTS", 3)
+    async with serving(tmp_path, Speaker()) as (server, client):
+        jobs = [await started(client, *[f"Text {number}." for number in range(size)]) for size in (1, 10, 1)]
+        many = f"/v1/audio/jobs/{jobs[1]['id']}/parts"
+        newest = sorted(jobs, key=lambda job: (job["created_at"], job["id"]), reverse=True)
+        ids = [str(job["id"]) for job in newest]
+        for path, name, wanted, has_more in (
+            ("/v1/audio/jobs", "id", ids, False),
+            ("/v1/audio/jobs?limit=2", "id", ids[:2], True),
+            (f"/v1/audio/jobs?after={ids[1]}", "id", ids[2:], False),
+            (many, "part", [*range(10)], False),
+            (f"{many}?limit=4", "part", [*range(4)], True),
+            (f"{many}?limit=5&after=2", "part", [*range(3, 8)], True),
+            (f"{many}?limit=2&after=7", "part", [8, 9], False),
+            (f"{many}?after=9", "part", [], False),
+        ):
+            page = (await client.get(path)).json()
+            assert ([each[name] for each in page["data"]], page["has_more"]) == (wanted, has_more), path
+        for query in ("after=job_0", "limit=0", "limit=1001", "limit=x"):
+            assert refusal(await client.get(f"/v1/audio/jobs?{query}")) == (400, query.partition("=")[0])
+        await until(client, jobs[1], "completed")
+        assert all(work.plan is None for work in server.desk._works.values() if work.is_complete)
+        assert len((await client.get(f"{many}/7/words")).json()["words"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("errors", "dead_nodes", "status"),
+    [
+        ([TalkerLost("gone")] * 2, 0, "completed"),
+        ([TalkerLost("gone")] * 3, 0, "failed"),
+        ([CodecLost("gone"), EngineError("broken"), TalkerLost("gone")], 0, "failed"),
+        ([TalkerLost("gone", 1)] * 6, 0, "completed"),  # live streams were lost with it
+        ([Moved("drained")] * 6, 0, "completed"),
+        ([TalkerLost("gone")] * 4, 1, "completed"),  # their node was
+    ],
+)
+async def test_a_segment_that_kills_replicas_ends_its_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, errors: list[Exception], dead_nodes: int, status: str
+) -> None:
+    for name in ("_TOGETHER_S", "_RETRY_S"):
+        monkeypatch.setattr(desk, name, 0.01)
+    speaker = Speaker()
+    async with serving(tmp_path, speaker) as (server, client):
+        await client.get("/v1/audio/jobs")  # it runs
+        speaker.errors = [*errors]
+        server.desk._dead_nodes = lambda: dead_nodes
+        told = await until(client, await started(client, "One."), status)
+        assert len(speaker.requests) == len(errors) + (status == "completed")
+        assert status == "completed" or str(told["reason"]).startswith("part 0, segment 0: ")
+
+
+async def test_segments_lost_together_are_made_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(desk, "_TOGETHER_S", 0.2)
+    speaker = Speaker()
+    async with serving(tmp_path, speaker) as (server, client):
+        await until(client, await started(client, *["Warm."] * 16), "completed")  # now it begins several at once
+        speaker.errors = [TalkerLost("gone")] * 4
+        pieces = Mock(wraps=server.desk._store().plan)
+        monkeypatch.setattr(JobStore, "plan", pieces)
+        job = await started(client, "One.", "Two.", "Three.", "Four.", *["More."] * 4)
+        work = server.desk._works[str(job["id"])]
+        await so(lambda: len(work.suspects) == 4)
+        await so(lambda: not speaker.running)
+        speaker.most_running, num_alone = 0, len(speaker.requests)
+        await so(lambda: not work.suspects)
+        assert speaker.most_running == 1
+        assert len({request.request_id for request in speaker.requests[num_alone : num_alone + 4]}) == 4
+        await until(client, job, "completed")
+        assert not work.failures or not any(work.failures.values())
+        assert pieces.call_count == 1, "which all segments use"
+
+
+async def test_a_job_that_is_deleted_while_it_runs_leaves_nothing(
+    tmp_path: Path, speaker: Speaker, server: Server, client: AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not what is made at that moment, nor what a thread stores then; where the deletion fails the job goes on."""
+    stores, stored, save, forget = threading.Event(), threading.Event(), JobStore.save, JobStore.forget
+
+    def slowly(store: JobStore, job_id: str, made: MadeSegment, content: bytes) -> str | None:
+        stores.set()
+        assert stored.wait(10)
+        return save(store, job_id, made, content)
+
+    def fail(store: JobStore, job_id: str) -> None:
+        raise StoreFailed("not now")
+
+    monkeypatch.setattr(JobStore, "save", slowly)
+    job = await started(client, *["One."] * 60)
+    place = f"/v1/audio/jobs/{job['id']}"
+    await so(stores.is_set)
+    monkeypatch.setattr(JobStore, "forget", fail)
+    assert (await client.delete(place)).status_code == 503
+    assert (await client.get(place)).json()["status"] in ("queued", "running")
+    monkeypatch.setattr(JobStore, "forget", forget)
+    assert (await client.delete(place)).status_code == 200
+    num_asked = len(speaker.requests)
+    stored.set()
+    await until(client, await started(client, "Another."), "completed")
+    await so(lambda: str(job["id"]) not in " ".join(map(str, files_in(tmp_path))))
+    assert len(speaker.requests) == num_asked + 1
+    assert server.desk._works.keys() != {job["id"]}
+
+
+async def test_two_processes_follow_the_same_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a successor has read the store and its predecessor still answers."""
+    speaker = Speaker()
+    speaker.gate.clear()
+    old = Server(tmp_path, speaker)
+    async with serving(tmp_path, speaker) as (_, later), old.client() as client:
+        await later.get("/v1/audio/jobs")  # it has read the store
+        cancelled, kept, deleted = [await started(client, *["One."] * 9) for _ in range(3)]
+        for job in (cancelled, kept, deleted):
+            assert (await later.get(f"/v1/audio/jobs/{job['id']}")).status_code == 200
+        await so(lambda: speaker.running == 2)
+        assert (await client.post(f"/v1/audio/jobs/{cancelled['id']}/cancel")).status_code == 200
+        assert (await client.delete(f"/v1/audio/jobs/{deleted['id']}")).status_code == 200
+        assert (await later.get(f"/v1/audio/jobs/{deleted['id']}")).status_code == 404
+        speaker.gate.set()
+        await until(later, kept, "completed")
+        assert (await later.get(f"/v1/audio/jobs/{cancelled['id']}")).json()["status"] == "cancelled"
+        for status, changed in (("queued", client), ("cancelled", later)):  # each sees what the other one does
+            path = f"/v1/audio/jobs/{cancelled['id']}/{'resume' if status == 'queued' else 'cancel'}"
+            assert (await changed.post(path)).status_code == 200
+        assert (await client.get(f"/v1/audio/jobs/{cancelled['id']}")).json()["status"] == "cancelled"
+        old.desk.is_stopping = True
+        body = {"voice": "ryan", "inputs": [{"input": "One."}]}
+        for method, path in (("POST", ""), ("POST", f"/{kept['id']}/cancel"), ("DELETE", f"/{kept['id']}")):
+            answer = await client.request(method, f"/v1/audio/jobs{path}", json=body if not path else None)
+            assert (answer.status_code, answer.headers["x-should-retry"]) == (503, "true"), path
+            assert "takes over the jobs" in answer.text
+        assert (await client.get(f"/v1/audio/jobs/{kept['id']}")).status_code == 200
+        assert str(deleted["id"]) not in " ".join(map(str, files_in(tmp_path)))
+
+
+async def test_a_large_job_blocks_no_other_and_may_be_too_large(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = Server(tmp_path, Speaker())
+    async with server.client() as client:
+        large = asyncio.create_task(started(client, *["Hi."] * 2000))
+        await so(lambda: bool(files_in(tmp_path / "plans")))
+        await started(client, "One.")
+        assert not large.done()
+        job = await large
+        monkeypatch.setattr(planning, "_LONGEST_PLANNING_S", 0.01)
+        assert refusal(await asked(client, *["Hi."] * 2000)) == (413, "inputs")
+        assert {path.name for path in (tmp_path / "plans").iterdir() if any(path.iterdir())} <= {
+            *(str(each["id"]) for each in (await client.get("/v1/audio/jobs")).json()["data"])
+        }
+        assert job["parts"] == {"total": 2000, "done": 0}
+
+
+async def test_words_of_many_segments(client: AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their audio is not decoded, lists of others do not wait for them, and a part has a bound of segments."""
+    content, read = JobStore.content, threading.Event()
+
+    def slowly(*arguments: Any, **options: bool) -> job_store.Content:
+        read.set()
+        time.sleep(0.01)
+        return content(*arguments, **options)
+
+    job = await started(client, "a [pause 1ms] " * 40)
+    await until(client, job, "completed")
+    monkeypatch.setattr(job_store, "_from_flac", lambda flac: pytest.fail("it is not heard"))
+    told = (await client.get(f"/v1/audio/jobs/{job['id']}/parts/0/words")).json()
+    assert (len(told["segments"]), len(told["words"])) == (40, 40)
+    starts = [word["start"] for word in told["words"]]
+    assert starts == sorted(starts)
+    monkeypatch.setattr(JobStore, "content", slowly)
+    words = [asyncio.create_task(client.get(f"/v1/audio/jobs/{job['id']}/parts/0/words")) for _ in range(2)]
+    await so(read.is_set)
+    await client.get("/v1/audio/jobs")
+    assert not any(task.done() for task in words)
+    assert all([(await task).status_code == 200 for task in words])
+    monkeypatch.setattr(planning, "MOST_SEGMENTS", 39)
+    assert refusal(await asked(client, "a [pause 1ms] " * 40)) == (400, "inputs[0].input")
+
+
+async def test_no_place_of_the_store_is_told(tmp_path: Path, server: Server, client: AsyncClient) -> None:
+    server.hindrance = "not yet"
+    job = await started(client, "One.")
+    for file in files_in(tmp_path / "plans"):
+        file.unlink()
+    server.hindrance = None
+    told = await until(client, job, "failed")
+    assert "missing or damaged" in str(told["reason"])
+    assert str(tmp_path) not in str(told)
+    whole = await started(client, "Two.")
+    await until(client, whole, "completed")
+    for file in files_in(tmp_path / "segments"):
+        file.unlink()
+    answer = await client.get(f"/v1/audio/jobs/{whole['id']}/audio")
+    assert (answer.json()["error"]["code"], str(tmp_path) in answer.text) == ("voice_damaged", False)
+
+
+async def test_jobs_of_a_revoked_key_wait(tmp_path: Path) -> None:
+    file = tmp_path / "keys.json"
+    key = create_key(file, "ada")
+    server = Server(tmp_path / "store", Speaker(), access=AccessSettings(keys_file=file))
+    async with server.client(authorization=f"Bearer {key}") as client:
+        job = await started(client, "One.")
+    revoke_keys(file, "ada")
+    create_key(file, "bob")
+    admin = create_key(file, "root", admin=True)
+    server.start()
+    try:
+        async with server.client(authorization=f"Bearer {admin}") as client:
+            assert "key is named 'ada'" in str((await until(client, job, "paused"))["reason"])
+            create_key(file, "ada")
+            await until(client, job, "completed")
+    finally:
+        await server.die()
+
+
+async def test_jobs_expire_beside_others_and_not_by_jumps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    removes, may_remove, forget, day_s = threading.Event(), threading.Event(), JobStore.forget, 86400.0
+    wall, monotonic = time.time, time.monotonic
+    shift = {"wall": 0.0, "monotonic": 0.0}
+
+    def slowly(store: JobStore, job_id: str) -> None:
+        removes.set()
+        assert may_remove.wait(10)
+        forget(store, job_id)
+
+    monkeypatch.setattr(desk, "_EXPIRE_S", 0.01)
+    monkeypatch.setattr(JobStore, "forget", slowly)
+    monkeypatch.setattr(
+        clocks,
+        "time",
+        SimpleNamespace(time=lambda: wall() + shift["wall"], monotonic=lambda: monotonic() + shift["monotonic"]),
+    )
+    async with serving(tmp_path, Speaker()) as (server, client):
+        old = await started(client, "One.")
+        await until(client, old, "completed")
+        shift["wall"] = 8 * day_s
+        await until(client, await started(client, "Two."), "completed")
+        assert not removes.is_set()
+        shift["wall"] = 0.0
+        await until(client, await started(client, "Three."), "completed")
+        shift.update(wall=8 * day_s, monotonic=8 * day_s)  # time has gone by
+        await so(removes.is_set)
+        await until(client, await started(client, "Four."), "completed")
+        may_remove.set()
+        await so(lambda: str(old["id"]) not in server.desk._works)
+
+
+async def test_the_record_of_each_segment_is_its_own(tmp_path: Path) -> None:
+    create_key(file := tmp_path / "keys.json", "ada")
+    speaker = Speaker()
+    speaker.gate.clear()
+    server = Server(tmp_path / "store", speaker, access=AccessSettings(keys_file=file))
+    server.start()
+    try:
+        async with server.client(authorization=f"Bearer {create_key(file, 'bob')}") as client:
+            job = await started(client, "Hello there. [pause 1s] Bye.")
+            await so(lambda: speaker.running == 2)
+            asyncio.get_running_loop().call_later(0.02, speaker.gate.set)
+            await until(client, job, "completed")
+    finally:
+        await server.die()
+    told = [record.entry() for record in server.records]
+    assert sorted((each["characters"], each["audio_s"]) for each in told) == [(4, 0.32), (12, 0.96)]
+    assert {(each["key"], each["dialect"], each["voice"], each["outcome"]) for each in told} == {
+        ("bob", "Jobs", "ryan", "stop")
+    }
+    assert all(each["took_ms"] >= each["ttfa_ms"] > 0 for each in told)

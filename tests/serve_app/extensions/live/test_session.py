@@ -1,0 +1,500 @@
+import asyncio
+import gc
+import tracemalloc
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+from starlette.websockets import WebSocket
+
+from deployments.errors import InvalidRequest, Overloaded
+from deployments.protocol import FinishReason, ModelInfo, PcmChunk, SynthesisRequest
+from serve_app.api.access.callers import Caller
+from serve_app.api.context import RequestState
+from serve_app.api.parsing.speech_body import SpeechBody
+from serve_app.api.request_record import RequestRecord
+from serve_app.api.resolve.speech_request import Delivery, Offer, SpeechRequest
+from serve_app.audio.formats import AudioFormat
+from serve_app.config import ApiSettings, VoiceSettings
+from serve_app.extensions.continuity.joints import Continuation, Tails
+from serve_app.extensions.live.connection import IDLE_TIMEOUT_S, Connection
+from serve_app.extensions.live.live_text import LiveTexts
+from serve_app.extensions.live.session import (
+    MAX_UNSPOKEN_CHARS,
+    Audio,
+    Done,
+    Event,
+    Failed,
+    Flushed,
+    Session,
+    Started,
+    Words,
+)
+from serve_app.extensions.text.spoken_text import TextRules, read
+from serve_app.extensions.voices.library import Voices
+from serve_app.extensions.word_times.word_times import Spoken
+from serve_app.speech.segments import Utterance
+from serve_app.speech.utterance_synthesizer import UtteranceSynthesizer
+from serve_app.visitor import STRANGER
+from tests.serve_app import fake
+from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, chunk, pcm_of, utterance
+
+pytestmark = pytest.mark.anyio
+
+FRAME = fake.tone(CUSTOM_VOICE.frame_samples)
+BODY = SpeechBody(input="", voice="ryan", any_language=True, seed=7)
+
+
+@asynccontextmanager
+async def open_session(
+    synthesizer: FakeSynthesizer,
+    delivery: Delivery | None = None,
+    *,
+    info: ModelInfo = CUSTOM_VOICE,
+    body: SpeechBody = BODY,
+    has_segments: bool = False,
+) -> AsyncIterator[Session]:
+    """With `has_segments` the speech says where its words are, as what stands in front of the pools does."""
+
+    def speak(utterance: Utterance, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
+        if has_segments:
+            return UtteranceSynthesizer(synthesizer).speak(utterance.changed(mailbox=None), info)
+        return synthesizer.synthesize(utterance.synthesis, info)
+
+    texts, handshake = LiveTexts(), RequestState(RequestRecord("talk", 0))
+    handshake.caller = Caller("test", visitor=STRANGER)
+    session = Session(
+        Offer(
+            SimpleNamespace(of=lambda utterance: SimpleNamespace(speak=speak)),
+            ApiSettings(),
+            Voices(None, VoiceSettings()),
+        ),
+        SpeechRequest(
+            info, body, delivery or Delivery(AudioFormat.PCM), {}, read("", TextRules(spoken_form=info.spoken_form))
+        ),
+        handshake=handshake,
+        request_id="talk",
+        continuation=Continuation(Tails(), joins=False),
+        live_texts=texts,
+    )
+    try:
+        async with session:
+            yield session
+    finally:
+        await texts.aclose()
+
+
+async def events_of(session: Session) -> list[Event]:
+    return [event async for event in session]
+
+
+async def until_flushed(events: AsyncIterator[Event]) -> None:
+    while not isinstance(await anext(events), Flushed):
+        pass
+
+
+async def until_word(events: AsyncIterator[Event], word: str) -> None:
+    while not isinstance(event := await anext(events), Words) or event.words[-1].text != word:
+        pass
+
+
+async def spoken(session: Session, *texts: str) -> list[Event]:
+    """All events of a session in which these texts are written, and no more."""
+    for text in texts:
+        session.append(text)
+    session.close()
+    return await events_of(session)
+
+
+def audio_of(events: list[Event]) -> bytes:
+    return b"".join(event.data for event in events if isinstance(event, Audio))
+
+
+def kinds(events: list[Event]) -> list[str]:
+    """Without how the audio is cut."""
+    names = [type(event).__name__ for event in events]
+    return [name for index, name in enumerate(names) if name != "Audio" or names[index - 1] != "Audio"]
+
+
+async def test_a_turn_has_a_beginning_audio_and_an_end() -> None:
+    async with open_session(FakeSynthesizer(script=utterance())) as session:
+        session.append("Hello there")
+        session.flush()
+        session.close()
+        events = await events_of(session)
+    assert kinds(events) == ["Started", "Audio", "Flushed", "Done"]
+    assert audio_of(events) == pcm_of(utterance())
+
+
+async def test_its_end_tells_the_first_bad_end_of_any_turn_that_was_not_cleared() -> None:
+    synthesizer = FakeSynthesizer()
+    async with open_session(synthesizer) as session:
+        events = aiter(session)
+        for reason in (FinishReason.SILENCE, None, FinishReason.STOP, FinishReason.LOOP, FinishReason.EARLY):
+            if reason is None:
+                await session.clear()
+                continue
+            synthesizer.script = [chunk(FRAME), chunk(b"", frames=0, finish_reason=reason)]
+            session.append("Hello there")
+            turn = session.flush()
+            await until_flushed(events)
+            assert turn.finish_reason is reason
+        session.close()
+        rest = [event async for event in events]
+    assert rest[-1] == Done(FinishReason.LOOP, turn.usage.answer)
+    assert turn.usage.answer["seed"] == synthesizer.requests[-1].seed
+
+
+async def test_a_turn_is_spoken_while_it_is_written() -> None:
+    synthesizer = FakeSynthesizer(script=utterance())
+    async with open_session(synthesizer) as session:
+        events = aiter(session)
+        for piece in ("Dr. Jo", "nes is he", "re. And"):
+            session.append(piece)
+        assert isinstance(await anext(events), Started)
+        assert isinstance(await anext(events), Audio)
+        session.append(" he stays")
+        session.flush()
+        await until_flushed(events)
+    assert synthesizer.texts == ["Dr. Jones is here. And he stays"]
+    (request,) = synthesizer.requests
+    assert (request.request_id, request.seed) == ("talk-1", 7)
+
+
+async def test_halves_of_a_surrogate_pair_meet_and_lone_ones_go() -> None:
+    synthesizer = FakeSynthesizer(script=utterance())
+    async with open_session(synthesizer) as session:
+        for piece in ("a \ud83d", "", "\ude42 b \ude42 c \ud83d", "d \ud83d"):
+            session.append(piece)
+        session.flush()
+        await spoken(session, "e")
+    assert synthesizer.texts == ["a 🙂 b \ufffd c \ufffdd \ufffd", "e"]
+
+
+async def test_a_text_that_is_all_there_is_asked_for_at_once() -> None:
+    synthesizer = FakeSynthesizer(script=utterance())
+    async with open_session(synthesizer) as session:
+        await spoken(session, "Good ", "morning")
+    (request,) = synthesizer.requests
+    assert (request.text, request.mailbox) == ("Good morning", None)
+
+
+async def test_every_flush_has_its_mark_even_an_empty_one() -> None:
+    async with open_session(FakeSynthesizer(script=utterance(1))) as session:
+        session.flush()
+        session.append("One.")
+        session.flush()
+        events = await spoken(session, "Two.")
+    assert kinds(events) == ["Started", "Flushed", *["Started", "Audio", "Flushed"] * 2, "Done"]
+
+
+@pytest.mark.parametrize("text", ["...", "🙂", "Привет"])
+async def test_text_that_yields_no_speech_is_a_moment_of_silence(text: str) -> None:
+    synthesizer = FakeSynthesizer(script=utterance())
+    english = replace(CUSTOM_VOICE, spoken_form="english")
+    async with open_session(synthesizer, info=english) as session:
+        events = await spoken(session, text)
+    refused = ["InvalidRequest"] if text.isalpha() else []
+    assert kinds(events) == [*refused, "Started", "Audio", "Flushed", "Done"]
+    assert audio_of(events) == bytes(2 * 2400)
+    assert synthesizer.requests == []
+
+
+@pytest.mark.parametrize("text", ["", " ", "\n"])
+async def test_blank_text_is_no_audio_at_all(text: str) -> None:
+    async with open_session(FakeSynthesizer(script=utterance())) as session:
+        session.append(text)
+        session.flush()
+        session.close()
+        assert kinds(await events_of(session)) == ["Started", "Flushed", "Done"]
+
+
+async def test_who_does_not_read_stops_the_decoding() -> None:
+    made = 0
+
+    class Counting(FakeSynthesizer):
+        async def synthesize(self, request: SynthesisRequest, info: object = None):  # type: ignore[no-untyped-def]
+            nonlocal made
+            for _ in range(1000):
+                made += 1
+                yield chunk(FRAME)
+
+    async with open_session(Counting()) as session:
+        session.append("A long story.")
+        session.flush()
+        for _ in range(200):
+            await asyncio.sleep(0)
+    assert 0 < made < 12
+
+
+async def test_leaving_cancels_at_once_also_while_draining() -> None:
+    synthesizer = FakeSynthesizer(script=[chunk(FRAME), asyncio.Event()])
+    async with open_session(synthesizer) as session:
+        session.append("Good bye")
+        session.close()
+        await synthesizer.waiting.wait()
+    assert synthesizer.closed.is_set()
+
+
+async def test_after_clear_nothing_of_the_old_turns_follows() -> None:
+    synthesizer = FakeSynthesizer(script=[*utterance(200)])
+    async with open_session(synthesizer) as session:
+        events = aiter(session)
+        session.append("The old story. It is long.")
+        session.flush()
+        session.append("More of it")
+        assert isinstance(await anext(events), Started)
+        assert isinstance(await anext(events), Audio)
+        cleared = await session.clear()
+        assert [turn.number for turn in cleared.turns] == [1, 2]
+        assert synthesizer.closed.is_set()
+        synthesizer.script = utterance(1)
+        session.append("New")
+        session.close()
+        rest = [event async for event in events]
+    assert kinds(rest) == ["Cleared", "Started", "Audio", "Flushed", "Done"]
+    assert rest[0] == cleared
+    assert all(event.turn.number == 3 for event in rest if isinstance(event, Audio | Flushed))
+    assert synthesizer.texts[-1] == "New"
+
+
+async def test_audio_is_of_whole_samples() -> None:
+    script = [chunk(fake.tone(5001)), *utterance()]
+    for audio_format, size in ((AudioFormat.PCM, 2), (AudioFormat.FLOAT, 4)):
+        async with open_session(FakeSynthesizer(script=script), Delivery(audio_format)) as session:
+            sizes = {len(event.data) % size for event in await spoken(session, "Hello") if isinstance(event, Audio)}
+        assert sizes == {0}
+
+
+async def test_one_encoder_speaks_all_turns() -> None:
+    async with open_session(FakeSynthesizer(script=utterance(12)), Delivery(AudioFormat.FLAC)) as session:
+        for _ in range(2):
+            session.append("Hello")
+            session.flush()
+        session.close()
+        events = await events_of(session)
+    assert audio_of(events).count(b"fLaC") == 1
+
+
+async def test_what_breaks_ends_the_session() -> None:
+    error = Overloaded("full", 2.0)
+    async with open_session(FakeSynthesizer(script=[error])) as session:
+        session.append("Hello")
+        session.flush()
+        assert await events_of(session) == [Failed(error)]
+
+
+async def test_too_much_that_waits_is_refused() -> None:
+    async with open_session(FakeSynthesizer(script=[asyncio.Event()])) as session:
+        session.append("x" * MAX_UNSPOKEN_CHARS)
+        with pytest.raises(InvalidRequest, match="characters wait"):
+            session.append("x")
+
+
+async def test_chinese_clauses_come_together_without_spaces() -> None:
+    synthesizer = FakeSynthesizer(script=utterance())
+    async with open_session(synthesizer) as session:
+        for clause in ("你好， ", "世界 ", "再见 ", "and more "):
+            session.append(clause)
+            await asyncio.sleep(0)
+        session.close()
+        assert isinstance((await events_of(session))[-1], Done)
+    assert synthesizer.texts == ["你好，世界再见 and more"]
+    assert synthesizer.requests[0].mailbox is not None
+
+
+async def test_an_empty_stream_is_a_moment_of_silence() -> None:
+    script: list[PcmChunk] = [utterance(0)[-1]]
+    async with open_session(FakeSynthesizer(script=script)) as session:
+        assert audio_of(await spoken(session, "Hm")) == bytes(2 * 2400)
+
+
+@asynccontextmanager
+async def followed_session(script: list[fake.Step], *, speed: float = 1.0) -> AsyncIterator[Session]:
+    body = BODY.model_copy(update={"word_timestamps": True, "speed": speed})
+    delivery = Delivery(AudioFormat.PCM, speed=speed)
+    synthesizer = FakeSynthesizer(fake.FOLLOWED, script)
+    async with open_session(synthesizer, delivery, info=fake.FOLLOWED, body=body, has_segments=True) as session:
+        yield session
+
+
+def words_of(events: list[Event]) -> list[tuple[str, int, int]]:
+    """Each with its beginning and its end in milliseconds."""
+    words = [word for event in events if isinstance(event, Words) for word in event.words]
+    return [(word.text, round(1000 * word.start_s), round(1000 * word.end_s)) for word in words]
+
+
+@pytest.mark.parametrize("speed", [1, 1.25])
+async def test_words_are_told_beside_the_audio_which_is_the_same(speed: float) -> None:
+    async with open_session(FakeSynthesizer(script=utterance(11)), Delivery(AudioFormat.PCM, speed=speed)) as session:
+        session.configure(speed=speed)
+        plain = await spoken(session, fake.FOLLOWED_TEXT)
+    async with followed_session([*fake.followed()], speed=speed) as session:
+        events = await spoken(session, fake.FOLLOWED_TEXT)
+    begins = [round(begin / speed) for begin in (*fake.FOLLOWED_MS, 880)]
+    assert words_of(events) == list(zip(fake.FOLLOWED_TEXT.split(), begins[:-1], begins[1:], strict=True))
+    assert audio_of(events) == audio_of(plain)
+    assert [event for event in plain if isinstance(event, Words)] == []
+
+
+async def test_a_word_is_told_no_later_than_the_next_one_sounds() -> None:
+    async with followed_session([*fake.followed()]) as session:
+        events = await spoken(session, fake.FOLLOWED_TEXT)
+    before_ms = 0.0
+    for event in events:
+        if isinstance(event, Audio):
+            before_ms += len(event.data) / 48
+        if isinstance(event, Words):
+            assert before_ms <= max(1000 * word.end_s for word in event.words)
+
+
+async def test_words_of_later_turns_count_from_their_own_beginning() -> None:
+    async with followed_session([*fake.followed()]) as session:
+        for _ in range(2):
+            session.append(fake.FOLLOWED_TEXT)
+            session.flush()
+        session.close()
+        events = await events_of(session)
+    told = [event for event in events if isinstance(event, Words)]
+    assert words_of(events)[:5] == words_of(events)[5:]
+    begins = [round(1000 * word.start_s) for event in told for word in event.in_session()]
+    assert begins == [*fake.FOLLOWED_MS, *(880 + begin for begin in fake.FOLLOWED_MS)]
+
+
+@pytest.mark.parametrize(
+    ("played_ms", "text_spoken", "last_word"),
+    [(0, "", None), (100, "", None), (200, "Hello", "Hello"), (700, "Hello there all", "all")],
+)
+async def test_an_interruption_knows_what_had_been_spoken(
+    played_ms: int, text_spoken: str, last_word: str | None
+) -> None:
+    async with followed_session([*fake.followed(10), asyncio.Event()]) as session:
+        events = aiter(session)
+        session.append(fake.FOLLOWED_TEXT)
+        session.flush()
+        await until_word(events, "all")
+        cleared = await session.clear(played_ms / 1000)
+        assert cleared.heard is not None
+        assert cleared.heard.number == 1
+        assert cleared.spoken == Spoken(text_spoken, fake.FOLLOWED_TEXT[len(text_spoken) :], last_word)
+        assert await anext(events) == cleared
+
+
+async def test_an_interruption_of_a_text_that_is_being_written() -> None:
+    async with followed_session([*fake.followed(10), asyncio.Event()]) as session:
+        events = aiter(session)
+        session.append("Hello there all of ")
+        await until_word(events, "there")
+        session.append("you and")
+        cleared = await session.clear(0.5)
+        assert cleared.spoken == Spoken("Hello there", " all of you and", "there")
+
+
+async def test_a_turn_is_heard_behind_its_end_and_a_clear_begins_a_new_count() -> None:
+    async with followed_session([*fake.followed()]) as session:
+        events = aiter(session)
+        for round_ in (1, 2):
+            for _ in range(2):
+                session.append(fake.FOLLOWED_TEXT)
+                marked = session.flush()
+                while await anext(events) != Flushed(marked):
+                    pass
+            cleared = await session.clear(0.88 + 0.6)
+            assert await anext(events) == cleared
+            assert cleared.turns == ()
+            assert cleared.heard is not None
+            assert cleared.heard.number == marked.number == 2 * round_
+            assert (cleared.heard.text, cleared.heard.usage) == (marked.text, marked.usage)
+            assert cleared.spoken == Spoken("Hello there", " all of you", "there")
+        session.append("More")
+        session.append(" of it")
+        assert (await session.clear(0.0)).spoken == Spoken("", "More of it", None)
+
+
+async def test_nothing_is_claimed_where_no_word_is_known() -> None:
+    async with open_session(FakeSynthesizer(script=[*utterance(3)[:3], asyncio.Event()])) as session:
+        session.append(fake.FOLLOWED_TEXT)
+        session.flush()
+        events = aiter(session)
+        while not isinstance(await anext(events), Audio):
+            pass
+        assert (await session.clear(0.1)).spoken is None
+
+
+async def test_what_was_spoken_of_spaced_ideographs() -> None:
+    async with followed_session([*fake.followed(8), asyncio.Event()]) as session:
+        session.append("你好， 世 界 and more of it")
+        session.flush()
+        await until_word(aiter(session), "and")
+        assert (await session.clear(0.4)).spoken == Spoken("你好， 世 界 and", " more of it", "and")
+
+
+async def test_every_clear_is_answered_also_while_nobody_reads() -> None:
+    async with open_session(FakeSynthesizer(script=utterance(200))) as session:
+        session.append("Nobody listens")
+        session.flush()
+        for _ in range(100):
+            await asyncio.sleep(0)
+        cleared = [await session.clear() for _ in range(3)]
+        events = aiter(session)
+        assert [await anext(events) for _ in range(3)] == cleared
+
+
+@pytest.mark.parametrize("word_timestamps", [False, True])
+async def test_of_a_spoken_turn_little_is_kept(word_timestamps: bool) -> None:
+    """What `clear` may ask for, and `Done`: not the text as it was written and read, and not the request."""
+    turns, text = 50, "The quick brown fox jumps over the lazy dog and runs away. "
+    body = BODY.model_copy(update={"word_timestamps": word_timestamps})
+    synthesizer = FakeSynthesizer(script=utterance())
+    async with open_session(synthesizer, body=body) as session:
+        events = aiter(session)
+
+        async def speak() -> None:
+            for word in text.split():
+                session.append(f"{word} ")
+                await asyncio.sleep(0)
+            session.flush()
+            await until_flushed(events)
+            synthesizer.requests.clear()
+
+        await speak()
+        gc.collect()
+        tracemalloc.start()
+        try:
+            for _ in range(turns):
+                await speak()
+            gc.collect()
+            kept, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert kept / turns < 5 << 10, "bytes a turn"
+        cleared = await session.clear(0.0)
+    assert cleared.heard is not None
+    assert (cleared.heard.number, cleared.heard.text) == (1, text)
+
+
+class Quiet(Connection):
+    """A socket whose client sends nothing."""
+
+    async def obey(self, fields: dict[str, object]) -> None:
+        raise AssertionError
+
+
+async def test_what_the_server_sends_keeps_a_socket_from_being_idle() -> None:
+    """A conversation is not busy between turns: its time begins anew with each event, and only then."""
+    scope = {"type": "websocket", "state": {"talkray": RequestState(RequestRecord("talk", 0))}}
+    socket = Quiet(WebSocket(scope, *[None] * 2), None)  # type: ignore[arg-type]
+    remaining_s: list[float] = []
+
+    async def say(event: Event) -> None:
+        remaining_s.append(socket._remaining_s())
+        socket._active_s -= 500.0  # so much time passes
+
+    async with open_session(FakeSynthesizer(script=utterance(2))) as session:
+        session.append("Hello.")
+        session.close()
+        await socket.pass_on(session, say)
+    assert len(remaining_s) > 3
+    assert all(left_s > IDLE_TIMEOUT_S - 60.0 for left_s in (*remaining_s, socket._remaining_s()))

@@ -1,0 +1,134 @@
+"""Which of several models answers: the list of docs/voices.md, row by row."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from deployments.errors import InvalidRequest, ModelNotFound, NotFound
+from deployments.protocol import ModelInfo
+from serve_app.api.routes import create_api
+from serve_app.config import AdmissionSettings, ApiSettings
+from serve_app.extensions.models.model_choice import ModelHints, choose_model
+from tests.serve_app import fake
+from tests.serve_app.one_model import client_of
+
+SETTINGS = ApiSettings()
+CUSTOM = replace(fake.CUSTOM_VOICE, name="custom", checkpoint="Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice")
+SMALL = replace(CUSTOM, name="small", checkpoint="Qwen/Qwen3-TTS-12Hz-0.6B-CustomVoice")
+NORA = replace(CUSTOM, name="embedded", checkpoint="embedded", voices=("nora", "felix"))
+BASE = replace(fake.BASE, name="clone", checkpoint="/checkpoints/Base")
+DESIGN = replace(fake.VOICE_DESIGN, name="design", checkpoint="d")
+ALL = (CUSTOM, BASE, DESIGN)
+
+
+def chosen(models: tuple[ModelInfo, ...] = ALL, *, lenient: bool = False, **wanted: Any) -> str:
+    return choose_model(ModelHints(**wanted), models, SETTINGS, lenient=lenient).name
+
+
+@pytest.mark.parametrize(
+    ("wanted", "name"),
+    [
+        ({}, "custom"),
+        ({"model": "tts-1"}, "custom"),
+        ({"model": "clone", "voice": "vivian", "instructions": "Calm."}, "clone"),
+        ({"model": "/checkpoints/Base"}, "clone"),
+        ({"model": "Base"}, "clone"),
+        ({"model": "qwen3-tts-clone", "voice": "alloy"}, "clone"),
+        ({"model": "custom", "has_recording": True}, "custom"),  # which then says that it does not clone
+        ({"model": "tts-1", "has_recording": True, "voice": "alloy"}, "clone"),
+        ({"has_recording": True, "task_type": "CustomVoice"}, "clone"),
+        ({"task_type": "VoiceDesign", "voice": "vivian"}, "design"),
+        ({"task_type": "base"}, "clone"),
+        ({"voice": "Vivian", "instructions": "Calm."}, "custom"),
+        ({"voice": "alloy", "instructions": "Calm."}, "custom"),
+        ({"instructions": "Calm."}, "design"),
+        ({"model": "tts-1-hd", "instructions": "Calm."}, "design"),
+        ({"instructions": ""}, "custom"),
+    ],
+)
+def test_the_first_that_decides(wanted: dict[str, Any], name: str) -> None:
+    assert chosen(**wanted) == name
+
+
+@pytest.mark.parametrize(
+    ("models", "wanted", "name"),
+    [
+        ((BASE, CUSTOM), {}, "clone"),  # the first is the default
+        ((BASE, CUSTOM), {"voice": "alloy"}, "custom"),
+        ((SMALL, CUSTOM), {"voice": "vivian"}, "small"),  # both have it: the default
+        ((CUSTOM, NORA), {"voice": "nora"}, "embedded"),
+        ((CUSTOM, NORA), {"voice": "alloy"}, "custom"),
+        ((BASE, DESIGN), {"voice": "alloy", "instructions": "Calm."}, "design"),  # nobody has named voices
+    ],
+)
+def test_the_default_decides_among_equals(models: tuple[ModelInfo, ...], wanted: dict[str, Any], name: str) -> None:
+    assert chosen(models, **wanted) == name
+
+
+@pytest.mark.parametrize(
+    ("models", "wanted", "param", "said"),
+    [
+        ((CUSTOM, DESIGN), {"has_recording": True}, "ref_audio", "a Base checkpoint"),
+        ((CUSTOM, DESIGN), {"model": "qwen3-tts-clone"}, "model", "a Base checkpoint"),
+        ((CUSTOM, BASE), {"task_type": "VoiceDesign"}, "task_type", "a VoiceDesign checkpoint"),
+        ((CUSTOM, BASE), {"instructions": "Calm."}, "instructions", "a VoiceDesign checkpoint"),
+        (ALL, {"task_type": "Sing"}, "task_type", "CustomVoice, VoiceDesign, Base"),
+        (ALL, {"task_type": 3}, "task_type", "CustomVoice, VoiceDesign, Base"),
+        (ALL, {"voice": "nobody"}, "voice", "vivian"),
+        ((DESIGN, CUSTOM, SMALL), {"voice": "vivian"}, "model", "(custom, small)"),
+        ((CUSTOM, BASE, replace(BASE, name="other")), {"has_recording": True}, "model", "(clone, other)"),
+    ],
+)
+def test_what_is_missing_or_unclear_is_named(
+    models: tuple[ModelInfo, ...], wanted: dict[str, Any], param: str, said: str
+) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        chosen(models, **wanted)
+    assert refused.value.param == param
+    assert said in str(refused.value)
+
+
+def test_a_stored_voice_that_is_gone_is_no_name_to_ignore() -> None:
+    with pytest.raises(NotFound) as refused:
+        chosen((DESIGN, BASE), voice=f"voice_{'0' * 24}")
+    assert refused.value.param == "voice"
+
+
+def test_a_model_that_is_not_here() -> None:
+    with pytest.raises(ModelNotFound, match="Available: custom, clone, design, tts-1"):
+        chosen(model="gpt-9")
+
+
+def test_clients_of_other_services_cannot_know_our_names() -> None:
+    assert chosen(model="eleven_turbo_v2", voice="rachel", lenient=True) == "custom"
+    assert chosen(model="eleven_turbo_v2", voice="rachel", has_recording=True, lenient=True) == "clone"
+
+
+def test_the_only_model_answers_everything() -> None:
+    """And says itself what it does not do."""
+    assert chosen((BASE,), voice="vivian", task_type="Sing", model="gpt-9") == "clone"
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/text-to-speech/x", {"text": "Hello."}),
+        ("/tts/bytes", {"transcript": "Hello.", "voice": {"id": "x"}}),
+        ("/generate", {"text": "Hello.", "speaker": "x"}),
+        ("/v1/speak?model=x", {"text": "Hello."}),
+    ],
+)
+async def test_other_dialects_have_task_type_too(path: str, body: dict[str, object]) -> None:
+    """Their clients add it to the body; VoiceDesign then misses instructions."""
+    speaking = {
+        info.name: (fake.FakeSynthesizer(info, script=fake.utterance()), AdmissionSettings())
+        for info in (CUSTOM, DESIGN)
+    }
+    async with client_of(create_api(speaking, SETTINGS)) as client:
+        known = await client.post(path, json={**body, "task_type": "CustomVoice"})
+        assert known.status_code == 200
+        assert "task_type" not in known.headers.get("x-ignored", "")
+        assert "instructions is required" in (await client.post(path, json={**body, "task_type": "VoiceDesign"})).text
+        assert "task_type: 'Sing' is none of" in (await client.post(path, json={**body, "task_type": "Sing"})).text

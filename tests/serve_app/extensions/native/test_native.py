@@ -1,0 +1,379 @@
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from deployments.errors import NotReady, PayloadTooLarge
+from deployments.protocol import FinishReason, ModelInfo
+from serve_app.config import ApiSettings
+from serve_app.extensions.live import connection as connection_module
+from tests.serve_app import asgi, fake
+from tests.serve_app.audio.test_recordings import data_url, recording
+from tests.serve_app.extensions.client import Client, Json, connect, heard
+from tests.serve_app.fake import utterance
+from tests.serve_app.one_model import one_api
+
+pytestmark = pytest.mark.anyio
+
+SPEAK = {"type": "speak", "input": "Hello", "voice": "alloy"}
+CANCEL = {"type": "cancel"}
+FRAME = fake.tone(fake.CUSTOM_VOICE.frame_samples)
+
+
+class Socket(Client):
+    def send_text(self, text: str) -> None:
+        self.connection.receive({"type": "websocket.receive", "text": text})
+
+    async def event(self) -> Json:
+        message = await self.next()
+        assert isinstance(message, dict), "audio instead of an event"
+        return message
+
+    async def utterance(self) -> tuple[list[bytes], Json]:
+        """From `started` to the message that ends it: the audio frames, and that message."""
+        assert (await self.event())["type"] == "started"
+        frames: list[bytes] = []
+        while isinstance(message := await self.next(), bytes):
+            frames.append(message)
+        return frames, message
+
+    async def speak(self, **fields: object) -> None:
+        """All of an utterance."""
+        self.send(SPEAK | fields)
+        assert (await self.utterance())[1]["type"] == "done"
+
+
+@asynccontextmanager
+async def speech_socket(synthesizer: fake.FakeSynthesizer) -> AsyncIterator[Socket]:
+    async with connect(synthesizer, "/v1/audio/speech/ws") as connection:
+        yield await Socket(connection).accepted()
+
+
+def speaking(info: ModelInfo = fake.CUSTOM_VOICE) -> fake.FakeSynthesizer:
+    return fake.FakeSynthesizer(info, utterance())
+
+
+def pausing() -> tuple[fake.FakeSynthesizer, asyncio.Event]:
+    """Speech of two frames, and what lets the second come."""
+    more = asyncio.Event()
+    return fake.FakeSynthesizer(script=[fake.chunk(FRAME), more, fake.chunk(FRAME)]), more
+
+
+def code_of(message: Json) -> tuple[object, object]:
+    assert message["type"] == "error"
+    error = message["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    return error["code"], error["param"]
+
+
+async def test_utterances_follow_each_other_on_one_socket() -> None:
+    async with speech_socket(speaking()) as socket:
+        for number in (1, 2):
+            socket.send(SPEAK | {"seed": 7})
+            frames, done = await socket.utterance()
+            pcm = fake.pcm_of(utterance())
+            assert b"".join(frames) == pcm
+            spoke = {"seed": 7, "model": fake.CUSTOM_VOICE.name, "voice": "vivian", "finish_reason": "stop"}
+            counts = {"frames": 4, "samples": len(pcm) // 2, "input_tokens": fake.NUM_TEXT_TOKENS}
+            assert done == {"type": "done", "request_id": f"conn-{number}", **spoke, **counts}
+
+
+async def test_the_next_utterance_may_be_asked_for_as_soon_as_the_last_is_done() -> None:
+    async with speech_socket(speaking()) as socket:
+        for _ in range(8):
+            await socket.speak(speed=1.5)  # a thread ends its encoding after `done`
+
+
+async def test_started_says_what_the_frames_are() -> None:
+    async with speech_socket(speaking()) as socket:
+        socket.send({**SPEAK, "seed": 7})
+        audio = {"sample_rate": fake.CUSTOM_VOICE.sample_rate, "channels": 1, "format": "pcm_s16le"}
+        assert await socket.event() == {"type": "started", "request_id": "conn-1", "seed": 7, **audio}
+
+
+async def test_an_utterance_goes_on_behind_the_frames_the_client_has() -> None:
+    synthesizer = speaking()
+    async with speech_socket(synthesizer) as socket:
+        socket.send({**SPEAK, "request_id": "earlier-1", "seed": 7, "from_frame": 3})
+        frames, done = await socket.utterance()
+    assert b"".join(frames) == fake.pcm_of(utterance())[3 * fake.CUSTOM_VOICE.frame_samples * 2 :]
+    assert (done["request_id"], done["frames"], done["samples"]) == ("earlier-1", 4, fake.CUSTOM_VOICE.frame_samples)
+    (request,) = synthesizer.requests
+    assert (request.request_id, request.seed) == ("earlier-1", 7)
+
+
+async def test_behind_the_last_frame_nothing_is_left() -> None:
+    async with speech_socket(speaking()) as socket:
+        socket.send({**SPEAK, "seed": 7, "from_frame": 4})
+        frames, done = await socket.utterance()
+    assert (b"".join(frames), done["type"]) == (b"", "done")
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [({"from_frame": 3}, "seed"), ({"from_frame": -1, "seed": 1}, "from_frame"), ({"request_id": "a b"}, "request_id")],
+)
+async def test_what_cannot_be_gone_on_with_is_refused(fields: Json, param: str) -> None:
+    synthesizer = speaking()
+    async with speech_socket(synthesizer) as socket:
+        socket.send({**SPEAK, **fields})
+        error = (await socket.event())["error"]
+    assert isinstance(error, dict)
+    assert error["param"] == param
+    assert synthesizer.requests == []
+
+
+async def test_the_seed_that_was_drawn_survives_every_reader_of_json() -> None:
+    async with speech_socket(speaking()) as socket:
+        socket.send(SPEAK)
+        seed = (await socket.event())["seed"]
+    assert isinstance(seed, int)
+    assert int(float(seed)) == seed
+
+
+async def test_started_tells_the_seed_that_spoke() -> None:
+    """The first one that was drawn led to nothing: with it, nobody could go on."""
+    synthesizer = fake.FakeSynthesizer(script=[fake.chunk(b"", frames=0, finish_reason=FinishReason.EARLY)])
+    async with speech_socket(synthesizer) as socket:
+        socket.send(SPEAK)
+        seed = (await socket.event())["seed"]
+    first, second = synthesizer.requests
+    assert seed == second.seed != first.seed
+
+
+async def test_binary_frames_are_small_and_of_whole_samples() -> None:
+    pcm = fake.tone(10_001)
+    async with speech_socket(fake.FakeSynthesizer(script=[fake.chunk(pcm, frames=5)])) as socket:
+        socket.send(SPEAK)
+        frames, done = await socket.utterance()
+    assert [len(frame) for frame in frames] == [4096, 4096, 4096, 4096, 3618]
+    assert b"".join(frames) == pcm
+    assert (done["frames"], done["samples"]) == (5, 10_001)
+
+
+async def test_cancel_stops_the_utterance_and_leaves_the_socket_usable() -> None:
+    synthesizer, more = pausing()
+    async with speech_socket(synthesizer) as socket:
+        socket.send(SPEAK)
+        await synthesizer.waiting.wait()
+        socket.send(CANCEL)
+        frames, ended = await socket.utterance()
+        assert frames == [FRAME]
+        samples = fake.CUSTOM_VOICE.frame_samples
+        assert ended == {"type": "cancelled", "request_id": "conn-1", "frames": 1, "samples": samples}
+        assert synthesizer.closed.is_set()
+        more.set()
+        socket.send(SPEAK)
+        frames, ended = await socket.utterance()
+        assert (frames, ended["type"]) == ([FRAME, FRAME], "done")
+
+
+async def test_cancel_without_an_utterance_is_answered() -> None:
+    async with speech_socket(speaking()) as socket:
+        nothing = {"type": "cancelled", "request_id": None, "frames": 0, "samples": 0}
+        socket.send(CANCEL)
+        assert await socket.event() == nothing
+        await socket.speak()
+        socket.send(CANCEL)
+        socket.send(CANCEL)
+        assert (await socket.event(), await socket.event()) == (nothing, nothing)
+
+
+async def test_audio_is_sent_while_more_is_made_and_a_second_utterance_is_refused_meanwhile() -> None:
+    synthesizer, more = pausing()
+    async with speech_socket(synthesizer) as socket:
+        socket.send(SPEAK)
+        assert (await socket.event())["type"] == "started"
+        assert await socket.next() == FRAME
+        await synthesizer.waiting.wait()
+        socket.send(SPEAK)
+        assert code_of(await socket.event()) == ("busy", "type")
+        more.set()
+        assert await socket.next() == FRAME
+        assert (await socket.event())["type"] == "done"
+    assert len(synthesizer.requests) == 1
+
+
+@pytest.mark.parametrize(
+    ("message", "code", "param"),
+    [
+        *((message, "invalid_value", "type") for message in ({}, {"type": "sing"}, {"type": ["speak"]})),
+        ({"type": "speak"}, "missing_required_parameter", "input"),
+        (SPEAK | {"top_k": -1}, "invalid_value", "top_k"),
+        (SPEAK | {"voice": "nobody"}, "voice_not_found", "voice"),
+        (SPEAK | {"model": "other"}, "model_not_found", "model"),
+        (SPEAK | {"response_format": "mp3"}, "invalid_value", "response_format"),
+    ],
+)
+async def test_a_bad_message_is_an_error_and_the_socket_stays(message: Json, code: str, param: str) -> None:
+    async with speech_socket(speaking()) as socket:
+        socket.send(message)
+        assert code_of(await socket.event()) == (code, param)
+        await socket.speak()
+
+
+async def test_a_failure_names_its_utterance() -> None:
+    async with speech_socket(fake.FakeSynthesizer(script=[NotReady()])) as socket:
+        socket.send(SPEAK)
+        failure = await socket.event()
+        assert (code_of(failure), failure["request_id"]) == (("not_ready", None), "conn-1")
+
+
+async def test_only_reference_audio_may_make_a_message_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    synthesizer = speaking(fake.BASE)
+    ref_audio = data_url(recording(5))
+    monkeypatch.setattr(connection_module, "MAX_BODY_BYTES", len(ref_audio) + 1000)
+    async with speech_socket(synthesizer) as socket:
+        await socket.speak(ref_audio=ref_audio, ref_text="It says")
+        socket.send(SPEAK | {"ref_audio": ref_audio, "ref_text": "x" * 1000})
+        assert code_of(await socket.event()) == ("payload_too_large", None)
+
+
+async def test_speed() -> None:
+    async with speech_socket(fake.FakeSynthesizer(script=utterance(25))) as socket:
+        socket.send(SPEAK | {"speed": 2})
+        frames, done = await socket.utterance()
+    assert done["samples"] == len(b"".join(frames)) // 2
+    assert len(b"".join(frames)) == pytest.approx(len(fake.pcm_of(utterance(25))) / 2, rel=0.03)
+
+
+@pytest.mark.parametrize("leaves", [True, False], ids=["leaves", "cancels"])
+async def test_a_client_that_reads_nothing_can_end_its_utterance(leaves: bool) -> None:
+    synthesizer = fake.FakeSynthesizer(script=utterance())
+    async with speech_socket(synthesizer) as socket:
+        socket.connection.stall()
+        socket.send(SPEAK)
+        await socket.connection.sending.wait()
+        if leaves:
+            socket.leave()
+            await socket.connection.task
+        else:
+            socket.send(CANCEL)
+        await asyncio.wait_for(synthesizer.closed.wait(), 10)
+
+
+async def test_a_connection_that_breaks_in_send() -> None:
+    synthesizer, more = pausing()
+    async with speech_socket(synthesizer) as socket:
+        socket.send(SPEAK)
+        await synthesizer.waiting.wait()
+        socket.connection.send_error = BrokenPipeError()
+        more.set()
+        await synthesizer.closed.wait()
+        socket.leave()
+        await socket.connection.task
+
+
+async def test_a_server_that_cancels_the_handler() -> None:
+    synthesizer = fake.FakeSynthesizer(script=[asyncio.Event()])
+    async with speech_socket(synthesizer) as socket:
+        socket.send(SPEAK)
+        await synthesizer.waiting.wait()
+        socket.connection.task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await socket.connection.task
+        assert synthesizer.closed.is_set()
+
+
+async def test_a_socket_that_speaks_is_not_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection_module, "IDLE_TIMEOUT_S", 0.01)
+    synthesizer, more = pausing()
+    async with speech_socket(synthesizer) as socket:
+        socket.send(SPEAK)
+        asyncio.get_running_loop().call_later(0.1, more.set)
+        frames, done = await socket.utterance()
+        assert (frames, done["type"]) == ([FRAME, FRAME], "done")
+        assert await socket.connection.next() == {"type": "websocket.close", "code": 1000, "reason": "idle"}
+
+
+async def test_another_path_is_a_404() -> None:
+    connection = asgi.websocket(one_api(fake.FakeSynthesizer(), ApiSettings()), "/v1/nothing")
+    connection._scope["extensions"] = {"websocket.http.response": {}}
+    async with connection:
+        start = await connection.next()
+        assert (start["type"], start["status"]) == ("websocket.http.response.start", 404)
+        assert json.loads((await connection.next())["body"])["error"]["code"] == "not_found"
+
+
+async def followed_socket(script: list[fake.Step], **fields: object) -> tuple[list[Json], bytes]:
+    """Messages up to the answer to a `cancel` with these fields, and all audio; behind the end if there are none."""
+    texts: list[Json] = []
+    audio = bytearray()
+    async with speech_socket(fake.FakeSynthesizer(fake.FOLLOWED, script)) as socket:
+        socket.send({**SPEAK, "input": fake.FOLLOWED_TEXT, "word_timestamps": True})
+        while not texts or texts[-1]["type"] not in ("done", "cancelled"):
+            message = await socket.next()
+            if isinstance(message, bytes):
+                audio += message
+                continue
+            texts.append(message)
+            told = [str(word["word"]) for text in texts if text["type"] == "words" for word in text["words"]]
+            if fields and message["type"] == "words" and told[-1] == "all":
+                socket.send({**CANCEL, **fields})
+    return texts, bytes(audio)
+
+
+async def test_words_are_told_on_request() -> None:
+    texts, audio = await followed_socket([*fake.followed()])
+    told = [word for text in texts if text["type"] == "words" for word in text["words"]]
+    assert [word["word"] for word in told] == fake.FOLLOWED_TEXT.split()
+    assert [round(1000 * word["start"]) for word in told] == list(fake.FOLLOWED_MS)
+    assert audio == fake.pcm_of(fake.followed())
+    assert "ignored" not in texts[0]
+
+
+async def test_a_cancellation_says_what_was_heard() -> None:
+    texts, _ = await followed_socket([*fake.followed(10), asyncio.Event()], played_ms=600)
+    last = texts[-1]
+    assert (last["text_spoken"], last["text_remaining"], last["last_word"]) == ("Hello there", " all of you", "there")
+
+
+LARGE = "A" * connection_module.MAX_MESSAGE_BYTES
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        json.dumps(SPEAK | {"ref_audio": "AAAA", "filler": LARGE}),
+        json.dumps(SPEAK | {"filler": {"ref_audio": LARGE}}),
+        json.dumps(SPEAK | {"filler": '"ref_audio": "' + LARGE}),
+        json.dumps(SPEAK | {"filler": [{"ref_audio": LARGE}], "ref_audio": "AAAA"}),
+        json.dumps(SPEAK | {"ref_audio": [LARGE]}),
+        json.dumps(SPEAK | {"ref_audio": LARGE})[:-1],
+    ],
+)
+async def test_only_a_recording_makes_a_message_larger(text: str) -> None:
+    async with speech_socket(speaking(fake.BASE)) as socket:
+        socket.send_text(text)
+        assert code_of(await socket.event())[0] in ("payload_too_large", "invalid_json")
+
+
+async def test_a_large_message_is_not_parsed_without_its_recording(monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed: list[int] = []
+
+    def parse(text: str) -> Json:
+        parsed.append(len(text))
+        return {}
+
+    monkeypatch.setattr(connection_module, "parse_object", parse)
+    with pytest.raises(PayloadTooLarge):
+        connection_module._parse(json.dumps({"ref_audio": "A", "filler": [[]] * 100_000}), recordings=True)
+    assert parsed == []
+
+
+@pytest.mark.parametrize("escaped", [False, True])
+async def test_a_recording_may_stand_anywhere_among_the_fields(escaped: bool) -> None:
+    audio = data_url(recording(5.0))
+    assert len(audio) > connection_module.MAX_MESSAGE_BYTES
+    sent = json.dumps({"x_vector_only_mode": True, "ref_audio": audio} | SPEAK)
+    async with speech_socket(speaking(fake.BASE)) as socket:
+        socket.send_text(sent.replace("/", "\\/") if escaped else sent)
+        assert (await socket.utterance())[1]["type"] == "done"
+
+
+async def test_sockets_without_recordings_take_none() -> None:
+    update = {"type": "session.update", "session": {}, "ref_audio": LARGE}
+    (_, error), _ = await heard(speaking(), "/v1/realtime", update, until={"type": "error"})
+    assert error["error"]["code"] == "payload_too_large"

@@ -1,0 +1,209 @@
+"""What the person who started the server sees of each request."""
+
+import asyncio
+import json
+from pathlib import Path
+from threading import Event
+
+import httpx
+import pytest
+
+from deployments.errors import EngineError
+from serve_app.api.access.keys import create_key
+from serve_app.api.request_record import Entry, RequestRecord
+from serve_app.config import AccessSettings, AdmissionSettings, ApiSettings
+from serve_app.extensions.records import record_keeper, request_log
+from serve_app.extensions.records.record_keeper import RequestLines
+from serve_app.extensions.records.request_log import followed, line
+from tests.serve_app import asgi
+from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, Step, chunk, utterance
+from tests.serve_app.one_model import client_of, one_api
+
+pytestmark = pytest.mark.anyio
+
+SECRET = "Nobody may read this."
+BODY = {"input": SECRET, "voice": "ryan", "response_format": "pcm"}
+SECOND = 2 * CUSTOM_VOICE.sample_rate
+
+
+async def entries(
+    *bodies: object, script: list[Step] | None = None, settings: ApiSettings | None = None, **headers: str
+) -> list[Entry]:
+    """What is kept of a request for each body."""
+    kept: list[RequestRecord] = []
+    synthesizer = FakeSynthesizer(script=utterance() if script is None else script)
+    api = one_api(synthesizer, settings or ApiSettings(), keep=kept.append)
+    transport = httpx.ASGITransport(api, raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://talkray") as client:
+        for body in bodies:
+            await client.post("/v1/audio/speech", json=body, headers=headers)
+    found = [record.entry() for record in kept]
+    assert SECRET not in json.dumps(found)
+    return found
+
+
+async def test_what_was_spoken() -> None:
+    headers = {"x-request-id": "mine", "x-forwarded-for": "192.0.2.7"}
+    [entry] = await entries(BODY, script=[chunk(bytes(SECOND)), *utterance(0)], **headers)
+    assert entry.items() >= {"id": "mine", "client": "192.0.2.7", "voice": "ryan", "audio_s": 1.0}.items()
+    assert 0 <= entry["ttfa_ms"] < 10_000
+    assert entry["outcome"] == "stop"
+
+
+async def test_seconds_are_those_that_are_heard() -> None:
+    [entry] = await entries(BODY | {"speed": 2}, script=[chunk(bytes(SECOND)), *utterance(0)])
+    assert entry["audio_s"] == 0.5
+
+
+async def test_what_was_refused() -> None:
+    refused = await entries(BODY | {"voice": "nobody"}, {}, [], BODY | {"model": "other"})
+    outcomes = ("voice_not_found", "missing_required_parameter", "invalid_json", "model_not_found")
+    told = [(entry["outcome"], entry["voice"], entry["ttfa_ms"]) for entry in refused]
+    assert told == [(outcome, None, None) for outcome in outcomes]
+
+
+async def test_who_was_not_let_in() -> None:
+    [entry] = await entries(BODY, settings=ApiSettings(access=AccessSettings(allowed_hosts=("other",))))
+    assert (entry["outcome"], entry["client"]) == ("forbidden", "127.0.0.1")
+
+
+async def test_what_the_door_counts() -> None:
+    once = ApiSettings(admission=AdmissionSettings(client_requests_per_minute=1))
+    assert [entry["outcome"] for entry in await entries(BODY, BODY, settings=once)] == ["stop", "rate_limit_exceeded"]
+
+
+async def test_what_broke() -> None:
+    [entry] = await entries(BODY, script=[chunk(bytes(SECOND)), EngineError("boom")])
+    assert (entry["outcome"], entry["ttfa_ms"] is None) == ("engine_error", False)
+
+
+async def test_a_probe_is_not_worth_a_line_and_a_wrong_path_is() -> None:
+    kept: list[RequestRecord] = []
+    async with client_of(one_api(FakeSynthesizer(info=None), ApiSettings(), keep=kept.append)) as client:
+        for path in ("/health", "/ready", "/v1/nothing"):
+            await client.get(path)
+        await client.post("/v1/audio/speech", json=BODY)
+    assert [record.error for record in kept] == ["not_found", "not_ready"]
+
+
+async def test_each_utterance_of_a_socket() -> None:
+    kept: list[RequestRecord] = []
+    api = one_api(FakeSynthesizer(script=utterance()), ApiSettings(), keep=kept.append)
+    async with asgi.websocket(api, "/v1/audio/speech/ws", headers={"x-request-id": "ws"}) as connection:
+        await connection.next()
+        for fields in ({"voice": "ryan"}, {"voice": "nobody"}, {"type": "sing"}):
+            message = {"type": "speak", "input": SECRET, **fields}
+            connection.receive({"type": "websocket.receive", "text": json.dumps(message)})
+            while '"done"' not in (sent := (await connection.next()).get("text") or "") and '"error"' not in sent:
+                pass
+        connection.receive({"type": "websocket.disconnect", "code": 1000})
+        await connection.task
+    found = [record.entry() for record in kept]
+    assert [(entry["id"], entry["voice"], entry["outcome"]) for entry in found] == [
+        ("ws-1", "ryan", "stop"),
+        ("ws-2", None, "voice_not_found"),
+        ("ws", None, "invalid_value"),
+    ]
+    assert {(entry["method"], entry["path"]) for entry in found} == {("WS", "/v1/audio/speech/ws")}
+    assert SECRET not in json.dumps(found)
+
+
+def record(**fields: object) -> RequestRecord:
+    return RequestRecord("id", 0, error="x", **fields)  # type: ignore[arg-type]
+
+
+def test_a_line_is_for_people() -> None:
+    entry: Entry = {"time": "2026-01-02T03:04:05+0000", "id": "a1", "client": "::1", "voice": "nora"}
+    entry |= {"method": "POST", "path": "/v1/audio/speech", "key": None}
+    spoken = entry | {"audio_s": 2.34, "ttfa_ms": 120, "outcome": "stop"}
+    asked = "2026-01-02 03:04:05  POST /v1/audio/speech  a1  ::1"
+    assert line(spoken) == f"{asked}  nora  2.3 s of audio, the first after 120 ms  stop"
+    refused = entry | {"key": "Ada's phone", "voice": None, "audio_s": 0.0, "ttfa_ms": None, "outcome": "forbidden"}
+    assert line(refused) == f"{asked}  key Ada's phone  forbidden"
+
+
+async def test_who_asked_for_what(tmp_path: Path) -> None:
+    key = create_key(tmp_path / "keys.json", "Ada's phone")
+    settings = ApiSettings(access=AccessSettings(keys_file=tmp_path / "keys.json"))
+    [entry] = await entries(BODY, settings=settings, authorization=f"Bearer {key}")
+    assert (entry["method"], entry["path"], entry["key"]) == ("POST", "/v1/audio/speech", "Ada's phone")
+    assert key not in json.dumps(entry)
+
+
+async def test_a_stream_whose_request_is_cancelled_has_a_line() -> None:
+    kept: list[RequestRecord] = []
+    api = one_api(FakeSynthesizer(script=[chunk(bytes(SECOND)), asyncio.Event()]), ApiSettings(), keep=kept.append)
+    async with asgi.http(api, "POST", "/v1/audio/speech", body=BODY) as connection:
+        while not (await connection.next()).get("body"):
+            pass
+    assert [record.entry()["outcome"] for record in kept] == ["client left"]
+
+
+def test_a_client_writes_no_line_of_its_own() -> None:
+    assert record(client="1.2.3.4\n\x1b[2J" + "x" * 1000).entry()["client"] == "1.2.3.4??" + "?2J" + "x" * 52
+
+
+@pytest.fixture
+def logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of Serve's logs below Ray's folder `tmp_path`, looked at without waiting."""
+    monkeypatch.setattr(request_log, "_POLL_S", 0.001)
+    monkeypatch.setattr(request_log, "HAND_ON_S", 0.0)
+    return tmp_path / "session_2026-11-29/logs/serve"
+
+
+@pytest.mark.parametrize("file_bytes", [1 << 20, 1], ids=["one file", "a file for each line"])
+@pytest.mark.parametrize("is_broken", [False, True], ids=["", "nobody reads our output"])
+def test_the_lines_of_ingress_replicas_are_shown_once(
+    logs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, file_bytes: int, is_broken: bool
+) -> None:
+    monkeypatch.setattr(record_keeper, "_FILE_BYTES", file_bytes)
+    found, three_came = list[Entry](), Event()
+
+    def show(entry: Entry) -> None:
+        found.append(entry)
+        if len(found) == 3:
+            three_came.set()
+        if is_broken:
+            raise BrokenPipeError
+
+    with followed(tmp_path, show):
+        replicas = [RequestLines(logs, name) for name in ("Ingress#a", "Ingress#b", "Jobs#c")]
+        for replica in replicas:
+            for number in range(2):
+                replica.receive(RequestRecord(f"{replica._ingress['ingress']} {number}", 0, error="x"))
+        assert three_came.wait(30), "while the server runs"
+        replicas[0].receive(RequestRecord("at the end", 0, error="x"))
+        for replica in replicas:
+            replica.flush(is_last=True)
+    ids = [entry["id"] for entry in found]
+    assert sorted(ids) == ["Ingress#a 0", "Ingress#a 1", "Ingress#b 0", "Ingress#b 1", "at the end"]
+    assert ids.index("Ingress#a 0") < ids.index("Ingress#a 1")
+
+
+def test_a_line_is_shown_when_it_is_whole_also_in_a_new_file_with_the_inode_of_another(logs: Path) -> None:
+    logs.mkdir(parents=True)
+    file, ray, places = logs / "talkray_requests_Ingress_a.jsonl", logs.parents[2], dict[int, int]()
+    told = []
+    for content in ("", "one\ntw", "one\ntwo\n", "one\ntwo\n", "6\n"):
+        file.write_text(content)
+        told.append(list(request_log._new_lines(ray, places)))
+    assert told == [[], [b"one"], [b"two"], [], [b"6"]]
+
+
+async def test_a_record_has_its_dialect_also_where_the_door_refuses_it(tmp_path: Path) -> None:
+    kept: list[RequestRecord] = []
+    create_key(tmp_path / "keys.json", "ada")
+    access = AccessSettings(keys_file=tmp_path / "keys.json")
+    for settings in (ApiSettings(), ApiSettings(access=access)):
+        async with client_of(one_api(FakeSynthesizer(script=utterance()), settings, keep=kept.append)) as client:
+            await client.post("/v1/audio/speech", json=BODY, headers={"traceparent": "00-1-2-01"})
+            await client.post("/v1/audio/speech", json={"input": SECRET, "voice_id": "ryan"})
+            await client.post("/v1/text-to-speech/ryan", json={"text": SECRET})
+            await client.post("/nowhere")
+    told = [(record.dialect, record.error) for record in kept]
+    assert told[:4] == [("OpenAI", None), ("Mistral", None), ("ElevenLabs", None), ("", "not_found")]
+    assert told[4:] == [*[("OpenAI", "invalid_api_key")] * 2, *[("", "invalid_api_key")] * 2]
+    assert [stage for stage, _ in kept[0].usage.marks] == []  # a synthesizer that is none leaves no marks
+    assert (kept[0].characters, kept[0].usage.model, kept[0].usage.voice) == (21, CUSTOM_VOICE.name, "ryan")
+    assert kept[0].trace == {"traceparent": "00-1-2-01"}
+    assert kept[0].story()["trace_id"] is None

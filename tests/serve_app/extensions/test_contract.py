@@ -1,0 +1,444 @@
+"""What every dialect promises, over all sockets and all `POST`s. Their wire forms have tests of their own."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import httpx
+import pytest
+from fastapi import FastAPI
+from starlette.routing import compile_path
+from starlette.types import Message
+
+from deployments.errors import Overloaded, ReplicaLost
+from serve_app.api.error_replies import translate
+from serve_app.config import AdmissionSettings, ApiSettings
+from serve_app.extensions.live import connection as sockets
+from serve_app.extensions.live.live_text import LiveTexts
+from serve_app.speech.speech_models import SpeechModels
+from tests.serve_app import asgi
+from tests.serve_app.extensions.client import Client, Json, audio_in, connect
+from tests.serve_app.extensions.rows import DIALECTS, POSTS, SOCKETS, VOICE, PostRow, SocketRow
+from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, Step, chunk, pcm_of, tone, utterance
+from tests.serve_app.one_model import client_for, one_api, posted
+
+pytestmark = pytest.mark.anyio
+
+FRAME = tone(CUSTOM_VOICE.frame_samples)
+NUMBERS = ["NaN", "Infinity", "-Infinity", "1e999", "-1e400", "9" * 5000, "9" * 400]
+PARTS = ["So \ud842", "\udfb7 it \ud83d is"]  # a pair of surrogates that is cut, and half a pair
+
+socket_rows = pytest.mark.parametrize("row", SOCKETS.values(), ids=SOCKETS)
+post_rows = pytest.mark.parametrize("row", POSTS.values(), ids=POSTS)
+
+
+# They store voices, recorded or designed, and speak for no listener: tests/serve_app/extensions/voices has their tests.
+STORING = {
+    "/v1/audio/voices", "/v1/audio/voices/{voice_id}", "/v1/audio/text",
+    "/v1/pronunciation-dictionaries/add-from-rules", "/v1/pronunciation-dictionaries/add-from-file",
+    "/v1/pronunciation-dictionaries/{dictionary_id}/add-rules",
+    "/v1/pronunciation-dictionaries/{dictionary_id}/remove-rules", "/pronunciation-dicts", "/pronunciation-dicts/",
+    "/v1/audio/voices/design", "/v1/audio/voice_consents", "/v1/audio/voice_consents/{consent_id}", "/v1/voices/add",
+    "/v1/voices/{voice_id}/edit", "/v1/text-to-voice", "/v1/text-to-voice/design",
+    "/v1/text-to-voice/create-previews", "/v1/text-to-voice/create-voice-from-preview", "/voices/clone",
+    "/v1/audio/jobs", "/v1/audio/jobs/{job_id}/cancel", "/v1/audio/jobs/{job_id}/resume",
+}  # fmt: skip
+
+
+def test_no_route_is_hidden_by_one_before_it() -> None:
+    places = [route.operation.split() for dialect in DIALECTS for route in dialect.routes if route.json_field is None]
+    hidden = [
+        (method, path, before)
+        for number, (method, path) in enumerate(places)
+        for other, before in places[:number]
+        if other == method and compile_path(before)[0].match(path)
+    ]
+    assert not hidden
+
+
+def test_each_path_has_a_row() -> None:
+    sockets_of = [(path, kind.subprotocol) for dialect in DIALECTS for path, kind in dialect.sockets]
+    places = [(row.path.partition("?")[0], *(row.sample.protocols or (None,))) for row in SOCKETS.values()]
+    operations = [route.operation for dialect in DIALECTS for route in dialect.routes]
+    posts = [each.removeprefix("POST ") for each in operations if each.startswith("POST ")]
+    paths = [row.path for row in POSTS.values()]
+    azure = {"/openai/v1/realtime", "/openai/realtime"}  # the same socket as /v1/realtime
+    rowless = {
+        path for path, protocol in sockets_of if not _is_among(path, [p for p, own in places if own == protocol])
+    }
+    assert rowless == azure
+    assert {path for path in posts if not _is_among(path, paths)} == STORING
+
+
+def _is_among(template: str, paths: list[str]) -> bool:
+    pattern = compile_path(template)[0]
+    return any(pattern.match(path) for path in paths)
+
+
+@asynccontextmanager
+async def connected(row: SocketRow, synthesizer: FakeSynthesizer) -> AsyncIterator[Client]:
+    async with connect(synthesizer, row.path, subprotocols=row.sample.protocols) as connection:
+        yield await Client(connection).accepted()
+
+
+async def until(client: Client, told: Json) -> tuple[list[Json], bytes]:
+    """All messages and all audio up to the message with the first of these fields, which has the others too."""
+    kind = next(iter(told))
+    messages, audio = await client.until(**{kind: told[kind]})
+    assert has(messages[-1], told), messages[-1]
+    return messages, audio + b"".join(audio_in(message) for message in messages)
+
+
+async def spoken(client: Client, row: SocketRow) -> tuple[list[Json], bytes]:
+    """All messages and all audio up to the end of an utterance."""
+    return await until(client, row.over)
+
+
+async def first_audio(client: Client) -> bytes:
+    while not (audio := message if isinstance(message := await client.next(), bytes) else audio_in(message)):
+        pass
+    return audio
+
+
+def has(told: object, fields: object) -> bool:
+    if not isinstance(fields, dict):
+        return told == fields
+    return isinstance(told, dict) and all(name in told and has(told[name], fields[name]) for name in fields)
+
+
+async def refusal(client: Client) -> Json:
+    """The next message that says what is wrong."""
+    while True:
+        message = await client.next()
+        assert isinstance(message, bytes) or "closed" not in message, message
+        if isinstance(message, dict) and (message.get("error") or message.get("type") in ("error", "Error", "Warning")):
+            return message
+
+
+def code_of(told: Json) -> object:
+    error = told.get("error")
+    return error["code"] if isinstance(error, dict) else told.get("error_code", told.get("code"))
+
+
+@socket_rows
+async def test_a_text_is_spoken_to_its_end(synthesizer: FakeSynthesizer, row: SocketRow) -> None:
+    async with connected(row, synthesizer) as client:
+        for again in (False, True) if row.closing.goes_on else (False,):
+            client.send(*row.speak("Hello there.", again=again))
+            _, audio = await spoken(client, row)
+            assert audio == pcm_of(utterance()) if row.is_pcm else audio
+    assert set(synthesizer.texts) == {"Hello there."}
+    assert {request.voice for request in synthesizer.requests} <= {VOICE, "serena"}
+
+
+@socket_rows
+async def test_what_is_cancelled_stops_at_once_and_nothing_of_it_follows(row: SocketRow) -> None:
+    if row.stop is None:
+        return
+    synthesizer = FakeSynthesizer(script=[chunk(FRAME), asyncio.Event()])
+    async with connected(row, synthesizer) as client:
+        client.send(*row.speak("A long story."))
+        await synthesizer.waiting.wait()
+        audio = await first_audio(client)
+        assert audio == FRAME if row.is_pcm else audio
+        client.send(row.stop.message)
+        if row.stop.answer is not None:
+            _, audio = await until(client, row.stop.answer)
+            assert audio == b""
+        else:
+            await synthesizer.closed.wait()
+        assert synthesizer.closed.is_set()
+        if not row.closing.goes_on:
+            messages, audio = await client.until(closed=1000)
+            assert (len([message for message in messages if "session.finished" not in str(message)]), audio) == (1, b"")
+            return
+        if "context_id" in row.stop.message:
+            client.send({**row.stop.message, "context_id": "nowhere"})
+        synthesizer.script = utterance()
+        client.send(*row.speak("New.", again=True))
+        messages, audio = await spoken(client, row)
+        assert audio == pcm_of(utterance()) if row.is_pcm else audio
+        assert "nowhere" not in str(messages)
+        assert synthesizer.texts[-1] == "New."
+
+
+@socket_rows
+async def test_a_bad_message_is_told_and_the_socket_stays(row: SocketRow) -> None:
+    async with connected(row, FakeSynthesizer(script=utterance())) as client:
+        for message, named in row.bad():
+            client.send(message)
+            assert has(told := await refusal(client), row.refusal), told
+            assert _names(told, named), told
+        for content, code in (
+            ({"text": "{"}, "invalid_json"),
+            ({"text": "[]"}, "invalid_json"),
+            ({"bytes": b"{}"}, "invalid_json"),
+            ({"text": json.dumps({"text": "x" * (128 << 10)})}, "payload_too_large"),
+        ):
+            client.connection.receive({"type": "websocket.receive", **content})
+            assert has(told := await refusal(client), row.refusal), told
+            assert code_of(told) == row.refusal.get("code", code)
+            assert _names(told, None)
+        client.send(*row.speak("Hello."))
+        _, audio = await spoken(client, row)
+        assert audio == pcm_of(utterance()) if row.is_pcm else audio
+
+
+def _names(told: Json, named: str | None) -> bool:
+    """`named`: the field, or words of an answer that names none; None: no field."""
+    error = told.get("error")
+    if isinstance(error, dict):
+        return bool(error["param"] == named)
+    return named is None or named in told.get("message", told.get("description", error))
+
+
+@socket_rows
+@pytest.mark.parametrize("number", NUMBERS)
+async def test_a_number_of_a_message_is_told_and_the_socket_stays(row: SocketRow, number: str) -> None:
+    assert row.numbers
+    async with connected(row, FakeSynthesizer(script=utterance())) as client:
+        for text in row.numbers:
+            for _ in range(2):  # the second answer shows that the first one did not end it
+                client.connection.receive({"type": "websocket.receive", "text": text.replace("?", number)})
+                told = await refusal(client)
+                assert has(told, row.refusal), told
+                assert "NaN" not in json.dumps(told)
+
+
+LOST, SECRET, BEGUN = ReplicaLost("lost"), ValueError("secret"), chunk(FRAME)
+FAILING: dict[str, list[Step]] = {
+    "full": [Overloaded("full", 3.2)], "lost": [LOST], "internal": [SECRET],
+    "lost behind audio": [BEGUN, LOST], "internal behind audio": [BEGUN, SECRET],
+}  # fmt: skip
+
+
+@socket_rows
+@pytest.mark.parametrize("script", FAILING.values(), ids=FAILING)
+async def test_a_failure_is_told(row: SocketRow, script: list[Step]) -> None:
+    async with connected(row, FakeSynthesizer(script=script)) as client:
+        client.send(*row.speak("Hello."))
+        told, error = await refusal(client), script[-1]
+        assert isinstance(error, Exception)
+        assert (told.get("type"), code_of(told)) == (row.error, translate(error).code)
+        assert "secret" not in json.dumps(told)
+        code = row.closing.full if isinstance(error, Overloaded) else row.closing.failed
+        if code is None:
+            client.send(row.bad()[0][0])
+            await refusal(client)
+        else:
+            await closes(client, row, code)
+
+
+async def closes(client: Client, row: SocketRow, code: int) -> None:
+    message = await client.connection.next()
+    if message["type"] == "websocket.send":  # ElevenLabs' one text ends all the same
+        assert json.loads(message["text"]) == row.over
+        message = await client.connection.next()
+    assert (message["type"], message["code"]) == ("websocket.close", code)
+    assert code != 1013 or message["reason"] == "overloaded, retry after 4 s"
+    await client.connection.task
+
+
+@socket_rows
+async def test_the_last_message_names_what_is_left_out(synthesizer: FakeSynthesizer, row: SocketRow) -> None:
+    async with connected(row, synthesizer) as client:
+        client.send(*row.speak("<think>Hm.</think>Hello \U0001f600 there."))
+        messages, _ = await spoken(client, row)
+    assert set(synthesizer.texts) == {"Hello there."}
+    last = json.dumps(messages[-1])
+    assert all(told in last for told in ("reasoning of a language model", "emoji", "left_out"))
+
+
+@socket_rows
+async def test_a_text_without_words_is_silence(synthesizer: FakeSynthesizer, row: SocketRow) -> None:
+    async with connected(row, synthesizer) as client:
+        client.send(*row.speak("..."))
+        _, audio = await spoken(client, row)
+    assert synthesizer.requests == []
+    assert not any(audio) if row.is_pcm else audio
+
+
+@socket_rows
+async def test_a_model_that_is_not_there_is_told(row: SocketRow) -> None:
+    async with connect(FakeSynthesizer(None), row.path, subprotocols=row.sample.protocols) as connection:
+        first = await connection.next()
+        if first["type"] == "websocket.http.response.start":
+            assert first["status"] == 503
+            return
+        client = Client(connection)
+        client.send(*row.speak("Hello."))
+        assert code_of(await refusal(client)) == "not_ready"
+
+
+@socket_rows
+@pytest.mark.parametrize("begun", [[], [chunk(FRAME)]], ids=["at once", "behind audio"])
+async def test_who_leaves_frees_its_place(row: SocketRow, begun: list[Step]) -> None:
+    synthesizer, texts = FakeSynthesizer(script=[*begun, asyncio.Event()]), LiveTexts()
+    settings = ApiSettings(admission=AdmissionSettings(client_streams=1))
+    api = one_api(synthesizer, settings, live_texts=texts)
+    async with _of_api(api, row) as first:
+        client = await Client(first).accepted()
+        client.send(*row.speak("A long story."))
+        await synthesizer.waiting.wait()
+        async with _of_api(api, row) as second:
+            assert (await second.next())["type"] == "websocket.accept"
+            closed = await second.next()
+            assert (closed["type"], closed["code"]) == ("websocket.close", 1013)
+            assert "retry after" in closed["reason"]
+        client.leave()
+        await first.task
+        assert synthesizer.closed.is_set()
+    synthesizer.script = utterance()
+    async with _of_api(api, row) as third:
+        client = await Client(third).accepted()
+        client.send(*row.speak("Hello."))
+        await spoken(client, row)
+    await texts.aclose()
+
+
+def _of_api(api: FastAPI, row: SocketRow) -> asgi.Connection:
+    return asgi.websocket(api, row.path, subprotocols=row.sample.protocols)
+
+
+@pytest.mark.parametrize("name", [name for name, row in SOCKETS.items() if row.closing.drain])
+async def test_who_leaves_while_it_drains_is_not_spoken_to(name: str) -> None:
+    row = SOCKETS[name]
+    assert row.closing.drain is not None
+    synthesizer = FakeSynthesizer(script=[chunk(FRAME), asyncio.Event()])
+    async with connected(row, synthesizer) as client:
+        client.send(*row.speak("Good bye."), row.closing.drain)
+        await synthesizer.waiting.wait()
+        client.leave()
+        await client.connection.task
+        assert synthesizer.closed.is_set()
+
+
+@socket_rows
+async def test_an_idle_socket_is_closed(row: SocketRow, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sockets, "IDLE_TIMEOUT_S", 0.01)
+    async with connected(row, FakeSynthesizer()) as client:
+        while (message := await client.connection.next())["type"] == "websocket.send":
+            pass
+        assert message == {"type": "websocket.close", "code": 1000, "reason": "idle"}
+        await client.connection.task
+
+
+@pytest.mark.parametrize("name", [name for name, row in SOCKETS.items() if row.cut])
+async def test_halves_of_a_character_meet_in_the_next_message(synthesizer: FakeSynthesizer, name: str) -> None:
+    row = SOCKETS[name]
+    async with connected(row, synthesizer) as client:
+        client.send(*row.speak_in_parts(*PARTS))  # `json.dumps` writes halves as JavaScript does
+        async with asyncio.timeout(10):
+            await spoken(client, row)
+    assert synthesizer.texts == ["So 𠮷 it \ufffd is"]
+
+
+@post_rows
+async def test_a_body_is_spoken_and_an_unknown_field_is_named(client: httpx.AsyncClient, row: PostRow) -> None:
+    for fields in ({}, row.more):
+        answer = await client.post(row.path, json=row.body(**fields, nonsense=1))
+        assert answer.status_code == 200, answer.text
+        assert answer.content
+        assert "nonsense" in (answer.text if row.has_results else answer.headers["x-ignored"])
+
+
+@post_rows
+async def test_a_body_without_text_is_refused(client: httpx.AsyncClient, row: PostRow) -> None:
+    for body in ({"voice": VOICE}, {"txt": "Hello"}):
+        answer = await client.post(row.path, json=body)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, row.text)
+    for content in ("{", "[]"):
+        answer = await client.post(row.path, content=content)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_json")
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+@pytest.mark.parametrize(
+    ("path", "body", "param"), [(row.path, body, param) for row in POSTS.values() for body, param in row.numbers]
+)
+async def test_a_number_of_a_body_is_refused_by_its_name(
+    client: httpx.AsyncClient, path: str, body: str, param: str, number: str
+) -> None:
+    answer = await client.post(path, content=body.replace("?", number))
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["param"] == param.rpartition(".")[2]
+    assert param in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("number", [*NUMBERS[:-1], "9" * 100, "1e30", "²", "1__0"])
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [(f"{row.path}?{query}", row.body(), param) for row in POSTS.values() for query, param in row.query_numbers],
+)
+async def test_a_number_of_a_query_is_refused_by_its_name(
+    client: httpx.AsyncClient, path: str, body: Json, param: str, number: str
+) -> None:
+    answer = await client.post(path + number, json=body)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+
+
+@post_rows
+async def test_without_room_it_is_a_429_and_without_a_model_a_503(row: PostRow) -> None:
+    for synthesizer, expected in (
+        (FakeSynthesizer(script=[Overloaded("full", 1.5)]), (429, "2", "rate_limit_exceeded")),
+        (FakeSynthesizer(None), (503, "1", "not_ready")),
+    ):
+        answer = await posted(synthesizer, row.path, json=row.body())
+        assert (answer.status_code, answer.headers["retry-after"], answer.json()["error"]["code"]) == expected
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/audio/text", {"input": "Hello.", "voice": "alloy"}),
+        ("/v1/pronunciation-dictionaries/add-from-rules", {"name": "names", "rules": []}),
+    ],
+)
+async def test_without_room_what_speaks_nothing_is_answered(
+    path: str, body: Json, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(models: SpeechModels, client: str) -> None:
+        raise Overloaded("full", 1.5)
+
+    monkeypatch.setattr(SpeechModels, "check_room", full)
+    async with client_for(FakeSynthesizer()) as client:
+        assert (await client.post(path, json=body)).status_code != 429
+        spoken = await client.post("/v1/audio/speech", json={"input": "Hello.", "voice": "alloy"})
+    assert spoken.status_code == 429
+
+
+@post_rows
+async def test_speech_that_fails_at_once_is_an_error(row: PostRow) -> None:
+    answer = await posted(FakeSynthesizer(script=[LOST]), row.path, json=row.body())
+    if row.has_results:
+        assert answer.json()["results"][0]["status"] == "error"
+    else:
+        assert answer.status_code >= 500
+        assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+
+
+@post_rows
+async def test_a_text_without_words_is_answered_without_the_synthesizer(
+    client: httpx.AsyncClient, synthesizer: FakeSynthesizer, row: PostRow
+) -> None:
+    answer = await client.post(row.path, json=row.body("..."))
+    assert answer.status_code == 200
+    assert answer.content
+    assert synthesizer.requests == []
+
+
+@post_rows
+async def test_who_leaves_ends_its_speech(row: PostRow) -> None:
+    synthesizer = FakeSynthesizer(script=[chunk(FRAME), asyncio.Event()])
+    api = one_api(synthesizer, ApiSettings(admission=AdmissionSettings(client_streams=1)))
+    async with asgi.http(api, "POST", row.path, body=row.body()) as connection:
+        await synthesizer.waiting.wait()
+        connection.receive({"type": "http.disconnect"})
+        await synthesizer.closed.wait()
+        await asyncio.wait((connection.task,))
+    assert len(synthesizer.requests) == 1
+    synthesizer.script = utterance()
+    async with asgi.http(api, "POST", row.path, body=row.body()) as connection:
+        start: Message = await connection.next()
+        assert start["status"] == 200

@@ -1,0 +1,356 @@
+"""Markup, lexicons and pauses at the doors of all dialects, and where lexicons are kept."""
+
+import asyncio
+from contextvars import copy_context
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+from httpx import AsyncClient
+from starlette.types import ASGIApp
+from typer.testing import CliRunner
+
+from serve_app.cli.main import cli
+from serve_app.config import ApiSettings, TextSettings, VoiceSettings
+from serve_app.extensions.voices.library import Voices
+from tests.serve_app.extensions.client import Json, heard
+from tests.serve_app.extensions.voices.speakers import Server, store
+from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, pcm_of, utterance
+from tests.serve_app.one_model import client_for, client_of, one_api, posted
+
+pytestmark = pytest.mark.anyio
+
+SPEECH = "/v1/audio/speech"
+ELEVEN = "/v1/text-to-speech/ryan"
+SSML = f"{ELEVEN}?enable_ssml_parsing=true"
+
+MARKED = "**Hello** [there](http://x.y) 😀!"
+
+
+def speak(*texts: str) -> list[Json]:
+    return [*({"type": "Speak", "text": text} for text in texts), {"type": "Flush"}]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (SPEECH, {"input": MARKED, "voice": "ryan"}),
+        ("/openai/deployments/x/audio/speech", {"input": MARKED, "voice": "ryan"}),
+        ("/v1/text-to-speech/ryan", {"text": MARKED}),
+        ("/v1/text-to-dialogue", {"inputs": [{"text": MARKED, "voice_id": "ryan"}]}),
+        ("/v1/speak?model=ryan", {"text": MARKED}),
+        ("/tts/bytes", {"transcript": MARKED, "voice": "ryan"}),
+        ("/dev/captioned_speech", {"input": MARKED, "voice": "ryan"}),
+        ("/generate", {"text": MARKED, "speaker": "ryan"}),
+    ],
+)
+async def test_no_door_reads_marks_aloud(
+    client: AsyncClient, synthesizer: FakeSynthesizer, path: str, body: Json
+) -> None:
+    answer = await client.post(path, json=body)
+    assert answer.status_code == 200
+    assert synthesizer.texts == ["Hello there!"]
+    assert "marks of Markdown 2, link target 1, emoji 1" in answer.headers["x-ignored"]
+
+
+@pytest.mark.parametrize(
+    ("path", "messages", "until"),
+    [
+        ("/v1/audio/speech/ws", [{"type": "speak", "input": MARKED, "voice": "ryan"}], "done"),
+        ("/v1/speak", speak(MARKED[:9], MARKED[9:]), "Flushed"),
+        ("/v2/speak?model=flux-ryan-en", speak(MARKED), "SpeechMetadata"),
+        (
+            "/tts/websocket",
+            [{"context_id": "a", "transcript": MARKED, "voice": {"id": "ryan"}, "continue": False}],
+            "done",
+        ),
+    ],
+)
+async def test_no_socket_reads_marks_aloud(
+    synthesizer: FakeSynthesizer, path: str, messages: list[Json], until: str
+) -> None:
+    await heard(synthesizer, path, *messages, until={"type": until})
+    assert synthesizer.texts == ["Hello there!"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "texts", "pause_s"),
+    [
+        (SPEECH, {"input": "One [pause:2s] two", "voice": "ryan"}, ["One", "two"], 2),
+        (SPEECH, {"input": "One<break time='1s'/>two", "voice": "ryan", "ssml": True}, ["One", "two"], 1),
+        ("/v1/speak?encoding=linear16&container=none", {"text": "One \\{pause:500ms\\} two"}, ["One", "two"], 0.5),
+        (f"{SSML}&output_format=pcm_24000", {"text": "One &lt; <break/>two"}, ["One <", "two"], 0.4),
+        ("/tts/bytes", {"transcript": 'One <break time="300ms"/> two', "voice": "ryan"}, ["One", "two"], 0.3),
+    ],
+)
+async def test_pauses_of_each_dialect(path: str, body: Json, texts: list[str], pause_s: float) -> None:
+    synthesizer = FakeSynthesizer(script=utterance(1))
+    more = {"response_format": "pcm"} if path == SPEECH else {}
+    answer = await posted(synthesizer, path, json={**body, **more})
+    assert synthesizer.texts == texts
+    speech = pcm_of(utterance(1))
+    assert answer.content == speech + bytes(2 * int(24000 * pause_s)) + speech
+    assert "x-ignored" not in answer.headers
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param", "reason"),
+    [
+        (SPEECH, {"input": "<b>a", "voice": "ryan", "markup": "ssml"}, "input", "at character 4: "),
+        (SPEECH, {"input": "a", "voice": "ryan", "markup": "html"}, "markup", "'auto', 'none' or 'ssml'"),
+        (SPEECH, {"input": "a", "voice": "ryan", "lexicon": {"a": "ˈa"}}, "lexicon", "no model here reads phonemes"),
+        (SPEECH, {"input": "a", "max_segment_chars": 49}, "max_segment_chars", "greater than or equal to 50"),
+        (SPEECH, {"input": "```\ncode\n```", "voice": "ryan"}, "input", "all of it is left out (code block)"),
+        ("/tts/bytes", {"transcript": "a <<h|i>>", "voice": "ryan"}, "transcript", "'<<h|i>>' at character 2"),
+        (SSML, {"text": "<phoneme>a</phoneme>"}, "input", "reads phonemes"),
+    ],
+)
+async def test_what_is_refused_says_where(client: AsyncClient, path: str, body: Json, param: str, reason: str) -> None:
+    answer = await client.post(path, json=body)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, param)
+    assert reason in error["message"]
+
+
+async def test_bad_ssml_in_a_conversation_is_an_error_and_adds_nothing(synthesizer: FakeSynthesizer) -> None:
+    path = "/v1/text-to-speech/ryan/multi-stream-input?enable_ssml_parsing=true&output_format=pcm_24000"
+    bad = {"text": "One <b>two</i> ", "context_id": "a"}
+    messages, _ = await heard(synthesizer, path, bad, until={"contextId": "a"})
+    assert "text: this is no SSML that can be spoken" in messages[-1]["error"]
+
+
+WAYS: dict[str, tuple[str, list[Json], Json]] = {
+    "whole": (SPEECH, [{"voice": "ryan"}], {}),
+    "ours": ("/v1/audio/speech/ws", [{"type": "speak", "voice": "ryan"}], {"type": "done"}),
+    "nari": (
+        "/v1/audio/speech/ws",
+        [{"type": "request.start", "voice": "ryan"}, {"type": "input_text.append"}, {"type": "input_text.end"}],
+        {"closed": 1000},
+    ),
+    "vllm-omni": (
+        "/v1/audio/speech/stream",
+        [{"type": "session.config", "voice": "ryan"}, {"type": "input.text"}, {"type": "input.done"}],
+        {"type": "session.done"},
+    ),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    ("markup", "texts"),
+    [("auto", ["Hi", "you"]), ("none", ["**Hi** <break time='1s'/> you"]), ("ssml", ["**Hi**", "you"])],
+)
+async def test_a_request_chooses_its_markup_whole_and_live(way: str, markup: str, texts: list[str]) -> None:
+    path, messages, over = WAYS[way]
+    text, synthesizer = "**Hi** <break time='1s'/> you", FakeSynthesizer(script=utterance(1))
+    first, *rest = [{**message} for message in messages]
+    first["markup"] = markup
+    if way in ("whole", "ours"):
+        first["input"] = text
+    if way == "whole":
+        assert (await posted(synthesizer, path, json=first)).status_code == 200
+    else:
+        parts = [{**rest[0], "text": text[at : at + 5]} for at in range(0, len(text), 5)] if rest else []
+        protocols = ["nari.speech.v1"] if way == "nari" else []
+        await heard(synthesizer, path, first, *parts, *rest[1:], until=over, subprotocols=protocols)
+    assert [each.strip() for each in synthesizer.texts] == texts
+
+
+async def test_settings_say_how_texts_are_read() -> None:
+    synthesizer = FakeSynthesizer(script=utterance(1))
+    text = TextSettings(markup="none", paragraph_pause_s=0, max_segment_chars=50)
+    async with client_for(synthesizer, ApiSettings(text=text)) as client:
+        await client.post(SPEECH, json={"input": "*a*\n\nb", "voice": "ryan"})
+        sent = "A sentence that is thirty long. " * 2
+        await client.post(SPEECH, json={"input": sent, "voice": "ryan"})
+        answer = await client.post(SPEECH, json={"input": sent, "voice": "ryan", "max_segment_chars": 5000})
+    assert synthesizer.texts == ["*a* b", *2 * ["A sentence that is thirty long."], sent.strip()]
+    assert "max_segment_chars" in answer.headers["x-ignored"]
+
+
+def server_of(folder: Path, synthesizer: FakeSynthesizer) -> ASGIApp:
+    settings = VoiceSettings(store=str(folder))
+    voices = Voices.of(settings)
+    voices.follow()  # as an ingress replica does
+    return one_api(synthesizer, ApiSettings(voices=settings), voices=voices)
+
+
+async def lexicon(folder: Path, *arguments: str, code: int = 0) -> str:
+    """A command has an event loop of its own."""
+    invoke = partial(CliRunner().invoke, cli, ["lexicon", *arguments, "--store", str(folder)])
+    result = await asyncio.to_thread(copy_context().run, invoke)
+    assert (result.exit_code != 0) == bool(code), result.output
+    return result.output
+
+
+async def test_the_lexicon_of_the_server_holds_for_every_door(tmp_path: Path) -> None:
+    folder, file = tmp_path / "store", tmp_path / "words.pls"
+    await lexicon(folder, "add", "SQL", "sequel")
+    await lexicon(folder, "add", "nginx", "engine x")
+    assert (await lexicon(folder, "list")).split("\n")[:2] == ["SQL\tsequel", "nginx\tengine x"]
+    await lexicon(folder, "export", "-o", str(file))
+    await lexicon(folder, "remove", "nginx")
+    await lexicon(folder, "remove", "nginx", code=1)
+    await lexicon(folder, "add", "a", "ˈeɪ", code=1)
+    synthesizer = FakeSynthesizer(script=utterance(1))
+    async with client_of(server_of(folder, synthesizer)) as client:
+        await client.post(SPEECH, json={"input": "SQL and nginx", "voice": "ryan"})
+        await client.post("/v1/speak?model=ryan", json={"text": "SQL"})
+        await client.post(SPEECH, json={"input": "SQL", "voice": "ryan", "lexicon": {"SQL": "S Q L"}})
+    assert synthesizer.texts == ["sequel and nginx", "sequel", "S Q L"]
+    await lexicon(folder, "import", str(file))
+    assert "nginx" in await lexicon(folder, "list")
+
+
+async def test_a_stored_voice_has_a_lexicon_of_its_own(tmp_path: Path) -> None:
+    server = Server(tmp_path / "store")
+    async with server.client() as client:
+        told = await store(client, "ada")
+        changed = await client.post(f"/v1/audio/voices/{told['id']}", json={"lexicon": {"SQL": "sequel"}})
+        assert changed.json()["lexicon"] == {"SQL": "sequel"}
+        bad = await client.post(f"/v1/audio/voices/{told['id']}", json={"lexicon": {"SQL": "ˈs"}})
+        assert (bad.status_code, bad.json()["error"]["param"]) == (400, "lexicon")
+        await client.post(SPEECH, json={"input": "SQL", "voice": "ada"})
+    assert server.synthesizer.texts == ["sequel"]
+
+
+DICTIONARIES = "/v1/pronunciation-dictionaries"
+RULE = {"string_to_replace": "SQL", "type": "alias", "alias": "sequel"}
+
+
+async def test_pronunciation_dictionaries_of_elevenlabs(tmp_path: Path) -> None:
+    synthesizer = FakeSynthesizer(script=utterance(1))
+    async with client_of(server_of(tmp_path / "store", synthesizer)) as client:
+        added = (await client.post(f"{DICTIONARIES}/add-from-rules", json={"name": "it", "rules": [RULE]})).json()
+        own = f"{DICTIONARIES}/{added['id']}"
+        more = {**RULE, "string_to_replace": "nginx", "alias": "engine x"}
+        grown = (await client.post(f"{own}/add-rules", json={"rules": [more]})).json()
+        assert (grown["version_rules_num"], grown["version_id"] == added["version_id"]) == (2, False)
+        pls = await client.get(f"{own}/{grown['version_id']}/download")
+        copied = await client.post(f"{DICTIONARIES}/add-from-file", data={"name": "b"}, files={"file": pls.content})
+        listed = (await client.get(DICTIONARIES)).json()["pronunciation_dictionaries"]
+        assert {each["id"] for each in listed} == {added["id"], copied.json()["id"]}
+        await client.post(f"{own}/remove-rules", json={"rule_strings": ["nginx"]})
+        assert (await client.get(own)).json()["rules"] == [RULE]
+        phonemes = await client.post(f"{own}/add-rules", json={"rules": [{**RULE, "type": "phoneme", "phoneme": "x"}]})
+        assert phonemes.json()["error"]["code"] == "phonemes_not_supported"
+        for locator, spoken, is_told in (
+            ({"pronunciation_dictionary_id": added["id"]}, "sequel", False),
+            ({"pronunciation_dictionary_id": added["id"], "version_id": "old"}, "sequel", True),
+            ({"pronunciation_dictionary_id": "21m00Tcm4TlvDq8ikWAM"}, "SQL", True),
+        ):
+            fields = {"text": "SQL", "pronunciation_dictionary_locators": [locator]}
+            answer = await client.post("/v1/text-to-speech/ryan", json=fields)
+            assert ("pronunciation_dictionary_locators" in answer.headers.get("x-ignored", "")) == is_told
+            assert synthesizer.texts.pop() == spoken
+        assert (await client.get(f"{DICTIONARIES}/lexicon_0")).status_code == 404
+
+
+async def test_pronunciation_dictionaries_of_cartesia(tmp_path: Path, synthesizer: FakeSynthesizer) -> None:
+    dictionaries = "/pronunciation-dicts/"
+    items = [{"text": "SQL", "alias": "sequel"}, {"text": "Polish", "alias": "pole ish", "case_sensitive": True}]
+    async with client_of(server_of(tmp_path / "store", synthesizer)) as client:
+        made = (await client.post(dictionaries, json={"name": "it", "items": items})).json()
+        assert (made["name"], made["items"][0]) == ("it", {"text": "sql", "alias": "sequel", "case_sensitive": False})
+        own = dictionaries + made["id"]
+        fields = {"transcript": "Sql, Polish polish", "voice": "ryan", "pronunciation_dict_id": made["id"]}
+        for path in ("/tts/bytes", "/tts/sse"):
+            answer = await client.post(path, json=fields)
+            assert "pronunciation_dict_id" not in answer.headers.get("x-ignored", "")
+            assert synthesizer.texts.pop() == "sequel, pole ish polish"
+        changed = (await client.patch(own, json={"items": [{"text": "SQL", "alias": "S Q L"}]})).json()
+        assert (changed["name"], (await client.get(own)).json()) == ("it", changed)
+        await client.patch(own, json={"name": "other"})
+        (listed,) = (await client.get(dictionaries)).json()["data"]
+        assert (listed["name"], listed["items"]) == ("other", changed["items"])
+        after = await client.get(dictionaries, params={"starting_after": made["id"]})
+        assert after.json() == {"data": [], "has_more": False}
+        for bad, code in (([{"text": "a"}], "invalid_value"), ([{"text": "a", "alias": "<<h|i>>"}], "phonemes")):
+            refused = (await client.patch(own, json={"items": bad})).json()["error"]
+            assert (refused["param"], code in f"{refused['code']}") == ("items", True)
+        assert (await client.delete(own)).status_code == 204
+        assert (await client.get(own)).status_code == 404
+        gone = await client.post("/tts/bytes", json=fields)
+        assert f"pronunciation_dict_id (Lexicon '{made['id']}' is unknown" in gone.headers["x-ignored"]
+        assert synthesizer.texts.pop() == "Sql, Polish polish"
+
+
+FIGURES = "Der Zug fährt um 8:05 und kostet 3,50 €."
+IN_WORDS = "Der Zug fährt um acht Uhr fünf und kostet drei Euro fünfzig."
+
+
+@pytest.mark.parametrize(
+    ("body", "spoken"),
+    [
+        ({"input": FIGURES, "text_normalization": "on"}, IN_WORDS),
+        ({"input": FIGURES, "text_normalization": "off"}, FIGURES),
+        ({"input": FIGURES}, FIGURES),
+        ({"input": FIGURES, "normalization_options": {"normalize": True}}, IN_WORDS),
+        ({"input": FIGURES, "normalization_options": {"normalize": False}}, FIGURES),
+        ({"text": FIGURES, "apply_text_normalization": "on"}, IN_WORDS),
+        ({"text": FIGURES, "apply_text_normalization": "auto"}, FIGURES),
+        ({"text": FIGURES, "apply_text_normalization": "off"}, FIGURES),
+    ],
+)
+@pytest.mark.parametrize("language", ["de", None])
+async def test_figures_become_words_where_this_is_wished(
+    client: AsyncClient, synthesizer: FakeSynthesizer, body: Json, spoken: str, language: str | None
+) -> None:
+    named = {} if language is None else {"language_code" if "text" in body else "language": language}
+    answer = await client.post(ELEVEN if "text" in body else SPEECH, json={**body, **named})
+    assert answer.status_code == 200, answer.text
+    assert "text_normalization" not in answer.headers.get("x-ignored", "")
+    assert synthesizer.texts == [spoken]
+
+
+async def test_figures_in_a_language_that_is_not_certain_are_an_error_or_named(client: AsyncClient) -> None:
+    refused = await client.post(SPEECH, json={"input": "12:30", "voice": "ryan", "text_normalization": "on"})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "text_normalization")
+    lenient = await client.post(ELEVEN, json={"text": "12:30", "apply_text_normalization": "on"})
+    assert "apply_text_normalization (the language of the text is not certain" in lenient.headers["x-ignored"]
+    wrong = await client.post(ELEVEN, json={"text": "1", "apply_text_normalization": "yes"})
+    assert (wrong.status_code, "text_normalization: Input should be 'on' or 'off'" in wrong.text) == (400, True)
+
+
+async def test_figures_become_words_while_they_are_written() -> None:
+    begin, end = FIGURES[:20], FIGURES[20:]
+    german = {"enable_tn": True, "language_type": "German"}
+    written = ({"type": "input_text_buffer.append", "text": text} for text in (begin, end))
+    session = [{"type": "session.update", "session": german}, *written, {"type": "session.finish"}]
+    path = "/v1/text-to-speech/ryan/stream-input?apply_text_normalization=on&language_code=de"
+    pieces = [{"text": text} for text in (" ", begin, end, "")]
+    for place, messages in (("/api-ws/v1/realtime", session), (path, pieces)):
+        synthesizer = FakeSynthesizer(script=utterance())
+        await heard(synthesizer, place, *messages, until={"closed": 1000})
+        assert [text.strip() for text in synthesizer.texts] == [IN_WORDS]
+
+
+async def test_an_embedded_voice_reads_figures_in_any_case(client: AsyncClient, synthesizer: FakeSynthesizer) -> None:
+    synthesizer.info = replace(CUSTOM_VOICE, spoken_form="english")
+    body = {"input": "I have 3 cats.", "voice": "ryan"}
+    off = await client.post(SPEECH, json={**body, "text_normalization": "off"})
+    assert "text_normalization (the loaded voice speaks nothing but words)" in off.headers["x-ignored"]
+    on = await client.post(SPEECH, json={**body, "text_normalization": "on"})
+    assert "x-ignored" not in on.headers
+    assert synthesizer.texts == ["I have three cats."] * 2
+
+
+async def test_each_segment_is_spoken_in_its_own_language(client: AsyncClient, synthesizer: FakeSynthesizer) -> None:
+    german, english = "Das Treffen wurde auf Donnerstag verschoben.", "The meeting was moved to Thursday."
+    body = {"input": f"{german}\n\n12:30\n\n{english} {english} {english}", "voice": "ryan", "language": "detect"}
+    answer = await client.post(SPEECH, json=body)
+    assert answer.status_code == 200, answer.text
+    assert "x-ignored" not in answer.headers
+    await client.post(SPEECH, json={**body, "input": "12:30"})
+    languages = [request.language for request in synthesizer.requests]
+    assert languages == ["german", "english", "english", "auto"]  # the second is the whole text's
+
+
+@pytest.mark.parametrize(("given", "name"), [("en-GB", "english"), ("de-AT", "german")])
+async def test_a_region_is_named_as_without_effect(
+    client: AsyncClient, synthesizer: FakeSynthesizer, given: str, name: str
+) -> None:
+    answer = await client.post(SPEECH, json={"input": "Hello.", "voice": "ryan", "language": given})
+    assert answer.headers["x-ignored"] == f"language (spoken as {name}: regions and scripts are not told apart)"
+    assert synthesizer.requests[0].language == name

@@ -1,0 +1,201 @@
+"""What clients leave out, spell in another way or break, in every dialect."""
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import pytest
+
+from serve_app.config import ApiSettings
+from tests.serve_app.extensions.client import Client, Json, connect
+from tests.serve_app.extensions.rows import POSTS, REST, SOCKETS, PostRow, SocketRow, response
+from tests.serve_app.extensions.test_contract import socket_rows, until
+from tests.serve_app.fake import BASE, CUSTOM_VOICE, VOICE_DESIGN, FakeSynthesizer, pcm_of, utterance
+from tests.serve_app.one_model import client_for, posted
+
+pytestmark = pytest.mark.anyio
+
+SPEECH = "/v1/audio/speech"
+HELLO = {"input": "Hello", "voice": "ryan"}
+EMBEDDED = replace(CUSTOM_VOICE, languages=("english",), spoken_form="english")
+NAMELESS = {name: row for name, row in SOCKETS.items() if "/text-to-speech/" not in row.path}
+
+
+def without_voice(value: Any) -> Any:
+    match value:
+        case dict():
+            kept = {name: without_voice(item) for name, item in value.items() if "voice" not in str(item).lower()[:8]}
+            return {name: item for name, item in kept.items() if name != "voices" and item != {}}
+        case list() | tuple():
+            return [without_voice(item) for item in value]
+    return value
+
+
+def plain_path(path: str) -> str:
+    place, _, query = path.partition("?")
+    return "&".join([f"{place}?", *(part for part in query.split("&") if not part.startswith("model="))])
+
+
+@pytest.mark.parametrize("voice", ["", " ", {"id": None}, {"id": ""}])
+async def test_an_empty_voice_is_none(client: httpx.AsyncClient, voice: object) -> None:
+    assert (await client.post(SPEECH, json={**HELLO, "voice": voice})).headers["x-talkray-voice"] == "serena"
+
+
+@pytest.mark.parametrize("default", [None, "Uncle_Fu"])
+@pytest.mark.parametrize("row", [row for path, row in POSTS.items() if "$voice" not in path], ids=lambda row: row.path)
+async def test_a_body_without_a_voice_is_spoken_by_the_default_one(row: PostRow, default: str | None) -> None:
+    synthesizer = FakeSynthesizer(script=utterance())
+    body = json.loads(json.dumps(without_voice(dict(row.sample.body or {}))).replace("$text", "Hello."))
+    async with client_for(synthesizer, ApiSettings(default_voice=default)) as client:
+        answer = await client.post(row.path, json=body)
+    assert answer.status_code == 200, answer.text
+    chosen = (default or CUSTOM_VOICE.voices[0]).lower()
+    assert {request.voice for request in synthesizer.requests} == {chosen}
+    told = answer.json()["results"][0]["voice"] if row.has_results else answer.headers["x-talkray-voice"]
+    assert told == chosen
+
+
+@pytest.mark.parametrize("row", NAMELESS.values(), ids=NAMELESS)
+async def test_a_socket_without_a_voice_is_spoken_by_the_default_one(row: SocketRow) -> None:
+    synthesizer = FakeSynthesizer(script=utterance())
+    path = plain_path(row.path) if "speak" in row.path else row.path
+    messages = json.loads(json.dumps(without_voice(row.sample.messages)).replace("$text", "Hello there."))
+    async with connect(synthesizer, path, subprotocols=row.sample.protocols) as connection:
+        client = await Client(connection).accepted()
+        client.send(*messages)
+        told, _ = await until(client, row.over)
+    assert [request.voice for request in synthesizer.requests] == ["serena"]
+    notes = client.headers | {name: value for message in told for name, value in message.items()}
+    assert "serena" in (notes.get("x-talkray-voice"), notes.get("voice"))
+
+
+@pytest.mark.parametrize(
+    ("info", "param", "what"),
+    [(BASE, "ref_audio", "a stored voice in voice"), (VOICE_DESIGN, "instructions", "designs")],
+)
+async def test_a_model_that_cannot_choose_says_what_to_send(info: Any, param: str, what: str) -> None:
+    for path, body in ((SPEECH, {"input": "Hello"}), ("/tts/bytes", {"transcript": "Hello"})):
+        answer = await posted(FakeSynthesizer(info, utterance()), path, json=body)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+        assert what in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("text", ["Привет, как дела?", "你好，世界", "مرحبا بك", "नमस्ते दुनिया", "สวัสดี", "**Привет**"])
+async def test_a_script_that_the_voice_cannot_speak_is_refused_everywhere(text: str) -> None:
+    for row in POSTS.values():
+        synthesizer = FakeSynthesizer(EMBEDDED, utterance())
+        for more in ({}, {"any_language": True}):
+            answer = await posted(synthesizer, row.path, json=row.body(text, **more))
+            assert answer.status_code == (200 if row.has_results else 400), (row.path, answer.text)
+            assert "none of it can be spoken" in answer.text
+            assert row.has_results or answer.json()["error"]["param"] == "input"
+        assert synthesizer.requests == []
+
+
+@socket_rows
+@pytest.mark.parametrize("text", ["Привет, как дела?", "你好，世界"])
+async def test_so_it_is_on_a_socket_whose_turn_ends(row: SocketRow, text: str) -> None:
+    synthesizer = FakeSynthesizer(EMBEDDED, utterance())
+    async with connect(synthesizer, row.path, subprotocols=row.sample.protocols) as connection:
+        client = await Client(connection).accepted()
+        client.send(*row.speak(text))
+        ends = {"/v1/audio/speech/ws": {"type": "error"}, "/v1/audio/frames/ws": {"type": "error"}}.get(row.path)
+        failed = response("failed") if "realtime?model=gpt" in row.path else row.over
+        told, _ = await until(client, row.over if row.sample.protocols else ends or failed)
+        assert "none of it can be spoken" in str(told)
+        if row.closing.goes_on:
+            client.send(*row.speak("Hello.", again=True))
+            await until(client, row.over)
+    assert synthesizer.texts == (["Hello."] if row.closing.goes_on else [])
+
+
+@pytest.mark.parametrize("name", ["native", "frames", "nari", "vllm-omni"])
+async def test_a_strict_socket_refuses_a_language_that_a_released_model_does_not_speak(name: str) -> None:
+    for parts, texts in ((["नमस्ते", " दुनिया"], []), (["Привет", " is how one greets friends in Russia."], ["*"])):
+        synthesizer, row = FakeSynthesizer(CUSTOM_VOICE, utterance()), SOCKETS[name]
+        async with connect(synthesizer, row.path, subprotocols=row.sample.protocols) as connection:
+            client = await Client(connection).accepted()
+            client.send(*row.speak("".join(parts)))
+            told, _ = await until(client, row.over if texts else {"type": "error"})
+        assert len(synthesizer.texts) == len(texts)
+        assert texts or "unsupported_language" in str(told)
+
+
+FORMATS = [
+    (SPEECH, {**HELLO, "response_format": "{}"}, "wav"),
+    (SPEECH, {"input": "Hello", "voice_id": "ryan", "response_format": "{}"}, "wav"),
+    ("/v1/audio/speech/batch", {"items": [{**HELLO, "response_format": "{}"}]}, "wav"),
+    ("/v1/speak?encoding={}", {"text": "Hello"}, "linear16"),
+    ("/v1/text-to-speech/ryan?output_format={}", {"text": "Hello"}, "pcm_24000"),
+    ("/tts/bytes", {"transcript": "Hello", "output_format": {"container": "{}"}}, "mp3"),
+    ("/tts/bytes", {"transcript": "Hello", "output_format": {"container": "raw", "encoding": "{}"}}, "pcm_mulaw"),
+    (REST, {"model": "q", "input": {"text": "Hello"}, "parameters": {"response_format": "{}"}}, "opus"),
+    ("/dev/captioned_speech", {**HELLO, "response_format": "{}"}, "flac"),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "name"), FORMATS)
+async def test_a_format_in_capitals_or_between_blanks(
+    client: httpx.AsyncClient, path: str, body: Json, name: str
+) -> None:
+    kinds = []
+    for spelled in (name, name.upper(), f" {name.title()}\t"):
+        filled = json.loads(json.dumps(body).replace("{}", json.dumps(spelled)[1:-1]))
+        answer = await client.post(path.replace("{}", spelled.replace("\t", " ")), json=filled)
+        assert (answer.status_code, "error" in answer.text[:20]) == (200, False), answer.text
+        kinds.append(answer.headers["content-type"])
+    assert len(set(kinds)) == 1
+
+
+QUOTED = [
+    (SPEECH, {**HELLO, "speed": "2.0", "stream": "false", "response_format": "pcm"}, 2.0),
+    (SPEECH, {**HELLO, "speed": " .5 ", "stream": "TRUE", "sample_rate": "24000", "response_format": "pcm"}, 0.5),
+    ("/v1/audio/frames", {**HELLO, "seed": "7", "top_k": "5", "do_sample": "True"}, None),
+    (
+        "/tts/bytes",
+        {"transcript": "Hello", "generation_config": {"speed": "2"}, "output_format": {"bit_rate": "9"}},
+        2.0,
+    ),
+    ("/v1/text-to-speech/ryan?output_format=pcm_24000", {"text": "Hello", "voice_settings": {"speed": "2.00"}}, 2.0),
+    ("/v1/speak?speed=2&container=none&encoding=linear16", {"text": "Hello"}, 2.0),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "speed"), QUOTED)
+async def test_a_number_or_a_boolean_as_text(
+    client: httpx.AsyncClient, path: str, body: Json, speed: float | None
+) -> None:
+    answer = await client.post(path, json=body)
+    assert answer.status_code == 200, answer.text
+    assert speed is None or len(answer.content) == pytest.approx(len(pcm_of(utterance())) / speed, rel=0.15)
+    assert ("content-length" in answer.headers) == (body.get("stream") == "false")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("speed", value) for value in ("", " ", "nan", "1e400", "fast", "0x1", "1_0", "١", "1,5")]
+    + [(name, value) for name in ("stream", "do_sample") for value in ("yes", "1", "on", " ")]
+    + [("seed", "1.5"), ("top_k", "many")],
+)
+async def test_text_that_may_mean_something_else_is_refused(client: httpx.AsyncClient, field: str, value: str) -> None:
+    answer = await client.post(SPEECH, json={**HELLO, field: value})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, field)
+
+
+@pytest.mark.parametrize("row", POSTS.values(), ids=POSTS)
+async def test_half_a_surrogate_pair_is_replaced_and_told(synthesizer: FakeSynthesizer, row: PostRow) -> None:
+    body = row.body("So \ud83d it is \U0001f600.")
+    answer = await posted(synthesizer, row.path, content=json.dumps(body))
+    assert answer.status_code == 200, answer.text
+    assert set(synthesizer.texts) == {"So \ufffd it is."}
+    assert "half a surrogate pair" in answer.headers["x-ignored"]
+
+
+@pytest.mark.parametrize("base", ["tts-1", "tts-1-hd", "gpt-4o-mini-tts", "qwen3-tts", "qwen-tts"])
+async def test_a_pinned_model_is_the_one_without_its_date(client: httpx.AsyncClient, base: str) -> None:
+    for pin in ("-2025-12-15", "-20251215", "-1106", "-latest", "@2025-12-15"):
+        assert (await client.post(SPEECH, json={**HELLO, "model": base + pin})).status_code == 200
+        assert (await client.get(f"/v1/models/{base}{pin}")).json()["root"] == CUSTOM_VOICE.name
+    for other in ("-mini", "-2025-12-15-x", "2025-12-15"):
+        assert (await client.post(SPEECH, json={**HELLO, "model": base + other})).status_code == 404

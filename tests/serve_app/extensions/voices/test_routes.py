@@ -1,0 +1,838 @@
+"""Stored voices over HTTP: created, spoken with, listed and deleted, by their owner and nobody else."""
+
+import asyncio
+import base64
+import os
+import re
+import threading
+import time
+from pathlib import Path
+from urllib.parse import quote, unquote
+
+import httpx2
+import numpy as np
+import openai
+import pytest
+from httpx import AsyncClient, Response
+
+from deployments.errors import NotFound, NotReady, StartError
+from deployments.protocol import ClonePrompt, Reference
+from serve_app.audio import recordings
+from serve_app.audio.recordings import decode_file, decode_reference
+from serve_app.config import ApiSettings, VoiceSettings
+from serve_app.extensions.voices import library
+from serve_app.extensions.voices.library import Voices
+from serve_app.extensions.voices.reference_doctor import decode_prepared
+from serve_app.extensions.voices.stored_voice import SentRecording, StoredVoice
+from serve_app.extensions.voices.voice_store import Record, StoreFailed, VoiceStore
+from serve_app.visitor import EVERYBODY, VISITOR, Visitor
+from tests.serve_app import asgi
+from tests.serve_app.extensions.client import Client
+from tests.serve_app.extensions.voices.speakers import RATE, Server, spoken, store, wav
+from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, utterance
+from tests.serve_app.one_model import one_api, refusal
+
+pytestmark = pytest.mark.anyio
+SPEECH = "/v1/audio/speech"
+UNKNOWN = re.compile("is stored|is unknown")
+
+
+def files_in(folder: Path) -> list[str]:
+    return [file.name for file in folder.rglob("*") if file.is_file()] if folder.exists() else []
+
+
+def reference_of(server: Server) -> Reference:
+    """The recording that the first request was sent with."""
+    reference = server.synthesizer.requests[0].reference
+    assert reference is not None
+    return reference
+
+
+async def test_a_voice_speaks_by_id_and_by_name(server: Server, client: AsyncClient) -> None:
+    told = await store(client, "Ada", ref_text="Hiss and\n hiss.", language="de")
+    assert (told["object"], told["cloned_by"], told["success"]) == ("audio.voice", "transcript", True)
+    for name in ("Ada", "ada", told["id"]):
+        answer = await client.post(SPEECH, json={"input": "Hallo.", "voice": name, "response_format": "pcm"})
+        assert answer.status_code == 200
+        assert answer.headers["x-voice-take"] == "neutral (the first)"
+        assert "x-ignored" not in answer.headers
+    sent = [request.reference for request in server.synthesizer.requests]
+    expected = decode_reference(base64.b64encode(wav()).decode(), RATE)
+    for reference in sent:
+        assert reference is not None
+        assert (reference.text, reference.x_vector_only) == ("Hiss and hiss.", False)
+        np.testing.assert_array_equal(reference.samples, expected)
+    assert len({reference.key for reference in sent if reference}) == 1
+    assert {request.language for request in server.synthesizer.requests} == {"german"}
+
+
+async def test_one_look_for_a_voice(server: Server, client: AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    find, sought = Voices.find, []
+
+    async def counted(voices: Voices, name: str | None) -> StoredVoice | None:
+        sought.append(name)
+        return await find(voices, name)
+
+    told = await store(client, "ada")
+    monkeypatch.setattr(Voices, "find", counted)
+    await client.post(SPEECH, json={"input": "Hi.", "voice": "ada"})
+    await client.post(f"/v1/text-to-speech/{told['id']}", json={"text": "Hi."})
+    assert sought == ["ada", told["id"]]
+    assert len(server.synthesizer.requests) == 2
+
+
+# Each form of upload: its path, its fields, what it calls the recording.
+UPLOADS = {
+    "OpenAI": ("/v1/audio/voices", {"name": "ada", "ref_text": "Hello."}, "audio_sample"),
+    "ElevenLabs": ("/v1/voices/add", {"name": "ada", "ref_text": "Hello."}, "files"),
+    "Cartesia": ("/voices/clone", {"name": "ada", "transcript": "Hello."}, "clip"),
+}
+
+
+@pytest.mark.parametrize("prepare", [None, "auto", "none"])
+@pytest.mark.parametrize("form", UPLOADS)
+async def test_stored_audio_is_prepared(server: Server, client: AsyncClient, form: str, prepare: str | None) -> None:
+    path, fields, field = UPLOADS[form]
+    fields |= {} if prepare is None else {"prepare": prepare}
+    told = (await client.post(path, data=fields, files={field: ("a.wav", spoken())})).json()
+    assert (await client.post(SPEECH, json={"input": "Hi.", "voice": "ada"})).status_code == 200
+    reference = reference_of(server)
+    [take] = told["takes"]
+    assert [flaw["code"] for flaw in take["flaws"]] == ["transcript_short", "short"]
+    assert "Write down exactly" in take["flaws"][0]["advice"]
+    expected, rate = decode_file(spoken(), field)
+    if prepare == "none":
+        assert take["changes"] == []
+    else:
+        assert any("Appended 0.50 s of silence" in change for change in take["changes"])
+        expected, rate = decode_prepared(spoken(), field)
+        assert take["seconds"] < 6
+    assert (take["seconds"], rate) == (round(expected.size / rate, 3), RATE)
+    np.testing.assert_allclose(reference.samples, expected, atol=2**-23)
+
+
+async def test_further_recordings_are_prepared_too(client: AsyncClient) -> None:
+    told = await store(client, "ada")
+    sample, fields = {"audio_sample": ("a.wav", spoken())}, {"style": "calm"}
+    changed = await client.post(f"/v1/audio/voices/{told['id']}", data=fields, files=sample)
+    fields = {"style": "raw", "prepare": "none"}
+    await client.post(f"/v1/audio/voices/{told['id']}", data=fields, files=sample)
+    shown = (await client.get(f"/v1/audio/voices/{told['id']}")).json()
+    edit = f"/v1/voices/{told['id']}/edit"
+    edited = await client.post(edit, data={"name": "grace"}, files={"files": ("low.wav", spoken())})
+    assert changed.json()["takes"] == shown["takes"][:2]
+    assert [bool(take["changes"]) for take in shown["takes"]] == [False, True, False]
+    assert [flaw["code"] for flaw in shown["takes"][0]["flaws"]] == ["no_speech"]
+    assert [take["style"] for take in edited.json()["takes"]] == ["low"]
+
+
+@pytest.mark.parametrize("form", UPLOADS)
+async def test_a_preparation_that_is_none_is_refused(client: AsyncClient, form: str) -> None:
+    path, fields, field = UPLOADS[form]
+    answer = await client.post(path, data={**fields, "prepare": "best"}, files={field: ("a.wav", spoken())})
+    assert answer.status_code == 400
+    assert "prepare: 'best' is none of auto, none." in answer.text
+
+
+@pytest.mark.parametrize("prepare", [None, "auto", "none"])
+async def test_a_sent_recording_is_prepared_on_request(
+    server: Server, client: AsyncClient, prepare: str | None
+) -> None:
+    body = {"input": "Hi.", "ref_audio": base64.b64encode(spoken()).decode(), "ref_text": "Hello."}
+    answer = await client.post(SPEECH, json={**body, "prepare": prepare})
+    assert "x-ignored" not in answer.headers
+    reference = reference_of(server)
+    expected, _ = (decode_prepared if prepare == "auto" else decode_file)(spoken(), "ref_audio")
+    np.testing.assert_array_equal(reference.samples, expected)
+
+
+async def test_a_request_cannot_prepare_a_stored_voice(client: AsyncClient) -> None:
+    await store(client, "ada")
+    answer = await client.post(SPEECH, json={"input": "Hi.", "voice": "ada", "prepare": "auto"})
+    assert answer.headers["x-ignored"] == "prepare (it is for recordings that are sent)"
+
+
+async def consented(client: AsyncClient, name: str, recording: bytes = wav()) -> Response:
+    fields, files = {"name": name, "language": "en"}, {"recording": ("c.wav", recording)}
+    return await client.post("/v1/audio/voice_consents", data=fields, files=files)
+
+
+async def test_a_consent_is_kept_as_it_was_sent(server: Server, client: AsyncClient) -> None:
+    await consented(client, "Ada agrees", spoken())
+    VISITOR.set(EVERYBODY)
+    [consent] = await server.voices.consents()
+    assert (consent.take.seconds, consent.take.changes) == (6.0, ())
+
+
+async def test_without_a_transcript_it_is_by_vector_and_says_so(server: Server, client: AsyncClient) -> None:
+    assert (await store(client, "ada"))["cloned_by"] == "vector"
+    answer = await client.post(SPEECH, json={"input": "Hi.", "voice": "ada"})
+    assert answer.headers["x-voice-take"] == "neutral (the first, by its vector only: it has no transcript)"
+    assert reference_of(server).x_vector_only
+
+
+async def test_instructions_choose_a_take(server: Server, client: AsyncClient) -> None:
+    told = await store(client, "ada", ref_text="Neutral.")
+    sample = {"audio_sample": ("a.wav", wav(1), "audio/wav")}
+    path = f"/v1/audio/voices/{told['id']}"
+    changed = await client.post(path, data={"style": "cheerful", "ref_text": "Ha!"}, files=sample)
+    assert [take["style"] for take in changed.json()["takes"]] == ["neutral", "cheerful"]
+    assert (await client.post(path, data={"style": "Cheerful"}, files=sample)).status_code == 400
+    body = {"input": "Hi.", "voice": "ada", "instructions": "Say it cheerfully."}
+    answer = await client.post(SPEECH, json=body)
+    assert answer.headers["x-voice-take"] == "cheerful (instructions)"
+    assert "x-ignored" not in answer.headers
+    other = await client.post(SPEECH, json={**body, "instructions": "Say it sadly."})
+    assert other.headers["x-voice-take"] == "neutral (the first)"
+    assert "instructions" in other.headers["x-ignored"]
+    emotional = {"transcript": "Hi.", "voice": {"id": "ada"}, "generation_config": {"emotion": "cheerful"}}
+    assert (await client.post("/tts/bytes", json=emotional)).headers["x-voice-take"] == "cheerful (instructions)"
+    texts = [request.reference.text for request in server.synthesizer.requests if request.reference]
+    assert texts == ["Ha!", "Neutral.", "Ha!"]
+
+
+async def with_a_take(client: AsyncClient, style: str) -> str:
+    """A voice with a neutral recording and one in a style; returns its id."""
+    told = await store(client, "ada", ref_text="Neutral.")
+    sample = {"audio_sample": ("a.wav", wav(1), "audio/wav")}
+    fields = {"style": style, "ref_text": "Ha!"}
+    changed = await client.post(f"/v1/audio/voices/{told['id']}", data=fields, files=sample)
+    assert changed.status_code == 200
+    return str(told["id"])
+
+
+@pytest.mark.parametrize(
+    ("sent", "heard", "take"),
+    [
+        ("[whispering] Hello.", "Hello.", "whispering (tag)"),
+        (" [Whispers softly]Hello.", "Hello.", "whispering (tag)"),
+        ('<emotion value="whispering" /> Hello.', "Hello.", "whispering (tag)"),
+        ("[laughing] Hello.", "Hello.", "neutral (the first)"),  # no take of its: it is left out, and named
+        ("Hello [whispering] there.", "Hello there.", "neutral (the first)"),
+    ],
+)
+async def test_a_tag_chooses_a_take(server: Server, client: AsyncClient, sent: str, heard: str, take: str) -> None:
+    await with_a_take(client, "whispering")
+    for path, body in (
+        (SPEECH, {"input": sent, "voice": "ada"}),
+        ("/v1/text-to-speech/ada", {"text": sent}),
+        ("/tts/bytes", {"transcript": sent, "voice": {"id": "ada"}}),
+    ):
+        answer = await client.post(path, json=body)
+        assert answer.headers["x-voice-take"] == take
+        assert ("x-ignored" in answer.headers) == take.startswith("neutral")
+    assert [request.text for request in server.synthesizer.requests] == [heard] * 3
+    texts = {request.reference.text for request in server.synthesizer.requests if request.reference}
+    assert texts == {"Ha!" if take.startswith("whispering") else "Neutral."}
+
+
+@pytest.mark.parametrize("text", ["囁き", "é" * 80, "囁" * 300, "x" * 300, "two\r\nlines"])
+async def test_headers_carry_text_of_clients_and_owners(server: Server, client: AsyncClient, text: str) -> None:
+    style = text.replace("\r\n", "")[:80]
+    voice = await with_a_take(client, style)
+    body = {"input": f"<{text}>Hi.</{text}> [{text}]", "voice": voice, "instructions": f"{style}.", text: 1}
+    speech = await client.post(SPEECH, json=body, headers={"x-request-id": text.encode()})
+    unknown = await client.post(SPEECH, json={"input": "Hi.", "voice": text})
+    assert (speech.status_code, unknown.status_code) == (200, 400)
+    assert unquote(speech.headers["x-voice-take"]) == f"{style} (instructions)"
+    assert "unknown field" in speech.headers["x-ignored"]
+    async with asgi.websocket(server.api, f"/v1/speak?model=aura&{quote(text)}=1&encoding={quote(text)}") as connection:
+        start = await connection.next()
+    assert start["status"] == 400
+    sent = [*speech.headers.raw, *unknown.headers.raw, *start["headers"]]
+    assert any(name == b"dg-error" for name, _ in sent)
+    assert all(len(value) < 1000 and value.decode("ascii").isprintable() for _, value in sent)
+
+
+async def test_a_tag_comes_before_instructions(client: AsyncClient) -> None:
+    await with_a_take(client, "whispering")
+    body = {"input": "[whispering] Hello.", "voice": "ada", "instructions": "Loudly."}
+    answer = await client.post(SPEECH, json=body)
+    assert answer.headers["x-voice-take"] == "whispering (tag)"
+    assert answer.headers["x-ignored"] == "instructions (a tag of the text chose the recording)"
+    assert refusal(await client.post(SPEECH, json={"input": "[whispering]", "voice": "ada"})) == (400, "input")
+
+
+async def test_a_stored_voice_may_be_the_default_one(server: Server, client: AsyncClient) -> None:
+    await store(client, "ada", ref_text="Hiss.")
+    settings = ApiSettings(voices=server.settings, default_voice="Ada")
+    server.api = one_api(server.synthesizer, settings, voices=server.voices)
+    async with server.client() as client:
+        assert (await client.get("/ready")).status_code == 200
+        unknown = await client.post("/v1/text-to-speech/21m00Tcm4TlvDq8ikWAM", json={"text": "Hi."})
+        assert unknown.headers["x-ignored"] == "voice_id (no such voice here, ada speaks)"
+        unnamed = await client.post("/tts/bytes", json={"transcript": "Hi."})
+        assert "x-ignored" not in unnamed.headers
+        for answer in (unknown, unnamed):
+            assert answer.headers["x-voice-take"] == "neutral (the first)"
+        assert (await client.post(SPEECH, json={"input": "Hi.", "voice": "nobody"})).status_code == 400
+    assert {request.reference.text for request in server.synthesizer.requests if request.reference} == {"Hiss."}
+
+
+async def test_defaults_of_a_voice_hold_where_a_request_says_nothing(server: Server, client: AsyncClient) -> None:
+    told = await store(client, "ada", language="german")
+    sampling = {"temperature": 0.5, "top_k": 7}
+    changed = await client.post(f"/v1/audio/voices/{told['id']}", json={"sampling": sampling})
+    assert changed.json()["sampling"] == sampling
+    bad = await client.post(f"/v1/audio/voices/{told['id']}", json={"sampling": {"top_p": 7}})
+    assert (bad.status_code, bad.json()["error"]["param"]) == (400, "sampling")
+    for more in ({}, {"language": "en", "top_k": 9}):
+        await client.post(SPEECH, json={"input": "Hi.", "voice": "ada", **more})
+    asked = [(each.language, each.sampling.temperature, each.sampling.top_k) for each in server.synthesizer.requests]
+    assert asked == [("german", 0.5, 7), ("english", 0.5, 9)]
+
+
+async def test_a_recording_in_the_request_comes_first(server: Server, client: AsyncClient) -> None:
+    sent = base64.b64encode(wav(5)).decode()
+    await store(client, "ada")
+    body = {"input": "Hi.", "voice": "ada", "reference_audio": sent, "reference_text": "Other."}
+    assert "voice" in (await client.post(SPEECH, json=body)).headers["x-ignored"]
+    assert reference_of(server).text == "Other."
+
+
+async def test_what_another_replica_stored_is_found_without_delay(folder: Path) -> None:
+    one, other = Server(folder), Server(folder)
+    async with one.client() as at_one, other.client() as at_other:
+        assert (await at_other.get("/v1/audio/voices")).json()["uploaded_voices"] == []
+        told = await store(at_one, "ada")
+        assert (await at_other.post(SPEECH, json={"input": "Hi.", "voice": "ada"})).status_code == 200
+        renamed = await at_other.post(f"/v1/audio/voices/{told['id']}", data={"name": "grace"})
+        assert renamed.json()["name"] == "grace"
+        assert (await at_one.post(SPEECH, json={"input": "Hi.", "voice": "grace"})).status_code == 200
+        await one.voices.refresh()
+        assert (await at_one.post(SPEECH, json={"input": "Hi.", "voice": "ada"})).status_code == 400
+
+
+async def test_every_replica_sees_within_five_seconds_what_is_deleted(folder: Path) -> None:
+    forgotten = asyncio.Event()
+
+    async def forget(_: tuple[bytes, ...]) -> None:
+        forgotten.set()
+
+    one, other = Server(folder), Server(folder, forget=forget)
+    async with one.client() as at_one, other.client() as at_other:
+        told = await store(at_one, "ada")
+        assert (await at_other.get("/v1/audio/voices")).json()["uploaded_voices"] != []
+        await at_one.delete(f"/v1/audio/voices/{told['id']}")
+        async with asyncio.timeout(5):
+            await forgotten.wait()
+        assert (await at_other.get("/v1/audio/voices")).json()["uploaded_voices"] == []
+
+
+async def test_deleting_clears_what_is_derived(folder: Path) -> None:
+    """Here, in the store and, by `forget`, on the replicas; what comes late is not kept either."""
+    forgotten: list[bytes] = []
+
+    async def forget(voices: tuple[bytes, ...]) -> None:
+        if not forgotten:
+            forgotten.append(b"")
+            raise NotReady("a replica did not answer")
+        forgotten.extend(voices)
+
+    server = Server(folder, forget=forget)
+    async with server.client() as client:
+        told = await store(client, "ada", ref_text="Hiss.")
+        await client.post(SPEECH, json={"input": "Hi.", "voice": "ada"})
+        reference = reference_of(server)
+        prompt = ClonePrompt(np.ones(8, np.float32), np.ones((3, 16), np.int16))
+        recordings.keep_clone_prompt(reference, prompt)
+        await server.voices._keep_prompts()
+        assert any(name.endswith(".npz") for name in files_in(folder))
+        await client.post(SPEECH, json={"input": "Hi.", "voice": "ada"})
+        assert server.synthesizer.requests[1].reference.prompt is not None  # type: ignore[union-attr]
+        deleted = (await client.delete("/v1/audio/voices/ada")).json()
+        assert (deleted["id"], deleted["deleted"]) == (told["id"], True)
+        assert files_in(folder) == []
+        assert recordings.by_prompt(reference).prompt is None
+        recordings.keep_clone_prompt(reference, prompt)
+        assert recordings.by_prompt(reference).prompt is None
+        await server.voices._forget_gone()  # as the next look does
+        assert forgotten == [b"", reference.key[:16]]
+        assert (await client.post(SPEECH, json={"input": "Hi.", "voice": "ada"})).status_code == 400
+
+
+async def test_voices_that_are_deleted_while_replicas_do_not_answer_are_all_forgotten(folder: Path) -> None:
+    are_away, forgotten = True, set[bytes]()
+
+    async def forget(voices: tuple[bytes, ...]) -> None:
+        if are_away:
+            raise NotReady("not yet")
+        forgotten.update(voices)
+
+    server = Server(folder, forget=forget)
+    async with server.client() as client:
+        stored = [(await store(client, name, seed=seed))["id"] for seed, name in enumerate(("ada", "bob"))]
+        voices = [server.voices.known(str(voice_id)) for voice_id in stored]
+        for voice_id in stored:
+            await client.delete(f"/v1/audio/voices/{voice_id}")
+        are_away = False
+        await server.voices._forget_gone()
+        assert forgotten == {voice.key_prefix for voice in voices if voice}
+        forgotten.clear()
+        await server.voices._forget_gone()
+        assert not forgotten
+
+
+async def test_a_store_that_fails_keeps_the_voices_and_is_told_once(
+    server: Server, client: AsyncClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    looked = asyncio.Event()
+    failures, marks = ["away", "away", "gone"], VoiceStore.marks
+
+    def failing(files: VoiceStore) -> dict[str, str]:
+        if failures:
+            raise StoreFailed(failures.pop(0))
+        loop.call_soon_threadsafe(looked.set)
+        return marks(files)
+
+    await store(client, "ada")
+    loop = asyncio.get_running_loop()
+    monkeypatch.setattr(library, "POLL_S", 0.001)
+    monkeypatch.setattr(VoiceStore, "marks", failing)
+    following = asyncio.create_task(server.voices._look_again())
+    await looked.wait()
+    following.cancel()
+    kept = [record.getMessage() for record in caplog.records if "keeping the voices" in record.message]
+    assert [line.rpartition(": ")[2] for line in kept] == ["away", "gone"]
+    assert server.voices.known("ada") is not None
+
+
+async def test_what_was_derived_outlives_a_restart(folder: Path, server: Server, client: AsyncClient) -> None:
+    await store(client, "ada", ref_text="Hiss.")
+    await client.post(SPEECH, json={"input": "Hi.", "voice": "ada"})
+    reference = reference_of(server)
+    recordings.keep_clone_prompt(reference, ClonePrompt(np.ones(8, np.float32), np.ones((3, 16), np.int16)))
+    await server.voices._keep_prompts()
+    recordings._PROMPTS.forget([])  # the process that comes next has nothing
+    recordings._PROMPTS._results.clear()
+    restarted = Server(folder)
+    async with restarted.client() as client:
+        await client.post(SPEECH, json={"input": "Hi.", "voice": "ada"})
+    prompt = reference_of(restarted).prompt
+    assert prompt is not None
+    np.testing.assert_array_equal(prompt.speaker, np.ones(8))
+
+
+# Each dialect's way to ask: a POST, or the messages of a WebSocket.
+POSTS = {
+    "OpenAI": (SPEECH, {"input": "Hi.", "voice": "$voice"}),
+    "Azure": ("/openai/deployments/any/audio/speech", {"input": "Hi.", "voice": "$voice"}),
+    "Mistral": (SPEECH, {"input": "Hi.", "voice_id": "$voice"}),
+    "vLLM-Omni": ("/v1/audio/speech/batch", {"items": [{"input": "Hi."}], "voice": "$voice"}),
+    "Deepgram": ("/v1/speak?model=$voice", {"text": "Hi."}),
+    "Flux": ("/v2/speak?model=flux-$voice-en", {"text": "Hi."}),
+    "ElevenLabs": ("/v1/text-to-speech/$voice", {"text": "Hi."}),
+    "dialogue": ("/v1/text-to-dialogue", {"inputs": [{"text": "Hi.", "voice_id": "$voice"}]}),
+    "Cartesia": ("/tts/bytes", {"transcript": "Hi.", "voice": {"mode": "id", "id": "$voice"}}),
+    "VoxServe": ("/generate", {"text": "Hi.", "speaker": "$voice"}),
+    "Kokoro": ("/dev/captioned_speech", {"input": "Hi.", "voice": "$voice"}),
+}
+
+
+@pytest.mark.parametrize("dialect", POSTS)
+async def test_only_its_owner_speaks_with_it_in_every_dialect(folder: Path, dialect: str) -> None:
+    server = Server(folder, "ada", "eve", admins=("root",))
+    path, body = POSTS[dialect]
+    async with server.client("ada") as client:
+        told = await store(client, "mine")
+    for name in ("ada", "eve", "root"):
+        server.synthesizer.requests.clear()
+        for voice in ("mine", str(told["id"])):
+            filled = eval(repr(body).replace("$voice", voice))
+            async with server.client(name) as client:
+                answer = await client.post(path.replace("$voice", voice), json=filled)
+                if name != "eve":
+                    assert answer.status_code == 200, answer.text
+                else:
+                    assert answer.status_code == 400 or UNKNOWN.search(answer.text), answer.text
+        assert len(server.synthesizer.requests) == (0 if name == "eve" else 2)
+
+
+SOCKETS = {
+    "native": ("/v1/audio/speech/ws", [{"type": "speak", "text": "Hi.", "voice": "$voice"}]),
+    "vLLM-Omni": (
+        "/v1/audio/speech/stream",
+        [{"type": "session.config", "voice": "$voice"}, {"type": "input.text", "text": "Hi."}, {"type": "input.done"}],
+    ),
+    "Deepgram": ("/v1/speak?model=$voice", [{"type": "Speak", "text": "Hi."}, {"type": "Flush"}]),
+    "Flux": ("/v2/speak?model=flux-$voice-en", [{"type": "Speak", "text": "Hi."}, {"type": "Flush"}]),
+    "ElevenLabs": (
+        "/v1/text-to-speech/$voice/multi-stream-input",
+        [{"text": "Hi. ", "context_id": "a", "flush": True}],
+    ),
+    "dialogue": (
+        "/v1/text-to-dialogue/multi-stream-input",
+        [{"context_id": "a", "inputs": [{"text": "Hi.", "voice_id": "$voice"}], "flush": True}],
+    ),
+    "Cartesia": ("/tts/websocket", [{"context_id": "a", "transcript": "Hi.", "voice": {"id": "$voice"}}]),
+    "Realtime": (
+        "/v1/realtime",
+        [
+            {"type": "session.update", "session": {"type": "realtime", "audio": {"output": {"voice": "$voice"}}}},
+            {"type": "response.create", "response": {"input": [{"content": [{"type": "input_text", "text": "Hi."}]}]}},
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("dialect", SOCKETS)
+async def test_only_its_owner_speaks_with_it_over_sockets(folder: Path, dialect: str) -> None:
+    server = Server(folder, "ada", "eve")
+    path, messages = SOCKETS[dialect]
+    async with server.client("ada") as client:
+        told = await store(client, "mine")
+    voice = str(told["id"])
+    for name in ("eve", "ada"):
+        headers = {"authorization": f"Bearer {server.keys[name]}"}
+        async with asgi.websocket(server.api, path.replace("$voice", voice), headers=headers) as connection:
+            client_of = await Client(connection).accepted()
+            client_of.send(*eval(repr(messages).replace("$voice", voice)))
+            heard: list[object] = []
+            async with asyncio.timeout(10):
+                while not (server.synthesizer.requests or any(UNKNOWN.search(str(each)) for each in heard)):
+                    heard.append(await client_of.next())
+        assert bool(server.synthesizer.requests) == (name == "ada"), heard
+    await server.texts.aclose()
+    assert server.synthesizer.requests[0].reference is not None
+
+
+@pytest.mark.parametrize("dialect", SOCKETS)
+async def test_sockets_tell_which_recording_speaks(server: Server, client: AsyncClient, dialect: str) -> None:
+    voice = await with_a_take(client, "cheerful")
+    path, messages = SOCKETS[dialect]
+    async with asgi.websocket(server.api, path.replace("$voice", voice)) as connection:
+        client_of = await Client(connection).accepted()
+        client_of.send(*eval(repr(messages).replace("$voice", voice)))
+        told, in_handshake = "", client_of.headers.get("x-voice-take")
+        async with asyncio.timeout(10):
+            while not told:
+                message = await client_of.next()
+                told = message.get("voice_take", "") if isinstance(message, dict) else ""
+    await server.texts.aclose()
+    assert told == "neutral (the first)"
+    assert in_handshake == (told if dialect in ("Deepgram", "Flux", "ElevenLabs") else None)
+
+
+async def test_our_socket_has_tags(server: Server, client: AsyncClient) -> None:
+    await with_a_take(client, "cheerful")
+    async with asgi.websocket(server.api, "/v1/audio/speech/ws") as connection:
+        client_of = await Client(connection).accepted()
+        client_of.send({"type": "speak", "text": "[cheerful] Hi.", "voice": "ada", "instructions": "Low."})
+        (started, *_), _ = await client_of.until(type="started")
+    assert started["voice_take"] == "cheerful (tag)"
+    assert started["ignored"] == [{"field": "instructions", "reason": "a tag of the text chose the recording"}]
+    assert server.synthesizer.requests[0].text == "Hi."
+
+
+@pytest.mark.parametrize("name", ["x" * 81, "two\nlines"])
+async def test_a_consent_has_a_name_that_can_be_kept(client: AsyncClient, name: str) -> None:
+    place = f"/v1/audio/voice_consents/{(await consented(client, 'c')).json()['id']}"
+    for refused in (await consented(client, name), await client.post(place, data={"name": name})):
+        assert refusal(refused) == (400, "name")
+    assert (await client.get(place)).json()["name"] == "c"
+
+
+async def test_recordings_that_are_added_at_once_all_stay(client: AsyncClient) -> None:
+    told = await store(client, "ada")
+
+    async def add(style: str) -> int:
+        files = {"audio_sample": ("a.wav", wav())}
+        answer = await client.post(f"/v1/audio/voices/{told['id']}", data={"style": style}, files=files)
+        return answer.status_code
+
+    assert await asyncio.gather(*map(add, ("calm", "loud", "sad"))) == [200, 200, 200]
+    shown = (await client.get(f"/v1/audio/voices/{told['id']}")).json()
+    assert {take["style"] for take in shown["takes"]} == {"neutral", "calm", "loud", "sad"}
+
+
+async def test_a_name_is_taken_once_also_of_those_that_are_stored_at_once(client: AsyncClient) -> None:
+    async def add() -> int:
+        files = {"audio_sample": ("a.wav", wav())}
+        return (await client.post("/v1/audio/voices", data={"name": "ada"}, files=files)).status_code
+
+    assert sorted(await asyncio.gather(add(), add(), add())) == [200, 409, 409]
+    with pytest.raises(AssertionError, match="is already named"):
+        await store(client, "ADA")
+    assert [each["name"] for each in (await client.get("/v1/audio/voices")).json()["voices"]] == ["ada"]
+
+
+async def named(voices: Voices, name: str) -> list[str]:
+    """The ids of the voices in the store that have the name."""
+    await voices.refresh()
+    return [each.id for each in await voices.voices() if each.name == name]
+
+
+async def test_two_replicas_never_keep_one_name_twice(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both find it free, and write at once."""
+    write, both = VoiceStore.write, threading.Barrier(2)
+
+    def together(store: VoiceStore, record: Record, recordings: dict[str, bytes]) -> None:
+        if not both.broken:
+            both.wait(30)
+        write(store, record, recordings)
+
+    replicas = [Server(folder), Server(folder)]
+    sample = {"audio_sample": ("a.wav", wav())}
+    async with replicas[0].client() as one, replicas[1].client() as other:
+        for client in (one, other):
+            await client.get("/v1/audio/voices")
+        monkeypatch.setattr(VoiceStore, "write", together)
+        told = await asyncio.gather(
+            *(client.post("/v1/audio/voices", data={"name": "ada"}, files=sample) for client in (one, other))
+        )
+        both.abort()
+        stored = [answer.json()["id"] for answer in told if answer.status_code == 200]
+        assert {answer.status_code for answer in told} <= {200, 409}
+        assert all("is already named" in answer.text for answer in told if answer.status_code == 409)
+        assert len(stored) < 2
+        for replica in replicas:
+            assert await named(replica.voices, "ada") == stored
+        if not stored:  # both took it back
+            await store(one, "ada")
+
+
+@pytest.mark.parametrize("renames", [False, True])
+async def test_a_name_taken_elsewhere_is_undone(folder: Path, monkeypatch: pytest.MonkeyPatch, renames: bool) -> None:
+    write, loop = VoiceStore.write, asyncio.get_running_loop()
+    late, early = Server(folder), Server(folder)
+    async with late.client() as client, early.client() as other:
+        before = await store(client, "grace")
+        version = [voice.version for voice in await late.voices.voices()]
+        first: list[str] = []
+
+        def after_another(place: VoiceStore, record: Record, recordings: dict[str, bytes]) -> None:
+            monkeypatch.setattr(VoiceStore, "write", write)
+            told = asyncio.run_coroutine_threadsafe(store(other, "Ada"), loop).result(30)
+            first.append(str(told["id"]))
+            write(place, record, recordings)
+
+        monkeypatch.setattr(VoiceStore, "write", after_another)
+        if renames:
+            answer = await client.post(f"/v1/voices/{before['id']}/edit", data={"name": "ada"})
+        else:
+            sample = {"audio_sample": ("a.wav", wav())}
+            answer = await client.post("/v1/audio/voices", data={"name": "ada"}, files=sample)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (409, "name")
+        for replica in (late, early):
+            assert await named(replica.voices, "Ada") == first
+            assert await named(replica.voices, "ada") == []
+            assert await named(replica.voices, "grace") == [before["id"]]
+        [grace] = [voice for voice in await late.voices.voices() if voice.name == "grace"]
+        assert (grace.version in version) is not renames  # caches have forgotten it
+
+
+async def test_a_change_brings_no_deleted_voice_back(server: Server, client: AsyncClient) -> None:
+    told = await store(client, "ada")
+    VISITOR.set(EVERYBODY)
+    known = await server.voices.get("ada")  # as a change does, which then checks its recording for seconds
+    assert (await client.delete(f"/v1/audio/voices/{told['id']}")).status_code == 200
+    with pytest.raises(NotFound, match="'ada' was deleted during"):
+        await server.voices.change(known, {"name": "grace"})
+    assert (await client.get(f"/v1/audio/voices/{told['id']}")).status_code == 404
+
+
+async def test_rules_that_are_added_at_once_all_stay(client: AsyncClient) -> None:
+    place = "/v1/pronunciation-dictionaries"
+
+    def rules(word: str) -> list[dict[str, str]]:
+        return [{"string_to_replace": word, "type": "alias", "alias": "said"}]
+
+    made = (await client.post(f"{place}/add-from-rules", json={"name": "x", "rules": rules("one")})).json()
+    adding = (client.post(f"{place}/{made['id']}/add-rules", json={"rules": rules(word)}) for word in ("two", "3"))
+    await asyncio.gather(*adding)
+    shown = (await client.get(f"{place}/{made['id']}")).json()
+    assert {rule["string_to_replace"] for rule in shown["rules"]} == {"one", "two", "3"}
+
+
+async def test_others_can_neither_see_nor_change_it(folder: Path) -> None:
+    server = Server(folder, "ada", "eve", admins=("root",))
+    async with server.client("ada") as client:
+        voice, agreed = (await store(client, "mine"))["id"], (await consented(client, "c")).json()["id"]
+    own = f"/v1/audio/voices/{voice}"
+    async with server.client("eve") as eve:
+        for path, methods in {
+            own: ("GET", "POST", "DELETE"),
+            "/v1/audio/voices/mine": ("GET", "POST", "DELETE"),
+            f"/v1/audio/voice_consents/{agreed}": ("GET", "POST", "DELETE"),
+            f"{own}/file": ("GET",),
+            f"/v1/voices/{voice}/edit": ("POST",),
+            f"/v1/voices/{voice}": ("DELETE",),
+            f"/voices/{voice}": ("DELETE",),
+        }.items():
+            for method in methods:
+                sent = {"name": "hers"} if method == "POST" else None
+                assert (await eve.request(method, path, data=sent)).status_code == 404, (method, path)
+        assert (await eve.get(f"/v1/voices/{voice}")).status_code == 400
+        assert (await eve.get("/v1/audio/voice_consents")).json()["data"] == []
+        with pytest.raises(AssertionError, match="unknown or belongs"):
+            await store(eve, "borrowed", consent=agreed)
+        hers = await store(eve, "mine")  # names are of one owner
+        for path in ("/v1/audio/voices", "/v1/voices", "/v2/voices", "/voices"):
+            listed = (await eve.get(path)).text
+            assert (str(hers["id"]) in listed, str(voice) in listed) == (True, False), path
+    async with server.client() as stranger:
+        assert (await stranger.get("/v1/audio/voices")).json()["voices"] == []
+        for method, path in (("GET", own), ("POST", "/v1/audio/voices"), ("DELETE", own)):
+            assert (await stranger.request(method, path, data={"name": "x"})).status_code == 401, method
+    async with server.client("root") as root:
+        assert len((await root.get("/v1/audio/voices")).json()["voices"]) == 2
+        assert (await root.delete(own)).status_code == 200
+
+
+async def test_the_owner_is_the_name_of_a_key(folder: Path) -> None:
+    """So that a key that takes another's place keeps its voices."""
+    server = Server(folder, "ada")
+    async with server.client("ada") as client:
+        await store(client, "mine")
+    restarted = Server(folder, "ada")
+    assert restarted.keys["ada"] != server.keys["ada"]
+    async with restarted.client("ada") as client:
+        assert [each["name"] for each in (await client.get("/v1/audio/voices")).json()["voices"]] == ["mine"]
+
+
+@pytest.mark.parametrize(
+    ("limits", "told"),
+    [(VoiceSettings(max_voices=1), "max_voices"), (VoiceSettings(max_bytes=60_000), "max_bytes")],
+)
+async def test_quotas(folder: Path, limits: VoiceSettings, told: str) -> None:
+    server = Server(folder, "ada", "eve", voices=limits)
+    async with server.client("ada") as client:
+        await store(client, "one")
+        with pytest.raises(AssertionError, match=told):
+            await store(client, "two")
+    async with server.client("eve") as client:
+        await store(client, "hers")
+
+
+async def test_where_consent_is_required(folder: Path) -> None:
+    async with Server(folder, voices=VoiceSettings(require_consent=True)).client() as client:
+        with pytest.raises(AssertionError, match="consent is required"):
+            await store(client, "ada")
+        assert (await store(client, "ada", consent="by letter of 2026-11-01"))["consent"] == "by letter of 2026-11-01"
+        clone = await client.post("/voices/clone", data={"name": "c"}, files={"clip": ("c.wav", wav())})
+        assert clone.json()["error"]["param"] == "consent"
+
+
+@pytest.mark.parametrize(
+    ("fields", "files", "param"),
+    [
+        ({}, {"audio_sample": wav()}, "name"),
+        ({"name": "a"}, {}, "audio_sample"),
+        ({"name": "a"}, {"audio_sample": b"nothing"}, "audio_sample"),
+        ({"name": "a"}, {"audio_sample": wav(seconds=0.2)}, "audio_sample"),
+        ({"name": "a" * 81}, {"audio_sample": wav()}, "name"),
+        ({"name": "voice_0123456789abcdef01234567"}, {"audio_sample": wav()}, "name"),
+        ({"name": "a", "type": "prompt", "prompt": "deep"}, {}, "type"),
+        ({"name": "a", "speaker_embedding": "[1, 2]"}, {}, "speaker_embedding"),
+        ({"name": "a", "consent": "cons_0123456789abcdef01234567"}, {"audio_sample": wav()}, "consent"),
+    ],
+)
+async def test_what_is_refused(
+    folder: Path, client: AsyncClient, fields: dict[str, str], files: dict[str, bytes], param: str
+) -> None:
+    sent = {name: (f"{name}.wav", data) for name, data in files.items()}
+    answer = await client.post("/v1/audio/voices", data=fields, files=sent or None)
+    assert 400 <= answer.status_code < 500
+    assert answer.json()["error"]["param"] == param
+    assert files_in(folder) == []
+
+
+async def test_unknown_fields_are_named(client: AsyncClient) -> None:
+    files = {"audio_sample": ("a.wav", wav())}
+    answer = await client.post("/v1/audio/voices", data={"name": "a", "colour": "red"}, files=files)
+    assert answer.headers["x-ignored"] == "colour (unknown field)"
+    changed = await client.post("/v1/audio/voices/a", json={"description": "calm", "style": "calm"})
+    assert changed.headers["x-ignored"] == "style (send it with an audio_sample)"
+
+
+async def test_a_model_with_named_voices_says_what_is_missing(folder: Path) -> None:
+    server = Server(folder, synthesizer=FakeSynthesizer(CUSTOM_VOICE, script=utterance()))
+    async with server.client() as client:
+        await store(client, "ada")
+        answer = await client.post(SPEECH, json={"input": "Hi.", "voice": "ada"})
+        assert answer.status_code == 400
+        assert "load a Base checkpoint" in answer.json()["error"]["message"]
+        other = await client.post("/v1/text-to-speech/ada", json={"text": "Hi."})
+        assert "load a Base checkpoint" in other.headers["x-ignored"]
+
+
+async def test_a_thousand_voices_are_listed_in_a_tenth_second(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "fsync", lambda _: None)  # for a thousand files it takes a minute
+    server = Server(folder, voices=VoiceSettings(max_voices=2000))
+    async with server.client() as client:
+        told = await store(client, "first")
+        VISITOR.set(EVERYBODY)
+        voice = await server.voices.get(str(told["id"]))
+        assert server.voices.store is not None
+        for number in range(999):
+            copy = voice.model_copy(update={"id": f"voice_{number:024x}", "name": f"voice {number}"})
+            server.voices.store.put_record(f"voices/{copy.id}.json", copy)
+        await server.voices.refresh()
+        took_s = []
+        for _ in range(5):
+            began_s = time.process_time()  # neighbours do not count
+            listed = (await client.get("/v1/audio/voices")).json()
+            took_s.append(time.process_time() - began_s)
+        assert len(listed["uploaded_voices"]) == 1000
+        assert min(took_s) < 0.1
+
+
+async def test_openais_sdk(server: Server) -> None:
+    http = httpx2.AsyncClient(transport=httpx2.ASGITransport(server.api))
+    async with openai.AsyncOpenAI(base_url="http://talkray/v1", api_key="any", http_client=http) as client:
+        consents = client.audio.voice_consents
+        consent = await consents.create(name="Ada agrees", language="en-US", recording=("c.wav", wav(1)))
+        assert consent.id.startswith("cons_")
+        assert [each.id async for each in consents.list()] == [consent.id]
+        assert (await consents.retrieve(consent.id)).name == "Ada agrees"
+        assert (await consents.update(consent.id, name="Agreed")).name == "Agreed"
+        voices = client.audio.voices
+        voice = await voices.create(name="ada", audio_sample=("a.wav", wav()), consent=consent.id)
+        assert voice.type == "audio_sample"
+        speech = await client.audio.speech.create(model="tts-1", voice=voice.id, input="Hi.", response_format="pcm")
+        assert speech.content
+        with pytest.raises(openai.ConflictError, match="Delete that voice first"):
+            await consents.delete(consent.id)
+        assert (await voices.delete(voice.id)).deleted
+        assert (await consents.delete(consent.id)).deleted
+
+
+async def test_elevenlabs_form(client: AsyncClient) -> None:
+    files = [("files", ("main.wav", wav())), ("files", ("whispering.wav", wav(1)))]
+    fields = {
+        "name": "ada",
+        "description": "calm",
+        "labels": '{"language": "de"}',
+        "remove_background_noise": "true",
+    }
+    told = await client.post("/v1/voices/add", data=fields, files=files)
+    assert told.json()["requires_verification"] is False
+    assert "remove_background_noise" in told.headers["x-ignored"]
+    path = f"/v1/voices/{told.json()['voice_id']}"
+    shown = (await client.get(path)).json()
+    assert (shown["category"], shown["labels"]["language"]) == ("cloned", "de")
+    own = (await client.get(f"/v1/audio/voices/{told.json()['voice_id']}")).json()
+    assert [take["style"] for take in own["takes"]] == ["neutral", "whispering"]
+    assert (await client.post(f"{path}/edit", data={"name": "grace"})).json() == {"status": "ok"}
+    assert (await client.get(path)).json()["name"] == "grace"
+    assert (await client.delete(path)).json() == {"status": "ok"}
+
+
+async def test_cartesias_form(client: AsyncClient) -> None:
+    fields = {"name": "ada", "language": "en", "mode": "similarity"}
+    told = await client.post("/voices/clone", data=fields, files={"clip": ("clip.wav", wav())})
+    assert told.json()["is_owner"] is True
+    assert "mode" in told.headers["x-ignored"]
+    spoken = await client.post("/tts/bytes", json={"transcript": "Hi.", "voice": {"id": told.json()["id"]}})
+    assert spoken.status_code == 200
+    assert (await client.delete(f"/voices/{told.json()['id']}")).status_code == 204
+
+
+async def test_a_folder_on_several_nodes_is_refused(folder: Path) -> None:
+    with pytest.raises(StartError, match="2 nodes"):
+        Voices.of(VoiceSettings(store=str(folder)), num_nodes=2)
+    unset = Voices.of(VoiceSettings(), num_nodes=2)
+    VISITOR.set(Visitor(""))
+    assert await unset.voices() == []
+    with pytest.raises(Exception, match=r"api\.voices\.store"):
+        await unset.add_consent("a", "en", SentRecording(wav()), field="recording")

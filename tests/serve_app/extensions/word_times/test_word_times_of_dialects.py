@@ -1,0 +1,151 @@
+"""Each way to a text carries word times as the table in docs/clients.md says, exact ones and estimates."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from deployments.protocol import ModelInfo
+from tests.serve_app.extensions.client import Json, talking
+from tests.serve_app.extensions.rows import POSTS, SOCKETS, PostRow, SocketRow
+from tests.serve_app.extensions.timed import Reader
+from tests.serve_app.fake import (
+    CUSTOM_VOICE,
+    ESTIMATED_MS,
+    FOLLOWED,
+    FOLLOWED_MS,
+    FOLLOWED_TEXT,
+    FakeSynthesizer,
+    estimated,
+    followed,
+)
+from tests.serve_app.one_model import client_for
+
+pytestmark = pytest.mark.anyio
+
+DOCUMENT = Path(__file__).parents[4] / "docs/clients.md"
+HEADER = "x-word-times"
+KNOWN = pytest.mark.parametrize("info", [FOLLOWED, CUSTOM_VOICE], ids=["exact", "estimated"])
+ROWS: list[PostRow | SocketRow] = [*POSTS.values(), *SOCKETS.values()]
+
+
+def table() -> Iterator[tuple[str, str, str]]:
+    """Place, the field that carries the words, and what has the header."""
+    section = DOCUMENT.read_text().partition("### Word times\n")[2].partition("\n### ")[0]
+    lines = section.partition("|---|---|---|\n")[2].partition("\n\n")[0].splitlines()
+    for places, carried_by, header in (re.split(r"\s*\|\s*", line.strip("| ")) for line in lines):
+        for place in re.findall(r"`(.+?)`", places):
+            yield place, re.findall(r"`(.+?)`", carried_by)[0], header
+
+
+TABLE = {place: (carried_by, header) for place, carried_by, header in table()}
+
+
+def test_the_table_has_each_way_that_carries_words() -> None:
+    assert {place: carried_by for place, (carried_by, _) in TABLE.items()} == {
+        **{row.place: row.times.in_field for row in ROWS if row.times.in_field},
+        "GET /v1/audio/jobs/{job_id}/parts/{part}/words": "words",  # tests/serve_app/extensions/jobs/test_jobs.py
+    }
+
+
+def test_each_test_that_the_document_names_is_there() -> None:
+    section = DOCUMENT.read_text().partition("### Word times\n")[2].partition("\n### ")[0]
+    named = re.findall(r"`(test_\w+)`", section)
+    files = (Path(__file__), Path(__file__).parents[1] / "jobs/test_jobs.py")
+    assert named
+    assert set(named) <= set(re.findall(r"def (test_\w+)", "".join(file.read_text() for file in files)))
+
+
+def speaking(info: ModelInfo) -> FakeSynthesizer:
+    return FakeSynthesizer(info, followed() if info.word_times else estimated())
+
+
+def check(row: PostRow | SocketRow, info: ModelInfo, reader: Reader, header: str | None) -> None:
+    known = "exact" if info.word_times else "estimated"
+    assert header == (None if TABLE[row.place][1] == "none" else known)
+    assert reader.marks == {None if info.word_times else True}
+    begins = FOLLOWED_MS if info.word_times else ESTIMATED_MS
+    assert [word for word, _, _ in reader.words] == FOLLOWED_TEXT.split()
+    assert [begin for _, begin, _ in reader.words] == pytest.approx(begins, abs=1)
+    assert [end for _, _, end in reader.words] == pytest.approx([*begins[1:], 880], abs=1)
+
+
+async def posted(row: PostRow, info: ModelInfo) -> tuple[httpx.Response, FakeSynthesizer]:
+    synthesizer = speaking(info)
+    async with client_for(synthesizer) as client:
+        answer = await client.post(row.path, json={**row.body(FOLLOWED_TEXT), **row.times.asked_by})
+    assert answer.status_code == 200, answer.text
+    return answer, synthesizer
+
+
+def messages(answer: httpx.Response) -> list[Json]:
+    lines = [line for line in answer.text.splitlines() if line and not line.startswith("event:")]
+    return [json.loads(line.removeprefix("data: ")) for line in lines]
+
+
+@KNOWN
+@pytest.mark.parametrize("row", [row for row in POSTS.values() if row.times.in_field], ids=lambda row: row.place)
+async def test_an_answer_carries_them(row: PostRow, info: ModelInfo) -> None:
+    answer, synthesizer = await posted(row, info)
+    assert synthesizer.requests[0].word_times
+    reader = Reader(row.times.in_field)
+    for message in messages(answer):
+        reader.read(message)
+    check(row, info, reader, answer.headers.get(HEADER))
+    assert "word_timestamps" not in answer.headers.get("x-ignored", "")
+    assert "add_timestamps" not in answer.headers.get("x-ignored", "")
+
+
+@KNOWN
+@pytest.mark.parametrize("row", [row for row in POSTS.values() if not row.times.in_field], ids=lambda row: row.place)
+async def test_other_answers_say_nothing_of_them(row: PostRow, info: ModelInfo) -> None:
+    answer, synthesizer = await posted(row, info)
+    assert not synthesizer.requests[0].word_times
+    assert HEADER not in answer.headers
+    assert b'"estimated"' not in answer.content
+
+
+@KNOWN
+@pytest.mark.parametrize(
+    "row",
+    [row for row in SOCKETS.values() if row.times.in_field not in ("", "text_spoken")],
+    ids=lambda row: row.place,
+)
+async def test_a_socket_carries_them(row: SocketRow, info: ModelInfo) -> None:
+    reader = Reader(row.times.in_field, row.times.counts_from)
+    async with talking(speaking(info), row.path) as client:
+        client.send(*row.speak_timed(FOLLOWED_TEXT))
+        told, _ = await client.until(**row.over)
+    for message in told:
+        reader.read(message)
+    check(row, info, reader, client.headers.get(HEADER))
+
+
+@KNOWN
+@pytest.mark.parametrize("row", [row for row in SOCKETS.values() if not row.times.in_field], ids=lambda row: row.place)
+async def test_other_sockets_say_nothing_of_them(row: SocketRow, info: ModelInfo) -> None:
+    synthesizer = speaking(info)
+    async with talking(synthesizer, row.path, subprotocols=row.sample.protocols) as client:
+        client.send(*row.speak(FOLLOWED_TEXT))
+        kind, value = next(iter(row.over.items()))
+        told, _ = await client.until(**{kind: value})
+    assert not synthesizer.requests[0].word_times
+    assert HEADER not in client.headers
+    assert all("estimated" not in message for message in told)
+
+
+@KNOWN
+async def test_an_interruption_of_flux_says_what_was_spoken(info: ModelInfo) -> None:
+    row = SOCKETS["flux"]
+    interrupt = {"type": "Interrupt", "playback_offset": {"type": "time_ms", "value": 660}}
+    async with talking(speaking(info), row.path) as client:
+        client.send(*row.speak_timed(FOLLOWED_TEXT))
+        await client.until(**row.over)
+        client.send(interrupt)
+        (*_, told), _ = await client.until(type="SpeechInterrupted")
+    assert told["text_spoken"] == "Hello there all"
+    assert client.headers[HEADER] == ("exact" if info.word_times else "estimated")
+    assert told.get("estimated") is (None if info.word_times else True)
