@@ -1,0 +1,153 @@
+"""Whether the server still answers as it did: record before a change, record after it, compare.
+
+    python -m pytest -q -p tools.answers --answers before.json tests/serve_app/extensions/test_contract.py
+    python -m tools.answers speech http://127.0.0.1:8000 before-speech.json
+    python -m tools.answers compare before.json after.json
+
+The first command is a pytest plugin. It records each response and each WebSocket of the tests that it runs, by the name
+of the test and the path. Ids, times and dates are masked. The second command stores digests of the PCM and the codec
+frames of 100 seeded requests: they are equal only on one machine, for one model. Record twice before a change: what
+differs then is not determined.
+"""
+
+import hashlib
+import json
+import re
+import sys
+import urllib.request
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from serve_app.api.context import RequestContext
+
+_MASKED = re.compile(
+    r"\b[0-9a-f]{8,}\b|\d{4}-\d\d-\d\d[T ][\d:.]+|\b\d+\.\d+(e-?\d+)?\b|\b\d{7,}\b|(?<=_)[0-9A-Za-z]{12,}\b|0x[0-9a-f]+"
+)
+_UNSTABLE_HEADERS = (b"x-request-id", b"server-timing", b"date", b"content-length", b"etag", b"last-modified")
+_SHOWN = 400  # characters of a text that are kept, to show a difference
+_TEXTS = ("Good morning.", "The meeting starts at 9:30.", "It costs $12.50, or 1,000 a year.", "Is Dr. Smith in?")
+NUM_SEEDS = 100
+
+
+class _Recorder:
+    """The pytest plugin: wraps the outermost middleware of every API that tests build."""
+
+    def __init__(self, file: Path) -> None:
+        self._file, self._test, self._seen = file, "", Counter[str]()
+        self.answers: dict[str, dict[str, str]] = {}
+        inner = RequestContext.__call__
+
+        async def recorded(context: RequestContext, scope: Any, receive: Any, send: Any) -> None:
+            if scope["type"] == "lifespan":
+                await inner(context, scope, receive, send)
+                return
+            query = scope.get("query_string", b"").decode("latin-1")
+            key = f"{self._test} | {scope.get('method', 'WS')} {scope.get('path', '')}?{query}"
+            self._seen[key] += 1
+            messages: list[Any] = []
+
+            async def kept(message: Any) -> None:
+                messages.append(message)
+                await send(message)
+
+            try:
+                await inner(context, scope, receive, kept)
+            finally:
+                self.answers[f"{key} #{self._seen[key]}"] = _as_record(messages)
+
+        RequestContext.__call__ = recorded  # type: ignore[method-assign, assignment]
+
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        self._test = item.name
+
+    def pytest_sessionfinish(self) -> None:
+        self._file.write_text(json.dumps(self.answers, indent=1, sort_keys=True), encoding="utf-8")
+        print(f"\n{len(self.answers)} answers in {self._file}")
+
+
+def _as_record(messages: list[Any]) -> dict[str, str]:
+    """Status, headers and body of a response, or the messages of a WebSocket. Sound is one digest."""
+    lines, sound, body = [], b"", b""
+    for message in messages:
+        if "status" in message:
+            shown = [
+                f"{name.decode('latin-1')}: {value.decode('latin-1')}"
+                for name, value in message.get("headers", ())
+                if name.lower() not in _UNSTABLE_HEADERS
+            ]
+            lines += [str(message["status"]), *sorted(shown)]
+        elif message["type"].endswith(".body"):
+            body += message.get("body", b"")
+        elif message.get("bytes") is not None:
+            sound += message["bytes"]
+        else:
+            closing = f"{message['type']} {message.get('code', '')} {message.get('reason', '')}"
+            lines.append(message.get("text") or closing)
+    try:
+        lines.append(body.decode())
+    except UnicodeDecodeError:
+        sound += body
+    text = _MASKED.sub("~", "\n".join(lines))
+    return {"text": hashlib.sha256(text.encode()).hexdigest(), "sound": _digest(sound), "shown": text[:_SHOWN]}
+
+
+def _digest(content: bytes) -> str:
+    return f"{len(content)} bytes {hashlib.sha256(content).hexdigest()}"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--answers", type=Path, help="where tools.answers records what the server answers")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    file: Path | None = config.getoption("--answers")
+    if file is not None:
+        config.pluginmanager.register(_Recorder(file))
+
+
+def speech(url: str) -> dict[str, dict[str, str]]:
+    """The PCM and the codec frames of each seed."""
+    found = {}
+    for seed in range(NUM_SEEDS):
+        asked = {"input": _TEXTS[seed % len(_TEXTS)], "seed": seed}
+        for path, more in (("/v1/audio/speech", {"response_format": "pcm"}), ("/v1/audio/frames", {})):
+            request = urllib.request.Request(url + path, json.dumps({**asked, **more}).encode())
+            request.add_header("content-type", "application/json")
+            with urllib.request.urlopen(request, timeout=300) as answer:
+                found[f"{path} seed {seed}"] = {"text": "", "sound": _digest(answer.read()), "shown": ""}
+        print(f"\rseed {seed + 1} of {NUM_SEEDS}", end="", flush=True)
+    print()
+    return found
+
+
+def compare(before: dict[str, dict[str, str]], after: dict[str, dict[str, str]]) -> list[str]:
+    """What differs, a line each; answers of one side only too."""
+    lines = []
+    for key in sorted(before | after):
+        old, new = before.get(key), after.get(key)
+        if old is None or new is None:
+            lines.append(f"only {'before' if new is None else 'after'}: {key}")
+        elif (old["text"], old["sound"]) != (new["text"], new["sound"]):
+            lines.append(f"differs: {key}\n  - {old['shown']!r} {old['sound']}\n  + {new['shown']!r} {new['sound']}")
+    return lines
+
+
+def main(arguments: list[str]) -> int:
+    match arguments:
+        case ["speech", url, file]:
+            Path(file).write_text(json.dumps(speech(url), indent=1), encoding="utf-8")
+            return 0
+        case ["compare", first, second]:
+            before, after = (json.loads(Path(file).read_text(encoding="utf-8")) for file in (first, second))
+            differences = compare(before, after)
+            print("\n".join([*differences, f"{len(differences)} of {len(before | after)} answers differ"]))
+            return 1 if differences else 0
+    print(__doc__)
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
