@@ -10,7 +10,7 @@ SHOWN = began=$$(date +%s); while sleep 5 >/dev/null 2>&1 && kill -0 $$$$ 2>/dev
   ticker=$$!; trap "kill $$ticker 2>/dev/null" EXIT; trap "exit 130" INT TERM;
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test lint unit unit-avx2 cross-compilers kernels e2e scale metrics faults hostile fleet cluster-check docs clients peers examples page fuzz audit listen parity step-load overload simulate-check clean mutants
+.PHONY: help install run test lint unit unit-avx2 cross-compilers kernels e2e scale metrics faults hostile fleet cluster-check docs clients peers examples page fuzz audit listen parity parity-digest step-load overload simulate-check clean mutants
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -20,7 +20,12 @@ install: $(VENV)/.installed ## Create .venv with what serving needs
 run: install ## Serve speech on http://127.0.0.1:8000 until Ctrl-C (options: make run ARGS="--model ... --port ...")
 	@$(BIN)/talkray serve $(ARGS)
 
-test: lint unit e2e ## Lint, types, unit tests and end-to-end tests with real Ray Serve
+test: $(VENV)/.installed-dev ## Lint, types, unit tests and end-to-end tests with real Ray Serve
+	@$(MAKE) --no-print-directory --jobs=2 timed-lint timed-unit
+	@$(MAKE) --no-print-directory timed-e2e
+
+timed-%:
+	@began=$$(date +%s); $(MAKE) --no-print-directory $* && echo "make $*: $$(($$(date +%s) - began)) s"
 
 lint: $(VENV)/.installed-dev ## Format, lint, types, import rules, rules of size
 	$(BIN)/ruff format --check .
@@ -107,8 +112,13 @@ listen: $(VENV)/.installed-dev ## Listen to every way in which audio comes to a 
 	nice -n 19 $(BIN)/python -m tools.listening $(ARGS)
 	nice -n 19 $(BIN)/python -m tools.listening.joints --joints 50
 
-parity: $(VENV)/.installed-dev ## Compare with the official package, in an environment of its own (.parity)
+PARITY_STAMP := tests/parity/passed
+parity: $(VENV)/.installed-dev ## Compare with the official package, in an environment of its own (.parity); commit the stamp that it writes
 	$(BIN)/python -m tools.experiments.parity.run
+	@$(MAKE) --no-print-directory parity-digest >$(PARITY_STAMP)
+
+parity-digest: ## What `make parity` depends on, as one digest
+	@git ls-files -z deployments tools/experiments/parity constraints.txt | xargs -0 sha256sum | sha256sum | cut -d' ' -f1
 
 step-load: $(VENV)/.installed-dev ## Load of 1x, 5x, 1x on a server that scales, and its report (four minutes)
 	$(BIN)/python -m tools.experiments.load step step-load-$$(date +%Y%m%d-%H%M%S) 0.6
