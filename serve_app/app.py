@@ -15,7 +15,7 @@ from deployments.weights.description import clones, tokenizer_of
 from deployments.weights.store import resolve_auto, speakers
 from serve_app.api.catalogue import check_default
 from serve_app.config import AppConfig, PoolConfig
-from serve_app.extensions.jobs.deployment import JobsReplica
+from serve_app.extension import Extension, load_extensions
 from serve_app.ingress import Ingress
 from serve_app.scaling.policies import CodecPolicy, CodecScaling, TalkerPolicy, TalkerScaling
 from serve_app.speech.replica_synthesizer import Deployed
@@ -40,7 +40,6 @@ _HEALTH_CHECK_TIMEOUT_S = 5.0
 _REPORT_S = 0.5
 _REPORTS_PER_S = 500.0  # of one pool
 
-_JOBS_REQUESTS = 256  # about jobs, at once: each is short
 _ROUTING = {"request_router_config": RequestRouterConfig(request_router_class=LeastBusy)}
 
 
@@ -59,9 +58,16 @@ def build_app(config: AppConfig) -> Application:
     drain = {"graceful_shutdown_timeout_s": LONGEST_STREAM_S}
     ingress_options = options(config.ingress_pool, config.ingress_requests) | refusal | drain
     ingress = serve.deployment(name="Ingress", **ingress_options)(serve.ingress()(Ingress))
-    jobs = serve.deployment(name="Jobs", **options(config.jobs_pool, _JOBS_REQUESTS))(JobsReplica)
-    waking = tuple(name for name, own in configs.items() if not own.talker_scaling or own.talker_scaling.jobs == "wake")
-    return ingress.bind(config.api, models, jobs.bind(config.api, models, waking))
+    added = {each.name: _added(each, config, models) for each in load_extensions() if each.deploy is not None}
+    return ingress.bind(config.api, models, added)
+
+
+def _added(extension: Extension, config: AppConfig, models: tuple[Deployed, ...]) -> Application:
+    """The deployment of an extension."""
+    assert extension.deploy is not None
+    spec = extension.deploy(config, models)
+    deployment = serve.deployment(name=spec.name, **options(spec.pool, spec.max_ongoing_requests))(spec.replica)
+    return deployment.bind(*spec.arguments)
 
 
 def _chosen(own: AppConfig) -> AppConfig:

@@ -1,12 +1,12 @@
 """The declarations of extensions and their dialects, the loader, and the routers that are made of dialects."""
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import Enum
 from functools import partial
 from importlib import import_module
 from string import Template
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from fastapi import APIRouter, Depends, params
 from starlette.exceptions import HTTPException
@@ -17,7 +17,11 @@ from starlette.websockets import WebSocket
 from serve_app.api.context import ENDPOINT_DIALECT, state_of
 from serve_app.api.handshake import refuse_handshake
 from serve_app.api.speech_service import SpeechService
+from serve_app.config import AppConfig, PoolConfig
 from serve_app.extensions import BUILT_IN
+
+if TYPE_CHECKING:  # it imports Ray, which an API does not need
+    from serve_app.speech.replica_synthesizer import Deployed
 
 BUILT_IN_FOLDER = "serve_app.extensions"
 
@@ -109,11 +113,27 @@ class Dialect:
 
 
 @dataclass(frozen=True, slots=True)
+class DeploymentSpec:
+    """A deployment that an extension adds. `build_app` makes it."""
+
+    name: str
+    replica: type
+    pool: PoolConfig
+    max_ongoing_requests: int
+    arguments: tuple[object, ...]  # of the constructor
+
+
+@dataclass(frozen=True, slots=True)
 class Extension:
     """One feature around the core: a folder that the core does not import."""
 
     name: str
     dialects: tuple[Dialect, ...] = ()
+    # Called once by `build_app`, with the models as the ingress has them.
+    deploy: "Callable[[AppConfig, Sequence[Deployed]], DeploymentSpec] | None" = None
+    # Called once in each ingress replica, with Ray Serve's handle of what `deploy` added. Routes find the result in
+    # `SpeechService.opened`, under the extension's name.
+    open: Callable[[Any], object] | None = None
 
 
 def load_extensions() -> tuple[Extension, ...]:

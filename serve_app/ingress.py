@@ -3,23 +3,22 @@
 import asyncio
 import ctypes
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
 
 from fastapi import FastAPI
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 from ray.util import get_node_ip_address
 
-from deployments.errors import ReplicaLost, Starting
 from deployments.serving import ray_metrics, ray_private
 from deployments.serving.collector import leave_loaded_alone
-from deployments.serving.handles import ask_all_replicas, ask_replica
+from deployments.serving.handles import ask_all_replicas
 from serve_app.api.parsing.client_input import MAX_BODY_BYTES
 from serve_app.api.routes import Node, create_api
 from serve_app.api.taken_http import TakenHttp
 from serve_app.config import ApiSettings, RecordSettings
+from serve_app.extension import load_extensions
 from serve_app.extensions.live.bounded_websocket import BoundedWebSocket
 from serve_app.extensions.live.live_text import LiveTexts
 from serve_app.extensions.page.cluster_status import ClusterStatus, Recent
@@ -31,8 +30,6 @@ from serve_app.extensions.voices.voice_store import VoiceStore
 from serve_app.scaling.pool_watch import PoolWatch, scrape
 from serve_app.speech.replica_synthesizer import Deployed, ReplicaSynthesizer
 
-# For an answer about jobs; a new job of a long book is checked text by text.
-_JOBS_TIMEOUT_S, _CREATE_TIMEOUT_S = 10.0, 120.0
 _C_LIBRARY = ctypes.CDLL(None)
 # Of mallopt. Left alone, one free large block raises both to 32 MiB, and each thread's arena then keeps so much.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _MIB = -1, -3, 1 << 20
@@ -47,15 +44,6 @@ def limit_kept_memory() -> None:
 def return_memory() -> None:
     """Return unused memory to the system."""
     _C_LIBRARY.malloc_trim(0)
-
-
-async def _ask_desk(handle: DeploymentHandle, method: str, *arguments: object) -> Any:
-    """Calls `JobsReplica.call`: the desk in the one replica that makes jobs."""
-    try:
-        calling = ask_replica(handle, "call", method, *arguments, lost=ReplicaLost)
-        return await asyncio.wait_for(calling, _CREATE_TIMEOUT_S if method == "create" else _JOBS_TIMEOUT_S)
-    except TimeoutError:
-        raise Starting("The replica that makes jobs does not answer: it is starting.", 1.0) from None
 
 
 async def forget_everywhere(app_name: str, voices: tuple[bytes, ...]) -> None:
@@ -86,8 +74,10 @@ def record_sinks(settings: RecordSettings, store: VoiceStore | None) -> list[Rec
 class Ingress:
     """One replica of the HTTP surface, without torch. Raises StartError if other hosts need no key to connect."""
 
-    def __init__(self, settings: ApiSettings, models: Sequence[Deployed], jobs: DeploymentHandle) -> None:
-        """The default one of the `models` is the first."""
+    def __init__(
+        self, settings: ApiSettings, models: Sequence[Deployed], added: Mapping[str, DeploymentHandle]
+    ) -> None:
+        """The default one of the `models` is the first. `added`: deployments of extensions, by the extension's name."""
         ray_metrics.install(pool="ingress", models=tuple(model.name for model in models))
         ray_private.give_uvicorn(
             http=TakenHttp,
@@ -119,7 +109,7 @@ class Ingress:
             node=node,
             live_texts=LiveTexts(get_node_ip_address()),
             voices=self._voices,
-            jobs=partial(_ask_desk, jobs),
+            opened={each.name: each.open(added.get(each.name)) for each in load_extensions() if each.open},
             keep=self._keeper.keep,
         )
         limit_kept_memory()

@@ -35,7 +35,6 @@ from serve_app.extension import (
     socket_router,
 )
 from serve_app.extensions.continuity.joints import Tails
-from serve_app.extensions.jobs.desk import AskDesk
 from serve_app.extensions.live.live_text import LiveTexts
 from serve_app.extensions.page.cluster_status import ClusterStatus, cluster_routes
 from serve_app.extensions.page.web_pages import PATHS, page_routes
@@ -77,14 +76,15 @@ def create_api(
     node: Node | None = None,
     live_texts: LiveTexts | None = None,
     voices: Voices | None = None,
-    jobs: AskDesk | None = None,
+    opened: Mapping[str, object] | None = None,
     keep: Callable[[RequestRecord], None] = lambda record: None,
 ) -> FastAPI:
     """The application with all dialects.
 
     `synthesizers`: each model's, with its limits, by its name; the default model is the first, and a single one has the
     empty name. Without a `node` there are no routes for metrics. `live_texts` holds the texts that clients are still
-    writing, `voices` the stored voices; by default `settings` name these. Without `jobs` there is no long work.
+    writing, `voices` the stored voices; by default `settings` name these. `opened`: what `open` of each
+    extension returned, by its name.
     `echo_request_id` is False where the server in front adds `x-request-id` to responses, as Ray Serve does. `keep` is
     called with the record of each request at its end.
     """
@@ -125,7 +125,7 @@ def create_api(
     api.include_router(page_routes(api.title, clients if settings.page else None, open_tags=OWN_TAGS))
     # Only for the OpenAPI page: the door has checked the key before.
     keyed = [Depends(HTTPBearer(auto_error=False))] if settings.access.keys_file else []
-    service = SpeechService(models, settings, live_texts=live_texts, voices=voices, tails=tails, jobs=jobs)
+    service = SpeechService(models, settings, live_texts=live_texts, voices=voices, tails=tails, opened=opened)
     api.include_router(http_router(dialects, service), dependencies=keyed)
     api.include_router(status_routes(models, settings, node.is_ready if node else always), tags=["This server"])
     if node is not None:

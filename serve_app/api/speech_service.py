@@ -7,11 +7,11 @@
 | `begin_utterance` | `respond` (responses/respond.py), and routes that read the chunks of speech themselves |
 | `session`, `continuation` | sockets |
 | `models`, `settings`, `voices` | routes that list or change them; `offer` holds the same |
-| `ask_jobs` | routes about jobs |
+| `opened` | routes of an extension, for what its `open` returned |
 | `tails` | `respond`, and `continuation` |
 """
 
-from typing import Any
+from collections.abc import Mapping
 
 from starlette.requests import HTTPConnection, Request
 
@@ -23,14 +23,11 @@ from serve_app.api.resolve.build_utterance import build_utterance
 from serve_app.api.resolve.speech_request import Offer, SpeechRequest
 from serve_app.config import ApiSettings
 from serve_app.extensions.continuity.joints import Continuation, Tails
-from serve_app.extensions.jobs.desk import AskDesk
 from serve_app.extensions.live.live_text import LiveTexts
 from serve_app.extensions.live.session import Session
 from serve_app.extensions.voices.library import Voices
-from serve_app.extensions.voices.voice_store import NoStore
 from serve_app.speech.segments import Utterance
 from serve_app.speech.speech_models import SpeechModels
-from serve_app.visitor import VISITOR
 
 
 class SpeechService:
@@ -44,20 +41,14 @@ class SpeechService:
         live_texts: LiveTexts,
         voices: Voices,
         tails: Tails,
-        jobs: AskDesk | None = None,
+        opened: Mapping[str, object] | None = None,
     ) -> None:
         """`live_texts` holds the texts that are still being written, `voices` the stored voices, `tails` the ends of
         finished requests.
         """
         self.offer = Offer(models, settings, voices)
         self.models, self.settings, self.voices, self.tails = models, settings, voices, tails
-        self._live_texts, self._jobs = live_texts, jobs
-
-    async def ask_jobs(self, method: str, *arguments: object) -> Any:
-        """A method of the desk of jobs, on behalf of the caller. Raises as that does."""
-        if self._jobs is None:
-            raise NoStore("This server makes no jobs.")
-        return await self._jobs(method, VISITOR.get(), *arguments)
+        self._live_texts, self.opened = live_texts, opened or {}
 
     async def read_body(self, request: Request) -> bytes:
         """The body of a request for speech. Raises Overloaded if no stream has room, whatever the body says."""

@@ -288,7 +288,7 @@ def test_a_replica_that_ends_writes_its_last_records(
     for each in {ingress, module}:
         monkeypatch.setattr(each, "ray_private", system)
     monkeypatch.setattr(module, user, lambda *some, **more: given.extend([*some, *more.values()]))
-    ending = replica(ApiSettings(), (), ())
+    ending = replica(ApiSettings(), (), {})
     [keep] = [each for each in given if getattr(each, "__name__", "") == "keep"]
     keep(RequestRecord("the last one", 0))
     ending.__del__()  # as Serve does

@@ -213,7 +213,7 @@ def test_what_is_no_host_name_or_origin_is_refused(field: str, value: str, reaso
 def test_an_ingress_replica_asks_where_serve_listens(monkeypatch: pytest.MonkeyPatch, host: str | None) -> None:
     monkeypatch.setattr(ingress.ray_private, "proxy_host", lambda: host)
     with pytest.raises(StartError):
-        Ingress(ApiSettings(), (), jobs=None)  # type: ignore[arg-type]
+        Ingress(ApiSettings(), (), {})
 
 
 SEVERAL = """

@@ -1,4 +1,45 @@
-from serve_app.extension import Extension
-from serve_app.extensions.jobs import job_routes
+import asyncio
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
-EXTENSION = Extension("jobs", dialects=(job_routes.DIALECT,))
+from deployments.errors import ReplicaLost, Starting
+from serve_app.config import AppConfig
+from serve_app.extension import DeploymentSpec, Extension
+from serve_app.extensions.jobs import job_routes
+from serve_app.extensions.jobs.desk import AskDesk
+
+if TYPE_CHECKING:
+    from serve_app.speech.replica_synthesizer import Deployed
+
+_REQUESTS = 256  # about jobs, at once: each is short
+# For an answer about jobs; a new job of a long book is checked text by text.
+_TIMEOUT_S, _CREATE_TIMEOUT_S = 10.0, 120.0
+
+
+def deploy(config: AppConfig, models: "Sequence[Deployed]") -> DeploymentSpec:
+    """The one replica that makes jobs."""
+    from serve_app.extensions.jobs.deployment import JobsReplica  # imports Ray
+
+    scaling = {name: own.talker_scaling for name, own in config.by_model().items()}
+    waking = tuple(name for name, own in scaling.items() if own is None or own.jobs == "wake")
+    return DeploymentSpec("Jobs", JobsReplica, config.jobs_pool, _REQUESTS, (config.api, models, waking))
+
+
+def open_desk(handle: Any) -> AskDesk | None:
+    """Calls of the desk in that replica; `handle` is Ray Serve's, None where none was deployed."""
+    from deployments.serving.handles import ask_replica  # imports Ray
+
+    if handle is None:
+        return None
+
+    async def ask(method: str, *arguments: object) -> Any:
+        try:
+            calling = ask_replica(handle, "call", method, *arguments, lost=ReplicaLost)
+            return await asyncio.wait_for(calling, _CREATE_TIMEOUT_S if method == "create" else _TIMEOUT_S)
+        except TimeoutError:
+            raise Starting("The replica that makes jobs does not answer: it is starting.", 1.0) from None
+
+    return ask
+
+
+EXTENSION = Extension("jobs", dialects=(job_routes.DIALECT,), deploy=deploy, open=open_desk)

@@ -1,6 +1,7 @@
 """Long work: `/v1/audio/jobs` (docs/jobs.md)."""
 
 import re
+from typing import Any, cast
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -14,19 +15,30 @@ from serve_app.api.responses.listing import apart, json_apart
 from serve_app.api.speech_service import SpeechService
 from serve_app.audio.formats import AudioFormat
 from serve_app.extension import Charge, Dialect, Route
+from serve_app.extensions.jobs.desk import AskDesk
 from serve_app.extensions.jobs.job_store import JobStore
 from serve_app.extensions.jobs.stored_audio import StoredAudio, begun, words_of
 from serve_app.extensions.jobs.work import Json, Track
+from serve_app.extensions.voices.voice_store import NoStore
+from serve_app.visitor import VISITOR
 
 _RANGE = re.compile(r"bytes=(\d{1,15})?-(\d{1,15})?")
 _FORMATS = {each.value: each for each in AudioFormat}
+
+
+async def _ask(service: SpeechService, method: str, *arguments: object) -> Any:
+    """A method of the desk of jobs, on behalf of the caller. Raises as that does."""
+    ask = cast("AskDesk | None", service.opened.get("jobs"))
+    if ask is None:
+        raise NoStore("This server makes no jobs.")
+    return await ask(method, VISITOR.get(), *arguments)
 
 
 async def create(service: SpeechService, request: Request) -> Response:
     """Takes a list of texts, and makes their speech whenever live requests leave room."""
     key = idempotency_key(request)
     try:
-        job, ignored = await service.ask_jobs("create", await read_body(request), key)
+        job, ignored = await _ask(service, "create", await read_body(request), key)
     except InvalidRequest as error:
         check_form(request, error)
         raise
@@ -35,32 +47,32 @@ async def create(service: SpeechService, request: Request) -> Response:
 
 async def list_all(service: SpeechService, after: str = "", limit: str = "1000") -> Response:
     """The caller's jobs, the newest first, as pages."""
-    return await json_apart(dict, await service.ask_jobs("all_of", after, limit))
+    return await json_apart(dict, await _ask(service, "all_of", after, limit))
 
 
 async def show(service: SpeechService, job_id: str) -> Response:
     """A job, with how far it is."""
-    return await json_apart(dict, await service.ask_jobs("ask", "get", job_id))
+    return await json_apart(dict, await _ask(service, "ask", "get", job_id))
 
 
 async def cancel(service: SpeechService, job_id: str) -> Response:
     """Makes no further segment; what is made stays."""
-    return JSONResponse(await service.ask_jobs("ask", "cancel", job_id))
+    return JSONResponse(await _ask(service, "ask", "cancel", job_id))
 
 
 async def resume(service: SpeechService, job_id: str) -> Response:
     """Goes on with a job that was cancelled or has failed."""
-    return JSONResponse(await service.ask_jobs("ask", "resume", job_id))
+    return JSONResponse(await _ask(service, "ask", "resume", job_id))
 
 
 async def remove(service: SpeechService, job_id: str) -> Json:
     """Deletes a job with its audio."""
-    return dict(await service.ask_jobs("ask", "delete", job_id))
+    return dict(await _ask(service, "ask", "delete", job_id))
 
 
 async def list_parts(service: SpeechService, job_id: str, after: str = "", limit: str = "1000") -> Response:
     """How far each part of a job is, with its `custom_id` and its seed, as pages. `after` is the number of a part."""
-    return await json_apart(dict, await service.ask_jobs("parts", job_id, after, limit))
+    return await json_apart(dict, await _ask(service, "parts", job_id, after, limit))
 
 
 async def part_audio(
@@ -68,19 +80,19 @@ async def part_audio(
 ) -> Response:
     """The audio of a finished part, also while the job runs."""
     wanted = format_named("response_format", response_format, _FORMATS)
-    return await _audio(service, request, await service.ask_jobs("track", job_id, part), wanted)
+    return await _audio(service, request, await _ask(service, "track", job_id, part), wanted)
 
 
 async def part_words(service: SpeechService, job_id: str, part: str) -> Response:
     """When each word and each segment of a finished part is heard."""
-    track = await service.ask_jobs("track", job_id, part)
+    track = await _ask(service, "track", job_id, part)
     return await json_apart(dict, await words_of(JobStore(service.voices.files()), track, int(part)))
 
 
 async def whole_audio(service: SpeechService, request: Request, job_id: str, response_format: str = "flac") -> Response:
     """All parts of a finished job in order. `wav` and `pcm` take a Range."""
     wanted = format_named("response_format", response_format, _FORMATS)
-    return await _audio(service, request, await service.ask_jobs("track", job_id, None), wanted)
+    return await _audio(service, request, await _ask(service, "track", job_id, None), wanted)
 
 
 async def _audio(service: SpeechService, request: Request, track: Track, audio_format: AudioFormat) -> Response:

@@ -76,7 +76,7 @@ class Server:
         self.records: list[RequestRecord] = []  # of segments
         maker = SegmentMaker({"": speaker}, self.voices, self.records.append)
         self.desk = JobDesk(offer, maker, settings.jobs, hindrance=lambda model: self.hindrance)
-        self.api = one_api(speaker, settings, voices=self.voices, jobs=self.desk.call)
+        self.api = one_api(speaker, settings, voices=self.voices, opened={"jobs": self.desk.call})
         self._running: asyncio.Task[None] | None = None
 
     def client(self, **headers: str) -> httpx.AsyncClient:
