@@ -58,7 +58,8 @@ def build_app(config: AppConfig) -> Application:
     drain = {"graceful_shutdown_timeout_s": LONGEST_STREAM_S}
     ingress_options = options(config.ingress_pool, config.ingress_requests) | refusal | drain
     ingress = serve.deployment(name="Ingress", **ingress_options)(serve.ingress()(Ingress))
-    added = {each.name: _added(each, config, models) for each in load_extensions() if each.deploy is not None}
+    extensions = load_extensions(config.api.extensions)
+    added = {each.name: _added(each, config, models) for each in extensions if each.deploy is not None}
     return ingress.bind(config.api, models, added)
 
 

@@ -181,6 +181,9 @@ class ApiSettings(Strict):
     # for it (docs/security.md). False, because some clients of WAV skip 44 bytes whatever stands there.
     disclose_synthetic: bool = False
     page: bool = True  # the page at `/`
+    # Which extensions run: names of built-in ones, `default` for all of these, `package.module:EXTENSION` for one of
+    # your own. None: all built-in ones. What an extension adds has a 404 without it (docs/extensions.md).
+    extensions: tuple[str, ...] | None = None
     max_input_chars: Positive = 4096  # each of input, instructions and ref_text
     # The voice that speaks where a client names a voice of another service. None: the checkpoint's first voice.
     default_voice: str | None = None

@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.websockets import WebSocket
 
+from deployments.errors import StartError
 from serve_app.api.context import ENDPOINT_DIALECT, state_of
 from serve_app.api.handshake import refuse_handshake
 from serve_app.api.speech_service import SpeechService
@@ -23,7 +24,7 @@ from serve_app.extensions import BUILT_IN
 if TYPE_CHECKING:  # it imports Ray, which an API does not need
     from serve_app.speech.replica_synthesizer import Deployed
 
-BUILT_IN_FOLDER = "serve_app.extensions"
+BUILT_IN_FOLDER, DEFAULT = "serve_app.extensions", "default"
 
 
 class Charge(Enum):
@@ -128,6 +129,7 @@ class Extension:
     """One feature around the core: a folder that the core does not import."""
 
     name: str
+    requires: tuple[str, ...] = ()  # names of other extensions
     dialects: tuple[Dialect, ...] = ()
     # Called once by `build_app`, with the models as the ingress has them.
     deploy: "Callable[[AppConfig, Sequence[Deployed]], DeploymentSpec] | None" = None
@@ -136,9 +138,58 @@ class Extension:
     open: Callable[[Any], object] | None = None
 
 
-def load_extensions() -> tuple[Extension, ...]:
-    """All built-in extensions, in order."""
-    return tuple(import_module(f"{BUILT_IN_FOLDER}.{name}.extension").EXTENSION for name in BUILT_IN)
+def load_extensions(selected: Sequence[str] | None = None) -> tuple[Extension, ...]:
+    """The extensions that `api.extensions` selects, in its order; all built-in ones without it.
+
+    Raises StartError for an unknown or repeated name, for one that cannot be imported, for a missing requirement, and
+    for a route or socket of two extensions.
+    """
+    names = [each for name in (BUILT_IN if selected is None else selected) for each in _expanded(name)]
+    if repeated := next((name for name in names if names.count(name) > 1), None):
+        raise StartError(f"api.extensions: {repeated!r} is there twice: delete one of them")
+    extensions = tuple(_load(name) for name in names)
+    loaded = {extension.name for extension in extensions}
+    for extension in extensions:
+        if missing := [name for name in extension.requires if name not in loaded]:
+            raise StartError(f"api.extensions: {extension.name} requires {', '.join(missing)}: add them to the list")
+    check_places(extensions)
+    return extensions
+
+
+def _expanded(name: str) -> tuple[str, ...]:
+    return BUILT_IN if name == DEFAULT else (name,)
+
+
+def _load(name: str) -> Extension:
+    if name in BUILT_IN:
+        extension: Extension = import_module(f"{BUILT_IN_FOLDER}.{name}.extension").EXTENSION
+        return extension
+    module, _, attribute = name.partition(":")
+    if not attribute:
+        known = ", ".join((DEFAULT, *BUILT_IN))
+        raise StartError(f"api.extensions: {name!r} is unknown. Use {known}, or package.module:EXTENSION of your own")
+    try:
+        found = getattr(import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise StartError(
+            f"api.extensions: {name!r} cannot be imported ({error}): the package must be installed on every node that "
+            "builds the application or runs an ingress replica"
+        ) from None
+    if not isinstance(found, Extension):
+        raise StartError(f"api.extensions: {name!r} is a {type(found).__name__}: name an object of the class Extension")
+    return found
+
+
+def check_places(extensions: Iterable[Extension]) -> None:
+    """Raises StartError if two extensions have the same place and no field or subprotocol tells them apart."""
+    owners: dict[object, str] = {}
+    for extension in extensions:
+        for dialect in extension.dialects:
+            routes = [(route.operation, route.json_field) for route in dialect.routes]
+            for place in (*routes, *((path, kind.subprotocol) for path, kind in dialect.sockets)):
+                if (owner := owners.setdefault(place, extension.name)) != extension.name:
+                    both = f"{owner} and {extension.name} both have {place[0]}"
+                    raise StartError(f"api.extensions: {both}: leave one of them out")
 
 
 def http_router(dialects: Iterable[Dialect], service: SpeechService) -> APIRouter:

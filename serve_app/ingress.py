@@ -88,6 +88,7 @@ class Ingress:
             proxy_headers=False,
         )
         settings = settings.model_copy(update={"access": settings.access.for_host(ray_private.proxy_host())})
+        extensions = load_extensions(settings.extensions)
         app_name = serve.get_replica_context().app_name
         recent = Recent(time.time)
         recent.follow()
@@ -109,7 +110,7 @@ class Ingress:
             node=node,
             live_texts=LiveTexts(get_node_ip_address()),
             voices=self._voices,
-            opened={each.name: each.open(added.get(each.name)) for each in load_extensions() if each.open},
+            opened={each.name: each.open(added.get(each.name)) for each in extensions if each.open},
             keep=self._keeper.keep,
         )
         limit_kept_memory()

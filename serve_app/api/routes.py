@@ -30,6 +30,7 @@ from serve_app.extension import (
     Dialect,
     Extension,
     charging,
+    check_places,
     http_router,
     load_extensions,
     socket_router,
@@ -63,9 +64,10 @@ class Node:
 
 
 def dialects_of(extensions: Iterable[Extension]) -> tuple[Dialect, ...]:
-    """The core's own dialects, then those of the extensions."""
-    own = (openai_speech.DIALECT, openai_models.DIALECT)
-    return (*own, *(dialect for extension in extensions for dialect in extension.dialects))
+    """The core's own dialects, then those of the extensions. Raises StartError if two have the same place."""
+    core = Extension("the core", dialects=(openai_speech.DIALECT, openai_models.DIALECT))
+    check_places(every := (core, *extensions))
+    return tuple(dialect for extension in every for dialect in extension.dialects)
 
 
 def create_api(
@@ -88,7 +90,7 @@ def create_api(
     `echo_request_id` is False where the server in front adds `x-request-id` to responses, as Ray Serve does. `keep` is
     called with the record of each request at its end.
     """
-    dialects = dialects_of(load_extensions())
+    dialects = dialects_of(load_extensions(settings.extensions))
     live_texts = live_texts or LiveTexts()
     voices = voices or Voices.of(settings.voices)
     tails = Tails()

@@ -45,6 +45,7 @@ from serve_app.cli.say import (
     show_text,
     write_speech,
 )
+from serve_app.cli.serve import request_log
 from serve_app.cli.serve.local_server import Address, check_port, curl_command
 from serve_app.cli.serve.run_folder import clear_dead
 from serve_app.cli.serve.supervisor import running
@@ -52,7 +53,6 @@ from serve_app.cli.upgrade_check import upgrade_changes
 from serve_app.config import AccessSettings, AppConfig, ConfigError, explain, read_config
 from serve_app.distribution import pip_install, version
 from serve_app.extensions import COMMANDS
-from serve_app.extensions.records import request_log
 
 
 def print_json(entry: Entry) -> None:

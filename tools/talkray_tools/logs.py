@@ -10,10 +10,9 @@ from typing import Annotated
 import typer
 
 from deployments.errors import TalkrayError
-from serve_app.api.request_record import Entry
+from serve_app.api.request_record import LINES, Entry
+from serve_app.cli.serve.request_log import line
 from serve_app.cli.serve.run_folder import log_folders
-from serve_app.extensions.records.record_keeper import LINES
-from serve_app.extensions.records.request_log import line
 from talkray_tools.arguments import run_command
 
 _MOST_NODES = 10_000  # as many as Ray's dashboard tells

@@ -24,11 +24,10 @@ from types import FrameType
 from deployments.errors import StartError, TalkrayError
 from deployments.serving.reports import VARIABLE
 from serve_app.api.request_record import Entry
-from serve_app.cli.serve import run_folder
+from serve_app.cli.serve import request_log, run_folder
 from serve_app.cli.serve.local_server import Address, Report
 from serve_app.cli.serve.run_folder import RunFolder
 from serve_app.config import AppConfig
-from serve_app.extensions.records import request_log
 
 _DRIVER = ("-m", "serve_app.cli.serve.driver")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

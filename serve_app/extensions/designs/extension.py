@@ -1,4 +1,4 @@
 from serve_app.extension import Extension
 from serve_app.extensions.designs import design_routes
 
-EXTENSION = Extension("designs", dialects=(design_routes.DIALECT,))
+EXTENSION = Extension("designs", requires=("voices",), dialects=(design_routes.DIALECT,))

@@ -1,4 +1,8 @@
 from serve_app.extension import Extension
 from serve_app.extensions.elevenlabs import designs, elevenlabs, lexicons, sockets
 
-EXTENSION = Extension("elevenlabs", dialects=(elevenlabs.DIALECT, sockets.DIALECT, designs.DIALECT, lexicons.DIALECT))
+EXTENSION = Extension(
+    "elevenlabs",
+    requires=("voices", "designs"),
+    dialects=(elevenlabs.DIALECT, sockets.DIALECT, designs.DIALECT, lexicons.DIALECT),
+)

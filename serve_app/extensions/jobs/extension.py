@@ -42,4 +42,4 @@ def open_desk(handle: Any) -> AskDesk | None:
     return ask
 
 
-EXTENSION = Extension("jobs", dialects=(job_routes.DIALECT,), deploy=deploy, open=open_desk)
+EXTENSION = Extension("jobs", requires=("voices",), dialects=(job_routes.DIALECT,), deploy=deploy, open=open_desk)

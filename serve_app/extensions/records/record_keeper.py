@@ -14,13 +14,12 @@ from pathlib import Path
 from typing import Protocol
 
 from deployments.serving import metrics
-from serve_app.api.request_record import RequestRecord
+from serve_app.api.request_record import HAND_ON_S, LINES, RequestRecord
 
 logger = logging.getLogger(__name__)
 
 # Records are handed on together: one alone, on a thread that has just slept, takes the time of three.
-HAND_ON_S, FLUSH_S = 0.5, 10.0
-LINES = "talkray_requests_"  # begins the names of the files of lines
+FLUSH_S = 10.0
 _FILE_BYTES, _OLDER_FILES = 64 << 20, 3  # of each ingress replica: about 300,000 requests
 
 

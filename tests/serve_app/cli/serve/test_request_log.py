@@ -11,10 +11,11 @@ import pytest
 from deployments.errors import EngineError
 from serve_app.api.access.keys import create_key
 from serve_app.api.request_record import Entry, RequestRecord
+from serve_app.cli.serve import request_log
+from serve_app.cli.serve.request_log import followed, line
 from serve_app.config import AccessSettings, AdmissionSettings, ApiSettings
-from serve_app.extensions.records import record_keeper, request_log
+from serve_app.extensions.records import record_keeper
 from serve_app.extensions.records.record_keeper import RequestLines
-from serve_app.extensions.records.request_log import followed, line
 from tests.serve_app import asgi
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, Step, chunk, utterance
 from tests.serve_app.one_model import client_of, one_api

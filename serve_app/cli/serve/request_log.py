@@ -8,8 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from serve_app.api.request_record import Entry
-from serve_app.extensions.records.record_keeper import HAND_ON_S, LINES
+from serve_app.api.request_record import HAND_ON_S, LINES, Entry
 
 _FILES = f"session_2*/logs/serve/{LINES}Ingress_*"  # in Ray's folder; segments of jobs are in files of `Jobs`
 _POLL_S = 0.25
