@@ -145,10 +145,10 @@ def load_extensions(selected: Sequence[str] | None = None) -> tuple[Extension, .
     for a route or socket of two extensions.
     """
     names = [each for name in (BUILT_IN if selected is None else selected) for each in _expanded(name)]
-    if repeated := next((name for name in names if names.count(name) > 1), None):
+    extensions = tuple(map(_load, names))
+    loaded = [extension.name for extension in extensions]
+    if repeated := next((name for name in loaded if loaded.count(name) > 1), None):
         raise StartError(f"api.extensions: {repeated!r} is there twice: delete one of them")
-    extensions = tuple(_load(name) for name in names)
-    loaded = {extension.name for extension in extensions}
     for extension in extensions:
         if missing := [name for name in extension.requires if name not in loaded]:
             raise StartError(f"api.extensions: {extension.name} requires {', '.join(missing)}: add them to the list")

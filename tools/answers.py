@@ -1,13 +1,13 @@
 """Whether the server still answers as it did: record before a change, record after it, compare.
 
     python -m pytest -q -p tools.answers --answers before.json tests/serve_app/extensions/test_contract.py
-    python -m tools.answers speech http://127.0.0.1:8000 before-speech.json
+    python -m tools.answers speech http://127.0.0.1:8000 before.npz
     python -m tools.answers compare before.json after.json
 
 The first command is a pytest plugin. It records each response and each WebSocket of the tests that it runs, by the name
-of the test and the path. Ids, times and dates are masked. The second command stores digests of the PCM and the codec
-frames of 100 seeded requests: they are equal only on one machine, for one model. Record twice before a change: what
-differs then is not determined.
+of the test and the path. Ids, times and dates are masked. Record twice before a change: what differs then is not
+determined. The second command stores codes and PCM of 100 seeded requests. On one machine and one model, codes are
+equal, and PCM to one step.
 """
 
 import hashlib
@@ -16,12 +16,16 @@ import re
 import sys
 import urllib.request
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from serve_app.api.context import RequestContext
+from talkray_tools.decode_frames import FRAMES, HEADER, RECORD
 
 _MASKED = re.compile(
     r"\b[0-9a-f]{8,}\b|\d{4}-\d\d-\d\d[T ][\d:.]+|\b\d+\.\d+(e-?\d+)?\b|\b\d{7,}\b|(?<=_)[0-9A-Za-z]{12,}\b|0x[0-9a-f]+"
@@ -108,19 +112,48 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(_Recorder(file))
 
 
-def speech(url: str) -> dict[str, dict[str, str]]:
-    """The PCM and the codec frames of each seed."""
+def speech(url: str) -> dict[str, NDArray[np.int64]]:
+    """The PCM and the codes of each seed."""
     found = {}
     for seed in range(NUM_SEEDS):
         asked = {"input": _TEXTS[seed % len(_TEXTS)], "seed": seed}
-        for path, more in (("/v1/audio/speech", {"response_format": "pcm"}), ("/v1/audio/frames", {})):
-            request = urllib.request.Request(url + path, json.dumps({**asked, **more}).encode())
-            request.add_header("content-type", "application/json")
-            with urllib.request.urlopen(request, timeout=300) as answer:
-                found[f"{path} seed {seed}"] = {"text": "", "sound": _digest(answer.read()), "shown": ""}
+        pcm = _asked(f"{url}/v1/audio/speech", {**asked, "response_format": "pcm"})
+        found[f"pcm of seed {seed}"] = np.frombuffer(pcm, "<i2").astype(np.int64)
+        found[f"codes of seed {seed}"] = _codes(_asked(f"{url}/v1/audio/frames", asked))
         print(f"\rseed {seed + 1} of {NUM_SEEDS}", end="", flush=True)
     print()
     return found
+
+
+def _asked(url: str, fields: dict[str, object]) -> bytes:
+    request = urllib.request.Request(url, json.dumps(fields).encode(), {"content-type": "application/json"})
+    with urllib.request.urlopen(request, timeout=300) as answer:
+        content: bytes = answer.read()
+        return content
+
+
+def _codes(stream: bytes) -> NDArray[np.int64]:
+    """Of a stream of codec frames: how it is cut into records depends on time."""
+    codebooks, place = HEADER.unpack_from(stream)[2], HEADER.size
+    codes = b""
+    while place < len(stream):
+        kind, number = RECORD.unpack_from(stream, place)
+        size = 2 * number * codebooks if kind == FRAMES else 0
+        codes += stream[place + RECORD.size : place + RECORD.size + size]
+        place += RECORD.size + size
+    return np.frombuffer(codes, "<u2").astype(np.int64)
+
+
+def compare_speech(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    """What differs, a line each: any code, or PCM by more than one step."""
+    lines = []
+    for key in before:
+        old, new, most = before[key], after[key], int(key.startswith("pcm"))
+        if old.shape != new.shape:
+            lines.append(f"differs: {key}: {old.size} and {new.size} numbers")
+        elif (step := int(np.abs(old - new).max(initial=0))) > most:
+            lines.append(f"differs: {key}: by up to {step}")
+    return lines
 
 
 def compare(before: dict[str, dict[str, str]], after: dict[str, dict[str, str]]) -> list[str]:
@@ -138,12 +171,16 @@ def compare(before: dict[str, dict[str, str]], after: dict[str, dict[str, str]])
 def main(arguments: list[str]) -> int:
     match arguments:
         case ["speech", url, file]:
-            Path(file).write_text(json.dumps(speech(url), indent=1), encoding="utf-8")
+            np.savez_compressed(file, **speech(url))  # type: ignore[arg-type]
             return 0
         case ["compare", first, second]:
-            before, after = (json.loads(Path(file).read_text(encoding="utf-8")) for file in (first, second))
-            differences = compare(before, after)
-            print("\n".join([*differences, f"{len(differences)} of {len(before | after)} answers differ"]))
+            if first.endswith(".npz"):
+                before, after = np.load(first), np.load(second)
+                differences = compare_speech(before, after)
+            else:
+                before, after = (json.loads(Path(file).read_text(encoding="utf-8")) for file in (first, second))
+                differences = compare(before, after)
+            print("\n".join([*differences, f"{len(differences)} of {len(before)} answers differ"]))
             return 1 if differences else 0
     print(__doc__)
     return 2

@@ -33,7 +33,7 @@ def package(monkeypatch: pytest.MonkeyPatch, operation: str = "GET /ours", **mor
     """A package of a user."""
     module = ModuleType("house")
     dialect = Dialect("House", routes=(Route(operation, answer, "Ours"),))
-    module.EXTENSION = Extension("house", dialects=(dialect,), **more)  # type: ignore[attr-defined, arg-type]
+    module.EXTENSION = Extension(**{"name": "house", "dialects": (dialect,), **more})  # type: ignore[attr-defined, arg-type]
     module.OTHER = 1  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "house", module)
 
@@ -125,6 +125,7 @@ def test_the_document_names_each_and_what_it_requires() -> None:
         ("POST /v1/speak", {}, "deepgram and house both have POST /v1/speak"),
         ("GET /v1/audio/models", {}, "the core and house both have GET /v1/audio/models"),
         ("GET /ours", {"requires": ("magic",)}, "house requires magic"),
+        ("GET /ours", {"name": "jobs"}, "'jobs' is there twice"),
     ],
 )
 def test_one_that_does_not_fit_fails(
