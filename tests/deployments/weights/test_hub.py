@@ -65,6 +65,7 @@ def arrived(directory: str, hub: Hub) -> bool:
 
 
 def test_all_files_arrive_and_the_way_is_told(hub: Hub, tmp_path: Path) -> None:
+    hub.repositories[NAME] = files(**{"adapter_config.json": b"{}"})  # beside a whole checkpoint
     said, _ = run(hub, tmp_path)
     assert arrived(said[-1], hub)
     assert said[0] == f"asking {hub.url} for {NAME}"

@@ -3,6 +3,7 @@ import torch
 from torch.nn import functional as F  # noqa: N812
 
 from deployments.talker.model.layers import attend_rows
+from deployments.talker.model.talker import FrameAttention
 
 ROWS, HEADS, KV_HEADS, HEAD_DIM = 3, 4, 2, 16
 
@@ -33,3 +34,15 @@ def test_padding_changes_no_bit(length: int, padded: int) -> None:
     keys, values = (F.pad(tensor, (0, 0, 0, padded - length), value=3.0) for tensor in (keys, values))
     alone = attend_rows(query, keys[:, :, :own], values[:, :, :own], mask[..., :own])
     assert torch.equal(attend_rows(query, keys, values, mask), alone)
+
+
+def test_a_frame_attends_to_its_positions_so_far() -> None:
+    attention = FrameAttention((2, ROWS, KV_HEADS, 5, HEAD_DIM), like=torch.zeros(1))
+    _, keys, values = random_inputs(5)
+    for step in range(5):
+        query, attention.step = random_inputs(step)[0], step
+        for layer in range(2):
+            made = attention(layer, query, (1 + layer) * keys[:, :, step], values[:, :, step])
+            past = slice(None, step + 1)
+            expected = attend_rows(query, (1 + layer) * keys[:, :, past], values[:, :, past], None)
+            torch.testing.assert_close(made, expected)
