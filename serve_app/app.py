@@ -14,8 +14,9 @@ from deployments.talker.deployment import TalkerReplica
 from deployments.weights.description import clones, tokenizer_of
 from deployments.weights.store import resolve_auto, speakers
 from serve_app.api.catalogue import check_default
+from serve_app.api.routes import dialects_of
 from serve_app.config import AppConfig, PoolConfig
-from serve_app.extension import Extension, load_extensions
+from serve_app.extension import DeploymentSpec, load_extensions
 from serve_app.ingress import Ingress
 from serve_app.scaling.policies import CodecPolicy, CodecScaling, TalkerPolicy, TalkerScaling
 from serve_app.speech.replica_synthesizer import Deployed
@@ -59,14 +60,12 @@ def build_app(config: AppConfig) -> Application:
     ingress_options = options(config.ingress_pool, config.ingress_requests) | refusal | drain
     ingress = serve.deployment(name="Ingress", **ingress_options)(serve.ingress()(Ingress))
     extensions = load_extensions(config.api.extensions)
-    added = {each.name: _added(each, config, models) for each in extensions if each.deploy is not None}
+    dialects_of(extensions)  # a route of two extensions fails here, before any replica starts
+    added = {each.name: _added(each.deploy(config, models)) for each in extensions if each.deploy is not None}
     return ingress.bind(config.api, models, added)
 
 
-def _added(extension: Extension, config: AppConfig, models: tuple[Deployed, ...]) -> Application:
-    """The deployment of an extension."""
-    assert extension.deploy is not None
-    spec = extension.deploy(config, models)
+def _added(spec: DeploymentSpec) -> Application:
     deployment = serve.deployment(name=spec.name, **options(spec.pool, spec.max_ongoing_requests))(spec.replica)
     return deployment.bind(*spec.arguments)
 

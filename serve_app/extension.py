@@ -141,10 +141,10 @@ class Extension:
 def load_extensions(selected: Sequence[str] | None = None) -> tuple[Extension, ...]:
     """The extensions that `api.extensions` selects, in its order; all built-in ones without it.
 
-    Raises StartError for an unknown or repeated name, for one that cannot be imported, for a missing requirement, and
-    for a route or socket of two extensions.
+    Raises StartError for an unknown or repeated name, for one that cannot be imported, and for a missing requirement.
     """
-    names = [each for name in (BUILT_IN if selected is None else selected) for each in _expanded(name)]
+    listed = (DEFAULT,) if selected is None else selected
+    names = [each for name in listed for each in (BUILT_IN if name == DEFAULT else (name,))]
     extensions = tuple(map(_load, names))
     loaded = [extension.name for extension in extensions]
     if repeated := next((name for name in loaded if loaded.count(name) > 1), None):
@@ -152,12 +152,7 @@ def load_extensions(selected: Sequence[str] | None = None) -> tuple[Extension, .
     for extension in extensions:
         if missing := [name for name in extension.requires if name not in loaded]:
             raise StartError(f"api.extensions: {extension.name} requires {', '.join(missing)}: add them to the list")
-    check_places(extensions)
     return extensions
-
-
-def _expanded(name: str) -> tuple[str, ...]:
-    return BUILT_IN if name == DEFAULT else (name,)
 
 
 def _load(name: str) -> Extension:

@@ -39,7 +39,11 @@ class SpokenText:
     sent: str
     stretches: tuple[Stretch, ...]
     left_out: Counter[str]  # how often each thing is not read aloud
-    max_segment_chars: int | None  # of a long text; None: the model's
+
+    @property
+    def max_segment_chars(self) -> int | None:
+        """Of a segment of a long text; None: the model's."""
+        return None
 
     @property
     def text(self) -> str:

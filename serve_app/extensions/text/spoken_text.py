@@ -55,6 +55,10 @@ class ReadText(SpokenText):
 
     rules: TextRules
 
+    @property
+    def max_segment_chars(self) -> int | None:
+        return self.rules.max_segment_chars
+
     def pieces(self) -> Iterator[SpokenPiece]:
         """All of the text, made as they are taken."""
         reader = TextReader(self.rules)
@@ -91,7 +95,7 @@ def read(sent: str, rules: TextRules, *, field: str = "input") -> ReadText:
     text = _spoken("".join(prose), rules)
     text = text if is_speakable(text) or not stretches else ""
     rest = [Stretch(text, pause_s, speed)] if text or pause_s else []
-    return ReadText(sent, (*stretches, *rest), left_out, rules.max_segment_chars, rules=rules)
+    return ReadText(sent, (*stretches, *rest), left_out, rules)
 
 
 def _prose_stages(rules: TextRules) -> list[TextStage]:

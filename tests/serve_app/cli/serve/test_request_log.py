@@ -153,7 +153,7 @@ def logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("file_bytes", [1 << 20, 1], ids=["one file", "a file for each line"])
-@pytest.mark.parametrize("is_broken", [False, True], ids=["", "nobody reads our output"])
+@pytest.mark.parametrize("is_broken", [False, True], ids=["", "our output is closed"])
 def test_the_lines_of_ingress_replicas_are_shown_once(
     logs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, file_bytes: int, is_broken: bool
 ) -> None:
