@@ -19,6 +19,7 @@ _NO_ADDRESS = re.compile(r"[^0-9A-Za-z.:%_-]")  # a proxy in front may pass on a
 _TRACE = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-")  # the beginning of a `traceparent`
 LEFT, CANCELLED = "client left", "cancelled"
 LINES = "talkray_requests_"  # begins the names of the files with a line for each request
+OLDER_FILES = 3  # of each ingress replica, renamed to end with .1 (the newest) to .3
 HAND_ON_S = 0.5  # after a request has ended, its line is written
 _MOST_IN_TRAIL = 64  # a book has thousands of segments, each with its replicas
 

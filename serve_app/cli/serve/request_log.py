@@ -7,8 +7,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import BinaryIO
 
-from serve_app.api.request_record import HAND_ON_S, LINES, Entry
+from serve_app.api.request_record import HAND_ON_S, LINES, OLDER_FILES, Entry
 
 _FILES = f"session_2*/logs/serve/{LINES}Ingress_*"  # in Ray's folder; segments of jobs are in files of `Jobs`
 _POLL_S = 0.25
@@ -50,13 +51,25 @@ def _follow(folder: Path, show: Callable[[Entry], None], is_over: threading.Even
 
 
 def _new_lines(folder: Path, places: dict[int, int]) -> Iterator[bytes]:
-    for path in sorted(folder.glob(_FILES), reverse=True):  # older files, .1 to .3, first
-        with contextlib.suppress(FileNotFoundError), path.open("rb") as file:  # it may be replaced while we look
-            status = os.fstat(file.fileno())
-            known = places.get(status.st_ino, 0)
-            start = known if known <= status.st_size else 0  # a new file may have the inode of a deleted one
-            file.seek(start)
-            read = file.read()
-            whole = read[: read.rfind(b"\n") + 1]
-            places[status.st_ino] = start + len(whole)
-            yield from whole.splitlines()
+    replicas = {path.parent / f"{path.name.partition('.')[0]}.jsonl" for path in folder.glob(_FILES)}
+    for newest in sorted(replicas):
+        # A file is renamed upwards, perhaps while we look: opened in this order none is missed, and one may come twice.
+        names = [newest, *(newest.with_name(f"{newest.name}.{number}") for number in range(1, OLDER_FILES + 1))]
+        with contextlib.ExitStack() as opened:
+            files: list[BinaryIO] = []
+            for name in names:
+                with contextlib.suppress(FileNotFoundError):
+                    files.append(opened.enter_context(name.open("rb")))
+            for file in reversed(files):
+                yield from _new_lines_of(file, places)
+
+
+def _new_lines_of(file: BinaryIO, places: dict[int, int]) -> list[bytes]:
+    status = os.fstat(file.fileno())
+    known = places.get(status.st_ino, 0)
+    start = known if known <= status.st_size else 0  # a new file may have the inode of a deleted one
+    file.seek(start)
+    read = file.read()
+    whole = read[: read.rfind(b"\n") + 1]
+    places[status.st_ino] = start + len(whole)
+    return whole.splitlines()

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Protocol
 
 from deployments.serving import metrics
-from serve_app.api.request_record import HAND_ON_S, LINES, RequestRecord
+from serve_app.api.request_record import HAND_ON_S, LINES, OLDER_FILES, RequestRecord
 
 logger = logging.getLogger(__name__)
 
 # Records are handed on together: one alone, on a thread that has just slept, takes the time of three.
 FLUSH_S = 10.0
-_FILE_BYTES, _OLDER_FILES = 64 << 20, 3  # of each ingress replica: about 300,000 requests
+_FILE_BYTES = 64 << 20  # of each ingress replica: about 300,000 requests
 
 
 class RecordSink(Protocol):
@@ -107,7 +107,7 @@ class RequestLines:
         folder.mkdir(parents=True, exist_ok=True)
         file = folder / f"{LINES}{replica.replace('#', '_')}.jsonl"
         self._ingress = {"ingress": replica}
-        self._file = _PrivateFile(file, maxBytes=_FILE_BYTES, backupCount=_OLDER_FILES)
+        self._file = _PrivateFile(file, maxBytes=_FILE_BYTES, backupCount=OLDER_FILES)
 
     def receive(self, record: RequestRecord) -> None:
         self._file.write(f"{json.dumps(record.story() | self._ingress)}\n")

@@ -191,6 +191,27 @@ def test_a_line_is_shown_when_it_is_whole_also_in_a_new_file_with_the_inode_of_a
     assert told == [[], [b"one"], [b"two"], [], [b"6"]]
 
 
+@pytest.mark.parametrize("opened_first", range(5))
+def test_a_file_that_is_renamed_while_it_is_looked_at_is_read_in_its_order(
+    logs: Path, monkeypatch: pytest.MonkeyPatch, opened_first: int
+) -> None:
+    monkeypatch.setattr(record_keeper, "_FILE_BYTES", 1)  # a file for each line
+    lines, opens, open_file = RequestLines(logs, "Ingress#a"), iter(range(100)), Path.open
+    lines.receive(RequestRecord("first", 0, error="x"))
+    lines.receive(RequestRecord("second", 0, error="x"))
+
+    def open_after_a_rename(path: Path, mode: str) -> object:
+        if next(opens) == opened_first:
+            lines.receive(RequestRecord("third", 0, error="x"))
+        return open_file(path, mode)
+
+    monkeypatch.setattr(Path, "open", open_after_a_rename)
+    places = dict[int, int]()
+    found = [json.loads(each)["id"] for _ in range(2) for each in request_log._new_lines(logs.parents[2], places)]
+    assert found == ["first", "second", "third"]
+    lines.flush(is_last=True)
+
+
 async def test_a_record_has_its_dialect_also_where_the_door_refuses_it(tmp_path: Path) -> None:
     kept: list[RequestRecord] = []
     create_key(tmp_path / "keys.json", "ada")
