@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
+from importlib import import_module
 from typing import Any
 
 from ray import serve
@@ -14,9 +15,10 @@ from deployments.talker.deployment import TalkerReplica
 from deployments.weights.description import clones, tokenizer_of
 from deployments.weights.store import resolve_auto, speakers
 from serve_app.api.catalogue import check_default
-from serve_app.api.routes import dialects_of
+from serve_app.api.routers import dialects_of
 from serve_app.config import AppConfig, PoolConfig
-from serve_app.extension import DeploymentSpec, load_extensions
+from serve_app.extension import DeploymentSpec
+from serve_app.extensions import load_extensions
 from serve_app.ingress import Ingress
 from serve_app.scaling.policies import CodecPolicy, CodecScaling, TalkerPolicy, TalkerScaling
 from serve_app.speech.replica_synthesizer import Deployed
@@ -66,7 +68,9 @@ def build_app(config: AppConfig) -> Application:
 
 
 def _added(spec: DeploymentSpec) -> Application:
-    deployment = serve.deployment(name=spec.name, **options(spec.pool, spec.max_ongoing_requests))(spec.replica)
+    module, _, name = spec.replica.partition(":")
+    replica = getattr(import_module(module), name)
+    deployment = serve.deployment(name=spec.name, **options(spec.pool, spec.max_ongoing_requests))(replica)
     return deployment.bind(*spec.arguments)
 
 

@@ -3,22 +3,24 @@
 import copy
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from ipaddress import ip_address
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Any, Literal, Self, TypeVar, get_args
 from urllib.parse import urlsplit
 
 import yaml
-from pydantic import AfterValidator, Field, ModelWrapValidatorHandler, ValidationError, model_validator
+from pydantic import AfterValidator, Field, ModelWrapValidatorHandler, ValidationError, create_model, model_validator
 from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
 
 from deployments.config import CodecConfig, CodecPlacement, Strict, TalkerConfig
 from deployments.errors import StartError, TalkrayError
+from serve_app.extensions import BUILT_IN, load_extensions
 
 POOLS = {"Talker": "talker", "Codec": "codec", "Ingress": "ingress", "Jobs": "jobs"}  # by deployment
 
+S = TypeVar("S", bound=Strict)
 Positive = Annotated[int, Field(ge=1)]
 PositiveSeconds = Annotated[float, Field(gt=0)]
 
@@ -46,7 +48,7 @@ def _origin(text: str) -> str:
     return f"{parts.scheme}://{host.removesuffix(_DEFAULT_PORTS.get(parts.scheme, ' '))}"
 
 
-def _host_name(text: str) -> str:
+def host_name(text: str) -> str:
     """The host name as the door reads it in a request. Raises ValueError."""
     name = text.strip().lower().strip("[]").removesuffix(".")
     try:
@@ -68,7 +70,7 @@ class AccessSettings(Strict):
     allowed_origins: tuple[Annotated[str, AfterValidator(_origin)], ...] = ()
     # Names under which clients reach the server. None: any, or without keys the loopback ones, so that no web page
     # gets here through a domain of its own that resolves to this machine.
-    allowed_hosts: tuple[Annotated[str, AfterValidator(_host_name)], ...] | None = None
+    allowed_hosts: tuple[Annotated[str, AfterValidator(host_name)], ...] | None = None
 
     def for_host(self, host: str | None) -> Self:
         """These settings for a server bound to `host`: without keys it answers to loopback names, or the listed ones.
@@ -117,70 +119,18 @@ class AdmissionSettings(Strict):
     trusted_proxies: Annotated[int, Field(ge=0)] = 1
 
 
-class VoiceSettings(Strict):
-    """Voices that clients store."""
-
-    # A folder or a bucket: /srv/voices, s3://BUCKET/PATH, gs://BUCKET/PATH, az://CONTAINER/PATH. None: a folder of this
-    # user's data (TALKRAY_DATA) on a single node, and no store on several nodes, which share no folder.
-    store: str | None = None
-    max_voices: Positive = 1000  # of each owner, with consent recordings
-    max_bytes: Positive = 1 << 30  # of each owner's recordings, as FLAC
-    require_consent: bool = False  # a voice is stored with a consent recording or a statement, or not at all
-
-
-class JobSettings(Strict):
-    """Long work (docs/jobs.md). Jobs lie in the store of voices."""
-
-    max_jobs: Positive = 100  # kept of each owner
-    max_input_chars: Positive = 200_000  # of a part: about three hours
-    max_bytes: Positive = 10 << 30  # of each owner's finished segments: an hour of speech takes about 80 MB
-    retention_s: PositiveSeconds = 7 * 86400.0  # from a job's end until it is removed
-    # Hosts that a job's `webhook` may name, and the file with the secret that signs the calls, on the node of the pool
-    # `Jobs`: the base64 of 24 to 64 bytes.
-    webhook_hosts: tuple[Annotated[str, AfterValidator(_host_name)], ...] = ()
-    webhook_secret_file: Path | None = None
-
-    @model_validator(mode="after")
-    def _calls_are_signed(self) -> Self:
-        if self.webhook_hosts and self.webhook_secret_file is None:
-            raise ValueError("webhook_hosts: name the file of a secret in webhook_secret_file")
-        return self
-
-
-class TextSettings(Strict):
-    """How a text is read where its request does not say (docs/text.md)."""
-
-    markup: Markup = "auto"
-    paragraph_pause_s: Annotated[float, Field(ge=0, le=10)] = 0.6  # of silence; 0: a paragraph ends like a sentence
-    max_segment_chars: Annotated[int, Field(ge=LEAST_SEGMENT_CHARS)] | None = None  # of a long text; None: the model's
-    joints: bool = False  # each segment of a long text goes on from the end of the one before (docs/text.md#joints)
-
-
-class RecordSettings(Strict):
-    """Records of requests besides their lines, and never their text (docs/command-line.md)."""
-
-    usage: bool = True  # counts by key, model, voice and dialect in the store of voices: `talkray usage`
-    # Where spans of OpenTelemetry go, by OTLP over HTTP: http://collector:4318/v1/traces. None: nowhere. Needs the
-    # extra `tracing`. A client's `traceparent` decides whether its request is sampled, else this share of all is.
-    traces: str | None = None
-    trace_share: Annotated[float, Field(ge=0, le=1)] = 1.0
-
-
-class ApiSettings(Strict):
-    """Limits of a client's fields, and the names under which it may ask for the loaded model."""
+class ApiSettings(Strict, extra="allow"):
+    """Limits of a client's fields, and the names under which it may ask for the loaded model. Extensions have settings
+    of their own under their names, such as `api.voices`.
+    """
 
     access: AccessSettings = AccessSettings()
     admission: AdmissionSettings = AdmissionSettings()
-    voices: VoiceSettings = VoiceSettings()
-    text: TextSettings = TextSettings()
-    jobs: JobSettings = JobSettings()
-    records: RecordSettings = RecordSettings()
     # Every answer says in a Server-Timing header how the time to first audio was spent. False: those that ask for it.
     server_timing: bool = False
     # Answers say that a machine speaks: in a header, in messages of sockets, and in the tags of files that have a place
     # for it (docs/security.md). False, because some clients of WAV skip 44 bytes whatever stands there.
     disclose_synthetic: bool = False
-    page: bool = True  # the page at `/`
     # Which extensions run: names of built-in ones, `default` for all of these, `package.module:EXTENSION` for one of
     # your own. None: all built-in ones. What an extension adds has a 404 without it (docs/extensions.md).
     extensions: tuple[str, ...] | None = None
@@ -188,6 +138,27 @@ class ApiSettings(Strict):
     # The voice that speaks where a client names a voice of another service. None: the checkpoint's first voice.
     default_voice: str | None = None
     model_aliases: tuple[str, ...] = ("tts-1", "tts-1-hd", "gpt-4o-mini-tts", "qwen3-tts", "qwen-tts")
+
+    @model_validator(mode="after")
+    def _extensions_know_the_rest(self) -> Self:
+        if added := self.model_extra:
+            kinds: dict[str, Any] = {name: (kind, kind()) for name, kind in settings_kinds(self.extensions).items()}
+            checked = create_model("extensions", __base__=Strict, **kinds).model_validate(added)
+            added |= {name: getattr(checked, name) for name in added}
+        return self
+
+    def of(self, kind: type[S]) -> S:
+        """The settings of the extension whose `settings` are of this kind."""
+        found = (value for value in (self.model_extra or {}).values() if isinstance(value, kind))
+        return next(found, None) or kind()
+
+
+def settings_kinds(selected: Sequence[str] | None) -> dict[str, type[Strict]]:
+    """The kinds of settings of the selected extensions, by their names. Raises ValueError as `load_extensions` does."""
+    try:
+        return {each.name: each.settings for each in load_extensions(selected) if each.settings is not Strict}
+    except StartError as error:
+        raise ValueError(str(error).removeprefix("api.extensions: ")) from None
 
 
 class PoolConfig(Strict):
@@ -274,7 +245,6 @@ class AppConfig(Strict):
     ingress_pool: PoolConfig = PoolConfig(num_cpus=0.2, max_queued_requests=256)
     codec_pool: PoolConfig = PoolConfig(num_cpus=0.5, max_queued_requests=32)
     talker_pool: PoolConfig = PoolConfig(num_cpus=0.5, max_queued_requests=32)
-    jobs_pool: PoolConfig = PoolConfig(num_cpus=0.1, max_queued_requests=256)  # of one replica
     # None: the pool does not scale. The ingress never scales, because a change of its replicas reloads the proxy and
     # can cut streams.
     talker_scaling: TalkerScalingConfig | None = None
@@ -288,12 +258,6 @@ class AppConfig(Strict):
             return handler(data)
         except ValidationError as error:
             raise ValidationError.from_exception_data(error.title, list(map(_with_reason, error.errors()))) from None
-
-    @model_validator(mode="after")
-    def _one_replica_makes_jobs(self) -> Self:
-        if self.jobs_pool.replicas != 1:
-            raise ValueError("jobs_pool.replicas: exactly one replica makes jobs")
-        return self
 
     @model_validator(mode="after")
     def _models_told_apart(self) -> Self:
@@ -375,7 +339,10 @@ def _with_sizes(application: Mapping[str, Any]) -> dict[str, Any]:
         own: dict[str, Any] = args if served is None else served
         scaling = entry.get("autoscaling_config")
         size = entry.get("num_replicas") if scaling is None else scaling.get("initial_replicas")
-        if size:
+        if size and kind == "Jobs":
+            jobs = args.setdefault("api", {}).setdefault("jobs", {})
+            jobs["pool"] = {**(jobs.get("pool") or {}), "replicas": size}
+        elif size:
             pool = f"{POOLS[kind]}_pool"
             own[pool] = {**(args.get(pool) or {}), **(own.get(pool) or {}), "replicas": size}
         if scaling is not None:
@@ -394,6 +361,7 @@ _REMOVED = {  # settings of earlier versions: why, and what holds instead
     "api.jobs.max_segments": "refusals of the pools set the number of segments made at once, which is 32 at most",
     "api.records.lines": "each request has a line in the log folder of Ray Serve, because `talkray logs` reads it",
     "api.records.stages": "stages are always recorded, because `talkray logs`, metrics and spans need them",
+    "api.page": "the page is an extension: list the others in api.extensions to leave it out (docs/extensions.md)",
     "codec.chunk_frames": "the length of chunks follows from codec.workers and the speed of a core",
     "codec.gpu_frames": "the load of the pool sets it: 9 frames while the pool is idle, more while it is busy",
     "codec.max_late_s": "codec replicas use api.admission.max_late_s, so that one limit holds everywhere",
@@ -402,11 +370,18 @@ _REMOVED = {  # settings of earlier versions: why, and what holds instead
 }
 
 
+_MOVED = {"api.text.joints": "api.continuity.joints", "jobs_pool": "api.jobs.pool"}
+
+
 def _with_reason(problem: ErrorDetails) -> InitErrorDetails:
     kind: str | PydanticCustomError = problem["type"]
     name = ".".join(part for part in problem["loc"] if isinstance(part, str)).removeprefix("models.")
     if kind == "extra_forbidden" and name in _REMOVED:
         kind = PydanticCustomError("removed", "delete this removed setting: {reason}", {"reason": _REMOVED[name]})
+    elif kind == "extra_forbidden" and name in _MOVED:
+        kind = PydanticCustomError("moved", "write {place} instead", {"place": _MOVED[name]})
+    elif kind == "extra_forbidden" and name.removeprefix("api.") in BUILT_IN:
+        kind = PydanticCustomError("not_selected", "this extension is not in api.extensions, or it has no settings")
     return InitErrorDetails(type=kind, loc=problem["loc"], input=problem["input"], ctx=problem.get("ctx", {}))
 
 
@@ -424,7 +399,12 @@ def explain(error: ValidationError) -> str:
 def _valid_keys(path: tuple[int | str, ...]) -> list[str]:
     model: Any = AppConfig
     for part in path:
-        model = model.model_fields[part].annotation if isinstance(part, str) else get_args(model)[0]  # of a list
+        if not isinstance(part, str):
+            model = get_args(model)[0]  # of a list
+        elif part in model.model_fields:
+            model = model.model_fields[part].annotation
+        else:
+            model = settings_kinds(None)[part]
         if isinstance(model, UnionType):  # optional settings
             model = next(member for member in get_args(model) if member is not NoneType)
-    return sorted(model.model_fields)
+    return sorted((*model.model_fields, *(settings_kinds(None) if model is ApiSettings else ())))

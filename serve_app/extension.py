@@ -1,30 +1,29 @@
-"""The declarations of extensions and their dialects, the loader, and the routers that are made of dialects."""
+"""The interface between the core and its extensions: what an extension declares, and what it is given."""
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from enum import Enum
-from functools import partial
-from importlib import import_module
+from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from fastapi import APIRouter, Depends, params
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.websockets import WebSocket
 
-from deployments.errors import StartError
-from serve_app.api.context import ENDPOINT_DIALECT, state_of
-from serve_app.api.handshake import refuse_handshake
+from deployments.config import Strict
+from deployments.protocol import ModelInfo
+from serve_app.api.request_record import RequestRecord
+from serve_app.api.resolve.offer import Draft, Offer
 from serve_app.api.speech_service import SpeechService
-from serve_app.config import AppConfig, PoolConfig
-from serve_app.extensions import BUILT_IN
+from serve_app.config import ApiSettings, AppConfig, PoolConfig
+from serve_app.speech.model_state import ModelState, ready
+from serve_app.speech.observers import Observer
+from serve_app.speech.segments import Utterance
+from serve_app.speech.speech_models import SpeechModels
 
 if TYPE_CHECKING:  # it imports Ray, which an API does not need
     from serve_app.speech.replica_synthesizer import Deployed
-
-BUILT_IN_FOLDER, DEFAULT = "serve_app.extensions", "default"
 
 
 class Charge(Enum):
@@ -104,6 +103,7 @@ class Dialect:
     heading: str | None = None  # in /docs; None: the name
     key_headers: tuple[str, ...] = ()  # beside `Authorization`
     key_protocols: tuple[str, ...] = ()  # a key stands behind one of these in a subprotocol: browsers send no headers
+    public_paths: tuple[str, ...] = ()  # that are read without a key
     sample: Sample | None = None
 
     @property
@@ -118,10 +118,76 @@ class DeploymentSpec:
     """A deployment that an extension adds. `build_app` makes it."""
 
     name: str
-    replica: type
+    replica: str  # "package.module:Class", imported where the deployment is made: it may need Ray
     pool: PoolConfig
     max_ongoing_requests: int
     arguments: tuple[object, ...]  # of the constructor
+
+
+async def forget_nothing(_: tuple[bytes, ...]) -> None:
+    """Without replicas nothing keeps a deleted voice."""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """What an ingress replica knows of its node and of the pools."""
+
+    is_running: Callable[[str], bool]  # whether each pool of a model has a replica that takes requests
+    is_ready: Callable[[], bool]  # whether a request can be spoken; with a pool at zero it can, after a start
+    scrape: Callable[[], bytes]  # all metrics of this node's processes, in Prometheus' text format; blocks
+    state: Callable[[str], ModelState] = lambda model: ready()
+    sizes: Callable[[], Mapping[str, tuple[int, int]]] = dict  # replicas wanted and running, by pool
+    # Notes that ingress replicas leave for each other: one makes its own, at each look at the pools, and reads those of
+    # the others, which blocks.
+    share_note: Callable[[Callable[[], bytes]], None] = lambda make: None
+    notes: Callable[[], Sequence[bytes]] = tuple
+    num_nodes: int = 1
+    address: str = "127.0.0.1"  # for replicas on other nodes
+    # Drops what all other replicas keep of deleted voices, by their keys. Raises NotReady.
+    forget: Callable[[tuple[bytes, ...]], Awaitable[None]] = forget_nothing
+    replica: str = ""  # the name of the ingress replica
+    log_folder: Path | None = None  # of Ray Serve
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """What `Extension.open` is given."""
+
+    settings: ApiSettings
+    models: SpeechModels
+    dialects: tuple[Dialect, ...]  # of the core and of all extensions
+    opened: Mapping[str, object]  # what `open` of extensions before it has returned, by their names
+    node: Node | None = None  # None: the API serves no replicas, as in a test
+    handle: Any = None  # Ray Serve's handle of what `deploy` added
+
+
+class Opened:
+    """The state of an extension in one ingress replica: what `Extension.open` returns. Override what you need."""
+
+    def join(self, offer: Offer) -> None:
+        """Called once: put in place what this extension does for every request."""
+
+    async def resolve(self, draft: Draft) -> Draft:
+        """The last step to every utterance, after the same steps of the extensions before. If it raises, the request
+        gets a 500 that names the extension, or what a TalkrayError says.
+        """
+        return draft
+
+    def observe(self, utterance: Utterance, info: ModelInfo) -> Observer | None:
+        """Called before an utterance is spoken. The observer sees each chunk."""
+        return None
+
+    def discard(self, utterance: Utterance) -> None:
+        """Called if an utterance that was spoken is not sent after all."""
+
+    def receive(self, record: RequestRecord) -> None:
+        """Called with the record of each request at its end."""
+
+    def follow(self) -> None:
+        """Called on the event loop, first before any request and then every few seconds."""
+
+    def close(self) -> None:
+        """Called before the process ends; blocks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,150 +195,32 @@ class Extension:
     """One feature around the core: a folder that the core does not import."""
 
     name: str
+    settings: type[Strict] = Strict  # of `api.NAME`
     requires: tuple[str, ...] = ()  # names of other extensions
     dialects: tuple[Dialect, ...] = ()
     # Called once by `build_app`, with the models as the ingress has them.
     deploy: "Callable[[AppConfig, Sequence[Deployed]], DeploymentSpec] | None" = None
-    # Called once in each ingress replica, with Ray Serve's handle of what `deploy` added. Routes find the result in
-    # `SpeechService.opened`, under the extension's name.
-    open: Callable[[Any], object] | None = None
+    # Called once in each ingress replica. Routes find the result in `SpeechService.opened`, under the extension's name.
+    open: Callable[[Opening], object] | None = None
 
 
-def load_extensions(selected: Sequence[str] | None = None) -> tuple[Extension, ...]:
-    """The extensions that `api.extensions` selects, in its order; all built-in ones without it.
-
-    Raises StartError for an unknown or repeated name, for one that cannot be imported, and for a missing requirement.
+def open_all(extensions: Sequence[Extension], opening: Opening, added: Mapping[str, object]) -> dict[str, object]:
+    """The states of all extensions, by their names; those of `opening.opened` as they are. An extension opens after
+    those that it requires. `added`: handles of what they deploy.
     """
-    listed = (DEFAULT,) if selected is None else selected
-    names = [each for name in listed for each in (BUILT_IN if name == DEFAULT else (name,))]
-    extensions = tuple(map(_load, names))
-    loaded = [extension.name for extension in extensions]
-    if repeated := next((name for name in loaded if loaded.count(name) > 1), None):
-        raise StartError(f"api.extensions: {repeated!r} is there twice: delete one of them")
+    by_name = {extension.name: extension for extension in extensions}
+    states = {name: state for name, state in opening.opened.items() if name in by_name}
+
+    def open_one(extension: Extension) -> None:
+        for name in extension.requires:
+            open_one(by_name[name])
+        if extension.open is not None and extension.name not in states:
+            own = replace(opening, opened=states, handle=added.get(extension.name))
+            states[extension.name] = extension.open(own)
+
     for extension in extensions:
-        if missing := [name for name in extension.requires if name not in loaded]:
-            raise StartError(f"api.extensions: {extension.name} requires {', '.join(missing)}: add them to the list")
-    return extensions
-
-
-def _load(name: str) -> Extension:
-    if name in BUILT_IN:
-        extension: Extension = import_module(f"{BUILT_IN_FOLDER}.{name}.extension").EXTENSION
-        return extension
-    module, _, attribute = name.partition(":")
-    if not attribute:
-        known = ", ".join((DEFAULT, *BUILT_IN))
-        raise StartError(f"api.extensions: {name!r} is unknown. Use {known}, or package.module:EXTENSION of your own")
-    try:
-        found = getattr(import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise StartError(
-            f"api.extensions: {name!r} cannot be imported ({error}): the package must be installed on every node that "
-            "builds the application or runs an ingress replica"
-        ) from None
-    if not isinstance(found, Extension):
-        raise StartError(f"api.extensions: {name!r} is a {type(found).__name__}: name an object of the class Extension")
-    return found
-
-
-def check_places(extensions: Iterable[Extension]) -> None:
-    """Raises StartError if two extensions have the same place and no field or subprotocol tells them apart."""
-    owners: dict[object, str] = {}
-    for extension in extensions:
-        for dialect in extension.dialects:
-            routes = [(route.operation, route.json_field) for route in dialect.routes]
-            for place in (*routes, *((path, kind.subprotocol) for path, kind in dialect.sockets)):
-                if (owner := owners.setdefault(place, extension.name)) != extension.name:
-                    both = f"{owner} and {extension.name} both have {place[0]}"
-                    raise StartError(f"api.extensions: {both}: leave one of them out")
-
-
-def http_router(dialects: Iterable[Dialect], service: SpeechService) -> APIRouter:
-    """All HTTP routes, in the order of `dialects`."""
-    operations: dict[str, dict[str | None, tuple[Dialect, Route]]] = {}  # by `json_field`
-    for dialect in dialects:
-        for route in dialect.routes:
-            sharing = operations.setdefault(route.operation, {})
-            assert route.json_field not in sharing, f"{dialect.name}: {route.operation} is another's: see JsonRoute"
-            sharing[route.json_field] = dialect, route
-    router = APIRouter()
-    for operation, sharing in operations.items():
-        dialect, route = sharing[None]
-        json_routes = {name: (owner, one) for name, (owner, one) in sharing.items() if isinstance(one, JsonRoute)}
-        assert len(sharing) == 1 or len(json_routes) == len(sharing), (
-            f"{operation} is shared: each has to be a JsonRoute"
-        )
-        answer = partial(_answer_by_field, json_routes) if json_routes else route.answer
-        method, path = operation.split()
-        returns: dict[str, Any] = {"response_class": Response} if method == "POST" else {"response_model": None}  # JSON
-        router.add_api_route(
-            path,
-            _endpoint(route, partial(answer, service), dialect.name),
-            methods=[method],
-            tags=[dialect.heading or dialect.name],
-            summary=route.summary,
-            include_in_schema=route.summary is not None,
-            openapi_extra=route.docs,
-            dependencies=charging(route.charge if method in ("GET", "HEAD") else Charge.NOTHING),
-            **returns,
-        )
-    return router
-
-
-def charging(charge: Charge) -> list[params.Depends]:
-    """The dependencies of a GET route that counts so."""
-
-    async def count(request: Request) -> None:
-        state = state_of(request)
-        state.caller.count_request()
-        if charge is Charge.STREAM:
-            state.held.enter_context(state.caller.stream())
-
-    return [] if charge is Charge.NOTHING else [Depends(count)]
-
-
-def socket_router(dialects: Iterable[Dialect], service: SpeechService) -> APIRouter:
-    """Routes of all WebSockets. A handshake on any other path gets a 404; Starlette's own answer would be a 403."""
-    kinds: dict[str, dict[type[SocketKind], str]] = {}
-    for dialect in dialects:
-        for path, kind in dialect.sockets:
-            kinds.setdefault(path, {})[kind] = dialect.name
-    router = APIRouter()
-    for path, of_path in kinds.items():
-        router.add_api_websocket_route(path, partial(_converse, of_path, service))
-    router.add_api_websocket_route("/{path:path}", _refuse_unknown)
-    return router
-
-
-def _endpoint(route: Route, bound: partial[Awaitable[object]], dialect: str) -> Callable[..., Awaitable[object]]:
-    setattr(bound, ENDPOINT_DIALECT, dialect)
-    bound.__name__, bound.__doc__ = route.answer.__name__, route.answer.__doc__  # type: ignore[attr-defined]  # shown by /docs
-    return bound
-
-
-async def _answer_by_field(
-    sharing: Mapping[str | None, tuple[Dialect, JsonRoute]], service: SpeechService, request: Request
-) -> Response:
-    """Answers with the route whose `json_field` the body has, else with the one that has none."""
-    fields = await service.read_fields(request)
-    dialect, route = sharing[next((name for name in sharing if name in fields), None)]
-    state_of(request).record.dialect = dialect.name
-    return await route.answer(service, request, fields)
-
-
-async def _converse(kinds: Mapping[type[SocketKind], str], service: SpeechService, socket: WebSocket) -> None:
-    """Serves the socket with the kind whose subprotocol the client offers, else with the kind that has none. `kinds`:
-    with their dialects.
-    """
-    offered = socket.scope["subprotocols"]
-    named = next((kind for kind in kinds if kind.subprotocol in offered), None)
-    kind = named or next(kind for kind in kinds if kind.subprotocol is None)
-    state_of(socket).record.dialect = kinds[kind]
-    await kind.run(socket, service)
-
-
-async def _refuse_unknown(socket: WebSocket) -> None:
-    await refuse_handshake(socket, HTTPException(404))
+        open_one(extension)
+    return states
 
 
 def _filled(value: Any, words: Mapping[str, str]) -> Any:

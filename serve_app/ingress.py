@@ -2,7 +2,6 @@
 
 import asyncio
 import ctypes
-import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 
@@ -14,19 +13,12 @@ from ray.util import get_node_ip_address
 from deployments.serving import ray_metrics, ray_private
 from deployments.serving.collector import leave_loaded_alone
 from deployments.serving.handles import ask_all_replicas
+from serve_app.api.bounded_websocket import BoundedWebSocket
 from serve_app.api.parsing.client_input import MAX_BODY_BYTES
-from serve_app.api.routes import Node, create_api
+from serve_app.api.routes import create_api
 from serve_app.api.taken_http import TakenHttp
-from serve_app.config import ApiSettings, RecordSettings
-from serve_app.extension import load_extensions
-from serve_app.extensions.live.bounded_websocket import BoundedWebSocket
-from serve_app.extensions.live.live_text import LiveTexts
-from serve_app.extensions.page.cluster_status import ClusterStatus, Recent
-from serve_app.extensions.records.record_keeper import RecordKeeper, RecordSink, RequestLines
-from serve_app.extensions.records.tracing import RequestSpans, otlp_exporter
-from serve_app.extensions.records.usage_counts import UsageBook
-from serve_app.extensions.voices.library import Voices
-from serve_app.extensions.voices.voice_store import VoiceStore
+from serve_app.config import ApiSettings
+from serve_app.extension import Node, Opened
 from serve_app.scaling.pool_watch import PoolWatch, scrape
 from serve_app.speech.replica_synthesizer import Deployed, ReplicaSynthesizer
 
@@ -59,18 +51,6 @@ async def forget_everywhere(app_name: str, voices: tuple[bytes, ...]) -> None:
     await asyncio.gather(*(ask_all_replicas(handle, "forget", voices) for handle in handles))
 
 
-def record_sinks(settings: RecordSettings, store: VoiceStore | None) -> list[RecordSink]:
-    """What keeps the records of requests in this process, as the settings say. Raises StartError."""
-    sinks: list[RecordSink] = []
-    replica = ray_private.replica_name()
-    if settings.traces is not None:  # the first, because the line names the trace
-        sinks.append(RequestSpans(otlp_exporter(settings.traces), settings.trace_share, replica=replica))
-    sinks.append(RequestLines(ray_private.log_folder(), replica))
-    if settings.usage:
-        sinks.append(UsageBook(store, time.time))
-    return sinks
-
-
 class Ingress:
     """One replica of the HTTP surface, without torch. Raises StartError if other hosts need no key to connect."""
 
@@ -88,43 +68,48 @@ class Ingress:
             proxy_headers=False,
         )
         settings = settings.model_copy(update={"access": settings.access.for_host(ray_private.proxy_host())})
-        extensions = load_extensions(settings.extensions)
         app_name = serve.get_replica_context().app_name
-        recent = Recent(time.time)
-        recent.follow()
-        watch = PoolWatch(app_name, {model.name: model.deployments for model in models}, own_note=recent.note)
-        forget = partial(forget_everywhere, app_name)
-        self._voices = Voices.of(settings.voices, num_nodes=ray_private.num_nodes(), forget=forget)
-        self._keeper = RecordKeeper(record_sinks(settings.records, self._voices.store))
+        watch = PoolWatch(app_name, {model.name: model.deployments for model in models})
         node = Node(
             is_running=watch.is_running,
             is_ready=watch.is_ready,
             scrape=scrape,
             state=watch.state,
-            status=ClusterStatus(recent, watch.sizes, watch.notes),
+            sizes=watch.sizes,
+            share_note=watch.share_note,
+            notes=watch.notes,
+            num_nodes=ray_private.num_nodes(),
+            address=get_node_ip_address(),
+            forget=partial(forget_everywhere, app_name),
+            replica=ray_private.replica_name(),
+            log_folder=ray_private.log_folder(),
         )
         self._api = create_api(
             {model.name: (ReplicaSynthesizer(model), model.admission) for model in models},
             settings,
+            opened={},
             echo_request_id=False,
             node=node,
-            live_texts=LiveTexts(get_node_ip_address()),
-            voices=self._voices,
-            opened={each.name: each.open(added.get(each.name)) for each in extensions if each.open},
-            keep=self._keeper.keep,
+            added=added,
         )
         limit_kept_memory()
         leave_loaded_alone()
 
     def __del__(self) -> None:
         """Serve calls it before it ends the process."""
-        if hasattr(self, "_keeper"):
-            self._keeper.close()
+        for state in self._extensions():
+            state.close()
 
     async def check_health(self) -> None:
         """Return the memory that large messages and answers leave. Serve calls this periodically."""
-        self._voices.follow()
+        for state in self._extensions():
+            state.follow()
         await asyncio.to_thread(return_memory)
+
+    def _extensions(self) -> list[Opened]:
+        """The states of extensions; none if the start failed."""
+        api = getattr(self, "_api", None)
+        return [] if api is None else [each for each in api.state.opened.values() if isinstance(each, Opened)]
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         return self._api

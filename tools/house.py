@@ -223,7 +223,10 @@ def _generator_line(file: Path, name: str) -> int:
 
 def settings() -> list[str]:
     """Dotted names of all settings."""
-    return list(_leaves(import_module("serve_app.config").AppConfig))
+    config = import_module("serve_app.config")
+    of_extensions = config.settings_kinds(None).items()
+    own = [leaf for name, kind in of_extensions for leaf in _leaves(kind, f"api.{name}.")]
+    return [*_leaves(config.AppConfig), *own]
 
 
 def _leaves(model: type, prefix: str = "") -> Iterator[str]:

@@ -8,9 +8,8 @@ from itertools import cycle
 from deployments.errors import InvalidRequest, ModelNotFound, StartError
 from deployments.protocol import ModelInfo, ModelKind
 from serve_app.api.responses.listing import Paging
-from serve_app.config import CLONE_ALIAS, ApiSettings, VoiceSettings
-from serve_app.extensions.voices.library import Voices
-from serve_app.extensions.voices.stored_voice import StoredVoice
+from serve_app.api.voice_source import KeptVoice, VoiceSource
+from serve_app.config import CLONE_ALIAS, ApiSettings
 from serve_app.speech.speech_models import SpeechModels
 
 
@@ -147,25 +146,25 @@ def _voices(info: ModelInfo) -> list[Voice]:
     return [_voice(name, speaker, characters.get(speaker, UNKNOWN), kind) for name, speaker, kind in kinds]
 
 
-def stored_voice(voice: StoredVoice) -> Voice:
+def stored_voice(voice: KeptVoice) -> Voice:
     """A stored voice as an entry of the list."""
     return Voice(
         voice.id, voice.name, language=voice.language or "", gender="", description=voice.description, type="stored"
     )
 
 
-async def all_voices(models: Sequence[ModelInfo], voices: Voices) -> list[Voice]:
+async def all_voices(models: Sequence[ModelInfo], voices: VoiceSource) -> list[Voice]:
     """Those of the models, then the stored ones of the caller."""
     return [*voice_list(*models), *map(stored_voice, await voices.voices())]
 
 
-def page_of_voices(voices: Sequence[Voice], paging: Paging, settings: VoiceSettings) -> tuple[list[Voice], str | None]:
+def page_of_voices(voices: Sequence[Voice], paging: Paging, source: VoiceSource) -> tuple[list[Voice], str | None]:
     """As `Paging.cut`, with room for a full quota beside the models' own: a client without pages sees all."""
-    most = settings.max_voices + sum(voice.type != "stored" for voice in voices)
+    most = source.most + sum(voice.type != "stored" for voice in voices)
     return replace(paging, default=most, most=most).cut(voices)
 
 
-async def find_voice(voice_id: str, models: SpeechModels, voices: Voices) -> Voice:
+async def find_voice(voice_id: str, models: SpeechModels, voices: VoiceSource) -> Voice:
     """A stored voice, a speaker or an alias, the last two in any case. Raises InvalidRequest with the valid names."""
     if (stored := await voices.find(voice_id)) is not None:
         return stored_voice(stored)

@@ -16,7 +16,6 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deployments.serving import metrics
-from deployments.serving.ray_private import is_stopping, this_replica
 from serve_app.api.access.callers import Caller
 from serve_app.api.error_replies import translate
 from serve_app.api.headers import CLOSE_HEADER, IGNORED_HEADER, REQUEST_ID_HEADER
@@ -58,6 +57,8 @@ def state_of(request: Mapping[str, Any]) -> RequestState:
 
 async def replica_stops() -> None:
     """Returns once Serve stops this replica; outside a replica never."""
+    from deployments.serving.ray_private import is_stopping, this_replica  # imports Ray, which commands do without
+
     replica = this_replica()
     while replica is None or not is_stopping(replica):  # noqa: ASYNC110, Serve has no event for it
         await asyncio.sleep(_STOP_POLL_S)
@@ -65,6 +66,8 @@ async def replica_stops() -> None:
 
 def outermost() -> list[Middleware]:
     """The middlewares that Ray Serve puts around its applications (RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH)."""
+    from deployments.serving.ray_private import this_replica
+
     if this_replica() is None:  # Serve's own proxy, which sends scopes to other processes
         return [Middleware(with_sane_id)]
     return [Middleware(with_sane_id), Middleware(without_read_ahead)]

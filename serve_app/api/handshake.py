@@ -1,9 +1,14 @@
-"""The refusal of a WebSocket before it is open."""
+"""What holds for every WebSocket: the size of a message, and the refusal before it is open."""
 
 from starlette.websockets import WebSocket
 
 from serve_app.api.context import state_of
 from serve_app.api.error_replies import translate
+
+MAX_MESSAGE_BYTES = 128 << 10  # without reference audio
+# The scope has a function under this key, if the client's connection ends in this process. The function takes a
+# callback, and any thread calls that when the server is to end.
+LEAVING = "talkray.leaving"
 
 
 async def refuse_handshake(socket: WebSocket, error: Exception, *, reason_header: str | None = None) -> None:

@@ -3,7 +3,6 @@
 import logging
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from functools import partial
 
 from fastapi import APIRouter, Depends, FastAPI, Response
@@ -15,33 +14,23 @@ from starlette.requests import HTTPConnection
 
 from deployments.errors import NotReady, Starting, TalkrayError
 from deployments.protocol import ModelKind
-from serve_app.api import openai_models, openai_speech
 from serve_app.api.access.door import Door
 from serve_app.api.catalogue import check_default, check_model, not_loaded
 from serve_app.api.context import HeadAsGet, RequestContext, state_of
+from serve_app.api.docs_page import DOCS_PATHS, docs_routes
 from serve_app.api.error_replies import INTERNAL, translate
 from serve_app.api.headers import EXPOSED_HEADERS
 from serve_app.api.request_record import RequestRecord
+from serve_app.api.resolve.offer import Offer
+from serve_app.api.routers import charging, dialects_of, http_router, socket_router
 from serve_app.api.speech_service import SpeechService
 from serve_app.config import AdmissionSettings, ApiSettings
 from serve_app.distribution import version
-from serve_app.extension import (
-    Charge,
-    Dialect,
-    Extension,
-    charging,
-    check_places,
-    http_router,
-    load_extensions,
-    socket_router,
-)
-from serve_app.extensions.continuity.joints import Tails
-from serve_app.extensions.live.live_text import LiveTexts
-from serve_app.extensions.page.cluster_status import ClusterStatus, cluster_routes
-from serve_app.extensions.page.web_pages import PATHS, page_routes
-from serve_app.extensions.voices.library import Voices
-from serve_app.speech.model_state import ModelState, ModelStatus, ready
-from serve_app.speech.speech_models import KeepTail, SpeechModel, SpeechModels, always
+from serve_app.extension import Charge, Dialect, Node, Opened, Opening, open_all
+from serve_app.extensions import load_extensions
+from serve_app.speech.model_state import ModelStatus, ready
+from serve_app.speech.observers import Observe
+from serve_app.speech.speech_models import SpeechModel, SpeechModels, always
 from serve_app.speech.synthesizer import Synthesizer
 from serve_app.visitor import VISITOR
 
@@ -52,64 +41,56 @@ OWN_TAGS = ("Speech", "Models and voices", "Stored voices", "Jobs", "Codec frame
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
-@dataclass(frozen=True, slots=True)
-class Node:
-    """What an ingress replica asks of its node and of the pools."""
-
-    is_running: Callable[[str], bool]  # whether each pool of a model has a replica that takes requests
-    is_ready: Callable[[], bool]  # whether a request can be spoken; with a pool at zero it can, after a start
-    scrape: Callable[[], bytes]  # all metrics of this node's processes, in Prometheus' text format; blocks
-    state: Callable[[str], ModelState] = lambda model: ready()
-    status: ClusterStatus | None = None  # None: there is no `/status`
-
-
-def dialects_of(extensions: Iterable[Extension]) -> tuple[Dialect, ...]:
-    """The core's own dialects, then those of the extensions. Raises StartError if two have the same place."""
-    core = Extension("the core", dialects=(openai_speech.DIALECT, openai_models.DIALECT))
-    check_places(every := (core, *extensions))
-    return tuple(dialect for extension in every for dialect in extension.dialects)
-
-
 def create_api(
     synthesizers: Mapping[str, tuple[Synthesizer, AdmissionSettings]],
     settings: ApiSettings,
     *,
+    opened: Mapping[str, object],
     echo_request_id: bool = True,
     node: Node | None = None,
-    live_texts: LiveTexts | None = None,
-    voices: Voices | None = None,
-    opened: Mapping[str, object] | None = None,
-    keep: Callable[[RequestRecord], None] = lambda record: None,
+    added: Mapping[str, object] | None = None,
 ) -> FastAPI:
-    """The application with all dialects.
+    """The application with the dialects of the core and of all extensions.
 
     `synthesizers`: each model's, with its limits, by its name; the default model is the first, and a single one has the
-    empty name. Without a `node` there are no routes for metrics. `live_texts` holds the texts that clients are still
-    writing, `voices` the stored voices; by default `settings` name these. `opened`: what `open` of each
-    extension returned, by its name.
-    `echo_request_id` is False where the server in front adds `x-request-id` to responses, as Ray Serve does. `keep` is
-    called with the record of each request at its end.
+    empty name. `opened`: states of extensions that are open already, by their names; all others are opened here, and
+    `api.state.opened` has all of them. `echo_request_id` is False where the server in front adds `x-request-id` to
+    responses, as Ray Serve does. Without a `node` there are no routes for metrics. `added`: Ray Serve's handles of what
+    extensions deploy, by their names.
     """
-    dialects = dialects_of(load_extensions(settings.extensions))
-    live_texts = live_texts or LiveTexts()
-    voices = voices or Voices.of(settings.voices)
-    tails = Tails()
+    extensions = load_extensions(settings.extensions)
+    dialects = dialects_of(extensions)
+    observe: dict[str, Observe] = {}
     models = SpeechModels(
-        {name: _speech_model(name, *pools, node=node, keep_tail=tails.save) for name, pools in synthesizers.items()}
+        {name: _speech_model(name, *pools, node=node, observe=observe) for name, pools in synthesizers.items()}
     )
+    opening = Opening(settings, models, dialects, opened, node)
+    states = open_all(extensions, opening, added or {})
+    joined = {name: state for name, state in states.items() if isinstance(state, Opened)}
+    offer = Offer(models, settings)
+    for name, state in joined.items():
+        state.join(offer)
+        offer.discard.append(state.discard)
+        if type(state).resolve is not Opened.resolve:
+            offer.steps[name] = state.resolve
+        if type(state).observe is not Opened.observe:
+            observe[name] = state.observe
+    service = SpeechService(offer, states)
     api = FastAPI(
         title="Talkray",
         version=version(),
-        description=_about(dialects, page=settings.page),
+        description=_about(dialects),
         openapi_tags=[{"name": tag} for tag in OWN_TAGS],  # other services' follow
         docs_url=None,  # FastAPI's page loads its scripts from a CDN
         redoc_url=None,
     )
+    api.state.opened = states
     api.add_middleware(HeadAsGet)
     key_headers = tuple(name for dialect in dialects for name in dialect.key_headers)
     key_protocols = tuple(prefix for dialect in dialects for prefix in dialect.key_protocols)
+    public_paths = DOCS_PATHS.union(path for dialect in dialects for path in dialect.public_paths)
     api.add_middleware(
-        Door, settings=settings, key_headers=key_headers, key_protocols=key_protocols, public_paths=PATHS
+        Door, settings=settings, key_headers=key_headers, key_protocols=key_protocols, public_paths=public_paths
     )
     if settings.access.allowed_origins:
         api.add_middleware(
@@ -120,29 +101,33 @@ def create_api(
             expose_headers=EXPOSED_HEADERS,
         )
     by_path = {path: dialect.name for dialect in dialects for path in dialect.paths}
+
+    def keep(record: RequestRecord) -> None:
+        for name, state in joined.items():
+            try:
+                state.receive(record)
+            except Exception:
+                logger.exception("request %s: the extension %s does not take its record", record.request_id, name)
+
     api.add_middleware(RequestContext, echo_request_id=echo_request_id, keep=keep, dialects=by_path)  # the outermost
     api.add_exception_handler(TalkrayError, _answer_error)
     api.add_exception_handler(HTTPException, _answer_error)
-    clients = {dialect.name: dialect.sample.clients for dialect in dialects if dialect.sample is not None}
-    api.include_router(page_routes(api.title, clients if settings.page else None, open_tags=OWN_TAGS))
+    api.include_router(docs_routes(api.title, open_tags=OWN_TAGS))
     # Only for the OpenAPI page: the door has checked the key before.
     keyed = [Depends(HTTPBearer(auto_error=False))] if settings.access.keys_file else []
-    service = SpeechService(models, settings, live_texts=live_texts, voices=voices, tails=tails, opened=opened)
     api.include_router(http_router(dialects, service), dependencies=keyed)
     api.include_router(status_routes(models, settings, node.is_ready if node else always), tags=["This server"])
     if node is not None:
         api.include_router(metrics_routes(node), tags=["This server"])
-    if node is not None and node.status is not None:
-        node.status.recent.watch(models)
-        api.include_router(cluster_routes(models, node.status), tags=["This server"])
     api.include_router(socket_router(dialects, service))
     return api
 
 
-def _about(dialects: Iterable[Dialect], *, page: bool) -> str:
+def _about(dialects: Iterable[Dialect]) -> str:
     """The introduction of `/docs`. OpenAPI cannot describe WebSockets."""
     paths = ", ".join(sorted({f"`{path}`" for dialect in dialects for path, _ in dialect.sockets}))
-    link = "[The page](./) speaks a text in the browser. " if page else ""
+    has_page = any(route.operation == "GET /" for dialect in dialects for route in dialect.routes)
+    link = "[The page](./) speaks a text in the browser. " if has_page else ""
     order = "Talkray's own routes come first, then routes for clients of other services: click a name to open them."
     return f"{link}{order}\n\nWebSockets, which OpenAPI cannot list: {paths}."
 
@@ -153,7 +138,7 @@ def _speech_model(
     settings: AdmissionSettings,
     *,
     node: Node | None,
-    keep_tail: KeepTail,
+    observe: Mapping[str, Observe],
 ) -> SpeechModel:
     return SpeechModel(
         synthesizer,
@@ -161,7 +146,7 @@ def _speech_model(
         is_running=partial(node.is_running, model) if node else always,
         state=partial(node.state, model) if node else ready,
         model=model,
-        keep_tail=keep_tail,
+        observe=observe,
     )
 
 

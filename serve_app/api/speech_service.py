@@ -5,13 +5,13 @@
 | `read_body`, `read_fields` | routes that ask for speech, before they make a `SpeechRequest` |
 | `offer` | `strict_request` and `lenient_request`, which make it |
 | `begin_utterance` | `respond` (responses/respond.py), and routes that read the chunks of speech themselves |
-| `session`, `continuation` | sockets |
-| `models`, `settings`, `voices` | routes that list or change them; `offer` holds the same |
-| `opened` | routes of an extension, for what its `open` returned |
-| `tails` | `respond`, and `continuation` |
+| `models`, `settings` | routes that list or change them; `offer` holds the same |
+| `opened_by` | routes and sockets of extensions, for what their `open` returned |
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
 from starlette.requests import HTTPConnection, Request
 
@@ -20,35 +20,21 @@ from serve_app.api.headers import TIMING_HEADER
 from serve_app.api.parsing.client_input import object_of, read_body
 from serve_app.api.request_record import RequestRecord, start_marks
 from serve_app.api.resolve.build_utterance import build_utterance
-from serve_app.api.resolve.speech_request import Offer, SpeechRequest
-from serve_app.config import ApiSettings
-from serve_app.extensions.continuity.joints import Continuation, Tails
-from serve_app.extensions.live.live_text import LiveTexts
-from serve_app.extensions.live.session import Session
-from serve_app.extensions.voices.library import Voices
-from serve_app.speech.segments import Utterance
-from serve_app.speech.speech_models import SpeechModels
+from serve_app.api.resolve.offer import Draft, Offer
+from serve_app.api.resolve.speech_request import SpeechRequest
 
 
 class SpeechService:
     """What every dialect goes through to speech: limits, checks and the log are the same for all of them."""
 
-    def __init__(
-        self,
-        models: SpeechModels,
-        settings: ApiSettings,
-        *,
-        live_texts: LiveTexts,
-        voices: Voices,
-        tails: Tails,
-        opened: Mapping[str, object] | None = None,
-    ) -> None:
-        """`live_texts` holds the texts that are still being written, `voices` the stored voices, `tails` the ends of
-        finished requests.
-        """
-        self.offer = Offer(models, settings, voices)
-        self.models, self.settings, self.voices, self.tails = models, settings, voices, tails
-        self._live_texts, self.opened = live_texts, opened or {}
+    def __init__(self, offer: Offer, opened: Mapping[str, object]) -> None:
+        """`opened`: the states of extensions, by their names."""
+        self.offer, self._opened = offer, opened
+        self.models, self.settings = offer.models, offer.settings
+
+    def opened_by(self, extension: str) -> Any:
+        """The state that `open` of an extension returned, None if it has none."""
+        return self._opened.get(extension)
 
     async def read_body(self, request: Request) -> bytes:
         """The body of a request for speech. Raises Overloaded if no stream has room, whatever the body says."""
@@ -62,7 +48,7 @@ class SpeechService:
 
     async def begin_utterance(
         self, request: HTTPConnection, speech: SpeechRequest, *, record: RequestRecord | None = None
-    ) -> Utterance:
+    ) -> Draft:
         """The utterance of a request, or of a socket's message with its own `record`. Raises InvalidRequest.
 
         An utterance without an error has two side effects. The room that the request's body took is free for others.
@@ -70,35 +56,10 @@ class SpeechService:
         """
         state = state_of(request)
         record = record or state.record
-        utterance = await build_utterance(self.offer, speech, request_id=record.request_id, client=state.caller.name)
+        draft = await build_utterance(self.offer, speech, request_id=record.request_id, client=state.caller.name)
         state.upload.release()
         record.characters += len(speech.body.input)
         tells_timing = self.settings.server_timing or TIMING_HEADER in request.headers
         speed = speech.delivery.speed
-        record.note_speech(utterance, speech.info, speech.voice_id, speed=speed, tells_timing=tells_timing)
-        return start_marks(utterance, record.received_ns)
-
-    def continuation(self) -> Continuation:
-        """What the utterances of one conversation go on from."""
-        return Continuation(self.tails, joins=self.settings.text.joints)
-
-    def session(
-        self,
-        connection: HTTPConnection,
-        speech: SpeechRequest,
-        *,
-        request_id: str,
-        live: bool = True,
-        continuation: Continuation | None = None,
-    ) -> Session:
-        """Speech of one conversation, while it is written if `live`; see `Session`. `continuation`: of a conversation
-        that has several sessions.
-        """
-        return Session(
-            self.offer,
-            speech,
-            handshake=state_of(connection),
-            request_id=request_id,
-            continuation=continuation or self.continuation(),
-            live_texts=self._live_texts if live else None,
-        )
+        record.note_speech(draft.utterance, speech.info, speech.voice_id, speed=speed, tells_timing=tells_timing)
+        return replace(draft, utterance=start_marks(draft.utterance, record.received_ns))

@@ -9,8 +9,9 @@ from typing import Any
 import aiohttp
 
 from deployments.errors import TalkrayError
-from serve_app.api.routes import dialects_of
-from serve_app.extension import Sample, load_extensions
+from serve_app.api.routers import dialects_of
+from serve_app.extension import Sample
+from serve_app.extensions import load_extensions
 
 _TEXT = "Hello."
 _BOUND_S = 30.0

@@ -1,9 +1,19 @@
-"""The built-in extensions. `Dialect` says what their order decides.
+"""The built-in extensions, and the loader of all. `Dialect` says what their order decides.
 
 Each name is a folder here, whose `extension.py` declares an `EXTENSION`. A process imports only those that it loads.
 COMMANDS are groups of the command line: the help, and the Typer app that is imported when one of them is called.
 """
 
+from collections.abc import Sequence
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from deployments.errors import StartError
+
+if TYPE_CHECKING:  # the settings stand below it
+    from serve_app.extension import Extension
+
+_FOLDER, _DEFAULT = "serve_app.extensions", "default"
 BUILT_IN = (
     "text",
     "deepgram",
@@ -16,6 +26,12 @@ BUILT_IN = (
     "other_servers",
     "native",
     "jobs",
+    "models",
+    "word_times",
+    "continuity",
+    "live",
+    "records",
+    "page",
 )
 COMMANDS = {
     "voice": (
@@ -24,3 +40,50 @@ COMMANDS = {
     ),
     "lexicon": ("How words are said, for every request.", "serve_app.extensions.voices.lexicon_commands:lexicon"),
 }
+
+
+def load_extensions(selected: Sequence[str] | None = None) -> "tuple[Extension, ...]":
+    """The extensions that `api.extensions` selects, in its order; all built-in ones without it.
+
+    Raises StartError for an unknown or repeated name, for one that cannot be imported, and for a missing requirement.
+    """
+    listed = (_DEFAULT,) if selected is None else selected
+    names = [each for name in listed for each in (BUILT_IN if name == _DEFAULT else (name,))]
+    extensions = tuple(map(_load, names))
+    loaded = [extension.name for extension in extensions]
+    if repeated := next((name for name in loaded if loaded.count(name) > 1), None):
+        raise StartError(f"api.extensions: {repeated!r} is there twice: delete one of them")
+    for extension in extensions:
+        if missing := [name for name in _required(extension) if name not in loaded]:
+            raise StartError(f"api.extensions: {extension.name} requires {', '.join(missing)}: add them to the list")
+    return extensions
+
+
+def _required(extension: "Extension") -> list[str]:
+    """Names of what it requires, and of what these require."""
+    names: dict[str, None] = {}
+    for name in extension.requires:
+        names |= dict.fromkeys((*(_required(_load(name)) if name in BUILT_IN else ()), name))
+    return list(names)
+
+
+def _load(name: str) -> "Extension":
+    if name in BUILT_IN:
+        extension: Extension = import_module(f"{_FOLDER}.{name}.extension").EXTENSION
+        return extension
+    module, _, attribute = name.partition(":")
+    if not attribute:
+        known = ", ".join((_DEFAULT, *BUILT_IN))
+        raise StartError(f"api.extensions: {name!r} is unknown. Use {known}, or package.module:EXTENSION of your own")
+    try:
+        found = getattr(import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise StartError(
+            f"api.extensions: {name!r} cannot be imported ({error}): the package must be installed on every node that "
+            "builds the application or runs an ingress replica"
+        ) from None
+    interface = import_module("serve_app.extension")  # which stands above the settings, and they above this
+    if isinstance(found, interface.Extension):
+        own: Extension = found
+        return own
+    raise StartError(f"api.extensions: {name!r} is a {type(found).__name__}: name an object of the class Extension")

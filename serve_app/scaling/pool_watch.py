@@ -62,17 +62,9 @@ class PoolWatch:
     asks the control store five times a second whether the few replicas of a small pool live.
     """
 
-    def __init__(
-        self,
-        app_name: str,
-        models: Mapping[str, tuple[str, str]],
-        *,
-        own_note: Callable[[], bytes] | None = None,
-    ) -> None:
-        """`models`: the deployments of the talkers and of the codec of each model, by its name. `own_note`: what this
-        replica notes for the others at each look.
-        """
-        self._own_note = own_note
+    def __init__(self, app_name: str, models: Mapping[str, tuple[str, str]]) -> None:
+        """`models`: the deployments of the talkers and of the codec of each model, by its name."""
+        self._own_note: Callable[[], bytes] | None = None
         self._app_name, self._models = app_name, models
         self._note_key = f"pools of {app_name}"
         self._note: bytes | None = None
@@ -101,6 +93,10 @@ class PoolWatch:
     def sizes(self) -> dict[str, tuple[int, int]]:
         """Replicas wanted and running, by pool."""
         return {name: (pool.wanted, len(pool.running)) for name, pool in self._pools.items()}
+
+    def share_note(self, make: Callable[[], bytes]) -> None:
+        """Note for the other ingress replicas, at each look, what `make` returns."""
+        self._own_note = make
 
     def notes(self) -> list[bytes]:
         """What the other ingress replicas have noted, also of some that have ended. Blocks."""

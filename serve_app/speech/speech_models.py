@@ -14,14 +14,14 @@ import numpy as np
 
 from deployments.errors import NotReady, Overloaded
 from deployments.listener import Listener, ReaderWatch
-from deployments.protocol import SAMPLE_BYTES, FinishReason, ModelInfo, PcmChunk, SynthesisRequest, Tail
+from deployments.protocol import SAMPLE_BYTES, FinishReason, ModelInfo, PcmChunk
 from deployments.serving import metrics
 from deployments.speech_detection import FirstSound
 from serve_app.config import AdmissionSettings
 from serve_app.speech.model_state import ModelState, ready
+from serve_app.speech.observers import Observe, Observers
 from serve_app.speech.room import Room
 from serve_app.speech.segments import Segments, Utterance
-from serve_app.speech.spoken_end import SpokenEnd
 from serve_app.speech.synthesizer import Synthesizer
 from serve_app.speech.utterance_synthesizer import UtteranceSynthesizer
 from serve_app.text.characters import is_speakable
@@ -31,9 +31,6 @@ logger = logging.getLogger(__name__)
 _LOG_EVERY_S = 5.0  # about a start that a request waits for
 # The audio of a text with nothing to speak, because clients take an answer without audio for a failure.
 SILENCE_S = 0.1
-
-
-KeepTail = Callable[[SynthesisRequest, Tail | None], None]
 
 
 def always() -> bool:
@@ -64,10 +61,10 @@ class SpeechModel:
         is_running: Callable[[], bool] = always,
         state: Callable[[], ModelState] = ready,
         model: str = "",
-        keep_tail: KeepTail | None = None,
+        observe: Mapping[str, Observe] | None = None,
     ) -> None:
-        """`keep_tail` is given the tail of each finished request."""
-        self._synthesizer, self._keep_tail = synthesizer, keep_tail
+        """`observe`: what extensions call for each utterance, by their names; more may be added later."""
+        self._synthesizer, self._observe = synthesizer, {} if observe is None else observe
         self.room = Room(settings, is_running=is_running, state=state, model=model)
         self._utterances = UtteranceSynthesizer(synthesizer)
 
@@ -86,20 +83,19 @@ class SpeechModel:
             return
         if not request.is_underway:
             room.check(request.client)
-        end = SpokenEnd()
+        observers = Observers(self._observe, utterance, info)
         with StreamMeter(room, info.sample_rate, live) as meter:
             async with AsyncExitStack() as calls, ReaderWatch(room.give_up_place, room.regain_place) as reader:
                 async with _start_limit(room, utterance):
                     begun = await self._utterances.begin(utterance, info, calls)
                 meter.begin_speaking()
                 while (chunk := await reader.read(begun.next)) is not None:
-                    end.add(chunk)
+                    observers.feed(chunk)
                     meter.begin_send(chunk, was_away=reader.was_away)
                     yield chunk
                     meter.end_send()
             meter.finish()
-        if self._keep_tail is not None:
-            self._keep_tail(request, end.tail(request.text if live is None else live.spoken))
+        observers.end()
 
 
 class SpeechModels:

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 LEFT_OUT = "\ue000"  # of no script
 UNSPOKEN = "characters that the voice cannot speak"
@@ -52,3 +53,10 @@ class SpokenText:
     def pieces(self) -> Iterator[SpokenPiece]:
         """All of the text, as it was sent and as it is spoken."""
         yield SpokenPiece(self.sent, self.text)
+
+
+class WrittenSoFar(Protocol):
+    """A text that is still being written."""
+
+    text: str  # as it was sent
+    parts: list[SpokenPiece]  # the same, and what it is in speech

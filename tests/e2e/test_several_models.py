@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 import torch
 
-from serve_app.config import VoiceSettings
-from serve_app.extensions.voices.library import Voices
+from serve_app.extensions.voices.opening import open_voices
+from serve_app.extensions.voices.settings import VoiceSettings
 from serve_app.visitor import EVERYBODY, VISITOR
 from talkray_tools.random_checkpoint import Options, write_checkpoint
 from talkray_tools.released import SHAPES
@@ -129,7 +129,7 @@ def test_a_design_that_is_locked_is_spoken_by_the_model_that_clones(client: http
 
     async def found() -> tuple[bytes, str | None]:
         VISITOR.set(EVERYBODY)
-        voices = Voices.of(VoiceSettings())
+        voices = open_voices(VoiceSettings())
         voice = await voices.get("Grandpa")
         return await voices.recording(voice, voice.takes[0]), voice.takes[0].text
 

@@ -9,9 +9,11 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-from serve_app.config import AppConfig, JobSettings, VoiceSettings
+from serve_app.config import AppConfig
 from serve_app.extensions.jobs.job_store import JobStore
+from serve_app.extensions.jobs.settings import JobSettings
 from serve_app.extensions.jobs.stored_job import MadeSegment
+from serve_app.extensions.voices.settings import VoiceSettings
 from serve_app.extensions.voices.voice_store import VoiceStore
 from tests.faults.pools import CODEC, ENGINE, TALKER, Service, config, redeploy, serving, tiny_model
 

@@ -23,7 +23,8 @@ from pathlib import Path
 import pytest
 
 from serve_app.api.access.keys import create_key
-from serve_app.config import AccessSettings, AppConfig, VoiceSettings
+from serve_app.config import AccessSettings, AppConfig
+from serve_app.extensions.voices.settings import VoiceSettings
 from serve_app.extensions.voices.stored_voice import StoredVoice
 from serve_app.extensions.voices.voice_store import VoiceStore
 from tests.faults.hosts import Hosts, serving_on_hosts

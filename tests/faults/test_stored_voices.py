@@ -13,7 +13,8 @@ from ray import serve
 
 from deployments.serving.handles import ask_all_replicas
 from serve_app.cli.serve.local_server import APP_NAME
-from serve_app.config import AdmissionSettings, ApiSettings, AppConfig, PoolConfig, VoiceSettings
+from serve_app.config import AdmissionSettings, ApiSettings, AppConfig, PoolConfig
+from serve_app.extensions.voices.settings import VoiceSettings
 from serve_app.extensions.voices.stored_voice import StoredVoice
 from serve_app.extensions.voices.voice_store import VoiceStore
 from tests.e2e.test_two_ingresses import http_ports
@@ -30,7 +31,7 @@ def app(tmp_path: Path) -> AppConfig:
     patient = AdmissionSettings(max_line_s=100, max_wait_s=100, max_late_s=100)
     voices = VoiceSettings(store=str(tmp_path / "voices"))
     ingress = PoolConfig(replicas=2, num_cpus=0.1, max_queued_requests=256)
-    api = ApiSettings(admission=patient, voices=voices)
+    api = ApiSettings.model_validate({"admission": patient, "voices": voices})
     return pools.model_copy(update={"api": api, "ingress_pool": ingress})
 
 

@@ -118,7 +118,7 @@ def making(possible: None) -> Iterator[Making]:
         for pool in (TALKERS, CODECS):
             made.add(f"{pool}1", pool)
         api = {"voices": {"store": f"s3://{BUCKET}"}}
-        made.deploy(scaled_down(made, api=api, jobs_pool={"label_selector": {"pool": TALKERS}}))
+        made.deploy(scaled_down(made, api={**api, "jobs": {"pool": {"label_selector": {"pool": TALKERS}}}}))
         making = Making(made, Bucket(client, JobStore(VoiceStore(f"s3://{BUCKET}"))))
         made.open_doors(made.workers)
         undisturbed = making.begin()

@@ -95,7 +95,7 @@ def incoming(messages: list[Json], chance: random.Random) -> Message:
 
 async def test_dialects(cases: Cases) -> None:
     speaker, texts = Chancy(), LiveTexts()
-    api = one_api(speaker, ApiSettings(), live_texts=texts)
+    api = one_api(speaker, ApiSettings(), opened={"live": texts})
     for chance in cases:
         speaker.chance, speaker.failed = chance, []
         name = chance.choice(list(SOCKETS))

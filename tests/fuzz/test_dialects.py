@@ -126,7 +126,7 @@ async def test_messages(cases: Cases, dialect: str, spoken_form: Literal["englis
     """Whatever comes: the server tells it or closes, and when the client has left nothing speaks any more."""
     before = asyncio.all_tasks()
     row, speaks, texts = SOCKETS[dialect], Speaks(spoken_form), LiveTexts()
-    api = one_api(speaks, ApiSettings(admission=WAITS), live_texts=texts)
+    api = one_api(speaks, ApiSettings(admission=WAITS), opened={"live": texts})
     for chance in cases:
         speaks.chance, speaks.has_lost = chance, False
         path, _, query_string = chance.choice(row.paths).partition("?")

@@ -26,7 +26,7 @@ FRAMES = 10
 @contextlib.asynccontextmanager
 async def served(synthesizer: FakeSynthesizer) -> AsyncIterator[str]:
     texts = LiveTexts()
-    api = one_api(synthesizer, ApiSettings(), live_texts=texts)
+    api = one_api(synthesizer, ApiSettings(), opened={"live": texts})
     server = uvicorn.Server(uvicorn.Config(api, lifespan="off", log_level="error"))
     with socket.create_server(("127.0.0.1", 0)) as listener:
         serving = asyncio.create_task(server.serve(sockets=[listener]))

@@ -4,7 +4,6 @@ import asyncio
 import re
 import string
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -23,14 +22,15 @@ from deployments.protocol import ModelInfo
 from loadtest.report import Report, write_report
 from loadtest.sweep import Sweep
 from serve_app.api.access.keys import create_key
-from serve_app.api.routes import OWN_TAGS, Node
+from serve_app.api.bounded_websocket import BoundedWebSocket
+from serve_app.api.routes import OWN_TAGS
 from serve_app.cli.ray_settings import free_port
-from serve_app.config import AccessSettings, AdmissionSettings, ApiSettings, VoiceSettings
+from serve_app.config import AccessSettings, AdmissionSettings, ApiSettings
 from serve_app.distribution import version
-from serve_app.extensions.live.bounded_websocket import BoundedWebSocket
+from serve_app.extension import Node
 from serve_app.extensions.live.live_text import LiveTexts
 from serve_app.extensions.page import web_pages
-from serve_app.extensions.page.cluster_status import ClusterStatus, Recent
+from serve_app.extensions.voices.settings import VoiceSettings
 from serve_app.speech.model_state import ModelState, ModelStatus, ready
 from tests.loadtest.test_report import run
 from tests.loadtest.test_sweep import PLAN, step
@@ -73,9 +73,9 @@ def serving(app: ASGIApp, port: int | None = None) -> Iterator[str]:
 
 def speaking(info: ModelInfo = FOLLOWED, settings: ApiSettings | None = None, *, frames: int = 0) -> ASGIApp:
     script = utterance(frames) if frames else followed()
-    status = ClusterStatus(Recent(time.time), lambda: {"talker": (1, 1), "codec": (2, 1)})
-    node = Node(lambda model: True, lambda: True, lambda: b"", status=status)
-    return one_api(FakeSynthesizer(info, script), settings or ApiSettings(), node=node, live_texts=LiveTexts())
+    sizes = {"talker": (1, 1), "codec": (2, 1)}
+    node = Node(lambda model: True, lambda: True, lambda: b"", sizes=lambda: sizes)
+    return one_api(FakeSynthesizer(info, script), settings or ApiSettings(), node=node, opened={"live": LiveTexts()})
 
 
 def test_speech_is_heard_split_and_saved() -> None:
@@ -240,9 +240,7 @@ def test_a_model_that_loads_shows_how_far_it_is() -> None:
     def has_loaded() -> bool:
         return synthesizer.has_loaded
 
-    node = Node(
-        lambda model: has_loaded(), has_loaded, lambda: b"", state=state, status=ClusterStatus(Recent(time.time))
-    )
+    node = Node(lambda model: has_loaded(), has_loaded, lambda: b"", state=state)
     with serving(one_api(synthesizer, ApiSettings(), node=node)) as url:
         process = starting("loading", "chromium", f"{url}/", {})
         assert process.stdout is not None

@@ -1,5 +1,6 @@
 """What a server of a single model is made of."""
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import httpx
@@ -8,14 +9,34 @@ from httpx import Response
 from starlette.types import ASGIApp
 
 from deployments.config import TalkerConfig
+from serve_app.api.request_record import RequestRecord
 from serve_app.api.routes import create_api
 from serve_app.config import AdmissionSettings, ApiSettings
+from serve_app.extension import Opened
 from serve_app.speech.synthesizer import Synthesizer
 
 
-def one_api(synthesizer: Synthesizer, settings: ApiSettings, **more: Any) -> FastAPI:
-    """As `create_api`, of one model."""
-    return create_api({"": (synthesizer, settings.admission)}, settings, **more)
+class Kept(Opened):
+    """The extension `records` of a test, which keeps them itself."""
+
+    def __init__(self, keep: Callable[[RequestRecord], object]) -> None:
+        self._keep = keep
+
+    def receive(self, record: RequestRecord) -> None:
+        self._keep(record)
+
+
+def one_api(
+    synthesizer: Synthesizer,
+    settings: ApiSettings,
+    *,
+    opened: Mapping[str, object] | None = None,
+    keep: Callable[[RequestRecord], object] | None = None,
+    **more: Any,
+) -> FastAPI:
+    """As `create_api`, of one model. `keep` gets the record of each request."""
+    states = {**({} if keep is None else {"records": Kept(keep)}), **(opened or {})}
+    return create_api({"": (synthesizer, settings.admission)}, settings, opened=states, **more)
 
 
 def client_of(api: ASGIApp) -> httpx.AsyncClient:

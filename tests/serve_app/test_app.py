@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import MagicMock, Mock
 
 import pytest
 from ray import serve
@@ -272,27 +272,28 @@ def test_one_of_several_codec_pools_has_its_name_in_its_metrics(monkeypatch: pyt
     assert named == ["nora codec"]
 
 
-@pytest.mark.parametrize(
-    ("module", "replica", "user"),
-    [(ingress, ingress.Ingress, "create_api"), (jobs, jobs.JobsReplica, "SegmentMaker")],
-)
+@pytest.mark.parametrize(("module", "replica"), [(ingress, ingress.Ingress), (jobs, jobs.JobsReplica)])
 def test_a_replica_that_ends_writes_its_last_records(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: ModuleType, replica: Any, user: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: ModuleType, replica: Any
 ) -> None:
-    system = Mock(proxy_host=lambda: "127.0.0.1", log_folder=lambda: tmp_path, replica_name=lambda: "1")
+    monkeypatch.setenv("TALKRAY_DATA", str(tmp_path / "data"))
+    lines = tmp_path / "lines"
+    system = Mock(
+        proxy_host=lambda: "127.0.0.1", log_folder=lambda: lines, replica_name=lambda: "1", num_nodes=lambda: 1
+    )
     given = list[Any]()
-    for name in {"ray_metrics", "serve", "Voices", "PoolWatch", "Recent", "SpeechModels", "JobDesk"} & vars(
+    for name in {"ray_metrics", "serve", "PoolWatch", "JobDesk", "SpeechModels", "get_node_ip_address"} & vars(
         module
     ).keys():
-        monkeypatch.setattr(module, name, Mock())
+        monkeypatch.setattr(module, name, MagicMock())
     for each in {ingress, module}:
         monkeypatch.setattr(each, "ray_private", system)
-    monkeypatch.setattr(module, user, lambda *some, **more: given.extend([*some, *more.values()]))
+    monkeypatch.setattr(jobs, "SegmentMaker", lambda *some: given.extend(some))
     ending = replica(ApiSettings(), (), {})
-    [keep] = [each for each in given if getattr(each, "__name__", "") == "keep"]
-    keep(RequestRecord("the last one", 0))
+    receive = given[-1] if given else ending._api.state.opened["records"].receive
+    receive(RequestRecord("the last one", 0))
     ending.__del__()  # as Serve does
-    [file] = tmp_path.iterdir()
+    [file] = lines.iterdir()
     assert "the last one" in file.read_text()
 
 

@@ -1,23 +1,40 @@
 """Which extensions run: `api.extensions`."""
 
+import pickle
 import re
 import sys
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
+import httpx
 import pytest
 import yaml
+from pydantic import ValidationError
 from starlette.routing import compile_path
 
-from deployments.errors import StartError
-from serve_app.api.routes import dialects_of
+from deployments.config import Strict
+from deployments.errors import InvalidRequest, StartError
+from deployments.protocol import ModelInfo
+from serve_app import extensions
+from serve_app.api.parsing.speech_body import EXTENSION_FIELDS
+from serve_app.api.request_record import RequestRecord
+from serve_app.api.resolve.offer import Draft
+from serve_app.api.routers import dialects_of
+from serve_app.api.routes import create_api
 from serve_app.api.speech_service import SpeechService
-from serve_app.config import ApiSettings
-from serve_app.extension import Dialect, Extension, Route, load_extensions
-from serve_app.extensions import BUILT_IN
+from serve_app.audio.formats import AudioFormat
+from serve_app.config import AdmissionSettings, ApiSettings, AppConfig, ConfigError, explain, read_config
+from serve_app.extension import Dialect, Extension, Opened, Route
+from serve_app.extensions import BUILT_IN, _required, load_extensions
+from serve_app.extensions.text.settings import TextSettings
+from serve_app.extensions.voices.settings import VoiceSettings
+from serve_app.speech.segments import Utterance
 from tests.serve_app import asgi
 from tests.serve_app.extensions.rows import POSTS
-from tests.serve_app.fake import FakeSynthesizer, utterance
+from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, utterance
 from tests.serve_app.one_model import client_for, client_of, one_api
 
 pytestmark = pytest.mark.anyio
@@ -74,8 +91,8 @@ async def test_without_an_extension_its_places_are_404_and_all_others_answer(nam
         (("texts",), "'texts' is unknown. Use default, text, deepgram"),
         (("voices", "voices"), "'voices' is there twice"),
         (("default", "jobs"), "'jobs' is there twice"),
-        (("dashscope",), "dashscope requires realtime: add them"),
-        (("elevenlabs",), "elevenlabs requires voices, designs: add them"),
+        (("dashscope",), "dashscope requires text, word_times, continuity, live, realtime: add them"),
+        (("elevenlabs",), "elevenlabs requires text, voices, models, designs, word_times, continuity, live: add them"),
         (("nowhere.at_all:EXTENSION",), "cannot be imported (No module named 'nowhere')"),
         (("house:MISSING",), "cannot be imported (module 'house' has no attribute 'MISSING')"),
         (("house:OTHER",), "'house:OTHER' is a int: name an object of the class Extension"),
@@ -113,7 +130,8 @@ async def test_the_example_of_the_document_works(monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_document_names_each_and_what_it_requires() -> None:
-    rows = re.findall(r"^\| `(\w+)` \|.*\| (.*?)\|$", DOCUMENT, re.MULTILINE)
+    table, _, _ = DOCUMENT.partition("## Add your own")
+    rows = re.findall(r"^\| `(\w+)` \|.*\| (.*?)\|$", table, re.MULTILINE)
     told = {name: tuple(re.findall(r"`(\w+)`", required)) for name, required in rows}
     assert told.pop("default") == ()
     assert told == {name: extension.requires for name, extension in ALL.items()}
@@ -135,3 +153,221 @@ def test_one_that_does_not_fit_fails(
     with pytest.raises(StartError) as caught:
         dialects_of(load_extensions(("default", "house:EXTENSION")))
     assert says in str(caught.value)
+
+
+def test_an_extension_imports_the_core_and_what_it_requires() -> None:
+    for name, extension in ALL.items():
+        allowed = {name, *(each for each in BUILT_IN if each in _required(extension))}
+        for file in (Path(extensions.__file__).parent / name).rglob("*.py"):
+            used = set(re.findall(r"serve_app\.extensions\.(\w+)", file.read_text(encoding="utf-8")))
+            assert used <= allowed, (file, used - allowed)
+
+
+class House(Opened):
+    """Does what its test says."""
+
+    def __init__(self, **methods: Callable[..., object]) -> None:
+        self._methods = methods
+
+    async def resolve(self, draft: Draft) -> Draft:
+        return self._call("resolve", draft, draft)
+
+    def observe(self, utterance: Utterance, info: ModelInfo) -> Any:
+        return self._call("observe", None, utterance, info)
+
+    def receive(self, record: RequestRecord) -> None:
+        self._call("receive", None, record)
+
+    def _call(self, name: str, default: object, *arguments: object) -> Any:
+        return self._methods[name](*arguments) if name in self._methods else default
+
+
+SPEECH = "/v1/audio/speech"
+BODY = {"model": "tts-1", "input": "Hello.", "voice": "ryan", "response_format": "pcm"}
+PCM = b"".join(chunk.pcm for chunk in utterance())
+
+
+async def spoken(monkeypatch: pytest.MonkeyPatch, **methods: Callable[..., object]) -> httpx.Response:
+    package(monkeypatch, open=lambda opening: House(**methods))
+    settings = ApiSettings(extensions=("default", "house:EXTENSION"))
+    async with client_for(FakeSynthesizer(script=utterance()), settings) as client:
+        return await client.post(SPEECH, json=BODY)
+
+
+def fail(*_: object) -> None:
+    raise RuntimeError("ours")
+
+
+async def test_a_step_changes_the_utterance_behind_all_built_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    def shout(draft: Draft) -> Draft:
+        text = draft.utterance.synthesis.text.upper()
+        return replace(draft, utterance=replace(draft.utterance.changed(text=text), stretches=()))
+
+    package(monkeypatch, open=lambda opening: House(resolve=shout))
+    synthesizer = FakeSynthesizer(script=utterance())
+    async with client_for(synthesizer, ApiSettings(extensions=("default", "house:EXTENSION"))) as client:
+        assert (await client.post(SPEECH, json=BODY)).status_code == 200
+    assert synthesizer.texts == ["HELLO."]
+
+
+async def test_a_step_that_fails_fails_its_request_and_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = await spoken(monkeypatch, resolve=fail)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"]) == (500, "extension_failed")
+    assert error["message"] == "The extension house failed on this request."
+
+
+async def test_a_step_may_refuse_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(draft: Draft) -> Draft:
+        raise InvalidRequest("input: not in this house.", "input")
+
+    answer = await spoken(monkeypatch, resolve=refuse)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "input")
+
+
+async def test_an_observer_sees_each_chunk_and_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[object] = []
+
+    def observe(utterance: Utterance, info: ModelInfo) -> SimpleNamespace:
+        return SimpleNamespace(feed=lambda chunk: seen.append(chunk.pcm), end=lambda: seen.append("end"))
+
+    answer = await spoken(monkeypatch, observe=observe)
+    assert seen == [*(chunk.pcm for chunk in utterance()), "end"]
+    assert answer.content == PCM
+
+
+@pytest.mark.parametrize(
+    "observe",
+    [
+        fail,
+        lambda *_: SimpleNamespace(feed=fail, end=lambda: None),
+        lambda *_: SimpleNamespace(feed=lambda chunk: None, end=fail),
+    ],
+    ids=["begins", "feed", "end"],
+)
+async def test_an_observer_that_fails_is_logged_once_and_the_speech_goes_on(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, observe: Callable[..., object]
+) -> None:
+    answer = await spoken(monkeypatch, observe=observe)
+    assert (answer.status_code, answer.content) == (200, PCM)
+    [logged] = [each for each in caplog.messages if "the extension house" in each]
+    assert logged.endswith("observes it no more")
+
+
+async def test_a_record_that_it_does_not_take_is_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert (await spoken(monkeypatch, receive=fail)).content == PCM
+    assert [each for each in caplog.messages if each.endswith("the extension house does not take its record")]
+
+
+async def test_an_extension_opens_behind_what_it_requires(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[object] = []
+    package(monkeypatch, requires=("voices",), open=lambda opening: found.append(opening.opened["voices"]))
+    settings = ApiSettings(extensions=("house:EXTENSION", "voices", "text"))
+    one_api(FakeSynthesizer(), settings)
+    assert [type(each).__name__ for each in found] == ["Voices"]
+
+
+@pytest.mark.parametrize("audio_format", AudioFormat)
+@pytest.mark.parametrize("more", [{}, {"stream": False}, {"stream_format": "sse"}], ids=["streamed", "whole", "events"])
+async def test_the_core_alone_speaks(audio_format: AudioFormat, more: dict[str, object]) -> None:
+    async with client_for(FakeSynthesizer(script=utterance()), ApiSettings(extensions=())) as client:
+        answer = await client.post(SPEECH, json={**BODY, "response_format": audio_format, **more})
+        assert answer.status_code == 200, answer.text
+        assert "x-ignored" not in answer.headers
+        assert len(answer.content) > 100
+        assert (await client.get("/v1/audio/voices")).json()["voices"]
+        assert (await client.get("/docs")).status_code == 200
+
+
+@pytest.mark.parametrize("field", EXTENSION_FIELDS)
+async def test_the_core_alone_names_the_fields_that_extensions_read(field: str) -> None:
+    values = {"word_timestamps": True, "markup": "ssml", "text_normalization": "on", "lexicon": {"a": "b"}}
+    values |= {"max_segment_chars": 100, "previous_request_id": "one", "prepare": "auto"}
+    body = {**BODY, field: values[field], "stream_format": "sse"}
+    async with client_for(FakeSynthesizer(script=utterance()), ApiSettings(extensions=())) as client:
+        alone = await client.post(SPEECH, json=body)
+    assert alone.status_code == 200
+    assert f"{field} (" in alone.headers["x-ignored"]
+
+
+async def test_the_core_alone_reads_english_for_a_voice_that_needs_words() -> None:
+    synthesizer = FakeSynthesizer(replace(CUSTOM_VOICE, spoken_form="english"), utterance())
+    async with client_for(synthesizer, ApiSettings(extensions=())) as client:
+        answer = await client.post(SPEECH, json={**BODY, "input": "It costs $5. 你好"})
+    assert synthesizer.texts[0].startswith("it costs five dollars") or "five dollars" in synthesizer.texts[0]
+    assert "not read aloud" in answer.headers["x-ignored"]
+
+
+@pytest.mark.parametrize(
+    ("name", "status"), [("base", 200), ("custom", 200), ("tts-1", 200), (None, 200), ("nowhere", 404)]
+)
+async def test_the_core_alone_chooses_among_models_by_their_names(name: str | None, status: int) -> None:
+    infos = {"custom": CUSTOM_VOICE, "base": replace(CUSTOM_VOICE)}
+    speakers = {
+        each: FakeSynthesizer(replace(info, name=each, checkpoint=f"Qwen/{each}"), utterance())
+        for each, info in infos.items()
+    }
+    served = {each: (one, AdmissionSettings()) for each, one in speakers.items()}
+    api = create_api(served, ApiSettings(extensions=()), opened={})
+    async with client_of(api) as client:
+        answer = await client.post(SPEECH, json={**BODY, "model": name})
+    assert answer.status_code == status
+    if status == 200:
+        asked = [each for each, speaker in speakers.items() if speaker.requests]
+        assert asked == ["base" if name == "base" else "custom"]
+    else:
+        assert "custom, base" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("api", "says"),
+    [
+        ({"voices": {"max_voice": 1}}, "api.voices.max_voice: .*valid keys: max_bytes, max_voices"),
+        ({"voices": {"max_voices": "many"}}, "api.voices.max_voices: Input should be a valid integer"),
+        ({"text": {"joints": True}}, "api.text.joints: write api.continuity.joints instead"),
+        ({"page": False}, "api.page: delete this removed setting: the page is an extension"),
+        ({"voice": {}}, "api.voice: .*valid keys: access, .*continuity.*voices"),
+        ({"extensions": ["text"], "voices": {}}, "api.voices: this extension is not in api.extensions"),
+        ({"live": {}}, "api.live: this extension is not in api.extensions, or it has no settings"),
+        ({"extensions": ["texts"], "voices": {}}, "api: .*'texts' is unknown"),
+        ({"jobs": {"pool": {"replicas": 2}}}, "api.jobs: .*exactly one replica makes jobs"),
+    ],
+)
+def test_a_wrong_setting_of_an_extension_is_named_with_the_remedy(api: dict[str, object], says: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        AppConfig.model_validate({"api": api})
+    assert re.search(says, explain(caught.value)), explain(caught.value)
+
+
+def test_settings_of_extensions_are_those_of_the_file_or_the_defaults() -> None:
+    settings = AppConfig.model_validate({"api": {"voices": {"max_voices": 7}}}).api
+    settings = pickle.loads(pickle.dumps(settings.model_copy(update={"server_timing": True})))
+    assert settings.of(VoiceSettings).max_voices == 7
+    assert settings.of(TextSettings) == TextSettings()
+
+
+def test_the_pool_of_jobs_has_its_size_under_deployments(tmp_path: Path) -> None:
+    document = {"applications": [{"args": {}, "deployments": [{"name": "Jobs", "num_replicas": 2}]}]}
+    (file := tmp_path / "a.yaml").write_text(yaml.safe_dump(document))
+    with pytest.raises(ConfigError, match=r"api.jobs: .*exactly one replica"):
+        read_config(file)
+
+
+@pytest.fixture
+def house_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    class HouseSettings(Strict):
+        greeting: str = "Hello"
+
+    package(monkeypatch, settings=HouseSettings)
+
+
+@pytest.mark.usefixtures("house_settings")
+def test_an_extension_of_a_user_has_settings_of_its_own() -> None:
+    chosen = {"extensions": ["default", "house:EXTENSION"], "house": {"greeting": "Hi"}}
+    settings = ApiSettings.model_validate(chosen)
+    [kind] = [each.settings for each in load_extensions(settings.extensions) if each.name == "house"]
+    assert settings.of(kind).greeting == "Hi"  # type: ignore[attr-defined]
+    with pytest.raises(ValidationError, match="greetings"):
+        ApiSettings.model_validate({**chosen, "house": {"greetings": "Hi"}})

@@ -11,7 +11,8 @@ import pytest
 from httpx import ASGITransport, AsyncClient
 
 from serve_app.api.request_record import RequestRecord
-from serve_app.config import ApiSettings, VoiceSettings
+from serve_app.config import ApiSettings
+from serve_app.extensions.voices.settings import VoiceSettings
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer
 from tests.serve_app.one_model import one_api
 from tools import house

@@ -43,7 +43,7 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         lines = RequestLines(tmp_path / node / "session_2026-11-26/logs/serve", f"Ingress#{number}")
         keeper = RecordKeeper([lines, UsageBook(VoiceStore(str(tmp_path / "store")), time.time)])
         for each in records[2 * number : 2 * number + 2]:
-            keeper.keep(each)
+            keeper.receive(each)
         keeper.close()
     return tmp_path
 

@@ -97,7 +97,7 @@ class OneProcess:
 
 async def main(text: str) -> None:
     one = OneProcess(load_engine(locate("embedded"), TalkerConfig(device="cpu"), StartClock()))
-    api = create_api({"": (one, AdmissionSettings())}, ApiSettings())
+    api = create_api({"": (one, AdmissionSettings())}, ApiSettings(), opened={})
     async with AsyncClient(transport=ASGITransport(api), base_url="http://127.0.0.1") as client:
         one.since_s = time.perf_counter()
         sys.setprofile(one.note)

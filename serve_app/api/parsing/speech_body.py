@@ -101,6 +101,16 @@ class SpeechBody(BaseModel):
         return Sampling(**{option.name: getattr(self, option.name) for option in fields(Sampling)})
 
 
+# Those that only extensions read.
+EXTENSION_FIELDS = (
+    "prepare",
+    "word_timestamps",
+    "markup",
+    "text_normalization",
+    "lexicon",
+    "max_segment_chars",
+    "previous_request_id",
+)
 # Its fields' names, with their aliases.
 SPEECH: Names = {
     str(choice): name

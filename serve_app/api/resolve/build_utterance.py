@@ -6,12 +6,11 @@ from deployments.errors import InvalidRequest
 from deployments.protocol import ModelInfo, ModelKind, Reference, SynthesisRequest
 from serve_app.api import catalogue
 from serve_app.api.parsing.speech_body import SpeechBody, check_length
-from serve_app.api.resolve.speech_request import Offer, SpeechRequest
+from serve_app.api.resolve.offer import Draft, Offer
+from serve_app.api.resolve.speech_request import SpeechRequest
+from serve_app.api.voice_source import KeptVoice
 from serve_app.audio.recordings import read_aside
 from serve_app.config import ApiSettings
-from serve_app.extensions.voices.library import Voices
-from serve_app.extensions.voices.reference_doctor import decode_prepared
-from serve_app.extensions.voices.stored_voice import StoredVoice
 from serve_app.speech.segments import Segments, Utterance, draw_seed
 from serve_app.text.characters import clean, is_speakable
 from serve_app.text.languages import DETECT, detected, foreign_language, language_name
@@ -28,8 +27,9 @@ async def build_utterance(
     request_id: str,
     client: str,
     live: bool = False,
-) -> Utterance:
-    """One utterance for the model that was chosen for the request. Raises InvalidRequest that names the field.
+) -> Draft:
+    """One utterance for the model that was chosen for the request, after the steps of all extensions. Raises
+    InvalidRequest that names the field, and as `Offer.resolved` does.
 
     A `live` request has no text yet. The text of another request may have nothing to speak, such as "...": see
     `is_speakable`.
@@ -53,7 +53,7 @@ async def build_utterance(
         text="" if live else _text(body, info, settings, spoken, speaker),
         language=language,
         instructions=_instructions(body, info, settings),
-        reference=await _reference(body, info, settings, stored, offer.voices),
+        reference=await _reference(offer, body, info, stored),
         sampling=body.sampling,
         seed=draw_seed() if body.seed is None else body.seed,
         non_streaming_mode=body.non_streaming_mode,
@@ -62,14 +62,14 @@ async def build_utterance(
         word_times=body.word_timestamps,
         model=info.route,
     )
-    return Utterance(
+    utterance = Utterance(
         synthesis,
         stretches=() if live else spoken.stretches,
         max_segment_chars=spoken.max_segment_chars,
         languages=info.languages if by_segment else (),
         may_redraw=body.seed is None and not body.ignore_eos,
-        joins=settings.text.joints,
     )
+    return await offer.resolved(Draft(speech, utterance))
 
 
 def segments_of(speech: SpeechRequest) -> list[Stretch]:
@@ -162,7 +162,7 @@ def _instructions(body: SpeechBody, info: ModelInfo, settings: ApiSettings) -> s
     return instructions
 
 
-def _with_defaults(body: SpeechBody, stored: StoredVoice, info: ModelInfo) -> SpeechBody:
+def _with_defaults(body: SpeechBody, stored: KeptVoice, info: ModelInfo) -> SpeechBody:
     """The body with the voice's own language and sampling options, if it names none."""
     added: dict[str, object] = {name: value for name, value in stored.sampling.items() if getattr(body, name) is None}
     if "language" not in body.model_fields_set and language_name(stored.language or "") in info.languages:
@@ -170,21 +170,18 @@ def _with_defaults(body: SpeechBody, stored: StoredVoice, info: ModelInfo) -> Sp
     return body.model_copy(update=added)
 
 
-async def _reference(
-    body: SpeechBody, info: ModelInfo, settings: ApiSettings, stored: StoredVoice | None, voices: Voices
-) -> Reference | None:
+async def _reference(offer: Offer, body: SpeechBody, info: ModelInfo, stored: KeptVoice | None) -> Reference | None:
     if info.kind is not ModelKind.BASE:
         return None
     by_vector = body.x_vector_only_mode or info.clones_by_vector
     if stored is not None:
-        take = stored.take_for(body.instructions)
-        return await voices.reference(stored, take, info, x_vector_only=by_vector)
+        return await offer.voices.reference(stored, body.instructions, info, x_vector_only=by_vector)
     if body.ref_audio is None:
         named = f"no voice {body.voice[:80]!r} is stored, and " if body.voice else ""
         remedy = "send one, or name a stored voice in voice"
         raise _missing("ref_audio", f"{named}the loaded model speaks with the voice of a recording: {remedy}")
-    text = _cleaned("ref_text", body.ref_text, settings) or None
+    text = _cleaned("ref_text", body.ref_text, offer.settings) or None
     if text is None and not by_vector:
         raise _missing("ref_text", "what ref_audio says, unless x_vector_only_mode is true")
-    prepare = decode_prepared if body.prepare == "auto" else None
+    prepare = offer.prepare_recording if body.prepare == "auto" else None
     return await read_aside(body.ref_audio, text, info, x_vector_only=by_vector, prepare=prepare)

@@ -1,14 +1,14 @@
 """Fields of a request without effect, and the reason: clients learn them with the answer."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from difflib import get_close_matches
 
 from deployments.protocol import DRAWING_OPTIONS, SUBTALKER, ModelInfo, ModelKind
 from serve_app.api.headers import IGNORED_HEADER
 from serve_app.api.parsing.field_names import Names
-from serve_app.api.parsing.speech_body import SpeechBody
-from serve_app.extensions.voices.stored_voice import StoredVoice
+from serve_app.api.parsing.speech_body import EXTENSION_FIELDS, SpeechBody
+from serve_app.api.voice_source import KeptVoice
 from serve_app.text.languages import DETECT, has_region, language_name, looks_foreign
 from serve_app.text.spoken import SpokenText
 
@@ -36,23 +36,25 @@ class Ignored:
     def note_all(self, reasons: Reasons) -> None:
         self._reasons |= reasons
 
-    def reasons_for(self, body: SpeechBody, info: ModelInfo, *, choosing: Names, stored: StoredVoice | None) -> Reasons:
+    def reasons_for(
+        self, body: SpeechBody, info: ModelInfo, *, further: Names, read: Collection[str], stored: KeptVoice | None
+    ) -> Reasons:
         """Every ignored field by the dialect's name: noted fields, fields without effect on this model, unknown fields.
 
-        `body` was made of the fields. `choosing`: further fields that are known, because they chose the model.
-        `stored` is the voice that speaks.
+        `body` was made of the fields. `further`: fields beside the dialect's that are known. `read`: those of
+        EXTENSION_FIELDS that an extension reads. `stored` is the voice that speaks.
         """
-        sent, names = self._sent, {**self._names, **choosing}
+        sent, names = self._sent, {**self._names, **further}
         of_voice: Reasons = {}
         if stored is not None:
-            has_style = stored.take_named(body.instructions) is not None
+            has_style = stored.has_style(body.instructions)
             if body.ref_text is not None:
                 of_voice["ref_text"] = "the stored voice has its own"
             if body.prepare is not None:
                 of_voice["prepare"] = "it is for recordings that are sent"
             body = body.model_copy(update={"voice": None, **({"instructions": None} if has_style else {})})
         theirs = {ours: name for name, ours in reversed(names.items()) if ours is not None and name in sent}
-        by_our_names = {**dict(_without_effect(body, info)), **of_voice, **self._reasons}
+        by_our_names = {**dict(_without_effect(body, info)), **_unread(body, read), **of_voice, **self._reasons}
         spelled = {theirs.get(name, name): reason for name, reason in by_our_names.items()}
         first = {name: theirs[ours] for name, ours in names.items() if ours is not None and name in sent}
         spelled |= {name: f"{other} is there too" for name, other in first.items() if other != name}
@@ -127,6 +129,12 @@ def _without_effect(body: SpeechBody, info: ModelInfo) -> Iterator[tuple[str, st
         yield "language", f"spoken as {language}: regions and scripts are not told apart"
     if not body.any_language and (foreign := looks_foreign(body.input, info.languages)):
         yield "language", f"the text looks {foreign}, the loaded voice speaks {', '.join(info.languages)}: read so"
+
+
+def _unread(body: SpeechBody, read: Collection[str]) -> Reasons:
+    """Fields of extensions that are not here."""
+    sent = (name for name in EXTENSION_FIELDS if name in body.model_fields_set and getattr(body, name))
+    return {name: "no extension here reads it" for name in sent if name not in read}
 
 
 def of_text(spoken: SpokenText) -> Reasons:

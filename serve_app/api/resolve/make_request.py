@@ -6,7 +6,6 @@
 translates them and calls one of the two.
 """
 
-import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -15,19 +14,12 @@ from deployments.protocol import ModelInfo, ModelKind
 from serve_app.api import catalogue
 from serve_app.api.parsing import field_names
 from serve_app.api.parsing.speech_body import ALL_SPELLINGS, SPEECH, SpeechBody, in_our_spelling, parse_speech
-from serve_app.api.resolve import ignored_fields
 from serve_app.api.resolve.ignored_fields import Ignored
-from serve_app.api.resolve.speech_request import Delivery, Offer, SpeechRequest, negotiate, stored_voice
+from serve_app.api.resolve.offer import Offer
+from serve_app.api.resolve.speech_request import Delivery, SpeechRequest, negotiate
+from serve_app.api.voice_source import KeptVoice
 from serve_app.audio.formats import AudioFormat, check_bit_rate
-from serve_app.extensions.models.model_choice import choosing_fields, model_for
-from serve_app.extensions.text.lexicon import Lexicon
-from serve_app.extensions.text.normalisation import prepare
-from serve_app.extensions.text.spoken_text import TextRules, read
-from serve_app.extensions.voices.stored_voice import StoredVoice
-from serve_app.text.languages import DETECT, detected, language_name
-from serve_app.text.spoken import SpokenText
 
-_LONG_CHARS = 1 << 14  # only a job's: to read them takes the event loop 10 ms and more
 _NO_CLONES = "{} does not clone voices: load a Base checkpoint"
 
 
@@ -51,7 +43,7 @@ async def strict_request(
     sent = {**in_our_spelling(fields), **overrides}
     present = {name: sent[name] for name in SPEECH if sent.get(name) is not None}
     body = parse_speech(present, offer.settings)
-    info = await model_for(offer, dict(body), task_type=fields.get("task_type"))
+    info = await offer.choose_model(offer, dict(body), task_type=fields.get("task_type"))
     if body.voice is not None:
         _check_voice(offer, body.voice, info)
     if isinstance(options := fields.get("normalization_options"), dict) and set(options) - {"normalize"}:
@@ -61,7 +53,7 @@ async def strict_request(
     if body.word_timestamps and not delivery.events and "word_timestamps" not in overrides:
         ignored.note("word_timestamps", "only events carry words: stream_format")
         body = body.model_copy(update={"word_timestamps": False})
-    stored = await stored_voice(body, info, offer.voices)
+    stored = await stored_voice(offer, body, info)
     speech = await complete_request(offer, body, info, delivery=delivery, ignored=ignored, stored=stored)
     return replace(speech, chosen_voice=chosen)
 
@@ -97,7 +89,7 @@ async def lenient_request(
     bit_rate = renamed.pop("bit_rate", None)
     named = renamed.pop("voice", None)
     hints = {**renamed, "model": model, "voice": named}
-    info = await model_for(offer, hints, task_type=sent.get("task_type"), lenient=True)
+    info = await offer.choose_model(offer, hints, task_type=sent.get("task_type"), lenient=True)
     present = {name: value for name, value in renamed.items() if value is not None}
     unvoiced = parse_speech({"input": "", "any_language": True, **present}, offer.settings)
     voice = await _lenient_voice(offer, named, unvoiced, info)
@@ -118,7 +110,7 @@ async def request_in_voice(offer: Offer, speech: SpeechRequest, voice: str) -> S
     """The same lenient request in another voice; `ignored` is about that voice only."""
     chosen = await _lenient_voice(offer, voice, speech.body, speech.info)
     body = speech.body.model_copy(update={"voice": chosen.name})
-    spoken, _ = await read_text(offer, body, speech.info, chosen.stored)
+    spoken, _ = await offer.read_text(offer, body, speech.info, chosen.stored)
     ignored = {"voice": chosen.reason} if chosen.reason else {}
     return replace(speech, body=body, ignored=ignored, spoken=spoken, stored=chosen.stored, chosen_voice=None)
 
@@ -130,76 +122,30 @@ async def complete_request(
     *,
     delivery: Delivery,
     ignored: Ignored,
-    stored: StoredVoice | None,
+    stored: KeptVoice | None,
 ) -> SpeechRequest:
     """The last steps to every request: a tag of the text chooses the recording, the text is read, and fields without
     effect are listed.
 
-    `body` was made for the model `info`; the voice `stored` speaks. Raises as `read_text` does.
+    `body` was made for the model `info`; the voice `stored` speaks. Raises as `Offer.read_text` does.
     """
     tagged = _tagged(body, stored)
     if tagged is not None and body.instructions is not None:
         ignored.note("instructions", "a tag of the text chose the recording")
     body = tagged or body
-    spoken, unread = await read_text(offer, body, info, stored)
+    spoken, unread = await offer.read_text(offer, body, info, stored)
     ignored.note_all(unread)
-    reasons = ignored.reasons_for(body, info, choosing=choosing_fields(offer), stored=stored)
+    reasons = ignored.reasons_for(body, info, further=offer.further_fields, read=offer.fields, stored=stored)
     delivery, is_tagged = replace(delivery, disclosed=offer.settings.disclose_synthetic), tagged is not None
     return SpeechRequest(
         info, body, delivery=delivery, ignored=reasons, spoken=spoken, stored=stored, is_tagged=is_tagged
     )
 
 
-async def read_text(
-    offer: Offer, body: SpeechBody, info: ModelInfo, stored: StoredVoice | None
-) -> tuple[SpokenText, ignored_fields.Reasons]:
-    """The spoken text of `body.input`; and the reasons why the rest of it, and some fields about it, have no effect.
-    Raises InvalidRequest for bad SSML, for a bad lexicon, and for figures in an uncertain language.
-    """
-    settings = offer.settings.text
-    chars = body.max_segment_chars
-    reasons: ignored_fields.Reasons = {}
-    if chars is not None and chars > info.max_segment_chars:
-        reasons["max_segment_chars"] = f"the model takes up to {info.max_segment_chars}"
-    lexicon = Lexicon.checked(body.lexicon or {}, "lexicon")
-    if stored is not None:
-        lexicon = lexicon.over(Lexicon(stored.lexicon))
-    if info.spoken_form is not None and body.text_normalization == "off":
-        reasons["text_normalization"] = "the loaded voice speaks nothing but words"
-    wants_words = info.spoken_form is None and body.text_normalization == "on"
-    language = await _language_of_figures(body, info, stored) if wants_words else None
-    if wants_words and language is None:
-        reasons["text_normalization"] = "the language of the text is not certain: name it"
-    rules = TextRules(
-        body.markup or settings.markup,
-        settings.paragraph_pause_s,
-        lexicon=lexicon.over(await offer.voices.lexicon_for_all()),
-        spoken_form=info.spoken_form,
-        max_segment_chars=chars or settings.max_segment_chars,
-        normalised=language,
-    )
-    is_long = rules.normalised is not None or len(body.input) > _LONG_CHARS
-    spoken = await asyncio.to_thread(read, body.input, rules) if is_long else read(body.input, rules)
-    return spoken, reasons | ignored_fields.of_text(spoken)
-
-
-async def _language_of_figures(body: SpeechBody, info: ModelInfo, stored: StoredVoice | None) -> str | None:
-    """The language whose words figures become; None if it is not certain and any language may be tried. Raises
-    InvalidRequest where it has to be named.
-    """
-    named = body.language
-    if stored is not None and stored.language and "language" not in body.model_fields_set:
-        named = stored.language
-    language: str | None = language_name(named)
-    if language in ("auto", DETECT):
-        known = info.languages
-        language = known[0] if len(known) == 1 else await asyncio.to_thread(detected, body.input, known)
-    if language is not None:
-        await asyncio.to_thread(prepare, language)
-    elif not body.any_language:
-        message = "text_normalization: the language of the text is not certain: name it in language."
-        raise InvalidRequest(message, "text_normalization")
-    return language
+async def stored_voice(offer: Offer, body: SpeechBody, info: ModelInfo) -> KeptVoice | None:
+    """The kept voice that `body.voice` means, if the model can speak with it and the request has no recording."""
+    is_meant = info.kind is ModelKind.BASE and body.ref_audio is None and body.voice is not None
+    return await offer.voices.find(body.voice) if is_meant else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +153,7 @@ class _LenientVoice:
     """The voice that speaks for a client that cannot know the voices here."""
 
     name: str | None  # as `SpeechBody.voice`
-    stored: StoredVoice | None
+    stored: KeptVoice | None
     reason: str | None  # why it is not the one that was named
 
 
@@ -252,7 +198,7 @@ def _nearest(offer: Offer, named: object, info: ModelInfo) -> tuple[str | None, 
     return speaker, reason
 
 
-def _tagged(body: SpeechBody, stored: StoredVoice | None) -> SpeechBody | None:
+def _tagged(body: SpeechBody, stored: KeptVoice | None) -> SpeechBody | None:
     """The body without the tag in its text that chooses a recording of the voice; None if the text has no such tag.
     The tag becomes the body's `instructions`, which choose a recording too.
     """

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import quote
 
-from deployments.protocol import ModelInfo, ModelKind
+from deployments.protocol import ModelInfo
 from serve_app.api.headers import (
     CHOSEN_VOICE_HEADER,
     SAMPLE_RATE_HEADER,
@@ -15,12 +15,9 @@ from serve_app.api.headers import (
 )
 from serve_app.api.parsing.speech_body import SpeechBody
 from serve_app.api.resolve import ignored_fields
+from serve_app.api.voice_source import KeptVoice
 from serve_app.audio.file_headers import SYNTHETIC
 from serve_app.audio.formats import FORMATS, AudioForm, AudioFormat, CompressedFormat, RawFormat, Rendering
-from serve_app.config import ApiSettings
-from serve_app.extensions.voices.library import Voices
-from serve_app.extensions.voices.stored_voice import StoredVoice
-from serve_app.speech.speech_models import SpeechModels
 from serve_app.text.spoken import SpokenText
 
 EVENT_STREAM = "text/event-stream"
@@ -31,15 +28,6 @@ CONTENT_TYPES = {audio_format: row.content_type for audio_format, row in FORMATS
 RAW = tuple(each for each, row in FORMATS.items() if isinstance(row, RawFormat) and not row.in_wav)
 # Anything else in an Accept header, such as the */* and application/octet-stream of every client, is no preference.
 ACCEPTED = {content_type: audio_format for audio_format, content_type in CONTENT_TYPES.items()} | {L16: AudioFormat.PCM}
-
-
-@dataclass(frozen=True, slots=True)
-class Offer:
-    """The models, voices and settings that a request is checked against."""
-
-    models: SpeechModels
-    settings: ApiSettings
-    voices: Voices
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +72,7 @@ class SpeechRequest:
     delivery: Delivery
     ignored: ignored_fields.Reasons
     spoken: SpokenText  # what is spoken of `body.input`, and the rules for text that comes later
-    stored: StoredVoice | None = None  # that speaks
+    stored: KeptVoice | None = None  # that speaks
     is_tagged: bool = False  # whether a tag of the text chose its recording
     chosen_voice: str | None = None  # that speaks because the request names none
     previous_field: str = ignored_fields.PREVIOUS  # the client's name of `previous_request_id`
@@ -99,11 +87,7 @@ class SpeechRequest:
         """Which recording of a stored voice speaks, and what chose it."""
         if self.stored is None:
             return None
-        named = self.stored.take_named(self.body.instructions)
-        take = named or self.stored.takes[0]
-        why = "tag" if self.is_tagged else "instructions" if named else "the first"
-        by_vector = "" if take.text else ", by its vector only: it has no transcript"
-        return f"{take.style} ({why}{by_vector})"
+        return self.stored.take_note(self.body.instructions, is_tagged=self.is_tagged)
 
     def headers(self) -> dict[str, str]:
         """Headers of an HTTP response or a handshake. They say what was ignored, which recording speaks, and how the
@@ -153,12 +137,6 @@ def _media_range(part: str) -> tuple[str, float]:
         return name, float(quality)
     except ValueError:
         return name, 0.0
-
-
-async def stored_voice(body: SpeechBody, info: ModelInfo, voices: Voices) -> StoredVoice | None:
-    """The stored voice that `body.voice` means, if the model can speak with it and the request has no recording."""
-    is_meant = info.kind is ModelKind.BASE and body.ref_audio is None and body.voice is not None
-    return await voices.find(body.voice) if is_meant else None
 
 
 def disclosure(is_disclosed: bool) -> dict[str, str]:

@@ -1,8 +1,9 @@
 """Lists of what clients have stored: pages, and threads that keep the event loop and live speech free."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
 from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
@@ -31,6 +32,19 @@ async def json_apart(work: Callable[P, Mapping[str, object]], *arguments: P.args
     """The result of `work` as JSON, both made in such a thread."""
     content = await apart(lambda: to_json(work(*arguments, **options)))
     return Response(content, media_type="application/json")
+
+
+async def begun(body: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    """The same body, whose first part was read: an error before it can still be a status."""
+    first = await anext(body, b"")
+
+    async def rest() -> AsyncGenerator[bytes, None]:
+        async with aclosing(body):
+            yield first
+            async for part in body:
+                yield part
+
+    return rest()
 
 
 @dataclass(frozen=True, slots=True)

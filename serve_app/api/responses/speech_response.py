@@ -25,8 +25,8 @@ from serve_app.api.request_record import Usage
 from serve_app.api.resolve.ignored_fields import Reasons, in_message
 from serve_app.api.responses.whole_audio import ByteQuota, collected, parts_of
 from serve_app.audio.formats import Rendering
-from serve_app.extensions.word_times.word_times import Word, WordTimes, marked
 from serve_app.speech.segments import ended_badly
+from serve_app.speech.words import Word, WordSource, marked, word_entries
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ class StreamedAnswer:
     """A dialect's own answer, made of audio and words while they come."""
 
     content_type: str
-    make: Callable[[AsyncGenerator[bytes, None], WordTimes | None], AsyncGenerator[bytes, None]]
+    make: Callable[[AsyncGenerator[bytes, None], WordSource | None], AsyncGenerator[bytes, None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class WholeAnswer:
     """A dialect's own answer, made of all audio and words once they are complete."""
 
     content_type: str
-    make: Callable[[bytes, WordTimes | None], Iterable[bytes]]
+    make: Callable[[bytes, WordSource | None], Iterable[bytes]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +56,8 @@ class AnswerAttempt:
     body: AsyncGenerator[bytes, None]
     usage: Usage  # what `body` counts
     whole: WholeAnswer | None = None  # None: the audio is the answer
-    times: WordTimes | None = None  # the words of `body`
-    drop_tail: Callable[[], None] = lambda: None  # called if it is not sent
+    times: WordSource | None = None  # the words of `body`
+    discard: Callable[[], None] = lambda: None  # called if it is not sent
 
     def parts(self, content: bytes) -> Iterable[bytes]:
         """The answer, of all that `body` made."""
@@ -68,7 +68,7 @@ async def audio_body(
     chunks: AsyncGenerator[PcmChunk, None],
     rendering: Rendering,
     usage: Usage,
-    times: WordTimes | None = None,
+    times: WordSource | None = None,
     quota: ByteQuota | None = None,
 ) -> AsyncGenerator[bytes, None]:
     """Bare audio. `usage` and `times` follow the chunks, `quota` the bytes of a whole answer."""
@@ -90,7 +90,7 @@ async def event_body(
     chunks: AsyncGenerator[PcmChunk, None],
     rendering: Rendering,
     usage: Usage,
-    times: WordTimes | None = None,
+    times: WordSource | None = None,
     quota: ByteQuota | None = None,
     *,
     ignored: Reasons,
@@ -123,11 +123,6 @@ def _delta(audio: bytes) -> bytes:
 
 def _words(words: list[Word]) -> bytes:
     return _event({"type": "speech.audio.words", "words": word_entries(words), **marked(words)})
-
-
-def word_entries(words: Iterable[Word]) -> list[dict[str, object]]:
-    """The words for JSON, in seconds of the audio."""
-    return [{"word": word.text, "start": round(word.start_s, 3), "end": round(word.end_s, 3)} for word in words]
 
 
 def _done(usage: Usage, ignored: Reasons) -> bytes:
@@ -241,7 +236,7 @@ class WholeResponse(SpeechResponse):
         try:
             content = await collected(second.body, self._quota, beside=len(content))
         except TalkrayError as error:
-            second.drop_tail()
+            second.discard()
             logger.warning("an answer that ended badly (%s) stays: %s", self._usage.finish_reason, error)
             return self._attempt, content
         self._usage.become(second.usage)

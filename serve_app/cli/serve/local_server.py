@@ -17,7 +17,7 @@ from typing import Any
 from deployments.errors import StartError
 from serve_app.cli import ray_settings
 from serve_app.cli.serve.run_folder import RunFolder
-from serve_app.config import AppConfig
+from serve_app.config import AppConfig, PoolConfig
 from serve_app.direct import open_direct
 
 APP_NAME = "talkray"
@@ -61,7 +61,7 @@ def start(config: AppConfig, address: Address, folder: RunFolder, report: Report
     config = _for_host(config, address.host)
     check_port(address)
     talkers = [own.talker_pool for own in config.by_model().values()]
-    if any(pool.label_selector for pool in (config.ingress_pool, config.jobs_pool, config.codec_pool, *talkers)):
+    if any(pool.label_selector for pool in (config.ingress_pool, config.codec_pool, *talkers, *_added(config))):
         raise StartError("label_selector: one machine has no labels: leave it out, or `serve deploy` the file")
     for name, value in folder.environment.items():
         os.environ.setdefault(name, value)
@@ -154,6 +154,13 @@ def _for_host(config: AppConfig, host: str) -> AppConfig:
     return config.model_copy(update={"api": config.api.model_copy(update={"access": access})})
 
 
+def _added(config: AppConfig) -> list[PoolConfig]:
+    """The pools of extensions."""
+    from serve_app.extensions import load_extensions  # with all dialects, which other commands do without
+
+    return [each.deploy(config, ()).pool for each in load_extensions(config.api.extensions) if each.deploy is not None]
+
+
 def logical_cpus(config: AppConfig) -> int:
     """CPUs that Ray counts: this process's, or as many as all replicas ask for, so that a small machine runs them."""
     models = config.by_model().values()
@@ -164,7 +171,8 @@ def logical_cpus(config: AppConfig) -> int:
     ]
     # At most each model has a codec pool of its own.
     codecs = (config.codec_pool, codec * len(models))
-    pools = [(config.ingress_pool, config.ingress_pool.replicas), codecs, (config.jobs_pool, 1), *talkers]
+    added = [(pool, pool.replicas) for pool in _added(config)]
+    pools = [(config.ingress_pool, config.ingress_pool.replicas), codecs, *added, *talkers]
     return max(len(os.sched_getaffinity(0)), math.ceil(sum(pool.num_cpus * replicas for pool, replicas in pools)))
 
 

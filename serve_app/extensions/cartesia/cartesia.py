@@ -29,10 +29,12 @@ from serve_app.api.speech_service import SpeechService
 from serve_app.audio.formats import AudioFormat
 from serve_app.extension import Charge, Dialect, Route, Sample
 from serve_app.extensions.live.connection import ContextConnection
-from serve_app.extensions.live.session import Audio, Done, Event, Failed, Flushed, Session, Words
+from serve_app.extensions.live.session import Session
+from serve_app.extensions.live.turns import Audio, Done, Event, Failed, Flushed, Words
+from serve_app.extensions.voices.opening import voices_of
 from serve_app.extensions.voices.stored_voice import Details, SentRecording
 from serve_app.extensions.voices.voice_store import StoreFailed
-from serve_app.extensions.word_times.word_times import Word, WordTimes, marked
+from serve_app.speech.words import Word, WordSource, marked
 from serve_app.text.languages import language_name
 
 RAW = {
@@ -87,15 +89,15 @@ async def speak_events(service: SpeechService, request: Request) -> Response:
 
 async def list_voices(service: SpeechService, limit: str = "", starting_after: str = "") -> Response:
     """All of them on one page, unless a `limit` is sent."""
-    voices = await catalogue.all_voices(await service.models.infos(), service.voices)
+    voices = await catalogue.all_voices(await service.models.infos(), voices_of(service))
     paging = Paging(limit, starting_after, STARTING_AFTER)
-    page, more = catalogue.page_of_voices(voices, paging, service.settings.voices)
+    page, more = catalogue.page_of_voices(voices, paging, service.offer.voices)
     return await json_apart(lambda: {"data": list(map(_voice, page)), "has_more": more is not None, "next_page": more})
 
 
 async def show_voice(service: SpeechService, voice_id: str) -> dict[str, object]:
     """One voice. Raises InvalidRequest with the valid names."""
-    return _voice(await catalogue.find_voice(voice_id, service.models, service.voices))
+    return _voice(await catalogue.find_voice(voice_id, service.models, voices_of(service)))
 
 
 async def clone_voice(service: SpeechService, request: Request) -> Response:
@@ -113,7 +115,7 @@ async def clone_voice(service: SpeechService, request: Request) -> Response:
     )
     text = form.text("ref_text", "reference_text", "transcript")
     recording = SentRecording(clips[0].data, text, prepare=form.preparation())
-    voice = await service.voices.add(details, [recording], field="clip")
+    voice = await voices_of(service).add(details, [recording], field="clip")
     without_effect = ignored_fields.with_unknown([*form.fields, "clip"], _CLONED, {})
     answer = {**_voice(catalogue.stored_voice(voice)), "takes": [take.as_json() for take in voice.takes]}
     return JSONResponse(answer, headers=ignored_fields.as_header(without_effect))
@@ -121,7 +123,7 @@ async def clone_voice(service: SpeechService, request: Request) -> Response:
 
 async def remove_voice(service: SpeechService, voice_id: str) -> Response:
     """Deletes a stored voice."""
-    await service.voices.remove(await service.voices.get(voice_id))
+    await voices_of(service).remove(await voices_of(service).get(voice_id))
     return Response(status_code=204)
 
 
@@ -173,7 +175,7 @@ async def _speech_request(
 async def _words(service: SpeechService, dictionary_id: object, reasons: dict[str, str]) -> dict[str, str]:
     """The words of a pronunciation dictionary; `reasons` learns why it has no effect."""
     try:
-        return (await service.voices.get_lexicon(str(dictionary_id))).words
+        return (await voices_of(service).get_lexicon(str(dictionary_id))).words
     except (NotFound, StoreFailed) as error:
         reasons[_DICTIONARY] = str(error)
         return {}
@@ -214,7 +216,7 @@ def _timestamps(context_id: str, words: Sequence[Word]) -> dict[str, object]:
 
 
 async def _events(
-    audio: AsyncGenerator[bytes, None], times: WordTimes | None, usage: Usage
+    audio: AsyncGenerator[bytes, None], times: WordSource | None, usage: Usage
 ) -> AsyncGenerator[bytes, None]:
     context_id = secrets.token_hex(8)
     has_sent = False

@@ -11,6 +11,7 @@ from serve_app.api.responses.listing import STARTING_AFTER, Paging, json_apart
 from serve_app.api.speech_service import SpeechService
 from serve_app.extension import Charge, Dialect, Route
 from serve_app.extensions.text.lexicon import Lexicon
+from serve_app.extensions.voices.opening import voices_of
 from serve_app.extensions.voices.stored_voice import StoredLexicon, new_version
 
 Json = dict[str, object]
@@ -23,7 +24,7 @@ async def add(service: SpeechService, request: Request) -> Response:
     """Stores a dictionary of `items` with a `name`."""
     fields = await read_object(request)
     made = StoredLexicon.named(text_of(fields, "name"), _words(fields.get("items") or []))
-    await service.voices.keep(made, {})
+    await voices_of(service).keep(made, {})
     return JSONResponse(_entry(made))
 
 
@@ -33,24 +34,24 @@ async def change(service: SpeechService, request: Request, dictionary_id: str) -
     changes: Json = {"version": new_version()}
     changes |= {} if fields.get("name") is None else {"name": text_of(fields, "name")}
     changes |= {} if fields.get("items") is None else {"words": _words(fields["items"])}
-    return _entry(await service.voices.change_lexicon(dictionary_id, lambda old: old.changed(**changes)))
+    return _entry(await voices_of(service).change_lexicon(dictionary_id, lambda old: old.changed(**changes)))
 
 
 async def show(service: SpeechService, dictionary_id: str) -> Json:
     """One dictionary with its items."""
-    return _entry(await service.voices.get_lexicon(dictionary_id))
+    return _entry(await voices_of(service).get_lexicon(dictionary_id))
 
 
 async def list_all(service: SpeechService, limit: str = "", starting_after: str = "") -> Response:
     """The oldest first, ten on a page unless a `limit` is sent."""
     paging = Paging(limit, starting_after, STARTING_AFTER, default=10)
-    page, more = paging.cut(await service.voices.all_of(StoredLexicon))
+    page, more = paging.cut(await voices_of(service).all_of(StoredLexicon))
     return await json_apart(lambda: {"data": list(map(_entry, page)), "has_more": more is not None})
 
 
 async def remove(service: SpeechService, dictionary_id: str) -> Response:
     """Deletes a dictionary."""
-    await service.voices.remove(await service.voices.get_lexicon(dictionary_id))
+    await voices_of(service).remove(await voices_of(service).get_lexicon(dictionary_id))
     return Response(status_code=204)
 
 

@@ -3,11 +3,72 @@
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
+
+from starlette.requests import Request
+from starlette.responses import Response
 
 from deployments.protocol import FinishReason, ModelInfo, PcmChunk
+from serve_app.api.context import state_of
+from serve_app.api.resolve.build_utterance import build_utterance
+from serve_app.api.resolve.speech_request import SpeechRequest
+from serve_app.api.responses.respond import AudioSource
+from serve_app.api.responses.speech_response import StreamedAnswer, WholeAnswer
+from serve_app.api.speech_service import SpeechService
 from serve_app.extensions.word_times.word_times import WordTimes
 from serve_app.speech.segments import Utterance, segment_seed
+from serve_app.speech.words import WordSource
 from serve_app.text.spoken import SpokenText
+
+
+async def respond_in_parts(
+    service: SpeechService,
+    request: Request,
+    speech: SpeechRequest,
+    answer: StreamedAnswer | WholeAnswer | None,
+    parts: Sequence[SpeechRequest],
+) -> Response:
+    """The `parts` of a dialogue over HTTP, as `respond` speaks one text. `speech` has their whole text and their form.
+    Speech that ends badly is not spoken again. Raises InvalidRequest.
+    """
+    opening = await service.begin_utterance(request, speech)
+    whole, client = opening.utterance, state_of(request).caller.name
+    alone = [replace(part, body=part.body.model_copy(update={"previous_request_id": None})) for part in parts]
+    drafts = [
+        await build_utterance(service.offer, part, request_id=whole.synthesis.request_id, client=client)
+        for part in alone
+    ]
+    first, *later = [draft.utterance for draft in drafts]
+    synthesis = whole.synthesis
+    first = first.changed(seed=synthesis.seed, tail=synthesis.tail, marks=synthesis.marks)
+    return _Dialogue(service, opening.speech, as_dialogue([first, *later]), parts).response(request, answer)
+
+
+class _Dialogue(AudioSource):
+    """The audio of all parts."""
+
+    may_redraw = False
+
+    def __init__(
+        self,
+        service: SpeechService,
+        speech: SpeechRequest,
+        utterances: Sequence[Utterance],
+        parts: Sequence[SpeechRequest],
+    ) -> None:
+        super().__init__(service, speech, utterances)
+        self._parts = parts
+
+    def words(self) -> WordSource | None:
+        first = self._parts[0]
+        if not first.body.word_timestamps:
+            return None
+        return DialogueTimes([part.spoken for part in self._parts], first.info, speed=first.body.speed)
+
+    def chunks(self, utterances: Sequence[Utterance]) -> AsyncGenerator[PcmChunk, None]:
+        speak = partial(self.service.models.of(utterances[0]).speak, info=self.speech.info)
+        return one_after_another(utterances, speak)
+
 
 Speak = Callable[[Utterance], AsyncGenerator[PcmChunk, None]]
 

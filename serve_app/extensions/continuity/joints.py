@@ -5,10 +5,17 @@ A talker that is given a tail, a few words and the codes that speak them, makes 
 
 import time
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from deployments.listener import Listener
-from deployments.protocol import SynthesisRequest, Tail
+from deployments.protocol import ModelInfo, PcmChunk, SynthesisRequest, Tail
+from serve_app.api.resolve.offer import Draft, Offer
+from serve_app.extension import Opened
+from serve_app.speech.observers import Observer
+from serve_app.speech.segments import Utterance
+from serve_app.speech.spoken_end import SpokenEnd
+
+NO_TAIL = "no finished request of yours in this voice that is kept has this id"
 
 _LEAD_S = 1.0  # of audio that is left to play when the next utterance begins
 _KEPT_S = 600.0
@@ -24,12 +31,35 @@ class _KeptTail:
     num_bytes: int
 
 
-class Tails:
+class Tails(Opened):
     """The tails of finished requests, each for some minutes. Beyond a number of bytes the oldest one goes."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, joins: bool) -> None:
+        """`joins`: whether each segment, and each utterance of a conversation, goes on from the one before it."""
+        self.joins = joins
         self._kept: OrderedDict[tuple[str, str], _KeptTail] = OrderedDict()
         self._num_bytes = 0
+
+    def join(self, offer: Offer) -> None:
+        offer.fields.add("previous_request_id")
+
+    async def resolve(self, draft: Draft) -> Draft:
+        """Has the utterance go on from the request that `previous_request_id` names. If none is kept, the speech
+        request says so.
+        """
+        speech, utterance = draft.speech, replace(draft.utterance, joins=self.joins)
+        draft = replace(draft, utterance=utterance)
+        if (previous_id := speech.body.previous_request_id) is None:
+            return draft
+        if (tail := self.find(utterance.synthesis, previous_id)) is None:
+            return replace(draft, speech=replace(speech, ignored={**speech.ignored, speech.previous_field: NO_TAIL}))
+        return replace(draft, utterance=utterance.changed(tail=tail))
+
+    def observe(self, utterance: Utterance, info: ModelInfo) -> Observer:
+        return _KeepTail(self, utterance)
+
+    def discard(self, utterance: Utterance) -> None:
+        self.drop(utterance.synthesis)
 
     def save(self, request: SynthesisRequest, tail: Tail | None) -> None:
         """Keeps `tail` for later requests of the client of `request`. None means that no speech can go on from it."""
@@ -56,6 +86,20 @@ class Tails:
     def _remove(self, key: tuple[str, str]) -> None:
         if (kept := self._kept.pop(key, None)) is not None:
             self._num_bytes -= kept.num_bytes
+
+
+class _KeepTail:
+    """Keeps the tail of an utterance that is spoken to its end."""
+
+    def __init__(self, tails: Tails, utterance: Utterance) -> None:
+        self._tails, self._utterance, self._end = tails, utterance, SpokenEnd()
+
+    def feed(self, chunk: PcmChunk) -> None:
+        self._end.add(chunk)
+
+    def end(self) -> None:
+        request, live = self._utterance.synthesis, self._utterance.live_text
+        self._tails.save(request, self._end.tail(request.text if live is None else live.spoken))
 
 
 class Continuation:

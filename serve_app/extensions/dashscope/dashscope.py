@@ -20,9 +20,11 @@ from serve_app.api.responses.whole_audio import AUDIO_HERE, object_with
 from serve_app.api.speech_service import SpeechService
 from serve_app.audio.formats import AudioFormat
 from serve_app.extension import Dialect, Route, Sample
-from serve_app.extensions.live.session import MAX_UNSPOKEN_CHARS, Audio, Cleared, Event, Flushed, Session, Started
+from serve_app.extensions.live.conversation import new_session
+from serve_app.extensions.live.session import MAX_UNSPOKEN_CHARS, Session
+from serve_app.extensions.live.turns import Audio, Cleared, Event, Flushed, Started
 from serve_app.extensions.realtime.realtime import ResponseSocket, response
-from serve_app.extensions.word_times.word_times import WordTimes
+from serve_app.speech.words import WordSource
 
 Json = dict[str, object]
 
@@ -61,7 +63,7 @@ async def speak_text(service: SpeechService, request: Request) -> Response:
     def output(audio: bytes, *, over: bool = True) -> Iterator[bytes]:
         return _output(audio, usage, request_id, characters, over=over)
 
-    def events(audio: AsyncGenerator[bytes, None], _: WordTimes | None) -> AsyncGenerator[bytes, None]:
+    def events(audio: AsyncGenerator[bytes, None], _: WordSource | None) -> AsyncGenerator[bytes, None]:
         return in_parts(audio, lambda part: _event(output(part, over=False)), lambda: _event(output(b"")))
 
     if streams:
@@ -151,7 +153,7 @@ class DashScopeSocket(ResponseSocket):
         if self._session is None:
             speech = await self._speech_request(self._settings)
             self._pending_notes = {} if self._has_sent_notes else speech.notes()
-            session = self.service.session(self.socket, speech, request_id=self.request_id)
+            session = new_session(self.service, self.socket, speech, request_id=self.request_id)
             self._session = self.converse(session, self.say)
         return self._session
 

@@ -20,7 +20,8 @@ from serve_app.api.speech_service import SpeechService
 from serve_app.audio.formats import AudioFormat
 from serve_app.extension import Dialect, Route, Sample
 from serve_app.extensions.live.connection import HandshakeConnection, unknown_type
-from serve_app.extensions.live.session import Audio, Cleared, Event, Flushed
+from serve_app.extensions.live.conversation import new_session
+from serve_app.extensions.live.turns import Audio, Cleared, Event, Flushed
 
 RAW = {"linear16": AudioFormat.PCM, "mulaw": AudioFormat.MULAW, "alaw": AudioFormat.ALAW}
 FILES = {name: AudioFormat(name) for name in ("mp3", "opus", "flac", "aac")}
@@ -106,7 +107,7 @@ class TurnSocket(HandshakeConnection):
         return await speech_request(service, socket.query_params, words=cls.words)
 
     async def opened(self) -> None:
-        session = self.service.session(self.socket, self.speech, request_id=self.request_id)
+        session = new_session(self.service, self.socket, self.speech, request_id=self.request_id)
         self._session = self.converse(session, self.say)
 
     @abstractmethod

@@ -10,7 +10,7 @@ from serve_app.api.parsing.client_input import number, plain_number, text_of
 from serve_app.extension import Dialect, Route, Sample
 from serve_app.extensions.deepgram.deepgram import RAW, TurnSocket, plain, speak_text
 from serve_app.extensions.live.connection import unknown_type
-from serve_app.extensions.live.session import Audio, Cleared, Event, Flushed, Started, Turn
+from serve_app.extensions.live.turns import Audio, Cleared, Event, Flushed, Started, Turn
 
 _MOST_MS = 10**9
 _SLOWEST, _FASTEST, _STEP = 0.5, 1.5, 0.05

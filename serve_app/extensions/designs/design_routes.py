@@ -18,7 +18,7 @@ from serve_app.api.context import state_of
 from serve_app.api.parsing import field_names
 from serve_app.api.request_record import Usage
 from serve_app.api.resolve import ignored_fields
-from serve_app.api.resolve.make_request import lenient_request, read_text
+from serve_app.api.resolve.make_request import lenient_request
 from serve_app.api.resolve.speech_request import Delivery, SpeechRequest
 from serve_app.api.responses.speech_response import while_connected
 from serve_app.api.responses.whole_audio import ByteQuota
@@ -26,7 +26,8 @@ from serve_app.api.speech_service import SpeechService
 from serve_app.audio.formats import AudioFormat
 from serve_app.extension import Dialect, Route
 from serve_app.extensions.designs.designs import LONGEST_S, SHORTEST_S, Description, DesignedSpeech, keep
-from serve_app.extensions.models.model_choice import choosing_fields, not_deployed
+from serve_app.extensions.models.model_choice import not_deployed
+from serve_app.extensions.voices.opening import voices_of
 from serve_app.extensions.voices.stored_voice import StoredDesign
 from serve_app.text.languages import language_name
 
@@ -119,7 +120,7 @@ async def speech_request(
     models = await service.models.infos()
     if all(info.kind is not ModelKind.VOICE_DESIGN for info in models):
         raise not_deployed(ModelKind.VOICE_DESIGN, models, "Designing a voice")
-    design_fields: Json = {**dict.fromkeys(choosing_fields(service.offer), "VoiceDesign"), **sent}
+    design_fields: Json = {**dict.fromkeys(service.offer.further_fields, "VoiceDesign"), **sent}
     speech = await lenient_request(service.offer, design_fields, names, delivery=delivery, overrides=overrides)
     if speech.info.kind is not ModelKind.VOICE_DESIGN:
         raise InvalidRequest(f"model: {speech.info.name} designs no voices, it is of kind {speech.info.kind}.", "model")
@@ -130,13 +131,13 @@ async def speech_request(
     if len(body.input) > _MOST_CHARS:
         message = f"text has {len(body.input)} characters: a candidate says {_MOST_CHARS} at most."
         raise InvalidRequest(message, "text", "string_above_max_length")
-    spoken, _ = await read_text(service.offer, body, speech.info, speech.stored)
+    spoken, _ = await service.offer.read_text(service.offer, body, speech.info, speech.stored)
     return replace(speech, body=body, spoken=spoken)
 
 
 async def candidates(service: SpeechService, request: Request, speech: SpeechRequest) -> Candidates:
     """Speaks them, all at once, and keeps them for an hour. Raises InvalidRequest where none can be used."""
-    await service.voices.all_of(StoredDesign)  # raises where nothing could be kept
+    await voices_of(service).all_of(StoredDesign)  # raises where nothing could be kept
     caller = state_of(request).caller
     for _ in range(NUM_CANDIDATES - 1):  # the door has counted one
         caller.count_request()
@@ -151,7 +152,7 @@ async def candidates(service: SpeechService, request: Request, speech: SpeechReq
         description = Description(
             speech.body.instructions or "", speech.info.name, None if language == "auto" else language
         )
-        kept_designs = await keep(service.voices, usable, description)
+        kept_designs = await keep(voices_of(service), usable, description)
         audio = [await _rendered(design, speech) for design in usable]
     left_out: list[Json] = [{"seed": design.seed, "reason": fault} for design, fault in spoken if fault is not None]
     return Candidates(usable[0].text, list(zip(kept_designs, audio, strict=True)), left_out)
@@ -178,7 +179,9 @@ async def _speak(
     changes: Json = {"max_new_tokens": most if max_new_tokens is None else min(max_new_tokens, most)}
     if speech.body.seed is not None:
         changes["seed"] = (speech.body.seed + number) % 2**64
-    utterance = await service.begin_utterance(request, replace(speech, body=speech.body.model_copy(update=changes)))
+    utterance = (
+        await service.begin_utterance(request, replace(speech, body=speech.body.model_copy(update=changes)))
+    ).utterance
     utterance = utterance.changed(request_id=f"{utterance.synthesis.request_id}-{number + 1}")
     usage, pcm = Usage(), bytearray()
     async with aclosing(service.models.of(utterance).speak(utterance, speech.info)) as chunks:

@@ -14,6 +14,7 @@ from serve_app.extension import Charge, Dialect, Route
 from serve_app.extensions.designs.design_routes import candidates, speech_request
 from serve_app.extensions.designs.designs import find, lock
 from serve_app.extensions.elevenlabs.elevenlabs import DEFAULT_FORMAT, encoded, output, voice_entry
+from serve_app.extensions.voices.opening import voices_of
 from serve_app.extensions.voices.stored_voice import Details
 
 _NAMES: field_names.Names = {
@@ -54,8 +55,8 @@ async def preview_voices(service: SpeechService, request: Request) -> Response:
 
 async def hear_preview(service: SpeechService, generated_voice_id: str) -> Response:
     """A preview's audio, as FLAC."""
-    design = await find(service.voices, generated_voice_id, field="generated_voice_id")
-    return Response(await service.voices.recording(design, design.take), media_type="audio/flac")
+    design = await find(voices_of(service), generated_voice_id, field="generated_voice_id")
+    return Response(await voices_of(service).recording(design, design.take), media_type="audio/flac")
 
 
 async def create_voice(service: SpeechService, request: Request) -> Response:
@@ -69,7 +70,7 @@ async def create_voice(service: SpeechService, request: Request) -> Response:
         description=form.text("voice_description") or "",
         consent=form.text("consent"),
     )
-    voice = await lock(service.voices, form.required("generated_voice_id"), details, field="generated_voice_id")
+    voice = await lock(voices_of(service), form.required("generated_voice_id"), details, field="generated_voice_id")
     reasons = {"played_not_selected_voice_ids": "nothing learns from it"}
     unheard = {name: reason for name, reason in reasons.items() if form.fields.get(name)}
     headers = ignored_fields.as_header(ignored_fields.with_unknown(form.fields, (*_CREATED, *reasons), unheard))

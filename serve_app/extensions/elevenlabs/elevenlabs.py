@@ -26,9 +26,11 @@ from serve_app.api.responses.whole_audio import AUDIO_HERE, object_with
 from serve_app.api.speech_service import SpeechService
 from serve_app.audio.formats import AudioFormat
 from serve_app.extension import Charge, Dialect, Route
+from serve_app.extensions.continuity.dialogue import respond_in_parts
+from serve_app.extensions.voices.opening import voices_of
 from serve_app.extensions.voices.stored_voice import NEUTRAL, Details, SentRecording
 from serve_app.extensions.voices.voice_store import StoreFailed
-from serve_app.extensions.word_times.word_times import Word, WordTimes, marked
+from serve_app.speech.words import Word, WordSource, marked
 from serve_app.text.characters import is_ideograph, is_speakable
 
 FORMATS = {
@@ -75,7 +77,11 @@ def _speaking(
         speech, parts = await _dialogue(service, speech, fields.get("inputs"))
         usage = state_of(request).record.usage
         timed = StreamedAnswer(_LINES, partial(_lines, usage=usage)) if stream else WholeAnswer(_JSON, _timed)
-        answer = await respond(service, request, speech, timed if timestamps else None, parts=parts)
+        own = timed if timestamps else None
+        speaking = (
+            respond_in_parts(service, request, speech, own, parts) if parts else respond(service, request, speech, own)
+        )
+        answer = await speaking
         answer.headers["request-id"] = state_of(request).record.request_id  # for `previous_request_ids`
         return answer
 
@@ -107,16 +113,16 @@ def _ways(path: str, summary: str) -> tuple[Route, ...]:
 
 async def list_voices(service: SpeechService, page_size: str = "", next_page_token: str = "") -> Response:
     """All of them on one page, unless a `page_size` is sent."""
-    voices = await catalogue.all_voices(await service.models.infos(), service.voices)
+    voices = await catalogue.all_voices(await service.models.infos(), voices_of(service))
     paging = Paging(page_size, next_page_token, names=("page_size", "next_page_token"))
-    page, more = catalogue.page_of_voices(voices, paging, service.settings.voices)
+    page, more = catalogue.page_of_voices(voices, paging, service.offer.voices)
     about = {"has_more": more is not None, "total_count": len(voices), "next_page_token": more}
     return await json_apart(lambda: {"voices": list(map(voice_entry, page)), **about})
 
 
 async def show_voice(service: SpeechService, voice_id: str) -> dict[str, object]:
     """One voice. Raises InvalidRequest with the valid names."""
-    return voice_entry(await catalogue.find_voice(voice_id, service.models, service.voices))
+    return voice_entry(await catalogue.find_voice(voice_id, service.models, voices_of(service)))
 
 
 async def add_voice(service: SpeechService, request: Request) -> Response:
@@ -129,7 +135,7 @@ async def add_voice(service: SpeechService, request: Request) -> Response:
         consent=form.text("consent"),
         provenance="elevenlabs",
     )
-    voice = await service.voices.add(details, _takes(form, is_new=True), field="files")
+    voice = await voices_of(service).add(details, _takes(form, is_new=True), field="files")
     takes = {"takes": [take.as_json() for take in voice.takes]}
     return _stored({"voice_id": voice.id, "requires_verification": False, **takes}, form)
 
@@ -140,16 +146,16 @@ async def edit_voice(service: SpeechService, request: Request, voice_id: str) ->
     changes: dict[str, object] = {name: form.text(name) for name in ("name", "description") if form.text(name)}
     if (language := _language(form)) is not None:
         changes["language"] = language
-    voice = await service.voices.get(voice_id)
+    voice = await voices_of(service).get(voice_id)
     added = _takes(form, is_new=False)
-    changed = await service.voices.change(voice, changes, added=added, field="files")
+    changed = await voices_of(service).change(voice, changes, added=added, field="files")
     takes = {"takes": [take.as_json() for take in changed.takes[-len(added) :]]} if added else {}
     return _stored({"status": "ok", **takes}, form)
 
 
 async def remove_voice(service: SpeechService, voice_id: str) -> dict[str, object]:
     """Deletes a stored voice."""
-    await service.voices.remove(await service.voices.get(voice_id))
+    await voices_of(service).remove(await voices_of(service).get(voice_id))
     return {"status": "ok"}
 
 
@@ -259,7 +265,7 @@ async def located(service: SpeechService, locators: object, reasons: dict[str, s
     words: dict[str, str] = {}
     for locator in reversed(named):
         try:
-            lexicon = await service.voices.get_lexicon(str(locator.get("pronunciation_dictionary_id")))
+            lexicon = await voices_of(service).get_lexicon(str(locator.get("pronunciation_dictionary_id")))
         except (NotFound, StoreFailed) as error:
             reasons[LOCATORS] = str(error)
             continue
@@ -344,7 +350,7 @@ def characters(words: Sequence[Word]) -> tuple[list[str], list[float], list[floa
     return chars, starts_s, ends_s
 
 
-def _timed(audio: bytes, times: WordTimes | None, **more: object) -> Iterator[bytes]:
+def _timed(audio: bytes, times: WordSource | None, **more: object) -> Iterator[bytes]:
     """Audio and the words that have become known, with `more` fields."""
     alignment = None
     words = [] if times is None else times.take()
@@ -359,7 +365,9 @@ def _timed(audio: bytes, times: WordTimes | None, **more: object) -> Iterator[by
     return object_with({**fields, **more}, audio)
 
 
-def _lines(audio: AsyncGenerator[bytes, None], times: WordTimes | None, *, usage: Usage) -> AsyncGenerator[bytes, None]:
+def _lines(
+    audio: AsyncGenerator[bytes, None], times: WordSource | None, *, usage: Usage
+) -> AsyncGenerator[bytes, None]:
     """A line for each part: they have a second of audio or less, so that clients with short lines can read them. The
     last one has no audio, and says how speech ended.
     """

@@ -3,6 +3,6 @@ from serve_app.extensions.elevenlabs import designs, elevenlabs, lexicons, socke
 
 EXTENSION = Extension(
     "elevenlabs",
-    requires=("voices", "designs"),
+    requires=("voices", "designs", "live"),
     dialects=(elevenlabs.DIALECT, sockets.DIALECT, designs.DIALECT, lexicons.DIALECT),
 )

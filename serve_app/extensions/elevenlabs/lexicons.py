@@ -10,6 +10,7 @@ from serve_app.api.responses.listing import Paging, json_apart
 from serve_app.api.speech_service import SpeechService
 from serve_app.extension import Charge, Dialect, Route
 from serve_app.extensions.text.lexicon import Lexicon, from_pls, to_pls
+from serve_app.extensions.voices.opening import voices_of
 from serve_app.extensions.voices.stored_voice import StoredLexicon
 
 Json = dict[str, object]
@@ -22,7 +23,7 @@ async def add_from_rules(service: SpeechService, request: Request) -> Response:
     """Stores a dictionary of `rules` with a `name`."""
     fields = await read_object(request)
     made = StoredLexicon.named(text_of(fields, "name"), _words(fields.get("rules")))
-    await service.voices.keep(made, {})
+    await voices_of(service).keep(made, {})
     return JSONResponse(_entry(made))
 
 
@@ -33,14 +34,14 @@ async def add_from_file(service: SpeechService, request: Request) -> Response:
     if len(files) != 1:
         raise InvalidRequest("file is required: one PLS lexicon.", "file", "missing_required_parameter")
     made = StoredLexicon.named(form.required("name"), from_pls(files[0].data, "file"))
-    await service.voices.keep(made, {})
+    await voices_of(service).keep(made, {})
     return JSONResponse(_entry(made))
 
 
 async def add_rules(service: SpeechService, request: Request, dictionary_id: str) -> Response:
     """Adds `rules`; a rule of the same spelling goes."""
     rules = _words((await read_object(request)).get("rules"))
-    changed = await service.voices.change_lexicon(dictionary_id, lambda old: old.with_words(old.words | rules))
+    changed = await voices_of(service).change_lexicon(dictionary_id, lambda old: old.with_words(old.words | rules))
     return JSONResponse(_entry(changed))
 
 
@@ -53,20 +54,20 @@ async def remove_rules(service: SpeechService, request: Request, dictionary_id: 
     def change(old: StoredLexicon) -> StoredLexicon:
         return old.with_words({word: said for word, said in old.words.items() if word not in gone})
 
-    return JSONResponse(_entry(await service.voices.change_lexicon(dictionary_id, change)))
+    return JSONResponse(_entry(await voices_of(service).change_lexicon(dictionary_id, change)))
 
 
 async def show(service: SpeechService, dictionary_id: str) -> Json:
     """One dictionary with its rules."""
-    lexicon = await service.voices.get_lexicon(dictionary_id)
+    lexicon = await voices_of(service).get_lexicon(dictionary_id)
     rules = [{"string_to_replace": word, "type": "alias", "alias": said} for word, said in lexicon.words.items()]
     return {**_entry(lexicon), "rules": rules}
 
 
 async def list_all(service: SpeechService, page_size: str = "", cursor: str = "") -> Response:
     """All of them on one page, unless a `page_size` is sent."""
-    known = await service.voices.all_of(StoredLexicon)
-    most = service.settings.voices.max_voices
+    known = await voices_of(service).all_of(StoredLexicon)
+    most = service.offer.voices.most
     page, more = Paging(page_size, cursor, names=("page_size", "cursor"), default=most, most=most).cut(known)
     about = {"has_more": more is not None, "next_cursor": more}
     return await json_apart(lambda: {"pronunciation_dictionaries": list(map(_entry, page)), **about})
@@ -74,7 +75,7 @@ async def list_all(service: SpeechService, page_size: str = "", cursor: str = ""
 
 async def download(service: SpeechService, dictionary_id: str, version_id: str) -> Response:
     """The newest version as a PLS file."""
-    lexicon = await service.voices.get_lexicon(dictionary_id)
+    lexicon = await voices_of(service).get_lexicon(dictionary_id)
     if version_id != lexicon.version:
         raise InvalidRequest(f"version_id: only {lexicon.version}, the newest version, is kept.", "version_id")
     return Response(to_pls(lexicon.words.items(), "en"), media_type="application/pls+xml")

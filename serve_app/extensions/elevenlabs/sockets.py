@@ -11,7 +11,7 @@ from serve_app.api.error_replies import ErrorReply, translate
 from serve_app.api.parsing import field_names
 from serve_app.api.parsing.client_input import plain_number, switch
 from serve_app.api.resolve import ignored_fields
-from serve_app.api.resolve.make_request import read_text, request_in_voice
+from serve_app.api.resolve.make_request import request_in_voice
 from serve_app.api.resolve.speech_request import SpeechRequest
 from serve_app.api.speech_service import SpeechService
 from serve_app.audio.formats import AudioFormat
@@ -28,8 +28,9 @@ from serve_app.extensions.elevenlabs.elevenlabs import (
     unknown,
 )
 from serve_app.extensions.live.connection import MAX_CONTEXTS, ContextConnection, HandshakeConnection
-from serve_app.extensions.live.session import Audio, Done, Event, Failed, Flushed, Rest, Session, Words
-from serve_app.extensions.word_times.word_times import Word, marked
+from serve_app.extensions.live.session import Session
+from serve_app.extensions.live.turns import Audio, Done, Event, Failed, Flushed, Rest, Words
+from serve_app.speech.words import Word, marked
 
 _ONLY = ""  # the name of the one context of stream-input
 _SPEED = "voice_settings.speed"
@@ -122,7 +123,9 @@ class _Contexts(ContextConnection, HandshakeConnection):
         reasons: dict[str, str] = {}
         words = await located(self.service, fields[LOCATORS], reasons)
         body = self.speech.body.model_copy(update={"lexicon": words})
-        spoken, unread = await read_text(self.service.offer, body, self.speech.info, self.speech.stored)
+        spoken, unread = await self.service.offer.read_text(
+            self.service.offer, body, self.speech.info, self.speech.stored
+        )
         return replace(self.speech, body=body, spoken=spoken, ignored=reasons | unread)
 
     async def _close(self, name: str) -> None:

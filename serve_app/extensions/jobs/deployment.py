@@ -8,14 +8,18 @@ from typing import Any
 from ray import serve
 
 from deployments.serving import ray_metrics, ray_private
-from serve_app.api.resolve.speech_request import Offer
+from serve_app.api.resolve.offer import Offer
 from serve_app.audio import recordings
 from serve_app.config import ApiSettings
 from serve_app.extensions.jobs.desk import JobDesk
 from serve_app.extensions.jobs.segment_maker import SegmentMaker
-from serve_app.extensions.records.record_keeper import RecordKeeper
-from serve_app.extensions.voices.library import Voices
-from serve_app.ingress import forget_everywhere, limit_kept_memory, record_sinks, return_memory
+from serve_app.extensions.models.model_choice import ModelChoice
+from serve_app.extensions.records.extension import record_keeper
+from serve_app.extensions.records.settings import RecordSettings
+from serve_app.extensions.text.reading import TextReading
+from serve_app.extensions.voices.opening import open_voices
+from serve_app.extensions.voices.settings import VoiceSettings
+from serve_app.ingress import forget_everywhere, limit_kept_memory, return_memory
 from serve_app.scaling.pool_watch import PoolWatch
 from serve_app.speech.model_state import ModelStatus
 from serve_app.speech.replica_synthesizer import Deployed, ReplicaSynthesizer
@@ -35,14 +39,17 @@ class JobsReplica:
         self._watch = PoolWatch(app_name, {model.name: model.deployments for model in models})
         # The only ingress replica may be killed before it has told the others of a deletion.
         forget = partial(forget_everywhere, app_name)
-        self._voices = Voices.of(settings.voices, num_nodes=ray_private.num_nodes(), forget=forget)
+        self._voices = open_voices(settings.of(VoiceSettings), num_nodes=ray_private.num_nodes(), forget=forget)
         synthesizers = {model.name: ReplicaSynthesizer(model) for model in models}
         speaking = {name: SpeechModel(synthesizer, settings.admission) for name, synthesizer in synthesizers.items()}
-        offer = Offer(SpeechModels(speaking), settings, self._voices)
-        self._keeper = RecordKeeper(record_sinks(settings.records, self._voices.store))
-        maker = SegmentMaker(synthesizers, self._voices, self._keeper.keep)
+        offer = Offer(SpeechModels(speaking), settings)
+        for state in (TextReading(), self._voices, ModelChoice()):
+            state.join(offer)
+        replica, folder = ray_private.replica_name(), ray_private.log_folder()
+        self._keeper = record_keeper(settings.of(RecordSettings), self._voices.store, replica=replica, folder=folder)
+        maker = SegmentMaker(synthesizers, self._voices, self._keeper.receive)
         dead_nodes = ray_private.num_dead_nodes
-        self._desk = JobDesk(offer, maker, settings.jobs, hindrance=self._hindrance, dead_nodes=dead_nodes)
+        self._desk = JobDesk(offer, self._voices, maker, hindrance=self._hindrance, dead_nodes=dead_nodes)
         self._replica = ray_private.this_replica()
         limit_kept_memory()
         self._working: asyncio.Task[None] | None = None

@@ -31,17 +31,18 @@ from deployments.errors import (
 )
 from serve_app.api.parsing.client_input import HALF_REPLACED, parse_object
 from serve_app.api.resolve.ignored_fields import Reasons
-from serve_app.api.resolve.speech_request import Offer
+from serve_app.api.resolve.offer import Offer
 from serve_app.api.responses.listing import apart, limit_of, page_of
-from serve_app.config import JobSettings
 from serve_app.extensions.jobs.job_store import JobStore
 from serve_app.extensions.jobs.known_jobs import KnownJobs, age, cancel_tasks, keys_of, sees
 from serve_app.extensions.jobs.planning import Planned, plan_into
 from serve_app.extensions.jobs.segment_maker import JobStopped, SegmentMaker
+from serve_app.extensions.jobs.settings import JobSettings
 from serve_app.extensions.jobs.stored_job import JOB_ID, LONGEST_LINE, JobState, MadeSegment, SegmentId, StoredJob
 from serve_app.extensions.jobs.webhooks import WEBHOOK, Webhooks
 from serve_app.extensions.jobs.work import Json, Track, Work
 from serve_app.extensions.voices.clocks import SteadyClock
+from serve_app.extensions.voices.library import Voices
 from serve_app.extensions.voices.stored_voice import now
 from serve_app.extensions.voices.voice_store import Damaged, StoreFailed
 from serve_app.visitor import VISITOR, Visitor
@@ -75,18 +76,17 @@ class JobDesk:
     def __init__(
         self,
         offer: Offer,
+        voices: Voices,
         maker: SegmentMaker,
-        settings: JobSettings,
         *,
         hindrance: Callable[[str], str | None] = lambda model: None,
         dead_nodes: Callable[[], int] = lambda: 0,
     ) -> None:
         """`hindrance` says why jobs may not use a model now, by its name. `dead_nodes` counts those that were lost."""
-        self._offer, self._maker, self._settings = offer, maker, settings
+        self._offer, self._voices, self._maker = offer, voices, maker
+        self._settings = settings = offer.settings.of(JobSettings)
         self._hindrance, self._dead_nodes = hindrance, dead_nodes
-        self._webhooks = Webhooks(settings)
-        self._keys = keys_of(offer)
-        self._limit = _FIRST_SEGMENTS
+        self._webhooks, self._keys, self._limit = Webhooks(settings), keys_of(offer), _FIRST_SEGMENTS
         self._failure: str | None = None  # why the store cannot be used now
         self._losses = deque[tuple[float, SegmentId]](maxlen=1000)  # when segments were lost with their replica
         self._num_dead_nodes, self._node_lost_s = 0, float("-inf")
@@ -437,7 +437,7 @@ class JobDesk:
         await asyncio.wait((removing,), timeout=_REMOVAL_S)
 
     def _store(self) -> JobStore:
-        return JobStore(self._offer.voices.files())
+        return JobStore(self._voices.files())
 
 
 def _read(body: bytes) -> tuple[Json, str, Reasons]:

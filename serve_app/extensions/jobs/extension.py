@@ -4,9 +4,10 @@ from typing import TYPE_CHECKING, Any
 
 from deployments.errors import ReplicaLost, Starting
 from serve_app.config import AppConfig
-from serve_app.extension import DeploymentSpec, Extension
+from serve_app.extension import DeploymentSpec, Extension, Opening
 from serve_app.extensions.jobs import job_routes
 from serve_app.extensions.jobs.desk import AskDesk
+from serve_app.extensions.jobs.settings import JobSettings
 
 if TYPE_CHECKING:
     from serve_app.speech.replica_synthesizer import Deployed
@@ -18,18 +19,22 @@ _TIMEOUT_S, _CREATE_TIMEOUT_S = 10.0, 120.0
 
 def deploy(config: AppConfig, models: "Sequence[Deployed]") -> DeploymentSpec:
     """The one replica that makes jobs."""
-    from serve_app.extensions.jobs.deployment import JobsReplica  # imports Ray
-
     scaling = {name: own.talker_scaling for name, own in config.by_model().items()}
     waking = tuple(name for name, own in scaling.items() if own is None or own.jobs == "wake")
-    return DeploymentSpec("Jobs", JobsReplica, config.jobs_pool, _REQUESTS, (config.api, models, waking))
+    return DeploymentSpec(
+        "Jobs",
+        "serve_app.extensions.jobs.deployment:JobsReplica",
+        config.api.of(JobSettings).pool,
+        _REQUESTS,
+        (config.api, models, waking),
+    )
 
 
-def open_desk(handle: Any) -> AskDesk | None:
-    """Calls of the desk in that replica; `handle` is Ray Serve's, None where none was deployed."""
+def open_desk(opening: Opening) -> AskDesk | None:
+    """Calls of the desk in that replica, None where none was deployed."""
     from deployments.serving.handles import ask_replica  # imports Ray
 
-    if handle is None:
+    if (handle := opening.handle) is None:
         return None
 
     async def ask(method: str, *arguments: object) -> Any:
@@ -42,4 +47,11 @@ def open_desk(handle: Any) -> AskDesk | None:
     return ask
 
 
-EXTENSION = Extension("jobs", requires=("voices",), dialects=(job_routes.DIALECT,), deploy=deploy, open=open_desk)
+EXTENSION = Extension(
+    "jobs",
+    settings=JobSettings,
+    requires=("voices", "records", "models", "word_times"),
+    dialects=(job_routes.DIALECT,),
+    deploy=deploy,
+    open=open_desk,
+)

@@ -11,14 +11,15 @@ from serve_app.api.headers import SAMPLE_RATE_HEADER
 from serve_app.api.parsing.client_input import check_form, format_named, idempotency_key, read_body
 from serve_app.api.resolve import ignored_fields
 from serve_app.api.resolve.speech_request import CONTENT_TYPES, RAW, disclosure
-from serve_app.api.responses.listing import apart, json_apart
+from serve_app.api.responses.listing import apart, begun, json_apart
 from serve_app.api.speech_service import SpeechService
 from serve_app.audio.formats import AudioFormat
 from serve_app.extension import Charge, Dialect, Route
 from serve_app.extensions.jobs.desk import AskDesk
 from serve_app.extensions.jobs.job_store import JobStore
-from serve_app.extensions.jobs.stored_audio import StoredAudio, begun, words_of
+from serve_app.extensions.jobs.stored_audio import StoredAudio, words_of
 from serve_app.extensions.jobs.work import Json, Track
+from serve_app.extensions.voices.opening import voices_of
 from serve_app.extensions.voices.voice_store import NoStore
 from serve_app.visitor import VISITOR
 
@@ -28,7 +29,7 @@ _FORMATS = {each.value: each for each in AudioFormat}
 
 async def _ask(service: SpeechService, method: str, *arguments: object) -> Any:
     """A method of the desk of jobs, on behalf of the caller. Raises as that does."""
-    ask = cast("AskDesk | None", service.opened.get("jobs"))
+    ask = cast("AskDesk | None", service.opened_by("jobs"))
     if ask is None:
         raise NoStore("This server makes no jobs.")
     return await ask(method, VISITOR.get(), *arguments)
@@ -86,7 +87,7 @@ async def part_audio(
 async def part_words(service: SpeechService, job_id: str, part: str) -> Response:
     """When each word and each segment of a finished part is heard."""
     track = await _ask(service, "track", job_id, part)
-    return await json_apart(dict, await words_of(JobStore(service.voices.files()), track, int(part)))
+    return await json_apart(dict, await words_of(JobStore(voices_of(service).files()), track, int(part)))
 
 
 async def whole_audio(service: SpeechService, request: Request, job_id: str, response_format: str = "flac") -> Response:
@@ -97,7 +98,7 @@ async def whole_audio(service: SpeechService, request: Request, job_id: str, res
 
 async def _audio(service: SpeechService, request: Request, track: Track, audio_format: AudioFormat) -> Response:
     disclosed = service.settings.disclose_synthetic
-    store = JobStore(service.voices.files())
+    store = JobStore(voices_of(service).files())
     audio = await apart(StoredAudio, store, track, audio_format, disclosed=disclosed)
     kind = CONTENT_TYPES[audio_format]
     content_type = f"{kind};rate={track.sample_rate};channels=1" if audio_format in RAW else kind

@@ -13,9 +13,10 @@ from functools import partial
 
 from deployments.errors import Conflict
 from serve_app.api.access.keys import Keys
-from serve_app.api.resolve.speech_request import Offer
-from serve_app.config import ConfigError, JobSettings
+from serve_app.api.resolve.offer import Offer
+from serve_app.config import ConfigError
 from serve_app.extensions.jobs.job_store import JobStore
+from serve_app.extensions.jobs.settings import JobSettings
 from serve_app.extensions.jobs.stored_job import JobState
 from serve_app.extensions.jobs.work import Work
 from serve_app.extensions.voices.voice_store import Damaged, StoreFailed

@@ -12,9 +12,11 @@ from serve_app.api.parsing.speech_body import check_length
 from serve_app.api.resolve.build_utterance import build_utterance
 from serve_app.api.resolve.ignored_fields import Reasons
 from serve_app.api.resolve.make_request import strict_request
-from serve_app.api.resolve.speech_request import Offer, SpeechRequest
+from serve_app.api.resolve.offer import Offer
+from serve_app.api.resolve.speech_request import SpeechRequest
 from serve_app.config import ApiSettings
 from serve_app.extensions.jobs.job_store import JobStore
+from serve_app.extensions.jobs.settings import JobSettings
 from serve_app.extensions.jobs.stored_job import (
     MOST_PARTS,
     MOST_SEGMENTS,
@@ -26,6 +28,7 @@ from serve_app.extensions.jobs.stored_job import (
     StoredJob,
 )
 from serve_app.extensions.text.spoken_text import ReadText
+from serve_app.extensions.voices.stored_voice import StoredVoice
 from serve_app.speech.segments import Segments, Utterance
 from serve_app.text.characters import is_speakable
 
@@ -103,7 +106,9 @@ async def plan_into(made: Planned, offer: Offer, fields: Mapping[str, object]) -
     made.deterministic = switch(defaults, DETERMINISTIC)
     defaults.pop(DETERMINISTIC, None)
     # A part may be longer than the text of a request.
-    long = replace(offer, settings=settings.model_copy(update={"max_input_chars": settings.jobs.max_input_chars}))
+    long = replace(
+        offer, settings=settings.model_copy(update={"max_input_chars": settings.of(JobSettings).max_input_chars})
+    )
     began_s = time.monotonic()
     for number, entry in enumerate(inputs):
         _check_time(time.monotonic() - began_s, number, len(inputs))
@@ -146,12 +151,13 @@ async def _planned_part(made: Planned, long: Offer, settings: ApiSettings, field
     if made.deterministic and not speech.info.deterministic:
         reason = f"the codes of {speech.info.name} depend on what else its talkers do: set talker.deterministic"
         raise InvalidRequest(f"{DETERMINISTIC}: {reason}, or leave the field out.", DETERMINISTIC)
-    utterance = await build_utterance(long, speech, request_id="", client="")
+    utterance = (await build_utterance(long, speech, request_id="", client="")).utterance
     request = utterance.synthesis
     assert isinstance(speech.spoken, ReadText)
     stored = {}
     if speech.stored is not None:
         assert request.reference is not None, "a stored voice speaks by its recording"
+        assert isinstance(speech.stored, StoredVoice)
         take = speech.stored.take_for(speech.body.instructions)
         by_vector = request.reference.x_vector_only
         stored = {"stored_voice": speech.stored.id, "style": take.style, "x_vector_only": by_vector}

@@ -89,8 +89,7 @@ class SegmentMaker:
         voice = await self._voices.find(manner.stored_voice)
         if voice is None:
             raise JobStopped(f"the voice {manner.stored_voice} was deleted")
-        take = voice.take_for(manner.style)
-        return await self._voices.reference(voice, take, info, x_vector_only=manner.x_vector_only)
+        return await self._voices.reference(voice, manner.style, info, x_vector_only=manner.x_vector_only)
 
     async def _speak(self, utterance: Utterance, info: ModelInfo, voice: str | None) -> _Speech:
         request = utterance.synthesis

@@ -3,7 +3,6 @@ fetched, and when its words are heard.
 """
 
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from functools import partial
 
 from deployments.protocol import FinishReason, PcmChunk
@@ -69,19 +68,6 @@ class StoredAudio:
                 yield audio
         if audio := await apart(encoder.close):
             yield audio
-
-
-async def begun(body: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
-    """The same body, whose first part was read: an error before it can still be a status."""
-    first = await anext(body, b"")
-
-    async def rest() -> AsyncGenerator[bytes, None]:
-        async with aclosing(body):
-            yield first
-            async for part in body:
-                yield part
-
-    return rest()
 
 
 def _made(track: Track) -> list[MadeSegment]:

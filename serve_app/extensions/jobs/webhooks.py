@@ -15,7 +15,8 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from deployments.errors import InvalidRequest, StartError
-from serve_app.config import JobSettings, is_loopback
+from serve_app.config import is_loopback
+from serve_app.extensions.jobs.settings import JobSettings
 from serve_app.extensions.jobs.work import Json
 from serve_app.extensions.voices.stored_voice import now
 

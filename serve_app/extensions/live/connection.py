@@ -25,23 +25,21 @@ from serve_app.api.error_replies import (
     close_reason,
     translate,
 )
-from serve_app.api.handshake import refuse_handshake
+from serve_app.api.handshake import LEAVING, MAX_MESSAGE_BYTES, refuse_handshake
 from serve_app.api.parsing.client_input import MAX_BODY_BYTES, parse_object
 from serve_app.api.resolve import ignored_fields
 from serve_app.api.resolve.speech_request import SpeechRequest, disclosure
 from serve_app.api.speech_service import SpeechService
-from serve_app.extensions.live.session import Done, Event, Failed, Session
+from serve_app.extensions.live.conversation import new_session
+from serve_app.extensions.live.session import Session
+from serve_app.extensions.live.turns import Done, Event, Failed
 
 logger = logging.getLogger(__name__)
 
-MAX_MESSAGE_BYTES = 128 << 10  # without reference audio
 IDLE_TIMEOUT_S = 600.0  # a socket on which neither side sends anything for this time is closed
 MAX_CONTEXTS = 16  # on one socket
 MAX_NAME_CHARS = 128  # of a context
 _ENGINE_FAILED = 1011
-# The scope has a function under this key, if the client's connection ends in this process. The function takes a
-# callback, and any thread calls that when the server is to end.
-LEAVING = "talkray.leaving"
 _SERVICE_RESTART = 1012
 _REPLACED = "this server is being replaced: connect again"
 # A server that is to end closes a socket that owes no speech. It first waits until neither side has sent anything for
@@ -359,7 +357,7 @@ class ContextConnection(Connection):
         if len(self._contexts) >= MAX_CONTEXTS:
             message = f"{MAX_CONTEXTS} contexts are open; close one before you open another."
             raise InvalidRequest(message, "context_id", "too_many_contexts")
-        session = self.service.session(self.socket, speech, request_id=f"{self.request_id}-{name[:40]}")
+        session = new_session(self.service, self.socket, speech, request_id=f"{self.request_id}-{name[:40]}")
         self._voices[name] = {note: told for note, told in speech.notes().items() if note in ("voice", "voice_take")}
         task = self.start(self._speak(name, session, is_first=not self._contexts))
         self._contexts[name] = session, task

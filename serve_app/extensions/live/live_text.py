@@ -20,6 +20,7 @@ from deployments.errors import InvalidRequest
 from deployments.listener import Listener
 from deployments.protocol import SAMPLE_BYTES, ModelInfo, PcmChunk, SynthesisRequest
 from deployments.serving.mailbox import MailboxServer, WrittenText
+from serve_app.extension import Opened
 from serve_app.extensions.continuity.joints import Continuation
 from serve_app.extensions.text.spoken_text import CHARS_AT_ONCE, TextReader, TextRules
 from serve_app.extensions.text.ssml import SsmlCheck
@@ -39,7 +40,7 @@ _JOINED_CHARS = 80
 _PLENTY_CHARS = 40  # this number of characters makes audio, even if the client writes no more
 
 
-class LiveTexts:
+class LiveTexts(Opened):
     """The live texts of one ingress process, and the address at which talkers read them."""
 
     def __init__(self, host: str = "127.0.0.1") -> None:

@@ -2,9 +2,9 @@
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Self
 
 from starlette.websockets import WebSocketDisconnect
@@ -14,21 +14,32 @@ from deployments.protocol import FinishReason, PcmChunk
 from serve_app.api.context import RequestState
 from serve_app.api.error_replies import translate
 from serve_app.api.parsing.speech_body import SpeechBody, check_length
-from serve_app.api.request_record import RequestRecord, Usage, start_marks
+from serve_app.api.request_record import Usage, start_marks
 from serve_app.api.resolve.build_utterance import build_utterance, check_language, unspoken_script
-from serve_app.api.resolve.speech_request import Offer, SpeechRequest, stored_voice
+from serve_app.api.resolve.make_request import stored_voice
+from serve_app.api.resolve.offer import Offer
+from serve_app.api.resolve.speech_request import SpeechRequest
 from serve_app.extensions.continuity.joints import Continuation
 from serve_app.extensions.live.live_text import LiveText, LiveTexts
+from serve_app.extensions.live.turns import (
+    Audio,
+    Cleared,
+    Done,
+    Event,
+    Failed,
+    Flushed,
+    Rest,
+    Started,
+    Turn,
+    Words,
+)
 from serve_app.extensions.text.spoken_text import ReadText, read
-from serve_app.extensions.word_times.word_times import Spoken, Word, WordTimes
+from serve_app.extensions.word_times.word_times import Spoken, WordTimes
 from serve_app.speech.segments import Utterance
 from serve_app.speech.speech_models import silence
 from serve_app.text.characters import (
-    end_of_certain,
-    end_of_visible,
     is_speakable,
     whole_characters,
-    without_cjk_spaces,
     without_halves,
 )
 from serve_app.text.languages import foreign_language
@@ -39,136 +50,6 @@ _SCRIPT_CHARS = 1000  # show in which script a text is; all of it would take the
 MAX_AUDIO_BYTES = 4096  # in one event
 _MOST_UNSENT = 8  # events that the reader has not taken; decoding waits at this number
 _MOST_TURNS = 256  # turns that wait to be spoken
-
-
-@dataclass(slots=True)
-class Turn:
-    """Text that is spoken as one utterance, and how far its speech has come."""
-
-    number: int  # from 1
-    record: RequestRecord
-    text: str = ""  # the whole text so far
-    half: str = ""  # half of a surrogate pair that follows the text
-    is_complete: bool = False
-    utterance: Utterance | None = None  # None until speech is asked for
-    live: LiveText | None = None  # None where it is spoken once it is complete
-    num_taken: int = 0  # characters that are being spoken, or have been
-    times: WordTimes | None = None  # None where the client asked for no word times
-    start_s: float | None = None  # where its audio begins, counted from the last `clear`; None: it has none
-    changed: asyncio.Event = field(default_factory=asyncio.Event)
-
-    @property
-    def usage(self) -> Usage:
-        return self.record.usage
-
-    @property
-    def finish_reason(self) -> FinishReason:
-        """Why its speech ended, once it has."""
-        return self.usage.finish_reason or FinishReason.STOP
-
-    @property
-    def takes_text(self) -> bool:
-        """Whether text may be added. A live text to which nothing was added for long has ended by itself."""
-        return not self.is_complete and not (self.live is not None and self.live.is_complete)
-
-    def take(self) -> str:
-        """The text not taken yet, without spaces between ideographs."""
-        end = len(self.text) if self.is_complete else end_of_certain(self.text)
-        before = self.text[max(0, self.num_taken - 1) : self.num_taken]
-        text, self.num_taken = self.text[self.num_taken : end], max(end, self.num_taken)
-        return without_cjk_spaces(before + text)[len(before) :]
-
-    def spoken(self, played_s: float) -> Spoken | None:
-        """The part of its text heard after `played_s` of the session's audio; None without word times."""
-        if self.start_s is None or played_s <= self.start_s:
-            return Spoken("", self.text, last_word=None)
-        if self.times is None or not self.times.are_known:
-            return None
-        heard = self.times.spoken(played_s - self.start_s)
-        end = end_of_visible(self.text, len("".join(heard.text_spoken.split())))
-        return replace(heard, text_spoken=self.text[:end], text_remaining=self.text[end:])
-
-    def write(self) -> None:
-        """Pass new text on to the live text. Raises InvalidRequest where it has become too long."""
-        if self.live is not None and not self.live.is_complete:
-            self.live.append(self.take())
-            if self.is_complete:
-                self.live.finish()
-        self.changed.set()
-
-
-@dataclass(frozen=True, slots=True)
-class Started:
-    """A turn's audio follows."""
-
-    turn: Turn
-
-
-@dataclass(frozen=True, slots=True)
-class Audio:
-    """The next bytes of the output's format; raw formats come in whole samples."""
-
-    turn: Turn
-    data: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Words:
-    """When the next words of a turn are heard, in seconds of the turn's audio. That audio may come before or after."""
-
-    turn: Turn
-    words: tuple[Word, ...]
-
-    def in_session(self) -> list[Word]:
-        """The words, with times in seconds of the session's audio."""
-        before_s = self.turn.start_s or 0.0
-        return [replace(word, start_s=word.start_s + before_s, end_s=word.end_s + before_s) for word in self.words]
-
-
-@dataclass(frozen=True, slots=True)
-class Flushed:
-    """All text of a turn, up to its `flush`, has been spoken."""
-
-    turn: Turn
-
-
-@dataclass(frozen=True, slots=True)
-class Cleared:
-    """Earlier turns are void: no more events of them follow.
-
-    `heard`: the turn that was playing at `played_s`, where the client sent it, else the turn being made. `spoken`: how
-    much of its text was heard; None without word times or `played_s`.
-    """
-
-    turns: tuple[Turn, ...]
-    heard: Turn | None = None
-    spoken: Spoken | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Rest:
-    """Bytes that the audio encoder had left after the last turn."""
-
-    data: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Done:
-    """All of a closed session is spoken. `finish_reason`: the first of its turns but STOP. `answer`: the last's."""
-
-    finish_reason: FinishReason
-    answer: Mapping[str, object]
-
-
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """The session has ended with an error."""
-
-    error: Exception
-
-
-# InvalidRequest: nothing of a turn can be spoken; it goes on to its end, with a moment of silence.
-Event = Started | Audio | Words | InvalidRequest | Flushed | Cleared | Rest | Done | Failed
 
 
 class Session:
@@ -195,15 +76,14 @@ class Session:
         assert isinstance(speech.spoken, ReadText)
         self._offer, self._speech = offer, speech
         self._info, self._delivery, self._rules = speech.info, speech.delivery, speech.spoken.rules
-        self._body = speech.body  # with the speed of turns that have not begun
+        self._body = speech.body.model_copy(update={"previous_request_id": None})  # with the speed of later turns
         self._handshake, self._request_id = handshake, request_id
         self._continuation, self._live_texts = continuation, live_texts
         self._turns: deque[Turn] = deque()  # the one that is spoken first
         self._over: deque[Turn] = deque(maxlen=_MOST_TURNS)  # that were spoken since the session was cleared
-        self._num_turns, self._is_closed = 0, False  # closed: no more text comes
-        self.has_ended = False  # nothing that is written now will be spoken
-        self._changed = asyncio.Event()
-        self._events: asyncio.Queue[Event] = asyncio.Queue(_MOST_UNSENT)
+        # Closed: no more text comes. Ended: nothing that is written now will be spoken.
+        self._num_turns, self._is_closed, self.has_ended = 0, False, False
+        self._changed, self._events = asyncio.Event(), asyncio.Queue[Event](_MOST_UNSENT)
         self._rendering = self._delivery.rendering(self._info)
         self._speaking: asyncio.Task[None] | None = None
 
@@ -404,9 +284,9 @@ class Session:
         self._handshake.caller.count_request()
         identity = {"request_id": turn.record.request_id, "client": self._handshake.caller.name}
         # A turn may come an hour after the request: by then its voice may have another version, or be gone.
-        stored = await stored_voice(body, self._info, self._offer.voices)
+        stored = await stored_voice(self._offer, body, self._info)
         speech = replace(self._speech, body=body, spoken=spoken, stored=stored)
-        utterance = await build_utterance(self._offer, speech, live=live, **identity)
+        utterance = (await build_utterance(self._offer, speech, live=live, **identity)).utterance
         turn.record.note_speech(utterance, self._info, speech.voice_id, speed=body.speed)
         return start_marks(utterance, turn.record.received_ns)
 

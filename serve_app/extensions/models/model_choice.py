@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from deployments.errors import InvalidRequest, NotFound
 from deployments.protocol import ModelInfo, ModelKind
 from serve_app.api import catalogue
-from serve_app.api.parsing.field_names import Names
-from serve_app.api.resolve.speech_request import Offer
+from serve_app.api.resolve.offer import Offer
 from serve_app.config import CLONE_ALIAS, ApiSettings
-from serve_app.extensions.voices.stored_voice import ID
+from serve_app.extension import Opened
 
 _TASKS = {"customvoice": ModelKind.CUSTOM_VOICE, "voicedesign": ModelKind.VOICE_DESIGN, "base": ModelKind.BASE}
 _CHECKPOINTS = {  # what would have to be deployed
@@ -27,7 +26,17 @@ class ModelHints:
     has_recording: bool = False  # in the request, or stored
     task_type: object = None
     voice: str | None = None
+    lost_voice: NotFound | None = None  # if `voice` can only be the id of a stored voice, and none has it
     instructions: object = None
+
+
+class ModelChoice(Opened):
+    """Chooses the model of every request."""
+
+    def join(self, offer: Offer) -> None:
+        offer.choose_model = model_for
+        if len(offer.models) > 1:
+            offer.further_fields = {**offer.further_fields, "task_type": None}
 
 
 async def model_for(
@@ -44,17 +53,13 @@ async def model_for(
         has_recording=fields.get("ref_audio") is not None or await _is_stored(offer, voice, models),
         task_type=task_type,
         voice=voice,
+        lost_voice=offer.voices.missing(voice),
         instructions=fields.get("instructions"),
     )
     info = choose_model(wanted, models, offer.settings, lenient=lenient)
     if not lenient:
         catalogue.check_model(model, info, offer.settings)
     return info
-
-
-def choosing_fields(offer: Offer) -> Names:
-    """Fields that choose the model. They have an effect only if several are deployed."""
-    return {"task_type": None} if len(offer.models) > 1 else {}
 
 
 async def _is_stored(offer: Offer, voice: str | None, models: Sequence[ModelInfo]) -> bool:
@@ -82,7 +87,7 @@ def choose_model(wanted: ModelHints, models: Sequence[ModelInfo], settings: ApiS
         return named
     if wanted.has_recording:
         return _of_kind(ModelKind.BASE, models, "a recording", "ref_audio")
-    chosen = _by_task(wanted.task_type, models) or _by_voice(wanted.voice, models, lenient=lenient)
+    chosen = _by_task(wanted.task_type, models) or _by_wanted_voice(wanted, models, lenient=lenient)
     if chosen is None and wanted.instructions:
         return _of_kind(ModelKind.VOICE_DESIGN, models, "instructions without a voice", "instructions")
     by_default = None if wanted.voice else _by_voice(settings.default_voice, models, lenient=True)
@@ -115,12 +120,16 @@ def _by_task(task: object, models: Sequence[ModelInfo]) -> ModelInfo | None:
     return _of_kind(kind, models, "task_type", "task_type")
 
 
+def _by_wanted_voice(wanted: ModelHints, models: Sequence[ModelInfo], *, lenient: bool) -> ModelInfo | None:
+    if wanted.lost_voice is not None and not lenient:
+        raise wanted.lost_voice
+    return _by_voice(wanted.voice, models, lenient=lenient)
+
+
 def _by_voice(name: str | None, models: Sequence[ModelInfo], *, lenient: bool) -> ModelInfo | None:
     """A model's own speaker goes before one of OpenAI's names, which every model with speakers has."""
     speaking = [info for info in models if info.voices]
     wanted = (name or "").lower()
-    if not lenient and ID.fullmatch(wanted):  # one that is stored has decided already
-        raise NotFound(f"Voice {wanted!r} is unknown or belongs to another key.", "voice", "voice_not_found")
     if not wanted or not speaking:
         return None
     own = [info for info in speaking if wanted in info.voices]

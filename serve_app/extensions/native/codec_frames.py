@@ -39,7 +39,7 @@ _OF_AUDIO = ("response_format", "stream_format", "sample_rate", "speed", "word_t
 async def speak(service: SpeechService, request: Request) -> Response:
     """Speaks `input` as a stream of records; the other fields are those of `/v1/audio/speech`."""
     speech = await _speech_request(service, await service.read_fields(request))
-    utterance = await service.begin_utterance(request, speech)
+    utterance = (await service.begin_utterance(request, speech)).utterance
     usage = state_of(request).record.usage
     body = _records(service.models.of(utterance).speak(utterance, speech.info), speech.info, usage)
     headers = {"content-type": CONTENT_TYPE, **UNBUFFERED_HEADERS}
@@ -59,7 +59,9 @@ async def _speech_request(
         **(reasons or {}),
         **({ignored_fields.PREVIOUS: "for audio only"} if fields.get(ignored_fields.PREVIOUS) else {}),
     }
-    speech = await strict_request(service.offer, fields, default=AudioFormat.PCM, reasons=reasons)
+    speech = await strict_request(
+        service.offer, fields, default=AudioFormat.PCM, reasons=reasons, overrides={ignored_fields.PREVIOUS: None}
+    )
     if any(stretch.speed != 1 for stretch in speech.spoken.stretches):
         raise InvalidRequest("input: a rate changes audio, and frames have none: leave <prosody rate> out.", "input")
     if speech.body.ref_audio is not None and not (speech.body.x_vector_only_mode or speech.info.clones_by_vector):
@@ -138,7 +140,7 @@ class FramesSocket(Connection):
         record = state.record.another(request_id)
         try:
             state.caller.count_request()
-            utterance = await self.service.begin_utterance(self.socket, speech, record=record)
+            utterance = (await self.service.begin_utterance(self.socket, speech, record=record)).utterance
             chunks = self.service.models.of(utterance).speak(utterance, speech.info)
             async with aclosing(_records(chunks, speech.info, record.usage)) as records:
                 async for data in records:

@@ -1,4 +1,4 @@
 from serve_app.extension import Extension
 from serve_app.extensions.native import codec_frames, native
 
-EXTENSION = Extension("native", dialects=(codec_frames.DIALECT, native.DIALECT))
+EXTENSION = Extension("native", requires=("live",), dialects=(codec_frames.DIALECT, native.DIALECT))

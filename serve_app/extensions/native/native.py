@@ -17,18 +17,17 @@ from serve_app.api.parsing.speech_body import SPEECH, parse_speech, validated
 from serve_app.api.request_record import Usage
 from serve_app.api.resolve import ignored_fields
 from serve_app.api.resolve.ignored_fields import Ignored
-from serve_app.api.resolve.make_request import complete_request, in_a_voice
-from serve_app.api.resolve.speech_request import Delivery, stored_voice
-from serve_app.api.responses.respond import NO_TAIL
-from serve_app.api.responses.speech_response import word_entries
+from serve_app.api.resolve.make_request import complete_request, in_a_voice, stored_voice
+from serve_app.api.resolve.speech_request import Delivery
 from serve_app.api.speech_service import SpeechService
 from serve_app.audio.formats import AudioFormat
 from serve_app.extension import Dialect
-from serve_app.extensions.continuity.joints import Continuation
+from serve_app.extensions.continuity.joints import NO_TAIL, Continuation
 from serve_app.extensions.live.connection import Connection, unknown_type
-from serve_app.extensions.live.session import Audio, Event, Failed, Flushed, Session, Started, Turn, Words
-from serve_app.extensions.models.model_choice import model_for
-from serve_app.extensions.word_times.word_times import marked
+from serve_app.extensions.live.conversation import new_continuation, new_session
+from serve_app.extensions.live.session import Session
+from serve_app.extensions.live.turns import Audio, Event, Failed, Flushed, Started, Turn, Words
+from serve_app.speech.words import marked, word_entries
 
 
 class Resumption(BaseModel):
@@ -97,7 +96,7 @@ class SpeakMessage:
             raise InvalidRequest("The WebSocket sends pcm only.", "response_format")
         if body.previous_request_id is not None or body.seed is not None:  # a seed makes the same again
             self._continuation.previous_id = body.previous_request_id
-        info = await model_for(service.offer, dict(body), task_type=fields.get("task_type"))
+        info = await service.offer.choose_model(service.offer, dict(body), task_type=fields.get("task_type"))
         reasons = ignored_fields.always_streamed(fields)
         reasons.pop(ignored_fields.PREVIOUS, None)
         ignored = Ignored(fields, _NAMES, reasons)
@@ -105,10 +104,11 @@ class SpeakMessage:
         self._format: dict[str, object] = {"sample_rate": delivery.rate(info), "channels": 1, "format": "pcm_s16le"}
         self._had = resumption.from_frame * info.frame_samples * delivery.rate(info) // info.sample_rate * SAMPLE_BYTES
         body, chosen = await in_a_voice(service.offer, body, info)
-        stored = await stored_voice(body, info, service.voices)
+        stored = await stored_voice(service.offer, body, info)
         speech = await complete_request(service.offer, body, info, delivery=delivery, ignored=ignored, stored=stored)
         self._speech = speech = replace(speech, chosen_voice=chosen)
-        session = service.session(
+        session = new_session(
+            service,
             self._connection.socket,
             replace(speech, ignored={}),
             request_id=self.request_id,
@@ -178,7 +178,7 @@ class SpeechSocket(Connection):
     def __init__(self, socket: WebSocket, service: SpeechService) -> None:
         super().__init__(socket, service)
         self._num_utterances = 0
-        self._continuation = service.continuation()
+        self._continuation = new_continuation(service)
         self._utterance: SpeakMessage | None = None
         self._task: asyncio.Task[None] | None = None
 

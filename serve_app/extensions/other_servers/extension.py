@@ -3,5 +3,6 @@ from serve_app.extensions.other_servers import kokoro, mistral, nari, vllm_omni,
 
 EXTENSION = Extension(
     "other_servers",
+    requires=("live",),
     dialects=(mistral.DIALECT, vllm_omni.DIALECT, voxserve.DIALECT, kokoro.DIALECT, nari.DIALECT),
 )

@@ -13,7 +13,7 @@ from serve_app.api.responses.respond import respond
 from serve_app.api.responses.speech_response import StreamedAnswer, WholeAnswer, in_parts
 from serve_app.api.speech_service import SpeechService
 from serve_app.extension import Dialect, Route, Sample
-from serve_app.extensions.word_times.word_times import WordTimes, marked
+from serve_app.speech.words import WordSource, marked
 
 # Parts of every answer, and the fields for them, whose other values have no effect.
 _ALWAYS = {"word_timestamps": True, "return_timestamps": True, "return_timing": True, "stream_format": "audio"}
@@ -32,7 +32,7 @@ async def speak(service: SpeechService, request: Request) -> Response:
     audio_format = speech.delivery.audio_format
     usage = state_of(request).record.usage
 
-    def as_lines(audio: AsyncGenerator[bytes, None], times: WordTimes | None) -> AsyncGenerator[bytes, None]:
+    def as_lines(audio: AsyncGenerator[bytes, None], times: WordSource | None) -> AsyncGenerator[bytes, None]:
         def line(part: bytes, **more: object) -> bytes:
             return _line(part, times, audio_format, **more)
 
@@ -44,7 +44,7 @@ async def speak(service: SpeechService, request: Request) -> Response:
     return await respond(service, request, speech, StreamedAnswer("application/x-ndjson", as_lines))
 
 
-def _line(audio: bytes, times: WordTimes | None, audio_format: str, **more: object) -> bytes:
+def _line(audio: bytes, times: WordSource | None, audio_format: str, **more: object) -> bytes:
     words = [] if times is None else times.take()
     timestamps = [
         {"word": word.text, "start_time": round(word.start_s, 3), "end_time": round(word.end_s, 3)} for word in words

@@ -18,7 +18,7 @@ from serve_app.api.responses.whole_audio import AUDIO_HERE, object_with
 from serve_app.api.speech_service import SpeechService
 from serve_app.audio.formats import AudioFormat
 from serve_app.extension import Dialect, JsonRoute
-from serve_app.extensions.word_times.word_times import WordTimes
+from serve_app.speech.words import WordSource
 
 _FORMATS = {name: AudioFormat(name) for name in ("mp3", "wav", "pcm", "flac", "opus")}
 _NAMES: field_names.Names = {
@@ -44,7 +44,7 @@ async def speak(service: SpeechService, request: Request, fields: Mapping[str, o
     return await respond(service, request, speech, WholeAnswer("application/json", _object))
 
 
-def _object(audio: bytes, _: WordTimes | None) -> Iterator[bytes]:
+def _object(audio: bytes, _: WordSource | None) -> Iterator[bytes]:
     return object_with({"audio_data": AUDIO_HERE}, audio)
 
 

@@ -14,7 +14,9 @@ from serve_app.api.speech_service import SpeechService
 from serve_app.audio.formats import AudioFormat
 from serve_app.extension import Dialect, Sample
 from serve_app.extensions.live.connection import HandshakeConnection, unknown_type
-from serve_app.extensions.live.session import Audio, Event, Flushed, Session, Started
+from serve_app.extensions.live.conversation import new_session
+from serve_app.extensions.live.session import Session
+from serve_app.extensions.live.turns import Audio, Event, Flushed, Started
 
 PROTOCOL = "nari.speech.v1"
 
@@ -71,7 +73,9 @@ class NariSocket(HandshakeConnection):
         overrides = {"input": "", "response_format": AudioFormat.PCM, "word_timestamps": False}
         speech = await strict_request(self.service.offer, sent, overrides=overrides, reasons=reasons)
         self._audio["sample_rate"] = speech.delivery.rate(speech.info)
-        self._session = self.converse(self.service.session(self.socket, speech, request_id=self.request_id), self.say)
+        self._session = self.converse(
+            new_session(self.service, self.socket, speech, request_id=self.request_id), self.say
+        )
         await self.send("request.configured", request_id=self.request_id, **speech.notes())
 
     def _open_session(self) -> Session:

@@ -22,7 +22,9 @@ from serve_app.api.speech_service import SpeechService
 from serve_app.audio.formats import AudioFormat
 from serve_app.extension import Dialect, Route, Sample
 from serve_app.extensions.live.connection import Connection, unknown_type
-from serve_app.extensions.live.session import Audio, Event, Flushed, Session, Started
+from serve_app.extensions.live.conversation import new_session
+from serve_app.extensions.live.session import Session
+from serve_app.extensions.live.turns import Audio, Event, Flushed, Started
 
 Json = dict[str, object]
 
@@ -89,8 +91,10 @@ async def _speak_item(
     reasons = {name: "items are answered whole" for name, is_asked in wants_stream.items() if is_asked}
     if fields.get(ignored_fields.PREVIOUS) is not None:
         reasons[ignored_fields.PREVIOUS] = "items stand by themselves"
-    speech = await strict_request(service.offer, fields, default=AudioFormat.WAV, reasons=reasons)
-    utterance = await service.begin_utterance(request, speech)
+    speech = await strict_request(
+        service.offer, fields, default=AudioFormat.WAV, reasons=reasons, overrides={ignored_fields.PREVIOUS: None}
+    )
+    utterance = (await service.begin_utterance(request, speech)).utterance
     utterance = utterance.changed(request_id=f"{utterance.synthesis.request_id}-{number}")
     usage = Usage()
     rendering = replace(speech.delivery, whole=True).rendering(speech.info)
@@ -151,7 +155,7 @@ class OmniSocket(Connection):
         self._format = {"format": speech.delivery.audio_format, "sample_rate": speech.delivery.rate(speech.info)}
         self._format |= speech.notes()
         speech = replace(speech, delivery=replace(speech.delivery, files=True))
-        session = self.service.session(self.socket, speech, request_id=self.request_id)
+        session = new_session(self.service, self.socket, speech, request_id=self.request_id)
         self._session = self.converse(session, self.say)
 
     def _configured(self) -> Session:

@@ -13,11 +13,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fastapi import APIRouter
 from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
 
 from deployments.serving import metrics
+from serve_app.api.speech_service import SpeechService
 from serve_app.distribution import version
+from serve_app.extension import Charge, Dialect, Route
 from serve_app.speech.speech_models import SpeechModels
 
 Json = dict[str, object]
@@ -81,20 +83,29 @@ def _both(first: Callable[..., None], second: Callable[..., None]) -> Callable[.
     return record
 
 
-@dataclass(frozen=True, slots=True)
 class ClusterStatus:
     """The status of the cluster, from the counts of this replica and the notes of all."""
 
-    recent: Recent
-    sizes: Callable[[], Sizes] = dict  # of the pools
-    notes: Callable[[], Sequence[bytes]] = tuple  # of the other ingress replicas; blocks
+    def __init__(
+        self, recent: Recent, sizes: Callable[[], Sizes] = dict, notes: Callable[[], Sequence[bytes]] = tuple
+    ) -> None:
+        """`sizes`: of the pools. `notes`: of the other ingress replicas; blocks."""
+        self.recent, self._sizes, self._notes = recent, sizes, notes
+        self._reading, self._latest = asyncio.Lock(), Json()
+
+    async def latest(self) -> Json:
+        """What `read` returned in the last second."""
+        async with self._reading:  # many open pages are one reading a second
+            if time.time() - float(str(self._latest.get("at", 0))) >= _SUMMED_S:
+                self._latest = await run_in_threadpool(self.read)
+        return self._latest
 
     def read(self) -> Json:
         """Streams, refusals and first audio of all replicas. Blocks."""
         own = json.loads(self.recent.note())
-        other_notes = [json.loads(note) for note in self.notes()]
+        other_notes = [json.loads(note) for note in self._notes()]
         fresh = [own, *(note for note in other_notes if own["at"] - note["at"] < _STALE_S)]
-        sizes = self.sizes()
+        sizes = self._sizes()
         pools = {name: {"wanted": wanted, "running": running} for name, (wanted, running) in sizes.items()}
         return {"at": own["at"], "pools": pools, **summed(fresh, now_s=own["at"]), "ingresses_heard": len(fresh)}
 
@@ -136,19 +147,37 @@ def _percentile(classes: Counter[int], share: float) -> float | None:
     return None
 
 
-def cluster_routes(models: SpeechModels, status: ClusterStatus) -> APIRouter:
-    """`GET /status`."""
-    router = APIRouter()
-    room = asyncio.Lock()
-    cached: Json = {}
+@dataclass(frozen=True, slots=True)
+class PageState:
+    """What the page's routes tell."""
 
-    @router.get("/status", summary="The cluster's models, pools, streams and first audio")
-    async def cluster_status() -> Json:
-        """The state of all ingress replicas, as they were at most a few seconds ago; the page shows it."""
-        async with room:  # many open pages are one reading a second
-            if time.time() - float(str(cached.get("at", 0))) >= _SUMMED_S:
-                cached.update(await run_in_threadpool(status.read))
-        states = {name or "model": state.as_json() for name, state in models.states().items()}
-        return {"version": version(), "models": states, **cached}
+    clients: Mapping[str, Sequence[str]]  # by dialect: how each of its clients is configured
+    status: ClusterStatus | None  # None: the API serves no replicas
 
-    return router
+
+def page_of(service: SpeechService) -> PageState:
+    state: PageState = service.opened_by("page")
+    return state
+
+
+async def show_status(service: SpeechService) -> Json:
+    """The state of all ingress replicas, as they were at most a few seconds ago; the page shows it."""
+    if (status := page_of(service).status) is None:
+        raise HTTPException(404)
+    told = await status.latest()
+    states = {name or "model": state.as_json() for name, state in service.models.states().items()}
+    return {"version": version(), "models": states, **told}
+
+
+DIALECT = Dialect(
+    "Cluster status",
+    routes=(
+        Route(
+            "GET /status",
+            show_status,
+            "The cluster's models, pools, streams and first audio",
+            charge=Charge.NOTHING,
+        ),
+    ),
+    heading="This server",
+)

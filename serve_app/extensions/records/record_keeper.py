@@ -15,6 +15,7 @@ from typing import Protocol
 
 from deployments.serving import metrics
 from serve_app.api.request_record import HAND_ON_S, LINES, OLDER_FILES, RequestRecord
+from serve_app.extension import Opened
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +34,7 @@ class RecordSink(Protocol):
         ...
 
 
-class RecordKeeper:
+class RecordKeeper(Opened):
     """Hands each record to all sinks."""
 
     def __init__(self, sinks: Sequence[RecordSink]) -> None:
@@ -43,7 +44,7 @@ class RecordKeeper:
         self._thread = threading.Thread(target=self._run, name="records", daemon=True)
         self._thread.start()
 
-    def keep(self, record: RequestRecord) -> None:
+    def receive(self, record: RequestRecord) -> None:
         self._records.put(record)
 
     def close(self) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 import obstore
 
 from deployments.errors import Conflict, InvalidRequest, NotFound
-from serve_app.config import VoiceSettings
+from serve_app.extensions.voices.settings import VoiceSettings
 from serve_app.extensions.voices.stored_voice import ID, StoredConsent, StoredDesign, StoredVoice
 from serve_app.extensions.voices.voice_store import Record, record_file
 

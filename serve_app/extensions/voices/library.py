@@ -13,21 +13,25 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
-from typing import ParamSpec, Self, TypeVar
+from typing import ParamSpec, TypeVar
 
 import obstore
 
-from deployments.errors import Conflict, InvalidRequest, NotFound, NotReady, StartError, TalkrayError
+from deployments.errors import Conflict, InvalidRequest, NotFound, NotReady, TalkrayError
 from deployments.protocol import ModelInfo, Reference
 from deployments.recording_cache import Lookups
 from deployments.serving import metrics
+from serve_app.api.resolve.offer import Offer
 from serve_app.audio import recordings
-from serve_app.config import VoiceSettings
+from serve_app.extension import Opened, forget_nothing
 from serve_app.extensions.text.lexicon import Lexicon
 from serve_app.extensions.voices.clocks import SteadyClock, store_now_s
 from serve_app.extensions.voices.keeping import check_kept, check_unused
+from serve_app.extensions.voices.reference_doctor import decode_prepared
+from serve_app.extensions.voices.settings import VoiceSettings
 from serve_app.extensions.voices.stored_voice import (
     DESIGN_S,
+    ID,
     Details,
     SentRecording,
     StoredConsent,
@@ -45,8 +49,6 @@ from serve_app.extensions.voices.voice_store import (
     Record,
     StoreFailed,
     VoiceStore,
-    default_folder,
-    folder_of,
     path_of,
     tried,
 )
@@ -67,15 +69,11 @@ R = TypeVar("R", StoredVoice, StoredConsent, StoredDesign, StoredLexicon)
 C = TypeVar("C", StoredVoice, StoredConsent)  # what may be changed
 
 
-async def no_replicas(_: tuple[bytes, ...]) -> None:
-    """Forgets nothing."""
-
-
-class Voices:
+class Voices(Opened):
     """The voices that VISITOR may see; methods raise StoreFailed where the store is out of reach."""
 
     def __init__(
-        self, store: VoiceStore | None, settings: VoiceSettings, *, why_not: str = "", forget: Forget = no_replicas
+        self, store: VoiceStore | None, settings: VoiceSettings, *, why_not: str = "", forget: Forget = forget_nothing
     ) -> None:
         """Without a store, `why_not` says what to set. `forget` tells all replicas of deleted voices."""
         self.store, self._settings, self._why_not, self._forget = store, settings, why_not, forget
@@ -92,26 +90,14 @@ class Voices:
         self._underived: dict[bytes, tuple[StoredVoice, Reference]] = {}  # by key: their prompts are not stored yet
         self._following: asyncio.Task[None] | None = None
 
-    @classmethod
-    def of(cls, settings: VoiceSettings, *, num_nodes: int = 1, forget: Forget = no_replicas) -> Self:
-        """The voices of the store that `settings` name. Raises StartError where nodes would not share it."""
-        location = settings.store
-        if location is None and num_nodes > 1:
-            reason = "the nodes of this cluster share no folder: set api.voices.store to a bucket"
-            return cls(None, settings, why_not=f"No voices are stored, as {reason}.", forget=forget)
-        if location is None:
-            try:
-                return cls(VoiceStore(str(default_folder())), settings, forget=forget)
-            except StartError as error:
-                logger.warning("no voices are stored: %s", error)
-                why_not = "No voices are stored: the server cannot use its folder; set api.voices.store."
-                return cls(None, settings, why_not=why_not, forget=forget)
-        if num_nodes > 1 and folder_of(location) is not None:
-            raise StartError(
-                f"api.voices.store: {location} is a folder, of which each of the {num_nodes} nodes would have its own: "
-                "name a bucket (s3://BUCKET/PATH, gs://BUCKET/PATH, az://CONTAINER/PATH)"
-            )
-        return cls(VoiceStore(location), settings, forget=forget)
+    @property
+    def most(self) -> int:
+        return self._settings.max_voices
+
+    def join(self, offer: Offer) -> None:
+        offer.voices, offer.lexicon_for_all = self, self.lexicon_for_all
+        offer.prepare_recording = decode_prepared
+        offer.fields.add("prepare")
 
     async def voices(self) -> list[StoredVoice]:
         """The oldest first; none while the store has not been read."""
@@ -167,6 +153,13 @@ class Voices:
             message = f"Voice {id_or_name[:80]!r} is unknown or belongs to another key."
             raise NotFound(message, "voice_id", "voice_not_found")
         return voice
+
+    def missing(self, name: str | None) -> NotFound | None:
+        """The error of a name that can only be the id of a stored voice, if none has it."""
+        if name is None or not ID.fullmatch(name.lower()) or self.known(name) is not None:
+            return None
+        message = f"Voice {name.lower()!r} is unknown or belongs to another key."
+        return NotFound(message, "voice", "voice_not_found")
 
     async def get_consent(self, consent_id: str) -> StoredConsent:
         """Raises NotFound."""
@@ -262,11 +255,13 @@ class Voices:
         return await self.aside(self.files().recording, record, take)
 
     async def reference(
-        self, voice: StoredVoice, take: Take, info: ModelInfo, *, x_vector_only: bool = False
+        self, voice: StoredVoice, words: str | None, info: ModelInfo, *, x_vector_only: bool
     ) -> Reference:
-        """For a request to replicas: what was derived of the recording for this checkpoint, else its samples. Raises
-        InvalidRequest of a recording that is disabled, Damaged, StoreFailed, and NotFound where the voice was deleted.
+        """For a request to replicas, of the recording that `words` name, such as its style or instructions: what was
+        derived of it for this checkpoint, else its samples. Raises InvalidRequest of a recording that is disabled,
+        Damaged, StoreFailed, and NotFound where the voice was deleted.
         """
+        take = voice.take_for(words)
         if take.disabled:
             message = f"voice: the recording {take.style!r} of {voice.name!r} is disabled: {take.disabled}."
             raise InvalidRequest(message, "voice", "recording_disabled")

@@ -246,6 +246,17 @@ class StoredVoice(Stored):
         matches = (take for take in self.takes if any(_is_same(word, take.style.casefold()) for word in named))
         return next(matches, None)
 
+    def has_style(self, words: str | None) -> bool:
+        return self.take_named(words) is not None
+
+    def take_note(self, words: str | None, *, is_tagged: bool) -> str:
+        """Which take speaks, and what chose it."""
+        named = self.take_named(words)
+        take = named or self.takes[0]
+        why = "tag" if is_tagged else "instructions" if named else "the first"
+        by_vector = "" if take.text else ", by its vector only: it has no transcript"
+        return f"{take.style} ({why}{by_vector})"
+
     def tagged(self, text: str) -> tuple[str | None, str]:
         """The style that a tag at the beginning of a text names, if a take has it, and the text without that tag:
         "[whispering] Come in.", '<emotion value="whispering"/> Come in.'

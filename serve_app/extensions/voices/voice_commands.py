@@ -10,7 +10,7 @@ import typer
 
 from deployments.errors import InvalidRequest, StartError
 from serve_app.audio.recordings import Preparation
-from serve_app.config import VoiceSettings
+from serve_app.extensions.voices.settings import VoiceSettings
 from serve_app.extensions.voices.voice_check import show_advice
 from serve_app.extensions.voices.voice_check import voices as voices
 
@@ -188,12 +188,12 @@ def preview(
 
 def with_voices(store: str | None, owner: str, work: "Callable[[Voices], Awaitable[T]]") -> T:
     """The result of `work` with the voices of all owners; what it makes is `owner`'s."""
-    from serve_app.extensions.voices.library import Voices
+    from serve_app.extensions.voices.opening import open_voices
     from serve_app.visitor import VISITOR, Visitor
 
     async def run() -> T:
         VISITOR.set(Visitor(owner, sees_all=True))
-        return await work(Voices.of(VoiceSettings(store=store)))
+        return await work(open_voices(VoiceSettings(store=store)))
 
     return asyncio.run(run())
 

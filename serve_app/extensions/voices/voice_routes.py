@@ -13,13 +13,12 @@ from serve_app.api.context import state_of
 from serve_app.api.parsing.client_input import parse_object
 from serve_app.api.parsing.forms import SentForm, read_form
 from serve_app.api.resolve import ignored_fields
-from serve_app.api.responses.listing import json_apart, page_of
+from serve_app.api.responses.listing import begun, json_apart, page_of
 from serve_app.api.responses.whole_audio import ByteQuota
 from serve_app.api.speech_service import SpeechService
 from serve_app.audio.recordings import PREPARATIONS
 from serve_app.extension import Charge, Dialect, Route
-from serve_app.extensions.designs.designs import lock
-from serve_app.extensions.jobs.stored_audio import begun
+from serve_app.extensions.voices.opening import voices_of
 from serve_app.extensions.voices.stored_voice import (
     FILE_SUFFIX,
     NEUTRAL,
@@ -52,18 +51,20 @@ async def add_voice(service: SpeechService, request: Request) -> Response:
         provenance="openai",
     )
     if (design := form.text("design")) is None:
-        voice = await service.voices.add(details, _recordings(form, style=NEUTRAL), field="audio_sample")
+        voice = await voices_of(service).add(details, _recordings(form, style=NEUTRAL), field="audio_sample")
     elif form.files or form.text(*_TEXT, "prepare"):
         message = "design: it has a recording and a text of its own: leave out yours, and prepare."
         raise InvalidRequest(message, "design")
+    elif (lock := service.opened_by("designs")) is None:
+        raise InvalidRequest("design: no extension here designs voices: send a recording.", "design")
     else:
-        voice = await lock(service.voices, design, details)
+        voice = await lock(design, details)
     return _answer({**described(voice), "success": True, "voice": _omni(voice)}, form, _CREATED)
 
 
 async def show_voice(service: SpeechService, voice_id: str) -> Json:
     """One stored voice, by its id or name."""
-    return described(await service.voices.get(voice_id))
+    return described(await voices_of(service).get(voice_id))
 
 
 async def change_voice(service: SpeechService, request: Request, voice_id: str) -> Response:
@@ -76,31 +77,31 @@ async def change_voice(service: SpeechService, request: Request, voice_id: str) 
         if (sent := form.fields.get(name)) is not None:
             changes[name] = parse_object(sent) if isinstance(sent, str) else sent
     added = _recordings(form, style=form.required("style")) if form.files else ()
-    voice = await service.voices.get(voice_id)
-    changed = await service.voices.change(voice, changes, added=added, field="audio_sample")
+    voice = await voices_of(service).get(voice_id)
+    changed = await voices_of(service).change(voice, changes, added=added, field="audio_sample")
     of_recording = [name for name in ("style", *_TEXT, "prepare") if name in form.fields and not added]
     return _answer(described(changed), form, _CHANGED, dict.fromkeys(of_recording, "send it with an audio_sample"))
 
 
 async def remove_voice(service: SpeechService, voice_id: str) -> Json:
     """Deletes a voice with all that was made of it, on every replica."""
-    voice = await service.voices.get(voice_id)
-    await service.voices.remove(voice)
+    voice = await voices_of(service).get(voice_id)
+    await voices_of(service).remove(voice)
     deleted = {"id": voice.id, "object": "audio.voice.deleted", "deleted": True}
     return {**deleted, "success": True, "message": f"Voice {voice.name!r} deleted"}
 
 
 async def export_voice(service: SpeechService, request: Request, voice_id: str) -> Response:
     """The voice as one file, which `talkray voice import` reads."""
-    voice = await service.voices.get(voice_id)
+    voice = await voices_of(service).get(voice_id)
     headers = {"content-disposition": f'attachment; filename="{voice.id}{FILE_SUFFIX}"'}
-    store, state = service.voices.files(), state_of(request)
+    store, state = voices_of(service).files(), state_of(request)
     quota = state.held.enter_context(ByteQuota(state.caller.name))
     quota.hold(max(take.num_bytes for take in voice.takes))
     parts = packed(voice, partial(store.recording, voice))
 
     async def content() -> AsyncGenerator[bytes, None]:
-        while part := await service.voices.aside(partial(next, parts, b"")):
+        while part := await voices_of(service).aside(partial(next, parts, b"")):
             yield part
 
     return StreamingResponse(await begun(content()), media_type="application/zip", headers=headers)
@@ -111,32 +112,32 @@ async def add_consent(service: SpeechService, request: Request) -> Response:
     form = await read_form(request)
     name, language = form.required("name"), form.required("language")
     sent = _first(form, "recording")
-    consent = await service.voices.add_consent(name, language, sent, field="recording")
+    consent = await voices_of(service).add_consent(name, language, sent, field="recording")
     return _answer(_consent(consent), form, ("name", "language", "recording"))
 
 
 async def list_consents(service: SpeechService, after: str = "", limit: str = "20") -> Response:
     """The newest first, as pages."""
-    consents = await service.voices.consents()
+    consents = await voices_of(service).consents()
     return await json_apart(page_of, consents[::-1], _consent, after, limit)
 
 
 async def show_consent(service: SpeechService, consent_id: str) -> Json:
     """One consent."""
-    return _consent(await service.voices.get_consent(consent_id))
+    return _consent(await voices_of(service).get_consent(consent_id))
 
 
 async def rename_consent(service: SpeechService, request: Request, consent_id: str) -> Response:
     """Gives a consent another `name`."""
     form = await read_form(request)
-    consent = await service.voices.get_consent(consent_id)
-    return _answer(_consent(await service.voices.change(consent, {"name": form.required("name")})), form, ("name",))
+    consent = await voices_of(service).get_consent(consent_id)
+    return _answer(_consent(await voices_of(service).change(consent, {"name": form.required("name")})), form, ("name",))
 
 
 async def remove_consent(service: SpeechService, consent_id: str) -> Json:
     """Deletes a consent that no voice names."""
-    consent = await service.voices.get_consent(consent_id)
-    await service.voices.remove(consent)
+    consent = await voices_of(service).get_consent(consent_id)
+    await voices_of(service).remove(consent)
     return {"id": consent.id, "object": "audio.voice_consent", "deleted": True}
 
 

@@ -6,35 +6,17 @@ by an estimate. The parts, which pair written text with its spoken form, lead fr
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from itertools import takewhile
 from math import inf
 
 from deployments.protocol import FinishReason, ModelInfo, PcmChunk
-from serve_app.extensions.live.live_text import LiveText
-from serve_app.text.spoken import LEFT_OUT, SpokenPiece, SpokenText
+from serve_app.speech.words import Word
+from serve_app.text.spoken import LEFT_OUT, SpokenPiece, SpokenText, WrittenSoFar
 
 _WORD = re.compile(rf"[^\s{LEFT_OUT}](?:\S*[^\s{LEFT_OUT}])?")
 _UNREAD_WORDS = 2  # a good end leaves 2.8 tokens unread at most: docs/reliability.md
 _USUAL_S = 0.3  # taken for the length of a word whose end is not known yet
-
-
-@dataclass(frozen=True, slots=True)
-class Word:
-    """A word as written, and its time in the utterance's audio, after a change of speed."""
-
-    text: str
-    start: int  # characters of the written text before it
-    end: int
-    start_s: float
-    end_s: float
-    is_estimate: bool = False  # whether its time is
-
-
-def marked(words: Iterable[Word]) -> dict[str, object]:
-    """For a message with the times of words, beside its other fields: whether they are estimates."""
-    return {"estimated": True} if any(word.is_estimate for word in words) else {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +46,10 @@ class _Span:
 class WordTimes:
     """The words of one utterance, whose text is complete or still being written."""
 
-    def __init__(self, source: LiveText | SpokenText, info: ModelInfo, *, speed: float = 1.0) -> None:
+    def __init__(self, source: WrittenSoFar | SpokenText, info: ModelInfo, *, speed: float = 1.0) -> None:
         """The audio is played `speed` times as fast. Times are estimates unless `info` says that they are known."""
         self._is_estimate = not info.word_times
-        self._live = source if isinstance(source, LiveText) else None
+        self._live = None if isinstance(source, SpokenText) else source
         self._text = source.sent if isinstance(source, SpokenText) else ""
         self._made = source.pieces() if isinstance(source, SpokenText) else iter(())
         self._parts: list[SpokenPiece] = self._live.parts if self._live else []

@@ -18,7 +18,8 @@ from deployments.talker.engine.engine import Engine
 from serve_app.api import openai_speech, speech_service
 from serve_app.api.resolve.speech_request import SpeechRequest
 from serve_app.api.speech_service import SpeechService
-from serve_app.config import ApiSettings, VoiceSettings
+from serve_app.config import ApiSettings
+from serve_app.extensions.voices.settings import VoiceSettings
 from serve_app.speech.segments import Utterance
 from serve_app.speech.speech_models import SpeechModel
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer

@@ -28,10 +28,12 @@ from serve_app.api.catalogue import ALIASES
 from serve_app.api.context import RequestState
 from serve_app.api.parsing import client_input, uploads
 from serve_app.api.request_record import RequestRecord
-from serve_app.api.routes import Node, _answer_error
+from serve_app.api.routes import _answer_error
 from serve_app.audio import recordings
 from serve_app.audio.formats import AudioFormat
-from serve_app.config import AccessSettings, ApiSettings, VoiceSettings
+from serve_app.config import AccessSettings, ApiSettings
+from serve_app.extension import Node
+from serve_app.extensions.voices.settings import VoiceSettings
 from serve_app.speech.model_state import ModelState, ModelStatus
 from serve_app.speech.speech_models import always
 from tests.serve_app import asgi, fake

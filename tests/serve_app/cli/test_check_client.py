@@ -37,7 +37,7 @@ class Server:
         several = script if isinstance(script, Mapping) else None
         self.synthesizer = FakeSynthesizer(info, script=[] if isinstance(script, Mapping) else script)
         only = {"": (self.synthesizer, settings.admission)}
-        api = create_api(several or only, settings, live_texts=self._texts)
+        api = create_api(several or only, settings, opened={"live": self._texts})
         self._server = uvicorn.Server(uvicorn.Config(api, log_level="error", ws="websockets-sansio", lifespan="off"))
         self._socket = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"

@@ -115,7 +115,7 @@ def test_serve_takes_sizes_policies_and_limits_from_the_file() -> None:
     "change",
     [
         lambda app: app["args"].update(model="Qwen/Qwen3-TTS-12Hz-0.6B-Base"),
-        lambda app: app["args"]["api"].update(page=False),
+        lambda app: app["args"]["api"].update(server_timing=True),
         lambda app: app["args"].update(codec={}),
         lambda app: app.update(runtime_env={"env_vars": {"A": "b"}}),
         lambda app: app["deployments"][1]["autoscaling_config"]["policy"]["policy_kwargs"].update(target_use=0.5),

@@ -27,7 +27,7 @@ async def connect(
     subprotocols: Sequence[str] = (),
 ) -> AsyncIterator[asgi.Connection]:
     texts = LiveTexts()
-    api = one_api(synthesizer, settings or ApiSettings(), live_texts=texts)
+    api = one_api(synthesizer, settings or ApiSettings(), opened={"live": texts})
     named = {"x-request-id": "conn", **(headers or {})}
     try:
         async with asgi.websocket(api, path, headers=named, subprotocols=subprotocols) as connection:

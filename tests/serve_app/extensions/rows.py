@@ -5,8 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from serve_app.api.routes import dialects_of
-from serve_app.extension import Sample, load_extensions
+from serve_app.api.routers import dialects_of
+from serve_app.extension import Sample
+from serve_app.extensions import load_extensions
 
 Json = dict[str, Any]
 

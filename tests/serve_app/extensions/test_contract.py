@@ -276,7 +276,7 @@ async def test_a_model_that_is_not_there_is_told(row: SocketRow) -> None:
 async def test_who_leaves_frees_its_place(row: SocketRow, begun: list[Step]) -> None:
     synthesizer, texts = FakeSynthesizer(script=[*begun, asyncio.Event()]), LiveTexts()
     settings = ApiSettings(admission=AdmissionSettings(client_streams=1))
-    api = one_api(synthesizer, settings, live_texts=texts)
+    api = one_api(synthesizer, settings, opened={"live": texts})
     async with _of_api(api, row) as first:
         client = await Client(first).accepted()
         client.send(*row.speak("A long story."))

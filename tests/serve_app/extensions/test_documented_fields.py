@@ -361,7 +361,7 @@ class Server:
     def __init__(self, info: ModelInfo) -> None:
         self.synthesizer = FakeSynthesizer(info, followed() if info.word_times else utterance())
         self.texts = LiveTexts()
-        self.api = one_api(self.synthesizer, ApiSettings(), live_texts=self.texts)
+        self.api = one_api(self.synthesizer, ApiSettings(), opened={"live": self.texts})
 
     async def outcome(self, described: Dialect) -> Outcome:
         self.synthesizer.requests, self.synthesizer.texts = [], []

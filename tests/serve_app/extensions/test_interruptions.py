@@ -17,8 +17,8 @@ import pytest
 import uvicorn
 
 from deployments.protocol import ModelInfo, PcmChunk, Reading
+from serve_app.api.bounded_websocket import BoundedWebSocket
 from serve_app.config import ApiSettings
-from serve_app.extensions.live.bounded_websocket import BoundedWebSocket
 from serve_app.extensions.live.live_text import LiveTexts
 from tests.serve_app.extensions.rows import SOCKETS, SocketRow
 from tests.serve_app.extensions.timed import Interrupter
@@ -52,7 +52,7 @@ def speech(num_frames: int) -> list[PcmChunk]:
 @asynccontextmanager
 async def serving(synthesizer: FakeSynthesizer) -> AsyncIterator[str]:
     texts = LiveTexts()
-    api = one_api(synthesizer, ApiSettings(), live_texts=texts)
+    api = one_api(synthesizer, ApiSettings(), opened={"live": texts})
     server = uvicorn.Server(
         uvicorn.Config(api, log_level="error", ws=partial(BoundedWebSocket, trusted_proxies=1), lifespan="off")
     )

@@ -12,8 +12,10 @@ from starlette.types import ASGIApp
 from typer.testing import CliRunner
 
 from serve_app.cli.main import cli
-from serve_app.config import ApiSettings, TextSettings, VoiceSettings
-from serve_app.extensions.voices.library import Voices
+from serve_app.config import ApiSettings
+from serve_app.extensions.text.settings import TextSettings
+from serve_app.extensions.voices.opening import open_voices
+from serve_app.extensions.voices.settings import VoiceSettings
 from tests.serve_app.extensions.client import Json, heard
 from tests.serve_app.extensions.voices.speakers import Server, store
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, pcm_of, utterance
@@ -171,9 +173,9 @@ async def test_settings_say_how_texts_are_read() -> None:
 
 def server_of(folder: Path, synthesizer: FakeSynthesizer) -> ASGIApp:
     settings = VoiceSettings(store=str(folder))
-    voices = Voices.of(settings)
+    voices = open_voices(settings)
     voices.follow()  # as an ingress replica does
-    return one_api(synthesizer, ApiSettings(voices=settings), voices=voices)
+    return one_api(synthesizer, ApiSettings(voices=settings), opened={"voices": voices})
 
 
 async def lexicon(folder: Path, *arguments: str, code: int = 0) -> str:

@@ -6,7 +6,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from serve_app.config import ApiSettings, VoiceSettings
+from serve_app.config import ApiSettings
+from serve_app.extensions.voices.settings import VoiceSettings
 from tests.serve_app.extensions.voices.speakers import store
 from tests.serve_app.fake import BASE, FakeSynthesizer, utterance
 from tests.serve_app.one_model import client_of, one_api

@@ -238,7 +238,8 @@ def test_each_ingress_leaves_its_own_note_and_reads_those_of_the_others(monkeypa
     for rank in (0, 1):
         context = SimpleNamespace(deployment="Ingress", rank=SimpleNamespace(rank=rank))
         monkeypatch.setattr(serve, "get_replica_context", lambda context=context: context)
-        watch = PoolWatch("talkray", ONE_MODEL, own_note=lambda rank=rank: b"note %d" % rank)
+        watch = PoolWatch("talkray", ONE_MODEL)
+        watch.share_note(lambda rank=rank: b"note %d" % rank)  # type: ignore[misc]
         watch._look()
         watches.append(watch)
     assert watches[0].sizes() == {"ingress": (3, 2)}

@@ -11,9 +11,11 @@ from deployments.errors import TalkerLost
 from deployments.protocol import ModelKind
 from deployments.serving import metrics
 from deployments.serving.reports import Start
-from serve_app.api.routes import Node, create_api
+from serve_app.api.routes import create_api
 from serve_app.config import AdmissionSettings, ApiSettings
-from serve_app.extensions.voices.library import Voices
+from serve_app.extension import Node
+from serve_app.extensions.voices.opening import open_voices
+from serve_app.extensions.voices.settings import VoiceSettings
 from serve_app.speech.model_state import ModelState, ModelStatus
 from tests.serve_app.fake import BASE, CUSTOM_VOICE, VOICE_DESIGN, FakeSynthesizer, utterance
 from tests.serve_app.one_model import refusal
@@ -42,8 +44,8 @@ class Several:
 
         node = Node(is_running, lambda: True, lambda: b"", state=lambda model: self.states[model])
         served = {name: (each, settings) for name, each in self.speakers.items()}
-        self.voices = Voices.of(ApiSettings().voices)
-        api = create_api(served, ApiSettings(), node=node, voices=self.voices)
+        self.voices = open_voices(VoiceSettings())
+        api = create_api(served, ApiSettings(), node=node, opened={"voices": self.voices})
         transport = httpx.ASGITransport(api, raise_app_exceptions=False)
         self.http = httpx.AsyncClient(transport=transport, base_url="http://server")
 

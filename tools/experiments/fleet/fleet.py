@@ -318,7 +318,7 @@ def scaled_down(
     for pool in ("talker", "codec", "ingress"):
         own[f"{pool}_pool"] |= {"num_cpus": SLOT_CPUS}
     own["talker_pool"]["num_gpus"] = 1 / PER_NODE
-    own["jobs_pool"]["num_cpus"] = 0  # a node's slots are the others'
+    own["api"]["jobs"]["pool"]["num_cpus"] = 0  # a node's slots are the others'
     sizes = {"Talker": talkers, "Codec": codecs, "Ingress": ingresses}
     for deployment in application["deployments"]:
         size = sizes[deployment["name"]]

@@ -13,8 +13,8 @@ from deployments.codec.encoder import CodecEncoder
 from deployments.protocol import ClonePrompt, SynthesisRequest
 from deployments.talker.engine.engine import Engine
 from serve_app.audio.recordings import PREPARATIONS
-from serve_app.config import VoiceSettings
 from serve_app.extensions.voices.library import Voices
+from serve_app.extensions.voices.settings import VoiceSettings
 from serve_app.extensions.voices.stored_voice import Details, SentRecording, StoredVoice
 from serve_app.extensions.voices.voice_store import VoiceStore
 from serve_app.visitor import EVERYBODY, VISITOR
@@ -46,7 +46,7 @@ class StoredVoices:
 
     async def _prompt(self, voice: StoredVoice, engine: Engine, encoder: CodecEncoder) -> ClonePrompt:
         VISITOR.set(EVERYBODY)
-        reference = await self.library.reference(voice, voice.takes[0], engine.info)
+        reference = await self.library.reference(voice, voice.takes[0].style, engine.info, x_vector_only=False)
         codes = None if reference.x_vector_only else encoder.encode(reference.samples)
         request = SynthesisRequest("parity", "Hi.", reference=reference, reference_codes=codes)
         engine.prompts.build(request)

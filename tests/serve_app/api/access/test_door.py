@@ -2,7 +2,6 @@ import asyncio
 import json
 import logging
 import re
-import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -19,17 +18,19 @@ from deployments.serving import metrics
 from serve_app.api.access import door
 from serve_app.api.access.callers import Caller
 from serve_app.api.access.keys import create_key, revoke_keys
+from serve_app.api.docs_page import DOCS_PATHS
 from serve_app.api.error_replies import close_reason
-from serve_app.api.routes import Node
-from serve_app.config import AccessSettings, AdmissionSettings, ApiSettings, VoiceSettings
-from serve_app.extensions.page.cluster_status import ClusterStatus, Recent
-from serve_app.extensions.page.web_pages import PATHS
+from serve_app.config import AccessSettings, AdmissionSettings, ApiSettings
+from serve_app.extension import Node
+from serve_app.extensions.voices.settings import VoiceSettings
 from tests.serve_app import asgi
 from tests.serve_app.extensions.native.test_native import SPEAK, Socket, code_of
+from tests.serve_app.extensions.rows import DIALECTS
 from tests.serve_app.fake import FakeSynthesizer, utterance
 from tests.serve_app.one_model import client_of, one_api
 
 pytestmark = pytest.mark.anyio
+PATHS = DOCS_PATHS.union(path for dialect in DIALECTS for path in dialect.public_paths)
 
 SPEECH = "/v1/audio/speech"
 BODY = {"model": "tts-1", "input": "Hello", "voice": "alloy", "response_format": "pcm"}
@@ -493,7 +494,7 @@ async def test_every_get_counts_as_its_route_says(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(Caller, "count_request", lambda _: counted.update(["requests"]))
     monkeypatch.setattr(Caller, "stream", stream)
-    node = Node(lambda _: True, lambda: True, lambda: b"", status=ClusterStatus(Recent(time.time)))
+    node = Node(lambda _: True, lambda: True, lambda: b"")
     settings = ApiSettings(voices=VoiceSettings(store=str(tmp_path / "voices")))
     api = one_api(FakeSynthesizer(script=utterance()), settings, node=node)
     seen = set()

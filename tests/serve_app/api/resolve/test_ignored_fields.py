@@ -8,7 +8,7 @@ import pytest
 
 from deployments.protocol import ModelInfo
 from serve_app.api.parsing.client_input import parse_object
-from serve_app.api.parsing.speech_body import SPEECH, parse_speech
+from serve_app.api.parsing.speech_body import EXTENSION_FIELDS, SPEECH, parse_speech
 from serve_app.api.resolve import ignored_fields
 from serve_app.api.resolve.ignored_fields import Ignored, Reasons, as_header, left_out, of_text
 from serve_app.config import ApiSettings
@@ -27,7 +27,9 @@ def of(info: ModelInfo, **fields: object) -> Reasons:
     sent = {"input": "Hello.", **fields}
     body = parse_speech(sent, ApiSettings())
     spoken = read(body.input, TextRules("auto", spoken_form=info.spoken_form))
-    return Ignored(sent, SPEECH, of_text(spoken)).reasons_for(body, info, choosing={}, stored=None)
+    return Ignored(sent, SPEECH, of_text(spoken)).reasons_for(
+        body, info, further={}, read=EXTENSION_FIELDS, stored=None
+    )
 
 
 @pytest.mark.parametrize(
@@ -135,5 +137,5 @@ def test_unknown_fields_cost_less_than_their_parsing() -> None:
     sent: dict[str, object] = {"input": "Hello.", **MANY}
     raw, body = json.dumps(sent), parse_speech(sent, ApiSettings())
     ignored = Ignored(sent, SPEECH)
-    found_s = least_s(lambda: ignored.reasons_for(body, CUSTOM_VOICE, choosing={}, stored=None))
+    found_s = least_s(lambda: ignored.reasons_for(body, CUSTOM_VOICE, further={}, read=EXTENSION_FIELDS, stored=None))
     assert found_s < least_s(lambda: parse_object(raw))

@@ -2,6 +2,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import nullcontext
+from typing import Any
 
 import pytest
 
@@ -9,7 +10,7 @@ from deployments.errors import StartError
 from serve_app.cli.ray_settings import free_port
 from serve_app.cli.serve import local_server
 from serve_app.cli.serve.local_server import Address, logical_cpus, root_cause, why_unusable
-from serve_app.config import POOLS, AppConfig, PoolConfig
+from serve_app.config import POOLS, AppConfig
 from tests.e2e.application import running
 
 QUOTED = """A replica failed to start with exception. Retrying 2 more time(s). Error:
@@ -40,10 +41,15 @@ def test_whether_an_address_can_be_used(listener: int) -> None:
     assert why_unusable("::1", port) is None
 
 
+def sized(pool: str, settings: dict[str, object]) -> dict[str, Any]:
+    return {"api": {"jobs": {"pool": settings}}} if pool == "jobs" else {f"{pool}_pool": settings}
+
+
 def test_every_pool_has_a_place_on_a_machine_with_fewer_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda process: {0})
     assert logical_cpus(AppConfig()) == 2
-    assert logical_cpus(AppConfig(**{f"{pool}_pool": PoolConfig(num_cpus=1) for pool in POOLS.values()})) == len(POOLS)
+    pools = [sized(pool, {"num_cpus": 1}) for pool in POOLS.values()]
+    assert logical_cpus(AppConfig.model_validate({name: value for each in pools for name, value in each.items()})) == 4
 
 
 @pytest.mark.usefixtures("servers_folder")
@@ -60,7 +66,7 @@ def test_nothing_is_started_for_a_taken_port(listener: int) -> None:
 @pytest.mark.parametrize("pool", POOLS.values())
 @pytest.mark.usefixtures("servers_folder")
 def test_a_pool_for_labels_that_no_machine_here_has_is_refused(pool: str) -> None:
-    config = AppConfig(**{f"{pool}_pool": PoolConfig(label_selector={"pool": "codec"})})
+    config = AppConfig.model_validate(sized(pool, {"label_selector": {"pool": "codec"}}))
     with pytest.raises(StartError, match="label_selector: one machine has no labels"), running(config):
         pass
 

@@ -194,21 +194,21 @@ TAIL = Tail("the lake. ", np.zeros((18, 16), np.int16))
     ],
 )
 def test_a_tail_is_for_the_same_client_and_voice(changes: dict[str, object], previous: str, *, is_found: bool) -> None:
-    tails = Tails()
+    tails = Tails(joins=False)
     tails.save(REQUEST, TAIL)
     assert tails.find(replace(REQUEST, **changes), previous) is (TAIL if is_found else None)  # type: ignore[arg-type]
 
 
 def test_a_designed_voice_is_its_description() -> None:
     designed = replace(REQUEST, voice=None, instructions="A calm voice.")
-    tails = Tails()
+    tails = Tails(joins=False)
     tails.save(designed, TAIL)
     assert tails.find(designed, "id") is TAIL
     assert tails.find(replace(designed, instructions="A loud voice."), "id") is None
 
 
 def test_tails_are_kept_for_some_minutes_in_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, tails = Clock(), Tails()
+    clock, tails = Clock(), Tails(joins=False)
     monkeypatch.setattr(joints.time, "monotonic", clock)
     for number in range(20_000):
         tails.save(replace(REQUEST, request_id=str(number)), TAIL)

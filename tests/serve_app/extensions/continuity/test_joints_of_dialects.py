@@ -6,7 +6,8 @@ from contextlib import asynccontextmanager
 import pytest
 
 from deployments.protocol import SynthesisRequest
-from serve_app.config import ApiSettings, TextSettings
+from serve_app.config import ApiSettings
+from serve_app.extensions.continuity.settings import ContinuitySettings
 from tests.serve_app.extensions.client import Client, Json, talking
 from tests.serve_app.extensions.rows import SOCKETS, SocketRow
 from tests.serve_app.fake import FakeSynthesizer, utterance
@@ -25,7 +26,10 @@ CONVERSING = ("native", "deepgram", "flux", "realtime", "dashscope-commit", "vll
 async def conversing(
     path: str, *, joints: bool = True, subprotocols: tuple[str, ...] = ()
 ) -> AsyncIterator[tuple[Client, FakeSynthesizer]]:
-    synthesizer, settings = FakeSynthesizer(script=utterance(20)), ApiSettings(text=TextSettings(joints=joints))
+    synthesizer, settings = (
+        FakeSynthesizer(script=utterance(20)),
+        ApiSettings(continuity=ContinuitySettings(joints=joints)),
+    )
     async with talking(synthesizer, path, settings=settings, subprotocols=subprotocols) as client:
         yield client, synthesizer
 

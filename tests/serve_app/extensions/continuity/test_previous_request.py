@@ -11,7 +11,8 @@ from deployments.errors import Overloaded
 from deployments.protocol import FinishReason
 from serve_app.api.access.keys import create_key
 from serve_app.api.responses import speech_response
-from serve_app.config import AccessSettings, ApiSettings, TextSettings
+from serve_app.config import AccessSettings, ApiSettings
+from serve_app.extensions.continuity.settings import ContinuitySettings
 from tests.serve_app import asgi
 from tests.serve_app.extensions.client import talking
 from tests.serve_app.extensions.native.test_native import Socket
@@ -27,7 +28,7 @@ NO_TAIL = "no finished request of yours in this voice that is kept has this id"
 
 
 def surface(synthesizer: FakeSynthesizer, file: Path | None = None, *, joints: bool = False) -> FastAPI:
-    settings = ApiSettings(access=AccessSettings(keys_file=file), text=TextSettings(joints=joints))
+    settings = ApiSettings(access=AccessSettings(keys_file=file), continuity=ContinuitySettings(joints=joints))
     return one_api(synthesizer, settings)
 
 

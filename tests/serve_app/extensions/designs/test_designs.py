@@ -17,9 +17,10 @@ from deployments.errors import Overloaded
 from deployments.protocol import FinishReason
 from serve_app.api.access.keys import create_key
 from serve_app.api.routes import create_api
-from serve_app.config import AdmissionSettings, ApiSettings, VoiceSettings
+from serve_app.config import AdmissionSettings, ApiSettings
 from serve_app.extensions.designs import designs
 from serve_app.extensions.voices import stored_voice
+from serve_app.extensions.voices.settings import VoiceSettings
 from serve_app.extensions.voices.voice_store import VoiceStore
 from tests.serve_app import asgi
 from tests.serve_app.extensions.voices.speakers import RATE, Server
@@ -200,7 +201,7 @@ async def test_of_several_models_the_one_that_designs_speaks(folder: Path) -> No
         for name, info in (("named", CUSTOM_VOICE), ("clones", BASE), ("designs", VOICE_DESIGN))
     }
     settings = ApiSettings(voices=VoiceSettings(store=str(folder)))
-    api = create_api({name: (each, AdmissionSettings()) for name, each in speaking.items()}, settings)
+    api = create_api({name: (each, AdmissionSettings()) for name, each in speaking.items()}, settings, opened={})
     async with AsyncClient(transport=ASGITransport(api), base_url="http://talkray") as client:
         answer = await client.post(DESIGN, json={**ASKED, "model": "tts-1"})
         assert answer.status_code == 200, answer.text

@@ -10,11 +10,15 @@ import numpy as np
 
 from deployments.protocol import FinishReason, ModelInfo, PcmChunk, Reading, SynthesisRequest
 from serve_app.api.request_record import RequestRecord
-from serve_app.api.resolve.speech_request import Offer
-from serve_app.config import AccessSettings, ApiSettings, JobSettings, VoiceSettings
+from serve_app.api.resolve.offer import Offer
+from serve_app.config import AccessSettings, ApiSettings
 from serve_app.extensions.jobs.desk import JobDesk
 from serve_app.extensions.jobs.segment_maker import SegmentMaker
-from serve_app.extensions.voices.library import Voices
+from serve_app.extensions.jobs.settings import JobSettings
+from serve_app.extensions.models.model_choice import ModelChoice
+from serve_app.extensions.text.reading import TextReading
+from serve_app.extensions.voices.opening import open_voices
+from serve_app.extensions.voices.settings import VoiceSettings
 from serve_app.speech.speech_models import SpeechModel, SpeechModels
 from tests.serve_app.fake import FOLLOWED, FakeSynthesizer, tone
 from tests.serve_app.one_model import one_api
@@ -69,14 +73,16 @@ class Server:
             access=access or AccessSettings(),
             disclose_synthetic=True,
         )
-        self.voices = Voices.of(settings.voices)
+        self.voices = open_voices(settings.of(VoiceSettings))
         models = SpeechModels({"": SpeechModel(speaker, settings.admission)})
-        offer = Offer(models, settings, self.voices)
+        offer = Offer(models, settings)
+        for state in (TextReading(), self.voices, ModelChoice()):
+            state.join(offer)
         self.hindrance: str | None = None
         self.records: list[RequestRecord] = []  # of segments
         maker = SegmentMaker({"": speaker}, self.voices, self.records.append)
-        self.desk = JobDesk(offer, maker, settings.jobs, hindrance=lambda model: self.hindrance)
-        self.api = one_api(speaker, settings, voices=self.voices, opened={"jobs": self.desk.call})
+        self.desk = JobDesk(offer, self.voices, maker, hindrance=lambda model: self.hindrance)
+        self.api = one_api(speaker, settings, opened={"voices": self.voices, "jobs": self.desk.call})
         self._running: asyncio.Task[None] | None = None
 
     def client(self, **headers: str) -> httpx.AsyncClient:

@@ -17,10 +17,11 @@ from httpx import AsyncClient
 from deployments.errors import CodecLost, EngineError, InvalidRequest, Moved, Overloaded, ReplicaLost, TalkerLost
 from deployments.protocol import FinishReason, ModelInfo
 from serve_app.api.access.keys import create_key, revoke_keys
-from serve_app.config import AccessSettings, JobSettings
+from serve_app.config import AccessSettings
 from serve_app.extensions.jobs import desk, job_store, planning, stored_audio
 from serve_app.extensions.jobs.job_store import JobStore
 from serve_app.extensions.jobs.segment_maker import JobStopped
+from serve_app.extensions.jobs.settings import JobSettings
 from serve_app.extensions.jobs.stored_job import JobState, MadeSegment, StoredJob
 from serve_app.extensions.voices import clocks
 from serve_app.extensions.voices.voice_store import Damaged, StoreFailed, VoiceStore

@@ -14,10 +14,10 @@ import pytest
 from aiohttp import web
 
 from deployments.errors import EngineError, InvalidRequest, StartError
-from serve_app.config import JobSettings
 from serve_app.extensions.jobs import desk
 from serve_app.extensions.jobs import webhooks as module
 from serve_app.extensions.jobs.job_store import JobStore
+from serve_app.extensions.jobs.settings import JobSettings
 from serve_app.extensions.jobs.webhooks import Webhooks
 from serve_app.extensions.voices.voice_store import VoiceStore
 from tests.serve_app.extensions.jobs.desk import Server, Speaker, asked, serving, so, started, until

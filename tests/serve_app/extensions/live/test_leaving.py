@@ -13,10 +13,10 @@ import uvicorn
 from ray.serve._private.constants import RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S
 from starlette.websockets import WebSocket
 
+from serve_app.api.bounded_websocket import BoundedWebSocket
 from serve_app.app import LONGEST_STREAM_S
 from serve_app.config import ApiSettings
 from serve_app.extensions.live import connection as sockets
-from serve_app.extensions.live.bounded_websocket import BoundedWebSocket
 from serve_app.extensions.live.live_text import LiveTexts
 from serve_app.extensions.live.session import Session
 from tests.serve_app.extensions.client import audio_in
@@ -57,7 +57,7 @@ class Server:
         first, *rest = utterance()
         self.synthesizer = FakeSynthesizer(script=[first, self.may_go_on, *rest])
         self.texts = LiveTexts()
-        api = one_api(self.synthesizer, ApiSettings(), live_texts=self.texts)
+        api = one_api(self.synthesizer, ApiSettings(), opened={"live": self.texts})
         self._listening = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._listening.getsockname()[1]}"
         protocol: Any = ws or partial(BoundedWebSocket, trusted_proxies=1)

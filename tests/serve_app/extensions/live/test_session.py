@@ -15,25 +15,16 @@ from serve_app.api.access.callers import Caller
 from serve_app.api.context import RequestState
 from serve_app.api.parsing.speech_body import SpeechBody
 from serve_app.api.request_record import RequestRecord
-from serve_app.api.resolve.speech_request import Delivery, Offer, SpeechRequest
+from serve_app.api.resolve.offer import Offer
+from serve_app.api.resolve.speech_request import Delivery, SpeechRequest
 from serve_app.audio.formats import AudioFormat
-from serve_app.config import ApiSettings, VoiceSettings
+from serve_app.config import ApiSettings
 from serve_app.extensions.continuity.joints import Continuation, Tails
 from serve_app.extensions.live.connection import IDLE_TIMEOUT_S, Connection
 from serve_app.extensions.live.live_text import LiveTexts
-from serve_app.extensions.live.session import (
-    MAX_UNSPOKEN_CHARS,
-    Audio,
-    Done,
-    Event,
-    Failed,
-    Flushed,
-    Session,
-    Started,
-    Words,
-)
+from serve_app.extensions.live.session import MAX_UNSPOKEN_CHARS, Session
+from serve_app.extensions.live.turns import Audio, Done, Event, Failed, Flushed, Started, Words
 from serve_app.extensions.text.spoken_text import TextRules, read
-from serve_app.extensions.voices.library import Voices
 from serve_app.extensions.word_times.word_times import Spoken
 from serve_app.speech.segments import Utterance
 from serve_app.speech.utterance_synthesizer import UtteranceSynthesizer
@@ -69,14 +60,13 @@ async def open_session(
         Offer(
             SimpleNamespace(of=lambda utterance: SimpleNamespace(speak=speak)),
             ApiSettings(),
-            Voices(None, VoiceSettings()),
         ),
         SpeechRequest(
             info, body, delivery or Delivery(AudioFormat.PCM), {}, read("", TextRules(spoken_form=info.spoken_form))
         ),
         handshake=handshake,
         request_id="talk",
-        continuation=Continuation(Tails(), joins=False),
+        continuation=Continuation(Tails(joins=False), joins=False),
         live_texts=texts,
     )
     try:

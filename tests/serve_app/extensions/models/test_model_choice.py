@@ -10,6 +10,8 @@ from deployments.protocol import ModelInfo
 from serve_app.api.routes import create_api
 from serve_app.config import AdmissionSettings, ApiSettings
 from serve_app.extensions.models.model_choice import ModelHints, choose_model
+from serve_app.extensions.voices.library import Voices
+from serve_app.extensions.voices.settings import VoiceSettings
 from tests.serve_app import fake
 from tests.serve_app.one_model import client_of
 
@@ -90,8 +92,10 @@ def test_what_is_missing_or_unclear_is_named(
 
 
 def test_a_stored_voice_that_is_gone_is_no_name_to_ignore() -> None:
+    name = f"voice_{'0' * 24}"
+    lost = Voices(None, VoiceSettings()).missing(name)
     with pytest.raises(NotFound) as refused:
-        chosen((DESIGN, BASE), voice=f"voice_{'0' * 24}")
+        chosen((DESIGN, BASE), voice=name, lost_voice=lost)
     assert refused.value.param == "voice"
 
 
@@ -126,7 +130,7 @@ async def test_other_dialects_have_task_type_too(path: str, body: dict[str, obje
         info.name: (fake.FakeSynthesizer(info, script=fake.utterance()), AdmissionSettings())
         for info in (CUSTOM, DESIGN)
     }
-    async with client_of(create_api(speaking, SETTINGS)) as client:
+    async with client_of(create_api(speaking, SETTINGS, opened={})) as client:
         known = await client.post(path, json={**body, "task_type": "CustomVoice"})
         assert known.status_code == 200
         assert "task_type" not in known.headers.get("x-ignored", "")

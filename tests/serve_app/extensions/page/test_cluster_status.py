@@ -8,9 +8,10 @@ import pytest
 
 from deployments.serving import metrics
 from serve_app.api.access.keys import create_key
-from serve_app.api.routes import Node
 from serve_app.config import AccessSettings, AdmissionSettings, ApiSettings
-from serve_app.extensions.page.cluster_status import ClusterStatus, Recent, summed
+from serve_app.extension import Node
+from serve_app.extensions.page.cluster_status import ClusterStatus, PageState, Recent, summed
+from serve_app.speech.speech_models import SpeechModel, SpeechModels
 from tests.serve_app.fake import FakeSynthesizer, utterance
 from tests.serve_app.one_model import client_of, one_api
 
@@ -71,8 +72,10 @@ async def test_what_the_metrics_record_is_told(monkeypatch: pytest.MonkeyPatch) 
     recent = Recent(time.time)
     recent.follow()
     settings = ApiSettings(admission=AdmissionSettings(max_streams=1))
-    node = Node(lambda model: True, lambda: True, lambda: b"", status=ClusterStatus(recent))
-    api = one_api(FakeSynthesizer(script=utterance()), settings, node=node)
+    api = one_api(
+        speaker := FakeSynthesizer(script=utterance()), settings, opened={"page": PageState({}, ClusterStatus(recent))}
+    )
+    recent.watch(SpeechModels({"": SpeechModel(speaker, settings.admission)}))
     async with client_of(api) as client:
         assert (await client.post("/v1/audio/speech", json=SPEECH)).status_code == 200
         metrics.refused("line")
@@ -86,7 +89,7 @@ async def test_what_the_metrics_record_is_told(monkeypatch: pytest.MonkeyPatch) 
 
 async def test_only_who_may_read_metrics_may_read_it(tmp_path: Path) -> None:
     key = create_key(tmp_path / "keys.json", "ada")
-    node = Node(lambda model: True, lambda: True, lambda: b"", status=ClusterStatus(Recent(time.time)))
+    node = Node(lambda model: True, lambda: True, lambda: b"")
     settings = ApiSettings(access=AccessSettings(keys_file=tmp_path / "keys.json"))
     api = one_api(FakeSynthesizer(), settings, node=node)
     async with client_of(api) as client:

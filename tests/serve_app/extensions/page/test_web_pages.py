@@ -10,6 +10,7 @@ import pytest
 
 from serve_app.config import ApiSettings
 from serve_app.distribution import version
+from serve_app.extensions import BUILT_IN
 from serve_app.extensions.page import web_pages
 from tests.serve_app.extensions.rows import DIALECTS
 from tests.serve_app.fake import FakeSynthesizer, utterance
@@ -92,7 +93,7 @@ async def test_clients_are_those_of_check_client() -> None:
 
 
 async def test_it_can_be_switched_off() -> None:
-    async with client(ApiSettings(page=False)) as http:
+    async with client(ApiSettings(extensions=tuple(name for name in BUILT_IN if name != "page"))) as http:
         for path in ("/", "/page/app.js", "/page/clients.json"):
             assert (await http.get(path, headers=BROWSER)).status_code == 404
         assert (await http.get("/docs", headers=BROWSER)).status_code == 200

@@ -35,7 +35,7 @@ class Sink:
 
 def test_records_are_handed_on_while_the_replica_goes_on() -> None:
     keeper = RecordKeeper([sink := Sink()])
-    keeper.keep(record("one"))
+    keeper.receive(record("one"))
     assert sink.taken.wait(30)
     keeper.close()
 
@@ -71,7 +71,7 @@ def test_lines_go_on_after_files_could_not_be_renamed(
     with monkeypatch.context() as full, caplog.at_level(logging.ERROR):
         full.setattr("os.rename", refuse)
         keeper = RecordKeeper([lines])
-        keeper.keep(record("lost"))
+        keeper.receive(record("lost"))
         keeper.close()
     assert "request lost is not kept by RequestLines" in caplog.text
     lines.receive(record("after"))
@@ -85,6 +85,6 @@ def test_a_sink_that_fails_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(record_keeper, "FLUSH_S", 0.0)
     keeper = RecordKeeper([sink := Sink(ValueError("no sink"))])
     assert sink.flushed.wait(30)
-    keeper.keep(record("one"))
+    keeper.receive(record("one"))
     assert sink.taken.wait(30)
     keeper.close()

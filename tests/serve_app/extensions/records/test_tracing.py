@@ -108,7 +108,7 @@ def test_a_collector_gets_them_and_the_file_its_line(tmp_path: Path) -> None:
         keeper = RecordKeeper(
             [RequestSpans(otlp_exporter(url), 1.0, replica="Ingress#1"), RequestLines(tmp_path, "Ingress#1")]
         )
-        keeper.keep(record(flags="01"))
+        keeper.receive(record(flags="01"))
         keeper.close()
     [(path, content)] = posted
     assert path == "/v1/traces"

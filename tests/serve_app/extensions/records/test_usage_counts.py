@@ -130,6 +130,6 @@ def test_a_sink_that_fails_takes_nothing_from_the_others(tmp_path: Path) -> None
 
     store = VoiceStore(str(tmp_path))
     keeper = RecordKeeper([Full(), UsageBook(store, time.time)])
-    keeper.keep(spoken())
+    keeper.receive(spoken())
     keeper.close()
     assert [used.requests for used in summed(store).values()] == [1]

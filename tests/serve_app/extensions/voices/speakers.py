@@ -12,9 +12,12 @@ from numpy.typing import NDArray
 
 from serve_app.api.access.keys import create_key
 from serve_app.audio.recordings import decode_file
-from serve_app.config import AccessSettings, ApiSettings, VoiceSettings
+from serve_app.config import AccessSettings, ApiSettings
+from serve_app.extension import forget_nothing
 from serve_app.extensions.live.live_text import LiveTexts
-from serve_app.extensions.voices.library import Forget, Voices, no_replicas
+from serve_app.extensions.voices.library import Forget
+from serve_app.extensions.voices.opening import open_voices
+from serve_app.extensions.voices.settings import VoiceSettings
 from tests.serve_app.fake import BASE, FakeSynthesizer, utterance
 from tests.serve_app.one_model import one_api
 
@@ -51,13 +54,13 @@ class Server:
         *names: str,
         admins: tuple[str, ...] = (),
         voices: VoiceSettings | None = None,
-        forget: Forget = no_replicas,
+        forget: Forget = forget_nothing,
         synthesizer: FakeSynthesizer | None = None,
     ) -> None:
         self.synthesizer = synthesizer or FakeSynthesizer(BASE, script=utterance())
         settings = voices or VoiceSettings()
         self.settings = settings.model_copy(update={"store": str(folder)})
-        self.voices = Voices.of(self.settings, forget=forget)
+        self.voices = open_voices(self.settings, forget=forget)
         self.texts = LiveTexts()  # whoever has it listen closes it
         file = Path(folder).parent / "keys.json" if names or admins else None
         self.keys: dict[str, str] = {}
@@ -69,7 +72,7 @@ class Server:
     def surface(self) -> FastAPI:
         access = AccessSettings(keys_file=self.file)
         settings = ApiSettings(access=access, voices=self.settings)
-        return one_api(self.synthesizer, settings, live_texts=self.texts, voices=self.voices)
+        return one_api(self.synthesizer, settings, opened={"live": self.texts, "voices": self.voices})
 
     def client(self, name: str | None = None) -> httpx.AsyncClient:
         headers = {"authorization": f"Bearer {self.keys[name]}"} if name else {}

@@ -17,9 +17,9 @@ from httpx import AsyncClient
 from deployments.errors import Conflict, NotFound
 from deployments.protocol import ClonePrompt
 from serve_app.audio import recordings
-from serve_app.config import VoiceSettings
 from serve_app.extensions.voices import library, voice_store
 from serve_app.extensions.voices.library import Voices
+from serve_app.extensions.voices.settings import VoiceSettings
 from serve_app.extensions.voices.stored_voice import StoredVoice, new_id, new_version, packed
 from serve_app.extensions.voices.voice_store import Record, StoreFailed, VoiceStore
 from serve_app.visitor import EVERYBODY, VISITOR
@@ -351,7 +351,7 @@ async def test_cancelled_first_streams_make_room_for_others(
     voice = await server.voices.get("ada")
     for _ in range(3):  # whose prompts never come
         copy = voice.model_copy(update={"version": new_version()})
-        await server.voices.reference(copy, copy.takes[0], BASE)
+        await server.voices.reference(copy, copy.takes[0].style, BASE, x_vector_only=False)
     await speak_and_derive(server)
     await server.voices._keep_prompts()
     assert len(derived_in(folder)) == 1

@@ -19,10 +19,12 @@ from deployments.errors import NotFound, NotReady, StartError
 from deployments.protocol import ClonePrompt, Reference
 from serve_app.audio import recordings
 from serve_app.audio.recordings import decode_file, decode_reference
-from serve_app.config import ApiSettings, VoiceSettings
+from serve_app.config import ApiSettings
 from serve_app.extensions.voices import library
 from serve_app.extensions.voices.library import Voices
+from serve_app.extensions.voices.opening import open_voices
 from serve_app.extensions.voices.reference_doctor import decode_prepared
+from serve_app.extensions.voices.settings import VoiceSettings
 from serve_app.extensions.voices.stored_voice import SentRecording, StoredVoice
 from serve_app.extensions.voices.voice_store import Record, StoreFailed, VoiceStore
 from serve_app.visitor import EVERYBODY, VISITOR, Visitor
@@ -256,7 +258,7 @@ async def test_a_tag_comes_before_instructions(client: AsyncClient) -> None:
 async def test_a_stored_voice_may_be_the_default_one(server: Server, client: AsyncClient) -> None:
     await store(client, "ada", ref_text="Hiss.")
     settings = ApiSettings(voices=server.settings, default_voice="Ada")
-    server.api = one_api(server.synthesizer, settings, voices=server.voices)
+    server.api = one_api(server.synthesizer, settings, opened={"voices": server.voices})
     async with server.client() as client:
         assert (await client.get("/ready")).status_code == 200
         unknown = await client.post("/v1/text-to-speech/21m00Tcm4TlvDq8ikWAM", json={"text": "Hi."})
@@ -830,8 +832,8 @@ async def test_cartesias_form(client: AsyncClient) -> None:
 
 async def test_a_folder_on_several_nodes_is_refused(folder: Path) -> None:
     with pytest.raises(StartError, match="2 nodes"):
-        Voices.of(VoiceSettings(store=str(folder)), num_nodes=2)
-    unset = Voices.of(VoiceSettings(), num_nodes=2)
+        open_voices(VoiceSettings(store=str(folder)), num_nodes=2)
+    unset = open_voices(VoiceSettings(), num_nodes=2)
     VISITOR.set(Visitor(""))
     assert await unset.voices() == []
     with pytest.raises(Exception, match=r"api\.voices\.store"):

@@ -12,11 +12,11 @@ from websockets.client import ClientProtocol
 from websockets.frames import Frame, Opcode
 from websockets.uri import parse_uri
 
+from serve_app.api import bounded_websocket
 from serve_app.api.access.callers import FairShare
+from serve_app.api.bounded_websocket import BoundedWebSocket
 from serve_app.api.parsing import uploads
 from serve_app.api.taken_http import TakenHttp
-from serve_app.extensions.live import bounded_websocket
-from serve_app.extensions.live.bounded_websocket import BoundedWebSocket
 
 pytestmark = pytest.mark.anyio
 

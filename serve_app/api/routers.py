@@ -1,0 +1,125 @@
+"""From the dialects that a server has to the routes and sockets of its application."""
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from functools import partial
+from typing import Any
+
+from fastapi import APIRouter, Depends, params
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.websockets import WebSocket
+
+from deployments.errors import StartError
+from serve_app.api import openai_models, openai_speech
+from serve_app.api.context import ENDPOINT_DIALECT, state_of
+from serve_app.api.handshake import refuse_handshake
+from serve_app.api.speech_service import SpeechService
+from serve_app.extension import Charge, Dialect, Extension, JsonRoute, Route, SocketKind
+
+
+def dialects_of(extensions: Iterable[Extension]) -> tuple[Dialect, ...]:
+    """The core's own dialects, then those of the extensions. Raises StartError if two have the same place."""
+    core = Extension("the core", dialects=(openai_speech.DIALECT, openai_models.DIALECT))
+    _check_places(every := (core, *extensions))
+    return tuple(dialect for extension in every for dialect in extension.dialects)
+
+
+def _check_places(extensions: Iterable[Extension]) -> None:
+    """Raises StartError if two extensions have the same place and no field or subprotocol tells them apart."""
+    owners: dict[object, str] = {}
+    for extension in extensions:
+        for dialect in extension.dialects:
+            routes = [(route.operation, route.json_field) for route in dialect.routes]
+            for place in (*routes, *((path, kind.subprotocol) for path, kind in dialect.sockets)):
+                if (owner := owners.setdefault(place, extension.name)) != extension.name:
+                    both = f"{owner} and {extension.name} both have {place[0]}"
+                    raise StartError(f"api.extensions: {both}: leave one of them out")
+
+
+def http_router(dialects: Iterable[Dialect], service: SpeechService) -> APIRouter:
+    """All HTTP routes, in the order of `dialects`."""
+    operations: dict[str, dict[str | None, tuple[Dialect, Route]]] = {}  # by `json_field`
+    for dialect in dialects:
+        for route in dialect.routes:
+            sharing = operations.setdefault(route.operation, {})
+            assert route.json_field not in sharing, f"{dialect.name}: {route.operation} is another's: see JsonRoute"
+            sharing[route.json_field] = dialect, route
+    router = APIRouter()
+    for operation, sharing in operations.items():
+        dialect, route = sharing[None]
+        json_routes = {name: (owner, one) for name, (owner, one) in sharing.items() if isinstance(one, JsonRoute)}
+        assert len(sharing) == 1 or len(json_routes) == len(sharing), (
+            f"{operation} is shared: each has to be a JsonRoute"
+        )
+        answer = partial(_answer_by_field, json_routes) if json_routes else route.answer
+        method, path = operation.split()
+        returns: dict[str, Any] = {"response_class": Response} if method == "POST" else {"response_model": None}  # JSON
+        router.add_api_route(
+            path,
+            _endpoint(route, partial(answer, service), dialect.name),
+            methods=[method],
+            tags=[dialect.heading or dialect.name],
+            summary=route.summary,
+            include_in_schema=route.summary is not None,
+            openapi_extra=route.docs,
+            dependencies=charging(route.charge if method in ("GET", "HEAD") else Charge.NOTHING),
+            **returns,
+        )
+    return router
+
+
+def charging(charge: Charge) -> list[params.Depends]:
+    """The dependencies of a GET route that counts so."""
+
+    async def count(request: Request) -> None:
+        state = state_of(request)
+        state.caller.count_request()
+        if charge is Charge.STREAM:
+            state.held.enter_context(state.caller.stream())
+
+    return [] if charge is Charge.NOTHING else [Depends(count)]
+
+
+def socket_router(dialects: Iterable[Dialect], service: SpeechService) -> APIRouter:
+    """Routes of all WebSockets. A handshake on any other path gets a 404; Starlette's own answer would be a 403."""
+    kinds: dict[str, dict[type[SocketKind], str]] = {}
+    for dialect in dialects:
+        for path, kind in dialect.sockets:
+            kinds.setdefault(path, {})[kind] = dialect.name
+    router = APIRouter()
+    for path, of_path in kinds.items():
+        router.add_api_websocket_route(path, partial(_converse, of_path, service))
+    router.add_api_websocket_route("/{path:path}", _refuse_unknown)
+    return router
+
+
+def _endpoint(route: Route, bound: partial[Awaitable[object]], dialect: str) -> Callable[..., Awaitable[object]]:
+    setattr(bound, ENDPOINT_DIALECT, dialect)
+    bound.__name__, bound.__doc__ = route.answer.__name__, route.answer.__doc__  # type: ignore[attr-defined]  # shown by /docs
+    return bound
+
+
+async def _answer_by_field(
+    sharing: Mapping[str | None, tuple[Dialect, JsonRoute]], service: SpeechService, request: Request
+) -> Response:
+    """Answers with the route whose `json_field` the body has, else with the one that has none."""
+    fields = await service.read_fields(request)
+    dialect, route = sharing[next((name for name in sharing if name in fields), None)]
+    state_of(request).record.dialect = dialect.name
+    return await route.answer(service, request, fields)
+
+
+async def _converse(kinds: Mapping[type[SocketKind], str], service: SpeechService, socket: WebSocket) -> None:
+    """Serves the socket with the kind whose subprotocol the client offers, else with the kind that has none. `kinds`:
+    with their dialects.
+    """
+    offered = socket.scope["subprotocols"]
+    named = next((kind for kind in kinds if kind.subprotocol in offered), None)
+    kind = named or next(kind for kind in kinds if kind.subprotocol is None)
+    state_of(socket).record.dialect = kinds[kind]
+    await kind.run(socket, service)
+
+
+async def _refuse_unknown(socket: WebSocket) -> None:
+    await refuse_handshake(socket, HTTPException(404))

@@ -1,0 +1,10 @@
+from serve_app.extension import Extension
+from serve_app.extensions.continuity.joints import Tails
+from serve_app.extensions.continuity.settings import ContinuitySettings
+
+EXTENSION = Extension(
+    "continuity",
+    settings=ContinuitySettings,
+    requires=("word_times",),
+    open=lambda opening: Tails(joins=opening.settings.of(ContinuitySettings).joints),
+)

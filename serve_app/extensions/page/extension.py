@@ -1,0 +1,20 @@
+import time
+
+from serve_app.extension import Extension, Opening
+from serve_app.extensions.page import cluster_status, web_pages
+from serve_app.extensions.page.cluster_status import ClusterStatus, PageState, Recent
+
+
+def open_page(opening: Opening) -> PageState:
+    clients = {dialect.name: dialect.sample.clients for dialect in opening.dialects if dialect.sample is not None}
+    if (node := opening.node) is None:
+        return PageState(clients, None)
+    recent = Recent(time.time)
+    recent.watch(opening.models)
+    if node.replica:  # elsewhere metrics have no recorders
+        recent.follow()
+    node.share_note(recent.note)
+    return PageState(clients, ClusterStatus(recent, node.sizes, node.notes))
+
+
+EXTENSION = Extension("page", dialects=(web_pages.DIALECT, cluster_status.DIALECT), open=open_page)

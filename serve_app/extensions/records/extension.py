@@ -1,0 +1,35 @@
+import time
+from pathlib import Path
+
+from serve_app.extension import Extension, Opening
+from serve_app.extensions.records.record_keeper import RecordKeeper, RecordSink, RequestLines
+from serve_app.extensions.records.settings import RecordSettings
+from serve_app.extensions.records.tracing import RequestSpans, otlp_exporter
+from serve_app.extensions.records.usage_counts import UsageBook
+from serve_app.extensions.voices.library import Voices
+from serve_app.extensions.voices.voice_store import VoiceStore
+
+
+def record_keeper(settings: RecordSettings, store: VoiceStore | None, *, replica: str, folder: Path) -> RecordKeeper:
+    """Keeps the records of the requests of one `replica`, with their lines in `folder`. Raises StartError."""
+    sinks: list[RecordSink] = []
+    if settings.traces is not None:  # the first, because the line names the trace
+        sinks.append(RequestSpans(otlp_exporter(settings.traces), settings.trace_share, replica=replica))
+    sinks.append(RequestLines(folder, replica))
+    if settings.usage:
+        sinks.append(UsageBook(store, time.time))
+    return RecordKeeper(sinks)
+
+
+def open_records(opening: Opening) -> RecordKeeper | None:
+    """None where no replica is: a test keeps records itself."""
+    node, voices = opening.node, opening.opened["voices"]
+    if node is None or node.log_folder is None:
+        return None
+    assert isinstance(voices, Voices)
+    return record_keeper(
+        opening.settings.of(RecordSettings), voices.store, replica=node.replica, folder=node.log_folder
+    )
+
+
+EXTENSION = Extension("records", settings=RecordSettings, requires=("voices",), open=open_records)

@@ -1,0 +1,54 @@
+"""Who sees the audio of an utterance while it is sent."""
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Protocol, TypeVar
+
+from deployments.protocol import ModelInfo, PcmChunk
+from serve_app.speech.segments import Utterance
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+class Observer(Protocol):
+    """Sees the audio of one utterance."""
+
+    def feed(self, chunk: PcmChunk) -> None:
+        """The next chunk that is sent."""
+        ...
+
+    def end(self) -> None:
+        """All chunks were sent. It is not called of speech that fails or whose client leaves."""
+        ...
+
+
+Observe = Callable[[Utterance, ModelInfo], Observer | None]
+
+
+class Observers:
+    """Those of one utterance. One that raises is logged and sees no more: the speech goes on."""
+
+    def __init__(self, observe: Mapping[str, Observe], utterance: Utterance, info: ModelInfo) -> None:
+        """`observe`: of each extension, by its name."""
+        self._request_id = utterance.synthesis.request_id
+        self._watching: dict[str, Observer] = {}
+        for name, begin in observe.items():
+            if (observer := self._tried(name, lambda begin=begin: begin(utterance, info))) is not None:  # type: ignore[misc]
+                self._watching[name] = observer
+
+    def feed(self, chunk: PcmChunk) -> None:
+        for name, observer in list(self._watching.items()):
+            self._tried(name, lambda observer=observer: observer.feed(chunk))  # type: ignore[misc]
+
+    def end(self) -> None:
+        for name, observer in list(self._watching.items()):
+            self._tried(name, observer.end)
+
+    def _tried(self, name: str, call: Callable[[], T]) -> T | None:
+        try:
+            return call()
+        except Exception:
+            logger.exception("request %s: the extension %s observes it no more", self._request_id, name)
+            self._watching.pop(name, None)
+            return None
