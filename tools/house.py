@@ -200,13 +200,20 @@ def _file(root: Path, module: str) -> Path | None:
 
 
 def imported(tree: ast.Module) -> Iterator[str]:
-    """Modules, and names that may be modules."""
+    """Modules, and names that may be modules, but those that are imported for types only."""
+    types = {id(node) for each in ast.walk(tree) if _is_for_types(each) for node in ast.walk(each)}
     for node in ast.walk(tree):
+        if id(node) in types:
+            continue
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
             yield node.module
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def _is_for_types(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
 
 
 def generators(root: Path) -> list[str]:

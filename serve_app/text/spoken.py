@@ -6,6 +6,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 LEFT_OUT = "\ue000"  # of no script
+# Of a voice that speaks nothing but words: what makes them, and what counts the characters that it cannot speak.
+SPOKEN_FORMS = {
+    "english": ("deployments.embedded_voice.english:spoken_english", "deployments.embedded_voice.english:unspoken"),
+}
 UNSPOKEN = "characters that the voice cannot speak"
 
 

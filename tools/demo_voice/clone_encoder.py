@@ -30,7 +30,8 @@ from deployments.config import TalkerConfig
 from deployments.protocol import ALL_FRAMES, ClonePrompt, Reference, Sampling, SynthesisRequest
 from deployments.talker.engine.startup import StartClock, load_engine
 from deployments.talker.model.model_config import ModelConfig
-from deployments.talker.model.speaker_encoder import SpeakerEncoder, SpeakerEncoderConfig, log_mel
+from deployments.talker.model.speaker_encoder import SpeakerEncoder, log_mel
+from deployments.talker.model.speaker_shape import SpeakerEncoderConfig
 from deployments.weights.checkpoint import FORMAT, unpack
 from deployments.weights.store import EMBEDDED, EMBEDDED_BASE, PACKED, embedded_path
 from tools.demo_voice.export import packed_tensor

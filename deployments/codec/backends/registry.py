@@ -6,22 +6,36 @@ from pathlib import Path
 
 import torch
 
-from deployments.codec.backends.torch_backend import TorchBackend
-from deployments.codec.backends.triton_slots import TritonSlots
 from deployments.codec.codec_config import SpeechTokenizerConfig
 from deployments.codec.decoder import Backend, CodecDecoder
-from deployments.codec.slots import PlainSlots, SlotDecoder
+from deployments.codec.slots import SlotDecoder
 from deployments.gpu.capability import capability_of
 from deployments.gpu.card import AMPERE
+from deployments.late import late
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderPair:
-    """A row of BACKENDS: two classes that decode a codec, and where they do."""
+    """A row of BACKENDS: the names of two classes that decode a codec, and where they do."""
 
-    backend: type[Backend]  # streams whose states go in and come back: in the codec pool
-    slots: type[SlotDecoder]  # streams whose states stay there: beside a talker
+    backend_name: str  # streams whose states go in and come back: in the codec pool
+    slots_name: str  # streams whose states stay there: beside a talker
     decodes: Callable[[SpeechTokenizerConfig, torch.device], bool]  # this codec, on this device
+
+    @property
+    def backend(self) -> type[Backend]:
+        backend: type[Backend] = late(self.backend_name)
+        return backend
+
+    @property
+    def slots(self) -> type[SlotDecoder]:
+        slots: type[SlotDecoder] = late(self.slots_name)
+        return slots
+
+
+_TORCH = "deployments.codec.backends.torch_backend:TorchBackend"
+_TRITON_SLOTS = "deployments.codec.backends.triton_slots:TritonSlots"
+_PLAIN_SLOTS = "deployments.codec.slots:PlainSlots"
 
 
 def _on_matrix_units(config: SpeechTokenizerConfig, device: torch.device) -> bool:
@@ -31,8 +45,8 @@ def _on_matrix_units(config: SpeechTokenizerConfig, device: torch.device) -> boo
 # The first row that decodes a codec on a device is taken. A new backend is a row here, and a row in
 # tests/deployments/codec/backends/test_backends.py.
 BACKENDS = (
-    DecoderPair(TorchBackend, TritonSlots, _on_matrix_units),
-    DecoderPair(TorchBackend, PlainSlots, lambda config, device: True),  # with c_kernels.py, where it fits
+    DecoderPair(_TORCH, _TRITON_SLOTS, _on_matrix_units),
+    DecoderPair(_TORCH, _PLAIN_SLOTS, lambda config, device: True),  # with c_kernels.py, where it fits
 )
 
 

@@ -130,17 +130,13 @@ def build_lanes(runner: ModelRunner) -> list[ModelRunner]:
     shape = runner.shape
     if shape.networks != "fused" or shape.deterministic:
         return []
-    from deployments.talker.networks.fused_networks import FusedNetworks  # needs Triton, which a CPU has not
-
-    shared = runner.networks
-    assert isinstance(shared, FusedNetworks)
     own_shape = replace(shape, max_num_seqs=min(_LANE_ROWS, shape.max_num_seqs))
 
     def lane() -> ModelRunner:
         stream = None
         if runner.on_gpu:
             stream = torch.cuda.Stream(runner.device, priority=_LANE_PRIORITY)  # type: ignore[no-untyped-call]
-        networks = shared.another(num_rows=own_shape.max_num_seqs, num_positions=_LANE_POSITIONS)
+        networks = runner.networks.another(num_rows=own_shape.max_num_seqs, num_positions=_LANE_POSITIONS)
         return ModelRunner(networks, runner.blocks, own_shape, most_positions=_LANE_POSITIONS, cuda_stream=stream)
 
     return [lane() for _ in range(_LANES)]

@@ -7,16 +7,17 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from deployments.codec.backends.registry import choose_decoders
 from deployments.codec.codec_config import SpeechTokenizerConfig
-from deployments.codec.encoder import CodecEncoder
 from deployments.codec.slots import Prepare
 from deployments.config import TalkerConfig
 from deployments.errors import EngineError
+from deployments.late import late
 from deployments.protocol import Reference, Sampling, SynthesisRequest
 from deployments.talker.audio.audio_streams import AudioStreams
 from deployments.talker.engine.device import EngineDevice, cache_bounds
@@ -25,7 +26,6 @@ from deployments.talker.engine.intake import LengthLimits
 from deployments.talker.engine.scheduler import Scheduler
 from deployments.talker.model.input_tables import InputTables
 from deployments.talker.model.model_config import ModelConfig
-from deployments.talker.model.speaker_encoder import SpeakerEncoder
 from deployments.talker.model.talker import Talker
 from deployments.talker.networks.registry import choose_networks
 from deployments.talker.runner.model_runner import RunnerShape, build_runner, capture
@@ -36,6 +36,12 @@ from deployments.weights.checkpoint import load_strict, without_values
 from deployments.weights.description import described
 from deployments.weights.store import Report
 
+if TYPE_CHECKING:
+    from deployments.talker.model.speaker_encoder import SpeakerEncoder
+
+# What only models that clone need.
+_CODEC_ENCODER = "deployments.codec.encoder:CodecEncoder"
+_SPEAKER_ENCODER = "deployments.talker.model.speaker_encoder:SpeakerEncoder"
 _CPU_CACHE_BYTES = GIB  # of keys and values on a CPU, if the settings do not say
 _WORTH_SAYING_S = 0.05
 _REPORT_S = 1.0
@@ -129,7 +135,7 @@ def build_engine(
         encode = None
         # A CPU has the codec pool for it.
         if speaker_encoder is not None and chosen.on_gpu and not model_config.text.clones_by_vector:
-            encode = CodecEncoder.load(directory / "speech_tokenizer", device=device).encode
+            encode = late(_CODEC_ENCODER).load(directory / "speech_tokenizer", device=device).encode
         with clock.phase("loading the tokenizer"):
             prompts = PromptBuilder(tables, TextTokenizer(directory, model_config.tokens), speaker_encoder, encode)
         # A stream that has ended in the talker may still hold its slot while another one has taken its row.
@@ -197,12 +203,12 @@ def load_talker(directory: Path, config: ModelConfig, *, dtype: torch.dtype, dev
     return talker.eval()
 
 
-def load_speaker_encoder(directory: Path, config: ModelConfig, *, device: torch.device) -> SpeakerEncoder | None:
+def load_speaker_encoder(directory: Path, config: ModelConfig, *, device: torch.device) -> "SpeakerEncoder | None":
     """The x-vector network of a base checkpoint, in float32; None for other kinds."""
     if config.speaker_encoder is None:
         return None
     with without_values():
-        encoder = SpeakerEncoder(config.speaker_encoder)
+        encoder: SpeakerEncoder = late(_SPEAKER_ENCODER)(config.speaker_encoder)
     load_strict(encoder, directory, prefix="speaker_encoder.", dtype=torch.float32, device=device)
     return encoder.eval()
 

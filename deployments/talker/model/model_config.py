@@ -10,7 +10,7 @@ from pydantic import AliasPath, BeforeValidator, Field
 
 from deployments.errors import CheckpointError
 from deployments.protocol import SAMPLING_DEFAULTS, ModelKind, Sampling
-from deployments.talker.model.speaker_encoder import SpeakerEncoderConfig
+from deployments.talker.model.speaker_shape import SpeakerEncoderConfig
 from deployments.weights.checkpoint import as_config
 from deployments.weights.description import own_facts
 from deployments.weights.store import read_json

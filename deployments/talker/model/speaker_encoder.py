@@ -5,40 +5,13 @@ ECAPA-TDNN (Desplanques et al. 2020, arXiv:2005.07143) on a log-mel spectrogram,
 
 import math
 from collections import OrderedDict
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from deployments.errors import InvalidRequest
-
-# The front end the released encoders were trained on; no configuration names it.
-_FFT_SIZE = 1024
-_HOP = 256
-_MAX_HZ = 12000.0
-_PADDING = (_FFT_SIZE - _HOP) // 2
-
-
-@dataclass(frozen=True, slots=True)
-class SpeakerEncoderConfig:
-    """`speaker_encoder_config`; the released files leave out fields that equal these defaults."""
-
-    enc_dim: int = 1024
-    mel_dim: int = 128
-    enc_channels: tuple[int, ...] = (512, 512, 512, 512, 1536)
-    enc_kernel_sizes: tuple[int, ...] = (5, 3, 3, 3, 1)
-    enc_dilations: tuple[int, ...] = (1, 2, 3, 4, 1)
-    enc_attention_channels: int = 128
-    enc_res2net_scale: int = 8
-    enc_se_channels: int = 128
-    sample_rate: int = 24000
-
-    @property
-    def min_samples(self) -> int:
-        """The shortest audio whose spectrogram is longer than any layer's reflection at an edge."""
-        reflected = ((k - 1) * d // 2 for k, d in zip(self.enc_kernel_sizes, self.enc_dilations, strict=True))
-        return max(_PADDING + 1, (max(reflected) + 1) * _HOP)
+from deployments.talker.model.speaker_shape import FFT_SIZE, HOP, MAX_HZ, PADDING, SpeakerEncoderConfig
 
 
 def reflected_convolution(inputs: int, outputs: int, kernel: int = 1, dilation: int = 1) -> nn.Conv1d:
@@ -165,17 +138,17 @@ class SpeakerEncoder(nn.Module):
 
 def log_mel(audio: Tensor, *, sample_rate: int, num_mels: int) -> Tensor:
     """Audio [samples] float32 -> log magnitudes [mels, frames]."""
-    padded = F.pad(audio[None, None], (_PADDING, _PADDING), mode="reflect")[0, 0]
-    window = torch.hann_window(_FFT_SIZE, device=audio.device)
-    spectrum = torch.stft(padded, _FFT_SIZE, _HOP, window=window, center=False, return_complex=True)
+    padded = F.pad(audio[None, None], (PADDING, PADDING), mode="reflect")[0, 0]
+    window = torch.hann_window(FFT_SIZE, device=audio.device)
+    spectrum = torch.stft(padded, FFT_SIZE, HOP, window=window, center=False, return_complex=True)
     magnitude = (torch.view_as_real(spectrum).pow(2).sum(-1) + 1e-9).sqrt()
     return (mel_filters(sample_rate, num_mels).to(audio.device) @ magnitude).clamp(min=1e-5).log()
 
 
 def mel_filters(sample_rate: int, num_mels: int) -> Tensor:
     """Slaney's triangular filters with equal area, [mels, fft bins] float32, computed in float64 as librosa does."""
-    bins = torch.linspace(0, sample_rate / 2, _FFT_SIZE // 2 + 1, dtype=torch.float64)
-    top = _hz_to_mel(torch.tensor(_MAX_HZ, dtype=torch.float64))
+    bins = torch.linspace(0, sample_rate / 2, FFT_SIZE // 2 + 1, dtype=torch.float64)
+    top = _hz_to_mel(torch.tensor(MAX_HZ, dtype=torch.float64))
     edges = _mel_to_hz(torch.linspace(0, float(top), num_mels + 2, dtype=torch.float64))
     widths = edges.diff()
     distances = edges[:, None] - bins[None]

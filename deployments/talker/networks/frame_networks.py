@@ -8,7 +8,7 @@ ended when codebook 0 is the end of speech; the other codes are no frame then.
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Self
 
 import torch
 from torch import Tensor
@@ -59,6 +59,26 @@ class FrameNetworks(ABC):
         # the same times the text positions. Zero if no head is known.
         self.readings = torch.zeros((num_rows, 2), dtype=torch.float32, device=like.device)
         self._embeds = torch.zeros((num_rows, like.shape[1]), dtype=like.dtype, device=like.device)
+
+    @classmethod
+    def over(
+        cls,
+        tables: InputTables,
+        state: BatchState,
+        cache: KVCache,
+        *,
+        num_rows: int,
+        num_positions: int,
+        attention: str,
+    ) -> Self:
+        """The networks of a talker's steps. Steps have at most `num_rows` rows, prefill passes at most `num_positions`
+        positions; `attention` is the setting.
+        """
+        return cls(tables, state, cache, num_rows=num_rows)
+
+    def another(self, *, num_rows: int, num_positions: int) -> Self:
+        """Networks of a lane: the same weights, state and cache, and buffers of their own."""
+        raise NotImplementedError(f"the networks {self.kind} have no lanes")
 
     @property
     def name(self) -> str:

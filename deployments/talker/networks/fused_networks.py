@@ -4,10 +4,12 @@ The code predictor of a whole frame is one chain of kernels: nothing else runs b
 """
 
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor
 
+from deployments.gpu.launch import launches_early
 from deployments.talker.kernels.matmul import Activations, Product, like_rows, matmul
 from deployments.talker.kernels.paged_attention import PromptAttention, choose_attention
 from deployments.talker.kernels.readings import AlignmentReader
@@ -173,10 +175,26 @@ class FusedNetworks(FrameNetworks):
         self._code0 = torch.zeros(num_rows, dtype=torch.long, device=tables.device)
         self._logits = like_rows(num_rows, self.config.vocab_size, self.talker.codec_head.weight)
 
-    def another(self, *, num_rows: int, num_positions: int) -> "FusedNetworks":
-        """Networks with the same weights, state and cache, and with buffers of their own."""
+    @classmethod
+    def over(
+        cls,
+        tables: InputTables,
+        state: BatchState,
+        cache: KVCache,
+        *,
+        num_rows: int,
+        num_positions: int,
+        attention: str,
+    ) -> Self:
+        """Packs the weights of the talker in place."""
+        weights = FusedWeights.pack_in_place(
+            tables.talker, positions=state.size.max_model_len, attention=attention, pdl=launches_early(tables.device)
+        )
+        return cls(tables, state, cache, weights, num_rows=num_rows, num_positions=num_positions)
+
+    def another(self, *, num_rows: int, num_positions: int) -> Self:
         shared = self.tables, self.state, self.cache, self.weights
-        return FusedNetworks(*shared, num_rows=num_rows, num_positions=num_positions)
+        return type(self)(*shared, num_rows=num_rows, num_positions=num_positions)
 
     @property
     def name(self) -> str:

@@ -16,14 +16,22 @@ import torch
 
 from deployments.gpu.capability import capability_of
 from deployments.gpu.card import AMPERE
+from deployments.late import late
 from deployments.talker.model.model_config import ModelConfig
-from deployments.talker.networks import cpu_networks
-from deployments.talker.networks.cpu_networks import CpuNetworks
 from deployments.talker.networks.frame_networks import FrameNetworks, NetworkKind
-from deployments.talker.networks.plain_networks import ExactNetworks, PlainNetworks
 
-# The fused networks are not among them: they share packed weights, and a CPU lacks Triton. See `build_runner`.
-UNFUSED: dict[NetworkKind, type[FrameNetworks]] = {"cpu": CpuNetworks, "exact": ExactNetworks, "plain": PlainNetworks}
+_HERE = "deployments.talker.networks"
+NETWORKS: dict[NetworkKind, str] = {
+    "fused": f"{_HERE}.fused_networks:FusedNetworks",  # needs Triton, which a CPU has not
+    "cpu": f"{_HERE}.cpu_networks:CpuNetworks",
+    "exact": f"{_HERE}.plain_networks:ExactNetworks",
+    "plain": f"{_HERE}.plain_networks:PlainNetworks",
+}
+
+
+def networks_class(kind: NetworkKind) -> type[FrameNetworks]:
+    networks: type[FrameNetworks] = late(NETWORKS[kind])
+    return networks
 
 
 def choose_networks(kernels: str, config: ModelConfig, *, dtype: torch.dtype, device: torch.device) -> NetworkKind:
@@ -31,7 +39,7 @@ def choose_networks(kernels: str, config: ModelConfig, *, dtype: torch.dtype, de
     if kernels == "plain":
         return "plain"
     if device.type == "cpu":
-        in_c = dtype is torch.float32 and cpu_networks.fits(config.talker, config.predictor)
+        in_c = dtype is torch.float32 and late(f"{_HERE}.cpu_networks:fits")(config.talker, config.predictor)
         return "cpu" if in_c else "exact"
     has_kernels = capability_of(device) >= AMPERE and importlib.util.find_spec("triton") is not None
     return "fused" if dtype.itemsize == 2 and has_kernels else "plain"

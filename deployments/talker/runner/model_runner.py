@@ -20,7 +20,7 @@ from deployments.gpu.graphs import Graphs, Staging, buckets
 from deployments.protocol import Codes, Frame
 from deployments.talker.model.input_tables import MAX_PASS_POSITIONS, InputTables
 from deployments.talker.networks.frame_networks import FrameNetworks, NetworkKind
-from deployments.talker.networks.registry import UNFUSED
+from deployments.talker.networks.registry import networks_class
 from deployments.talker.runner.prefill import Pass, PrefillInputs, pack
 from deployments.talker.state.batch_state import BatchState, Breadth, DrawingOptions, RowWriter, StateSize
 from deployments.talker.state.kv_cache import LENGTH_STEP, BlockManager, KVCache
@@ -351,17 +351,9 @@ def build_runner(tables: InputTables, cache: KVCache, blocks: BlockManager, shap
     """The runner of one talker's steps."""
     size = StateSize(shape.max_num_seqs, shape.max_model_len, blocks.block_size)
     state = BatchState(tables.talker.config, size, dtype=tables.dtype, device=tables.device)
-    if shape.networks != "fused":
-        unfused = UNFUSED[shape.networks](tables, state, cache, num_rows=shape.max_num_seqs)
-        return ModelRunner(unfused, blocks, shape)
-    from deployments.gpu.launch import launches_early  # they need Triton, which a CPU has not
-    from deployments.talker.networks.fused_networks import FusedNetworks, FusedWeights
-
-    weights = FusedWeights.pack_in_place(
-        tables.talker, positions=size.max_model_len, attention=shape.attention, pdl=launches_early(tables.device)
-    )
-    fused = FusedNetworks(tables, state, cache, weights, num_rows=shape.max_num_seqs, num_positions=MAX_PASS_POSITIONS)
-    return ModelRunner(fused, blocks, shape)
+    most = {"num_rows": shape.max_num_seqs, "num_positions": MAX_PASS_POSITIONS}
+    networks = networks_class(shape.networks).over(tables, state, cache, **most, attention=shape.attention)
+    return ModelRunner(networks, blocks, shape)
 
 
 def capture(runners: list[ModelRunner], progress: Callable[[int, int], None]) -> None:

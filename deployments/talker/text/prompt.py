@@ -7,6 +7,7 @@ the official package; golden codes pin it down. Both tracks are indices into `In
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -18,8 +19,10 @@ from deployments.protocol import ClonePrompt, Codes, ModelKind, Reference, Synth
 from deployments.recording_cache import ByRecording
 from deployments.talker.model.input_tables import Ids, InputTables
 from deployments.talker.model.model_config import ModelConfig
-from deployments.talker.model.speaker_encoder import SpeakerEncoder
 from deployments.talker.text.tokenizer import TextTokenizer
+
+if TYPE_CHECKING:  # only models that clone have one
+    from deployments.talker.model.speaker_encoder import SpeakerEncoder
 
 _SPEAKER_BYTES = 8 << 20  # of speaker vectors that are kept: a thousand
 _CODES_BYTES = 8 << 20  # of codes that are kept: of a thousand recordings of 24 seconds
@@ -68,7 +71,7 @@ class PromptBuilder:
         self,
         tables: InputTables,
         tokenizer: TextTokenizer,
-        speaker_encoder: SpeakerEncoder | None = None,
+        speaker_encoder: "SpeakerEncoder | None" = None,
         encode: Callable[[NDArray[np.float32]], Codes] | None = None,
     ) -> None:
         """`encode` makes the codes [frames, groups] of a recording [samples] whose request brings none."""
@@ -211,7 +214,7 @@ class PromptBuilder:
             return _Track([self.config.speakers[request.voice]])
         return _Track([])
 
-    def _speaker_vector(self, encoder: SpeakerEncoder, reference: Reference) -> Tensor:
+    def _speaker_vector(self, encoder: "SpeakerEncoder", reference: Reference) -> Tensor:
         """The row [hidden] of the text table's type and device."""
 
         def embed() -> _Speaker:

@@ -5,8 +5,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
-from deployments.embedded_voice.english import spoken_english, unspoken
 from deployments.errors import TalkrayError
+from deployments.late import late
 from deployments.protocol import ModelInfo
 from serve_app.api import catalogue
 from serve_app.api.error_replies import ErrorKind, ExtensionError
@@ -21,7 +21,7 @@ from serve_app.speech.segments import Utterance
 from serve_app.speech.speech_models import SpeechModels
 from serve_app.speech.words import WordSource
 from serve_app.text.characters import clean
-from serve_app.text.spoken import UNSPOKEN, SpokenText, Stretch
+from serve_app.text.spoken import SPOKEN_FORMS, UNSPOKEN, SpokenText, Stretch
 
 
 class ModelResolver(Protocol):
@@ -89,9 +89,8 @@ async def read_plainly(
     offer: "Offer", body: SpeechBody, info: ModelInfo, stored: KeptVoice | None
 ) -> tuple[SpokenText, Reasons]:
     """The text as it is, or in the words that the voice reads."""
-    is_english = info.spoken_form == "english"
-    text = spoken_english(body.input) if is_english else clean(body.input)
-    lost = unspoken(body.input) if is_english else 0
+    speak, count_lost = map(late, SPOKEN_FORMS[info.spoken_form]) if info.spoken_form else (clean, lambda text: 0)
+    text, lost = speak(body.input), count_lost(body.input)
     left_out = Counter({UNSPOKEN: lost} if lost else {})
     spoken = SpokenText(body.input, (Stretch(text),) if text else (), left_out)
     return spoken, of_text(spoken)

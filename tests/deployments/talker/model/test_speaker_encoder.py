@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from deployments.errors import InvalidRequest
-from deployments.talker.model.speaker_encoder import SpeakerEncoder, SpeakerEncoderConfig, log_mel, mel_filters
+from deployments.talker.model.speaker_encoder import SpeakerEncoder, log_mel, mel_filters
+from deployments.talker.model.speaker_shape import SpeakerEncoderConfig
 from deployments.weights.checkpoint import as_config
 from talkray_tools.released import SHAPES
 
