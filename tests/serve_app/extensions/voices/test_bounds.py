@@ -26,10 +26,12 @@ SIZED = (str, bytes, list, tuple, dict, set, frozenset)
 
 
 def records() -> list[type[Any]]:
-    """Each pydantic model of these packages, and each dataclass within one."""
+    """Each pydantic model of these packages but their settings, and each dataclass within one."""
     found: dict[str, type[Any]] = {}
     for package in STORED:
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            if module.name.endswith(".settings"):  # of whoever runs the server
+                continue
             for each in vars(importlib.import_module(module.name)).values():
                 if isinstance(each, type) and issubclass(each, BaseModel) and each.__module__ == module.name:
                     found[each.__name__] = each

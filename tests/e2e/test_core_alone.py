@@ -1,0 +1,83 @@
+"""A server without any extension: OpenAI's speech, models, health, metrics, keys, and streams that outlive a talker."""
+
+import os
+import signal
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from serve_app.api.access.keys import create_key
+from serve_app.audio.formats import AudioFormat
+from tests.e2e.black_box import ServerCommand, serving
+from tests.e2e.speech import PATH, body, fetch
+from tools.experiments.faults.polite import difference
+
+pytestmark = pytest.mark.anyio
+SETTINGS = "api: {extensions: []}\nmodel: embedded\ncodec: {precision: float32}\n"
+ENGINE = "deployments.talker.process.engine_process"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("core")
+
+
+@pytest.fixture(scope="module")
+def key(folder: Path) -> str:
+    return create_key(folder / "keys.json", "ada")
+
+
+@pytest.fixture(scope="module")
+def core(folder: Path, key: str) -> Iterator[ServerCommand]:
+    (folder / "core.yaml").write_text(SETTINGS)
+    with serving(folder, "--config", "core.yaml", "--keys", "keys.json") as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+async def client(core: ServerCommand, key: str) -> AsyncIterator[aiohttp.ClientSession]:
+    headers, timeout = {"authorization": f"Bearer {key}"}, aiohttp.ClientTimeout(total=120)
+    async with aiohttp.ClientSession(f"http://127.0.0.1:{core.port}", headers=headers, timeout=timeout) as session:
+        yield session
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
+@pytest.mark.parametrize("audio_format", AudioFormat)
+async def test_it_speaks(client: aiohttp.ClientSession, audio_format: AudioFormat, *, stream: bool) -> None:
+    async with client.post(PATH, json=body(response_format=audio_format, stream=stream, seed=3)) as answer:
+        assert answer.status == 200
+        assert "x-ignored" not in answer.headers
+        assert len(await answer.read()) > 1000
+
+
+async def test_it_reads_the_english_of_its_voice(client: aiohttp.ClientSession) -> None:
+    figures, words = [await fetch(client, body(text, seed=5)) for text in ("It costs $5.", "It costs five dollars.")]
+    assert difference(figures, words) is None
+
+
+async def test_what_it_offers(client: aiohttp.ClientSession) -> None:
+    for path, status in (
+        ("/health", 200), ("/ready", 200), ("/v1/models", 200), ("/v1/audio/voices", 200), ("/metrics", 200),
+        ("/docs", 200), ("/", 404), ("/status", 404), ("/v1/audio/jobs", 404), ("/v1/voices", 404),
+    ):  # fmt: skip
+        async with client.get(path) as answer:
+            assert answer.status == status, path
+            text = await answer.text()
+        assert path != "/metrics" or "ray_talkray_" in text
+
+
+async def test_who_has_no_key_gets_nothing(client: aiohttp.ClientSession) -> None:
+    async with client.post(PATH, json=body(), headers={"authorization": "Bearer none"}) as answer:
+        assert (answer.status, (await answer.json())["error"]["code"]) == (401, "invalid_api_key")
+
+
+async def test_a_stream_outlives_its_engine(client: aiohttp.ClientSession, core: ServerCommand) -> None:
+    asked = body(ignore_eos=True, max_new_tokens=250, seed=7)
+    whole = await fetch(client, asked)
+    async with client.post(PATH, json=asked) as answer:
+        begun = await answer.content.readany()
+        [engine] = [process for process, command in core.processes().items() if ENGINE in command]
+        os.kill(engine, signal.SIGKILL)
+        assert difference(begun + await answer.read(), whole) is None
