@@ -35,7 +35,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.processes import MARK, end_marked
+from tools.suites.processes import MARK, end_marked
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [

@@ -31,6 +31,7 @@ from pathlib import Path
 SERVING = ("serve_app", "deployments")
 PACKAGES = (*SERVING, "loadtest", "tools")
 EXPERIMENTS = "tools/experiments"
+SUITES = "tools/suites"  # what tests and experiments share
 DOCUMENTS = ("docs/**/*.md", "README.md", "CONTRIBUTING.md", "cluster/README.md")
 # The HTTP surface, the talker's replica and its engine, which the replica starts by name.
 PROCESSES = ("serve_app.ingress", "deployments.talker.deployment", "deployments.talker.process.engine_process")
@@ -386,7 +387,8 @@ def over_budget(root: Path, budgets: Mapping[str, int]) -> list[str]:
 
 def faults(root: Path) -> dict[str, list[str]]:
     """What breaks each rule, by its name in `[tool.talkray.faults]`."""
-    code, tests = trees(root, *PACKAGES), trees(root, "tests")
+    code, tests = trees(root, *PACKAGES), trees(root, "tests", SUITES)
+    code = {path: tree for path, tree in code.items() if path not in tests}
     return {
         "classes": classes_twice(code),
         "sizes": sizes(root, code),

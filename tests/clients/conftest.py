@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from serve_app.config import AdmissionSettings, ApiSettings, AppConfig
-from tests.e2e.application import running
+from tools.suites.application import running
 
 if TYPE_CHECKING:
     from talkray_tools.recogniser import Recogniser, Whisper

@@ -18,9 +18,9 @@ import numpy as np
 
 from tests.clients.texts import TEXTS
 from tests.serve_app.extensions.client import Json
-from tests.serve_app.extensions.rows import SOCKETS, SocketRow
-from tests.serve_app.extensions.rows import VOICE as ROWS_VOICE
 from tests.serve_app.extensions.timed import Interrupted, Interrupter
+from tools.suites.rows import SOCKETS, SocketRow
+from tools.suites.rows import VOICE as ROWS_VOICE
 
 VOICE = "nora"
 INTERRUPTIONS = 20

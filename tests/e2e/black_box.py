@@ -21,7 +21,7 @@ import pytest
 
 from serve_app.cli.ray_settings import free_port
 from tests.e2e import family
-from tests.e2e.raw import SPEECH, ask
+from tools.suites.raw import SPEECH, ask
 
 COMMAND = shlex.split(os.environ.get("TALKRAY_COMMAND", f"{sys.executable} -m serve_app"))
 START_S = 240.0  # of a busy machine

@@ -8,10 +8,10 @@ import pytest
 
 from deployments.config import CodecConfig, TalkerConfig
 from serve_app.config import AdmissionSettings, ApiSettings, AppConfig
-from tests.e2e.application import running
 from tests.e2e.black_box import ServerCommand, serving
-from tests.e2e.processes import MARK, marked
 from tests.e2e.speech import Pools
+from tools.suites.application import running
+from tools.suites.processes import MARK, marked
 
 TALKER = TalkerConfig(max_num_seqs=16, max_num_waiting=4)
 # Tests fill the talker with more streams than two cores can speak in real time, and compare audio within 1 LSB whatever

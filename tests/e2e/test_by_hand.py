@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from serve_app.cli.ray_settings import free_port
-from tests.e2e.processes import MARK, end_marked
+from tools.suites.processes import MARK, end_marked
 
 ROOT = Path(__file__).parents[2]
 BOUND_S = 120

@@ -26,7 +26,7 @@ from safetensors.numpy import load_file, save_file
 from deployments.weights.store import embedded_path
 from serve_app.cli.ray_settings import free_port
 from serve_app.cli.serve.local_server import why_unusable
-from tests.e2e.processes import MARK, marked
+from tools.suites.processes import MARK, marked
 
 TALKRAY = [sys.executable, "-m", "serve_app"]
 BOUND_S = 120

@@ -10,8 +10,8 @@ import pytest
 
 from deployments.protocol import SynthesisRequest
 from tests.e2e.conftest import TALKER
-from tests.e2e.processes import marked, read_logs
 from tests.e2e.speech import PATH, Pools, body, endless, fetch
+from tools.suites.processes import marked, read_logs
 
 pytestmark = pytest.mark.anyio
 

@@ -8,9 +8,9 @@ import time
 import aiohttp
 import pytest
 
-from tests.e2e.processes import marked
 from tests.e2e.speech import PATH
 from tools.experiments.faults.polite import difference
+from tools.suites.processes import marked
 
 pytestmark = pytest.mark.anyio
 

@@ -17,9 +17,9 @@ from serve_app.api.access.keys import create_key, revoke_keys
 from serve_app.api.parsing.client_input import MAX_BODY_BYTES
 from serve_app.cli.ray_settings import free_port
 from serve_app.extensions.live.connection import MAX_MESSAGE_BYTES
-from tests.e2e.processes import MARK, marked, read_logs
 from tests.e2e.speech import PATH, body
 from tests.e2e.test_command_line import BOUND_S, interrupt, read_until, start, talkray
+from tools.suites.processes import MARK, marked, read_logs
 
 pytestmark = pytest.mark.anyio
 

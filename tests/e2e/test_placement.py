@@ -68,7 +68,7 @@ class Ingress:
 
     def __init__(self) -> None:
         from serve_app.speech.replica_synthesizer import ReplicaSynthesizer
-        from tests.serve_app.one_model import one_deployed
+        from tools.suites.listening import one_deployed
 
         codec, talker = (serve.get_deployment_handle(name, APP_NAME) for name in ("Codec", "Talker"))
         self._synthesizer = ReplicaSynthesizer(one_deployed(codec, talker=talker))

@@ -21,8 +21,8 @@ from serve_app.extensions.voices.settings import VoiceSettings
 from serve_app.visitor import EVERYBODY, VISITOR
 from talkray_tools.random_checkpoint import Options, write_checkpoint
 from talkray_tools.released import SHAPES
-from tests.e2e.processes import MARK, marked
 from tests.e2e.test_command_line import BOUND_S, client_of
+from tools.suites.processes import MARK, marked
 
 KINDS = {"CustomVoice": "custom_voice", "Base": "base", "VoiceDesign": "voice_design"}
 FRAMES = 5

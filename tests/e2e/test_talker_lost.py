@@ -8,9 +8,9 @@ import aiohttp
 import pytest
 
 from talkray_tools.logs import lines_here, matching
-from tests.e2e.processes import marked
 from tests.e2e.speech import PATH, body, fetch
 from tools.experiments.faults.polite import difference
+from tools.suites.processes import marked
 
 pytestmark = pytest.mark.anyio
 

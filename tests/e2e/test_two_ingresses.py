@@ -17,14 +17,14 @@ import pytest
 
 from serve_app.cli.ray_settings import free_port
 from tests.e2e.black_box import users_environment
-from tests.e2e.processes import MARK, marked, suspend
 from tests.e2e.sockets import listeners, unread
 from tests.e2e.test_command_line import BOUND_S, read_until
+from tools.suites.processes import MARK, marked, suspend
 
 SERVER = """
 import sys
 from serve_app.config import AppConfig, PoolConfig
-from tests.e2e.application import running
+from tools.suites.application import running
 ingress = PoolConfig(replicas=2, num_cpus=0.1, max_queued_requests=256)
 with running(AppConfig(model="embedded", ingress_pool=ingress), int(sys.argv[1])):
     print("serving", flush=True)

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.faults.listening import Heard, Speaking, long_requests, requests
-from tests.faults.pools import CODEC, TALKER, Service, config, serving, tiny_model
+from tools.suites.listening import Heard, Speaking, long_requests, requests
+from tools.suites.pools import CODEC, TALKER, Service, config, serving, tiny_model
 
 AT_ONCE = 20
 STREAMS = requests(17, frames=50) + long_requests(3, frames=20)

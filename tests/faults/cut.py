@@ -13,11 +13,11 @@ import ray
 
 from serve_app.cli.ray_settings import free_port
 from serve_app.cli.serve.local_server import Address, _start_proxy, roll_out
-from tests.e2e.processes import end_proxy
-from tests.faults.listening import Speaking, requests, wrong
 from tests.faults.network import FAR_IP, NEAR_IP, inside
-from tests.faults.pools import config, tiny_model
 from tests.faults.test_hosts import one_core_each
+from tools.suites.listening import Speaking, requests, wrong
+from tools.suites.pools import config, tiny_model
+from tools.suites.processes import end_proxy
 
 AT_ONCE = 8
 STREAMS = requests(AT_ONCE, frames=200)

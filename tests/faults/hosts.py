@@ -18,8 +18,8 @@ from ray.cluster_utils import Cluster
 from serve_app.cli.ray_settings import free_port
 from serve_app.cli.serve.local_server import Address, _start_proxy, roll_out
 from serve_app.config import AppConfig
-from tests.e2e.processes import MARK, end_proxy, marked
-from tests.faults.pools import Service
+from tools.suites.pools import Service
+from tools.suites.processes import MARK, end_proxy, marked
 
 
 @dataclass(slots=True)

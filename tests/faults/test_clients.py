@@ -9,8 +9,8 @@ import aiohttp
 import pytest
 
 from tests.e2e.speech import PATH, body, endless, fetch
-from tests.faults.pools import Service
 from tools.experiments.faults.polite import difference
+from tools.suites.pools import Service
 
 pytestmark = pytest.mark.anyio
 

@@ -7,10 +7,8 @@ from pathlib import Path
 
 from deployments.config import CodecConfig
 from tests.faults.conftest import AT_ONCE, STREAMS
-from tests.faults.listening import Heard, Speaking, wrong
-from tests.faults.pools import CODEC, Service, config, serving, tiny_model
-
-DECODER = "deployments.codec.pool.worker_process"
+from tools.suites.listening import Heard, Speaking, wrong
+from tools.suites.pools import CODEC, DECODER, config, parent, serving, tiny_model
 
 
 def spoken(fault: Callable[[], None]) -> list[Heard]:
@@ -22,10 +20,6 @@ def spoken(fault: Callable[[], None]) -> list[Heard]:
     return speaking.finish()
 
 
-def parent(process: int) -> int:
-    return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
-
-
 def test_decoder_processes_come_and_go(tmp_path: Path) -> None:
     app = config(tiny_model(tmp_path / "tiny")).model_copy(update={"codec": CodecConfig(workers=2)})
     with serving(app) as service:
@@ -33,7 +27,7 @@ def test_decoder_processes_come_and_go(tmp_path: Path) -> None:
         assert [each.error for each in expected] == [None] * len(STREAMS)
         replicas = service.processes(CODEC)
         for number in (signal.SIGKILL, signal.SIGSTOP):
-            victims = decoder_processes(service)
+            victims = service.decoders()
             assert len(victims) == 2 * len(replicas), victims
 
             def end_half(number: int = number, victims: list[int] = victims) -> None:
@@ -48,8 +42,3 @@ def test_decoder_processes_come_and_go(tmp_path: Path) -> None:
         heard = spoken(lambda: service.kill(victim))
         service.replaces(replicas, CODEC, victim)
         assert wrong(heard, expected) == []
-
-
-def decoder_processes(service: Service) -> list[int]:
-    decoders = service.processes_titled(DECODER)
-    return [process for process in decoders if parent(process) in decoders]

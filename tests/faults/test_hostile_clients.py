@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.black_box import INGRESS, ServerCommand, create_key, serving, talkray
-from tests.e2e.processes import read_logs
-from tests.e2e.raw import RawSocket, ask, connected, deflated, read_to_end, unfinished
 from tests.e2e.sockets import listeners
+from tools.suites.processes import read_logs
+from tools.suites.raw import RawSocket, ask, connected, deflated, read_to_end, unfinished
 
 pytestmark = pytest.mark.hostile
 

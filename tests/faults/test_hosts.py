@@ -7,8 +7,8 @@ import pytest
 from serve_app.config import AppConfig, PoolConfig
 from serve_app.speech.segments import Utterance
 from tests.faults.hosts import Hosts, serving_on_hosts
-from tests.faults.listening import Speaking, requests, wrong
-from tests.faults.pools import config, tiny_model
+from tools.suites.listening import Speaking, requests, wrong
+from tools.suites.pools import config, tiny_model
 
 AT_ONCE = 20
 STREAMS = requests(AT_ONCE, frames=60)

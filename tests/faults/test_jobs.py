@@ -15,7 +15,7 @@ from serve_app.extensions.jobs.settings import JobSettings
 from serve_app.extensions.jobs.stored_job import MadeSegment
 from serve_app.extensions.voices.settings import VoiceSettings
 from serve_app.extensions.voices.voice_store import VoiceStore
-from tests.faults.pools import CODEC, ENGINE, TALKER, Service, config, redeploy, serving, tiny_model
+from tools.suites.pools import CODEC, ENGINE, TALKER, Service, config, redeploy, serving, tiny_model
 
 JOBS, PATH = "Jobs", "/v1/audio/jobs"
 PARTS = 80

@@ -28,9 +28,9 @@ from serve_app.extensions.voices.settings import VoiceSettings
 from serve_app.extensions.voices.stored_voice import StoredVoice
 from serve_app.extensions.voices.voice_store import VoiceStore
 from tests.faults.hosts import Hosts, serving_on_hosts
-from tests.faults.pools import CODEC, ENGINE, TALKER, Service, config, serving, tiny_model
 from tests.faults.test_stored_voices import SEEN_S, held
 from tests.serve_app.extensions.voices.speakers import wav
+from tools.suites.pools import CODEC, ENGINE, TALKER, Service, config, serving, tiny_model
 
 KILLS = int(os.environ.get("TALKRAY_KILLS", "2"))
 # How each kind is found among the processes, and the pool that is whole again before the next kill.

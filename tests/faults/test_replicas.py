@@ -11,9 +11,9 @@ import pytest
 
 from deployments.protocol import Reference
 from tests.faults.conftest import AT_ONCE, STREAMS
-from tests.faults.listening import Heard, Speaking, requests, wrong
-from tests.faults.pools import CODEC, ENGINE, TALKER, Service, config, redeploy, serving, tiny_model
 from tools.experiments.faults.kills import speak
+from tools.suites.listening import Heard, Speaking, requests, wrong
+from tools.suites.pools import CODEC, ENGINE, TALKER, Service, config, redeploy, serving, tiny_model
 
 CONTROLLER = "ServeController"
 _WORD_S = 0.3

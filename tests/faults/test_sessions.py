@@ -22,7 +22,7 @@ import pytest
 
 from serve_app.config import AdmissionSettings, ApiSettings, AppConfig
 from tests.e2e.speech import EXPORTED_S
-from tests.faults.pools import CODEC, TALKER, Service, config, redeploy, serving
+from tools.suites.pools import CODEC, TALKER, Service, config, redeploy, serving
 
 pytestmark = pytest.mark.anyio
 

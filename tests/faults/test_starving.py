@@ -12,7 +12,7 @@ from http.client import HTTPConnection, HTTPException
 import pytest
 
 from tests.e2e.black_box import ServerCommand, serving
-from tests.e2e.raw import BOUND_S, SPEECH, ask
+from tools.suites.raw import BOUND_S, SPEECH, ask
 
 # Processes that never wait, for each core two or three.
 BUSY = 6

@@ -18,9 +18,9 @@ from serve_app.extensions.voices.settings import VoiceSettings
 from serve_app.extensions.voices.stored_voice import StoredVoice
 from serve_app.extensions.voices.voice_store import VoiceStore
 from tests.e2e.test_two_ingresses import http_ports
-from tests.faults.pools import Service, config, serving, tiny_model
 from tests.serve_app.extensions.voices.speakers import wav
 from tools.experiments.faults.polite import difference
+from tools.suites.pools import Service, config, serving, tiny_model
 
 BODY = {"input": "Hello there.", "response_format": "pcm", "seed": 7, "max_new_tokens": 12, "ignore_eos": True}
 SEEN_S = 5.0  # a change, by every ingress replica

@@ -26,10 +26,10 @@ import pytest
 from websockets.sync.client import connect
 
 from tests.e2e.black_box import HAPROXY, INGRESS, ServerCommand, create_key, refusal, serving
-from tests.e2e.raw import ask
 from tests.faults.front import certificate, tls_front
-from tests.faults.pools import tiny_model
 from tests.faults.test_hostile_clients import MIB, SHORT, resident
+from tools.suites.pools import tiny_model
+from tools.suites.raw import ask
 
 NOBODY = 54321  # no user of this machine has this number
 PER_MINUTE = 20

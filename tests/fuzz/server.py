@@ -12,7 +12,7 @@ from deployments.talker.state.kv_cache import KVCache
 from serve_app.config import AdmissionSettings, ApiSettings, AppConfig
 from talkray_tools.random_checkpoint import Options, write_checkpoint
 from talkray_tools.released import SHAPES
-from tests.e2e.application import running
+from tools.suites.application import running
 
 AT_ONCE = 8
 # Short, so that a case takes milliseconds; long texts do not fit, which they have to be told before a byte is sent.

@@ -19,9 +19,9 @@ from serve_app.extensions.live.live_text import LiveTexts
 from tests.fuzz.conftest import BOUND_S, Cases, unstalled
 from tests.fuzz.texts import flood, text
 from tests.serve_app import asgi
-from tests.serve_app.extensions.rows import SOCKETS, SocketRow
 from tests.serve_app.fake import FOLLOWED, followed
 from tests.serve_app.one_model import one_api
+from tools.suites.rows import SOCKETS, SocketRow
 
 pytestmark = pytest.mark.anyio
 

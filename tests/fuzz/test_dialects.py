@@ -20,9 +20,9 @@ from tests.fuzz.conftest import BOUND_S, Cases, unstalled
 from tests.fuzz.texts import flood, text
 from tests.serve_app import asgi
 from tests.serve_app.asgi import post
-from tests.serve_app.extensions.rows import POSTS, SOCKETS, PostRow, SocketRow
 from tests.serve_app.fake import CUSTOM_VOICE, utterance
 from tests.serve_app.one_model import one_api
+from tools.suites.rows import POSTS, SOCKETS, PostRow, SocketRow
 
 pytestmark = pytest.mark.anyio
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from serve_app.config import AdmissionSettings, ApiSettings, AppConfig
-from tests.e2e.application import running
+from tools.suites.application import running
 
 PATIENT = AdmissionSettings(max_line_s=100, max_wait_s=100, max_late_s=100)
 START_S = 20.0

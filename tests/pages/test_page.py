@@ -14,9 +14,9 @@ import torch
 from serve_app.cli.ray_settings import free_port
 from talkray_tools.random_checkpoint import Options, write_checkpoint
 from talkray_tools.released import SHAPES
-from tests.e2e.processes import MARK, marked
 from tests.e2e.test_command_line import BOUND_S, interrupt, read_until, start
 from tests.pages.browsers import FIREFOX, IS_READY, ROOT, seen_in
+from tools.suites.processes import MARK, marked
 
 pytestmark = [pytest.mark.page, pytest.mark.usefixtures("loudspeaker")]
 

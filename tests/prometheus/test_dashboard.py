@@ -11,13 +11,13 @@ import aiohttp
 import pytest
 
 from serve_app.config import AdmissionSettings
-from tests.e2e.application import running
-from tests.e2e.processes import MARK
 from tests.e2e.speech import PATH, body
-from tests.faults.pools import CODEC, TALKER, Service, config, tiny_model
 from tests.prometheus.test_scrape import MONITORING, prometheus, query, until
 from tests.scale.conftest import client
 from tests.serve_app.audio.test_recordings import data_url, recording
+from tools.suites.application import running
+from tools.suites.pools import CODEC, TALKER, Service, config, tiny_model
+from tools.suites.processes import MARK
 
 pytestmark = pytest.mark.anyio
 

@@ -8,8 +8,8 @@ import aiohttp
 import pytest
 
 from serve_app.config import AppConfig
-from tests.e2e.application import running
-from tests.e2e.processes import MARK, marked
+from tools.suites.application import running
+from tools.suites.processes import MARK, marked
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ from ray.autoscaler._private.fake_multi_node.node_provider import FAKE_HEAD_NODE
 from ray.cluster_utils import AutoscalingCluster
 
 from serve_app.cli.ray_settings import free_port, free_ports
-from tests.e2e.processes import MARK, marked
+from tools.suites.processes import MARK, marked
 
 _EMPTY = [
     "initialization_commands", "setup_commands", "head_setup_commands", "worker_setup_commands",

@@ -11,9 +11,9 @@ from ray.serve.context import _get_global_client
 from ray.serve.schema import ServeDeploySchema
 
 from serve_app.cli.serve.local_server import APP_NAME
-from tests.e2e.application import running
-from tests.e2e.processes import MARK
-from tests.faults.pools import CODEC, TALKER, Service, config, tiny_model
+from tools.suites.application import running
+from tools.suites.pools import CODEC, TALKER, Service, config, tiny_model
+from tools.suites.processes import MARK
 
 INGRESS = "Ingress"
 BOUND_S = 120

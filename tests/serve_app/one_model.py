@@ -8,10 +8,9 @@ from fastapi import FastAPI
 from httpx import Response
 from starlette.types import ASGIApp
 
-from deployments.config import TalkerConfig
 from serve_app.api.request_record import RequestRecord
 from serve_app.api.routes import create_api
-from serve_app.config import AdmissionSettings, ApiSettings
+from serve_app.config import ApiSettings
 from serve_app.extension import Opened
 from serve_app.speech.synthesizer import Synthesizer
 
@@ -52,14 +51,6 @@ async def posted(synthesizer: Synthesizer, path: str, **request: Any) -> httpx.R
     """What a server of one model answers."""
     async with client_for(synthesizer) as client:
         return await client.post(path, **request)
-
-
-def one_deployed(codec: Any, talker: Any = None) -> Any:
-    """The handles of the only model. `talker`: where its GPU decodes."""
-    from serve_app.speech.replica_synthesizer import Deployed  # which imports Ray
-
-    pools = ("Talker", "Codec")
-    return Deployed("", "embedded", TalkerConfig(), False, AdmissionSettings(), pools, codec, talker)
 
 
 def refusal(answer: Response, key: str = "param") -> tuple[int, object]:

@@ -33,9 +33,9 @@ from serve_app.extensions.text.settings import TextSettings
 from serve_app.extensions.voices.settings import VoiceSettings
 from serve_app.speech.segments import Utterance
 from tests.serve_app import asgi
-from tests.serve_app.extensions.rows import POSTS
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, utterance
 from tests.serve_app.one_model import client_for, client_of, one_api
+from tools.suites.rows import POSTS
 
 pytestmark = pytest.mark.anyio
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "extensions.md").read_text()

@@ -203,3 +203,8 @@ def test_the_command_fails_where_more_are(capsys: pytest.CaptureFixture[str], mo
     printed = capsys.readouterr().out
     assert "Twice: a.py, b.py" in printed
     assert "all but experiments, tests" in printed
+
+
+def test_nothing_outside_tests_imports_them() -> None:
+    code = house.trees(ROOT, *house.PACKAGES)
+    assert not [path for path, tree in code.items() if any(name.startswith("tests.") for name in house.imported(tree))]

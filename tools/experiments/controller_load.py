@@ -43,7 +43,7 @@ from serve_app.app import health_check_s, options, report_s
 from serve_app.config import PoolConfig
 from serve_app.scaling import pool_watch
 from serve_app.scaling.policies import CodecScaling, TalkerScaling
-from tests.e2e.processes import MARK, marked
+from tools.suites.processes import MARK, marked
 
 APP = "load"
 POOL = PoolConfig(num_cpus=0.001)

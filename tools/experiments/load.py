@@ -23,7 +23,7 @@ from serve_app.config import (
     PoolConfig,
     TalkerScalingConfig,
 )
-from tests.e2e.application import running
+from tools.suites.application import running
 
 POOL = PoolConfig(num_cpus=0.2)
 SCALING = {"max_replicas": 3, "scale_down_window_s": 15}

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from serve_app.config import AppConfig
-from tests.e2e.application import running
+from tools.suites.application import running
 
 REQUESTS = ("--speech-s", "1", "--max-ttfb", "400")  # short answers: more of them fit into the time
 

@@ -12,8 +12,9 @@ from serve_app.api.taken_http import TakenHttp
 from serve_app.config import ApiSettings
 from serve_app.speech.replica_synthesizer import ReplicaSynthesizer
 from tests.serve_app.fake import CUSTOM_VOICE
-from tests.serve_app.one_model import one_api, one_deployed
+from tests.serve_app.one_model import one_api
 from tests.serve_app.speech.test_replica_synthesizer import Codec
+from tools.suites.listening import one_deployed
 
 pytestmark = pytest.mark.anyio
 

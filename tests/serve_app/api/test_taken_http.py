@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from serve_app.cli.ray_settings import TUNED, free_ports
-from tests.e2e.processes import suspend
 from tests.e2e.sockets import unread
 from tests.serve_app.proxy.test_guarded_haproxy import HAPROXY, SCRIPT
+from tools.suites.processes import suspend
 
 NUM_REPLICAS = 3
 BOUND_S = 60.0

@@ -16,8 +16,8 @@ from serve_app.api.routes import create_api
 from serve_app.cli.main import cli
 from serve_app.config import AccessSettings, AdmissionSettings, ApiSettings
 from serve_app.extensions.live.live_text import LiveTexts
-from tests.serve_app.extensions.rows import DIALECTS
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, Step, utterance
+from tools.suites.rows import DIALECTS
 
 SAMPLES = {dialect.name: dialect.sample for dialect in DIALECTS if dialect.sample is not None}
 

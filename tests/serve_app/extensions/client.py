@@ -9,9 +9,9 @@ from typing import Any, Self
 from serve_app.config import ApiSettings
 from serve_app.extensions.live.live_text import LiveTexts
 from tests.serve_app import asgi
-from tests.serve_app.extensions.rows import DIALECTS
 from tests.serve_app.fake import FakeSynthesizer
 from tests.serve_app.one_model import one_api
+from tools.suites.rows import DIALECTS
 
 Json = dict[str, Any]
 AUDIO_FIELDS = {dialect.sample.audio_field for dialect in DIALECTS if dialect.sample is not None} - {""}

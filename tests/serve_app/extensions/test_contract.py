@@ -19,9 +19,9 @@ from serve_app.extensions.live.live_text import LiveTexts
 from serve_app.speech.speech_models import SpeechModels
 from tests.serve_app import asgi
 from tests.serve_app.extensions.client import Client, Json, audio_in, connect
-from tests.serve_app.extensions.rows import DIALECTS, POSTS, SOCKETS, VOICE, PostRow, SocketRow
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, Step, chunk, pcm_of, tone, utterance
 from tests.serve_app.one_model import client_for, one_api, posted
+from tools.suites.rows import DIALECTS, POSTS, SOCKETS, VOICE, PostRow, SocketRow
 
 pytestmark = pytest.mark.anyio
 

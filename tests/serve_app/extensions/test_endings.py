@@ -8,9 +8,9 @@ import pytest
 
 from deployments.protocol import FinishReason, PcmChunk, SynthesisRequest
 from tests.serve_app.extensions.client import Client, Json, talking
-from tests.serve_app.extensions.rows import REST, SOCKETS, VOICE, SocketRow
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, chunk
 from tests.serve_app.one_model import posted
+from tools.suites.rows import REST, SOCKETS, VOICE, SocketRow
 
 pytestmark = pytest.mark.anyio
 

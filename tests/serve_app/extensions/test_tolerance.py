@@ -9,10 +9,10 @@ import pytest
 
 from serve_app.config import ApiSettings
 from tests.serve_app.extensions.client import Client, Json, connect
-from tests.serve_app.extensions.rows import POSTS, REST, SOCKETS, PostRow, SocketRow, response
 from tests.serve_app.extensions.test_contract import socket_rows, until
 from tests.serve_app.fake import BASE, CUSTOM_VOICE, VOICE_DESIGN, FakeSynthesizer, pcm_of, utterance
 from tests.serve_app.one_model import client_for, posted
+from tools.suites.rows import POSTS, REST, SOCKETS, PostRow, SocketRow, response
 
 pytestmark = pytest.mark.anyio
 

@@ -8,7 +8,7 @@ from typing import Literal
 import aiohttp
 
 from tests.serve_app.extensions.client import Json, audio_in
-from tests.serve_app.extensions.rows import SOCKETS, SocketRow
+from tools.suites.rows import SOCKETS, SocketRow
 
 Timed = tuple[str, float, float]  # a word, and the milliseconds of the audio at which it begins and ends
 _BOUND_S = 120.0  # for a message to come

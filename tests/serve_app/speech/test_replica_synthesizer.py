@@ -29,7 +29,7 @@ from serve_app.speech import replica_synthesizer
 from serve_app.speech.replica_synthesizer import Deployed, ReplicaSynthesizer
 from tests.deployments.serving.test_handles import from_replica
 from tests.serve_app.fake import CUSTOM_VOICE
-from tests.serve_app.one_model import one_deployed
+from tools.suites.listening import one_deployed
 
 pytestmark = pytest.mark.anyio
 

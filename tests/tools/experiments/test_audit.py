@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from deployments.protocol import Codes, FinishReason, Pcm
-from tests.faults.listening import Heard
 from tools.experiments.gpu import audit as module
 from tools.experiments.gpu.audit import Audit, audit
+from tools.suites.listening import Heard
 
 FRAME = 100
 

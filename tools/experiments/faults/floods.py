@@ -8,7 +8,6 @@ import socket
 from dataclasses import replace
 from functools import cache
 
-from tests.e2e.raw import SPEECH, frame
 from tools.experiments.faults.intruder import (
     CONTEXTS,
     DASHSCOPE,
@@ -32,6 +31,7 @@ from tools.experiments.faults.intruder import (
     sent,
     upgrade,
 )
+from tools.suites.raw import SPEECH, frame
 
 # --- what clients do in every hour of a public server ---
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import aiohttp
 
-from tests.e2e.raw import SPEECH, handshake
+from tools.suites.raw import SPEECH, handshake
 
 HELD_S = 12.0  # that a connection is held
 PAUSE_S = 45.0  # for which a client that means well reads nothing; a WebSocket was closed with 1011 after 40

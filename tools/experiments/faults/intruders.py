@@ -12,8 +12,6 @@ from urllib.parse import parse_qsl
 
 import aiohttp
 
-from tests.e2e.raw import SPEECH
-from tests.serve_app.extensions.rows import POSTS, REST, SOCKETS
 from tools.experiments.faults import floods, hoards, long_jobs
 from tools.experiments.faults.intruder import (
     CONTEXTS,
@@ -31,6 +29,8 @@ from tools.experiments.faults.intruder import (
     Intruder,
     Json,
 )
+from tools.suites.raw import SPEECH
+from tools.suites.rows import POSTS, REST, SOCKETS
 
 # --- 8: addresses ---
 

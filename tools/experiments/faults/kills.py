@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from serve_app.speech.segments import Utterance
-from tests.faults.listening import Heard, Speaking, difference, gaps_after, requests
-from tests.faults.pools import CODEC, ENGINE, TALKER, Service, config, serving, tiny_model
+from tools.suites.listening import Heard, Speaking, difference, gaps_after, requests
+from tools.suites.pools import CODEC, ENGINE, TALKER, Service, config, serving, tiny_model
 
 VICTIMS = (TALKER, CODEC, ENGINE)  # in turn
 NOTICED_S = 3.0  # Serve has noticed by then that a replica is dead

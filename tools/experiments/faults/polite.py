@@ -12,7 +12,7 @@ from typing import Any, Self
 import aiohttp
 import numpy as np
 
-from tests.e2e.raw import SPEECH
+from tools.suites.raw import SPEECH
 
 BOUND_S = 180.0  # for a whole stream: what takes longer hangs
 SAMPLE_BYTES, BYTES_PER_S = 2, 48_000

@@ -26,8 +26,8 @@ from loadtest.settings import Settings
 from serve_app.config import AppConfig, read_config
 from serve_app.speech.segments import Utterance
 from talkray_tools.unfolded_codec import DecoderNetwork
-from tests.faults.listening import Heard, Listener
-from tests.faults.pools import serving
+from tools.suites.listening import Heard, Listener
+from tools.suites.pools import serving
 
 _RANDOM, _EXTREME = 100, 50  # streams that are decoded: at random, and the shortest and the longest
 

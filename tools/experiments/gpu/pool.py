@@ -20,9 +20,8 @@ import aiohttp
 from loadtest.metrics import Summary
 from loadtest.tables import COLUMNS
 from serve_app.config import AppConfig, read_config
-from tests.faults.pools import CODEC, serving
-from tests.faults.test_decoder_processes import decoder_processes
 from tools.experiments.gpu.several import PATIENT, Bench, about
+from tools.suites.pools import CODEC, serving
 
 IN_TIME = 0.99  # of the requests have no underrun
 TTFA_MS = {4.0: 90.0, 10.0: 120.0}  # p95, at the rates for which one is asked
@@ -114,7 +113,7 @@ def measured(options: argparse.Namespace, layout: Layout, placement: str) -> Ite
             os.kill(service.processes(CODEC)[0], signal.SIGKILL)
 
         def kill_worker() -> None:
-            os.kill(decoder_processes(service)[0], signal.SIGKILL)
+            os.kill(service.decoders()[0], signal.SIGKILL)
 
         loads: list[tuple[float, str, Callable[[], None] | None]] = [(rate, "load", None) for rate in options.rates]
         loads += [(rate, "a codec replica killed", kill) for rate in options.kill]

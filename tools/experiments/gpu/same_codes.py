@@ -22,8 +22,8 @@ from loadtest.arrivals import Phase, ScheduledRequest, SpeechLengths
 from loadtest.settings import Settings
 from serve_app.config import AppConfig, read_config
 from serve_app.speech.segments import Utterance
-from tests.faults.listening import Heard, Listener
-from tests.faults.pools import serving
+from tools.suites.listening import Heard, Listener
+from tools.suites.pools import serving
 
 
 def asked(planned: ScheduledRequest) -> Utterance:

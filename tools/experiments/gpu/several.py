@@ -37,7 +37,7 @@ from loadtest.tables import COLUMNS
 from loadtest.terminal import Screen
 from loadtest.traces import LoadTestError, Trace, TraceFolder
 from serve_app.config import AdmissionSettings, AppConfig, read_config
-from tests.faults.pools import CODEC, TALKER, Service, redeploy, serving
+from tools.suites.pools import CODEC, TALKER, Service, redeploy, serving
 
 MUST = {1: 0.98, 2: 0.98, 4: 0.95, 8: 0.92}  # of the audio asked for is in time, with so many talkers
 TTFA_FACTOR = 1.3  # of one talker's p95

@@ -15,8 +15,8 @@ from serve_app.config import ApiSettings
 from serve_app.extensions.text.spoken_text import TextRules, read
 from tests.processor_time import least_s
 from tests.serve_app.extensions.client import Json, heard
-from tests.serve_app.extensions.rows import SOCKETS
 from tests.serve_app.fake import BASE, CUSTOM_VOICE, FOLLOWED, VOICE_DESIGN, FakeSynthesizer
+from tools.suites.rows import SOCKETS
 
 pytestmark = pytest.mark.anyio
 

@@ -11,7 +11,7 @@ from serve_app.cli.ray_settings import free_port
 from serve_app.cli.serve import local_server
 from serve_app.cli.serve.local_server import Address, logical_cpus, root_cause, why_unusable
 from serve_app.config import POOLS, AppConfig
-from tests.e2e.application import running
+from tools.suites.application import running
 
 QUOTED = """A replica failed to start with exception. Retrying 2 more time(s). Error:
 \x1b[36mray::ServeReplica:talkray:Talker.initialize_and_get_metadata()\x1b[39m (pid=1, ip=192.0.2.2)

@@ -16,9 +16,9 @@ from serve_app.extensions.continuity.settings import ContinuitySettings
 from tests.serve_app import asgi
 from tests.serve_app.extensions.client import talking
 from tests.serve_app.extensions.native.test_native import Socket
-from tests.serve_app.extensions.rows import SOCKETS
 from tests.serve_app.fake import FakeSynthesizer, chunk, utterance
 from tests.serve_app.one_model import client_of, one_api
+from tools.suites.rows import SOCKETS
 
 pytestmark = pytest.mark.anyio
 

@@ -20,9 +20,9 @@ from serve_app.extensions.live import connection as sockets
 from serve_app.extensions.live.live_text import LiveTexts
 from serve_app.extensions.live.session import Session
 from tests.serve_app.extensions.client import audio_in
-from tests.serve_app.extensions.rows import SOCKETS, SocketRow
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, pcm_of, utterance
 from tests.serve_app.one_model import one_api
+from tools.suites.rows import SOCKETS, SocketRow
 
 pytestmark = pytest.mark.anyio
 

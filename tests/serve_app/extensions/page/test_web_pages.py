@@ -12,9 +12,9 @@ from serve_app.config import ApiSettings
 from serve_app.distribution import version
 from serve_app.extensions import BUILT_IN
 from serve_app.extensions.page import web_pages
-from tests.serve_app.extensions.rows import DIALECTS
 from tests.serve_app.fake import FakeSynthesizer, utterance
 from tests.serve_app.one_model import client_for
+from tools.suites.rows import DIALECTS
 
 pytestmark = pytest.mark.anyio
 

@@ -10,7 +10,6 @@ import pytest
 
 from deployments.protocol import ModelInfo
 from tests.serve_app.extensions.client import Json, talking
-from tests.serve_app.extensions.rows import POSTS, SOCKETS, PostRow, SocketRow
 from tests.serve_app.extensions.timed import Reader
 from tests.serve_app.fake import (
     CUSTOM_VOICE,
@@ -23,6 +22,7 @@ from tests.serve_app.fake import (
     followed,
 )
 from tests.serve_app.one_model import client_for
+from tools.suites.rows import POSTS, SOCKETS, PostRow, SocketRow
 
 pytestmark = pytest.mark.anyio
 

@@ -10,6 +10,7 @@ import ssl
 import struct
 import zlib
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 BOUND_S = 60.0
 SPEECH = "/v1/audio/speech"
@@ -20,9 +21,9 @@ def ask(
     source: str = "127.0.0.1", headers: Mapping[str, str] | None = None, tls: ssl.SSLContext | None = None,
 ) -> tuple[int, dict[str, str], bytes]:  # fmt: skip
     """Status, headers and body of one request on a connection of its own; a GET where there are no fields."""
-    own = {"timeout": BOUND_S, "source_address": (source, 0)}
-    plain = http.client.HTTPConnection(host, port, **own)  # type: ignore[arg-type]
-    connection = plain if tls is None else http.client.HTTPSConnection(host, port, context=tls, **own)  # type: ignore[arg-type]
+    own: dict[str, Any] = {"timeout": BOUND_S, "source_address": (source, 0)}
+    plain = http.client.HTTPConnection(host, port, **own)
+    connection = plain if tls is None else http.client.HTTPSConnection(host, port, context=tls, **own)
     with contextlib.closing(connection):
         body = None if fields is None else json.dumps(fields)
         sent = {"Content-Type": "application/json", **(headers or {})}

@@ -15,19 +15,26 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from deployments.config import TalkerConfig
 from deployments.errors import NotReady, ReplicaLost
 from deployments.protocol import Codes, FinishReason, ModelInfo, PcmChunk, Sampling, SynthesisRequest
 from deployments.serving import failover, handles
 from serve_app.cli.serve.local_server import APP_NAME
+from serve_app.config import AdmissionSettings
 from serve_app.extensions.live.live_text import LiveText, LiveTexts
 from serve_app.speech import replica_synthesizer
-from serve_app.speech.replica_synthesizer import ReplicaSynthesizer
+from serve_app.speech.replica_synthesizer import Deployed, ReplicaSynthesizer
 from serve_app.speech.segments import Utterance
 from serve_app.speech.utterance_synthesizer import UtteranceSynthesizer
-from tests.serve_app.one_model import one_deployed
 from tools.experiments.faults import polite
 
 _START_S = 300.0  # of replicas, on a busy machine; bounds a hang
+
+
+def one_deployed(codec: Any, talker: Any = None) -> Any:
+    """The handles of the only model. `talker`: where its GPU decodes."""
+    pools = ("Talker", "Codec")
+    return Deployed("", "embedded", TalkerConfig(), False, AdmissionSettings(), pools, codec, talker)
 
 
 @dataclass(frozen=True, slots=True)

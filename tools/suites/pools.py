@@ -19,11 +19,12 @@ from serve_app.cli.serve.local_server import APP_NAME, Report
 from serve_app.config import AdmissionSettings, ApiSettings, AppConfig, PoolConfig
 from talkray_tools.random_checkpoint import Options, write_checkpoint
 from talkray_tools.released import SHAPES
-from tests.e2e.application import running
-from tests.e2e.processes import MARK, marked
+from tools.suites.application import running
+from tools.suites.processes import MARK, marked
 
 TALKER, CODEC = "Talker", "Codec"
 ENGINE = "deployments.talker.process.engine_process"
+DECODER = "deployments.codec.pool.worker_process"
 _READY_S = 300.0  # bounds a hang, also on a busy machine
 
 
@@ -48,6 +49,10 @@ def config(model: Path, *, talkers: int = 2, codecs: int = 2) -> AppConfig:
     )
 
 
+def parent(process: int) -> int:
+    return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
+
+
 @dataclass(frozen=True, slots=True)
 class Service:
     """A running application."""
@@ -63,6 +68,11 @@ class Service:
     def processes_titled(self, title: str) -> list[int]:
         """Processes with this in their command line."""
         return [process for process, command in marked(self.mark).items() if title in command]
+
+    def decoders(self) -> list[int]:
+        """The processes in which codec replicas decode, without those that they are forked from."""
+        decoders = self.processes_titled(DECODER)
+        return [process for process in decoders if parent(process) in decoders]
 
     def num_running(self, name: str) -> int:
         """Replicas of a deployment that take requests; none while Serve reads a new configuration."""
