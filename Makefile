@@ -34,8 +34,8 @@ lint: $(VENV)/.installed-dev ## Format, lint, types, import rules, rules of size
 	$(BIN)/lint-imports
 	$(BIN)/python -m tools.house
 
-unit: $(VENV)/.installed-dev ## Tests without Ray
-	$(BIN)/python -m pytest -q -n logical --maxprocesses 4 -m "not e2e and not gpu and not scale and not prometheus and not faults and not fleet and not docs and not fuzz and not clients and not page"
+unit: $(VENV)/.installed-dev ## Tests without Ray (option, while you work: make unit ONLY=extensions/jobs)
+	$(BIN)/python -m pytest -q -n logical --maxprocesses 4 -m "not e2e and not gpu and not scale and not prometheus and not faults and not fleet and not docs and not fuzz and not clients and not page" $(wildcard $(patsubst %,tests/%,$(ONLY)) $(patsubst %,tests/serve_app/%,$(ONLY)))
 
 AVX2 := build/avx2
 AS_AVX2 := cd $(AVX2) && PYTHONPATH=$(CURDIR)/$(AVX2) ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 \

@@ -8,6 +8,10 @@ from pathlib import Path
 import pytest
 
 from serve_app.cli.ray_settings import free_port
+from serve_app.config import ApiSettings
+from tests.serve_app.extensions.client import talking
+from tests.serve_app.fake import FakeSynthesizer, utterance
+from tests.serve_app.one_model import client_for
 
 EXAMPLES = Path(__file__).parents[1] / "docs" / "examples"
 
@@ -30,3 +34,24 @@ def test_what_is_missing_is_named_in_a_line(tmp_path: Path, name: str, arguments
     assert done.returncode == 1
     assert len(done.stderr.splitlines()) == 1
     assert said.format(url=url) in done.stderr
+
+
+@pytest.mark.anyio
+async def test_the_dialect_of_a_house_speaks_over_http_and_over_its_socket(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(EXAMPLES)
+    settings = ApiSettings(extensions=("default", "house_dialect:EXTENSION"))
+    synthesizer = FakeSynthesizer(script=utterance())
+    async with client_for(synthesizer, settings) as client:
+        answer = await client.post("/house/say", json={"words": "Hello.", "who": "ryan"})
+        assert (answer.status_code, answer.headers["content-type"]) == (200, "audio/mpeg")
+        assert (await client.post("/house/say", json={"words": 7})).json()["error"]["param"] == "words"
+        assert "/house/say" in (await client.get("/openapi.json")).json()["paths"]
+    async with talking(synthesizer, "/house/live?who=ryan", settings=settings) as client:
+        client.send({"words": "Hel"}, {"words": "lo there."}, {"over": True})
+        heard = [await client.next() for _ in range(2)]
+        while not isinstance(heard[-1], dict):
+            heard.append(await client.next())
+        assert heard[-1] == {"type": "spoken", "finish_reason": "stop"}
+        client.send({"words": 7})
+        assert (await client.next())["error"]["param"] == "words"
+    assert synthesizer.texts[0] == "Hello."

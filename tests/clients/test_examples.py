@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import io
 import json
 import os
 import subprocess
@@ -19,6 +20,7 @@ import numpy as np
 import pytest
 import soundfile
 import soxr
+from websockets.sync.client import ClientConnection, connect
 
 from serve_app.cli.ray_settings import free_port
 from serve_app.config import AdmissionSettings
@@ -26,6 +28,7 @@ from talkray_tools.recogniser import Whisper, plain_words
 from tests.clients.environments import command
 from tests.clients.fake_openai import ANSWER, STORY, fake_openai
 from tests.clients.test_clients import SCRIPTS, VOICE, in_order, samples
+from tests.e2e.black_box import serving
 from tests.serve_app.cli.test_check_client import Server
 from tests.serve_app.fake import BASE, FakeSynthesizer, utterance
 
@@ -254,3 +257,26 @@ def names() -> Sequence[str]:
 def test_every_example_is_run_here() -> None:
     text = Path(__file__).read_text(encoding="utf-8")
     assert [name for name in names() if name not in text and name.removesuffix("_agent.py") not in text] == []
+
+
+def received(socket: ClientConnection) -> bytes:
+    """The next audio; none once all is spoken."""
+    message = socket.recv(timeout=60)
+    return message if isinstance(message, bytes) else b""
+
+
+def test_the_dialect_of_a_house_is_loaded_from_outside(tmp_path: Path, transcriber: Whisper) -> None:
+    text = "The lamps in the garden were lit."
+    (tmp_path / "house.yaml").write_text('model: embedded\napi: {extensions: [default, "house_dialect:EXTENSION"]}\n')
+    with serving(tmp_path, "--config", "house.yaml", environment={"PYTHONPATH": str(EXAMPLES)}) as server:
+        url = f"http://127.0.0.1:{server.port}"
+        answer = httpx.post(f"{url}/house/say", json={"words": text, "who": VOICE}, timeout=60)
+        assert answer.status_code == 200, answer.text
+        with connect(f"ws://127.0.0.1:{server.port}/house/live?who={VOICE}") as socket:
+            for word in text.split(" "):
+                socket.send(json.dumps({"words": f"{word} "}))
+            socket.send(json.dumps({"over": True}))
+            told = list(iter(lambda: received(socket), b""))
+    audio, rate = soundfile.read(io.BytesIO(answer.content), dtype="float32")
+    assert is_heard(text, audio, rate, transcriber)
+    assert is_heard(text, pcm16(b"".join(told)), 24000, transcriber)

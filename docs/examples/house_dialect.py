@@ -1,0 +1,63 @@
+"""An extension of your own: the API of a house, with a route and a socket. docs/extensions.md says how to load it.
+
+POST /house/say     {"words": "Hello."}                    MP3 of them
+WS   /house/live    {"words": "Hel"} {"words": "lo."}      binary messages with PCM while you write; {"over": true}
+                    is the end of your text, and the server answers {"type": "spoken"} behind the last audio
+"""
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.websockets import WebSocket
+
+from serve_app.api.parsing.client_input import text_of
+from serve_app.api.resolve.make_request import lenient_request
+from serve_app.api.resolve.speech_request import Delivery, SpeechRequest
+from serve_app.api.responses.respond import respond
+from serve_app.api.speech_service import SpeechService
+from serve_app.audio.formats import AudioFormat
+from serve_app.extension import Dialect, Extension, Route
+from serve_app.extensions.live.connection import HandshakeConnection
+from serve_app.extensions.live.conversation import new_session
+from serve_app.extensions.live.turns import Audio, Event, Flushed
+
+NAMES = {"words": "input", "who": "voice"}  # the house's names of our fields
+
+
+async def say(service: SpeechService, request: Request) -> Response:
+    """Speaks `words`."""
+    fields = await service.read_fields(request)
+    words = {"input": text_of(fields, "words")}
+    delivery = Delivery(AudioFormat.MP3)
+    return await respond(
+        service, request, await lenient_request(service.offer, fields, NAMES, delivery=delivery, overrides=words)
+    )
+
+
+class HouseSocket(HandshakeConnection):
+    """Speaks words as they are written."""
+
+    @classmethod
+    async def speech_request(cls, socket: WebSocket, service: SpeechService) -> SpeechRequest:
+        return await lenient_request(
+            service.offer, dict(socket.query_params), NAMES, delivery=Delivery(AudioFormat.PCM)
+        )
+
+    async def opened(self) -> None:
+        session = new_session(self.service, self.socket, self.speech, request_id=self.request_id)
+        self._session = self.converse(session, self.tell)
+
+    async def obey(self, fields: dict[str, object]) -> None:
+        if fields.get("over"):
+            self._session.flush()
+        else:
+            self._session.append(text_of(fields, "words"))
+
+    async def tell(self, event: Event) -> None:
+        if isinstance(event, Audio):
+            await self.socket.send_bytes(event.data)
+        elif isinstance(event, Flushed):
+            await self.send("spoken", finish_reason=event.turn.finish_reason)
+
+
+DIALECT = Dialect("House", routes=(Route("POST /house/say", say, "Say"),), sockets=(("/house/live", HouseSocket),))
+EXTENSION = Extension("house", requires=("live",), dialects=(DIALECT,))
