@@ -36,6 +36,8 @@ async def say(service: SpeechService, request: Request) -> Response:
 class HouseSocket(HandshakeConnection):
     """Speaks words as they are written."""
 
+    text_fields = ("words",)
+
     @classmethod
     async def speech_request(cls, socket: WebSocket, service: SpeechService) -> SpeechRequest:
         return await lenient_request(

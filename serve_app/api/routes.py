@@ -37,6 +37,7 @@ from serve_app.visitor import VISITOR
 logger = logging.getLogger(__name__)
 
 _OWN_METRIC = re.compile(rb"(# (HELP|TYPE) )?ray_talkray_")
+# Of routes that are no other service's: /docs shows these opened, in this order.
 OWN_TAGS = ("Speech", "Models and voices", "Stored voices", "Jobs", "Codec frames", "This server")
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -76,11 +77,13 @@ def create_api(
         if type(state).observe is not Opened.observe:
             observe[name] = state.observe
     service = SpeechService(offer, states)
+    headings = {"This server", *(dialect.heading for dialect in dialects)}
+    own_tags = [tag for tag in OWN_TAGS if tag in headings]
     api = FastAPI(
         title="Talkray",
         version=version(),
         description=_about(dialects),
-        openapi_tags=[{"name": tag} for tag in OWN_TAGS],  # other services' follow
+        openapi_tags=[{"name": tag} for tag in own_tags],  # other services' follow
         docs_url=None,  # FastAPI's page loads its scripts from a CDN
         redoc_url=None,
     )
@@ -112,7 +115,7 @@ def create_api(
     api.add_middleware(RequestContext, echo_request_id=echo_request_id, keep=keep, dialects=by_path)  # the outermost
     api.add_exception_handler(TalkrayError, _answer_error)
     api.add_exception_handler(HTTPException, _answer_error)
-    api.include_router(docs_routes(api.title, open_tags=OWN_TAGS))
+    api.include_router(docs_routes(api.title, open_tags=own_tags))
     # Only for the OpenAPI page: the door has checked the key before.
     keyed = [Depends(HTTPBearer(auto_error=False))] if settings.access.keys_file else []
     api.include_router(http_router(dialects, service), dependencies=keyed)

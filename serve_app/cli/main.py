@@ -155,7 +155,8 @@ def serve(
         server = stack.enter_context(running(settings, address, progress.report, show=show))
         keyed = settings.api.access.keys_file is not None
         stack.enter_context(_found_by_say(server.url, keyed=keyed, file=report))
-        progress.done(f"ready: open {server.url} in a browser")
+        has_page = settings.api.extensions is None or {"default", "page"} & set(settings.api.extensions)
+        progress.done(f"ready: open {server.url}{'' if has_page else '/docs'} in a browser")
         if settings.model == EMBEDDED:
             print("This is the demo voice, small and English; --model names better ones.", file=report)
         curl = curl_command(server.url, with_key=keyed)

@@ -163,6 +163,21 @@ def test_an_extension_imports_the_core_and_what_it_requires() -> None:
             assert used <= allowed, (file, used - allowed)
 
 
+# What is behind sessions and routes: a dialect reaches it through them.
+BEHIND = (
+    *("speech.speech_models", "speech.segments", "speech.synthesizer", "speech.utterance_synthesizer"),
+    *("speech.replica_synthesizer", "api.access.door", "api.access.keys", "api.parsing.uploads", "ingress"),
+)
+
+
+def test_a_dialect_knows_sessions_and_routes_not_what_is_behind_them() -> None:
+    for name, extension in ALL.items():
+        if any(dialect.sample is not None for dialect in extension.dialects):
+            for file in (Path(extensions.__file__).parent / name).rglob("*.py"):
+                used = re.findall(r"^from serve_app\.([\w.]+) import", file.read_text(encoding="utf-8"), re.MULTILINE)
+                assert not set(used) & set(BEHIND), file
+
+
 class House(Opened):
     """Does what its test says."""
 

@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from starlette.routing import compile_path
+
 from serve_app.api.routers import dialects_of
 from serve_app.extension import Sample
 from serve_app.extensions import load_extensions
@@ -13,7 +15,15 @@ Json = dict[str, Any]
 
 VOICE = "ryan"
 DIALECTS = dialects_of(load_extensions())
-SAMPLES = {dialect.name: dialect.sample for dialect in DIALECTS if dialect.sample is not None}
+
+
+class _Samples(dict[str, Sample]):
+    def __missing__(self, dialect: str) -> Sample:
+        """Of an extension that was removed: its rows go too."""
+        return Sample("", messages=({}, {}, {}))
+
+
+SAMPLES = _Samples((dialect.name, dialect.sample) for dialect in DIALECTS if dialect.sample is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -472,3 +482,7 @@ POSTS = {
         PostRow(Sample("/v1/audio/frames", body=SPEECH), "input", more={"seed": 5}),
     )
 }
+# Rows of extensions that were removed go too.
+_HERE = [compile_path(route.operation.split()[1])[0] for dialect in DIALECTS for route in dialect.routes]
+SOCKETS = {name: row for name, row in SOCKETS.items() if row.sample.path}
+POSTS = {path: row for path, row in POSTS.items() if any(here.match(path.partition("?")[0]) for here in _HERE)}

@@ -4,7 +4,7 @@ import asyncio
 import json
 import re
 import zlib
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 
 from pydantic_core import from_json
 from starlette.requests import Request
@@ -32,7 +32,6 @@ _UNPLAIN = re.compile(r"[^A-Za-z0-9_.:-]")
 HALF_REPLACED = "half a surrogate pair, replaced by U+FFFD"
 _MOST_REPAIRED = 8  # fields that a header names
 _SWITCHES = {"true": True, "1": True, "false": False, "0": False}
-_CUT_FIELDS = ("text", "transcript")  # the next message continues their text
 
 
 def idempotency_key(request: Request) -> str | None:
@@ -140,12 +139,17 @@ def switch(fields: Mapping[str, object], name: str) -> bool:
 
 
 def parse_object(
-    raw: bytes | str, *, most_values: int = _MOST_VALUES, repaired: list[str] | None = None
+    raw: bytes | str,
+    *,
+    most_values: int = _MOST_VALUES,
+    repaired: list[str] | None = None,
+    cut_fields: Sequence[str] = (),
 ) -> dict[str, object]:
     """A JSON object without its null fields. Raises InvalidRequest; its message names the field of a bad number.
 
     `raw` is the bytes of a body, in UTF-8 or UTF-16 and with or without a byte order mark, or the text of a message.
     Either may have halves of surrogate pairs: see `_repaired_json`. `repaired` gets the names of fields that had some.
+    `cut_fields`: texts of a message that the next message may continue.
     """
     commas = raw.count(b",") if isinstance(raw, bytes) else raw.count(",")
     if commas >= most_values:
@@ -155,7 +159,7 @@ def parse_object(
             raw = raw.decode(encoding, "surrogatepass").encode("utf-8", "surrogatepass")
         value = from_json(raw if isinstance(raw, bytes) else raw.removeprefix("\ufeff"))
     except ValueError as error:
-        value = _repaired_json(raw, repaired if repaired is not None else [])
+        value = _repaired_json(raw, repaired if repaired is not None else [], cut_fields)
         if value is None:
             _check_digits(raw)
             raise InvalidRequest(f"Not valid JSON: {error}.", None, "invalid_json") from error
@@ -218,13 +222,12 @@ def _check_digits(raw: bytes | str) -> None:
             _check_numbers(value)
 
 
-def _repaired_json(raw: bytes | str, repaired: list[str]) -> object:
+def _repaired_json(raw: bytes | str, repaired: list[str], cut_fields: Sequence[str]) -> object:
     """The object of a body or a message with halves of surrogate pairs; None if it is not JSON for another reason.
 
-    JavaScript writes a half where it cuts a text. In a message, fields of `_CUT_FIELDS` keep a half at their start and
+    JavaScript writes a half where it cuts a text. Fields of `cut_fields` keep a half at their start and
     end, because the neighbouring message has the other half. All other halves become U+FFFD.
     """
-    cut_fields = () if isinstance(raw, bytes) else _CUT_FIELDS
     try:
         text = raw.decode("utf-8", "surrogatepass") if isinstance(raw, bytes) else raw
         value = json.loads(text) if _HALF.search(text) else None

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 
 # A dialect's fields, fields of nested objects after a dot, and which field of a SpeechBody each becomes. None: it has
 # another effect. "bit_rate" is no field of a SpeechBody, but treated as one.
-Names = dict[str, str | None]
+Names = Mapping[str, str | None]
 
 
 def flat(fields: Mapping[str, object], names: Names) -> dict[str, object]:
@@ -31,4 +31,4 @@ def _is_all_null(value: object) -> bool:
 
 def renamed(sent: Mapping[str, object], names: Names) -> dict[str, object]:
     """The fields of a SpeechBody. Of two that mean the same the first in `names` counts."""
-    return {ours: sent[theirs] for theirs, ours in reversed(names.items()) if ours is not None and theirs in sent}
+    return {ours: sent[theirs] for theirs, ours in reversed(list(names.items())) if ours is not None and theirs in sent}

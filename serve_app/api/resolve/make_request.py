@@ -81,8 +81,24 @@ async def lenient_request(
 
     `sent`: the fields, flat as `field_names.flat` returns them. `names`: the dialect's names of fields. `overrides`:
     fields of a SpeechBody that the dialect sets itself. `reasons`: why fields have no effect, by field. Raises
-    InvalidRequest that names the field, NotReady.
+    InvalidRequest that names the client's field, NotReady.
     """
+    try:
+        return await _lenient_request(offer, sent, names, delivery=delivery, overrides=overrides, reasons=reasons)
+    except InvalidRequest as error:
+        raise _in_their_words(error, sent, names) from None
+
+
+async def _lenient_request(
+    offer: Offer,
+    sent: Mapping[str, object],
+    names: field_names.Names,
+    *,
+    delivery: Delivery,
+    overrides: Mapping[str, object] | None,
+    reasons: Mapping[str, str] | None,
+) -> SpeechRequest:
+    """Raises InvalidRequest that names our field."""
     ignored = Ignored(sent, names, reasons)
     renamed = {**field_names.renamed(sent, names), **(overrides or {})}
     model = renamed.pop("model", None)
@@ -104,6 +120,17 @@ async def lenient_request(
     if delivery.bit_rate is not None:
         check_bit_rate(delivery.audio_format, delivery.bit_rate)
     return speech if named else replace(speech, chosen_voice=voice.name)
+
+
+def _in_their_words(error: InvalidRequest, sent: Mapping[str, object], names: field_names.Names) -> InvalidRequest:
+    """The error about the client's own field, where that has another name than ours."""
+    param = error.param
+    theirs = next((name for name, ours in names.items() if ours == param and name in sent), None)
+    if param is None or param in sent or theirs is None:
+        return error
+    theirs = theirs.rpartition(".")[2]  # errors name a field without the objects around it
+    message = f"{theirs}{error.message[len(param) :]}" if error.message.startswith(param) else error.message
+    return type(error)(message, theirs, error.code)
 
 
 async def request_in_voice(offer: Offer, speech: SpeechRequest, voice: str) -> SpeechRequest:

@@ -56,6 +56,7 @@ class Connection(ABC):
     """Reads messages and lets sessions speak until the client leaves, or `end` is called."""
 
     subprotocol: ClassVar[str | None] = None  # its name in the handshake
+    text_fields: ClassVar[tuple[str, ...]] = ("text", "transcript")  # of messages, which cut a text anywhere
     takes_recordings: ClassVar[bool] = False  # whether a message may have a `ref_audio`
 
     def __init__(self, socket: WebSocket, service: SpeechService) -> None:
@@ -285,7 +286,7 @@ class Connection(ABC):
 
     async def _answer(self, text: str | None) -> None:
         try:
-            await self.obey(_parse(text, recordings=self.takes_recordings))
+            await self.obey(_parse(text, recordings=self.takes_recordings, text_fields=self.text_fields))
         except InvalidRequest as error:
             connection = state_of(self.socket).record
             replace(connection, error=error.code).publish()
@@ -399,7 +400,7 @@ def unknown_type(*valid: str) -> InvalidRequest:
     return InvalidRequest(f"type must be {', '.join(valid[:-1])} or {valid[-1]}.", "type")
 
 
-def _parse(text: str | None, *, recordings: bool) -> dict[str, object]:
+def _parse(text: str | None, *, recordings: bool, text_fields: tuple[str, ...]) -> dict[str, object]:
     """The JSON object of a message. Its size is limited before it is parsed, because objects may take thirty times its
     bytes. With `recordings` the characters of its `ref_audio` do not count for MAX_MESSAGE_BYTES.
     """
@@ -407,13 +408,14 @@ def _parse(text: str | None, *, recordings: bool) -> dict[str, object]:
         raise InvalidRequest("Messages are JSON text, not binary.", None, "invalid_json")
     size = len(text.encode())
     if size <= MAX_MESSAGE_BYTES:
-        return parse_object(text)
+        return parse_object(text, cut_fields=text_fields)
     recording = _RECORDING.search(text) if recordings and size <= MAX_BODY_BYTES else None
     if recording is None or size - (recording.end(2) - recording.start(2)) > MAX_MESSAGE_BYTES:
         limits = f"{MAX_MESSAGE_BYTES} bytes" + (f", {MAX_BODY_BYTES} with ref_audio" if recordings else "")
         raise PayloadTooLarge(f"The message is larger than {limits}.")
     stand_in = secrets.token_hex(16)
-    fields = parse_object(f'{text[: recording.start(2)]}"{stand_in}"{text[recording.end(2) :]}')
+    without = f'{text[: recording.start(2)]}"{stand_in}"{text[recording.end(2) :]}'
+    fields = parse_object(without, cut_fields=text_fields)
     if fields.get(recording[1]) != stand_in:
         raise PayloadTooLarge(f"The message is larger than {MAX_MESSAGE_BYTES} bytes, without a ref_audio of its own.")
     return fields | parse_object(f'{{"{recording[1]}": {recording[2]}}}')

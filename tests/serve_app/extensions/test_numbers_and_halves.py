@@ -44,3 +44,22 @@ async def test_other_halves_do_no_harm(field: str) -> None:
             while isinstance(told, dict) and told.get("type") == "session.created":
                 told = await client.next()
             assert isinstance(told, bytes) or "closed" not in told
+
+
+@pytest.mark.parametrize(("path", "body", "field"), [
+    ("/v1/text-to-speech/ryan", {"text": "Hi.", "language_code": 5}, "language_code"),
+    ("/v1/text-to-speech/ryan", {"text": "Hi.", "voice_settings": {"speed": 9}}, "speed"),
+    ("/generate", {"text": "Hi.", "instruct": 7}, "instruct"),
+    ("/generate", {"text": "Hi.", "audio": 7}, "audio"),
+    ("/tts/bytes", {"transcript": "Hi.", "generation_config": {"speed": 9}}, "speed"),
+    ("/api/v1/services/aigc/multimodal-generation/generation",
+     {"model": "q", "input": {"text": "Hi."}, "parameters": {"speech_rate": 99}}, "speech_rate"),
+])  # fmt: skip
+async def test_an_error_names_the_field_of_the_client(
+    client: httpx.AsyncClient, path: str, body: dict[str, object], field: str
+) -> None:
+    answer = await client.post(path, json=body)
+    told = answer.json()
+    error = told.get("error") or told.get("detail") or told
+    assert answer.status_code == 400
+    assert field in (error.get("param"), error.get("loc")) or error.get("message", "").startswith(field), told
