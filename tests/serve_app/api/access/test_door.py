@@ -120,7 +120,7 @@ async def test_no_spelling_of_a_path_goes_round_the_key_or_the_limit(file: Path,
 
 async def test_slashes_collapse_before_a_public_path_is_looked_up(file: Path, key: str) -> None:
     api = surface(keys_file=file)
-    spellings = {"//health": 200, "//v1//audio/voices": 200, "/": 200, "//": 200, "//v1/models": 401}
+    spellings = {"//health": 200, "//v1//audio/voices": 200, "/docs": 200, "//docs": 200, "//v1/models": 401}
     spellings |= {"/./health": 401, "/x/../health": 401, "/health/.": 401, "/%2Fhealth": 401, "/HEALTH": 401}
     for path, status in spellings.items():
         for method in ("GET", "HEAD"):

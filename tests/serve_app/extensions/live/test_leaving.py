@@ -41,7 +41,7 @@ def ended(row: SocketRow) -> Callable[[Message], bool]:
 
 def halves(row: SocketRow) -> tuple[list[Message], list[Message]]:
     """The messages of a turn up to the first of its text that is spoken, and the rest."""
-    if not row.cut or row is SOCKETS["dashscope-commit"]:  # which speaks what was committed
+    if not row.cut or row is SOCKETS.get("dashscope-commit"):  # which speaks what was committed
         return row.speak("Hello there."), []
     messages = row.speak_in_parts("Hello ", "there.")
     place = next(index for index, message in enumerate(messages) if "Hello " in str(message)) + 1
