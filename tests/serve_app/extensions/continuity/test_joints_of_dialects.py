@@ -19,7 +19,8 @@ SPEAK: Json = {"type": "speak", "voice": "ryan"}
 NO_TAIL = "no finished request of yours in this voice that is kept has this id"
 # Of Cartesia's and ElevenLabs' sockets a context is the conversation; codec frames have no tail, dialects whose socket
 # ends with its utterance have no second one.
-CONVERSING = {"native", "deepgram", "flux", "realtime", "dashscope-commit", "vllm-omni"} & SOCKETS.keys()
+CONVERSES = ("native", "deepgram", "flux", "realtime", "dashscope-commit", "vllm-omni")
+CONVERSING = [name for name in CONVERSES if name in SOCKETS]
 
 
 @asynccontextmanager
