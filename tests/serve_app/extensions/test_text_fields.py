@@ -106,7 +106,7 @@ async def test_pauses_of_each_dialect(path: str, body: Json, texts: list[str], p
         (SPEECH, {"input": "a", "max_segment_chars": 49}, "max_segment_chars", "greater than or equal to 50"),
         (SPEECH, {"input": "```\ncode\n```", "voice": "ryan"}, "input", "all of it is left out (code block)"),
         ("/tts/bytes", {"transcript": "a <<h|i>>", "voice": "ryan"}, "transcript", "'<<h|i>>' at character 2"),
-        (SSML, {"text": "<phoneme>a</phoneme>"}, "input", "reads phonemes"),
+        (SSML, {"text": "<phoneme>a</phoneme>"}, "text", "reads phonemes"),
     ],
 )
 async def test_what_is_refused_says_where(client: AsyncClient, path: str, body: Json, param: str, reason: str) -> None:
