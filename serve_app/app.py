@@ -15,7 +15,7 @@ from deployments.talker.deployment import TalkerReplica
 from deployments.weights.description import clones, tokenizer_of
 from deployments.weights.store import resolve_auto, speakers
 from serve_app.api.catalogue import check_default
-from serve_app.api.routers import dialects_of
+from serve_app.api.routing import dialects_of
 from serve_app.config import AppConfig, PoolConfig
 from serve_app.extension import DeploymentSpec
 from serve_app.extensions import load_extensions

@@ -200,7 +200,7 @@ class Extension:
     dialects: tuple[Dialect, ...] = ()
     # Called once by `build_app`, with the models as the ingress has them.
     deploy: "Callable[[AppConfig, Sequence[Deployed]], DeploymentSpec] | None" = None
-    # Called once in each ingress replica. Routes find the result in `SpeechService.opened`, under the extension's name.
+    # Called once in each ingress replica. Routes find the result by `SpeechService.opened_by`.
     open: Callable[[Opening], object] | None = None
 
 

@@ -13,9 +13,9 @@ from ray.util import get_node_ip_address
 from deployments.serving import ray_metrics, ray_private
 from deployments.serving.collector import leave_loaded_alone
 from deployments.serving.handles import ask_all_replicas
+from serve_app.api.application import create_api
 from serve_app.api.bounded_websocket import BoundedWebSocket
 from serve_app.api.parsing.client_input import MAX_BODY_BYTES
-from serve_app.api.routes import create_api
 from serve_app.api.taken_http import TakenHttp
 from serve_app.config import ApiSettings
 from serve_app.extension import Node, Opened

@@ -9,7 +9,7 @@ from typing import Any
 import aiohttp
 
 from deployments.errors import TalkrayError
-from serve_app.api.routers import dialects_of
+from serve_app.api.routing import dialects_of
 from serve_app.extension import Sample
 from serve_app.extensions import load_extensions
 

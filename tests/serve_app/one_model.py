@@ -8,8 +8,8 @@ from fastapi import FastAPI
 from httpx import Response
 from starlette.types import ASGIApp
 
+from serve_app.api.application import create_api
 from serve_app.api.request_record import RequestRecord
-from serve_app.api.routes import create_api
 from serve_app.config import ApiSettings
 from serve_app.extension import Opened
 from serve_app.speech.synthesizer import Synthesizer

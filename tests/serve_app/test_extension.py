@@ -19,11 +19,11 @@ from deployments.config import Strict
 from deployments.errors import InvalidRequest, StartError
 from deployments.protocol import ModelInfo
 from serve_app import extensions
+from serve_app.api.application import create_api
 from serve_app.api.parsing.speech_body import EXTENSION_FIELDS
 from serve_app.api.request_record import RequestRecord
 from serve_app.api.resolve.offer import Draft
-from serve_app.api.routers import dialects_of
-from serve_app.api.routes import create_api
+from serve_app.api.routing import dialects_of
 from serve_app.api.speech_service import SpeechService
 from serve_app.audio.formats import AudioFormat
 from serve_app.config import AdmissionSettings, ApiSettings, AppConfig, ConfigError, explain, read_config
@@ -147,6 +147,7 @@ def test_the_document_names_each_and_what_it_requires() -> None:
         ("GET /v1/audio/models", {}, "the core and house both have GET /v1/audio/models"),
         ("GET /ours", {"requires": ("magic",)}, "house requires magic"),
         ("GET /ours", {"name": "jobs"}, "'jobs' is there twice"),
+        ("GET /ours", {"name": "access"}, "access is the name of a setting"),
     ],
 )
 def test_one_that_does_not_fit_fails(
@@ -216,14 +217,19 @@ def fail(*_: object) -> None:
     raise RuntimeError("ours")
 
 
-async def test_a_step_changes_the_utterance_behind_all_built_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("selected", [("default", "house:EXTENSION"), ("house:EXTENSION", "default")])
+async def test_a_step_changes_the_utterance_behind_all_built_in_steps(
+    monkeypatch: pytest.MonkeyPatch, selected: tuple[str, ...]
+) -> None:
     def shout(draft: Draft) -> Draft:
+        assert draft.utterance.joins, "the step of continuity came before"
         text = draft.utterance.synthesis.text.upper()
         return replace(draft, utterance=replace(draft.utterance.changed(text=text), stretches=()))
 
     package(monkeypatch, open=lambda opening: House(resolve=shout))
     synthesizer = FakeSynthesizer(script=utterance())
-    async with client_for(synthesizer, ApiSettings(extensions=("default", "house:EXTENSION"))) as client:
+    settings = ApiSettings.model_validate({"extensions": selected, "continuity": {"joints": True}})
+    async with client_for(synthesizer, settings) as client:
         assert (await client.post(SPEECH, json=BODY)).status_code == 200
     assert synthesizer.texts == ["HELLO."]
 

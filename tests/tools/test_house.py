@@ -23,7 +23,7 @@ ALLOWED = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 
 def test_a_request_crosses_the_modules_of_its_processes_and_what_they_import() -> None:
     names = {str(file.relative_to(ROOT)) for file in house.way_of_a_request(ROOT).files}
-    assert {"serve_app/api/routes.py", "deployments/talker/engine/scheduler.py"} <= names
+    assert {"serve_app/api/application.py", "deployments/talker/engine/scheduler.py"} <= names
     assert not {"serve_app/cli/main.py", "deployments/codec/deployment.py", "deployments/__init__.py"} & names
 
 

@@ -27,9 +27,9 @@ from deployments.talker.engine.startup import StartClock, load_engine
 from deployments.talker.networks.cpu_networks import CpuNetworks
 from deployments.talker.runner.model_runner import ModelRunner
 from deployments.weights.store import locate
+from serve_app.api.application import create_api
 from serve_app.api.resolve.make_request import strict_request
 from serve_app.api.responses.respond import respond
-from serve_app.api.routes import create_api
 from serve_app.config import AdmissionSettings, ApiSettings
 from serve_app.speech.speech_models import SpeechModel
 from serve_app.speech.utterance_synthesizer import UtteranceSynthesizer

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from starlette.routing import compile_path
 
-from serve_app.api.routers import dialects_of
+from serve_app.api.routing import dialects_of
 from serve_app.extension import Sample
 from serve_app.extensions import load_extensions
 

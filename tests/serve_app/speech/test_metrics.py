@@ -11,7 +11,7 @@ import pytest
 from deployments.errors import Overloaded
 from deployments.protocol import FinishReason, PcmChunk, SynthesisRequest
 from deployments.serving import metrics
-from serve_app.api.routes import visible
+from serve_app.api.application import visible
 from serve_app.config import AdmissionSettings, ApiSettings
 from serve_app.extension import Node
 from serve_app.speech.segments import Utterance

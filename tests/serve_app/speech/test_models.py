@@ -11,7 +11,7 @@ from deployments.errors import TalkerLost
 from deployments.protocol import ModelKind
 from deployments.serving import metrics
 from deployments.serving.reports import Start
-from serve_app.api.routes import create_api
+from serve_app.api.application import create_api
 from serve_app.config import AdmissionSettings, ApiSettings
 from serve_app.extension import Node
 from serve_app.extensions.voices.opening import open_voices

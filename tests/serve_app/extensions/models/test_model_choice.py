@@ -7,7 +7,7 @@ import pytest
 
 from deployments.errors import InvalidRequest, ModelNotFound, NotFound
 from deployments.protocol import ModelInfo
-from serve_app.api.routes import create_api
+from serve_app.api.application import create_api
 from serve_app.config import AdmissionSettings, ApiSettings
 from serve_app.extensions.models.model_choice import ModelHints, choose_model
 from serve_app.extensions.voices.library import Voices

@@ -22,12 +22,12 @@ from serve_app.api.error_replies import INTERNAL, translate
 from serve_app.api.headers import EXPOSED_HEADERS
 from serve_app.api.request_record import RequestRecord
 from serve_app.api.resolve.offer import Offer
-from serve_app.api.routers import charging, dialects_of, http_router, socket_router
+from serve_app.api.routing import charging, dialects_of, http_router, socket_router
 from serve_app.api.speech_service import SpeechService
 from serve_app.config import AdmissionSettings, ApiSettings
 from serve_app.distribution import version
 from serve_app.extension import Charge, Dialect, Node, Opened, Opening, open_all
-from serve_app.extensions import load_extensions
+from serve_app.extensions import BUILT_IN, load_extensions
 from serve_app.speech.model_state import ModelStatus, ready
 from serve_app.speech.observers import Observe
 from serve_app.speech.speech_models import SpeechModel, SpeechModels, always
@@ -68,6 +68,7 @@ def create_api(
     opening = Opening(settings, models, dialects, opened, node)
     states = open_all(extensions, opening, added or {})
     joined = {name: state for name, state in states.items() if isinstance(state, Opened)}
+    joined = dict(sorted(joined.items(), key=lambda item: item[0] not in BUILT_IN))  # steps of others are the last
     offer = Offer(models, settings)
     for name, state in joined.items():
         state.join(offer)

@@ -15,6 +15,7 @@ from serve_app.api import openai_models, openai_speech
 from serve_app.api.context import ENDPOINT_DIALECT, state_of
 from serve_app.api.handshake import refuse_handshake
 from serve_app.api.speech_service import SpeechService
+from serve_app.config import ApiSettings
 from serve_app.extension import Charge, Dialect, Extension, JsonRoute, Route, SocketKind
 
 
@@ -26,9 +27,13 @@ def dialects_of(extensions: Iterable[Extension]) -> tuple[Dialect, ...]:
 
 
 def _check_places(extensions: Iterable[Extension]) -> None:
-    """Raises StartError if two extensions have the same place and no field or subprotocol tells them apart."""
+    """Raises StartError if two extensions have the same place and no field or subprotocol tells them apart, and if one
+    has the name of a setting.
+    """
     owners: dict[object, str] = {}
     for extension in extensions:
+        if extension.name in ApiSettings.model_fields:
+            raise StartError(f"api.extensions: {extension.name} is the name of a setting: rename the extension")
         for dialect in extension.dialects:
             routes = [(route.operation, route.json_field) for route in dialect.routes]
             for place in (*routes, *((path, kind.subprotocol) for path, kind in dialect.sockets)):
