@@ -130,10 +130,11 @@ def create_api(
 def _about(dialects: Iterable[Dialect]) -> str:
     """The introduction of `/docs`. OpenAPI cannot describe WebSockets."""
     paths = ", ".join(sorted({f"`{path}`" for dialect in dialects for path, _ in dialect.sockets}))
+    sockets = f"\n\nWebSockets, which OpenAPI cannot list: {paths}." if paths else ""
     has_page = any(route.operation == "GET /" for dialect in dialects for route in dialect.routes)
     link = "[The page](./) speaks a text in the browser. " if has_page else ""
     order = "Talkray's own routes come first, then routes for clients of other services: click a name to open them."
-    return f"{link}{order}\n\nWebSockets, which OpenAPI cannot list: {paths}."
+    return f"{link}{order}{sockets}"
 
 
 def _speech_model(

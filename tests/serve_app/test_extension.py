@@ -303,6 +303,9 @@ async def test_the_core_alone_speaks(audio_format: AudioFormat, more: dict[str, 
         assert len(answer.content) > 100
         assert (await client.get("/v1/audio/voices")).json()["voices"]
         assert (await client.get("/docs")).status_code == 200
+        told = (await client.get("/openapi.json")).json()
+        assert "WebSocket" not in told["info"]["description"]
+        assert [tag["name"] for tag in told["tags"]] == ["Speech", "Models and voices", "This server"]
 
 
 @pytest.mark.parametrize("field", EXTENSION_FIELDS)
