@@ -353,13 +353,14 @@ async def test_only_a_recording_makes_a_message_larger(text: str) -> None:
 async def test_a_large_message_is_not_parsed_without_its_recording(monkeypatch: pytest.MonkeyPatch) -> None:
     parsed: list[int] = []
 
-    def parse(text: str) -> Json:
+    def parse(text: str, **_: object) -> Json:
         parsed.append(len(text))
         return {}
 
     monkeypatch.setattr(connection_module, "parse_object", parse)
+    message = json.dumps({"ref_audio": "A", "filler": [[]] * 100_000})
     with pytest.raises(PayloadTooLarge):
-        connection_module._parse(json.dumps({"ref_audio": "A", "filler": [[]] * 100_000}), recordings=True)
+        connection_module._parse(message, recordings=True, text_fields=())
     assert parsed == []
 
 
