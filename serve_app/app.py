@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
-from importlib import import_module
 from typing import Any
 
 from ray import serve
@@ -10,6 +9,7 @@ from ray.serve import Application
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, BackpressureConfig, RequestRouterConfig
 
 from deployments.codec.deployment import CodecReplica
+from deployments.late import late
 from deployments.serving.handles import LeastBusy
 from deployments.talker.deployment import TalkerReplica
 from deployments.weights.description import clones, tokenizer_of
@@ -68,9 +68,7 @@ def build_app(config: AppConfig) -> Application:
 
 
 def _added(spec: DeploymentSpec) -> Application:
-    module, _, name = spec.replica.partition(":")
-    replica = getattr(import_module(module), name)
-    deployment = serve.deployment(name=spec.name, **options(spec.pool, spec.max_ongoing_requests))(replica)
+    deployment = serve.deployment(name=spec.name, **options(spec.pool, spec.max_ongoing_requests))(late(spec.replica))
     return deployment.bind(*spec.arguments)
 
 

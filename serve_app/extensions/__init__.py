@@ -5,10 +5,10 @@ COMMANDS are groups of the command line: the help, and the Typer app that is imp
 """
 
 from collections.abc import Sequence
-from importlib import import_module
 from typing import TYPE_CHECKING
 
 from deployments.errors import StartError
+from deployments.late import late
 
 if TYPE_CHECKING:  # the settings stand below it
     from serve_app.extension import Extension
@@ -69,21 +69,19 @@ def _required(extension: "Extension") -> list[str]:
 
 def _load(name: str) -> "Extension":
     if name in BUILT_IN:
-        extension: Extension = import_module(f"{_FOLDER}.{name}.extension").EXTENSION
+        extension: Extension = late(f"{_FOLDER}.{name}.extension:EXTENSION")
         return extension
-    module, _, attribute = name.partition(":")
-    if not attribute:
+    if not name.partition(":")[2]:
         known = ", ".join((_DEFAULT, *BUILT_IN))
         raise StartError(f"api.extensions: {name!r} is unknown. Use {known}, or package.module:EXTENSION of your own")
     try:
-        found = getattr(import_module(module), attribute)
+        found = late(name)
     except (ImportError, AttributeError) as error:
         raise StartError(
             f"api.extensions: {name!r} cannot be imported ({error}): the package must be installed on every node that "
             "builds the application or runs an ingress replica"
         ) from None
-    interface = import_module("serve_app.extension")  # which stands above the settings, and they above this
-    if isinstance(found, interface.Extension):
+    if isinstance(found, late("serve_app.extension:Extension")):  # it stands above the settings, and they above this
         own: Extension = found
         return own
     raise StartError(f"api.extensions: {name!r} is a {type(found).__name__}: name an object of the class Extension")

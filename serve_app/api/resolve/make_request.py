@@ -6,6 +6,7 @@
 translates them and calls one of the two.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -129,8 +130,7 @@ def _in_their_words(error: InvalidRequest, sent: Mapping[str, object], names: fi
     if param is None or param in sent or theirs is None:
         return error
     theirs = theirs.rpartition(".")[2]  # errors name a field without the objects around it
-    message = f"{theirs}{error.message[len(param) :]}" if error.message.startswith(param) else error.message
-    return type(error)(message, theirs, error.code)
+    return type(error)(re.sub(rf"^{re.escape(param)}\b", theirs, error.message), theirs, error.code)
 
 
 async def request_in_voice(offer: Offer, speech: SpeechRequest, voice: str) -> SpeechRequest:

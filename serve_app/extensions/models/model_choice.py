@@ -48,12 +48,13 @@ async def model_for(
     """
     models = await offer.models.infos()
     model, voice = (value if isinstance(value, str) else None for value in (fields.get("model"), fields.get("voice")))
+    has_recording = fields.get("ref_audio") is not None or await _is_stored(offer, voice, models)
     wanted = ModelHints(
         model=model,
-        has_recording=fields.get("ref_audio") is not None or await _is_stored(offer, voice, models),
+        has_recording=has_recording,
         task_type=task_type,
         voice=voice,
-        lost_voice=offer.voices.missing(voice),
+        lost_voice=None if len(models) == 1 or has_recording else offer.voices.missing(voice),
         instructions=fields.get("instructions"),
     )
     info = choose_model(wanted, models, offer.settings, lenient=lenient)

@@ -30,7 +30,7 @@ def records() -> list[type[Any]]:
     found: dict[str, type[Any]] = {}
     for package in STORED:
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-            if module.name.endswith(".settings"):  # of whoever runs the server
+            if module.name.endswith(".settings"):  # they come from the operator, not from a client
                 continue
             for each in vars(importlib.import_module(module.name)).values():
                 if isinstance(each, type) and issubclass(each, BaseModel) and each.__module__ == module.name:
