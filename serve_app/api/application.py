@@ -78,7 +78,7 @@ def create_api(
         if type(state).observe is not Opened.observe:
             observe[name] = state.observe
     service = SpeechService(offer, states)
-    headings = {"This server", *(dialect.heading for dialect in dialects)}
+    headings = {"This server", *(dialect.heading or dialect.name for dialect in dialects)}
     own_tags = [tag for tag in OWN_TAGS if tag in headings]
     api = FastAPI(
         title="Talkray",

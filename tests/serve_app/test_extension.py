@@ -19,7 +19,7 @@ from deployments.config import Strict
 from deployments.errors import InvalidRequest, StartError
 from deployments.protocol import ModelInfo
 from serve_app import extensions
-from serve_app.api.application import create_api
+from serve_app.api.application import OWN_TAGS, create_api
 from serve_app.api.parsing.speech_body import EXTENSION_FIELDS
 from serve_app.api.request_record import RequestRecord
 from serve_app.api.resolve.offer import Draft
@@ -306,6 +306,11 @@ async def test_the_core_alone_speaks(audio_format: AudioFormat, more: dict[str, 
         told = (await client.get("/openapi.json")).json()
         assert "WebSocket" not in told["info"]["description"]
         assert [tag["name"] for tag in told["tags"]] == ["Speech", "Models and voices", "This server"]
+
+
+async def test_docs_show_our_own_routes_first() -> None:
+    async with client_for(FakeSynthesizer(script=utterance())) as client:
+        assert [tag["name"] for tag in (await client.get("/openapi.json")).json()["tags"]] == [*OWN_TAGS]
 
 
 @pytest.mark.parametrize("field", EXTENSION_FIELDS)
