@@ -70,7 +70,12 @@ class Connection:
     @property
     def has_sent(self) -> bool:
         """Whether `next()` has a message already."""
-        return not self._outgoing.empty()
+        return self.num_sent > 0
+
+    @property
+    def num_sent(self) -> int:
+        """How many messages `next()` has."""
+        return self._outgoing.qsize()
 
     def stall(self) -> None:
         self._flowing.clear()

@@ -23,7 +23,7 @@ from serve_app.api.error_replies import ErrorReply, translate
 from serve_app.api.headers import FINISH_HEADER, SEED_HEADER, TOKENS_HEADER
 from serve_app.api.request_record import Usage
 from serve_app.api.resolve.ignored_fields import Reasons, in_message
-from serve_app.api.responses.whole_audio import ByteQuota, collected, parts_of
+from serve_app.api.responses.whole_audio import PART_BYTES, ByteQuota, collected, parts_of
 from serve_app.audio.formats import Rendering
 from serve_app.speech.segments import ended_badly
 from serve_app.speech.words import Word, WordSource, marked, word_entries
@@ -263,11 +263,16 @@ def _part(body: bytes, *, more: bool = True) -> Message:
 
 
 async def _deliver(send: Send, message: Message) -> None:
-    """Sends; the OSError by which ASGI servers report a closed connection becomes ClientDisconnect."""
+    """Sends; the OSError by which ASGI servers report a closed connection becomes ClientDisconnect.
+
+    Other streams get a turn behind each large part: `send` returns at once while a client reads as fast as it can.
+    """
     try:
         await send(message)
     except OSError as error:
         raise ClientDisconnect from error
+    if len(message.get("body", b"")) >= PART_BYTES:
+        await asyncio.sleep(0)
 
 
 async def _disconnected(receive: Receive) -> None:

@@ -18,7 +18,7 @@ from serve_app.audio.formats import kept_bytes
 MAX_WHOLE_BYTES = 64 << 20
 # Bytes of all whole answers of this process; one client has half of them at most. The process then has 1 GB.
 MAX_ALL_WHOLE_BYTES = 256 << 20
-_PART_BYTES = 96 << 10  # of one ASGI message; a multiple of 3, so that the base64 of parts joins without padding
+PART_BYTES = 96 << 10  # of one ASGI message; a multiple of 3, so that the base64 of parts joins without padding
 AUDIO_HERE = "audio-in-base64"  # the place of the audio in an object: see `object_with`
 
 
@@ -84,4 +84,4 @@ def object_with(fields: Mapping[str, object], audio: bytes) -> Iterator[bytes]:
 
 def parts_of(content: bytes) -> Iterator[bytes]:
     """`content` in parts, because the connection to a slow reader buffers one message."""
-    return (content[start : start + _PART_BYTES] for start in range(0, len(content), _PART_BYTES))
+    return (content[start : start + PART_BYTES] for start in range(0, len(content), PART_BYTES))

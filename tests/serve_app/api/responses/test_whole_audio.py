@@ -11,7 +11,7 @@ from fastapi import FastAPI
 
 from serve_app.api.access.callers import FairShare
 from serve_app.api.responses import whole_audio
-from serve_app.api.responses.whole_audio import ByteQuota, object_with
+from serve_app.api.responses.whole_audio import PART_BYTES, ByteQuota, object_with
 from serve_app.config import AdmissionSettings, ApiSettings
 from tests.serve_app import asgi
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, Step, chunk, pcm_of, tone, utterance
@@ -149,3 +149,18 @@ def test_audio_in_parts_is_the_same_object() -> None:
         told = json.loads(b"".join(object_with(fields, audio[:size])))
         assert b64decode(told["audio"]) == audio[:size]
         assert told["b"] == whole_audio.AUDIO_HERE
+
+
+@pytest.mark.parametrize("path", [SPEECH, BATCH])
+async def test_a_large_answer_leaves_turns_to_other_streams(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However fast its client reads."""
+    monkeypatch.setattr(whole_audio, "MAX_WHOLE_BYTES", 16 << 20)
+    monkeypatch.setattr(ByteQuota, "_room", FairShare(32 << 20))
+    counts: set[int] = set()  # of the messages that were sent, as others see it at their turns
+    body = {"voice": "ryan", "items": [WHOLE]} if path == BATCH else WHOLE
+    async with ask(api_of([chunk(FRAME)] * 500), path, body) as connection:
+        while not connection.task.done():
+            await asyncio.sleep(0)
+            counts.add(connection.num_sent)
+        assert (await answer(connection))[0] == 200
+    assert len(counts) >= 500 * len(FRAME) // PART_BYTES > 15
