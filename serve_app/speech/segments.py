@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, Self
 
+from deployments.listener import Listener
 from deployments.protocol import FinishReason, PcmChunk, SynthesisRequest
 from deployments.serving import metrics
 from serve_app.speech.spoken_end import SpokenEnd
@@ -113,7 +114,9 @@ class Segments:
     async def is_plenty(self) -> None:
         """Wait until the text is long enough for first audio, whatever the client writes next."""
 
-    def smoothed(self, chunks: AsyncGenerator[PcmChunk, None], sample_rate: int) -> AsyncGenerator[PcmChunk, None]:
+    def smoothed(
+        self, chunks: AsyncGenerator[PcmChunk, None], sample_rate: int, listener: Listener
+    ) -> AsyncGenerator[PcmChunk, None]:
         """The audio, without clicks where it stops because the client writes nothing."""
         return chunks
 

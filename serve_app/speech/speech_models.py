@@ -83,11 +83,11 @@ class SpeechModel:
             return
         if not request.is_underway:
             room.check(request.client)
-        observers = Observers(self._observe, utterance, info)
-        with StreamMeter(room, info.sample_rate, live) as meter:
+        observers, listener = Observers(self._observe, utterance, info), Listener()
+        with StreamMeter(room, info.sample_rate, listener, live=live) as meter:
             async with AsyncExitStack() as calls, ReaderWatch(room.give_up_place, room.regain_place) as reader:
                 async with _start_limit(room, utterance):
-                    begun = await self._utterances.begin(utterance, info, calls)
+                    begun = await self._utterances.begin(utterance, info, listener, calls=calls)
                 meter.begin_speaking()
                 while (chunk := await reader.read(begun.next)) is not None:
                     observers.feed(chunk)
@@ -153,11 +153,10 @@ class StreamMeter:
     A chunk is not late if the client was slow to read the audio before it, or to write the text.
     """
 
-    def __init__(self, room: Room, sample_rate: int, live: Segments | None) -> None:
-        self._room, self._sample_rate, self._live = room, sample_rate, live
+    def __init__(self, room: Room, sample_rate: int, listener: Listener, *, live: Segments | None) -> None:
+        self._room, self._sample_rate, self._listener, self._live = room, sample_rate, listener, live
         self._came_s = time.monotonic()
         self._sent_s = self._came_s  # when the latest chunk was sent
-        self._listener = Listener()
         self._sound = FirstSound(sample_rate)
         self._reason: FinishReason | None = None  # of the latest chunk
         self._is_speaking = False  # its first audio has come

@@ -1,7 +1,6 @@
 """The audio of an utterance, by a call for each segment of its text, and without a gap between segments."""
 
 import asyncio
-import time
 from collections import deque
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, aclosing
@@ -25,39 +24,43 @@ class UtteranceSynthesizer:
     def __init__(self, synthesizer: Synthesizer) -> None:
         self._synthesizer = synthesizer
 
-    async def begin(self, utterance: Utterance, info: ModelInfo, calls: AsyncExitStack) -> "BegunSpeech":
+    async def begin(
+        self, utterance: Utterance, info: ModelInfo, listener: Listener, *, calls: AsyncExitStack
+    ) -> "BegunSpeech":
         """The audio of one utterance, of which the first samples have come. If speech is over with them, badly, it
         begins once more with another seed, which all segments then have.
 
-        `calls` closes the calls that are made.
+        `listener`: as in `speak`. `calls` closes the calls that are made.
         """
-        begun = BegunSpeech(await calls.enter_async_context(aclosing(self.speak(utterance, info))))
+        begun = BegunSpeech(await calls.enter_async_context(aclosing(self.speak(utterance, info, listener))))
         await begun.read_start()
         if not (utterance.may_redraw and begun.has_failed):
             return begun
         count_redraw(utterance.synthesis, begun.reason)
         second = utterance.second_attempt()
-        chunks = await calls.enter_async_context(aclosing(self.speak(second, info)))
+        chunks = await calls.enter_async_context(aclosing(self.speak(second, info, listener)))
         begun = BegunSpeech(chunks, seed=second.synthesis.seed)
         await begun.read_start()
         return begun
 
-    def speak(self, utterance: Utterance, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
+    def speak(self, utterance: Utterance, info: ModelInfo, listener: Listener) -> AsyncGenerator[PcmChunk, None]:
         """The audio of one utterance, by a call for each segment of its text. It is silent while a client
         that still has to write the text writes nothing.
+
+        `listener`: who hears it. The caller counts what it sends, and a later segment is read ahead until it is due.
         """
         if (live := utterance.live_text) is not None:
-            chunks = self.speak_segments(utterance.synthesis, live, info, may_redraw=utterance.may_redraw)
-            return live.smoothed(chunks, info.sample_rate)
+            chunks = self.speak_segments(utterance.synthesis, live, info, listener, may_redraw=utterance.may_redraw)
+            return live.smoothed(chunks, info.sample_rate, listener)
         segments = Segments.of(utterance, info.max_segment_chars)
         first = segments.known_segment(0)
         assert first is not None, "a text has a segment"
         if not segments.is_single or utterance.synthesis.word_times:
-            return self.speak_segments(first, segments, info, may_redraw=utterance.may_redraw)
+            return self.speak_segments(first, segments, info, listener, may_redraw=utterance.may_redraw)
         return self._ask(first, info)
 
     async def speak_segments(
-        self, first: SynthesisRequest, segments: Segments, info: ModelInfo, *, may_redraw: bool
+        self, first: SynthesisRequest, segments: Segments, info: ModelInfo, listener: Listener, *, may_redraw: bool
     ) -> AsyncGenerator[PcmChunk, None]:
         """The audio of all segments in order. `first` is the request for the first one, with the utterance's own tail
         and seed. The next segment is asked for once it is known and this one begins to sound. A segment that joins
@@ -68,7 +71,6 @@ class UtteranceSynthesizer:
         after the first audio are redrawn here.
         """
         assembler = UtteranceAssembler(info)
-        listener = Listener()
         number = 0  # of the segment that is spoken
 
         def open_segment(request: SynthesisRequest) -> SegmentAudio:
@@ -91,8 +93,6 @@ class UtteranceSynthesizer:
                         return
                     look_ahead.ask_after(number, segment, chunk)
                     yield part
-                    if part.pcm:
-                        listener.deliver(part.num_samples / info.sample_rate, now_s=time.monotonic())
                 segments.close_segment(number)
                 number += 1
                 await look_ahead.ensure_asked(number, segment)

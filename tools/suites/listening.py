@@ -15,6 +15,7 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from deployments import listener
 from deployments.config import TalkerConfig
 from deployments.errors import NotReady, ReplicaLost
 from deployments.protocol import Codes, FinishReason, ModelInfo, PcmChunk, Sampling, SynthesisRequest
@@ -109,12 +110,14 @@ class Listener:
     async def _speech(self, request: Utterance, word_s: float) -> AsyncIterator[AsyncGenerator[PcmChunk, None]]:
         info = await self._model()
         if not word_s:
-            yield self._utterances.speak(request, info)
+            yield self._utterances.speak(request, info, listener.Listener())
             return
         with await self._live_texts.open(request, info, max_chars=len(request.synthesis.text)) as live:
             writing = asyncio.create_task(_write(live, request.synthesis.text, word_s))
             await live.wait_for_words()
-            yield self._utterances.speak_segments(live.utterance.synthesis, live, info, may_redraw=False)
+            yield self._utterances.speak_segments(
+                live.utterance.synthesis, live, info, listener.Listener(), may_redraw=False
+            )
             await writing
 
     async def _model(self) -> ModelInfo:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from deployments.errors import EngineError, TalkrayError
+from deployments.listener import Listener
 from deployments.protocol import Codes, ModelInfo, Reference
 from serve_app.api.request_record import RequestRecord, Usage
 from serve_app.extensions.jobs.job_store import packed
@@ -95,7 +96,8 @@ class SegmentMaker:
         request = utterance.synthesis
         speech = _Speech(Usage(model=info.name, voice=voice, seed=request.seed))
         uncut = replace(info, max_segment_chars=max(info.max_segment_chars, len(request.text)))
-        async with aclosing(UtteranceSynthesizer(self._synthesizers[request.model]).speak(utterance, uncut)) as chunks:
+        synthesizer = UtteranceSynthesizer(self._synthesizers[request.model])
+        async with aclosing(synthesizer.speak(utterance, uncut, Listener.of(background=True))) as chunks:
             async for chunk in chunks:
                 speech.codes.append(chunk.codes)
                 speech.pcm += chunk.pcm

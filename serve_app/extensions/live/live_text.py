@@ -173,8 +173,10 @@ class LiveText(Segments):
         while not self.is_taken_in and self._num_spoken_chars < _PLENTY_CHARS:
             await self._changed.wait()
 
-    def smoothed(self, chunks: AsyncGenerator[PcmChunk, None], sample_rate: int) -> AsyncGenerator[PcmChunk, None]:
-        return without_clicks(chunks, sample_rate, may_stall=lambda: not self.is_taken_in)
+    def smoothed(
+        self, chunks: AsyncGenerator[PcmChunk, None], sample_rate: int, listener: Listener
+    ) -> AsyncGenerator[PcmChunk, None]:
+        return without_clicks(chunks, sample_rate, listener, may_stall=lambda: not self.is_taken_in)
 
     async def segment(self, number: int) -> SynthesisRequest | None:
         while (request := self.known_segment(number)) is None and not self.is_taken_in:
@@ -300,14 +302,13 @@ class LiveText(Segments):
 
 
 async def without_clicks(
-    chunks: AsyncGenerator[PcmChunk, None], sample_rate: int, *, may_stall: Callable[[], bool]
+    chunks: AsyncGenerator[PcmChunk, None], sample_rate: int, listener: Listener, *, may_stall: Callable[[], bool]
 ) -> AsyncGenerator[PcmChunk, None]:
     """`chunks` without clicks where they stall. Audio that comes in time stays as it is.
 
     While they `may_stall` the last 10 ms are held back, and faded out where no chunk comes in time.
     """
     size = int(_FADE_S * sample_rate) * SAMPLE_BYTES
-    listener = Listener()
     held = b""  # the last 10 ms, not sent yet
     last: PcmChunk | None = None  # the latest chunk, emptied
     is_silent = False  # the sound has faded out
@@ -332,7 +333,6 @@ async def without_clicks(
             pcm, held = held + pcm, b""
             if chunk.finish_reason is None and may_stall():
                 pcm, held = pcm[:-size], pcm[-size:]
-            listener.deliver(len(pcm) / SAMPLE_BYTES / sample_rate, now_s=time.monotonic())
             last = chunk.emptied()
             yield replace(chunk, pcm=pcm)
     finally:

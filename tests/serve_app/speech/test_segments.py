@@ -1,4 +1,5 @@
 import asyncio
+import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
@@ -6,8 +7,9 @@ from dataclasses import replace
 import httpx
 import pytest
 
-from deployments import listener
+from deployments import listener as listeners
 from deployments.errors import EngineError, Overloaded
+from deployments.listener import Listener
 from deployments.protocol import FinishReason, ModelInfo, PcmChunk, Sampling, SynthesisRequest
 from serve_app.config import ApiSettings
 from serve_app.speech.look_ahead import stop_reading
@@ -64,7 +66,7 @@ class Recorder:
 
 
 async def spoken(synthesizer: Recorder) -> list[PcmChunk]:
-    return [chunk async for chunk in UtteranceSynthesizer(synthesizer).speak(REQUEST, INFO)]
+    return [chunk async for chunk in UtteranceSynthesizer(synthesizer).speak(REQUEST, INFO, Listener())]
 
 
 async def test_segments_follow_each_other_and_only_the_last_finishes() -> None:
@@ -102,9 +104,10 @@ async def spoken_twice(*segments: list[Step], may_redraw: bool = True) -> tuple[
 
     request = replace(REQUEST.changed(text="One two. Three four."), may_redraw=may_redraw)
     events = [step for script in segments for step in script if isinstance(step, asyncio.Event)]
-    chunks = []
-    async for item in UtteranceSynthesizer(Scripted()).speak(request, INFO):
+    chunks, listener = [], Listener()
+    async for item in UtteranceSynthesizer(Scripted()).speak(request, INFO, listener):
         chunks.append(item)
+        listener.deliver(item.num_samples / INFO.sample_rate, now_s=time.monotonic())
         for event in events:
             if item.pcm == sound(2).pcm:
                 event.set()
@@ -149,7 +152,7 @@ async def test_the_end_says_how_a_later_segment_ended(
 async def test_the_next_segment_begins_while_one_sounds_and_none_behind_it() -> None:
     more = asyncio.Event()
     recorder = Recorder([chunk(b"11"), more, STOP], [chunk(b"22"), STOP], [chunk(b"33"), STOP])
-    async with aclosing(UtteranceSynthesizer(recorder).speak(REQUEST, INFO)) as chunks:
+    async with aclosing(UtteranceSynthesizer(recorder).speak(REQUEST, INFO, Listener())) as chunks:
         assert (await anext(chunks)).pcm == b"11"
         await recorder.until("begin 2")
         assert recorder.log == ["begin 1", "begin 2"]
@@ -162,7 +165,7 @@ async def test_the_next_segment_begins_while_one_sounds_and_none_behind_it() -> 
 async def test_nothing_is_asked_ahead_of_the_first_sound() -> None:
     sound = asyncio.Event()
     recorder = Recorder([chunk(b""), sound, chunk(b"11"), STOP], [STOP], [STOP])
-    async with aclosing(UtteranceSynthesizer(recorder).speak(REQUEST, INFO)) as chunks:
+    async with aclosing(UtteranceSynthesizer(recorder).speak(REQUEST, INFO, Listener())) as chunks:
         assert (await anext(chunks)).pcm == b""
         assert recorder.log == ["begin 1"]
         sound.set()
@@ -178,7 +181,7 @@ async def test_silent_segments_are_passed_over() -> None:
 
 async def test_leaving_closes_every_segment_that_has_begun() -> None:
     recorder = Recorder([chunk(b"11"), asyncio.Event()], [chunk(b"22"), asyncio.Event()], [STOP])
-    async with aclosing(UtteranceSynthesizer(recorder).speak(REQUEST, INFO)) as chunks:
+    async with aclosing(UtteranceSynthesizer(recorder).speak(REQUEST, INFO, Listener())) as chunks:
         await anext(chunks)
         await recorder.until("begin 2")
     assert sorted(recorder.log) == ["begin 1", "begin 2", "close 1", "close 2"]
@@ -196,7 +199,7 @@ async def test_cancelling_closes_every_segment_that_has_begun() -> None:
 
 async def test_an_error_passes_through_where_its_segment_would_sound() -> None:
     recorder = Recorder([chunk(b"11"), STOP], [EngineError("broken")], [STOP])
-    async with aclosing(UtteranceSynthesizer(recorder).speak(REQUEST, INFO)) as chunks:
+    async with aclosing(UtteranceSynthesizer(recorder).speak(REQUEST, INFO, Listener())) as chunks:
         assert pcm_of([await anext(chunks), await anext(chunks)]) == b"11"
         with pytest.raises(EngineError):
             await anext(chunks)
@@ -222,7 +225,7 @@ class FullAtFirst(Recorder):
 async def test_a_later_segment_that_is_refused_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("serve_app.speech.utterance_synthesizer._RETRY_AFTER_S", 0.0)
     full = FullAtFirst([chunk(b"11"), STOP], [chunk(b"22"), STOP], [chunk(b"33"), STOP], segment=".2", refusals=3)
-    chunks = [item async for item in UtteranceSynthesizer(full).speak(REQUEST, INFO)]
+    chunks = [item async for item in UtteranceSynthesizer(full).speak(REQUEST, INFO, Listener())]
     assert pcm_of(chunks) == b"112233"
     assert chunks[-1].finish_reason is FinishReason.STOP
 
@@ -230,7 +233,7 @@ async def test_a_later_segment_that_is_refused_is_asked_for_again(monkeypatch: p
 async def test_patience_with_a_full_server_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("serve_app.speech.utterance_synthesizer._GIVE_UP_AFTER_S", 0.0)
     full = FullAtFirst([chunk(b"11"), STOP], [chunk(b"22"), STOP], [STOP], segment=".2", refusals=1)
-    async with aclosing(UtteranceSynthesizer(full).speak(REQUEST, INFO)) as chunks:
+    async with aclosing(UtteranceSynthesizer(full).speak(REQUEST, INFO, Listener())) as chunks:
         assert pcm_of([await anext(chunks), await anext(chunks)]) == b"11"
         with pytest.raises(Overloaded):
             await anext(chunks)
@@ -311,9 +314,9 @@ async def test_text_is_refused(text: str) -> None:
 
 
 async def test_a_segment_asked_ahead_is_left_while_its_reader_takes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listener, "UNREAD_S", 0.0)
+    monkeypatch.setattr(listeners, "UNREAD_S", 0.0)
     recorder = Recorder([chunk(b"11"), chunk(b"12"), STOP], [chunk(b"22"), STOP], [chunk(b"33"), STOP])
-    async with aclosing(UtteranceSynthesizer(recorder).speak(REQUEST, INFO)) as chunks:
+    async with aclosing(UtteranceSynthesizer(recorder).speak(REQUEST, INFO, Listener())) as chunks:
         heard = await anext(chunks)
         await recorder.until("begin 2")
         await asyncio.wait_for(recorder.until("close 2"), 5.0)

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from deployments.listener import Listener
 from deployments.protocol import FinishReason, PcmChunk, Reference, SynthesisRequest, Tail
 from serve_app.extensions.continuity import joints
 from serve_app.extensions.continuity.joints import Tails
@@ -89,7 +90,7 @@ class Scripted(FakeSynthesizer):
 
 async def test_each_segment_goes_on_from_the_one_before_once_that_has_ended() -> None:
     synthesizer = Scripted()
-    async with aclosing(UtteranceSynthesizer(synthesizer).speak(UTTERANCE, INFO)) as chunks:
+    async with aclosing(UtteranceSynthesizer(synthesizer).speak(UTTERANCE, INFO, Listener())) as chunks:
         await anext(chunks)
         ending = asyncio.ensure_future(anext(chunks))
         for _ in range(20):
@@ -116,7 +117,9 @@ class Redrawn(FakeSynthesizer):
 
 async def test_a_segment_that_is_made_again_keeps_its_tail_and_gives_the_next_one_its_own() -> None:
     synthesizer = Redrawn()
-    async with aclosing(UtteranceSynthesizer(synthesizer).speak(replace(UTTERANCE, may_redraw=True), INFO)) as chunks:
+    async with aclosing(
+        UtteranceSynthesizer(synthesizer).speak(replace(UTTERANCE, may_redraw=True), INFO, Listener())
+    ) as chunks:
         assert [item async for item in chunks][-1].finish_reason is FinishReason.STOP
     first, bad, again, last = synthesizer.requests
     assert (first.tail, bad.request_id, again.request_id) == (None, "id.2", "id.2")
@@ -130,7 +133,7 @@ async def test_without_joints_no_segment_has_a_tail() -> None:
     synthesizer = Scripted()
     synthesizer.may_end.set()
     first = Utterance(replace(REQUEST, tail=Tail("Before. ", np.zeros((5, 16), np.int16))))
-    async with aclosing(UtteranceSynthesizer(synthesizer).speak(first, INFO)) as chunks:
+    async with aclosing(UtteranceSynthesizer(synthesizer).speak(first, INFO, Listener())) as chunks:
         assert [item async for item in chunks]
     assert [request.tail is None for request in synthesizer.requests] == [False, True, True]
 
@@ -147,7 +150,9 @@ async def test_a_live_segment_is_joined_where_its_text_is_long_enough(
     with await texts.open(asked, info, max_chars=1000, rules=rules) as live:
         live.append("The boat drifted on the lake.\n\n" + rest + "And so")
         async with aclosing(
-            UtteranceSynthesizer(synthesizer).speak_segments(live.utterance.synthesis, live, info, may_redraw=False)
+            UtteranceSynthesizer(synthesizer).speak_segments(
+                live.utterance.synthesis, live, info, Listener(), may_redraw=False
+            )
         ) as chunks:
             while len(synthesizer.requests) < 2:
                 await anext(chunks)
@@ -165,7 +170,7 @@ async def test_a_live_segment_that_ended_before_its_text_has_no_tail(texts: Live
         live.append("The boat drifted on the lake and ")
         async with aclosing(
             UtteranceSynthesizer(synthesizer).speak_segments(
-                live.utterance.synthesis, live, CUSTOM_VOICE, may_redraw=False
+                live.utterance.synthesis, live, CUSTOM_VOICE, Listener(), may_redraw=False
             )
         ) as chunks:
             await anext(chunks)

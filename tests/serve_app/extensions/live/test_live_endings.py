@@ -1,12 +1,14 @@
 """Planted endings of texts that are still written: what was not sent yet is made again, else the end says so."""
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
 import pytest
 
+from deployments.listener import Listener
 from deployments.protocol import FinishReason, PcmChunk, SynthesisRequest
 from deployments.serving.mailbox import read
 from serve_app.extensions.live.live_text import LiveText, LiveTexts
@@ -58,10 +60,16 @@ async def opened(texts: LiveTexts, request: Utterance = REQUEST) -> LiveText:
     return live
 
 
-def speaking(live: LiveText, synthesizer: Scripted) -> AsyncGenerator[PcmChunk, None]:
-    return UtteranceSynthesizer(synthesizer).speak_segments(
-        live.utterance.synthesis, live, CUSTOM_VOICE, may_redraw=live.utterance.may_redraw
+async def speaking(live: LiveText, synthesizer: Scripted) -> AsyncGenerator[PcmChunk, None]:
+    """As a listener hears it who takes each chunk at once."""
+    listener, request, may_redraw = Listener(), live.utterance.synthesis, live.utterance.may_redraw
+    speech = UtteranceSynthesizer(synthesizer).speak_segments(
+        request, live, CUSTOM_VOICE, listener, may_redraw=may_redraw
     )
+    async with aclosing(speech) as chunks:
+        async for item in chunks:
+            listener.deliver(item.num_samples / CUSTOM_VOICE.sample_rate, now_s=time.monotonic())
+            yield item
 
 
 async def heard(live: LiveText, synthesizer: Scripted) -> list[PcmChunk]:

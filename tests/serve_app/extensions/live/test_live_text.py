@@ -11,6 +11,7 @@ import pytest
 from deployments.embedded_voice.english import spoken_english
 from deployments.embedded_voice.live_english import LONGEST_UNCUT
 from deployments.errors import InvalidRequest, TalkerLost
+from deployments.listener import Listener
 from deployments.protocol import FinishReason, ModelInfo, PcmChunk, SynthesisRequest
 from deployments.serving import mailbox
 from deployments.serving.mailbox import read
@@ -226,7 +227,9 @@ async def test_a_closed_text_is_read_no_more(texts: LiveTexts, monkeypatch: pyte
 
 async def speak(live: LiveText, synthesizer: FakeSynthesizer) -> AsyncIterator[object]:
     async with aclosing(
-        UtteranceSynthesizer(synthesizer).speak_segments(live.utterance.synthesis, live, ENGLISH, may_redraw=False)
+        UtteranceSynthesizer(synthesizer).speak_segments(
+            live.utterance.synthesis, live, ENGLISH, Listener(), may_redraw=False
+        )
     ) as chunks:
         async for item in chunks:
             yield item

@@ -10,6 +10,7 @@ import pytest
 from starlette.websockets import WebSocket
 
 from deployments.errors import InvalidRequest, Overloaded
+from deployments.listener import Listener
 from deployments.protocol import FinishReason, ModelInfo, PcmChunk, SynthesisRequest
 from serve_app.api.access.callers import Caller
 from serve_app.api.context import RequestState
@@ -51,7 +52,7 @@ async def open_session(
 
     def speak(utterance: Utterance, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
         if has_segments:
-            return UtteranceSynthesizer(synthesizer).speak(utterance.changed(mailbox=None), info)
+            return UtteranceSynthesizer(synthesizer).speak(utterance.changed(mailbox=None), info, Listener())
         return synthesizer.synthesize(utterance.synthesis, info)
 
     texts, handshake = LiveTexts(), RequestState(RequestRecord("talk", 0))

@@ -1,10 +1,12 @@
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
 import numpy as np
 import pytest
 
+from deployments.listener import Listener
 from deployments.protocol import FinishReason, PcmChunk
 from serve_app.extensions.live.live_text import without_clicks
 from tests.serve_app.fake import chunk, pcm_of, tone
@@ -25,39 +27,45 @@ def tones(start: int, stop: int) -> list[PcmChunk]:
     return [chunk(tone(SIZE, start=number * SIZE)) for number in range(start, stop)]
 
 
+async def heard(steps: AsyncGenerator[PcmChunk, None], *, may_stall: bool) -> AsyncGenerator[PcmChunk, None]:
+    """Without clicks, as a listener hears it who takes each chunk at once."""
+    listener = Listener()
+    async with aclosing(without_clicks(steps, RATE, listener, may_stall=lambda: may_stall)) as chunks:
+        async for item in chunks:
+            listener.deliver(item.num_samples / RATE, now_s=time.monotonic())
+            yield item
+
+
 async def test_what_is_not_interrupted_comes_sample_by_sample() -> None:
     steps = [*tones(0, 5), chunk(tone(SIZE, start=5 * SIZE), finish_reason=FinishReason.STOP)]
-    async with aclosing(without_clicks(script(steps), RATE, may_stall=lambda: True)) as chunks:
-        heard = [item async for item in chunks]
-    assert pcm_of(heard) == pcm_of(steps)
-    assert [len(item.codes) for item in heard] == [1] * 6
-    assert len(heard[0].pcm) == 2 * (SIZE - FADE)
+    chunks = [item async for item in heard(script(steps), may_stall=True)]
+    assert pcm_of(chunks) == pcm_of(steps)
+    assert [len(item.codes) for item in chunks] == [1] * 6
+    assert len(chunks[0].pcm) == 2 * (SIZE - FADE)
 
 
 async def test_a_pause_is_faded_into_and_out_of() -> None:
     more = asyncio.Event()
     steps = [*tones(0, 2), more, *tones(2, 4), chunk(b"", frames=0, finish_reason=FinishReason.STOP)]
-    heard = []
-    async with aclosing(without_clicks(script(steps), RATE, may_stall=lambda: True)) as chunks:
-        async for item in chunks:
-            heard.append(item)
-            if not len(item.codes):
-                more.set()
+    chunks = []
+    async for item in heard(script(steps), may_stall=True):
+        chunks.append(item)
+        if not len(item.codes):
+            more.set()
     whole = np.frombuffer(tone(4 * SIZE), "<i2").astype(float)
-    got = np.frombuffer(pcm_of(heard), "<i2").astype(float)
+    got = np.frombuffer(pcm_of(chunks), "<i2").astype(float)
     gains = np.ones(4 * SIZE)
     gains[2 * SIZE - FADE : 2 * SIZE] = np.linspace(1, 0, FADE)
     gains[2 * SIZE : 2 * SIZE + FADE] = np.linspace(0, 1, FADE)
     assert np.abs(got - whole * gains).max() <= 1
-    assert sum(len(item.codes) for item in heard) == 4
+    assert sum(len(item.codes) for item in chunks) == 4
 
 
 async def test_what_comes_late_of_a_text_that_is_whole_is_left_alone() -> None:
     more = asyncio.Event()
     steps = [*tones(0, 1), more, *tones(1, 2)]
     asyncio.get_running_loop().call_later(0.2, more.set)
-    async with aclosing(without_clicks(script(steps), RATE, may_stall=lambda: False)) as chunks:
-        assert pcm_of([item async for item in chunks]) == tone(2 * SIZE)
+    assert pcm_of([item async for item in heard(script(steps), may_stall=False)]) == tone(2 * SIZE)
 
 
 async def test_leaving_it_closes_what_is_behind() -> None:
@@ -71,7 +79,7 @@ async def test_leaving_it_closes_what_is_behind() -> None:
         finally:
             closed.set()
 
-    async with aclosing(without_clicks(endless(), RATE, may_stall=lambda: True)) as chunks:
+    async with aclosing(heard(endless(), may_stall=True)) as chunks:
         await anext(chunks)
         await anext(chunks)
     assert closed.is_set()

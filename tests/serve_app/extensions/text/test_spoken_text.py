@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deployments.errors import InvalidRequest
+from deployments.listener import Listener
 from deployments.protocol import FinishReason, PcmChunk, Reading, SynthesisRequest
 from serve_app.extensions.text.lexicon import Lexicon
 from serve_app.extensions.text.spoken_text import TextReader, TextRules, read
@@ -100,7 +101,7 @@ def chunks(text: str, rules: TextRules, synthesizer: FakeSynthesizer) -> AsyncGe
         stretches=spoken.stretches,
         max_segment_chars=rules.max_segment_chars,
     )
-    return UtteranceSynthesizer(synthesizer).speak(utterance, replace(CUSTOM_VOICE, max_segment_chars=60))
+    return UtteranceSynthesizer(synthesizer).speak(utterance, replace(CUSTOM_VOICE, max_segment_chars=60), Listener())
 
 
 async def test_a_paragraph_is_a_longer_pause_than_a_sentence() -> None:

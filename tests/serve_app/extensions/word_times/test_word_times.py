@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from deployments.embedded_voice.english import spoken_english
+from deployments.listener import Listener
 from deployments.protocol import FinishReason, ModelInfo, PcmChunk, Reading, SynthesisRequest
 from serve_app.extensions.live.live_text import LiveTexts
 from serve_app.extensions.text.spoken_text import TextRules, read
@@ -169,7 +170,9 @@ async def test_times_are_those_of_the_audio_that_is_delivered() -> None:
     script.append(replace(frame(6, 12.0), finish_reason=FinishReason.STOP))
     request = Utterance(SynthesisRequest("r", "Hello there. And goodbye now.", word_times=True))
     info = replace(FOLLOWED, max_segment_chars=17)
-    chunks = [chunk async for chunk in UtteranceSynthesizer(FakeSynthesizer(script=script)).speak(request, info)]
+    chunks = [
+        chunk async for chunk in UtteranceSynthesizer(FakeSynthesizer(script=script)).speak(request, info, Listener())
+    ]
     delivered_s = (7 * SIZE - 3000) / 24000
     first = [(max(0.0, (number + 0.5) * FRAME_S - 0.125), 2.0 * number) for number in range(7)]
     second = [(seconds + delivered_s, 13 + chars) for seconds, chars in first]
