@@ -111,21 +111,6 @@ def check_default(settings: ApiSettings, model: str, speakers: Sequence[str], *,
         raise StartError(f"api.default_voice: {settings.default_voice!r} is no voice of {model}; {valid}") from None
 
 
-def nearest(name: str | None, info: ModelInfo, settings: ApiSettings) -> tuple[str | None, str | None]:
-    """The speaker for a voice of another service, and why it is not the one that was named, if it is not.
-
-    Clients of other services cannot know our names: without one they hear the default voice, rather than an error.
-    """
-    if info.kind is not ModelKind.CUSTOM_VOICE:
-        return None, "the loaded model has no named voices" if name else None
-    wanted = settings.default_voice
-    default = resolve(wanted if wanted and is_named(wanted, info.voices) else info.voices[0], info.voices)
-    try:
-        return (default, None) if not name else (resolve(name, info.voices), None)
-    except InvalidRequest:
-        return default, f"no such voice here, {default} speaks"
-
-
 def listing(speakers: Sequence[str]) -> str:
     """Every accepted name, for an error message."""
     return ", ".join([*speakers, *aliases(speakers)])

@@ -4,10 +4,11 @@ import asyncio
 
 from deployments.errors import InvalidRequest
 from deployments.protocol import ModelInfo, ModelKind, Reference, SynthesisRequest
-from serve_app.api import catalogue
+from serve_app.api.parsing.field_names import in_their_words
 from serve_app.api.parsing.speech_body import SpeechBody, check_length
 from serve_app.api.resolve.offer import Draft, Offer
 from serve_app.api.resolve.speech_request import SpeechRequest
+from serve_app.api.resolve.voice import NO_CLONES
 from serve_app.api.voice_source import KeptVoice
 from serve_app.audio.recordings import read_aside
 from serve_app.config import ApiSettings
@@ -34,13 +35,19 @@ async def build_utterance(
     A `live` request has no text yet. The text of another request may have nothing to speak, such as "...": see
     `is_speakable`.
     """
+    with in_their_words(speech.fields):
+        utterance = await _utterance(offer, speech, request_id, client, live=live)
+        return await offer.resolved(Draft(speech, utterance))
+
+
+async def _utterance(offer: Offer, speech: SpeechRequest, request_id: str, client: str, *, live: bool) -> Utterance:
     settings = offer.settings
     info, spoken, stored = speech.info, speech.spoken, speech.stored
     if speech.body.ref_audio is not None and info.kind is not ModelKind.BASE:
         # Before the missing `voice` is told, which would not help.
-        raise InvalidRequest(f"{info.name} does not clone voices: load a Base checkpoint.", "ref_audio")
+        raise InvalidRequest(f"{NO_CLONES.format(info.name)}.", "ref_audio")
     body = speech.body if stored is None else _with_defaults(speech.body, stored, info)
-    speaker = _speaker(body, info)
+    speaker = body.voice if info.kind is ModelKind.CUSTOM_VOICE else None
     language = _language(body, info, speaker)
     by_segment = language == DETECT and not live
     if language == DETECT:
@@ -62,14 +69,13 @@ async def build_utterance(
         word_times=body.word_timestamps,
         model=info.route,
     )
-    utterance = Utterance(
+    return Utterance(
         synthesis,
         stretches=() if live else spoken.stretches,
         max_segment_chars=spoken.max_segment_chars,
         languages=info.languages if by_segment else (),
         may_redraw=body.seed is None and not body.ignore_eos,
     )
-    return await offer.resolved(Draft(speech, utterance))
 
 
 def segments_of(speech: SpeechRequest) -> list[Stretch]:
@@ -107,14 +113,6 @@ def _text(body: SpeechBody, info: ModelInfo, settings: ApiSettings, spoken: Spok
         message = f"input takes {len(text)} characters in words, at most {most} are allowed: send it in parts."
         raise InvalidRequest(message, "input", "string_above_max_length")
     return text
-
-
-def _speaker(body: SpeechBody, info: ModelInfo) -> str | None:
-    """The speaker that `voice` means. Models without speakers ignore it: OpenAI's clients cannot leave it out."""
-    if info.kind is not ModelKind.CUSTOM_VOICE:
-        return None
-    assert body.voice is not None, "`in_a_voice` has chosen one"
-    return catalogue.resolve(body.voice, info.voices)
 
 
 def _language(body: SpeechBody, info: ModelInfo, speaker: str | None) -> str:

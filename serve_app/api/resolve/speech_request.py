@@ -1,7 +1,7 @@
 """A client's request for speech: model, voice and text, and the form in which its audio is delivered."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from urllib.parse import quote
 
 from deployments.protocol import ModelInfo
@@ -75,7 +75,7 @@ class SpeechRequest:
     stored: KeptVoice | None = None  # that speaks
     is_tagged: bool = False  # whether a tag of the text chose its recording
     chosen_voice: str | None = None  # that speaks because the request names none
-    previous_field: str = ignored_fields.PREVIOUS  # the client's name of `previous_request_id`
+    fields: Mapping[str, str] = field(default_factory=dict)  # the client's names, of fields that have others than ours
 
     @property
     def voice_id(self) -> str | None:

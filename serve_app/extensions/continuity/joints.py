@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from deployments.listener import Listener
 from deployments.protocol import ModelInfo, PcmChunk, SynthesisRequest, Tail
+from serve_app.api.resolve.ignored_fields import PREVIOUS
 from serve_app.api.resolve.offer import Draft, Offer
 from serve_app.extension import Opened
 from serve_app.speech.observers import Observer
@@ -52,7 +53,8 @@ class Tails(Opened):
         if (previous_id := speech.body.previous_request_id) is None:
             return draft
         if (tail := self.find(utterance.synthesis, previous_id)) is None:
-            return replace(draft, speech=replace(speech, ignored={**speech.ignored, speech.previous_field: NO_TAIL}))
+            field = speech.fields.get(PREVIOUS, PREVIOUS)
+            return replace(draft, speech=replace(speech, ignored={**speech.ignored, field: NO_TAIL}))
         return replace(draft, utterance=utterance.changed(tail=tail))
 
     def observe(self, utterance: Utterance, info: ModelInfo) -> Observer:

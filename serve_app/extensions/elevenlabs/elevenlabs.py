@@ -252,7 +252,7 @@ async def speech_request(
     delivery = Delivery(audio_format, bit_rate=bit_rate)
     offer = service.offer
     speech = await lenient_request(offer, sent, names, delivery=delivery, overrides=overrides, reasons=reasons)
-    return replace(speech, previous_field=_PREVIOUS)
+    return replace(speech, fields={**speech.fields, ignored_fields.PREVIOUS: _PREVIOUS})
 
 
 async def located(service: SpeechService, locators: object, reasons: dict[str, str]) -> dict[str, str]:

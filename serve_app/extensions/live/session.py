@@ -16,9 +16,9 @@ from serve_app.api.error_replies import translate
 from serve_app.api.parsing.speech_body import SpeechBody, check_length
 from serve_app.api.request_record import Usage, start_marks
 from serve_app.api.resolve.build_utterance import build_utterance, check_language, unspoken_script
-from serve_app.api.resolve.make_request import stored_voice
 from serve_app.api.resolve.offer import Offer
 from serve_app.api.resolve.speech_request import SpeechRequest
+from serve_app.api.resolve.voice import choose_voice
 from serve_app.extensions.continuity.joints import Continuation
 from serve_app.extensions.live.live_text import LiveText, LiveTexts
 from serve_app.extensions.live.turns import (
@@ -284,8 +284,8 @@ class Session:
         self._handshake.caller.count_request()
         identity = {"request_id": turn.record.request_id, "client": self._handshake.caller.name}
         # A turn may come an hour after the request: by then its voice may have another version, or be gone.
-        stored = await stored_voice(self._offer, body, self._info)
-        speech = replace(self._speech, body=body, spoken=spoken, stored=stored)
+        voice = await choose_voice(self._offer, body.voice, body, self._info, lenient=False)
+        speech = replace(self._speech, body=body, spoken=spoken, stored=voice.stored)
         utterance = (await build_utterance(self._offer, speech, live=live, **identity)).utterance
         turn.record.note_speech(utterance, self._info, speech.voice_id, speed=body.speed)
         return start_marks(utterance, turn.record.received_ns)

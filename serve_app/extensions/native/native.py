@@ -17,8 +17,9 @@ from serve_app.api.parsing.speech_body import SPEECH, parse_speech, validated
 from serve_app.api.request_record import Usage
 from serve_app.api.resolve import ignored_fields
 from serve_app.api.resolve.ignored_fields import Ignored
-from serve_app.api.resolve.make_request import complete_request, in_a_voice, stored_voice
+from serve_app.api.resolve.make_request import complete_request
 from serve_app.api.resolve.speech_request import Delivery
+from serve_app.api.resolve.voice import choose_voice
 from serve_app.api.speech_service import SpeechService
 from serve_app.audio.formats import AudioFormat
 from serve_app.extension import Dialect
@@ -103,10 +104,10 @@ class SpeakMessage:
         delivery = Delivery(AudioFormat.PCM, speed=body.speed, sample_rate=body.sample_rate)
         self._format: dict[str, object] = {"sample_rate": delivery.rate(info), "channels": 1, "format": "pcm_s16le"}
         self._had = resumption.from_frame * info.frame_samples * delivery.rate(info) // info.sample_rate * SAMPLE_BYTES
-        body, chosen = await in_a_voice(service.offer, body, info)
-        stored = await stored_voice(service.offer, body, info)
-        speech = await complete_request(service.offer, body, info, delivery=delivery, ignored=ignored, stored=stored)
-        self._speech = speech = replace(speech, chosen_voice=chosen)
+        voice = await choose_voice(service.offer, body.voice, body, info, lenient=False)
+        ignored.note("voice", voice.reason)
+        speech = await complete_request(service.offer, body, info, delivery=delivery, ignored=ignored, voice=voice)
+        self._speech = speech
         session = new_session(
             service,
             self._connection.socket,

@@ -11,7 +11,6 @@ from serve_app.api.catalogue import (
     Character,
     aliases,
     check_default,
-    nearest,
     resolve,
     voice_list,
 )
@@ -80,5 +79,3 @@ def test_a_default_voice_may_be_stored_where_a_model_clones() -> None:
     check_default(settings, "any model", ["ryan"], clones=True)
     with pytest.raises(StartError, match="'ada' is no voice of m; set one of ryan"):
         check_default(settings, "m", ["ryan"], clones=False)
-    first = CUSTOM_VOICE.voices[0]
-    assert nearest("nobody", CUSTOM_VOICE, settings) == (first, f"no such voice here, {first} speaks")
