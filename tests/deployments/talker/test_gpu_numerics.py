@@ -2,6 +2,7 @@
 
 import copy
 import logging
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -19,7 +20,7 @@ from deployments.talker.runner.model_runner import RunnerShape, build_runner
 from deployments.talker.state.kv_cache import BlockManager, KVCache
 from deployments.talker.state.sequence import FrameLimit, Sequence
 from deployments.talker.text.prompt import Prompt
-from tools.kernels.bench import random_talker
+from tools.kernels.sweep import config_of
 
 pytestmark = pytest.mark.gpu
 logger = logging.getLogger(__name__)
@@ -29,6 +30,22 @@ STREAMS, FRAMES, BLOCK_SIZE = 8, 12, 64
 # A rounding to bfloat16 is wrong by 2^-9 at most, by 0.1 % on average; 28 layers of about five each add up, as a random
 # walk, to 2 %. Attention over keys and values that are wrong by as much doubles it at worst.
 TOLERANCE = 0.05
+
+
+def random_talker(model: str) -> Talker:
+    """A talker of the true size with random weights, on the GPU in bfloat16."""
+    config = replace(config_of(model), text_vocab_size=1024)  # decoding never looks at the text table
+    with torch.device("cuda"):
+        talker = Talker(config).bfloat16()
+    generator = torch.Generator("cuda").manual_seed(0)
+    for name, parameter in talker.named_parameters():
+        parameter.requires_grad_(False)
+        if "norm" in name:
+            parameter.copy_(1 + 0.1 * torch.randn(parameter.shape, generator=generator, device="cuda"))
+        else:
+            parameter.normal_(0, parameter.shape[-1] ** -0.5, generator=generator)
+    talker.prepare(max_positions=4096)
+    return talker
 
 
 def sequences(talker: Talker) -> list[Sequence]:

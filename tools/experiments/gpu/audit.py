@@ -15,7 +15,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
-import ray
 import torch
 
 from deployments.codec.decoder import MIN_SNR_DB, snr_db, to_pcm16
@@ -23,10 +22,11 @@ from deployments.protocol import Codes, Pcm, Sampling, SynthesisRequest
 from deployments.weights.store import locate
 from loadtest.arrivals import Phase, ScheduledRequest, SpeechLengths
 from loadtest.settings import Settings
-from serve_app.config import AppConfig, read_config
+from serve_app.config import read_config
 from serve_app.speech.segments import Utterance
 from talkray_tools.unfolded_codec import DecoderNetwork
-from tools.suites.listening import Heard, Listener
+from tools.experiments.gpu.bench import as_planned, most_at_once
+from tools.suites.listening import Heard
 from tools.suites.pools import serving
 
 _RANDOM, _EXTREME = 100, 50  # streams that are decoded: at random, and the shortest and the longest
@@ -93,24 +93,6 @@ def asked(planned: ScheduledRequest) -> Utterance:
     )
 
 
-def under_load(schedule: Sequence[ScheduledRequest], *, voice: str | None, inline: bool) -> list[Heard]:
-    """Each request at its time; says once in five seconds how far it is."""
-    listener, coming = Listener.remote(inline=inline), []
-    ray.get(listener.all_sound.remote(0))  # it has started: what it was asked for meanwhile would come all at once
-    said_s = began_s = time.monotonic()
-    for planned in schedule:
-        time.sleep(max(0.0, planned.planned_s - (time.monotonic() - began_s)))
-        coming.append(listener.listen.remote(asked(planned).changed(voice=voice)))
-        if time.monotonic() - said_s > 5:
-            said_s = time.monotonic()
-            print(f"asked for {len(coming)} of {len(schedule)}", flush=True)
-    left = coming
-    while left:
-        left = ray.wait(left, num_returns=len(left), timeout=5)[1]
-        print(f"{len(coming) - len(left)} of {len(coming)} have ended", flush=True)
-    return list(ray.get(coming))
-
-
 def audit(heard: Sequence[Heard], decode: Decode, *, frame_samples: int, max_trim: int) -> Audit:
     """`decode` makes [samples] of codes; a quiet start of up to `max_trim` samples may have been dropped."""
     spoken = [each for each in heard if each.error is None]
@@ -121,7 +103,7 @@ def audit(heard: Sequence[Heard], decode: Decode, *, frame_samples: int, max_tri
             print(f"decoded again: {number} of {len(chosen)}", flush=True)
     return Audit(
         streams=len(heard),
-        most_at_once=_most_at_once(spoken),
+        most_at_once=most_at_once(spoken),
         frames=sum(len(each.codes) for each in spoken),
         samples=sum(_num_samples(each) for each in spoken),
         failed=[f"{each.request_id}: {each.error}" for each in heard if each.error is not None],
@@ -158,13 +140,6 @@ def _snr_db(heard: Heard, exact: Pcm) -> float:
     return snr_db(torch.from_numpy(exact[len(exact) - len(pcm) :].copy()), torch.from_numpy(pcm.copy()))
 
 
-def _most_at_once(heard: Sequence[Heard]) -> int:
-    sounding = [each for each in heard if each.arrivals_s]
-    changes = [(each.arrivals_s[0], 1) for each in sounding] + [(each.arrivals_s[-1], -1) for each in sounding]
-    counts = np.cumsum([change for _, change in sorted(changes)])
-    return int(counts.max(initial=0))
-
-
 def unfolded(directory: Path) -> tuple[Decode, int]:
     """The checkpoint's decoder as it is, in float32, and the samples of a frame."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -175,11 +150,6 @@ def unfolded(directory: Path) -> tuple[Decode, int]:
         return to_pcm16(network(torch.from_numpy(codes.astype(np.int64))[None].to(device))[0])
 
     return decode, network.config.frame_samples
-
-
-def application(options: argparse.Namespace) -> AppConfig:
-    """The config file, with another model."""
-    return read_config(options.config).model_copy(update={"model": options.model})
 
 
 def main(arguments: list[str]) -> int:
@@ -194,13 +164,15 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     lengths = SpeechLengths(options.speech_s, 0.35) if options.speech_s else None
     settings = Settings("", (Phase("measured", options.rate, options.duration),), seed=1, lengths=lengths)
-    app, directory = application(options), locate(options.model)
+    app = read_config(options.config).model_copy(update={"model": options.model})
+    directory = locate(options.model)
     speakers = json.loads((directory / "config.json").read_text(encoding="utf-8"))["talker_config"].get("spk_id") or {}
     began_s = time.monotonic()
     with serving(app):
         print(f"ready after {time.monotonic() - began_s:.1f} s", flush=True)
         voice = next(iter(speakers), "").lower() or None
-        heard = under_load(settings.schedule(), voice=voice, inline=app.codec.placement == "inline")
+        planned = [(each.planned_s, asked(each).changed(voice=voice)) for each in settings.schedule()]
+        heard = as_planned(planned, inline=app.codec.placement == "inline")
     decode, frame_samples = unfolded(directory)
     done = audit(heard, decode, frame_samples=frame_samples, max_trim=10 * 24000)
     print(done.table())
