@@ -127,7 +127,7 @@ overload: $(VENV)/.installed-dev ## The capacity, twice that for a minute, and a
 	$(BIN)/python -m tools.experiments.load overload overload-$$(date +%Y%m%d-%H%M%S) $(RATE)
 
 simulate-check: $(VENV)/.installed-dev ## The load test's simulator against a server on this machine (ten minutes)
-	$(BIN)/python -m tools.experiments.simulate_check simulate-check-$$(date +%Y%m%d-%H%M%S)
+	$(BIN)/python -m tools.experiments.load simulate-check simulate-check-$$(date +%Y%m%d-%H%M%S)
 
 clean: ## Remove environments, caches and build output
 	rm -rf $(VENV) .parity .clients .peers .pages build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -1,4 +1,4 @@
-"""`make step-load` and `make overload`: the experiments against a server on this machine, and their report.
+"""`make step-load`, `make overload` and `make simulate-check`: the load test against a server on this machine.
 
 The server has the embedded checkpoint. `talkray serve` runs Ray without its dashboard, so this serves Serve's replica
 counts over HTTP in the dashboard's form, which is what a cluster's dashboard would answer.
@@ -40,6 +40,8 @@ GROWING = AppConfig(
 FIXED = AppConfig(model="embedded")
 REQUESTS = ("--speech-s", "1.5", "--max-ttfb", "1000", "--max-stall", "500")
 RISING = ("--from", "2", "--factor", "1.3", "--duration", "25", "--settle", "3", "--warmup", "4", "--refine", "0")
+SLOWLY_RISING = ("--from", "1", "--factor", "1.5", "--duration", "15", "--settle", "3", "--warmup", "3")
+SHORT = ("--speech-s", "1", "--max-ttfb", "400")  # answers: more of them fit into the time
 PHASES = ("--before", "20", "--during", "60", "--relief", "10", "--after", "20")
 
 
@@ -87,8 +89,9 @@ def loadtest(*arguments: str) -> int:
     return subprocess.call([sys.executable, "-m", "loadtest", *arguments])
 
 
-def capacity(sweep: Path) -> float:
-    """The highest rate that the server held."""
+def capacity(sweep: Path, *options: str) -> float:
+    """The highest rate that the server held in a sweep."""
+    loadtest("sweep", "--out", str(sweep), *options)
     found: float | None = json.loads((sweep / "sweep.json").read_text(encoding="utf-8"))["capacity_per_s"]
     if found is None:
         sys.exit("not even the lowest rate was held: is the machine busy with something else?")
@@ -109,20 +112,30 @@ def overload(out: Path, rate: float | None) -> int:
     with running(FIXED) as url:
         where = ("--url", url, *REQUESTS)
         sweep = out / "sweep"
-        if rate is None:
-            loadtest("sweep", *where, "--out", str(sweep), *RISING)
-            rate = capacity(sweep)
+        rate = rate or capacity(sweep, *where, *RISING)
         failed = loadtest("overload", *where, "--out", str(out / "overload"), "--rate", str(rate), *PHASES)
     swept = (str(sweep),) if sweep.exists() else ()
     return failed or loadtest("report", str(out / "overload"), *swept, "--out", str(out / "report"))
 
 
+def simulate_check(out: Path) -> int:
+    """The simulator against the server, which holds the rate that a sweep finds."""
+    with running(FIXED) as url:
+        rate = capacity(out / "sweep", "--url", url, *SLOWLY_RISING, *SHORT)
+        where = ("--url", url, "--rate", str(rate), "--out", str(out / "check"))
+        return loadtest("check-simulation", *where, "--slots", str(FIXED.talker.max_num_seqs), *SHORT)
+
+
 def main() -> int:
-    """`step OUT RATE` or `overload OUT [RATE]`."""
-    experiment, out, *rate = sys.argv[1:]
-    if experiment == "step":
-        return step(Path(out), float(rate[0]))
-    return overload(Path(out), float(rate[0]) if rate else None)
+    """`step OUT RATE`, `overload OUT [RATE]` or `simulate-check OUT`."""
+    match sys.argv[1:]:
+        case ["step", out, rate]:
+            return step(Path(out), float(rate))
+        case ["overload", out, *rates]:
+            return overload(Path(out), float(rates[0]) if rates else None)
+        case ["simulate-check", out]:
+            return simulate_check(Path(out))
+    sys.exit(main.__doc__)
 
 
 if __name__ == "__main__":

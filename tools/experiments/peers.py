@@ -12,21 +12,20 @@ import re
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree
 
-from serve_app.cli.ray_settings import free_ports
-from serve_app.direct import open_direct
+from serve_app.config import AppConfig
+from tools.suites.application import running
 
 PYTHON = Path(".peers/bin/python")
 PACKAGES = ("pytest", "httpx", "openai", "requests", "aiohttp", "numpy", "tqdm", "click", "jiwer", "pydantic")
 PACKAGES += ("whisper-normalizer", "faster-whisper")
 VOICE = "nora"
 TEXTS = ("Hello, this is a simple test.", "The rain in Spain falls mainly on the plain.", "Good morning.")
-READY_S, SUITE_S = 900.0, 1500.0
+SUITE_S = 1500.0
 NO_FOLDER = """PEERS names no folder. Clone the suites into one, and run `make peers PEERS=FOLDER`:
 {clones}
 Set WHISPER_MODEL to a Whisper model of faster-whisper for Kokoro-FastAPI's tests that transcribe."""
@@ -209,27 +208,8 @@ def main(arguments: list[str]) -> int:
         subprocess.run([PYTHON, "-m", "pip", "install", "--quiet", *PACKAGES], check=True)
     if options.url:
         return run_all(options.folder, options.url.rstrip("/"))
-    [port] = free_ports(1)
-    command = [sys.executable, "-m", "serve_app", "serve", "--model", "embedded", "--port", str(port)]
-    server = subprocess.Popen(command)
-    try:
-        _await_ready(f"http://127.0.0.1:{port}/ready", server)
-        return run_all(options.folder, f"http://127.0.0.1:{port}")
-    finally:
-        server.terminate()
-        server.wait()
-
-
-def _await_ready(url: str, server: "subprocess.Popen[bytes]") -> None:
-    """Raises SystemExit if the server ends, or is not ready within READY_S."""
-    until_s = time.monotonic() + READY_S
-    while server.poll() is None and time.monotonic() < until_s:
-        try:
-            with open_direct(url, timeout_s=5):
-                return
-        except OSError:
-            time.sleep(1)
-    raise SystemExit(f"the server did not become ready within {READY_S:g} s")
+    with running(AppConfig(model="embedded")) as url:
+        return run_all(options.folder, url)
 
 
 if __name__ == "__main__":
