@@ -45,7 +45,7 @@ def test_listeners_may_wait_where_every_place_is_taken_and_on_few_cores() -> Non
 
 
 def test_a_wait_is_for_the_first_audio_or_between_two() -> None:
-    stream = Stream("polite", "HTTP", 0, began_s=10.0, first_s=10.2, ended_s=12.0, gap_s=0.1)
+    stream = Stream("HTTP", began_s=10.0, first_s=10.2, ended_s=12.0, gap_s=0.1)
     assert longest_s(stream) == pytest.approx(0.2)
     assert longest_s(replace(stream, gap_s=0.5)) == 0.5
     assert longest_s(replace(stream, first_s=None)) == 2.0

@@ -46,9 +46,9 @@ NOISE_MIB = 4.0  # raylet, of 12 to 17 MiB, grows by up to 2.2 MiB in any ten mi
 MOST_MIB = 512.0  # that a process may have for the time of an attack, above what it had before
 GUARD_MIB = 3072.0  # at which the run ends: the machine is needed by others
 BAD = {"500", "502", "504", "closed 1011"}
-TURN = body("Good morning, and thank you for calling.", "ryan", 0, None)
+TURN = body("Good morning, and thank you for calling.", "ryan")
 NEIGHBOURS = 4  # ordinary clients in the minute without attackers
-LONG_TURN = body(" ".join(3 * SENTENCES), "ryan", 0, None)  # 1,200 characters, taken as fast as they are spoken
+LONG_TURN = body(" ".join(3 * SENTENCES), "ryan")  # 1,200 characters, taken as fast as they are spoken
 CONFIG = f"""
 api:
   voices: {{{{store: {{store}}}}}}
@@ -120,7 +120,7 @@ class Watch:
         url = f"http://127.0.0.1:{server.port}"
         self._server = server
         self._clients = [
-            PoliteClient(way, key, url, f"127.0.0.{100 + number}", way=way)
+            PoliteClient(key, url, f"127.0.0.{100 + number}", way=way)
             for number, (way, key) in enumerate(zip(WAYS, keys, strict=True))
         ]
         self._url = url
@@ -150,9 +150,9 @@ class Watch:
 
     async def _listen(self, client: PoliteClient) -> None:
         while True:
-            stream, pcm = await client.speak(0, {**TURN, "seed": len(self._streams)}, None)
+            stream = await client.speak({**TURN, "seed": len(self._streams)})
             self._streams.append(stream)
-            played_s = (stream.first_s or stream.ended_s) + len(pcm) / BYTES_PER_S
+            played_s = (stream.first_s or stream.ended_s) + stream.num_bytes / BYTES_PER_S
             await asyncio.sleep(max(0.0, played_s - time.monotonic()) + BETWEEN_S)
 
     async def _probe(self) -> None:
@@ -244,12 +244,12 @@ async def neighbours(server: ServerCommand, keys: Sequence[str]) -> AsyncIterato
 
     async def speak(client: PoliteClient) -> None:
         while True:
-            stream, _ = await client.speak(0, LONG_TURN, None)
+            stream = await client.speak(LONG_TURN)
             assert stream.outcome == "whole", f"a neighbour over {stream.way}: {stream.outcome}, {stream.detail}"
 
     async with AsyncExitStack() as stack:
         clients = [
-            PoliteClient(f"neighbour-{number}", key, url, f"127.0.0.{150 + number}", way=WAYS[number % len(WAYS)])
+            PoliteClient(key, url, f"127.0.0.{150 + number}", way=WAYS[number % len(WAYS)])
             for number, key in enumerate(keys)
         ]
         for client in clients:

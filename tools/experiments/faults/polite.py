@@ -1,11 +1,11 @@
-"""Clients that behave: each has an address and a key of its own, listens to the end, and asks again if refused."""
+"""Clients that behave: each has an address and a key of its own, and listens to the end."""
 
 import asyncio
 import base64
 import contextlib
 import json
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -14,8 +14,10 @@ import numpy as np
 
 from tools.suites.raw import SPEECH
 
+Json = Mapping[str, Any]
+
 BOUND_S = 180.0  # for a whole stream: what takes longer hangs
-SAMPLE_BYTES, BYTES_PER_S = 2, 48_000
+BYTES_PER_S = 48_000
 SENTENCES = (
     "Yes.",
     "Good morning, and thank you for calling.",
@@ -26,31 +28,9 @@ SENTENCES = (
 )
 
 
-def body(text: str, voice: str, seed: int, frames: int | None) -> dict[str, object]:
+def body(text: str, voice: str) -> dict[str, object]:
     """A request as a client of OpenAI's sends it."""
-    fields: dict[str, object] = {"model": "gpt-4o-mini-tts", "input": text, "voice": voice, "response_format": "pcm"}
-    endless = {"ignore_eos": True, "max_new_tokens": frames} if frames else {}
-    return {**fields, "seed": seed, **endless}
-
-
-@dataclass(slots=True)
-class Stream:
-    """One request and what became of it. Times are of time.monotonic()."""
-
-    client: str
-    way: str
-    utterance: int
-    began_s: float = field(default_factory=time.monotonic)
-    ended_s: float = 0.0
-    first_s: float | None = None  # when its first audio came
-    gap_s: float = 0.0  # the longest time without audio after that
-    outcome: str = "hung"  # whole, wrong, refused, unreached, broken, failed, hung
-    detail: str = ""
-
-    @property
-    def lost(self) -> bool:
-        """Whether it had been taken and did not end as it should."""
-        return self.outcome in ("broken", "wrong", "hung", "failed")
+    return {"model": "gpt-4o-mini-tts", "input": text, "voice": voice, "response_format": "pcm"}
 
 
 def difference(pcm: bytes, expected: bytes) -> str | None:
@@ -62,6 +42,34 @@ def difference(pcm: bytes, expected: bytes) -> str | None:
     return f"samples differ by {worst}" if worst > 1 else None
 
 
+@dataclass(slots=True)
+class Stream:
+    """One request and what became of it. Times are of time.monotonic()."""
+
+    way: str
+    began_s: float = field(default_factory=time.monotonic)
+    ended_s: float = 0.0
+    first_s: float | None = None  # when its first audio came
+    gap_s: float = 0.0  # the longest time without audio after that
+    outcome: str = "hung"  # whole, refused, unreached, broken, failed, hung
+    detail: str = ""
+    num_bytes: int = 0  # of PCM
+    last_s: float = 0.0
+
+    def take(self, data: bytes) -> None:
+        """The next audio."""
+        now_s = time.monotonic()
+        if self.first_s is None:
+            self.first_s = now_s
+        else:
+            self.gap_s = max(self.gap_s, now_s - self.last_s)
+        self.last_s = now_s
+        self.num_bytes += len(data)
+
+    def end(self, outcome: str, detail: str = "") -> None:
+        self.ended_s, self.outcome, self.detail = time.monotonic(), outcome, detail
+
+
 class Refused(Exception):
     """Before any audio, with a status."""
 
@@ -70,144 +78,92 @@ class UnexpectedAnswer(Exception):
     """An answer that no polite client should get."""
 
 
-class Listening:
-    """The audio of one stream as it comes."""
+def _elevenlabs(fields: Json, context: str) -> list[Json]:
+    messages: tuple[Json, ...] = ({"text": fields["input"]}, {"text": "", "flush": True}, {"close_context": True})
+    return [{**each, "context_id": context} for each in messages]
 
-    def __init__(self, stream: Stream) -> None:
-        self._stream, self._last_s = stream, 0.0
-        self.pcm = bytearray()
 
-    def take(self, data: bytes) -> None:
-        now_s = time.monotonic()
-        if self._stream.first_s is None:
-            self._stream.first_s = now_s
-        else:
-            self._stream.gap_s = max(self._stream.gap_s, now_s - self._last_s)
-        self._last_s = now_s
-        self.pcm += data
+def _realtime(fields: Json, _: str) -> list[Json]:
+    item = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": fields["input"]}]}
+    asked = {"input": [item], "audio": {"output": {"voice": fields["voice"]}}}
+    return [{"type": "response.create", "response": asked}]
+
+
+# The path of a WebSocket, and what asks for an utterance on it, in a context of its own.
+SOCKETS: dict[str, tuple[str, Callable[[Json, str], list[Json]]]] = {
+    "WebSocket": (f"{SPEECH}/ws", lambda fields, _: [{"type": "speak", **fields}]),
+    "ElevenLabs": ("/v1/text-to-speech/{voice}/multi-stream-input?output_format=pcm_24000", _elevenlabs),
+    "Realtime": ("/v1/realtime?model=gpt-realtime", _realtime),
+}
 
 
 class PoliteClient:
-    """One that speaks over HTTP, or over a WebSocket that it keeps; `way` is one of `WAYS`."""
+    """One that speaks over HTTP, or over a WebSocket that it keeps; `way` is "HTTP" or one of `SOCKETS`."""
 
-    def __init__(self, name: str, key: str, url: str, address: str, *, way: str) -> None:
-        self.name, self.key = name, key
-        self._way = way
-        self._url, self._address = url, address
+    def __init__(self, key: str, url: str, address: str, *, way: str) -> None:
+        self._way, self._url, self._address = way, url, address
+        # Servers that trust another proxy in front of their own believe the address.
+        self._headers = {"Authorization": f"Bearer {key}", "X-Forwarded-For": address}
         self._socket: aiohttp.ClientWebSocketResponse | None = None
-        self._socket_key = ""
-        self._num_contexts = 0
+        self._num_asked = 0
 
     async def __aenter__(self) -> Self:
         timeout = aiohttp.ClientTimeout(total=None)
         connector = aiohttp.TCPConnector(local_addr=(self._address, 0))
-        # Servers that trust another proxy in front of their own believe it.
-        headers = {"X-Forwarded-For": self._address}
-        self._http = aiohttp.ClientSession(self._url, timeout=timeout, connector=connector, headers=headers)
+        self._http = aiohttp.ClientSession(self._url, timeout=timeout, connector=connector, headers=self._headers)
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self._http.close()
 
-    async def speak(self, number: int, fields: Mapping[str, object], expected: bytes | None) -> tuple[Stream, bytes]:
-        """One request; `expected` is what it brings without kills, None where that is asked for."""
-        stream, key = Stream(self.name, self._way, number), self.key
-        listening = Listening(stream)
+    async def speak(self, fields: Json) -> Stream:
+        """One request to its end."""
+        stream = Stream(self._way)
         try:
             async with asyncio.timeout(BOUND_S):
-                await WAYS[self._way](self, fields, listening)
-            problem = difference(listening.pcm, expected) if expected is not None else None
-            stream.outcome, stream.detail = ("wrong", problem) if problem else ("whole", "")
+                await (self._over_http if self._way == "HTTP" else self._over_socket)(fields, stream)
+            stream.end("whole")
         except TimeoutError:
-            stream.detail = f"{len(listening.pcm)} bytes in {BOUND_S:.0f} s"
+            stream.end("hung", f"{stream.num_bytes} bytes in {BOUND_S:.0f} s")
         except Refused as error:
-            stream.outcome, stream.detail = "refused", str(error)
+            stream.end("refused", str(error))
         except UnexpectedAnswer as error:
-            # A key may be revoked while a request with it is on its way: the next one has the new key.
-            rotated = self.key != key and str(error).startswith("401")
-            stream.outcome, stream.detail = "refused" if rotated else "failed", str(error)
+            stream.end("failed", str(error))
         except (aiohttp.ClientError, OSError) as error:
-            stream.outcome = "broken" if listening.pcm else "unreached"
-            stream.detail = f"{type(error).__name__}: {error}"[:160]
-        stream.ended_s = time.monotonic()
+            stream.end("broken" if stream.num_bytes else "unreached", f"{type(error).__name__}: {error}"[:160])
         if stream.outcome != "whole":
             await self._hang_up()
-        return stream, bytes(listening.pcm)
+        return stream
 
-    async def _over_http(self, fields: Mapping[str, object], listening: Listening) -> None:
-        async with self._http.post(SPEECH, json=fields, headers=self._bearer()) as answer:
+    async def _over_http(self, fields: Json, stream: Stream) -> None:
+        async with self._http.post(SPEECH, json=fields) as answer:
             if answer.status != 200:
                 raise refusal(answer.status, await answer.text())
             async for data in answer.content.iter_any():
-                listening.take(data)
+                stream.take(data)
 
-    async def _over_socket(self, fields: Mapping[str, object], listening: Listening) -> None:
-        socket = await self._connected(f"{SPEECH}/ws")
-        await socket.send_json({"type": "speak", **fields})
-        async for message in _heard(socket):
-            if isinstance(message, bytes):
-                listening.take(message)
-            elif message["type"] == "done":
-                return
-            elif message["type"] == "error":
-                raise _unwelcome(listening, message["error"], str(message["error"]["code"]))
-
-    async def _over_flux(self, fields: Mapping[str, object], listening: Listening) -> None:
-        """A turn of Deepgram's: words, a flush, audio, and what it was."""
-        socket = await self._connected(f"/v2/speak?model=flux-{fields['voice']}-en&encoding=linear16&sample_rate=24000")
-        await socket.send_json({"type": "Speak", "text": fields["input"]})
-        await socket.send_json({"type": "Flush"})
-        async for message in _heard(socket):
-            if isinstance(message, bytes):
-                listening.take(message)
-            elif message["type"] == "SpeechMetadata":
-                return
-            elif message["type"] in ("Error", "Warning"):
-                raise _unwelcome(listening, message, str(message["code"]))
-
-    async def _over_elevenlabs(self, fields: Mapping[str, object], listening: Listening) -> None:
-        socket = await self._connected(
-            f"/v1/text-to-speech/{fields['voice']}/multi-stream-input?output_format=pcm_24000"
-        )
-        self._num_contexts += 1
-        context = {"context_id": str(self._num_contexts)}
-        await socket.send_json({"text": fields["input"], **context})
-        await socket.send_json({"text": "", "flush": True, **context})
-        await socket.send_json({"close_context": True, **context})
-        async for message in _heard(socket):
-            assert not isinstance(message, bytes)
-            if "error" in message:
-                raise _unwelcome(listening, message, str(message["code"]))
-            if message["isFinal"]:
-                return
-            if audio := base64.b64decode(message["audio"]):
-                listening.take(audio)
-
-    async def _over_realtime(self, fields: Mapping[str, object], listening: Listening) -> None:
-        socket = await self._connected("/v1/realtime?model=gpt-realtime")
-        said = [{"type": "input_text", "text": fields["input"]}]
-        item = {"type": "message", "role": "user", "content": said}
-        asked = {"input": [item], "audio": {"output": {"voice": fields["voice"]}}}
-        await socket.send_json({"type": "response.create", "response": asked})
-        async for message in _heard(socket):
-            assert not isinstance(message, bytes)
-            if message["type"] == "response.output_audio.delta":
-                listening.take(base64.b64decode(message["delta"]))
-            elif message["type"] == "error":
-                raise _unwelcome(listening, message["error"], str(message["error"]["code"]))
-            elif message["type"] == "response.done":
-                return
-
-    async def _connected(self, path: str) -> aiohttp.ClientWebSocketResponse:
-        """The socket; another one where it is closed, or where its key is no longer ours."""
-        if self._socket is None or self._socket.closed or self._socket_key != self.key:
-            await self._hang_up()
-            self._socket_key = self.key
+    async def _over_socket(self, fields: Json, stream: Stream) -> None:
+        path, asking = SOCKETS[self._way]
+        if self._socket is None or self._socket.closed:
             try:
-                self._socket = await self._http.ws_connect(path, headers=self._bearer())
+                self._socket = await self._http.ws_connect(path.format_map(fields))
             except aiohttp.WSServerHandshakeError as error:
                 raise refusal(error.status, error.message) from error
-        return self._socket
+        self._num_asked += 1
+        for message in asking(fields, str(self._num_asked)):
+            await self._socket.send_json(message)
+        async for heard in _heard(self._socket):
+            if isinstance(heard, bytes):
+                stream.take(heard)
+            elif error := heard.get("error"):
+                code = (error if isinstance(error, dict) else heard)["code"]
+                raise broken(stream, error) if stream.num_bytes else refusal(_STATUS.get(str(code), 0), str(error))
+            elif heard.get("type") == "response.output_audio.delta":
+                stream.take(base64.b64decode(heard["delta"]))
+            elif heard.get("isFinal") or heard.get("type") in ("done", "response.done"):
+                return
+            elif heard.get("audio"):
+                stream.take(base64.b64decode(heard["audio"]))
 
     async def _hang_up(self) -> None:
         if self._socket is not None:
@@ -215,19 +171,6 @@ class PoliteClient:
                 async with asyncio.timeout(2.0):
                     await self._socket.close()
             self._socket = None
-
-    def _bearer(self) -> dict[str, str]:
-        return {"Authorization": f"Bearer {self.key}"}
-
-
-Ask = Callable[[PoliteClient, Mapping[str, object], Listening], Awaitable[None]]
-WAYS: dict[str, Ask] = {
-    "HTTP": PoliteClient._over_http,
-    "WebSocket": PoliteClient._over_socket,
-    "ElevenLabs": PoliteClient._over_elevenlabs,
-    "Flux": PoliteClient._over_flux,
-    "Realtime": PoliteClient._over_realtime,
-}
 
 
 async def _heard(socket: aiohttp.ClientWebSocketResponse) -> AsyncGenerator[dict[str, Any] | bytes, None]:
@@ -242,11 +185,6 @@ async def _heard(socket: aiohttp.ClientWebSocketResponse) -> AsyncGenerator[dict
             raise aiohttp.ClientConnectionError(f"the socket ended: {message.type.name} {message.data} {message.extra}")
 
 
-def _unwelcome(listening: Listening, error: Mapping[str, object], code: str) -> Exception:
-    """What an error is: a refusal, or where audio has come a stream that broke."""
-    return broken(listening, error) if listening.pcm else refusal(_STATUS.get(code, 0), str(error))
-
-
 _STATUS = {"rate_limit_exceeded": 429, "not_ready": 503, "replica_lost": 503}  # of error codes on a socket
 
 
@@ -256,5 +194,5 @@ def refusal(status: int, text: str) -> Exception:
     return Refused(said) if status in (429, 502, 503, 504) else UnexpectedAnswer(said)
 
 
-def broken(listening: Listening, error: Mapping[str, object]) -> Exception:
-    return aiohttp.ClientPayloadError(f"after {len(listening.pcm)} bytes: {error}")
+def broken(stream: Stream, error: object) -> Exception:
+    return aiohttp.ClientPayloadError(f"after {stream.num_bytes} bytes: {error}")
