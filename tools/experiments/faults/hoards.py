@@ -10,7 +10,7 @@ import aiohttp
 import numpy as np
 import soundfile
 
-from tools.experiments.faults.intruder import CONTEXTS, MIB, Intruder
+from tools.experiments.faults.intruder import CONTEXTS, MIB, Intruder, status_of
 
 VOICES, DICTIONARIES = "/v1/audio/voices", "/v1/pronunciation-dictionaries"
 LISTINGS, ARCHIVES, RECORDINGS, TYPED = 8, 12, 4, 2000
@@ -38,13 +38,6 @@ async def _stored(http: aiohttp.ClientSession, path: str, recording: bytes, **fi
         return str(answer.status)
 
 
-async def _status(http: aiohttp.ClientSession, path: str) -> str:
-    async with http.get(path) as answer:
-        async for _ in answer.content.iter_any():
-            pass
-        return str(answer.status)
-
-
 async def stores_a_long_transcript(me: Intruder) -> str:
     """Of 14 MiB: whoever spoke with it would have a talker tokenize it."""
     async with me.http() as http:
@@ -55,7 +48,7 @@ async def stores_long_words_and_lists_them(me: Intruder) -> str:
     """Descriptions of 14 MiB, then as many lists at once."""
     async with me.http() as http:
         status = await _stored(http, VOICES, noise(1), name=secrets.token_hex(8), description=LONG)
-        listed = await asyncio.gather(*(_status(http, VOICES) for _ in range(LISTINGS)))
+        listed = await asyncio.gather(*(status_of(http, VOICES) for _ in range(LISTINGS)))
         return next((each for each in listed if each != "200"), status)
 
 
@@ -66,7 +59,7 @@ async def asks_for_archives(me: Intruder) -> str:
         status = await _stored(http, VOICES, noise(29.5), name=name)
         for number in range(1, RECORDINGS):
             await _stored(http, f"{VOICES}/{name}", noise(29.5), style=f"style{number}")
-        got = await asyncio.gather(*(_status(http, f"{VOICES}/{name}/file") for _ in range(ARCHIVES)))
+        got = await asyncio.gather(*(status_of(http, f"{VOICES}/{name}/file") for _ in range(ARCHIVES)))
         await http.delete(f"{VOICES}/{name}")
         return max([status, *got])
 

@@ -116,6 +116,14 @@ def _small(buffer: int, family: int = socket.AF_INET) -> socket.socket:
     return raw
 
 
+async def status_of(http: aiohttp.ClientSession, path: str) -> str:
+    """Of a GET, whose answer is read and dropped."""
+    async with http.get(path) as answer:
+        async for _ in answer.content.iter_any():
+            pass
+        return str(answer.status)
+
+
 async def rest(talking: aiohttp.ClientWebSocketResponse, within_s: float) -> str:
     """How a WebSocket goes on: "open" where nothing comes for so long, else how it was closed."""
     try:

@@ -7,22 +7,21 @@ import argparse
 import itertools
 import math
 import random
-import statistics
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from serve_app.speech.segments import Utterance
-from tools.suites.listening import Heard, Speaking, difference, gaps_after, requests
+from tools.suites.listening import Heard, Speaking, gaps_after, requests, wrong
 from tools.suites.pools import CODEC, ENGINE, TALKER, Service, config, serving, tiny_model
 
 VICTIMS = (TALKER, CODEC, ENGINE)  # in turn
 NOTICED_S = 3.0  # Serve has noticed by then that a replica is dead
-PROGRESS_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,20 +30,6 @@ class Kill:
 
     what: str
     at_s: float  # of time.time()
-
-
-class ProgressLog:
-    """Lines that say how far it has come, none sooner than `every_s` after the last."""
-
-    def __init__(self, every_s: float = PROGRESS_S) -> None:
-        self._began_s = self._said_s = time.monotonic()
-        self._every_s = every_s
-
-    def __call__(self, line: str) -> None:
-        now_s = time.monotonic()
-        if now_s - self._said_s >= self._every_s:
-            self._said_s = now_s
-            print(f"{now_s - self._began_s:6.0f} s: {line}", flush=True)
 
 
 class Killer:
@@ -56,79 +41,58 @@ class Killer:
         self._last_s = 0.0
         self.kills: list[Kill] = []
 
-    def try_one(self) -> None:
+    def try_one(self) -> bool:
         """Kill the next victim if the pools can spare it."""
         running = {pool: self._service.num_running(pool) for pool in (TALKER, CODEC)}
         wanted = self._service.app.talker_pool.replicas + self._service.app.codec_pool.replicas
         if time.monotonic() - self._last_s < NOTICED_S or sum(running.values()) < wanted - 1:
-            return
+            return False
         what = next(self._victims)
-        if running[CODEC if what is CODEC else TALKER] > 1:
-            self._service.kill(random.choice(self._service.processes(what)))
-            self._last_s = time.monotonic()
-            self.kills.append(Kill(what, time.time()))
+        if running[CODEC if what is CODEC else TALKER] == 1:
+            return False
+        self._service.kill(random.choice(self._service.processes(what)))
+        self._last_s = time.monotonic()
+        self.kills.append(Kill(what, time.time()))
+        return True
 
 
 def speak(
-    service: Service,
-    streams: list[Utterance],
-    *,
-    at_once: int,
-    kills: int,
-    within_s: float = math.inf,
-    say: Callable[[str], None] = lambda line: None,
+    service: Service, streams: list[Utterance], *, at_once: int, kills: int, within_s: float = math.inf
 ) -> tuple[Speaking, Killer]:
     """Speak all streams, with that many kills spread over them; begin none when the time is up."""
     speaking = Speaking(streams, at_once=at_once)
     killer, began_s = Killer(service), time.monotonic()
     while not speaking.done:
         due = kills * (len(speaking.heard) + at_once // 2) // len(streams)
-        if len(killer.kills) < min(due, kills):
-            killer.try_one()
+        if len(killer.kills) < min(due, kills) and killer.try_one():
+            print(f"{len(speaking.heard)} of {len(streams)} streams have ended, {len(killer.kills)} of {kills} kills")
         if time.monotonic() - began_s > within_s:
             speaking.drop_rest()
         speaking.go_on(may_begin=len(killer.kills) >= due - 1)
-        say(f"{len(speaking.heard)} of {len(streams)} streams have ended, {len(killer.kills)} of {kills} kills")
     return speaking, killer
 
 
-def medians(heard: list[Heard]) -> float:
-    """Median time between two chunks of a stream."""
-    return statistics.median(
-        later - earlier for stream in heard for earlier, later in itertools.pairwise(stream.arrivals_s)
-    )
-
-
-def percentile(values: list[float], share: float) -> float:
-    """The value that `share` of all are not above."""
-    return sorted(values)[min(len(values) - 1, round(share * (len(values) - 1)))]
-
-
-def report(quiet: Speaking, speaking: Speaking, killer: Killer) -> int:
-    """Print what happened; the number of streams that were not as they should have been."""
-    expected = {heard.request_id.split(".")[0]: heard for heard in quiet.heard}
-    wrong = Counter(difference(expected[heard.request_id.split(".")[0]], heard) for heard in speaking.heard)
-    same = wrong.pop(None, 0)
-    usual_s = medians(quiet.heard)
-    print(f"streams: {len(speaking.heard)}, as without kills (codes equal, PCM within 1 LSB): {same}")
-    for problem, count in wrong.items():
+def report(quiet: list[Heard], heard: list[Heard], kills: list[Kill]) -> int:
+    """Print what happened; 1 where streams were not as they should have been."""
+    problems = Counter(each.partition(": ")[2] for each in wrong(heard, quiet))
+    print(f"streams: {len(heard)}, as without kills (codes equal, PCM within 1 LSB): {len(heard) - problems.total()}")
+    for problem, count in problems.items():
         print(f"  {count} x {problem}")
+    usual_s = np.median([gap_s for stream in quiet for gap_s in np.diff(stream.arrivals_s)])
     print(f"median time between chunks without kills: {usual_s:.3f} s")
     print(f"{'killed':<16}{'times':>6}{'streams then':>14}{'gap p50, s':>12}{'p95':>8}{'longest':>9}")
-    names = {TALKER: "talker", CODEC: "codec", ENGINE: "engine process"}
-    for what in VICTIMS:
-        moments = [kill.at_s for kill in killer.kills if kill.what is what]
-        gaps = [max(0.0, gap - usual_s) for at_s in moments for gap in gaps_after(at_s, speaking.heard)] or [0.0]
-        columns = f"{statistics.median(gaps):>12.3f}{percentile(gaps, 0.95):>8.3f}{max(gaps):>9.3f}"
-        print(f"{names[what]:<16}{len(moments):>6}{len(gaps):>14}{columns}")
-    return len(speaking.heard) - same
+    for what, name in zip(VICTIMS, ("talker", "codec", "engine process"), strict=True):
+        moments = [kill.at_s for kill in kills if kill.what is what]
+        gaps = [max(0.0, gap - usual_s) for at_s in moments for gap in gaps_after(at_s, heard)] or [0.0]
+        p50, p95 = np.percentile(gaps, (50, 95))
+        print(f"{name:<16}{len(moments):>6}{len(gaps):>14}{p50:>12.3f}{p95:>8.3f}{max(gaps):>9.3f}")
+    return int(problems.total() > 0)
 
 
 def main(arguments: list[str]) -> int:
     """Command line; returns the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m tools.experiments.faults.kills", description=__doc__.splitlines()[0]
-    )
+    program = "python -m tools.experiments.faults.kills"
+    parser = argparse.ArgumentParser(prog=program, description=__doc__.splitlines()[0])
     parser.add_argument("--streams", type=int, default=500)
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--at-once", type=int, default=10)
@@ -140,22 +104,11 @@ def main(arguments: list[str]) -> int:
         model = tiny_model(Path(scratch) / "tiny")
         with serving(config(model, talkers=options.replicas, codecs=options.replicas)) as service:
             asked = requests(2 * options.at_once, frames=options.frames)
-            quiet = Speaking(asked, at_once=options.at_once)
-            quiet.finish()
+            quiet = Speaking(asked, at_once=options.at_once).finish()
             repeated = list(itertools.islice(itertools.cycle(asked), options.streams))
-            began_s = time.monotonic()
-            speaking, killer = speak(
-                service,
-                repeated,
-                at_once=options.at_once,
-                kills=options.kills,
-                within_s=options.within_s,
-                say=ProgressLog(),
-            )
-            took_s, audio_s = time.monotonic() - began_s, options.frames * 0.08
-            print(f"{took_s:.0f} s, {options.at_once} streams of {audio_s:.1f} s at once")
-            print(f"replicas in each pool: {options.replicas}")
-            return min(1, report(quiet, speaking, killer))
+            limits = {"at_once": options.at_once, "kills": options.kills, "within_s": options.within_s}
+            speaking, killer = speak(service, repeated, **limits)
+            return report(quiet, speaking.heard, killer.kills)
 
 
 if __name__ == "__main__":

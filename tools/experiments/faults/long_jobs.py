@@ -4,20 +4,13 @@ import asyncio
 
 import aiohttp
 
-from tools.experiments.faults.intruder import OTHERS_S, Broken, Intruder
+from tools.experiments.faults.intruder import OTHERS_S, Broken, Intruder, status_of
 
 JOBS = "/v1/audio/jobs"
 PARTS, LISTINGS = 20_000, 12
 MANY_PARTS = 100_000  # more than are planned in time
 FETCHES = 40
 VOICE = {"voice": "ryan", "max_new_tokens": 25, "ignore_eos": True}
-
-
-async def _read(http: aiohttp.ClientSession, path: str) -> str:
-    async with http.get(path) as answer:
-        async for _ in answer.content.iter_any():
-            pass
-        return str(answer.status)
 
 
 async def _made(http: aiohttp.ClientSession, text: str, parts: int) -> tuple[str, str]:
@@ -33,7 +26,7 @@ async def lists_many_parts(me: Intruder) -> str:
         status, place = await _made(http, "Hi.", PARTS)
         async with http.post(f"{place}/cancel") as answer:
             await answer.read()
-        got = await asyncio.gather(*(_read(http, f"{place}/parts") for _ in range(LISTINGS)))
+        got = await asyncio.gather(*(status_of(http, f"{place}/parts") for _ in range(LISTINGS)))
         await http.delete(place)
         return max([status, *got])
 
@@ -50,7 +43,7 @@ async def fetches_finished_audio(me: Intruder) -> str:
             await asyncio.sleep(0.2)
         path = f"{place}/audio?response_format=opus"
         for _ in range(3):
-            await asyncio.gather(*(_read(http, path) for _ in range(FETCHES)))
+            await asyncio.gather(*(status_of(http, path) for _ in range(FETCHES)))
         await http.delete(place)
         return status
 
