@@ -4,8 +4,7 @@ The table counts all lines of Python files; "all" is serving, load test and tool
 request is HTTP on one GPU with `codec.placement: inline`. The routes to read first and the files that it crosses are
 those that docs/architecture.md names. Of a file to read first it also names functions and classes, whose lines count.
 The three processes of a request import more: that counts imports in functions too. Settings are the fields of
-`AppConfig` that hold no settings themselves. The async generators are listed by name, because no syntax tells which of
-them a request passes.
+`AppConfig` that hold no settings themselves.
 
 The rules that it checks, beside the one of folders (`lint-imports`); CONTRIBUTING.md has all:
 1. The name of a public class stands once in the tree.
@@ -27,6 +26,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 SERVING = ("serve_app", "deployments")
 PACKAGES = (*SERVING, "loadtest", "tools")
@@ -49,21 +49,13 @@ PRINTED = re.compile(
 )
 PRINTED_IN = ("README.md", ARCHITECTURE)
 ROUNDED = 0.05  # printed numbers of lines and of all files may differ by as much
-GENERATORS = (  # between the socket and the engine
-    ("serve_app/api/responses/speech_response.py", "audio_body"),
-    ("serve_app/speech/speech_models.py", "SpeechModel.speak"),
-    ("deployments/serving/failover.py", "with_failover"),
-    ("deployments/serving/handles.py", "read_replica"),
-    ("deployments/serving/replica.py", "Replica.with_heartbeats"),
-    ("deployments/talker/process/engine_client.py", "EngineClient.submit"),
-)
 SMALLEST, LARGEST = 60, 450
 # A folder's face, a command, what Serve is given, a dialect: small files that one other file names.
 EXEMPT_NAMES = ("__init__.py", "__main__.py", "deployment.py")
 EXEMPT_FOLDERS = ("serve_app/extensions",)
 
 Trees = Mapping[str, ast.Module]  # by path
-_Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+_DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,19 +111,14 @@ def route_lines(root: Path, route: Mapping[str, list[str]]) -> int:
 
 
 def _num_own_lines(file: Path, name: str) -> int:
-    found = _definitions(file, name)
-    if len(found) != 1:
-        raise LookupError(f"{file} defines {name} {len(found)} times: bring {ARCHITECTURE} up to date")
-    return (found[0].end_lineno or found[0].lineno) - found[0].lineno + 1
-
-
-def _definitions(file: Path, name: str) -> list[_Definition]:
-    """Functions and classes of a name. `f` is one of the file itself, `A.f` is what the class A defines."""
-    found: list[ast.Module | _Definition] = [ast.parse(file.read_text(encoding="utf-8"))]
+    """Of a function or class: `f` is one of the file itself, `A.f` is what the class A defines."""
+    found: list[Any] = [ast.parse(file.read_text(encoding="utf-8"))]
     for part in name.split("."):
         inside = [node for outer in found for node in outer.body]
-        found = [node for node in inside if isinstance(node, _Definition) and node.name == part]
-    return [node for node in found if isinstance(node, _Definition)]
+        found = [node for node in inside if isinstance(node, _DEFINITIONS) and node.name == part]
+    if len(found) != 1:
+        raise LookupError(f"{file} defines {name} {len(found)} times: bring {ARCHITECTURE} up to date")
+    return int(found[0].end_lineno - found[0].lineno + 1)
 
 
 def crossed(root: Path) -> set[str]:
@@ -217,18 +204,6 @@ def _is_for_types(node: ast.AST) -> bool:
     return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
 
 
-def generators(root: Path) -> list[str]:
-    """`file:line name` of the async generators of GENERATORS. Raises LookupError for one that is not there."""
-    return [f"{file}:{_generator_line(root / file, name)} {name}" for file, name in GENERATORS]
-
-
-def _generator_line(file: Path, name: str) -> int:
-    for node in _definitions(file, name):
-        if any(isinstance(inner, ast.Yield) for inner in ast.walk(node)):
-            return node.lineno
-    raise LookupError(f"{file} has no async generator {name}: bring GENERATORS of tools/house.py up to date")
-
-
 def settings() -> list[str]:
     """Dotted names of all settings."""
     config = import_module("serve_app.config")
@@ -278,9 +253,6 @@ def table(root: Path) -> Iterator[str]:
     for name, route in routes(root).items():
         yield f"{f'read first: {name}':28}{route_lines(root, route):7} lines {len(route):4} files"
     yield f"{'settings':28}{len(settings()):7}"
-    passed = generators(root)
-    yield f"{'async generators':28}{len(passed):7}"
-    yield from (f"  {line}" for line in passed)
 
 
 def classes_twice(code: Trees) -> list[str]:
@@ -365,14 +337,12 @@ def last_name(node: ast.expr) -> str:
 
 def is_set(parameter: Parameter, found: Mapping[str, list[ast.Call]]) -> bool:
     """Whether a call says it: by name, by its place, or in `*` or `**`, which may hold it."""
-    for call in found.get(parameter.function, ()):
-        if any(keyword.arg in (parameter.name, None) for keyword in call.keywords):
-            return True
-        if any(isinstance(argument, ast.Starred) for argument in call.args):
-            return True
-        if parameter.position is not None and len(call.args) > parameter.position:
-            return True
-    return False
+    return any(
+        any(keyword.arg in (parameter.name, None) for keyword in call.keywords)
+        or any(isinstance(argument, ast.Starred) for argument in call.args)
+        or (parameter.position is not None and len(call.args) > parameter.position)
+        for call in found.get(parameter.function, ())
+    )
 
 
 def over_budget(root: Path, budgets: Mapping[str, int]) -> list[str]:

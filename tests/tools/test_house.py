@@ -101,13 +101,6 @@ def test_a_room_of_another_size_is_found(tmp_path: Path, printed: str, is_true: 
     assert (house.misprinted_rooms(tmp_path) == []) is is_true
 
 
-def test_a_generator_that_is_gone_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert house.generators(ROOT)
-    monkeypatch.setattr(house, "GENERATORS", (("serve_app/api/responses/speech_response.py", "Gone.body"),))
-    with pytest.raises(LookupError, match=r"Gone\.body"):
-        house.generators(ROOT)
-
-
 def test_settings_are_the_leaves_of_the_configuration() -> None:
     assert {"model", "talker.max_num_seqs", "api.admission.max_streams"} <= set(house.settings())
     assert not {"talker", "api", "api.admission"} & set(house.settings())
