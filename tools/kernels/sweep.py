@@ -1,6 +1,6 @@
-"""Searches the tiles of every product of the decode loop, beside the bytes' floor and cuBLAS.
+"""Searches the tiles of every product of the decode loop.
 
-    python -m tools.kernels.sweep [--save FILE] [--json FILE]
+    python -m tools.kernels.sweep [--save FILE]
 
 Weights are random: they cost what real ones cost. Every graph walks through more weights than the L2 cache holds.
 `--save` writes the best to `tiles.py`. Tiles compile in as many processes as there are cores.
@@ -13,11 +13,10 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, wait
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import torch
-from torch.nn import functional as F  # noqa: N812
 
 from deployments.talker.kernels import tiles as tiles_module
 from deployments.talker.kernels.matmul import Product, like_rows, matmul, measure_squares
@@ -26,7 +25,6 @@ from deployments.talker.model.model_config import ModelConfig, TransformerConfig
 from talkray_tools.released import SHAPES
 from tools.kernels.reference import reference_matmul
 
-BANDWIDTH = 4.3e12  # bytes per second of a device-to-device copy on one H200, measured
 # What a batch pads to: numbers of rows between these take the tile of the next one.
 _ROWS = (1, 2, 16, 32, 64, 128, 256, 512)
 # A frame's first pass through the predictor has two rows a sequence.
@@ -205,15 +203,6 @@ class Chain:
         """Microseconds of one product."""
         return time_graph(lambda: self.run(tile), calls=len(self.weights))
 
-    def time_cublas(self) -> float:
-        """Microseconds of the bare product by cuBLAS."""
-
-        def body() -> None:
-            for weight in self.weights:
-                F.linear(self.x.values, weight)
-
-        return time_graph(body, calls=len(self.weights))
-
 
 @dataclass(frozen=True, slots=True)
 class Job:
@@ -253,7 +242,7 @@ def jobs_of(cases: list[Case], only: Sequence[int] = ()) -> list[Job]:
     return [job for _, job in sorted(found, key=lambda each: each[0])]
 
 
-def sweep(cases: list[Case], *, compile_s: float, only: Sequence[int] = ()) -> list[dict[str, object]]:
+def sweep(cases: list[Case], *, compile_s: float, only: Sequence[int] = ()) -> None:
     """Time every candidate that compiles within `compile_s` seconds; the fastest replace what `MEASURED` holds.
 
     `only` these numbers of rows: for others it stays as it is.
@@ -271,31 +260,19 @@ def sweep(cases: list[Case], *, compile_s: float, only: Sequence[int] = ()) -> l
         fits.setdefault((job.case, job.rows), []).extend(future.result())
     if not only:
         MEASURED.clear()
-    found = sorted(fits.items(), key=lambda each: (each[0][0].name, each[0][1]))
-    return [_time_case(case, rows, tiles) for (case, rows), tiles in found if tiles]
+    for (case, rows), tiles in sorted(fits.items(), key=lambda each: (each[0][0].name, each[0][1])):
+        if tiles:
+            measure_case(case, rows, tiles)
 
 
-def _time_case(case: Case, rows: int, tiles: list[Tile]) -> dict[str, object]:
+def measure_case(case: Case, rows: int, tiles: list[Tile]) -> None:
+    """The fastest of these tiles replaces what `MEASURED` holds."""
     chain = Chain(case, rows, device=torch.device("cuda"))
-    timed = sorted(((chain.time(tile), tile) for tile in tiles), key=lambda entry: entry[0])
-    cublas, floor = chain.time_cublas(), 1e6 * case.num_bytes / BANDWIDTH
-    best, tile = timed[0]
-    bests: dict[str, float] = {}
-    for time, each in timed:
-        bests.setdefault(f"{each.form} c{each.chains}", time)
+    time, tile = min(((chain.time(tile), tile) for tile in tiles), key=lambda timed: timed[0])
     MEASURED.setdefault(ProductShape(case.columns, case.depth, case.gated), {})[rows] = tile
     print(
-        f"{case.name:14s} {case.columns:5d}x{case.depth:<5d} rows {rows:3d}: {best:6.2f} us {_short(tile):34s}"
-        f" floor {floor:5.2f} cuBLAS {cublas:5.2f} |",
-        ", ".join(f"{name} {time:.2f}" for name, time in bests.items()),
-        flush=True,
+        f"{case.name:14s} {case.columns:5d}x{case.depth:<5d} rows {rows:3d}: {time:6.2f} us {_source(tile)}", flush=True
     )
-    all_timed = [(time, asdict(each)) for time, each in timed]
-    return {"case": asdict(case), "rows": rows, "cublas_us": cublas, "floor_us": floor, "timed": all_timed}
-
-
-def _short(tile: Tile) -> str:
-    return f"{tile.form} n{tile.block_n} k{tile.block_k} w{tile.warps} s{tile.stages} c{tile.chains} m{tile.block_m}"
 
 
 def save_measured(file: Path) -> None:
@@ -323,14 +300,10 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=[], help="only these numbers of rows; default: all")
     parser.add_argument("--compile-s", type=float, default=300, help="seconds after which no tile is compiled any more")
     parser.add_argument("--save", type=Path, help="write the table of the tiles found to this file: tiles.py")
-    parser.add_argument("--json", type=Path, help="write all numbers to this file")
     options = parser.parse_args()
-    results = sweep(cases_of(config_of(options.model)), compile_s=options.compile_s, only=options.rows)
+    sweep(cases_of(config_of(options.model)), compile_s=options.compile_s, only=options.rows)
     if options.save:
         save_measured(options.save)
-    if options.json:
-        report = {"device": torch.cuda.get_device_name(), "model": options.model, "sweep": results}
-        options.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
 
 def config_of(model: str) -> ModelConfig:

@@ -12,7 +12,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from deployments.errors import CheckpointError
+from deployments.errors import CheckpointError, TalkrayError
 from deployments.weights.store import locate
 from loadtest.command_app import CommandApp
 
@@ -77,6 +77,14 @@ def run_command(command: Callable[..., None], name: str, arguments: Sequence[str
             raise
         return end.code or 0
     return 0
+
+
+def run_program(command: Callable[..., None], name: str) -> NoReturn:
+    """Run it with the arguments of this process and end that; an error of ours is a message."""
+    try:
+        sys.exit(run_command(command, name, sys.argv[1:]))
+    except TalkrayError as error:
+        sys.exit(f"talkray: {error}")
 
 
 def _say(transfer: object) -> None:

@@ -13,7 +13,6 @@ import multiprocessing
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -30,13 +29,12 @@ from deployments.errors import EngineError
 from deployments.protocol import Pcm
 from deployments.talker.engine.startup import prepare_nothing
 from talkray_tools.arguments import CommandParser, checkpoint
-from talkray_tools.random_codec import Stress, randomize_decoder
+from talkray_tools.random_codec import randomize_decoder
 from talkray_tools.released import SHAPES
 from talkray_tools.unfolded_codec import DecoderNetwork
 
 Row = dict[str, Any]
 _SMOKE_SHAPE = "tiny-CustomVoice"
-_BUSY = (64, 4)  # streams and frames of a call under load
 _SNR_FRAMES = 27  # the ramp once
 _PATIENCE_S = 300.0
 
@@ -76,13 +74,10 @@ def _bench_cpu(options: argparse.Namespace) -> list[Row]:
                 print(
                     f"{streams:>8}{frames:>8}{row['cpu_ms']:>10.1f}{row['cores_per_stream']:>18.3f}{silent}", flush=True
                 )
-        for kind, measure, counts in (
-            ("threads", _threads_row, options.threads),
-            ("processes", _processes_row, options.processes),
-        ):
-            for count in counts:
-                rows.append(measure(decoder, options, precision, count))
-                print(f"{count} {kind} of 4 streams, 4 frames: {rows[-1]['realtime_streams']:.1f} streams in real time")
+        for count in options.processes:
+            rows.append(_processes_row(options, precision, count))
+            streams = rows[-1]["realtime_streams"]
+            print(f"{count} processes of 4 streams, 4 frames: {streams:.1f} streams in real time")
     return rows
 
 
@@ -113,16 +108,11 @@ def _thread_ms(call: Callable[[], object], repeats: int) -> float:
     return statistics.median(times)
 
 
-def _threads_row(decoder: CodecDecoder, options: argparse.Namespace, precision: str, threads: int) -> Row:
-    """How many streams `threads` threads keep up with, each decoding 4 streams of 4 frames at a time."""
-    with ThreadPoolExecutor(threads) as pool:
-        list(pool.map(lambda _: _decode_calls(decoder, options, 1), range(threads)))
-        seconds = list(pool.map(lambda _: _decode_calls(decoder, options, options.repeats), range(threads)))
-    return {"precision": precision, "threads": threads, "realtime_streams": _realtime_streams(seconds, options)}
+def _processes_row(options: argparse.Namespace, precision: str, processes: int) -> Row:
+    """How many streams processes of one thread keep up with, each decoding 4 streams of 4 frames at a time.
 
-
-def _processes_row(_decoder: CodecDecoder, options: argparse.Namespace, precision: str, processes: int) -> Row:
-    """As `_threads_row`, of processes of one thread, which make their weights themselves."""
+    They make their weights themselves.
+    """
     context = multiprocessing.get_context("spawn")
     barrier, queue = context.Barrier(processes), context.Queue()
     started = [
@@ -134,7 +124,8 @@ def _processes_row(_decoder: CodecDecoder, options: argparse.Namespace, precisio
     seconds: list[float] = [queue.get(timeout=_PATIENCE_S) for _ in started]
     for process in started:
         process.join()
-    return {"precision": precision, "processes": processes, "realtime_streams": _realtime_streams(seconds, options)}
+    audio_s = options.repeats * 16 * options.frame_ms / 1e3
+    return {"precision": precision, "processes": processes, "realtime_streams": sum(audio_s / each for each in seconds)}
 
 
 def _decode_alone(options: argparse.Namespace, precision: str, barrier: Any, queue: Any) -> None:
@@ -158,31 +149,9 @@ def _decode_calls(decoder: CodecDecoder, options: argparse.Namespace, calls: int
     return time.perf_counter() - start
 
 
-def _realtime_streams(seconds: Sequence[float], options: argparse.Namespace) -> float:
-    audio_s = options.repeats * 16 * options.frame_ms / 1e3
-    return float(sum(audio_s / each for each in seconds))
-
-
 def _bench_gpu(options: argparse.Namespace) -> list[Row]:
-    rows: list[Row] = []
-    for stress in (None, *Stress) if options.stress else (None,):
-        rows += _bench_weights(options, stress)
-    for row in rows:
-        if row["stress"] is not None:
-            kind = next(other for other in rows if other["stress"] is None and _is_like(other, row))
-            row["of_kind"] = row["ms"] / kind["ms"]
-            if (row["streams"], row["frames"]) == _BUSY:
-                print(f"{row['stress']}: {row['ms']:.3f} ms at 64 x 4, {row['of_kind']:.2f} of the kind weights' time")
-    return rows
-
-
-def _is_like(row: Row, other: Row) -> bool:
-    return (row["streams"], row["frames"]) == (other["streams"], other["frames"])
-
-
-def _bench_weights(options: argparse.Namespace, stress: Stress | None) -> list[Row]:
-    """Of one checkpoint, in the precisions asked for, or in that which a start chooses for it."""
-    folded = _folded(options, stress)
+    """In the precisions asked for, or in that which a start chooses."""
+    folded = _folded(options)
     exact = CodecDecoder(options.backend(folded))
     rows: list[Row] = []
     for precision in options.precision or [None]:
@@ -213,18 +182,15 @@ def _bench_weights(options: argparse.Namespace, stress: Stress | None) -> list[R
         noise_db = _gpu_snr_db(slots, exact, _codes(exact, options, _SNR_FRAMES))
         first_ms = _first_frame_ms(slots, options)
         memory = torch.cuda.memory_allocated() / 1e9
-        print(
-            f"{_device_name('cuda')}, {stress or 'kind'} weights, {slots.precision}: SNR {noise_db:.1f} dB, "
-            f"codes to PCM on the host {first_ms:.2f} ms,"
-        )
-        print(f"captured in {capture_s:.1f} s, {memory:.2f} GB allocated")
+        print(f"{_device_name('cuda')}, {slots.precision}: SNR {noise_db:.1f} dB")
+        print(f"codes to PCM on the host {first_ms:.2f} ms, captured in {capture_s:.1f} s, {memory:.2f} GB allocated")
         print(f"{'streams':>8}{'frames':>8}{'ms':>10}{'us a frame':>12}")
         for frames in GPU_RAMP:
             for streams in options.streams:
                 if streams <= slots.largest_batch(frames):
                     ms = _gpu_ms(slots, streams, frames, options.repeats)
                     print(f"{streams:>8}{frames:>8}{ms:>10.3f}{ms / streams / frames * 1e3:>12.1f}", flush=True)
-                    row = {"stress": stress, "precision": slots.precision, "streams": streams, "frames": frames}
+                    row: Row = {"precision": slots.precision, "streams": streams, "frames": frames}
                     row |= {"ms": ms, "snr_db": noise_db, "first_frame_ms": first_ms, "capture_s": capture_s}
                     rows.append(row)
     return rows
@@ -277,7 +243,7 @@ def _is_audio(pcm: Pcm | EngineError) -> TypeGuard[Pcm]:
     return True
 
 
-def _folded(options: argparse.Namespace, stress: Stress | None = None) -> FoldedWeights:
+def _folded(options: argparse.Namespace) -> FoldedWeights:
     """The checkpoint's decoder, or one of random weights in the released shape. `options` has its backend from now."""
     if options.model is not None:
         directory = options.model / "speech_tokenizer"
@@ -286,7 +252,7 @@ def _folded(options: argparse.Namespace, stress: Stress | None = None) -> Folded
         shape = SHAPES[_SMOKE_SHAPE if options.smoke else "1.7B-CustomVoice"]
         config = SpeechTokenizerConfig.from_dict(shape.codec)
         network = DecoderNetwork(config.decoder)
-        randomize_decoder(network, generator=torch.Generator().manual_seed(0), stress=stress)
+        randomize_decoder(network, generator=torch.Generator().manual_seed(0))
         folded = fold(network.state_dict(), network.config)
     options.backend = choose_decoders(config, torch.device(options.device)).backend
     options.frame_ms = config.frame_samples / config.sample_rate * 1e3
@@ -328,20 +294,14 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         nargs="+",
         help="CPU: float32, and bfloat16 if it has units for it; GPU: float16 bfloat16 tf32 float32, or its choice",
     )
-    parser.add_argument("--stress", action="store_true", help="also: random weights that are hard on numbers (GPU)")
     parser.add_argument("--streams", type=int, nargs="+", help="streams in a call")
     parser.add_argument("--frames", type=int, nargs="+", default=[1, 4, 12], help="frames of each stream (CPU)")
-    parser.add_argument(
-        "--threads", type=int, nargs="*", default=[], help="also: so many at once, of one process (CPU)"
-    )
     parser.add_argument("--processes", type=int, nargs="*", default=[], help="also: so many at once (CPU)")
     parser.add_argument("--repeats", type=int, default=10, help="calls per measurement")
     parser.add_argument("--out", type=Path, help="JSON file to write")
     parser.add_argument("--smoke", action="store_true", help="tiny weights, one repetition: does it run?")
     options = parser.parse_args(arguments)
     gpu = options.device == "cuda"
-    if options.stress and (not gpu or options.model is not None):
-        parser.error("--stress makes weights of its own, and its times are those of a GPU: --device cuda, no --model")
     options.streams = options.streams or ([1, 2, 4, 8, 16, 32, 64, 96] if gpu else [1, 4])
     if options.smoke:
         options.repeats, options.streams, options.frames = 1, options.streams[:1], options.frames[:1]

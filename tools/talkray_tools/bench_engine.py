@@ -1,7 +1,6 @@
 """Measures the talker engine by itself, without Ray and HTTP.
 
     python -m talkray_tools.bench_engine --random 1.7B-CustomVoice [--batches 1 8 32 64] [--json FILE]
-    python -m talkray_tools.bench_engine --deterministic --arrivals 40    # are the codes those of each stream alone?
     python -m talkray_tools.bench_engine --max-num-seqs 128 --load 80 100    # what does the device do all the time?
 
 Step times come from CUDA events around captured steps that follow each other without a gap (`device`), and from the
@@ -26,7 +25,7 @@ import numpy as np
 import torch
 
 from deployments.config import TalkerConfig
-from deployments.protocol import ALL_FRAMES, Codes, ModelKind, Sampling, SynthesisRequest, Tail
+from deployments.protocol import ALL_FRAMES, ModelKind, Sampling, SynthesisRequest, Tail
 from deployments.talker.engine.engine import Engine
 from deployments.talker.engine.startup import StartClock, load_engine
 from deployments.talker.state.kv_cache import KVCache
@@ -65,17 +64,6 @@ class PrefillTime:
 
 
 @dataclass(frozen=True, slots=True)
-class ArrivalResult:
-    """Streams that arrive at random, against the same ones each by itself."""
-
-    rate: float  # requests per second
-    streams: int
-    equal: int  # those with the same codes as alone
-    most_together: int  # streams that ran in one step
-    first_difference: int | None  # the earliest frame in which a stream differs
-
-
-@dataclass(frozen=True, slots=True)
 class Load:
     """An engine that makes codes and audio of streams that arrive at random, by its own pace."""
 
@@ -104,7 +92,6 @@ class EngineReport:
     startup_s: dict[str, float] = field(default_factory=dict)
     steps: list[StepTime] = field(default_factory=list)
     prefills: list[PrefillTime] = field(default_factory=list)
-    arrivals: list[ArrivalResult] = field(default_factory=list)
     breakdown: list[Share] = field(default_factory=list)
     loads: list[Load] = field(default_factory=list)
     eager_passes: int = 0
@@ -119,12 +106,6 @@ class EngineReport:
         lines += [
             f"{p.prompts:7}  {p.tail_frames:12}  {p.first_codes:.2f} / {p.first_codes_p95:.2f}" for p in self.prefills
         ]
-        for a in self.arrivals:
-            where = "" if a.first_difference is None else f"; the first difference is in frame {a.first_difference}"
-            lines.append(
-                f"{a.equal} of {a.streams} streams at {a.rate:g} r/s (up to {a.most_together} together)"
-                f" have the codes that they have alone{where}"
-            )
         lines += [f"batch {s.batch:3} {s.half:9} {s.part:24} {s.launches:4} {s.ms:7.3f} ms" for s in self.breakdown]
         lines += itertools.chain.from_iterable(load.lines() for load in self.loads)
         return "\n".join(lines)
@@ -186,34 +167,6 @@ class EngineBench:
             for number in range(prompts):
                 engine.abort(number)
         return PrefillTime(prompts, tail_frames, statistics.median(times), statistics.quantiles(times, n=20)[-1])
-
-    def arrivals(self, rate: float, *, streams: int) -> ArrivalResult:
-        """Whether streams that arrive at random, `rate` a second, get the codes that they get alone."""
-        requests = [self._request(seed, frames=STREAM_FRAMES) for seed in range(streams)]
-        alone = [self._speak([0.0], [request])[0][0] for request in requests]
-        draw = random.Random(0)
-        due = list(itertools.accumulate(draw.expovariate(rate) for _ in requests))
-        spoken, most_together = self._speak(due, requests)
-        differing = [
-            int((one[: len(other)] != other[: len(one)]).any(1).argmax())
-            for one, other in zip(alone, spoken, strict=True)
-            if one.shape != other.shape or (one != other).any()
-        ]
-        equal = streams - len(differing)
-        return ArrivalResult(rate, streams, equal, most_together, min(differing, default=None))
-
-    def _speak(self, due_s: list[float], requests: list[SynthesisRequest]) -> tuple[list[Codes], int]:
-        """The codes of requests that arrive at times [s] from now, and how many streams ran in one step at most."""
-        engine, start, joined, most = self.engine, time.perf_counter(), 0, 0
-        codes: list[list[Codes]] = [[] for _ in requests]
-        while joined < len(requests) or not engine.is_idle:
-            while joined < len(requests) and time.perf_counter() - start >= due_s[joined]:
-                engine.add(joined, requests[joined])
-                joined += 1
-            for number, chunk in engine.step().chunks:
-                codes[number].append(chunk.codes)
-            most = max(most, len(engine.scheduler.running))
-        return [np.concatenate(chunks) for chunks in codes], most
 
     def load(self, rate: float) -> Load:
         """Where the device's time goes while streams arrive at random, `rate` a second, and want all their audio."""
@@ -321,7 +274,6 @@ def measure(
     result.prefills = [bench.prefill_time(prompts) for prompts in (1, 2, 4, 8) if prompts <= config.max_num_seqs]
     result.prefills += [bench.prefill_time(1, tail_frames=frames) for frames in _TAILS]
     result.steps = [bench.step_time(batch) for batch in options.batches if batch <= config.max_num_seqs]
-    result.arrivals = [bench.arrivals(rate, streams=options.streams) for rate in options.arrivals]
     result.eager_passes = engine.runner.graphs.num_eager - before
     if torch.cuda.is_available():
         result.memory_gib = torch.cuda.max_memory_reserved() / 2**30
@@ -339,8 +291,6 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--max-num-seqs", type=int, default=64, help="rows that the engine has")
     parser.add_argument("--max-model-len", type=int, default=4096, help="positions of a row")
     parser.add_argument("--deterministic", action="store_true", help="one configuration for every batch")
-    parser.add_argument("--arrivals", type=float, nargs="+", default=[], help="rates (r/s): are codes those of 1 r/s?")
-    parser.add_argument("--streams", type=int, default=40, help="streams that arrive")
     parser.add_argument("--profile", type=int, nargs="+", default=[], help="batch sizes whose step is taken apart")
     parser.add_argument("--load", type=float, nargs="+", default=[], help="rates (r/s): the device's time, with audio")
     parser.add_argument("--plain", action="store_true", help="plain PyTorch instead of fused kernels")

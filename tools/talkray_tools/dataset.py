@@ -8,7 +8,6 @@ import hashlib
 import io
 import json
 import re
-import sys
 import tarfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -18,9 +17,9 @@ import soundfile
 import typer
 from rich.console import Console
 
-from deployments.errors import InvalidRequest, TalkrayError
+from deployments.errors import InvalidRequest
 from serve_app.cli.say import RefusedError, first_voice, running_server
-from talkray_tools.arguments import run_command
+from talkray_tools.arguments import run_program
 from talkray_tools.job_client import PartFolder, PartList, fetch
 from talkray_tools.job_progress import JobLine, length, stopped
 
@@ -197,12 +196,5 @@ def _make_folder(folder: Path) -> None:
         raise RefusedError(f"{folder} cannot be made: {error.strerror}") from None
 
 
-def main() -> int:
-    return run_command(dataset, "talkray dataset", sys.argv[1:])
-
-
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except TalkrayError as error:
-        sys.exit(f"talkray: {error}")
+    run_program(dataset, "talkray dataset")

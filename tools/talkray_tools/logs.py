@@ -2,7 +2,6 @@
 
 import json
 import re
-import sys
 from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import Annotated
@@ -13,7 +12,7 @@ from deployments.errors import TalkrayError
 from serve_app.api.request_record import LINES, Entry
 from serve_app.cli.serve.request_log import line
 from serve_app.cli.serve.run_folder import log_folders
-from talkray_tools.arguments import run_command
+from talkray_tools.arguments import run_program
 
 _MOST_NODES = 10_000  # as many as Ray's dashboard tells
 
@@ -84,12 +83,5 @@ def _story(entry: Entry) -> Iterator[str]:
         yield f"trace {entry['trace_id']}"
 
 
-def main() -> int:
-    return run_command(logs, "talkray logs", sys.argv[1:])
-
-
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except TalkrayError as error:
-        sys.exit(f"talkray: {error}")
+    run_program(logs, "talkray logs")

@@ -9,11 +9,11 @@ from typing import Annotated
 
 import typer
 
-from deployments.errors import InvalidRequest, TalkrayError
+from deployments.errors import InvalidRequest
 from serve_app.extensions.records.usage_counts import LABELS, Used, read_usage
 from serve_app.extensions.voices.voice_commands import Store
 from serve_app.extensions.voices.voice_store import VoiceStore, default_folder
-from talkray_tools.arguments import run_command
+from talkray_tools.arguments import run_program
 
 _HOURS = {"h": 1, "d": 24, "w": 168}
 _HOUR = re.compile(r"\d{4}-\d\d-\d\d(T\d\d)?")
@@ -64,12 +64,5 @@ def _print_table(rows: list[list[object]], *, num_labels: int) -> None:
         print("  ".join(padded))
 
 
-def main() -> int:
-    return run_command(usage, "talkray usage", sys.argv[1:])
-
-
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except TalkrayError as error:
-        sys.exit(f"talkray: {error}")
+    run_program(usage, "talkray usage")

@@ -1,7 +1,6 @@
 """`talkray book`: an audiobook from a file, made by a running server. The same command goes on where it was stopped."""
 
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,11 +9,11 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.console import Console
 
-from deployments.errors import InvalidRequest, TalkrayError
+from deployments.errors import InvalidRequest
 from serve_app.cli.say import RefusedError, first_voice, running_server
 from serve_app.extensions.voices.reference_doctor import reading_time_s
 from serve_app.extensions.voices.voice_commands import read_file
-from talkray_tools.arguments import run_command
+from talkray_tools.arguments import run_program
 from talkray_tools.book.assembly import (
     Sound,
     Tags,
@@ -338,12 +337,5 @@ def _warn(console: Console, problems: Sequence[dict[str, Any]]) -> None:
         console.print(f"and {len(problems) - _MOST_LISTED} more", markup=False)
 
 
-def main() -> int:
-    return run_command(book, "talkray book", sys.argv[1:])
-
-
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except TalkrayError as error:
-        sys.exit(f"talkray: {error}")
+    run_program(book, "talkray book")
