@@ -11,6 +11,7 @@ equal, and PCM to one step.
 """
 
 import hashlib
+import io
 import json
 import re
 import sys
@@ -25,7 +26,7 @@ import pytest
 from numpy.typing import NDArray
 
 from serve_app.api.context import RequestContext
-from talkray_tools.decode_frames import FRAMES, HEADER, RECORD
+from talkray_tools.decode_frames import HEADER, records
 
 _MASKED = re.compile(
     r"\b[0-9a-f]{8,}\b|\d{4}-\d\d-\d\d[T ][\d:.]+|\b\d+\.\d+(e-?\d+)?\b|\b\d{7,}\b|(?<=_)[0-9A-Za-z]{12,}\b|0x[0-9a-f]+"
@@ -132,40 +133,34 @@ def _asked(url: str, fields: dict[str, object]) -> bytes:
         return content
 
 
-def _codes(stream: bytes) -> NDArray[np.int64]:
+def _codes(content: bytes) -> NDArray[np.int64]:
     """Of a stream of codec frames: how it is cut into records depends on time."""
-    codebooks, place = HEADER.unpack_from(stream)[2], HEADER.size
-    codes = b""
-    while place < len(stream):
-        kind, number = RECORD.unpack_from(stream, place)
-        size = 2 * number * codebooks if kind == FRAMES else 0
-        codes += stream[place + RECORD.size : place + RECORD.size + size]
-        place += RECORD.size + size
-    return np.frombuffer(codes, "<u2").astype(np.int64)
+    stream = io.BytesIO(content)
+    _, _, codebooks, *_ = HEADER.unpack(stream.read(HEADER.size))
+    return np.concatenate([codes for _, _, codes in records(stream, codebooks)]).astype(np.int64)
 
 
-def compare_speech(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """What differs, a line each: any code, or PCM by more than one step."""
+def compare(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    """What differs, a line each; answers of one side only too. PCM may differ by one step."""
     lines = []
-    for key in before:
-        old, new, most = before[key], after[key], int(key.startswith("pcm"))
-        if old.shape != new.shape:
-            lines.append(f"differs: {key}: {old.size} and {new.size} numbers")
-        elif (step := int(np.abs(old - new).max(initial=0))) > most:
-            lines.append(f"differs: {key}: by up to {step}")
-    return lines
-
-
-def compare(before: dict[str, dict[str, str]], after: dict[str, dict[str, str]]) -> list[str]:
-    """What differs, a line each; answers of one side only too."""
-    lines = []
-    for key in sorted(before | after):
-        old, new = before.get(key), after.get(key)
-        if old is None or new is None:
-            lines.append(f"only {'before' if new is None else 'after'}: {key}")
+    for key in sorted({*before, *after}):
+        if key not in before or key not in after:
+            lines.append(f"only {'after' if key in after else 'before'}: {key}")
+            continue
+        old, new = before[key], after[key]
+        if isinstance(old, np.ndarray):
+            if old.shape != new.shape or np.abs(old - new).max(initial=0) > key.startswith("pcm"):
+                lines.append(f"differs: {key}")
         elif (old["text"], old["sound"]) != (new["text"], new["sound"]):
             lines.append(f"differs: {key}\n  - {old['shown']!r} {old['sound']}\n  + {new['shown']!r} {new['sound']}")
     return lines
+
+
+def _read(file: str) -> Mapping[str, Any]:
+    if file.endswith(".npz"):
+        return dict(np.load(file))
+    answers: dict[str, Any] = json.loads(Path(file).read_text(encoding="utf-8"))
+    return answers
 
 
 def main(arguments: list[str]) -> int:
@@ -174,12 +169,8 @@ def main(arguments: list[str]) -> int:
             np.savez_compressed(file, **speech(url))  # type: ignore[arg-type]
             return 0
         case ["compare", first, second]:
-            if first.endswith(".npz"):
-                before, after = np.load(first), np.load(second)
-                differences = compare_speech(before, after)
-            else:
-                before, after = (json.loads(Path(file).read_text(encoding="utf-8")) for file in (first, second))
-                differences = compare(before, after)
+            before = _read(first)
+            differences = compare(before, _read(second))
             print("\n".join([*differences, f"{len(differences)} of {len(before)} answers differ"]))
             return 1 if differences else 0
     print(__doc__)

@@ -16,14 +16,12 @@ import json
 import logging
 import os
 import signal
-import subprocess
 import sys
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import aiohttp
 
@@ -33,12 +31,13 @@ from serve_app.cli.serve.local_server import Address
 from serve_app.cli.serve.supervisor import Driver, running
 from serve_app.config import AdmissionSettings, ApiSettings, AppConfig
 from serve_app.text.languages import language_code, language_name
+from talkray_tools.plan.measure import commit
 from talkray_tools.recogniser import Moonshine, Recogniser, Whisper
 from tools.listening.book import read_aloud
 from tools.listening.judge import Judge, Judged
 from tools.listening.table import not_come, table, worse
 from tools.listening.texts import SENTENCES, Text, texts
-from tools.listening.ways import PLAIN, WAYS, Asked, Audio, UtteranceFailed, Way, plain, plain_pcm
+from tools.listening.ways import PLAIN, WAYS, Asked, Audio, Json, UtteranceFailed, Way, plain, plain_pcm
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +46,15 @@ AT_ONCE = 6
 _BOOK_SEED = 1000
 _POOLS = {"talker": "ServeReplica:talkray:Talker", "decoder": "ServeReplica:talkray:Codec"}
 _PROGRESS_S = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class Other:
+    """A way but plain PCM."""
+
+    way: Way
+    at_once: int = AT_ONCE  # texts that are asked for together
+    needs_voice: bool = False  # which some checkpoints do not have
 
 
 class Log:
@@ -139,88 +147,67 @@ async def builtin_voices(http: aiohttp.ClientSession) -> list[str]:
     return [voice["id"] for voice in known if not voice.get("alias_of") and voice.get("type") != "alias"] or [""]
 
 
-async def hear_all(session: ListeningSession, url: str, options: argparse.Namespace, said: list[Text]) -> None:
-    """Plain PCM in every voice, then each way of a server as it is."""
+async def hear_server(
+    session: ListeningSession, url: str, options: argparse.Namespace, said: list[Text], others: Sequence[Other]
+) -> None:
+    """Other ways with a dozen texts of one voice each."""
+    dozen = [text for text in said if text.kind == SENTENCES][:DOZEN]
+    async with connected(url) as http:
+        voices = options.voice or await builtin_voices(http)
+        for other in (each for each in others if voices[0] or not each.needs_voice):
+            await session.hear(http, other.way, voices[0], dozen, at_once=other.at_once)
+
+
+async def hear_plain(session: ListeningSession, url: str, options: argparse.Namespace, said: list[Text]) -> None:
+    """Plain PCM in every voice, the hard texts last."""
     async with connected(url) as http:
         voices = options.voice or await builtin_voices(http)
         for is_hard in (False, True):
             for voice in voices:
                 await session.hear(http, PLAIN, voice, [text for text in said if (text.kind != SENTENCES) is is_hard])
-        for way in WAYS if options.ways else ():
-            await session.hear(http, way, voices[0], _dozen(said))
 
 
-async def hear_kills(session: ListeningSession, driver: Driver, options: argparse.Namespace, said: list[Text]) -> None:
-    """The one replica of a pool is killed in the middle of each utterance."""
-    async with connected(driver.url) as http:
-        voice = (options.voice or await builtin_voices(http))[0]
-        for pool in _POOLS:
-            way = Way(f"a {pool} replica killed in the middle", _killing(driver, _POOLS[pool]))
-            await session.hear(http, way, voice, _dozen(said), at_once=1)
-
-
-async def hear_inline(session: ListeningSession, url: str, options: argparse.Namespace, said: list[Text]) -> None:
-    """Plain PCM where the talker decodes."""
-    async with connected(url) as http:
-        voice = (options.voice or await builtin_voices(http))[0]
-        await session.hear(http, Way("decoded by the talker (`placement: inline`)", plain), voice, _dozen(said))
-
-
-async def hear_book(session: ListeningSession, url: str, options: argparse.Namespace, said: list[Text]) -> None:
+def book_way(url: str, folder: Path, said: list[Text]) -> Other:
     """Paragraphs of a book: a job makes them, all with one seed."""
-    async with connected(url) as http:
-        voice = (options.voice or await builtin_voices(http))[0]
-        wanted, made = _dozen(said), dict[str, Audio]()
+    wanted, made = [text.written for text in said if text.kind == SENTENCES][:DOZEN], dict[str, Audio]()
 
-        async def listen(http: aiohttp.ClientSession, asked: Asked) -> Audio:
-            if not made:
-                each = [text.written for text in wanted]
-                named = {"url": url, "voice": voice, "language": options.language, "seed": asked.seed}
-                made.update(zip(each, await asyncio.to_thread(read_aloud, each, options.out, **named), strict=True))
-            return made[asked.text]
+    async def listen(http: aiohttp.ClientSession, asked: Asked) -> Audio:
+        if not made:
+            named: Json = {"url": url, "seed": asked.seed}
+            named |= {name: asked.fields[name] for name in ("voice", "language")}
+            made.update(zip(wanted, await asyncio.to_thread(read_aloud, wanted, folder, **named), strict=True))
+        return made[asked.text]
 
-        if voice and not options.fields:  # a book has no place for other fields of requests
-            await session.hear(http, Way("a book of `talkray book`", listen, seed=_BOOK_SEED), voice, wanted, at_once=1)
+    return Other(Way("a book of `talkray book`", listen, seed=_BOOK_SEED), at_once=1, needs_voice=True)
 
 
-def _dozen(said: list[Text]) -> list[Text]:
-    return [text for text in said if text.kind == SENTENCES][:DOZEN]
+def killing_way(driver: Driver, pool: str) -> Other:
+    """The one replica of a pool is killed in the middle of each utterance."""
 
-
-def _killing(driver: Driver, title: str) -> Callable[[aiohttp.ClientSession, Asked], Any]:
     async def listen(http: aiohttp.ClientSession, asked: Asked) -> Audio:
         audio = b""
-        async with http.post("/v1/audio/speech", json=asked.body) as answer, aclosing(_parts(answer)) as parts:
-            async for part in parts:
+        async with http.post("/v1/audio/speech", json=asked.body) as answer:
+            if answer.status != 200:
+                raise UtteranceFailed(f"HTTP {answer.status}: {await answer.text()}")
+            async for part in answer.content.iter_any():
                 if not audio:
-                    await asyncio.to_thread(_kill, driver, title)
+                    await asyncio.to_thread(_kill, driver, _POOLS[pool])
                 audio += part
         return plain_pcm(audio)
 
-    return listen
-
-
-async def _parts(answer: aiohttp.ClientResponse) -> AsyncGenerator[bytes, None]:
-    if answer.status != 200:
-        raise UtteranceFailed(f"HTTP {answer.status}: {await answer.text()}")
-    async for part in answer.content.iter_any():
-        yield part
+    return Other(Way(f"a {pool} replica killed in the middle", listen), at_once=1)
 
 
 def _kill(driver: Driver, title: str) -> None:
     """Raises UtteranceFailed where there is nobody to kill."""
-    victims = [process for process in driver.folder.processes() if title in _command(process)]
-    if not victims:
+    num_killed = 0
+    for process in driver.folder.processes():
+        with contextlib.suppress(OSError):  # it has ended
+            if title.encode() in Path(f"/proc/{process}/cmdline").read_bytes():
+                os.kill(process, signal.SIGKILL)
+                num_killed += 1
+    if not num_killed:
         raise UtteranceFailed(f"no {title} runs")
-    for victim in victims:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(victim, signal.SIGKILL)
-
-
-def _command(process: int) -> str:
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{process}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-    return ""
 
 
 @contextlib.contextmanager
@@ -243,17 +230,23 @@ def listen(options: argparse.Namespace) -> int:
     judge = Judge(_recognisers(options.language), options.language)
     log = Log(options.out / "heard.jsonl")
     session = ListeningSession(options, judge, log)
+    others = [Other(way) for way in WAYS] if options.ways else []
+
+    def hear(url: str, more: Sequence[Other] = ()) -> None:
+        asyncio.run(hear_plain(session, url, options, said))
+        asyncio.run(hear_server(session, url, options, said, [*others, *more]))
+
     if options.url:
-        asyncio.run(hear_all(session, options.url, options, said))
+        hear(options.url)
     else:
         with server(options.model, "hybrid") as driver:
-            asyncio.run(hear_all(session, driver.url, options, said))
-            if options.ways:
-                asyncio.run(hear_book(session, driver.url, options, said))
-                asyncio.run(hear_kills(session, driver, options, said))
+            book = [] if options.fields else [book_way(driver.url, options.out, said)]  # it has no place for these
+            more = [*book, *(killing_way(driver, pool) for pool in _POOLS)] if options.ways else []
+            hear(driver.url, more)
         if options.ways:
+            inline = Other(Way("decoded by the talker (`placement: inline`)", plain))
             with server(options.model, "inline") as driver:
-                asyncio.run(hear_inline(session, driver.url, options, said))
+                asyncio.run(hear_server(session, driver.url, options, said, [inline]))
     names = [each.name for each in judge.recognisers]
     about = f"Commit `{options.commit}`, {options.model}, {options.language}; recognisers: {', '.join(names)}."
     written = table(log.judged, names, about)
@@ -273,17 +266,6 @@ def _recognisers(language: str) -> list[Recogniser]:
     return [Whisper(code), *([Moonshine()] if language == "english" else [])]
 
 
-def _commit() -> str:
-    done = subprocess.run(
-        ["git", "describe", "--always", "--dirty"],
-        cwd=Path(__file__).parent,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return done.stdout.strip() or "unknown"
-
-
 def main(arguments: list[str]) -> int:
     """Command line; returns the exit code."""
     parser = argparse.ArgumentParser(
@@ -300,7 +282,7 @@ def main(arguments: list[str]) -> int:
     )
     parser.add_argument("--only-plain", dest="ways", action="store_false", help="plain PCM, no other way")
     parser.add_argument("--out", type=Path, default=Path("heard"), help="a folder, where a run goes on")
-    parser.add_argument("--commit", default=_commit(), help="of the server, for the table")
+    parser.add_argument("--commit", default=commit(), help="of the server, for the table")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
     logging.getLogger("faster_whisper").setLevel(logging.WARNING)

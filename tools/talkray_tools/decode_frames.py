@@ -58,14 +58,21 @@ def read_header(stream: BinaryIO, decoder: CodecDecoder) -> int:
     return int(rate)
 
 
+def records(stream: BinaryIO, codebooks: int) -> Iterator[tuple[int, int, NDArray[np.uint16]]]:
+    """Kind, number and codes [number, codebooks] of each. Raises BadFrames where the stream breaks off."""
+    kind = 0
+    while kind != END:
+        kind, number = RECORD.unpack(_take(stream, RECORD.size))
+        rows = number if kind == FRAMES else 0
+        yield kind, number, np.frombuffer(_take(stream, 2 * codebooks * rows), "<u2").reshape(rows, codebooks)
+
+
 def decode(stream: BinaryIO, decoder: CodecDecoder) -> Iterator[NDArray[np.int16]]:
     """What is heard, in order. Raises BadFrames where the stream breaks off."""
-    state, codebooks = decoder.initial_state(), decoder.config.num_quantizers
+    state = decoder.initial_state()
     audio = np.zeros(0, np.int16)  # decoded, and neither heard nor dropped yet
-    while True:
-        kind, number = RECORD.unpack(_take(stream, RECORD.size))
+    for kind, number, codes in records(stream, decoder.config.num_quantizers):
         if kind == FRAMES:
-            codes = np.frombuffer(_take(stream, 2 * codebooks * number), "<u2").reshape(number, codebooks)
             for start in range(0, number, _AT_ONCE):
                 rows = torch.from_numpy(codes[start : start + _AT_ONCE].astype(np.int64))
                 samples, (state,) = decoder.decode(rows[None], [state])
@@ -80,9 +87,7 @@ def decode(stream: BinaryIO, decoder: CodecDecoder) -> Iterator[NDArray[np.int16
             yield np.zeros(number, np.int16)
         elif kind == RESTART:
             state, audio = decoder.initial_state(), audio[:0]
-        elif kind == END:
-            return
-        else:
+        elif kind != END:
             raise BadFrames(f"there is no record of kind {kind}")
 
 

@@ -25,26 +25,23 @@ class Stress(StrEnum):
 
 
 def randomize_codec(
-    decoder: DecoderNetwork, encoder: EncoderNetwork, *, generator: torch.Generator, stress: Stress | None = None
+    decoder: DecoderNetwork, encoder: EncoderNetwork | None, *, generator: torch.Generator, stress: Stress | None = None
 ) -> None:
-    """Fill both networks in place; their parameters must be materialised, on the generator's device.
+    """Fill both in place, or a decoder alone; their parameters must be materialised, on the generator's device.
 
     Plain initialisation would leave codebooks empty, residual branches silent and the waveform vanishing or clipped.
     Here every convolution of the decoder is scaled by the output it really has, so that waveforms can be compared.
     """
     with torch.no_grad():
         _fill(decoder, generator)
-        _fill(encoder, generator)
+        if encoder is not None:
+            _fill(encoder, generator)
         _stress_snakes(decoder, stress, generator)
         _scale_convolutions(decoder, generator)
 
 
-def randomize_decoder(decoder: DecoderNetwork, *, generator: torch.Generator, stress: Stress | None = None) -> None:
-    """As randomize_codec, of a decoder alone."""
-    with torch.no_grad():
-        _fill(decoder, generator)
-        _stress_snakes(decoder, stress, generator)
-        _scale_convolutions(decoder, generator)
+def randomize_decoder(decoder: DecoderNetwork, *, generator: torch.Generator) -> None:
+    randomize_codec(decoder, None, generator=generator)
 
 
 def _fill(network: nn.Module, generator: torch.Generator) -> None:

@@ -21,14 +21,14 @@ from deployments.codec.pool import codec
 from deployments.config import CodecConfig, DType
 from deployments.errors import StartError
 from deployments.talker.engine.startup import prepare_nothing
-from talkray_tools.random_codec import Stress, randomize_decoder
+from talkray_tools.random_codec import Stress, randomize_codec, randomize_decoder
 from talkray_tools.released import SHAPES
 from talkray_tools.unfolded_codec import DecoderNetwork
 
 
 def stressed(config: SpeechTokenizerConfig, stress: Stress) -> DecoderNetwork:
     network = DecoderNetwork(config.decoder)
-    randomize_decoder(network, generator=torch.Generator().manual_seed(1), stress=stress)
+    randomize_codec(network, None, generator=torch.Generator().manual_seed(1), stress=stress)
     return network.requires_grad_(requires_grad=False)
 
 
