@@ -20,7 +20,7 @@ from rich.console import Console
 from deployments.errors import InvalidRequest
 from serve_app.cli.say import RefusedError, first_voice, running_server
 from talkray_tools.arguments import run_program
-from talkray_tools.job_client import PartFolder, PartList, fetch
+from talkray_tools.job_client import PartFolder, PartList, fetch, made, write_whole
 from talkray_tools.job_progress import JobLine, length, stopped
 
 _ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
@@ -55,8 +55,7 @@ def dataset(
     if _is_complete(manifest, work):
         console.print(f"{output} has all of {file} already", markup=False)
         return
-    folder = PartFolder(output / "clips", audio_format)
-    _make_folder(folder.folder)
+    folder = PartFolder(made(output / "clips"), audio_format)
     with stopped(console, "the same command goes on"):
         with JobLine(console, "speaking") as progress:
             ignored = fetch(server, work, folder, progress.report)
@@ -66,12 +65,7 @@ def dataset(
         if shard_size is not None:
             entries = _packed(output, folder, entries, shard_size)
     content = "".join(json.dumps(entry, ensure_ascii=False) + "\n" for entry in entries)
-    try:
-        new = manifest.with_name(".manifest.jsonl.new")
-        new.write_text(content, encoding="utf-8")
-        new.replace(manifest)
-    except OSError as error:
-        raise RefusedError(f"{manifest} cannot be written: {error.strerror}") from None
+    write_whole(manifest, content.encode())
     if shard_size is not None:
         for file in (file for name in names for file in folder.files(name)):
             file.unlink()  # it is in a shard
@@ -187,13 +181,6 @@ def _write_shard(shard: Path, files: Sequence[Path]) -> None:
             info.size = len(content)
             tar.addfile(info, io.BytesIO(content))
     new.replace(shard)
-
-
-def _make_folder(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise RefusedError(f"{folder} cannot be made: {error.strerror}") from None
 
 
 if __name__ == "__main__":

@@ -71,7 +71,7 @@ class PartFolder:
     def keep(self, name: str, digest: str, audio: bytes, told: Mapping[str, object]) -> None:
         """The JSON comes last: a part without one is not here."""
         (self.folder / f"{name}.json").unlink(missing_ok=True)
-        _replace(self.audio(name), audio)
+        write_whole(self.audio(name), audio)
         self._write(f"{name}.json", {**told, "digest": digest})
 
     def problems(self, name: str) -> list[dict[str, Any]]:
@@ -99,7 +99,29 @@ class PartFolder:
         return found if isinstance(found, dict) else {}
 
     def _write(self, name: str, content: Mapping[str, object]) -> None:
-        _replace(self.folder / name, json.dumps(content, ensure_ascii=False).encode())
+        write_whole(self.folder / name, json.dumps(content, ensure_ascii=False).encode())
+
+
+def write_whole(file: Path, content: bytes) -> None:
+    """It is there as a whole, or as before. Raises RefusedError."""
+    new = file.with_name(f".{file.name}.new")
+    try:
+        with new.open("wb") as out:
+            out.write(content)
+            out.flush()
+            os.fsync(out.fileno())
+        new.replace(file)
+    except OSError as error:
+        raise RefusedError(f"{file} cannot be written: {error.strerror}") from None
+
+
+def made(folder: Path) -> Path:
+    """Raises RefusedError."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RefusedError(f"{folder} cannot be made: {error.strerror}") from None
+    return folder
 
 
 @dataclass(slots=True)
@@ -289,19 +311,6 @@ class _Server:
                     reason = f"{self._url} does not answer as a Talkray server ({error or type(error).__name__})"
                     raise RefusedError(f"{reason}: the same command goes on once it runs") from None
             await asyncio.sleep(_PAUSE_S)
-
-
-def _replace(file: Path, content: bytes) -> None:
-    """It is there as a whole, or as before. Raises RefusedError."""
-    new = file.with_name(f".{file.name}.new")
-    try:
-        with new.open("wb") as out:
-            out.write(content)
-            out.flush()
-            os.fsync(out.fileno())
-        new.replace(file)
-    except OSError as error:
-        raise RefusedError(f"{file} cannot be written: {error.strerror}") from None
 
 
 def _batch(work: PartList, missing: Sequence[int]) -> list[int]:

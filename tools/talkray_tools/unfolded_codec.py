@@ -41,26 +41,6 @@ class AveragedCodebook(nn.Module):
         return self.embedding_sum / self.cluster_usage.clamp(min=_MIN_USAGE)[:, None]
 
 
-class NamedCodebook(nn.Module):
-    """One codebook under its checkpoint name."""
-
-    def __init__(self, config: DecoderConfig) -> None:
-        super().__init__()
-        self._codebook = AveragedCodebook(config.codebook_size, config.codebook_dim // 2)
-
-    def table(self) -> Tensor:
-        """Entries, [codebook_size, codebook_dim // 2]."""
-        return self._codebook.table()
-
-
-class ResidualVectorQuantization(nn.Module):
-    """Codebooks whose entries add up."""
-
-    def __init__(self, config: DecoderConfig, num_quantizers: int) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(NamedCodebook(config) for _ in range(num_quantizers))
-
-
 class CodebookGroup(nn.Module):
     """A group of codebooks between projections. The input projection serves training only."""
 
@@ -69,12 +49,14 @@ class CodebookGroup(nn.Module):
         inner = config.codebook_dim // 2
         self.input_proj = nn.Conv1d(config.codebook_dim, inner, 1, bias=False)
         self.output_proj = nn.Conv1d(inner, config.codebook_dim, 1, bias=False)
-        self.vq = ResidualVectorQuantization(config, num_quantizers)
+        self.codebooks = [AveragedCodebook(config.codebook_size, inner) for _ in range(num_quantizers)]
+        self.vq = nn.Module()  # their names in the checkpoint
+        self.vq.layers = nn.ModuleList(nn.ModuleDict({"_codebook": each}) for each in self.codebooks)
 
     def tables(self) -> list[Tensor]:
         """Entries of each codebook behind the output projection, [codebook_size, codebook_dim]."""
         projection = self.output_proj.weight[:, :, 0].T
-        return [layer.table() @ projection for layer in self.vq.layers]  # type: ignore[operator]
+        return [codebook.table() @ projection for codebook in self.codebooks]
 
 
 class CodebookGroups(nn.Module):
@@ -93,21 +75,6 @@ class CodebookGroups(nn.Module):
         return F.embedding(codes + offsets, torch.cat(tables)).sum(dim=2)
 
 
-class ExactRMSNorm(nn.Module):
-    """Root mean square normalisation, computed in float32."""
-
-    def __init__(self, channels: int, *, eps: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(channels))
-        self.eps = eps
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[..., channels] -> [..., channels]."""
-        exact = x.float()
-        exact = exact * torch.rsqrt(exact.square().mean(-1, keepdim=True) + self.eps)
-        return self.weight * exact.to(x.dtype)
-
-
 class WindowedAttention(nn.Module):
     """Attention of each frame to itself and to the `window - 1` frames before it."""
 
@@ -123,15 +90,14 @@ class WindowedAttention(nn.Module):
 
     def forward(self, x: Tensor, *, mask: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
         """[B, T, hidden] -> [B, T, hidden]."""
-        q = rotate(self._heads(self.q_proj(x)), rotary)
-        k = rotate(self._heads(self.k_proj(x)), rotary)
-        v = self._heads(self.v_proj(x))
+        q, k, v = (
+            projection(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+            for projection in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        q, k = rotate(q, rotary), rotate(k, rotary)
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=self.grouped)
         out: Tensor = self.o_proj(y.transpose(1, 2).flatten(2))
         return out
-
-    def _heads(self, x: Tensor) -> Tensor:  # [B, T, heads * head_dim] -> [B, heads, T, head_dim]
-        return x.view(*x.shape[:-1], -1, self.head_dim).transpose(1, 2)
 
 
 class WindowedLayer(nn.Module):
@@ -139,10 +105,10 @@ class WindowedLayer(nn.Module):
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
-        self.input_layernorm = ExactRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.input_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.self_attn = WindowedAttention(config)
         self.self_attn_layer_scale = LayerScale(config.hidden_size)
-        self.post_attention_layernorm = ExactRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.mlp = GatedMLP(config.hidden_size, config.intermediate_size)
         self.mlp_layer_scale = LayerScale(config.hidden_size)
 
@@ -162,7 +128,7 @@ class WindowedTransformer(nn.Module):
         self.config = config
         self.input_proj = nn.Linear(config.latent_dim, config.hidden_size)
         self.layers = nn.ModuleList(WindowedLayer(config) for _ in range(config.num_hidden_layers))
-        self.norm = ExactRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.output_proj = nn.Linear(config.hidden_size, config.latent_dim)
 
     def forward(self, x: Tensor) -> Tensor:

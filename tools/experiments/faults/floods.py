@@ -81,9 +81,9 @@ async def guesses_keys(me: Intruder) -> str:
     return await replace(me, key=f"{me.key[:-4]}nope").post(SPEECH, SHORT)
 
 
-async def asks_for_nines(me: Intruder) -> str:
-    """A text that grows when it is spoken."""
-    return await me.post(SPEECH, {**SHORT, "input": "9" * 4096})
+async def asks_for(me: Intruder, text: str) -> str:
+    """Two frames of any text."""
+    return await me.post(SPEECH, {**SHORT, "input": text})
 
 
 async def reads_slowly(me: Intruder) -> str:
@@ -150,25 +150,6 @@ async def writes_an_hour_at_once(me: Intruder) -> str:
         await talking.receive(HELD_S)
         await asyncio.sleep(1.0)
         return "left" if not talking.closed else f"closed {talking.close_code}"
-
-
-async def opens_brackets(me: Intruder) -> str:
-    """A link that does not end."""
-    return await writes(me, "[" + "words and " * 6000)
-
-
-async def writes_bullets(me: Intruder) -> str:
-    return await writes(me, "- word\n" * 9000)
-
-
-async def opens_tags(me: Intruder) -> str:
-    """40,000 characters of what may become markup: longer than any text may be."""
-    return await me.post(SPEECH, {**SHORT, "input": "<" + "a" * 40_000})
-
-
-async def opens_tags_within_limits(me: Intruder) -> str:
-    """The same, as long as a text may be, so that all of it is read."""
-    return await me.post(SPEECH, {**SHORT, "input": "<" + "a" * 4000})
 
 
 async def explains_a_pronunciation(me: Intruder) -> str:

@@ -8,6 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from urllib.parse import parse_qsl
 
 import aiohttp
@@ -213,16 +214,17 @@ ATTACKS: tuple[Attack, ...] = (
     Attack("sends garbage", 0, floods.sends_garbage, window_s=2, gets="400"),
     Attack("sends no JSON", 0, floods.sends_no_json, window_s=2, gets="400"),
     Attack("guesses keys", 0, floods.guesses_keys, window_s=2, gets="401"),
-    Attack("asks for nines", 0, floods.asks_for_nines, window_s=2, gets="400"),
+    Attack("asks for nines", 0, partial(floods.asks_for, text="9" * 4096), window_s=2, gets="400"),  # it grows
     Attack("reads slowly", 0, floods.reads_slowly, many=4),
     Attack("messages unfinished", 0, floods.leaves_messages_unfinished, many=1),
     Attack("unknown fields", 1, floods.names_unknown_fields, many=1, window_s=12),
     Attack("unknown fields to sockets", 1, floods.names_unknown_fields_to_sockets),
     Attack("an hour of text at once", 2, floods.writes_an_hour_at_once, many=1, window_s=8),
-    Attack("open brackets", 2, floods.opens_brackets, many=1),
-    Attack("bullets", 2, floods.writes_bullets, many=1),
-    Attack("tags, too long", 2, floods.opens_tags, many=1, window_s=8, gets="400"),
-    Attack("tags, as long as may be", 2, floods.opens_tags_within_limits, many=1),
+    Attack("open brackets", 2, partial(floods.writes, text="[" + "words and " * 6000), many=1),  # a link without an end
+    Attack("bullets", 2, partial(floods.writes, text="- word\n" * 9000), many=1),
+    # What may become markup, longer than any text may be; then as long as a text may be, so that all of it is read.
+    Attack("tags, too long", 2, partial(floods.asks_for, text="<" + "a" * 40_000), many=1, window_s=8, gets="400"),
+    Attack("tags, as long as may be", 2, partial(floods.asks_for, text="<" + "a" * 4000), many=1),
     Attack("a pronunciation", 2, floods.explains_a_pronunciation, many=1),
     Attack("a batch", 3, floods.asks_for_a_batch, many=2, window_s=12),
     Attack("a whole answer", 3, floods.asks_for_a_whole_answer, many=3, window_s=8),

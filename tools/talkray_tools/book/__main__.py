@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from deployments.errors import InvalidRequest
-from serve_app.cli.say import RefusedError, first_voice, running_server
+from serve_app.cli.say import first_voice, running_server
 from serve_app.extensions.voices.reference_doctor import reading_time_s
 from serve_app.extensions.voices.voice_commands import read_file
 from talkray_tools.arguments import run_program
@@ -28,7 +28,7 @@ from talkray_tools.book.captions import captions_of, srt, vtt
 from talkray_tools.book.epub import EpubRules, epub_book
 from talkray_tools.book.subtitles import dub, is_timed, subtitle_book
 from talkray_tools.book.text import Book, Paragraph, markdown_book, plain_book, read_text
-from talkray_tools.job_client import Fields, PartFolder, PartList, fetch
+from talkray_tools.job_client import Fields, PartFolder, PartList, fetch, made, write_whole
 from talkray_tools.job_progress import JobLine, length, stopped
 
 _TURN_S, _HEADING_S, _BREAK_S, _CHAPTER_S = 0.3, 0.9, 1.2, 2.0  # of silence: between turns, after a heading, ...
@@ -123,7 +123,7 @@ def _make(
     loudness: float | None,
 ) -> None:
     work = _work(found, speaking)
-    folder = _folder(target)
+    folder = PartFolder(made(target.with_suffix(".parts")))  # for all formats of the output
     with JobLine(console, "speaking") as line:
         ignored = fetch(server, work, folder, line.report)
     if ignored:
@@ -144,7 +144,8 @@ def _make(
             for number, (name, sound) in enumerate(zip(work.names, sounds, strict=True))
             for caption in captions_of(folder.told(name), times.start_s(number), sound.speed)
         ]
-        _write(target.with_suffix(f".{captions}"), srt(lines) if captions == "srt" else vtt(lines))
+        text = srt(lines) if captions == "srt" else vtt(lines)
+        write_whole(target.with_suffix(f".{captions}"), text.encode())
     paragraphs = _paragraphs(found, work, folder, sounds)
     report: dict[str, Any] = {
         "length_s": round(times.length_s, 3),
@@ -159,7 +160,7 @@ def _make(
         "paragraphs": paragraphs,
     }
     report_file = target.with_suffix(".report.json")
-    _write(report_file, json.dumps(report, ensure_ascii=False, indent=1))
+    write_whole(report_file, json.dumps(report, ensure_ascii=False, indent=1).encode())
     console.print(f"wrote {target} ({length(times.length_s)}, {len(report['chapters'])} chapters)", markup=False)
     _warn(console, report["problems"])
     for each in unfit:
@@ -181,13 +182,6 @@ def _paragraphs(found: Book, work: PartList, folder: PartFolder, sounds: Sequenc
         }
         for number, ((chapter, paragraph), name) in enumerate(zip(found.spoken(), work.names, strict=True))
     ]
-
-
-def _write(file: Path, content: str) -> None:
-    try:
-        file.write_text(content, encoding="utf-8")
-    except OSError as error:
-        raise RefusedError(f"{file} cannot be written: {error.strerror}") from None
 
 
 def _read(file: Path, rules: EpubRules, *, timed: bool) -> Book:
@@ -270,16 +264,6 @@ def _work(found: Book, speaking: Speaking) -> PartList:
 def _part(paragraph: Paragraph, speaking: Speaking) -> Fields:
     own = {"voice": speaking.voices[paragraph.speaker]} if paragraph.speaker else {}
     return {"input": paragraph.text, **own}
-
-
-def _folder(target: Path) -> PartFolder:
-    """Beside the output, for all of its formats."""
-    folder = target.with_suffix(".parts")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InvalidRequest(f"{folder} cannot be made: {error.strerror}", "output") from None
-    return PartFolder(folder)
 
 
 def _sounds(found: Book, work: PartList, folder: PartFolder, speaking: Speaking) -> list[Sound]:

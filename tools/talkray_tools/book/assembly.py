@@ -196,19 +196,15 @@ def write_book(
     """Replaces the file when all is in it; `titles` are the chapters', `factors` the voices' gains. `report` is told
     how many parts are written. Raises RefusedError.
     """
-    new = file.with_name(f".{file.name}.new")
+    new, kind = file.with_name(f".{file.name}.new"), book_format(file)
     try:
-        with av.open(str(new), "w", format=book_format(file).container, options=dict(_options(file))) as out:
-            _write(out, book_format(file), sounds, titles, tags=tags, factors=factors, report=report)
+        with av.open(str(new), "w", format=kind.container, options=dict(kind.options or {})) as out:
+            _write(out, kind, sounds, titles, tags=tags, factors=factors, report=report)
         new.replace(file)
     except OSError as error:
         raise RefusedError(f"{file} cannot be written: {error.strerror or error}") from None
     finally:
         new.unlink(missing_ok=True)
-
-
-def _options(file: Path) -> Mapping[str, str]:
-    return book_format(file).options or {}
 
 
 def _write(
@@ -230,11 +226,10 @@ def _write(
         out.metadata[name] = value
     if kind.has_chapters:
         out.set_chapters(_chapters(chapter_starts(sounds, times), titles, times.length_s))
-    picture = None if tags.cover is None else picture_of(tags.cover)
-    if picture is not None and kind.has_cover:
-        _add_picture(out, picture, tags.cover or b"")
-    elif picture is not None and kind.container == "ogg":
-        out.metadata["METADATA_BLOCK_PICTURE"] = _picture_block(picture, tags.cover or b"")
+    if tags.cover is not None and kind.has_cover:
+        _add_picture(out, picture_of(tags.cover), tags.cover)
+    elif tags.cover is not None and kind.container == "ogg":
+        out.metadata["METADATA_BLOCK_PICTURE"] = _picture_block(picture_of(tags.cover), tags.cover)
     position = 0
     for audio in _levelled(_audio(sounds, times, factors or {}, report), times.sample_rate, limited=bool(factors)):
         out.mux(stream.encode(_frame(audio, times.sample_rate, position)))
@@ -280,9 +275,9 @@ def _levelled(parts: Iterator[Float], sample_rate: int, *, limited: bool) -> Ite
     for part in parts:
         graph.push(_frame(part, sample_rate, position))
         position += part.size
-        yield from _pulled_samples(graph)
+        yield from (frame.to_ndarray()[0] for frame in _pulled(graph))
     graph.push(None)
-    yield from _pulled_samples(graph)
+    yield from (frame.to_ndarray()[0] for frame in _pulled(graph))
 
 
 def _graph(sample_rate: int, step: tuple[str, str]) -> Graph:
@@ -302,11 +297,6 @@ def _pulled(graph: Graph) -> Iterator[av.AudioFrame]:
             return
         assert isinstance(frame, av.AudioFrame)
         yield frame
-
-
-def _pulled_samples(graph: Graph) -> Iterator[Float]:
-    for frame in _pulled(graph):
-        yield frame.to_ndarray()[0]
 
 
 def _samples(file: Path) -> Float:

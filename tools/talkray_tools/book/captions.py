@@ -1,5 +1,6 @@
 """Captions of a book as SubRip or WebVTT: short ones where the times of words are known, else a sentence each."""
 
+import html
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -98,7 +99,7 @@ def joined(text: str, word: str) -> str:
 
 def srt(captions: Sequence[Caption]) -> str:
     blocks = (
-        f"{number}\n{_time(each.start_s, ',')} --> {_time(each.end_s, ',')}\n{_lines(each.text)}\n"
+        f"{number}\n{clock(each.start_s, ',')} --> {clock(each.end_s, ',')}\n{_lines(each.text)}\n"
         for number, each in enumerate(_ordered(captions), start=1)
     )
     return "\n".join(blocks)
@@ -106,7 +107,7 @@ def srt(captions: Sequence[Caption]) -> str:
 
 def vtt(captions: Sequence[Caption]) -> str:
     blocks = (
-        f"{_time(each.start_s, '.')} --> {_time(each.end_s, '.')}\n{_lines(_escaped(each.text))}\n"
+        f"{clock(each.start_s)} --> {clock(each.end_s)}\n{_lines(html.escape(each.text, quote=False))}\n"
         for each in _ordered(captions)
     )
     return "\n".join(["WEBVTT\n", *blocks])
@@ -121,13 +122,10 @@ def _ordered(captions: Sequence[Caption]) -> Iterator[Caption]:
         yield Caption(each.text, start_s, ended_s)
 
 
-def _time(seconds: float, mark: str) -> str:
+def clock(seconds: float, mark: str = ".") -> str:
+    """With `mark` in front of the milliseconds."""
     ms = round(1000 * seconds)
     return f"{ms // 3_600_000:02}:{ms // 60_000 % 60:02}:{ms // 1000 % 60:02}{mark}{ms % 1000:03}"
-
-
-def _escaped(text: str) -> str:
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 def _lines(text: str) -> str:

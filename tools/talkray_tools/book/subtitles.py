@@ -15,6 +15,7 @@ from deployments.errors import InvalidRequest
 from serve_app.audio.formats import Filter
 from serve_app.text.splitting import sentence_ends
 from talkray_tools.book.assembly import Sound
+from talkray_tools.book.captions import clock
 from talkray_tools.book.text import Book, Chapter, Cue, Paragraph, finished, paragraphs_of, unwrapped
 
 MAX_SPEED = 1.3  # of a cue that is longer than its time
@@ -131,20 +132,15 @@ def _times(line: str, name: str) -> tuple[float, float]:
 
 def _check_order(cues: Sequence[Cue]) -> None:
     """For dubbing one cue is spoken after the other. Raises InvalidRequest that names the first which cannot be."""
-    wrong = [f"{cue.name} ends at {_clock(cue.end_s)}, begins at {_clock(cue.start_s)}" for cue in cues if cue.is_empty]
+    wrong = [f"{cue.name} ends at {clock(cue.end_s)}, begins at {clock(cue.start_s)}" for cue in cues if cue.is_empty]
     wrong += [
-        f"{cue.name} begins at {_clock(cue.start_s)}, before {before.name} ends at {_clock(before.end_s)}"
+        f"{cue.name} begins at {clock(cue.start_s)}, before {before.name} ends at {clock(before.end_s)}"
         for before, cue in pairwise(cues)
         if cue.start_s < before.end_s
     ]
     if wrong:
         more = f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""
         raise InvalidRequest(f"{wrong[0]}{more}: correct the times, or leave out --timed", "file")
-
-
-def _clock(seconds: float) -> str:
-    ms = round(1000 * seconds)
-    return f"{ms // 3_600_000:02}:{ms // 60_000 % 60:02}:{ms // 1000 % 60:02}.{ms % 1000:03}"
 
 
 def _sentences(cues: Sequence[Cue]) -> list[str]:
