@@ -1,4 +1,4 @@
-"""Searches the tiles of every product of the decode loop.
+"""Searches the tiles of every product of the decode loop, beside cuBLAS.
 
     python -m tools.kernels.sweep [--save FILE]
 
@@ -17,6 +17,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import torch
+from torch.nn import functional as F  # noqa: N812
 
 from deployments.talker.kernels import tiles as tiles_module
 from deployments.talker.kernels.matmul import Product, like_rows, matmul, measure_squares
@@ -144,7 +145,7 @@ def _pipelined_tiles(case: Case, rows: int) -> Iterator[Tile]:
                 yield Tile(Form.PIPELINED, block_n, block_k, warps, stages, chains, block_m)
 
 
-def time_graph(body: Callable[[], None], *, calls: int) -> float:
+def time_graph(body: Callable[[], object], *, calls: int) -> float:
     """Microseconds of one of the `calls` calls that `body` makes, the median of a few replays of a graph."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
@@ -202,6 +203,10 @@ class Chain:
     def time(self, tile: Tile) -> float:
         """Microseconds of one product."""
         return time_graph(lambda: self.run(tile), calls=len(self.weights))
+
+    def time_cublas(self) -> float:
+        """Microseconds of the bare product by cuBLAS."""
+        return time_graph(lambda: [F.linear(self.x.values, weight) for weight in self.weights], calls=len(self.weights))
 
 
 @dataclass(frozen=True, slots=True)
