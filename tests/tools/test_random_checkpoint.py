@@ -10,10 +10,10 @@ from deployments.talker.model.model_config import ModelConfig
 from deployments.talker.model.speaker_encoder import SpeakerEncoder
 from deployments.talker.model.talker import Talker
 from deployments.talker.text.tokenizer import TextTokenizer
-from deployments.weights.checkpoint import read_shapes, read_tensors
+from deployments.weights.checkpoint import read_shapes
 from deployments.weights.store import REPOSITORIES, missing_files
 from talkray_tools.byte_tokenizer import ADDED_TOKENS, write_tokenizer
-from talkray_tools.random_checkpoint import Fill, Options, main, write_checkpoint, write_random_tensors
+from talkray_tools.random_checkpoint import Fill, Options, main, random_tensors, write_checkpoint
 from talkray_tools.released import SHAPES, Shape
 
 TINY = SHAPES["tiny-CustomVoice"]
@@ -38,15 +38,9 @@ def test_a_directory_with_files_is_left_alone(tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == ["notes.txt"]
 
 
-def test_weights_follow_from_the_seed(tmp_path: Path) -> None:
+def test_weights_follow_from_the_seed() -> None:
     fills = {"talker.a.weight": Fill(torch.Size([33, 5]), 0.0, 1.0), "talker.b.bias": Fill(torch.Size([7]), 0.0, 1.0)}
-    drawn = []
-    for number, seed in enumerate((3, 3, 4)):
-        (tmp_path / str(number)).mkdir()
-        write_random_tensors(
-            tmp_path / str(number) / "model.safetensors", fills, Options(seed=seed, dtype=torch.float32)
-        )
-        drawn.append(read_tensors(tmp_path / str(number)))
+    drawn = [random_tensors(fills, Options(seed=seed, dtype=torch.float32)) for seed in (3, 3, 4)]
     assert all(torch.equal(drawn[0][name], drawn[1][name]) for name in fills)
     assert not any(torch.equal(drawn[0][name], drawn[2][name]) for name in fills)
 
@@ -57,20 +51,18 @@ def test_the_first_values_never_change() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_values_have_the_wanted_mean_and_deviation(dtype: torch.dtype, tmp_path: Path) -> None:
+def test_values_have_the_wanted_mean_and_deviation(dtype: torch.dtype) -> None:
     fill = Fill(torch.Size([1 << 12, 40]), 0.5, 0.25)
-    write_random_tensors(tmp_path / "model.safetensors", {"x": fill}, Options(dtype=dtype))
-    tensor = read_tensors(tmp_path)["x"]
+    tensor = random_tensors({"x": fill}, Options(dtype=dtype))["x"]
     assert (tensor.dtype, tensor.shape) == (dtype, fill.shape)
     assert float(tensor.float().mean()) == pytest.approx(0.5, abs=0.005)
     assert float(tensor.float().std()) == pytest.approx(0.25, rel=0.01)
 
 
-def test_pieces_meet_without_a_seam(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pieces_meet_without_a_seam(monkeypatch: pytest.MonkeyPatch) -> None:
     fills = {name: Fill(torch.Size([3, 10]), 0.0, 1.0) for name in ("first", "second")}
     monkeypatch.setattr("talkray_tools.random_checkpoint._PIECE", 8)
-    write_random_tensors(tmp_path / "model.safetensors", fills, Options(dtype=torch.float32))
-    for name, tensor in read_tensors(tmp_path).items():
+    for name, tensor in random_tensors(fills, Options(dtype=torch.float32)).items():
         pieces = [fills[name].draw(f"0/{name}/{start}", min(8, 30 - start)) for start in range(0, 30, 8)]
         assert torch.equal(tensor.flatten(), torch.cat(pieces))
 

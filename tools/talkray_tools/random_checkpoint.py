@@ -12,10 +12,9 @@ import logging
 import math
 import os
 import shutil
-import struct
 import sys
-from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -23,7 +22,7 @@ from typing import Annotated, Literal
 import numpy as np
 import torch
 import typer
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from deployments.codec.codec_config import SpeechTokenizerConfig
@@ -42,9 +41,8 @@ from talkray_tools.unfolded_codec import DecoderNetwork
 logger = logging.getLogger(__name__)
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-_SAFETENSORS_NAMES = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32"}
-_WORTH_A_REPORT = 100e6  # bytes
-_PIECE = 1 << 22  # values drawn, converted and written at a time; even, so that four fit a 64-bit draw
+_WORTH_A_REPORT = 50e6  # values
+_PIECE = 1 << 22  # values drawn and converted at a time; even, so that four fit a 64-bit draw
 _TOKENIZER_FILES = ("vocab.json", "merges.txt", "tokenizer_config.json")
 
 
@@ -108,14 +106,11 @@ def _write_talker(directory: Path, shape: Shape, options: Options) -> None:
         for name, tensor in module.state_dict().items()
     }
     fills = {name: Fill.of(name, size, unit_scale=shape.unit_scale) for name, size in shapes.items()}
-    file = directory / "model.safetensors"
-    write_random_tensors(file, fills, options)
-    if shape.eos_scale != 1.0 or options.stress is not None:
-        tensors = load_file(file)
-        tensors["talker.codec_head.weight"][config.codes.eos] *= shape.eos_scale
-        if options.stress is not None:
-            stress_networks(tensors, torch.Generator().manual_seed(options.seed))
-        save_file(tensors, file, metadata={"format": "pt"})
+    tensors = random_tensors(fills, options)
+    tensors["talker.codec_head.weight"][config.codes.eos] *= shape.eos_scale
+    if options.stress is not None:
+        stress_networks(tensors, torch.Generator().manual_seed(options.seed))
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
 
 
 def _write_codec(directory: Path, shape: Shape, options: Options) -> None:
@@ -165,62 +160,25 @@ class Fill:
         return values.sub_(32767.5).mul_(self.deviation * math.sqrt(3) / 32767.5).add_(self.mean)
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """A run of one tensor's values and where its bytes go."""
+def random_tensors(fills: Mapping[str, Fill], options: Options) -> dict[str, Tensor]:
+    """All of them, drawn in pieces on all cores. Logs each tenth of many."""
 
-    name: str
-    first: int
-    count: int
-    offset: int
+    def drawn(name: str) -> Tensor:
+        fill, count = fills[name], fills[name].shape.numel()
+        pieces = (
+            fill.draw(f"{options.seed}/{name}/{first}", min(_PIECE, count - first)).to(options.dtype)
+            for first in range(0, count, _PIECE)
+        )
+        return torch.cat([*pieces]).view(fill.shape)
 
-
-def write_random_tensors(file: Path, fills: Mapping[str, Fill], options: Options) -> None:
-    """Write a safetensors file piece by piece on all cores; never more than a piece per core is in memory."""
-    header = _header(fills, options.dtype)
-    start = 8 + len(header)
-    with file.open("wb") as out, ThreadPoolExecutor(os.cpu_count()) as pool:
-        out.write(struct.pack("<Q", len(header)) + header)
-        out.flush()
-
-        def write(piece: Piece) -> int:
-            values = fills[piece.name].draw(f"{options.seed}/{piece.name}/{piece.first}", piece.count)
-            data = values.to(options.dtype).view(torch.uint8).numpy().tobytes()
-            written = os.pwrite(out.fileno(), data, start + piece.offset)
-            assert written == len(data), "regular files take all bytes or raise"
-            return written
-
-        pieces = [pool.submit(write, piece) for piece in _pieces(fills, options.dtype.itemsize)]
-        total = sum(fill.shape.numel() for fill in fills.values()) * options.dtype.itemsize
-        _report((done.result() for done in as_completed(pieces)), total)
-
-
-def _header(fills: Mapping[str, Fill], dtype: torch.dtype) -> bytes:
-    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
-    end = 0
-    for name, fill in fills.items():
-        begin, end = end, end + fill.shape.numel() * dtype.itemsize
-        header[name] = {"dtype": _SAFETENSORS_NAMES[dtype], "shape": list(fill.shape), "data_offsets": [begin, end]}
-    text = json.dumps(header).encode()
-    return text + b" " * (-len(text) % 8)
-
-
-def _pieces(fills: Mapping[str, Fill], itemsize: int) -> Iterator[Piece]:
-    offset = 0
-    for name, fill in fills.items():
-        size = fill.shape.numel()
-        for first in range(0, size, _PIECE):
-            yield Piece(name, first, min(_PIECE, size - first), offset + first * itemsize)
-        offset += size * itemsize
-
-
-def _report(written: Iterator[int], total: int) -> None:
-    """Log each tenth of `total` bytes."""
-    done = 0
-    for size in written:
-        before, done = done, done + size
-        if total > _WORTH_A_REPORT and before * 10 // total < done * 10 // total:
-            logger.info("talker %3d %% of %.2f GB", done * 100 // total, total / 1e9)
+    tensors, total, done = dict[str, Tensor](), sum(fill.shape.numel() for fill in fills.values()), 0
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for name, tensor in zip(fills, pool.map(drawn, fills), strict=True):
+            before, done = done, done + tensor.numel()
+            if total > _WORTH_A_REPORT and before * 10 // total < done * 10 // total:
+                logger.info("talker %3d %% of %.2f billion values", done * 100 // total, total / 1e9)
+            tensors[name] = tensor
+    return tensors
 
 
 def main(arguments: list[str]) -> int:
