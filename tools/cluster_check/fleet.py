@@ -3,7 +3,7 @@
 import math
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -58,37 +58,23 @@ def check(root: Path) -> Iterator[str]:
 
 
 def _of_machines(cluster: Any) -> dict[str, Group]:
-    return {
-        name: Group(
-            name,
-            kind["labels"],
-            kind.get("min_workers", 0),
-            kind.get("max_workers", 0),  # Ray takes the whole cluster's
-            kind.get("idle_timeout_s", 0),
-            kind.get("priority", 0),
-            kind["resources"].get("CPU", 0),
-            kind["resources"].get("GPU", 0),
-        )
-        for name, kind in cluster["available_node_types"].items()
-        if name != cluster["head_node_type"]
-    }
+    keys = ("min_workers", "max_workers", "idle_timeout_s", "priority")  # without max_workers Ray takes the cluster's
+    kinds = {name: kind for name, kind in cluster["available_node_types"].items() if name != cluster["head_node_type"]}
+    return {name: _group(name, kind, keys, kind["resources"]) for name, kind in kinds.items()}
 
 
 def _of_pods(specs: list[dict[str, Any]]) -> dict[str, Group]:
-    found = {}
+    keys, found = ("minReplicas", "maxReplicas", "idleTimeoutSeconds", "priority"), {}
     for spec in specs:
         limits = at(spec, "template", "spec", "containers", 0, "resources", "limits") or {}
-        found[spec["groupName"]] = Group(
-            spec["groupName"],
-            spec.get("labels", {}),
-            spec.get("minReplicas", 0),
-            spec.get("maxReplicas", 0),
-            spec.get("idleTimeoutSeconds", 0),
-            spec.get("priority", 0),
-            int(limits.get("cpu", 0)),
-            int(limits.get("nvidia.com/gpu", 0)),
-        )
+        resources = {"CPU": limits.get("cpu", 0), "GPU": limits.get("nvidia.com/gpu", 0)}
+        found[spec["groupName"]] = _group(spec["groupName"], spec, keys, resources)
     return found
+
+
+def _group(name: str, spec: Mapping[str, Any], keys: Iterable[str], resources: Mapping[str, Any]) -> Group:
+    bounds = (spec.get(key, 0) for key in keys)
+    return Group(name, spec.get("labels", {}), *bounds, *(int(resources.get(kind, 0)) for kind in ("CPU", "GPU")))
 
 
 def _equal(fleet: Mapping[str, Group], first: Mapping[str, Group]) -> Iterator[str]:

@@ -38,11 +38,17 @@ def connected(port: int, source: str = "127.0.0.1") -> Iterator[socket.socket]:
         yield raw
 
 
+def request(body: bytes, headers: Mapping[str, str], *, announced: int | None = None) -> bytes:
+    """A POST as bytes; a part of its body where more is `announced`."""
+    lines = [f"POST {SPEECH} HTTP/1.1", "Host: localhost", "Content-Type: application/json"]
+    lines += [f"{name}: {value}" for name, value in headers.items()]
+    lines += [f"Content-Length: {len(body) if announced is None else announced}", "", ""]
+    return "\r\n".join(lines).encode() + body
+
+
 def unfinished(raw: socket.socket, key: str = "") -> None:
     """Send the head of a request, and a little of the body that it announces."""
-    key_line = f"Authorization: Bearer {key}\r\n" if key else ""
-    head = f"POST {SPEECH} HTTP/1.1\r\nHost: localhost\r\n{key_line}Content-Length: 100000\r\n\r\n"
-    raw.sendall(head.encode() + b'{"input":')
+    raw.sendall(request(b'{"input":', {"Authorization": f"Bearer {key}"} if key else {}, announced=100_000))
 
 
 def read_to_end(raw: socket.socket, within_s: float) -> bytes:

@@ -10,7 +10,7 @@ from typing import Any
 
 import aiohttp
 
-from tools.suites.raw import SPEECH, handshake
+from tools.suites.raw import handshake, request
 
 HELD_S = 12.0  # that a connection is held
 PAUSE_S = 45.0  # for which a client that means well reads nothing; a WebSocket was closed with 1011 after 40
@@ -100,12 +100,8 @@ class Intruder:
             await loop.sock_connect(raw, ("127.0.0.1", self.port))
             yield raw
 
-    def request(self, body: bytes, *, announced: int | None = None, path: str = SPEECH) -> bytes:
-        """A POST as bytes; a part of its body where more is `announced`."""
-        lines = [f"POST {path} HTTP/1.1", "Host: localhost", "Content-Type: application/json"]
-        lines += [f"{name}: {value}" for name, value in self.headers.items()]
-        lines += [f"Content-Length: {len(body) if announced is None else announced}", "", ""]
-        return "\r\n".join(lines).encode() + body
+    def request(self, body: bytes, *, announced: int | None = None) -> bytes:
+        return request(body, self.headers, announced=announced)
 
 
 def _small(buffer: int, family: int = socket.AF_INET) -> socket.socket:

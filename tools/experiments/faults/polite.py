@@ -155,9 +155,9 @@ class PoliteClient:
         async for heard in _heard(self._socket):
             if isinstance(heard, bytes):
                 stream.take(heard)
-            elif error := heard.get("error"):
-                code = (error if isinstance(error, dict) else heard)["code"]
-                raise broken(stream, error) if stream.num_bytes else refusal(_STATUS.get(str(code), 0), str(error))
+            elif wrong := heard.get("error"):
+                code = (wrong if isinstance(wrong, dict) else heard)["code"]
+                raise broken(stream, wrong) if stream.num_bytes else refusal(_STATUS.get(str(code), 0), str(wrong))
             elif heard.get("type") == "response.output_audio.delta":
                 stream.take(base64.b64decode(heard["delta"]))
             elif heard.get("isFinal") or heard.get("type") in ("done", "response.done"):
@@ -194,5 +194,5 @@ def refusal(status: int, text: str) -> Exception:
     return Refused(said) if status in (429, 502, 503, 504) else UnexpectedAnswer(said)
 
 
-def broken(stream: Stream, error: object) -> Exception:
-    return aiohttp.ClientPayloadError(f"after {stream.num_bytes} bytes: {error}")
+def broken(stream: Stream, wrong: object) -> Exception:
+    return aiohttp.ClientPayloadError(f"after {stream.num_bytes} bytes: {wrong}")
