@@ -149,7 +149,7 @@ def ask(url: str, path: str, fields: Mapping[str, object]) -> Any:
         body = {name: value for name, value in fields.items() if value is not None}
         async with _session() as session, session.post(url.rstrip("/") + path, json=body) as answer:
             if answer.status != 200:
-                raise RefusedError(f"{url}: {_message(answer.status, await answer.read())}")
+                raise RefusedError(f"{url}: {http_message(answer.status, await answer.read())}")
             return await answer.json()
 
     return _asked(url, work())
@@ -303,7 +303,7 @@ async def _ask(
         body = {name: value for name, value in fields.items() if value is not None}
         async with session.post(f"{url}/v1/audio/speech", json=body) as answer:
             if answer.status != 200:
-                raise RefusedError(f"{url}: {_message(answer.status, await answer.read())}")
+                raise RefusedError(f"{url}: {http_message(answer.status, await answer.read())}")
             num_bytes = 0
             async for part in answer.content.iter_any() if stream else _whole(answer):
                 write(part)
@@ -329,7 +329,7 @@ async def _first_voice(session: aiohttp.ClientSession, url: str) -> str | None:
         return str(voices[0]["id"]) if voices else None
 
 
-def _message(status: int, content: bytes) -> str:
+def http_message(status: int, content: bytes) -> str:
     remedy = f" Put its key into {KEY_VARIABLE}, or name another server with --url." if status == 401 else ""
     try:
         return f"HTTP {status}: {json.loads(content)['error']['message']}{remedy}"

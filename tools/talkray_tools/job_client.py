@@ -17,7 +17,7 @@ from typing import Any
 import aiohttp
 
 from deployments.errors import TalkrayError
-from serve_app.cli.say import KEY_VARIABLE, RefusedError
+from serve_app.cli.say import KEY_VARIABLE, RefusedError, http_message
 
 Fields = Mapping[str, object]
 
@@ -303,7 +303,7 @@ class _Server:
                         return content
                     if answer.status in expected:
                         return None
-                    refused = RefusedError(f"{self._url}: {_message(answer.status, content)}")
+                    refused = RefusedError(f"{self._url}: {http_message(answer.status, content)}")
                     if answer.status not in _AGAIN or loop.time() > until_s:
                         raise refused
             except (aiohttp.ClientError, TimeoutError) as error:
@@ -338,14 +338,6 @@ def _json(content: bytes | None) -> dict[str, Any]:
 
 def _json_or_none(content: bytes | None) -> dict[str, Any] | None:
     return None if content is None else _json(content)
-
-
-def _message(status: int, content: bytes) -> str:
-    remedy = f" Put its key into {KEY_VARIABLE}, or name another server with --url." if status == 401 else ""
-    try:
-        return f"HTTP {status}: {json.loads(content)['error']['message']}{remedy}"
-    except (ValueError, KeyError, TypeError):
-        return f"HTTP {status}.{remedy}"
 
 
 def _remark(state: Mapping[str, Any]) -> str:

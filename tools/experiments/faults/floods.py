@@ -43,26 +43,12 @@ async def leaves(me: Intruder) -> str:
         return str(answer.status)
 
 
-async def closes_its_half(me: Intruder) -> str:
-    """Sends a whole request, and that it will send nothing more."""
+async def sends_a_body(me: Intruder, body: bytes, *, announced: int | None = None, closes: bool) -> str:
+    """Of which more may be announced; then it may close its half of the connection."""
     async with me.raw() as raw:
-        await sent(raw, me.request(json.dumps(SHORT).encode()))
-        raw.shutdown(socket.SHUT_WR)
-        return await first_line(raw)
-
-
-async def ends_its_body_early(me: Intruder) -> str:
-    """Closes its half in the middle of the body."""
-    async with me.raw() as raw:
-        await sent(raw, me.request(b'{"input":', announced=100_000))
-        raw.shutdown(socket.SHUT_WR)
-        return await first_line(raw)
-
-
-async def never_ends_its_body(me: Intruder) -> str:
-    """Holds a connection whose body does not come."""
-    async with me.raw() as raw:
-        await sent(raw, me.request(b'{"input":', announced=100_000))
+        await sent(raw, me.request(body, announced=announced))
+        if closes:
+            raw.shutdown(socket.SHUT_WR)
         return await first_line(raw)
 
 

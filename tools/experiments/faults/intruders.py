@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 from urllib.parse import parse_qsl
 
 import aiohttp
@@ -206,11 +207,13 @@ class Attack:
     gets: str = ""  # the only status that it may get
 
 
+WHOLE = json.dumps(SHORT).encode()
+PART: dict[str, Any] = {"body": b'{"input":', "announced": 100_000}
 ATTACKS: tuple[Attack, ...] = (
     Attack("leaves", 0, floods.leaves),
-    Attack("closes its half", 0, floods.closes_its_half, window_s=2),
-    Attack("ends its body early", 0, floods.ends_its_body_early, window_s=2),
-    Attack("never ends its body", 0, floods.never_ends_its_body, many=6, window_s=2),
+    Attack("closes its half", 0, partial(floods.sends_a_body, body=WHOLE, closes=True), window_s=2),
+    Attack("ends its body early", 0, partial(floods.sends_a_body, **PART, closes=True), window_s=2),
+    Attack("never ends its body", 0, partial(floods.sends_a_body, **PART, closes=False), many=6, window_s=2),
     Attack("sends garbage", 0, floods.sends_garbage, window_s=2, gets="400"),
     Attack("sends no JSON", 0, floods.sends_no_json, window_s=2, gets="400"),
     Attack("guesses keys", 0, floods.guesses_keys, window_s=2, gets="401"),
