@@ -30,13 +30,12 @@ _WORST = 5
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m tools.listening.book", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("book", type=Path, help="m4b, mp3, opus, flac or wav, beside its report")
-    parser.add_argument("--most", type=int, default=None, help="of its paragraphs")
     options = parser.parse_args(arguments)
     report = json.loads(options.book.with_suffix(".report.json").read_text(encoding="utf-8"))
     audio, ear = decoded(options.book), Whisper()
     heard: list[tuple[int, int, str, str]] = []  # errors, words, as it was written, as it was heard
     chapters: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])  # errors and words
-    for each in report["paragraphs"][: options.most]:
+    for each in report["paragraphs"]:
         said = ear.transcribe(audio[round(each["start_s"] * RATE) : round(each["end_s"] * RATE)], RATE)
         wanted = plain_words(each["text"])
         num_errors = word_errors(wanted, plain_words(said))

@@ -51,7 +51,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="embedded")
     parser.add_argument("--joints", type=int, default=50)
-    parser.add_argument("--deaf", action="store_true", help="without recognisers")
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     joints = spoken(options.model, options.joints)
@@ -63,7 +62,7 @@ def main() -> None:
         medians = [f"{np.nanmedian(each):.2f} ({np.nanquantile(each, 0.9):.2f})" for each in steps]
         logger.info(f"| {way} | {len(pairs)} | {' | '.join(medians)} |")
     logger.info({way: [joint.reasons[way].value for joint in joints].count("stop") for way in joints[0].reasons})
-    for recogniser in () if options.deaf else (Whisper(), Moonshine()):
+    for recogniser in (Whisper(), Moonshine()):
         for way in joints[0].reasons:
             errors = [_errors(recogniser.transcribe, joint, way) for joint in joints]
             words = sum(len(plain_words(joint.texts[1], "english")) for joint in joints)
