@@ -14,7 +14,7 @@ from urllib.parse import parse_qsl
 
 import aiohttp
 
-from tools.experiments.faults import floods, hoards, long_jobs
+from tools.experiments.faults import floods, hoards
 from tools.experiments.faults.intruder import (
     CONTEXTS,
     CUT_S,
@@ -248,9 +248,9 @@ ATTACKS: tuple[Attack, ...] = (
     Attack("long words of voices are listed", 19, hoards.stores_long_words_and_lists_them, window_s=8, gets="400"),
     Attack("archives of voices", 19, hoards.asks_for_archives, many=1, window_s=20),
     Attack("types beside a lexicon", 19, hoards.types_beside_a_lexicon, window_s=12),
-    Attack("lists many parts", 19, long_jobs.lists_many_parts, many=1, window_s=20),
-    Attack("fetches finished audio", 19, long_jobs.fetches_finished_audio, many=1, window_s=20),
-    Attack("plans without end", 19, long_jobs.plans_a_job_without_end, many=1, window_s=20),
+    Attack("lists many parts", 19, hoards.lists_many_parts, many=1, window_s=20),
+    Attack("fetches finished audio", 19, hoards.fetches_finished_audio, many=1, window_s=20),
+    Attack("plans without end", 19, hoards.plans_a_job_without_end, many=1, window_s=20),
     Attack("anything", 18, sends_anything, many=4, window_s=20),
 )
 
