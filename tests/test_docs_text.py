@@ -12,7 +12,7 @@ from httpx import ASGITransport, AsyncClient
 from deployments.embedded_voice.english import spoken_english
 from serve_app.cli.say import SayRequest, show_text
 from serve_app.config import ApiSettings
-from serve_app.extensions.text.settings import TextSettings
+from serve_app.extensions.text.reading import TextSettings
 from tests.serve_app.extensions.test_interruptions import serving
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer
 from tests.serve_app.one_model import one_api

@@ -16,8 +16,7 @@ from serve_app.api.responses.respond import respond
 from serve_app.api.speech_service import SpeechService
 from serve_app.audio.formats import AudioFormat
 from serve_app.extension import Dialect, Extension, Route
-from serve_app.extensions.live.connection import HandshakeConnection
-from serve_app.extensions.live.conversation import new_session
+from serve_app.extensions.live.connection import ConversationConnection, HandshakeConnection
 from serve_app.extensions.live.turns import Audio, Event, Flushed
 
 NAMES = {"words": "input", "who": "voice"}  # the house's names of our fields
@@ -33,7 +32,7 @@ async def say(service: SpeechService, request: Request) -> Response:
     )
 
 
-class HouseSocket(HandshakeConnection):
+class HouseSocket(HandshakeConnection, ConversationConnection):
     """Speaks words as they are written."""
 
     text_fields = ("words",)
@@ -45,16 +44,15 @@ class HouseSocket(HandshakeConnection):
         )
 
     async def opened(self) -> None:
-        session = new_session(self.service, self.socket, self.speech, request_id=self.request_id)
-        self._session = self.converse(session, self.tell)
+        self.converse(self.speech)
 
     async def obey(self, fields: dict[str, object]) -> None:
         if fields.get("over"):
-            self._session.flush()
+            self.session.flush()
         else:
-            self._session.append(text_of(fields, "words"))
+            self.session.append(text_of(fields, "words"))
 
-    async def tell(self, event: Event) -> None:
+    async def say(self, event: Event) -> None:
         if isinstance(event, Audio):
             await self.socket.send_bytes(event.data)
         elif isinstance(event, Flushed):

@@ -38,6 +38,19 @@ class AudioFormat(StrEnum):
     FLOAT = "pcm_f32le"
 
 
+@dataclass(frozen=True, slots=True)
+class AudioForm:
+    """The form in which the audio of one answer is wanted."""
+
+    audio_format: AudioFormat
+    whole: bool = False  # one body of known length, which begins once it is complete, instead of a stream
+    speed: float = 1.0
+    sample_rate: int | None = None  # None: the model's
+    bit_rate: int | None = None  # None: the format's usual one
+    in_wav: bool = False  # a raw format after a RIFF header
+    disclosed: bool = False  # says that the speech is synthetic
+
+
 @cache
 def mulaw_table() -> NDArray[np.uint8]:
     """[65536] mu-law bytes of all samples (ITU-T G.711): sign, exponent and mantissa of the biased value, inverted."""
@@ -92,10 +105,6 @@ class CompressedFormat:
     has_id3: bool = False  # players expect ID3 tags in front of it
 
 
-def _as_it_is(pcm: bytes) -> bytes:
-    return pcm
-
-
 FORMATS: dict[AudioFormat, RawFormat | CompressedFormat] = {
     # Below 128 kbit/s an MP3 decoder waits longer for its first frame.
     AudioFormat.MP3: CompressedFormat(
@@ -129,8 +138,8 @@ FORMATS: dict[AudioFormat, RawFormat | CompressedFormat] = {
         says_length=True,
         has_comments=True,
     ),
-    AudioFormat.WAV: RawFormat("audio/wav", _as_it_is, 1, 2, in_wav=True),
-    AudioFormat.PCM: RawFormat("audio/pcm", _as_it_is, 1, 2),
+    AudioFormat.WAV: RawFormat("audio/wav", bytes, 1, 2, in_wav=True),
+    AudioFormat.PCM: RawFormat("audio/pcm", bytes, 1, 2),
     AudioFormat.MULAW: RawFormat("audio/basic", lambda pcm: mulaw_table()[np.frombuffer(pcm, "<u2")].tobytes(), 7, 1),
     AudioFormat.ALAW: RawFormat(
         "audio/x-alaw-basic", lambda pcm: alaw_table()[np.frombuffer(pcm, "<u2")].tobytes(), 6, 1
@@ -197,16 +206,9 @@ class CompressedEncoder:
     """A compressed format through PyAV: s16le mono PCM in, bytes of the container out. Not to be used after `close`."""
 
     def __init__(
-        self,
-        codec: CompressedFormat,
-        sample_rate: int,
-        frame_samples: int,
-        *,
-        bit_rate: int | None = None,
-        num_bytes: int | None = None,
-        disclosed: bool = False,
+        self, codec: CompressedFormat, form: AudioForm, sample_rate: int, *, frame_samples: int, num_bytes: int | None
     ) -> None:
-        """`bit_rate` in bits a second; None: the codec's usual one. `num_bytes`, `disclosed` as in `open_encoder`."""
+        """Parameters as in `open_encoder`."""
         import av
         from av.audio.stream import AudioStream
 
@@ -215,7 +217,7 @@ class CompressedEncoder:
         self._announced = num_bytes // 2 if num_bytes and codec.says_length else 0  # samples
         # The muxer rewrites the header at the end, so keep all bytes until then.
         self._sink = BytesIO() if codec.rewrites_header and num_bytes is not None else _Sink()
-        self._tag = id3_tag() if disclosed and codec.has_id3 else b""
+        self._tag = id3_tag() if form.disclosed and codec.has_id3 else b""
         options = {**codec.container_options, "flush_packets": "1"}
         self._container = av.open(self._sink, mode="w", format=codec.container, options=options, buffer_size=256)
         rate = max(codec.rates) if codec.rates and sample_rate not in codec.rates else sample_rate
@@ -225,8 +227,8 @@ class CompressedEncoder:
         assert isinstance(stream, AudioStream)
         self._stream = stream
         if codec.bit_rate is not None:
-            self._stream.bit_rate = bit_rate or codec.bit_rate
-        if disclosed and codec.has_comments:
+            self._stream.bit_rate = form.bit_rate or codec.bit_rate
+        if form.disclosed and codec.has_comments:
             self._container.metadata.update(DISCLOSURE)
 
     def encode(self, pcm: bytes) -> bytes:
@@ -254,28 +256,18 @@ class CompressedEncoder:
 
 
 def open_encoder(
-    audio_format: AudioFormat,
-    sample_rate: int,
-    *,
-    frame_samples: int,
-    num_bytes: int | None = None,
-    bit_rate: int | None = None,
-    in_wav: bool = False,
-    disclosed: bool = False,
+    form: AudioForm, sample_rate: int, *, frame_samples: int, num_bytes: int | None = None
 ) -> RawEncoder | CompressedEncoder:
-    """An encoder for one response. The headers of WAV and FLAC, and of MP3, which then comes at the end, have
-    `num_bytes` of PCM where these are known. Raw formats are put `in_wav`. `disclosed`: tags say that the speech is
-    synthetic, in formats that have any.
+    """An encoder for one response, of PCM at `sample_rate`. The headers of WAV and FLAC, and of MP3, which then comes
+    at the end, have `num_bytes` of PCM where these are known. Tags disclose in formats that have any.
     """
-    row = FORMATS[audio_format]
+    row = FORMATS[form.audio_format]
     if isinstance(row, CompressedFormat):
-        return CompressedEncoder(
-            row, sample_rate, frame_samples, bit_rate=bit_rate, num_bytes=num_bytes, disclosed=disclosed
-        )
-    is_wav = in_wav or row.in_wav
+        return CompressedEncoder(row, form, sample_rate, frame_samples=frame_samples, num_bytes=num_bytes)
+    if not (form.in_wav or row.in_wav):
+        return RawEncoder(row)
     tag, size = row.riff_tag, row.sample_bytes
-    header = wav_header(sample_rate, num_bytes, tag=tag, sample_bytes=size, disclosed=disclosed) if is_wav else b""
-    return RawEncoder(row, header)
+    return RawEncoder(row, wav_header(sample_rate, num_bytes, tag=tag, sample_bytes=size, disclosed=form.disclosed))
 
 
 class Filter:
@@ -339,19 +331,6 @@ def factors(speed: float) -> list[float]:
     """`speed` as atempo steps of 0.5 to 2: a step skips samples above 2 and does not go below 0.5."""
     count = max(1, math.ceil(abs(math.log2(speed))))
     return [speed ** (1 / count)] * count
-
-
-@dataclass(frozen=True, slots=True)
-class AudioForm:
-    """The form in which the audio of one answer is wanted."""
-
-    audio_format: AudioFormat
-    whole: bool = False  # one body of known length, which begins once it is complete, instead of a stream
-    speed: float = 1.0
-    sample_rate: int | None = None  # None: the model's
-    bit_rate: int | None = None  # None: the format's usual one
-    in_wav: bool = False  # a raw format after a RIFF header
-    disclosed: bool = False  # says that the speech is synthetic
 
 
 class Rendering:
@@ -419,12 +398,4 @@ class Rendering:
         return b""
 
     def _open(self, num_bytes: int | None = None) -> RawEncoder | CompressedEncoder:
-        return open_encoder(
-            self._form.audio_format,
-            self._output_rate,
-            frame_samples=self._frame_samples,
-            num_bytes=num_bytes,
-            bit_rate=self._form.bit_rate,
-            in_wav=self._form.in_wav,
-            disclosed=self._form.disclosed,
-        )
+        return open_encoder(self._form, self._output_rate, frame_samples=self._frame_samples, num_bytes=num_bytes)

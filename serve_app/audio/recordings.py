@@ -117,14 +117,11 @@ def _resampled(audio: NDArray[np.float32], rate: int, sample_rate: int) -> NDArr
 
 def decode_file(data: bytes, field: str) -> tuple[NDArray[np.float32], int]:
     """Mono float32 [samples] at the file's own rate, and this rate. Raises InvalidRequest about `field`."""
-    try:
-        audio, rate = _read_wav(data) or _decode(data)
-        if audio.size < MIN_SECONDS * rate:
-            raise _Unusable(f"shorter than {MIN_SECONDS:g} seconds")
-        if not (np.abs(audio) <= _MOST).all():  # nor is NaN
-            raise _Unusable("its samples are far above 1, which is full scale, or not numbers")
-    except _Unusable as error:
-        raise _bad(field, str(error)) from error
+    audio, rate = _read_wav(data, field) or _decode(data, field)
+    if audio.size < MIN_SECONDS * rate:
+        raise _unusable(field, f"shorter than {MIN_SECONDS:g} seconds")
+    if not (np.abs(audio) <= _MOST).all():  # nor is NaN
+        raise _unusable(field, "its samples are far above 1, which is full scale, or not numbers")
     return audio, rate
 
 
@@ -133,11 +130,7 @@ def decode_reference(ref_audio: str, sample_rate: int, decode: Decode = decode_f
     return _resampled(*decode(_payload(ref_audio), "ref_audio"), sample_rate)
 
 
-class _Unusable(Exception):
-    """Why a file is no recording."""
-
-
-def _bad(field: str, reason: str) -> InvalidRequest:
+def _unusable(field: str, reason: str) -> InvalidRequest:
     return InvalidRequest(f"{field} cannot be used: {reason}.", field)
 
 
@@ -145,17 +138,17 @@ def _payload(ref_audio: str) -> bytes:
     """The file inside a data URL or plain base64."""
     head, comma, encoded = ref_audio.partition(",") if ref_audio[:5].lower() == "data:" else ("", ",", ref_audio)
     if not comma or (head and not head.lower().endswith(";base64")):
-        raise _bad("ref_audio", "a data URL must read data:audio/...;base64,...")
+        raise _unusable("ref_audio", "a data URL must read data:audio/...;base64,...")
     encoded = "".join(encoded.split())
     if len(encoded) // 4 * 3 > MAX_BYTES + 2:
         raise PayloadTooLarge(f"ref_audio is larger than {MAX_BYTES} bytes.", "ref_audio")
     try:
         return binascii.a2b_base64(encoded, strict_mode=True)
     except (binascii.Error, ValueError) as error:
-        raise _bad("ref_audio", "send a data URL or base64; paths and URLs are not opened") from error
+        raise _unusable("ref_audio", "send a data URL or base64; paths and URLs are not opened") from error
 
 
-def _read_wav(data: bytes) -> tuple[NDArray[np.float32], int] | None:
+def _read_wav(data: bytes, field: str) -> tuple[NDArray[np.float32], int] | None:
     """What `_decode` would return, in a tenth of the time; None where it is no WAV of plain samples."""
     import soundfile
 
@@ -165,17 +158,17 @@ def _read_wav(data: bytes) -> tuple[NDArray[np.float32], int] | None:
         with soundfile.SoundFile(BytesIO(data)) as file:
             if file.subtype not in _PLAIN_WAV:
                 return None
-            _check_frame(file.channels, file.samplerate, 0)
+            _check_frame(field, file.channels, file.samplerate, 0)
             most = int(MAX_SECONDS * file.samplerate)
             samples = file.read(most + 1, dtype="float32", always_2d=True)  # whatever its header promises
     except soundfile.LibsndfileError:
         return None
     if len(samples) > most:
-        raise _Unusable(f"longer than {MAX_SECONDS:g} seconds")
+        raise _unusable(field, f"longer than {MAX_SECONDS:g} seconds")
     return (_mono(samples.T), file.samplerate) if len(samples) else None
 
 
-def _decode(data: bytes) -> tuple[NDArray[np.float32], int]:
+def _decode(data: bytes, field: str) -> tuple[NDArray[np.float32], int]:
     """Mono samples and their rate, of the first audio stream. Stops at the limits, whatever the file promises."""
     import av
 
@@ -186,18 +179,18 @@ def _decode(data: bytes) -> tuple[NDArray[np.float32], int]:
     try:
         with av.open(BytesIO(data), mode="r", options=OPEN_OPTIONS) as container:
             for frame in container.decode(audio=0):
-                _check_frame(frame.layout.nb_channels, frame.sample_rate, rate)
+                _check_frame(field, frame.layout.nb_channels, frame.sample_rate, rate)
                 rate = frame.sample_rate
                 num_samples += frame.samples
                 if num_samples > MAX_SECONDS * rate:
-                    raise _Unusable(f"longer than {MAX_SECONDS:g} seconds")
+                    raise _unusable(field, f"longer than {MAX_SECONDS:g} seconds")
                 if time.monotonic() > deadline_s:
-                    raise _Unusable(f"decoding it takes longer than {TIMEOUT_S:g} seconds")
+                    raise _unusable(field, f"decoding it takes longer than {TIMEOUT_S:g} seconds")
                 parts += [_mono(part.to_ndarray()) for part in to_float.resample(frame)]
     except (av.FFmpegError, ValueError, IndexError) as error:
-        raise _Unusable("it is no audio file of a known format") from error
+        raise _unusable(field, "it is no audio file of a known format") from error
     if not parts:
-        raise _Unusable("it holds no audio")
+        raise _unusable(field, "it holds no audio")
     return np.concatenate(parts), rate
 
 
@@ -208,8 +201,8 @@ def _mono(channels: NDArray[Any]) -> NDArray[np.float32]:
     return mean
 
 
-def _check_frame(num_channels: int, rate: int, rate_before: int) -> None:
+def _check_frame(field: str, num_channels: int, rate: int, rate_before: int) -> None:
     if num_channels > MAX_CHANNELS or not MIN_SAMPLE_RATE <= rate <= MAX_SAMPLE_RATE:
-        raise _Unusable(f"more than {MAX_CHANNELS} channels, or not {MIN_SAMPLE_RATE} to {MAX_SAMPLE_RATE} Hz")
+        raise _unusable(field, f"more than {MAX_CHANNELS} channels, or not {MIN_SAMPLE_RATE} to {MAX_SAMPLE_RATE} Hz")
     if rate_before not in (0, rate):
-        raise _Unusable("its sample rate changes")
+        raise _unusable(field, "its sample rate changes")

@@ -38,7 +38,7 @@ COMMANDS = {
         "Check recordings; store, show, move and delete voices to clone.",
         "serve_app.extensions.designs.design_commands:voices",
     ),
-    "lexicon": ("How words are said, for every request.", "serve_app.extensions.voices.lexicon_commands:lexicon"),
+    "lexicon": ("How words are said, for every request.", "serve_app.extensions.voices.voice_commands:lexicon"),
 }
 
 

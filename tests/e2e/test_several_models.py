@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from serve_app.extensions.voices.opening import open_voices
+from serve_app.extensions.voices.extension import open_voices
 from serve_app.extensions.voices.settings import VoiceSettings
 from serve_app.visitor import EVERYBODY, VISITOR
 from talkray_tools.random_checkpoint import Options, write_checkpoint

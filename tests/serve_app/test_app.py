@@ -282,7 +282,7 @@ def test_a_replica_that_ends_writes_its_last_records(
         proxy_host=lambda: "127.0.0.1", log_folder=lambda: lines, replica_name=lambda: "1", num_nodes=lambda: 1
     )
     given = list[Any]()
-    for name in {"ray_metrics", "serve", "PoolWatch", "JobDesk", "SpeechModels", "get_node_ip_address"} & vars(
+    for name in {"ray_metrics", "serve", "PoolWatch", "JobManager", "SpeechModels", "get_node_ip_address"} & vars(
         module
     ).keys():
         monkeypatch.setattr(module, name, MagicMock())

@@ -29,7 +29,7 @@ from serve_app.audio.formats import AudioFormat
 from serve_app.config import AdmissionSettings, ApiSettings, AppConfig, ConfigError, explain, read_config
 from serve_app.extension import Dialect, Extension, Opened, Route
 from serve_app.extensions import BUILT_IN, _required, load_extensions
-from serve_app.extensions.text.settings import TextSettings
+from serve_app.extensions.text.reading import TextSettings
 from serve_app.extensions.voices.settings import VoiceSettings
 from serve_app.speech.segments import Utterance
 from tests.serve_app import asgi

@@ -5,10 +5,10 @@ import re
 import secrets
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass, field
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.websockets import WebSocket
 
 from deployments.errors import InvalidRequest, NotFound
 from deployments.protocol import FinishReason
@@ -28,14 +28,13 @@ from serve_app.api.responses.speech_response import StreamedAnswer, named_event
 from serve_app.api.speech_service import SpeechService
 from serve_app.audio.formats import AudioFormat
 from serve_app.extension import Charge, Dialect, Route, Sample
-from serve_app.extensions.live.connection import ContextConnection
-from serve_app.extensions.live.session import Session
+from serve_app.extensions.live.contexts import ContextConnection, NamedSession
 from serve_app.extensions.live.turns import Audio, Done, Event, Failed, Flushed, Words
-from serve_app.extensions.voices.opening import voices_of
-from serve_app.extensions.voices.stored_voice import Details, SentRecording
+from serve_app.extensions.voices.library import voices_of
+from serve_app.extensions.voices.stored_voice import Details, SentRecording, StoredLexicon
 from serve_app.extensions.voices.voice_store import StoreFailed
 from serve_app.speech.words import Word, WordSource, marked
-from serve_app.text.languages import language_name
+from serve_app.text.languages import language_code, language_name
 
 RAW = {
     "pcm_s16le": AudioFormat.PCM,
@@ -64,8 +63,6 @@ _NAMES: field_names.Names = {
 _SOCKET_NAMES: field_names.Names = {**_NAMES, **dict.fromkeys(("context_id", "continue", "flush", "cancel"))}
 _CLONED = ("clip", "name", "language", "description", "consent", "ref_text", "reference_text", "transcript", "prepare")
 _PHONEMES = re.compile(r"<<[^<>]{1,200}>>")
-_LANGUAGE = {"english": "en", "chinese": "zh", "german": "de", "french": "fr", "spanish": "es", "italian": "it"}
-_LANGUAGE |= {"portuguese": "pt", "russian": "ru", "japanese": "ja", "korean": "ko"}
 
 
 async def speak_bytes(service: SpeechService, request: Request) -> Response:
@@ -132,7 +129,7 @@ def _voice(voice: catalogue.Voice) -> dict[str, object]:
     return {
         "id": voice.id,
         "name": voice.name,
-        "language": _LANGUAGE.get(language_name(voice.language), "en"),
+        "language": language_code(language_name(voice.language)) or "en",
         "description": voice.description,
         "gender": {"female": "feminine", "male": "masculine"}.get(voice.gender, "gender_neutral"),
         "tagline": "",
@@ -175,7 +172,7 @@ async def _speech_request(
 async def _words(service: SpeechService, dictionary_id: object, reasons: dict[str, str]) -> dict[str, str]:
     """The words of a pronunciation dictionary; `reasons` learns why it has no effect."""
     try:
-        return (await voices_of(service).get_lexicon(str(dictionary_id))).words
+        return (await voices_of(service).get_other(StoredLexicon, str(dictionary_id))).words
     except (NotFound, StoreFailed) as error:
         reasons[_DICTIONARY] = str(error)
         return {}
@@ -236,18 +233,20 @@ async def _events(
     yield named_event(_done(context_id, usage.finish_reason, usage.answer))
 
 
-class CartesiaSocket(ContextConnection):
+@dataclass(slots=True, eq=False)
+class _Context(NamedSession):
+    flushes: set[int] = field(default_factory=set)  # turns whose end was asked for
+
+
+class CartesiaSocket(ContextConnection[_Context]):
     """`WS /tts/websocket`."""
 
-    def __init__(self, socket: WebSocket, service: SpeechService) -> None:
-        super().__init__(socket, service)
-        self._flushes: dict[str, set[int]] = {}  # turns whose end was asked for, by context
+    kind = _Context
 
     async def obey(self, fields: dict[str, object]) -> None:
         name = self.name_of(fields, "") or secrets.token_hex(8)
         if switch(fields, "cancel"):
             await self.cancel(name)
-            self._flushes.pop(name, None)
             return
         try:
             await self._write(name, fields)
@@ -261,38 +260,32 @@ class CartesiaSocket(ContextConnection):
         text = text_of(fields, "transcript")
         flush, goes_on = switch(fields, "flush"), switch(fields, "continue")
         _check_phonemes(text)
-        session = self.find(name) or await self._open(name, fields)
-        session.append(text)
+        if (context := self.find(name)) is None:
+            speech = await _speech_request(self.service, fields, _SOCKET_NAMES, overrides={"input": ""})
+            context = await self.open(name, speech, speech.ignored)
+        context.session.append(text)
         if flush:
-            self._flushes.setdefault(name, set()).add(session.flush().number)
+            context.flushes.add(context.session.flush().number)
         if not goes_on:
-            session.close()
+            context.session.close()
 
-    async def _open(self, name: str, fields: dict[str, object]) -> Session:
-        speech = await _speech_request(self.service, fields, _SOCKET_NAMES, overrides={"input": ""})
-        session = await self.open(name, speech)
-        self._flushes[name] = set()
-        self.pending_notes[name] = speech.ignored
-        return session
-
-    async def say_in(self, name: str, event: Event) -> None:
+    async def say_in(self, context: _Context, event: Event) -> None:
+        name = context.name
         match event:
             case Audio(_, data):
-                await self.socket.send_json(_chunk(name, data) | self.notes(name))
+                await self.socket.send_json(_chunk(name, data) | context.notes())
             case Words():
                 await self.socket.send_json(_timestamps(name, event.in_session()))
-            case Flushed(turn) if turn.number in self._flushes.get(name, ()):
-                self._flushes[name].discard(turn.number)
+            case Flushed(turn) if turn.number in context.flushes:
+                context.flushes.discard(turn.number)
                 flushed = {"type": "flush_done", "flush_done": True, "flush_id": turn.number}
                 await self.socket.send_json({**flushed, "context_id": name, "status_code": 206, "done": False})
             case InvalidRequest() as refused:
                 await self.socket.send_json(_error(name, translate(refused)) | {"done": False})
             case Failed(error):
-                self._flushes.pop(name, None)
-                await self.socket.send_json(_error(name, self.failure(error, self.request_id)) | self.notes(name))
+                await self.socket.send_json(_error(name, self.failure(error, self.request_id)) | context.notes())
             case Done(reason, answer):
-                self._flushes.pop(name, None)
-                await self.socket.send_json(_done(name, reason, answer) | self.notes(name))
+                await self.socket.send_json(_done(name, reason, answer) | context.notes())
 
 
 _OUTPUT = {"container": "raw", "encoding": "pcm_s16le", "sample_rate": 24000}

@@ -11,8 +11,8 @@ from serve_app.api.responses.listing import STARTING_AFTER, Paging, json_apart
 from serve_app.api.speech_service import SpeechService
 from serve_app.extension import Charge, Dialect, Route
 from serve_app.extensions.text.lexicon import Lexicon
-from serve_app.extensions.voices.opening import voices_of
-from serve_app.extensions.voices.stored_voice import StoredLexicon, new_version
+from serve_app.extensions.voices.library import voices_of
+from serve_app.extensions.voices.stored_voice import StoredLexicon
 
 Json = dict[str, object]
 
@@ -24,22 +24,21 @@ async def add(service: SpeechService, request: Request) -> Response:
     """Stores a dictionary of `items` with a `name`."""
     fields = await read_object(request)
     made = StoredLexicon.named(text_of(fields, "name"), _words(fields.get("items") or []))
-    await voices_of(service).keep(made, {})
-    return JSONResponse(_entry(made))
+    return JSONResponse(_entry(await voices_of(service).keep(made, {})))
 
 
 async def change(service: SpeechService, request: Request, dictionary_id: str) -> Json:
     """Gives a dictionary another `name` or other `items`."""
     fields = await read_object(request)
-    changes: Json = {"version": new_version()}
-    changes |= {} if fields.get("name") is None else {"name": text_of(fields, "name")}
+    changes: Json = {} if fields.get("name") is None else {"name": text_of(fields, "name")}
     changes |= {} if fields.get("items") is None else {"words": _words(fields["items"])}
-    return _entry(await voices_of(service).change_lexicon(dictionary_id, lambda old: old.changed(**changes)))
+    lexicon = await voices_of(service).get_other(StoredLexicon, dictionary_id)
+    return _entry(await voices_of(service).change(lexicon, lambda old: old.changed(**changes)))
 
 
 async def show(service: SpeechService, dictionary_id: str) -> Json:
     """One dictionary with its items."""
-    return _entry(await voices_of(service).get_lexicon(dictionary_id))
+    return _entry(await voices_of(service).get_other(StoredLexicon, dictionary_id))
 
 
 async def list_all(service: SpeechService, limit: str = "", starting_after: str = "") -> Response:
@@ -51,12 +50,12 @@ async def list_all(service: SpeechService, limit: str = "", starting_after: str 
 
 async def remove(service: SpeechService, dictionary_id: str) -> Response:
     """Deletes a dictionary."""
-    await voices_of(service).remove(await voices_of(service).get_lexicon(dictionary_id))
+    await voices_of(service).remove(await voices_of(service).get_other(StoredLexicon, dictionary_id))
     return Response(status_code=204)
 
 
 def _words(items: object) -> dict[str, str]:
-    """Raises InvalidRequest, also of items that have phonemes."""
+    """Words and how they are said. Raises InvalidRequest, also of items that have phonemes."""
     words: dict[str, str] = {}
     for item in items if isinstance(items, list) else [None]:
         fields = item if isinstance(item, dict) else {}
@@ -81,7 +80,12 @@ DIALECT = Dialect(
         Route(f"POST {_BASE}", add),
         Route(f"POST {_BASE}/", add, "Store a pronunciation dictionary (Cartesia)"),
         Route(f"GET {_BASE}", list_all, charge=Charge.STREAM),
-        Route(f"GET {_BASE}/", list_all, "List pronunciation dictionaries (Cartesia)", charge=Charge.STREAM),
+        Route(
+            f"GET {_BASE}/",
+            list_all,
+            "List pronunciation dictionaries (Cartesia)",
+            charge=Charge.STREAM,
+        ),
         Route(f"GET {_ONE}", show, "Show a pronunciation dictionary (Cartesia)", charge=Charge.STREAM),
         Route(f"PATCH {_ONE}", change, "Change a pronunciation dictionary (Cartesia)"),
         Route(f"DELETE {_ONE}", remove, "Delete a pronunciation dictionary (Cartesia)"),

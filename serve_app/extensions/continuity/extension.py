@@ -1,6 +1,5 @@
 from serve_app.extension import Extension
-from serve_app.extensions.continuity.joints import Tails
-from serve_app.extensions.continuity.settings import ContinuitySettings
+from serve_app.extensions.continuity.joints import ContinuitySettings, Tails
 
 EXTENSION = Extension(
     "continuity",

@@ -7,6 +7,7 @@ import time
 from collections import OrderedDict
 from dataclasses import dataclass, replace
 
+from deployments.config import Strict
 from deployments.listener import Listener
 from deployments.protocol import ModelInfo, PcmChunk, SynthesisRequest, Tail
 from serve_app.api.resolve.ignored_fields import PREVIOUS
@@ -30,6 +31,12 @@ class _KeptTail:
     voice: tuple[object, ...]
     until_s: float
     num_bytes: int
+
+
+class ContinuitySettings(Strict):
+    """What goes on from what was spoken before."""
+
+    joints: bool = False  # each segment of a long text goes on from the end of the one before (docs/text.md#joints)
 
 
 class Tails(Opened):
@@ -61,12 +68,12 @@ class Tails(Opened):
         return _KeepTail(self, utterance)
 
     def discard(self, utterance: Utterance) -> None:
-        self.drop(utterance.synthesis)
+        self._remove((utterance.synthesis.client, utterance.synthesis.request_id))
 
     def save(self, request: SynthesisRequest, tail: Tail | None) -> None:
         """Keeps `tail` for later requests of the client of `request`. None means that no speech can go on from it."""
         key = request.client, request.request_id
-        self.drop(request)
+        self._remove(key)
         if tail is None:
             return
         num_bytes = _ENTRY_BYTES + 4 * sum(map(len, (tail.text, *key))) + tail.codes.nbytes
@@ -80,10 +87,6 @@ class Tails(Opened):
         kept = self._kept.get((request.client, previous_id))
         is_fit = kept is not None and kept.until_s > time.monotonic() and kept.voice == _voice(request)
         return kept.tail if kept is not None and is_fit else None
-
-    def drop(self, request: SynthesisRequest) -> None:
-        """Remove the tail of a request whose speech is thrown away."""
-        self._remove((request.client, request.request_id))
 
     def _remove(self, key: tuple[str, str]) -> None:
         if (kept := self._kept.pop(key, None)) is not None:
@@ -107,20 +110,14 @@ class _KeepTail:
 class Continuation:
     """Utterances that follow each other in one conversation. Each goes on from the end of the one before."""
 
-    def __init__(self, tails: Tails, *, joins: bool) -> None:
-        """`joins`: whether an utterance goes on from another one that no client has named."""
+    def __init__(self, tails: Tails) -> None:
         self._tails = tails
-        self._joins = joins
         self._listener = Listener()
         self.previous_id: str | None = None  # the request that the next one goes on from
 
     def tail(self, request: SynthesisRequest) -> Tail | None:
         """What `request` goes on from: None where nothing was spoken before, or in another voice."""
         return None if self.previous_id is None else self._tails.find(request, self.previous_id)
-
-    def as_fields(self, request: SynthesisRequest) -> dict[str, object]:
-        """For a client: what `request` goes on from."""
-        return {} if request.tail is None else {"previous_request_id": self.previous_id}
 
     @property
     def patience_s(self) -> float:
@@ -134,7 +131,7 @@ class Continuation:
 
     def count(self, request: SynthesisRequest) -> None:
         """It has been spoken."""
-        self.previous_id = request.request_id if self._joins else None
+        self.previous_id = request.request_id if self._tails.joins else None
 
     def break_off(self) -> None:
         """The listener interrupts: what was spoken may not have been heard."""

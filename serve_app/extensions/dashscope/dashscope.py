@@ -20,7 +20,7 @@ from serve_app.api.responses.whole_audio import AUDIO_HERE, object_with
 from serve_app.api.speech_service import SpeechService
 from serve_app.audio.formats import AudioFormat
 from serve_app.extension import Dialect, Route, Sample
-from serve_app.extensions.live.conversation import new_session
+from serve_app.extensions.live.connection import ConversationConnection
 from serve_app.extensions.live.session import MAX_UNSPOKEN_CHARS, Session
 from serve_app.extensions.live.turns import Audio, Cleared, Event, Flushed, Started
 from serve_app.extensions.realtime.realtime import ResponseSocket, response
@@ -89,7 +89,7 @@ async def _speech_request(
     return await lenient_request(service.offer, sent, names, delivery=delivery, overrides=overrides)
 
 
-class DashScopeSocket(ResponseSocket):
+class DashScopeSocket(ResponseSocket, ConversationConnection):
     """`server_commit`: words are spoken as they come. `commit`: a response speaks the text before each commit."""
 
     audio_kind = "response.audio"
@@ -98,7 +98,6 @@ class DashScopeSocket(ResponseSocket):
         super().__init__(socket, service)
         self._model = socket.query_params.get("model")
         self._settings: Json = {"mode": _MODES[0]}
-        self._session: Session | None = None
         self._buffer = ""  # text that waits for a commit
         self._begun: set[int] = set()  # turns that are responses to the client
         self._has_sent_notes, self._pending_notes = False, Json()  # `SpeechRequest.notes`
@@ -153,9 +152,8 @@ class DashScopeSocket(ResponseSocket):
         if self._session is None:
             speech = await self._speech_request(self._settings)
             self._pending_notes = {} if self._has_sent_notes else speech.notes()
-            session = new_session(self.service, self.socket, speech, request_id=self.request_id)
-            self._session = self.converse(session, self.say)
-        return self._session
+            self.converse(speech)
+        return self.session
 
     async def _append(self, text: str) -> None:
         if self._settings["mode"] == "commit":

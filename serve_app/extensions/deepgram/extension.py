@@ -1,4 +1,4 @@
 from serve_app.extension import Extension
-from serve_app.extensions.deepgram import deepgram, flux
+from serve_app.extensions.deepgram import deepgram
 
-EXTENSION = Extension("deepgram", requires=("live",), dialects=(deepgram.DIALECT, flux.DIALECT))
+EXTENSION = Extension("deepgram", requires=("live",), dialects=(deepgram.AURA, deepgram.FLUX))

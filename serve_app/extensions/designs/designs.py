@@ -1,34 +1,84 @@
-"""Voices from descriptions: what a model spoke is a candidate, and a candidate that is locked is a stored voice.
+"""Voices from descriptions. `POST /v1/audio/voices/design` makes three candidates for a voice that is described in
+words; `POST /v1/audio/voices` with `design` locks one, which is a stored voice then.
 
 Candidates lie in the store for an hour, with their owner, so that any replica can lock one. An owner has MOST_KEPT of
 them; the oldest goes first.
 """
 
 import asyncio
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import base64
+from collections.abc import Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
 
-from deployments.errors import NotFound
+from deployments.errors import InvalidRequest, NotFound
+from deployments.protocol import FinishReason, ModelKind, Sampling
+from serve_app.api import catalogue
+from serve_app.api.context import state_of
+from serve_app.api.parsing import field_names
+from serve_app.api.request_record import Usage
+from serve_app.api.resolve import ignored_fields
+from serve_app.api.resolve.make_request import lenient_request
+from serve_app.api.resolve.speech_request import Delivery, SpeechRequest
+from serve_app.api.responses.speech_response import while_connected
+from serve_app.api.responses.whole_audio import ByteQuota
+from serve_app.api.speech_service import SpeechService
+from serve_app.audio.formats import AudioFormat
 from serve_app.audio.recordings import MIN_SECONDS
-from serve_app.extensions.voices.library import Voices
+from serve_app.extension import Dialect, Route
+from serve_app.extensions.models.model_choice import not_deployed
+from serve_app.extensions.voices.library import Voices, voices_of
 from serve_app.extensions.voices.stored_voice import (
     MAX_DESCRIPTION,
-    NEUTRAL,
     Details,
     SentRecording,
     StoredDesign,
     StoredVoice,
     Take,
-    new_id,
     now,
 )
+from serve_app.text.languages import language_name
 from serve_app.visitor import VISITOR
 
+Json = dict[str, object]
+
+NUM_CANDIDATES = 3
 MOST_KEPT = 30  # of each owner: 45 MB, as none is longer than LONGEST_S
 LONGEST_S, SHORTEST_S = 28.0, MIN_SECONDS  # of a candidate: it is a recording to clone
+_MOST_CHARS = 500  # of the text: more takes longer than LONGEST_S to say
+_BYTES_PER_S = 3 * 48_000 * 2  # of a candidate: its samples, and its audio as the client has it
 _NO_PERSON = "none needed: made from a description, no person was recorded"
+_NAMES: field_names.Names = {
+    "instructions": "instructions",
+    "description": "instructions",
+    "text": "input",
+    "input": "input",
+    **{name: name for name in ("model", "language", "any_language", "seed", "response_format", "sample_rate")},
+    "ignore_eos": "ignore_eos",
+    **{option.name: option.name for option in fields(Sampling)},
+}
+# Five to nine seconds of everyday words each, for requests without a text.
+_TEXTS = {
+    "english": "Hello, it is good to hear from you. Take a seat by the window, and I will tell you about my day.",
+    "german": "Hallo, schön, von dir zu hören. Setz dich ans Fenster, dann erzähle ich dir, wie mein Tag gewesen ist.",
+    "french": "Bonjour, quel plaisir de vous entendre. Asseyez-vous là, et je vous raconterai ma journée.",
+    "spanish": "Hola, me alegro de saber de ti. Siéntate junto a la ventana y te contaré cómo ha sido mi día.",
+    "italian": "Ciao, è bello sentirti. Siediti vicino alla finestra e ti racconto com'è andata la mia giornata.",
+    "portuguese": "Olá, que bom ter notícias suas. Sente-se perto da janela e eu conto como foi o meu dia.",
+    "russian": "Здравствуйте, как приятно вас слышать. Садитесь у окна, и я расскажу вам, как прошёл мой день.",  # noqa: RUF001
+    "chinese": "你好，很高兴听到你的消息。请坐到窗边，我来告诉你我今天过得怎么样。",  # noqa: RUF001
+    "japanese": "こんにちは、お元気ですか。窓のそばに座ってください。今日の出来事をお話しします。",
+    "korean": "안녕하세요, 목소리를 들으니 반갑습니다. 창가에 앉으세요, 오늘 하루가 어땠는지 이야기해 드릴게요.",
+}
+_FAULTS = {
+    FinishReason.EARLY: "it ended before its text",
+    **dict.fromkeys((FinishReason.SILENCE, FinishReason.LOOP, FinishReason.RUNAWAY), "it missed its end"),
+    FinishReason.LENGTH: f"longer than {LONGEST_S:g} s",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,48 +86,158 @@ class DesignedSpeech:
     """What a model said with a voice of its own making."""
 
     pcm: bytes  # s16le, mono
-    sample_rate: int
     text: str
     seed: int
-
-    @property
-    def seconds(self) -> float:
-        return len(self.pcm) / 2 / self.sample_rate
+    fault: str | None  # why it is of no use
 
 
 @dataclass(frozen=True, slots=True)
-class Description:
-    """What was asked for, and of which model."""
+class Candidates:
+    """What is there to hear."""
 
-    words: str
-    model: str
-    language: str | None = None
+    made: list[tuple[StoredDesign, bytes]]  # with its audio as the client wants it
+    left_out: list[Json]  # the others, with the reason
+
+    @property
+    def text(self) -> str | None:
+        """What they say."""
+        return self.made[0][0].take.text
 
 
-async def keep(voices: Voices, spoken: Sequence[DesignedSpeech], description: Description) -> list[StoredDesign]:
+async def design_voice(service: SpeechService, request: Request) -> Response:
+    """Speaks a text with three voices of one description. Each can be locked within an hour."""
+    sent = await service.read_fields(request)
+    overrides = {"any_language": sent.get("any_language", False)}
+    delivery = Delivery(AudioFormat.MP3, whole=True)
+    speech = await speech_request(service, sent, _NAMES, delivery=delivery, overrides=overrides)
+    if isinstance(model := sent.get("model"), str):
+        catalogue.check_model(model, speech.info, service.settings)
+    delivery = replace(speech.delivery, audio_format=speech.body.response_format or AudioFormat.MP3)
+    made = await candidates(service, request, replace(speech, delivery=delivery))
+    media_type = delivery.content_type(delivery.rate(speech.info))
+    entries = [
+        {
+            "id": design.id,
+            "object": "audio.voice_design",
+            "seed": design.seed,
+            "seconds": design.take.seconds,
+            "expires_at": design.expires_at,
+            "media_type": media_type,
+            "audio": base64.b64encode(audio).decode(),
+        }
+        for design, audio in made.made
+    ]
+    answer = {"object": "list", "model": speech.info.name, "description": speech.body.instructions, "text": made.text}
+    body = {**answer, "candidates": entries, "left_out": made.left_out}
+    return JSONResponse(body, headers=ignored_fields.as_header(speech.ignored))
+
+
+async def speech_request(
+    service: SpeechService,
+    sent: Mapping[str, object],
+    names: field_names.Names,
+    *,
+    delivery: Delivery,
+    overrides: Mapping[str, object] | None = None,
+) -> SpeechRequest:
+    """The request for a model that designs voices, made as by `lenient_request`; a request without a text gets ours.
+
+    Raises InvalidRequest where no such model is deployed.
+    """
+    models = await service.models.infos()
+    if all(info.kind is not ModelKind.VOICE_DESIGN for info in models):
+        raise not_deployed(ModelKind.VOICE_DESIGN, models, "Designing a voice")
+    design_fields: Json = {**dict.fromkeys(service.offer.further_fields, "VoiceDesign"), **sent}
+    speech = await lenient_request(service.offer, design_fields, names, delivery=delivery, overrides=overrides)
+    if speech.info.kind is not ModelKind.VOICE_DESIGN:
+        raise InvalidRequest(f"model: {speech.info.name} designs no voices, it is of kind {speech.info.kind}.", "model")
+    body = speech.body
+    if not any(name in sent for name, ours in names.items() if ours == "input"):
+        text = _TEXTS.get(language_name(body.language), _TEXTS["english"])
+        body = body.model_copy(update={"input": text})
+    if len(body.input) > _MOST_CHARS:
+        message = f"text has {len(body.input)} characters: a candidate says {_MOST_CHARS} at most."
+        raise InvalidRequest(message, "text", "string_above_max_length")
+    spoken, _ = await service.offer.read_text(service.offer, body, speech.info, speech.stored)
+    return replace(speech, body=body, spoken=spoken)
+
+
+async def candidates(service: SpeechService, request: Request, speech: SpeechRequest) -> Candidates:
+    """Speaks them, all at once, and keeps them for an hour. Raises InvalidRequest where none can be used."""
+    await voices_of(service).all_of(StoredDesign)  # raises where nothing could be kept
+    caller = state_of(request).caller
+    for _ in range(NUM_CANDIDATES - 1):  # the door has counted one
+        caller.count_request()
+    with ByteQuota(caller.name) as quota:
+        quota.hold(int(NUM_CANDIDATES * LONGEST_S * _BYTES_PER_S))
+        spoken = await while_connected(_speak_all(service, request, speech), request.receive)
+        usable = [each for each in spoken if each.fault is None]
+        if not usable:
+            why = "; ".join(str(each.fault) for each in spoken)
+            raise InvalidRequest(f"text: no candidate can be used ({why}): send another text.", "text", "design_failed")
+        designs = await _kept(voices_of(service), usable, speech)
+        audio = [await _rendered(each, speech) for each in usable]
+    left_out: list[Json] = [{"seed": each.seed, "reason": each.fault} for each in spoken if each.fault is not None]
+    return Candidates(list(zip(designs, audio, strict=True)), left_out)
+
+
+async def _speak_all(service: SpeechService, request: Request, speech: SpeechRequest) -> list[DesignedSpeech]:
+    speaking = [asyncio.create_task(_speak(service, request, speech, number)) for number in range(NUM_CANDIDATES)]
+    try:
+        return await asyncio.gather(*speaking)
+    finally:
+        for task in speaking:
+            task.cancel()
+        await asyncio.wait(speaking)
+
+
+async def _speak(service: SpeechService, request: Request, speech: SpeechRequest, number: int) -> DesignedSpeech:
+    most = int(LONGEST_S / speech.info.frame_s) + 1  # the last one is the end of speech
+    max_new_tokens = speech.body.sampling.max_new_tokens
+    changes: Json = {"max_new_tokens": most if max_new_tokens is None else min(max_new_tokens, most)}
+    if speech.body.seed is not None:
+        changes["seed"] = (speech.body.seed + number) % 2**64
+    own = replace(speech, body=speech.body.model_copy(update=changes))
+    utterance = (await service.begin_utterance(request, own)).utterance
+    utterance = utterance.changed(request_id=f"{utterance.synthesis.request_id}-{number + 1}")
+    usage, pcm = Usage(), bytearray()
+    async with aclosing(service.models.of(utterance).speak(utterance, speech.info)) as chunks:
+        async for chunk in chunks:
+            usage.add(chunk)
+            pcm += chunk.pcm
+    state_of(request).record.usage.include(usage)
+    is_asked = usage.finish_reason is FinishReason.LENGTH and max_new_tokens is not None and max_new_tokens <= most
+    fault = None if is_asked else _FAULTS.get(usage.finish_reason or FinishReason.STOP)
+    if len(pcm) / 2 / speech.info.sample_rate < SHORTEST_S:
+        fault = f"shorter than {SHORTEST_S:g} s"
+    seed = utterance.synthesis.seed if usage.seed is None else usage.seed
+    return DesignedSpeech(bytes(pcm), utterance.synthesis.text, seed, fault)
+
+
+async def _kept(voices: Voices, spoken: Sequence[DesignedSpeech], speech: SpeechRequest) -> list[StoredDesign]:
     """The candidates as VISITOR's. Raises StoreFailed."""
-    owner = VISITOR.get().name or ""
+    owner, language = VISITOR.get().name or "", language_name(speech.body.language)
     own = [each for each in await voices.all_of(StoredDesign) if each.owner == owner]
     for each in own[: max(0, len(own) + len(spoken) - MOST_KEPT)]:
         await voices.remove(each)
-    kept = []
-    for speech in spoken:
-        samples = np.frombuffer(speech.pcm, "<i2")
-        take_fields = {"style": NEUTRAL, "text": speech.text}
-        take, flac = await asyncio.to_thread(Take.of_samples, samples, speech.sample_rate, "PCM_16", **take_fields)
-        design = StoredDesign(
-            id=new_id("design"),
-            owner=owner,
-            created_at=now(),
-            description=description.words[:MAX_DESCRIPTION],
-            language=description.language,
-            model=description.model,
-            seed=speech.seed,
+    designs = []
+    for said in spoken:
+        samples, rate = np.frombuffer(said.pcm, "<i2"), speech.info.sample_rate
+        take, flac = await asyncio.to_thread(Take.of_samples, samples, rate, "PCM_16", text=said.text)
+        design = StoredDesign.new(
+            description=(speech.body.instructions or "")[:MAX_DESCRIPTION],
+            language=None if language == "auto" else language,
+            model=speech.info.name,
+            seed=said.seed,
             take=take,
         )
-        await voices.keep(design, {take.sha256: flac})
-        kept.append(design)
-    return kept
+        designs.append(await voices.keep(design, {take.sha256: flac}))
+    return designs
+
+
+async def _rendered(spoken: DesignedSpeech, speech: SpeechRequest) -> bytes:
+    rendering = speech.delivery.rendering(speech.info)
+    return await rendering.feed(spoken.pcm) + await rendering.close()
 
 
 async def find(voices: Voices, design_id: str, *, field: str = "design") -> StoredDesign:
@@ -108,3 +268,13 @@ async def lock(voices: Voices, design_id: str, details: Details, *, field: str =
     )
     flac = await voices.recording(design, design.take)
     return await voices.add(details, [SentRecording(flac, design.take.text)], field=field)
+
+
+_STRINGS = ("instructions", "text", "language", "response_format", "model")
+_PROPERTIES = {**{name: {"type": "string"} for name in _STRINGS}, "seed": {"type": "integer", "minimum": 0}}
+_SCHEMA = {"type": "object", "required": ["instructions"], "properties": _PROPERTIES}
+_DOCS = {"requestBody": {"required": True, "content": {"application/json": {"schema": _SCHEMA}}}}
+DIALECT = Dialect(
+    "Stored voices",
+    routes=(Route("POST /v1/audio/voices/design", design_voice, "Design a voice: three candidates", docs=_DOCS),),
+)

@@ -1,34 +1,31 @@
-"""ElevenLabs over HTTP: one text, or a dialogue, as audio or as JSON, and the lists that its clients read."""
+"""ElevenLabs over HTTP: one text, or a dialogue, as audio or as JSON."""
 
 import base64
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import PurePath
+from itertools import groupby
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from deployments.errors import InvalidRequest, NotFound
-from serve_app.api import catalogue
 from serve_app.api.context import state_of
 from serve_app.api.parsing import field_names
-from serve_app.api.parsing.client_input import format_named, parse_object, switch, text_of
-from serve_app.api.parsing.forms import SentForm, read_form
+from serve_app.api.parsing.client_input import format_named, switch, text_of
 from serve_app.api.request_record import Usage
 from serve_app.api.resolve import ignored_fields
 from serve_app.api.resolve.make_request import lenient_request, request_in_voice
 from serve_app.api.resolve.speech_request import Delivery, SpeechRequest
-from serve_app.api.responses.listing import Paging, json_apart
 from serve_app.api.responses.respond import respond
 from serve_app.api.responses.speech_response import StreamedAnswer, WholeAnswer, in_parts
 from serve_app.api.responses.whole_audio import AUDIO_HERE, object_with
 from serve_app.api.speech_service import SpeechService
 from serve_app.audio.formats import AudioFormat
-from serve_app.extension import Charge, Dialect, Route
+from serve_app.extension import Dialect, Route
 from serve_app.extensions.continuity.dialogue import respond_in_parts
-from serve_app.extensions.voices.opening import voices_of
-from serve_app.extensions.voices.stored_voice import NEUTRAL, Details, SentRecording
+from serve_app.extensions.voices.library import voices_of
+from serve_app.extensions.voices.stored_voice import StoredLexicon
 from serve_app.extensions.voices.voice_store import StoreFailed
 from serve_app.speech.words import Word, WordSource, marked
 from serve_app.text.characters import is_ideograph, is_speakable
@@ -58,7 +55,6 @@ NAMES: field_names.Names = {
     LOCATORS: None,
     _PREVIOUS: None,
 }
-_FORM_FIELDS = ("name", "description", "labels", "files", "consent", "ref_text", "reference_text", "prepare")
 _LONGEST_NAME = 40  # of a format
 _MOST_LOCATORS = 3
 _AROUND = ("previous_text", "next_text")
@@ -109,108 +105,6 @@ def _ways(path: str, summary: str) -> tuple[Route, ...]:
             f"{summary}, streamed, with times",
         ),
     )
-
-
-async def list_voices(service: SpeechService, page_size: str = "", next_page_token: str = "") -> Response:
-    """All of them on one page, unless a `page_size` is sent."""
-    voices = await catalogue.all_voices(await service.models.infos(), voices_of(service))
-    paging = Paging(page_size, next_page_token, names=("page_size", "next_page_token"))
-    page, more = catalogue.page_of_voices(voices, paging, service.offer.voices)
-    about = {"has_more": more is not None, "total_count": len(voices), "next_page_token": more}
-    return await json_apart(lambda: {"voices": list(map(voice_entry, page)), **about})
-
-
-async def show_voice(service: SpeechService, voice_id: str) -> dict[str, object]:
-    """One voice. Raises InvalidRequest with the valid names."""
-    return voice_entry(await catalogue.find_voice(voice_id, service.models, voices_of(service)))
-
-
-async def add_voice(service: SpeechService, request: Request) -> Response:
-    """Stores a voice. The first of `files` is the one that is spoken with; others are takes, named as their files."""
-    form = await read_form(request)
-    details = Details(
-        form.required("name"),
-        language=_language(form),
-        description=form.text("description") or "",
-        consent=form.text("consent"),
-        provenance="elevenlabs",
-    )
-    voice = await voices_of(service).add(details, _takes(form, is_new=True), field="files")
-    takes = {"takes": [take.as_json() for take in voice.takes]}
-    return _stored({"voice_id": voice.id, "requires_verification": False, **takes}, form)
-
-
-async def edit_voice(service: SpeechService, request: Request, voice_id: str) -> Response:
-    """Changes `name`, `description` and the language among the `labels`; `files` are further takes."""
-    form = await read_form(request)
-    changes: dict[str, object] = {name: form.text(name) for name in ("name", "description") if form.text(name)}
-    if (language := _language(form)) is not None:
-        changes["language"] = language
-    voice = await voices_of(service).get(voice_id)
-    added = _takes(form, is_new=False)
-    changed = await voices_of(service).change(voice, changes, added=added, field="files")
-    takes = {"takes": [take.as_json() for take in changed.takes[-len(added) :]]} if added else {}
-    return _stored({"status": "ok", **takes}, form)
-
-
-async def remove_voice(service: SpeechService, voice_id: str) -> dict[str, object]:
-    """Deletes a stored voice."""
-    await voices_of(service).remove(await voices_of(service).get(voice_id))
-    return {"status": "ok"}
-
-
-def _takes(form: SentForm, *, is_new: bool) -> list[SentRecording]:
-    files = form.files_of("files")
-    if is_new and not files:
-        raise InvalidRequest("files is required: recordings of the voice.", "files", "missing_required_parameter")
-    text = form.text("ref_text", "reference_text")
-    prepare = form.preparation()
-    main = [SentRecording(file.data, text, style=NEUTRAL, prepare=prepare) for file in files[: int(is_new)]]
-    return main + [
-        SentRecording(file.data, None, style=PurePath(file.name).stem, prepare=prepare) for file in files[len(main) :]
-    ]
-
-
-def _language(form: SentForm) -> str | None:
-    """That of the `labels`, which forms have as JSON."""
-    labels = parse_object(form.text("labels") or "{}") if form.text("labels") != "null" else {}
-    language = labels.get("language")
-    return language if isinstance(language, str) else None
-
-
-def _stored(answer: dict[str, object], form: SentForm) -> Response:
-    sent = [*form.fields, *(file.field.removesuffix("[]") for file in form.files)]
-    reasons = {"remove_background_noise": "noise stays as it is"}
-    unheard = {name: reason for name, reason in reasons.items() if form.fields.get(name) == "true"}
-    without_effect = ignored_fields.with_unknown(sent, (*_FORM_FIELDS, *reasons), unheard)
-    return JSONResponse(answer, headers=ignored_fields.as_header(without_effect))
-
-
-async def show_user(_: SpeechService) -> dict[str, object]:
-    """There are no accounts."""
-    return {"user_id": "talkray", "is_new_user": False, "xi_api_key": "", "subscription": _SUBSCRIPTION}
-
-
-async def show_subscription(_: SpeechService) -> dict[str, object]:
-    """Nor subscriptions."""
-    return _SUBSCRIPTION
-
-
-_SUBSCRIPTION: dict[str, object] = {
-    "tier": "self-hosted",
-    "status": "active",
-    "character_count": 0,
-    "character_limit": 2**31 - 1,
-    "can_extend_character_limit": False,
-}
-
-
-def voice_entry(voice: catalogue.Voice) -> dict[str, object]:
-    """The voice as ElevenLabs' clients read it."""
-    labels = {"language": voice.language, "gender": voice.gender}
-    described = {"description": voice.description, "labels": labels}
-    category = "cloned" if voice.type == "stored" else "premade"
-    return {"voice_id": voice.id, "name": voice.name, "category": category, **described}
 
 
 async def speech_request(
@@ -265,7 +159,8 @@ async def located(service: SpeechService, locators: object, reasons: dict[str, s
     words: dict[str, str] = {}
     for locator in reversed(named):
         try:
-            lexicon = await voices_of(service).get_lexicon(str(locator.get("pronunciation_dictionary_id")))
+            named_id = str(locator.get("pronunciation_dictionary_id"))
+            lexicon = await voices_of(service).get_other(StoredLexicon, named_id)
         except (NotFound, StoreFailed) as error:
             reasons[LOCATORS] = str(error)
             continue
@@ -310,11 +205,10 @@ async def _dialogue(
     """A request for each part of a dialogue of several voices; inputs in a row with one voice are one part. None for
     all other texts. The first request also says which voices are not here.
     """
-    runs: list[tuple[object, list[str]]] = []
-    for part in inputs if isinstance(inputs, list) else []:
-        if not runs or runs[-1][0] != part.get("voice_id"):
-            runs.append((part.get("voice_id"), []))
-        runs[-1][1].append(part["text"])
+    spoken = inputs if isinstance(inputs, list) else []
+    runs = [
+        (voice, [part["text"] for part in run]) for voice, run in groupby(spoken, lambda part: part.get("voice_id"))
+    ]
     if len(runs) < 2:
         return speech, []
     parts = []
@@ -383,14 +277,6 @@ DIALECT = Dialect(
     routes=(
         *_ways("/v1/text-to-speech/{voice_id}", "Speak a text (ElevenLabs)"),
         *_ways("/v1/text-to-dialogue", "Speak a dialogue (ElevenLabs)"),
-        Route("GET /v1/voices", list_voices, "List voices (ElevenLabs v1)", charge=Charge.NOTHING),
-        Route("GET /v2/voices", list_voices, "List voices (ElevenLabs v2)", charge=Charge.NOTHING),
-        Route("GET /v1/voices/{voice_id}", show_voice, "Show a voice (ElevenLabs)"),
-        Route("POST /v1/voices/add", add_voice, "Store a voice (ElevenLabs)"),
-        Route("POST /v1/voices/{voice_id}/edit", edit_voice, "Change a stored voice (ElevenLabs)"),
-        Route("DELETE /v1/voices/{voice_id}", remove_voice, "Delete a stored voice (ElevenLabs)"),
-        Route("GET /v1/user", show_user, "Show the account"),
-        Route("GET /v1/user/subscription", show_subscription, "Show the subscription"),
     ),
     key_headers=("xi-api-key",),
 )

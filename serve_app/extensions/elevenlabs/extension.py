@@ -1,8 +1,8 @@
 from serve_app.extension import Extension
-from serve_app.extensions.elevenlabs import designs, elevenlabs, lexicons, sockets
+from serve_app.extensions.elevenlabs import elevenlabs, lexicons, sockets, stored
 
 EXTENSION = Extension(
     "elevenlabs",
     requires=("voices", "designs", "live"),
-    dialects=(elevenlabs.DIALECT, sockets.DIALECT, designs.DIALECT, lexicons.DIALECT),
+    dialects=(elevenlabs.DIALECT, sockets.DIALECT, stored.DIALECT, lexicons.DIALECT),
 )

@@ -1,5 +1,7 @@
 """ElevenLabs' pronunciation dictionaries, of aliases: a stored lexicon that requests name by its id."""
 
+from collections.abc import Callable
+
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
@@ -10,7 +12,7 @@ from serve_app.api.responses.listing import Paging, json_apart
 from serve_app.api.speech_service import SpeechService
 from serve_app.extension import Charge, Dialect, Route
 from serve_app.extensions.text.lexicon import Lexicon, from_pls, to_pls
-from serve_app.extensions.voices.opening import voices_of
+from serve_app.extensions.voices.library import voices_of
 from serve_app.extensions.voices.stored_voice import StoredLexicon
 
 Json = dict[str, object]
@@ -23,8 +25,7 @@ async def add_from_rules(service: SpeechService, request: Request) -> Response:
     """Stores a dictionary of `rules` with a `name`."""
     fields = await read_object(request)
     made = StoredLexicon.named(text_of(fields, "name"), _words(fields.get("rules")))
-    await voices_of(service).keep(made, {})
-    return JSONResponse(_entry(made))
+    return JSONResponse(_entry(await voices_of(service).keep(made, {})))
 
 
 async def add_from_file(service: SpeechService, request: Request) -> Response:
@@ -34,15 +35,13 @@ async def add_from_file(service: SpeechService, request: Request) -> Response:
     if len(files) != 1:
         raise InvalidRequest("file is required: one PLS lexicon.", "file", "missing_required_parameter")
     made = StoredLexicon.named(form.required("name"), from_pls(files[0].data, "file"))
-    await voices_of(service).keep(made, {})
-    return JSONResponse(_entry(made))
+    return JSONResponse(_entry(await voices_of(service).keep(made, {})))
 
 
 async def add_rules(service: SpeechService, request: Request, dictionary_id: str) -> Response:
     """Adds `rules`; a rule of the same spelling goes."""
     rules = _words((await read_object(request)).get("rules"))
-    changed = await voices_of(service).change_lexicon(dictionary_id, lambda old: old.with_words(old.words | rules))
-    return JSONResponse(_entry(changed))
+    return await _changed(service, dictionary_id, lambda words: words | rules)
 
 
 async def remove_rules(service: SpeechService, request: Request, dictionary_id: str) -> Response:
@@ -50,16 +49,22 @@ async def remove_rules(service: SpeechService, request: Request, dictionary_id: 
     gone = (await read_object(request)).get("rule_strings")
     if not isinstance(gone, list):
         raise InvalidRequest("rule_strings must be a list of strings.", "rule_strings")
+    return await _changed(
+        service, dictionary_id, lambda words: {word: said for word, said in words.items() if word not in gone}
+    )
 
-    def change(old: StoredLexicon) -> StoredLexicon:
-        return old.with_words({word: said for word, said in old.words.items() if word not in gone})
 
-    return JSONResponse(_entry(await voices_of(service).change_lexicon(dictionary_id, change)))
+async def _changed(
+    service: SpeechService, dictionary_id: str, change: Callable[[dict[str, str]], dict[str, str]]
+) -> Response:
+    lexicon = await voices_of(service).get_other(StoredLexicon, dictionary_id)
+    changed = await voices_of(service).change(lexicon, lambda old: old.with_words(change(old.words)))
+    return JSONResponse(_entry(changed))
 
 
 async def show(service: SpeechService, dictionary_id: str) -> Json:
     """One dictionary with its rules."""
-    lexicon = await voices_of(service).get_lexicon(dictionary_id)
+    lexicon = await voices_of(service).get_other(StoredLexicon, dictionary_id)
     rules = [{"string_to_replace": word, "type": "alias", "alias": said} for word, said in lexicon.words.items()]
     return {**_entry(lexicon), "rules": rules}
 
@@ -75,7 +80,7 @@ async def list_all(service: SpeechService, page_size: str = "", cursor: str = ""
 
 async def download(service: SpeechService, dictionary_id: str, version_id: str) -> Response:
     """The newest version as a PLS file."""
-    lexicon = await voices_of(service).get_lexicon(dictionary_id)
+    lexicon = await voices_of(service).get_other(StoredLexicon, dictionary_id)
     if version_id != lexicon.version:
         raise InvalidRequest(f"version_id: only {lexicon.version}, the newest version, is kept.", "version_id")
     return Response(to_pls(lexicon.words.items(), "en"), media_type="application/pls+xml")
@@ -113,7 +118,12 @@ DIALECT = Dialect(
         Route(f"POST {_ONE}/remove-rules", remove_rules, "Remove rules of a dictionary"),
         Route(f"GET {_BASE}", list_all, "List pronunciation dictionaries", charge=Charge.STREAM),
         Route(f"GET {_ONE}", show, "Show a pronunciation dictionary", charge=Charge.STREAM),
-        Route(f"GET {_ONE}/{{version_id}}/download", download, "A dictionary as a PLS file", charge=Charge.STREAM),
+        Route(
+            f"GET {_ONE}/{{version_id}}/download",
+            download,
+            "A dictionary as a PLS file",
+            charge=Charge.STREAM,
+        ),
     ),
     heading="ElevenLabs",
 )

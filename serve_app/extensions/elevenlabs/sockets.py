@@ -1,7 +1,7 @@
 """ElevenLabs over WebSockets: contexts (multi-stream-input), one text (stream-input), contexts of a dialogue."""
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from starlette.websockets import WebSocket
@@ -27,8 +27,8 @@ from serve_app.extensions.elevenlabs.elevenlabs import (
     speech_request,
     unknown,
 )
-from serve_app.extensions.live.connection import MAX_CONTEXTS, ContextConnection, HandshakeConnection
-from serve_app.extensions.live.session import Session
+from serve_app.extensions.live.connection import HandshakeConnection
+from serve_app.extensions.live.contexts import MAX_CONTEXTS, ContextConnection, NamedSession
 from serve_app.extensions.live.turns import Audio, Done, Event, Failed, Flushed, Rest, Words
 from serve_app.speech.words import Word, marked
 
@@ -39,17 +39,23 @@ _FIELDS: field_names.Names = dict.fromkeys(
 )
 
 
-class _Contexts(ContextConnection, HandshakeConnection):
+@dataclass(slots=True, eq=False)
+class _Context(NamedSession):
+    is_ending: bool = False  # its last message was an empty flush
+    is_draining: bool = False
+    words: list[Word] = field(default_factory=list)  # that go out with the next audio
+    clock_ms: float = 0.0  # from which its times count
+
+
+class _Contexts(ContextConnection[_Context], HandshakeConnection):
     """The end of a context is `close_context` right after an empty flush; without one it is an interruption."""
 
+    kind = _Context
     names: ClassVar[field_names.Names] = {**NAMES, "sync_alignment": None}
 
     def __init__(self, socket: WebSocket, service: SpeechService) -> None:
         super().__init__(socket, service)
-        self._ending: set[str] = set()  # contexts whose last message was an empty flush
-        self._draining: set[str] = set()
-        self._words: dict[str, list[Word]] = {}  # that go out with the next audio, by context
-        self._clocks_ms: dict[str, float] = {}  # from which each context's times count
+        self._early: dict[str, ignored_fields.Reasons] = {}  # of contexts that have no text yet
         self._is_cumulative = switch(socket.query_params, "sync_alignment")
 
     @classmethod
@@ -79,43 +85,37 @@ class _Contexts(ContextConnection, HandshakeConnection):
 
     async def _write(self, name: str, fields: Mapping[str, object]) -> None:
         text, flush = self._text(fields), switch(fields, "flush")
-        session = self.find(name)
-        has_no_effect = name in self._draining if session else not text
-        if has_no_effect:
-            if name in self.pending_notes or len(self.pending_notes) < MAX_CONTEXTS:
-                self._note(name, fields, {_SPEED: "it counts with the first text"})
-            return  # a keepalive, or a message that comes too late
-        session = session or await self._open(name, fields)
-        session.append(text)
-        if flush and session.is_writing:
-            session.flush()
+        context = self.find(name)
+        if context.is_draining if context else not text:  # it comes too late, or keeps the socket alive
+            reasons = _reasons(fields, {_SPEED: "it counts with the first text"})
+            if context:
+                context.reasons |= reasons
+            elif reasons and (name in self._early or len(self._early) < MAX_CONTEXTS):
+                self._early[name] = self._early.get(name, {}) | reasons
+            return
+        context = context or await self._open(name, fields)
+        context.session.append(text)
+        if flush and context.session.is_writing:
+            context.session.flush()
         if flush and not text.strip():
-            self._ending.add(name)
+            context.is_ending = True
         elif text:
-            self._ending.discard(name)
+            context.is_ending = False
 
-    async def _open(self, name: str, fields: Mapping[str, object]) -> Session:
+    async def _open(self, name: str, fields: Mapping[str, object]) -> _Context:
         speech = await self._speech_for(name, fields)
-        session = await self.open(name, speech)
+        context = await self.open(name, speech, self._early.get(name, {}))
+        self._early.pop(name, None)
         reasons = {} if speech is self.speech else speech.ignored
         settings = fields.get("voice_settings")
         speed = settings.get("speed") if isinstance(settings, Mapping) else None
         speed = plain_number(speed) if isinstance(speed, str) else speed
         if isinstance(speed, int | float) and 0.25 <= speed <= 4:
-            session.configure(speed=float(speed))
+            context.session.configure(speed=float(speed))
         elif speed is not None:
             reasons = {**reasons, _SPEED: "no number from 0.25 to 4"}
-        self._note(name, fields, reasons)
-        return session
-
-    def _note(self, name: str, fields: Mapping[str, object], reasons: Mapping[str, str]) -> None:
-        """Fields without effect are told with the next message of their context."""
-        sent = field_names.flat(fields, _FIELDS)
-        ignored = {field: reason for field, reason in reasons.items() if field != _SPEED or field in sent}
-        ignored |= beside_text(sent)
-        unsaid = ignored_fields.with_unknown(sent, _FIELDS, {**ignored, **_unheard(fields.get("inputs"))})
-        if unsaid:
-            self.pending_notes[name] = {**self.pending_notes.get(name, {}), **unsaid}
+        context.reasons |= _reasons(fields, reasons)
+        return context
 
     async def _speech_for(self, name: str, fields: Mapping[str, object]) -> SpeechRequest:
         if LOCATORS not in fields:
@@ -129,58 +129,43 @@ class _Contexts(ContextConnection, HandshakeConnection):
         return replace(self.speech, body=body, spoken=spoken, ignored=reasons | unread)
 
     async def _close(self, name: str) -> None:
-        session = self.find(name)
-        if session is None:
+        if (context := self.find(name)) is None:
             return
-        if name in self._ending and name not in self._draining:
-            self._draining.add(name)
-            session.close()
+        if context.is_ending and not context.is_draining:
+            context.is_draining = True
+            context.session.close()
             return
         await self.cancel(name)
-        await self._finish(name)
+        await self._send_final(name, {})
 
-    async def say_in(self, name: str, event: Event) -> None:
+    async def say_in(self, context: _Context, event: Event) -> None:
         match event:
             case Words():
-                self._words.setdefault(name, []).extend(event.in_session())
+                context.words += event.in_session()
             case Audio(_, data) | Rest(data):
-                await self._send_audio(name, data)
-            case Flushed() if name in self._words:
-                await self._send_audio(name, b"")
+                await self._send_audio(context, data)
+            case Flushed() if context.words:
+                await self._send_audio(context, b"")
             case InvalidRequest() as refused:
-                await self._send_error(name, translate(refused))
+                await self._send_error(context.name, translate(refused))
             case Failed(error):
-                await self._send_error(name, self.failure(error, self.request_id))
-                await self._finish(name)
+                await self._send_error(context.name, self.failure(error, self.request_id))
+                await self._send_final(context.name, context.notes())
             case Done(reason, answer):
-                await self._finish(name, finish_reason=reason, **answer)
+                await self._send_final(context.name, {"finish_reason": reason, **answer, **context.notes()})
 
-    async def _finish(self, name: str, **ended: object) -> None:
-        self._ending.discard(name)
-        self._draining.discard(name)
-        self._words.pop(name, None)
-        self._clocks_ms.pop(name, None)
-        await self._send_final(name, {**ended, **self.notes(name)})
+    async def _send_audio(self, context: _Context, audio: bytes) -> None:
+        timed = {**self._timed(context, audio), "contextId": context.name, "isFinal": None}
+        await self.socket.send_json({**timed, **context.notes()})
 
-    async def _send_audio(self, name: str, audio: bytes) -> None:
-        timed = {**self._timed(name, audio), "contextId": name, "isFinal": None}
-        await self.socket.send_json({**timed, **self.notes(name)})
-
-    def _timed(self, name: str, audio: bytes) -> dict[str, object]:
+    def _timed(self, context: _Context, audio: bytes) -> dict[str, object]:
         """Audio and the words that have become known. Clients without a common clock add up the times of messages."""
-        mark = marked(self._words.get(name, ()))
-        chars, starts_ms, durations_ms = self._take_alignment(name)
+        mark = marked(context.words)
+        chars, starts_ms, durations_ms = _take_alignment(context)
         timed = {"chars": chars, "charStartTimesMs": starts_ms, "charDurationsMs": durations_ms} if chars else None
         if chars and not self._is_cumulative:
-            self._clocks_ms[name] = self._clocks_ms.get(name, 0) + starts_ms[-1] + durations_ms[-1]
+            context.clock_ms += starts_ms[-1] + durations_ms[-1]
         return {"audio": encoded(audio), "alignment": timed, "normalizedAlignment": timed, **mark}
-
-    def _take_alignment(self, name: str) -> tuple[list[str], list[int], list[int]]:
-        """Characters of the words that are to be told, and their times in milliseconds of the context's clock."""
-        chars, starts_s, ends_s = characters(self._words.pop(name, []))
-        clock_ms = round(self._clocks_ms.get(name, 0))
-        starts_ms, ends_ms = ([round(1000 * time_s) - clock_ms for time_s in times_s] for times_s in (starts_s, ends_s))
-        return chars, starts_ms, [end - start for start, end in zip(starts_ms, ends_ms, strict=True)]
 
     async def _send_final(self, name: str, notes: Mapping[str, object]) -> None:
         await self.socket.send_json({"contextId": name, "isFinal": True, **notes})
@@ -195,16 +180,13 @@ class _OneText(_Contexts):
     async def obey(self, fields: dict[str, object]) -> None:
         text = self._text(fields)
         await self._write(_ONLY, {**fields, "text": text})
-        if not text and not switch(fields, "flush"):
-            await self._close_when_spoken()
+        if not text and not switch(fields, "flush"):  # it closes when all is spoken
+            context = self.find(_ONLY) or await self._open(_ONLY, {})
+            context.is_draining = True
+            context.session.close()
 
-    async def _close_when_spoken(self) -> None:
-        session = self.find(_ONLY) or await self._open(_ONLY, {})
-        self._draining.add(_ONLY)
-        session.close()
-
-    async def _send_audio(self, name: str, audio: bytes) -> None:
-        await self.socket.send_json({**self._timed(name, audio), "isFinal": None, **self.notes(name)})
+    async def _send_audio(self, context: _Context, audio: bytes) -> None:
+        await self.socket.send_json({**self._timed(context, audio), "isFinal": None, **context.notes()})
 
     async def _send_final(self, name: str, notes: Mapping[str, object]) -> None:
         await self.socket.send_json({"isFinal": True, **notes})
@@ -229,14 +211,15 @@ class _Dialogues(_Contexts):
         inputs = fields.get("inputs")
         return "".join(dialogue([part])[0] for part in inputs) if isinstance(inputs, list) else ""
 
-    async def _send_audio(self, name: str, audio: bytes) -> None:
+    async def _send_audio(self, context: _Context, audio: bytes) -> None:
         """Times count from the beginning of the message's audio."""
-        mark = marked(self._words.get(name, ()))
-        chars, starts_ms, durations_ms = self._take_alignment(name)
+        mark = marked(context.words)
+        chars, starts_ms, durations_ms = _take_alignment(context)
         timed = {"chars": chars, "char_start_times_ms": starts_ms, "char_durations_ms": durations_ms}
-        self._clocks_ms[name] = self._clocks_ms.get(name, 0) + 8000 * len(audio) / self._bit_rate
+        context.clock_ms += 8000 * len(audio) / self._bit_rate
         alignment = {"alignment": timed, **mark} if chars else {}
-        await self.socket.send_json({"context_id": name, "audio": encoded(audio), **alignment, **self.notes(name)})
+        said = {"context_id": context.name, "audio": encoded(audio), **alignment}
+        await self.socket.send_json({**said, **context.notes()})
 
     async def _send_final(self, name: str, notes: Mapping[str, object]) -> None:
         await self.socket.send_json({"context_id": name, "is_final": True, **notes})
@@ -244,6 +227,23 @@ class _Dialogues(_Contexts):
     async def _send_error(self, name: str, reply: ErrorReply) -> None:
         said = {"error": reply.code, "message": reply.message, "code": reply.code}
         await self.socket.send_json({"context_id": name or None, **said})
+
+
+def _take_alignment(context: _Context) -> tuple[list[str], list[int], list[int]]:
+    """Characters of the words that are to be told, and their times in milliseconds of the context's clock."""
+    chars, starts_s, ends_s = characters(context.words)
+    context.words = []
+    clock_ms = round(context.clock_ms)
+    starts_ms, ends_ms = ([round(1000 * time_s) - clock_ms for time_s in times_s] for times_s in (starts_s, ends_s))
+    return chars, starts_ms, [end - start for start, end in zip(starts_ms, ends_ms, strict=True)]
+
+
+def _reasons(fields: Mapping[str, object], reasons: Mapping[str, str]) -> ignored_fields.Reasons:
+    """Fields of a message without effect, of which `reasons` has some."""
+    sent = field_names.flat(fields, _FIELDS)
+    ignored = {field: reason for field, reason in reasons.items() if field != _SPEED or field in sent}
+    ignored |= beside_text(sent) | _unheard(fields.get("inputs"))
+    return ignored_fields.with_unknown(sent, _FIELDS, ignored)
 
 
 def _unheard(inputs: object) -> dict[str, str]:

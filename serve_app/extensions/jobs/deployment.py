@@ -11,13 +11,13 @@ from deployments.serving import ray_metrics, ray_private
 from serve_app.api.resolve.offer import Offer
 from serve_app.audio import recordings
 from serve_app.config import ApiSettings
-from serve_app.extensions.jobs.desk import JobDesk
+from serve_app.extensions.jobs.job_manager import JobManager
 from serve_app.extensions.jobs.segment_maker import SegmentMaker
 from serve_app.extensions.models.model_choice import ModelChoice
 from serve_app.extensions.records.extension import record_keeper
 from serve_app.extensions.records.settings import RecordSettings
 from serve_app.extensions.text.reading import TextReading
-from serve_app.extensions.voices.opening import open_voices
+from serve_app.extensions.voices.extension import open_voices
 from serve_app.extensions.voices.settings import VoiceSettings
 from serve_app.ingress import forget_everywhere, limit_kept_memory, return_memory
 from serve_app.scaling.pool_watch import PoolWatch
@@ -49,7 +49,7 @@ class JobsReplica:
         self._keeper = record_keeper(settings.of(RecordSettings), self._voices.store, replica=replica, folder=folder)
         maker = SegmentMaker(synthesizers, self._voices, self._keeper.receive)
         dead_nodes = ray_private.num_dead_nodes
-        self._desk = JobDesk(offer, self._voices, maker, hindrance=self._hindrance, dead_nodes=dead_nodes)
+        self._manager = JobManager(offer, self._voices, maker, hindrance=self._hindrance, dead_nodes=dead_nodes)
         self._replica = ray_private.this_replica()
         limit_kept_memory()
         self._working: asyncio.Task[None] | None = None
@@ -67,8 +67,9 @@ class JobsReplica:
             self._working = asyncio.create_task(self._work())
 
     async def call(self, method: str, *arguments: object) -> Any:
-        self._desk.is_stopping = self._is_stopping
-        return await self._desk.call(method, *arguments)
+        """A method of the job manager, by its name."""
+        self._manager.is_stopping = self._is_stopping
+        return await getattr(self._manager, method)(*arguments)
 
     async def forget(self, voices: tuple[bytes, ...]) -> int:
         """Drop what this process keeps of stored voices that are no more. Returns how much there was."""
@@ -76,7 +77,7 @@ class JobsReplica:
 
     async def _work(self) -> None:
         """Make segments until Serve stops this replica: its successor makes them then."""
-        running = asyncio.create_task(self._desk.run())
+        running = asyncio.create_task(self._manager.run())
         try:
             while not running.done() and not self._is_stopping:
                 await asyncio.wait((running,), timeout=_POLL_S)

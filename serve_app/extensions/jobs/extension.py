@@ -6,7 +6,7 @@ from deployments.errors import ReplicaLost, Starting
 from serve_app.config import AppConfig
 from serve_app.extension import DeploymentSpec, Extension, Opening
 from serve_app.extensions.jobs import job_routes
-from serve_app.extensions.jobs.desk import AskDesk
+from serve_app.extensions.jobs.job_routes import JobsClient
 from serve_app.extensions.jobs.settings import JobSettings
 
 if TYPE_CHECKING:
@@ -30,8 +30,8 @@ def deploy(config: AppConfig, models: "Sequence[Deployed]") -> DeploymentSpec:
     )
 
 
-def open_desk(opening: Opening) -> AskDesk | None:
-    """Calls of the desk in that replica, None where none was deployed."""
+def open_client(opening: Opening) -> JobsClient | None:
+    """Calls the job manager in that replica; None where none was deployed."""
     from deployments.serving.handles import ask_replica  # imports Ray
 
     if (handle := opening.handle) is None:
@@ -53,5 +53,5 @@ EXTENSION = Extension(
     requires=("voices", "records", "models", "word_times"),
     dialects=(job_routes.DIALECT,),
     deploy=deploy,
-    open=open_desk,
+    open=open_client,
 )

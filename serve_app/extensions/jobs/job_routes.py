@@ -1,6 +1,7 @@
 """Long work: `/v1/audio/jobs` (docs/jobs.md)."""
 
 import re
+from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
 from starlette.requests import Request
@@ -13,23 +14,25 @@ from serve_app.api.resolve import ignored_fields
 from serve_app.api.resolve.speech_request import CONTENT_TYPES, RAW, disclosure
 from serve_app.api.responses.listing import apart, begun, json_apart
 from serve_app.api.speech_service import SpeechService
-from serve_app.audio.formats import AudioFormat
+from serve_app.audio.formats import AudioForm, AudioFormat
 from serve_app.extension import Charge, Dialect, Route
-from serve_app.extensions.jobs.desk import AskDesk
 from serve_app.extensions.jobs.job_store import JobStore
 from serve_app.extensions.jobs.stored_audio import StoredAudio, words_of
 from serve_app.extensions.jobs.work import Json, Track
-from serve_app.extensions.voices.opening import voices_of
+from serve_app.extensions.voices.library import voices_of
 from serve_app.extensions.voices.voice_store import NoStore
 from serve_app.visitor import VISITOR
+
+# A method of the job manager by its name: a call of its replica, which also raises NotReady while there is none.
+JobsClient = Callable[..., Awaitable[Any]]
 
 _RANGE = re.compile(r"bytes=(\d{1,15})?-(\d{1,15})?")
 _FORMATS = {each.value: each for each in AudioFormat}
 
 
 async def _ask(service: SpeechService, method: str, *arguments: object) -> Any:
-    """A method of the desk of jobs, on behalf of the caller. Raises as that does."""
-    ask = cast("AskDesk | None", service.opened_by("jobs"))
+    """A method of the job manager, on behalf of the caller. Raises as that does."""
+    ask = cast("JobsClient | None", service.opened_by("jobs"))
     if ask is None:
         raise NoStore("This server makes no jobs.")
     return await ask(method, VISITOR.get(), *arguments)
@@ -99,7 +102,7 @@ async def whole_audio(service: SpeechService, request: Request, job_id: str, res
 async def _audio(service: SpeechService, request: Request, track: Track, audio_format: AudioFormat) -> Response:
     disclosed = service.settings.disclose_synthetic
     store = JobStore(voices_of(service).files())
-    audio = await apart(StoredAudio, store, track, audio_format, disclosed=disclosed)
+    audio = await apart(StoredAudio, store, track, AudioForm(audio_format, disclosed=disclosed))
     kind = CONTENT_TYPES[audio_format]
     content_type = f"{kind};rate={track.sample_rate};channels=1" if audio_format in RAW else kind
     headers = {"content-type": content_type, SAMPLE_RATE_HEADER: str(track.sample_rate), **disclosure(disclosed)}

@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 
 from deployments.protocol import Codes
 from serve_app.extensions.jobs.stored_job import JOB_ID, JobPlan, JobState, MadeSegment, Part, SegmentId, StoredJob
-from serve_app.extensions.voices.clocks import store_now_s
 from serve_app.extensions.voices.voice_store import Damaged, StoreFailed, VoiceStore, record_file
 
 if TYPE_CHECKING:
@@ -87,17 +86,11 @@ class JobStore:
         """For how long neither the job nor its state has changed, by the clock of the store."""
         metas = [self._files.meta(f"{kind}/{job_id}.json") for kind in ("jobs", "states")]
         latest_s = max((meta["last_modified"].timestamp() for meta in metas if meta is not None), default=0.0)
-        return store_now_s(self._files) - latest_s
+        return self._files.now_s() - latest_s
 
     def job(self, job_id: str) -> StoredJob | None:
         """None if it was deleted. Raises Damaged."""
         return self._files.get_record(f"jobs/{job_id}.json", StoredJob)
-
-    def existing_job(self, job_id: str) -> StoredJob:
-        """The same of a job that was there. Raises Damaged."""
-        if (job := self.job(job_id)) is None:
-            raise Damaged(f"the description of {job_id} is missing: it was deleted meanwhile")
-        return job
 
     def plan(self, job: StoredJob, part: int) -> JobPlan:
         """The piece of its plan that has this part. Raises Damaged."""
@@ -177,7 +170,7 @@ class JobStore:
 
     def sweep(self, older_s: float) -> None:
         """Remove the files of jobs without a description that wrote one of them more than `older_s` ago."""
-        before_s = store_now_s(self._files) - older_s
+        before_s = self._files.now_s() - older_s
         old = {
             meta["path"].split("/")[1].removesuffix(".json")
             for kind in ("states", "plans", "segments")

@@ -23,13 +23,9 @@ class JobSettings(Strict):
     webhook_secret_file: Path | None = None
 
     @model_validator(mode="after")
-    def _calls_are_signed(self) -> Self:
+    def _one_replica_signs_its_calls(self) -> Self:
         if self.webhook_hosts and self.webhook_secret_file is None:
             raise ValueError("webhook_hosts: name the file of a secret in webhook_secret_file")
-        return self
-
-    @model_validator(mode="after")
-    def _one_replica(self) -> Self:
         if self.pool.replicas != 1:
             raise ValueError("pool.replicas: exactly one replica makes jobs")
         return self

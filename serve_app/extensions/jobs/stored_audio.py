@@ -7,11 +7,11 @@ from functools import partial
 
 from deployments.protocol import FinishReason, PcmChunk
 from serve_app.api.responses.listing import apart
-from serve_app.audio.file_headers import wav_header
-from serve_app.audio.formats import AudioFormat, open_encoder
+from serve_app.audio.formats import AudioForm, AudioFormat, CompressedEncoder, RawEncoder, open_encoder
 from serve_app.extensions.jobs.job_store import Content, JobStore
 from serve_app.extensions.jobs.stored_job import MadeSegment
 from serve_app.extensions.jobs.work import Json, Track
+from serve_app.extensions.voices.voice_store import Damaged
 from serve_app.extensions.word_times.word_times import WordTimes
 from serve_app.speech.segments import behind_space
 
@@ -20,24 +20,24 @@ _LONGEST_MP3_KEPT = 16 << 20  # PCM, almost six minutes: an MP3 whose header has
 
 
 class StoredAudio:
-    """The audio of one track in one format."""
+    """The audio of one track in one form."""
 
-    def __init__(self, store: JobStore, track: Track, audio_format: AudioFormat, *, disclosed: bool) -> None:
-        """Blocks. `disclosed` as in `open_encoder`."""
-        self._store, self._track, self._format, self._disclosed = store, track, audio_format, disclosed
+    def __init__(self, store: JobStore, track: Track, form: AudioForm) -> None:
+        """Blocks."""
+        self._store, self._track, self._form = store, track, form
         self._made = _made(track)
         self._pcm_bytes = 2 * sum(made.samples for made in self._made)
 
     @property
     def num_bytes(self) -> int | None:
         """Of the whole, where that is known before it is encoded: any part of it can then be read."""
-        if self._format is AudioFormat.WAV:
-            return len(self._wav_header()) + self._pcm_bytes if self._pcm_bytes <= _LONGEST_WAV else None
-        return self._pcm_bytes if self._format is AudioFormat.PCM else None
+        if self._form.audio_format is AudioFormat.WAV:
+            return len(self._header()) + self._pcm_bytes if self._pcm_bytes <= _LONGEST_WAV else None
+        return self._pcm_bytes if self._form.audio_format is AudioFormat.PCM else None
 
     async def read(self, start: int, end: int) -> AsyncGenerator[bytes, None]:
         """Bytes `start` to `end` of audio of known length. Raises Damaged and StoreFailed."""
-        header = self._wav_header() if self._format is AudioFormat.WAV else b""
+        header = self._header()
         if start < len(header):
             yield header[start:end]
         before = len(header)
@@ -48,26 +48,24 @@ class StoredAudio:
                 content = await apart(self._store.content, self._track.job_id, made)
                 yield content.pcm[max(0, start - begins) : end - begins]
 
-    def _wav_header(self) -> bytes:
-        return wav_header(self._track.sample_rate, self._pcm_bytes, disclosed=self._disclosed)
+    def _header(self) -> bytes:
+        """Of WAV; PCM has none."""
+        return self._open(self._pcm_bytes).close()
 
     async def encoded(self) -> AsyncGenerator[bytes, None]:
         """All of it, in any format. Raises Damaged and StoreFailed."""
-        track = self._track
-        is_streamed = self._format is AudioFormat.MP3 and self._pcm_bytes > _LONGEST_MP3_KEPT
-        encoder = open_encoder(
-            self._format,
-            track.sample_rate,
-            frame_samples=track.frame_samples,
-            num_bytes=None if is_streamed else self._pcm_bytes,
-            disclosed=self._disclosed,
-        )
+        is_streamed = self._form.audio_format is AudioFormat.MP3 and self._pcm_bytes > _LONGEST_MP3_KEPT
+        encoder = self._open(None if is_streamed else self._pcm_bytes)
         for made in self._made:
-            content = await apart(self._store.content, track.job_id, made)
+            content = await apart(self._store.content, self._track.job_id, made)
             if audio := await apart(encoder.encode, content.pcm):
                 yield audio
         if audio := await apart(encoder.close):
             yield audio
+
+    def _open(self, num_bytes: int | None) -> RawEncoder | CompressedEncoder:
+        track = self._track
+        return open_encoder(self._form, track.sample_rate, frame_samples=track.frame_samples, num_bytes=num_bytes)
 
 
 def _made(track: Track) -> list[MadeSegment]:
@@ -82,7 +80,8 @@ async def words_of(store: JobStore, track: Track, number: int) -> Json:
 
 
 def _words(store: JobStore, job_id: str, number: int, heard: list[tuple[MadeSegment, Content]]) -> Json:
-    job = store.existing_job(job_id)
+    if (job := store.job(job_id)) is None:
+        raise Damaged(f"the description of {job_id} is missing: it was deleted meanwhile")
     plan = store.plan(job, number)
     part = plan.part(number)
     info = job.info(plan.manners[part.manner].model)

@@ -141,7 +141,13 @@ class Work:
             "eta_s": self._eta_s() if status is JobStatus.RUNNING else None,
             "reason": reason,
             "ended_at": self.state.ended_at,
-            "webhook": self.job.webhook and self._webhook(),
+            "webhook": self.job.webhook
+            and {
+                "url": self.job.webhook,
+                "calls": self.state.calls,
+                "error": self.state.call_error,
+                "delivered": self.state.called_at is not None and self.state.call_error is None,
+            },
             "problems": [made.as_json() for made in nsmallest(most_problems, self.problems, key=attrgetter("id"))],
         }
 
@@ -161,11 +167,6 @@ class Work:
         """Whether its webhook has to be told of its end."""
         has_ended = self.status(None) in (JobStatus.COMPLETED, JobStatus.FAILED)
         return has_ended and self.job.webhook is not None and self.state.called_at is None
-
-    def _webhook(self) -> Json:
-        state = self.state
-        fields = {"url": self.job.webhook, "calls": state.calls, "error": state.call_error}
-        return {**fields, "delivered": state.called_at is not None and state.call_error is None}
 
     def _eta_s(self) -> float | None:
         """By the pace since this process began; None before the first segment."""

@@ -6,9 +6,7 @@ import re
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
 from typing import ClassVar
 
 from starlette.types import Message
@@ -27,26 +25,23 @@ from serve_app.api.error_replies import (
 )
 from serve_app.api.handshake import LEAVING, MAX_MESSAGE_BYTES, refuse_handshake
 from serve_app.api.parsing.client_input import MAX_BODY_BYTES, parse_object
-from serve_app.api.resolve import ignored_fields
 from serve_app.api.resolve.speech_request import SpeechRequest, disclosure
 from serve_app.api.speech_service import SpeechService
-from serve_app.extensions.live.conversation import new_session
+from serve_app.extensions.continuity.joints import Continuation
 from serve_app.extensions.live.session import Session
 from serve_app.extensions.live.turns import Done, Event, Failed
 
 logger = logging.getLogger(__name__)
 
 IDLE_TIMEOUT_S = 600.0  # a socket on which neither side sends anything for this time is closed
-MAX_CONTEXTS = 16  # on one socket
-MAX_NAME_CHARS = 128  # of a context
 _ENGINE_FAILED = 1011
 _SERVICE_RESTART = 1012
 _REPLACED = "this server is being replaced: connect again"
 # A server that is to end closes a socket that owes no speech. It first waits until neither side has sent anything for
-# _QUIET_S, because a client that goes on would have sent its next message by then. With open contexts it waits for
-# _CONTEXT_QUIET_S, which is how long ElevenLabs keeps a silent context. After _PATIENCE_S it waits no more. After
-# MAX_LEAVING_S it closes the socket in the middle of a turn, because `LONGEST_STREAM_S` is near.
-_QUIET_S, _CONTEXT_QUIET_S = 1.0, 20.0
+# _QUIET_S, because a client that goes on would have sent its next message by then. With open sessions it waits for
+# `quiet_s`. After _PATIENCE_S it waits no more. After MAX_LEAVING_S it closes the socket in the middle of a turn,
+# because `LONGEST_STREAM_S` is near.
+_QUIET_S = 1.0
 _PATIENCE_S, MAX_LEAVING_S = 60.0, 540.0
 _LEAVING_POLL_S = 0.1
 _RECORDING = re.compile(r'"(ref_audio|reference_audio)"\s*+:\s*+("(?:[^"\\]|\\.)*+")')
@@ -58,18 +53,24 @@ class Connection(ABC):
     subprotocol: ClassVar[str | None] = None  # its name in the handshake
     text_fields: ClassVar[tuple[str, ...]] = ("text", "transcript")  # of messages, which cut a text anywhere
     takes_recordings: ClassVar[bool] = False  # whether a message may have a `ref_audio`
+    quiet_s: ClassVar[float] = _QUIET_S
 
     def __init__(self, socket: WebSocket, service: SpeechService) -> None:
         self.socket, self.service = socket, service
         self.request_id = state_of(socket).record.request_id
         self._speaking: set[asyncio.Task[None]] = set()
-        self._conversation: Session | None = None
         self._sessions: set[Session] = set()
         self._leaving: asyncio.Task[None] | None = None
         self._num_untold = 0  # events that a session has given and that the client does not have yet
+        self._num_ids = 0
         self._is_ending = False
         self._ended = asyncio.Event()
         self._active_s = asyncio.get_running_loop().time()  # when either side sent something last
+
+    def next_id(self) -> str:
+        """A request id for the next of several utterances."""
+        self._num_ids += 1
+        return f"{self.request_id}-{self._num_ids}"
 
     @classmethod
     async def run(cls, socket: WebSocket, service: SpeechService) -> None:
@@ -90,8 +91,8 @@ class Connection(ABC):
 
     @property
     def is_busy(self) -> bool:
-        """Whether anything is being spoken; in a conversation, whether it is the server's turn."""
-        return bool(self._speaking) if self._conversation is None else self._conversation.is_speaking
+        """Whether anything is being spoken."""
+        return bool(self._speaking)
 
     @property
     def owes_speech(self) -> bool:
@@ -147,30 +148,24 @@ class Connection(ABC):
         task.add_done_callback(lambda done: self._stopped(done, speaking))
         return task
 
-    def converse(self, session: Session, say: Callable[[Event], Awaitable[None]]) -> Session:
-        """Passes the session's events to `say` while `serve` reads, but not its end.
+    def new_continuation(self) -> Continuation:
+        """What the utterances of one conversation go on from."""
+        return Continuation(self.service.opened_by("continuity"))
 
-        The socket has no other session, and both end together.
+    def new_session(
+        self, speech: SpeechRequest, *, request_id: str, live: bool = True, continuation: Continuation | None = None
+    ) -> Session:
+        """Speech of one conversation, while it is written if `live`; see `Session`. `continuation`: of a conversation
+        that has several sessions.
         """
-        self._conversation = session
-        self.start(self.pass_on(session, partial(self._say_or_end, say)))
-        return session
-
-    async def finish(self) -> None:
-        """Called when the client has closed the conversation and all its text has been spoken."""
-        await self.end()
-
-    async def _say_or_end(self, say: Callable[[Event], Awaitable[None]], event: Event) -> None:
-        match event:
-            case Failed(error):
-                await self.tell_error(self.failure(error, self.request_id))
-                await self.end_for(error)
-            case Done():
-                await self.finish()
-            case InvalidRequest() as refused:
-                await self.refuse(refused)
-            case _:
-                await say(event)
+        return Session(
+            self.service.offer,
+            speech,
+            handshake=state_of(self.socket),
+            request_id=request_id,
+            continuation=continuation or self.new_continuation(),
+            live_texts=self.service.opened_by("live") if live else None,
+        )
 
     async def pass_on(self, session: Session, say: Callable[[Event], Awaitable[None]]) -> None:
         """Passes the session's events to `say`, until the session ends."""
@@ -231,8 +226,7 @@ class Connection(ABC):
 
     def _quiet_from_s(self, began_s: float) -> float:
         """When a server that is to end may close the socket, if neither side sends anything more."""
-        has_contexts = bool(self._speaking) and self._conversation is None
-        quiet_s = _CONTEXT_QUIET_S if has_contexts else _QUIET_S
+        quiet_s = self.quiet_s if self._speaking else _QUIET_S
         return min(self._active_s + quiet_s, max(self._active_s, began_s + _PATIENCE_S))
 
     def failure(self, error: Exception, request_id: str) -> ErrorReply:
@@ -319,80 +313,49 @@ class HandshakeConnection(Connection):
             await connection.serve(speech.headers())
 
 
-class ContextConnection(Connection):
-    """A connection with several sessions at once, named by the client. All but the first count as streams."""
+class ConversationConnection(Connection):
+    """A connection with one session. Both end together."""
 
-    def __init__(self, socket: WebSocket, service: SpeechService) -> None:
-        super().__init__(socket, service)
-        self._contexts: dict[str, tuple[Session, asyncio.Task[None]]] = {}
-        self.pending_notes: dict[str, ignored_fields.Reasons] = {}  # by context: what its next message will say
-        self._voices: dict[str, dict[str, object]] = {}  # by context: what its next message will say of its voice
+    first_message: ClassVar[str] = ""  # that opens the session
+    _session: Session | None = None
 
     @abstractmethod
-    async def say_in(self, name: str, event: Event) -> None:
-        """Tell the client of an event of a context."""
+    async def say(self, event: Event) -> None:
+        """Tell the client an event that is not the session's end."""
 
     @property
     def is_busy(self) -> bool:
-        return any(session.is_speaking for session, _ in self._contexts.values())
+        """Whether it is the server's turn."""
+        return self._session is not None and self._session.is_speaking
 
-    def name_of(self, fields: Mapping[str, object], default: str) -> str:
-        """The context that a message names. Raises InvalidRequest."""
-        name = default if (sent := fields.get("context_id")) is None else sent
-        if not isinstance(name, str) or len(name) > MAX_NAME_CHARS:
-            message = f"context_id must be a string of at most {MAX_NAME_CHARS} characters."
-            raise InvalidRequest(message, "context_id")
-        return name
+    @property
+    def session(self) -> Session:
+        """Raises InvalidRequest before the message that opens it."""
+        if self._session is None:
+            raise InvalidRequest(f"{self.first_message} comes first.", "type")
+        return self._session
 
-    def find(self, name: str) -> Session | None:
-        """The session of a context that takes text."""
-        session = self._contexts[name][0] if name in self._contexts else None
-        return None if session is None or session.has_ended else session
+    def converse(self, speech: SpeechRequest) -> Session:
+        """Opens the session, which speaks while `serve` reads."""
+        self._session = self.new_session(speech, request_id=self.request_id)
+        self.start(self.pass_on(self._session, self._say_or_end))
+        return self._session
 
-    async def open(self, name: str, speech: SpeechRequest) -> Session:
-        """Open a context. Raises InvalidRequest where MAX_CONTEXTS are open."""
-        if name in self._contexts:  # an earlier one of this name has ended, and its last events are being sent
-            _, ending = self._contexts[name]
-            await asyncio.wait((ending,))
-            self._remove(name, ending)
-        if len(self._contexts) >= MAX_CONTEXTS:
-            message = f"{MAX_CONTEXTS} contexts are open; close one before you open another."
-            raise InvalidRequest(message, "context_id", "too_many_contexts")
-        session = new_session(self.service, self.socket, speech, request_id=f"{self.request_id}-{name[:40]}")
-        self._voices[name] = {note: told for note, told in speech.notes().items() if note in ("voice", "voice_take")}
-        task = self.start(self._speak(name, session, is_first=not self._contexts))
-        self._contexts[name] = session, task
-        task.add_done_callback(lambda done: self._remove(name, done))
-        return session
+    async def finish(self) -> None:
+        """Called when the client has closed the session and all its text has been spoken."""
+        await self.end()
 
-    async def cancel(self, name: str) -> None:
-        """Stop a context at once, if there is one of this name."""
-        if name in self._contexts:
-            _, task = self._contexts[name]
-            task.cancel()
-            await asyncio.wait((task,))
-            self._remove(name, task)
-
-    def notes(self, name: str) -> dict[str, object]:
-        """What a message says of fields without effect and of the recording that speaks, once."""
-        return {**self._voices.pop(name, {}), **ignored_fields.in_message(self.pending_notes.pop(name, {}))}
-
-    async def _speak(self, name: str, session: Session, *, is_first: bool) -> None:
-        async def say(event: Event) -> None:
-            await self.say_in(name, event)
-
-        try:
-            with nullcontext() if is_first else state_of(self.socket).caller.stream():
-                await self.pass_on(session, say)
-        except Overloaded as error:
-            await session.aclose()
-            await say(Failed(error))
-
-    def _remove(self, name: str, task: asyncio.Task[None]) -> None:
-        if name in self._contexts and self._contexts[name][1] is task:
-            del self._contexts[name]
-            self._voices.pop(name, None)
-            self.pending_notes.pop(name, None)
+    async def _say_or_end(self, event: Event) -> None:
+        match event:
+            case Failed(error):
+                await self.tell_error(self.failure(error, self.request_id))
+                await self.end_for(error)
+            case Done():
+                await self.finish()
+            case InvalidRequest() as refused:
+                await self.refuse(refused)
+            case _:
+                await self.say(event)
 
 
 def unknown_type(*valid: str) -> InvalidRequest:

@@ -221,7 +221,10 @@ class Session:
                 if not has_begun and chunk.pcm:
                     has_begun = True
                     await self._events.put(Started(turn))
-                await self._tell_words(turn, chunk)
+                if turn.times is not None:
+                    turn.times.feed(chunk)
+                    if words := turn.times.take():
+                        await self._events.put(Words(turn, tuple(words)))
                 await self._send(turn, audio)
         if not has_begun:
             await self._events.put(Started(turn))
@@ -293,12 +296,6 @@ class Session:
     def _follow(self, turn: Turn, text: LiveText | SpokenText) -> None:
         if self._body.word_timestamps:
             turn.times = WordTimes(text, self._info, speed=self._body.speed)
-
-    async def _tell_words(self, turn: Turn, chunk: PcmChunk) -> None:
-        if turn.times is not None:
-            turn.times.feed(chunk)
-            if words := turn.times.take():
-                await self._events.put(Words(turn, tuple(words)))
 
     async def _send(self, turn: Turn, audio: bytes) -> None:
         for start in range(0, len(audio), MAX_AUDIO_BYTES):

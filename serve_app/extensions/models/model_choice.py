@@ -88,7 +88,10 @@ def choose_model(wanted: ModelHints, models: Sequence[ModelInfo], settings: ApiS
         return named
     if wanted.has_recording:
         return _of_kind(ModelKind.BASE, models, "a recording", "ref_audio")
-    chosen = _by_task(wanted.task_type, models) or _by_wanted_voice(wanted, models, lenient=lenient)
+    chosen = _by_task(wanted.task_type, models)
+    if chosen is None and wanted.lost_voice is not None and not lenient:
+        raise wanted.lost_voice
+    chosen = chosen or _by_voice(wanted.voice, models, lenient=lenient)
     if chosen is None and wanted.instructions:
         return _of_kind(ModelKind.VOICE_DESIGN, models, "instructions without a voice", "instructions")
     by_default = None if wanted.voice else _by_voice(settings.default_voice, models, lenient=True)
@@ -119,12 +122,6 @@ def _by_task(task: object, models: Sequence[ModelInfo]) -> ModelInfo | None:
     if kind is None:
         raise InvalidRequest(f"task_type: {str(task)[:40]!r} is none of CustomVoice, VoiceDesign, Base.", "task_type")
     return _of_kind(kind, models, "task_type", "task_type")
-
-
-def _by_wanted_voice(wanted: ModelHints, models: Sequence[ModelInfo], *, lenient: bool) -> ModelInfo | None:
-    if wanted.lost_voice is not None and not lenient:
-        raise wanted.lost_voice
-    return _by_voice(wanted.voice, models, lenient=lenient)
 
 
 def _by_voice(name: str | None, models: Sequence[ModelInfo], *, lenient: bool) -> ModelInfo | None:

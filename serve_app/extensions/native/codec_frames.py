@@ -9,7 +9,7 @@ from contextlib import aclosing
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.websockets import WebSocket, WebSocketDisconnect
+from starlette.websockets import WebSocketDisconnect
 
 from deployments.errors import InvalidRequest
 from deployments.protocol import FinishReason, ModelInfo, PcmChunk
@@ -117,18 +117,13 @@ class FramesSocket(Connection):
 
     takes_recordings = True
 
-    def __init__(self, socket: WebSocket, service: SpeechService) -> None:
-        super().__init__(socket, service)
-        self._num_utterances = 0
-
     async def obey(self, fields: dict[str, object]) -> None:
         match fields.pop("type", None):
             case "speak" if self.is_busy:
                 raise InvalidRequest("An utterance is being spoken; cancel it or wait for its end.", "type", "busy")
             case "speak":
                 speech = await _speech_request(self.service, fields, reasons=ignored_fields.always_streamed(fields))
-                self._num_utterances += 1
-                self.start(self._speak(speech, f"{self.request_id}-{self._num_utterances}"))
+                self.start(self._speak(speech, self.next_id()))
             case "cancel":
                 await self.stop()
                 await self.send("cancelled")

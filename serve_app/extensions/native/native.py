@@ -25,7 +25,6 @@ from serve_app.audio.formats import AudioFormat
 from serve_app.extension import Dialect
 from serve_app.extensions.continuity.joints import NO_TAIL, Continuation
 from serve_app.extensions.live.connection import Connection, unknown_type
-from serve_app.extensions.live.conversation import new_continuation, new_session
 from serve_app.extensions.live.session import Session
 from serve_app.extensions.live.turns import Audio, Event, Failed, Flushed, Started, Turn, Words
 from serve_app.speech.words import marked, word_entries
@@ -108,13 +107,8 @@ class SpeakMessage:
         ignored.note("voice", voice.reason)
         speech = await complete_request(service.offer, body, info, delivery=delivery, ignored=ignored, voice=voice)
         self._speech = speech
-        session = new_session(
-            service,
-            self._connection.socket,
-            replace(speech, ignored={}),
-            request_id=self.request_id,
-            live=False,
-            continuation=self._continuation,
+        session = self._connection.new_session(
+            replace(speech, ignored={}), request_id=self.request_id, live=False, continuation=self._continuation
         )
         session.append(speech.body.input)
         self.turn = session.flush()
@@ -147,7 +141,8 @@ class SpeakMessage:
 
     def _joint(self, turn: Turn) -> dict[str, object]:
         """What it goes on from, where it does."""
-        return {} if turn.utterance is None else self._continuation.as_fields(turn.utterance.synthesis)
+        is_joined = turn.utterance is not None and turn.utterance.synthesis.tail is not None
+        return {"previous_request_id": self._continuation.previous_id} if is_joined else {}
 
     def _notes(self, turn: Turn) -> dict[str, object]:
         speech = self._speech
@@ -178,8 +173,7 @@ class SpeechSocket(Connection):
 
     def __init__(self, socket: WebSocket, service: SpeechService) -> None:
         super().__init__(socket, service)
-        self._num_utterances = 0
-        self._continuation = new_continuation(service)
+        self._continuation = self.new_continuation()
         self._utterance: SpeakMessage | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -204,10 +198,8 @@ class SpeechSocket(Connection):
             await asyncio.wait((self._task,))  # its client has heard of the end, which may be sooner
         if self.is_busy:
             raise InvalidRequest("An utterance is being spoken; cancel it or wait for it to end.", "type", "busy")
-        self._num_utterances += 1
-        own_id = f"{self.request_id}-{self._num_utterances}"
-        request_id = parse_resumption(fields).request_id or own_id
-        self._utterance = SpeakMessage(request_id, self, self._continuation)
+        own_id = self.next_id()
+        self._utterance = SpeakMessage(parse_resumption(fields).request_id or own_id, self, self._continuation)
         self._task = self.start(self._utterance.run(fields, self.service))
 
     async def _cancel(self, played_ms: float | None) -> None:

@@ -3,6 +3,7 @@
 import base64
 import json
 from collections.abc import AsyncGenerator
+from functools import partial
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -33,9 +34,7 @@ async def speak(service: SpeechService, request: Request) -> Response:
     usage = state_of(request).record.usage
 
     def as_lines(audio: AsyncGenerator[bytes, None], times: WordSource | None) -> AsyncGenerator[bytes, None]:
-        def line(part: bytes, **more: object) -> bytes:
-            return _line(part, times, audio_format, **more)
-
+        line = partial(_line, times=times, audio_format=audio_format)
         return in_parts(audio, line, lambda: line(b"", finish_reason=usage.finish_reason))
 
     if speech.delivery.whole:

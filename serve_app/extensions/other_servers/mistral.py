@@ -1,7 +1,7 @@
 """Mistral's form of OpenAI's `POST /v1/audio/speech`: its clients send `voice_id`."""
 
 import base64
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -18,7 +18,6 @@ from serve_app.api.responses.whole_audio import AUDIO_HERE, object_with
 from serve_app.api.speech_service import SpeechService
 from serve_app.audio.formats import AudioFormat
 from serve_app.extension import Dialect, JsonRoute
-from serve_app.speech.words import WordSource
 
 _FORMATS = {name: AudioFormat(name) for name in ("mp3", "wav", "pcm", "flac", "opus")}
 _NAMES: field_names.Names = {
@@ -41,11 +40,8 @@ async def speak(service: SpeechService, request: Request, fields: Mapping[str, o
     if switch(fields, "stream"):
         events = StreamedAnswer(EVENT_STREAM, lambda audio, _: in_parts(audio, _delta, lambda: _done(usage)))
         return await respond(service, request, speech, events)
-    return await respond(service, request, speech, WholeAnswer("application/json", _object))
-
-
-def _object(audio: bytes, _: WordSource | None) -> Iterator[bytes]:
-    return object_with({"audio_data": AUDIO_HERE}, audio)
+    whole = WholeAnswer("application/json", lambda audio, _: object_with({"audio_data": AUDIO_HERE}, audio))
+    return await respond(service, request, speech, whole)
 
 
 def _delta(audio: bytes) -> bytes:

@@ -13,19 +13,18 @@ from serve_app.api.resolve.speech_request import Delivery, SpeechRequest
 from serve_app.api.speech_service import SpeechService
 from serve_app.audio.formats import AudioFormat
 from serve_app.extension import Dialect, Sample
-from serve_app.extensions.live.connection import HandshakeConnection, unknown_type
-from serve_app.extensions.live.conversation import new_session
-from serve_app.extensions.live.session import Session
+from serve_app.extensions.live.connection import ConversationConnection, HandshakeConnection, unknown_type
 from serve_app.extensions.live.turns import Audio, Event, Flushed, Started
 
 PROTOCOL = "nari.speech.v1"
 
 
-class NariSocket(HandshakeConnection):
+class NariSocket(HandshakeConnection, ConversationConnection):
     """A socket of the native path whose client offers `PROTOCOL`."""
 
     subprotocol: ClassVar[str | None] = PROTOCOL
     takes_recordings = True
+    first_message = "request.start"
 
     @classmethod
     async def speech_request(cls, socket: WebSocket, service: SpeechService) -> SpeechRequest:
@@ -34,7 +33,6 @@ class NariSocket(HandshakeConnection):
     async def opened(self) -> None:
         rate = self.speech.info.sample_rate
         self._audio: dict[str, object] = {"encoding": "pcm_s16le", "sample_rate": rate, "channels": 1}
-        self._session: Session | None = None
         self._sequence = -1  # of the last message that brought text
         self._num_chunks = 0
         self._stop_reason = "stop"
@@ -46,10 +44,10 @@ class NariSocket(HandshakeConnection):
             case "request.start":
                 await self._start(fields)
             case "input_text.append":
-                self._open_session().append(self._text(fields))
+                self.session.append(self._text(fields))
                 await self._acknowledge(fields)
             case "input_text.end":
-                self._open_session().close()
+                self.session.close()
                 await self._acknowledge(fields)
             case "response.cancel":
                 await self.stop()
@@ -73,15 +71,8 @@ class NariSocket(HandshakeConnection):
         overrides = {"input": "", "response_format": AudioFormat.PCM, "word_timestamps": False}
         speech = await strict_request(self.service.offer, sent, overrides=overrides, reasons=reasons)
         self._audio["sample_rate"] = speech.delivery.rate(speech.info)
-        self._session = self.converse(
-            new_session(self.service, self.socket, speech, request_id=self.request_id), self.say
-        )
+        self.converse(speech)
         await self.send("request.configured", request_id=self.request_id, **speech.notes())
-
-    def _open_session(self) -> Session:
-        if self._session is None:
-            raise InvalidRequest("request.start comes first.", "type")
-        return self._session
 
     def _text(self, fields: dict[str, object]) -> str:
         text = text_of(fields)

@@ -21,9 +21,7 @@ from serve_app.api.responses.whole_audio import AUDIO_HERE, ByteQuota, collected
 from serve_app.api.speech_service import SpeechService
 from serve_app.audio.formats import AudioFormat
 from serve_app.extension import Dialect, Route, Sample
-from serve_app.extensions.live.connection import Connection, unknown_type
-from serve_app.extensions.live.conversation import new_session
-from serve_app.extensions.live.session import Session
+from serve_app.extensions.live.connection import ConversationConnection, unknown_type
 from serve_app.extensions.live.turns import Audio, Event, Flushed, Started
 
 Json = dict[str, object]
@@ -107,14 +105,14 @@ async def _speak_item(
     return {**audio_fields, "usage": usage.tokens, **speech.notes()}, content
 
 
-class OmniSocket(Connection):
+class OmniSocket(ConversationConnection):
     """An utterance is the text between two `input.done`; to the client it is one sentence."""
 
     takes_recordings = True
+    first_message = "session.config"
 
     def __init__(self, socket: WebSocket, service: SpeechService) -> None:
         super().__init__(socket, service)
-        self._session: Session | None = None
         self._format: Json = {}
         self._num_bytes = self._num_done = 0
 
@@ -124,9 +122,9 @@ class OmniSocket(Connection):
                 await self._configure(fields)
             case "input.text":
                 text = text_of(fields)
-                self._configured().append(text)
+                self.session.append(text)
             case "input.done":
-                self._configured().flush()
+                self.session.flush()
             case "session.close":
                 if self._session is None:
                     await self.end()
@@ -154,14 +152,7 @@ class OmniSocket(Connection):
         )
         self._format = {"format": speech.delivery.audio_format, "sample_rate": speech.delivery.rate(speech.info)}
         self._format |= speech.notes()
-        speech = replace(speech, delivery=replace(speech.delivery, files=True))
-        session = new_session(self.service, self.socket, speech, request_id=self.request_id)
-        self._session = self.converse(session, self.say)
-
-    def _configured(self) -> Session:
-        if self._session is None:
-            raise InvalidRequest("session.config comes first.", "type")
-        return self._session
+        self.converse(replace(speech, delivery=replace(speech.delivery, files=True)))
 
     async def say(self, event: Event) -> None:
         number = {"utterance_index": self._num_done}

@@ -30,8 +30,9 @@ _NAMES: field_names.Names = {
 
 async def generate(service: SpeechService, request: Request) -> Response:
     """Speaks `text` of a form, or of JSON; `audio` is a recording to clone."""
-    fields = await _form_fields(request, await service.read_body(request))
-    return await respond(service, request, await speech_request(service, fields))
+    form = await parse_form(request, await service.read_body(request))
+    files = {file.field: base64.b64encode(file.data).decode() for file in form.files}
+    return await respond(service, request, await speech_request(service, form.fields | files))
 
 
 async def speech_request(service: SpeechService, fields: Mapping[str, object]) -> SpeechRequest:
@@ -44,12 +45,6 @@ async def speech_request(service: SpeechService, fields: Mapping[str, object]) -
         delivery=Delivery(AudioFormat.WAV, whole=is_whole),
         overrides={"input": text_of(fields), "x_vector_only_mode": switch(fields, "x_vector_only_mode") or None},
     )
-
-
-async def _form_fields(request: Request, content: bytes) -> dict[str, object]:
-    """The fields of any form; a file becomes base64. Raises InvalidRequest."""
-    form = await parse_form(request, content)
-    return form.fields | {file.field: base64.b64encode(file.data).decode() for file in form.files}
 
 
 DIALECT = Dialect(

@@ -37,15 +37,10 @@ _FIRST, _REFUSED = "first ", "refused "  # before the class, before the reason
 class Recent:
     """The counts of one ingress replica. `follow` once in its process, after the metrics have their recorders."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        """`clock`: seconds since the epoch."""
-        self._clock = clock
+    def __init__(self, clock: Callable[[], float], models: SpeechModels | None = None) -> None:
+        """`clock`: seconds since the epoch. `models`: those whose streams are counted."""
+        self._clock, self._models = clock, models
         self._slices: deque[tuple[int, Counter[str]]] = deque(maxlen=_SLICES)  # by their number since the epoch
-        self._models: SpeechModels | None = None
-
-    def watch(self, models: SpeechModels) -> None:
-        """Whose streams are counted."""
-        self._models = models
 
     def follow(self) -> None:
         """Counts from now on what the metrics record."""

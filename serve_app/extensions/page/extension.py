@@ -9,8 +9,7 @@ def open_page(opening: Opening) -> PageState:
     clients = {dialect.name: dialect.sample.clients for dialect in opening.dialects if dialect.sample is not None}
     if (node := opening.node) is None:
         return PageState(clients, None)
-    recent = Recent(time.time)
-    recent.watch(opening.models)
+    recent = Recent(time.time, opening.models)
     if node.replica:  # elsewhere metrics have no recorders
         recent.follow()
     node.share_note(recent.note)

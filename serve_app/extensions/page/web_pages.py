@@ -34,7 +34,8 @@ async def show_page(service: SpeechService, request: Request, chat: str = "") ->
         raise HTTPException(404)
     connect = f"'self' {chat}" if _ORIGIN.fullmatch(chat) else "'self'"
     allowed = {"style-src": "'self'", "img-src": "data:", "media-src": "blob:", "connect-src": connect}
-    return html_page(_read("index.html").decode().replace("$version", version()).replace("$icon", ICON), allowed)
+    page, *_ = _packed("index.html")
+    return html_page(page.decode().replace("$version", version()).replace("$icon", ICON), allowed)
 
 
 async def list_clients(service: SpeechService) -> list[dict[str, object]]:
@@ -59,13 +60,8 @@ async def show_file(service: SpeechService, request: Request, name: str) -> Resp
 @cache
 def _packed(name: str) -> tuple[bytes, bytes, str]:
     """The file, the same compressed, and its tag."""
-    content = _read(name)
+    content = (_FOLDER / name).read_bytes()
     return content, gzip.compress(content, mtime=0), f'"{sha256(content).hexdigest()[:16]}"'
-
-
-@cache
-def _read(name: str) -> bytes:
-    return (_FOLDER / name).read_bytes()
 
 
 DIALECT = Dialect(

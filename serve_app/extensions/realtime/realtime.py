@@ -17,7 +17,6 @@ from serve_app.api.speech_service import SpeechService
 from serve_app.audio.formats import AudioFormat
 from serve_app.extension import Dialect, Sample
 from serve_app.extensions.live.connection import Connection
-from serve_app.extensions.live.conversation import new_continuation, new_session
 from serve_app.extensions.live.session import MAX_UNSPOKEN_CHARS
 from serve_app.extensions.live.turns import Audio, Event, Failed, Flushed, Started, Turn
 
@@ -101,8 +100,7 @@ class RealtimeSocket(ResponseSocket):
         self._settings: Json = {}  # voice, format, speed
         self._waiting: list[str] = []  # texts of items for which no response was asked
         self._turn: Turn | None = None  # that is being spoken
-        self._num_turns = 0
-        self._continuation = new_continuation(service)
+        self._continuation = self.new_continuation()
         self._event_id: object = None  # of the message that is being obeyed
 
     async def opened(self) -> None:
@@ -181,11 +179,7 @@ class RealtimeSocket(ResponseSocket):
         if not text:
             raise InvalidRequest("There is no input_text to speak.", "response.input", "missing_required_parameter")
         speech = await self._speech_request(options, _RESPONSE_NAMES, {**self._settings, **_settings(options)})
-        self._num_turns += 1
-        own_id = f"{self.request_id}-{self._num_turns}"
-        session = new_session(
-            self.service, self.socket, speech, request_id=own_id, live=False, continuation=self._continuation
-        )
+        session = self.new_session(speech, request_id=self.next_id(), live=False, continuation=self._continuation)
         session.append(text)
         self._turn = session.flush()
         session.close()

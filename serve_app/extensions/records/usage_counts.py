@@ -24,6 +24,7 @@ _MOST_SERIES = 200  # of Prometheus, which keeps each as long as the process liv
 # A request that ends with one of these codes was refused; other errors are failures.
 _REFUSALS = frozenset({"rate_limit_exceeded", "not_ready", "invalid_api_key", "forbidden", "headers_too_large"})
 
+_FOLDER = "usage"  # of the store
 Label = tuple[str, str, str, str]  # the values of LABELS; each may be empty
 _Value = Annotated[str, Field(max_length=4096)]  # a model's name may be a path
 LABELS = ("key", "model", "voice", "dialect")
@@ -79,18 +80,13 @@ class Bounded:
     most: int
     counts: dict[Label, Used] = field(default_factory=dict)
 
-    def row(self, label: Label) -> Label:
-        """The label under which it is counted."""
-        key, model, _, dialect = label
-        if label in self.counts or len(self.counts) < self.most:
-            return label
-        label = key, model, OTHERS, dialect
-        if label in self.counts or len(self.counts) < self.most * 3 // 2:
-            return label
-        return OTHERS, model, OTHERS, dialect
-
     def add(self, label: Label, used: Used) -> Label:
-        label = self.row(label)
+        """Returns the label under which it is counted."""
+        key, model, _, dialect = label
+        if label not in self.counts and len(self.counts) >= self.most:
+            label = key, model, OTHERS, dialect
+        if label not in self.counts and len(self.counts) >= self.most * 3 // 2:
+            label = OTHERS, model, OTHERS, dialect
         self.counts.setdefault(label, Used()).add(used)
         return label
 
@@ -123,24 +119,15 @@ class UsageBook:
             return
         with contextlib.suppress(StoreFailed):  # which the store logs
             for hour in sorted(self._changed):
-                self._store.put_record(self._path(hour), _file(hour, self._hours[hour]))
+                counts = self._hours[hour].counts.items()
+                rows = tuple(
+                    UsageRow(key=key, model=model, voice=voice, dialect=dialect, **asdict(used))
+                    for (key, model, voice, dialect), used in counts
+                )
+                path = f"{_FOLDER}/{hour.replace('T', '/')}-{self._writer}.json"
+                self._store.put_record(path, UsageHour(hour=hour, rows=rows))
                 self._changed.discard(hour)
             self._hours = {hour: self._hours[hour] for hour in sorted(self._hours)[-1:]}
-
-    def _path(self, hour: str) -> str:
-        day, _, of_day = hour.partition("T")
-        return f"{_FOLDER}/{day}/{of_day}-{self._writer}.json"
-
-
-_FOLDER = "usage"
-
-
-def _file(hour: str, counted: Bounded) -> UsageHour:
-    rows = (
-        UsageRow(key=key, model=model, voice=voice, dialect=dialect, **asdict(used))
-        for (key, model, voice, dialect), used in counted.counts.items()
-    )
-    return UsageHour(hour=hour, rows=tuple(rows))
 
 
 def read_usage(store: VoiceStore, since: str) -> Iterator[UsageHour]:

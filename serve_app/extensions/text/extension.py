@@ -1,6 +1,6 @@
 from serve_app.extension import Extension
-from serve_app.extensions.text import text_route
-from serve_app.extensions.text.reading import TextReading
-from serve_app.extensions.text.settings import TextSettings
+from serve_app.extensions.text import reading
 
-EXTENSION = Extension("text", settings=TextSettings, dialects=(text_route.DIALECT,), open=lambda opening: TextReading())
+EXTENSION = Extension(
+    "text", settings=reading.TextSettings, dialects=(reading.DIALECT,), open=lambda opening: reading.TextReading()
+)

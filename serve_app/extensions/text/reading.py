@@ -1,22 +1,45 @@
-"""What is spoken of a request's text: markup, lexicons and figures, as the request and the settings say."""
+"""What is spoken of a request's text: markup, lexicons and figures, as the request and the settings say.
+`POST /v1/audio/text` shows it.
+"""
 
 import asyncio
+import re
+from typing import Annotated
 
+from pydantic import Field
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from deployments.config import Strict
+from deployments.embedded_voice.english import unspoken
 from deployments.errors import InvalidRequest
 from deployments.protocol import ModelInfo
+from serve_app.api.openai_speech import SPEECH_DOCS
+from serve_app.api.parsing.client_input import read_object
 from serve_app.api.parsing.speech_body import SpeechBody
 from serve_app.api.resolve import ignored_fields
+from serve_app.api.resolve.build_utterance import segments_of
+from serve_app.api.resolve.make_request import strict_request
 from serve_app.api.resolve.offer import Offer
+from serve_app.api.speech_service import SpeechService
 from serve_app.api.voice_source import KeptVoice
-from serve_app.extension import Opened
+from serve_app.config import LEAST_SEGMENT_CHARS, Markup
+from serve_app.extension import Dialect, Opened, Route
 from serve_app.extensions.text.lexicon import Lexicon
 from serve_app.extensions.text.normalisation import prepare
-from serve_app.extensions.text.settings import TextSettings
-from serve_app.extensions.text.spoken_text import TextRules, read
+from serve_app.extensions.text.spoken_text import ReadText, TextRules, read
 from serve_app.text.languages import DETECT, detected, language_name
-from serve_app.text.spoken import SpokenText
+from serve_app.text.spoken import LEFT_OUT, SpokenText
 
 _LONG_CHARS = 1 << 14  # only a job's: to read them takes the event loop 10 ms and more
+
+
+class TextSettings(Strict):
+    """How a text is read where its request does not say (docs/text.md)."""
+
+    markup: Markup = "auto"
+    paragraph_pause_s: Annotated[float, Field(ge=0, le=10)] = 0.6  # of silence; 0: a paragraph ends like a sentence
+    max_segment_chars: Annotated[int, Field(ge=LEAST_SEGMENT_CHARS)] | None = None  # of a long text; None: the model's
 
 
 class TextReading(Opened):
@@ -78,3 +101,49 @@ async def _language_of_figures(body: SpeechBody, info: ModelInfo, stored: KeptVo
         message = "text_normalization: the language of the text is not certain: name it in language."
         raise InvalidRequest(message, "text_normalization")
     return language
+
+
+async def show_text(service: SpeechService, request: Request) -> Response:
+    """Takes the fields of `/v1/audio/speech`, and answers what would be spoken, what would not, and in which parts."""
+    fields = await read_object(request)
+    speech = await strict_request(service.offer, fields)
+    spoken = speech.spoken
+    assert isinstance(spoken, ReadText)
+    answer = {
+        "object": "audio.text",
+        "model": speech.info.name,
+        "markup": spoken.rules.markup,
+        "sent": spoken.sent,
+        "spoken": spoken.text,
+        "left_out": [{"what": kind, "count": count} for kind, count in spoken.left_out.items()],
+        "segments": [{"text": part.text, "pause_s": part.pause_s, "speed": part.speed} for part in segments_of(speech)],
+        "changed": [
+            {"written": piece.written.replace(LEFT_OUT, "").strip(), "spoken": piece.spoken.strip()}
+            for piece in spoken.pieces()
+            if piece.spoken.strip() and piece.spoken.split() != piece.written.replace(LEFT_OUT, "").split()
+        ],
+        "unspoken": _unspoken(spoken, speech.info),
+        "ignored": ignored_fields.entries(speech.ignored),
+    }
+    return JSONResponse(answer, headers=ignored_fields.as_header(speech.ignored))
+
+
+def _unspoken(spoken: SpokenText, info: ModelInfo) -> list[tuple[int, int]]:
+    """Start and end, in code points of `sent`, of each run that is not read aloud."""
+
+    def mark(run: re.Match[str]) -> str:
+        word = run[0]
+        return LEFT_OUT * len(word) if unspoken(word) == len(word) else word
+
+    pieces = spoken.pieces()
+    sent = "".join(each.written if each.spoken.strip() else re.sub(r"\S", LEFT_OUT, each.written) for each in pieces)
+    marked = sent if info.spoken_form is None else re.sub(r"[^\W\d_]+", mark, sent)
+    return [run.span() for run in re.finditer(f"{LEFT_OUT}+", marked)]
+
+
+_DOCS = {"requestBody": SPEECH_DOCS["requestBody"]}
+DIALECT = Dialect(
+    "OpenAI",
+    routes=(Route("POST /v1/audio/text", show_text, "Show what of a text is spoken", docs=_DOCS),),
+    heading="Speech",
+)

@@ -26,6 +26,7 @@ from serve_app.text.spoken import LEFT_OUT, UNSPOKEN, SpokenPiece, SpokenText, S
 CHARS_AT_ONCE = 256  # become spoken text in one iteration of the event loop, which takes milliseconds
 _LONGEST_CLUSTER = 64  # characters to search for a boundary; Unicode's stream-safe format stacks at most 30 marks
 _LONGEST_REST = 1024  # characters without a boundary that are kept; ordinary text has far fewer
+_WORDS = re.compile(r"\s*\S+|\s+")  # each with the whitespace in front of it
 _GREEK_END = re.compile(r"[Ͱ-Ͽἀ-῿]{0,64}\Z")
 
 
@@ -239,7 +240,7 @@ class LivePlain:
         takes_all = is_last or len(self._rest) > _LONGEST_REST
         end = len(self._rest) if takes_all else _last_boundary(self._rest)
         known, self._rest = self._rest[:end], self._rest[end:]
-        return [TextPart(word, self._spoken(word)) for word in _words(known)]
+        return [TextPart(word, self._spoken(word)) for word in _WORDS.findall(known)]
 
     @property
     def will_speak(self) -> bool:
@@ -254,11 +255,6 @@ class LivePlain:
             return ""
         spoken, self._space, self._has_spoken = self._space + spoken, "", True
         return spoken
-
-
-def _words(text: str) -> list[str]:
-    """`text` in words, each with the whitespace in front of it."""
-    return re.findall(r"\s*\S+|\s+", text)
 
 
 def _last_boundary(text: str) -> int:

@@ -1,8 +1,6 @@
-"""Clocks by which stored data expires. Ignore a clock until it is steady, because deletions cannot be undone."""
+"""The clock by which stored data expires. Ignore it until it is steady, because deletions cannot be undone."""
 
 import time
-
-from serve_app.extensions.voices.voice_store import VoiceStore
 
 _STEP_S = 5.0  # between wall clock and monotonic clock, from one reading to the next
 _SETTLE_S = 600.0
@@ -25,16 +23,3 @@ class SteadyClock:
             self._steady_since_s = monotonic_s
         self._offset_s = offset_s
         return now_s if monotonic_s - self._steady_since_s >= self._settle_s else None
-
-
-def store_now_s(files: VoiceStore) -> float:
-    """Seconds since 1970 by the clock that `last_modified` is made with: of a bucket, the provider's.
-
-    Raises StoreFailed.
-    """
-    if files.folder is not None:
-        return time.time()
-    files.put("clock", b"")
-    meta = files.meta("clock")
-    assert meta is not None, "it was put"
-    return meta["last_modified"].timestamp()

@@ -1,8 +1,34 @@
-from serve_app.extension import Extension, Opening
+import logging
+
+from deployments.errors import StartError
+from serve_app.extension import Extension, Opening, forget_nothing
 from serve_app.extensions.voices import voice_routes
-from serve_app.extensions.voices.library import Voices
-from serve_app.extensions.voices.opening import open_voices
+from serve_app.extensions.voices.library import Forget, Voices
 from serve_app.extensions.voices.settings import VoiceSettings
+from serve_app.extensions.voices.voice_store import VoiceStore, default_folder, folder_of
+
+logger = logging.getLogger(__name__)
+
+
+def open_voices(settings: VoiceSettings, *, num_nodes: int = 1, forget: Forget = forget_nothing) -> Voices:
+    """The voices of the store that `settings` name. Raises StartError where nodes would not share it."""
+    location = settings.store
+    if location is None and num_nodes > 1:
+        reason = "the nodes of this cluster share no folder: set api.voices.store to a bucket"
+        return Voices(None, settings, why_not=f"No voices are stored, as {reason}.", forget=forget)
+    if location is None:
+        try:
+            return Voices(VoiceStore(str(default_folder())), settings, forget=forget)
+        except StartError as error:
+            logger.warning("no voices are stored: %s", error)
+            why_not = "No voices are stored: the server cannot use its folder; set api.voices.store."
+            return Voices(None, settings, why_not=why_not, forget=forget)
+    if num_nodes > 1 and folder_of(location) is not None:
+        raise StartError(
+            f"api.voices.store: {location} is a folder, of which each of the {num_nodes} nodes would have its own: "
+            "name a bucket (s3://BUCKET/PATH, gs://BUCKET/PATH, az://CONTAINER/PATH)"
+        )
+    return Voices(VoiceStore(location), settings, forget=forget)
 
 
 def open_library(opening: Opening) -> Voices:

@@ -22,10 +22,11 @@ from deployments.protocol import ModelInfo, Reference
 from deployments.recording_cache import Lookups
 from deployments.serving import metrics
 from serve_app.api.resolve.offer import Offer
+from serve_app.api.speech_service import SpeechService
 from serve_app.audio import recordings
 from serve_app.extension import Opened, forget_nothing
 from serve_app.extensions.text.lexicon import Lexicon
-from serve_app.extensions.voices.clocks import SteadyClock, store_now_s
+from serve_app.extensions.voices.clocks import SteadyClock
 from serve_app.extensions.voices.keeping import check_kept, check_unused
 from serve_app.extensions.voices.reference_doctor import decode_prepared
 from serve_app.extensions.voices.settings import VoiceSettings
@@ -39,9 +40,6 @@ from serve_app.extensions.voices.stored_voice import (
     StoredLexicon,
     StoredVoice,
     Take,
-    new_id,
-    new_version,
-    now,
 )
 from serve_app.extensions.voices.voice_store import (
     Damaged,
@@ -66,7 +64,7 @@ Forget = Callable[[tuple[bytes, ...]], Awaitable[None]]
 P = ParamSpec("P")
 T = TypeVar("T")
 R = TypeVar("R", StoredVoice, StoredConsent, StoredDesign, StoredLexicon)
-C = TypeVar("C", StoredVoice, StoredConsent)  # what may be changed
+Other = TypeVar("Other", StoredConsent, StoredLexicon)
 
 
 class Voices(Opened):
@@ -121,15 +119,6 @@ class Voices(Opened):
                 await self.refresh()
         return self._for_all
 
-    async def get_lexicon(self, lexicon_id: str) -> StoredLexicon:
-        """Raises NotFound, also of a lexicon of another key."""
-        return await self._get(StoredLexicon, lexicon_id, "lexicon")
-
-    async def change_lexicon(self, lexicon_id: str, change: Callable[[StoredLexicon], StoredLexicon]) -> StoredLexicon:
-        """Store the next version of one. Raises NotFound, Conflict, and as `change` does."""
-        async with self._writing:
-            return await self._keep(change(await self.get_lexicon(lexicon_id)), {})
-
     async def find(self, id_or_name: str | None) -> StoredVoice | None:
         """The voice that a client means, in any case; its own ones come first."""
         if self.store is None or not id_or_name:
@@ -148,28 +137,20 @@ class Voices(Opened):
 
     async def get(self, id_or_name: str) -> StoredVoice:
         """Raises NotFound, also of a voice of another key."""
-        voice = await self.find(id_or_name)
-        if voice is None:
-            message = f"Voice {id_or_name[:80]!r} is unknown or belongs to another key."
-            raise NotFound(message, "voice_id", "voice_not_found")
+        if (voice := await self.find(id_or_name)) is None:
+            raise _unknown("voice", id_or_name, "voice_id")
         return voice
 
     def missing(self, name: str | None) -> NotFound | None:
         """The error of a name that can only be the id of a stored voice, if none has it."""
-        if name is None or not ID.fullmatch(name.lower()) or self.known(name) is not None:
-            return None
-        message = f"Voice {name.lower()!r} is unknown or belongs to another key."
-        return NotFound(message, "voice", "voice_not_found")
+        is_lost = name is not None and ID.fullmatch(name.lower()) and self.known(name) is None
+        return _unknown("voice", name.lower(), "voice") if name is not None and is_lost else None
 
-    async def get_consent(self, consent_id: str) -> StoredConsent:
-        """Raises NotFound."""
-        return await self._get(StoredConsent, consent_id, "consent")
-
-    async def _get(self, kind: type[R], record_id: str, field: str) -> R:
+    async def get_other(self, kind: type[Other], record_id: str) -> Other:
+        """A consent or a lexicon. Raises NotFound, also of one of another key."""
         await self.refresh()
         if (record := self._find(kind, record_id)) is None:
-            message = f"{field.capitalize()} {record_id[:80]!r} is unknown or belongs to another key."
-            raise NotFound(message, field, f"{field}_not_found")
+            raise _unknown(kind.noun, record_id, kind.noun)
         return record
 
     async def add(self, details: Details, sent: Sequence[SentRecording], *, field: str) -> StoredVoice:
@@ -180,12 +161,8 @@ class Voices(Opened):
         self.files()
         consent = await self._consent(details.consent)
         taken = [await self._recorded(recording, field) for recording in sent]
-        voice = StoredVoice.made(
-            id=new_id("voice"),
+        voice = StoredVoice.new(
             name=details.name,
-            owner=VISITOR.get().name or "",
-            created_at=now(),
-            version=new_version(),
             takes=tuple(take for take, _ in taken),
             language=details.language,
             description=details.description,
@@ -206,28 +183,31 @@ class Voices(Opened):
         """Kept as it was sent: it is evidence. Raises InvalidRequest, Conflict."""
         self.files()
         take, flac = await self._recorded(replace(sent, prepare="none"), field)
-        values = {"id": new_id("cons"), "owner": VISITOR.get().name or "", "created_at": now()}
-        made = StoredConsent.made(**values, name=name, language=language, take=take)
+        made = StoredConsent.new(name=name, language=language, take=take)
         return await self.keep(made, {take.sha256: flac})
 
-    async def change(
-        self, record: C, changes: Mapping[str, object], *, added: Sequence[SentRecording] = (), field: str = ""
-    ) -> C:
-        """Store the next version of a record, with further recordings of a voice. Raises InvalidRequest, Conflict, and
-        NotFound if it was deleted during this change.
-        """
+    async def change_voice(
+        self, voice: StoredVoice, changes: Mapping[str, object], *, added: Sequence[SentRecording] = (), field: str = ""
+    ) -> StoredVoice:
+        """As `change`, with further recordings. Raises InvalidRequest."""
         self.files()
-        taken: list[tuple[Take, bytes]] = [await self._recorded(recording, field) for recording in added]
+        taken = [await self._recorded(recording, field) for recording in added]
+
+        def next_version(present: StoredVoice) -> StoredVoice:
+            return present.changed(**changes, takes=(*present.takes, *(take for take, _ in taken)))
+
+        return await self.change(voice, next_version, {take.sha256: flac for take, flac in taken})
+
+    async def change(self, record: R, next_version: Callable[[R], R], files: Mapping[str, bytes] | None = None) -> R:
+        """Store what `next_version` makes of the present record, with new recordings by sha256. Raises Conflict, as
+        `next_version` does, and NotFound if the record was deleted during this change.
+        """
         async with self._writing:
             await self.refresh()
-            present = {each.id: each for each in self._all(type(record))}
-            if record.id not in present:
+            present = next((each for each in self._all(type(record)) if each.id == record.id), None)
+            if present is None:
                 raise NotFound(f"{record.name!r} was deleted during this change.", None, "voice_not_found")
-            record = present[record.id]
-            if isinstance(record, StoredVoice):
-                changes = {**changes, "takes": (*record.takes, *(take for take, _ in taken))}
-            changed = record.changed(**changes)
-            await self._keep(changed, {take.sha256: flac for take, flac in taken})
+            changed = await self._keep(next_version(present), files or {})
         await self._forget_gone()
         return changed
 
@@ -334,7 +314,7 @@ class Voices(Opened):
                 now_s = clock.now()
                 if now_s is not None and time.monotonic() - swept_s > _SWEEP_S:
                     swept_s = time.monotonic()
-                    store_s = await self.aside(store_now_s, self.files())
+                    store_s = await self.aside(self.files().now_s)
                     await self.aside(self.files().sweep, min(now_s, store_s))
                 failure = ""
             except TalkrayError as error:
@@ -416,7 +396,7 @@ class Voices(Opened):
             raise InvalidRequest(message, "consent", "missing_required_parameter")
         if not consent or not consent.startswith("cons_"):
             return {"statement": consent} if consent else {}
-        return {"recording": (await self.get_consent(consent)).id}
+        return {"recording": (await self.get_other(StoredConsent, consent)).id}
 
     def _find(self, kind: type[R], id_or_name: str) -> R | None:
         visible, own = self._visible(kind), VISITOR.get().name
@@ -437,6 +417,17 @@ class Voices(Opened):
     async def aside(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """The result of `work`, which may block."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, partial(work, *args, **kwargs))
+
+
+def voices_of(service: SpeechService) -> Voices:
+    """Those of an ingress."""
+    voices: Voices = service.opened_by("voices")
+    return voices
+
+
+def _unknown(noun: str, name: str, field: str) -> NotFound:
+    message = f"{noun.capitalize()} {name[:80]!r} is unknown or belongs to another key."
+    return NotFound(message, field, f"{noun}_not_found")
 
 
 def _prefixes(records: Iterable[Record]) -> set[bytes]:

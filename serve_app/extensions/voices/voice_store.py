@@ -16,6 +16,7 @@ import logging
 import os
 import secrets
 import threading
+import time
 import zipfile
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
@@ -288,22 +289,29 @@ class VoiceStore:
 
     def get(self, path: str, *, most: int | None = None) -> bytes | None:
         """None where there is no such file. Raises StoreFailed, and Damaged of one that has more than `most` bytes."""
-        with self._failing("The store cannot be read", f"{path} cannot be read"):
-            try:
-                found = obstore.get(self._objects, path)
-            except FileNotFoundError:
-                return None
+        with self._failing("The store cannot be read", f"{path} cannot be read"), suppress(FileNotFoundError):
+            found = obstore.get(self._objects, path)
             if most is not None and (size := found.meta["size"]) > most:
                 raise self._damaged(Path(path).stem, path, f"it has {size} bytes, at most {most} are read")
             return found.bytes().to_bytes()
+        return None
 
     def meta(self, path: str) -> "obstore.ObjectMeta | None":
         """Size, e_tag and time of one object; None where there is none. Raises StoreFailed."""
-        with self._failing("The store cannot be read", f"{path} cannot be read"):
-            try:
-                return obstore.head(self._objects, path)
-            except FileNotFoundError:
-                return None
+        with self._failing("The store cannot be read", f"{path} cannot be read"), suppress(FileNotFoundError):
+            return obstore.head(self._objects, path)
+        return None
+
+    def now_s(self) -> float:
+        """Seconds since 1970 by the clock that `last_modified` is made with: of a bucket, the provider's. Raises
+        StoreFailed.
+        """
+        if self.folder is not None:
+            return time.time()
+        self.put("clock", b"")
+        meta = self.meta("clock")
+        assert meta is not None, "it was put"
+        return meta["last_modified"].timestamp()
 
     def put(self, path: str, content: bytes) -> None:
         with self._failing("The store cannot be written, nothing was changed", f"{path} cannot be written"):
@@ -320,10 +328,8 @@ class VoiceStore:
                 if new.with_name(new.name[1:].rsplit(".", 2)[0]) in files:
                     new.unlink(missing_ok=True)
             for path in paths:
-                try:
+                with suppress(FileNotFoundError):
                     obstore.delete(self._objects, path)
-                except FileNotFoundError:
-                    continue
 
 
 def record_file(record: BaseModel) -> bytes:

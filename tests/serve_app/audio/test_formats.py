@@ -2,7 +2,6 @@ import io
 import math
 import struct
 import wave
-from typing import Any
 
 import av
 import numpy as np
@@ -30,7 +29,7 @@ CONTAINERS = [audio_format for audio_format in AudioFormat if audio_format not i
 
 
 def encoder_for(audio_format: AudioFormat, num_bytes: int | None = None) -> RawEncoder | CompressedEncoder:
-    return open_encoder(audio_format, RATE, frame_samples=FRAME, num_bytes=num_bytes)
+    return open_encoder(AudioForm(audio_format), RATE, frame_samples=FRAME, num_bytes=num_bytes)
 
 
 def encode(audio_format: AudioFormat, pcm: bytes, piece_samples: int = FRAME) -> list[bytes]:
@@ -117,7 +116,7 @@ def test_an_empty_wav_is_a_header() -> None:
 
 
 def test_a_rate_that_opus_does_not_know_is_resampled() -> None:
-    encoder = open_encoder(AudioFormat.OPUS, 22050, frame_samples=FRAME)
+    encoder = open_encoder(AudioForm(AudioFormat.OPUS), 22050, frame_samples=FRAME)
     samples, rate = decode(encoder.encode(tone(22050, sample_rate=22050)) + encoder.close())
     assert samples.size / rate == pytest.approx(1, abs=0.001)
     assert pitch(samples.astype(float), rate) == pytest.approx(440, abs=2)
@@ -204,9 +203,9 @@ async def test_a_rendering_that_is_drained_goes_on_afresh() -> None:
 def test_a_whole_mp3_says_its_length(rate: int, seconds: float, bit_rate: int | None) -> None:
     pcm = tone(int(rate * seconds), sample_rate=rate)
     for disclosed in (False, True):
-        options: dict[str, Any] = {"frame_samples": rate // 12, "bit_rate": bit_rate, "disclosed": disclosed}
-        whole = open_encoder(AudioFormat.MP3, rate, num_bytes=len(pcm), **options)
-        streamed = open_encoder(AudioFormat.MP3, rate, **options)
+        form = AudioForm(AudioFormat.MP3, bit_rate=bit_rate, disclosed=disclosed)
+        whole = open_encoder(form, rate, frame_samples=rate // 12, num_bytes=len(pcm))
+        streamed = open_encoder(form, rate, frame_samples=rate // 12)
         files = [b"".join((each.encode(pcm[:500]), each.encode(pcm[500:]), each.close())) for each in (whole, streamed)]
         assert [b"Xing" in file[:1000] or b"Info" in file[:1000] for file in files] == [True, False]
         assert [file.startswith(b"ID3") for file in files] == [disclosed, disclosed]
@@ -222,7 +221,7 @@ DISCLOSING = [AudioFormat.MP3, AudioFormat.OPUS, AudioFormat.FLAC, AudioFormat.W
 @pytest.mark.parametrize("audio_format", DISCLOSING)
 def test_tags_say_that_speech_is_synthetic_and_delay_nothing(audio_format: AudioFormat, num_bytes: int | None) -> None:
     told, bare = (
-        open_encoder(audio_format, RATE, frame_samples=FRAME, num_bytes=num_bytes, disclosed=disclosed)
+        open_encoder(AudioForm(audio_format, disclosed=disclosed), RATE, frame_samples=FRAME, num_bytes=num_bytes)
         for disclosed in (True, False)
     )
     pcm = tone(RATE)
@@ -242,7 +241,7 @@ def test_tags_say_that_speech_is_synthetic_and_delay_nothing(audio_format: Audio
 
 
 def test_python_reads_a_wav_that_says_it_is_synthetic() -> None:
-    encoder = open_encoder(AudioFormat.WAV, RATE, frame_samples=FRAME, num_bytes=2 * RATE, disclosed=True)
+    encoder = open_encoder(AudioForm(AudioFormat.WAV, disclosed=True), RATE, frame_samples=FRAME, num_bytes=2 * RATE)
     with wave.open(io.BytesIO(encoder.encode(tone(RATE)) + encoder.close())) as file:
         assert file.readframes(file.getnframes()) == tone(RATE)
 
@@ -250,6 +249,7 @@ def test_python_reads_a_wav_that_says_it_is_synthetic() -> None:
 @pytest.mark.parametrize("audio_format", [each for each in AudioFormat if each not in DISCLOSING])
 def test_formats_without_tags_stay_as_they_are(audio_format: AudioFormat) -> None:
     told, bare = (
-        open_encoder(audio_format, RATE, frame_samples=FRAME, disclosed=disclosed) for disclosed in (True, False)
+        open_encoder(AudioForm(audio_format, disclosed=disclosed), RATE, frame_samples=FRAME)
+        for disclosed in (True, False)
     )
     assert told.encode(tone(RATE)) + told.close() == bare.encode(tone(RATE)) + bare.close()

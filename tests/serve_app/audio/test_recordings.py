@@ -66,7 +66,7 @@ def test_a_wav_says_the_same_to_both_readers(subtype: str, channels: int) -> Non
     """libsndfile reads plain samples, FFmpeg everything."""
     signal = np.random.default_rng(0).uniform(-1, 1, (RATE, channels)).astype(np.float32)
     file = file_of(signal, 44100, subtype=subtype)
-    read, (exact, rate) = recordings._read_wav(file), recordings._decode(file)
+    read, (exact, rate) = recordings._read_wav(file, "ref_audio"), recordings._decode(file, "ref_audio")
     assert (read is None) == (subtype not in recordings._PLAIN_WAV)
     if read is not None:
         assert read[1] == rate

@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 
 from serve_app.cli.main import cli
 from serve_app.config import ApiSettings
-from serve_app.extensions.text.settings import TextSettings
-from serve_app.extensions.voices.opening import open_voices
+from serve_app.extensions.text.reading import TextSettings
+from serve_app.extensions.voices.extension import open_voices
 from serve_app.extensions.voices.settings import VoiceSettings
 from tests.serve_app.extensions.client import Json, heard
 from tests.serve_app.extensions.voices.speakers import Server, store

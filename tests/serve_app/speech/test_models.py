@@ -14,7 +14,7 @@ from deployments.serving.reports import Start
 from serve_app.api.application import create_api
 from serve_app.config import AdmissionSettings, ApiSettings
 from serve_app.extension import Node
-from serve_app.extensions.voices.opening import open_voices
+from serve_app.extensions.voices.extension import open_voices
 from serve_app.extensions.voices.settings import VoiceSettings
 from serve_app.speech.model_state import ModelState, ModelStatus
 from tests.serve_app.fake import BASE, CUSTOM_VOICE, VOICE_DESIGN, FakeSynthesizer, utterance

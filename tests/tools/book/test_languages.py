@@ -57,7 +57,7 @@ def test_every_sentence_is_in_one_segment(
             body = {"voice": info.voices[0], "language": "chinese", "inputs": [{"input": text} for text in texts]}
             answer = await client.post("/v1/audio/jobs", json={**body, "max_segment_chars": max_chars})
             assert answer.status_code == 201, answer.text
-            parts = server.desk._store().plan(server.desk._works[answer.json()["id"]].job, 0).parts
+            parts = server.manager._store().plan(server.manager._works[answer.json()["id"]].job, 0).parts
             return [[segment.text for segment in part.segments] for part in parts]
 
     spoken = asyncio.run(plan())

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from deployments.errors import Overloaded
-from serve_app.extensions.cartesia import cartesia
-from serve_app.extensions.live.connection import MAX_CONTEXTS, MAX_NAME_CHARS
+from serve_app.extensions.live.contexts import MAX_CONTEXTS, MAX_NAME_CHARS
 from tests.serve_app import fake
 from tests.serve_app.extensions.client import Json, heard, talking
 from tests.serve_app.one_model import posted
@@ -128,25 +127,6 @@ async def test_contexts_are_few() -> None:
         client.send(*(write("x", context=str(number)) for number in range(MAX_CONTEXTS + 1)))
         (error,), _ = await client.until(type="error")
         assert (error["context_id"], error["error_code"]) == (str(MAX_CONTEXTS), "too_many_contexts")
-
-
-async def test_nothing_is_kept_of_a_context_that_is_refused_or_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    sockets: list[cartesia.CartesiaSocket] = []
-
-    async def opened(socket: cartesia.CartesiaSocket) -> None:
-        sockets.append(socket)
-
-    monkeypatch.setattr(cartesia.CartesiaSocket, "opened", opened)
-    async with talking(fake.FakeSynthesizer(script=[asyncio.Event()]), PATH) as client:
-        client.send(*(write("Hello.", context=f"{number}") for number in range(MAX_CONTEXTS + 5)))
-        for _ in range(5):
-            await client.until(type="error")
-        assert len(sockets[0]._flushes) == MAX_CONTEXTS
-    async with talking(fake.FakeSynthesizer(script=[Overloaded("full")]), PATH) as client:
-        client.send(*(write("Hello.", context=f"{number}", more=False) for number in range(5)))
-        for _ in range(5):
-            await client.until(type="error")
-        assert sockets[1]._flushes == {}
 
 
 async def test_bytes(client: httpx.AsyncClient) -> None:

@@ -1,4 +1,4 @@
-"""A server with a desk of its own, whose synthesizer is a fake."""
+"""A server with a job manager of its own, whose synthesizer is a fake."""
 
 import asyncio
 import contextlib
@@ -12,12 +12,12 @@ from deployments.protocol import FinishReason, ModelInfo, PcmChunk, Reading, Syn
 from serve_app.api.request_record import RequestRecord
 from serve_app.api.resolve.offer import Offer
 from serve_app.config import AccessSettings, ApiSettings
-from serve_app.extensions.jobs.desk import JobDesk
+from serve_app.extensions.jobs.job_manager import JobManager
 from serve_app.extensions.jobs.segment_maker import SegmentMaker
 from serve_app.extensions.jobs.settings import JobSettings
 from serve_app.extensions.models.model_choice import ModelChoice
 from serve_app.extensions.text.reading import TextReading
-from serve_app.extensions.voices.opening import open_voices
+from serve_app.extensions.voices.extension import open_voices
 from serve_app.extensions.voices.settings import VoiceSettings
 from serve_app.speech.speech_models import SpeechModel, SpeechModels
 from tests.serve_app.fake import FOLLOWED, FakeSynthesizer, tone
@@ -58,7 +58,7 @@ class Speaker(FakeSynthesizer):
 
 
 class Server:
-    """The API and its desk over one store; `start` runs the desk, `die` ends it as a killed process would."""
+    """The API and its job manager over one store; `start` runs it, `die` ends it as a killed process would."""
 
     def __init__(
         self,
@@ -81,16 +81,19 @@ class Server:
         self.hindrance: str | None = None
         self.records: list[RequestRecord] = []  # of segments
         maker = SegmentMaker({"": speaker}, self.voices, self.records.append)
-        self.desk = JobDesk(offer, self.voices, maker, hindrance=lambda model: self.hindrance)
-        self.api = one_api(speaker, settings, opened={"voices": self.voices, "jobs": self.desk.call})
+        self.manager = JobManager(offer, self.voices, maker, hindrance=lambda model: self.hindrance)
+        self.api = one_api(speaker, settings, opened={"voices": self.voices, "jobs": self.call})
         self._running: asyncio.Task[None] | None = None
+
+    async def call(self, method: str, *arguments: object) -> object:
+        return await getattr(self.manager, method)(*arguments)
 
     def client(self, **headers: str) -> httpx.AsyncClient:
         transport = httpx.ASGITransport(self.api)
         return httpx.AsyncClient(transport=transport, base_url="http://talkray", headers=headers)
 
     def start(self) -> None:
-        self._running = asyncio.create_task(self.desk.run())
+        self._running = asyncio.create_task(self.manager.run())
 
     async def die(self) -> None:
         if self._running is not None:
@@ -140,5 +143,5 @@ def files_in(folder: Path) -> list[Path]:
 async def so(condition: Callable[[], bool]) -> None:
     """Returns once it is so."""
     async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110, the desk tells nobody
+        while not condition():  # noqa: ASYNC110, the manager tells nobody
             await asyncio.sleep(0)

@@ -18,12 +18,12 @@ from deployments.errors import CodecLost, EngineError, InvalidRequest, Moved, Ov
 from deployments.protocol import FinishReason, ModelInfo
 from serve_app.api.access.keys import create_key, revoke_keys
 from serve_app.config import AccessSettings
-from serve_app.extensions.jobs import desk, job_store, planning, stored_audio
+from serve_app.extensions.jobs import job_manager, job_store, planning, stored_audio
 from serve_app.extensions.jobs.job_store import JobStore
 from serve_app.extensions.jobs.segment_maker import JobStopped
 from serve_app.extensions.jobs.settings import JobSettings
 from serve_app.extensions.jobs.stored_job import JobState, MadeSegment, StoredJob
-from serve_app.extensions.voices import clocks
+from serve_app.extensions.voices import clocks, voice_store
 from serve_app.extensions.voices.voice_store import Damaged, StoreFailed, VoiceStore
 from tests.serve_app.extensions.jobs.desk import Server, Speaker, asked, files_in, serving, so, started, until
 from tests.serve_app.extensions.voices.speakers import store
@@ -99,7 +99,7 @@ async def test_a_deterministic_job_has_the_same_codes_whatever_dies(
     """A fake's codes are those of seed and text, as a talker's are; tests/faults kills real ones."""
     texts = [f"Text number {number}." for number in range(8)]
     speaker = Speaker(replace(FOLLOWED, deterministic=True))
-    monkeypatch.setattr(desk, "_MOST_SEGMENTS", 2.0)
+    monkeypatch.setattr(job_manager, "_MOST_SEGMENTS", 2.0)
     server = Server(tmp_path, speaker)
     server.start()
     async with server.client() as client:
@@ -115,7 +115,7 @@ async def test_a_deterministic_job_has_the_same_codes_whatever_dies(
     speaker.errors = [ReplicaLost("gone"), EngineError("broken")]
     async with serving(tmp_path, speaker) as (server, client):
         await until(client, killed, "completed")
-        store = server.desk._store()
+        store = server.manager._store()
         codes = [
             {made.id: store.content(str(job["id"]), made).codes.tobytes() for made, _ in store.made(str(job["id"]))}
             for job in (whole, killed)
@@ -218,7 +218,7 @@ async def test_after_a_death_only_running_segments_are_made_again(
 ) -> None:
     texts = [f"Text number {number}." for number in range(12)]
     speaker = Speaker()
-    monkeypatch.setattr(desk, "_MOST_SEGMENTS", 2.0)
+    monkeypatch.setattr(job_manager, "_MOST_SEGMENTS", 2.0)
     first = Server(tmp_path, speaker)
     first.start()
     async with first.client() as client:
@@ -263,7 +263,7 @@ async def test_a_full_store_pauses_and_the_job_goes_on(tmp_path: Path, monkeypat
 
 
 async def test_what_cannot_be_read_pauses_and_the_job_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(desk, "_LOOK_S", 0.05)
+    monkeypatch.setattr(job_manager, "_LOOK_S", 0.05)
     speaker = Speaker()
     speaker.errors = [StoreFailed("the voice cannot be read")] * 2
     async with serving(tmp_path, speaker) as (_, client):
@@ -321,18 +321,18 @@ async def test_a_deletion_that_was_killed_is_completed(tmp_path: Path, monkeypat
             await until(client, job, "completed")
         for job in (again, left):
             (tmp_path / "segments" / str(job["id"]) / ".000000.00000.0f3a.new").write_text("")
-            server.desk._store().forget(str(job["id"]))
+            server.manager._store().forget(str(job["id"]))
         assert (await client.delete(f"/v1/audio/jobs/{again['id']}")).status_code == 404
         assert str(again["id"]) not in " ".join(map(str, files_in(tmp_path)))
-    monkeypatch.setattr(desk, "_ABANDONED_S", 0.0)
+    monkeypatch.setattr(job_manager, "_ABANDONED_S", 0.0)
     async with serving(tmp_path, Speaker()) as (_, client):
         await so(lambda: str(left["id"]) not in " ".join(map(str, files_in(tmp_path))))
         assert (await client.get(f"/v1/audio/jobs/{whole['id']}/audio")).status_code == 200
 
 
 async def test_a_desk_survives_a_damaged_state_and_a_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(desk, "_FOLLOW_S", 0.0)
-    monkeypatch.setattr(desk, "_LOOK_S", 0.01)
+    monkeypatch.setattr(job_manager, "_FOLLOW_S", 0.0)
+    monkeypatch.setattr(job_manager, "_LOOK_S", 0.01)
     speaker = Speaker()
     speaker.gate.clear()
     async with serving(tmp_path, speaker) as (server, client):
@@ -350,7 +350,7 @@ async def test_a_desk_survives_a_damaged_state_and_a_restart(tmp_path: Path, mon
 
 
 async def test_a_segment_is_kept_if_its_state_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(desk, "_FOLLOW_S", 60.0)
+    monkeypatch.setattr(job_manager, "_FOLLOW_S", 60.0)
     speaker, errors, state = Speaker(), [StoreFailed("not now")], JobStore.state
     speaker.gate.clear()
 
@@ -362,10 +362,10 @@ async def test_a_segment_is_kept_if_its_state_cannot_be_read(tmp_path: Path, mon
     async with serving(tmp_path, speaker) as (server, client):
         job = await started(client, "One.")
         await so(lambda: speaker.running == 1)
-        server.desk._store().write_state(str(job["id"]), JobState())  # another process does
+        server.manager._store().write_state(str(job["id"]), JobState())  # another process does
         monkeypatch.setattr(JobStore, "state", failing)
         speaker.gate.set()
-        await so(lambda: server.desk._works[str(job["id"])].state.ended_at is not None)
+        await so(lambda: server.manager._works[str(job["id"])].state.ended_at is not None)
         assert (errors, len(speaker.requests)) == ([], 1)
 
 
@@ -404,7 +404,7 @@ async def test_a_deletion_comes_after_a_state_being_written(tmp_path: Path, monk
 
 
 async def test_a_deletion_does_not_wait_for_a_slow_bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(desk, "_REMOVAL_S", 0.01)
+    monkeypatch.setattr(job_manager, "_REMOVAL_S", 0.01)
     slow, delete = threading.Event(), VoiceStore.delete
 
     def wait(store: VoiceStore, *paths: str) -> None:
@@ -423,15 +423,15 @@ async def test_a_deletion_does_not_wait_for_a_slow_bucket(tmp_path: Path, monkey
 
 
 async def test_a_refused_segment_is_not_begun_while_it_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(desk, "_RETRY_S", 60)
+    monkeypatch.setattr(job_manager, "_RETRY_S", 60)
     speaker = Speaker()
     async with serving(tmp_path, speaker) as (_, client):
-        many = await started(client, *["Warm."] * 16)  # now the desk begins more than two at once
+        many = await started(client, *["Warm."] * 16)  # now the manager begins more than two at once
         await until(client, many, "completed")
         speaker.gate.clear()
         speaker.errors = [Overloaded("full")]
         job = await started(client, "Refused.", "Waits.")
-        other = await started(client, "Beside it.")  # the desk looks what else may begin
+        other = await started(client, "Beside it.")  # the manager looks what else may begin
         await so(lambda: speaker.running == 2)
         told = (await client.get(f"/v1/audio/jobs/{job['id']}")).json()
         assert (told["status"], [request.text for request in speaker.requests].count("Refused.")) == ("running", 1)
@@ -482,7 +482,7 @@ async def test_a_bad_segment_is_drawn_again_and_reported(speaker: Speaker, serve
     server.hindrance = "not yet"
     job = await started(client, "One.", "Two.")
     assert (await until(client, job, "paused"))["reason"] == "not yet"
-    plan = server.desk._store().plan(server.desk._works[str(job["id"])].job, 0)
+    plan = server.manager._store().plan(server.manager._works[str(job["id"])].job, 0)
     speaker.reasons = {plan.parts[1].seed: FinishReason.LOOP}
     server.hindrance = None
     told = await until(client, job, "completed")
@@ -653,7 +653,7 @@ async def test_lists_are_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         for query in ("after=job_0", "limit=0", "limit=1001", "limit=x"):
             assert refusal(await client.get(f"/v1/audio/jobs?{query}")) == (400, query.partition("=")[0])
         await until(client, jobs[1], "completed")
-        assert all(work.plan is None for work in server.desk._works.values() if work.is_complete)
+        assert all(work.plan is None for work in server.manager._works.values() if work.is_complete)
         assert len((await client.get(f"{many}/7/words")).json()["words"]) == 2
 
 
@@ -672,27 +672,27 @@ async def test_a_segment_that_kills_replicas_ends_its_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, errors: list[Exception], dead_nodes: int, status: str
 ) -> None:
     for name in ("_TOGETHER_S", "_RETRY_S"):
-        monkeypatch.setattr(desk, name, 0.01)
+        monkeypatch.setattr(job_manager, name, 0.01)
     speaker = Speaker()
     async with serving(tmp_path, speaker) as (server, client):
         await client.get("/v1/audio/jobs")  # it runs
         speaker.errors = [*errors]
-        server.desk._dead_nodes = lambda: dead_nodes
+        server.manager._dead_nodes = lambda: dead_nodes
         told = await until(client, await started(client, "One."), status)
         assert len(speaker.requests) == len(errors) + (status == "completed")
         assert status == "completed" or str(told["reason"]).startswith("part 0, segment 0: ")
 
 
 async def test_segments_lost_together_are_made_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(desk, "_TOGETHER_S", 0.2)
+    monkeypatch.setattr(job_manager, "_TOGETHER_S", 0.2)
     speaker = Speaker()
     async with serving(tmp_path, speaker) as (server, client):
         await until(client, await started(client, *["Warm."] * 16), "completed")  # now it begins several at once
         speaker.errors = [TalkerLost("gone")] * 4
-        pieces = Mock(wraps=server.desk._store().plan)
+        pieces = Mock(wraps=server.manager._store().plan)
         monkeypatch.setattr(JobStore, "plan", pieces)
         job = await started(client, "One.", "Two.", "Three.", "Four.", *["More."] * 4)
-        work = server.desk._works[str(job["id"])]
+        work = server.manager._works[str(job["id"])]
         await so(lambda: len(work.suspects) == 4)
         await so(lambda: not speaker.running)
         speaker.most_running, num_alone = 0, len(speaker.requests)
@@ -732,7 +732,7 @@ async def test_a_job_that_is_deleted_while_it_runs_leaves_nothing(
     await until(client, await started(client, "Another."), "completed")
     await so(lambda: str(job["id"]) not in " ".join(map(str, files_in(tmp_path))))
     assert len(speaker.requests) == num_asked + 1
-    assert server.desk._works.keys() != {job["id"]}
+    assert server.manager._works.keys() != {job["id"]}
 
 
 async def test_two_processes_follow_the_same_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -756,7 +756,7 @@ async def test_two_processes_follow_the_same_store(tmp_path: Path, monkeypatch: 
             path = f"/v1/audio/jobs/{cancelled['id']}/{'resume' if status == 'queued' else 'cancel'}"
             assert (await changed.post(path)).status_code == 200
         assert (await client.get(f"/v1/audio/jobs/{cancelled['id']}")).json()["status"] == "cancelled"
-        old.desk.is_stopping = True
+        old.manager.is_stopping = True
         body = {"voice": "ryan", "inputs": [{"input": "One."}]}
         for method, path in (("POST", ""), ("POST", f"/{kept['id']}/cancel"), ("DELETE", f"/{kept['id']}")):
             answer = await client.request(method, f"/v1/audio/jobs{path}", json=body if not path else None)
@@ -856,13 +856,11 @@ async def test_jobs_expire_beside_others_and_not_by_jumps(tmp_path: Path, monkey
         assert may_remove.wait(10)
         forget(store, job_id)
 
-    monkeypatch.setattr(desk, "_EXPIRE_S", 0.01)
+    monkeypatch.setattr(job_manager, "_EXPIRE_S", 0.01)
     monkeypatch.setattr(JobStore, "forget", slowly)
-    monkeypatch.setattr(
-        clocks,
-        "time",
-        SimpleNamespace(time=lambda: wall() + shift["wall"], monotonic=lambda: monotonic() + shift["monotonic"]),
-    )
+    clock = SimpleNamespace(time=lambda: wall() + shift["wall"], monotonic=lambda: monotonic() + shift["monotonic"])
+    for module in (clocks, voice_store):
+        monkeypatch.setattr(module, "time", clock)
     async with serving(tmp_path, Speaker()) as (server, client):
         old = await started(client, "One.")
         await until(client, old, "completed")
@@ -875,7 +873,7 @@ async def test_jobs_expire_beside_others_and_not_by_jumps(tmp_path: Path, monkey
         await so(removes.is_set)
         await until(client, await started(client, "Four."), "completed")
         may_remove.set()
-        await so(lambda: str(old["id"]) not in server.desk._works)
+        await so(lambda: str(old["id"]) not in server.manager._works)
 
 
 async def test_the_record_of_each_segment_is_its_own(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 from aiohttp import web
 
 from deployments.errors import EngineError, InvalidRequest, StartError
-from serve_app.extensions.jobs import desk
+from serve_app.extensions.jobs import job_manager
 from serve_app.extensions.jobs import webhooks as module
 from serve_app.extensions.jobs.job_store import JobStore
 from serve_app.extensions.jobs.settings import JobSettings
@@ -106,8 +106,8 @@ async def test_failures_are_told_and_retried_after_a_restart(tmp_path: Path, mon
             told = await until_told(client, job, calls=1)
             assert (told["delivered"], told["error"]) == (False, "it answered 302")
             await until_kept(tmp_path / "s", job, calls=1)
-        monkeypatch.setattr(desk, "_CALL_AGAIN_S", 0.0)
-        monkeypatch.setattr(desk, "_LOOK_S", 0.01)
+        monkeypatch.setattr(job_manager, "_CALL_AGAIN_S", 0.0)
+        monkeypatch.setattr(job_manager, "_LOOK_S", 0.01)
         async with serving(tmp_path / "s", Speaker(), settings) as (_, client):
             assert (await until_told(client, job, delivered=True))["calls"] == 3
         ids = {headers["webhook-id"] for _, headers in receiver.calls}
@@ -116,16 +116,16 @@ async def test_failures_are_told_and_retried_after_a_restart(tmp_path: Path, mon
 
 
 async def test_a_job_that_fails_is_told_and_calls_are_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(desk, "_CALL_AGAIN_S", 0.0)
-    monkeypatch.setattr(desk, "_LOOK_S", 0.01)
-    monkeypatch.setattr(desk, "_MOST_CALLS", 2)
+    monkeypatch.setattr(job_manager, "_CALL_AGAIN_S", 0.0)
+    monkeypatch.setattr(job_manager, "_LOOK_S", 0.01)
+    monkeypatch.setattr(job_manager, "_MOST_CALLS", 2)
     speaker = Speaker()
     speaker.errors = [EngineError("broken")] * 3
     async with receiving() as (receiver, url), serving(tmp_path / "s", speaker, allowing(tmp_path)) as (server, client):
         receiver.answers = [web.Response(status=500) for _ in range(9)]
         job = await started(client, "One.", webhook=url)
         await until(client, job, "failed")
-        work = server.desk._works[str(job["id"])]
+        work = server.manager._works[str(job["id"])]
         await so(lambda: work.state.called_at is not None)
         told = (await client.get(f"/v1/audio/jobs/{job['id']}")).json()["webhook"]
         assert told == {"url": url, "calls": 2, "error": "it answered 500", "delivered": False}
@@ -183,9 +183,9 @@ def test_no_host_is_called_without_settings_and_a_secret(tmp_path: Path) -> None
 
 async def test_each_end_is_told_once_and_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two segments fail at the same time, and calls about that end fail: the next end does not wait for them."""
-    monkeypatch.setattr(desk, "_LOOK_S", 0.01)
-    monkeypatch.setattr(desk, "_CALL_AGAIN_S", 1000.0)
-    monkeypatch.setattr(desk, "_MOST_FAILURES", 1)
+    monkeypatch.setattr(job_manager, "_LOOK_S", 0.01)
+    monkeypatch.setattr(job_manager, "_CALL_AGAIN_S", 1000.0)
+    monkeypatch.setattr(job_manager, "_MOST_FAILURES", 1)
     speaker = Speaker()
     speaker.errors = [EngineError("broken")] * 2
     async with receiving() as (receiver, url), serving(tmp_path / "s", speaker, allowing(tmp_path)) as (_, client):

@@ -67,7 +67,7 @@ async def open_session(
         ),
         handshake=handshake,
         request_id="talk",
-        continuation=Continuation(Tails(joins=False), joins=False),
+        continuation=Continuation(Tails(joins=False)),
         live_texts=texts,
     )
     try:

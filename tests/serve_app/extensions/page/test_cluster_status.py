@@ -69,13 +69,10 @@ def test_replicas_are_added_up_and_those_that_have_ended_left_out() -> None:
 async def test_what_the_metrics_record_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     for instrument in (metrics.TTFA, metrics.REFUSALS, metrics.ENDINGS, metrics.UNDERRUNS, metrics.AUDIO):
         monkeypatch.setattr(instrument, "record", instrument.record)  # as it was, after the test
-    recent = Recent(time.time)
+    settings, speaker = ApiSettings(admission=AdmissionSettings(max_streams=1)), FakeSynthesizer(script=utterance())
+    recent = Recent(time.time, SpeechModels({"": SpeechModel(speaker, settings.admission)}))
     recent.follow()
-    settings = ApiSettings(admission=AdmissionSettings(max_streams=1))
-    api = one_api(
-        speaker := FakeSynthesizer(script=utterance()), settings, opened={"page": PageState({}, ClusterStatus(recent))}
-    )
-    recent.watch(SpeechModels({"": SpeechModel(speaker, settings.admission)}))
+    api = one_api(speaker, settings, opened={"page": PageState({}, ClusterStatus(recent))})
     async with client_of(api) as client:
         assert (await client.post("/v1/audio/speech", json=SPEECH)).status_code == 200
         metrics.refused("line")

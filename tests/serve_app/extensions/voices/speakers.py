@@ -15,8 +15,8 @@ from serve_app.audio.recordings import decode_file
 from serve_app.config import AccessSettings, ApiSettings
 from serve_app.extension import forget_nothing
 from serve_app.extensions.live.live_text import LiveTexts
+from serve_app.extensions.voices.extension import open_voices
 from serve_app.extensions.voices.library import Forget
-from serve_app.extensions.voices.opening import open_voices
 from serve_app.extensions.voices.settings import VoiceSettings
 from tests.serve_app.fake import BASE, FakeSynthesizer, utterance
 from tests.serve_app.one_model import one_api

@@ -20,7 +20,7 @@ from serve_app.audio import recordings
 from serve_app.extensions.voices import library, voice_store
 from serve_app.extensions.voices.library import Voices
 from serve_app.extensions.voices.settings import VoiceSettings
-from serve_app.extensions.voices.stored_voice import StoredVoice, new_id, new_version, packed
+from serve_app.extensions.voices.stored_voice import StoredConsent, StoredVoice, new_id, new_version, packed
 from serve_app.extensions.voices.voice_store import Record, StoreFailed, VoiceStore
 from serve_app.visitor import EVERYBODY, VISITOR
 from tests.serve_app.extensions.voices.speakers import Server, store, wav
@@ -205,7 +205,7 @@ async def test_a_consent_goes_while_a_voice_that_names_it_is_stored(
     async with server.client() as client:
         path, fields, recording = FORMS["consent"]
         told = (await client.post(path, data=fields, files={recording: ("a.wav", wav())})).json()
-    consent = await other.voices.get_consent(told["id"])
+    consent = await other.voices.get_other(StoredConsent, told["id"])
     name, loop = ("write" if late == "voice" else "delete"), asyncio.get_running_loop()
     original: Callable[..., None] = getattr(VoiceStore, name)
 
@@ -312,7 +312,7 @@ async def test_nothing_is_derived_of_a_voice_that_left(folder: Path, monkeypatch
     def late(place: VoiceStore, path: str, content: bytes) -> None:
         if path.endswith(".npz"):
             monkeypatch.setattr(VoiceStore, "put", put)
-            work = other.voices.remove(voice) if end == "deleted" else other.voices.change(voice, {"name": "eve"})
+            work = other.voices.remove(voice) if end == "deleted" else other.voices.change_voice(voice, {"name": "eve"})
             asyncio.run_coroutine_threadsafe(work, loop).result(30)
         put(place, path, content)
 

@@ -21,8 +21,8 @@ from serve_app.audio import recordings
 from serve_app.audio.recordings import decode_file, decode_reference
 from serve_app.config import ApiSettings
 from serve_app.extensions.voices import library
+from serve_app.extensions.voices.extension import open_voices
 from serve_app.extensions.voices.library import Voices
-from serve_app.extensions.voices.opening import open_voices
 from serve_app.extensions.voices.reference_doctor import decode_prepared
 from serve_app.extensions.voices.settings import VoiceSettings
 from serve_app.extensions.voices.stored_voice import SentRecording, StoredVoice
@@ -629,7 +629,7 @@ async def test_a_change_brings_no_deleted_voice_back(server: Server, client: Asy
     known = await server.voices.get("ada")  # as a change does, which then checks its recording for seconds
     assert (await client.delete(f"/v1/audio/voices/{told['id']}")).status_code == 200
     with pytest.raises(NotFound, match="'ada' was deleted during"):
-        await server.voices.change(known, {"name": "grace"})
+        await server.voices.change_voice(known, {"name": "grace"})
     assert (await client.get(f"/v1/audio/voices/{told['id']}")).status_code == 404
 
 

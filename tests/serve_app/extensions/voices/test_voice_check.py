@@ -10,7 +10,7 @@ from typer.testing import CliRunner, Result
 
 from deployments.errors import InvalidRequest, StartError
 from serve_app.cli.main import cli
-from serve_app.extensions.voices import voice_check
+from serve_app.extensions.voices import voice_commands
 from tests.serve_app.extensions.voices.test_reference_doctor import RATE, SAID, demo, speech
 
 RUNNER = CliRunner(env={"COLUMNS": "200"})
@@ -18,7 +18,7 @@ RUNNER = CliRunner(env={"COLUMNS": "200"})
 
 @pytest.fixture(autouse=True)
 def no_recogniser(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(voice_check, "_RECOGNISER", ("no_such_package",))
+    monkeypatch.setattr(voice_commands, "_RECOGNISER", ("no_such_package",))
 
 
 @pytest.fixture
@@ -92,7 +92,7 @@ def test_words_are_compared_where_a_recogniser_is_installed(recording: Path, mon
         commands.append(command)
         return SimpleNamespace(returncode=0, stdout='{"text": "[red]Good evening", "errors": 9, "words": 9}')
 
-    monkeypatch.setattr(voice_check, "_RECOGNISER", ("json",))
+    monkeypatch.setattr(voice_commands, "_RECOGNISER", ("json",))
     monkeypatch.setattr(subprocess, "run", run)
     result = check(recording, "--text", SAID, "--language", "de-AT")
     assert result.exit_code == 0, result.output
@@ -102,7 +102,7 @@ def test_words_are_compared_where_a_recogniser_is_installed(recording: Path, mon
 
 def test_a_recogniser_that_fails_is_an_error(recording: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     failed = SimpleNamespace(returncode=1, stdout="", stderr="no room for the model")
-    monkeypatch.setattr(voice_check, "_RECOGNISER", ("json",))
+    monkeypatch.setattr(voice_commands, "_RECOGNISER", ("json",))
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: failed)
     result = check(recording)
     assert isinstance(result.exception, StartError)
@@ -112,7 +112,7 @@ def test_a_recogniser_that_fails_is_an_error(recording: Path, monkeypatch: pytes
 def test_a_recogniser_hears_whether_it_is_the_transcript(tmp_path: Path) -> None:
     """The real one, in a process of its own as the command has it; it guesses the language."""
     soundfile.write(tmp_path / "iris.wav", demo()[9 * RATE : round(12.75 * RATE)], RATE)
-    heard = voice_check._heard(tmp_path / "iris.wav", "This is Iris, please leave a message after the tone.", None)
+    heard = voice_commands._heard(tmp_path / "iris.wav", "This is Iris, please leave a message after the tone.", None)
     assert "please leave a message" in heard.text.lower()
     assert heard.words == 10
     assert heard.errors <= 5  # the voice is small, and so is the recogniser

@@ -12,11 +12,10 @@ import math
 import secrets
 import time
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from itertools import count
-from typing import Any
 
 from deployments.errors import (
     Conflict,
@@ -65,12 +64,7 @@ _MOST_LISTED = 1000  # jobs, and parts of a job
 _PROBLEMS, _PROBLEMS_LISTED = 1000, 10  # told of a job, and of each in a list
 
 
-# How the HTTP surface asks the desk, by the name of a method of `JobDesk` and its arguments: by `JobDesk.call`, or by a
-# call of the deployment that holds the desk, which also raises NotReady while there is no replica.
-AskDesk = Callable[..., Awaitable[Any]]
-
-
-class JobDesk:
+class JobManager:
     """The one process that makes the segments of jobs. All methods belong to one event loop."""
 
     def __init__(
@@ -94,10 +88,6 @@ class JobDesk:
         self._jobs = KnownJobs(settings, self._store, self._fail, changed=self._changed.set)
         self._works = self._jobs.works
         self.is_stopping = False  # it refuses changes
-
-    async def call(self, method: str, *arguments: object) -> Any:
-        methods: list[Callable[..., Awaitable[Any]]] = [self.create, self.all_of, self.parts, self.ask, self.track]
-        return await {each.__name__: each for each in methods}[method](*arguments)
 
     async def create(self, visitor: Visitor, body: bytes, key: str | None) -> tuple[Json, Reasons]:
         """A new job, and its fields without effect; with a `key` that its owner has used the job of that time.

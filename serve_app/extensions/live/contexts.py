@@ -1,0 +1,113 @@
+"""WebSockets with several sessions at once, which the client names: contexts."""
+
+import asyncio
+from abc import abstractmethod
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from starlette.websockets import WebSocket
+
+from deployments.errors import InvalidRequest, Overloaded
+from serve_app.api.context import state_of
+from serve_app.api.resolve import ignored_fields
+from serve_app.api.resolve.speech_request import SpeechRequest
+from serve_app.api.speech_service import SpeechService
+from serve_app.extensions.live.connection import Connection
+from serve_app.extensions.live.session import Session
+from serve_app.extensions.live.turns import Event, Failed
+
+MAX_CONTEXTS = 16  # on one socket
+MAX_NAME_CHARS = 128  # of a context
+
+
+@dataclass(slots=True, eq=False)
+class NamedSession:
+    """One session of a socket, and what its next message says: of fields without effect, and of its voice."""
+
+    name: str
+    session: Session
+    speaking: asyncio.Task[None]
+    reasons: ignored_fields.Reasons
+    voice: dict[str, object]
+
+    def notes(self) -> dict[str, object]:
+        """Fields of the next message, once."""
+        notes = {**self.voice, **ignored_fields.in_message(self.reasons)}
+        self.voice, self.reasons = {}, {}
+        return notes
+
+
+C = TypeVar("C", bound=NamedSession)
+
+
+class ContextConnection(Connection, Generic[C]):
+    """A connection with several contexts. All but the first count as streams."""
+
+    kind: type[C]  # of its contexts
+    quiet_s = 20.0  # for which ElevenLabs keeps a silent context
+
+    def __init__(self, socket: WebSocket, service: SpeechService) -> None:
+        super().__init__(socket, service)
+        self._contexts: dict[str, C] = {}
+
+    @abstractmethod
+    async def say_in(self, context: C, event: Event) -> None:
+        """Tell the client of an event of a context."""
+
+    @property
+    def is_busy(self) -> bool:
+        return any(context.session.is_speaking for context in self._contexts.values())
+
+    def name_of(self, fields: Mapping[str, object], default: str) -> str:
+        """The context that a message names. Raises InvalidRequest."""
+        name = default if (sent := fields.get("context_id")) is None else sent
+        if not isinstance(name, str) or len(name) > MAX_NAME_CHARS:
+            message = f"context_id must be a string of at most {MAX_NAME_CHARS} characters."
+            raise InvalidRequest(message, "context_id")
+        return name
+
+    def find(self, name: str) -> C | None:
+        """A context that takes text."""
+        context = self._contexts.get(name)
+        return None if context is None or context.session.has_ended else context
+
+    async def open(self, name: str, speech: SpeechRequest, reasons: ignored_fields.Reasons) -> C:
+        """Open a context, whose first message has the `reasons`. Raises InvalidRequest where MAX_CONTEXTS are open."""
+        await self._end_of(name)  # an earlier one has ended, and its last events are being sent
+        if len(self._contexts) >= MAX_CONTEXTS:
+            message = f"{MAX_CONTEXTS} contexts are open; close one before you open another."
+            raise InvalidRequest(message, "context_id", "too_many_contexts")
+        session = self.new_session(speech, request_id=f"{self.request_id}-{name[:40]}")
+        voice = {note: told for note, told in speech.notes().items() if note in ("voice", "voice_take")}
+        speaking = self.start(self._speak(name, session, is_first=not self._contexts))
+        context = self._contexts[name] = self.kind(name, session, speaking, reasons, voice)
+        speaking.add_done_callback(lambda _: self._remove(context))
+        return context
+
+    async def cancel(self, name: str) -> None:
+        """Stop a context at once, if there is one of this name."""
+        if name in self._contexts:
+            self._contexts[name].speaking.cancel()
+            await self._end_of(name)
+
+    async def _end_of(self, name: str) -> None:
+        if (context := self._contexts.get(name)) is not None:
+            await asyncio.wait((context.speaking,))
+            self._remove(context)
+
+    def _remove(self, context: C) -> None:
+        if self._contexts.get(context.name) is context:
+            del self._contexts[context.name]
+
+    async def _speak(self, name: str, session: Session, *, is_first: bool) -> None:
+        async def say(event: Event) -> None:
+            await self.say_in(self._contexts[name], event)
+
+        try:
+            with nullcontext() if is_first else state_of(self.socket).caller.stream():
+                await self.pass_on(session, say)
+        except Overloaded as error:
+            await session.aclose()
+            await say(Failed(error))
