@@ -29,7 +29,7 @@ from serve_app.api.speech_service import SpeechService
 from serve_app.audio.formats import AudioFormat
 from serve_app.extension import Charge, Dialect, Route, Sample
 from serve_app.extensions.live.contexts import ContextConnection, NamedSession
-from serve_app.extensions.live.turns import Audio, Done, Event, Failed, Flushed, Words
+from serve_app.extensions.live.turns import Audio, Done, Event, Failed, Flushed, Rest, Words
 from serve_app.extensions.voices.library import voices_of
 from serve_app.extensions.voices.stored_voice import Details, SentRecording, StoredLexicon
 from serve_app.extensions.voices.voice_store import StoreFailed
@@ -272,7 +272,7 @@ class CartesiaSocket(ContextConnection[_Context]):
     async def say_in(self, context: _Context, event: Event) -> None:
         name = context.name
         match event:
-            case Audio(_, data):
+            case Audio(_, data) | Rest(data):
                 await self.socket.send_json(_chunk(name, data) | context.notes())
             case Words():
                 await self.socket.send_json(_timestamps(name, event.in_session()))

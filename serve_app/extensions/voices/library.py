@@ -206,7 +206,8 @@ class Voices(Opened):
             await self.refresh()
             present = next((each for each in self._all(type(record)) if each.id == record.id), None)
             if present is None:
-                raise NotFound(f"{record.name!r} was deleted during this change.", None, "voice_not_found")
+                code = "lexicon_not_found" if isinstance(record, StoredLexicon) else "voice_not_found"
+                raise NotFound(f"{record.name!r} was deleted during this change.", None, code)
             changed = await self._keep(next_version(present), files or {})
         await self._forget_gone()
         return changed

@@ -139,6 +139,16 @@ async def test_bytes(client: httpx.AsyncClient) -> None:
     assert wav.content[:4] == b"RIFF"
 
 
+async def test_a_compressed_context_is_complete(client: httpx.AsyncClient, synthesizer: fake.FakeSynthesizer) -> None:
+    """An encoder holds its last samples back until the end."""
+    output = {"container": "mp3", "sample_rate": 24000, "bit_rate": 128000}
+    whole = await client.post("/tts/bytes", json={**write("Hello."), "output_format": output})
+    async with talking(synthesizer, PATH) as socket:
+        socket.send(write("Hello.", more=False, output_format=output))
+        messages, _ = await socket.until(type="done")
+    assert audio_of(messages) == whole.content
+
+
 def data_of(response: httpx.Response) -> list[Json]:
     return [json.loads(line[6:]) for line in response.text.splitlines() if line.startswith("data: ")]
 
