@@ -179,7 +179,8 @@ class Attempts:
             return
         lost = self._lost.__name__
         self._unreported_losses += ((lost, time.time_ns() - int(gap_s * 1e9)),)
-        metrics.failed_over(lost, gap_s)
+        metrics.FAILOVERS.record(1, reason=lost)
+        metrics.FAILOVER_GAP.record(max(gap_s, 1e-6), reason=lost)
         logger.warning("request %s goes on %.3f s after %s: %s", self._request_id, gap_s, lost, handover.reason)
 
 

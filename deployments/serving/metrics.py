@@ -1,13 +1,12 @@
-"""Talkray's metrics: instruments under Prometheus names, and the small calls that feed them.
+"""Talkray's metrics: instruments under Prometheus names, and calls that feed several of them at once.
 
 A replica gives each instrument Ray's recorder (`ray_metrics.py`), once in its process. In a process without recorders
-the calls do nothing: in tests, and in the talker's engine, which sends its numbers to the replica (`Produced`).
+records do nothing: in tests, and in the talker's engine, which sends its numbers to the replica (`Produced`).
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Callable, Iterator, Sequence
 
-from deployments.protocol import FinishReason, Marks
+from deployments.protocol import FinishReason
 from deployments.recording_cache import Lookups
 
 _LATENCIES_S = [0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.0, 5.0, 15.0, 60.0]
@@ -22,15 +21,15 @@ MODEL = "model"
 class Instrument:
     """One name in Prometheus: a histogram if it has boundaries, a counter if it ends in `_total`, else a gauge.
 
-    `record` takes a value and, where there are any, its tags. Every instrument has the tag MODEL besides: the name of
-    one of several models, else empty. A replica that serves one sets it when it installs Ray's instruments.
+    `record` takes a value and, by keyword, its tags. Every instrument has the tag MODEL besides: the name of one of
+    several models, else empty. A replica that serves one sets it when it installs Ray's instruments.
     """
 
     def __init__(
         self, name: str, description: str, boundaries: Sequence[float] = (), *, tags: tuple[str, ...] = ()
     ) -> None:
         self.name, self.description, self.boundaries, self.tags = name, description, boundaries, tags
-        self.record: Callable[..., None] = lambda _value, _tags=None: None
+        self.record: Callable[..., None] = lambda _value, **_tags: None
 
 
 TTFB = Instrument("talkray_ttfb_seconds", "Request received to the first byte of its body sent.", _LATENCIES_S)
@@ -111,7 +110,6 @@ DIED = Instrument(
 
 INSTRUMENTS = (*(value for value in list(globals().values()) if isinstance(value, Instrument)), *USED.values())
 
-TALKER, CODEC = {"pool": "talker"}, {"pool": "codec"}
 _REFUSED = ("streams", "pauses", "line", "late", "starting", "stage")  # by a model's limits
 _REFUSED_AT_THE_DOOR = ("key", "client", "uploads", "whole", "invalid_api_key", "forbidden", "headers_too_large")
 
@@ -138,132 +136,43 @@ def zeros(pool: str, models: Sequence[str]) -> Iterator[tuple[Instrument, dict[s
     if pool != "ingress":
         yield REPAIRS, {"pool": pool}
     if pool == "codec":
-        yield from ((DECODED, decoder) for decoder in (TALKER, CODEC))
-
-
-def _of(model: str) -> dict[str, str]:
-    return {MODEL: model} if model else {}
-
-
-def refused(reason: str, *, model: str = "") -> None:
-    REFUSALS.record(1, {"reason": reason, **_of(model)})
-
-
-def failed_over(reason: str, gap_s: float) -> None:
-    """Count a stream that another replica continues, `gap_s` after its own was lost."""
-    FAILOVERS.record(1, {"reason": reason})
-    FAILOVER_GAP.record(max(gap_s, 1e-6), {"reason": reason})
-
-
-def ttfb(elapsed_s: float) -> None:
-    TTFB.record(elapsed_s)
-
-
-def ttfp(elapsed_s: float, *, model: str = "") -> None:
-    """Record the time to the first PCM sample, which is often silent."""
-    TTFP.record(elapsed_s, _of(model))
-
-
-def ttfa(elapsed_s: float, *, onset_s: float, model: str = "") -> None:
-    """Record the time to the first audible sample, and the `onset_s` seconds of silence in front of it."""
-    TTFA.record(elapsed_s, _of(model))
-    ONSET.record(onset_s, _of(model))
-
-
-def stages(marks: Marks) -> None:
-    """Record how the time to a stream's first audio was spent."""
-    for (_, before_ns), (stage, at_ns) in pairwise(marks):
-        STAGES.record((at_ns - before_ns) / 1e9, {"stage": stage})
+        yield from ((DECODED, {"pool": decoder}) for decoder in ("talker", "codec"))
 
 
 def audio(audio_s: float, *, late_s: float, model: str = "") -> None:
     """Record a chunk that goes out now, `late_s` after its listener ran dry; 0.0: in time."""
-    LATENESS.record(late_s, _of(model))
+    LATENESS.record(late_s, model=model)
     if late_s:
-        UNDERRUNS.record(1, _of(model))
-    AUDIO.record(audio_s, _of(model))
-
-
-def stalled(stalled_s: float, *, model: str = "") -> None:
-    """Record a stream that is over, and the seconds of silence that its listener heard."""
-    STALLS.record(stalled_s, _of(model))
+        UNDERRUNS.record(1, model=model)
+    AUDIO.record(audio_s, model=model)
 
 
 def finished(elapsed_s: float, *, audio_s: float, reason: FinishReason | None, model: str = "") -> None:
     """Record a whole stream, and why it ended if that is known."""
     if reason is not None:
-        ENDINGS.record(1, {"reason": reason, **_of(model)})
+        ENDINGS.record(1, reason=reason, model=model)
     if audio_s:
-        RTF.record(elapsed_s / audio_s, _of(model))
-
-
-def redrawn(reason: FinishReason | None, *, model: str = "") -> None:
-    """Count speech that ended badly before any of it was sent, and is made again with another seed."""
-    REDRAWN.record(1, {"reason": reason or "none", **_of(model)})
-
-
-def ingress_load(streams: int, *, most: int, model: str = "") -> None:
-    STREAMS.record(streams, _of(model))
-    ROOM.record(streams / most, _of(model))
-
-
-def replicas(pool: str, *, wanted: int, running: int, model: str = "") -> None:
-    WANTED.record(wanted, {"pool": pool, **_of(model)})
-    RUNNING.record(running, {"pool": pool, **_of(model)})
-
-
-def died(pool: str, count: int, *, model: str = "") -> None:
-    """Record how many replicas of a pool, or proxies, have died so far."""
-    DIED.record(count, {"pool": pool, **_of(model)})
-
-
-def used(key: str, voice: str, dialect: str, *, counts: Mapping[str, float], model: str = "") -> None:
-    """Count what a request has used: `counts` by the names of USED."""
-    tags = {"key": key, "voice": voice, "dialect": dialect, **_of(model)}
-    for name, count in counts.items():
-        if count:
-            USED[name].record(count, tags)
+        RTF.record(elapsed_s / audio_s, model=model)
 
 
 def talker_step(step_s: float, batch_size: int, kv_used_ratio: float, *, waiting: int) -> None:
     """Record one step of a talker engine that made `batch_size` frames; an idle engine only reports its queue."""
     if batch_size:
-        STEP.record(step_s, TALKER)
-        BATCH.record(batch_size, TALKER)
+        STEP.record(step_s, pool="talker")
+        BATCH.record(batch_size, pool="talker")
     KV_USED.record(kv_used_ratio)
-    QUEUE.record(waiting, TALKER)
-
-
-def codec_precision(pool: str, precision: str) -> None:
-    PRECISION.record(1, {"pool": pool, "precision": precision})
-
-
-def codec_repaired(pool: str, count: int) -> None:
-    """Count streams that were decoded again in float32."""
-    if count:
-        REPAIRS.record(count, {"pool": pool})
-
-
-def codec_lag(lag_s: float) -> None:
-    CODEC_LAG.record(lag_s)
+    QUEUE.record(waiting, pool="talker")
 
 
 def codec_call(call_s: float, batch_size: int, *, waiting: int, lag_s: float) -> None:
     """Record one decode call, and the jobs that wait meanwhile."""
-    STEP.record(call_s, CODEC)
-    BATCH.record(batch_size, CODEC)
-    QUEUE.record(waiting, CODEC)
+    STEP.record(call_s, pool="codec")
+    BATCH.record(batch_size, pool="codec")
+    QUEUE.record(waiting, pool="codec")
     CODEC_LAG.record(lag_s)
-
-
-def decoded(pool: str, audio_s: float) -> None:
-    """Count audio that a codec replica sends, by the pool that decoded it."""
-    if audio_s:
-        DECODED.record(audio_s, {"pool": pool})
 
 
 def references(wanted: str, lookups: Lookups) -> None:
     """Count lookups of kept results of reference recordings."""
-    for known, count in (("yes", lookups.hits), ("no", lookups.misses)):
-        if count:
-            RECORDINGS.record(count, {"wanted": wanted, "known": known})
+    RECORDINGS.record(lookups.hits, wanted=wanted, known="yes")
+    RECORDINGS.record(lookups.misses, wanted=wanted, known="no")

@@ -5,12 +5,12 @@ the tag `WorkerId`, which tells replicas apart. A record of Ray's takes 3 micros
 was idle, so no stream waits for one: a thread hands them to Ray a moment later.
 """
 
-import functools
 import logging
 import queue
 import threading
 import time
 from collections.abc import Callable
+from functools import cache, partial
 
 from ray.util import metrics as ray
 
@@ -50,10 +50,10 @@ class Recorder:
         self._records = queue.SimpleQueue[tuple[Record, float, dict[str, str]]]()
 
     def of(self, record: Record, known: dict[str, str]) -> Callable[..., None]:
-        """The `record` of an instrument whose tags have those that are `known` besides."""
+        """The `record` of an instrument. `known`: the model of this process, in place of none."""
 
-        def keep(value: float, tags: dict[str, str] | None = None) -> None:
-            self._records.put((record, value, {**known, **tags} if tags else known))
+        def keep(value: float, **tags: str) -> None:
+            self._records.put((record, value, known | tags if tags.get(metrics.MODEL) else tags | known))
 
         return keep
 
@@ -77,7 +77,12 @@ class Recorder:
                     gauge.repeat()
 
 
-@functools.cache
+def _count(counter: ray.Counter, value: float, tags: dict[str, str]) -> None:
+    if value:  # Ray refuses a zero
+        counter.inc(value, tags)
+
+
+@cache
 def install(model: str = "", *, pool: str | None = None, models: tuple[str, ...] = ("",)) -> Recorder:
     """Let Ray export the metrics of this process. `model`: the name of one of several models. Counters of a `pool`
     begin at zero, those of an ingress for all `models`.
@@ -91,12 +96,12 @@ def install(model: str = "", *, pool: str | None = None, models: tuple[str, ...]
             record = ray.Histogram(name, description, list(instrument.boundaries), tags).observe
         elif name.endswith("_total"):
             counters[name] = ray.Counter(name, description, tags)
-            record = counters[name].inc
+            record = partial(_count, counters[name])
         else:
             recorder.gauges.append(LastingGauge(name, description, tags))
             record = recorder.gauges[-1].set
         instrument.record = recorder.of(record, {metrics.MODEL: model})
     for instrument, counted in metrics.zeros(pool, models) if pool else ():
-        counters[instrument.name]._record(0, {metrics.MODEL: model, **counted})  # `inc` refuses a zero
+        counters[instrument.name]._record(0, {metrics.MODEL: model, **counted})  # which `_count` leaves out
     threading.Thread(target=recorder.run, name="metrics", daemon=True).start()
     return recorder

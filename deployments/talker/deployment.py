@@ -61,7 +61,7 @@ class TalkerReplica:
         self._engine.on_sleep = notes.sleep
         self._watches_idleness = config.keep_alive_s is not None
         if makes_audio:
-            metrics.codec_precision("talker", self._engine.info.codec_precision)
+            metrics.PRECISION.record(1, pool="talker", precision=self._engine.info.codec_precision)
         failure = "the engine process of this talker replica is lost"
         self._replica = Replica(TalkerLost, lambda: None if self._engine.is_alive else failure)
         no_codes = np.zeros((0, self._engine.info.num_code_groups), np.int16)

@@ -205,7 +205,7 @@ class _Answer:
                 headers[CLOSE_HEADER] = "unread" if self._is_unread else "read"
         elif self._is_awaited and message["type"] == "http.response.body" and message.get("body"):
             self._is_awaited = False
-            metrics.ttfb(time.perf_counter() - self._began_s)
+            metrics.TTFB.record(time.perf_counter() - self._began_s)
         await self._send(message)
 
     async def _read_on(self) -> None:

@@ -163,10 +163,11 @@ class PoolWatch:
         self._pools, self._deaths = seen.pools, seen.deaths
         for name, pool in seen.pools.items():
             kind, _, model = name.partition(" ")
-            metrics.replicas(kind, wanted=pool.wanted, running=len(pool.running), model=model)
+            metrics.WANTED.record(pool.wanted, pool=kind, model=model)
+            metrics.RUNNING.record(len(pool.running), pool=kind, model=model)
         for name, count in seen.deaths.items():
             kind, _, model = name.partition(" ")
-            metrics.died(kind, count, model=model)
+            metrics.DIED.record(count, pool=kind, model=model)
 
     def _read_starts(self, *, running: bool) -> None:
         """Read the note of the latest start of each model that speaks, which may be asleep, or that does not."""

@@ -141,7 +141,7 @@ class Room:
 
     def refusal(self, reason: str) -> Exception:
         """The error to raise now: it is counted as a refusal."""
-        metrics.refused(reason, model=self.model)
+        metrics.REFUSALS.record(1, reason=reason, model=self.model)
         if reason == "starting":
             return self._starting()
         after_s = self._starts.retry_after_s(len(self._waiting), time.monotonic())
@@ -171,4 +171,5 @@ class Room:
 
     def _count(self, change: int) -> None:
         self.num_streams += change
-        metrics.ingress_load(self.num_streams, most=self.settings.max_streams, model=self.model)
+        metrics.STREAMS.record(self.num_streams, model=self.model)
+        metrics.ROOM.record(self.num_streams / self.settings.max_streams, model=self.model)

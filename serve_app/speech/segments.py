@@ -62,7 +62,7 @@ def ended_badly(reason: FinishReason | None) -> bool:
 
 def count_redraw(request: SynthesisRequest, reason: FinishReason | None) -> None:
     """Count and log that `request` is made again. `reason`: why it ended, None if it ended without samples."""
-    metrics.redrawn(reason, model=request.model)
+    metrics.REDRAWN.record(1, reason=reason or "none", model=request.model)
     logger.warning("request %s ended before it was sent (%s): another seed", request.request_id, reason)
 
 

@@ -168,7 +168,7 @@ class StreamMeter:
 
     def __exit__(self, *error: object) -> None:
         if self._listener.has_begun:
-            metrics.stalled(self._listener.stalled_s, model=self._room.model)
+            metrics.STALLS.record(self._listener.stalled_s, model=self._room.model)
         self._room.remove_stream(was_speaking=self._is_speaking)
 
     def begin_speaking(self) -> None:
@@ -206,11 +206,12 @@ class StreamMeter:
         late_s = listener.deliver(audio_s, now_s=now_s)
         metrics.audio(audio_s, late_s=late_s, model=room.model)
         if is_first:
-            metrics.ttfp(now_s - self._came_s, model=room.model)
+            metrics.TTFP.record(now_s - self._came_s, model=room.model)
         else:
             room.delivered(late=late_s > 0 and listener.stalled_s > room.settings.max_late_s)
         if (onset_s := self._sound.feed(np.frombuffer(chunk.pcm, "<i2"))) is not None:
-            metrics.ttfa(time.monotonic() - self._came_s, onset_s=onset_s, model=room.model)
+            metrics.TTFA.record(time.monotonic() - self._came_s, model=room.model)
+            metrics.ONSET.record(onset_s, model=room.model)
 
 
 @asynccontextmanager
@@ -234,7 +235,7 @@ async def _start_limit(room: Room, utterance: Utterance) -> AsyncIterator[None]:
         async with _timeout(limit_s, live, join_line), _log_start(room, request.request_id, is_starting):
             yield
     except Overloaded:
-        metrics.refused("stage", model=room.model)
+        metrics.REFUSALS.record(1, reason="stage", model=room.model)
         raise
     except TimeoutError:
         raise room.refusal("late" if room.has_run_since(came_s) else "starting") from None

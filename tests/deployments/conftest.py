@@ -29,8 +29,9 @@ def fed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, float, dict[str, str
     for instrument in metrics.INSTRUMENTS:
         name = instrument.name.removeprefix("talkray_")
 
-        def record(value: float, tags: dict[str, str] | None = None, name: str = name) -> None:
-            records.append((name, value, dict(tags or {})))
+        def record(value: float, name: str = name, **tags: str) -> None:
+            if value or not name.endswith("_total"):
+                records.append((name, value, tags))
 
         monkeypatch.setattr(instrument, "record", record)
     return records

@@ -184,7 +184,7 @@ class CodecLoad:
                     yield chunk
         finally:
             self._streams.discard(counts)
-            metrics.codec_lag(self.lag_s)
+            metrics.CODEC_LAG.record(self.lag_s)
 
     async def measure_call(self, decoding: Awaitable[T], tasks: "Sequence[DecodeTask]", *, waiting: int) -> T:
         """The outcome of the call that decodes `tasks`, which is measured; `waiting` other tasks wait for a worker."""

@@ -88,7 +88,7 @@ def load_codec(model: str, config: CodecConfig) -> Codec:
     directory = checkpoint / "speech_tokenizer"
     device = "cuda" if config.device == "auto" and torch.cuda.is_available() else config.device.replace("auto", "cpu")
     decoder = _load_decoder(directory, config, device)
-    metrics.codec_precision("codec", decoder.precision)
+    metrics.PRECISION.record(1, pool="codec", precision=decoder.precision)
     if decoder.backend.advice:
         report_stage(f"codec: {decoder.backend.advice}")
     encoder = CodecEncoder.load(directory) if encodes(checkpoint) else None

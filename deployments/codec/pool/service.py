@@ -155,7 +155,7 @@ class CodecService:
             outcomes = await self.workers.run(decode_batch, decoder, tasks)
         else:
             outcomes = await self.workers.run(self._processes.decode, tasks)
-        metrics.codec_repaired("codec", decoder.repaired - self._repaired)
+        metrics.REPAIRS.record(decoder.repaired - self._repaired, pool="codec")
         self._repaired = decoder.repaired
         return outcomes
 

@@ -150,7 +150,7 @@ class StreamDecoder:
         decoded = await self._decode(task)
         self._state = decoded.state
         pcm = decoded.pcm[: len(codes) * self._frame_samples]
-        metrics.decoded("codec", len(pcm) / self._sample_rate)
+        metrics.DECODED.record(len(pcm) / self._sample_rate, pool="codec")
         return pcm
 
     def _deliver(self, chunk: PcmChunk) -> PcmChunk:
@@ -172,7 +172,7 @@ class StreamDecoder:
                     codes = np.stack([*self._to_recall, *received, *buffer.peek(missing)])
                     recall = asyncio.create_task(self._recall(codes, ahead_s))
                 codes, pcm = buffer.take_audio()
-                metrics.decoded("talker", len(pcm) / self._sample_rate)
+                metrics.DECODED.record(len(pcm) / self._sample_rate, pool="talker")
                 received.extend(codes)
                 reason = buffer.over
                 if not len(codes) and reason is None:

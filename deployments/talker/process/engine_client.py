@@ -242,7 +242,7 @@ class EngineClient:
             metrics.talker_step(report.step_s, len(report.chunks), load.kv_used_ratio, waiting=load.num_waiting)
             metrics.references("speaker", self.load.speakers)
             metrics.references("codes", self.load.references)
-            metrics.codec_repaired("talker", self.load.repaired - before.repaired)
+            metrics.REPAIRS.record(self.load.repaired - before.repaired, pool="talker")
             for sequence_id, chunk in report.chunks:
                 if sequence_id in self._streams:
                     self._streams[sequence_id].put_nowait(chunk)

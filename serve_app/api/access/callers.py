@@ -58,7 +58,7 @@ class Meter:
             self.num_streams -= 1
 
     def _refusal(self, limit: str, retry_after_s: float) -> Overloaded:
-        metrics.refused(self._reason)
+        metrics.REFUSALS.record(1, reason=self._reason)
         return Overloaded(f"{self._holder} {limit}; {_REMEDIES[self._reason]}.", retry_after_s)
 
 

@@ -160,7 +160,7 @@ class Door:
         reply = translate(error)
         state_of(scope).record.error = reply.code
         if not isinstance(error, Overloaded):  # its meter has counted that one
-            metrics.refused(reply.code)
+            metrics.REFUSALS.record(1, reason=reply.code)
         if isinstance(error, Overloaded) and scope["type"] == "websocket":
             await self._naming_a_protocol(scope, send)({"type": "websocket.accept"})
             await send({"type": "websocket.close", "code": TRY_AGAIN_LATER, "reason": close_reason(error)})

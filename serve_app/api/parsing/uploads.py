@@ -59,7 +59,7 @@ class Uploads:
             self._places.claim(upload.caller, 1)
             self._claimed.append(upload)
         except TimeoutError:
-            metrics.refused("uploads")
+            metrics.REFUSALS.record(1, reason="uploads")
             raise Overloaded(f"{MAX_UPLOADS} large bodies are being taken in already.", _RETRY_AFTER_S) from None
         finally:
             self._waiting.remove(upload)

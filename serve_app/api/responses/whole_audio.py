@@ -45,7 +45,7 @@ class ByteQuota:
         if num_bytes <= self._num_bytes:
             self._room.give_back(self._caller, self._num_bytes - num_bytes)
         elif not self._room.claim(self._caller, num_bytes - self._num_bytes):
-            metrics.refused("whole")
+            metrics.REFUSALS.record(1, reason="whole")
             raise Overloaded(f"Whole answers take all memory that they may have now; {_REMEDY}.")
         self._num_bytes = num_bytes
 

@@ -45,11 +45,11 @@ class Recent:
     def follow(self) -> None:
         """Counts from now on what the metrics record."""
         for instrument, count in (
-            (metrics.TTFA, lambda elapsed_s, _: self.count_first_audio(elapsed_s)),
-            (metrics.REFUSALS, lambda _, tags: self._count(f"{_REFUSED}{tags['reason']}")),
-            (metrics.ENDINGS, lambda *_: self._count("ended")),
-            (metrics.UNDERRUNS, lambda *_: self._count("late")),
-            (metrics.AUDIO, lambda audio_s, _: self._count("audio_s", audio_s)),
+            (metrics.TTFA, lambda elapsed_s, **_: self.count_first_audio(elapsed_s)),
+            (metrics.REFUSALS, lambda _, *, reason, **__: self._count(f"{_REFUSED}{reason}")),
+            (metrics.ENDINGS, lambda *_, **__: self._count("ended")),
+            (metrics.UNDERRUNS, lambda *_, **__: self._count("late")),
+            (metrics.AUDIO, lambda audio_s, **_: self._count("audio_s", audio_s)),
         ):
             instrument.record = _both(instrument.record, count)
 
@@ -71,9 +71,9 @@ class Recent:
 
 
 def _both(first: Callable[..., None], second: Callable[..., None]) -> Callable[..., None]:
-    def record(value: float, tags: Mapping[str, str] | None = None) -> None:
-        first(value, tags)
-        second(value, tags)
+    def record(value: float, **tags: str) -> None:
+        first(value, **tags)
+        second(value, **tags)
 
     return record
 

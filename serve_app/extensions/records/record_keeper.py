@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from io import TextIOWrapper
+from itertools import pairwise
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Protocol
@@ -66,7 +67,8 @@ class RecordKeeper(Opened):
         while not self._records.empty():
             record = self._records.get()
             with _going_on("request %s is not measured", record.request_id):
-                metrics.stages(record.usage.marks)
+                for (_, before_ns), (stage, at_ns) in pairwise(record.usage.marks):
+                    metrics.STAGES.record((at_ns - before_ns) / 1e9, stage=stage)
             for sink in self._sinks:
                 with _going_on("request %s is not kept by %s", record.request_id, type(sink).__name__):
                     sink.receive(record)

@@ -110,7 +110,8 @@ class UsageBook:
         self._hours.setdefault(hour, Bounded(_MOST_ROWS)).add(label, used)
         self._changed.add(hour)
         key, model, voice, dialect = self._series.add(label, used)
-        metrics.used(key, voice, dialect, model=model, counts={name: getattr(used, name) for name in Used.__slots__})
+        for name, instrument in metrics.USED.items():
+            instrument.record(getattr(used, name), key=key, voice=voice, dialect=dialect, model=model)
 
     def flush(self, *, is_last: bool = False) -> None:
         """Write each hour that has changed. What cannot be written is written with a later flush."""

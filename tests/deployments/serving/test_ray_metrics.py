@@ -65,7 +65,7 @@ UNINSTALLED = """
 import sys
 from deployments.serving import metrics
 for instrument in metrics.INSTRUMENTS:
-    instrument.record(1.0, {"no such": "tag"})
+    instrument.record(1.0, no_such="tag")
 assert metrics.INSTRUMENTS and "ray" not in sys.modules
 """
 
@@ -76,48 +76,48 @@ def test_nothing_is_recorded_before_it_is_installed() -> None:
 
 
 def test_every_instrument_gets_values_in_its_unit_with_its_labels(recorded: Recorded) -> None:
-    metrics.refused("full", model="m")
-    metrics.failed_over("TalkerLost", 0.1)
-    metrics.ttfb(0.2)
-    metrics.ttfp(0.3, model="m")
-    metrics.ttfa(0.4, onset_s=0.05, model="m")
-    metrics.stages((("one", 1_000_000_000), ("two", 1_250_000_000), ("three", 1_750_000_000)))
-    metrics.audio(1.5, late_s=0.25, model="m")
-    metrics.audio(0.5, late_s=0.0)
-    metrics.stalled(0.75, model="m")
-    metrics.finished(1.0, audio_s=4.0, reason=FinishReason.STOP, model="m")
-    metrics.finished(1.0, audio_s=0.0, reason=None)
-    metrics.redrawn(None, model="m")
-    metrics.ingress_load(3, most=4, model="m")
-    metrics.replicas("talker", wanted=3, running=2, model="m")
-    metrics.died("talker", 5, model="m")
-    metrics.talker_step(0.01, 6, 0.5, waiting=7)
-    metrics.talker_step(0.01, 0, 0.25, waiting=8)
-    metrics.codec_precision("codec", "float32")
-    metrics.codec_repaired("talker", 9)
-    metrics.codec_repaired("codec", 0)
-    metrics.codec_lag(0.6)
-    metrics.codec_call(0.02, 10, waiting=11, lag_s=0.7)
-    metrics.decoded("codec", 1.5)
-    metrics.decoded("talker", 0.0)
-    metrics.references("codes", Lookups(hits=12, misses=13))
-    metrics.references("prompt", Lookups(hits=0, misses=0))
-    counts = {name: number for number, name in enumerate(metrics.USED, 20)}
-    metrics.used("ada", "ryan", "OpenAI", counts={**counts, "failed": 0.0}, model="m")
-    metrics.used("", "", "", counts={"failed": 2.0})
     ours, talker, codec = {"model": "m"}, {"pool": "talker"}, {"pool": "codec"}
     user = {"key": "ada", "voice": "ryan", "dialect": "OpenAI", **ours}
+    metrics.REFUSALS.record(1, reason="full", model="m")
+    metrics.FAILOVERS.record(1, reason="TalkerLost")
+    metrics.FAILOVER_GAP.record(0.1, reason="TalkerLost")
+    metrics.TTFB.record(0.2)
+    for seconds, instrument in enumerate((metrics.TTFP, metrics.TTFA, metrics.ONSET, metrics.STALLS), 3):
+        instrument.record(seconds / 10, model="m")
+    metrics.STAGES.record(0.25, stage="two")
+    metrics.audio(1.5, late_s=0.25, model="m")
+    metrics.audio(0.5, late_s=0.0)
+    metrics.finished(1.0, audio_s=4.0, reason=FinishReason.STOP, model="m")
+    metrics.finished(1.0, audio_s=0.0, reason=None)
+    metrics.REDRAWN.record(1, reason="none", model="m")
+    metrics.STREAMS.record(3, model="m")
+    metrics.ROOM.record(0.75, model="")
+    for count, gauge in enumerate((metrics.RUNNING, metrics.WANTED, metrics.DIED)):
+        gauge.record(count, **talker, **ours)
+    metrics.talker_step(0.01, 6, 0.5, waiting=7)
+    metrics.talker_step(0.01, 0, 0.25, waiting=8)
+    metrics.PRECISION.record(1, **codec, precision="float32")
+    metrics.REPAIRS.record(9, **talker)
+    metrics.REPAIRS.record(0, **codec)
+    metrics.CODEC_LAG.record(0.6)
+    metrics.codec_call(0.02, 10, waiting=11, lag_s=0.7)
+    metrics.DECODED.record(1.5, **codec)
+    metrics.references("codes", Lookups(hits=12, misses=13))
+    metrics.references("prompt", Lookups(hits=0, misses=0))
+    for number, used in enumerate(metrics.USED.values(), 20):
+        used.record(number, **user)
+    metrics.USED["failed"].record(2, key="", voice="", dialect="")
     expected: dict[str, list[tuple[float, dict[str, str]]]] = {
         "refusals_total": [(1, {"reason": "full", **ours})], "failovers_total": [(1, {"reason": "TalkerLost"})],
         "failover_gap_seconds": [(0.1, {"reason": "TalkerLost"})], "ttfb_seconds": [(0.2, {})],
-        "ttfp_seconds": [(0.3, ours)], "ttfa_seconds": [(0.4, ours)], "onset_seconds": [(0.05, ours)],
-        "stage_seconds": [(0.25, {"stage": "two"}), (0.5, {"stage": "three"})],
+        "ttfp_seconds": [(0.3, ours)], "ttfa_seconds": [(0.4, ours)], "onset_seconds": [(0.5, ours)],
+        "stage_seconds": [(0.25, {"stage": "two"})],
         "chunk_lateness_seconds": [(0.25, ours), (0.0, {})], "underruns_total": [(1, ours)],
-        "audio_seconds_total": [(1.5, ours), (0.5, {})], "stall_seconds": [(0.75, ours)],
+        "audio_seconds_total": [(1.5, ours), (0.5, {})], "stall_seconds": [(0.6, ours)],
         "endings_total": [(1, {"reason": "stop", **ours})], "rtf": [(0.25, ours)],
         "redrawn_total": [(1, {"reason": "none", **ours})], "ingress_streams": [(3, ours)],
-        "ingress_used_ratio": [(0.75, ours)], "replicas_wanted": [(3, {**talker, **ours})],
-        "replicas_running": [(2, {**talker, **ours})], "replicas_died": [(5, {**talker, **ours})],
+        "ingress_used_ratio": [(0.75, {})], "replicas_wanted": [(1, {**talker, **ours})],
+        "replicas_running": [(0, {**talker, **ours})], "replicas_died": [(2, {**talker, **ours})],
         "step_seconds": [(0.01, talker), (0.02, codec)], "batch_size": [(6, talker), (10, codec)],
         "kv_blocks_used_ratio": [(0.5, {}), (0.25, {})], "queue_depth": [(7, talker), (8, talker), (11, codec)],
         "codec_precision": [(1, {**codec, "precision": "float32"})], "codec_repairs_total": [(9, talker)],
@@ -128,7 +128,7 @@ def test_every_instrument_gets_values_in_its_unit_with_its_labels(recorded: Reco
         "usage_requests_total": [(20, user)], "usage_characters_total": [(21, user)],
         "usage_audio_seconds_total": [(22, user)], "usage_codes_total": [(23, user)],
         "usage_refused_total": [(24, user)],
-        "usage_failed_total": [(2, {"key": "", "voice": "", "dialect": ""})],
+        "usage_failed_total": [(25, user), (2, {"key": "", "voice": "", "dialect": ""})],
     }  # fmt: skip
     assert {f"talkray_{name}" for name in expected} == {instrument.name for instrument in metrics.INSTRUMENTS}
     seen: dict[str, list[tuple[float, dict[str, str]]]] = {name: [] for name in expected}
@@ -184,7 +184,7 @@ def test_what_a_model_records_has_its_name(recorded: Recorded) -> None:
     ray_metrics.install.cache_clear()
     ray_metrics.install("base")
     metrics.talker_step(0.01, 0, 0.5, waiting=0)
-    metrics.ttfp(0.1, model="design")  # an ingress knows all of them
+    metrics.TTFP.record(0.1, model="design")  # an ingress knows all of them
     assert [tags for _, _, tags in recorded.take()] == [
         {"model": "base"}, {"pool": "talker", "model": "base"}, {"model": "design"},
     ]  # fmt: skip
@@ -199,18 +199,18 @@ def test_counters_of_a_pool_begin_at_zero(recorded: Recorded, pool: str) -> None
     begun = [(name, tuple(sorted((tags or {}).items()))) for name, _, tags in zeros]
     assert len(set(begun)) == len(begun)
     if pool == "ingress":
-        metrics.refused("line", model="clones")
-        metrics.redrawn(FinishReason.LOOP, model="voices")
-        metrics.refused("key")
+        metrics.REFUSALS.record(1, reason="line", model="clones")
+        metrics.REDRAWN.record(1, reason=FinishReason.LOOP, model="voices")
+        metrics.REFUSALS.record(1, reason="key")
         metrics.finished(1.0, audio_s=0.0, reason=FinishReason.STOP, model="clones")
     else:
-        metrics.codec_repaired(pool, 1)
+        metrics.REPAIRS.record(1, pool=pool)
     for lost in {"ingress": ["CodecLost", "TalkerLost"], "codec": ["TalkerLost"], "talker": []}[pool]:
-        metrics.failed_over(lost, 0.1)
+        metrics.FAILOVERS.record(1, reason=lost)
     for wanted in {"ingress": ["prompt"], "codec": ["codes"], "talker": ["codes", "speaker"]}[pool]:
         metrics.references(wanted, Lookups(hits=1, misses=1))
     for decoder in ("talker", "codec") if pool == "codec" else ():
-        metrics.decoded(decoder, 1.0)
+        metrics.DECODED.record(1, pool=decoder)
     counted = {(name, tuple(sorted((tags or {}).items()))) for name, value, tags in recorded.take() if value == 1}
     assert len(counted) == {"ingress": 8, "codec": 6, "talker": 5}[pool]
     assert counted <= set(begun), "what is counted later has begun at zero"

@@ -47,13 +47,11 @@ class Timed(FakeSynthesizer):
 class Instrument:
     def __init__(self) -> None:
         self.values: list[float] = []
-        self.tags: list[dict[str, str] | None] = []
+        self.tags: list[dict[str, str]] = []
 
-    def record(self, value: float = 1.0, tags: dict[str, str] | None = None) -> None:
+    def record(self, value: float, **tags: str) -> None:
         self.values.append(value)
         self.tags.append(tags)
-
-    observe = inc = set = record
 
 
 @pytest.fixture
@@ -160,7 +158,7 @@ def test_every_instrument_is_named_with_its_unit() -> None:
 async def test_an_ending_is_counted_by_its_reason(instruments: dict[str, Instrument], reason: FinishReason) -> None:
     script = [chunk(b"\0\0"), chunk(b"\0\0", finish_reason=reason)]
     await hear(FakeSynthesizer(script=script))
-    assert (instruments["ENDINGS"].values, instruments["ENDINGS"].tags) == ([1], [{"reason": reason}])
+    assert (instruments["ENDINGS"].values, instruments["ENDINGS"].tags) == ([1], [{"reason": reason, "model": ""}])
 
 
 async def test_a_stream_that_is_left_has_no_ending(instruments: dict[str, Instrument]) -> None:

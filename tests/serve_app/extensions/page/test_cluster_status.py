@@ -75,7 +75,7 @@ async def test_what_the_metrics_record_is_told(monkeypatch: pytest.MonkeyPatch) 
     api = one_api(speaker, settings, opened={"page": PageState({}, ClusterStatus(recent))})
     async with client_of(api) as client:
         assert (await client.post("/v1/audio/speech", json=SPEECH)).status_code == 200
-        metrics.refused("line")
+        metrics.REFUSALS.record(1, reason="line")
         told = (await client.get("/status")).json()
     assert told["models"] == {"model": {"state": "ready"}}
     assert told["streams"] == {"speaking": 0, "waiting": 0, "most": 1}

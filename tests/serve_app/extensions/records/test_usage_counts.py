@@ -111,7 +111,7 @@ def test_rows_are_bounded_and_nothing_is_left_out() -> None:
 
 def test_counters_have_bounded_labels(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[dict[str, str]] = []
-    monkeypatch.setattr(metrics.USED["characters"], "record", lambda count, tags: told.append(tags))
+    monkeypatch.setattr(metrics.USED["characters"], "record", lambda count, **tags: told.append(tags))
     book = UsageBook(None, time.time)
     for number in range(400):
         book.receive(spoken(voice=f"voice {number}"))
