@@ -5,6 +5,7 @@ import http.client
 import importlib.metadata
 import json
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -15,9 +16,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from deployments.config import TalkerConfig
+from deployments.embedded_voice.checkpoint import EMBEDDED_BYTES, PACKED
 from deployments.errors import CheckpointError, StartError
 from deployments.gpu.card import QUERY, SMALL_BYTES, Card, remark, torch_cuda, why_not
-from deployments.weights.store import EMBEDDED_BYTES, PACKED, ask_hub, cache_directory, find, repository
+from deployments.weights.store import ask_hub, cache_directory, find, repository
 from serve_app.cli.say import KEY_VARIABLE
 from serve_app.cli.serve.local_server import LOOPBACK, Address, why_no_loopback, why_unusable
 from serve_app.cli.serve.run_folder import parent
@@ -25,7 +27,6 @@ from serve_app.config import AppConfig
 from serve_app.direct import open_direct
 from serve_app.distribution import pip_install
 
-_PYTHON = (3, 11)
 _RELEASED_BYTES = 8 << 30  # the largest checkpoint
 _RAY_BYTES = 256 << 20  # sockets and logs
 _PATIENCE_S = 2.0
@@ -50,7 +51,7 @@ def examine(config: AppConfig, address: Address) -> Iterator[Finding]:
 
     Nothing is downloaded, and the Hugging Face hub is asked for two seconds at most.
     """
-    yield _python()
+    yield Finding("Python", platform.python_version())
     yield from (_package(name) for name in ("ray", "torch", "transformers", "av", "soundfile"))
     yield _proxy()
     yield _gpu(config)
@@ -65,12 +66,6 @@ def examine(config: AppConfig, address: Address) -> Iterator[Finding]:
 def count_gpus() -> int:
     """How many NVIDIA GPUs the driver shows; CUDA is not loaded."""
     return len(list(Path("/proc/driver/nvidia/gpus").glob("*"))) or len(list(Path("/dev").glob("nvidia[0-9]*")))
-
-
-def _python() -> Finding:
-    version = ".".join(map(str, sys.version_info[:3]))
-    ok = sys.version_info[:2] >= _PYTHON
-    return Finding("Python", version if ok else f"{version}: 3.11 or newer is needed", ok=ok)
 
 
 def _package(name: str) -> Finding:

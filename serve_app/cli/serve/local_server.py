@@ -10,8 +10,10 @@ import threading
 import time
 import urllib.error
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from deployments.errors import StartError
@@ -83,11 +85,10 @@ def start(config: AppConfig, address: Address, folder: RunFolder, report: Report
             _temp_dir=str(folder.ray),
         )
     with _waiting("starting the proxy", report):
-        proxy = _Beside(lambda: _start_proxy(address))
+        proxy = ThreadPoolExecutor(1).submit(_start_proxy, address)
         _await_controller(proxy)
-    roll_out(config, report, check=proxy.check)
-    proxy.join()
-    proxy.check()
+    roll_out(config, report, check=partial(_check, proxy))
+    proxy.result()
     _await_ready(address, report)
 
 
@@ -190,32 +191,18 @@ def _start_proxy(address: Address) -> None:
         raise StartError(f"the HTTP proxy did not start: {reason}") from error
 
 
-class _Beside(threading.Thread):
-    """Work that goes on beside the rest of the start."""
-
-    def __init__(self, work: Callable[[], None]) -> None:
-        super().__init__(daemon=True)  # a start that is stopped does not wait for it
-        self._work = work
-        self._error: Exception | None = None
-        self.start()
-
-    def run(self) -> None:
-        try:
-            self._work()
-        except Exception as error:
-            self._error = error
-
-    def check(self) -> None:
-        if self._error is not None:
-            raise self._error
+def _check(beside: Future[None]) -> None:
+    """Raise the error of work that goes on beside the rest of the start."""
+    if beside.done():
+        beside.result()
 
 
-def _await_controller(starting: _Beside) -> None:
+def _await_controller(starting: Future[None]) -> None:
     """Return once Serve's controller takes applications: its proxy needs some seconds more."""
     from ray.util import list_named_actors
 
     while not any(actor["namespace"] == "serve" for actor in list_named_actors(all_namespaces=True)):
-        starting.check()
+        _check(starting)
         time.sleep(_POLL_S / 5)
 
 
