@@ -152,8 +152,8 @@ class CpuNetworks(UnfusedNetworks):
 
     kind: NetworkKind = "cpu"
 
-    def __init__(self, tables: InputTables, state: BatchState, cache: KVCache, *, num_rows: int) -> None:
-        super().__init__(tables, state, cache, num_rows=num_rows)
+    def __init__(self, tables: InputTables, state: BatchState, cache: KVCache, *, attention: str) -> None:
+        super().__init__(tables, state, cache, attention=attention)
         talker, predictor = self.talker, self.talker.code_predictor
         self._stack = CpuStack(talker.model, self.config.talker, talker.rotary)
         self._predictor = CpuStack(predictor.model, self.config.predictor, predictor.rotary)
@@ -161,6 +161,9 @@ class CpuNetworks(UnfusedNetworks):
         self._heads = [RowProduct(head.get_parameter("weight")) for head in predictor.lm_head]
         narrow = predictor.small_to_mtp_projection
         self._narrow = (RowProduct(narrow.weight), narrow.bias) if isinstance(narrow, nn.Linear) else None
+
+    def _make_buffers(self, *, num_rows: int, num_positions: int) -> None:
+        super()._make_buffers(num_rows=num_rows, num_positions=num_positions)
         shape, groups = self.config.predictor, self.config.num_code_groups
         self._frame_keys = torch.zeros(shape.num_layers, num_rows * groups, shape.num_kv_heads, shape.head_dim)
         self._frame_values = torch.zeros_like(self._frame_keys)

@@ -7,13 +7,14 @@ ended when codebook 0 is the end of speech; the other codes are no frame then.
 """
 
 from abc import ABC, abstractmethod
+from copy import copy
 from dataclasses import dataclass
 from typing import Literal, Self
 
 import torch
 from torch import Tensor
 
-from deployments.talker.model.input_tables import InputTables
+from deployments.talker.model.input_tables import MAX_PASS_POSITIONS, InputTables
 from deployments.talker.model.talker import SampleCode
 from deployments.talker.sampling import torch_sampler
 from deployments.talker.sampling.torch_sampler import Draw, NoiseSource, penalise_repetition, philox_noise
@@ -47,11 +48,21 @@ class FrameNetworks(ABC):
     kind: NetworkKind
     breadths: tuple[Breadth, ...] = (NARROW, WIDE)  # breadths that are worth a capture of their own
 
-    def __init__(self, tables: InputTables, state: BatchState, cache: KVCache, *, num_rows: int) -> None:
-        """Lanes have the same tables, state and cache, and each has its own buffers, for `num_rows` rows."""
+    def __init__(self, tables: InputTables, state: BatchState, cache: KVCache, *, attention: str) -> None:
+        """`attention` is the setting."""
         self.tables, self.state, self.cache = tables, state, cache
         self.talker, self.config = tables.talker, tables.talker.config
-        like = state.hidden
+        self._make_buffers(num_rows=state.size.max_num_seqs, num_positions=MAX_PASS_POSITIONS)
+
+    def another(self, *, num_rows: int, num_positions: int) -> Self:
+        """Networks of a lane: the same weights, state and cache, and buffers of their own."""
+        lane = copy(self)
+        lane._make_buffers(num_rows=num_rows, num_positions=num_positions)
+        return lane
+
+    def _make_buffers(self, *, num_rows: int, num_positions: int) -> None:
+        """What steps of at most `num_rows` rows and prefills of at most `num_positions` positions write themselves."""
+        like = self.state.hidden
         # Results of `predict`, by index in the batch: other CUDA streams may read them after the event of the codes.
         self.codes = torch.zeros((num_rows, self.config.num_code_groups), dtype=torch.int16, device=like.device)
         self.given = torch.zeros_like(self.codes, dtype=torch.int32)  # for `feed_given`, by index in the batch
@@ -59,26 +70,6 @@ class FrameNetworks(ABC):
         # the same times the text positions. Zero if no head is known.
         self.readings = torch.zeros((num_rows, 2), dtype=torch.float32, device=like.device)
         self._embeds = torch.zeros((num_rows, like.shape[1]), dtype=like.dtype, device=like.device)
-
-    @classmethod
-    def over(
-        cls,
-        tables: InputTables,
-        state: BatchState,
-        cache: KVCache,
-        *,
-        num_rows: int,
-        num_positions: int,
-        attention: str,
-    ) -> Self:
-        """The networks of a talker's steps. Steps have at most `num_rows` rows, prefill passes at most `num_positions`
-        positions; `attention` is the setting.
-        """
-        return cls(tables, state, cache, num_rows=num_rows)
-
-    def another(self, *, num_rows: int, num_positions: int) -> Self:
-        """Networks of a lane: the same weights, state and cache, and buffers of their own."""
-        raise NotImplementedError(f"the networks {self.kind} have no lanes")
 
     @property
     def name(self) -> str:

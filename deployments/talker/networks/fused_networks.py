@@ -4,7 +4,6 @@ The code predictor of a whole frame is one chain of kernels: nothing else runs b
 """
 
 from dataclasses import dataclass
-from typing import Self
 
 import torch
 from torch import Tensor
@@ -126,22 +125,6 @@ class FusedPredictor:
         return out.values
 
 
-@dataclass(frozen=True, slots=True)
-class FusedWeights:
-    """The weights that a step and the lanes share, and how their kernels run."""
-
-    stack: PackedStack
-    predictor: PackedPredictor
-    attention: str  # for `choose_attention`
-    pdl: bool
-
-    @classmethod
-    def pack_in_place(cls, talker: Talker, *, positions: int, attention: str, pdl: bool) -> "FusedWeights":
-        """The talker reads the packed weights from now on, and computes the same: see `PackedStack.pack_in_place`."""
-        stack = PackedStack.pack_in_place(talker.model, talker.config.talker, positions=positions)
-        return cls(stack, PackedPredictor.pack_in_place(talker), attention, pdl)
-
-
 class FusedNetworks(FrameNetworks):
     """The `fused` kind: all of a decoding step, and prompts. The later passes of a long prompt are plain.
 
@@ -151,50 +134,27 @@ class FusedNetworks(FrameNetworks):
     kind: NetworkKind = "fused"
     breadths = (WIDE,)
 
-    def __init__(
-        self,
-        tables: InputTables,
-        state: BatchState,
-        cache: KVCache,
-        weights: FusedWeights,
-        *,
-        num_rows: int,
-        num_positions: int,
-    ) -> None:
-        """Steps have at most `num_rows` rows, prefill passes at most `num_positions` positions."""
-        super().__init__(tables, state, cache, num_rows=num_rows)
-        self.weights, self.pdl = weights, (pdl := weights.pdl)
-        self.stack = FusedStack(weights.stack, max_rows=max(num_rows, num_positions), pdl=pdl)
-        self.predictor = FusedPredictor(weights.predictor, max_rows=num_rows, pdl=pdl)
+    def __init__(self, tables: InputTables, state: BatchState, cache: KVCache, *, attention: str) -> None:
+        """The talker reads the packed weights from now on, and computes the same: see `PackedStack.pack_in_place`."""
+        talker, self.pdl, self._attention = tables.talker, launches_early(tables.device), attention
+        positions = state.size.max_model_len
+        self._packed_stack = PackedStack.pack_in_place(talker.model, talker.config.talker, positions=positions)
+        self._packed_predictor = PackedPredictor.pack_in_place(talker)
+        super().__init__(tables, state, cache, attention=attention)
+
+    def _make_buffers(self, *, num_rows: int, num_positions: int) -> None:
+        super()._make_buffers(num_rows=num_rows, num_positions=num_positions)
+        tables, pdl = self.tables, self.pdl
+        self.stack = FusedStack(self._packed_stack, max_rows=max(num_rows, num_positions), pdl=pdl)
+        self.predictor = FusedPredictor(self._packed_predictor, max_rows=num_rows, pdl=pdl)
         self.attention = choose_attention(  # it counts the programs that have come, in memory of its own
-            weights.attention, self.stack.heads, block_size=cache.block_size, dtype=tables.dtype, pdl=pdl
+            self._attention, self.stack.heads, block_size=self.cache.block_size, dtype=tables.dtype, pdl=pdl
         )
-        self.kernels = StateKernels(state, tables.text, padding=tables.pad, num_rows=num_rows)
+        self.kernels = StateKernels(self.state, tables.text, padding=tables.pad, num_rows=num_rows)
         # `predict` has `predict_frame` write these sums, and `advance` reads them: one buffer, no copy between.
         self._embeds = self.predictor.totals
         self._code0 = torch.zeros(num_rows, dtype=torch.long, device=tables.device)
         self._logits = like_rows(num_rows, self.config.vocab_size, self.talker.codec_head.weight)
-
-    @classmethod
-    def over(
-        cls,
-        tables: InputTables,
-        state: BatchState,
-        cache: KVCache,
-        *,
-        num_rows: int,
-        num_positions: int,
-        attention: str,
-    ) -> Self:
-        """Packs the weights of the talker in place."""
-        weights = FusedWeights.pack_in_place(
-            tables.talker, positions=state.size.max_model_len, attention=attention, pdl=launches_early(tables.device)
-        )
-        return cls(tables, state, cache, weights, num_rows=num_rows, num_positions=num_positions)
-
-    def another(self, *, num_rows: int, num_positions: int) -> Self:
-        shared = self.tables, self.state, self.cache, self.weights
-        return type(self)(*shared, num_rows=num_rows, num_positions=num_positions)
 
     @property
     def name(self) -> str:

@@ -351,8 +351,7 @@ def build_runner(tables: InputTables, cache: KVCache, blocks: BlockManager, shap
     """The runner of one talker's steps."""
     size = StateSize(shape.max_num_seqs, shape.max_model_len, blocks.block_size)
     state = BatchState(tables.talker.config, size, dtype=tables.dtype, device=tables.device)
-    most = {"num_rows": shape.max_num_seqs, "num_positions": MAX_PASS_POSITIONS}
-    networks = networks_class(shape.networks).over(tables, state, cache, **most, attention=shape.attention)
+    networks = networks_class(shape.networks)(tables, state, cache, attention=shape.attention)
     return ModelRunner(networks, blocks, shape)
 
 

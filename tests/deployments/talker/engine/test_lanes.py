@@ -16,7 +16,6 @@ from deployments.protocol import FinishReason, FrameChunk, SynthesisRequest
 from deployments.talker.engine import lanes
 from deployments.talker.engine.engine import Engine
 from deployments.talker.engine.scheduler import Scheduler
-from deployments.talker.networks.plain_networks import PlainNetworks
 from deployments.talker.runner.model_runner import ModelRunner
 from deployments.talker.state.sequence import Sequence, TextProgress
 from tests.deployments.talker.driving import Spoken, ask, drain, resumed, speak
@@ -72,8 +71,7 @@ def engine(tiny_checkpoint: Callable[[str], Path], clock: Clock) -> Engine:
 
 def another_lane(runner: ModelRunner) -> ModelRunner:
     """Of the same rows, weights, keys and values."""
-    like = runner.networks
-    networks = PlainNetworks(like.tables, like.state, like.cache, num_rows=runner.shape.max_num_seqs)
+    networks = runner.networks.another(num_rows=runner.shape.max_num_seqs, num_positions=256)
     return ModelRunner(networks, runner.blocks, runner.shape, most_positions=256)
 
 
