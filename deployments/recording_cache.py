@@ -6,6 +6,7 @@ A stored voice that was deleted is forgotten: vectors and codes of a voice are b
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from operator import attrgetter
 from threading import Lock
 from typing import Generic, TypeVar
 
@@ -13,22 +14,6 @@ T = TypeVar("T")
 
 VOICE_BYTES = 16  # of the key of a recording of a stored voice: they name the voice in its present version
 _MOST_FORGOTTEN = 10_000
-
-
-class Forgotten:
-    """The voices that were forgotten last. Requests that are under way may bring results of them still."""
-
-    def __init__(self) -> None:
-        self._voices: OrderedDict[bytes, None] = OrderedDict()
-
-    def add(self, voices: Iterable[bytes]) -> None:
-        """`voices`: the first VOICE_BYTES of keys."""
-        self._voices.update(dict.fromkeys(voices))
-        while len(self._voices) > _MOST_FORGOTTEN:
-            self._voices.popitem(last=False)
-
-    def __contains__(self, key: bytes) -> bool:
-        return key[:VOICE_BYTES] in self._voices
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +30,11 @@ class ByRecording(Generic[T]):
     Results are shared, so callers may not write to them.
     """
 
-    def __init__(self, *, max_bytes: int, size: Callable[[T], int]) -> None:
+    def __init__(self, *, max_bytes: int, size: Callable[[T], int] = attrgetter("nbytes")) -> None:
         self._max_bytes, self._size = max_bytes, size
         self._results: OrderedDict[bytes, T] = OrderedDict()
         self._held = 0
-        self._forgotten = Forgotten()
+        self._forgotten: dict[bytes, None] = {}  # the last voices that were, whose results may still be under way
         self._lock = Lock()
         self._hits = self._misses = 0
 
@@ -77,7 +62,7 @@ class ByRecording(Generic[T]):
         if size > self._max_bytes:
             return
         with self._lock:
-            if key in self._forgotten:
+            if key[:VOICE_BYTES] in self._forgotten:
                 return
             if key in self._results:
                 self._held -= self._size(self._results.pop(key))
@@ -88,10 +73,14 @@ class ByRecording(Generic[T]):
                 self._held -= self._size(oldest)
 
     def forget(self, voices: Iterable[bytes]) -> int:
-        """Drop all results of these voices, and keep none that come later. Returns how many there were."""
+        """Drop all results of these voices, the first VOICE_BYTES of keys, and keep none that come later. Returns how
+        many there were.
+        """
         with self._lock:
-            self._forgotten.add(voices)
-            over = [key for key in self._results if key in self._forgotten]
+            self._forgotten.update(dict.fromkeys(voices))
+            while len(self._forgotten) > _MOST_FORGOTTEN:
+                del self._forgotten[next(iter(self._forgotten))]
+            over = [key for key in self._results if key[:VOICE_BYTES] in self._forgotten]
             for key in over:
                 self._held -= self._size(self._results.pop(key))
         return len(over)

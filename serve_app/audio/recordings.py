@@ -52,9 +52,9 @@ MIN_SAMPLE_RATE, MAX_SAMPLE_RATE = 4000, 192_000
 # Apart from the threads that encode other clients' audio, so that uploads cannot take these.
 _DECODING = ThreadPoolExecutor(2, "reference-audio")
 # Samples of recordings, by the bytes that were sent, because a voice comes with every request: 11 minutes.
-_DECODED: ByRecording[NDArray[np.float32]] = ByRecording(max_bytes=64 << 20, size=lambda audio: audio.nbytes)
+_DECODED: ByRecording[NDArray[np.float32]] = ByRecording(max_bytes=64 << 20)
 # And prompts of recordings: 2,700 of ten seconds.
-_PROMPTS: ByRecording[ClonePrompt] = ByRecording(max_bytes=32 << 20, size=lambda prompt: prompt.nbytes)
+_PROMPTS: ByRecording[ClonePrompt] = ByRecording(max_bytes=32 << 20)
 
 
 async def read_aside(

@@ -38,9 +38,7 @@ class Codec:
     encoder: CodecEncoder | None
     sample_rate: int
     tried: WarmUpResult = field(default_factory=WarmUpResult)
-    references: ByRecording[Codes] = field(
-        default_factory=lambda: ByRecording(max_bytes=_CODES_BYTES, size=lambda codes: codes.nbytes)
-    )
+    references: ByRecording[Codes] = field(default_factory=lambda: ByRecording(max_bytes=_CODES_BYTES))
     states: ByRecording[DecoderState] = field(  # by key and codes: encoders of two replicas may differ
         default_factory=lambda: ByRecording(max_bytes=_STATE_BYTES, size=_state_bytes)
     )

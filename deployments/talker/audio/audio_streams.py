@@ -6,7 +6,6 @@ Frames go in as they are made, PCM comes out as it is ready; the engine says not
 
 import math
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,7 +19,7 @@ from deployments.codec.slots import DecodeCall, SlotDecoder
 from deployments.errors import EngineError, Overloaded
 from deployments.listener import Listener
 from deployments.protocol import Codes, Pcm
-from deployments.recording_cache import Forgotten
+from deployments.recording_cache import ByRecording
 from deployments.speech_detection import first_sound
 from deployments.talker.audio.audio_stream import MAX_WAITING, AudioStream, choose_call
 
@@ -41,29 +40,29 @@ class _RunningCall:
 class AudioStreams:
     """Streams that want audio from the talker's device. All methods belong to the engine's thread."""
 
-    def __init__(self, load: Callable[[], SlotDecoder], *, frame_s: float, precision: str = "float32") -> None:
+    def __init__(
+        self, load: Callable[[], SlotDecoder], *, num_slots: int, frame_s: float, precision: str = "float32"
+    ) -> None:
         """`load` is called when the first stream asks for audio: a talker on a CPU is asked in trials only.
 
         `precision` is that of the decoder.
         """
         self.precision = precision
-        self._load, self._frame_s = load, frame_s
+        self._load, self._num_slots, self._frame_s = load, num_slots, frame_s
+        self._free = list(reversed(range(num_slots)))
         self._streams: dict[int, AudioStream] = {}
         self._calls: list[_RunningCall] = []  # oldest first
         self._next_look_s = -math.inf
         self._pcm: list[tuple[int, bytes, int]] = []  # sequence id, samples, and the stream's frames up to there
         self._failed: dict[int, EngineError] = {}
-        # Decoder states after recordings, by the recordings' keys and codes. The last used one is the last.
-        self._recordings: OrderedDict[bytes, DecoderState] = OrderedDict()
-        self._forgotten = Forgotten()
+        # Decoder states after recordings, by the recordings' keys and codes: a number of them, not of bytes.
+        self._recordings = ByRecording[DecoderState](
+            max_bytes=max(1, num_slots // SLOTS_PER_RECORDING), size=lambda _: 1
+        )
 
     @cached_property
     def _decoder(self) -> SlotDecoder:
         return self._load()
-
-    @cached_property
-    def _free(self) -> list[int]:
-        return list(reversed(range(self._decoder.num_slots)))
 
     @property
     def is_idle(self) -> bool:
@@ -102,7 +101,7 @@ class AudioStreams:
             return
         while not self._free and self._calls:
             self._collect_call(self._calls.pop(0))
-        if not self._free or (background and 2 * len(self._free) <= self._decoder.num_slots):
+        if not self._free or (background and 2 * len(self._free) <= self._num_slots):
             most = len(self._streams)
             raise Overloaded(
                 f"The GPU makes the audio of as many streams as it can ({most}); more replicas raise the limit."
@@ -129,9 +128,8 @@ class AudioStreams:
             num_before=num_before,
             begins_with=begins_with,
         )
-        state = self._recordings.get(begins_with)
+        state = self._recordings.find(begins_with)
         if state is not None:
-            self._recordings.move_to_end(begins_with)
             stream.num_called = stream.num_decoded = stream.num_recalled  # the decoder has its state after these
         self._decoder.begin(slot, state)
         self._streams[sequence_id] = stream
@@ -206,10 +204,8 @@ class AudioStreams:
 
     def check_integrity(self) -> None:
         """Assert that every slot is held exactly once, by the free list or by one stream."""
-        if "_free" not in vars(self):
-            return  # no stream has asked for audio yet
         slots = sorted([*self._free, *(stream.slot for stream in self._streams.values())])
-        assert slots == list(range(self._decoder.num_slots)), f"slots lost or held twice: {slots}"
+        assert slots == list(range(self._num_slots)), f"slots lost or held twice: {slots}"
 
     def _write(self, stream: AudioStream, codes: Codes) -> None:
         """Frames that exist when a stream opens; there may be more than a slot holds."""
@@ -243,24 +239,12 @@ class AudioStreams:
         for stream, was_audible in zip(streams, audible, strict=True):
             stream.enter_call(num_frames)
             if not was_audible and not stream.is_recalling and stream.begins_with:
-                self._keep(stream)
+                self._recordings.keep(stream.begins_with, self._decoder.state(stream.slot))
         return _RunningCall(decode_call, streams, audible, num_frames)
-
-    def _keep(self, stream: AudioStream) -> None:
-        """Keep the decoder's state after a stream's recording, in place of the least recently used one."""
-        if stream.begins_with in self._forgotten:
-            return
-        self._recordings[stream.begins_with] = self._decoder.state(stream.slot)
-        if len(self._recordings) > max(1, self._decoder.num_slots // SLOTS_PER_RECORDING):
-            self._recordings.popitem(last=False)
 
     def forget(self, voices: tuple[bytes, ...]) -> int:
         """Drop what is kept of these voices. Returns how many results there were."""
-        self._forgotten.add(voices)
-        over = [key for key in self._recordings if key in self._forgotten]
-        for key in over:
-            del self._recordings[key]
-        return len(over)
+        return self._recordings.forget(voices)
 
     def _collect_call(self, call: _RunningCall) -> None:
         for stream, audible, pcm in zip(call.streams, call.audible, call.decode_call.result(), strict=True):

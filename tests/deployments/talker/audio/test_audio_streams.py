@@ -37,7 +37,7 @@ def decoder(tiny_checkpoint: Callable[[str], Path]) -> CodecDecoder:
 
 @pytest.fixture
 def audio(decoder: CodecDecoder) -> AudioStreams:
-    return AudioStreams(lambda: PlainSlots(decoder, num_slots=4), frame_s=FRAME_S)
+    return AudioStreams(lambda: PlainSlots(decoder, num_slots=4), num_slots=4, frame_s=FRAME_S)
 
 
 def random_codes(frames: int, *, seed: int = 0) -> Codes:
@@ -158,7 +158,7 @@ class PendingFlight:
 class FakeSlots:
     """Notes its calls, which are under way until a test lets them land."""
 
-    num_slots: int = 64
+    num_slots: int
     reach: int = 588
     calls: list[tuple[list[int], int]] = field(default_factory=list)
     decode_calls: list[PendingFlight] = field(default_factory=list)
@@ -199,13 +199,14 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 @pytest.fixture
-def slots(clock: Clock) -> FakeSlots:
-    return FakeSlots()
+def slots(clock: Clock, request: pytest.FixtureRequest) -> FakeSlots:
+    """A test may ask for another number of slots."""
+    return FakeSlots(getattr(request, "param", 64))
 
 
 @pytest.fixture
 def faked(slots: FakeSlots) -> AudioStreams:
-    return AudioStreams(lambda: slots, frame_s=FRAME_S)
+    return AudioStreams(lambda: slots, num_slots=slots.num_slots, frame_s=FRAME_S)
 
 
 def frames_of(count: int) -> Tensor:
@@ -276,7 +277,7 @@ def land(slots: FakeSlots, audio: AudioStreams) -> list[int]:
 
 def playing(slots: FakeSlots, streams: int, frames: int = 15) -> AudioStreams:
     """Streams whose listeners have so many frames in hand, while no further ones exist."""
-    audio = AudioStreams(lambda: slots, frame_s=FRAME_S)
+    audio = AudioStreams(lambda: slots, num_slots=slots.num_slots, frame_s=FRAME_S)
     for number in range(streams):
         audio.open(number, None, num_frames=ALL_FRAMES)
     for _ in range(frames):
@@ -374,8 +375,8 @@ def test_the_end_of_a_stream_is_one_call(slots: FakeSlots) -> None:
     assert not audio.is_pending(0)
 
 
+@pytest.mark.parametrize("slots", [8], indirect=True)
 def test_a_known_recording_is_not_heard_again(slots: FakeSlots, faked: AudioStreams) -> None:
-    slots.num_slots = 8
 
     def clone(recording: Codes) -> DecoderState | None:
         """The first frame of one; what its slot began with."""
@@ -519,10 +520,10 @@ def test_an_engine_forgets_a_stored_voice(base: Path) -> None:
     assert engine.forget((key[:VOICE_BYTES],)) == 0
 
 
+@pytest.mark.parametrize("slots", [8], indirect=True)
 def test_jobs_are_decoded_where_no_other_stream_wants_to_be(
     slots: FakeSlots, faked: AudioStreams, clock: Clock
 ) -> None:
-    slots.num_slots = 8
     for number in range(4):
         faked.open(number, None, num_frames=ALL_FRAMES, background=True)
         faked.add_frames([number], frames_of(1))
@@ -564,8 +565,8 @@ def test_a_job_whose_slot_is_full_is_decoded_whatever_others_want(slots: FakeSlo
 
 
 def test_a_stream_that_is_not_looked_at_wants_no_call(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    slots, sizes, rng = FakeSlots(), list[bool](), random.Random(1)
-    audio = AudioStreams(lambda: slots, frame_s=FRAME_S)
+    slots, sizes, rng = FakeSlots(64), list[bool](), random.Random(1)
+    audio = AudioStreams(lambda: slots, num_slots=slots.num_slots, frame_s=FRAME_S)
 
     def candidates(streams: Collection[AudioStream], now_s: float) -> list[audio_stream._Candidate]:
         for stream in streams:
@@ -596,7 +597,7 @@ def test_a_stream_that_is_not_looked_at_wants_no_call(clock: Clock, monkeypatch:
 
 def test_no_decoder_is_loaded_while_nobody_wants_audio() -> None:
     """Where others make the audio there may be no memory for it."""
-    audio = AudioStreams(Mock(side_effect=AssertionError("the decoder was loaded")), frame_s=FRAME_S)
+    audio = AudioStreams(Mock(side_effect=AssertionError("the decoder was loaded")), num_slots=1, frame_s=FRAME_S)
     audio.open(1, None, num_frames=0)
     audio.add_frames([1], frames_of(1))
     assert audio.take() == []
