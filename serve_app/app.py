@@ -12,8 +12,8 @@ from deployments.codec.deployment import CodecReplica
 from deployments.late import late
 from deployments.serving.handles import LeastBusy
 from deployments.talker.deployment import TalkerReplica
-from deployments.weights.description import clones, tokenizer_of
-from deployments.weights.store import resolve_auto, speakers
+from deployments.weights.description import clones, speakers, tokenizer_of
+from deployments.weights.store import resolve_auto
 from serve_app.api.catalogue import check_default
 from serve_app.api.routing import dialects_of
 from serve_app.config import AppConfig, PoolConfig

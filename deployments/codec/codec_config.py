@@ -9,8 +9,7 @@ from typing import Annotated, Any, Self
 from pydantic import Field
 
 from deployments.errors import CheckpointError
-from deployments.weights.checkpoint import as_config
-from deployments.weights.store import read_json
+from deployments.weights.store import as_config, read_json
 
 CONTEXT = 6  # rows that the kernels of 7 look back
 RESIDUAL_DILATIONS = (1, 3, 9)

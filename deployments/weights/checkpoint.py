@@ -1,22 +1,13 @@
-"""Strict reading of safetensors checkpoints: one `model.safetensors`, or an index with shards; and of packed ones.
+"""Strict reading of safetensors checkpoints: one `model.safetensors`, or an index with shards."""
 
-A packed folder is a checkpoint whose large tensors are int8: `x` [rows, ...] beside `x.row_scale` [rows] float32. The
-others are float16. Files are gzipped, which takes out the rows of zeros and the rareness of large values. A second
-packed folder may add tensors to the first one's files, and has other small files in place of the first one's.
-"""
-
-import gzip
-import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from pydantic import TypeAdapter, ValidationError
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load, save_file
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
@@ -25,19 +16,8 @@ from deployments.weights.store import INDEX_FILE, SINGLE_FILE, read_index
 from deployments.weights.upload import upload
 
 _MAX_SHOWN = 8
-ROW_SCALE = ".row_scale"  # ends the name of a packed tensor's factors
-FORMAT = {"format": "pt"}
 
 T = TypeVar("T")
-
-
-def as_config(kind: type[T], values: object, source: Path) -> T:
-    """Decoded JSON as the dataclass `kind`, other keys ignored; raises CheckpointError with each key that is wrong."""
-    try:
-        return TypeAdapter(kind).validate_python(values)
-    except ValidationError as error:
-        problems = (f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
-        raise CheckpointError(f"{source}: {'; '.join(problems)}") from None
 
 
 def tensor_files(directory: Path) -> dict[str, Path]:
@@ -45,7 +25,7 @@ def tensor_files(directory: Path) -> dict[str, Path]:
     single, index = directory / SINGLE_FILE, directory / INDEX_FILE
     if single.is_file():
         with _opened(single) as file:
-            return dict.fromkeys(_keys(file), single)
+            return dict.fromkeys(file.keys(), single)
     if not index.is_file():
         raise CheckpointError(f"{directory} holds neither {SINGLE_FILE} nor {INDEX_FILE}")
     return {name: directory / file for name, file in read_index(index).items()}
@@ -53,13 +33,13 @@ def tensor_files(directory: Path) -> dict[str, Path]:
 
 def read_shapes(directory: Path, prefix: str = "") -> dict[str, tuple[int, ...]]:
     """Shape of every tensor under `prefix`, by its name without the prefix. Reads the files' headers only."""
-    return _collect(directory, prefix, _shape)
+    return _collect(directory, prefix, lambda file, name: tuple(file.get_slice(name).get_shape()))
 
 
 def read_tensors(directory: Path, prefix: str = "", *, device: torch.device | str = "cpu") -> dict[str, Tensor]:
     """Every tensor under `prefix` as it is stored, by its name without the prefix. The other tensors are not read."""
     if torch.device(device).type == "cpu":
-        return _collect(directory, prefix, _tensor)
+        return _collect(directory, prefix, lambda file, name: file.get_tensor(name))
     tensors = upload(_names_by_file(directory, prefix), torch.device(device))
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
 
@@ -143,7 +123,7 @@ def _describe(directory: Path, prefix: str, problems: list[str]) -> str:
     return f"{file} does not fit the architecture: {shown}{more}"
 
 
-def _collect(directory: Path, prefix: str, take: Callable[[safe_open, str], T]) -> dict[str, T]:
+def _collect(directory: Path, prefix: str, take: Callable[[Any, str], T]) -> dict[str, T]:
     collected: dict[str, T] = {}
     for path, names in _names_by_file(directory, prefix).items():
         with _opened(path) as file:
@@ -160,41 +140,9 @@ def _names_by_file(directory: Path, prefix: str) -> dict[Path, list[str]]:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[safe_open]:
+def _opened(path: Path) -> Iterator[Any]:  # safetensors has no types for it
     try:
         with safe_open(path, framework="pt") as file:
             yield file
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"cannot read {path}: {error}") from error
-
-
-def _keys(file: safe_open) -> list[str]:
-    return list(file.keys())  # type: ignore[no-untyped-call]
-
-
-def _shape(file: safe_open, name: str) -> tuple[int, ...]:
-    return tuple(file.get_slice(name).get_shape())  # type: ignore[no-untyped-call]
-
-
-def _tensor(file: safe_open, name: str) -> Tensor:
-    return file.get_tensor(name)  # type: ignore[no-untyped-call, no-any-return]
-
-
-def unpack(packed: Sequence[Path], checkpoint: Path) -> None:
-    """Write the new folder `checkpoint` in the official layout, in float16; the same bytes every time."""
-    stored: dict[Path, dict[str, Tensor]] = {}
-    for folder in packed:
-        shutil.copytree(folder, checkpoint, ignore=shutil.ignore_patterns("*.gz"), dirs_exist_ok=True)
-        for file in sorted(folder.rglob("*.safetensors.gz")):
-            tensors = stored.setdefault(file.relative_to(folder).with_suffix(""), {})
-            tensors |= load(gzip.decompress(file.read_bytes()))
-    for name, packed_tensors in stored.items():
-        names = (each for each in packed_tensors if not each.endswith(ROW_SCALE))
-        save_file({each: _unpacked(each, packed_tensors) for each in names}, checkpoint / name, FORMAT)
-
-
-def _unpacked(name: str, stored: dict[str, Tensor]) -> Tensor:
-    tensor, scale = stored[name], stored.get(name + ROW_SCALE)
-    if scale is None:
-        return tensor
-    return (tensor.float() * scale.view(-1, *[1] * (tensor.dim() - 1))).half()

@@ -2,19 +2,21 @@
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from deployments.config import TalkerConfig
+from deployments.embedded_voice.checkpoint import EMBEDDED, PACKED
 from deployments.errors import CheckpointError
 from deployments.protocol import ModelInfo, ModelKind
 from deployments.weights.store import (
-    EMBEDDED,
     INDEX_FILE,
-    PACKED,
     REPOSITORIES,
     SINGLE_FILE,
+    as_config,
     found,
     read_index,
     read_json,
@@ -22,11 +24,21 @@ from deployments.weights.store import (
 
 _PIECE = 1 << 20
 _BLOCKS, _BLOCK_BYTES = 64, 1 << 16  # of a file that stand for all of it
-_SEGMENT_CHARS = 1000
 _ROWS_A_CHAR = 1.5  # in the prompt and as frames: a slow voice says twelve characters in a second
 _RELEASED = "12 Hz, released"
 # Beside a checkpoint: what Talkray has found out of it. It comes before the section `talkray` of config.json.
 OWN_FACTS = "talkray.json"
+
+
+@dataclass(frozen=True, slots=True)
+class TextNeeds:
+    """The form that text needs before the checkpoint can speak it: Talkray's own addition to `config.json`."""
+
+    spoken_form: Literal["english"] | None = None  # normalised to spoken words
+    follows_instructions: Annotated[bool, Field(strict=True)] = False  # with a spoken form
+    max_segment_chars: Annotated[int, Field(ge=1, strict=True)] = 1000
+    alignment_head: tuple[int, int] | None = None  # layer and head of the talker whose attention follows the text
+    clones_by_vector: Annotated[bool, Field(strict=True)] = False  # its codec has no encoder
 
 
 def describe(model: str, config: TalkerConfig, *, on_gpu: bool) -> ModelInfo | None:
@@ -41,12 +53,13 @@ def describe(model: str, config: TalkerConfig, *, on_gpu: bool) -> ModelInfo | N
 def described(directory: Path, name: str, config: TalkerConfig, *, on_gpu: bool) -> ModelInfo:
     """The same of a checkpoint directory, under the `name` that it shall have. Raises CheckpointError."""
     top, codec = read_json(directory / "config.json"), read_json(directory / "speech_tokenizer" / "config.json")
-    top["talkray"] = own_facts(directory, top)
+    needs = as_config(TextNeeds, own_facts(directory, top), directory / "config.json")
     try:
-        info = _info(top, codec, name, config, on_gpu=on_gpu)
+        info = _info(top, codec, needs, config, on_gpu=on_gpu)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CheckpointError(f"{directory}: its config.json files describe no Qwen3-TTS model: {error!r}") from None
-    return replace(info, fingerprint=cloning_fingerprint(directory)) if info.kind is ModelKind.BASE else info
+    fingerprint = cloning_fingerprint(directory) if info.kind is ModelKind.BASE else ""
+    return replace(info, name=name, fingerprint=fingerprint)
 
 
 def own_facts(directory: Path, top: Mapping[str, Any]) -> dict[str, Any]:
@@ -70,33 +83,41 @@ def cloning_fingerprint(directory: Path) -> str:
     return digest.hexdigest()[:32]
 
 
-def _info(top: Any, codec: Any, name: str, config: TalkerConfig, *, on_gpu: bool) -> ModelInfo:
+def _info(top: Any, codec: Any, needs: TextNeeds, config: TalkerConfig, *, on_gpu: bool) -> ModelInfo:
     kind = ModelKind(top["tts_model_type"])
     talker = top["talker_config"]
-    needs = top["talkray"]
-    spoken_form = needs.get("spoken_form")
+    # The official package takes no instructions for clones, and drops those for the small CustomVoice model. A voice
+    # that needs a spoken form only reads, unless its files say else.
     is_small = kind is ModelKind.CUSTOM_VOICE and top.get("tts_model_size") == "0b6"
-    drops = kind is ModelKind.BASE or is_small or (spoken_form and not needs.get("follows_instructions"))
+    only_reads = needs.spoken_form is not None and not needs.follows_instructions
     return ModelInfo(
-        name=name,
+        name="",
         kind=kind,
         voices=_names(talker.get("spk_id")),
         languages=tuple(each for each in _names(talker.get("codec_language_id")) if not each.endswith("_dialect")),
-        supports_instructions=not drops,  # as ModelConfig.drops_instructions
+        supports_instructions=not (kind is ModelKind.BASE or is_small or only_reads),
         sample_rate=codec["output_sample_rate"],
         frame_samples=codec["decode_upsample_rate"],
         num_code_groups=talker["num_code_groups"],
         talker_on_gpu=on_gpu,
         deterministic=config.deterministic or not (on_gpu or config.kernels == "plain"),
-        spoken_form=spoken_form,
-        max_segment_chars=min(needs.get("max_segment_chars", _SEGMENT_CHARS), int(config.max_model_len / _ROWS_A_CHAR)),
-        word_times=needs.get("alignment_head") is not None,
-        clones_by_vector=needs.get("clones_by_vector", False),
+        spoken_form=needs.spoken_form,
+        max_segment_chars=min(needs.max_segment_chars, int(config.max_model_len / _ROWS_A_CHAR)),
+        word_times=needs.alignment_head is not None,
+        clones_by_vector=needs.clones_by_vector,
     )
 
 
 def _names(table: Mapping[str, object] | None) -> tuple[str, ...]:
     return tuple(name.lower() for name, value in (table or {}).items() if value is not None and value is not False)
+
+
+def speakers(model: str) -> tuple[str, ...] | None:
+    """The voices that a checkpoint names, in lower case; None where it is not on this machine (yet)."""
+    directory = found(model)
+    if directory is None:
+        return None
+    return _names((read_json(directory / "config.json").get("talker_config") or {}).get("spk_id"))
 
 
 def clones(model: str) -> bool:

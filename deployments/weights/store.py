@@ -6,26 +6,25 @@ import, so it is imported where it is needed.
 
 import difflib
 import errno
-import hashlib
 import io
 import json
 import os
 import queue
-import shutil
-import tempfile
 import threading
 import time
 import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from pydantic import TypeAdapter, ValidationError
+
+from deployments.embedded_voice.checkpoint import EMBEDDED, PACKED, place, unpacked
 from deployments.errors import CheckpointError, StartError
 
-EMBEDDED = "embedded"
-EMBEDDED_BASE = "embedded-base"  # the same networks with a speaker encoder: it speaks with the voice of a recording
-EMBEDDED_BYTES = 37_000_000  # of the disk for each, at most
+T = TypeVar("T")
+
 # `auto` prefers the first ones.
 REPOSITORIES = {
     "1.7B-CustomVoice": "Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice",
@@ -40,10 +39,6 @@ _NEEDED = ("config.json", "vocab.json", "merges.txt", "speech_tokenizer/config.j
 _WEIGHTS = (".", "speech_tokenizer")
 _FAMILY = {"config.json": "qwen3_tts", "speech_tokenizer/config.json": "qwen3_tts_tokenizer_12hz"}  # model_type of each
 _ADAPTER = "adapter_config.json"
-_VOICE = Path(__file__).parents[1] / "embedded_voice"
-# Folders that are unpacked one over the other; the last one has all small files that differ.
-PACKED = {EMBEDDED: (_VOICE / "packed",), EMBEDDED_BASE: (_VOICE / "packed", _VOICE / "packed_base")}
-_DIGITS = 12  # of the digest that names a folder
 _HUB_S = 2.0
 _ATTEMPTS = 5
 # How far a download is, as tqdm writes it, and how often.
@@ -93,14 +88,14 @@ def locate(model: str, *, report: Report | None = None) -> Path:
     Hugging Face cache is downloaded. Raises CheckpointError that says what was tried and what to do.
     """
     if model in PACKED:
-        return embedded_path(model)
+        return unpacked(model, cache_directory())
     return find(model) or check_complete(_download(repository(model), report or (lambda line: None)))
 
 
 def find(model: str) -> Path | None:
     """The result of `locate` without its work; None where the checkpoint would have to be downloaded or written."""
     if model in PACKED:
-        directory = _embedded_directory(model)
+        directory = place(model, cache_directory())
         return directory if directory.is_dir() else None
     directory = Path(model).expanduser()
     if directory.is_dir():
@@ -109,15 +104,6 @@ def find(model: str) -> Path | None:
         raise CheckpointError(f"there is no checkpoint directory {directory}")
     cached = _cached(repository(model))
     return check_complete(cached) if cached is not None and not missing_files(cached) else None
-
-
-def speakers(model: str) -> tuple[str, ...] | None:
-    """The voices that a checkpoint names, in lower case; None where it is not on this machine (yet)."""
-    directory = found(model)
-    if directory is None:
-        return None
-    talker = json.loads((directory / "config.json").read_text(encoding="utf-8")).get("talker_config") or {}
-    return tuple(name.lower() for name in talker.get("spk_id") or ())
 
 
 def found(model: str) -> Path | None:
@@ -208,6 +194,15 @@ def read_json(file: Path) -> Any:
         raise CheckpointError(f"{file} is missing: is {file.parent} a Qwen3-TTS checkpoint directory?") from None
     except (OSError, ValueError) as error:
         raise CheckpointError(f"cannot read {file}: {error}") from None
+
+
+def as_config(kind: type[T], values: object, source: Path) -> T:
+    """Decoded JSON as the dataclass `kind`, other keys ignored; raises CheckpointError with each key that is wrong."""
+    try:
+        return TypeAdapter(kind).validate_python(values)
+    except ValidationError as error:
+        problems = (f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
+        raise CheckpointError(f"{source}: {'; '.join(problems)}") from None
 
 
 def _incomplete(checkpoint: str, missing: list[str]) -> str:
@@ -357,57 +352,3 @@ def cache_directory() -> Path:
         return Path(named) if named else Path.home() / ".cache" / "talkray"
     except RuntimeError:  # a container may run as a number that is no user
         raise StartError("this user has no home folder: set HOME, or name a folder in TALKRAY_CACHE") from None
-
-
-def embedded_path(model: str = EMBEDDED) -> Path:
-    """The directory of an embedded checkpoint; written first where this user has none yet.
-
-    It is written aside and renamed, so that a reader sees all of it or nothing and two writers at once do no harm.
-    """
-    directory = _embedded_directory(model)
-    if not directory.is_dir():
-        from safetensors import SafetensorError
-
-        try:
-            directory.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=directory.parent, prefix="voice-") as scratch:
-                written = Path(scratch) / "checkpoint"
-                write_embedded(written, model)
-                _publish(written, directory)
-        except (OSError, SafetensorError) as error:
-            reason = error.strerror if isinstance(error, OSError) else error
-            raise CheckpointError(
-                f"the embedded voice takes {EMBEDDED_BYTES / 1e6:.0f} MB in {directory.parent} ({reason}): "
-                "make room there, or name another folder in TALKRAY_CACHE"
-            ) from error
-    return directory
-
-
-def _embedded_directory(model: str) -> Path:
-    return cache_directory() / f"voice-{_digest(PACKED[model])}"
-
-
-def write_embedded(directory: Path, model: str = EMBEDDED) -> None:
-    """Write an embedded checkpoint to a new directory; the same bytes every time."""
-    from deployments.weights.checkpoint import unpack  # imports torch
-
-    unpack(PACKED[model], directory)
-
-
-def _digest(directories: tuple[Path, ...]) -> str:
-    """A digest of the names and contents of all files, so that another voice never meets an older one's folder."""
-    state = hashlib.sha256()
-    for directory in directories:
-        for file in sorted(file for file in directory.rglob("*") if file.is_file()):
-            state.update(f"{file.relative_to(directory)}\0{file.stat().st_size}\0".encode())
-            state.update(file.read_bytes())
-    return state.hexdigest()[:_DIGITS]
-
-
-def _publish(written: Path, directory: Path) -> None:
-    try:
-        written.rename(directory)
-    except OSError:
-        if not directory.is_dir():
-            raise
-        shutil.rmtree(written)  # another process was first

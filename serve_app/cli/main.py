@@ -25,8 +25,9 @@ import typer
 from pydantic import ValidationError
 from rich.console import Console
 
+from deployments.embedded_voice.checkpoint import EMBEDDED, PACKED
 from deployments.errors import InvalidRequest, StartError, TalkrayError
-from deployments.weights.store import EMBEDDED, PACKED, find, locate, resolve_auto
+from deployments.weights.store import find, locate, resolve_auto
 from loadtest.command_app import CommandApp
 from serve_app.api.access.keys import read_keys
 from serve_app.api.request_record import Entry

@@ -23,7 +23,7 @@ import pytest
 import soundfile
 from safetensors.numpy import load_file, save_file
 
-from deployments.weights.store import embedded_path
+from deployments.weights.store import locate
 from serve_app.cli.ray_settings import free_port
 from serve_app.cli.serve.local_server import why_unusable
 from tools.suites.processes import MARK, marked
@@ -198,9 +198,9 @@ def test_ctrl_c_while_loading(mark: str) -> None:
 def test_a_missing_tensor_is_named(mark: str, tmp_path: Path) -> None:
     directory = tmp_path / "checkpoint"
     directory.mkdir()
-    for path in embedded_path().iterdir():
+    for path in locate("embedded").iterdir():
         (directory / path.name).symlink_to(path)
-    weights = load_file(embedded_path() / "model.safetensors")
+    weights = load_file(locate("embedded") / "model.safetensors")
     name = next(iter(weights))
     (directory / "model.safetensors").unlink()
     save_file({key: weights[key] for key in weights if key != name}, directory / "model.safetensors")

@@ -15,7 +15,7 @@ import av
 import numpy as np
 import pytest
 
-from deployments.weights.store import embedded_path
+from deployments.weights.store import locate
 from serve_app.text.splitting import split_text
 from talkray_tools.recogniser import Moonshine, plain_words, word_errors
 from tests.e2e.conftest import TALKER
@@ -26,7 +26,7 @@ from tools.experiments.faults.polite import difference
 pytestmark = pytest.mark.anyio
 
 RATE = 24000
-SEGMENT: int = json.loads((embedded_path() / "config.json").read_text())["talkray"]["max_segment_chars"]
+SEGMENT: int = json.loads((locate("embedded") / "config.json").read_text())["talkray"]["max_segment_chars"]
 SEED = 5
 MORE_ERRORS = 0.03  # of all words, than commit aa6093a had
 LONG = (

@@ -6,7 +6,7 @@ import pytest
 
 from deployments.talker.model.model_config import ModelConfig
 from deployments.talker.text.tokenizer import TextTokenizer
-from deployments.weights.store import embedded_path
+from deployments.weights.store import locate
 from serve_app.config import ApiSettings
 from serve_app.speech.speech_models import SILENCE_S
 from serve_app.text.characters import clean
@@ -74,8 +74,8 @@ async def test_a_hundred_kilobytes_without_a_space() -> None:
 
 
 def test_no_text_becomes_a_control_token(cases: Cases) -> None:
-    config = ModelConfig.load(embedded_path())
-    tokenizer = TextTokenizer(embedded_path(), config.tokens)
+    config = ModelConfig.load(locate("embedded"))
+    tokenizer = TextTokenizer(locate("embedded"), config.tokens)
     first_control = config.tokens.im_start - ADDED_TOKENS.index("<|im_start|>")
     for chance in cases:
         content = clean(text(chance)[:2000] + chance.choice(ADDED_TOKENS))

@@ -1,6 +1,6 @@
 import json
 
-from deployments.weights.store import EMBEDDED, PACKED
+from deployments.embedded_voice.checkpoint import EMBEDDED, PACKED
 from talkray_tools.released import SHAPES, changed
 from tools.demo_voice.shape import SHAPE
 

@@ -27,13 +27,12 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from deployments.config import TalkerConfig
+from deployments.embedded_voice.checkpoint import EMBEDDED, EMBEDDED_BASE, FORMAT, PACKED, unpack
 from deployments.protocol import ALL_FRAMES, ClonePrompt, Reference, Sampling, SynthesisRequest
 from deployments.talker.engine.startup import StartClock, load_engine
-from deployments.talker.model.model_config import ModelConfig
+from deployments.talker.model.model_config import ModelConfig, SpeakerEncoderConfig
 from deployments.talker.model.speaker_encoder import SpeakerEncoder, log_mel
-from deployments.talker.model.speaker_shape import SpeakerEncoderConfig
-from deployments.weights.checkpoint import FORMAT, unpack
-from deployments.weights.store import EMBEDDED, EMBEDDED_BASE, PACKED, embedded_path
+from deployments.weights.store import locate
 from tools.demo_voice.export import packed_tensor
 from tools.demo_voice.manners import PLAIN
 from tools.demo_voice.texts import lines
@@ -185,8 +184,8 @@ def train(recordings: Mixtures, minutes: float) -> SpeakerEncoder:
 
 def speaker_vectors() -> Tensor:
     """[8, 256], as the talker's table has them."""
-    table = load_file(embedded_path() / "model.safetensors")[_TABLE].float()
-    return table[list(ModelConfig.load(embedded_path()).speakers.values())]
+    table = load_file(locate("embedded") / "model.safetensors")[_TABLE].float()
+    return table[list(ModelConfig.load(locate("embedded")).speakers.values())]
 
 
 def write(encoder: SpeakerEncoder, packed: Path) -> None:

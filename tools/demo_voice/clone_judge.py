@@ -22,9 +22,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from deployments.config import TalkerConfig
+from deployments.embedded_voice.checkpoint import EMBEDDED_BASE
 from deployments.protocol import ALL_FRAMES, Reference, SynthesisRequest
 from deployments.talker.engine.startup import StartClock, load_engine
-from deployments.weights.store import EMBEDDED_BASE, locate
+from deployments.weights.store import locate
 from talkray_tools.recogniser import Moonshine, plain_words, word_errors
 from tools.demo_voice.speakers import VOICES, Speaker
 from tools.demo_voice.teacher import SAMPLE_RATE, Teacher

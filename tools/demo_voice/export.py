@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file, save, save_file
 from torch import Tensor
 
-from deployments.weights.checkpoint import FORMAT, ROW_SCALE
+from deployments.embedded_voice.checkpoint import FORMAT, ROW_SCALE
 from talkray_tools.released import AUDIO_PREPROCESSOR, PREPROCESSOR
 from tools.demo_voice.codec_model import load_trained, official_tensors
 from tools.demo_voice.shape import SHAPE, codec_config

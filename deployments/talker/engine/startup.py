@@ -117,6 +117,7 @@ def build_engine(
     torch.set_num_threads(config.threads)
     clock, chosen = clock or StartClock(), on or EngineDevice(config)
     model_config, codec = ModelConfig.load(directory), SpeechTokenizerConfig.load(directory / "speech_tokenizer")
+    info = described(directory, directory.name, config, on_gpu=chosen.on_gpu)
     if config.max_model_len > (most := model_config.max_position_embeddings):
         raise EngineError(f"talker.max_model_len is {config.max_model_len}, but {directory} has {most} positions")
     kind = choose_networks(config.kernels, model_config, dtype=chosen.dtype, device=chosen.device)
@@ -137,7 +138,9 @@ def build_engine(
         if speaker_encoder is not None and chosen.on_gpu and not model_config.text.clones_by_vector:
             encode = late(_CODEC_ENCODER).load(directory / "speech_tokenizer", device=device).encode
         with clock.phase("loading the tokenizer"):
-            prompts = PromptBuilder(tables, TextTokenizer(directory, model_config.tokens), speaker_encoder, encode)
+            tokenizer = TextTokenizer(directory, model_config.tokens)
+            follows = info.supports_instructions
+            prompts = PromptBuilder(tables, tokenizer, speaker_encoder, encode, follows_instructions=follows)
         # A stream that has ended in the talker may still hold its slot while another one has taken its row.
         num_slots = 2 * config.max_num_seqs
         audio = _load_audio(directory, num_slots, device, clock, prepare, makes_audio=makes_audio)
@@ -153,7 +156,6 @@ def build_engine(
         max_num_waiting=config.max_num_waiting,
         max_lead_s=chosen.max_lead_s,
     )
-    info = described(directory, directory.name, config, on_gpu=chosen.on_gpu)
     info = replace(info, codec_precision=audio.precision)
     most = min(config.max_model_len, blocks.capacity)
     limits = LengthLimits(prompts.tokenizer, max_positions=most, frame_s=codec.frame_s)
@@ -228,11 +230,11 @@ def _load_audio(
     )  # fmt: skip
     if device.type == "cpu" or not makes_audio:
         torch.cuda.empty_cache()  # the talker's text embedding, which is in its table now
-        return AudioStreams(load, frame_s=codec.frame_s, precision="float32")
+        return AudioStreams(load, num_slots=num_slots, frame_s=codec.frame_s)
     with clock.phase("loading and capturing the codec"):
         slots = load()
     torch.cuda.empty_cache()  # memory that loading needed for a moment
-    return AudioStreams(lambda: slots, frame_s=codec.frame_s, precision=slots.precision)
+    return AudioStreams(lambda: slots, num_slots=num_slots, frame_s=codec.frame_s, precision=slots.precision)
 
 
 def _num_blocks(

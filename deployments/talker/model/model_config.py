@@ -4,16 +4,14 @@ import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import AliasPath, BeforeValidator, Field
 
 from deployments.errors import CheckpointError
 from deployments.protocol import SAMPLING_DEFAULTS, ModelKind, Sampling
-from deployments.talker.model.speaker_shape import SpeakerEncoderConfig
-from deployments.weights.checkpoint import as_config
-from deployments.weights.description import own_facts
-from deployments.weights.store import read_json
+from deployments.weights.description import TextNeeds, own_facts
+from deployments.weights.store import as_config, read_json
 
 
 def _named(values: Mapping[str, Any] | None) -> Mapping[str, Any]:
@@ -80,14 +78,18 @@ class ControlTokens:
 
 
 @dataclass(frozen=True, slots=True)
-class TextNeeds:
-    """The form that text needs before the checkpoint can speak it: Talkray's own addition to `config.json`."""
+class SpeakerEncoderConfig:
+    """`speaker_encoder_config`; the released files leave out fields that equal these defaults."""
 
-    spoken_form: Literal["english"] | None = None  # normalised to spoken words
-    follows_instructions: Annotated[bool, Field(strict=True)] = False  # with a spoken form
-    max_segment_chars: Annotated[int, Field(ge=1, strict=True)] = 1000
-    alignment_head: tuple[int, int] | None = None  # layer and head of the talker whose attention follows the text
-    clones_by_vector: Annotated[bool, Field(strict=True)] = False  # its codec has no encoder
+    enc_dim: int = 1024
+    mel_dim: int = 128
+    enc_channels: tuple[int, ...] = (512, 512, 512, 512, 1536)
+    enc_kernel_sizes: tuple[int, ...] = (5, 3, 3, 3, 1)
+    enc_dilations: tuple[int, ...] = (1, 2, 3, 4, 1)
+    enc_attention_channels: int = 128
+    enc_res2net_scale: int = 8
+    enc_se_channels: int = 128
+    sample_rate: int = 24000
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +97,6 @@ class ModelConfig:
     """Everything the talker needs to know of a checkpoint besides its tensors."""
 
     kind: Annotated[ModelKind, _at("tts_model_type")]
-    size: Annotated[str, _at("tts_model_size")]
     text_hidden_size: Annotated[int, _at("talker_config", "text_hidden_size")]
     text_vocab_size: Annotated[int, _at("talker_config", "text_vocab_size")]
     vocab_size: Annotated[int, _at("talker_config", "vocab_size")]
@@ -108,20 +109,11 @@ class ModelConfig:
     languages: Annotated[Mapping[str, int], Named, _at("talker_config", "codec_language_id")]
     max_position_embeddings: Annotated[int, _at("talker_config", "max_position_embeddings")]
     generation: Sampling
+    text: Annotated[TextNeeds, _at("talkray")]
     speakers: Annotated[Mapping[str, int], Named, _at("talker_config", "spk_id")] = Field(default_factory=dict)
     dialects: Annotated[Mapping[str, str], Named, _at("talker_config", "spk_is_dialect")] = Field(default_factory=dict)
     """speaker -> language it always speaks"""
     speaker_encoder: Annotated[SpeakerEncoderConfig | None, _at("speaker_encoder_config")] = None
-    text: Annotated[TextNeeds, _at("talkray")] = TextNeeds()
-
-    @property
-    def drops_instructions(self) -> bool:
-        """Whether the checkpoint was not trained on instructions. The official package takes none for clones, and drops
-        those for the small CustomVoice model. A voice that needs a spoken form only reads, unless its files say else.
-        """
-        is_small = self.kind is ModelKind.CUSTOM_VOICE and self.size == "0b6"
-        only_reads = self.text.spoken_form is not None and not self.text.follows_instructions
-        return self.kind is ModelKind.BASE or is_small or only_reads
 
     @classmethod
     def load(cls, directory: Path) -> "ModelConfig":

@@ -11,7 +11,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from deployments.errors import InvalidRequest
-from deployments.talker.model.speaker_shape import FFT_SIZE, HOP, MAX_HZ, PADDING, SpeakerEncoderConfig
+from deployments.talker.model.model_config import SpeakerEncoderConfig
+
+# The front end the released encoders were trained on; no configuration names it.
+_FFT_SIZE, _HOP, _MAX_HZ = 1024, 256, 12000.0
+_PADDING = (_FFT_SIZE - _HOP) // 2
 
 
 def reflected_convolution(inputs: int, outputs: int, kernel: int = 1, dilation: int = 1) -> nn.Conv1d:
@@ -104,6 +108,10 @@ class SpeakerEncoder(nn.Module):
     def __init__(self, shape: SpeakerEncoderConfig) -> None:
         super().__init__()
         self.shape = shape
+        # The shortest audio whose spectrogram is longer than any layer's reflection at an edge.
+        layers = zip(shape.enc_kernel_sizes, shape.enc_dilations, strict=True)
+        reflected = max((kernel - 1) * dilation // 2 for kernel, dilation in layers)
+        self.min_samples = max(_PADDING + 1, (reflected + 1) * _HOP)
         channels = shape.enc_channels
         first = time_delay_block(shape.mel_dim, channels[0], shape.enc_kernel_sizes[0], shape.enc_dilations[0])
         middle = (SERes2NetBlock(shape, layer) for layer in range(1, len(channels) - 1))
@@ -118,8 +126,8 @@ class SpeakerEncoder(nn.Module):
 
         Raises InvalidRequest for audio too short to reflect at its edges.
         """
-        if audio.shape[0] < self.shape.min_samples:
-            needed = f"{self.shape.min_samples} samples at {self.shape.sample_rate} Hz"
+        if audio.shape[0] < self.min_samples:
+            needed = f"{self.min_samples} samples at {self.shape.sample_rate} Hz"
             raise InvalidRequest(f"ref_audio is too short: {audio.shape[0]} samples, need {needed}", "ref_audio")
         weight = self.fc.weight
         mel = log_mel(audio.to(weight.device), sample_rate=self.shape.sample_rate, num_mels=self.shape.mel_dim)
@@ -138,17 +146,17 @@ class SpeakerEncoder(nn.Module):
 
 def log_mel(audio: Tensor, *, sample_rate: int, num_mels: int) -> Tensor:
     """Audio [samples] float32 -> log magnitudes [mels, frames]."""
-    padded = F.pad(audio[None, None], (PADDING, PADDING), mode="reflect")[0, 0]
-    window = torch.hann_window(FFT_SIZE, device=audio.device)
-    spectrum = torch.stft(padded, FFT_SIZE, HOP, window=window, center=False, return_complex=True)
+    padded = F.pad(audio[None, None], (_PADDING, _PADDING), mode="reflect")[0, 0]
+    window = torch.hann_window(_FFT_SIZE, device=audio.device)
+    spectrum = torch.stft(padded, _FFT_SIZE, _HOP, window=window, center=False, return_complex=True)
     magnitude = (torch.view_as_real(spectrum).pow(2).sum(-1) + 1e-9).sqrt()
     return (mel_filters(sample_rate, num_mels).to(audio.device) @ magnitude).clamp(min=1e-5).log()
 
 
 def mel_filters(sample_rate: int, num_mels: int) -> Tensor:
     """Slaney's triangular filters with equal area, [mels, fft bins] float32, computed in float64 as librosa does."""
-    bins = torch.linspace(0, sample_rate / 2, FFT_SIZE // 2 + 1, dtype=torch.float64)
-    top = _hz_to_mel(torch.tensor(MAX_HZ, dtype=torch.float64))
+    bins = torch.linspace(0, sample_rate / 2, _FFT_SIZE // 2 + 1, dtype=torch.float64)
+    top = _hz_to_mel(torch.tensor(_MAX_HZ, dtype=torch.float64))
     edges = _mel_to_hz(torch.linspace(0, float(top), num_mels + 2, dtype=torch.float64))
     widths = edges.diff()
     distances = edges[:, None] - bins[None]

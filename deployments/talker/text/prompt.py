@@ -73,8 +73,11 @@ class PromptBuilder:
         tokenizer: TextTokenizer,
         speaker_encoder: "SpeakerEncoder | None" = None,
         encode: Callable[[NDArray[np.float32]], Codes] | None = None,
+        *,
+        follows_instructions: bool = True,
     ) -> None:
         """`encode` makes the codes [frames, groups] of a recording [samples] whose request brings none."""
+        self._follows_instructions = follows_instructions
         self.tables = tables
         self.talker = tables.talker
         self.config: ModelConfig = self.talker.config
@@ -83,7 +86,7 @@ class PromptBuilder:
         self.speakers: ByRecording[_Speaker] = ByRecording(
             max_bytes=_SPEAKER_BYTES, size=lambda speaker: speaker.vector.nbytes
         )
-        self.references: ByRecording[Codes] = ByRecording(max_bytes=_CODES_BYTES, size=lambda codes: codes.nbytes)
+        self.references: ByRecording[Codes] = ByRecording(max_bytes=_CODES_BYTES)
 
     def with_codes(self, request: SynthesisRequest) -> SynthesisRequest:
         """`request` with the codes of its recording, if it clones in context. Raises InvalidRequest."""
@@ -179,7 +182,7 @@ class PromptBuilder:
     def _head(self, request: SynthesisRequest) -> tuple[list[int], list[int], tuple[Tensor, ...]]:
         """Instructions, role, codec tags with the speaker: text ids, codec ids, dense rows."""
         tokens, lead = self.config.tokens, list(self.tokenizer.role)
-        if request.instructions and not self.config.drops_instructions:
+        if request.instructions and self._follows_instructions:
             lead = self.tokenizer.encode_instructions(request.instructions) + lead
         tags = self._codec_tags(request)
         text = [*lead, *[tokens.tts_pad] * (len(tags.ids) - 1), tokens.tts_bos]

@@ -12,7 +12,7 @@ from deployments.talker.engine.engine import Engine
 from deployments.talker.engine.startup import TalkerConfig, build_engine
 from deployments.talker.networks.frame_networks import UnfusedNetworks
 from deployments.talker.state.batch_state import Breadth
-from deployments.weights.store import embedded_path
+from deployments.weights.store import locate
 from tests.deployments.talker.driving import Spoken, ask, speak_all
 from tests.deployments.talker.engine.test_engine import push_end_of_speech
 from tools.listening.texts import texts
@@ -26,7 +26,7 @@ Readings = Callable[[int], float]  # the token that a sequence reads, by its fra
 
 @pytest.fixture(scope="module")
 def embedded() -> Engine:
-    return build_engine(embedded_path(), TalkerConfig(device="cpu"))
+    return build_engine(locate("embedded"), TalkerConfig(device="cpu"))
 
 
 def each_voice(*, seed: int = 3, frames: int = 400, **asked: object) -> list[SynthesisRequest]:

@@ -10,7 +10,7 @@ from deployments.codec.backends.registry import load_decoder
 from deployments.config import TalkerConfig
 from deployments.talker.engine.engine import Engine
 from deployments.talker.engine.startup import build_engine
-from deployments.weights.store import embedded_path
+from deployments.weights.store import locate
 from tests.deployments.talker.driving import Spoken, ask, speak_all
 
 TEXT = "The train to the coast leaves at nine, and the next one only in the evening."
@@ -18,7 +18,7 @@ TEXT = "The train to the coast leaves at nine, and the next one only in the even
 
 @pytest.fixture(scope="module")
 def embedded() -> Engine:
-    return build_engine(embedded_path(), TalkerConfig(device="cpu"))
+    return build_engine(locate("embedded"), TalkerConfig(device="cpu"))
 
 
 def spoken(engine: Engine, instructions: str | None) -> list[Spoken]:
@@ -43,7 +43,7 @@ def test_speed_is_as_told(embedded: Engine, instructions: str, least: float, mos
 
 
 def test_quiet_speech_is_quieter(embedded: Engine) -> None:
-    decoder = load_decoder(embedded_path() / "speech_tokenizer")
+    decoder = load_decoder(locate("embedded") / "speech_tokenizer")
 
     def loudness_db(codes: np.ndarray) -> float:
         with torch.inference_mode():

@@ -11,7 +11,7 @@ pytest.importorskip("triton", reason="needs Triton: make kernels installs it")
 from deployments.protocol import SynthesisRequest
 from deployments.talker.engine.engine import Engine
 from deployments.talker.engine.startup import TalkerConfig, build_engine
-from deployments.weights.store import embedded_path
+from deployments.weights.store import locate
 from tests.deployments.talker.driving import ask, chunks_of
 
 pytestmark = pytest.mark.gpu
@@ -53,8 +53,8 @@ def begins(text: str, readings: list[float]) -> list[int]:
 
 
 def test_words_begin_at_the_frames_at_which_they_begin_on_a_cpu() -> None:
-    cpu = build_engine(embedded_path(), TalkerConfig(device="cpu"))
-    gpu = build_engine(embedded_path(), TalkerConfig(device="cuda", deterministic=True))
+    cpu = build_engine(locate("embedded"), TalkerConfig(device="cpu"))
+    gpu = build_engine(locate("embedded"), TalkerConfig(device="cuda", deterministic=True))
     assert gpu.info.word_times
     for voice, text in TEXTS.items():
         request = ask(text, voice=voice, frames=150, word_times=True)

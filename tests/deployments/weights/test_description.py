@@ -12,7 +12,7 @@ from deployments.config import TalkerConfig
 from deployments.errors import CheckpointError
 from deployments.talker.engine.startup import build_engine
 from deployments.weights.description import clones, describe, tokenizer_of
-from deployments.weights.store import embedded_path
+from deployments.weights.store import locate
 
 CPU = TalkerConfig(device="cpu", max_num_seqs=1)
 
@@ -30,7 +30,7 @@ def test_the_embedded_voice_is_described_without_being_written() -> None:
     info = describe("embedded", CPU, on_gpu=False)
     assert info is not None
     assert info.voices == ("nora", "felix", "iris", "hugo", "otto", "miles", "lily", "edith")
-    assert info == replace(build_engine(embedded_path(), CPU).info, name="embedded")
+    assert info == replace(build_engine(locate("embedded"), CPU).info, name="embedded")
     assert info.word_times
     on_gpu = describe("embedded", CPU, on_gpu=True)
     assert on_gpu is not None

@@ -7,9 +7,11 @@ import pytest
 from huggingface_hub import constants
 from safetensors import SafetensorError
 
+from deployments.embedded_voice import checkpoint
+from deployments.embedded_voice.checkpoint import EMBEDDED
 from deployments.errors import CheckpointError, StartError
 from deployments.weights import store
-from deployments.weights.store import EMBEDDED, REPOSITORIES, cache_directory, find, locate, repository, resolve_auto
+from deployments.weights.store import REPOSITORIES, cache_directory, find, locate, repository, resolve_auto
 
 RELEASED = tuple(REPOSITORIES.values())
 FILES = (
@@ -162,11 +164,6 @@ def test_a_name_that_no_repository_can_have_is_refused() -> None:
         locate("bad name/model")
 
 
-def test_embedded_is_generated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "embedded_path", lambda model: tmp_path)
-    assert locate("embedded") == tmp_path
-
-
 def test_a_folder_that_takes_no_voice_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TALKRAY_CACHE", "/proc/talkray")
     with pytest.raises(CheckpointError, match=r"takes 37 MB in /proc/talkray \(No such file or directory\)"):
@@ -176,7 +173,7 @@ def test_a_folder_that_takes_no_voice_is_named(monkeypatch: pytest.MonkeyPatch) 
 def test_a_folder_that_fills_up_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     full = SafetensorError("No space left on device (os error 28)")
     monkeypatch.setenv("TALKRAY_CACHE", str(tmp_path))
-    monkeypatch.setattr(store, "write_embedded", Mock(side_effect=full))
+    monkeypatch.setattr(checkpoint, "unpack", Mock(side_effect=full))
     with pytest.raises(CheckpointError, match=rf"in {tmp_path} \(No space left on device"):
         locate("embedded")
 

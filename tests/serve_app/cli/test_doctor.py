@@ -16,7 +16,7 @@ import pytest
 from deployments.config import CodecConfig, TalkerConfig
 from deployments.errors import StartError
 from deployments.talker.engine.fit import main as fit_main
-from deployments.weights.store import embedded_path
+from deployments.weights.store import locate
 from serve_app.cli import doctor
 from serve_app.cli.doctor import Finding, examine, for_this_card, predict_memory
 from serve_app.cli.ray_settings import free_port
@@ -85,7 +85,7 @@ def test_a_voice_that_is_there_needs_no_room(monkeypatch: pytest.MonkeyPatch, tm
 
     monkeypatch.setattr(doctor.shutil, "disk_usage", disk_usage)
     assert [finding.ok for finding in examine(EMBEDDED, here()) if finding.topic == "disk"] == [False, True]
-    embedded_path()
+    locate("embedded")
     assert findings()["disk"].ok
 
 
@@ -206,7 +206,7 @@ def predicted(config: AppConfig, *, follows_card: bool = False) -> list[Finding]
 
 
 def test_what_fits_a_gpu_is_known_before_anything_is_loaded(nvidia_smi: Callable[..., None]) -> None:
-    embedded_path()
+    locate("embedded")
     nvidia_smi(8192)
     [finding] = predicted(ON_GPU)
     assert (finding.ok, finding.topic) == (True, "GPU memory")
@@ -218,7 +218,7 @@ def test_what_fits_a_gpu_is_known_before_anything_is_loaded(nvidia_smi: Callable
 
 @pytest.mark.usefixtures("in_process")
 def test_what_does_not_fit_is_told_with_what_helps(nvidia_smi: Callable[..., None]) -> None:
-    embedded_path()
+    locate("embedded")
     nvidia_smi(1024)
     [finding] = predicted(ON_GPU)
     assert not finding.ok
@@ -228,7 +228,7 @@ def test_what_does_not_fit_is_told_with_what_helps(nvidia_smi: Callable[..., Non
 
 @pytest.mark.usefixtures("in_process")
 def test_settings_of_no_file_follow_a_shared_gpu(nvidia_smi: Callable[..., None]) -> None:
-    embedded_path()
+    locate("embedded")
     nvidia_smi(80_000, 2_560)
     many = ON_GPU.model_copy(update={"talker": TalkerConfig(max_num_seqs=4096, gpu_memory_fraction=0.85)})
     chosen = for_this_card(many, here()).talker
@@ -243,7 +243,7 @@ def test_settings_of_no_file_follow_a_shared_gpu(nvidia_smi: Callable[..., None]
 
 @pytest.mark.usefixtures("in_process")
 def test_cpus_decode_what_does_not_fit(nvidia_smi: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
-    embedded_path()
+    locate("embedded")
     inline = ON_GPU.model_copy(update={"codec": CodecConfig(placement="inline")})
     monkeypatch.setattr(doctor.os, "sched_getaffinity", lambda _: range(6))
     nvidia_smi(80_000, 2_560)
@@ -259,7 +259,7 @@ def test_cpus_decode_what_does_not_fit(nvidia_smi: Callable[..., None], monkeypa
 
 @pytest.mark.usefixtures("in_process")
 def test_a_model_that_fits_in_no_settings_is_no_start(nvidia_smi: Callable[..., None]) -> None:
-    embedded_path()
+    locate("embedded")
     nvidia_smi(80_000, 1_000)
     with pytest.raises(StartError, match=r"embedded on NVIDIA Small: too little GPU memory"):
         for_this_card(ON_GPU, here())
@@ -300,7 +300,7 @@ def test_nothing_is_predicted_without_a_gpu_or_weights(config: AppConfig, nvidia
 @pytest.mark.parametrize(("fraction", "ok"), [(0.45, True), (0.7, False)])
 @pytest.mark.usefixtures("in_process")
 def test_models_that_share_a_gpu_are_added_up(nvidia_smi: Callable[..., None], fraction: float, ok: bool) -> None:
-    embedded_path()
+    locate("embedded")
     nvidia_smi(6144)
     shared = {"talker_pool": {"num_gpus": 0.5}, "talker": {"gpu_memory_fraction": fraction, "kv_cache_bytes": None}}
     large = {"max_num_seqs": 512, "max_model_len": 8192}  # fills its share

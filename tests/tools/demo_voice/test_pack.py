@@ -5,7 +5,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from deployments.weights.checkpoint import unpack
+from deployments.embedded_voice.checkpoint import unpack
 from tools.demo_voice.export import pack
 
 

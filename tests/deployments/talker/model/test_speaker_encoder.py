@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from deployments.errors import InvalidRequest
+from deployments.talker.model.model_config import SpeakerEncoderConfig
 from deployments.talker.model.speaker_encoder import SpeakerEncoder, log_mel, mel_filters
-from deployments.talker.model.speaker_shape import SpeakerEncoderConfig
-from deployments.weights.checkpoint import as_config
+from deployments.weights.store import as_config
 from talkray_tools.released import SHAPES
 
 # Equality with the official encoder is in tests/parity/test_golden.py.
@@ -26,7 +26,7 @@ def noise(num_samples: int) -> torch.Tensor:
 
 
 def test_the_shortest_recording_is_accepted_and_a_shorter_one_refused(encoder: SpeakerEncoder) -> None:
-    shortest = encoder.shape.min_samples
+    shortest = encoder.min_samples
     assert encoder.embed(noise(shortest)).isfinite().all()
     with pytest.raises(InvalidRequest, match="ref_audio is too short") as error:
         encoder.embed(noise(shortest - 1))

@@ -1,0 +1,90 @@
+"""The embedded checkpoints: packed in this folder, and unpacked into the user's cache when they are first used.
+
+A packed folder is a checkpoint whose large tensors are int8: `x` [rows, ...] beside `x.row_scale` [rows] float32. The
+others are float16. Files are gzipped, which takes out the rows of zeros and the rareness of large values. A second
+packed folder may add tensors to the first one's files, and has other small files in place of the first one's.
+"""
+
+import gzip
+import hashlib
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from deployments.errors import CheckpointError
+
+if TYPE_CHECKING:  # the application, too, asks which checkpoints there are
+    from torch import Tensor
+
+EMBEDDED = "embedded"
+EMBEDDED_BASE = "embedded-base"  # the same networks with a speaker encoder: it speaks with the voice of a recording
+EMBEDDED_BYTES = 37_000_000  # of the disk for each, at most
+_HERE = Path(__file__).parent
+# Folders that are unpacked one over the other; the last one has all small files that differ.
+PACKED = {EMBEDDED: (_HERE / "packed",), EMBEDDED_BASE: (_HERE / "packed", _HERE / "packed_base")}
+ROW_SCALE = ".row_scale"  # ends the name of a packed tensor's factors
+FORMAT = {"format": "pt"}
+_DIGITS = 12  # of the digest that names a folder
+
+
+def unpacked(model: str, cache: Path) -> Path:
+    """The directory of an embedded checkpoint below `cache`, written if there is none yet. Raises CheckpointError.
+
+    It is written aside and renamed, so that a reader sees all of it or nothing and two writers at once do no harm.
+    """
+    directory = place(model, cache)
+    if directory.is_dir():
+        return directory
+    from safetensors import SafetensorError
+
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=cache, prefix="voice-") as scratch:
+            written = Path(scratch) / "checkpoint"
+            unpack(PACKED[model], written)
+            try:
+                written.rename(directory)
+            except OSError:
+                if not directory.is_dir():  # else another process was first
+                    raise
+    except (OSError, SafetensorError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise CheckpointError(
+            f"the embedded voice takes {EMBEDDED_BYTES / 1e6:.0f} MB in {cache} ({reason}): "
+            "make room there, or name another folder in TALKRAY_CACHE"
+        ) from error
+    return directory
+
+
+def place(model: str, cache: Path) -> Path:
+    """Where `unpacked` has a checkpoint: the digest in its name keeps another voice from an older one's folder."""
+    digest = hashlib.sha256()
+    for folder in PACKED[model]:
+        for file in sorted(file for file in folder.rglob("*") if file.is_file()):
+            digest.update(f"{file.relative_to(folder)}\0{file.stat().st_size}\0".encode())
+            digest.update(file.read_bytes())
+    return cache / f"voice-{digest.hexdigest()[:_DIGITS]}"
+
+
+def unpack(packed: Sequence[Path], checkpoint: Path) -> None:
+    """Write the new folder `checkpoint` in the official layout, in float16; the same bytes every time."""
+    from safetensors.torch import load, save_file
+
+    stored: dict[Path, dict[str, Tensor]] = {}
+    for folder in packed:
+        shutil.copytree(folder, checkpoint, ignore=shutil.ignore_patterns("*.gz"), dirs_exist_ok=True)
+        for file in sorted(folder.rglob("*.safetensors.gz")):
+            tensors = stored.setdefault(file.relative_to(folder).with_suffix(""), {})
+            tensors |= load(gzip.decompress(file.read_bytes()))
+    for name, packed_tensors in stored.items():
+        names = (each for each in packed_tensors if not each.endswith(ROW_SCALE))
+        save_file({each: _in_float16(each, packed_tensors) for each in names}, checkpoint / name, FORMAT)
+
+
+def _in_float16(name: str, stored: "dict[str, Tensor]") -> "Tensor":
+    tensor, scale = stored[name], stored.get(name + ROW_SCALE)
+    if scale is None:
+        return tensor
+    return (tensor.float() * scale.view(-1, *[1] * (tensor.dim() - 1))).half()
