@@ -139,7 +139,7 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 READ_BY_INSTALLS := pyproject.toml constraints.txt deployments/c_library.h deployments/codec/backends/c_kernels.c \
-  deployments/talker/networks/cpu_networks.c deployments/talker/sampling/c_sampler.c
+  deployments/embedded_voice/cpu_networks.c deployments/talker/sampling/c_sampler.c
 
 $(VENV)/.installed: $(BIN)/python $(READ_BY_INSTALLS)
 	@echo "installing 1.7 GB into $(VENV), most of it torch: takes two to four minutes"

@@ -1,1 +1,1 @@
-"""The voice that needs no download: its packed checkpoint, and the English that it has learnt to read."""
+"""The voice that needs no download: its packed checkpoint, kernels for CPUs, the English that it has learnt to read."""

@@ -17,9 +17,12 @@ import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from deployments.autoscaling_records import CodecRecord, TalkerRecord
+
+if TYPE_CHECKING:
+    from ray.serve.config import AutoscalingContext
 
 _Record = TypeVar("_Record", TalkerRecord, CodecRecord)
 
@@ -253,28 +256,6 @@ def _slope(first: TimedValue, last: TimedValue) -> float:
     return (last.value - first.value) / elapsed_s if elapsed_s >= _MIN_TREND_S else 0.0
 
 
-class AutoscalingContext(Protocol):
-    """The fields of `ray.serve.config.AutoscalingContext` that policies read."""
-
-    current_num_replicas: int
-    target_num_replicas: int
-    capacity_adjusted_min_replicas: int
-    capacity_adjusted_max_replicas: int
-    current_time: float | None
-
-    @property
-    def total_num_requests(self) -> float: ...
-
-    @property
-    def total_queued_requests(self) -> float:
-        """Waiting at their callers."""
-
-    @property
-    def raw_metrics(self) -> Mapping[str, Mapping[Any, Sequence[Any]]] | None:
-        """Results of `record_autoscaling_stats`: name, replica, samples with a `value`."""
-        ...
-
-
 class _Policy:
     """Holds the state between two decisions, and logs decisions that change the number."""
 
@@ -285,7 +266,7 @@ class _Policy:
         self._settings = settings
         self._state = State()
 
-    def __call__(self, context: AutoscalingContext) -> tuple[int, dict[str, Any]]:
+    def __call__(self, context: "AutoscalingContext") -> tuple[int, dict[str, Any]]:
         settings = replace(
             self._settings,
             min_replicas=context.capacity_adjusted_min_replicas,
@@ -328,7 +309,7 @@ def recorded(metrics: Mapping[str, Mapping[Any, Sequence[Any]]] | None, kind: ty
     return [kind(**values) for values in replicas.values()]
 
 
-def _counts(context: AutoscalingContext) -> Counts:
+def _counts(context: "AutoscalingContext") -> Counts:
     queued = max(0.0, context.total_queued_requests)
     return Counts(
         running=context.current_num_replicas,

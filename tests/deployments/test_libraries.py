@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from deployments.codec.backends import c_kernels
-from deployments.talker.networks import cpu_networks
+from deployments.embedded_voice import cpu_networks
 from deployments.talker.sampling import torch_sampler
 
 ROOT = Path(__file__).parents[2]
@@ -40,7 +40,7 @@ def test_a_library_is_imported_without_ray(library: str) -> None:
 # The libraries of C, and the functions that Python calls.
 C_FILES = {
     "codec/backends/c_kernels.c": {"matrix_units", *c_kernels._PARAMETERS},
-    "talker/networks/cpu_networks.c": {"suits", *cpu_networks._PARAMETERS},
+    "embedded_voice/cpu_networks.c": {"suits", *cpu_networks._PARAMETERS},
     "talker/sampling/c_sampler.c": {"option_columns", *torch_sampler._PARAMETERS},
 }
 COMPILERS = [

@@ -18,13 +18,13 @@ from httpx2 import ASGITransport, AsyncClient
 
 from deployments.codec.slots import PlainSlots
 from deployments.config import TalkerConfig
+from deployments.embedded_voice.cpu_networks import CpuNetworks
 from deployments.protocol import FrameChunk, ModelInfo, PcmChunk, SynthesisRequest
 from deployments.serving.failover import with_failover
 from deployments.serving.replica_streams import TalkerAudio
 from deployments.talker.audio.audio_streams import AudioStreams
 from deployments.talker.engine.engine import Engine
 from deployments.talker.engine.startup import StartClock, load_engine
-from deployments.talker.networks.cpu_networks import CpuNetworks
 from deployments.talker.runner.model_runner import ModelRunner
 from deployments.weights.store import locate
 from serve_app.api.application import create_api

@@ -21,9 +21,10 @@ from deployments.talker.model.model_config import ModelConfig
 from deployments.talker.networks.frame_networks import FrameNetworks, NetworkKind
 
 _HERE = "deployments.talker.networks"
+_IN_C = "deployments.embedded_voice.cpu_networks"  # a network of its size, which no released talker has
 NETWORKS: dict[NetworkKind, str] = {
     "fused": f"{_HERE}.fused_networks:FusedNetworks",  # needs Triton, which a CPU has not
-    "cpu": f"{_HERE}.cpu_networks:CpuNetworks",
+    "cpu": f"{_IN_C}:CpuNetworks",
     "exact": f"{_HERE}.plain_networks:ExactNetworks",
     "plain": f"{_HERE}.plain_networks:PlainNetworks",
 }
@@ -39,7 +40,7 @@ def choose_networks(kernels: str, config: ModelConfig, *, dtype: torch.dtype, de
     if kernels == "plain":
         return "plain"
     if device.type == "cpu":
-        in_c = dtype is torch.float32 and late(f"{_HERE}.cpu_networks:fits")(config.talker, config.predictor)
+        in_c = dtype is torch.float32 and late(f"{_IN_C}:fits")(config.talker, config.predictor)
         return "cpu" if in_c else "exact"
     has_kernels = capability_of(device) >= AMPERE and importlib.util.find_spec("triton") is not None
     return "fused" if dtype.itemsize == 2 and has_kernels else "plain"

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from deployments.config import TalkerConfig
+from deployments.embedded_voice.cpu_networks import CpuNetworks
 from deployments.errors import CheckpointError, EngineError, InvalidRequest, Overloaded, TalkerLost
 from deployments.protocol import ALL_FRAMES, Codes, FinishReason, FrameChunk, Reference, Sampling, SynthesisRequest
 from deployments.recording_cache import Lookups
@@ -26,7 +27,6 @@ from deployments.talker.engine.outgoing import Outgoing
 from deployments.talker.engine.startup import build_engine, warm_up
 from deployments.talker.engine.step_maker import StepInFlight
 from deployments.talker.model.talker import CodePredictor, Talker
-from deployments.talker.networks.cpu_networks import CpuNetworks
 from deployments.talker.networks.frame_networks import FrameNetworks
 from deployments.talker.networks.plain_networks import PlainNetworks
 from deployments.talker.runner.model_runner import ModelRunner, QueuedStep
@@ -145,7 +145,7 @@ def test_a_stream_that_just_ends_leaves_the_others_alone(engine: Engine, alone: 
 
 def test_without_kernels_every_pass_on_cpu_has_the_same_size(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """How torch's matrix product rounds may depend on its number of rows, so that must not depend on the batch."""
-    monkeypatch.setattr("deployments.talker.networks.cpu_networks.fits", lambda *_: False)
+    monkeypatch.setattr("deployments.embedded_voice.cpu_networks.fits", lambda *_: False)
     engine, rows = build_engine(checkpoint, CONFIG), set[int]()
     for network in (Talker, CodePredictor):
         forward = network.forward

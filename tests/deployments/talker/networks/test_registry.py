@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 import torch
 
+from deployments.embedded_voice import cpu_networks
 from deployments.gpu.card import AMPERE, Capability
-from deployments.talker.networks import cpu_networks, registry
+from deployments.talker.networks import registry
 from deployments.talker.networks.frame_networks import NetworkKind
 from deployments.talker.networks.registry import NETWORKS, choose_networks, networks_class
 

@@ -7,7 +7,7 @@
 #include <math.h>
 #include <stddef.h>
 
-#include "../../c_library.h"
+#include "../c_library.h"
 
 #ifdef __aarch64__
 #define LANES 4

@@ -39,7 +39,7 @@ class _Cache(ctypes.Structure):
 
 
 def _suited_library() -> ctypes.CDLL | None:
-    library = built_library("deployments.talker.networks._cpu_networks", _PARAMETERS, interface=_INTERFACE)
+    library = built_library("deployments.embedded_voice._cpu_networks", _PARAMETERS, interface=_INTERFACE)
     return library if library is not None and library.suits() else None
 
 

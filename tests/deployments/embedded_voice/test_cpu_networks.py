@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from deployments.config import TalkerConfig
+from deployments.embedded_voice import cpu_networks
+from deployments.embedded_voice.cpu_networks import RowProduct
 from deployments.talker.engine.engine import Engine
 from deployments.talker.engine.startup import build_engine
-from deployments.talker.networks import cpu_networks
-from deployments.talker.networks.cpu_networks import RowProduct
 from tests.deployments.talker.driving import GREEDY, ask, speak_all
 
 pytestmark = pytest.mark.skipif(cpu_networks._built is None, reason="no C compiler built the kernels")
