@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
+from pkgutil import resolve_name
 from typing import Any
 
 from ray import serve
@@ -9,7 +10,6 @@ from ray.serve import Application
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, BackpressureConfig, RequestRouterConfig
 
 from deployments.codec.deployment import CodecReplica
-from deployments.late import late
 from deployments.serving.handles import LeastBusy
 from deployments.talker.deployment import TalkerReplica
 from deployments.weights.description import clones, speakers, tokenizer_of
@@ -68,8 +68,8 @@ def build_app(config: AppConfig) -> Application:
 
 
 def _added(spec: DeploymentSpec) -> Application:
-    deployment = serve.deployment(name=spec.name, **options(spec.pool, spec.max_ongoing_requests))(late(spec.replica))
-    return deployment.bind(*spec.arguments)
+    deployed = serve.deployment(name=spec.name, **options(spec.pool, spec.max_ongoing_requests))
+    return deployed(resolve_name(spec.replica)).bind(*spec.arguments)
 
 
 def _chosen(own: AppConfig) -> AppConfig:

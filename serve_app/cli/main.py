@@ -12,12 +12,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from importlib import import_module
 from itertools import chain
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Annotated, Self, TextIO
 from urllib.parse import urlsplit
 
@@ -54,14 +55,6 @@ from serve_app.cli.upgrade_check import upgrade_changes
 from serve_app.config import AccessSettings, AppConfig, ConfigError, explain, read_config
 from serve_app.distribution import pip_install, version
 from serve_app.extensions import COMMANDS
-
-
-def print_json(entry: Entry) -> None:
-    print(json.dumps(entry), flush=True)
-
-
-def print_line(entry: Entry) -> None:
-    print(request_log.line(entry), flush=True)
 
 
 class ProgressLine:
@@ -144,7 +137,8 @@ def serve(
     clear_dead(partial(print, file=report))  # it may hold the port
     _check(settings, address)
     with ExitStack() as stack:
-        show = None if quiet else print_json if as_json else print_line
+        as_text: Callable[[Entry], str] = json.dumps if as_json else request_log.line
+        show = None if quiet else lambda entry: print(as_text(entry), flush=True)
         progress = stack.enter_context(ProgressLine(report))
         for own in settings.by_model().values():
             _fetch(own.model, progress)
@@ -321,8 +315,7 @@ def _run_module(context: typer.Context) -> None:
 
 def _run_group(context: typer.Context) -> None:
     """Commands of an extension."""
-    module, _, app = COMMANDS[str(context.info_name)][1].partition(":")
-    getattr(import_module(module), app)(args=context.args, prog_name=context.command_path)
+    resolve_name(COMMANDS[str(context.info_name)][1])(args=context.args, prog_name=context.command_path)
 
 
 for _name, (_help, _) in COMMANDS.items():

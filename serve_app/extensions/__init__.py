@@ -5,10 +5,10 @@ COMMANDS are groups of the command line: the help, and the Typer app that is imp
 """
 
 from collections.abc import Sequence
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING
 
 from deployments.errors import StartError
-from deployments.late import late
 
 if TYPE_CHECKING:  # the settings stand below it
     from serve_app.extension import Extension
@@ -69,19 +69,20 @@ def _required(extension: "Extension") -> list[str]:
 
 def _load(name: str) -> "Extension":
     if name in BUILT_IN:
-        extension: Extension = late(f"{_FOLDER}.{name}.extension:EXTENSION")
+        extension: Extension = resolve_name(f"{_FOLDER}.{name}.extension:EXTENSION")
         return extension
     if not name.partition(":")[2]:
         known = ", ".join((_DEFAULT, *BUILT_IN))
         raise StartError(f"api.extensions: {name!r} is unknown. Use {known}, or package.module:EXTENSION of your own")
     try:
-        found = late(name)
-    except (ImportError, AttributeError) as error:
+        found = resolve_name(name)
+    except (ImportError, AttributeError, ValueError) as error:
         raise StartError(
             f"api.extensions: {name!r} cannot be imported ({error}): the package must be installed on every node that "
             "builds the application or runs an ingress replica"
         ) from None
-    if isinstance(found, late("serve_app.extension:Extension")):  # it stands above the settings, and they above this
+    kind = resolve_name("serve_app.extension:Extension")  # it stands above the settings, and they above this
+    if isinstance(found, kind):
         own: Extension = found
         return own
     raise StartError(f"api.extensions: {name!r} is a {type(found).__name__}: name an object of the class Extension")

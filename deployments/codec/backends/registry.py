@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from pkgutil import resolve_name
 
 import torch
 
@@ -11,7 +12,6 @@ from deployments.codec.decoder import Backend, CodecDecoder
 from deployments.codec.slots import SlotDecoder
 from deployments.gpu.capability import capability_of
 from deployments.gpu.card import AMPERE
-from deployments.late import late
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,12 +24,12 @@ class DecoderPair:
 
     @property
     def backend(self) -> type[Backend]:
-        backend: type[Backend] = late(self.backend_name)
+        backend: type[Backend] = resolve_name(self.backend_name)
         return backend
 
     @property
     def slots(self) -> type[SlotDecoder]:
-        slots: type[SlotDecoder] = late(self.slots_name)
+        slots: type[SlotDecoder] = resolve_name(self.slots_name)
         return slots
 
 

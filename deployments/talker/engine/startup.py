@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,7 +18,6 @@ from deployments.codec.codec_config import SpeechTokenizerConfig
 from deployments.codec.slots import Prepare
 from deployments.config import TalkerConfig
 from deployments.errors import EngineError
-from deployments.late import late
 from deployments.protocol import Reference, Sampling, SynthesisRequest
 from deployments.talker.audio.audio_streams import AudioStreams
 from deployments.talker.engine.device import EngineDevice, cache_bounds
@@ -136,7 +136,7 @@ def build_engine(
         encode = None
         # A CPU has the codec pool for it.
         if speaker_encoder is not None and chosen.on_gpu and not model_config.text.clones_by_vector:
-            encode = late(_CODEC_ENCODER).load(directory / "speech_tokenizer", device=device).encode
+            encode = resolve_name(_CODEC_ENCODER).load(directory / "speech_tokenizer", device=device).encode
         with clock.phase("loading the tokenizer"):
             tokenizer = TextTokenizer(directory, model_config.tokens)
             follows = info.supports_instructions
@@ -210,7 +210,7 @@ def load_speaker_encoder(directory: Path, config: ModelConfig, *, device: torch.
     if config.speaker_encoder is None:
         return None
     with without_values():
-        encoder: SpeakerEncoder = late(_SPEAKER_ENCODER)(config.speaker_encoder)
+        encoder: SpeakerEncoder = resolve_name(_SPEAKER_ENCODER)(config.speaker_encoder)
     load_strict(encoder, directory, prefix="speaker_encoder.", dtype=torch.float32, device=device)
     return encoder.eval()
 

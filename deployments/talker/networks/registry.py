@@ -11,12 +11,12 @@ With `cpu` and `exact` a stream has the same codes alone, in a batch and resumed
 """
 
 import importlib.util
+from pkgutil import resolve_name
 
 import torch
 
 from deployments.gpu.capability import capability_of
 from deployments.gpu.card import AMPERE
-from deployments.late import late
 from deployments.talker.model.model_config import ModelConfig
 from deployments.talker.networks.frame_networks import FrameNetworks, NetworkKind
 
@@ -31,7 +31,7 @@ NETWORKS: dict[NetworkKind, str] = {
 
 
 def networks_class(kind: NetworkKind) -> type[FrameNetworks]:
-    networks: type[FrameNetworks] = late(NETWORKS[kind])
+    networks: type[FrameNetworks] = resolve_name(NETWORKS[kind])
     return networks
 
 
@@ -40,7 +40,7 @@ def choose_networks(kernels: str, config: ModelConfig, *, dtype: torch.dtype, de
     if kernels == "plain":
         return "plain"
     if device.type == "cpu":
-        in_c = dtype is torch.float32 and late(f"{_IN_C}:fits")(config.talker, config.predictor)
+        in_c = dtype is torch.float32 and resolve_name(f"{_IN_C}:fits")(config.talker, config.predictor)
         return "cpu" if in_c else "exact"
     has_kernels = capability_of(device) >= AMPERE and importlib.util.find_spec("triton") is not None
     return "fused" if dtype.itemsize == 2 and has_kernels else "plain"

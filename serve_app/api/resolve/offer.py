@@ -3,10 +3,10 @@
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from pkgutil import resolve_name
 from typing import Any, ClassVar, Protocol
 
 from deployments.errors import TalkrayError
-from deployments.late import late
 from deployments.protocol import ModelInfo
 from serve_app.api import catalogue
 from serve_app.api.error_replies import ErrorKind, ExtensionError
@@ -89,7 +89,8 @@ async def read_plainly(
     offer: "Offer", body: SpeechBody, info: ModelInfo, stored: KeptVoice | None
 ) -> tuple[SpokenText, Reasons]:
     """The text as it is, or in the words that the voice reads."""
-    speak, count_lost = map(late, SPOKEN_FORMS[info.spoken_form]) if info.spoken_form else (clean, lambda text: 0)
+    form = info.spoken_form
+    speak, count_lost = map(resolve_name, SPOKEN_FORMS[form]) if form else (clean, lambda text: 0)
     text, lost = speak(body.input), count_lost(body.input)
     left_out = Counter({UNSPOKEN: lost} if lost else {})
     spoken = SpokenText(body.input, (Stretch(text),) if text else (), left_out)
