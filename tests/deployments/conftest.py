@@ -49,3 +49,8 @@ def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str],
         return directory
 
     return write
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tiny_checkpoint: Callable[[str], Path]) -> Path:
+    return tiny_checkpoint("CustomVoice")

@@ -30,8 +30,3 @@ def engine_of(tiny_checkpoint: Callable[[str], Path]) -> Callable[[str], Engine]
 @pytest.fixture
 def engine(engine_of: Callable[[str], Engine]) -> Engine:
     return engine_of("CustomVoice")
-
-
-@pytest.fixture(scope="session")
-def checkpoint(tiny_checkpoint: Callable[[str], Path]) -> Path:
-    return tiny_checkpoint("CustomVoice")
