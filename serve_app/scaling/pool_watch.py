@@ -28,8 +28,7 @@ _TURNS_PER_LOOK = 10  # at least
 _REPLICAS_PER_TURN = 40  # the controller's one thread takes about 0.2 ms for each replica that it tells of
 _LOOKS_PER_COUNT = 5  # the control store's list of the dead may be long
 _SILENT_LOOKS = 3  # of the replica that asks for all; then each asks for itself
-# All of a larger pool do not die between two looks, and hundreds of ingresses would ask the control store thousands of
-# times a second.
+# All of a larger pool do not die between two looks, and hundreds of ingresses would ask thousands of times a second.
 _LARGEST_ASKED = 16
 _SCRAPE_TIMEOUT_S = 5.0
 
@@ -53,8 +52,77 @@ class Seen:
         return cls(pools, said["deaths"])
 
 
-class PoolWatch:
-    """Knows the pools, on a thread of its own: one replica asks the controller for all, every two seconds.
+class KnownPools:
+    """What a replica knows of the pools, and who asks the controller for it. Asks nothing itself."""
+
+    def __init__(self, app_name: str, models: Mapping[str, tuple[str, str]]) -> None:
+        """`models`: the deployments of the talkers and of the codec of each model, by its name."""
+        self._app_name, self._models = app_name, models
+        self._seen = Seen({}, {})
+        self._note: bytes | None = None
+        self._silence = _SILENT_LOOKS  # looks without a new note; at first no replica is waited for
+        self._lives: dict[str, bool] = {}
+        self._starts: dict[str, Start | None] = {}
+
+    def is_running(self, model: str) -> bool:
+        """Whether each pool that the model needs has a live replica; True before the first answer of the controller."""
+        talkers, codecs = map(pool_of, self._models[model])
+        pool = self._seen.pools.get(codecs)
+        return self._lives.get(talkers, True) and (self._lives.get(codecs, True) or not (pool and pool.wanted))
+
+    def is_ready(self) -> bool:
+        """Whether the first model may be asked to speak: it runs, or its talkers are at zero for lack of requests."""
+        first = next(iter(self._models))
+        talkers = self._seen.pools.get(pool_of(self._models[first][0]))
+        return self.is_running(first) or (talkers is not None and not talkers.wanted)
+
+    def sizes(self) -> dict[str, tuple[int, int]]:
+        """Replicas wanted and running, by pool."""
+        return {name: (pool.wanted, len(pool.running)) for name, pool in self._seen.pools.items()}
+
+    def state(self, model: str) -> ModelState:
+        """Whether a model speaks, and how far its start is if not."""
+        pool = self._seen.pools.get(pool_of(self._models[model][0]))
+        wanted = 1 if pool is None else pool.wanted
+        start, running = self._starts.get(model), self.is_running(model)
+        return ModelState.of(start, wanted=wanted, running=running, now_s=time.time())
+
+    def hear(self, note: bytes | None) -> bool:
+        """Take the note of the replica that asks for all. Returns whether it is silent: then ask the controller."""
+        if note is not None and self._note is not None and note != self._note:  # the first may be of a former server
+            self._silence = 0
+            self.use(Seen.read(note))
+        else:
+            self._silence += 1
+        self._note = note
+        return self._silence >= _SILENT_LOOKS
+
+    def use(self, seen: Seen) -> None:
+        """Take the controller's answer, and record it."""
+        self._seen = seen
+        for name, pool in seen.pools.items():
+            kind, _, model = name.partition(" ")
+            metrics.WANTED.record(pool.wanted, pool=kind, model=model)
+            metrics.RUNNING.record(len(pool.running), pool=kind, model=model)
+        for name, count in seen.deaths.items():
+            kind, _, model = name.partition(" ")
+            metrics.DIED.record(count, pool=kind, model=model)
+
+    def ask_who_lives(self, is_alive: Callable[[str], bool]) -> None:
+        """`is_alive` is asked about the replicas of small pools."""
+        for name in self._seen.pools.keys() & {*map(pool_of, itertools.chain(*self._models.values()))}:
+            running = self._seen.pools[name].running
+            self._lives[name] = len(running) > _LARGEST_ASKED or any(map(is_alive, running))
+
+    def read_starts(self, get_note: Callable[[str], bytes | None], *, running: bool) -> None:
+        """Read the note of the latest start of each model that speaks, which may be asleep, or that does not."""
+        for model, (talkers, _) in self._models.items():
+            if self.is_running(model) is running:
+                self._starts[model] = Start.read(get_note(start_key(self._app_name, talkers)))
+
+
+class PoolWatch(KnownPools):
+    """Follows the pools on a thread of its own: one replica asks the controller for all, every two seconds.
 
     That is the ingress of rank 0, which notes what it has seen in the cluster's control store for the others. Once it
     has been silent for three looks the others ask for themselves, until a replica of rank 0 notes an answer. With more
@@ -63,36 +131,11 @@ class PoolWatch:
     """
 
     def __init__(self, app_name: str, models: Mapping[str, tuple[str, str]]) -> None:
-        """`models`: the deployments of the talkers and of the codec of each model, by its name."""
+        super().__init__(app_name, models)
         self._own_note: Callable[[], bytes] | None = None
-        self._app_name, self._models = app_name, models
         self._note_key = f"pools of {app_name}"
-        self._note: bytes | None = None
-        self._silence = _SILENT_LOOKS  # looks without a new note; at first no replica is waited for
         self._asked = 0  # looks of its own in a row
-        self._pools: Mapping[str, Pool] = {}
-        self._deaths: Mapping[str, int] = {}
-        self._lives: dict[str, bool] = {}
-        self._starts: dict[str, Start | None] = {}
         threading.Thread(target=self._watch, name="pool-watch", daemon=True).start()
-
-    def is_running(self, model: str) -> bool:
-        """Whether each pool that the model needs has a live replica; True before the first answer of the controller."""
-        talkers, codecs = map(pool_of, self._models[model])
-        pool = self._pools.get(codecs)
-        return self._lives.get(talkers, True) and (self._lives.get(codecs, True) or not (pool and pool.wanted))
-
-    def is_ready(self) -> bool:
-        """Whether speech of the first model may be asked for: the pools run, or the talkers are at zero for lack of
-        requests.
-        """
-        first = next(iter(self._models))
-        talkers = self._pools.get(pool_of(self._models[first][0]))
-        return self.is_running(first) or (talkers is not None and not talkers.wanted)
-
-    def sizes(self) -> dict[str, tuple[int, int]]:
-        """Replicas wanted and running, by pool."""
-        return {name: (pool.wanted, len(pool.running)) for name, pool in self._pools.items()}
 
     def share_note(self, make: Callable[[], bytes]) -> None:
         """Note for the other ingress replicas, at each look, what `make` returns."""
@@ -100,35 +143,23 @@ class PoolWatch:
 
     def notes(self) -> list[bytes]:
         """What the other ingress replicas have noted, also of some that have ended. Blocks."""
-        pool, own = self._pools.get("ingress"), _rank()
+        pool, own = self._seen.pools.get("ingress"), _rank()
         ranks = (rank for rank in range(pool.wanted if pool else 0) if rank != own)
         notes = (ray_private.get_note(_note_of(self._app_name, rank)) for rank in ranks)
         return [note for note in notes if note is not None]
-
-    def state(self, model: str) -> ModelState:
-        """Whether a model speaks, and how far its start is if not."""
-        pool = self._pools.get(pool_of(self._models[model][0]))
-        wanted = 1 if pool is None else pool.wanted
-        running = self.is_running(model)
-        return ModelState.of(self._starts.get(model), wanted=wanted, running=running, now_s=time.time())
 
     def _watch(self) -> None:
         pause, next_look = threading.Event(), 0
         for number in itertools.count():
             try:
                 if number >= next_look:
-                    replicas = sum(pool.wanted for pool in self._pools.values())
+                    replicas = sum(pool.wanted for pool in self._seen.pools.values())
                     next_look = number + turns_per_look(replicas, is_running=all(map(self.is_running, self._models)))
                     self._look()
-                    self._read_starts(running=True)
-                self._ask_who_lives()
-                self._read_starts(running=False)
-            except (
-                RayError,
-                RayServeException,
-                TimeoutError,
-                ConnectionError,
-            ) as error:  # the controller or the control store is away
+                    self.read_starts(ray_private.get_note, running=True)
+                self.ask_who_lives(ray_private.is_alive)
+                self.read_starts(ray_private.get_note, running=False)
+            except (RayError, RayServeException, TimeoutError, ConnectionError) as error:  # controller or store is away
                 logger.info("the pools cannot be seen now: %s", error)
             except Exception:  # without another look the last answer would stand for good
                 logger.exception("the pools cannot be seen now")
@@ -139,53 +170,23 @@ class PoolWatch:
         if self._own_note is not None and (own := _rank()) is not None:
             ray_private.put_note(_note_of(self._app_name, own), self._own_note())
         if _asks_for_all():
-            self._use(seen := self._ask())
+            self.use(seen := self._ask())
             ray_private.put_note(self._note_key, seen.note())
-            return
-        note = ray_private.get_note(self._note_key)
-        is_news = note is not None and self._note is not None and note != self._note
-        self._silence = 0 if is_news else self._silence + 1
-        self._note = note
-        if is_news:
-            assert note is not None
+        elif self.hear(ray_private.get_note(self._note_key)):
+            self.use(self._ask())
+        else:
             self._asked = 0
-            self._use(Seen.read(note))
-        elif self._silence >= _SILENT_LOOKS:
-            self._use(self._ask())
 
     def _ask(self) -> Seen:
         pools = {pool_of(name): pool for name, pool in ray_private.pools(self._app_name).items()}
-        deaths = self._count_deaths() if self._asked % _LOOKS_PER_COUNT == 0 else self._deaths
+        deaths = self._count_deaths() if self._asked % _LOOKS_PER_COUNT == 0 else self._seen.deaths
         self._asked += 1
         return Seen(pools, deaths)
-
-    def _use(self, seen: Seen) -> None:
-        self._pools, self._deaths = seen.pools, seen.deaths
-        for name, pool in seen.pools.items():
-            kind, _, model = name.partition(" ")
-            metrics.WANTED.record(pool.wanted, pool=kind, model=model)
-            metrics.RUNNING.record(len(pool.running), pool=kind, model=model)
-        for name, count in seen.deaths.items():
-            kind, _, model = name.partition(" ")
-            metrics.DIED.record(count, pool=kind, model=model)
-
-    def _read_starts(self, *, running: bool) -> None:
-        """Read the note of the latest start of each model that speaks, which may be asleep, or that does not."""
-        for model, (talkers, _) in self._models.items():
-            if self.is_running(model) is running:
-                self._starts[model] = Start.read(ray_private.get_note(start_key(self._app_name, talkers)))
-
-    def _ask_who_lives(self) -> None:
-        for name in {pool_of(deployment) for pair in self._models.values() for deployment in pair}:
-            if name in self._pools:
-                running = self._pools[name].running
-                self._lives[name] = len(running) > _LARGEST_ASKED or any(map(ray_private.is_alive, running))
 
     def _count_deaths(self) -> dict[str, int]:
         """Deaths are counted from outside, because a replica that dies reports nothing."""
         counts = ray_private.count_deaths(self._app_name)
-        deployments = dict.fromkeys(("Ingress", *(name for pair in self._models.values() for name in pair)))
-        named = {pool_of(deployment): counts[deployment] for deployment in deployments}
+        named = {pool_of(name): counts[name] for name in ("Ingress", *itertools.chain(*self._models.values()))}
         return named | {ray_private.PROXY: counts[ray_private.PROXY]}
 
 
@@ -196,9 +197,8 @@ def pool_of(deployment: str) -> str:
 
 
 def turns_per_look(replicas: int, *, is_running: bool) -> int:
-    """Turns of 0.2 s between two looks: how seldom the controller is asked where there are so many replicas.
-
-    Not so seldom while a pool is dead: its successor speaks as soon as it is there.
+    """Turns of 0.2 s between two looks: more with many replicas, fewer while a pool is dead, whose successor speaks as
+    soon as it is there.
     """
     return max(_TURNS_PER_LOOK if is_running else 1, replicas // _REPLICAS_PER_TURN)
 

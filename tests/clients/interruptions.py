@@ -19,8 +19,9 @@ import numpy as np
 from tests.clients.texts import TEXTS
 from tests.serve_app.extensions.client import Json
 from tests.serve_app.extensions.timed import Interrupted, Interrupter
-from tools.suites.rows import SOCKETS, SocketRow
-from tools.suites.rows import VOICE as ROWS_VOICE
+from tools.suites.row import VOICE as ROWS_VOICE
+from tools.suites.row import SocketRow
+from tools.suites.rows import SOCKETS
 
 VOICE = "nora"
 INTERRUPTIONS = 20

@@ -1,9 +1,11 @@
-"""Messages of every dialect, in any order and of any content: no server error, and nothing is left speaking."""
+"""Messages of every dialect, in any order and of any content, while speech goes on, fails and is left: no server error,
+and nothing is left speaking.
+"""
 
 import asyncio
 import json
 import random
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 from urllib.parse import parse_qsl
@@ -20,25 +22,33 @@ from tests.fuzz.conftest import BOUND_S, Cases, unstalled
 from tests.fuzz.texts import flood, text
 from tests.serve_app import asgi
 from tests.serve_app.asgi import post
-from tests.serve_app.fake import CUSTOM_VOICE, utterance
+from tests.serve_app.fake import CUSTOM_VOICE, followed, utterance
 from tests.serve_app.one_model import one_api
-from tools.suites.rows import POSTS, SOCKETS, PostRow, SocketRow
+from tools.suites.row import PostRow, SocketRow
+from tools.suites.rows import POSTS, SOCKETS
 
 pytestmark = pytest.mark.anyio
 
 Json = dict[str, Any]
-SEVERAL = 6  # messages of a socket at most
+SEVERAL = 12  # messages of a socket at most
 WAITS = AdmissionSettings(max_line_s=1000, max_wait_s=1000, max_late_s=1000)
 
 
-class Speaks:
-    """A frame for each utterance, a failure now and then; it counts who is being spoken to."""
+FAILURES = (ReplicaLost("lost"), Overloaded("full", 1.0))
 
-    def __init__(self, spoken_form: Literal["english"] | None = None) -> None:
+
+class Speaks:
+    """A frame for each utterance, a failure now and then; it counts who is being spoken to.
+
+    `is_live`: it speaks words, breaks off anywhere, also for a reason of the server's own, or never ends.
+    """
+
+    def __init__(self, spoken_form: Literal["english"] | None = None, *, is_live: bool = False) -> None:
         self.num_open = 0
         self.chance = random.Random(0)
-        self.has_lost = False  # which is no error of the ingress
+        self.failed: list[Exception] = []  # in this case
         self._spoken_form: Literal["english"] | None = spoken_form
+        self._is_live = is_live
 
     async def describe(self) -> ModelInfo:
         return replace(CUSTOM_VOICE, word_times=True, spoken_form=self._spoken_form)
@@ -50,13 +60,21 @@ class Speaks:
                 async for _ in read(request.mailbox):
                     pass
             if self.chance.random() < 0.1:
-                error = self.chance.choice((ReplicaLost("lost"), Overloaded("full", 1.0)))
-                self.has_lost = self.has_lost or isinstance(error, ReplicaLost)
-                raise error
-            for step in utterance(1):
+                self._fail(FAILURES)
+            for step in followed() if self._is_live and self.chance.random() < 0.5 else utterance(1):
+                if self._is_live:
+                    await asyncio.sleep(0)
+                    if self.chance.random() < 0.02:
+                        self._fail((*FAILURES, ValueError("secret")))
+                    if self.chance.random() < 0.01:
+                        await asyncio.Event().wait()
                 yield step
         finally:
             self.num_open -= 1
+
+    def _fail(self, errors: Sequence[Exception]) -> None:
+        self.failed.append(self.chance.choice(errors))
+        raise self.failed[-1]
 
 
 _MANY_DIGITS = "@digits@"  # stands for a number that `json` does not write
@@ -68,7 +86,6 @@ def written(value: object, chance: random.Random) -> str:
     return told.replace(f'"{_MANY_DIGITS}"', "9" * 5000).replace('"@1e999@"', "1e999")
 
 
-_LOST = translate(ReplicaLost("lost")).code
 _VALUES: tuple[Callable[[random.Random], object], ...] = (
     text, lambda _: None, lambda chance: chance.choice((True, False)),
     lambda chance: chance.randint(-(2**70), 2**70), lambda chance: chance.choice(_NUMBERS),
@@ -92,7 +109,9 @@ def filled(value: object, chance: random.Random) -> object:
                 return flood(chance)
             return text(chance)[:2000] if chance.random() < 0.5 else "Hello there. "
         case dict():
-            return {name: filled(item, chance) for name, item in value.items() if chance.random() > 0.02}
+            more = {text(chance)[:10]: chance.choice(_VALUES)(chance)} if chance.random() < 0.02 else {}
+            more |= {"context_id": str(chance.randrange(20))} if "context_id" in value and chance.random() < 0.3 else {}
+            return {name: filled(item, chance) for name, item in value.items() if chance.random() > 0.02} | more
         case list():
             return [filled(item, chance) for item in value]
     return value
@@ -125,10 +144,10 @@ def sequence(row: SocketRow, chance: random.Random) -> Iterator[Json]:
 async def test_messages(cases: Cases, dialect: str, spoken_form: Literal["english"] | None) -> None:
     """Whatever comes: the server tells it or closes, and when the client has left nothing speaks any more."""
     before = asyncio.all_tasks()
-    row, speaks, texts = SOCKETS[dialect], Speaks(spoken_form), LiveTexts()
+    row, speaks, texts = SOCKETS[dialect], Speaks(spoken_form, is_live=True), LiveTexts()
     api = one_api(speaks, ApiSettings(admission=WAITS), opened={"live": texts})
     for chance in cases:
-        speaks.chance, speaks.has_lost = chance, False
+        speaks.chance, speaks.failed = chance, []
         path, _, query_string = chance.choice(row.paths).partition("?")
         query = {name: str(filled(value, chance)) for name, value in parse_qsl(query_string)}
         query = {name: value if chance.random() < 0.97 else chance.choice(_QUERY) for name, value in query.items()}
@@ -142,7 +161,11 @@ async def test_messages(cases: Cases, dialect: str, spoken_form: Literal["englis
                 continue
             assert first["type"] == "websocket.accept", first
             for message in sequence(row, chance):
+                connection.stall() if chance.random() < 0.1 else connection.flow()
                 connection.receive(message)
+                for _ in range(chance.choice((0, 0, 1, 30))):
+                    await asyncio.sleep(0)
+            connection.flow()
             if chance.random() < 0.5:
                 await _listen(connection, chance, speaks)
             connection.receive({"type": "websocket.disconnect", "code": 1000})
@@ -181,8 +204,16 @@ def _check(message: Mapping[str, Any], speaks: Speaks) -> None:
     """No error of the server's own, which its failures above are not."""
     if message["type"] == "websocket.close":
         assert message.get("code", 1000) in (1000, 1008, 1011, 1013), message
-        assert message.get("code", 1000) != 1011 or (speaks.has_lost and message["reason"] == _LOST), message
-    assert "internal_error" not in (message.get("text") or ""), message
+        codes = {translate(error).code for error in speaks.failed}
+        assert message.get("code", 1000) != 1011 or message["reason"] in codes, message
+    elif message.get("text") is not None:
+        told = json.loads(message["text"])
+        assert isinstance(told, dict)
+        assert "secret" not in message["text"]
+        has_failed = any(isinstance(error, ValueError) for error in speaks.failed)
+        assert has_failed or "internal_error" not in message["text"], message
+    else:
+        assert message["bytes"]
 
 
 @pytest.mark.parametrize("row", POSTS.values(), ids=POSTS)

@@ -17,15 +17,15 @@ from deployments.protocol import ModelInfo
 from tests.fuzz.conftest import BOUND_S, NUM_CASES, Cases
 from tests.fuzz.recordings import originals
 from tests.fuzz.test_recordings import data_url
-from tests.serve_app.extensions.jobs.desk import Server
+from tests.serve_app.extensions.client import every_api
 from tests.serve_app.fake import BASE, CUSTOM_VOICE, VOICE_DESIGN, FakeSynthesizer, utterance
 
 # Hypothesis writes a failing request down, also one with a recording.
 pytestmark = pytest.mark.filterwarnings("ignore:Generating overly large repr")
 
 SYNTHESIZER = FakeSynthesizer(script=utterance(1))
-SERVER = Server(Path(tempfile.mkdtemp(dir=os.environ["TALKRAY_DATA"])), SYNTHESIZER)  # its jobs wait
-SCHEMA = schemathesis.openapi.from_asgi("/openapi.json", SERVER.api)
+API = every_api(Path(tempfile.mkdtemp(dir=os.environ["TALKRAY_DATA"])), SYNTHESIZER)  # its jobs wait
+SCHEMA = schemathesis.openapi.from_asgi("/openapi.json", API)
 OPERATIONS = {operation.ok().label: operation.ok() for operation in SCHEMA.get_all_operations()}
 SPEECH = "POST /v1/audio/speech"
 NUM_EACH = {SPEECH: NUM_CASES, "GET /v1/models/{model_id}": NUM_CASES // 4}

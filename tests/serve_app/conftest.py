@@ -7,7 +7,6 @@ import pytest
 from fastapi import FastAPI
 
 from serve_app.config import ApiSettings
-from serve_app.extensions.live.live_text import LiveTexts
 from tests.serve_app.fake import FakeSynthesizer, utterance
 from tests.serve_app.one_model import one_api
 
@@ -26,13 +25,6 @@ def api(synthesizer: FakeSynthesizer) -> FastAPI:
 async def client(api: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
     async with httpx.AsyncClient(transport=httpx.ASGITransport(api), base_url="http://talkray") as client:
         yield client
-
-
-@pytest.fixture
-async def texts() -> AsyncIterator[LiveTexts]:
-    texts = LiveTexts()
-    yield texts
-    await texts.aclose()
 
 
 @pytest.fixture

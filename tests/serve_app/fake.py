@@ -1,7 +1,7 @@
 """A synthesizer that follows a script, and remembers what it was asked."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Container, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
@@ -31,9 +31,22 @@ Step = PcmChunk | Exception | asyncio.Event  # yielded, raised, awaited
 
 
 class FakeSynthesizer:
-    def __init__(self, info: ModelInfo | None = CUSTOM_VOICE, script: Sequence[Step] = ()) -> None:
+    """Follows `script` for each request, after `scripts` for the first ones. What ends has read its text, but for the
+    requests of these numbers: `hasty`.
+    """
+
+    def __init__(
+        self,
+        info: ModelInfo | None = CUSTOM_VOICE,
+        script: Sequence[Step] = (),
+        *,
+        scripts: Iterable[Sequence[Step]] = (),
+        hasty: Container[int] = (),
+    ) -> None:
         self.info = info
         self.script = script
+        self.scripts = list(scripts)
+        self._hasty = hasty
         self.requests: list[SynthesisRequest] = []
         self.texts: list[str] = []  # of the requests, as far as they have been written
         self.waiting = asyncio.Event()  # inside an awaited step
@@ -45,15 +58,16 @@ class FakeSynthesizer:
         return self.info
 
     async def synthesize(self, request: SynthesisRequest, info: object = None) -> AsyncGenerator[PcmChunk, None]:
+        number = len(self.texts)
         self.requests.append(request)
         self.texts.append(request.text)
         self.closed.clear()
-        reading = asyncio.create_task(self._read(request, len(self.texts) - 1))
+        reading = asyncio.create_task(self._read(request, number))
         try:
-            for step in self.script:
+            for step in self.scripts.pop(0) if self.scripts else self.script:
                 match step:
                     case PcmChunk():
-                        if step.finish_reason is not None:
+                        if step.finish_reason is not None and number not in self._hasty:
                             await reading
                         yield step
                     case Exception():

@@ -2,10 +2,8 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
-from unittest.mock import MagicMock, Mock
 
 import pytest
 from ray import serve
@@ -18,7 +16,6 @@ from deployments.config import CodecConfig, CodecPlacement, TalkerConfig
 from deployments.errors import StartError
 from deployments.serving import ray_metrics, ray_private
 from serve_app import ingress
-from serve_app.api.request_record import RequestRecord
 from serve_app.app import LONGEST_STREAM_S, build_app, codec_scaling, health_check_s, options, report_s, talker_scaling
 from serve_app.cli.ray_settings import CLUSTER, TUNED
 from serve_app.config import (
@@ -30,7 +27,6 @@ from serve_app.config import (
     ServedModel,
     TalkerScalingConfig,
 )
-from serve_app.extensions.jobs import deployment as jobs
 from serve_app.scaling.policies import CodecPolicy, CodecScaling, TalkerPolicy
 
 
@@ -270,31 +266,6 @@ def test_one_of_several_codec_pools_has_its_name_in_its_metrics(monkeypatch: pyt
     [pool] = [item for item in built(several()).deployments if item.name == "Codec-nora"]
     pool.func_or_class(*pool.init_args)
     assert named == ["nora codec"]
-
-
-@pytest.mark.parametrize(("module", "replica"), [(ingress, ingress.Ingress), (jobs, jobs.JobsReplica)])
-def test_a_replica_that_ends_writes_its_last_records(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: ModuleType, replica: Any
-) -> None:
-    monkeypatch.setenv("TALKRAY_DATA", str(tmp_path / "data"))
-    lines = tmp_path / "lines"
-    system = Mock(
-        proxy_host=lambda: "127.0.0.1", log_folder=lambda: lines, replica_name=lambda: "1", num_nodes=lambda: 1
-    )
-    given = list[Any]()
-    for name in {"ray_metrics", "serve", "PoolWatch", "JobManager", "SpeechModels", "get_node_ip_address"} & vars(
-        module
-    ).keys():
-        monkeypatch.setattr(module, name, MagicMock())
-    for each in {ingress, module}:
-        monkeypatch.setattr(each, "ray_private", system)
-    monkeypatch.setattr(jobs, "SegmentMaker", lambda *some: given.extend(some))
-    ending = replica(ApiSettings(), (), {})
-    receive = given[-1] if given else ending._api.state.opened["records"].receive
-    receive(RequestRecord("the last one", 0))
-    ending.__del__()  # as Serve does
-    [file] = lines.iterdir()
-    assert "the last one" in file.read_text()
 
 
 def test_a_single_codec_pool_keeps_its_name_and_follows_all_talkers() -> None:

@@ -88,7 +88,7 @@ async def test_without_an_extension_its_places_are_404_and_all_others_answer(nam
 @pytest.mark.parametrize(
     ("selected", "says"),
     [
-        (("texts",), "'texts' is unknown. Use default, text, deepgram"),
+        (("texts",), f"'texts' is unknown. Use default, {', '.join(BUILT_IN)}, or"),
         (("voices", "voices"), "'voices' is there twice"),
         (("default", "jobs"), "'jobs' is there twice"),
         *(
@@ -117,7 +117,7 @@ async def test_an_extension_of_a_user_answers_beside_the_built_in_ones(monkeypat
     settings = ApiSettings(extensions=("default", "house:EXTENSION"))
     async with client_for(FakeSynthesizer(), settings) as client:
         assert (await client.get("/ours")).json() == "ours"
-        assert (await client.get("/v1/voices")).status_code == 200
+        assert (await client.get("/v1/audio/voices")).status_code == 200
 
 
 async def test_the_example_of_the_document_works(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,7 +143,7 @@ def test_the_document_names_each_and_what_it_requires() -> None:
 @pytest.mark.parametrize(
     ("operation", "more", "says"),
     [
-        ("POST /v1/speak", {}, "deepgram and house both have POST /v1/speak"),
+        ("POST /v1/audio/text", {}, "text and house both have POST /v1/audio/text"),
         ("GET /v1/audio/models", {}, "the core and house both have GET /v1/audio/models"),
         ("GET /ours", {"requires": ("magic",)}, "house requires magic"),
         ("GET /ours", {"name": "jobs"}, "'jobs' is there twice"),

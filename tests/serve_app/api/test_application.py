@@ -6,12 +6,9 @@ import json
 import re
 import wave
 import zlib
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing
+from collections.abc import AsyncIterator
 from dataclasses import replace
-from functools import reduce
 from hashlib import sha256
-from operator import getitem
 from pathlib import Path
 
 import httpx
@@ -22,7 +19,7 @@ from starlette.requests import HTTPConnection
 from starlette.routing import Route
 
 from deployments.errors import EngineError, NotReady, Overloaded, TalkerLost
-from deployments.protocol import FinishReason, ModelInfo, PcmChunk, Sampling, SynthesisRequest
+from deployments.protocol import FinishReason, ModelInfo, Sampling
 from serve_app.api.access.keys import create_key
 from serve_app.api.application import _answer_error
 from serve_app.api.catalogue import ALIASES
@@ -123,22 +120,14 @@ async def test_an_answer_says_how_speech_ended(reason: FinishReason) -> None:
     assert events[-1]["finish_reason"] == reason
 
 
-class Twice(FakeSynthesizer):
+def twice(*again: Step) -> FakeSynthesizer:
     """Speech that ends badly after it has sounded, and then what is asked for again."""
-
-    def __init__(self, *again: Step) -> None:
-        super().__init__()
-        self.scripts = [[*utterance(3)[:3], chunk(b"", frames=0, finish_reason=FinishReason.EARLY)], list(again)]
-
-    async def synthesize(self, request: SynthesisRequest, info: object = None) -> AsyncGenerator[PcmChunk, None]:
-        self.script = self.scripts.pop(0)
-        async with aclosing(super().synthesize(request)) as chunks:
-            async for each in chunks:
-                yield each
+    bad = [*utterance(3)[:3], chunk(b"", frames=0, finish_reason=FinishReason.EARLY)]
+    return FakeSynthesizer(scripts=[bad, again])
 
 
 async def test_a_whole_answer_that_ends_badly_is_made_again() -> None:
-    synthesizer = Twice(*utterance(2))
+    synthesizer = twice(*utterance(2))
     answer = await post(synthesizer, PCM | {"stream": False})
     assert (answer.content, answer.headers["x-finish-reason"]) == (pcm_of(utterance(2)), "stop")
     assert answer.headers["x-vllm-omni-output-tokens"] == "2"  # of what is sent
@@ -147,33 +136,9 @@ async def test_a_whole_answer_that_ends_badly_is_made_again() -> None:
     assert not synthesizer.scripts  # nor is it made a third time
 
 
-REST = "/api/v1/services/aigc/multimodal-generation/generation"
-OF_DASHSCOPE = {"input": {"text": "Hello", "voice": "alloy"}, "parameters": {"response_format": "pcm"}}
-TIMED = "/v1/text-to-speech/alloy/with-timestamps?output_format=pcm_24000"
-
-
-IN_JSON: list[tuple[str, dict[str, object], tuple[str, ...]]] = [
-    (SPEECH, {"input": "Hello", "voice_id": "alloy", "response_format": "pcm"}, ("audio_data",)),
-    (TIMED, {"text": "Hello"}, ("audio_base64",)),
-    ("/dev/captioned_speech", PCM | {"stream": False}, ("audio",)),
-    (REST, {"model": "tts-1", **OF_DASHSCOPE}, ("output", "audio", "data")),
-]
-
-
-@pytest.mark.parametrize(("path", "body", "place"), [row for row in IN_JSON if is_here(row[0])])
-async def test_so_is_one_in_json(path: str, body: dict[str, object], place: tuple[str, ...]) -> None:
-    synthesizer = Twice(*utterance(2))
-    answer = await posted(synthesizer, path, json=body)
-    assert answer.headers["x-finish-reason"] == "stop"
-    audio = reduce(getitem, place, answer.json())
-    assert base64.b64decode(audio) == pcm_of(utterance(2))
-    first, second = synthesizer.requests
-    assert first.seed != second.seed
-
-
 @pytest.mark.parametrize("failure", [Overloaded("full", 1.0), TalkerLost("gone")])
 async def test_its_first_draw_stays_where_no_other_can_be_made(failure: Exception) -> None:
-    synthesizer = Twice(failure)
+    synthesizer = twice(failure)
     answer = await post(synthesizer, PCM | {"stream": False})
     assert (answer.content, answer.headers["x-finish-reason"]) == (pcm_of(utterance(3)[:3]), "early")
     assert len(synthesizer.requests) == 2
@@ -181,7 +146,7 @@ async def test_its_first_draw_stays_where_no_other_can_be_made(failure: Exceptio
 
 @pytest.mark.parametrize("fixed", [{"seed": 5}, {"ignore_eos": True}, {"stream": True}])
 async def test_what_has_a_seed_or_was_sent_is_not_made_again(fixed: dict[str, object]) -> None:
-    synthesizer = Twice(*utterance(2))
+    synthesizer = twice(*utterance(2))
     answer = await post(synthesizer, PCM | {"stream": False} | fixed)
     assert (answer.content, len(synthesizer.requests)) == (pcm_of(utterance(3)[:3]), 1)
 
@@ -524,7 +489,7 @@ async def test_a_compressed_body_is_served_within_the_limit(encoding: str, monke
     [("application/json", each) for each in ("br", "zstd", "gzip, gzip", "compress")]
     + [(each, "identity") for each in ("application/x-www-form-urlencoded", "multipart/form-data; boundary=x")],
 )
-@pytest.mark.parametrize("path", [SPEECH, "/v1/speak", "/tts/bytes", "/v1/audio/text"])
+@pytest.mark.parametrize("path", [*filter(is_here, (SPEECH, "/v1/speak", "/tts/bytes", "/v1/audio/text"))])
 async def test_what_is_no_json_is_a_415_that_says_what_to_send(path: str, kind: str, encoding: str) -> None:
     headers = {"content-type": kind, "content-encoding": encoding}
     async with client_for(speaking()) as client:
@@ -652,7 +617,7 @@ async def test_answers_say_that_a_machine_speaks_where_the_settings_want_it(disc
         flac = await client.post(SPEECH, json=BODY | {"response_format": "flac"})
         assert (SYNTHETIC.encode() in flac.content) == discloses
     paths = ("/v1/audio/speech/ws", "/v1/realtime", "/v1/speak", "/v1/text-to-speech/alloy/stream-input")
-    for path in paths:
+    for path in filter(is_here, paths):
         async with asgi.websocket(api, path) as socket:
             accepted = await socket.next()
             assert ((b"x-digital-source-type", SYNTHETIC.encode()) in accepted["headers"]) == discloses

@@ -4,16 +4,23 @@ import base64
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from importlib import import_module
+from pathlib import Path
 from typing import Any, Self
 
-from serve_app.config import ApiSettings
+from fastapi import FastAPI
+
+from serve_app.config import AccessSettings, ApiSettings
+from serve_app.extensions import BUILT_IN
 from serve_app.extensions.live.live_text import LiveTexts
+from serve_app.extensions.voices.settings import VoiceSettings
 from tests.serve_app import asgi
 from tests.serve_app.fake import FakeSynthesizer
 from tests.serve_app.one_model import one_api
 from tools.suites.rows import DIALECTS
 
 Json = dict[str, Any]
+SPEAK: Json = {"type": "speak", "input": "Hello", "voice": "alloy"}
 AUDIO_FIELDS = {dialect.sample.audio_field for dialect in DIALECTS if dialect.sample is not None} - {""}
 
 
@@ -106,3 +113,46 @@ async def heard(
     async with talking(synthesizer, path, **options) as client:
         client.send(*messages)
         return await client.until(**until)
+
+
+class Socket(Client):
+    """One of our own socket."""
+
+    def send_text(self, text: str) -> None:
+        self.connection.receive({"type": "websocket.receive", "text": text})
+
+    async def event(self) -> Json:
+        message = await self.next()
+        assert isinstance(message, dict), "audio instead of an event"
+        return message
+
+    async def utterance(self) -> tuple[list[bytes], Json]:
+        """From `started` to the message that ends it: the audio frames, and that message."""
+        assert (await self.event())["type"] == "started"
+        frames: list[bytes] = []
+        while isinstance(message := await self.next(), bytes):
+            frames.append(message)
+        return frames, message
+
+    async def speak(self, **fields: object) -> None:
+        """All of an utterance."""
+        self.send(SPEAK | fields)
+        assert (await self.utterance())[1]["type"] == "done"
+
+
+def code_of(message: Json) -> tuple[object, object]:
+    assert message["type"] == "error"
+    error = message["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    return error["code"], error["param"]
+
+
+def every_api(folder: Path, synthesizer: FakeSynthesizer, access: AccessSettings | None = None) -> FastAPI:
+    """An API whose jobs are made here, where there are jobs: without Ray, their replica is an object."""
+    access = access or AccessSettings()
+    if "jobs" in BUILT_IN:
+        app: FastAPI = (
+            import_module("tests.serve_app.extensions.jobs.desk").Server(folder, synthesizer, access=access).api
+        )
+        return app
+    return one_api(synthesizer, ApiSettings(access=access, voices=VoiceSettings(store=str(folder))))

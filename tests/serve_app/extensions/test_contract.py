@@ -21,12 +21,15 @@ from tests.serve_app import asgi
 from tests.serve_app.extensions.client import Client, Json, audio_in, connect
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, Step, chunk, pcm_of, tone, utterance
 from tests.serve_app.one_model import client_for, one_api, posted
-from tools.suites.rows import DIALECTS, POSTS, SOCKETS, VOICE, PostRow, SocketRow
+from tools.suites.row import VOICE, PostRow, SocketRow
+from tools.suites.rows import DIALECTS, POSTS, SOCKETS
 
 pytestmark = pytest.mark.anyio
 
 FRAME = tone(CUSTOM_VOICE.frame_samples)
 NUMBERS = ["NaN", "Infinity", "-Infinity", "1e999", "-1e400", "9" * 5000, "9" * 400]
+MARKED = "<think>Hm.</think>**Hello** \U0001f600 [there](http://x.y)!"
+LEFT_OUT = ("reasoning of a language model", "marks of Markdown", "link target", "emoji")
 PARTS = ["So \ud842", "\udfb7 it \ud83d is"]  # a pair of surrogates that is cut, and half a pair
 
 socket_rows = pytest.mark.parametrize("row", SOCKETS.values(), ids=SOCKETS)
@@ -62,13 +65,13 @@ def test_each_path_has_a_row() -> None:
     places = [(row.path.partition("?")[0], *(row.sample.protocols or (None,))) for row in SOCKETS.values()]
     operations = [route.operation for dialect in DIALECTS for route in dialect.routes]
     posts = [each.removeprefix("POST ") for each in operations if each.startswith("POST ")]
-    paths = [row.path for row in POSTS.values()]
+    paths = [row.path.partition("?")[0] for row in POSTS.values()]
     azure = {"/openai/v1/realtime", "/openai/realtime"}  # the same socket as /v1/realtime
     rowless = {
         path for path, protocol in sockets_of if not _is_among(path, [p for p, own in places if own == protocol])
     }
-    assert rowless == azure
-    assert {path for path in posts if not _is_among(path, paths)} == STORING
+    assert rowless == azure & {path for path, _ in sockets_of}
+    assert {path for path in posts if not _is_among(path, paths)} == STORING & {*posts}
 
 
 def _is_among(template: str, paths: list[str]) -> bool:
@@ -107,12 +110,13 @@ def has(told: object, fields: object) -> bool:
     return isinstance(told, dict) and all(name in told and has(told[name], fields[name]) for name in fields)
 
 
-async def refusal(client: Client) -> Json:
-    """The next message that says what is wrong."""
+async def refusal(client: Client, row: SocketRow, *, is_bad: bool = False) -> Json:
+    """The next message that says what is wrong: that speech failed, or that a message `is_bad`."""
     while True:
         message = await client.next()
         assert isinstance(message, bytes) or "closed" not in message, message
         if isinstance(message, dict) and (message.get("error") or message.get("type") in ("error", "Error", "Warning")):
+            assert has(message, row.refusal) if is_bad else message.get("type") == row.error, message
             return message
 
 
@@ -168,8 +172,7 @@ async def test_a_bad_message_is_told_and_the_socket_stays(row: SocketRow) -> Non
     async with connected(row, FakeSynthesizer(script=utterance())) as client:
         for message, named in row.bad():
             client.send(message)
-            assert has(told := await refusal(client), row.refusal), told
-            assert _names(told, named), told
+            assert _names(told := await refusal(client, row, is_bad=True), named), told
         for content, code in (
             ({"text": "{"}, "invalid_json"),
             ({"text": "[]"}, "invalid_json"),
@@ -177,7 +180,7 @@ async def test_a_bad_message_is_told_and_the_socket_stays(row: SocketRow) -> Non
             ({"text": json.dumps({"text": "x" * (128 << 10)})}, "payload_too_large"),
         ):
             client.connection.receive({"type": "websocket.receive", **content})
-            assert has(told := await refusal(client), row.refusal), told
+            told = await refusal(client, row, is_bad=True)
             assert code_of(told) == row.refusal.get("code", code)
             assert _names(told, None)
         client.send(*row.speak("Hello."))
@@ -201,9 +204,7 @@ async def test_a_number_of_a_message_is_told_and_the_socket_stays(row: SocketRow
         for text in row.numbers:
             for _ in range(2):  # the second answer shows that the first one did not end it
                 client.connection.receive({"type": "websocket.receive", "text": text.replace("?", number)})
-                told = await refusal(client)
-                assert has(told, row.refusal), told
-                assert "NaN" not in json.dumps(told)
+                assert "NaN" not in json.dumps(await refusal(client, row, is_bad=True))
 
 
 LOST, SECRET, BEGUN = ReplicaLost("lost"), ValueError("secret"), chunk(FRAME)
@@ -218,14 +219,14 @@ FAILING: dict[str, list[Step]] = {
 async def test_a_failure_is_told(row: SocketRow, script: list[Step]) -> None:
     async with connected(row, FakeSynthesizer(script=script)) as client:
         client.send(*row.speak("Hello."))
-        told, error = await refusal(client), script[-1]
+        told, error = await refusal(client, row), script[-1]
         assert isinstance(error, Exception)
-        assert (told.get("type"), code_of(told)) == (row.error, translate(error).code)
+        assert code_of(told) == translate(error).code
         assert "secret" not in json.dumps(told)
         code = row.closing.full if isinstance(error, Overloaded) else row.closing.failed
         if code is None:
             client.send(row.bad()[0][0])
-            await refusal(client)
+            await refusal(client, row, is_bad=True)
         else:
             await closes(client, row, code)
 
@@ -243,11 +244,11 @@ async def closes(client: Client, row: SocketRow, code: int) -> None:
 @socket_rows
 async def test_the_last_message_names_what_is_left_out(synthesizer: FakeSynthesizer, row: SocketRow) -> None:
     async with connected(row, synthesizer) as client:
-        client.send(*row.speak("<think>Hm.</think>Hello \U0001f600 there."))
+        client.send(*row.speak(MARKED))
         messages, _ = await spoken(client, row)
-    assert set(synthesizer.texts) == {"Hello there."}
+    assert set(synthesizer.texts) == {"Hello there!"}
     last = json.dumps(messages[-1])
-    assert all(told in last for told in ("reasoning of a language model", "emoji", "left_out"))
+    assert all(told in last for told in (*LEFT_OUT, "left_out"))
 
 
 @socket_rows
@@ -268,7 +269,7 @@ async def test_a_model_that_is_not_there_is_told(row: SocketRow) -> None:
             return
         client = Client(connection)
         client.send(*row.speak("Hello."))
-        assert code_of(await refusal(client)) == "not_ready"
+        assert code_of(await refusal(client, row)) == "not_ready"
 
 
 @socket_rows
@@ -344,6 +345,17 @@ async def test_a_body_is_spoken_and_an_unknown_field_is_named(client: httpx.Asyn
 
 
 @post_rows
+async def test_no_body_has_marks_read_aloud(
+    client: httpx.AsyncClient, synthesizer: FakeSynthesizer, row: PostRow
+) -> None:
+    answer = await client.post(row.path, json=row.body(MARKED))
+    assert answer.status_code == 200, answer.text
+    assert set(synthesizer.texts) == {"Hello there!"}
+    told = answer.text if row.has_results else answer.headers["x-ignored"]
+    assert all(each in told for each in ("link target 1", "emoji 1", *LEFT_OUT))
+
+
+@post_rows
 async def test_a_body_without_text_is_refused(client: httpx.AsyncClient, row: PostRow) -> None:
     for body in ({"voice": VOICE}, {"txt": "Hello"}):
         answer = await client.post(row.path, json=body)
@@ -369,7 +381,7 @@ async def test_a_number_of_a_body_is_refused_by_its_name(
 @pytest.mark.parametrize("number", [*NUMBERS[:-1], "9" * 100, "1e30", "²", "1__0"])
 @pytest.mark.parametrize(
     ("path", "body", "param"),
-    [(f"{row.path}?{query}", row.body(), param) for row in POSTS.values() for query, param in row.query_numbers],
+    [(row.with_query(query), row.body(), param) for row in POSTS.values() for query, param in row.query_numbers],
 )
 async def test_a_number_of_a_query_is_refused_by_its_name(
     client: httpx.AsyncClient, path: str, body: Json, param: str, number: str

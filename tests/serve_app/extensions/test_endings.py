@@ -1,16 +1,21 @@
 """Planted endings, over all sockets: what was not sent yet is made again, else the last message says how it ended."""
 
+import base64
 import json
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import reduce
+from operator import getitem
 
 import pytest
 
-from deployments.protocol import FinishReason, PcmChunk, SynthesisRequest
+from deployments.protocol import FinishReason
+from tests.serve_app.api.test_application import twice
 from tests.serve_app.extensions.client import Client, Json, talking
-from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, chunk
+from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, chunk, pcm_of, utterance
 from tests.serve_app.one_model import posted
-from tools.suites.rows import REST, SOCKETS, VOICE, SocketRow, is_here
+from tools.suites.row import PostRow, SocketRow
+from tools.suites.rows import POSTS, SOCKETS
 
 pytestmark = pytest.mark.anyio
 
@@ -20,18 +25,12 @@ SECONDS = bytes([1, 0]) * 2 * CUSTOM_VOICE.sample_rate  # two
 socket_rows = pytest.mark.parametrize("row", SOCKETS.values(), ids=SOCKETS)
 
 
-class Ending(FakeSynthesizer):
+def ending(*reasons: FinishReason) -> FakeSynthesizer:
     """Two seconds for each request, whose ends have these reasons; STOP where there is none left."""
-
-    def __init__(self, *reasons: FinishReason) -> None:
-        super().__init__()
-        self.reasons = list(reasons)
-
-    async def synthesize(self, request: SynthesisRequest, info: object = None) -> AsyncGenerator[PcmChunk, None]:
-        reason = self.reasons.pop(0) if self.reasons else FinishReason.STOP
-        self.script = [chunk(SECONDS), chunk(b"", frames=0, finish_reason=reason)]
-        async for item in super().synthesize(request):
-            yield item
+    first, *others = (
+        [chunk(SECONDS), chunk(b"", frames=0, finish_reason=each)] for each in (FinishReason.STOP, *reasons)
+    )
+    return FakeSynthesizer(script=first, scripts=others)
 
 
 @asynccontextmanager
@@ -54,13 +53,13 @@ def reason_in(last: Json) -> object:
 
 @socket_rows
 async def test_the_last_message_says_how_speech_that_was_sent_ended(row: SocketRow) -> None:
-    async with speaking(row, Ending(FinishReason.RUNAWAY)) as client:
+    async with speaking(row, ending(FinishReason.RUNAWAY)) as client:
         assert reason_in(await last_message(client, row)) == FinishReason.RUNAWAY
 
 
 @socket_rows
 async def test_a_later_segment_that_ends_badly_is_made_again(row: SocketRow) -> None:
-    synthesizer = Ending(FinishReason.STOP, FinishReason.LOOP)
+    synthesizer = ending(FinishReason.STOP, FinishReason.LOOP)
     async with speaking(row, synthesizer) as client:
         assert reason_in(await last_message(client, row)) == FinishReason.STOP
     numbers = [request.request_id.rpartition(".")[2] for request in synthesizer.requests]
@@ -70,35 +69,21 @@ async def test_a_later_segment_that_ends_badly_is_made_again(row: SocketRow) -> 
 
 
 async def test_it_is_made_again_once() -> None:
-    row = SOCKETS["cartesia"]
-    synthesizer = Ending(FinishReason.STOP, FinishReason.LOOP, FinishReason.EARLY)
+    row = next(iter(SOCKETS.values()))
+    synthesizer = ending(FinishReason.STOP, FinishReason.LOOP, FinishReason.EARLY)
     async with speaking(row, synthesizer) as client:
         assert reason_in(await last_message(client, row)) == FinishReason.EARLY
     assert len(synthesizer.requests) == 4
 
 
-STREAMS: dict[str, tuple[str, Json, dict[str, str]]] = {
-    "ours": ("/v1/audio/speech", {"input": TEXT, "voice": VOICE, "stream_format": "sse"}, {}),
-    "cartesia": ("/tts/sse", {"transcript": TEXT, "voice": VOICE}, {}),
-    "mistral": ("/v1/audio/speech", {"input": TEXT, "voice_id": VOICE, "stream": True}, {}),
-    "dashscope": (REST, {"model": "q", "input": {"text": TEXT, "voice": VOICE}}, {"x-dashscope-sse": "enable"}),
-}
-INPUTS = [{"text": TEXT, "voice_id": VOICE}]
-LINES: dict[str, tuple[str, Json]] = {
-    "elevenlabs": (f"/v1/text-to-speech/{VOICE}/stream/with-timestamps", {"text": TEXT}),
-    "elevenlabs-dialogue": (
-        "/v1/text-to-dialogue/stream/with-timestamps",
-        {"inputs": [{"text": TEXT, "voice_id": VOICE}]},
-    ),
-    "kokoro": ("/dev/captioned_speech", {"input": TEXT, "voice": VOICE}),
-}
+def streaming(of: str) -> list[PostRow]:
+    return [row for row in POSTS.values() if row.end is not None and row.end.of == of]
 
 
 @pytest.mark.parametrize("reason", [FinishReason.STOP, FinishReason.RUNAWAY])
-@pytest.mark.parametrize("name", [name for name, (path, _) in LINES.items() if is_here(path)])
-async def test_the_last_line_of_json_says_it_too(name: str, reason: FinishReason) -> None:
-    path, body = LINES[name]
-    answer = await posted(Ending(reason), path, json=body)
+@pytest.mark.parametrize("row", streaming("lines"), ids=lambda row: row.path)
+async def test_the_last_line_of_json_says_it_too(row: PostRow, reason: FinishReason) -> None:
+    answer = await posted(ending(reason), row.path, json=row.body(TEXT))
     *lines, last = map(json.loads, answer.text.splitlines())
     assert lines
     assert not any("finish_reason" in line for line in lines)
@@ -106,10 +91,26 @@ async def test_the_last_line_of_json_says_it_too(name: str, reason: FinishReason
     assert {*last} == {*lines[0], "finish_reason"}  # its audio is empty
 
 
-@pytest.mark.parametrize("name", [name for name, (path, *_) in STREAMS.items() if is_here(path)])
-async def test_the_last_event_of_a_stream_says_it_too(name: str) -> None:
-    path, body, headers = STREAMS[name]
-    answer = await posted(Ending(FinishReason.RUNAWAY), path, json=body, headers=headers)
+@pytest.mark.parametrize("row", streaming("events"), ids=lambda row: row.place)
+async def test_the_last_event_of_a_stream_says_it_too(row: PostRow) -> None:
+    assert row.end is not None
+    body = row.body(TEXT, **row.end.asked_by)
+    answer = await posted(ending(FinishReason.RUNAWAY), row.path, json=body, headers=row.end.headers)
     *_, data = [line.removeprefix("data:") for line in answer.text.splitlines() if line.startswith("data:")]
     last = json.loads(data)
     assert last.get("output", last)["finish_reason"] == FinishReason.RUNAWAY
+
+
+WHOLE = {name: row for name, row in POSTS.items() if row.whole is not None}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+async def test_whole_audio_in_json_that_ends_badly_is_made_again(name: str) -> None:
+    row, synthesizer = WHOLE[name], twice(*utterance(2))
+    assert row.whole is not None
+    query, fields, place = row.whole
+    answer = await posted(synthesizer, row.with_query(query), json=row.body(**fields))
+    assert answer.headers["x-finish-reason"] == "stop"
+    assert base64.b64decode(reduce(getitem, place, answer.json())) == pcm_of(utterance(2))
+    first, second = synthesizer.requests
+    assert first.seed != second.seed

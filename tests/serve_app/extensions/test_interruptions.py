@@ -23,7 +23,8 @@ from serve_app.extensions.live.live_text import LiveTexts
 from tests.serve_app.extensions.timed import Interrupter
 from tests.serve_app.fake import CUSTOM_VOICE, FOLLOWED, FakeSynthesizer, utterance
 from tests.serve_app.one_model import one_api
-from tools.suites.rows import SOCKETS, SocketRow
+from tools.suites.row import SocketRow
+from tools.suites.rows import SOCKETS, here
 
 pytestmark = pytest.mark.anyio
 
@@ -70,7 +71,7 @@ ROWS = {name: row for name, row in SOCKETS.items() if row.times.in_field and row
 
 
 def test_these_dialects_can_be_interrupted() -> None:
-    assert set(ROWS) == {"native", "flux", "elevenlabs", "elevenlabs-dialogue", "cartesia"}
+    assert set(ROWS) == {*here("native", "flux", "elevenlabs", "elevenlabs-dialogue", "cartesia")}
 
 
 @pytest.mark.parametrize("info", [FOLLOWED, CUSTOM_VOICE], ids=["exact", "estimated"])

@@ -20,7 +20,7 @@ from tests.serve_app.extensions.client import Json, heard
 from tests.serve_app.extensions.voices.speakers import Server, store
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, pcm_of, utterance
 from tests.serve_app.one_model import client_for, client_of, one_api, posted
-from tools.suites.rows import is_here
+from tools.suites.rows import SOCKETS, here, is_here
 
 pytestmark = pytest.mark.anyio
 
@@ -28,65 +28,17 @@ SPEECH = "/v1/audio/speech"
 ELEVEN = "/v1/text-to-speech/ryan"
 SSML = f"{ELEVEN}?enable_ssml_parsing=true"
 
-MARKED = "**Hello** [there](http://x.y) 😀!"
+
+PAUSES: list[tuple[str, Json, list[str], float]] = [
+    (SPEECH, {"input": "One [pause:2s] two", "voice": "ryan"}, ["One", "two"], 2),
+    (SPEECH, {"input": "One<break time='1s'/>two", "voice": "ryan", "ssml": True}, ["One", "two"], 1),
+    ("/v1/speak?encoding=linear16&container=none", {"text": "One \\{pause:500ms\\} two"}, ["One", "two"], 0.5),
+    (f"{SSML}&output_format=pcm_24000", {"text": "One &lt; <break/>two"}, ["One <", "two"], 0.4),
+    ("/tts/bytes", {"transcript": 'One <break time="300ms"/> two', "voice": "ryan"}, ["One", "two"], 0.3),
+]
 
 
-def speak(*texts: str) -> list[Json]:
-    return [*({"type": "Speak", "text": text} for text in texts), {"type": "Flush"}]
-
-
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        (SPEECH, {"input": MARKED, "voice": "ryan"}),
-        ("/openai/deployments/x/audio/speech", {"input": MARKED, "voice": "ryan"}),
-        ("/v1/text-to-speech/ryan", {"text": MARKED}),
-        ("/v1/text-to-dialogue", {"inputs": [{"text": MARKED, "voice_id": "ryan"}]}),
-        ("/v1/speak?model=ryan", {"text": MARKED}),
-        ("/tts/bytes", {"transcript": MARKED, "voice": "ryan"}),
-        ("/dev/captioned_speech", {"input": MARKED, "voice": "ryan"}),
-        ("/generate", {"text": MARKED, "speaker": "ryan"}),
-    ],
-)
-async def test_no_door_reads_marks_aloud(
-    client: AsyncClient, synthesizer: FakeSynthesizer, path: str, body: Json
-) -> None:
-    answer = await client.post(path, json=body)
-    assert answer.status_code == 200
-    assert synthesizer.texts == ["Hello there!"]
-    assert "marks of Markdown 2, link target 1, emoji 1" in answer.headers["x-ignored"]
-
-
-@pytest.mark.parametrize(
-    ("path", "messages", "until"),
-    [
-        ("/v1/audio/speech/ws", [{"type": "speak", "input": MARKED, "voice": "ryan"}], "done"),
-        ("/v1/speak", speak(MARKED[:9], MARKED[9:]), "Flushed"),
-        ("/v2/speak?model=flux-ryan-en", speak(MARKED), "SpeechMetadata"),
-        (
-            "/tts/websocket",
-            [{"context_id": "a", "transcript": MARKED, "voice": {"id": "ryan"}, "continue": False}],
-            "done",
-        ),
-    ],
-)
-async def test_no_socket_reads_marks_aloud(
-    synthesizer: FakeSynthesizer, path: str, messages: list[Json], until: str
-) -> None:
-    await heard(synthesizer, path, *messages, until={"type": until})
-    assert synthesizer.texts == ["Hello there!"]
-
-
-@pytest.mark.parametrize(
-    ("path", "body", "texts", "pause_s"),
-    [
-        (SPEECH, {"input": "One [pause:2s] two", "voice": "ryan"}, ["One", "two"], 2),
-        (SPEECH, {"input": "One<break time='1s'/>two", "voice": "ryan", "ssml": True}, ["One", "two"], 1),
-        ("/v1/speak?encoding=linear16&container=none", {"text": "One \\{pause:500ms\\} two"}, ["One", "two"], 0.5),
-        (f"{SSML}&output_format=pcm_24000", {"text": "One &lt; <break/>two"}, ["One <", "two"], 0.4),
-        ("/tts/bytes", {"transcript": 'One <break time="300ms"/> two', "voice": "ryan"}, ["One", "two"], 0.3),
-    ],
-)
+@pytest.mark.parametrize(("path", "body", "texts", "pause_s"), [row for row in PAUSES if is_here(row[0])])
 async def test_pauses_of_each_dialect(path: str, body: Json, texts: list[str], pause_s: float) -> None:
     synthesizer = FakeSynthesizer(script=utterance(1))
     more = {"response_format": "pcm"} if path == SPEECH else {}
@@ -97,18 +49,23 @@ async def test_pauses_of_each_dialect(path: str, body: Json, texts: list[str], p
     assert "x-ignored" not in answer.headers
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "param", "reason"),
-    [
-        (SPEECH, {"input": "<b>a", "voice": "ryan", "markup": "ssml"}, "input", "at character 4: "),
-        (SPEECH, {"input": "a", "voice": "ryan", "markup": "html"}, "markup", "'auto', 'none' or 'ssml'"),
-        (SPEECH, {"input": "a", "voice": "ryan", "lexicon": {"a": "ˈa"}}, "lexicon", "no model here reads phonemes"),
-        (SPEECH, {"input": "a", "max_segment_chars": 49}, "max_segment_chars", "greater than or equal to 50"),
-        (SPEECH, {"input": "```\ncode\n```", "voice": "ryan"}, "input", "all of it is left out (code block)"),
-        ("/tts/bytes", {"transcript": "a <<h|i>>", "voice": "ryan"}, "transcript", "'<<h|i>>' at character 2"),
-        (SSML, {"text": "<phoneme>a</phoneme>"}, "text", "reads phonemes"),
-    ],
-)
+REFUSED: list[tuple[str, Json, str, str]] = [
+    (SPEECH, {"input": "<b>a", "voice": "ryan", "markup": "ssml"}, "input", "at character 4: "),
+    (SPEECH, {"input": "a", "voice": "ryan", "markup": "html"}, "markup", "'auto', 'none' or 'ssml'"),
+    (
+        SPEECH,
+        {"input": "a", "voice": "ryan", "lexicon": {"a": "ˈa"}},
+        "lexicon",
+        "no model here reads phonemes",
+    ),
+    (SPEECH, {"input": "a", "max_segment_chars": 49}, "max_segment_chars", "greater than or equal to 50"),
+    (SPEECH, {"input": "```\ncode\n```", "voice": "ryan"}, "input", "all of it is left out (code block)"),
+    ("/tts/bytes", {"transcript": "a <<h|i>>", "voice": "ryan"}, "transcript", "'<<h|i>>' at character 2"),
+    (SSML, {"text": "<phoneme>a</phoneme>"}, "text", "reads phonemes"),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "param", "reason"), [row for row in REFUSED if is_here(row[0])])
 async def test_what_is_refused_says_where(client: AsyncClient, path: str, body: Json, param: str, reason: str) -> None:
     answer = await client.post(path, json=body)
     error = answer.json()["error"]
@@ -116,47 +73,21 @@ async def test_what_is_refused_says_where(client: AsyncClient, path: str, body: 
     assert reason in error["message"]
 
 
-async def test_bad_ssml_in_a_conversation_is_an_error_and_adds_nothing(synthesizer: FakeSynthesizer) -> None:
-    path = "/v1/text-to-speech/ryan/multi-stream-input?enable_ssml_parsing=true&output_format=pcm_24000"
-    bad = {"text": "One <b>two</i> ", "context_id": "a"}
-    messages, _ = await heard(synthesizer, path, bad, until={"contextId": "a"})
-    assert "text: this is no SSML that can be spoken" in messages[-1]["error"]
-
-
-WAYS: dict[str, tuple[str, list[Json], Json]] = {
-    "whole": (SPEECH, [{"voice": "ryan"}], {}),
-    "ours": ("/v1/audio/speech/ws", [{"type": "speak", "voice": "ryan"}], {"type": "done"}),
-    "nari": (
-        "/v1/audio/speech/ws",
-        [{"type": "request.start", "voice": "ryan"}, {"type": "input_text.append"}, {"type": "input_text.end"}],
-        {"closed": 1000},
-    ),
-    "vllm-omni": (
-        "/v1/audio/speech/stream",
-        [{"type": "session.config", "voice": "ryan"}, {"type": "input.text"}, {"type": "input.done"}],
-        {"type": "session.done"},
-    ),
-}
-
-
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", ["", *here("native", "nari", "vllm-omni")])
 @pytest.mark.parametrize(
     ("markup", "texts"),
     [("auto", ["Hi", "you"]), ("none", ["**Hi** <break time='1s'/> you"]), ("ssml", ["**Hi**", "you"])],
 )
-async def test_a_request_chooses_its_markup_whole_and_live(way: str, markup: str, texts: list[str]) -> None:
-    path, messages, over = WAYS[way]
+async def test_a_request_chooses_its_markup_whole_and_live(name: str, markup: str, texts: list[str]) -> None:
     text, synthesizer = "**Hi** <break time='1s'/> you", FakeSynthesizer(script=utterance(1))
-    first, *rest = [{**message} for message in messages]
-    first["markup"] = markup
-    if way in ("whole", "ours"):
-        first["input"] = text
-    if way == "whole":
-        assert (await posted(synthesizer, path, json=first)).status_code == 200
+    if not name:
+        answer = await posted(synthesizer, SPEECH, json={"input": text, "voice": "ryan", "markup": markup})
+        assert answer.status_code == 200
     else:
-        parts = [{**rest[0], "text": text[at : at + 5]} for at in range(0, len(text), 5)] if rest else []
-        protocols = ["nari.speech.v1"] if way == "nari" else []
-        await heard(synthesizer, path, first, *parts, *rest[1:], until=over, subprotocols=protocols)
+        row, pieces = SOCKETS[name], [text[at : at + 5] for at in range(0, len(text), 5)]
+        first, *rest = row.speak_in_parts(*pieces) if row.cut else row.speak(text)
+        first["markup"] = markup
+        await heard(synthesizer, row.path, first, *rest, until=row.over, subprotocols=row.sample.protocols)
     assert [each.strip() for each in synthesizer.texts] == texts
 
 
@@ -216,67 +147,6 @@ async def test_a_stored_voice_has_a_lexicon_of_its_own(tmp_path: Path) -> None:
         assert (bad.status_code, bad.json()["error"]["param"]) == (400, "lexicon")
         await client.post(SPEECH, json={"input": "SQL", "voice": "ada"})
     assert server.synthesizer.texts == ["sequel"]
-
-
-DICTIONARIES = "/v1/pronunciation-dictionaries"
-RULE = {"string_to_replace": "SQL", "type": "alias", "alias": "sequel"}
-
-
-async def test_pronunciation_dictionaries_of_elevenlabs(tmp_path: Path) -> None:
-    synthesizer = FakeSynthesizer(script=utterance(1))
-    async with client_of(server_of(tmp_path / "store", synthesizer)) as client:
-        added = (await client.post(f"{DICTIONARIES}/add-from-rules", json={"name": "it", "rules": [RULE]})).json()
-        own = f"{DICTIONARIES}/{added['id']}"
-        more = {**RULE, "string_to_replace": "nginx", "alias": "engine x"}
-        grown = (await client.post(f"{own}/add-rules", json={"rules": [more]})).json()
-        assert (grown["version_rules_num"], grown["version_id"] == added["version_id"]) == (2, False)
-        pls = await client.get(f"{own}/{grown['version_id']}/download")
-        copied = await client.post(f"{DICTIONARIES}/add-from-file", data={"name": "b"}, files={"file": pls.content})
-        listed = (await client.get(DICTIONARIES)).json()["pronunciation_dictionaries"]
-        assert {each["id"] for each in listed} == {added["id"], copied.json()["id"]}
-        await client.post(f"{own}/remove-rules", json={"rule_strings": ["nginx"]})
-        assert (await client.get(own)).json()["rules"] == [RULE]
-        phonemes = await client.post(f"{own}/add-rules", json={"rules": [{**RULE, "type": "phoneme", "phoneme": "x"}]})
-        assert phonemes.json()["error"]["code"] == "phonemes_not_supported"
-        for locator, spoken, is_told in (
-            ({"pronunciation_dictionary_id": added["id"]}, "sequel", False),
-            ({"pronunciation_dictionary_id": added["id"], "version_id": "old"}, "sequel", True),
-            ({"pronunciation_dictionary_id": "21m00Tcm4TlvDq8ikWAM"}, "SQL", True),
-        ):
-            fields = {"text": "SQL", "pronunciation_dictionary_locators": [locator]}
-            answer = await client.post("/v1/text-to-speech/ryan", json=fields)
-            assert ("pronunciation_dictionary_locators" in answer.headers.get("x-ignored", "")) == is_told
-            assert synthesizer.texts.pop() == spoken
-        assert (await client.get(f"{DICTIONARIES}/lexicon_0")).status_code == 404
-
-
-async def test_pronunciation_dictionaries_of_cartesia(tmp_path: Path, synthesizer: FakeSynthesizer) -> None:
-    dictionaries = "/pronunciation-dicts/"
-    items = [{"text": "SQL", "alias": "sequel"}, {"text": "Polish", "alias": "pole ish", "case_sensitive": True}]
-    async with client_of(server_of(tmp_path / "store", synthesizer)) as client:
-        made = (await client.post(dictionaries, json={"name": "it", "items": items})).json()
-        assert (made["name"], made["items"][0]) == ("it", {"text": "sql", "alias": "sequel", "case_sensitive": False})
-        own = dictionaries + made["id"]
-        fields = {"transcript": "Sql, Polish polish", "voice": "ryan", "pronunciation_dict_id": made["id"]}
-        for path in ("/tts/bytes", "/tts/sse"):
-            answer = await client.post(path, json=fields)
-            assert "pronunciation_dict_id" not in answer.headers.get("x-ignored", "")
-            assert synthesizer.texts.pop() == "sequel, pole ish polish"
-        changed = (await client.patch(own, json={"items": [{"text": "SQL", "alias": "S Q L"}]})).json()
-        assert (changed["name"], (await client.get(own)).json()) == ("it", changed)
-        await client.patch(own, json={"name": "other"})
-        (listed,) = (await client.get(dictionaries)).json()["data"]
-        assert (listed["name"], listed["items"]) == ("other", changed["items"])
-        after = await client.get(dictionaries, params={"starting_after": made["id"]})
-        assert after.json() == {"data": [], "has_more": False}
-        for bad, code in (([{"text": "a"}], "invalid_value"), ([{"text": "a", "alias": "<<h|i>>"}], "phonemes")):
-            refused = (await client.patch(own, json={"items": bad})).json()["error"]
-            assert (refused["param"], code in f"{refused['code']}") == ("items", True)
-        assert (await client.delete(own)).status_code == 204
-        assert (await client.get(own)).status_code == 404
-        gone = await client.post("/tts/bytes", json=fields)
-        assert f"pronunciation_dict_id (Lexicon '{made['id']}' is unknown" in gone.headers["x-ignored"]
-        assert synthesizer.texts.pop() == "Sql, Polish polish"
 
 
 FIGURES = "Der Zug fährt um 8:05 und kostet 3,50 €."

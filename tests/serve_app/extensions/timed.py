@@ -8,7 +8,8 @@ from typing import Literal
 import aiohttp
 
 from tests.serve_app.extensions.client import Json, audio_in
-from tools.suites.rows import SOCKETS, SocketRow
+from tools.suites.row import SocketRow
+from tools.suites.rows import SOCKETS
 
 Timed = tuple[str, float, float]  # a word, and the milliseconds of the audio at which it begins and ends
 _BOUND_S = 120.0  # for a message to come
@@ -90,7 +91,7 @@ class Interrupter:
     async def interrupt(self, text: str, messages: Sequence[Json], at_ms: int) -> Interrupted:
         for message in messages:
             await self._socket.send_json(message)
-        names = self._row.times.in_field == "text_spoken" or self._row is SOCKETS["native"]
+        names = self._row.times.in_field == "text_spoken" or self._row is SOCKETS.get("native")
         reader = Reader(
             "" if self._row.times.in_field == "text_spoken" else self._row.times.in_field,
             self._row.times.counts_from,
@@ -116,9 +117,9 @@ class Interrupter:
         return Interrupted(spoken, next(iter(reader.marks), None), heard)
 
     def _where(self, at_ms: int) -> Json:
-        if self._row is SOCKETS["native"]:
+        if self._row is SOCKETS.get("native"):
             return {"played_ms": at_ms}
-        if self._row is SOCKETS["flux"]:
+        if self._row is SOCKETS.get("flux"):
             self._before_ms += at_ms
             return {"playback_offset": {"type": "time_ms", "value": self._before_ms}}
         return {}

@@ -87,31 +87,17 @@ async def test_a_segment_that_was_cut_short_is_told_at_the_end() -> None:
 
 async def spoken_twice(*segments: list[Step], may_redraw: bool = True) -> tuple[list[PcmChunk], list[SynthesisRequest]]:
     """Two segments; a script for each of the calls, which waits for an event until `sound(2)` has come."""
-    synthesizer = FakeSynthesizer(INFO)
-    scripts, asked = list(segments), list[SynthesisRequest]()
-
-    class Scripted:
-        describe = synthesizer.describe
-
-        async def synthesize(self, request: SynthesisRequest, info: object = None) -> AsyncGenerator[PcmChunk, None]:
-            asked.append(request)
-            for step in scripts.pop(0):
-                if isinstance(step, asyncio.Event):
-                    await step.wait()
-                else:
-                    assert isinstance(step, PcmChunk)
-                    yield step
-
+    synthesizer = FakeSynthesizer(INFO, scripts=segments)
     request = replace(REQUEST.changed(text="One two. Three four."), may_redraw=may_redraw)
     events = [step for script in segments for step in script if isinstance(step, asyncio.Event)]
     chunks, listener = [], Listener()
-    async for item in UtteranceSynthesizer(Scripted()).speak(request, INFO, listener):
+    async for item in UtteranceSynthesizer(synthesizer).speak(request, INFO, listener):
         chunks.append(item)
         listener.deliver(item.num_samples / INFO.sample_rate, now_s=time.monotonic())
         for event in events:
             if item.pcm == sound(2).pcm:
                 event.set()
-    return chunks, asked
+    return chunks, synthesizer.requests
 
 
 def sound(value: int) -> PcmChunk:

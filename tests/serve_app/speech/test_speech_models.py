@@ -12,7 +12,6 @@ from deployments import listener
 from deployments.errors import NotReady, Overloaded
 from deployments.protocol import FinishReason, PcmChunk, Reference, SynthesisRequest
 from serve_app.config import AdmissionSettings
-from serve_app.extensions.live.live_text import LiveTexts
 from serve_app.speech.segments import Utterance
 from serve_app.speech.speech_models import SpeechModel
 from serve_app.text.spoken import Stretch
@@ -101,31 +100,6 @@ async def test_one_client_whose_texts_take_long_holds_nobody_else_up(clock: Cloc
     with pytest.raises(Overloaded):  # now it is a line of many clients
         await line.speak("cleo")
     await line.finish()
-
-
-async def test_what_a_writer_takes_is_no_line(texts: LiveTexts, clock: Clock) -> None:
-    line = Line(AdmissionSettings(max_line_s=3, max_wait_s=0.02))
-    with await texts.open(REQUEST, CUSTOM_VOICE, max_chars=1000) as live:
-        live.append("Well, ")
-        speaking = asyncio.create_task(line.speak(request=live.utterance))
-        await line.synthesizer.waiting.wait()
-        await asyncio.sleep(0.05)
-        assert not speaking.done()
-        clock.now_s += 100
-        await line.join()  # nobody waits
-        live.append("here is what the writer had in mind all along, ")
-        for waiting in (speaking, *line.speaking):  # and from now on it does
-            with pytest.raises(Overloaded):
-                await waiting
-
-
-async def test_a_short_text_that_is_over_has_been_written(texts: LiveTexts) -> None:
-    line = Line(AdmissionSettings(max_line_s=3, max_wait_s=0.02))
-    with await texts.open(REQUEST, CUSTOM_VOICE, max_chars=1000) as live:
-        live.append("Well")
-        live.finish()
-        with pytest.raises(Overloaded):
-            await line.speak(request=live.utterance)
 
 
 async def test_what_a_first_audio_takes_anyway_is_no_line(clock: Clock) -> None:
@@ -307,21 +281,10 @@ async def test_leaving_frees_the_place() -> None:
     assert await line.speak()
 
 
-class SeedDependent(FakeSynthesizer):
-    """Speaks with a seed for which no reason is left, and with those before falls silent or ends."""
-
-    def __init__(self, *reasons: FinishReason, sound: bytes = b"") -> None:
-        super().__init__()
-        self._reasons, self._sound = list(reasons), sound
-
-    async def synthesize(self, request: SynthesisRequest, info: object = None) -> AsyncGenerator[PcmChunk, None]:
-        reason = self._reasons.pop(0) if self._reasons else None
-        self.script = (
-            utterance(2) if reason is None else [chunk(b""), chunk(self._sound, frames=3, finish_reason=reason)]
-        )
-        async with aclosing(super().synthesize(request)) as chunks:
-            async for item in chunks:
-                yield item
+def ending(*reasons: FinishReason, sound: bytes = b"") -> FakeSynthesizer:
+    """Requests that fall silent or end for these reasons, and others that speak."""
+    scripts = [[chunk(b""), chunk(sound, frames=3, finish_reason=reason)] for reason in reasons]
+    return FakeSynthesizer(script=utterance(2), scripts=scripts)
 
 
 async def spoken(synthesizer: FakeSynthesizer, request: Utterance) -> list[PcmChunk]:
@@ -330,7 +293,7 @@ async def spoken(synthesizer: FakeSynthesizer, request: Utterance) -> list[PcmCh
 
 
 async def test_what_is_over_before_it_is_heard_is_made_again_with_another_seed() -> None:
-    synthesizer = SeedDependent(FinishReason.SILENCE)
+    synthesizer = ending(FinishReason.SILENCE)
     chunks = await spoken(synthesizer, replace(REQUEST.changed(seed=5), may_redraw=True))
     assert pcm_of(chunks) == pcm_of(utterance(2))
     assert chunks[-1].finish_reason is FinishReason.STOP
@@ -353,7 +316,7 @@ async def test_what_is_over_before_it_is_heard_is_made_again_with_another_seed()
 async def test_what_ends_badly_in_its_first_chunk_is_made_again_once(
     reasons: list[FinishReason], sound: bytes, may_redraw: bool, end: FinishReason, num_asked: int
 ) -> None:
-    synthesizer = SeedDependent(*reasons, sound=sound)
+    synthesizer = ending(*reasons, sound=sound)
     chunks = await spoken(synthesizer, replace(REQUEST.changed(seed=5), may_redraw=may_redraw))
     heard = pcm_of(utterance(2)) if len(reasons) < num_asked else sound
     assert (pcm_of(chunks), chunks[-1].finish_reason) == (heard, end)
@@ -371,7 +334,7 @@ async def test_what_was_heard_is_not_made_again() -> None:
 @pytest.mark.parametrize(("sound", "pause_s"), [(b"", 0.0), (b"11", 0.1)])
 async def test_a_long_text_whose_first_segment_ends_badly_begins_again(sound: bytes, pause_s: float) -> None:
     """One of two segments, or of two stretches behind pauses."""
-    synthesizer = SeedDependent(FinishReason.EARLY, sound=sound)
+    synthesizer = ending(FinishReason.EARLY, sound=sound)
     request = replace(REQUEST.changed(text="One two. Three four."), may_redraw=True)
     if pause_s:
         stretches = (Stretch("One two.", pause_s=pause_s), Stretch("Three four.", pause_s=pause_s))

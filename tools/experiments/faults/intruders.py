@@ -32,7 +32,7 @@ from tools.experiments.faults.intruder import (
     Json,
 )
 from tools.suites.raw import SPEECH
-from tools.suites.rows import POSTS, REST, SOCKETS
+from tools.suites.rows import POSTS, SOCKETS
 
 # --- 8: addresses ---
 
@@ -74,7 +74,7 @@ async def asks_for_no_number(me: Intruder) -> str:
     chance = random.Random()
     bodies: dict[str, Json] = {
         SPEECH: {**SHORT, chance.choice(["speed", "seed", "sample_rate", "temperature", "top_k"]): "NUMBER"},
-        REST: {
+        "/api/v1/services/aigc/multimodal-generation/generation": {
             "input": {"text": "Hello."},
             "parameters": {chance.choice(["bit_rate", "speech_rate", "sample_rate"]): "NUMBER"},
         },

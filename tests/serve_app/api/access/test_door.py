@@ -24,7 +24,7 @@ from serve_app.config import AccessSettings, AdmissionSettings, ApiSettings
 from serve_app.extension import Node
 from serve_app.extensions.voices.settings import VoiceSettings
 from tests.serve_app import asgi
-from tests.serve_app.extensions.native.test_native import SPEAK, Socket, code_of
+from tests.serve_app.extensions.client import SPEAK, Socket, code_of
 from tests.serve_app.fake import FakeSynthesizer, utterance
 from tests.serve_app.one_model import client_of, one_api
 from tools.suites.rows import DIALECTS

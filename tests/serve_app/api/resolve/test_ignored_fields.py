@@ -14,9 +14,9 @@ from serve_app.api.resolve.ignored_fields import Ignored, Reasons, as_header, le
 from serve_app.config import ApiSettings
 from serve_app.extensions.text.spoken_text import TextRules, read
 from tests.processor_time import least_s
-from tests.serve_app.extensions.client import Json, heard
+from tests.serve_app.extensions.client import heard
 from tests.serve_app.fake import BASE, CUSTOM_VOICE, FOLLOWED, VOICE_DESIGN, FakeSynthesizer
-from tools.suites.rows import SOCKETS
+from tools.suites.rows import SOCKETS, here
 
 pytestmark = pytest.mark.anyio
 
@@ -112,22 +112,16 @@ async def test_of_many_unknown_fields_only_those_that_are_named_are_looked_at(
     assert len(matched) == 8
 
 
-@pytest.mark.parametrize(
-    ("path", "messages", "told"),
-    [
-        ("/v1/audio/speech/ws", [{"type": "speak", "input": "Hello.", "voice": "alloy"}], "started"),
-        ("/v1/audio/speech/stream", SOCKETS["vllm-omni"].speak("Hi."), "audio.start"),
-        ("/v1/audio/speech/ws nari.speech.v1", [{"type": "request.start", "voice": "alloy"}], "request.configured"),
-    ],
-)
-async def test_so_it_is_on_sockets(
-    synthesizer: FakeSynthesizer, path: str, messages: list[Json], told: str, matched: list[str]
-) -> None:
-    path, *protocols = path.split()
+TOLD = {"native": "started", "vllm-omni": "audio.start", "nari": "request.configured"}
+
+
+@pytest.mark.parametrize("name", here(*TOLD))
+async def test_so_it_is_on_sockets(synthesizer: FakeSynthesizer, name: str, matched: list[str]) -> None:
+    row = SOCKETS[name]
     many = {f"{number:x}": 1 for number in range(12_000)}  # as many as a message has room for
-    first, *others = messages
-    sent = ({**first, **many}, *others)
-    (*_, message), _ = await heard(synthesizer, path, *sent, until={"type": told}, subprotocols=protocols)
+    first, *others = row.speak("Hi.")
+    sent, protocols = ({**first, **many}, *others), row.sample.protocols
+    (*_, message), _ = await heard(synthesizer, row.path, *sent, until={"type": TOLD[name]}, subprotocols=protocols)
     assert message["ignored"][-1] == {"field": "others", "reason": "11992 more"}
     assert len(message["ignored"]) == 9
     assert len(matched) == 8

@@ -16,7 +16,7 @@ from serve_app.config import AdmissionSettings, ApiSettings
 from tests.serve_app import asgi
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, Step, chunk, pcm_of, tone, utterance
 from tests.serve_app.one_model import one_api
-from tools.suites.rows import is_here
+from tools.suites.rows import POSTS
 
 pytestmark = pytest.mark.anyio
 
@@ -30,11 +30,8 @@ ROUTES = [
     (SPEECH, WHOLE | {"response_format": "pcm_f32le"}),
     (SPEECH, WHOLE | {"response_format": "mp3"}),
     (SPEECH, WHOLE | {"stream_format": "sse"}),
-    (SPEECH, {"input": "Hello", "voice_id": "ryan", "response_format": "wav"}),
-    ("/v1/text-to-speech/ryan/with-timestamps?output_format=pcm_24000", {"text": "Hello"}),
-    ("/api/v1/services/aigc/multimodal-generation/generation", {"input": {"text": "Hello"}}),
+    *((row.with_query(row.whole[0]), row.body(**row.whole[1])) for row in POSTS.values() if row.whole),
 ]
-ROUTES = [(path, body) for path, body in ROUTES if is_here(path)]
 
 
 @pytest.fixture(autouse=True)

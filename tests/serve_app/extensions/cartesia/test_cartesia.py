@@ -10,7 +10,6 @@ from deployments.errors import Overloaded
 from serve_app.extensions.live.contexts import MAX_CONTEXTS, MAX_NAME_CHARS
 from tests.serve_app import fake
 from tests.serve_app.extensions.client import Json, heard, talking
-from tests.serve_app.one_model import posted
 
 pytestmark = pytest.mark.anyio
 
@@ -52,7 +51,6 @@ def times_of(messages: list[Json]) -> Json:
 
 
 DONE = {"type": "done"}
-EXPECTED = {"words": fake.FOLLOWED_TEXT.split(), "start": list(fake.FOLLOWED_MS), "end": [*fake.FOLLOWED_MS[1:], 880]}
 
 
 async def test_timestamps_count_from_the_beginning_of_the_context() -> None:
@@ -159,12 +157,6 @@ async def test_events(client: httpx.AsyncClient) -> None:
     messages = data_of(response)
     assert audio_of(messages, messages[0]["context_id"]) == fake.pcm_of(fake.utterance())
     assert messages[-1]["type"] == "done"
-
-
-async def test_events_have_timestamps() -> None:
-    synthesizer = fake.FakeSynthesizer(fake.FOLLOWED, fake.followed())
-    response = await posted(synthesizer, "/tts/sse", json=write(fake.FOLLOWED_TEXT))
-    assert times_of(data_of(response)) == EXPECTED
 
 
 async def test_voices_are_one_page_unless_a_part_is_asked_for(client: httpx.AsyncClient) -> None:

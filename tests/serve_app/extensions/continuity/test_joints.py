@@ -1,7 +1,6 @@
 """What is kept of the end of speech, and which request goes on from it."""
 
 import asyncio
-from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
 
@@ -31,6 +30,9 @@ UTTERANCE = Utterance(REQUEST, joins=True)
 def numbered(frames: int, *, start: int = 0, reason: FinishReason | None = None) -> PcmChunk:
     codes = np.repeat(np.arange(start, start + frames, dtype=np.int16)[:, None], 16, axis=1)
     return PcmChunk(b"12" * frames, codes, 5, reason)
+
+
+END = numbered(0, reason=FinishReason.STOP)
 
 
 def end_of(*chunks: PcmChunk) -> SpokenEnd:
@@ -74,29 +76,16 @@ def test_what_a_tail_can_be(text: str, frames: int, expected: str | None) -> Non
         assert (tail and tail.text) == expected
 
 
-class Scripted(FakeSynthesizer):
-    """Each request is 30 frames, whose end waits until it is let go."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.may_end = asyncio.Event()
-
-    async def synthesize(self, request: SynthesisRequest, info: object = None) -> AsyncGenerator[PcmChunk, None]:
-        self.requests.append(request)
-        yield numbered(30)
-        await self.may_end.wait()
-        yield numbered(0, reason=FinishReason.STOP)
-
-
 async def test_each_segment_goes_on_from_the_one_before_once_that_has_ended() -> None:
-    synthesizer = Scripted()
+    may_end = asyncio.Event()
+    synthesizer = FakeSynthesizer(script=[numbered(30), may_end, END])
     async with aclosing(UtteranceSynthesizer(synthesizer).speak(UTTERANCE, INFO, Listener())) as chunks:
         await anext(chunks)
         ending = asyncio.ensure_future(anext(chunks))
         for _ in range(20):
             await asyncio.sleep(0)
         assert len(synthesizer.requests) == 1
-        synthesizer.may_end.set()
+        may_end.set()
         await ending
         assert [item async for item in chunks][-1].finish_reason is FinishReason.STOP
     assert synthesizer.requests[0].tail is None
@@ -105,18 +94,14 @@ async def test_each_segment_goes_on_from_the_one_before_once_that_has_ended() ->
     assert all(tail is not None and 5 <= len(tail.codes) <= 25 for tail in tails)
 
 
-class Redrawn(FakeSynthesizer):
-    """The second segment ends badly at first."""
-
-    async def synthesize(self, request: SynthesisRequest, info: object = None) -> AsyncGenerator[PcmChunk, None]:
-        self.requests.append(request)
-        number = len(self.requests)
-        yield replace(numbered(30, start=100 * number), pcm=bytes(4 * INFO.sample_rate))  # two seconds
-        yield numbered(0, reason=FinishReason.EARLY if number == 2 else FinishReason.STOP)
-
-
 async def test_a_segment_that_is_made_again_keeps_its_tail_and_gives_the_next_one_its_own() -> None:
-    synthesizer = Redrawn()
+    reasons = (FinishReason.STOP, FinishReason.EARLY, FinishReason.STOP, FinishReason.STOP)
+    two_s = bytes(4 * INFO.sample_rate)
+    scripts = [
+        [replace(numbered(30, start=100 * number), pcm=two_s), numbered(0, reason=reason)]
+        for number, reason in enumerate(reasons, start=1)
+    ]
+    synthesizer = FakeSynthesizer(scripts=scripts)
     async with aclosing(
         UtteranceSynthesizer(synthesizer).speak(replace(UTTERANCE, may_redraw=True), INFO, Listener())
     ) as chunks:
@@ -130,8 +115,7 @@ async def test_a_segment_that_is_made_again_keeps_its_tail_and_gives_the_next_on
 
 
 async def test_without_joints_no_segment_has_a_tail() -> None:
-    synthesizer = Scripted()
-    synthesizer.may_end.set()
+    synthesizer = FakeSynthesizer(script=[numbered(30), END], hasty=range(9))
     first = Utterance(replace(REQUEST, tail=Tail("Before. ", np.zeros((5, 16), np.int16))))
     async with aclosing(UtteranceSynthesizer(synthesizer).speak(first, INFO, Listener())) as chunks:
         assert [item async for item in chunks]
@@ -142,8 +126,7 @@ async def test_without_joints_no_segment_has_a_tail() -> None:
 async def test_a_live_segment_is_joined_where_its_text_is_long_enough(
     texts: LiveTexts, rest: str, *, is_joined: bool
 ) -> None:
-    synthesizer = Scripted()
-    synthesizer.may_end.set()
+    synthesizer = FakeSynthesizer(script=[numbered(30), END], hasty=range(9))
     info = replace(CUSTOM_VOICE, max_segment_chars=200)
     asked = UTTERANCE.changed(text="")
     rules = TextRules("auto", paragraph_pause_s=0.6)
@@ -164,8 +147,7 @@ async def test_a_live_segment_is_joined_where_its_text_is_long_enough(
 
 
 async def test_a_live_segment_that_ended_before_its_text_has_no_tail(texts: LiveTexts) -> None:
-    synthesizer = Scripted()
-    synthesizer.may_end.set()
+    synthesizer = FakeSynthesizer(script=[numbered(30), END], hasty=range(9))
     with await texts.open(UTTERANCE.changed(text=""), CUSTOM_VOICE, max_chars=1000) as live:
         live.append("The boat drifted on the lake and ")
         async with aclosing(

@@ -10,7 +10,8 @@ from serve_app.config import ApiSettings
 from serve_app.extensions.continuity.joints import ContinuitySettings
 from tests.serve_app.extensions.client import Client, Json, talking
 from tests.serve_app.fake import FakeSynthesizer, utterance
-from tools.suites.rows import SOCKETS, SocketRow
+from tools.suites.row import SocketRow
+from tools.suites.rows import SOCKETS, here
 
 pytestmark = pytest.mark.anyio
 
@@ -19,8 +20,7 @@ SPEAK: Json = {"type": "speak", "voice": "ryan"}
 NO_TAIL = "no finished request of yours in this voice that is kept has this id"
 # Of Cartesia's and ElevenLabs' sockets a context is the conversation; codec frames have no tail, dialects whose socket
 # ends with its utterance have no second one.
-CONVERSES = ("native", "deepgram", "flux", "realtime", "dashscope-commit", "vllm-omni")
-CONVERSING = [name for name in CONVERSES if name in SOCKETS]
+CONVERSING = here("native", "deepgram", "flux", "realtime", "dashscope-commit", "vllm-omni")
 
 
 @asynccontextmanager
@@ -46,8 +46,8 @@ def tails(requests: list[SynthesisRequest]) -> list[str | None]:
 
 
 def test_each_socket_on_which_one_utterance_follows_another_is_here() -> None:
-    contexts = ("elevenlabs", "elevenlabs-dialogue", "cartesia")
-    assert {name for name, row in SOCKETS.items() if row.closing.goes_on} == {*CONVERSING, *contexts, "frames"}
+    others = here("elevenlabs", "elevenlabs-dialogue", "cartesia", "frames")
+    assert {name for name, row in SOCKETS.items() if row.closing.goes_on} == {*CONVERSING, *others}
 
 
 @pytest.mark.parametrize("name", CONVERSING)
@@ -59,7 +59,7 @@ async def test_an_utterance_goes_on_from_the_one_before(name: str) -> None:
     assert tails(synthesizer.requests) == [None, ONE, TWO]
 
 
-@pytest.mark.parametrize("name", ["native", "flux"])
+@pytest.mark.parametrize("name", here("native", "flux"))
 async def test_without_joints_none_does(name: str) -> None:
     async with conversing(SOCKETS[name].path, joints=False) as (client, synthesizer):
         for number, text in enumerate((ONE, TWO)):
@@ -67,7 +67,7 @@ async def test_without_joints_none_does(name: str) -> None:
     assert tails(synthesizer.requests) == [None, None]
 
 
-@pytest.mark.parametrize("name", ["native", "flux", "realtime"])
+@pytest.mark.parametrize("name", here("native", "flux", "realtime"))
 async def test_after_an_interruption_the_voice_begins_anew(name: str) -> None:
     row = SOCKETS[name]
     async with conversing(row.path) as (client, synthesizer):
@@ -86,29 +86,32 @@ async def test_after_an_interruption_the_voice_begins_anew(name: str) -> None:
     assert tails(synthesizer.requests) == [None, ONE, None]
 
 
-async def test_flushes_of_a_context_of_elevenlabs_go_on_from_each_other_and_contexts_do_not() -> None:
-    async with conversing(SOCKETS["elevenlabs"].path) as (client, synthesizer):
-        for name in ("a", "b"):
-            client.send(*({"text": f"{text} ", "context_id": name, "flush": True} for text in (ONE, TWO)))
-            client.send({"text": "", "context_id": name, "flush": True}, {"context_id": name, "close_context": True})
-            await client.until(contextId=name, isFinal=True)
+@pytest.mark.parametrize("name", here("elevenlabs"))
+async def test_flushes_of_a_context_of_elevenlabs_go_on_from_each_other_and_contexts_do_not(name: str) -> None:
+    async with conversing(SOCKETS[name].path) as (client, synthesizer):
+        for own in ("a", "b"):
+            client.send(*({"text": f"{text} ", "context_id": own, "flush": True} for text in (ONE, TWO)))
+            client.send({"text": "", "context_id": own, "flush": True}, {"context_id": own, "close_context": True})
+            await client.until(contextId=own, isFinal=True)
     assert tails(synthesizer.requests) == [None, ONE, None, ONE]
 
 
-async def test_a_flush_of_cartesias_continuation_goes_on_and_another_context_does_not() -> None:
-    body = dict(SOCKETS["cartesia"].speak(ONE)[0])
-    async with conversing(SOCKETS["cartesia"].path) as (client, synthesizer):
-        for name in ("a", "b"):
-            client.send({**body, "context_id": name, "continue": True, "flush": True})
-            client.send({**body, "context_id": name, "transcript": TWO})
-            await client.until(type="done", context_id=name)
+@pytest.mark.parametrize("name", here("cartesia"))
+async def test_a_flush_of_cartesias_continuation_goes_on_and_another_context_does_not(name: str) -> None:
+    body = dict(SOCKETS[name].speak(ONE)[0])
+    async with conversing(SOCKETS[name].path) as (client, synthesizer):
+        for own in ("a", "b"):
+            client.send({**body, "context_id": own, "continue": True, "flush": True})
+            client.send({**body, "context_id": own, "transcript": TWO})
+            await client.until(type="done", context_id=own)
     assert tails(synthesizer.requests) == [None, ONE, None, ONE]
 
 
-async def test_a_continuation_of_cartesia_is_one_text_whose_segments_are_joined() -> None:
-    body = dict(SOCKETS["cartesia"].speak("")[0])
+@pytest.mark.parametrize("name", here("cartesia"))
+async def test_a_continuation_of_cartesia_is_one_text_whose_segments_are_joined(name: str) -> None:
+    body = dict(SOCKETS[name].speak("")[0])
     long = "This sentence is long enough that it need not wait for any more of the text to be written. "
-    async with conversing(SOCKETS["cartesia"].path) as (client, synthesizer):
+    async with conversing(SOCKETS[name].path) as (client, synthesizer):
         for text in (f"{ONE}\n\n", long, long):
             client.send({**body, "transcript": text, "continue": True})
         client.send({**body, "transcript": THREE})
@@ -116,34 +119,38 @@ async def test_a_continuation_of_cartesia_is_one_text_whose_segments_are_joined(
     assert tails(synthesizer.requests) == [None, ONE]
 
 
-async def test_text_that_has_just_begun_does_not_wait_for_a_joint() -> None:
-    async with conversing(SOCKETS["flux"].path) as (client, synthesizer):
-        await say(client, SOCKETS["flux"], ONE, again=False)
+@pytest.mark.parametrize("name", here("flux"))
+async def test_text_that_has_just_begun_does_not_wait_for_a_joint(name: str) -> None:
+    async with conversing(SOCKETS[name].path) as (client, synthesizer):
+        await say(client, SOCKETS[name], ONE, again=False)
         client.send({"type": "Speak", "text": "And "})
         while len(synthesizer.requests) < 2:
             await client.next()
     assert tails(synthesizer.requests) == [None, None]
 
 
-async def test_a_short_paragraph_needs_no_more_text_for_a_joint() -> None:
-    async with conversing(SOCKETS["flux"].path) as (client, synthesizer):
-        await say(client, SOCKETS["flux"], ONE, again=False)
+@pytest.mark.parametrize("name", here("flux"))
+async def test_a_short_paragraph_needs_no_more_text_for_a_joint(name: str) -> None:
+    async with conversing(SOCKETS[name].path) as (client, synthesizer):
+        await say(client, SOCKETS[name], ONE, again=False)
         client.send({"type": "Speak", "text": f"{TWO}\n\nAnd "})
         while len(synthesizer.requests) < 2:
             await client.next()
     assert tails(synthesizer.requests) == [None, ONE]
 
 
-async def test_another_voice_begins_anew() -> None:
-    async with conversing(SOCKETS["native"].path) as (client, synthesizer):
+@pytest.mark.parametrize("name", here("native"))
+async def test_another_voice_begins_anew(name: str) -> None:
+    async with conversing(SOCKETS[name].path) as (client, synthesizer):
         for voice in ("ryan", "serena", "serena"):
             client.send({**SPEAK, "input": ONE, "voice": voice})
             await client.until(type="done")
     assert tails(synthesizer.requests) == [None, None, ONE]
 
 
-async def test_our_socket_names_what_an_utterance_goes_on_from_and_takes_it_to_resume() -> None:
-    async with conversing(SOCKETS["native"].path) as (client, synthesizer):
+@pytest.mark.parametrize("name", here("native"))
+async def test_our_socket_names_what_an_utterance_goes_on_from_and_takes_it_to_resume(name: str) -> None:
+    async with conversing(SOCKETS[name].path) as (client, synthesizer):
         told = []
         for fields in ({}, {}, {"seed": 5}, {"seed": 5, "previous_request_id": "conn-1"}, {}):
             client.send({**SPEAK, "input": TWO, **fields})
@@ -153,9 +160,10 @@ async def test_our_socket_names_what_an_utterance_goes_on_from_and_takes_it_to_r
     assert all("ignored" not in message and "tail" not in message for message in told)
 
 
+@pytest.mark.parametrize("name", here("native"))
 @pytest.mark.parametrize("joints", [True, False])
-async def test_a_request_that_our_socket_is_told_counts_whatever_the_setting(*, joints: bool) -> None:
-    async with conversing(SOCKETS["native"].path, joints=joints) as (client, synthesizer):
+async def test_a_request_that_our_socket_is_told_counts_whatever_the_setting(name: str, *, joints: bool) -> None:
+    async with conversing(SOCKETS[name].path, joints=joints) as (client, synthesizer):
         ignored = []
         for previous_id in (None, "conn-1", "nobody-knows"):
             client.send({**SPEAK, "input": ONE, "previous_request_id": previous_id})
@@ -165,8 +173,9 @@ async def test_a_request_that_our_socket_is_told_counts_whatever_the_setting(*, 
     assert ignored == [None, None, [{"field": "previous_request_id", "reason": NO_TAIL}]]
 
 
-async def test_the_sealed_tail_of_earlier_versions_has_no_effect() -> None:
-    async with conversing(SOCKETS["native"].path) as (client, synthesizer):
+@pytest.mark.parametrize("name", here("native"))
+async def test_the_sealed_tail_of_earlier_versions_has_no_effect(name: str) -> None:
+    async with conversing(SOCKETS[name].path) as (client, synthesizer):
         client.send({**SPEAK, "input": TWO, "tail": "bm90aGluZw=="})
         (started, *_), _ = await client.until(type="done")
     assert tails(synthesizer.requests) == [None]

@@ -14,11 +14,10 @@ from serve_app.api.responses import speech_response
 from serve_app.config import AccessSettings, ApiSettings
 from serve_app.extensions.continuity.joints import ContinuitySettings
 from tests.serve_app import asgi
-from tests.serve_app.extensions.client import talking
-from tests.serve_app.extensions.native.test_native import Socket
+from tests.serve_app.extensions.client import Socket, talking
 from tests.serve_app.fake import FakeSynthesizer, chunk, utterance
 from tests.serve_app.one_model import client_of, one_api
-from tools.suites.rows import SOCKETS
+from tools.suites.rows import SOCKETS, here
 
 pytestmark = pytest.mark.anyio
 
@@ -137,7 +136,7 @@ async def test_of_elevenlabs_ids_the_last_one_counts_and_text_alone_does_not(syn
     assert fourth.headers["x-ignored"] == "previous_request_ids (a list of ids, in the body over HTTP)"
 
 
-@pytest.mark.parametrize("name", ["elevenlabs", "elevenlabs-text", "elevenlabs-dialogue"])
+@pytest.mark.parametrize("name", here("elevenlabs", "elevenlabs-text", "elevenlabs-dialogue"))
 async def test_elevenlabs_sockets_name_them_in_a_query_and_in_messages(synthesizer: FakeSynthesizer, name: str) -> None:
     row = SOCKETS[name]
     query = "&previous_text=Hi.&next_text=Bye.&previous_request_ids=x"

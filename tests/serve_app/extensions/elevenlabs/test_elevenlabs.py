@@ -128,15 +128,6 @@ async def test_alignments_of_a_dialogue_count_from_each_messages_audio() -> None
     assert words_ms(chars, starts_ms)[:5] == TOLD
 
 
-@pytest.mark.parametrize("stream", [False, True])
-async def test_timestamps_over_http(stream: bool) -> None:
-    path = f"/v1/text-to-speech/ryan{'/stream' if stream else ''}/with-timestamps?output_format=pcm_24000"
-    told = await timed_lines(path, {"text": fake.FOLLOWED_TEXT})
-    chars, ends_s = all_of(told, "characters"), all_of(told, "character_end_times_seconds")
-    assert words_ms(chars, starts_ms_of(told)) == TOLD
-    assert (len(ends_s), ends_s[-1]) == (len(chars), 0.88)
-
-
 async def timed_lines(path: str, body: Json) -> list[Json]:
     answer = await posted(fake.FakeSynthesizer(fake.FOLLOWED, fake.followed()), path, json=body)
     return [alignment for line in answer.text.splitlines() if (alignment := json.loads(line)["alignment"])]
@@ -336,3 +327,10 @@ async def test_a_name_can_be_used_again_while_the_end_of_the_one_before_waits_to
         first, _ = await client.until(isFinal=True)
         second, _ = await client.until(isFinal=True)
     assert (audio_of(first), audio_of(second)) == (fake.pcm_of(fake.utterance(1)), fake.pcm_of(fake.utterance(2)))
+
+
+async def test_bad_ssml_in_a_conversation_is_an_error_and_adds_nothing(synthesizer: fake.FakeSynthesizer) -> None:
+    path = "/v1/text-to-speech/ryan/multi-stream-input?enable_ssml_parsing=true&output_format=pcm_24000"
+    bad = {"text": "One <b>two</i> ", "context_id": "a"}
+    messages, _ = await heard(synthesizer, path, bad, until={"contextId": "a"})
+    assert "text: this is no SSML that can be spoken" in messages[-1]["error"]

@@ -582,21 +582,6 @@ async def test_a_stored_voice_speaks_and_a_job_whose_voice_was_deleted_fails(tmp
         assert told["reason"] == f"part 0, segment 0: the voice {voice['id']} was deleted"
 
 
-async def test_another_key_sees_no_job(tmp_path: Path) -> None:
-    keys = {name: create_key(tmp_path / "keys.json", name) for name in ("ada", "bob")}
-    access = AccessSettings(keys_file=tmp_path / "keys.json")
-    server = Server(tmp_path / "store", Speaker(), access=access)
-    own, other = (server.client(authorization=f"Bearer {keys[name]}") for name in ("ada", "bob"))
-    async with own, other:
-        job = await started(own, "One.")
-        place = f"/v1/audio/jobs/{job['id']}"
-        assert (await other.get("/v1/audio/jobs")).json()["data"] == []
-        reads = [("GET", path) for path in ("", "/parts", "/parts/0", "/parts/0/words", "/audio")]
-        for method, path in (*reads, ("POST", "/cancel"), ("POST", "/resume"), ("DELETE", "")):
-            assert refusal(await other.request(method, place + path), "code") == (404, "job_not_found"), path
-        assert (await own.get(place)).status_code == 200
-
-
 async def test_files_of_batches_are_left_and_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (left := tmp_path / "files" / "file-1").mkdir(parents=True)
     (left / "content").write_bytes(b"One.")

@@ -23,7 +23,8 @@ from serve_app.extensions.live.session import Session
 from tests.serve_app.extensions.client import audio_in
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, pcm_of, utterance
 from tests.serve_app.one_model import one_api
-from tools.suites.rows import SOCKETS, SocketRow
+from tools.suites.row import SocketRow
+from tools.suites.rows import SOCKETS, here
 
 pytestmark = pytest.mark.anyio
 
@@ -33,6 +34,7 @@ LAST_FRAMES = 2 * 2 * CUSTOM_VOICE.frame_samples  # bytes of two
 
 
 ROWS = {name: row for name, row in SOCKETS.items() if row.closing.goes_on and row.is_pcm}
+ANY = next(iter(ROWS.values()))
 
 
 def ended(row: SocketRow) -> Callable[[Message], bool]:
@@ -145,11 +147,12 @@ async def test_a_turn_that_is_spoken_ends_before_its_socket_is_closed(
         assert await listener.closed() == (1012, "this server is being replaced: connect again")
 
 
+@pytest.mark.parametrize("name", here("flux"))
 async def test_the_last_message_of_a_turn_comes_before_its_socket_is_closed(
-    server: Server, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+    name: str, server: Server, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where the client takes it late: no text is left to speak then."""
-    row, polls = SOCKETS["flux"], 0
+    row, polls = SOCKETS[name], 0
     is_reached, may_be_sent = asyncio.Event(), asyncio.Event()
     send, owes_speech = WebSocket.send, sockets.Connection.owes_speech.fget
     assert owes_speech is not None
@@ -180,7 +183,7 @@ async def test_the_last_message_of_a_turn_comes_before_its_socket_is_closed(
 
 
 async def test_a_socket_on_which_nothing_is_said_is_closed_at_once(server: Server, http: aiohttp.ClientSession) -> None:
-    async with http.ws_connect(server.url + SOCKETS["flux"].path) as stream:
+    async with http.ws_connect(server.url + ANY.path) as stream:
         await server.end()
         listener = Listener(stream)
         assert await listener.closed() == (1012, "this server is being replaced: connect again")
@@ -193,7 +196,7 @@ async def test_a_socket_that_came_through_serves_own_proxy_is_closed_too(
     monkeypatch.setattr(sockets, "_QUIET_S", 0.1)
     is_stopping = asyncio.Event()
     monkeypatch.setattr(sockets, "replica_stops", is_stopping.wait)
-    server, row = Server("auto"), SOCKETS["flux"]
+    server, row = Server("auto"), ANY
     server.may_go_on.set()
     async with http.ws_connect(server.url + row.path) as stream:
         listener = Listener(stream)
@@ -207,11 +210,12 @@ async def test_a_socket_that_came_through_serves_own_proxy_is_closed_too(
     await server.ended()
 
 
+@pytest.mark.parametrize("name", here("elevenlabs"))
 async def test_an_open_context_may_be_silent_between_two_sentences(
-    server: Server, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+    name: str, server: Server, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ContextConnection, "quiet_s", 30.0)
-    row = SOCKETS["elevenlabs"]
+    row = SOCKETS[name]
     server.may_go_on.set()
     async with http.ws_connect(server.url + row.path) as stream:
         listener = Listener(stream)
@@ -233,7 +237,7 @@ async def test_a_socket_that_is_never_quiet_is_closed_between_two_turns(
 ) -> None:
     monkeypatch.setattr(sockets, "_QUIET_S", 30.0)
     monkeypatch.setattr(sockets, "_PATIENCE_S", 0.0)
-    row = SOCKETS["native"]
+    row = ANY
     async with http.ws_connect(server.url + row.path) as stream:
         listener = Listener(stream)
         await listener.send(halves(row)[0])
@@ -250,7 +254,7 @@ async def test_the_time_of_a_replica_that_ends_bounds_its_turns(
 ) -> None:
     assert RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S + sockets.MAX_LEAVING_S < LONGEST_STREAM_S
     monkeypatch.setattr(sockets, "MAX_LEAVING_S", 0.0)
-    row = SOCKETS["deepgram"]
+    row = ANY
     async with http.ws_connect(server.url + row.path) as stream:
         listener = Listener(stream)
         await listener.send(halves(row)[0])
@@ -269,7 +273,7 @@ async def test_a_handshake_that_meets_the_end_is_answered(server: Server, http: 
         return await describe()
 
     server.synthesizer.describe = slowly  # type: ignore[method-assign]
-    row = SOCKETS["flux"]
+    row = ANY
     connecting = asyncio.create_task(http.ws_connect(server.url + row.path).__aenter__())
     await asked.wait()
     await server.end()

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
 
@@ -10,7 +10,6 @@ import pytest
 
 from deployments.listener import Listener
 from deployments.protocol import FinishReason, PcmChunk, SynthesisRequest
-from deployments.serving.mailbox import read
 from serve_app.extensions.live.live_text import LiveText, LiveTexts
 from serve_app.extensions.text.spoken_text import TextRules
 from serve_app.speech.segments import Utterance
@@ -31,28 +30,6 @@ def end(reason: FinishReason) -> PcmChunk:
     return chunk(b"", frames=0, finish_reason=reason)
 
 
-class Scripted(FakeSynthesizer):
-    """A script for each call, which has read all of its text when it ends, or ends before it if it is `hasty`."""
-
-    def __init__(self, *scripts: Sequence[PcmChunk | asyncio.Event], hasty: Sequence[int] = ()) -> None:
-        super().__init__()
-        self._scripts, self._hasty = list(scripts), hasty
-
-    async def synthesize(self, request: SynthesisRequest, info: object = None) -> AsyncGenerator[PcmChunk, None]:
-        number = len(self.requests)
-        self.requests.append(request)
-        self.texts.append("")
-        for step in self._scripts.pop(0):
-            if isinstance(step, asyncio.Event):
-                await step.wait()
-                continue
-            if step.finish_reason is not None and number not in self._hasty:
-                assert request.mailbox is not None
-                async with aclosing(read(request.mailbox)) as parts:
-                    self.texts[number] = "".join([part async for part in parts])
-            yield step
-
-
 async def opened(texts: LiveTexts, request: Utterance = REQUEST) -> LiveText:
     """Two paragraphs, of which the second may go on."""
     live = await texts.open(request, CUSTOM_VOICE, max_chars=1000, rules=TextRules("auto", paragraph_pause_s=0.1))
@@ -60,7 +37,7 @@ async def opened(texts: LiveTexts, request: Utterance = REQUEST) -> LiveText:
     return live
 
 
-async def speaking(live: LiveText, synthesizer: Scripted) -> AsyncGenerator[PcmChunk, None]:
+async def speaking(live: LiveText, synthesizer: FakeSynthesizer) -> AsyncGenerator[PcmChunk, None]:
     """As a listener hears it who takes each chunk at once."""
     listener, request, may_redraw = Listener(), live.utterance.synthesis, live.utterance.may_redraw
     speech = UtteranceSynthesizer(synthesizer).speak_segments(
@@ -72,14 +49,14 @@ async def speaking(live: LiveText, synthesizer: Scripted) -> AsyncGenerator[PcmC
             yield item
 
 
-async def heard(live: LiveText, synthesizer: Scripted) -> list[PcmChunk]:
+async def heard(live: LiveText, synthesizer: FakeSynthesizer) -> list[PcmChunk]:
     async with aclosing(speaking(live, synthesizer)) as chunks:
         return [item async for item in chunks if item.pcm.strip(b"\0") or item.finish_reason]
 
 
 @pytest.mark.parametrize("reason", BAD)
 async def test_a_later_segment_that_ends_badly_is_made_again(texts: LiveTexts, reason: FinishReason) -> None:
-    synthesizer = Scripted([sound(1), end(STOP)], [sound(2), end(reason)], [sound(3), end(STOP)])
+    synthesizer = FakeSynthesizer(scripts=[[sound(1), end(STOP)], [sound(2), end(reason)], [sound(3), end(STOP)]])
     with await opened(texts) as live:
         live.finish()
         chunks = await heard(live, synthesizer)
@@ -95,7 +72,7 @@ async def test_a_later_segment_that_ends_badly_is_made_again(texts: LiveTexts, r
 async def test_it_is_made_again_once_without_a_clients_seed_and_the_end_says_so(
     texts: LiveTexts, reason: FinishReason, may_redraw: bool, second: int
 ) -> None:
-    synthesizer = Scripted([sound(1), end(STOP)], [sound(2), end(reason)], [sound(3), end(reason)])
+    synthesizer = FakeSynthesizer(scripts=[[sound(1), end(STOP)], [sound(2), end(reason)], [sound(3), end(reason)]])
     with await opened(texts, replace(REQUEST, may_redraw=may_redraw)) as live:
         live.finish()
         chunks = await heard(live, synthesizer)
@@ -105,7 +82,7 @@ async def test_it_is_made_again_once_without_a_clients_seed_and_the_end_says_so(
 @pytest.mark.parametrize("reason", BAD)
 async def test_what_the_listener_needs_is_sent_and_the_end_says_so(texts: LiveTexts, reason: FinishReason) -> None:
     may_end = asyncio.Event()
-    synthesizer = Scripted([sound(1, seconds=0.5), end(STOP)], [sound(2), may_end, end(reason)])
+    synthesizer = FakeSynthesizer(scripts=[[sound(1, seconds=0.5), end(STOP)], [sound(2), may_end, end(reason)]])
     with await opened(texts) as live:
         live.finish()
         async with aclosing(speaking(live, synthesizer)) as chunks:
@@ -120,7 +97,7 @@ async def test_what_the_listener_needs_is_sent_and_the_end_says_so(texts: LiveTe
 async def test_what_is_written_after_an_unsent_end_is_spoken_once(texts: LiveTexts, reason: FinishReason) -> None:
     """The second segment ends while its text is still written, and nothing of it has been sent by then."""
     ways = [[sound(2), end(reason)]] + [[sound(3), end(STOP)]] * (not reason.is_good) + [[sound(4), end(STOP)]]
-    synthesizer = Scripted([sound(1), end(STOP)], *ways, hasty=[1])
+    synthesizer = FakeSynthesizer(scripts=[[sound(1), end(STOP)], *ways], hasty=[1])
     with await opened(texts) as live:
         async with aclosing(speaking(live, synthesizer)) as chunks:
             pcm = b""

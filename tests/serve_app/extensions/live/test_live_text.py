@@ -2,7 +2,7 @@ import asyncio
 import random
 import time
 import unicodedata
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncIterator
 from contextlib import aclosing
 from dataclasses import replace
 
@@ -12,7 +12,7 @@ from deployments.embedded_voice.english import spoken_english
 from deployments.embedded_voice.live_english import LONGEST_UNCUT
 from deployments.errors import InvalidRequest, TalkerLost
 from deployments.listener import Listener
-from deployments.protocol import FinishReason, ModelInfo, PcmChunk, SynthesisRequest
+from deployments.protocol import FinishReason, ModelInfo, SynthesisRequest
 from deployments.serving import mailbox
 from deployments.serving.mailbox import read
 from serve_app.extensions.live.live_text import LiveText, LiveTexts
@@ -247,17 +247,8 @@ async def test_segments_are_one_utterance(texts: LiveTexts) -> None:
     assert pcm_of(heard) == pcm_of(utterance(2)) * 2  # type: ignore[arg-type]
 
 
-class Hasty(FakeSynthesizer):
-    """Waits for no text."""
-
-    async def synthesize(self, request: SynthesisRequest, info: object = None) -> AsyncGenerator[PcmChunk, None]:
-        for step in self.script:
-            assert isinstance(step, PcmChunk)
-            yield step
-
-
 async def test_speech_that_ends_before_its_text_goes_on_in_another_segment(texts: LiveTexts) -> None:
-    synthesizer = Hasty(script=[chunk(tone(1920), finish_reason=FinishReason.STOP)])
+    synthesizer = FakeSynthesizer(script=[chunk(tone(1920), finish_reason=FinishReason.STOP)], hasty=range(9))
     with await texts.open(REQUEST, ENGLISH, max_chars=LONG) as live:
         live.append("Hello there all you ")
         heard = speak(live, synthesizer)

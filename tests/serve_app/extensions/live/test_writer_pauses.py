@@ -6,10 +6,14 @@ from contextlib import aclosing
 import numpy as np
 import pytest
 
+from deployments.errors import Overloaded
 from deployments.listener import Listener
 from deployments.protocol import FinishReason, PcmChunk
-from serve_app.extensions.live.live_text import without_clicks
-from tests.serve_app.fake import chunk, pcm_of, tone
+from serve_app.config import AdmissionSettings
+from serve_app.extensions.live.live_text import LiveTexts, without_clicks
+from tests.clock import Clock
+from tests.serve_app.fake import CUSTOM_VOICE, chunk, pcm_of, tone
+from tests.serve_app.speech.test_speech_models import REQUEST, Line
 
 pytestmark = pytest.mark.anyio
 RATE, SIZE, FADE = 24000, 1920, 240
@@ -83,3 +87,28 @@ async def test_leaving_it_closes_what_is_behind() -> None:
         await anext(chunks)
         await anext(chunks)
     assert closed.is_set()
+
+
+async def test_what_a_writer_takes_is_no_line(texts: LiveTexts, clock: Clock) -> None:
+    line = Line(AdmissionSettings(max_line_s=3, max_wait_s=0.02))
+    with await texts.open(REQUEST, CUSTOM_VOICE, max_chars=1000) as live:
+        live.append("Well, ")
+        speaking = asyncio.create_task(line.speak(request=live.utterance))
+        await line.synthesizer.waiting.wait()
+        await asyncio.sleep(0.05)
+        assert not speaking.done()
+        clock.now_s += 100
+        await line.join()  # nobody waits
+        live.append("here is what the writer had in mind all along, ")
+        for waiting in (speaking, *line.speaking):  # and from now on it does
+            with pytest.raises(Overloaded):
+                await waiting
+
+
+async def test_a_short_text_that_is_over_has_been_written(texts: LiveTexts) -> None:
+    line = Line(AdmissionSettings(max_line_s=3, max_wait_s=0.02))
+    with await texts.open(REQUEST, CUSTOM_VOICE, max_chars=1000) as live:
+        live.append("Well")
+        live.finish()
+        with pytest.raises(Overloaded):
+            await line.speak(request=live.utterance)

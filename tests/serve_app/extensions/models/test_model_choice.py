@@ -14,6 +14,8 @@ from serve_app.extensions.voices.library import Voices
 from serve_app.extensions.voices.settings import VoiceSettings
 from tests.serve_app import fake
 from tests.serve_app.one_model import client_of
+from tools.suites.row import PostRow
+from tools.suites.rows import POSTS
 
 SETTINGS = ApiSettings()
 CUSTOM = replace(fake.CUSTOM_VOICE, name="custom", checkpoint="Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice")
@@ -116,16 +118,11 @@ def test_the_only_model_answers_everything() -> None:
 
 @pytest.mark.anyio
 @pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        ("/v1/text-to-speech/x", {"text": "Hello."}),
-        ("/tts/bytes", {"transcript": "Hello.", "voice": {"id": "x"}}),
-        ("/generate", {"text": "Hello.", "speaker": "x"}),
-        ("/v1/speak?model=x", {"text": "Hello."}),
-    ],
+    "row", [row for row in POSTS.values() if row.name in ("ElevenLabs", "Cartesia", "VoxServe", "Deepgram")]
 )
-async def test_other_dialects_have_task_type_too(path: str, body: dict[str, object]) -> None:
+async def test_other_dialects_have_task_type_too(row: PostRow) -> None:
     """Their clients add it to the body; VoiceDesign then misses instructions."""
+    path, body = row.sample.filled(voice="x").path, row.body(voice="x")
     speaking = {
         info.name: (fake.FakeSynthesizer(info, script=fake.utterance()), AdmissionSettings())
         for info in (CUSTOM, DESIGN)

@@ -11,38 +11,14 @@ from serve_app.config import ApiSettings
 from serve_app.extensions.live import connection as connection_module
 from tests.serve_app import asgi, fake
 from tests.serve_app.audio.test_recordings import data_url, recording
-from tests.serve_app.extensions.client import Client, Json, connect, heard
+from tests.serve_app.extensions.client import SPEAK, Json, Socket, code_of, connect, heard
 from tests.serve_app.fake import utterance
 from tests.serve_app.one_model import one_api
 
 pytestmark = pytest.mark.anyio
 
-SPEAK = {"type": "speak", "input": "Hello", "voice": "alloy"}
 CANCEL = {"type": "cancel"}
 FRAME = fake.tone(fake.CUSTOM_VOICE.frame_samples)
-
-
-class Socket(Client):
-    def send_text(self, text: str) -> None:
-        self.connection.receive({"type": "websocket.receive", "text": text})
-
-    async def event(self) -> Json:
-        message = await self.next()
-        assert isinstance(message, dict), "audio instead of an event"
-        return message
-
-    async def utterance(self) -> tuple[list[bytes], Json]:
-        """From `started` to the message that ends it: the audio frames, and that message."""
-        assert (await self.event())["type"] == "started"
-        frames: list[bytes] = []
-        while isinstance(message := await self.next(), bytes):
-            frames.append(message)
-        return frames, message
-
-    async def speak(self, **fields: object) -> None:
-        """All of an utterance."""
-        self.send(SPEAK | fields)
-        assert (await self.utterance())[1]["type"] == "done"
 
 
 @asynccontextmanager
@@ -59,13 +35,6 @@ def pausing() -> tuple[fake.FakeSynthesizer, asyncio.Event]:
     """Speech of two frames, and what lets the second come."""
     more = asyncio.Event()
     return fake.FakeSynthesizer(script=[fake.chunk(FRAME), more, fake.chunk(FRAME)]), more
-
-
-def code_of(message: Json) -> tuple[object, object]:
-    assert message["type"] == "error"
-    error = message["error"]
-    assert set(error) == {"message", "type", "param", "code"}
-    return error["code"], error["param"]
 
 
 async def test_utterances_follow_each_other_on_one_socket() -> None:
@@ -313,15 +282,6 @@ async def followed_socket(script: list[fake.Step], **fields: object) -> tuple[li
             if fields and message["type"] == "words" and told[-1] == "all":
                 socket.send({**CANCEL, **fields})
     return texts, bytes(audio)
-
-
-async def test_words_are_told_on_request() -> None:
-    texts, audio = await followed_socket([*fake.followed()])
-    told = [word for text in texts if text["type"] == "words" for word in text["words"]]
-    assert [word["word"] for word in told] == fake.FOLLOWED_TEXT.split()
-    assert [round(1000 * word["start"]) for word in told] == list(fake.FOLLOWED_MS)
-    assert audio == fake.pcm_of(fake.followed())
-    assert "ignored" not in texts[0]
 
 
 async def test_a_cancellation_says_what_was_heard() -> None:

@@ -7,7 +7,7 @@ import pytest
 from deployments.errors import Overloaded
 from tests.serve_app.extensions.client import Json, heard, talking
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, chunk, pcm_of, tone, utterance
-from tools.suites.rows import item
+from tools.suites.rows.realtime import item
 
 pytestmark = pytest.mark.anyio
 

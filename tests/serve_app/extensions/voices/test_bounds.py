@@ -14,12 +14,11 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 import serve_app.api.access
-import serve_app.extensions.jobs
-import serve_app.extensions.records
-import serve_app.extensions.voices
+from serve_app.extensions import BUILT_IN
 from serve_app.extensions.voices.stored_voice import StoredVoice
 
-STORED = (serve_app.extensions.voices, serve_app.extensions.jobs, serve_app.extensions.records, serve_app.api.access)
+KEEPING = [f"serve_app.extensions.{name}" for name in ("voices", "jobs", "records") if name in BUILT_IN]
+STORED = (*map(importlib.import_module, KEEPING), serve_app.api.access)
 SECURITY = Path(__file__).parents[4] / "docs/security.md"
 WHOLE = re.compile(r"\^[^*+]*\$")  # a pattern of limited length
 SIZED = (str, bytes, list, tuple, dict, set, frozenset)

@@ -22,7 +22,8 @@ from tests.serve_app.fake import (
     followed,
 )
 from tests.serve_app.one_model import client_for
-from tools.suites.rows import POSTS, SOCKETS, PostRow, SocketRow
+from tools.suites.row import PostRow, SocketRow
+from tools.suites.rows import POSTS, SOCKETS, here
 
 pytestmark = pytest.mark.anyio
 
@@ -138,8 +139,9 @@ async def test_other_sockets_say_nothing_of_them(row: SocketRow, info: ModelInfo
 
 
 @KNOWN
-async def test_an_interruption_of_flux_says_what_was_spoken(info: ModelInfo) -> None:
-    row = SOCKETS["flux"]
+@pytest.mark.parametrize("name", here("flux"))
+async def test_an_interruption_of_flux_says_what_was_spoken(name: str, info: ModelInfo) -> None:
+    row = SOCKETS[name]
     interrupt = {"type": "Interrupt", "playback_offset": {"type": "time_ms", "value": 660}}
     async with talking(speaking(info), row.path) as client:
         client.send(*row.speak_timed(FOLLOWED_TEXT))

@@ -1,0 +1,36 @@
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from unittest.mock import MagicMock, Mock
+
+import pytest
+
+from serve_app import ingress
+from serve_app.api.request_record import RequestRecord
+from serve_app.config import ApiSettings
+from serve_app.extensions.jobs import deployment as jobs
+
+
+@pytest.mark.parametrize(("module", "replica"), [(ingress, ingress.Ingress), (jobs, jobs.JobsReplica)])
+def test_a_replica_that_ends_writes_its_last_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: ModuleType, replica: Any
+) -> None:
+    monkeypatch.setenv("TALKRAY_DATA", str(tmp_path / "data"))
+    lines = tmp_path / "lines"
+    system = Mock(
+        proxy_host=lambda: "127.0.0.1", log_folder=lambda: lines, replica_name=lambda: "1", num_nodes=lambda: 1
+    )
+    given = list[Any]()
+    for name in {"ray_metrics", "serve", "PoolWatch", "JobManager", "SpeechModels", "get_node_ip_address"} & vars(
+        module
+    ).keys():
+        monkeypatch.setattr(module, name, MagicMock())
+    for each in {ingress, module}:
+        monkeypatch.setattr(each, "ray_private", system)
+    monkeypatch.setattr(jobs, "SegmentMaker", lambda *some: given.extend(some))
+    ending = replica(ApiSettings(), (), {})
+    receive = given[-1] if given else ending._api.state.opened["records"].receive
+    receive(RequestRecord("the last one", 0))
+    ending.__del__()  # as Serve does
+    [file] = lines.iterdir()
+    assert "the last one" in file.read_text()

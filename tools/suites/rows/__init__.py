@@ -1,0 +1,34 @@
+"""How each dialect is asked, and which fields it documents: the contract suite and the fuzzers go through these rows.
+
+An extension has a file of its name here, with `ROWS`. A new path needs a row. If an extension is not in BUILT_IN, its
+file is not read.
+"""
+
+from importlib import import_module
+from pathlib import Path
+
+from starlette.routing import compile_path
+
+from serve_app.api.routing import dialects_of
+from serve_app.extensions import BUILT_IN, load_extensions
+from tools.suites.documented import Documented
+from tools.suites.row import Owned, PostRow, Rows, SocketRow
+
+DIALECTS = dialects_of(load_extensions())
+_FILES = {file.stem for file in Path(__file__).parent.glob("*.py")}
+_ROWS: list[Rows] = [import_module(f"{__name__}.{name}").ROWS for name in ("core", *BUILT_IN) if name in _FILES]
+SOCKETS: dict[str, SocketRow] = {name: row for rows in _ROWS for name, row in rows.sockets.items()}
+POSTS: dict[str, PostRow] = {name: row for rows in _ROWS for name, row in rows.posts.items()}
+DOCUMENTED: dict[str, Documented] = {name: row for rows in _ROWS for name, row in rows.documented.items()}
+OWNED: dict[str, Owned] = {name: row for rows in _ROWS for name, row in rows.owned.items()}
+_HERE = [compile_path(path)[0] for dialect in DIALECTS for path in dialect.paths]
+
+
+def is_here(path: str) -> bool:
+    """Whether a dialect has it. Tests leave out the rows of extensions that were removed."""
+    return any(here.match(path.partition("?")[0]) for here in _HERE)
+
+
+def here(*sockets: str) -> list[str]:
+    """Those that are here."""
+    return [name for name in sockets if name in SOCKETS]
