@@ -213,7 +213,7 @@ class SynthesisRequest:
 
     # A stream that goes on elsewhere: set by `Received` of deployments/serving/failover.py.
     resume: Progress | None = None  # the part that another replica has made
-    was_asked_for: bool = False  # of another replica, which may hang
+    is_retry: bool = False  # of another replica, which may hang
 
     # For a talker: set by `TalkerAudio` of the ingress, or by a codec replica.
     gpu_frames: int = 0  # how many frames after the delivered ones the talker decodes; ALL_FRAMES: all
@@ -230,7 +230,7 @@ class SynthesisRequest:
         return 0.0 if self.resume is None else self.resume.in_hand_s
 
     @property
-    def is_underway(self) -> bool:
+    def is_continuation(self) -> bool:
         """Whether the client has a part of this speech already. A refusal would end it in the middle."""
         return self.continues or self.resume is not None
 

@@ -14,7 +14,7 @@ from starlette.websockets import WebSocket
 from deployments.config import Strict
 from deployments.protocol import ModelInfo
 from serve_app.api.request_record import RequestRecord
-from serve_app.api.resolve.offer import Draft, Offer
+from serve_app.api.resolve.resolver import Draft, Resolver
 from serve_app.api.speech_service import SpeechService
 from serve_app.config import ApiSettings, AppConfig, PoolConfig
 from serve_app.speech.model_state import ModelState, ready
@@ -164,7 +164,7 @@ class Opening:
 class Opened:
     """The state of an extension in one ingress replica: what `Extension.open` returns. Override what you need."""
 
-    def join(self, offer: Offer) -> None:
+    def join(self, resolver: Resolver) -> None:
         """Called once: put in place what this extension does for every request."""
 
     async def resolve(self, draft: Draft) -> Draft:

@@ -11,12 +11,12 @@ from ray.serve.handle import DeploymentHandle
 from ray.util import get_node_ip_address
 
 from deployments.serving import ray_metrics, ray_private
-from deployments.serving.collector import leave_loaded_alone
+from deployments.serving.collector import freeze_loaded
 from deployments.serving.handles import ask_all_replicas
 from serve_app.api.application import create_api
 from serve_app.api.bounded_websocket import BoundedWebSocket
+from serve_app.api.early_status import EarlyStatusProtocol
 from serve_app.api.parsing.client_input import MAX_BODY_BYTES
-from serve_app.api.taken_http import TakenHttp
 from serve_app.config import ApiSettings
 from serve_app.extension import Node, Opened
 from serve_app.scaling.pool_watch import PoolWatch, scrape
@@ -60,7 +60,7 @@ class Ingress:
         """The default one of the `models` is the first. `added`: deployments of extensions, by the extension's name."""
         ray_metrics.install(pool="ingress", models=tuple(model.name for model in models))
         ray_private.give_uvicorn(
-            http=TakenHttp,
+            http=EarlyStatusProtocol,
             ws=partial(BoundedWebSocket, trusted_proxies=settings.admission.trusted_proxies),
             ws_max_size=MAX_BODY_BYTES,
             ws_per_message_deflate=False,
@@ -93,7 +93,7 @@ class Ingress:
             added=added,
         )
         limit_kept_memory()
-        leave_loaded_alone()
+        freeze_loaded()
 
     def __del__(self) -> None:
         """Serve calls it before it ends the process."""

@@ -3,7 +3,7 @@
 import gc
 
 
-def leave_loaded_alone() -> None:
+def freeze_loaded() -> None:
     """Take all objects that exist now out of later collections: one of all that is loaded stops speech for 0.1 s.
     Forked processes also keep sharing the memory of these objects.
     """

@@ -62,14 +62,14 @@ class Received:
 
     def begin_attempt(self, request: SynthesisRequest) -> SynthesisRequest:
         """The request for the rest of the stream. Each call begins an attempt: from the second on the request
-        says `was_asked_for`, because the replica that was asked before may hang. The prompt that a replica made of a
+        says `is_retry`, because the replica that was asked before may hang. The prompt that a replica made of a
         recording goes in place of the recording.
         """
-        was_asked_for = self._was_asked_for
+        is_retry = self._was_asked_for
         self._was_asked_for = True
         if request.reference is not None:
             request = replace(request, reference=request.reference.by_prompt(self._clone_prompt))
-        return replace(request, resume=self.progress, was_asked_for=was_asked_for)
+        return replace(request, resume=self.progress, is_retry=is_retry)
 
     @property
     def progress(self) -> Progress | None:

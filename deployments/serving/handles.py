@@ -207,4 +207,4 @@ def _some(replicas: list[RunningReplica], most: int) -> list[RunningReplica]:
 def _was_asked_for(pending_request: PendingRequest | None) -> bool:
     if pending_request is None or not pending_request.args:
         return False
-    return getattr(pending_request.args[0], "was_asked_for", False)
+    return getattr(pending_request.args[0], "is_retry", False)

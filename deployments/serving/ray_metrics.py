@@ -57,7 +57,7 @@ class Recorder:
 
         return keep
 
-    def hand_on(self) -> None:
+    def deliver(self) -> None:
         """Only one thread may call this."""
         while not self._records.empty():
             record, value, tags = self._records.get()
@@ -70,7 +70,7 @@ class Recorder:
         repeated_s = time.monotonic()
         while True:
             time.sleep(_HAND_ON_S)
-            self.hand_on()
+            self.deliver()
             if time.monotonic() - repeated_s >= _REPEAT_S:
                 repeated_s = time.monotonic()
                 for gauge in self.gauges:

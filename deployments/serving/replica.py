@@ -18,7 +18,7 @@ from ray import serve
 from deployments.errors import InvalidRequest, Moved, NotReady, Overloaded, ReplicaLost
 from deployments.protocol import FrameChunk, PcmChunk, with_mark
 from deployments.serving import ray_private
-from deployments.serving.collector import leave_loaded_alone
+from deployments.serving.collector import freeze_loaded
 from deployments.serving.handles import ItemReader
 
 logger = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ class Replica:
     def __init__(self, lost: type[ReplicaLost], failure: Callable[[], str | None]) -> None:
         """`failure` says what is broken beyond repair, None for nothing. Streams then end with `lost`."""
         if ray_private.this_replica() is not None:
-            leave_loaded_alone()
+            freeze_loaded()
         self._lost, self._failure = lost, failure
         self._ending: asyncio.Task[None] | None = None
         self._noticing: asyncio.Task[None] | None = None

@@ -28,7 +28,7 @@ async def say(service: SpeechService, request: Request) -> Response:
     words = {"input": text_of(fields, "words")}
     delivery = Delivery(AudioFormat.MP3)
     return await respond(
-        service, request, await lenient_request(service.offer, fields, NAMES, delivery=delivery, overrides=words)
+        service, request, await lenient_request(service.resolver, fields, NAMES, delivery=delivery, overrides=words)
     )
 
 
@@ -40,7 +40,7 @@ class HouseSocket(HandshakeConnection, ConversationConnection):
     @classmethod
     async def speech_request(cls, socket: WebSocket, service: SpeechService) -> SpeechRequest:
         return await lenient_request(
-            service.offer, dict(socket.query_params), NAMES, delivery=Delivery(AudioFormat.PCM)
+            service.resolver, dict(socket.query_params), NAMES, delivery=Delivery(AudioFormat.PCM)
         )
 
     async def opened(self) -> None:

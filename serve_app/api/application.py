@@ -14,14 +14,14 @@ from starlette.requests import HTTPConnection
 
 from deployments.errors import NotReady, Starting, TalkrayError
 from deployments.protocol import ModelKind
-from serve_app.api.access.door import Door
+from serve_app.api.access.access_control import AccessControl
 from serve_app.api.catalogue import check_default, check_model, not_loaded
 from serve_app.api.context import HeadAsGet, RequestContext, state_of
 from serve_app.api.docs_page import DOCS_PATHS, docs_routes
 from serve_app.api.error_replies import INTERNAL, translate
 from serve_app.api.headers import EXPOSED_HEADERS
 from serve_app.api.request_record import RequestRecord
-from serve_app.api.resolve.offer import Offer
+from serve_app.api.resolve.resolver import Resolver
 from serve_app.api.routing import charging, dialects_of, http_router, socket_router
 from serve_app.api.speech_service import SpeechService
 from serve_app.config import AdmissionSettings, ApiSettings
@@ -69,15 +69,15 @@ def create_api(
     states = open_all(extensions, opening, added or {})
     joined = {name: state for name, state in states.items() if isinstance(state, Opened)}
     joined = dict(sorted(joined.items(), key=lambda item: item[0] not in BUILT_IN))  # steps of others are the last
-    offer = Offer(models, settings)
+    resolver = Resolver(models, settings)
     for name, state in joined.items():
-        state.join(offer)
-        offer.discard.append(state.discard)
+        state.join(resolver)
+        resolver.discard.append(state.discard)
         if type(state).resolve is not Opened.resolve:
-            offer.steps[name] = state.resolve
+            resolver.steps[name] = state.resolve
         if type(state).observe is not Opened.observe:
             observe[name] = state.observe
-    service = SpeechService(offer, states)
+    service = SpeechService(resolver, states)
     headings = {"This server", *(dialect.heading or dialect.name for dialect in dialects)}
     own_tags = [tag for tag in OWN_TAGS if tag in headings]
     api = FastAPI(
@@ -94,7 +94,11 @@ def create_api(
     key_protocols = tuple(prefix for dialect in dialects for prefix in dialect.key_protocols)
     public_paths = DOCS_PATHS.union(path for dialect in dialects for path in dialect.public_paths)
     api.add_middleware(
-        Door, settings=settings, key_headers=key_headers, key_protocols=key_protocols, public_paths=public_paths
+        AccessControl,
+        settings=settings,
+        key_headers=key_headers,
+        key_protocols=key_protocols,
+        public_paths=public_paths,
     )
     if settings.access.allowed_origins:
         api.add_middleware(

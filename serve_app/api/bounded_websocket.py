@@ -7,12 +7,12 @@ from typing import Any, ClassVar, cast
 from starlette.types import Scope
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
+from serve_app.api.access.access_control import client_address, one_client
 from serve_app.api.access.callers import FairShare
-from serve_app.api.access.door import client_address, one_client
+from serve_app.api.early_status import ReaderClock
 from serve_app.api.error_replies import TRY_AGAIN_LATER
 from serve_app.api.handshake import LEAVING, MAX_MESSAGE_BYTES
 from serve_app.api.parsing.uploads import Pace
-from serve_app.api.taken_http import ReaderClock
 
 # Bytes that the larger unfinished messages of all connections hold together: three recordings on their way.
 MAX_LARGE_BYTES = 48 << 20

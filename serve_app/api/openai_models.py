@@ -52,8 +52,8 @@ async def list_voices(service: SpeechService, limit: str = "", after: str = "", 
     """One answer for every client: some read `voices`, some `data`, some the languages; some ask for bare names."""
     bare = switch({"legacy": legacy}, "legacy")
     loaded = await service.models.infos()
-    voices = await all_voices(loaded, service.offer.voices)
-    page, more = page_of_voices(voices, Paging(limit, after), service.offer.voices)
+    voices = await all_voices(loaded, service.resolver.voices)
+    page, more = page_of_voices(voices, Paging(limit, after), service.resolver.voices)
 
     def listed() -> Json:
         known = list(map(_entry_of, page))

@@ -15,7 +15,7 @@ from serve_app.extension import Dialect, JsonRoute, Route, Sample
 
 async def speak(service: SpeechService, request: Request, fields: Mapping[str, object]) -> Response:
     """Speaks `input`, streaming unless `stream` is false."""
-    return await respond(service, request, await strict_request(service.offer, fields, accept=_accept(request)))
+    return await respond(service, request, await strict_request(service.resolver, fields, accept=_accept(request)))
 
 
 async def speak_deployment(service: SpeechService, request: Request, deployment: str) -> Response:
@@ -23,7 +23,7 @@ async def speak_deployment(service: SpeechService, request: Request, deployment:
     fields = await service.read_fields(request)
     reasons = {"model": "a deployment of any name is the loaded model"} if "model" in fields else {}
     speech = await strict_request(
-        service.offer, fields, accept=_accept(request), overrides={"model": None}, reasons=reasons
+        service.resolver, fields, accept=_accept(request), overrides={"model": None}, reasons=reasons
     )
     return await respond(service, request, speech)
 

@@ -3,9 +3,9 @@
 | part | who uses it |
 |---|---|
 | `read_body`, `read_fields` | routes that ask for speech, before they make a `SpeechRequest` |
-| `offer` | `strict_request` and `lenient_request`, which make it |
+| `resolver` | `strict_request` and `lenient_request`, which make it |
 | `begin_utterance` | `respond` (responses/respond.py), and routes that read the chunks of speech themselves |
-| `models`, `settings` | routes that list or change them; `offer` holds the same |
+| `models`, `settings` | routes that list or change them; `resolver` holds the same |
 | `opened_by` | routes and sockets of extensions, for what their `open` returned |
 """
 
@@ -20,17 +20,17 @@ from serve_app.api.headers import TIMING_HEADER
 from serve_app.api.parsing.client_input import object_of, read_body
 from serve_app.api.request_record import RequestRecord, start_marks
 from serve_app.api.resolve.build_utterance import build_utterance
-from serve_app.api.resolve.offer import Draft, Offer
+from serve_app.api.resolve.resolver import Draft, Resolver
 from serve_app.api.resolve.speech_request import SpeechRequest
 
 
 class SpeechService:
     """What every dialect goes through to speech: limits, checks and the log are the same for all of them."""
 
-    def __init__(self, offer: Offer, opened: Mapping[str, object]) -> None:
+    def __init__(self, resolver: Resolver, opened: Mapping[str, object]) -> None:
         """`opened`: the states of extensions, by their names."""
-        self.offer, self._opened = offer, opened
-        self.models, self.settings = offer.models, offer.settings
+        self.resolver, self._opened = resolver, opened
+        self.models, self.settings = resolver.models, resolver.settings
 
     def opened_by(self, extension: str) -> Any:
         """The state that `open` of an extension returned, None if it has none."""
@@ -56,7 +56,7 @@ class SpeechService:
         """
         state = state_of(request)
         record = record or state.record
-        draft = await build_utterance(self.offer, speech, request_id=record.request_id, client=state.caller.name)
+        draft = await build_utterance(self.resolver, speech, request_id=record.request_id, client=state.caller.name)
         state.upload.release()
         record.characters += len(speech.body.input)
         tells_timing = self.settings.server_timing or TIMING_HEADER in request.headers

@@ -20,7 +20,7 @@ TUNED = {
     "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "3600",
     "RAY_SERVE_HAPROXY_MAXCONN": "20000",  # needs a limit of 50,036 open files
     # A replica that ends closes connections on which requests are just coming: another one gets them, unless this one
-    # has taken them, and so on three times (RAY_SERVE_HAPROXY_RETRIES). See `refusals.cfg` and `taken_http.py`.
+    # has taken them, and so on three times (RAY_SERVE_HAPROXY_RETRIES). See `refusals.cfg` and `early_status.py`.
     "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response",
     # Serve kills a proxy that is not ready in three times as many seconds: a busy machine would never start one.
     "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "20",

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from deployments.protocol import FinishReason, PcmChunk, SynthesisRequest
 from serve_app.speech.segments import Segments
-from serve_app.speech.spoken_end import SpokenEnd
+from serve_app.speech.stream_tail import StreamTail
 
 # A later segment is read ahead of its sending while more than this is sent and not played.
 _LEAD_S = 1.0
@@ -24,7 +24,7 @@ class SegmentAudio:
         """`redraw` asks for it with another seed."""
         self._chunks = chunks
         self._redraw = redraw
-        self.end = SpokenEnd()
+        self.end = StreamTail()
         self._ahead: deque[PcmChunk] = deque()
         self._next: asyncio.Task[PcmChunk | None] | None = self._start_next()
 
@@ -58,7 +58,7 @@ class SegmentAudio:
         await self._chunks.aclose()
         self._ahead.clear()
         self._chunks = self._redraw(reason)
-        self.end = SpokenEnd()
+        self.end = StreamTail()
         self._next = self._start_next()
         return True
 

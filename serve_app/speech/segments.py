@@ -11,10 +11,10 @@ from typing import Any, Self
 from deployments.listener import Listener
 from deployments.protocol import FinishReason, PcmChunk, SynthesisRequest
 from deployments.serving import metrics
-from serve_app.speech.spoken_end import SpokenEnd
+from serve_app.speech.stream_tail import StreamTail
 from serve_app.text.languages import detected
 from serve_app.text.splitting import split_text
-from serve_app.text.spoken import Stretch
+from serve_app.text.spoken import TextSpan
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ class Utterance:
 
     synthesis: SynthesisRequest  # with the whole text; a replica gets one with the text of each segment
     _: KW_ONLY
-    stretches: tuple[Stretch, ...] = ()  # the text, cut at its pauses
+    spans: tuple[TextSpan, ...] = ()  # the text, cut at its pauses
     max_segment_chars: int | None = None  # None: the model's
     languages: tuple[str, ...] = ()  # each segment is in one of these; where that is not certain, in the utterance's
     joins: bool = False  # each segment goes on from the tail of the one before
@@ -82,24 +82,24 @@ class Segments:
         max_chars = min(max_chars, utterance.max_segment_chars or max_chars)
         texts: list[str] = []
         segments = cls(utterance)
-        for stretch in utterance.stretches or (Stretch(utterance.synthesis.text),):
-            if stretch.pause_s:
-                segments._pauses_s[len(texts)] = stretch.pause_s
-            parts = split_text(stretch.text, max_chars)
-            if stretch.speed != 1:
-                segments._speeds |= dict.fromkeys(range(len(texts), len(texts) + len(parts)), stretch.speed)
+        for span in utterance.spans or (TextSpan(utterance.synthesis.text),):
+            if span.pause_s:
+                segments._pauses_s[len(texts)] = span.pause_s
+            parts = split_text(span.text, max_chars)
+            if span.speed != 1:
+                segments._speeds |= dict.fromkeys(range(len(texts), len(texts) + len(parts)), span.speed)
             texts += parts
         segments._segments = _requests(utterance.synthesis, texts or [utterance.synthesis.text])
         if utterance.languages:
             segments._segments = [_in_its_language(request, utterance.languages) for request in segments._segments]
         return segments
 
-    def plan(self) -> list[Stretch]:
+    def plan(self) -> list[TextSpan]:
         """All segments, and an empty one if a pause ends the text."""
         texts = [request.text for request in self._segments]
         if len(texts) in self._pauses_s:
             texts.append("")
-        return [Stretch(text, self.pause_s(number), self.speed(number)) for number, text in enumerate(texts)]
+        return [TextSpan(text, self.pause_s(number), self.speed(number)) for number, text in enumerate(texts)]
 
     @property
     def spoken(self) -> str:
@@ -145,7 +145,7 @@ class Segments:
         """The text of a segment as far as it is known."""
         return self._segments[number].text
 
-    def joined(self, number: int, before: SpokenEnd) -> SynthesisRequest | None:
+    def joined(self, number: int, before: StreamTail) -> SynthesisRequest | None:
         """The known segment, going on from the end of the segment `before` if segments are joined."""
         request = self.known_segment(number)
         if request is None or not self.joins:

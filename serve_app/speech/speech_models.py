@@ -1,6 +1,6 @@
 """Models as this process speaks with them: utterances whose audio would come late are refused, audio is measured.
 
-`room.py` says who is let in. The first audio has to come within a time limit.
+`admission_control.py` says who is let in. The first audio has to come within a time limit.
 """
 
 import asyncio
@@ -18,9 +18,9 @@ from deployments.protocol import SAMPLE_BYTES, FinishReason, ModelInfo, PcmChunk
 from deployments.serving import metrics
 from deployments.speech_detection import FirstSound
 from serve_app.config import AdmissionSettings
+from serve_app.speech.admission_control import AdmissionControl
 from serve_app.speech.model_state import ModelState, ready
 from serve_app.speech.observers import Observe, Observers
-from serve_app.speech.room import Room
 from serve_app.speech.segments import Segments, Utterance
 from serve_app.speech.synthesizer import Synthesizer
 from serve_app.speech.utterance_synthesizer import UtteranceSynthesizer
@@ -65,7 +65,7 @@ class SpeechModel:
     ) -> None:
         """`observe`: what extensions call for each utterance, by their names; more may be added later."""
         self._synthesizer, self._observe = synthesizer, {} if observe is None else observe
-        self.room = Room(settings, is_running=is_running, state=state, model=model)
+        self.admission = AdmissionControl(settings, is_running=is_running, state=state, model=model)
         self._utterances = UtteranceSynthesizer(synthesizer)
 
     async def describe(self) -> ModelInfo:
@@ -77,16 +77,19 @@ class SpeechModel:
         A text with nothing to speak is answered by a moment of silence.
         Raises Overloaded if the audio would come late, NotReady while no talker has started.
         """
-        request, live, room = utterance.synthesis, utterance.live_text, self.room
+        request, live, admission = utterance.synthesis, utterance.live_text, self.admission
         if live is None and not is_speakable(request.text):
             yield silence(info)
             return
-        if not request.is_underway:
-            room.check(request.client)
+        if not request.is_continuation:
+            admission.check(request.client)
         observers, listener = Observers(self._observe, utterance, info), Listener()
-        with StreamMeter(room, info.sample_rate, listener, live=live) as meter:
-            async with AsyncExitStack() as calls, ReaderWatch(room.give_up_place, room.regain_place) as reader:
-                async with _start_limit(room, utterance):
+        with StreamMeter(admission, info.sample_rate, listener, live=live) as meter:
+            async with (
+                AsyncExitStack() as calls,
+                ReaderWatch(admission.give_up_place, admission.regain_place) as reader,
+            ):
+                async with _start_limit(admission, utterance):
                     begun = await self._utterances.begin(utterance, info, listener, calls=calls)
                 meter.begin_speaking()
                 while (chunk := await reader.read(begun.next)) is not None:
@@ -131,30 +134,35 @@ class SpeechModels:
     def check_room(self, client: str) -> None:
         """Raises Overloaded or NotReady if every model would refuse a request of this client now.
 
-        The default model's refusal counts then, and none if another one has room.
+        The default model's refusal counts then, and none if another one has admission.
         """
-        if all(model.room.would_refuse(client) for model in self._models.values()):
-            next(iter(self._models.values())).room.check(client)
+        if all(model.admission.would_refuse(client) for model in self._models.values()):
+            next(iter(self._models.values())).admission.check(client)
 
     def stream_counts(self) -> tuple[int, int, int]:
         """Streams of all models here that are spoken, that wait for their first audio, and that may be open at most."""
-        rooms = [model.room for model in self._models.values()]
-        speaking, streams = sum(room.num_speaking for room in rooms), sum(room.num_streams for room in rooms)
-        return speaking, streams - speaking, sum(room.settings.max_streams for room in rooms)
+        admissions = [model.admission for model in self._models.values()]
+        speaking, streams = (
+            sum(admission.num_speaking for admission in admissions),
+            sum(admission.num_streams for admission in admissions),
+        )
+        return speaking, streams - speaking, sum(admission.settings.max_streams for admission in admissions)
 
     def states(self) -> dict[str, ModelState]:
         """The state of each model, by its name."""
-        return {name: model.room.state() for name, model in self._models.items()}
+        return {name: model.admission.state() for name, model in self._models.items()}
 
 
 class StreamMeter:
-    """Counts one stream in the room, and measures its audio by when the listener needs it.
+    """Counts one stream for admission control, and measures its audio by when the listener needs it.
 
     A chunk is not late if the client was slow to read the audio before it, or to write the text.
     """
 
-    def __init__(self, room: Room, sample_rate: int, listener: Listener, *, live: Segments | None) -> None:
-        self._room, self._sample_rate, self._listener, self._live = room, sample_rate, listener, live
+    def __init__(
+        self, admission: AdmissionControl, sample_rate: int, listener: Listener, *, live: Segments | None
+    ) -> None:
+        self._admission, self._sample_rate, self._listener, self._live = admission, sample_rate, listener, live
         self._came_s = time.monotonic()
         self._sent_s = self._came_s  # when the latest chunk was sent
         self._sound = FirstSound(sample_rate)
@@ -163,18 +171,18 @@ class StreamMeter:
         self._was_writing = False  # when the latest chunk was sent
 
     def __enter__(self) -> Self:
-        self._room.add_stream()
+        self._admission.add_stream()
         return self
 
     def __exit__(self, *error: object) -> None:
         if self._listener.has_begun:
-            metrics.STALLS.record(self._listener.stalled_s, model=self._room.model)
-        self._room.remove_stream(was_speaking=self._is_speaking)
+            metrics.STALLS.record(self._listener.stalled_s, model=self._admission.model)
+        self._admission.remove_stream(was_speaking=self._is_speaking)
 
     def begin_speaking(self) -> None:
         """The first audio has come."""
         self._is_speaking = True
-        self._room.begin_speaking()
+        self._admission.begin_speaking()
 
     def begin_send(self, chunk: PcmChunk, *, was_away: bool) -> None:
         """A chunk is sent now. `was_away`: the client read the one before so late that its place was given up."""
@@ -194,55 +202,55 @@ class StreamMeter:
     def finish(self) -> None:
         """All chunks are sent."""
         spoken_s = time.monotonic() - self._came_s
-        metrics.finished(spoken_s, audio_s=self._listener.audio_s, reason=self._reason, model=self._room.model)
+        metrics.finished(spoken_s, audio_s=self._listener.audio_s, reason=self._reason, model=self._admission.model)
 
     def _measure(self, chunk: PcmChunk) -> None:
-        """The chunk counts as late in the room if the listener's stalls add up to more than `max_late_s`."""
-        room, listener = self._room, self._listener
+        """Admission control counts the chunk as late if the listener's stalls add up to more than `max_late_s`."""
+        admission, listener = self._admission, self._listener
         now_s = time.monotonic()
-        room.count_audio()
+        admission.count_audio()
         is_first = not listener.has_begun
         audio_s = chunk.num_samples / self._sample_rate
         late_s = listener.deliver(audio_s, now_s=now_s)
-        metrics.audio(audio_s, late_s=late_s, model=room.model)
+        metrics.audio(audio_s, late_s=late_s, model=admission.model)
         if is_first:
-            metrics.TTFP.record(now_s - self._came_s, model=room.model)
+            metrics.TTFP.record(now_s - self._came_s, model=admission.model)
         else:
-            room.delivered(late=late_s > 0 and listener.stalled_s > room.settings.max_late_s)
+            admission.delivered(late=late_s > 0 and listener.stalled_s > admission.settings.max_late_s)
         if (onset_s := self._sound.feed(np.frombuffer(chunk.pcm, "<i2"))) is not None:
-            metrics.TTFA.record(time.monotonic() - self._came_s, model=room.model)
-            metrics.ONSET.record(onset_s, model=room.model)
+            metrics.TTFA.record(time.monotonic() - self._came_s, model=admission.model)
+            metrics.ONSET.record(onset_s, model=admission.model)
 
 
 @asynccontextmanager
-async def _start_limit(room: Room, utterance: Utterance) -> AsyncIterator[None]:
-    """The block waits for first audio, in the line of the room, and for a limited time.
+async def _start_limit(admission: AdmissionControl, utterance: Utterance) -> AsyncIterator[None]:
+    """The block waits for first audio, in the line of admission control, and for a limited time.
 
     Raises Overloaded, or NotReady if no replica ran.
     """
     request, live = utterance.synthesis, utterance.live_text
-    is_starting = not room.is_running()
+    is_starting = not admission.is_running()
     is_in_line = request.reference is None and not is_starting
-    limit_s = room.settings.start_wait_s if is_starting else room.settings.max_wait_s
+    limit_s = admission.settings.start_wait_s if is_starting else admission.settings.max_wait_s
     ticket = object()
     came_s = time.monotonic()
 
     def join_line() -> None:
         if is_in_line:
-            room.join_line(ticket, request.client)
+            admission.join_line(ticket, request.client)
 
     try:
-        async with _timeout(limit_s, live, join_line), _log_start(room, request.request_id, is_starting):
+        async with _timeout(limit_s, live, join_line), _log_start(admission, request.request_id, is_starting):
             yield
     except Overloaded:
-        metrics.REFUSALS.record(1, reason="stage", model=room.model)
+        metrics.REFUSALS.record(1, reason="stage", model=admission.model)
         raise
     except TimeoutError:
-        raise room.refusal("late" if room.has_run_since(came_s) else "starting") from None
+        raise admission.refusal("late" if admission.has_run_since(came_s) else "starting") from None
     finally:
-        room.leave_line(ticket)
+        admission.leave_line(ticket)
     if is_in_line:
-        room.count_start(time.monotonic() - came_s if live is None else None)
+        admission.count_start(time.monotonic() - came_s if live is None else None)
 
 
 @asynccontextmanager
@@ -273,12 +281,12 @@ async def _timeout(limit_s: float, live: Segments | None, on_start: Callable[[],
 
 
 @asynccontextmanager
-async def _log_start(room: Room, request_id: str, is_starting: bool) -> AsyncIterator[None]:
+async def _log_start(admission: AdmissionControl, request_id: str, is_starting: bool) -> AsyncIterator[None]:
     """If the model `is_starting`, logs every _LOG_EVERY_S seconds how far its start is."""
 
     async def log() -> None:
-        while not room.is_running():
-            logger.info("request %s waits for %s: %s", request_id, room.model or "the model", room.state())
+        while not admission.is_running():
+            logger.info("request %s waits for %s: %s", request_id, admission.model or "the model", admission.state())
             await asyncio.sleep(_LOG_EVERY_S)
 
     logging_task = asyncio.create_task(log()) if is_starting else None

@@ -14,7 +14,7 @@ UNSPOKEN = "characters that the voice cannot speak"
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class TextSpan:
     """Text that is spoken without a stated pause."""
 
     text: str  # empty where nothing follows the last pause
@@ -42,7 +42,7 @@ class SpokenText:
     """What is spoken of a whole text, and what is not."""
 
     sent: str
-    stretches: tuple[Stretch, ...]
+    spans: tuple[TextSpan, ...]
     left_out: Counter[str]  # how often each thing is not read aloud
 
     @property
@@ -52,7 +52,7 @@ class SpokenText:
 
     @property
     def text(self) -> str:
-        return " ".join(stretch.text for stretch in self.stretches if stretch.text)
+        return " ".join(span.text for span in self.spans if span.text)
 
     def pieces(self) -> Iterator[SpokenPiece]:
         """All of the text, as it was sent and as it is spoken."""

@@ -93,7 +93,7 @@ def whole(sent: str, rules: TextRules) -> None:
     except InvalidRequest:
         assert rules.markup == "ssml"
         return
-    Segments.of(Utterance(SynthesisRequest("", spoken.text), stretches=spoken.stretches), 300)
+    Segments.of(Utterance(SynthesisRequest("", spoken.text), spans=spoken.spans), 300)
 
 
 def in_parts(sent: str, rules: TextRules) -> None:

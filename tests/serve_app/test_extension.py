@@ -22,7 +22,7 @@ from serve_app import extensions
 from serve_app.api.application import OWN_TAGS, create_api
 from serve_app.api.parsing.speech_body import EXTENSION_FIELDS
 from serve_app.api.request_record import RequestRecord
-from serve_app.api.resolve.offer import Draft
+from serve_app.api.resolve.resolver import Draft
 from serve_app.api.routing import dialects_of
 from serve_app.api.speech_service import SpeechService
 from serve_app.audio.formats import AudioFormat
@@ -224,7 +224,7 @@ async def test_a_step_changes_the_utterance_behind_all_built_in_steps(
     def shout(draft: Draft) -> Draft:
         assert draft.utterance.joins, "the step of continuity came before"
         text = draft.utterance.synthesis.text.upper()
-        return replace(draft, utterance=replace(draft.utterance.changed(text=text), stretches=()))
+        return replace(draft, utterance=replace(draft.utterance.changed(text=text), spans=()))
 
     package(monkeypatch, open=lambda opening: House(resolve=shout))
     synthesizer = FakeSynthesizer(script=utterance())

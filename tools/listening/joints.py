@@ -23,7 +23,7 @@ from deployments.talker.engine.engine import Engine
 from deployments.talker.engine.startup import build_engine
 from deployments.weights.store import locate
 from serve_app.speech.segments import segment_seed
-from serve_app.speech.spoken_end import SpokenEnd
+from serve_app.speech.stream_tail import StreamTail
 from talkray_tools.recogniser import Moonshine, Whisper, plain_words, word_errors
 from tools.listening.judge import sounding
 from tools.listening.texts import SENTENCES, texts
@@ -93,7 +93,7 @@ def spoken(model: str, num_joints: int) -> list[Joint]:
         replace(request, text=second, seed=segment_seed(request.seed, 1))
         for request, (_, second) in zip(asked, pairs, strict=True)
     ]
-    ends = [SpokenEnd() for _ in asked]
+    ends = [StreamTail() for _ in asked]
     for end, (codes, reason, _) in zip(ends, firsts, strict=True):
         end.add(PcmChunk(b"", codes, 0, reason))
     joined = [

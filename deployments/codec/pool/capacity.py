@@ -165,13 +165,15 @@ class CodecLoad:
                 self._num_background -= 1
             return
         counts, room = _Counts(), AsyncExitStack()
-        client, is_underway = request.client, request.is_underway
+        client, is_continuation = request.client, request.is_continuation
 
         async def arriving(request: SynthesisRequest) -> AsyncGenerator[FrameChunk, None]:
             async with aclosing(generate(request)) as chunks:
                 async for chunk in chunks:
                     if len(chunk.codes) and not counts.arrived and request.gpu_frames < ALL_FRAMES:
-                        at_once = is_underway or request.gpu_frames > 0  # samples that a GPU has made shall not wait
+                        at_once = (
+                            is_continuation or request.gpu_frames > 0
+                        )  # samples that a GPU has made shall not wait
                         await room.enter_async_context(self._capacity.enter(client, at_once=at_once))
                     counts.arrived += len(chunk.codes)
                     yield chunk

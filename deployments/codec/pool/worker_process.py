@@ -22,7 +22,7 @@ from deployments.codec.batch import Decoded, DecodeTask, decode_batch
 from deployments.codec.decoder import CodecDecoder, warm_up
 from deployments.codec.decoder_state import DecoderState, SharedStates
 from deployments.codec.pool.workers import DecoderChoice, SharedOutcome, SharedOutcomes, SharedTask
-from deployments.serving.collector import leave_loaded_alone
+from deployments.serving.collector import freeze_loaded
 
 
 def serve(connection: Connection, decoder: CodecDecoder, states: SharedStates) -> None:
@@ -62,7 +62,7 @@ def main(control: int, descriptor: int, choice: str) -> None:
     tried = warm_up(decoder, asked.chunk_frames, asked.max_call_s)
     states = SharedStates(decoder.initial_state(), descriptor)
     assert len(list(Path("/proc/self/task").iterdir())) == 1, "a process that has threads must not be forked"
-    leave_loaded_alone()
+    freeze_loaded()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps workers that end
     with socket.socket(fileno=control) as ours:
         ours.sendall(json.dumps(asdict(tried)).encode() + b"\n")

@@ -72,7 +72,7 @@ class Engine:
 
         A request is never refused as Overloaded if its listener has a part of the audio.
         """
-        if request.background or not request.is_underway:
+        if request.background or not request.is_continuation:
             self.scheduler.check_room(background=request.background)
         sequence = self.intake.prepare(sequence_id, request)
         if sequence is not None:
@@ -93,7 +93,7 @@ class Engine:
             if decode := [sequence for sequence in batch.decode if sequence not in failed]:
                 self._step = self.step_maker.queue(decode, self.runner, after=self._step)
         if (step := self._await_codes(meanwhile)) is not None:
-            self.step_maker.hand_on(step, self._collect(step))
+            self.step_maker.deliver(step, self._collect(step))
             self.scheduler.retire(step.queued.sequences)
         chunks = self.outgoing.take(self.scheduler.find)
         return StepOutput(tuple(chunks), self._abort_failed())

@@ -102,7 +102,7 @@ class Lanes:
             return False
         if not step.is_collected:
             step.is_collected = True
-            self._step_maker.hand_on(step, step.queued.result())
+            self._step_maker.deliver(step, step.queued.result())
             if any(sequence.finish_reason is not None for sequence in step.queued.sequences):
                 self._await_all()  # a lane still reads and writes the rows that are free now
             self._scheduler.retire(step.queued.sequences)

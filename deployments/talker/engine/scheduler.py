@@ -112,7 +112,7 @@ class Scheduler:
         """Put a sequence at the end of the waiting line, or at its head if the client has a part of the audio."""
         if sequence.is_background:
             self.waiting_background.append(sequence)
-        elif sequence.request.is_underway:
+        elif sequence.request.is_continuation:
             self.waiting.appendleft(sequence)
         else:
             self.waiting.append(sequence)

@@ -77,7 +77,7 @@ class StepMaker:
         queued = runner.queue_step(decoded_late + decoded_early, partial(self._decode_early, decoded_early))
         return StepInFlight(queued, runner, decoded_late, previous=None if after is None else after.queued)
 
-    def hand_on(self, step: StepInFlight, frames: Codes) -> None:
+    def deliver(self, step: StepInFlight, frames: Codes) -> None:
         """Give frames [sequences, groups] of a step to the codec, as far as it lacks them, and to their sequences."""
         self._decode_late(step, frames)
         if step.previous is not None:

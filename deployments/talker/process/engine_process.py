@@ -22,7 +22,7 @@ from typing import assert_never
 
 from deployments.errors import EngineError, TalkrayError
 from deployments.protocol import FrameChunk, Mark, ModelInfo, SynthesisRequest
-from deployments.serving.collector import leave_loaded_alone
+from deployments.serving.collector import freeze_loaded
 from deployments.serving.starvation import ThreadWork
 from deployments.talker.engine.engine import Engine
 from deployments.talker.engine.startup import StartClock, load_engine
@@ -267,7 +267,7 @@ class EngineProcess:
         room = f"room for {engine.scheduler.blocks.capacity * engine.info.frame_s / 60:.0f} minutes of speech at once"
         self._send(channel.Loading(f"networks: {engine.runner.networks.name}; on {engine.runner.device}, {room}"))
         self._send(channel.Loading(clock.summary()))
-        leave_loaded_alone()
+        freeze_loaded()
         return engine, replace(engine.info, name=start.model)
 
     def _receive(self, *, timeout_s: float | None) -> list[channel.Command]:

@@ -6,7 +6,7 @@ from deployments.errors import InvalidRequest
 from deployments.protocol import ModelInfo, ModelKind, Reference, SynthesisRequest
 from serve_app.api.parsing.field_names import in_their_words
 from serve_app.api.parsing.speech_body import SpeechBody, check_length
-from serve_app.api.resolve.offer import Draft, Offer
+from serve_app.api.resolve.resolver import Draft, Resolver
 from serve_app.api.resolve.speech_request import SpeechRequest
 from serve_app.api.resolve.voice import NO_CLONES
 from serve_app.api.voice_source import KeptVoice
@@ -15,14 +15,14 @@ from serve_app.config import ApiSettings
 from serve_app.speech.segments import Segments, Utterance, draw_seed
 from serve_app.text.characters import clean, is_speakable
 from serve_app.text.languages import DETECT, detected, foreign_language, language_name
-from serve_app.text.spoken import UNSPOKEN, SpokenText, Stretch
+from serve_app.text.spoken import UNSPOKEN, SpokenText, TextSpan
 
 # Figures and signs become words: prose with many of them grows by less than a half, nothing but figures fivefold.
 _MOST_GROWTH = 2
 
 
 async def build_utterance(
-    offer: Offer,
+    resolver: Resolver,
     speech: SpeechRequest,
     *,
     request_id: str,
@@ -30,18 +30,20 @@ async def build_utterance(
     live: bool = False,
 ) -> Draft:
     """One utterance for the model that was chosen for the request, after the steps of all extensions. Raises
-    InvalidRequest that names the field, and as `Offer.resolved` does.
+    InvalidRequest that names the field, and as `Resolver.resolved` does.
 
     A `live` request has no text yet. The text of another request may have nothing to speak, such as "...": see
     `is_speakable`.
     """
     with in_their_words(speech.fields):
-        utterance = await _utterance(offer, speech, request_id, client, live=live)
-        return await offer.resolved(Draft(speech, utterance))
+        utterance = await _utterance(resolver, speech, request_id, client, live=live)
+        return await resolver.resolved(Draft(speech, utterance))
 
 
-async def _utterance(offer: Offer, speech: SpeechRequest, request_id: str, client: str, *, live: bool) -> Utterance:
-    settings = offer.settings
+async def _utterance(
+    resolver: Resolver, speech: SpeechRequest, request_id: str, client: str, *, live: bool
+) -> Utterance:
+    settings = resolver.settings
     info, spoken, stored = speech.info, speech.spoken, speech.stored
     if speech.body.ref_audio is not None and info.kind is not ModelKind.BASE:
         # Before the missing `voice` is told, which would not help.
@@ -60,7 +62,7 @@ async def _utterance(offer: Offer, speech: SpeechRequest, request_id: str, clien
         text="" if live else _text(body, info, settings, spoken, speaker),
         language=language,
         instructions=_instructions(body, info, settings),
-        reference=await _reference(offer, body, info, stored),
+        reference=await _reference(resolver, body, info, stored),
         sampling=body.sampling,
         seed=draw_seed() if body.seed is None else body.seed,
         non_streaming_mode=body.non_streaming_mode,
@@ -71,19 +73,19 @@ async def _utterance(offer: Offer, speech: SpeechRequest, request_id: str, clien
     )
     return Utterance(
         synthesis,
-        stretches=() if live else spoken.stretches,
+        spans=() if live else spoken.spans,
         max_segment_chars=spoken.max_segment_chars,
         languages=info.languages if by_segment else (),
         may_redraw=body.seed is None and not body.ignore_eos,
     )
 
 
-def segments_of(speech: SpeechRequest) -> list[Stretch]:
+def segments_of(speech: SpeechRequest) -> list[TextSpan]:
     """The segments in which the text will be asked for, each with the silence before it."""
     spoken = speech.spoken
     max_chars = spoken.max_segment_chars
     synthesis = SynthesisRequest("", spoken.text)
-    utterance = Utterance(synthesis, stretches=spoken.stretches, max_segment_chars=max_chars)
+    utterance = Utterance(synthesis, spans=spoken.spans, max_segment_chars=max_chars)
     return Segments.of(utterance, speech.info.max_segment_chars).plan()
 
 
@@ -168,18 +170,20 @@ def _with_defaults(body: SpeechBody, stored: KeptVoice, info: ModelInfo) -> Spee
     return body.model_copy(update=added)
 
 
-async def _reference(offer: Offer, body: SpeechBody, info: ModelInfo, stored: KeptVoice | None) -> Reference | None:
+async def _reference(
+    resolver: Resolver, body: SpeechBody, info: ModelInfo, stored: KeptVoice | None
+) -> Reference | None:
     if info.kind is not ModelKind.BASE:
         return None
     by_vector = body.x_vector_only_mode or info.clones_by_vector
     if stored is not None:
-        return await offer.voices.reference(stored, body.instructions, info, x_vector_only=by_vector)
+        return await resolver.voices.reference(stored, body.instructions, info, x_vector_only=by_vector)
     if body.ref_audio is None:
         named = f"no voice {body.voice[:80]!r} is stored, and " if body.voice else ""
         remedy = "send one, or name a stored voice in voice"
         raise _missing("ref_audio", f"{named}the loaded model speaks with the voice of a recording: {remedy}")
-    text = _cleaned("ref_text", body.ref_text, offer.settings) or None
+    text = _cleaned("ref_text", body.ref_text, resolver.settings) or None
     if text is None and not by_vector:
         raise _missing("ref_text", "what ref_audio says, unless x_vector_only_mode is true")
-    prepare = offer.prepare_recording if body.prepare == "auto" else None
+    prepare = resolver.prepare_recording if body.prepare == "auto" else None
     return await read_aside(body.ref_audio, text, info, x_vector_only=by_vector, prepare=prepare)

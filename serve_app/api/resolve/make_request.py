@@ -15,7 +15,7 @@ from serve_app.api.parsing import field_names
 from serve_app.api.parsing.field_names import in_their_words
 from serve_app.api.parsing.speech_body import ALL_SPELLINGS, SPEECH, SpeechBody, in_our_spelling, parse_speech
 from serve_app.api.resolve.ignored_fields import Ignored
-from serve_app.api.resolve.offer import Offer
+from serve_app.api.resolve.resolver import Resolver
 from serve_app.api.resolve.speech_request import Delivery, SpeechRequest, negotiate
 from serve_app.api.resolve.voice import ChosenVoice, choose_voice
 from serve_app.api.voice_source import KeptVoice
@@ -23,7 +23,7 @@ from serve_app.audio.formats import AudioFormat, check_bit_rate
 
 
 async def strict_request(
-    offer: Offer,
+    resolver: Resolver,
     fields: Mapping[str, object],
     *,
     accept: str = "",
@@ -41,9 +41,9 @@ async def strict_request(
     ignored = Ignored(fields, ALL_SPELLINGS, reasons)
     sent = {**in_our_spelling(fields), **overrides}
     present = {name: sent[name] for name in SPEECH if sent.get(name) is not None}
-    body = parse_speech(present, offer.settings)
-    info = await offer.choose_model(offer, dict(body), task_type=fields.get("task_type"))
-    voice = await choose_voice(offer, body.voice, body, info, lenient=False)
+    body = parse_speech(present, resolver.settings)
+    info = await resolver.choose_model(resolver, dict(body), task_type=fields.get("task_type"))
+    voice = await choose_voice(resolver, body.voice, body, info, lenient=False)
     ignored.note("voice", voice.reason)
     if isinstance(options := fields.get("normalization_options"), dict) and set(options) - {"normalize"}:
         ignored.note("normalization_options", "of these only normalize has an effect")
@@ -51,11 +51,11 @@ async def strict_request(
     if body.word_timestamps and not delivery.events and "word_timestamps" not in overrides:
         ignored.note("word_timestamps", "only events carry words: stream_format")
         body = body.model_copy(update={"word_timestamps": False})
-    return await complete_request(offer, body, info, delivery=delivery, ignored=ignored, voice=voice)
+    return await complete_request(resolver, body, info, delivery=delivery, ignored=ignored, voice=voice)
 
 
 async def lenient_request(
-    offer: Offer,
+    resolver: Resolver,
     sent: Mapping[str, object],
     names: field_names.Names,
     *,
@@ -77,33 +77,33 @@ async def lenient_request(
     hints = {**renamed, "model": model, "voice": named}
     present = {name: value for name, value in renamed.items() if value is not None}
     with in_their_words(theirs):
-        info = await offer.choose_model(offer, hints, task_type=sent.get("task_type"), lenient=True)
-        body = parse_speech({"input": "", "any_language": True, **present}, offer.settings)
-        voice = await choose_voice(offer, named, body, info, lenient=True)
+        info = await resolver.choose_model(resolver, hints, task_type=sent.get("task_type"), lenient=True)
+        body = parse_speech({"input": "", "any_language": True, **present}, resolver.settings)
+        voice = await choose_voice(resolver, named, body, info, lenient=True)
         ignored.note("voice", voice.reason)
-        if model is not None and not catalogue.is_known(model, info, offer.settings):
+        if model is not None and not catalogue.is_known(model, info, resolver.settings):
             ignored.note("model", f"the loaded model is {info.name}")
         if bit_rate is not None and not delivery.has_bit_rate:
             ignored.note("bit_rate", f"{delivery.audio_format} has none")
         delivery = replace(delivery, speed=body.speed, sample_rate=body.sample_rate or delivery.sample_rate)
         body = body.model_copy(update={"voice": named or None})
-        speech = await complete_request(offer, body, info, delivery=delivery, ignored=ignored, voice=voice)
+        speech = await complete_request(resolver, body, info, delivery=delivery, ignored=ignored, voice=voice)
         if delivery.bit_rate is not None:
             check_bit_rate(delivery.audio_format, delivery.bit_rate)
     return replace(speech, fields=theirs)
 
 
-async def request_in_voice(offer: Offer, speech: SpeechRequest, voice: str) -> SpeechRequest:
+async def request_in_voice(resolver: Resolver, speech: SpeechRequest, voice: str) -> SpeechRequest:
     """The same lenient request in another voice; `ignored` is about that voice only."""
-    chosen = await choose_voice(offer, voice, speech.body, speech.info, lenient=True)
+    chosen = await choose_voice(resolver, voice, speech.body, speech.info, lenient=True)
     body = speech.body.model_copy(update={"voice": chosen.name})
-    spoken, _ = await offer.read_text(offer, body, speech.info, chosen.stored)
+    spoken, _ = await resolver.read_text(resolver, body, speech.info, chosen.stored)
     ignored = {"voice": chosen.reason} if chosen.reason else {}
     return replace(speech, body=body, ignored=ignored, spoken=spoken, stored=chosen.stored, chosen_voice=None)
 
 
 async def complete_request(
-    offer: Offer,
+    resolver: Resolver,
     body: SpeechBody,
     info: ModelInfo,
     *,
@@ -115,7 +115,7 @@ async def complete_request(
     effect are listed.
 
     `body` was made for the model `info`; `voice` speaks, in place of what the client named in it. Raises as
-    `Offer.read_text` does.
+    `Resolver.read_text` does.
     """
     chosen_voice = None if body.voice else voice.name
     body, stored = body.model_copy(update={"voice": voice.name}), voice.stored
@@ -123,10 +123,10 @@ async def complete_request(
     if tagged is not None and body.instructions is not None:
         ignored.note("instructions", "a tag of the text chose the recording")
     body = tagged or body
-    spoken, unread = await offer.read_text(offer, body, info, stored)
+    spoken, unread = await resolver.read_text(resolver, body, info, stored)
     ignored.note_all(unread)
-    reasons = ignored.reasons_for(body, info, further=offer.further_fields, read=offer.fields, stored=stored)
-    delivery, is_tagged = replace(delivery, disclosed=offer.settings.disclose_synthetic), tagged is not None
+    reasons = ignored.reasons_for(body, info, further=resolver.further_fields, read=resolver.fields, stored=stored)
+    delivery, is_tagged = replace(delivery, disclosed=resolver.settings.disclose_synthetic), tagged is not None
     return SpeechRequest(
         info, body, delivery, reasons, spoken=spoken, stored=stored, is_tagged=is_tagged, chosen_voice=chosen_voice
     )

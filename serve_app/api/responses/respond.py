@@ -54,7 +54,7 @@ class AudioSource:
 
     def words(self) -> WordSource | None:
         """The words of the text, if their times are wanted and an extension knows them."""
-        body, time_words = self.speech.body, self.service.offer.time_words
+        body, time_words = self.speech.body, self.service.resolver.time_words
         if time_words is None or not body.word_timestamps:
             return None
         return time_words(self.speech.spoken, self.speech.info, speed=body.speed)
@@ -104,5 +104,5 @@ class AudioSource:
         )
 
     def _discard(self, utterances: Sequence[Utterance]) -> None:
-        for discard in self.service.offer.discard:
+        for discard in self.service.resolver.discard:
             discard(utterances[0])

@@ -88,7 +88,7 @@ async def list_voices(service: SpeechService, limit: str = "", starting_after: s
     """All of them on one page, unless a `limit` is sent."""
     voices = await catalogue.all_voices(await service.models.infos(), voices_of(service))
     paging = Paging(limit, starting_after, STARTING_AFTER)
-    page, more = catalogue.page_of_voices(voices, paging, service.offer.voices)
+    page, more = catalogue.page_of_voices(voices, paging, service.resolver.voices)
     return await json_apart(lambda: {"data": list(map(_voice, page)), "has_more": more is not None, "next_page": more})
 
 
@@ -166,7 +166,7 @@ async def _speech_request(
         ignored["voice.mode"] = "voices have ids here"
     bit_rate = number("output_format.bit_rate", sent.get("output_format.bit_rate"))
     delivery = Delivery(audio_format, bit_rate=None if bit_rate is None else int(bit_rate), in_wav=container == "wav")
-    return await lenient_request(service.offer, sent, names, delivery=delivery, overrides=overrides, reasons=ignored)
+    return await lenient_request(service.resolver, sent, names, delivery=delivery, overrides=overrides, reasons=ignored)
 
 
 async def _words(service: SpeechService, dictionary_id: object, reasons: dict[str, str]) -> dict[str, str]:

@@ -35,7 +35,7 @@ async def respond_in_parts(
     whole, client = opening.utterance, state_of(request).caller.name
     alone = [replace(part, body=part.body.model_copy(update={"previous_request_id": None})) for part in parts]
     drafts = [
-        await build_utterance(service.offer, part, request_id=whole.synthesis.request_id, client=client)
+        await build_utterance(service.resolver, part, request_id=whole.synthesis.request_id, client=client)
         for part in alone
     ]
     first, *later = [draft.utterance for draft in drafts]

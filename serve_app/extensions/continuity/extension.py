@@ -1,9 +1,9 @@
 from serve_app.extension import Extension
-from serve_app.extensions.continuity.joints import ContinuitySettings, Tails
+from serve_app.extensions.continuity.tails import ContinuitySettings, TailStore
 
 EXTENSION = Extension(
     "continuity",
     settings=ContinuitySettings,
     requires=("word_times",),
-    open=lambda opening: Tails(joins=opening.settings.of(ContinuitySettings).joints),
+    open=lambda opening: TailStore(joins=opening.settings.of(ContinuitySettings).joints),
 )

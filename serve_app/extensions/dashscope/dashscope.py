@@ -86,7 +86,7 @@ async def _speech_request(
     delivery = Delivery(audio_format, bit_rate=None if bit_rate is None else int(bit_rate * 1000), files=True)
     if "enable_tn" in flat:
         overrides = {**(overrides or {}), "text_normalization": "on" if switch(flat, "enable_tn") else "off"}
-    return await lenient_request(service.offer, sent, names, delivery=delivery, overrides=overrides)
+    return await lenient_request(service.resolver, sent, names, delivery=delivery, overrides=overrides)
 
 
 class DashScopeSocket(ResponseSocket, ConversationConnection):

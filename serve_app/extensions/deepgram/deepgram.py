@@ -81,7 +81,7 @@ async def speech_request(
     if named:
         reasons.setdefault("model", "it names a voice here, and no language")
     return await lenient_request(
-        service.offer, {**(body or {}), **query}, _NAMES, delivery=delivery, overrides=overrides, reasons=reasons
+        service.resolver, {**(body or {}), **query}, _NAMES, delivery=delivery, overrides=overrides, reasons=reasons
     )
 
 

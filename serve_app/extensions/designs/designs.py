@@ -147,8 +147,8 @@ async def speech_request(
     models = await service.models.infos()
     if all(info.kind is not ModelKind.VOICE_DESIGN for info in models):
         raise not_deployed(ModelKind.VOICE_DESIGN, models, "Designing a voice")
-    design_fields: Json = {**dict.fromkeys(service.offer.further_fields, "VoiceDesign"), **sent}
-    speech = await lenient_request(service.offer, design_fields, names, delivery=delivery, overrides=overrides)
+    design_fields: Json = {**dict.fromkeys(service.resolver.further_fields, "VoiceDesign"), **sent}
+    speech = await lenient_request(service.resolver, design_fields, names, delivery=delivery, overrides=overrides)
     if speech.info.kind is not ModelKind.VOICE_DESIGN:
         raise InvalidRequest(f"model: {speech.info.name} designs no voices, it is of kind {speech.info.kind}.", "model")
     body = speech.body
@@ -158,7 +158,7 @@ async def speech_request(
     if len(body.input) > _MOST_CHARS:
         message = f"text has {len(body.input)} characters: a candidate says {_MOST_CHARS} at most."
         raise InvalidRequest(message, "text", "string_above_max_length")
-    spoken, _ = await service.offer.read_text(service.offer, body, speech.info, speech.stored)
+    spoken, _ = await service.resolver.read_text(service.resolver, body, speech.info, speech.stored)
     return replace(speech, body=body, spoken=spoken)
 
 

@@ -144,8 +144,8 @@ async def speech_request(
             reasons[_PREVIOUS] = _ONLY_HTTP
     reasons |= texts_around(sent)
     delivery = Delivery(audio_format, bit_rate=bit_rate)
-    offer = service.offer
-    speech = await lenient_request(offer, sent, names, delivery=delivery, overrides=overrides, reasons=reasons)
+    resolver = service.resolver
+    speech = await lenient_request(resolver, sent, names, delivery=delivery, overrides=overrides, reasons=reasons)
     return replace(speech, fields={**speech.fields, ignored_fields.PREVIOUS: _PREVIOUS})
 
 
@@ -215,7 +215,9 @@ async def _dialogue(
     ignored = dict(speech.ignored)
     for voice, texts in runs:
         own = replace(speech, body=speech.body.model_copy(update={"input": " ".join(texts)}))
-        part = await request_in_voice(service.offer, own, voice if isinstance(voice, str) else speech.body.voice or "")
+        part = await request_in_voice(
+            service.resolver, own, voice if isinstance(voice, str) else speech.body.voice or ""
+        )
         if "voice" in part.ignored:
             ignored["inputs.voice_id"] = part.ignored["voice"]
         if is_speakable(part.spoken.text):

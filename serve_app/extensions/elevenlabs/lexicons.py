@@ -72,7 +72,7 @@ async def show(service: SpeechService, dictionary_id: str) -> Json:
 async def list_all(service: SpeechService, page_size: str = "", cursor: str = "") -> Response:
     """All of them on one page, unless a `page_size` is sent."""
     known = await voices_of(service).all_of(StoredLexicon)
-    most = service.offer.voices.most
+    most = service.resolver.voices.most
     page, more = Paging(page_size, cursor, names=("page_size", "cursor"), default=most, most=most).cut(known)
     about = {"has_more": more is not None, "next_cursor": more}
     return await json_apart(lambda: {"pronunciation_dictionaries": list(map(_entry, page)), **about})

@@ -123,8 +123,8 @@ class _Contexts(ContextConnection[_Context], HandshakeConnection):
         reasons: dict[str, str] = {}
         words = await located(self.service, fields[LOCATORS], reasons)
         body = self.speech.body.model_copy(update={"lexicon": words})
-        spoken, unread = await self.service.offer.read_text(
-            self.service.offer, body, self.speech.info, self.speech.stored
+        spoken, unread = await self.service.resolver.read_text(
+            self.service.resolver, body, self.speech.info, self.speech.stored
         )
         return replace(self.speech, body=body, spoken=spoken, ignored=reasons | unread)
 
@@ -205,7 +205,7 @@ class _Dialogues(_Contexts):
 
     async def _speech_for(self, name: str, fields: Mapping[str, object]) -> SpeechRequest:
         _, voice = dialogue(fields.get("inputs"))
-        return await request_in_voice(self.service.offer, self.speech, voice) if voice else self.speech
+        return await request_in_voice(self.service.resolver, self.speech, voice) if voice else self.speech
 
     def _text(self, fields: Mapping[str, object]) -> str:
         inputs = fields.get("inputs")

@@ -39,7 +39,7 @@ async def list_voices(service: SpeechService, page_size: str = "", next_page_tok
     """All of them on one page, unless a `page_size` is sent."""
     voices = await catalogue.all_voices(await service.models.infos(), voices_of(service))
     paging = Paging(page_size, next_page_token, names=("page_size", "next_page_token"))
-    page, more = catalogue.page_of_voices(voices, paging, service.offer.voices)
+    page, more = catalogue.page_of_voices(voices, paging, service.resolver.voices)
     about = {"has_more": more is not None, "total_count": len(voices), "next_page_token": more}
     return await json_apart(lambda: {"voices": list(map(voice_entry, page)), **about})
 

@@ -8,7 +8,7 @@ from typing import Any
 from ray import serve
 
 from deployments.serving import ray_metrics, ray_private
-from serve_app.api.resolve.offer import Offer
+from serve_app.api.resolve.resolver import Resolver
 from serve_app.audio import recordings
 from serve_app.config import ApiSettings
 from serve_app.extensions.jobs.job_manager import JobManager
@@ -42,14 +42,14 @@ class JobsReplica:
         self._voices = open_voices(settings.of(VoiceSettings), num_nodes=ray_private.num_nodes(), forget=forget)
         synthesizers = {model.name: ReplicaSynthesizer(model) for model in models}
         speaking = {name: SpeechModel(synthesizer, settings.admission) for name, synthesizer in synthesizers.items()}
-        offer = Offer(SpeechModels(speaking), settings)
+        resolver = Resolver(SpeechModels(speaking), settings)
         for state in (TextReading(), self._voices, ModelChoice()):
-            state.join(offer)
+            state.join(resolver)
         replica, folder = ray_private.replica_name(), ray_private.log_folder()
         self._keeper = record_keeper(settings.of(RecordSettings), self._voices.store, replica=replica, folder=folder)
         maker = SegmentMaker(synthesizers, self._voices, self._keeper.receive)
         dead_nodes = ray_private.num_dead_nodes
-        self._manager = JobManager(offer, self._voices, maker, hindrance=self._hindrance, dead_nodes=dead_nodes)
+        self._manager = JobManager(resolver, self._voices, maker, hindrance=self._hindrance, dead_nodes=dead_nodes)
         self._replica = ray_private.this_replica()
         limit_kept_memory()
         self._working: asyncio.Task[None] | None = None

@@ -30,7 +30,7 @@ from deployments.errors import (
 )
 from serve_app.api.parsing.client_input import HALF_REPLACED, parse_object
 from serve_app.api.resolve.ignored_fields import Reasons
-from serve_app.api.resolve.offer import Offer
+from serve_app.api.resolve.resolver import Resolver
 from serve_app.api.responses.listing import apart, limit_of, page_of
 from serve_app.extensions.jobs.job_store import JobStore
 from serve_app.extensions.jobs.known_jobs import KnownJobs, age, cancel_tasks, keys_of, sees
@@ -69,7 +69,7 @@ class JobManager:
 
     def __init__(
         self,
-        offer: Offer,
+        resolver: Resolver,
         voices: Voices,
         maker: SegmentMaker,
         *,
@@ -77,10 +77,10 @@ class JobManager:
         dead_nodes: Callable[[], int] = lambda: 0,
     ) -> None:
         """`hindrance` says why jobs may not use a model now, by its name. `dead_nodes` counts those that were lost."""
-        self._offer, self._voices, self._maker = offer, voices, maker
-        self._settings = settings = offer.settings.of(JobSettings)
+        self._resolver, self._voices, self._maker = resolver, voices, maker
+        self._settings = settings = resolver.settings.of(JobSettings)
         self._hindrance, self._dead_nodes = hindrance, dead_nodes
-        self._webhooks, self._keys, self._limit = Webhooks(settings), keys_of(offer), _FIRST_SEGMENTS
+        self._webhooks, self._keys, self._limit = Webhooks(settings), keys_of(resolver), _FIRST_SEGMENTS
         self._failure: str | None = None  # why the store cannot be used now
         self._losses = deque[tuple[float, SegmentId]](maxlen=1000)  # when segments were lost with their replica
         self._num_dead_nodes, self._node_lost_s = 0, float("-inf")
@@ -107,7 +107,7 @@ class JobManager:
         is_kept = False
         try:
             made = Planned(self._store(), job_id, partial(self._jobs.check_room, owner))
-            await plan_into(made, self._offer, fields)
+            await plan_into(made, self._resolver, fields)
             job = StoredJob(
                 id=job_id,
                 owner=owner,

@@ -13,7 +13,7 @@ from functools import partial
 
 from deployments.errors import Conflict
 from serve_app.api.access.keys import Keys
-from serve_app.api.resolve.offer import Offer
+from serve_app.api.resolve.resolver import Resolver
 from serve_app.config import ConfigError
 from serve_app.extensions.jobs.job_store import JobStore
 from serve_app.extensions.jobs.settings import JobSettings
@@ -167,8 +167,8 @@ def cancel_tasks(work: Work) -> asyncio.Future[list[BaseException | None]]:
     return asyncio.gather(*tasks, return_exceptions=True)
 
 
-def keys_of(offer: Offer) -> Keys | None:
-    file = offer.settings.access.keys_file
+def keys_of(resolver: Resolver) -> Keys | None:
+    file = resolver.settings.access.keys_file
     try:
         return None if file is None else Keys(file)
     except ConfigError as error:

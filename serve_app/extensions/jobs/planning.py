@@ -12,7 +12,7 @@ from serve_app.api.parsing.speech_body import check_length
 from serve_app.api.resolve.build_utterance import build_utterance
 from serve_app.api.resolve.ignored_fields import Reasons
 from serve_app.api.resolve.make_request import strict_request
-from serve_app.api.resolve.offer import Offer
+from serve_app.api.resolve.resolver import Resolver
 from serve_app.api.resolve.speech_request import SpeechRequest
 from serve_app.config import ApiSettings
 from serve_app.extensions.jobs.job_store import JobStore
@@ -87,11 +87,11 @@ class Planned:
             self._check_room(self.num_bytes)
 
 
-async def plan_into(made: Planned, offer: Offer, fields: Mapping[str, object]) -> None:
+async def plan_into(made: Planned, resolver: Resolver, fields: Mapping[str, object]) -> None:
     """Raises InvalidRequest that names the entry and its field, PayloadTooLarge, ModelNotFound, NotReady, StoreFailed,
     Conflict. The caller then removes the pieces that are in the store.
     """
-    settings = offer.settings
+    settings = resolver.settings
     inputs, defaults = fields.get(INPUTS), {name: value for name, value in fields.items() if name != INPUTS}
     if not isinstance(inputs, list) or not inputs:
         raise InvalidRequest(
@@ -107,7 +107,7 @@ async def plan_into(made: Planned, offer: Offer, fields: Mapping[str, object]) -
     defaults.pop(DETERMINISTIC, None)
     # A part may be longer than the text of a request.
     long = replace(
-        offer, settings=settings.model_copy(update={"max_input_chars": settings.of(JobSettings).max_input_chars})
+        resolver, settings=settings.model_copy(update={"max_input_chars": settings.of(JobSettings).max_input_chars})
     )
     began_s = time.monotonic()
     for number, entry in enumerate(inputs):
@@ -134,7 +134,7 @@ def _check_time(spent_s: float, done: int, total: int) -> None:
         raise PayloadTooLarge(f"{INPUTS}: {total} parts take too long to plan now. {advice}", INPUTS)
 
 
-async def _planned_part(made: Planned, long: Offer, settings: ApiSettings, fields: dict[str, object]) -> Part:
+async def _planned_part(made: Planned, long: Resolver, settings: ApiSettings, fields: dict[str, object]) -> Part:
     """`made` gets its rules, its manner and its model. `settings`: of a request, they bound all fields but the text."""
     custom_id = fields.pop(CUSTOM_ID, None)
     if custom_id is not None and (not isinstance(custom_id, str) or len(custom_id) > _LONGEST_ID):

@@ -17,7 +17,7 @@ from serve_app.config import Markup
 from serve_app.extensions.text.lexicon import MAX_WORDS, Lexicon
 from serve_app.extensions.text.spoken_text import TextRules, read
 from serve_app.speech.segments import Utterance, segment_seed
-from serve_app.text.spoken import SpokenText, Stretch
+from serve_app.text.spoken import SpokenText, TextSpan
 
 JOB_ID = re.compile(r"job_[0-9a-f]{24}")
 _NAME = re.compile(r"(\d{6})\.(\d{5})\.(\d+)\.([a-z]+)\.([01])")
@@ -142,8 +142,8 @@ class JobPlan(Strict):
             background=True,
             **{name: getattr(manner, name) for name in same},
         )
-        stretch = Stretch(segment.text, speed=segment.speed)
-        return Utterance(synthesis, stretches=(stretch,), may_redraw=part.redraws)
+        span = TextSpan(segment.text, speed=segment.speed)
+        return Utterance(synthesis, spans=(span,), may_redraw=part.redraws)
 
 
 class StoredJob(Strict):

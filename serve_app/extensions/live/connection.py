@@ -27,7 +27,7 @@ from serve_app.api.handshake import LEAVING, MAX_MESSAGE_BYTES, refuse_handshake
 from serve_app.api.parsing.client_input import MAX_BODY_BYTES, parse_object
 from serve_app.api.resolve.speech_request import SpeechRequest, disclosure
 from serve_app.api.speech_service import SpeechService
-from serve_app.extensions.continuity.joints import Continuation
+from serve_app.extensions.continuity.tails import Continuation
 from serve_app.extensions.live.session import Session
 from serve_app.extensions.live.turns import Done, Event, Failed
 
@@ -159,7 +159,7 @@ class Connection(ABC):
         that has several sessions.
         """
         return Session(
-            self.service.offer,
+            self.service.resolver,
             speech,
             handshake=state_of(self.socket),
             request_id=request_id,

@@ -21,12 +21,12 @@ from deployments.listener import Listener
 from deployments.protocol import SAMPLE_BYTES, ModelInfo, PcmChunk, SynthesisRequest
 from deployments.serving.mailbox import MailboxServer, WrittenText
 from serve_app.extension import Opened
-from serve_app.extensions.continuity.joints import Continuation
+from serve_app.extensions.continuity.tails import Continuation
 from serve_app.extensions.text.spoken_text import CHARS_AT_ONCE, TextReader, TextRules
 from serve_app.extensions.text.ssml import SsmlCheck
 from serve_app.speech.look_ahead import retrieve_error, stop_reading
 from serve_app.speech.segments import Segments, Utterance, segment_request, segment_start
-from serve_app.speech.spoken_end import SpokenEnd
+from serve_app.speech.stream_tail import StreamTail
 from serve_app.text.characters import is_speakable
 from serve_app.text.splitting import LiveSplit
 from serve_app.text.spoken import SpokenPiece
@@ -189,7 +189,7 @@ class LiveText(Segments):
     def segment_text(self, number: int) -> str:
         return self._mailboxes[number].text
 
-    def joined(self, number: int, before: SpokenEnd) -> SynthesisRequest | None:
+    def joined(self, number: int, before: StreamTail) -> SynthesisRequest | None:
         """A segment goes on from the one before where its text is long enough to be spoken at once, and where the one
         before has said all of its text.
         """

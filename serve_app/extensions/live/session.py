@@ -16,10 +16,10 @@ from serve_app.api.error_replies import translate
 from serve_app.api.parsing.speech_body import SpeechBody, check_length
 from serve_app.api.request_record import Usage, start_marks
 from serve_app.api.resolve.build_utterance import build_utterance, check_language, unspoken_script
-from serve_app.api.resolve.offer import Offer
+from serve_app.api.resolve.resolver import Resolver
 from serve_app.api.resolve.speech_request import SpeechRequest
 from serve_app.api.resolve.voice import choose_voice
-from serve_app.extensions.continuity.joints import Continuation
+from serve_app.extensions.continuity.tails import Continuation
 from serve_app.extensions.live.live_text import LiveText, LiveTexts
 from serve_app.extensions.live.turns import (
     Audio,
@@ -61,7 +61,7 @@ class Session:
 
     def __init__(
         self,
-        offer: Offer,
+        resolver: Resolver,
         speech: SpeechRequest,
         *,
         handshake: RequestState,
@@ -74,7 +74,7 @@ class Session:
         `continuation`: the speech from which the turns go on. `handshake`: the state of the socket's request.
         """
         assert isinstance(speech.spoken, ReadText)
-        self._offer, self._speech = offer, speech
+        self._resolver, self._speech = resolver, speech
         self._info, self._delivery, self._rules = speech.info, speech.delivery, speech.spoken.rules
         self._body = speech.body.model_copy(update={"previous_request_id": None})  # with the speed of later turns
         self._handshake, self._request_id = handshake, request_id
@@ -236,11 +236,11 @@ class Session:
     async def _chunks(self, turn: Turn) -> AsyncGenerator[PcmChunk, None]:
         """The turn's audio, which is a moment of silence where its text has nothing to speak."""
         has_spoken = False
-        is_there = turn.is_complete and len(turn.text) <= self._offer.settings.max_input_chars
+        is_there = turn.is_complete and len(turn.text) <= self._resolver.settings.max_input_chars
         texts = None if is_there else self._live_texts
         async with self._whole(turn) if texts is None else self._live(turn, texts) as utterance:
             if utterance is not None:
-                async with aclosing(self._offer.models.of(utterance).speak(utterance, self._info)) as chunks:
+                async with aclosing(self._resolver.models.of(utterance).speak(utterance, self._info)) as chunks:
                     async for chunk in chunks:
                         has_spoken = has_spoken or bool(chunk.pcm)
                         yield chunk
@@ -257,7 +257,9 @@ class Session:
             turn.changed.clear()
             await turn.changed.wait()
         text = turn.take()
-        check_length("input", text, self._offer.settings)  # before the text is read, which takes as long as the text is
+        check_length(
+            "input", text, self._resolver.settings
+        )  # before the text is read, which takes as long as the text is
         spoken = read(text, self._rules, field="text")
         turn.usage.left_out = spoken.left_out
         if self._live_texts is not None and not is_speakable(spoken.text):
@@ -287,9 +289,9 @@ class Session:
         self._handshake.caller.count_request()
         identity = {"request_id": turn.record.request_id, "client": self._handshake.caller.name}
         # A turn may come an hour after the request: by then its voice may have another version, or be gone.
-        voice = await choose_voice(self._offer, body.voice, body, self._info, lenient=False)
+        voice = await choose_voice(self._resolver, body.voice, body, self._info, lenient=False)
         speech = replace(self._speech, body=body, spoken=spoken, stored=voice.stored)
-        utterance = (await build_utterance(self._offer, speech, live=live, **identity)).utterance
+        utterance = (await build_utterance(self._resolver, speech, live=live, **identity)).utterance
         turn.record.note_speech(utterance, self._info, speech.voice_id, speed=body.speed)
         return start_marks(utterance, turn.record.received_ns)
 

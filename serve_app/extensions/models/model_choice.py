@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from deployments.errors import InvalidRequest, NotFound
 from deployments.protocol import ModelInfo, ModelKind
 from serve_app.api import catalogue
-from serve_app.api.resolve.offer import Offer
+from serve_app.api.resolve.resolver import Resolver
 from serve_app.config import CLONE_ALIAS, ApiSettings
 from serve_app.extension import Opened
 
@@ -33,37 +33,37 @@ class ModelHints:
 class ModelChoice(Opened):
     """Chooses the model of every request."""
 
-    def join(self, offer: Offer) -> None:
-        offer.choose_model = model_for
-        if len(offer.models) > 1:
-            offer.further_fields = {**offer.further_fields, "task_type": None}
+    def join(self, resolver: Resolver) -> None:
+        resolver.choose_model = model_for
+        if len(resolver.models) > 1:
+            resolver.further_fields = {**resolver.further_fields, "task_type": None}
 
 
 async def model_for(
-    offer: Offer, fields: Mapping[str, object], *, task_type: object, lenient: bool = False
+    resolver: Resolver, fields: Mapping[str, object], *, task_type: object, lenient: bool = False
 ) -> ModelInfo:
     """The model for a request whose `fields` have the names of a SpeechBody, not yet checked if `lenient`.
 
     A single model speaks for all. Its name is checked unless `lenient`. Raises as `choose_model` does, NotReady.
     """
-    models = await offer.models.infos()
+    models = await resolver.models.infos()
     model, voice = (value if isinstance(value, str) else None for value in (fields.get("model"), fields.get("voice")))
-    has_recording = fields.get("ref_audio") is not None or await _is_stored(offer, voice, models)
+    has_recording = fields.get("ref_audio") is not None or await _is_stored(resolver, voice, models)
     wanted = ModelHints(
         model=model,
         has_recording=has_recording,
         task_type=task_type,
         voice=voice,
-        lost_voice=None if len(models) == 1 or has_recording else offer.voices.missing(voice),
+        lost_voice=None if len(models) == 1 or has_recording else resolver.voices.missing(voice),
         instructions=fields.get("instructions"),
     )
-    info = choose_model(wanted, models, offer.settings, lenient=lenient)
+    info = choose_model(wanted, models, resolver.settings, lenient=lenient)
     if not lenient:
-        catalogue.check_model(model, info, offer.settings)
+        catalogue.check_model(model, info, resolver.settings)
     return info
 
 
-async def _is_stored(offer: Offer, voice: str | None, models: Sequence[ModelInfo]) -> bool:
+async def _is_stored(resolver: Resolver, voice: str | None, models: Sequence[ModelInfo]) -> bool:
     """Whether `voice` is a stored voice; False with a single model, because then nothing depends on it.
 
     If a model has a speaker of that name, only voices that this replica already knows count. Most requests name such a
@@ -72,7 +72,7 @@ async def _is_stored(offer: Offer, voice: str | None, models: Sequence[ModelInfo
     if len(models) == 1 or voice is None:
         return False
     is_speaker = any(catalogue.is_named(voice, info.voices) for info in models)
-    return (offer.voices.known(voice) if is_speaker else await offer.voices.find(voice)) is not None
+    return (resolver.voices.known(voice) if is_speaker else await resolver.voices.find(voice)) is not None
 
 
 def choose_model(wanted: ModelHints, models: Sequence[ModelInfo], settings: ApiSettings, *, lenient: bool) -> ModelInfo:

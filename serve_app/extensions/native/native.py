@@ -23,7 +23,7 @@ from serve_app.api.resolve.voice import choose_voice
 from serve_app.api.speech_service import SpeechService
 from serve_app.audio.formats import AudioFormat
 from serve_app.extension import Dialect
-from serve_app.extensions.continuity.joints import NO_TAIL, Continuation
+from serve_app.extensions.continuity.tails import NO_TAIL, Continuation
 from serve_app.extensions.live.connection import Connection, unknown_type
 from serve_app.extensions.live.session import Session
 from serve_app.extensions.live.turns import Audio, Event, Failed, Flushed, Started, Turn, Words
@@ -96,16 +96,16 @@ class SpeakMessage:
             raise InvalidRequest("The WebSocket sends pcm only.", "response_format")
         if body.previous_request_id is not None or body.seed is not None:  # a seed makes the same again
             self._continuation.previous_id = body.previous_request_id
-        info = await service.offer.choose_model(service.offer, dict(body), task_type=fields.get("task_type"))
+        info = await service.resolver.choose_model(service.resolver, dict(body), task_type=fields.get("task_type"))
         reasons = ignored_fields.always_streamed(fields)
         reasons.pop(ignored_fields.PREVIOUS, None)
         ignored = Ignored(fields, _NAMES, reasons)
         delivery = Delivery(AudioFormat.PCM, speed=body.speed, sample_rate=body.sample_rate)
         self._format: dict[str, object] = {"sample_rate": delivery.rate(info), "channels": 1, "format": "pcm_s16le"}
         self._had = resumption.from_frame * info.frame_samples * delivery.rate(info) // info.sample_rate * SAMPLE_BYTES
-        voice = await choose_voice(service.offer, body.voice, body, info, lenient=False)
+        voice = await choose_voice(service.resolver, body.voice, body, info, lenient=False)
         ignored.note("voice", voice.reason)
-        speech = await complete_request(service.offer, body, info, delivery=delivery, ignored=ignored, voice=voice)
+        speech = await complete_request(service.resolver, body, info, delivery=delivery, ignored=ignored, voice=voice)
         self._speech = speech
         session = self._connection.new_session(
             replace(speech, ignored={}), request_id=self.request_id, live=False, continuation=self._continuation

@@ -29,7 +29,7 @@ async def speak(service: SpeechService, request: Request) -> Response:
         del fields[name]
     reasons = {name: "lines of JSON with times always come" for name in _ALWAYS if name in fields}
     overrides = {"word_timestamps": True, "stream_format": "audio"}
-    speech = await strict_request(service.offer, fields, overrides=overrides, reasons=reasons)
+    speech = await strict_request(service.resolver, fields, overrides=overrides, reasons=reasons)
     audio_format = speech.delivery.audio_format
     usage = state_of(request).record.usage
 

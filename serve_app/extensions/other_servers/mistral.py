@@ -35,7 +35,7 @@ async def speak(service: SpeechService, request: Request, fields: Mapping[str, o
     Mistral's own voices.
     """
     audio_format = format_named("response_format", str(fields.get("response_format", "mp3")), _FORMATS)
-    speech = await lenient_request(service.offer, fields, _NAMES, delivery=Delivery(audio_format))
+    speech = await lenient_request(service.resolver, fields, _NAMES, delivery=Delivery(audio_format))
     usage = state_of(request).record.usage
     if switch(fields, "stream"):
         events = StreamedAnswer(EVENT_STREAM, lambda audio, _: in_parts(audio, _delta, lambda: _done(usage)))

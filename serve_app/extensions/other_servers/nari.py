@@ -28,7 +28,7 @@ class NariSocket(HandshakeConnection, ConversationConnection):
 
     @classmethod
     async def speech_request(cls, socket: WebSocket, service: SpeechService) -> SpeechRequest:
-        return await lenient_request(service.offer, {}, {}, delivery=Delivery(AudioFormat.PCM))
+        return await lenient_request(service.resolver, {}, {}, delivery=Delivery(AudioFormat.PCM))
 
     async def opened(self) -> None:
         rate = self.speech.info.sample_rate
@@ -69,7 +69,7 @@ class NariSocket(HandshakeConnection, ConversationConnection):
         if switch(sent, "word_timestamps"):
             reasons["word_timestamps"] = "this protocol has none"
         overrides = {"input": "", "response_format": AudioFormat.PCM, "word_timestamps": False}
-        speech = await strict_request(self.service.offer, sent, overrides=overrides, reasons=reasons)
+        speech = await strict_request(self.service.resolver, sent, overrides=overrides, reasons=reasons)
         self._audio["sample_rate"] = speech.delivery.rate(speech.info)
         self.converse(speech)
         await self.send("request.configured", request_id=self.request_id, **speech.notes())

@@ -90,7 +90,7 @@ async def _speak_item(
     if fields.get(ignored_fields.PREVIOUS) is not None:
         reasons[ignored_fields.PREVIOUS] = "items stand by themselves"
     speech = await strict_request(
-        service.offer, fields, default=AudioFormat.WAV, reasons=reasons, overrides={ignored_fields.PREVIOUS: None}
+        service.resolver, fields, default=AudioFormat.WAV, reasons=reasons, overrides={ignored_fields.PREVIOUS: None}
     )
     utterance = (await service.begin_utterance(request, speech)).utterance
     utterance = utterance.changed(request_id=f"{utterance.synthesis.request_id}-{number}")
@@ -148,7 +148,7 @@ class OmniSocket(ConversationConnection):
             reasons["word_timestamps"] = "this protocol has none"
         overrides = {"input": "", "word_timestamps": False}
         speech = await strict_request(
-            self.service.offer, sent, default=AudioFormat.WAV, overrides=overrides, reasons=reasons
+            self.service.resolver, sent, default=AudioFormat.WAV, overrides=overrides, reasons=reasons
         )
         self._format = {"format": speech.delivery.audio_format, "sample_rate": speech.delivery.rate(speech.info)}
         self._format |= speech.notes()

@@ -39,7 +39,7 @@ async def speech_request(service: SpeechService, fields: Mapping[str, object]) -
     """`fields` under VoxServe's names. Raises InvalidRequest."""
     is_whole = "streaming" in fields and not switch(fields, "streaming")
     return await lenient_request(
-        service.offer,
+        service.resolver,
         fields,
         _NAMES,
         delivery=Delivery(AudioFormat.WAV, whole=is_whole),

@@ -157,7 +157,7 @@ class RealtimeSocket(ResponseSocket):
         delivery = Delivery(_FORMATS[str(settings.get("format", "audio/pcm"))])
         overrides["model"] = self._model
         return await lenient_request(
-            self.service.offer, flat, names, delivery=delivery, overrides=overrides, reasons=reasons
+            self.service.resolver, flat, names, delivery=delivery, overrides=overrides, reasons=reasons
         )
 
     async def _add_item(self, item: Mapping[str, object], message: Mapping[str, object]) -> None:

@@ -20,7 +20,7 @@ from serve_app.api.parsing.speech_body import SpeechBody
 from serve_app.api.resolve import ignored_fields
 from serve_app.api.resolve.build_utterance import segments_of
 from serve_app.api.resolve.make_request import strict_request
-from serve_app.api.resolve.offer import Offer
+from serve_app.api.resolve.resolver import Resolver
 from serve_app.api.speech_service import SpeechService
 from serve_app.api.voice_source import KeptVoice
 from serve_app.config import LEAST_SEGMENT_CHARS, Markup
@@ -45,18 +45,18 @@ class TextSettings(Strict):
 class TextReading(Opened):
     """Reads the texts of all requests."""
 
-    def join(self, offer: Offer) -> None:
-        offer.read_text = read_text
-        offer.fields |= {"markup", "text_normalization", "lexicon", "max_segment_chars"}
+    def join(self, resolver: Resolver) -> None:
+        resolver.read_text = read_text
+        resolver.fields |= {"markup", "text_normalization", "lexicon", "max_segment_chars"}
 
 
 async def read_text(
-    offer: Offer, body: SpeechBody, info: ModelInfo, stored: KeptVoice | None
+    resolver: Resolver, body: SpeechBody, info: ModelInfo, stored: KeptVoice | None
 ) -> tuple[SpokenText, ignored_fields.Reasons]:
     """The spoken text of `body.input`; and the reasons why the rest of it, and some fields about it, have no effect.
     Raises InvalidRequest for bad SSML, for a bad lexicon, and for figures in an uncertain language.
     """
-    settings = offer.settings.of(TextSettings)
+    settings = resolver.settings.of(TextSettings)
     chars = body.max_segment_chars
     reasons: ignored_fields.Reasons = {}
     if chars is not None and chars > info.max_segment_chars:
@@ -70,7 +70,7 @@ async def read_text(
     language = await _language_of_figures(body, info, stored) if wants_words else None
     if wants_words and language is None:
         reasons["text_normalization"] = "the language of the text is not certain: name it"
-    for_all = Lexicon.EMPTY if offer.lexicon_for_all is None else await offer.lexicon_for_all()
+    for_all = Lexicon.EMPTY if resolver.lexicon_for_all is None else await resolver.lexicon_for_all()
     rules = TextRules(
         body.markup or settings.markup,
         settings.paragraph_pause_s,
@@ -106,7 +106,7 @@ async def _language_of_figures(body: SpeechBody, info: ModelInfo, stored: KeptVo
 async def show_text(service: SpeechService, request: Request) -> Response:
     """Takes the fields of `/v1/audio/speech`, and answers what would be spoken, what would not, and in which parts."""
     fields = await read_object(request)
-    speech = await strict_request(service.offer, fields)
+    speech = await strict_request(service.resolver, fields)
     spoken = speech.spoken
     assert isinstance(spoken, ReadText)
     answer = {

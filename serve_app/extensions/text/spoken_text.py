@@ -21,7 +21,7 @@ from serve_app.extensions.text.markup import LiveMarkup, Token
 from serve_app.extensions.text.normalisation import LiveNormaliser
 from serve_app.extensions.text.ssml import SsmlCheck
 from serve_app.text.characters import clean, is_speakable
-from serve_app.text.spoken import LEFT_OUT, UNSPOKEN, SpokenPiece, SpokenText, Stretch
+from serve_app.text.spoken import LEFT_OUT, UNSPOKEN, SpokenPiece, SpokenText, TextSpan
 
 CHARS_AT_ONCE = 256  # become spoken text in one iteration of the event loop, which takes milliseconds
 _LONGEST_CLUSTER = 64  # characters to search for a boundary; Unicode's stream-safe format stacks at most 30 marks
@@ -79,7 +79,7 @@ def read(sent: str, rules: TextRules, *, field: str = "input") -> ReadText:
     left_out.update(token.left_out for token in tokens if token.left_out)
     if rules.spoken_form == "english" and (lost := unspoken("".join(token.spoken for token in tokens))):
         left_out[UNSPOKEN] = lost
-    stretches: list[Stretch] = []
+    spans: list[TextSpan] = []
     prose: list[str] = []
     pause_s, speed = 0.0, 1.0
     for token in tokens:
@@ -87,20 +87,20 @@ def read(sent: str, rules: TextRules, *, field: str = "input") -> ReadText:
         if not token.pause_s and token.speed is None:
             continue
         if is_speakable(text := _spoken("".join(prose), rules)):
-            stretches.append(Stretch(text, pause_s, speed))
+            spans.append(TextSpan(text, pause_s, speed))
             pause_s = 0.0
         prose.clear()
         pause_s += token.pause_s
         if token.speed is not None:
             speed = token.speed
     text = _spoken("".join(prose), rules)
-    text = text if is_speakable(text) or not stretches else ""
-    rest = [Stretch(text, pause_s, speed)] if text or pause_s else []
-    return ReadText(sent, (*stretches, *rest), left_out, rules)
+    text = text if is_speakable(text) or not spans else ""
+    rest = [TextSpan(text, pause_s, speed)] if text or pause_s else []
+    return ReadText(sent, (*spans, *rest), left_out, rules)
 
 
 def _prose_stages(rules: TextRules) -> list[TextStage]:
-    """What prose passes before the spoken form of the voice, made anew for each stretch."""
+    """What prose passes before the spoken form of the voice, made anew for each span."""
     stages: list[TextStage] = []
     if rules.lexicon:
         stages.append(LiveLexicon(rules.lexicon))
@@ -110,7 +110,7 @@ def _prose_stages(rules: TextRules) -> list[TextStage]:
 
 
 def _spoken(prose: str, rules: TextRules) -> str:
-    """What the stages make of a whole stretch."""
+    """What the stages make of a whole span."""
     for stage in _prose_stages(rules):
         prose = "".join(part.spoken for part in stage.feed(prose, is_last=True))
     return spoken_english(prose) if rules.spoken_form == "english" else clean(prose)
@@ -156,13 +156,13 @@ class TextReader:
                 self.left_out[UNSPOKEN] += lost
 
     def _begin(self) -> None:
-        """A stretch follows."""
+        """A span follows."""
         self._front: LiveEnglish | LivePlain = LiveEnglish() if self._rules.spoken_form == "english" else LivePlain()
         self._stages = [(stage, _Trace()) for stage in (*_prose_stages(self._rules), self._front)]
         self._has_spoken = False
 
     def _space(self) -> str:
-        """Between two stretches that are heard."""
+        """Between two spans that are heard."""
         had_spoken = self._has_spoken
         self._begin()
         return " " if had_spoken else ""

@@ -21,7 +21,7 @@ from deployments.errors import Conflict, InvalidRequest, NotFound, NotReady, Tal
 from deployments.protocol import ModelInfo, Reference
 from deployments.recording_cache import Lookups
 from deployments.serving import metrics
-from serve_app.api.resolve.offer import Offer
+from serve_app.api.resolve.resolver import Resolver
 from serve_app.api.speech_service import SpeechService
 from serve_app.audio import recordings
 from serve_app.extension import Opened, forget_nothing
@@ -92,10 +92,10 @@ class Voices(Opened):
     def most(self) -> int:
         return self._settings.max_voices
 
-    def join(self, offer: Offer) -> None:
-        offer.voices, offer.lexicon_for_all = self, self.lexicon_for_all
-        offer.prepare_recording = decode_prepared
-        offer.fields.add("prepare")
+    def join(self, resolver: Resolver) -> None:
+        resolver.voices, resolver.lexicon_for_all = self, self.lexicon_for_all
+        resolver.prepare_recording = decode_prepared
+        resolver.fields.add("prepare")
 
     async def voices(self) -> list[StoredVoice]:
         """The oldest first; none while the store has not been read."""

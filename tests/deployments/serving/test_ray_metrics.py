@@ -30,7 +30,7 @@ class Recorded:
     def take(self) -> list[Call]:
         """The calls since the last time."""
         for recorder in self.recorders:
-            recorder.hand_on()
+            recorder.deliver()
         calls, self._calls = self._calls, []
         return calls
 
@@ -175,7 +175,7 @@ def test_what_ray_refuses_is_logged_and_the_next_record_reaches_it(caplog: pytes
     record(-1.0)
     record(2.0)
     assert not values, "nobody waits for Ray"
-    recorder.hand_on()
+    recorder.deliver()
     assert values == [2.0]
     assert "a metric was not recorded: -1.0" in caplog.text
 

@@ -79,7 +79,7 @@ async def test_all_replicas_of_the_own_node_take_part() -> None:
 
 async def test_what_is_asked_again_may_go_anywhere() -> None:
     replicas = [Replica(0, HERE, 0), Replica(1, THERE, 0)]
-    counts = await choices(replicas, replace(REQUEST, was_asked_for=True))
+    counts = await choices(replicas, replace(REQUEST, is_retry=True))
     assert 50 < counts[HERE] < 150
 
 

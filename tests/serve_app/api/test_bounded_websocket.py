@@ -15,8 +15,8 @@ from websockets.uri import parse_uri
 from serve_app.api import bounded_websocket
 from serve_app.api.access.callers import FairShare
 from serve_app.api.bounded_websocket import BoundedWebSocket
+from serve_app.api.early_status import EarlyStatusProtocol
 from serve_app.api.parsing import uploads
-from serve_app.api.taken_http import TakenHttp
 
 pytestmark = pytest.mark.anyio
 
@@ -120,7 +120,9 @@ class Client:
 
     async def connect(self, *, unread: int = 0) -> "Client":
         request = self._client.connect()
-        request.headers["x-forwarded-for"] = f"6.6.6.6, {self._address}"  # in lower case, as TakenHttp passes it on
+        request.headers["x-forwarded-for"] = (
+            f"6.6.6.6, {self._address}"  # in lower case, as EarlyStatusProtocol passes it on
+        )
         self._client.send_request(request)
         self._send()
         await self.accepted.wait()
@@ -315,7 +317,7 @@ async def test_over_http_too(loop: Loop) -> None:
         raise AssertionError
 
     transport = Transport()
-    http = TakenHttp(Config(app, lifespan="off"), ServerState(), {}, cast("asyncio.AbstractEventLoop", loop))
+    http = EarlyStatusProtocol(Config(app, lifespan="off"), ServerState(), {}, cast("asyncio.AbstractEventLoop", loop))
     http.connection_made(transport)
     transport.unread = 65536
     http.pause_writing()

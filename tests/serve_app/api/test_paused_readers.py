@@ -8,7 +8,7 @@ import pytest
 import uvicorn
 
 from deployments import listener
-from serve_app.api.taken_http import TakenHttp
+from serve_app.api.early_status import EarlyStatusProtocol
 from serve_app.config import ApiSettings
 from serve_app.speech.replica_synthesizer import ReplicaSynthesizer
 from tests.serve_app.fake import CUSTOM_VOICE
@@ -34,7 +34,9 @@ def codec(monkeypatch: pytest.MonkeyPatch) -> Codec:
 async def port(codec: Codec) -> AsyncIterator[int]:
     synthesizer = ReplicaSynthesizer(one_deployed(codec))
     synthesizer._info = CUSTOM_VOICE
-    config = uvicorn.Config(one_api(synthesizer, ApiSettings()), http=TakenHttp, lifespan="off", log_level="error")
+    config = uvicorn.Config(
+        one_api(synthesizer, ApiSettings()), http=EarlyStatusProtocol, lifespan="off", log_level="error"
+    )
     server = uvicorn.Server(config)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         serving = asyncio.create_task(server.serve(sockets=[listener]))

@@ -138,7 +138,7 @@ async def test_the_next_replica_learns_what_the_listener_has_in_hand() -> None:
 async def test_before_the_first_chunk_it_begins_again() -> None:
     codec = Codec(2, (0, DEAD))
     assert b"".join(chunk.pcm for chunk in await listen(codec)) == bytes(range(2))
-    assert codec.requests == [REQUEST, replace(REQUEST, was_asked_for=True)]
+    assert codec.requests == [REQUEST, replace(REQUEST, is_retry=True)]
 
 
 async def test_overload_at_the_start_is_an_answer() -> None:

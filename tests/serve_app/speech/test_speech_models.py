@@ -14,7 +14,7 @@ from deployments.protocol import FinishReason, PcmChunk, Reference, SynthesisReq
 from serve_app.config import AdmissionSettings
 from serve_app.speech.segments import Utterance
 from serve_app.speech.speech_models import SpeechModel
-from serve_app.text.spoken import Stretch
+from serve_app.text.spoken import TextSpan
 from tests.clock import Clock
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, chunk, pcm_of, utterance
 
@@ -46,7 +46,7 @@ class Line:
 
     def hear(self) -> None:
         """Another stream: the pools live."""
-        self.model.room.count_audio()
+        self.model.admission.count_audio()
 
     async def finish(self) -> None:
         self.gate.set()
@@ -165,11 +165,11 @@ async def test_while_listeners_hear_pauses_fewer_streams_are_let_in(clock: Clock
     async with AsyncExitStack() as opened:
         await hear(model, opened, streams=10, frames=40, clock=clock)
         with pytest.raises(Overloaded):
-            model.room.check("")
+            model.admission.check("")
         with pytest.raises(Overloaded):
             await anext(model.speak(REQUEST, CUSTOM_VOICE))
         assert len(synthesizer.requests) == 10  # nobody behind the ingress heard of the last one
-    model.room.check("")
+    model.admission.check("")
 
 
 async def test_a_listener_who_is_slow_is_no_reason_to_refuse_others(clock: Clock) -> None:
@@ -177,7 +177,7 @@ async def test_a_listener_who_is_slow_is_no_reason_to_refuse_others(clock: Clock
     model = SpeechModel(Slow(clock, 0.001), settings)
     async with AsyncExitStack() as opened:
         await hear(model, opened, streams=10, frames=40, clock=clock)  # 100 ms of them for each frame
-        model.room.check("")
+        model.admission.check("")
 
 
 async def test_a_recording_takes_its_time_and_is_no_line(clock: Clock) -> None:
@@ -251,7 +251,7 @@ async def test_who_waited_for_the_successor_of_a_dead_talker_is_not_told_to_slow
     line = Line(AdmissionSettings(max_wait_s=0.05))
     await line.join()
     line.talkers = 0
-    line.model.room.check("")
+    line.model.admission.check("")
     line.talkers = 1
     with pytest.raises(NotReady):
         await line.speaking[0]
@@ -261,13 +261,13 @@ async def test_to_ask_whether_a_request_would_be_refused_changes_nothing(clock: 
     line = Line(SHORT_LINE)
     await line.join()
     clock.now_s += 7.0
-    assert line.model.room.would_refuse("") is None
+    assert line.model.admission.would_refuse("") is None
     line.hear()
-    assert line.model.room.would_refuse("") == "line"
+    assert line.model.admission.would_refuse("") == "line"
     line.talkers = 0
-    assert line.model.room.would_refuse("") is None
+    assert line.model.admission.would_refuse("") is None
     line.talkers = 1
-    assert line.model.room.would_refuse("") == "line"
+    assert line.model.admission.would_refuse("") == "line"
     await line.finish()
 
 
@@ -333,12 +333,12 @@ async def test_what_was_heard_is_not_made_again() -> None:
 
 @pytest.mark.parametrize(("sound", "pause_s"), [(b"", 0.0), (b"11", 0.1)])
 async def test_a_long_text_whose_first_segment_ends_badly_begins_again(sound: bytes, pause_s: float) -> None:
-    """One of two segments, or of two stretches behind pauses."""
+    """One of two segments, or of two spans behind pauses."""
     synthesizer = ending(FinishReason.EARLY, sound=sound)
     request = replace(REQUEST.changed(text="One two. Three four."), may_redraw=True)
     if pause_s:
-        stretches = (Stretch("One two.", pause_s=pause_s), Stretch("Three four.", pause_s=pause_s))
-        request = replace(request, stretches=stretches)
+        spans = (TextSpan("One two.", pause_s=pause_s), TextSpan("Three four.", pause_s=pause_s))
+        request = replace(request, spans=spans)
     else:
         synthesizer.info = replace(CUSTOM_VOICE, max_segment_chars=12)
     chunks = await spoken(synthesizer, request)
@@ -352,13 +352,13 @@ async def test_a_reader_that_takes_nothing_gives_its_place_back(monkeypatch: pyt
     line = Line(AdmissionSettings(max_streams=1, max_line_s=1000, max_wait_s=1000))
     line.gate.set()
     left = asyncio.Event()
-    make_room = line.model.room.give_up_place
+    make_room = line.model.admission.give_up_place
 
     async def tell_and_make_room() -> None:
         await make_room()
         left.set()
 
-    monkeypatch.setattr(line.model.room, "give_up_place", tell_and_make_room)
+    monkeypatch.setattr(line.model.admission, "give_up_place", tell_and_make_room)
     async with aclosing(line.model.speak(REQUEST, CUSTOM_VOICE)) as paused:
         heard = [await anext(paused)]
         await asyncio.wait_for(left.wait(), 5.0)
@@ -369,7 +369,7 @@ async def test_a_reader_that_takes_nothing_gives_its_place_back(monkeypatch: pyt
             await line.speak()
         heard += [item async for item in paused]
     assert pcm_of(heard) == pcm_of(utterance(2))
-    assert (line.model.room.num_streams, line.model.room.num_speaking) == (0, 0)
+    assert (line.model.admission.num_streams, line.model.admission.num_speaking) == (0, 0)
 
 
 async def test_who_leaves_while_away_is_counted_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -380,5 +380,5 @@ async def test_who_leaves_while_away_is_counted_out_once(monkeypatch: pytest.Mon
         await anext(paused)
         for _ in range(10):
             await asyncio.sleep(0)
-        assert (line.model.room.num_streams, line.model.room.num_speaking) == (0, 0)
-    assert (line.model.room.num_streams, line.model.room.num_speaking) == (0, 0)
+        assert (line.model.admission.num_streams, line.model.admission.num_speaking) == (0, 0)
+    assert (line.model.admission.num_streams, line.model.admission.num_speaking) == (0, 0)

@@ -8,7 +8,7 @@ import pytest
 from deployments.errors import InvalidRequest
 from deployments.protocol import ModelInfo
 from serve_app.api.parsing.speech_body import SpeechBody
-from serve_app.api.resolve.offer import Offer
+from serve_app.api.resolve.resolver import Resolver
 from serve_app.api.resolve.voice import ChosenVoice, choose_voice
 from serve_app.api.voice_source import NoVoices
 from serve_app.config import ApiSettings
@@ -34,9 +34,9 @@ class Kept(NoVoices):
 
 
 async def chosen(info: ModelInfo, named: object, *, lenient: bool, default: str | None, audio: bool) -> ChosenVoice:
-    offer = Offer(SpeechModels({}), ApiSettings(default_voice=default), Kept())
+    resolver = Resolver(SpeechModels({}), ApiSettings(default_voice=default), Kept())
     body = SpeechBody.model_construct(ref_audio=b"" if audio else None)
-    return await choose_voice(offer, named, body, info, lenient=lenient)
+    return await choose_voice(resolver, named, body, info, lenient=lenient)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 
 from deployments.protocol import SynthesisRequest
 from serve_app.config import ApiSettings
-from serve_app.extensions.continuity.joints import ContinuitySettings
+from serve_app.extensions.continuity.tails import ContinuitySettings
 from tests.serve_app.extensions.client import Client, Json, talking
 from tests.serve_app.fake import FakeSynthesizer, utterance
 from tools.suites.row import SocketRow

@@ -12,7 +12,7 @@ from deployments.protocol import FinishReason
 from serve_app.api.access.keys import create_key
 from serve_app.api.responses import speech_response
 from serve_app.config import AccessSettings, ApiSettings
-from serve_app.extensions.continuity.joints import ContinuitySettings
+from serve_app.extensions.continuity.tails import ContinuitySettings
 from tests.serve_app import asgi
 from tests.serve_app.extensions.client import Socket, talking
 from tests.serve_app.fake import FakeSynthesizer, chunk, utterance

@@ -10,7 +10,7 @@ import numpy as np
 
 from deployments.protocol import FinishReason, ModelInfo, PcmChunk, Reading, SynthesisRequest
 from serve_app.api.request_record import RequestRecord
-from serve_app.api.resolve.offer import Offer
+from serve_app.api.resolve.resolver import Resolver
 from serve_app.config import AccessSettings, ApiSettings
 from serve_app.extensions.jobs.job_manager import JobManager
 from serve_app.extensions.jobs.segment_maker import SegmentMaker
@@ -75,13 +75,13 @@ class Server:
         )
         self.voices = open_voices(settings.of(VoiceSettings))
         models = SpeechModels({"": SpeechModel(speaker, settings.admission)})
-        offer = Offer(models, settings)
+        resolver = Resolver(models, settings)
         for state in (TextReading(), self.voices, ModelChoice()):
-            state.join(offer)
+            state.join(resolver)
         self.hindrance: str | None = None
         self.records: list[RequestRecord] = []  # of segments
         maker = SegmentMaker({"": speaker}, self.voices, self.records.append)
-        self.manager = JobManager(offer, self.voices, maker, hindrance=lambda model: self.hindrance)
+        self.manager = JobManager(resolver, self.voices, maker, hindrance=lambda model: self.hindrance)
         self.api = one_api(speaker, settings, opened={"voices": self.voices, "jobs": self.call})
         self._running: asyncio.Task[None] | None = None
 

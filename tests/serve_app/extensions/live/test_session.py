@@ -16,11 +16,11 @@ from serve_app.api.access.callers import Caller
 from serve_app.api.context import RequestState
 from serve_app.api.parsing.speech_body import SpeechBody
 from serve_app.api.request_record import RequestRecord
-from serve_app.api.resolve.offer import Offer
+from serve_app.api.resolve.resolver import Resolver
 from serve_app.api.resolve.speech_request import Delivery, SpeechRequest
 from serve_app.audio.formats import AudioFormat
 from serve_app.config import ApiSettings
-from serve_app.extensions.continuity.joints import Continuation, Tails
+from serve_app.extensions.continuity.tails import Continuation, TailStore
 from serve_app.extensions.live.connection import IDLE_TIMEOUT_S, Connection
 from serve_app.extensions.live.live_text import LiveTexts
 from serve_app.extensions.live.session import MAX_UNSPOKEN_CHARS, Session
@@ -58,7 +58,7 @@ async def open_session(
     texts, handshake = LiveTexts(), RequestState(RequestRecord("talk", 0))
     handshake.caller = Caller("test", visitor=STRANGER)
     session = Session(
-        Offer(
+        Resolver(
             SimpleNamespace(of=lambda utterance: SimpleNamespace(speak=speak)),
             ApiSettings(),
         ),
@@ -67,7 +67,7 @@ async def open_session(
         ),
         handshake=handshake,
         request_id="talk",
-        continuation=Continuation(Tails(joins=False)),
+        continuation=Continuation(TailStore(joins=False)),
         live_texts=texts,
     )
     try:

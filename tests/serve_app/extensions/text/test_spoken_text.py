@@ -16,7 +16,7 @@ from serve_app.extensions.text.spoken_text import TextReader, TextRules, read
 from serve_app.extensions.word_times.word_times import WordTimes
 from serve_app.speech.segments import Utterance
 from serve_app.speech.utterance_synthesizer import UtteranceSynthesizer
-from serve_app.text.spoken import LEFT_OUT, SpokenPiece, Stretch
+from serve_app.text.spoken import LEFT_OUT, SpokenPiece, TextSpan
 from tests.serve_app.extensions.text.test_markup import PIECES
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, pcm_of, tone, utterance
 
@@ -36,7 +36,7 @@ def in_parts(text: str, rules: TextRules, size: int) -> list[SpokenPiece]:
     return pieces + reader.feed("", is_last=True)
 
 
-def stretches(pieces: list[SpokenPiece]) -> list[Stretch]:
+def spans(pieces: list[SpokenPiece]) -> list[TextSpan]:
     """As `SpokenText` has them."""
     found, text, pause_s, speed = [], "", 0.0, 1.0
     for piece in [*pieces, SpokenPiece("", "", speed=0.0)]:
@@ -44,7 +44,7 @@ def stretches(pieces: list[SpokenPiece]) -> list[Stretch]:
             text += piece.spoken
             continue
         if any(char.isalnum() for char in text):
-            found.append(Stretch(text.strip(), pause_s, speed))
+            found.append(TextSpan(text.strip(), pause_s, speed))
             pause_s = 0.0
         text, pause_s, speed = "", pause_s + piece.pause_s, speed if piece.speed is None else piece.speed
     return found
@@ -61,12 +61,12 @@ def test_wherever_a_text_is_cut_the_same_is_spoken(markup: str, form: str | None
         written = "".join(piece.written for piece in each)
         assert len(written) == len(text)
         assert all(one in (other, LEFT_OUT) for one, other in zip(written, text, strict=True))
-    assert stretches(pieces) == stretches(whole)
+    assert spans(pieces) == spans(whole)
     spoken = read(text, rules)
-    found = [each for each in spoken.stretches if any(char.isalnum() for char in each.text)]
-    assert [(each.pause_s, each.speed) for each in stretches(whole)] == [(each.pause_s, each.speed) for each in found]
+    found = [each for each in spoken.spans if any(char.isalnum() for char in each.text)]
+    assert [(each.pause_s, each.speed) for each in spans(whole)] == [(each.pause_s, each.speed) for each in found]
     if form is None:
-        assert [each.text for each in stretches(whole)] == [each.text for each in found]
+        assert [each.text for each in spans(whole)] == [each.text for each in found]
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def chunks(text: str, rules: TextRules, synthesizer: FakeSynthesizer) -> AsyncGe
     spoken = read(text, rules)
     utterance = Utterance(
         SynthesisRequest("id", spoken.text, seed=1),
-        stretches=spoken.stretches,
+        spans=spoken.spans,
         max_segment_chars=rules.max_segment_chars,
     )
     return UtteranceSynthesizer(synthesizer).speak(utterance, replace(CUSTOM_VOICE, max_segment_chars=60), Listener())

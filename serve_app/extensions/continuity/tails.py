@@ -11,11 +11,11 @@ from deployments.config import Strict
 from deployments.listener import Listener
 from deployments.protocol import ModelInfo, PcmChunk, SynthesisRequest, Tail
 from serve_app.api.resolve.ignored_fields import PREVIOUS
-from serve_app.api.resolve.offer import Draft, Offer
+from serve_app.api.resolve.resolver import Draft, Resolver
 from serve_app.extension import Opened
 from serve_app.speech.observers import Observer
 from serve_app.speech.segments import Utterance
-from serve_app.speech.spoken_end import SpokenEnd
+from serve_app.speech.stream_tail import StreamTail
 
 NO_TAIL = "no finished request of yours in this voice that is kept has this id"
 
@@ -39,7 +39,7 @@ class ContinuitySettings(Strict):
     joints: bool = False  # each segment of a long text goes on from the end of the one before (docs/text.md#joints)
 
 
-class Tails(Opened):
+class TailStore(Opened):
     """The tails of finished requests, each for some minutes. Beyond a number of bytes the oldest one goes."""
 
     def __init__(self, *, joins: bool) -> None:
@@ -48,8 +48,8 @@ class Tails(Opened):
         self._kept: OrderedDict[tuple[str, str], _KeptTail] = OrderedDict()
         self._num_bytes = 0
 
-    def join(self, offer: Offer) -> None:
-        offer.fields.add("previous_request_id")
+    def join(self, resolver: Resolver) -> None:
+        resolver.fields.add("previous_request_id")
 
     async def resolve(self, draft: Draft) -> Draft:
         """Has the utterance go on from the request that `previous_request_id` names. If none is kept, the speech
@@ -96,8 +96,8 @@ class Tails(Opened):
 class _KeepTail:
     """Keeps the tail of an utterance that is spoken to its end."""
 
-    def __init__(self, tails: Tails, utterance: Utterance) -> None:
-        self._tails, self._utterance, self._end = tails, utterance, SpokenEnd()
+    def __init__(self, tails: TailStore, utterance: Utterance) -> None:
+        self._tails, self._utterance, self._end = tails, utterance, StreamTail()
 
     def feed(self, chunk: PcmChunk) -> None:
         self._end.add(chunk)
@@ -110,7 +110,7 @@ class _KeepTail:
 class Continuation:
     """Utterances that follow each other in one conversation. Each goes on from the end of the one before."""
 
-    def __init__(self, tails: Tails) -> None:
+    def __init__(self, tails: TailStore) -> None:
         self._tails = tails
         self._listener = Listener()
         self.previous_id: str | None = None  # the request that the next one goes on from

@@ -27,7 +27,7 @@ BOUND_S = 60.0
 REPLICA = """
 import asyncio, os, sys
 import uvicorn
-from serve_app.api.taken_http import TakenHttp
+from serve_app.api.early_status import EarlyStatusProtocol
 
 async def app(scope, receive, send):
     if scope["path"] == "/poison":
@@ -49,7 +49,8 @@ async def app(scope, receive, send):
     await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", length)]})
     await send({"type": "http.response.body", "body": body})
 
-uvicorn.run(app, port=int(sys.argv[1]), http=TakenHttp, ws="websockets-sansio", lifespan="off", log_level="error")
+uvicorn.run(app, port=int(sys.argv[1]), http=EarlyStatusProtocol, ws="websockets-sansio", lifespan="off",
+            log_level="error")
 """
 
 

@@ -9,12 +9,12 @@ import pytest
 
 from deployments.listener import Listener
 from deployments.protocol import FinishReason, PcmChunk, Reference, SynthesisRequest, Tail
-from serve_app.extensions.continuity import joints
-from serve_app.extensions.continuity.joints import Tails
+from serve_app.extensions.continuity import tails as tails_module
+from serve_app.extensions.continuity.tails import TailStore
 from serve_app.extensions.live.live_text import LiveTexts
 from serve_app.extensions.text.spoken_text import TextRules
 from serve_app.speech.segments import Utterance
-from serve_app.speech.spoken_end import SpokenEnd
+from serve_app.speech.stream_tail import StreamTail
 from serve_app.speech.utterance_synthesizer import UtteranceSynthesizer
 from tests.clock import Clock
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer
@@ -35,8 +35,8 @@ def numbered(frames: int, *, start: int = 0, reason: FinishReason | None = None)
 END = numbered(0, reason=FinishReason.STOP)
 
 
-def end_of(*chunks: PcmChunk) -> SpokenEnd:
-    end = SpokenEnd()
+def end_of(*chunks: PcmChunk) -> StreamTail:
+    end = StreamTail()
     for chunk in chunks:
         end.add(chunk)
     return end
@@ -181,22 +181,22 @@ TAIL = Tail("the lake. ", np.zeros((18, 16), np.int16))
     ],
 )
 def test_a_tail_is_for_the_same_client_and_voice(changes: dict[str, object], previous: str, *, is_found: bool) -> None:
-    tails = Tails(joins=False)
+    tails = TailStore(joins=False)
     tails.save(REQUEST, TAIL)
     assert tails.find(replace(REQUEST, **changes), previous) is (TAIL if is_found else None)  # type: ignore[arg-type]
 
 
 def test_a_designed_voice_is_its_description() -> None:
     designed = replace(REQUEST, voice=None, instructions="A calm voice.")
-    tails = Tails(joins=False)
+    tails = TailStore(joins=False)
     tails.save(designed, TAIL)
     assert tails.find(designed, "id") is TAIL
     assert tails.find(replace(designed, instructions="A loud voice."), "id") is None
 
 
 def test_tails_are_kept_for_some_minutes_in_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, tails = Clock(), Tails(joins=False)
-    monkeypatch.setattr(joints.time, "monotonic", clock)
+    clock, tails = Clock(), TailStore(joins=False)
+    monkeypatch.setattr(tails_module.time, "monotonic", clock)
     for number in range(20_000):
         tails.save(replace(REQUEST, request_id=str(number)), TAIL)
     kept = [number for number in range(20_000) if tails.find(REQUEST, str(number)) is not None]

@@ -21,14 +21,14 @@ from serve_app.speech.segments import Utterance
 from serve_app.speech.speech_models import SpeechModels
 from serve_app.speech.words import WordSource
 from serve_app.text.characters import clean
-from serve_app.text.spoken import SPOKEN_FORMS, UNSPOKEN, SpokenText, Stretch
+from serve_app.text.spoken import SPOKEN_FORMS, UNSPOKEN, SpokenText, TextSpan
 
 
 class ModelResolver(Protocol):
     """Says which model answers a request."""
 
     async def __call__(
-        self, offer: "Offer", fields: Mapping[str, object], *, task_type: object, lenient: bool = False
+        self, resolver: "Resolver", fields: Mapping[str, object], *, task_type: object, lenient: bool = False
     ) -> ModelInfo:
         """`fields` have the names of a SpeechBody, not yet checked if `lenient`. Then a name that is unknown decides
         nothing. Raises InvalidRequest, ModelNotFound, NotReady.
@@ -40,7 +40,7 @@ class TextResolver(Protocol):
     """Says what is spoken of a text."""
 
     async def __call__(
-        self, offer: "Offer", body: SpeechBody, info: ModelInfo, stored: KeptVoice | None
+        self, resolver: "Resolver", body: SpeechBody, info: ModelInfo, stored: KeptVoice | None
     ) -> tuple[SpokenText, Reasons]:
         """The spoken text of `body.input`; and the reasons why the rest of it, and some fields about it, have no
         effect. Raises InvalidRequest.
@@ -72,33 +72,33 @@ class StepFailed(ExtensionError):
 
 
 async def model_by_name(
-    offer: "Offer", fields: Mapping[str, object], *, task_type: object, lenient: bool = False
+    resolver: "Resolver", fields: Mapping[str, object], *, task_type: object, lenient: bool = False
 ) -> ModelInfo:
     """The model whose name the request has, else the default one."""
-    models = await offer.models.infos()
+    models = await resolver.models.infos()
     name = fields.get("model")
     if not isinstance(name, str):
         return models[0]
     named = next((info for info in models if catalogue.means(name, info)), models[0])
-    if not lenient and not catalogue.is_known(name, named, offer.settings):
-        raise catalogue.not_loaded(name, models, offer.settings)
+    if not lenient and not catalogue.is_known(name, named, resolver.settings):
+        raise catalogue.not_loaded(name, models, resolver.settings)
     return named
 
 
 async def read_plainly(
-    offer: "Offer", body: SpeechBody, info: ModelInfo, stored: KeptVoice | None
+    resolver: "Resolver", body: SpeechBody, info: ModelInfo, stored: KeptVoice | None
 ) -> tuple[SpokenText, Reasons]:
     """The text as it is, or in the words that the voice reads."""
     form = info.spoken_form
     speak, count_lost = map(resolve_name, SPOKEN_FORMS[form]) if form else (clean, lambda text: 0)
     text, lost = speak(body.input), count_lost(body.input)
     left_out = Counter({UNSPOKEN: lost} if lost else {})
-    spoken = SpokenText(body.input, (Stretch(text),) if text else (), left_out)
+    spoken = SpokenText(body.input, (TextSpan(text),) if text else (), left_out)
     return spoken, of_text(spoken)
 
 
 @dataclass(slots=True)
-class Offer:
+class Resolver:
     """What a request is checked against: models, settings, voices. And who answers the questions about it."""
 
     models: SpeechModels

@@ -11,7 +11,7 @@ _MOST_FRAMES, _LEAST_FRAMES = 25, 5  # of a tail: at most 2 s
 _MOST_CHARS = 100
 
 
-class SpokenEnd:
+class StreamTail:
     """Collects the end of a stream from its chunks."""
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Room for streams: which requests are let in now, and the error for a request for which there is no room.
+"""Which requests are let in now, and the error for a request for which there is no room.
 
 The queues of the replicas are bounded too, but no replica knows the queue of another. An ingress sees all its requests
 from arrival to first audio, so it knows how long a request waits for a replica.
@@ -28,7 +28,7 @@ _REMEDIES = {
 }
 
 
-class Room:
+class AdmissionControl:
     """Counts the streams of one model at one ingress replica, and estimates how long the line for first audio is."""
 
     def __init__(

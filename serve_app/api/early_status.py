@@ -72,7 +72,7 @@ class _EarlyAnswers:
         self._transport.write(data[len(_BEGINNING) :] + (_BEGINNING if self._beginning_is_written else b""))
 
 
-class TakenHttp(HttpToolsProtocol):
+class EarlyStatusProtocol(HttpToolsProtocol):
     """uvicorn's HTTP protocol. Answers begin when their requests are taken, and end where no client reads them."""
 
     def connection_made(self, transport: BaseTransport) -> None:

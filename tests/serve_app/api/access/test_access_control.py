@@ -15,7 +15,7 @@ from starlette.types import Scope
 
 from deployments.errors import Overloaded
 from deployments.serving import metrics
-from serve_app.api.access import door
+from serve_app.api.access import access_control
 from serve_app.api.access.callers import Caller
 from serve_app.api.access.keys import create_key, revoke_keys
 from serve_app.api.docs_page import DOCS_PATHS
@@ -88,7 +88,7 @@ async def test_a_key_in_the_query_of_a_request_is_none(file: Path, key: str) -> 
     assert (await ask(surface(keys_file=file), path=f"{SPEECH}?api_key={key}")).status_code == 401
 
 
-@pytest.mark.parametrize("path", sorted(door.EXEMPT | PATHS))
+@pytest.mark.parametrize("path", sorted(access_control.EXEMPT | PATHS))
 async def test_only_who_reads_probes_and_lists_needs_no_key(file: Path, key: str, path: str) -> None:
     api = surface(keys_file=file)
     assert (await ask(api, "GET", path, accept="text/html")).status_code == 200
@@ -441,7 +441,7 @@ async def test_one_address_has_so_many_streams_and_another_its_own(address: str,
     ],
 )
 def test_who_one_client_is(address: str, client: str) -> None:
-    assert door.one_client(address) == client
+    assert access_control.one_client(address) == client
 
 
 async def test_a_refusal_says_when_to_come_back() -> None:
@@ -526,11 +526,11 @@ def scope(*forwarded: str) -> Scope:
     ],
 )  # fmt: skip
 def test_only_what_trusted_proxies_added_is_believed(trusted: int, forwarded: tuple[str, ...], address: str) -> None:
-    assert door.client_address(scope(*forwarded), trusted_proxies=trusted) == address
+    assert access_control.client_address(scope(*forwarded), trusted_proxies=trusted) == address
 
 
 def test_a_client_without_an_address_has_a_name() -> None:
-    assert door.client_address({"type": "http", "headers": []}, trusted_proxies=0) == "unknown"
+    assert access_control.client_address({"type": "http", "headers": []}, trusted_proxies=0) == "unknown"
 
 
 def test_a_close_reason_fits_into_a_frame() -> None:

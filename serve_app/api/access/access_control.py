@@ -42,7 +42,7 @@ _KEY_PARAMETERS = ("api_key", "token")
 _CLIENT_BITS = 64  # of an IPv6 address, that are one client's
 
 
-class Door:
+class AccessControl:
     """ASGI middleware, inside RequestContext: sets the `caller` and the `upload` of the request's state.
 
     A request that changes something or may cost speech counts as a request, and as a stream while it lasts. Others
