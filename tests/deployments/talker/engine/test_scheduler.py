@@ -366,7 +366,10 @@ def test_a_sequence_that_is_heard_already_goes_first() -> None:
     add(line, (1, 2))
     step(line)
     line.add(heard(3))
-    assert ids(list(line.waiting)) == [3, 2]
+    job = of_a_job(4)
+    job.request = replace(job.request, continues=True)
+    line.add(job)
+    assert (ids(list(line.waiting)), ids(list(line.waiting_background))) == ([3, 2], [4])
 
 
 def test_a_full_line_says_how_long_it_will_take() -> None:
