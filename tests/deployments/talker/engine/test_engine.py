@@ -246,6 +246,12 @@ CLONES = [
 ]
 
 
+def test_codes_and_the_end_of_speech_can_be_sampled_and_nothing_else(engine: Engine) -> None:
+    talker = engine.runner.networks.talker
+    allowed = [*range(talker.config.code_vocab_size), talker.config.codes.eos]
+    assert (~talker.suppressed).nonzero().flatten().tolist() == allowed
+
+
 def test_the_seed_decides_what_is_drawn(engine: Engine) -> None:
     once, again, low, high = speak_all(engine, [ask(seed=seed, frames=8) for seed in (3, 3, 4, 3 + 2**40)])
     assert same(once, again)
@@ -442,6 +448,8 @@ def test_a_step_that_took_long_delays_the_next_only_once(engine: Engine, monkeyp
         polls_s.append(engine.poll_timeout_s)
     assert starts_ns == [1_000_000, 2_000_000, 1_000_000, 900_000]
     assert polls_s == [0.0, 0.0002, 0.0002, 0.0002, 0.0001]
+    monkeypatch.setattr(engine, "lanes", SimpleNamespace(is_idle=False))
+    assert engine.poll_timeout_s == 0.0
 
 
 def test_aborting_everything_leaves_an_idle_engine(engine: Engine) -> None:
