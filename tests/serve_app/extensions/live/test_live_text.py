@@ -14,7 +14,7 @@ from deployments.errors import InvalidRequest, TalkerLost
 from deployments.listener import Listener
 from deployments.protocol import FinishReason, ModelInfo, PcmChunk, SynthesisRequest
 from deployments.serving import mailbox
-from deployments.serving.mailbox import read
+from deployments.serving.mailbox import WrittenText, read
 from serve_app.config import ApiSettings
 from serve_app.extension import Node, Opening
 from serve_app.extensions.live.extension import open_texts
@@ -200,14 +200,8 @@ async def test_nothing_to_say_never_begins(texts: LiveTexts, text: str) -> None:
 async def test_talkers_read_at_the_address_of_this_node() -> None:
     node = Node(lambda _: True, lambda: True, bytes, address="127.0.0.2")
     texts = open_texts(Opening(ApiSettings(), SpeechModels({}), (), {}, node))
-    with await texts.open(REQUEST, ENGLISH, max_chars=LONG) as live:
-        live.append("Hello there.")
-        live.finish()
-        assert await spoken(live) == ["Hello there."]
-        request = live.known_segment(0)
-        assert request is not None
-        assert request.mailbox is not None
-        assert request.mailbox.host == "127.0.0.2"
+    await texts.server.start()
+    assert texts.server.share("token", WrittenText()).host == "127.0.0.2"
     await texts.aclose()
 
 
