@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from ray import cloudpickle
 
-from deployments.protocol import ClonePrompt, FinishReason, FrameChunk, PcmChunk, Reading, Reference
+from deployments.protocol import ClonePrompt, FinishReason, FrameChunk, PcmChunk, Reading, Reference, Tail
 
 CODES = np.arange(-16, 16, dtype=np.int16).reshape(2, 16)
 PROMPT = ClonePrompt(np.ones(4, np.float32), CODES[:1])
@@ -42,6 +42,11 @@ def test_a_chunk_without_frames_keeps_its_width(groups: int) -> None:
     nothing = np.zeros((0, groups), np.int16)
     for chunk in (FrameChunk(nothing, 0), PcmChunk(b"", nothing, 0)):
         assert pickle.loads(pickle.dumps(chunk)).codes.shape == (0, groups)
+
+
+@pytest.mark.parametrize(("text", "gap"), [("Hello. ", " "), ("你好。", ""), ("", "")])
+def test_a_tail_says_what_stands_before_the_text_that_follows(text: str, gap: str) -> None:
+    assert Tail(text, CODES).gap == gap
 
 
 @pytest.mark.parametrize(("x_vector_only", "prompt", "is_enough"), [

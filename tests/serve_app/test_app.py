@@ -27,6 +27,7 @@ from serve_app.config import (
     ServedModel,
     TalkerScalingConfig,
 )
+from serve_app.extensions.jobs import extension
 from serve_app.scaling.policies import CodecPolicy, CodecScaling, TalkerPolicy
 
 
@@ -194,6 +195,13 @@ def test_pools_know_how_many_streams_and_sequences_the_talkers_can_run() -> None
     assert talker is not None
     assert (codec.max_talker_streams, talker.sequences_per_replica) == (5 * 16, 16)
     assert codec_scaling(AppConfig()) is talker_scaling(AppConfig()) is None
+
+
+@pytest.mark.parametrize(("jobs", "waking"), [({}, ()), ({"jobs": "neither"}, ()), ({"jobs": "wake"}, ("nora",))])
+def test_a_job_starts_talkers_only_of_models_that_say_so(jobs: dict[str, str], waking: tuple[str, ...]) -> None:
+    scaling = {"min_replicas": 0, **jobs}
+    models = [{"name": "nora", "model": "embedded", "talker_scaling": scaling}, {"name": "otto", "model": "embedded"}]
+    assert extension.deploy(AppConfig.model_validate({"models": models}), ()).arguments[2] == (*waking, "otto")
 
 
 def test_every_queue_is_bounded() -> None:

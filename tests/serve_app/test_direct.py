@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -17,6 +18,7 @@ import yaml
 from loadtest.clients import open_session
 from serve_app.cli import doctor, ray_settings, say
 from serve_app.cli.serve.local_server import Address, _is_ready
+from serve_app.direct import open_direct
 from serve_app.nodes.notices import Aws
 from serve_app.scaling import pool_watch
 from talkray_tools.plan import measure
@@ -189,3 +191,12 @@ def test_loopback_joins_the_hosts_that_need_no_proxy(
 ) -> None:
     monkeypatch.setattr(os, "environ", environment)
     assert ray_settings._loopback_unproxied().get("no_proxy") == expected
+
+
+def test_a_server_that_never_answers_is_not_waited_for() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        ended = threading.Timer(10.0, silent.close)  # in place of a test that hangs
+        ended.start()
+        with pytest.raises(TimeoutError):
+            open_direct(f"http://127.0.0.1:{silent.getsockname()[1]}/", timeout_s=0.05)
+        ended.cancel()

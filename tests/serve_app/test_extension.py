@@ -55,6 +55,11 @@ def package(monkeypatch: pytest.MonkeyPatch, operation: str = "GET /ours", **mor
     monkeypatch.setitem(sys.modules, "house", module)
 
 
+class Socket:
+    subprotocol = None
+    run = answer
+
+
 def without(name: str) -> tuple[str, ...]:
     """All built-in ones but this one and those that require it."""
     left = set(BUILT_IN) - {name}
@@ -145,6 +150,7 @@ def test_the_document_names_each_and_what_it_requires() -> None:
     [
         ("POST /v1/audio/text", {}, "text and house both have POST /v1/audio/text"),
         ("GET /v1/audio/models", {}, "the core and house both have GET /v1/audio/models"),
+        ("GET /ours", {"dialects": (Dialect("House", sockets=(("/v1/speak", Socket),)),)}, "both have /v1/speak"),
         ("GET /ours", {"requires": ("magic",)}, "house requires magic"),
         ("GET /ours", {"name": "jobs"}, "'jobs' is there twice"),
         ("GET /ours", {"name": "access"}, "access is the name of a setting"),

@@ -9,9 +9,14 @@ import torch
 
 from deployments.config import TalkerConfig
 from deployments.embedded_voice import cpu_networks
-from deployments.embedded_voice.cpu_networks import RowProduct
+from deployments.embedded_voice.cpu_networks import CpuStack, RowCache, RowProduct
 from deployments.talker.engine.engine import Engine
 from deployments.talker.engine.startup import build_engine
+from deployments.talker.model.layers import DecoderStack, RotaryTable
+from deployments.talker.model.model_config import TransformerConfig
+from deployments.talker.networks.plain_networks import GatheredAttention
+from deployments.talker.state.batch_state import Context
+from deployments.talker.state.kv_cache import KVCache
 from tests.deployments.talker.driving import GREEDY, ask, speak_all
 
 pytestmark = pytest.mark.skipif(cpu_networks._built is None, reason="no C compiler built the kernels")
@@ -58,3 +63,22 @@ def test_a_stream_has_the_codes_that_it_has_alone(checkpoint: Path) -> None:
     together = speak_all(load(checkpoint), REQUESTS, steps_between=2)
     for request, one in zip(REQUESTS, together, strict=True):
         np.testing.assert_array_equal(one.codes, speak_all(load(checkpoint), [request])[0].codes)
+
+
+@pytest.mark.parametrize("head", range(6))
+def test_a_followed_head_has_the_weights_that_it_has_in_torch(head: int) -> None:
+    """Six heads share two of keys."""
+    config = TransformerConfig(16, 16, 1, num_heads=6, num_kv_heads=2, head_dim=8, rms_norm_eps=1e-6, rope_theta=1e4)
+    generator, device = torch.Generator().manual_seed(0), torch.device("cpu")
+    rows, stack = torch.randn(5, 16, generator=generator), DecoderStack(config).requires_grad_(False)
+    for parameter in stack.parameters():
+        parameter.normal_(generator=generator)
+    rotary = RotaryTable(config, positions=8, like=rows)
+    caches = [KVCache(config, num_blocks=1, block_size=8, dtype=rows.dtype, device=device) for _ in range(2)]
+    positions, tables = torch.arange(5), torch.zeros(5, 1, dtype=torch.int32)
+    context = Context(positions.int(), positions, tables, positions.int() + 1)
+    attention = GatheredAttention(caches[0], context, 5, followed=(0, head))
+    hidden = stack(rows, rotary(positions), attention)
+    where = RowCache(caches[1].keys, caches[1].values, tables, 8)
+    ours = CpuStack(stack, config, rotary).run(rows, context.positions, where, followed=(0, head))
+    torch.testing.assert_close(ours, (hidden, attention.weights))

@@ -11,7 +11,7 @@ import pytest
 from deployments.config import TalkerConfig
 from deployments.errors import CheckpointError
 from deployments.talker.engine.startup import build_engine
-from deployments.weights.description import clones, describe, tokenizer_of
+from deployments.weights.description import OWN_FACTS, clones, describe, own_facts, tokenizer_of
 from deployments.weights.store import locate
 
 CPU = TalkerConfig(device="cpu", max_num_seqs=1)
@@ -66,6 +66,12 @@ def test_a_file_that_describes_nothing_is_named(tiny_checkpoint: Callable[[str],
     (directory / "config.json").write_text('{"model_type": "qwen3_tts"}', encoding="utf-8")
     with pytest.raises(CheckpointError, match=r"broken: its config.json files describe no Qwen3-TTS model"):
         describe(str(directory), CPU, on_gpu=False)
+
+
+def test_facts_beside_a_checkpoint_replace_those_in_its_config(tmp_path: Path) -> None:
+    (tmp_path / OWN_FACTS).write_text('{"alignment_head": [1, 2]}', encoding="utf-8")
+    facts = own_facts(tmp_path, {"talkray": {"alignment_head": [0, 0], "note": 1}})
+    assert facts == {"alignment_head": [1, 2], "note": 1}
 
 
 def test_a_speech_tokenizer_is_known_by_its_files(tiny_checkpoint: Callable[[str], Path], tmp_path: Path) -> None:

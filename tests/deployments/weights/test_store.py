@@ -63,8 +63,10 @@ def use_hub(monkeypatch: pytest.MonkeyPatch) -> Any:
     return use
 
 
-def test_a_complete_directory_is_its_own_location(tmp_path: Path) -> None:
+def test_a_complete_directory_is_its_own_location(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert locate(str(make_checkpoint(tmp_path))) == tmp_path
+    monkeypatch.setenv("HOME", str(tmp_path.parent))
+    assert locate(f"~/{tmp_path.name}") == tmp_path
 
 
 def test_shards_with_an_index_are_complete(tmp_path: Path) -> None:

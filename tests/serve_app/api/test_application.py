@@ -263,7 +263,8 @@ async def test_what_is_no_json_object_is_a_400(content: bytes) -> None:
 
 async def test_voice_design_needs_instructions_and_no_voice() -> None:
     synthesizer = speaking(fake.VOICE_DESIGN)
-    assert error_of(await post(synthesizer, BODY))["param"] == "instructions"
+    for fields in ({}, {"instructions": ""}, {"instructions": " \n"}):
+        assert error_of(await post(synthesizer, BODY | fields))["param"] == "instructions"
     assert (await post(synthesizer, BODY | {"instructions": "An old sailor"})).status_code == 200
     [request] = synthesizer.requests
     assert (request.voice, request.instructions) == (None, "An old sailor")

@@ -2,6 +2,7 @@ import io
 import json
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -298,3 +299,12 @@ def test_models_share_few_gpus(monkeypatch: pytest.MonkeyPatch, gpus: int, num_g
     for own in settings_of(monkeypatch, *CLONE_AND_VOICES, gpus=gpus).by_model().values():
         assert (own.talker_pool.num_gpus, own.talker.gpu_memory_fraction) == (num_gpus, fraction)
         assert own.codec.placement == "inline"
+
+
+def test_a_full_disk_behind_standard_output_is_one_line() -> None:
+    command = "import sys; from serve_app.cli.main import main; sys.argv[1:] = ['--version']; main()"
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", command], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert (done.returncode, done.stderr) == (1, "talkray: cannot write to standard output: No space left on device\n")

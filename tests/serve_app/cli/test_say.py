@@ -90,7 +90,8 @@ def test_a_refusal_is_passed_on(server: Server, tmp_path: Path, status: int) -> 
     server.status, server.content = status, b'{"error": {"message": "no such voice"}}'
     for ask in (partial(write_speech, file=tmp_path / "x.wav"), show_text):
         with pytest.raises(RefusedError, match=f"HTTP {status}: no such voice"):
-            ask(server.url, SayRequest("hi"))
+            ask(server.url, SayRequest("hi", voice="felix", instructions="slowly"))
+    assert server.asked[-1] == {"input": "hi", "voice": "felix", "instructions": "slowly"}
     assert not (tmp_path / "x.wav").exists()
 
 

@@ -292,10 +292,12 @@ def test_a_policy_before_the_first_record_keeps_what_there_is() -> None:
     assert CodecScaling().max_talker_streams == math.inf
 
 
-def test_a_policy_takes_its_bounds_from_serve() -> None:
+def test_a_policy_takes_its_bounds_from_serve(caplog: pytest.LogCaptureFixture) -> None:
     metrics = {"running": {"a": 80.0}, "waiting": {"a": 0.0}}
     policy = TalkerPolicy(sequences_per_replica=8, target_use=1.0)
-    assert [policy(context(metrics, target=1, most=most))[0] for most in (3, 6, 0)] == [3, 6, 1]
+    with caplog.at_level("INFO"):
+        assert [policy(context(metrics, target=1, most=most))[0] for most in (3, 6, 0)] == [3, 6, 1]
+    assert [line.split(" (")[0] for line in caplog.messages] == [f"TalkerPolicy: 1 -> {to} replicas" for to in (3, 6)]
 
 
 def test_segments_of_jobs_ask_for_no_replica_and_keep_none_but_the_last() -> None:

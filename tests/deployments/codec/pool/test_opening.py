@@ -152,9 +152,11 @@ async def test_an_error_comes_after_the_audio_of_all_codes(decoder: CodecDecoder
 async def test_leaving_the_opening_leaves_nothing(decoder: CodecDecoder, codes: Tensor, chunks_read: int) -> None:
     before = asyncio.all_tasks()
     talker = Talker(codes[0].numpy().astype(np.int16), whole(decoder, codes[0]), decoder.frame_samples)
-    async with aclosing(start_of(Decode(decoder), decoder, talker, 12, ([40], [2]))) as chunks:
+    decode = Decode(decoder)
+    async with aclosing(start_of(decode, decoder, talker, 12, ([40], [2]))) as chunks:
         for _ in range(chunks_read):
             await anext(chunks)
+    assert chunks_read == 1 or decode.tasks, "the recall begins beside the audio of the opening"
     assert talker.closed.is_set()
     assert asyncio.all_tasks() == before
 

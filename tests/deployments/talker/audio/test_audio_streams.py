@@ -527,6 +527,8 @@ def test_jobs_are_decoded_where_no_other_stream_wants_to_be(
     for number in range(4):
         faked.open(number, None, num_frames=ALL_FRAMES, background=True)
         faked.add_frames([number], frames_of(1))
+    clock.now_s += 0.2  # longer than the frame of a listener waits to share a call
+    faked.take()
     assert [len(called) for called, _ in slots.calls] == [1], "no second call waits behind one of a job"
     with pytest.raises(Overloaded):
         faked.open(4, None, num_frames=ALL_FRAMES, background=True)  # half of the slots are for others

@@ -246,6 +246,12 @@ CLONES = [
 ]
 
 
+def test_codes_and_the_end_of_speech_can_be_sampled_and_nothing_else(engine: Engine) -> None:
+    talker = engine.runner.networks.talker
+    allowed = [*range(talker.config.code_vocab_size), talker.config.codes.eos]
+    assert (~talker.suppressed).nonzero().flatten().tolist() == allowed
+
+
 def test_the_seed_decides_what_is_drawn(engine: Engine) -> None:
     once, again, low, high = speak_all(engine, [ask(seed=seed, frames=8) for seed in (3, 3, 4, 3 + 2**40)])
     assert same(once, again)
@@ -430,14 +436,20 @@ def test_a_step_that_took_long_delays_the_next_only_once(engine: Engine, monkeyp
     """Beside a lane `advance` takes longer. The next start follows the mean then, and a quick step at once."""
     monkeypatch.setattr(engine, "_advance_ns", {})
     monkeypatch.setattr(engine_module, "time", SimpleNamespace(perf_counter_ns=lambda: 0))
-    starts_ns = []
+    monkeypatch.setattr(engine, "_step", None)
+    starts_ns, polls_s = [], [engine.poll_timeout_s]
     for measured_ns in (1_000_000, 9_000_000, 1_000_000, 900_000):
         before = SimpleNamespace(sequences=[], advance_ns=lambda measured_ns=measured_ns: measured_ns)
         queued: Any = SimpleNamespace(sequences=[], result=lambda: np.zeros((0, 4), np.int16))
         step = StepInFlight(queued, engine.runner, [], before)  # type: ignore[arg-type]
+        engine._step = step
         engine._collect(step)
         starts_ns.append(step.next_start_ns + 800_000)
+        polls_s.append(engine.poll_timeout_s)
     assert starts_ns == [1_000_000, 2_000_000, 1_000_000, 900_000]
+    assert polls_s == [0.0, 0.0002, 0.0002, 0.0002, 0.0001]
+    monkeypatch.setattr(engine, "lanes", SimpleNamespace(is_idle=False))
+    assert engine.poll_timeout_s == 0.0
 
 
 def test_aborting_everything_leaves_an_idle_engine(engine: Engine) -> None:
@@ -567,8 +579,9 @@ def test_a_prefill_that_raises_where_nothing_else_runs_fails(engine: Engine, mon
 
 def test_prefills_that_all_raise_are_the_engines_fault(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     trip(monkeypatch, engine.runner, {1, 2, 4})
-    for number in range(4):  # 3 is sound: those before it count no more
-        engine.add(number, ask(frames=2))
+    for numbers in ([0], [1], [2], [3], [1], [4, 5]):  # 3 and 5 are sound: those before them count no more
+        for number in numbers:
+            engine.add(number, ask(frames=2))
         drain(engine, {})
     trip(monkeypatch, engine.runner, set(range(10)))
     for number in range(2):

@@ -100,14 +100,6 @@ def test_the_head_of_the_line_waits_for_blocks_and_nobody_overtakes_it() -> None
     assert list(steps(line)) == [([1], [1]), ([2, 3], [2, 3])]
 
 
-def test_running_sequences_have_rows_of_their_own() -> None:
-    line = scheduler(max_num_seqs=3)
-    add(line, range(3))
-    batch = line.schedule()
-    assert batch is not None
-    assert sorted(each.row for each in batch.decode if each.row is not None) == [0, 1, 2]
-
-
 def test_a_full_line_is_overload() -> None:
     line = scheduler(max_num_seqs=2, max_num_waiting=1)
     for number in range(3):
@@ -244,15 +236,6 @@ def test_random_traffic_ends_with_everything_returned(seed: int) -> None:
     assert preempted
 
 
-def test_a_batch_without_finished_sequences_retires_nobody() -> None:
-    line = scheduler()
-    line.add(sequence(1))
-    batch = line.schedule()
-    assert batch is not None
-    line.retire(batch.decode)
-    assert list(line.running) == [1]
-
-
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock(5.0)
@@ -366,7 +349,10 @@ def test_a_sequence_that_is_heard_already_goes_first() -> None:
     add(line, (1, 2))
     step(line)
     line.add(heard(3))
-    assert ids(list(line.waiting)) == [3, 2]
+    job = of_a_job(4)
+    job.request = replace(job.request, continues=True)
+    line.add(job)
+    assert (ids(list(line.waiting)), ids(list(line.waiting_background))) == ([3, 2], [4])
 
 
 def test_a_full_line_says_how_long_it_will_take() -> None:

@@ -19,12 +19,13 @@ import torch
 from deployments.config import TalkerConfig
 from deployments.errors import CheckpointError, EngineError, InvalidRequest, Overloaded, TalkerLost
 from deployments.protocol import FrameChunk, Reference, SynthesisRequest
+from deployments.recording_cache import VOICE_BYTES, Lookups
 from deployments.talker.engine import intake
 from deployments.talker.engine.engine import Engine, StepOutput
 from deployments.talker.engine.startup import build_engine
 from deployments.talker.process import channel
 from deployments.talker.process.channel import EngineStart
-from deployments.talker.process.engine_process import EngineProcess
+from deployments.talker.process.engine_process import EngineProcess, take_load
 from deployments.talker.runner.model_runner import ModelRunner
 from deployments.talker.state.sequence import Sequence
 from deployments.talker.text.tokenizer import TextTokenizer
@@ -161,6 +162,15 @@ def test_it_counts_who_runs_and_who_waits(start: EngineStart) -> None:
         first = replica.until(has_frames)[-1]
         assert isinstance(first, channel.Produced)
         assert (first.load.num_running, first.load.num_waiting) == (1, 1)
+
+
+def test_its_load_counts_the_lookups_of_each_cache_once(engine: Engine) -> None:
+    take_load(engine)
+    for _ in range(3):
+        engine.prompts.references.get(bytes(VOICE_BYTES), lambda: np.zeros((1, 16), np.int16))
+    load = take_load(engine)
+    assert (load.speakers, load.references) == (Lookups(), Lookups(hits=2, misses=1))
+    assert take_load(engine).references == Lookups()
 
 
 def test_an_idle_engine_still_reports(start: EngineStart) -> None:

@@ -20,6 +20,7 @@ from serve_app.api.access.callers import Caller
 from serve_app.api.access.keys import create_key, revoke_keys
 from serve_app.api.docs_page import DOCS_PATHS
 from serve_app.api.error_replies import close_reason
+from serve_app.api.headers import UNBUFFERED_HEADERS
 from serve_app.config import AccessSettings, AdmissionSettings, ApiSettings
 from serve_app.extension import Node
 from serve_app.extensions.voices.settings import VoiceSettings
@@ -276,6 +277,9 @@ async def test_cors_for_the_pages_on_the_list(file: Path, key: str) -> None:
     assert "access-control-allow-credentials" not in allowed.headers
     refused = await ask(api, Origin=page)  # the page may read why
     assert (refused.status_code, refused.headers["access-control-allow-origin"]) == (401, page)
+    spoken = await ask(api, Origin=page, Authorization=f"Bearer {key}")
+    told = {name for name in spoken.headers if name.startswith("x-")} - UNBUFFERED_HEADERS.keys()
+    assert {"x-seed", "x-model", "x-voice"} <= told <= set(spoken.headers["access-control-expose-headers"].split(", "))
     assert (await ask(api, "OPTIONS", **preflight | {"Origin": "https://evil.example.com"})).status_code == 400
 
 

@@ -76,13 +76,19 @@ async def test_bodies_that_stall_keep_no_other_out(senders: Callable[[str], Send
     late = senders("late")
     assert await late.task == "overloaded"  # while all of them come on
     clock.now_s += 1.5
+    late = senders("late")
     holders[0].send(2 * MIB)
     await holders[0].taken.wait()
     clock.now_s += 1.0
-    late = senders("late")
     await late.taken.wait()
     assert [await holder.task for holder in holders[1:]] == ["stalled", "stalled"]
     assert not holders[0].task.done()
+    holders[0].send(3 * MIB)
+    await holders[0].taken.wait()
+    clock.now_s += 1.5  # the late one has had its place for this time
+    await senders("third").taken.wait()
+    assert await senders("fourth").task == "overloaded"
+    assert not late.task.done()
 
 
 async def test_a_body_that_has_come_is_not_ended_while_it_is_decoded(

@@ -10,7 +10,7 @@ from deployments.protocol import ModelInfo
 from serve_app.api.parsing.client_input import parse_object
 from serve_app.api.parsing.speech_body import EXTENSION_FIELDS, SPEECH, parse_speech
 from serve_app.api.resolve import ignored_fields
-from serve_app.api.resolve.ignored_fields import Ignored, Reasons, as_header, left_out, of_text
+from serve_app.api.resolve.ignored_fields import Ignored, Reasons, always_streamed, as_header, left_out, of_text
 from serve_app.config import ApiSettings
 from serve_app.extensions.text.spoken_text import TextRules, read
 from tests.processor_time import least_s
@@ -81,6 +81,18 @@ def test_hostile_names_fit_a_header() -> None:
 def test_kinds_of_text_beyond_the_eighth_are_counted(kinds: int, told: str) -> None:
     spoken = replace(read("", TextRules("auto")), left_out=Counter({f"kind{number}": 2 for number in range(kinds)}))
     assert left_out(spoken).endswith(told)
+
+
+@pytest.mark.parametrize(
+    ("fields", "names"),
+    [
+        ({"stream": False, "stream_format": "SSE"}, {"stream", "stream_format"}),
+        ({"stream": " False", "previous_request_id": "x"}, {"stream", "previous_request_id"}),
+        ({"stream": True, "stream_format": "audio", "previous_request_id": None}, set()),
+    ],
+)
+def test_what_has_no_effect_on_a_socket(fields: dict[str, object], names: set[str]) -> None:
+    assert set(always_streamed(fields)) == names
 
 
 def test_no_header_where_nothing_was_ignored() -> None:

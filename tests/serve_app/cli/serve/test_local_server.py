@@ -3,6 +3,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -98,6 +99,13 @@ def test_a_busy_machine_may_be_slower(load: float, polls: int, answers: bool, mo
     monkeypatch.setattr(local_server, "_POLL_S", 0.0)
     with nullcontext() if answers else pytest.raises(StartError, match="/ready did not answer within 0 s"):
         local_server._await_ready(Address("127.0.0.1", 1), lambda line: None)
+
+
+def test_replicas_listen_on_loopback_wherever_their_server_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    start = Mock()
+    monkeypatch.setattr("ray.serve.start", start)
+    local_server._start_proxy(Address("0.0.0.0", 8000))
+    assert start.call_args.kwargs["http_options"]["host"] == "127.0.0.1"
 
 
 def test_the_root_cause_is_the_end_of_what_serve_quotes_or_the_message_itself() -> None:

@@ -92,9 +92,10 @@ async def test_alignments_count_from_the_beginning_of_the_context() -> None:
     assert audio_of(got) == 2 * fake.pcm_of(fake.utterance(11))
 
 
-async def test_alignments_restart_with_every_message_where_nobody_asks_for_one_clock() -> None:
+@pytest.mark.parametrize("asked", ["", "&sync_alignment=false"])
+async def test_alignments_restart_with_every_message_where_nobody_asks_for_one_clock(asked: str) -> None:
     """As Pipecat's service, which does not, adds them up."""
-    got = await timed(CONTEXTS.replace("&sync_alignment=true", ""), TWO_SENTENCES, {"isFinal": True})
+    got = await timed(CONTEXTS.replace("&sync_alignment=true", asked), TWO_SENTENCES, {"isFinal": True})
     chars: list[str] = []
     starts_ms: list[int] = []
     clock_ms = 0

@@ -143,7 +143,7 @@ async def test_a_job_is_deterministic_where_its_talkers_are_or_not_at_all(tmp_pa
 async def test_a_part_may_be_a_chapter(tmp_path: Path) -> None:
     text = " ".join(f"This is sentence {number} of a chapter." for number in range(700))
     async with serving(tmp_path, Speaker(), JobSettings(max_input_chars=len(text))) as (_, client):
-        job = await started(client, text)
+        job = await started(client, text, instructions=text[:4096])
         assert (await client.get(f"/v1/audio/jobs/{job['id']}")).json()["segments"]["total"] > 20
         for fields, param in (({}, "inputs[1].input"), ({"instructions": text[:5000]}, "instructions")):
             answer = await asked(client, "One.", text + "!", **fields)
@@ -311,6 +311,29 @@ async def test_cancel_resume_delete(tmp_path: Path, speaker: Speaker, client: As
     assert (await client.delete(place)).json() == {"id": job["id"], "object": "audio.job.deleted", "deleted": True}
     assert (await client.get(place)).status_code == 404
     assert files_in(tmp_path) == []
+
+
+async def test_changes_of_a_job_follow_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    may_write, write, cancels = threading.Event(), JobStore.write_state, threading.Event()
+
+    def slowly(store: JobStore, job_id: str, state: JobState) -> None:
+        if state.cancelled:
+            cancels.set()
+            assert may_write.wait(10)
+        write(store, job_id, state)
+
+    monkeypatch.setattr(JobStore, "write_state", slowly)
+    async with serving(tmp_path, speaker := Speaker()) as (_, client):
+        speaker.gate.clear()
+        place = f"/v1/audio/jobs/{(await started(client, 'One.'))['id']}"
+        cancel = asyncio.create_task(client.post(f"{place}/cancel"))
+        await so(cancels.is_set)
+        resume = asyncio.create_task(client.post(f"{place}/resume"))
+        await asyncio.wait((resume,), timeout=0.1)
+        may_write.set()
+        assert (await cancel).json()["status"] == "cancelled"
+        assert (await resume).json()["status"] in ("queued", "running")
+        assert (await client.get(place)).json()["status"] in ("queued", "running")
 
 
 async def test_a_deletion_that_was_killed_is_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

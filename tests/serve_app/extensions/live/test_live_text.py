@@ -14,10 +14,14 @@ from deployments.errors import InvalidRequest, TalkerLost
 from deployments.listener import Listener
 from deployments.protocol import FinishReason, ModelInfo, SynthesisRequest
 from deployments.serving import mailbox
-from deployments.serving.mailbox import read
+from deployments.serving.mailbox import WrittenText, read
+from serve_app.config import ApiSettings
+from serve_app.extension import Node, Opening
+from serve_app.extensions.live.extension import open_texts
 from serve_app.extensions.live.live_text import LiveText, LiveTexts
 from serve_app.extensions.text.spoken_text import CHARS_AT_ONCE, LivePlain, TextRules
 from serve_app.speech.segments import Utterance
+from serve_app.speech.speech_models import SpeechModels
 from serve_app.speech.utterance_synthesizer import UtteranceSynthesizer
 from serve_app.text.characters import clean
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, chunk, pcm_of, tone, utterance
@@ -191,6 +195,14 @@ async def test_nothing_to_say_never_begins(texts: LiveTexts, text: str) -> None:
         live.append(text)
         live.finish()
         assert not await live.wait_for_words()
+
+
+async def test_talkers_read_at_the_address_of_this_node() -> None:
+    node = Node(lambda _: True, lambda: True, bytes, address="127.0.0.2")
+    texts = open_texts(Opening(ApiSettings(), SpeechModels({}), (), {}, node))
+    await texts.server.start()
+    assert texts.server.share("token", WrittenText()).host == "127.0.0.2"
+    await texts.aclose()
 
 
 async def test_text_that_is_too_long_is_refused_and_the_rest_spoken(texts: LiveTexts) -> None:

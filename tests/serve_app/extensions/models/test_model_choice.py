@@ -63,6 +63,8 @@ def test_the_first_that_decides(wanted: dict[str, Any], name: str) -> None:
         ((SMALL, CUSTOM), {"voice": "vivian"}, "small"),  # both have it: the default
         ((CUSTOM, NORA), {"voice": "nora"}, "embedded"),
         ((CUSTOM, NORA), {"voice": "alloy"}, "custom"),
+        ((CUSTOM, replace(SMALL, name="tts-1")), {"model": "tts-1"}, "tts-1"),  # a name goes before an alias
+        ((BASE, replace(SMALL, name="qwen3-tts-clone")), {"model": "qwen3-tts-clone"}, "qwen3-tts-clone"),
         ((BASE, DESIGN), {"voice": "alloy", "instructions": "Calm."}, "design"),  # nobody has named voices
     ],
 )

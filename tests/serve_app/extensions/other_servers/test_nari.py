@@ -66,3 +66,6 @@ async def test_pieces_are_numbered() -> None:
         client.send(START, append("Hello", 5), append("Hello", 5))
         (*_, error), _ = await client.until(type="error")
         assert error["error"]["param"] == "sequence"
+        client.send({"type": "response.cancel"})
+        messages, _ = await client.until(closed=1000)
+        assert messages[-2]["stop_reason"] == "cancelled"

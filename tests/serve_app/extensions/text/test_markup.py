@@ -62,7 +62,7 @@ def in_parts(text: str, cuts: Iterable[int], markup: Markup) -> Heard:
         ('<phoneme alphabet="ipa" ph="təˈmeɪtoʊ">tomato</phoneme>', "tomato"),
         ('<sub alias="World Wide Web">W3C</sub> x', "World Wide Web x"),
         ('<say-as interpret-as="characters">AB</say-as>', "A B"),
-        ("a <!-- not --> b<style>c {}</style> <desc>d</desc>e", "a  b e"),
+        ("a <!-- not\n\nthis --> b<style>c\n{}</style> <desc>d\n</desc>e", "a  b e"),
         ("<think>hm</think> [laughs] [1] [softly laughing] no", "[1]  no"),
         ("an unclosed <b and [ and ` and &", "an unclosed <b and [ and  and &"),
         ("", ""),
@@ -131,6 +131,12 @@ def test_ssml_has_no_marks_but_its_own() -> None:
     )
     assert read(text, "ssml") == ["*a* < b c. d.", -0.8, "e", -1.6, "f", -0.8, -1.0]
     assert read('<say-as interpret-as="telephone">0 12</say-as>', "ssml") == ["0 1 2"]
+
+
+@pytest.mark.parametrize(("written", "speed"), [("0.001", 0.25), ("0.5", 0.5), ("99", 4.0)])
+def test_speeds_are_bounded(written: str, speed: float) -> None:
+    for element in ('<speed ratio="{}"/>', '<prosody rate="{}">'):
+        assert read(f"a {element.format(written)}b")[:3] == ["a", -speed, "b"]
 
 
 @pytest.mark.parametrize("seed", range(300))

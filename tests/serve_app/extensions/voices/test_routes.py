@@ -265,7 +265,7 @@ async def test_a_stored_voice_may_be_the_default_one(server: Server, client: Asy
         assert unknown.headers["x-ignored"] == "voice_id (no such voice here, ada speaks)"
         unnamed = await client.post("/tts/bytes", json={"transcript": "Hi."})
         assert "x-ignored" not in unnamed.headers
-        for answer in (unknown, unnamed):
+        for answer in (unknown, unnamed, await client.post(SPEECH, json={"input": "Hi."})):
             assert answer.headers["x-voice-take"] == "neutral (the first)"
         assert (await client.post(SPEECH, json={"input": "Hi.", "voice": "nobody"})).status_code == 400
     assert {request.reference.text for request in server.synthesizer.requests if request.reference} == {"Hiss."}

@@ -85,6 +85,8 @@ def test_a_folder_of_recordings(tmp_path: Path) -> None:
     assert "ada" in first
     assert "vector" not in first
     assert "by vector only" in second
+    for name in ("ada", "grace"):
+        assert "by letter" in run(tmp_path / "store", "show", name)
 
 
 @pytest.mark.parametrize(
