@@ -6,25 +6,19 @@ import io
 import os
 import signal
 import time
-import uuid
 import wave
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import numpy as np
-import pytest
-import torch
 
 from serve_app.extensions.voices.opening import open_voices
 from serve_app.extensions.voices.settings import VoiceSettings
 from serve_app.visitor import EVERYBODY, VISITOR
-from talkray_tools.random_checkpoint import Options, write_checkpoint
-from talkray_tools.released import SHAPES
-from tests.e2e.test_command_line import BOUND_S, client_of
-from tools.suites.processes import MARK, marked
+from tests.e2e.black_box import ServerCommand
+from tests.e2e.models.conftest import BOUND_S
 
-KINDS = {"CustomVoice": "custom_voice", "Base": "base", "VoiceDesign": "voice_design"}
+KINDS = {"embedded": "custom_voice", "Base": "base", "VoiceDesign": "voice_design", "embedded-base": "base"}
 FRAMES = 5
 SHORT = {"input": "Hello there.", "response_format": "pcm", "max_new_tokens": FRAMES + 1, "ignore_eos": True, "seed": 1}
 LEADING = {"leading_silence": True}
@@ -42,27 +36,9 @@ def recording() -> str:
     return base64.b64encode(file.getvalue()).decode()
 
 
-VOICE: dict[str, Any] = {"voice": "vivian"}
+VOICE: dict[str, Any] = {"voice": "nora"}
 CLONE: dict[str, Any] = {"ref_audio": recording(), "ref_text": "A tone."}
 DESIGN: dict[str, Any] = {"instructions": "A calm voice."}
-
-
-@pytest.fixture(scope="module")
-def mark() -> Iterator[str]:
-    mark = uuid.uuid4().hex
-    with pytest.MonkeyPatch.context() as environment:
-        environment.setenv(MARK, mark)
-        yield mark
-    assert marked(mark) == {}
-
-
-@pytest.fixture(scope="module")
-def client(mark: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
-    folder = tmp_path_factory.mktemp("several")
-    for kind in KINDS:
-        write_checkpoint(folder / kind, SHAPES[f"tiny-{kind}"], Options(dtype=torch.float32))
-    with client_of(*(str(folder / kind) for kind in KINDS)) as client:
-        yield client
 
 
 def speak(client: httpx.Client, **fields: Any) -> bytes:
@@ -82,15 +58,15 @@ def test_each_request_is_answered_by_its_model(client: httpx.Client) -> None:
     """Checkpoints of one seed share weights, so that the requests differ in more than their model."""
     by_name = {
         kind: speak(client, model=kind, **fields)
-        for kind, fields in (("CustomVoice", VOICE), ("Base", CLONE), ("VoiceDesign", DESIGN))
+        for kind, fields in (("embedded", VOICE), ("Base", CLONE), ("VoiceDesign", DESIGN))
     }
     assert len(set(by_name.values())) == 3
     for kind, fields in (
-        ("CustomVoice", {"model": "tts-1", **VOICE}), ("Base", {"model": "tts-1", **CLONE}),
+        ("embedded", {"model": "tts-1", **VOICE}), ("Base", {"model": "tts-1", **CLONE}),
         ("Base", {"model": "qwen3-tts-clone", **CLONE}), ("Base", {**CLONE, "voice": "alloy"}),
         ("VoiceDesign", DESIGN),
-        ("VoiceDesign", {"task_type": "VoiceDesign", **DESIGN, "voice": "vivian"}),
-        ("CustomVoice", {**VOICE, "instructions": ""}),
+        ("VoiceDesign", {"task_type": "VoiceDesign", **DESIGN, "voice": "nora"}),
+        ("embedded", {**VOICE, "instructions": ""}),
     ):  # fmt: skip
         same_but_for_a_rounding(speak(client, **fields), by_name[kind])
 
@@ -123,46 +99,47 @@ def test_a_design_that_is_locked_is_spoken_by_the_model_that_clones(client: http
     assert len({each["audio"] for each in candidates}) == 3
     again = client.post("/v1/audio/voices/design", json={**body, "seed": 2})
     same_but_for_a_rounding(heard(again.json()["candidates"][0]), heard(candidates[1]))
-    locked = client.post("/v1/audio/voices", json={"design": candidates[1]["id"], "name": "grandpa"})
+    locked = client.post("/v1/audio/voices", json={"design": candidates[1]["id"], "name": "Grandma"})
     assert locked.status_code == 200, locked.text
     assert locked.json()["provenance"] == "design: VoiceDesign, seed 2"
 
     async def found() -> tuple[bytes, str | None]:
         VISITOR.set(EVERYBODY)
         voices = open_voices(VoiceSettings())
-        voice = await voices.get("Grandpa")
+        voice = await voices.get("GRANDMA")
         return await voices.recording(voice, voice.takes[0]), voice.takes[0].text
 
     recording, text = asyncio.run(found())
     assert text == "So it is."
     by_recording = speak(client, model="Base", ref_audio=base64.b64encode(recording).decode(), ref_text=text)
-    for name in ("grandpa", locked.json()["id"]):
+    for name in ("grandma", locked.json()["id"]):
         same_but_for_a_rounding(speak(client, voice=name), by_recording)
+    assert client.delete(f"/v1/audio/voices/{locked.json()['id']}").status_code == 200
 
 
 def test_what_is_missing_is_named(client: httpx.Client) -> None:
     assert refusal(client, model="qwen3-tts-clone")[:2] == (400, "ref_audio")
     status, param, message = refusal(client, model="gpt-9", **VOICE)
     assert (status, param) == (404, "model")
-    assert "CustomVoice, Base, VoiceDesign, tts-1" in message
+    assert "embedded, Base, VoiceDesign, embedded-base, tts-1" in message
     status, param, message = refusal(client, voice="nobody")
     assert (status, param) == (400, "voice")
-    assert "vivian" in message
+    assert "nora" in message
 
 
 def test_all_models_are_listed_with_their_states(client: httpx.Client) -> None:
     listed = {each["id"]: each for each in client.get("/v1/models").json()["data"]}
     assert {name: listed[name]["kind"] for name in KINDS} == KINDS
     assert {each["state"] for each in listed.values()} == {"ready"}
-    assert listed["tts-1"]["root"] == listed["CustomVoice"]["root"]
+    assert listed["tts-1"]["root"] == listed["embedded"]["root"]
     assert client.get("/v1/models/qwen3-tts-clone").json()["root"] == listed["Base"]["root"]
     assert list(client.get("/ready").json()["models"]) == list(KINDS)
     assert client.get("/ready", params={"model": "Base"}).status_code == 200
     assert client.get("/ready", params={"model": "nobody"}).status_code == 404
 
 
-def test_a_model_that_starts_again_closes_no_door_for_the_others(client: httpx.Client, mark: str) -> None:
-    [base] = [process for process, title in marked(mark).items() if "ServeReplica:talkray:Talker-Base" in title]
+def test_a_model_that_starts_again_closes_no_door_for_the_others(client: httpx.Client, several: ServerCommand) -> None:
+    [base] = several.find("ServeReplica:talkray:Talker-Base")
     os.kill(base, signal.SIGKILL)
     until_s, seen = time.monotonic() + BOUND_S, list[httpx.Response]()
     while {each.status_code for each in seen} != {200, 503} or seen[-1].status_code == 503:

@@ -2,7 +2,6 @@
 
 import base64
 import io
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -13,7 +12,6 @@ import soundfile
 from serve_app.api.headers import IGNORED_HEADER
 from talkray_tools.recogniser import Moonshine, plain_words, word_errors
 from tests.e2e.heard import Samples
-from tests.e2e.test_command_line import client_of
 
 RATE = 24000
 TEXT = "The boat drifted on the lake."
@@ -21,12 +19,6 @@ RECORDED = "He had never grown accustomed to the monotony of his work."
 BY_RECORDING = {"model": "embedded-base", "language": "english", "response_format": "pcm", "seed": 5}
 SPEAKERS = ("otto", "hugo", "lily")  # deep, middle and high: 100, 166 and 273 Hz
 MOST_ERRORS = 1  # of six words
-
-
-@pytest.fixture(scope="module")
-def client() -> Iterator[httpx.Client]:
-    with client_of("embedded", "embedded-base") as client:
-        yield client
 
 
 @pytest.fixture(scope="module")
