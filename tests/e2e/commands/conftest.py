@@ -19,12 +19,17 @@ NEIGHBOUR = 54321  # no user of this machine has this number
 WELL_KNOWN = Path("/tmp/haproxy-serve")
 CANARY = "Zanzibarian quokkas whisper"  # in no log
 ORIGIN = "https://app.example.com"
+BOUND_S = 120
 NOISE = ("INFO", "WARNING", "raylet", "Traceback")
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"}
 
 
 @dataclass(frozen=True, slots=True)
 class Guarded:
-    """A server that asks for keys, and prints requests as JSON lines into a file of their own."""
+    """A server that asks for keys, can clone, and prints requests as JSON lines into a file of their own."""
 
     server: ServerCommand
     file: Path
@@ -74,7 +79,10 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
         key = create_key(file, "ada")
         for each in (home, file) if IS_ROOT else ():
             os.chown(each, NEIGHBOUR, NEIGHBOUR)
-        options = ("--host", "0.0.0.0", "--keys", str(file), "--json", "--allow-origin", ORIGIN)
+        options = (
+            "--model", "embedded", "--model", "embedded-base", "--host", "0.0.0.0", "--keys", str(file),
+            "--json", "--allow-origin", ORIGIN,
+        )  # fmt: skip
         # Logs are read while the server runs.
         environment = {"HOME": home, "RAY_SERVE_REQUEST_PATH_LOG_BUFFER_SIZE": "1"}
         with serving(folder, *options, through=through, environment=environment) as server:

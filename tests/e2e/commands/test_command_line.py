@@ -17,9 +17,7 @@ from safetensors.numpy import load_file, save_file
 
 from deployments.weights.store import embedded_path
 from tests.e2e.black_box import COMMAND, START_S, ServerCommand, refusal, starting, talkray, users_environment
-from tests.e2e.commands.conftest import CANARY, NOISE, ORIGIN, Guarded
-
-BOUND_S = 120
+from tests.e2e.commands.conftest import BOUND_S, CANARY, NOISE, ORIGIN, Guarded, bearer
 
 
 def test_a_start_says_how_to_speak(plain: ServerCommand) -> None:
@@ -70,7 +68,7 @@ def test_requests_as_json_and_nothing_else(guarded: Guarded) -> None:
     found = []
     for voice, status in (("alloy", 200), ("nobody", 400)):
         asked = {"input": CANARY, "voice": voice, "response_format": "pcm"}
-        headers = {"x-request-id": f"json-{voice}", "origin": ORIGIN, "authorization": f"Bearer {guarded.key}"}
+        headers = {"x-request-id": f"json-{voice}", "origin": ORIGIN, **bearer(guarded.key)}
         heard = httpx.post(f"{guarded.url}/v1/audio/speech", json=asked, headers=headers, timeout=BOUND_S)
         assert (heard.status_code, heard.headers["access-control-allow-origin"]) == (status, ORIGIN)
         until_s = time.monotonic() + BOUND_S

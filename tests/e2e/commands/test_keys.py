@@ -16,7 +16,7 @@ from serve_app.api.access.keys import create_key, revoke_keys
 from serve_app.api.parsing.client_input import MAX_BODY_BYTES
 from serve_app.extensions.live.connection import MAX_MESSAGE_BYTES
 from tests.e2e.black_box import refusal, talkray
-from tests.e2e.commands.conftest import CANARY, Guarded
+from tests.e2e.commands.conftest import CANARY, Guarded, bearer
 from tests.e2e.speech import PATH, body
 from tools.suites.processes import read_logs
 
@@ -27,10 +27,6 @@ pytestmark = pytest.mark.anyio
 async def client(guarded: Guarded) -> AsyncIterator[aiohttp.ClientSession]:
     async with aiohttp.ClientSession(guarded.url, timeout=aiohttp.ClientTimeout(total=60)) as session:
         yield session
-
-
-def bearer(key: str) -> dict[str, str]:
-    return {"Authorization": f"Bearer {key}"}
 
 
 async def test_the_openai_client(guarded: Guarded) -> None:

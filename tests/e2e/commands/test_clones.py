@@ -2,6 +2,7 @@
 
 import base64
 import io
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -11,6 +12,7 @@ import soundfile
 
 from serve_app.api.headers import IGNORED_HEADER
 from talkray_tools.recogniser import Moonshine, plain_words, word_errors
+from tests.e2e.commands.conftest import BOUND_S, Guarded, bearer
 from tests.e2e.heard import Samples
 
 RATE = 24000
@@ -19,6 +21,12 @@ RECORDED = "He had never grown accustomed to the monotony of his work."
 BY_RECORDING = {"model": "embedded-base", "language": "english", "response_format": "pcm", "seed": 5}
 SPEAKERS = ("otto", "hugo", "lily")  # deep, middle and high: 100, 166 and 273 Hz
 MOST_ERRORS = 1  # of six words
+
+
+@pytest.fixture(scope="module")
+def client(guarded: Guarded) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=guarded.url, timeout=BOUND_S, headers=bearer(guarded.key)) as client:
+        yield client
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +95,7 @@ def test_a_stored_voice_is_the_recordings(client: httpx.Client, recordings: dict
         spoken = speak(client, voice="grandpa")
         assert nearest(recordings, spoken) == "otto"
         assert is_same(spoken, speak(client, voice="grandpa"))
-    finally:  # other servers of this run have the same store
+    finally:
         assert client.delete(f"/v1/audio/voices/{answer.json()['id']}").status_code == 200
 
 
