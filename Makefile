@@ -21,8 +21,11 @@ run: install ## Serve speech on http://127.0.0.1:8000 until Ctrl-C (options: mak
 	@$(BIN)/talkray serve $(ARGS)
 
 test: $(VENV)/.installed-dev ## Lint, types, unit tests and end-to-end tests with real Ray Serve
-	@$(MAKE) --no-print-directory --jobs=2 timed-lint timed-unit
-	@$(MAKE) --no-print-directory timed-e2e
+	@$(MAKE) --no-print-directory --jobs=3 --output-sync timed-e2e spare-lint spare-unit
+
+# In the time that the servers of `e2e` leave, most of which they wait.
+spare-%:
+	@nice $(MAKE) --no-print-directory timed-$*
 
 timed-%:
 	@began=$$(date +%s); $(MAKE) --no-print-directory $* && echo "make $*: $$(($$(date +%s) - began)) s"
@@ -35,7 +38,7 @@ lint: $(VENV)/.installed-dev ## Format, lint, types, import rules, rules of size
 	$(BIN)/python -m tools.house
 
 unit: $(VENV)/.installed-dev ## Tests without Ray (option, while you work: make unit ONLY=extensions/jobs)
-	$(BIN)/python -m pytest -q -n logical --maxprocesses 4 -m "not e2e and not gpu and not scale and not prometheus and not faults and not fleet and not docs and not fuzz and not clients and not page" $(wildcard $(patsubst %,tests/%,$(ONLY)) $(patsubst %,tests/serve_app/%,$(ONLY)))
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n logical --maxprocesses 4 --dist worksteal -m "not e2e and not gpu and not scale and not prometheus and not faults and not fleet and not docs and not fuzz and not clients and not page" $(wildcard $(patsubst %,tests/%,$(ONLY)) $(patsubst %,tests/serve_app/%,$(ONLY)))
 
 AVX2 := build/avx2
 AS_AVX2 := cd $(AVX2) && PYTHONPATH=$(CURDIR)/$(AVX2) ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 \
@@ -45,7 +48,7 @@ unit-avx2: $(VENV)/.installed-dev ## Tests of codec and talker, and one server, 
 	$(AS_AVX2) -c "import setuptools; setuptools.setup()" --quiet build_ext --inplace
 	$(AS_AVX2) -m pytest -q -n logical --maxprocesses 4 -m "not gpu" tests/tools/test_bench_codec.py \
 	  tests/deployments/codec/backends tests/deployments/codec/test_stress.py tests/deployments/talker/networks tests/deployments/talker/runner tests/deployments/talker/sampling
-	$(AS_AVX2) -m pytest -q tests/e2e/test_command_line.py::test_serve_speaks_and_stops_at_ctrl_c
+	$(AS_AVX2) -m pytest -q tests/e2e/commands/test_command_line.py::test_a_start_says_how_to_speak
 
 cross-compilers: ## A compiler for aarch64, so that unit tests build the C kernels for it (Debian's, with apt-get)
 	@command -v aarch64-linux-gnu-gcc >/dev/null || { apt-get update && apt-get install -y --no-install-recommends gcc-aarch64-linux-gnu libc6-dev-arm64-cross; } || { echo "gcc-aarch64-linux-gnu is missing: the C kernels are not built for aarch64"; exit 1; }

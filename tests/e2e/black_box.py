@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import pytest
 
@@ -45,20 +45,20 @@ class ServerCommand:
     """`talkray serve` on a port, with everything it starts."""
 
     def __init__(
-        self, scratch: Path, port: int, *options: str, terminal: bool = False, user: int | None = None,
+        self, scratch: Path, port: int, *options: str, terminal: bool = False, through: Sequence[str] = (),
         environment: Mapping[str, str | None] | None = None,
     ) -> None:  # fmt: skip
-        """`options` are further ones of the command. `user` is whose processes they are, which needs root.
-        `environment` is changed so; None removes.
+        """`options` are further ones of the command, `through` is put in front of it. `environment` is changed so;
+        None removes.
         """
-        self.port, self.scratch = port, scratch
+        self.port, self.scratch, self.url = port, scratch, f"http://127.0.0.1:{port}"
+        self.key = ""  # which `speak` and `speaking` send
         self.output_file = scratch / f"output-{port}-{time.monotonic_ns()}"
-        command = [*as_user(user), *COMMAND, "serve", *spoken_by(options), "--port", str(port), *options]
-        own = users_environment()
-        own |= {family.TERMINAL: "1"} if terminal else {}
+        command = [*through, *COMMAND, "serve", *spoken_by(options), "--port", str(port), *options]
+        own = users_environment(environment)
         self._family = subprocess.Popen(
             [sys.executable, family.__file__, str(self.output_file), *command],
-            env={name: value for name, value in {**own, **(environment or {})}.items() if value is not None},
+            env=own | {family.TERMINAL: "1"} if terminal else own,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=scratch,
             start_new_session=True,  # Ctrl-C is for the tests, which end what it holds
         )  # fmt: skip
@@ -156,16 +156,19 @@ class ServerCommand:
 
     def _ask(self, path: str, fields: Mapping[str, object] | None) -> int | str:
         try:
-            return ask(self.port, fields, path=path)[0]
+            return ask(self.port, fields, path=path, headers=self._headers())[0]
         except (OSError, http.client.HTTPException) as error:
             return type(error).__name__
+
+    def _headers(self) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self.key}"} if self.key else {}
 
     @contextlib.contextmanager
     def speaking(self) -> Iterator[http.client.HTTPResponse]:
         """An utterance of minutes, of which some has been heard."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         body = json.dumps({**_BODY, **ENDLESS})
-        connection.request("POST", SPEECH, body, {"Content-Type": "application/json"})
+        connection.request("POST", SPEECH, body, {"Content-Type": "application/json", **self._headers()})
         answer = connection.getresponse()
         assert answer.status == 200
         assert answer.read(1)
@@ -188,16 +191,21 @@ class ServerCommand:
 
 
 @contextlib.contextmanager
-def serving(
-    scratch: Path, *options: str, user: int | None = None, environment: Mapping[str, str | None] | None = None
-) -> Iterator[ServerCommand]:
-    """A server with these options that speaks. Nothing of it is left at the end of the block."""
-    server = ServerCommand(scratch, free_port(), *options, user=user, environment=environment)
+def starting(scratch: Path, *options: str, port: int | None = None, **how: Any) -> Iterator[ServerCommand]:
+    """A server that starts, on a free port where none is given. Nothing of it is left at the end of the block."""
+    server = ServerCommand(scratch, port or free_port(), *options, **how)
     try:
-        server.ready()
         yield server
     finally:
         server.end()
+
+
+@contextlib.contextmanager
+def serving(scratch: Path, *options: str, **how: Any) -> Iterator[ServerCommand]:
+    """As `starting`, once it speaks."""
+    with starting(scratch, *options, **how) as server:
+        server.ready()
+        yield server
 
 
 @pytest.fixture
@@ -209,11 +217,8 @@ def port() -> int:
 @pytest.fixture
 def started(tmp_path: Path, port: int) -> Iterator[ServerCommand]:
     """A server that starts on `port`. Nothing of it is left at the end of the test."""
-    server = ServerCommand(tmp_path, port)
-    try:
+    with starting(tmp_path, port=port) as server:
         yield server
-    finally:
-        server.end()
 
 
 Way = Callable[[ServerCommand], None]
@@ -229,17 +234,12 @@ WAYS: dict[str, Way] = {
 }
 
 
-def ends_while_it_speaks(scratch: Path, port: int, way: str) -> None:
-    """Start a server, end it in one of these ways, look for what is left."""
-    server = ServerCommand(scratch, port, terminal=way == "closed terminal")
-    try:
-        server.ready()
-        with server.speaking():
-            WAYS[way](server)
-            server.leaves_nothing()
-        assert server.wait(1) == (-signal.SIGKILL if way.startswith("KILL") else 0)
-    finally:
-        server.end()
+def ends_while_it_speaks(server: ServerCommand, way: str) -> None:
+    """Ended in one of these ways it leaves nothing."""
+    with server.speaking():
+        WAYS[way](server)
+        server.leaves_nothing()
+    assert server.wait(1) == (-signal.SIGKILL if way.startswith("KILL") else 0)
 
 
 def sample(ask: Callable[[], int | str], seen: list[tuple[float, int | str]], until: threading.Event) -> None:
@@ -287,50 +287,47 @@ class Sampled:
 
 def speaks_again(scratch: Path, port: int, *options: str, environment: Mapping[str, str | None] | None = None) -> str:
     """A server comes up on the port, another one as under a supervisor, speaks and ends; what it printed."""
-    server = ServerCommand(scratch, port, *options, environment=environment)
-    try:
-        server.ready()
+    with serving(scratch, *options, port=port, environment=environment) as server:
         assert server.speak() == 200
         server.signal_process(signal.SIGTERM)
         server.leaves_nothing()
         return server.output
-    finally:
-        server.end()
 
 
-def users_environment() -> dict[str, str]:
-    """A user's: without the settings, ports among them, of a Ray that serves other tests."""
-    return {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "TALKRAY_"))}
+def users_environment(changes: Mapping[str, str | None] | None = None) -> dict[str, str]:
+    """A user's: without the settings, ports among them, of a Ray that serves other tests. None removes a variable."""
+    own = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "TALKRAY_"))}
+    return {name: value for name, value in {**own, **(changes or {})}.items() if value is not None}
 
 
-def as_user(user: int | None) -> list[str]:
+def as_user(user: int) -> list[str]:
     """Put in front of a command: whose processes it has. They may read everything, since the code may be root's own."""
-    if user is None:
-        return []
     may_read = ["--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"]
     return ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups", *may_read]
 
 
-def refusal(*options: str, user: int | None = None, environment: Mapping[str, str | None] | None = None) -> str:
+def talkray(
+    *arguments: str, through: Sequence[str] = (), environment: Mapping[str, str | None] | None = None
+) -> "subprocess.CompletedProcess[str]":
+    """The command, until it ends."""
+    return subprocess.run(
+        [*through, *COMMAND, *arguments], env=users_environment(environment), capture_output=True, text=True,
+        timeout=START_S, check=False, cwd="/",
+    )  # fmt: skip
+
+
+def refusal(*options: str, through: Sequence[str] = (), environment: Mapping[str, str | None] | None = None) -> str:
     """What a server that does not start says why, in one message."""
-    env = {name: value for name, value in {**users_environment(), **(environment or {})}.items() if value is not None}
-    command = [*as_user(user), *COMMAND, "serve", *spoken_by(options), "--port", str(free_port()), *options]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=START_S, check=False, cwd="/")
+    arguments = ["serve", *spoken_by(options), "--port", str(free_port()), *options]
+    done = talkray(*arguments, through=through, environment=environment)
     assert done.returncode == 1, done.stdout
     assert "Traceback" not in done.stdout + done.stderr, done.stderr
     return done.stderr
 
 
-def talkray(*arguments: str) -> str:
-    """What another command prints; it does not fail."""
-    command = [*COMMAND, *arguments]
-    done = subprocess.run(command, env=users_environment(), capture_output=True, text=True, check=True, cwd="/")
-    return done.stdout
-
-
 def create_key(file: Path, name: str, *limits: str) -> str:
     """An API key, by the command that a person would use."""
-    printed = talkray("key", "create", name, "--file", str(file), *limits)
+    printed = talkray("key", "create", name, "--file", str(file), *limits).stdout
     return next(word for word in printed.split() if word.startswith("talkray-"))
 
 

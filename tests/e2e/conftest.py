@@ -8,7 +8,6 @@ import pytest
 
 from deployments.config import CodecConfig, TalkerConfig
 from serve_app.config import AdmissionSettings, ApiSettings, AppConfig
-from tests.e2e.black_box import ServerCommand, serving
 from tests.e2e.speech import Pools
 from tools.suites.application import running
 from tools.suites.processes import MARK, marked
@@ -36,13 +35,6 @@ def server(run_id: str) -> Iterator[str]:
         with running(config) as url:
             yield url
     assert marked(run_id) == {}
-
-
-@pytest.fixture(scope="session")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerCommand]:
-    """A server as `talkray serve` starts it, for tests that leave it as it was."""
-    with serving(tmp_path_factory.mktemp("plain")) as server:
-        yield server
 
 
 @pytest.fixture(scope="session")

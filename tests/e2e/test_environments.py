@@ -3,13 +3,11 @@
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.e2e import black_box
-from tests.e2e.black_box import ServerCommand, as_user, refusal
+from tests.e2e.black_box import as_user, refusal, serving
 
 pytestmark = [pytest.mark.faults, pytest.mark.skipif(os.getuid() != 0, reason="needs root, for namespaces")]
 
@@ -31,10 +29,6 @@ def within(namespace: str, prepared: str) -> list[str]:
     return ["unshare", namespace, "sh", "-c", f'{prepared} && exec "$@"', "sh"]
 
 
-def command(monkeypatch: pytest.MonkeyPatch, *through: str) -> None:
-    monkeypatch.setattr(black_box, "COMMAND", [*through, sys.executable, "-m", "serve_app"])
-
-
 @pytest.mark.parametrize(
     ("through", "host"),
     [
@@ -43,33 +37,27 @@ def command(monkeypatch: pytest.MonkeyPatch, *through: str) -> None:
     ],
     ids=["read-only root, no passwd entry, no HOME, umask 077, 64 MiB of shared memory, one CPU", "IPv6 only"],
 )
-def test_it_speaks(through: list[str], host: str, tmp_path: Path, port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    command(monkeypatch, *through)
+def test_it_speaks(through: list[str], host: str, tmp_path: Path) -> None:
     folder = tmp_path / f"a folder with spaces {80 * 'x'}"
     folder.mkdir()
     os.chown(folder, USER, USER)
     environment = {"HOME": None, "TMPDIR": str(folder), "TALKRAY_CACHE": str(folder), "TALKRAY_DATA": str(folder)}
-    server = ServerCommand(tmp_path, port, "--host", host, environment=environment)
-    try:
-        server.ready()
+    with serving(tmp_path, "--host", host, through=through, environment=environment) as server:
         [curl] = re.findall(r"^ *(curl .*) -o hello.mp3", server.output, re.MULTILINE)
         inside = ["nsenter", f"--target={server.pid}", "--net", "sh", "-c", f"{curl} --fail --silent"]
         assert subprocess.run(inside, capture_output=True, timeout=120, check=True).stdout
-    finally:
-        server.end()
 
 
 @pytest.mark.parametrize(("through", "environment", "said"), [
-    (within("--mount", f"{FROZEN} && mount -o remount,bind,ro /tmp"), {}, "disk: /tmp cannot be written"),
+    (within("--mount", f"{FROZEN} && mount -o remount,bind,ro /tmp"), {}, "disk: cannot write to /tmp"),
     (as_user(USER), {"HOME": None}, "this user has no home folder: set HOME, or name a folder in TALKRAY_CACHE"),
-    (as_user(USER), {"HOME": "/nowhere"}, "disk: / cannot be written.*set TALKRAY_CACHE to another folder"),
+    (as_user(USER), {"HOME": "/nowhere"}, "disk: cannot write to /;.*Set TALKRAY_CACHE to a writable folder"),
     ([], {"RAY_TMPDIR": f"/tmp/{80 * 'x'}"}, "is no folder: set RAY_TMPDIR to another one"),
     (within("--net", "true"), {}, r"loopback: 127.0.0.1 cannot be used \(Network is unreachable"),
     (within("--net", f"{LOOPBACK} && ip addr del 127.0.0.1/8 dev lo"), {}, "loopback: 127.0.0.1 cannot be used"),
 ])  # fmt: skip
 def test_it_does_not_start_where_it_could_not_speak(
-    through: list[str], environment: dict[str, str | None], said: str, monkeypatch: pytest.MonkeyPatch
+    through: list[str], environment: dict[str, str | None], said: str
 ) -> None:
-    command(monkeypatch, *through)
-    [line] = refusal(environment=environment).strip().splitlines()
+    [line] = refusal(through=through, environment=environment).strip().splitlines()
     assert re.search(said, line)

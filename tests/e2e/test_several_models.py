@@ -6,7 +6,6 @@ import io
 import os
 import signal
 import time
-import uuid
 import wave
 from collections.abc import Iterator
 from typing import Any
@@ -21,9 +20,9 @@ from serve_app.extensions.voices.settings import VoiceSettings
 from serve_app.visitor import EVERYBODY, VISITOR
 from talkray_tools.random_checkpoint import Options, write_checkpoint
 from talkray_tools.released import SHAPES
-from tests.e2e.test_command_line import BOUND_S, client_of
-from tools.suites.processes import MARK, marked
+from tests.e2e.black_box import ServerCommand, serving
 
+BOUND_S = 120
 KINDS = {"CustomVoice": "custom_voice", "Base": "base", "VoiceDesign": "voice_design"}
 FRAMES = 5
 SHORT = {"input": "Hello there.", "response_format": "pcm", "max_new_tokens": FRAMES + 1, "ignore_eos": True, "seed": 1}
@@ -48,20 +47,19 @@ DESIGN: dict[str, Any] = {"instructions": "A calm voice."}
 
 
 @pytest.fixture(scope="module")
-def mark() -> Iterator[str]:
-    mark = uuid.uuid4().hex
-    with pytest.MonkeyPatch.context() as environment:
-        environment.setenv(MARK, mark)
-        yield mark
-    assert marked(mark) == {}
-
-
-@pytest.fixture(scope="module")
-def client(mark: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+def several(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerCommand]:
     folder = tmp_path_factory.mktemp("several")
     for kind in KINDS:
         write_checkpoint(folder / kind, SHAPES[f"tiny-{kind}"], Options(dtype=torch.float32))
-    with client_of(*(str(folder / kind) for kind in KINDS)) as client:
+    options = [argument for kind in KINDS for argument in ("--model", str(folder / kind))]
+    data = {"TALKRAY_DATA": os.environ["TALKRAY_DATA"]}  # a test looks for stored voices there
+    with serving(folder, *options, environment=data) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def client(several: ServerCommand) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=several.url, timeout=BOUND_S) as client:
         yield client
 
 
@@ -161,8 +159,8 @@ def test_all_models_are_listed_with_their_states(client: httpx.Client) -> None:
     assert client.get("/ready", params={"model": "nobody"}).status_code == 404
 
 
-def test_a_model_that_starts_again_closes_no_door_for_the_others(client: httpx.Client, mark: str) -> None:
-    [base] = [process for process, title in marked(mark).items() if "ServeReplica:talkray:Talker-Base" in title]
+def test_a_model_that_starts_again_closes_no_door_for_the_others(client: httpx.Client, several: ServerCommand) -> None:
+    [base] = several.find("ServeReplica:talkray:Talker-Base")
     os.kill(base, signal.SIGKILL)
     until_s, seen = time.monotonic() + BOUND_S, list[httpx.Response]()
     while {each.status_code for each in seen} != {200, 503} or seen[-1].status_code == 503:

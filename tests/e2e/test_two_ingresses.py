@@ -18,9 +18,10 @@ import pytest
 from serve_app.cli.ray_settings import free_port
 from tests.e2e.black_box import users_environment
 from tests.e2e.sockets import listeners, unread
-from tests.e2e.test_command_line import BOUND_S, read_until
 from tools.suites.processes import MARK, marked, suspend
 
+pytestmark = pytest.mark.faults
+BOUND_S = 120
 SERVER = """
 import sys
 from serve_app.config import AppConfig, PoolConfig
@@ -58,7 +59,7 @@ def service() -> Iterator[Service]:
         command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None
-        read_until(process.stdout, "serving")
+        assert "serving\n" in iter(process.stdout.readline, "")
         yield Service(f"http://127.0.0.1:{port}", mark)
         process.communicate(timeout=BOUND_S)
     assert marked(mark) == {}

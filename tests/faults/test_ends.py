@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from serve_app.cli.ray_settings import free_port
 from tests.e2e.black_box import (
     COMMAND,
     ENGINE,
@@ -17,15 +16,19 @@ from tests.e2e.black_box import (
     HAPROXY,
     INGRESS,
     MANAGER,
+    RAYLET,
     TALKER,
     WAYS,
     Sampled,
     ServerCommand,
     ends_while_it_speaks,
     listens,
+    serving,
     speaks_again,
+    starting,
 )
-from tests.e2e.test_ends import EVERY_PROCESS, KILL
+
+EVERY_PROCESS, KILL = "TERM to every process", "KILL to the process"  # `make e2e` ends a server so
 
 # What a start prints when it comes to a stage, and how long into that stage the signal comes.
 STAGES = {"imports": ("", 0.1), "Ray": ("starting Ray", 0.7), "proxy": ("starting the proxy", 1.5)} | {
@@ -35,8 +38,9 @@ STAGES = {"imports": ("", 0.1), "Ray": ("starting Ray", 0.7), "proxy": ("startin
 
 
 @pytest.mark.parametrize("way", sorted({*WAYS} - {EVERY_PROCESS, KILL}))
-def test_it_ends_while_it_speaks(way: str, tmp_path: Path, port: int) -> None:
-    ends_while_it_speaks(tmp_path, port, way)
+def test_it_ends_while_it_speaks(way: str, tmp_path: Path) -> None:
+    with serving(tmp_path, terminal=way == "closed terminal") as server:
+        ends_while_it_speaks(server, way)
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -58,29 +62,56 @@ STOPPED = {0, 128 + signal.SIGINT, -signal.SIGINT}  # while it serves, while it 
 def test_ctrl_c_at_any_moment_of_a_start(tmp_path: Path, port: int) -> None:
     """No traceback, nothing left, and a status that says what happened; while it speaks, see above."""
     began_s = time.monotonic()
-    server = ServerCommand(tmp_path, port)
-    try:
-        server.ready()
+    with serving(tmp_path, port=port):
         start_s = time.monotonic() - began_s
-    finally:
-        server.end()
     for moment in range(MOMENTS + 1):
         after_s = max(BEFORE_US_S, start_s * moment / MOMENTS)
         print(f"Ctrl-C {after_s:.1f} s after the command, {start_s:.1f} s take it to ready")
-        interrupt(ServerCommand(tmp_path, free_port()), after_s)
+        with starting(tmp_path) as server:
+            interrupt(server, after_s)
 
 
 def interrupt(server: ServerCommand, after_s: float) -> None:
-    try:
-        time.sleep(after_s)
-        speaks = "Ctrl-C stops." in server.output
-        server.signal_group(signal.SIGINT)
-        server.leaves_nothing()
-        assert server.wait(1) in STOPPED
-        assert (server.status == 0) <= speaks
-        assert "Traceback" not in server.output
-    finally:
-        server.end()
+    time.sleep(after_s)
+    speaks = "Ctrl-C stops." in server.output
+    server.signal_group(signal.SIGINT)
+    server.leaves_nothing()
+    assert server.wait(1) in STOPPED
+    assert (server.status == 0) <= speaks
+    assert "Traceback" not in server.output
+
+
+@pytest.mark.parametrize(("title", "interrupted"), [(RAYLET, False), (GCS, False), (GCS, True)])
+def test_a_start_waits_for_parts_of_ray_that_get_no_time(started: ServerCommand, title: str, interrupted: bool) -> None:
+    """Ray itself gives up after half a minute. A stopped process stands for one of an overloaded machine."""
+    while not (found := started.find(title)):
+        assert started.status is None, started.output
+    for process in found:
+        os.kill(process, signal.SIGSTOP)
+    started.reach("starting Ray: 20 s" if interrupted else "starting Ray: 70 s", within_s=120)
+    if interrupted:
+        started.signal_group(signal.SIGINT)
+        started.wait(within_s=5)
+        started.leaves_nothing()
+        return
+    for process in found:
+        os.kill(process, signal.SIGCONT)
+    started.ready()
+
+
+def test_without_its_raylet(started: ServerCommand, tmp_path: Path, port: int) -> None:
+    """It ends; the next one, as under a supervisor, speaks on the same port and ends in another way."""
+    started.ready()
+    [raylet] = started.find(RAYLET)
+    with Sampled(started) as sampled:
+        os.kill(raylet, signal.SIGKILL)
+        status = started.wait(within_s=30)
+    started.leaves_nothing()
+    assert status not in (0, -signal.SIGABRT)
+    assert "raylet" in started.output.splitlines()[-1] or "raylet" in started.output.splitlines()[-2]
+    assert 429 not in sampled.answers()
+    with serving(tmp_path, port=port) as server:
+        ends_while_it_speaks(server, EVERY_PROCESS)
 
 
 def test_without_its_control_store(started: ServerCommand, tmp_path: Path, port: int) -> None:
@@ -225,13 +256,10 @@ def folders() -> set[Path]:
 def test_folders_do_not_pile_up(tmp_path: Path, port: int) -> None:
     before = folders()
     for _ in range(3):
-        server = ServerCommand(tmp_path, port)
-        try:
+        with starting(tmp_path, port=port) as server:
             server.reach("starting the proxy")
             server.signal_group(signal.SIGKILL)
             time.sleep(GONE_S)
-        finally:
-            server.end()
     assert len(folders() - before) <= 1
     speaks_again(tmp_path, port)
     assert len(folders() - before) <= 1

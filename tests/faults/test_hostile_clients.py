@@ -132,7 +132,7 @@ def test_a_revoked_key_speaks_no_more(guarded: Guarded) -> None:
         messages = client.messages()
         client.say(type="speak", **SHORT)
         assert [next(messages)["type"], next(messages)["type"]] == ["started", "done"]
-        talkray("key", "revoke", "mallory", "--file", str(guarded.file))
+        assert talkray("key", "revoke", "mallory", "--file", str(guarded.file)).returncode == 0
         client.say(type="speak", **SHORT)
         error, end = next(messages), next(messages)
     assert error["type"] == "error"

@@ -25,7 +25,7 @@ from pathlib import Path
 import pytest
 from websockets.sync.client import connect
 
-from tests.e2e.black_box import HAPROXY, INGRESS, ServerCommand, create_key, refusal, serving
+from tests.e2e.black_box import HAPROXY, INGRESS, ServerCommand, as_user, create_key, refusal, serving
 from tests.faults.front import certificate, tls_front
 from tests.faults.test_hostile_clients import MIB, SHORT, resident
 from tools.suites.pools import tiny_model
@@ -78,7 +78,7 @@ def public(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Public]:
         os.chown(each, NOBODY, NOBODY)
     options = ("--config", str(config), "--host", "::", "--keys", str(file))
     environment = {"HOME": None, "TALKRAY_CACHE": str(own / "cache")}
-    with serving(folder, *options, user=NOBODY, environment=environment) as server:
+    with serving(folder, *options, through=as_user(NOBODY), environment=environment) as server:
         yield Public(server, key, certificate(folder))
     shutil.rmtree(own)
 

@@ -3,7 +3,6 @@
 import re
 import subprocess
 import sys
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,12 +10,10 @@ import httpx
 import pytest
 import torch
 
-from serve_app.cli.ray_settings import free_port
 from talkray_tools.random_checkpoint import Options, write_checkpoint
 from talkray_tools.released import SHAPES
-from tests.e2e.test_command_line import BOUND_S, interrupt, read_until, start
+from tests.e2e.black_box import serving
 from tests.pages.browsers import FIREFOX, IS_READY, ROOT, seen_in
-from tools.suites.processes import MARK, marked
 
 pytestmark = [pytest.mark.page, pytest.mark.usefixtures("loudspeaker")]
 
@@ -88,23 +85,13 @@ def test_the_clusters_status_and_a_load_of_its_own(server: str, browser: str) ->
 @pytest.fixture(scope="module")
 def several(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A server of tiny checkpoints that clone and design."""
-    folder, port, mark = tmp_path_factory.mktemp("several"), free_port(), uuid.uuid4().hex
+    folder = tmp_path_factory.mktemp("several")
     for kind in ("Base", "VoiceDesign"):
         write_checkpoint(folder / kind, SHAPES[f"tiny-{kind}"], Options(dtype=torch.float32))
     models = [argument for kind in ("Base", "VoiceDesign") for argument in ("--model", str(folder / kind))]
-    with pytest.MonkeyPatch.context() as environment:
-        environment.setenv(MARK, mark)
-        environment.setenv("TALKRAY_VOICES", str(folder / "voices"))
-        environment.setenv("TALKRAY_DATA", str(folder / "data"))
-        with start("serve", *models, "--port", str(port)) as process:
-            assert process.stdout is not None
-            try:
-                read_until(process.stdout, "Ctrl-C stops.")
-                yield f"http://127.0.0.1:{port}"
-            finally:
-                interrupt(process)
-                process.communicate(timeout=BOUND_S)
-    assert marked(mark) == {}
+    own = {"TALKRAY_VOICES": str(folder / "voices"), "TALKRAY_DATA": str(folder / "data")}
+    with serving(folder, *models, environment=own) as server:
+        yield server.url
 
 
 @both

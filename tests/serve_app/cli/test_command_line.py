@@ -164,7 +164,7 @@ def handles_interrupts(process: "subprocess.Popen[str]") -> bool:
 
 @pytest.mark.parametrize("tenth_s", range(8))
 def test_ctrl_c_at_any_moment_shows_no_traceback(tenth_s: int, tmp_path: Path) -> None:
-    """From the moment on at which Python has begun with our code. What comes after the checks: tests/e2e."""
+    """From the moment on at which Python has begun with our code. What comes after the checks: tests/faults."""
     port = free_port()
     arguments = [*TALKRAY, "serve", "--model", "0.6B-Base", "--port", str(port)]
     with (

@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from itertools import product
 
 import httpx
 import pytest
@@ -197,14 +198,12 @@ def _names(told: Json, named: str | None) -> bool:
 
 
 @socket_rows
-@pytest.mark.parametrize("number", NUMBERS)
-async def test_a_number_of_a_message_is_told_and_the_socket_stays(row: SocketRow, number: str) -> None:
+async def test_a_number_of_a_message_is_told_and_the_socket_stays(row: SocketRow) -> None:
     assert row.numbers
     async with connected(row, FakeSynthesizer(script=utterance())) as client:
-        for text in row.numbers:
-            for _ in range(2):  # the second answer shows that the first one did not end it
-                client.connection.receive({"type": "websocket.receive", "text": text.replace("?", number)})
-                assert "NaN" not in json.dumps(await refusal(client, row, is_bad=True))
+        for text, number in product(row.numbers, [*NUMBERS, NUMBERS[0]]):  # the last answer shows that none ended it
+            client.connection.receive({"type": "websocket.receive", "text": text.replace("?", number)})
+            assert "NaN" not in json.dumps(await refusal(client, row, is_bad=True)), number
 
 
 LOST, SECRET, BEGUN = ReplicaLost("lost"), ValueError("secret"), chunk(FRAME)
@@ -365,29 +364,20 @@ async def test_a_body_without_text_is_refused(client: httpx.AsyncClient, row: Po
         assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_json")
 
 
-@pytest.mark.parametrize("number", NUMBERS)
-@pytest.mark.parametrize(
-    ("path", "body", "param"), [(row.path, body, param) for row in POSTS.values() for body, param in row.numbers]
-)
-async def test_a_number_of_a_body_is_refused_by_its_name(
-    client: httpx.AsyncClient, path: str, body: str, param: str, number: str
-) -> None:
-    answer = await client.post(path, content=body.replace("?", number))
-    assert answer.status_code == 400, answer.text
-    assert answer.json()["error"]["param"] == param.rpartition(".")[2]
-    assert param in answer.json()["error"]["message"]
+@post_rows
+async def test_a_number_of_a_body_is_refused_by_its_name(client: httpx.AsyncClient, row: PostRow) -> None:
+    for (body, param), number in product(row.numbers, NUMBERS):
+        answer = await client.post(row.path, content=body.replace("?", number))
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, param.rpartition(".")[2]), number
+        assert param in answer.json()["error"]["message"]
 
 
-@pytest.mark.parametrize("number", [*NUMBERS[:-1], "9" * 100, "1e30", "²", "1__0"])
-@pytest.mark.parametrize(
-    ("path", "body", "param"),
-    [(row.with_query(query), row.body(), param) for row in POSTS.values() for query, param in row.query_numbers],
-)
-async def test_a_number_of_a_query_is_refused_by_its_name(
-    client: httpx.AsyncClient, path: str, body: Json, param: str, number: str
-) -> None:
-    answer = await client.post(path + number, json=body)
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+@pytest.mark.parametrize("name", [name for name, row in POSTS.items() if row.query_numbers])
+async def test_a_number_of_a_query_is_refused_by_its_name(client: httpx.AsyncClient, name: str) -> None:
+    row = POSTS[name]
+    for (query, param), number in product(row.query_numbers, [*NUMBERS[:-1], "9" * 100, "1e30", "²", "1__0"]):
+        answer = await client.post(row.with_query(query) + number, json=row.body())
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), number
 
 
 @post_rows

@@ -146,7 +146,7 @@ def reported(place: Place, name: str) -> str:
     return f"{inside}.{name}" if inside else name
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 async def server() -> AsyncIterator[Server]:
     server = Server(FOLLOWED)
     yield server

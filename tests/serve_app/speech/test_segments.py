@@ -15,7 +15,7 @@ from serve_app.config import ApiSettings
 from serve_app.speech.look_ahead import stop_reading
 from serve_app.speech.segments import SECOND_ATTEMPT, Segments, Utterance, segment_seed
 from serve_app.speech.utterance_synthesizer import UtteranceSynthesizer
-from serve_app.text.spoken import Stretch
+from serve_app.text.spoken import TextSpan
 from tests.serve_app.fake import CUSTOM_VOICE, NUM_TEXT_TOKENS, FakeSynthesizer, Step, chunk, pcm_of, utterance
 from tests.serve_app.one_model import one_api, refusal
 
@@ -250,8 +250,8 @@ def requests(request: Utterance, max_chars: int) -> list[SynthesisRequest | None
 
 
 def test_a_plan_has_all_pauses_and_speeds() -> None:
-    stretches = (Stretch("One two.", 0.0, 2.0), Stretch("Three four.", 1.5), Stretch("", 0.5))
-    assert Segments.of(replace(REQUEST, stretches=stretches), INFO.max_segment_chars).plan() == [*stretches]
+    spans = (TextSpan("One two.", 0.0, 2.0), TextSpan("Three four.", 1.5), TextSpan("", 0.5))
+    assert Segments.of(replace(REQUEST, spans=spans), INFO.max_segment_chars).plan() == [*spans]
 
 
 def test_the_seeds_of_segments_stay() -> None:

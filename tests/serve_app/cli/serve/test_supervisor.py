@@ -136,13 +136,16 @@ def test_a_signal_ends_it_in_peace(monkeypatch: pytest.MonkeyPatch, number: sign
     assert stages == ["starting Ray", "stopping"]
 
 
-def test_a_signal_during_the_start_has_its_status(monkeypatch: pytest.MonkeyPatch, parent: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_during_the_start_has_its_status(
+    number: signal.Signals, monkeypatch: pytest.MonkeyPatch, parent: Path
+) -> None:
     driver(monkeypatch, "time.sleep(600)")
-    sender = interrupt(signal.SIGTERM, 0.3)
+    sender = interrupt(number, 0.3)
     with pytest.raises(Stopped) as raised, running(AppConfig(), ADDRESS, print):
         pass
     sender.join()
-    assert raised.value.code == 128 + signal.SIGTERM
+    assert raised.value.code == 128 + number
     assert not list(parent.iterdir())
 
 

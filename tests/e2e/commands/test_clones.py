@@ -12,8 +12,8 @@ import soundfile
 
 from serve_app.api.headers import IGNORED_HEADER
 from talkray_tools.recogniser import Moonshine, plain_words, word_errors
+from tests.e2e.commands.conftest import BOUND_S, Guarded, bearer
 from tests.e2e.heard import Samples
-from tests.e2e.test_command_line import client_of
 
 RATE = 24000
 TEXT = "The boat drifted on the lake."
@@ -24,8 +24,8 @@ MOST_ERRORS = 1  # of six words
 
 
 @pytest.fixture(scope="module")
-def client() -> Iterator[httpx.Client]:
-    with client_of("embedded", "embedded-base") as client:
+def client(guarded: Guarded) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=guarded.url, timeout=BOUND_S, headers=bearer(guarded.key)) as client:
         yield client
 
 
@@ -95,7 +95,7 @@ def test_a_stored_voice_is_the_recordings(client: httpx.Client, recordings: dict
         spoken = speak(client, voice="grandpa")
         assert nearest(recordings, spoken) == "otto"
         assert is_same(spoken, speak(client, voice="grandpa"))
-    finally:  # other servers of this run have the same store
+    finally:
         assert client.delete(f"/v1/audio/voices/{answer.json()['id']}").status_code == 200
 
 

@@ -18,7 +18,7 @@ import pytest
 
 from tests.e2e.black_box import ServerCommand
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 BOUND_S = 120
 SPEECH = "/v1/audio/speech"
 HELLO = {"model": "tts-1", "input": "Hello.", "voice": "alloy", "response_format": "pcm"}
@@ -26,7 +26,7 @@ HELLO = {"model": "tts-1", "input": "Hello.", "voice": "alloy", "response_format
 
 @pytest.fixture(scope="module")
 def url(plain: ServerCommand) -> str:
-    return f"http://127.0.0.1:{plain.port}"
+    return plain.url
 
 
 @pytest.fixture
