@@ -49,7 +49,7 @@ def _origin(text: str) -> str:
 
 
 def host_name(text: str) -> str:
-    """The host name as the door reads it in a request. Raises ValueError."""
+    """The host name as it is read from a request. Raises ValueError."""
     name = text.strip().lower().strip("[]").removesuffix(".")
     try:
         return str(ip_address(name))

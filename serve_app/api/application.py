@@ -121,7 +121,7 @@ def create_api(
     api.add_exception_handler(TalkrayError, _answer_error)
     api.add_exception_handler(HTTPException, _answer_error)
     api.include_router(docs_routes(api.title, open_tags=own_tags))
-    # Only for the OpenAPI page: the door has checked the key before.
+    # Only for the OpenAPI page: AccessControl has checked the key before.
     keyed = [Depends(HTTPBearer(auto_error=False))] if settings.access.keys_file else []
     api.include_router(http_router(dialects, service), dependencies=keyed)
     api.include_router(status_routes(models, settings, node.is_ready if node else always), tags=["This server"])

@@ -43,8 +43,8 @@ class RequestState:
     """The server's knowledge of a request, from its head on. Starlette carries it in `request.state`."""
 
     record: RequestRecord
-    caller: Caller = field(init=False)  # whom the door let in
-    upload: Upload = field(init=False)  # the body, from the door on
+    caller: Caller = field(init=False)  # that AccessControl admitted
+    upload: Upload = field(init=False)  # the body, from AccessControl on
     held: contextlib.ExitStack = field(init=False)  # given back when the whole answer has been sent
     repaired: str = ""  # for IGNORED_HEADER: fields of the body that were not text
 

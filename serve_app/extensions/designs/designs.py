@@ -166,7 +166,7 @@ async def candidates(service: SpeechService, request: Request, speech: SpeechReq
     """Speaks them, all at once, and keeps them for an hour. Raises InvalidRequest where none can be used."""
     await voices_of(service).all_of(StoredDesign)  # raises where nothing could be kept
     caller = state_of(request).caller
-    for _ in range(NUM_CANDIDATES - 1):  # the door has counted one
+    for _ in range(NUM_CANDIDATES - 1):  # access control has counted one
         caller.count_request()
     with ByteQuota(caller.name) as quota:
         quota.hold(int(NUM_CANDIDATES * LONGEST_S * _BYTES_PER_S))

@@ -1,4 +1,4 @@
-"""From a text as it was sent to what is spoken: one pipeline for every model and every door.
+"""From a text as it was sent to what is spoken: one pipeline for every model and every dialect.
 
 Markup becomes prose, pauses and changes of speed (`markup.py`). Prose passes the stages: the lexicon, figures in words
 where this is wished, then the spoken form of the voice. A stage takes text in parts and returns parts that pair what it
