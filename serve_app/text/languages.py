@@ -14,7 +14,7 @@ from serve_app.text.characters import letters
 if TYPE_CHECKING:
     from py3langid.langid import LanguageIdentifier
 
-DETECT = "detect"  # as a client names it
+AUTO, DETECT = "auto", "detect"  # as a client names them: the model decides, or the words of the text do
 _LEAST_CONFIDENCE = 0.9  # docs/text.md has what it costs
 
 # ISO 639-1, then 639-2 and 639-3; a region or script after it, as in zh-CN, changes nothing.

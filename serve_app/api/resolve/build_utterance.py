@@ -6,6 +6,7 @@ from deployments.errors import InvalidRequest
 from deployments.protocol import ModelInfo, ModelKind, Reference, SynthesisRequest
 from serve_app.api.parsing.field_names import in_their_words
 from serve_app.api.parsing.speech_body import SpeechBody, check_length
+from serve_app.api.resolve.language import check_language, speaks, spoken_language, unspoken_script
 from serve_app.api.resolve.resolver import Draft, Resolver
 from serve_app.api.resolve.speech_request import SpeechRequest
 from serve_app.api.resolve.voice import NO_CLONES
@@ -14,7 +15,7 @@ from serve_app.audio.recordings import read_aside
 from serve_app.config import ApiSettings
 from serve_app.speech.segments import Segments, Utterance, draw_seed
 from serve_app.text.characters import clean, is_speakable
-from serve_app.text.languages import DETECT, detected, foreign_language, language_name
+from serve_app.text.languages import AUTO, DETECT, detected, language_name
 from serve_app.text.spoken import UNSPOKEN, SpokenText, TextSpan
 
 # Figures and signs become words: prose with many of them grows by less than a half, nothing but figures fivefold.
@@ -50,11 +51,11 @@ async def _utterance(
         raise InvalidRequest(f"{NO_CLONES.format(info.name)}.", "ref_audio")
     body = speech.body if stored is None else _with_defaults(speech.body, stored, info)
     speaker = body.voice if info.kind is ModelKind.CUSTOM_VOICE else None
-    language = _language(body, info, speaker)
+    language = spoken_language(body, info, speaker)
     by_segment = language == DETECT and not live
     if language == DETECT:
         detected_language = await asyncio.to_thread(detected, spoken.text, info.languages) if by_segment else None
-        language = detected_language or "auto"
+        language = detected_language or AUTO
     synthesis = SynthesisRequest(
         request_id=request_id,
         client=client,
@@ -110,46 +111,11 @@ def _text(body: SpeechBody, info: ModelInfo, settings: ApiSettings, spoken: Spok
     if names and is_unspoken and not body.any_language:
         raise InvalidRequest(f'input: all of it is left out ({names}); "markup": "none" reads it as it is.', "input")
     if not clean(body.input) or (is_unspoken and not names):
-        raise InvalidRequest(f"input has no characters that can be spoken: {_speaks(info, speaker)}.", "input")
+        raise InvalidRequest(f"input has no characters that can be spoken: {speaks(info, speaker)}.", "input")
     if len(text) > (most := _MOST_GROWTH * settings.max_input_chars):
         message = f"input takes {len(text)} characters in words, at most {most} are allowed: send it in parts."
         raise InvalidRequest(message, "input", "string_above_max_length")
     return text
-
-
-def _language(body: SpeechBody, info: ModelInfo, speaker: str | None) -> str:
-    language = language_name(body.language)
-    if language in ("auto", DETECT, *info.languages):
-        return language
-    if not body.any_language:
-        raise _not_spoken("language", f"{body.language[:80]!r} is none of the loaded voice's", info, speaker)
-    return "auto"
-
-
-def check_language(text: str, body: SpeechBody, info: ModelInfo, speaker: str | None) -> None:
-    """Raise InvalidRequest if `text` is clearly in a language that the voice does not speak."""
-    if not body.any_language and language_name(body.language) in ("auto", DETECT):
-        foreign = foreign_language(text, info.languages)
-        if foreign is not None:
-            raise _not_spoken("input", f"it is written in {foreign}", info, speaker)
-
-
-def unspoken_script(text: str, info: ModelInfo, speaker: str | None) -> InvalidRequest | None:
-    """The error of a text of which nothing is spoken because of its script; None if that is not the reason."""
-    if (script := foreign_language(text, info.languages)) is None:
-        return None
-    message = f"input is written in {script}: none of it can be spoken; {_speaks(info, speaker)}."
-    return InvalidRequest(message, "input", "unsupported_language")
-
-
-def _not_spoken(param: str, reason: str, info: ModelInfo, speaker: str | None) -> InvalidRequest:
-    remedy = '"any_language": true tries it anyway'
-    return InvalidRequest(f"{param}: {reason}; {_speaks(info, speaker)}. {remedy}.", param, "unsupported_language")
-
-
-def _speaks(info: ModelInfo, speaker: str | None) -> str:
-    speaker_name = info.name if speaker is None else f"the voice {speaker!r} of {info.name}"
-    return f"{speaker_name} speaks {', '.join(info.languages)}"
 
 
 def _instructions(body: SpeechBody, info: ModelInfo, settings: ApiSettings) -> str | None:

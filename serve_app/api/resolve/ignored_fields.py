@@ -8,8 +8,8 @@ from deployments.protocol import DRAWING_OPTIONS, SUBTALKER, ModelInfo, ModelKin
 from serve_app.api.headers import IGNORED_HEADER
 from serve_app.api.parsing.field_names import Names
 from serve_app.api.parsing.speech_body import EXTENSION_FIELDS, SpeechBody
+from serve_app.api.resolve.language import language_reason
 from serve_app.api.voice_source import KeptVoice
-from serve_app.text.languages import DETECT, has_region, language_name, looks_foreign
 from serve_app.text.spoken import SpokenText
 
 PREVIOUS = "previous_request_id"
@@ -121,14 +121,8 @@ def _without_effect(body: SpeechBody, info: ModelInfo) -> Iterator[tuple[str, st
         if getattr(body, switch) is False:
             options = (prefix + option for option in DRAWING_OPTIONS)
             yield from ((name, f"{switch} is false") for name in options if name in sent)
-    if (language := language_name(body.language)) == DETECT and not body.input:
-        yield "language", "a text that is still written is not looked at: spoken as auto"
-    elif language not in ("auto", DETECT, *info.languages):
-        yield "language", f"not of the loaded voice, which speaks {', '.join(info.languages)}: tried as auto"
-    elif has_region(body.language):
-        yield "language", f"spoken as {language}: regions and scripts are not told apart"
-    if not body.any_language and (foreign := looks_foreign(body.input, info.languages)):
-        yield "language", f"the text looks {foreign}, the loaded voice speaks {', '.join(info.languages)}: read so"
+    if (reason := language_reason(body, info)) is not None:
+        yield "language", reason
 
 
 def _unread(body: SpeechBody, read: Collection[str]) -> Reasons:

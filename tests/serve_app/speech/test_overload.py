@@ -14,7 +14,7 @@ import pytest
 from deployments.errors import Overloaded
 from deployments.protocol import FinishReason, ModelInfo, PcmChunk, SynthesisRequest
 from serve_app.config import AdmissionSettings
-from serve_app.speech import room, speech_models
+from serve_app.speech import admission_control, speech_models
 from serve_app.speech.segments import Utterance
 from serve_app.speech.speech_models import SpeechModel
 from tests.serve_app.fake import CUSTOM_VOICE, chunk
@@ -143,7 +143,7 @@ async def offer(rates: list[tuple[float, float]], seed: int) -> list[list[Heard]
 @pytest.fixture
 def loop(monkeypatch: pytest.MonkeyPatch) -> Iterator[VirtualLoop]:
     loop = VirtualLoop()
-    for module in (speech_models, room):
+    for module in (speech_models, admission_control):
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=loop.time))
     yield loop
     loop.close()

@@ -17,7 +17,7 @@ from deployments.serving import mailbox
 from deployments.serving.mailbox import WrittenText, read
 from serve_app.config import ApiSettings
 from serve_app.extension import Node, Opening
-from serve_app.extensions.live.extension import open_texts
+from serve_app.extensions.live.extension import EXTENSION
 from serve_app.extensions.live.live_text import LiveText, LiveTexts
 from serve_app.extensions.text.spoken_text import CHARS_AT_ONCE, LivePlain, TextRules
 from serve_app.speech.segments import Utterance
@@ -199,7 +199,8 @@ async def test_nothing_to_say_never_begins(texts: LiveTexts, text: str) -> None:
 
 async def test_talkers_read_at_the_address_of_this_node() -> None:
     node = Node(lambda _: True, lambda: True, bytes, address="127.0.0.2")
-    texts = open_texts(Opening(ApiSettings(), SpeechModels({}), (), {}, node))
+    assert EXTENSION.open is not None
+    texts = EXTENSION.open(Opening(ApiSettings(), SpeechModels({}), (), {}, node))
     await texts.server.start()
     assert texts.server.share("token", WrittenText()).host == "127.0.0.2"
     await texts.aclose()
