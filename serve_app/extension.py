@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # it imports Ray, which an API does not need
 
 
 class Charge(Enum):
-    """What a GET costs its caller. The door counts all other methods."""
+    """What a GET costs its caller. All other methods count as one request."""
 
     NOTHING = "nothing"
     REQUEST = "a request"
@@ -90,7 +90,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """One family of clients. The API, its door, `check-client`, the fuzzers and the tests read this declaration.
+    """One family of clients. The API, access control, `check-client`, the fuzzers and the tests read this.
 
     The order of the dialects (`dialects_of`, then BUILT_IN) decides three things. The page at /docs shows routes in
     this order. If several paths fit a request, as `/voices/design` and `/voices/{voice_id}` do, the first one answers.

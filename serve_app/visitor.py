@@ -16,7 +16,7 @@ class Visitor:
 
 STRANGER = Visitor(None)
 EVERYBODY = Visitor("", sees_all=True)
-# The caller of the request that the present task answers. The door, the jobs and the command line set it. It is no
+# The caller of the request that the present task answers. Access control, jobs and the command line set it. It is no
 # argument, because the functions of all dialects would have to pass it on, and one that forgot it would show a voice to
 # a stranger. A task that sets nothing sees no voice.
 VISITOR: ContextVar[Visitor] = ContextVar("visitor", default=STRANGER)

@@ -72,7 +72,7 @@ def create_api(
     resolver = Resolver(models, settings)
     for name, state in joined.items():
         state.join(resolver)
-        resolver.discard.append(state.discard)
+        resolver.on_discard.append(state.discard)
         if type(state).resolve is not Opened.resolve:
             resolver.steps[name] = state.resolve
         if type(state).observe is not Opened.observe:

@@ -328,6 +328,7 @@ async def test_the_core_alone_names_the_fields_that_extensions_read(field: str) 
         alone = await client.post(SPEECH, json=body)
     assert alone.status_code == 200
     assert f"{field} (" in alone.headers["x-ignored"]
+    assert "x-word-times" not in alone.headers
 
 
 async def test_the_core_alone_reads_english_for_a_voice_that_needs_words() -> None:

@@ -126,6 +126,8 @@ async def complete_request(
     spoken, unread = await resolver.read_text(resolver, body, info, stored)
     ignored.note_all(unread)
     reasons = ignored.reasons_for(body, info, further=resolver.further_fields, read=resolver.fields, stored=stored)
+    if resolver.time_words is None:  # `reasons` say so
+        body = body.model_copy(update={"word_timestamps": False})
     delivery, is_tagged = replace(delivery, disclosed=resolver.settings.disclose_synthetic), tagged is not None
     return SpeechRequest(
         info, body, delivery, reasons, spoken=spoken, stored=stored, is_tagged=is_tagged, chosen_voice=chosen_voice

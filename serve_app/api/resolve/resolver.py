@@ -99,7 +99,10 @@ async def read_plainly(
 
 @dataclass(slots=True)
 class Resolver:
-    """What a request is checked against: models, settings, voices. And who answers the questions about it."""
+    """What a request is checked against: models, settings, voices. And who answers the questions about it.
+
+    The answering functions take the resolver, because jobs use a copy of it with settings of their own.
+    """
 
     models: SpeechModels
     settings: ApiSettings
@@ -113,7 +116,7 @@ class Resolver:
     fields: set[str] = field(default_factory=set)
     further_fields: Names = field(default_factory=dict)
     steps: dict[str, Step] = field(default_factory=dict)  # the last ones to each utterance, by extension
-    discard: list[Callable[[Utterance], None]] = field(default_factory=list)  # told of speech that is not sent
+    on_discard: list[Callable[[Utterance], None]] = field(default_factory=list)  # called for speech that is not sent
 
     async def resolved(self, draft: Draft) -> Draft:
         """After the steps of all extensions. Raises StepFailed, and TalkrayError that a step raises."""

@@ -104,5 +104,5 @@ class AudioSource:
         )
 
     def _discard(self, utterances: Sequence[Utterance]) -> None:
-        for discard in self.service.resolver.discard:
+        for discard in self.service.resolver.on_discard:
             discard(utterances[0])
