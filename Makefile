@@ -21,11 +21,8 @@ run: install ## Serve speech on http://127.0.0.1:8000 until Ctrl-C (options: mak
 	@$(BIN)/talkray serve $(ARGS)
 
 test: $(VENV)/.installed-dev ## Lint, types, unit tests and end-to-end tests with real Ray Serve
-	@$(MAKE) --no-print-directory --jobs=3 --output-sync timed-e2e spare-lint spare-unit
-
-# In the time that the servers of `e2e` leave, most of which they wait.
-spare-%:
-	@nice $(MAKE) --no-print-directory timed-$*
+	@$(MAKE) --no-print-directory --jobs=2 timed-lint timed-unit
+	@$(MAKE) --no-print-directory timed-e2e
 
 timed-%:
 	@began=$$(date +%s); $(MAKE) --no-print-directory $* && echo "make $*: $$(($$(date +%s) - began)) s"

@@ -38,9 +38,8 @@ _ENGINE_FAILED = 1011
 _SERVICE_RESTART = 1012
 _REPLACED = "this server is being replaced: connect again"
 # A server that is to end closes a socket that owes no speech. It first waits until neither side has sent anything for
-# _QUIET_S, because a client that goes on would have sent its next message by then. With open sessions it waits for
-# `quiet_s`. After _PATIENCE_S it waits no more. After MAX_LEAVING_S it closes the socket in the middle of a turn,
-# because `LONGEST_STREAM_S` is near.
+# `quiet_s`, because a client that goes on would have sent its next message by then. After _PATIENCE_S it waits no more.
+# After MAX_LEAVING_S it closes the socket in the middle of a turn, because `LONGEST_STREAM_S` is near.
 _QUIET_S = 1.0
 _PATIENCE_S, MAX_LEAVING_S = 60.0, 540.0
 _LEAVING_POLL_S = 0.1
@@ -53,7 +52,6 @@ class Connection(ABC):
     subprotocol: ClassVar[str | None] = None  # its name in the handshake
     text_fields: ClassVar[tuple[str, ...]] = ("text", "transcript")  # of messages, which cut a text anywhere
     takes_recordings: ClassVar[bool] = False  # whether a message may have a `ref_audio`
-    quiet_s: ClassVar[float] = _QUIET_S
 
     def __init__(self, socket: WebSocket, service: SpeechService) -> None:
         self.socket, self.service = socket, service
@@ -224,10 +222,14 @@ class Connection(ABC):
             await asyncio.sleep(_LEAVING_POLL_S)
         await self.end(_SERVICE_RESTART, _REPLACED)
 
+    @property
+    def quiet_s(self) -> float:
+        """How long a client may send nothing before a server that is to end closes the socket."""
+        return _QUIET_S
+
     def _quiet_from_s(self, began_s: float) -> float:
         """When a server that is to end may close the socket, if neither side sends anything more."""
-        quiet_s = self.quiet_s if self._speaking else _QUIET_S
-        return min(self._active_s + quiet_s, max(self._active_s, began_s + _PATIENCE_S))
+        return min(self._active_s + self.quiet_s, max(self._active_s, began_s + _PATIENCE_S))
 
     def failure(self, error: Exception, request_id: str) -> ErrorReply:
         """The reply to the client for an error that ended its speech."""

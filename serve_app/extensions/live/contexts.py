@@ -20,6 +20,7 @@ from serve_app.extensions.live.turns import Event, Failed
 
 MAX_CONTEXTS = 16  # on one socket
 MAX_NAME_CHARS = 128  # of a context
+_CONTEXT_QUIET_S = 20.0
 
 
 @dataclass(slots=True, eq=False)
@@ -46,7 +47,6 @@ class ContextConnection(Connection, Generic[C]):
     """A connection with several contexts. All but the first count as streams."""
 
     kind: type[C]  # of its contexts
-    quiet_s = 20.0  # for which ElevenLabs keeps a silent context
 
     def __init__(self, socket: WebSocket, service: SpeechService) -> None:
         super().__init__(socket, service)
@@ -55,6 +55,11 @@ class ContextConnection(Connection, Generic[C]):
     @abstractmethod
     async def say_in(self, context: C, event: Event) -> None:
         """Tell the client of an event of a context."""
+
+    @property
+    def quiet_s(self) -> float:
+        """With open contexts, as long as ElevenLabs keeps a silent one."""
+        return _CONTEXT_QUIET_S if self._contexts else super().quiet_s
 
     @property
     def is_busy(self) -> bool:

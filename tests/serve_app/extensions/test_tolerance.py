@@ -92,7 +92,7 @@ async def test_a_script_that_the_voice_cannot_speak_is_refused_everywhere(text: 
             answer = await posted(synthesizer, row.path, json=row.body(text, **more))
             assert answer.status_code == (200 if row.has_results else 400), (row.path, answer.text)
             assert "none of it can be spoken" in answer.text
-            assert row.has_results or answer.json()["error"]["param"] == "input"
+            assert row.has_results or f'"{answer.json()["error"]["param"]}": ' in json.dumps(row.sample.body)
         assert synthesizer.requests == []
 
 

@@ -232,12 +232,13 @@ async def test_an_open_context_may_be_silent_between_two_sentences(
         assert (await listener.closed())[0] == 1012
 
 
+@pytest.mark.parametrize("name", here("native"))
 async def test_a_socket_that_is_never_quiet_is_closed_between_two_turns(
-    server: Server, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+    name: str, server: Server, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sockets, "_QUIET_S", 30.0)
     monkeypatch.setattr(sockets, "_PATIENCE_S", 0.0)
-    row = ANY
+    row = SOCKETS[name]
     async with http.ws_connect(server.url + row.path) as stream:
         listener = Listener(stream)
         await listener.send(halves(row)[0])
