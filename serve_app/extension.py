@@ -108,7 +108,7 @@ class Dialect:
 
     @property
     def paths(self) -> list[str]:
-        """Those of which a request is this dialect's before its body is read."""
+        """Paths that identify this dialect without reading the body."""
         routes = [route.operation.split()[1] for route in self.routes if route.json_field is None]
         return [*routes, *(path for path, _ in self.sockets)]
 

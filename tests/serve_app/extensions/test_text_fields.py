@@ -20,7 +20,7 @@ from tests.serve_app.extensions.client import Json, heard
 from tests.serve_app.extensions.voices.speakers import Server, store
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, pcm_of, utterance
 from tests.serve_app.one_model import client_for, client_of, one_api, posted
-from tools.suites.rows import SOCKETS, here, is_here
+from tools.suites.rows import POSTS, SOCKETS, here, is_here
 
 pytestmark = pytest.mark.anyio
 
@@ -118,7 +118,7 @@ async def lexicon(folder: Path, *arguments: str, code: int = 0) -> str:
     return result.output
 
 
-async def test_the_lexicon_of_the_server_holds_for_every_door(tmp_path: Path) -> None:
+async def test_the_lexicon_of_the_server_holds_for_every_dialect(tmp_path: Path) -> None:
     folder, file = tmp_path / "store", tmp_path / "words.pls"
     await lexicon(folder, "add", "SQL", "sequel")
     await lexicon(folder, "add", "nginx", "engine x")
@@ -127,10 +127,10 @@ async def test_the_lexicon_of_the_server_holds_for_every_door(tmp_path: Path) ->
     await lexicon(folder, "remove", "nginx")
     await lexicon(folder, "remove", "nginx", code=1)
     await lexicon(folder, "add", "a", "ˈeɪ", code=1)
-    synthesizer = FakeSynthesizer(script=utterance(1))
+    synthesizer, other = FakeSynthesizer(script=utterance(1)), [*POSTS.values()][-1]
     async with client_of(server_of(folder, synthesizer)) as client:
         await client.post(SPEECH, json={"input": "SQL and nginx", "voice": "ryan"})
-        await client.post("/v1/speak?model=ryan", json={"text": "SQL"})
+        await client.post(other.path, json=other.body("SQL"))
         await client.post(SPEECH, json={"input": "SQL", "voice": "ryan", "lexicon": {"SQL": "S Q L"}})
     assert synthesizer.texts == ["sequel and nginx", "sequel", "S Q L"]
     await lexicon(folder, "import", str(file))
