@@ -44,8 +44,11 @@ def test_a_test_that_fails_without_the_mutant_kills_none(tmp_path: Path, monkeyp
         assert (tmp_path / "code.py").read_text() == "x = 1\n"
 
 
-def test_what_takes_too_long_without_a_mutant_is_undecided(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("slow", ["tests", "tests/folder"])
+def test_what_takes_too_long_without_a_mutant_is_undecided(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slow: str
+) -> None:
     (tmp_path / "code.py").write_text("x = 1\n")
-    monkeypatch.setattr(mutants, "failed", lambda *_, **__: mutants._HANGS)
-    monkeypatch.setattr(mutants, "stages", lambda path: [(["tests"], 1)])
+    monkeypatch.setattr(mutants, "failed", lambda _, tests, *__, **___: mutants._HANGS if tests == [slow] else None)
+    monkeypatch.setattr(mutants, "stages", lambda path: [(["tests"], 1), (["tests/folder"], 1)])
     assert mutants.killer(tmp_path, mutants.Mutant("code.py", 1, "x = 2\n")) == mutants._UNDECIDED
