@@ -279,7 +279,9 @@ async def test_cors_for_the_pages_on_the_list(file: Path, key: str) -> None:
     assert (refused.status_code, refused.headers["access-control-allow-origin"]) == (401, page)
     spoken = await ask(api, Origin=page, Authorization=f"Bearer {key}")
     told = {name for name in spoken.headers if name.startswith("x-")} - UNBUFFERED_HEADERS.keys()
-    assert {"x-seed", "x-model", "x-voice"} <= told <= set(spoken.headers["access-control-expose-headers"].split(", "))
+    exposed = set(spoken.headers["access-control-expose-headers"].split(", "))
+    assert {"x-seed", "x-model", "x-voice"} <= told <= exposed
+    assert {"retry-after", "x-should-retry"} <= exposed
     assert (await ask(api, "OPTIONS", **preflight | {"Origin": "https://evil.example.com"})).status_code == 400
 
 
