@@ -171,9 +171,8 @@ class CodecLoad:
             async with aclosing(generate(request)) as chunks:
                 async for chunk in chunks:
                     if len(chunk.codes) and not counts.arrived and request.gpu_frames < ALL_FRAMES:
-                        at_once = (
-                            is_continuation or request.gpu_frames > 0
-                        )  # samples that a GPU has made shall not wait
+                        # Samples that a GPU has made shall not wait.
+                        at_once = is_continuation or request.gpu_frames > 0
                         await room.enter_async_context(self._capacity.enter(client, at_once=at_once))
                     counts.arrived += len(chunk.codes)
                     yield chunk

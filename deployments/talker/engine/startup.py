@@ -254,7 +254,7 @@ def _num_blocks(
 
 @contextmanager
 def _compiling_ahead(clock: StartClock, facts: str) -> Iterator[Prepare]:
-    """Resolver a `Prepare`. `facts`: all that the kernels depend on besides code and versions.
+    """Offer a `Prepare`. `facts`: all that the kernels depend on besides code and versions.
 
     The cache remembers for which facts all kernels were compiled; kernels that were deleted since are compiled at their
     launch.

@@ -62,7 +62,7 @@ async def _speech_request(
     speech = await strict_request(
         service.resolver, fields, default=AudioFormat.PCM, reasons=reasons, overrides={ignored_fields.PREVIOUS: None}
     )
-    if any(stretch.speed != 1 for stretch in speech.spoken.spans):
+    if any(span.speed != 1 for span in speech.spoken.spans):
         raise InvalidRequest("input: a rate changes audio, and frames have none: leave <prosody rate> out.", "input")
     if speech.body.ref_audio is not None and not (speech.body.x_vector_only_mode or speech.info.clones_by_vector):
         reason = "speech goes on from the recording's own frames, which are not sent; x_vector_only_mode needs none"
