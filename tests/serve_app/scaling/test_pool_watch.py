@@ -94,15 +94,22 @@ def test_a_note_says_what_was_seen() -> None:
 def test_a_model_without_a_talker_is_told_apart_from_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     start = Start(time.time() - 5.0, "compiling", usual_s=10.0)
     notes = {start_key("talkray", "Talker-base"): start.note()}
-    recorded, died = list[tuple[str, str]](), list[tuple[str, int, str]]()
-    monkeypatch.setattr(metrics, "died", lambda pool, count, *, model: died.append((pool, count, model)))
-    monkeypatch.setattr(metrics, "replicas", lambda pool, *, wanted, running, model: recorded.append((pool, model)))
+    recorded = {each: list[tuple[float, str, str]]() for each in (metrics.DIED, metrics.WANTED, metrics.RUNNING)}
+    for each, records in recorded.items():
+        monkeypatch.setattr(
+            each, "record", lambda value, *, pool, model, records=records: records.append((value, pool, model))
+        )
     models = {name: (f"Talker-{name}", "Codec") for name in ("custom", "base", "design")}
     pools = KnownPools("talkray", models)
     seen = {"talker custom": ONE, "talker base": STARTING, "talker design": NONE, "codec": CODEC}
     pools.use(Seen(seen, {"talker base": 2, "codec": 1}))
-    assert died == [("talker", 2, "base"), ("codec", 1, "")]
-    assert recorded == [("talker", "custom"), ("talker", "base"), ("talker", "design"), ("codec", "")]
+    assert recorded[metrics.DIED] == [(2, "talker", "base"), (1, "codec", "")]
+    for each, counts in (
+        (metrics.WANTED, [pool.wanted for pool in seen.values()]),
+        (metrics.RUNNING, [len(pool.running) for pool in seen.values()]),
+    ):
+        names = [("talker", "custom"), ("talker", "base"), ("talker", "design"), ("codec", "")]
+        assert recorded[each] == [(count, *name) for count, name in zip(counts, names, strict=True)]
     pools.ask_who_lives(lambda actor: True)
     pools.read_starts(notes.get, running=False)
     assert [pools.is_running(name) for name in models] == [True, False, False]
