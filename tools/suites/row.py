@@ -117,7 +117,7 @@ class PostRow:
     query_numbers: Sequence[tuple[str, str]] = ()  # the end of a query, the field
     wrong: Sequence[tuple[Json, str]] = ()  # other values that are refused: fields of a body, and the one named
     formats: Sequence[tuple[str, Json, str]] = ()  # the end of a query, fields of a body, the name of a format
-    has_results: bool = False  # whether what is wrong with speech stands in a result of each item
+    has_results: bool = False  # whether errors of speech are in the result of each item
     # The end of a query and fields that ask for whole audio in JSON, as PCM; its place in the answer.
     whole: tuple[str, Json, Sequence[str]] | None = None
     end: End | None = None

@@ -258,9 +258,8 @@ class Session:
             turn.changed.clear()
             await turn.changed.wait()
         text = turn.take()
-        check_length(
-            "input", text, self._resolver.settings
-        )  # before the text is read, which takes as long as the text is
+        # Before the text is read: that takes longer, the longer it is.
+        check_length("input", text, self._resolver.settings)
         spoken = read(text, self._rules, field="text")
         turn.usage.left_out = spoken.left_out
         if self._live_texts is not None and not is_speakable(spoken.text):

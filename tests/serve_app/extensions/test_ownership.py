@@ -21,7 +21,7 @@ from tools.suites.rows import DIALECTS, OWNED, POSTS
 pytestmark = pytest.mark.anyio
 
 UNKNOWN = re.compile("is stored|is unknown")
-# What else stands in paths: no stored object, or a preview, which only a model that designs can make.
+# Other path parameters: these name no stored object, or a preview, which needs a VoiceDesign model.
 OTHERS = {"deployment", "model_id:path", "name", "generated_voice_id"}
 OPERATIONS = [route.operation for dialect in DIALECTS for route in dialect.routes]
 NAMING = [each for each in OPERATIONS if "{" in each and each.replace("{voice_id}", "$voice").split()[1] not in POSTS]

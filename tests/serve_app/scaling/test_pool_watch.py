@@ -181,7 +181,7 @@ def look(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Poo
 def test_one_replica_asks_for_all(cluster: Cluster, look: Callable[..., PoolWatch]) -> None:
     for _ in range(10):
         look(0, 1, 2)
-    assert cluster.asked == {0: 10, 1: 1, 2: 1}  # who starts waits for nobody
+    assert cluster.asked == {0: 10, 1: 1, 2: 1}  # a new replica asks at once
     assert cluster.counted == {0: 2, 1: 1, 2: 1}  # seldom: the list of the dead may be long
     cluster.talkers = Pool(2, ("a", "c"))
     watch = look(0, 1, 2)

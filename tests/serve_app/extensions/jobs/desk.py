@@ -143,5 +143,5 @@ def files_in(folder: Path) -> list[Path]:
 async def so(condition: Callable[[], bool]) -> None:
     """Returns once it is so."""
     async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110, the manager tells nobody
+        while not condition():  # noqa: ASYNC110, the manager has no event for it
             await asyncio.sleep(0)

@@ -98,7 +98,7 @@ async def test_what_a_writer_takes_is_no_line(texts: LiveTexts, clock: Clock) ->
         await asyncio.sleep(0.05)
         assert not speaking.done()
         clock.now_s += 100
-        await line.join()  # nobody waits
+        await line.join()
         live.append("here is what the writer had in mind all along, ")
         for waiting in (speaking, *line.speaking):  # and from now on it does
             with pytest.raises(Overloaded):
