@@ -2,7 +2,7 @@
 
 The table counts all lines of Python files; "all" is serving, load test and tools, without the experiments. A plain
 request is HTTP on one GPU with `codec.placement: inline`. The routes to read first and the files that it crosses are
-those that docs/architecture.md names. Of a file to read first it also names functions and classes, whose lines count.
+those that the code tour in docs/ links. Of a file to read first it also names functions and classes, whose lines count.
 The three processes of a request import more: that counts imports in functions too. Settings are the fields of
 `AppConfig` that hold no settings themselves.
 
@@ -36,12 +36,11 @@ DOCUMENTS = ("docs/**/*.md", "README.md", "CONTRIBUTING.md", "cluster/README.md"
 # The HTTP surface, the talker's replica and its engine, which the replica starts by name.
 PROCESSES = ("serve_app.ingress", "deployments.talker.deployment", "deployments.talker.process.engine_process")
 ARCHITECTURE = "docs/architecture.md"
-CODE = "## The code of that request"
-ROOMS = "## What to leave for later"
+TOUR = {name: f"docs/code-{name}.md" for name in ("surface", "engine", "kernels")}  # routes, in a request's order
+MAP = "docs/code-map.md"  # the table of folders
 _ROOMS = re.compile(r"^\| (`.*?) \|.*?\| ([\d,]+) \| ([\d,]+) \|$", re.MULTILINE)  # rooms, lines, lines crossed
 _FILE = re.compile(r"\]\(\.\./((?:serve_app|deployments)/[\w/]+\.py)\)")
 _STOP = re.compile(_FILE.pattern + r"\s+\(([^)]*)\)")  # of a route: a file, and in parentheses what of it is meant
-_ROUTE = re.compile(r"^### (.+?)\n(.*?)(?=^### |\Z)", re.DOTALL | re.MULTILINE)
 # What documents say: "20 files, 1,000 of their 5,000 lines" to read first, "crosses 76 of the 208 files".
 PRINTED = re.compile(
     r"(\d+)\s+files,\s+([\d,]+)\s+of\s+their\s+([\d,]+)\s+lines.*?crosses\s+(\d+)\s+of\s+(?:the\s+)?(\d+)\s+files",
@@ -99,9 +98,8 @@ def num_words(root: Path) -> int:
 def routes(root: Path) -> dict[str, dict[str, list[str]]]:
     """The files of each route to read first, in its order, and which functions and classes of each are meant."""
     return {
-        name.lower(): {file: re.findall(r"`([\w.]+)`", names) for file, names in _STOP.findall(text)}
-        for name, text in _ROUTE.findall(_section(root, CODE))
-        if _STOP.search(text)
+        name: {file: re.findall(r"`([\w.]+)`", names) for file, names in _STOP.findall(_text(root / page))}
+        for name, page in TOUR.items()
     }
 
 
@@ -117,18 +115,17 @@ def _num_own_lines(file: Path, name: str) -> int:
         inside = [node for outer in found for node in outer.body]
         found = [node for node in inside if isinstance(node, _DEFINITIONS) and node.name == part]
     if len(found) != 1:
-        raise LookupError(f"{file} defines {name} {len(found)} times: bring {ARCHITECTURE} up to date")
+        raise LookupError(f"{file} defines {name} {len(found)} times: bring docs/code-*.md up to date")
     return int(found[0].end_lineno - found[0].lineno + 1)
 
 
 def crossed(root: Path) -> set[str]:
     """The files that carry a plain request."""
-    return set(_FILE.findall(_section(root, CODE)))
+    return {file for page in TOUR.values() for file in _FILE.findall(_text(root / page))}
 
 
-def _section(root: Path, heading: str) -> str:
-    text = (root / ARCHITECTURE).read_text(encoding="utf-8")
-    return text.partition(f"{heading}\n")[2].partition("\n## ")[0]
+def _text(page: Path) -> str:
+    return page.read_text(encoding="utf-8") if page.exists() else ""
 
 
 def misprinted(root: Path) -> list[str]:
@@ -146,14 +143,14 @@ def misprinted(root: Path) -> list[str]:
 def misprinted_rooms(root: Path) -> list[str]:
     """Rows of the table of rooms that print other numbers than are counted."""
     wrong, passed = list[str](), {root / file for file in crossed(root)}
-    for names, *printed in _ROOMS.findall(_section(root, ROOMS)):
+    for names, *printed in _ROOMS.findall(_text(root / MAP)):
         rooms, _, left_out = names.partition(" without ")
         files = {file for room in re.findall(r"`(.+?)`", rooms) for file in (root / room).rglob("*.py")}
         files -= {file for room in re.findall(r"`(.+?)`", left_out) for file in (root / room).rglob("*.py")}
         counts = [sum(map(num_lines, files)), sum(map(num_lines, files & passed))]
         said = [int(number.replace(",", "")) for number in printed]
         if any(abs(number - count) > ROUNDED * count for number, count in zip(said, counts, strict=True)):
-            wrong.append(f"{ARCHITECTURE}, {names}: it is {counts[0]} lines, {counts[1]} crossed")
+            wrong.append(f"{MAP}, {names}: it is {counts[0]} lines, {counts[1]} crossed")
     return wrong
 
 

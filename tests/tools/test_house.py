@@ -29,7 +29,7 @@ def test_a_request_crosses_the_modules_of_its_processes_and_what_they_import() -
 
 def test_the_routes_and_the_files_that_a_request_crosses_are_those_of_the_document() -> None:
     found = house.routes(ROOT)
-    assert list(found) == ["surface", "engine", "kernels and codec"]
+    assert list(found) == ["surface", "engine", "kernels"]
     assert all(files for files in found.values())
     assert {file for files in found.values() for file in files} <= house.crossed(ROOT)
 
@@ -97,7 +97,8 @@ def test_a_room_of_another_size_is_found(tmp_path: Path, printed: str, is_true: 
     (tmp_path / "docs").mkdir()
     rooms = f"| `serve_app/api` without `serve_app/api/pool` | are for requests | {printed} |"
     crossed = "Read [`a`](../serve_app/api/a.py)."
-    (tmp_path / house.ARCHITECTURE).write_text(f"{house.ROOMS}\n{rooms}\n\n{house.CODE}\n{crossed}\n")
+    (tmp_path / house.MAP).write_text(f"{rooms}\n")
+    (tmp_path / house.TOUR["surface"]).write_text(f"{crossed}\n")
     assert (house.misprinted_rooms(tmp_path) == []) is is_true
 
 
