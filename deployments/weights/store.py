@@ -12,6 +12,7 @@ import os
 import queue
 import threading
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -139,6 +140,8 @@ def _asked(name: str) -> OSError | None:
         with urllib.request.urlopen(request, timeout=_HUB_S):
             return None
     except OSError as error:
+        if isinstance(error, urllib.error.HTTPError):
+            error.close()
         return error
 
 

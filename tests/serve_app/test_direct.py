@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import threading
+import urllib.error
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -22,6 +23,7 @@ from serve_app.direct import open_direct
 from serve_app.nodes.notices import Aws
 from serve_app.scaling import pool_watch
 from talkray_tools.plan import measure
+from tests.serve_app.nodes import metadata
 
 ROOT = Path(__file__).parents[2]
 NAMES = ("http_proxy", "HTTP_PROXY", "https_proxy", "all_proxy", "ALL_PROXY")
@@ -200,3 +202,10 @@ def test_a_server_that_never_answers_is_not_waited_for() -> None:
         with pytest.raises(TimeoutError):
             open_direct(f"http://127.0.0.1:{silent.getsockname()[1]}/", timeout_s=0.05)
         ended.cancel()
+
+
+def test_an_error_that_is_kept_holds_no_connection() -> None:
+    with metadata.serving() as cloud, pytest.raises(urllib.error.HTTPError) as kept:
+        open_direct(f"http://{cloud.host}/latest/meta-data", timeout_s=10.0)
+    assert kept.value.code == 401
+    assert kept.value.closed
