@@ -7,13 +7,13 @@ from collections.abc import AsyncGenerator
 import numpy as np
 import pytest
 
-from deployments.codec.batch import Decoded, DecodeTask
+from deployments.codec.batch import DecodeTask
 from deployments.codec.pool.capacity import CodecLoad
 from deployments.codec.pool.service import Placement
 from deployments.listener import Listener
 from deployments.protocol import ALL_FRAMES, FrameChunk, PcmChunk, SynthesisRequest
 from deployments.serving.replica_streams import Generate
-from tests.deployments.codec.pool.test_gate import NOWHERE, FakeDecoder, gate_of, send, until
+from tests.deployments.codec.pool.test_gate import NOWHERE
 
 pytestmark = pytest.mark.anyio
 
@@ -26,27 +26,6 @@ def test_nothing_is_ever_due_for_a_job() -> None:
     assert listener.deliver(1.0, now_s=5.0) == 0.0
     assert listener.deliver(1.0, now_s=500.0) == 0.0
     assert (listener.lead_s(600.0), listener.stalled_s) == (math.inf, 0.0)
-
-
-async def test_in_the_gate_they_go_last_each_alone_and_widen_no_chunks() -> None:
-    fake = FakeDecoder()
-    gate = gate_of(fake)
-    first = send(gate, 1e8)
-    await until(lambda: len(fake.running) == 1)
-    last = [asyncio.create_task(gate.submit(DecodeTask(CODES, NOWHERE, math.inf))) for _ in range(3)]
-    late = send(gate, 1e9)
-    await until(lambda: gate.num_waiting == 4)
-    assert gate.load == 1, "three of them count for nothing"
-    fake.finish(1e8)
-    await until(lambda: len(fake.calls) == 2)
-    assert fake.calls[1] == [1e9], "a listener with minutes in hand comes before them"
-    fake.finish(1e9)
-    for number in range(3):
-        await until(lambda number=number: len(fake.calls) == 3 + number)  # type: ignore[misc]
-        assert fake.calls[-1] == [math.inf]
-        fake.running.pop(math.inf).set_result(Decoded(np.zeros(1, np.int16), NOWHERE))
-        await last[number]
-    await asyncio.gather(first, late)
 
 
 def test_they_are_made_where_no_worker_is_taken_from_others() -> None:

@@ -1,15 +1,15 @@
 import asyncio
 import math
-import time
-from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
 import numpy as np
 import pytest
 import torch
-import uvloop
+from hypothesis import HealthCheck, settings, stateful
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from deployments.codec.batch import Decoded, DecodeTask, decode_batch
 from deployments.codec.decoder import CodecDecoder
@@ -17,386 +17,277 @@ from deployments.codec.decoder_state import DecoderState
 from deployments.codec.pool import gate as module
 from deployments.codec.pool.gate import DecodeGate
 from deployments.errors import EngineError
-
-pytestmark = pytest.mark.anyio
+from tests.clock import Clock
 
 NOWHERE = DecoderState(0, ())
+MOST = 4  # tasks of a call
+CLOCK = Clock()
+OK, WRONG, GONE = "ok", EngineError("bad codes"), asyncio.CancelledError()
+BOUNDED = settings(derandomize=True, max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
 
 
-def code(deadline_s: float) -> int:
-    """What tells a task apart: times of a machine that has run for days are no codes."""
-    return int(deadline_s) % 2048
+@dataclass(slots=True, eq=False)
+class Stream:
+    number: int
+    task: DecodeTask
+    came_s: float
+    fails: bool  # as soon as it is decoded
+    caller: asyncio.Task[Decoded]
+    decoding: asyncio.Future[Decoded] | None = None
+    started_s: float = 0.0
+    outcome: str | BaseException | None = None  # None: no call has decoded it yet
+
+    @property
+    def deadline_s(self) -> float:
+        return self.task.deadline_s
+
+    @property
+    def is_urgent(self) -> bool:
+        return bool(self.deadline_s - CLOCK.now_s <= 0.5)
 
 
-def task(deadline_s: float, *, frames: int = 1) -> DecodeTask:
-    return DecodeTask(np.full((frames, 4), code(deadline_s), np.int16), NOWHERE, deadline_s)
+def is_open(call: list[Stream]) -> bool:
+    return not all(each.outcome for each in call)
 
 
-class FakeDecoder:
-    """Notes which tasks reach it in one tick, and finishes them when a test asks for it."""
+class Streams(RuleBasedStateMachine):
+    """Streams ask for a worker, leave and come back while calls are gathered, end and fail."""
 
-    def __init__(self) -> None:
-        self.calls: list[list[float]] = []  # deadlines by tick
-        self.running: dict[float, asyncio.Future[Decoded]] = {}
-        self.note_gathered: Callable[[], None] = lambda: None  # the gate's
-        self._same_tick = False
+    @initialize(
+        workers=st.sampled_from([1, 2, 4, 5]), cost_s=st.sampled_from([0.0, 0.01, 0.03]), turns=st.integers(0, 2),
+        largest=st.sampled_from([{}, {1: 8, 2: 2, 4: 1}]),
+    )  # fmt: skip
+    def begin(self, workers: int, cost_s: float, turns: int, largest: dict[int, int]) -> None:
+        CLOCK.now_s = 0.0
+        # As in Serve's event loop its time is that at which a turn began: timers may fire early.
+        self.loop, self.turn_s, self.errors = asyncio.SelectorEventLoop(), 0.0, list[BaseException]()
+        self.loop.time = lambda: self.turn_s  # type: ignore[method-assign]
+        self.loop.set_exception_handler(lambda loop, context: self.errors.append(context["exception"]))
+        self.workers, self.turns, self.largest = workers, turns, largest
+        self.gate = DecodeGate(self.decode, workers=workers, frame_s=0.08, largest=largest)
+        self.gate.seconds_per_frame = self.cost_s = cost_s
+        self.streams = list[Stream]()
+        self.waiting = list[Stream]()  # the earliest deadline first
+        self.calls = list[list[Stream]]()  # that have a worker
+        self.gathering: list[Stream] | None = None
+        self.kept_s = list[float]()  # until each, a worker is kept for a stream that may come back
+        self.num_calls = self.num_tasks = 0
+        self.wait_s = 0.0
 
-    async def __call__(self, task: DecodeTask) -> Decoded:
-        if not self._same_tick:
-            self.calls.append([])
-            self._same_tick = True
-            asyncio.get_running_loop().call_soon(self._end_tick)
-        self.calls[-1].append(task.deadline_s)
-        self.running[task.deadline_s] = asyncio.get_running_loop().create_future()
-        return await self.running[task.deadline_s]
+    async def decode(self, task: DecodeTask) -> Decoded:
+        if self.gathering is None:
+            self.gathering = []
+            self.loop.call_soon(self.gather, self.gathering, self.turns)
+        stream = next(each for each in self.streams if each.task is task)
+        self.gathering.append(stream)
+        stream.started_s = CLOCK.now_s
+        if stream.fails:
+            stream.outcome = WRONG
+            raise WRONG
+        stream.decoding = self.loop.create_future()
+        return await stream.decoding
 
-    def _end_tick(self) -> None:
-        self._same_tick = False
-        self.note_gathered()
-
-    def finish(self, *deadlines: float) -> None:
-        for deadline in deadlines:
-            self.running.pop(deadline).set_result(Decoded(np.full(1, code(deadline), np.int16), NOWHERE))
-
-    async def land(self, *deadlines: float) -> None:
-        """Finish tasks once they run."""
-        await until(lambda: self.running.keys() >= {*deadlines})
-        self.finish(*deadlines)
-
-    def fail(self, deadline: float, error: BaseException) -> None:
-        running = self.running.pop(deadline)
-        running.cancel() if isinstance(error, asyncio.CancelledError) else running.set_exception(error)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Let other tasks run until the condition holds; a condition that never does is a failed test."""
-    for _ in range(100):
-        if condition():
+    def gather(self, call: list[Stream], turns: int) -> None:
+        """The call has its tasks, as `@serve.batch` makes it."""
+        if turns and is_open(call):
+            self.loop.call_soon(self.gather, call, turns - 1)
             return
-        await asyncio.sleep(0)
-    raise AssertionError("the condition never held")
+        self.gathering = None
+        self.check(call)
+        if is_open(call):
+            self.gate.note_gathered()
+            self.calls.append(call)
+        else:
+            self.ended(call)
+
+    def check(self, call: list[Stream]) -> None:
+        """The first stream that needs no longer wait has a worker, with the streams of its shape that come first."""
+        eligible = self.eligible()
+        assert eligible, "nobody had to be decoded now"
+        first, fitting = eligible[0], [each for each in self.waiting if each.deadline_s < math.inf]
+        fitting = [each for each in fitting if each.task.shape == first.task.shape]
+        self.kept_s = [until_s for until_s in self.kept_s if until_s > CLOCK.now_s]
+        assert len(self.calls) < self.workers
+        assert first.is_urgent or len(self.calls) + len(self.kept_s) < self.workers
+        if first.is_urgent:
+            self.kept_s = self.kept_s[1:]
+            if self.workers >= 4:  # others find a worker soon
+                fitting = [each for each in fitting if each.is_urgent]
+        if first.deadline_s == math.inf:
+            assert call == [first]
+        else:
+            left_s = fitting[0].deadline_s - CLOCK.now_s
+            assert call == fitting[: self.size(len(fitting), first.task.shape, left_s=left_s)]
+        for each in call:
+            self.waiting.remove(each)
+            if each.deadline_s - each.came_s <= 0.5:
+                self.wait_s += 0.1 * (CLOCK.now_s - each.came_s - self.wait_s)
+        self.num_calls, self.num_tasks = self.num_calls + 1, self.num_tasks + len(call)
+
+    def size(self, waiting: int, shape: tuple[int, bool], *, left_s: float = math.inf) -> int:
+        """The largest power of two of streams that one call decodes soon enough for others and for the most urgent."""
+        frames, silent = shape
+
+        def takes_s(streams: int) -> float:
+            return self.cost_s * (streams * frames + 4)
+
+        most_s = 0.4 if self.workers >= 4 else 0.25
+        if 1.2 * takes_s(1) <= left_s:  # otherwise it is late alone as well
+            most_s = min(most_s, left_s / 1.2)
+        sizes = [1, *(size for size in (2, 4) if not silent and size * frames <= 16 and takes_s(size) <= most_s)]
+        return max(size for size in sizes if size == 1 or size <= min(waiting, MOST, self.largest.get(frames, MOST)))
+
+    def eligible(self) -> list[Stream]:
+        return [each for each in self.waiting if self.starts_s(each) <= CLOCK.now_s]
+
+    def starts_s(self, stream: Stream) -> float:
+        """Beside calls of many workers a stream with time waits for others to share a call, or for a second worker."""
+        frames, silent = shape = stream.task.shape
+        if silent or self.workers < 4 or not self.calls:
+            return stream.came_s
+        alike = sum(each.task.shape == shape for each in self.waiting)
+        share_s = 0.3 if alike < self.size(MOST, shape) else 0.0
+        if len(self.calls) == self.workers - 1:
+            share_s = 1.0
+        return min(stream.came_s + share_s, stream.deadline_s - self.cost_s * (2 * frames + 4) - 0.6)
+
+    def ended(self, call: list[Stream]) -> None:
+        if call in self.calls:
+            self.calls.remove(call)
+        if not call[0].task.silent:
+            frames = sum(len(each.task.codes) for each in call)
+            taken_s = (CLOCK.now_s - call[0].started_s) / (frames + 4)
+            smoothed_s = self.cost_s + 0.1 * (min(taken_s, 4 * self.cost_s) - self.cost_s)
+            self.cost_s = smoothed_s if self.cost_s else taken_s
+        ends_s = min(each.deadline_s + 0.08 * len(each.task.codes) for each in call)
+        if ends_s - CLOCK.now_s < 0.5:
+            self.kept_s.append(CLOCK.now_s + 0.02)
+
+    def settle(self) -> None:
+        async def turns() -> None:
+            for _ in range(60):
+                await asyncio.sleep(0)
+
+        self.loop.run_until_complete(turns())
+        for error in self.errors:
+            raise error
+
+    @rule(
+        of_frames=st.sampled_from([1, 2, 4, 8, 12]), silent=st.sampled_from([False, False, False, True]),
+        left_s=st.lists(st.sampled_from([-0.5, 0.1, 0.22, 0.4, 0.6, 0.7, 2.0, 30.0, math.inf]), min_size=1, max_size=9),
+        fails=st.sampled_from([False, False, False, True]),
+    )  # fmt: skip
+    def come(self, of_frames: int, silent: bool, left_s: list[float], fails: bool) -> None:
+        """Streams in one turn."""
+        for each_s in left_s:
+            codes = np.zeros((of_frames, 4), np.int16)
+            task = DecodeTask(codes, NOWHERE, CLOCK.now_s + each_s, silent=silent)
+            caller = self.loop.create_task(self.gate.submit(task))
+            self.streams.append(Stream(len(self.streams), task, CLOCK.now_s, fails, caller))
+            self.waiting.append(self.streams[-1])
+        self.waiting.sort(key=lambda each: (each.deadline_s, each.number))
+        self.settle()
+
+    @rule(seconds=st.sampled_from([0.005, 0.02, 0.1, 0.31, 1.1]), is_long_turn=st.booleans())
+    def wait(self, seconds: float, is_long_turn: bool) -> None:
+        CLOCK.now_s += seconds
+        if is_long_turn:
+            self.come(2, silent=False, left_s=[30.0], fails=False)
+        self.turn_s = CLOCK.now_s
+        self.settle()
+
+    @precondition(lambda self: self.calls)
+    @rule(data=st.data(), outcome=st.sampled_from([OK, OK, OK, WRONG, GONE]), is_whole=st.booleans())
+    def end(self, data: st.DataObject, outcome: str | BaseException, is_whole: bool) -> None:
+        """One task or a whole call. A call keeps its worker until its last task ends."""
+        call = data.draw(st.sampled_from(self.calls))
+        for stream in [each for each in call if each.outcome is None][: None if is_whole else 1]:
+            assert stream.decoding is not None
+            stream.outcome = outcome
+            if isinstance(outcome, asyncio.CancelledError):
+                stream.decoding.cancel()
+            elif isinstance(outcome, EngineError):
+                stream.decoding.set_exception(outcome)
+            else:
+                stream.decoding.set_result(Decoded(np.full(1, stream.number, np.int16), NOWHERE))
+        if not is_open(call):
+            self.ended(call)
+        self.settle()
+
+    @rule(data=st.data())
+    def leave(self, data: st.DataObject) -> None:
+        """A waiting task is taken back; one that is decoded keeps its worker."""
+        if present := [each for each in self.streams if not each.caller.done()]:
+            stream = data.draw(st.sampled_from(present))
+            stream.caller.cancel()
+            if stream in self.waiting:
+                self.waiting.remove(stream)
+            self.settle()
+            assert stream.caller.cancelled()
+            self.streams.remove(stream)
+
+    @invariant()
+    def no_stream_waits_without_need_and_each_has_its_own_outcome(self) -> None:
+        self.kept_s = [until_s for until_s in self.kept_s if until_s > CLOCK.now_s]
+        if len(self.calls) < self.workers and (eligible := self.eligible()):
+            assert not eligible[0].is_urgent
+            assert len(self.calls) + len(self.kept_s) >= self.workers
+        for each in self.streams:
+            assert each.caller.done() == (each.outcome is not None)
+            assert each.caller.cancelled() == (each.outcome is GONE)
+            if each.outcome in (OK, WRONG):
+                assert (each.caller.exception() or each.caller.result().pcm) == (
+                    WRONG if each.outcome is WRONG else [each.number]
+                )
+        gate = self.gate
+        assert (gate.batches, gate.tasks, gate.num_waiting) == (self.num_calls, self.num_tasks, len(self.waiting))
+        assert gate.load == sum(each.deadline_s < math.inf for each in self.waiting) // self.workers
+        assert gate.seconds_per_frame == pytest.approx(self.cost_s)
+        assert gate.wait_s == pytest.approx(self.wait_s)
+        self.cost_s = gate.seconds_per_frame  # without a rounding error
+
+    def teardown(self) -> None:
+        """All that are left have their turn."""
+        for each in self.streams:
+            each.caller.cancel()
+        for call in self.calls:
+            for each in call:
+                each.decoding is None or each.decoding.cancel()
+        self.settle()
+        assert self.gate.num_waiting == 0
+        self.loop.close()
 
 
-def send(gate: DecodeGate, deadline_s: float, *, frames: int = 1) -> asyncio.Task[Decoded]:
-    return asyncio.create_task(gate.submit(task(deadline_s, frames=frames)))
+def test_streams_come_and_go_while_calls_run() -> None:
+    with mock.patch.object(module, "time", CLOCK), mock.patch.object(module, "MAX_BATCH_SIZE", MOST):
+        stateful.run_state_machine_as_test(Streams, settings=BOUNDED)
 
 
-async def settle() -> None:
-    for _ in range(20):
-        await asyncio.sleep(0)
-
-
-@pytest.fixture
-def fake() -> FakeDecoder:
-    return FakeDecoder()
-
-
-def gate_of(
-    fake: FakeDecoder, *, workers: int = 1, max_batch_size: int = 16, max_batch_frames: int = 1000,
-    max_call_s: float = 60.0, tried_s: float = 0.0,
-) -> DecodeGate:  # fmt: skip
-    limits = {"MAX_BATCH_SIZE": max_batch_size, "MAX_BATCH_FRAMES": max_batch_frames}
-    with mock.patch.multiple(module, **limits, longest_call_s=lambda workers: max_call_s):
-        gate = DecodeGate(fake, workers=workers, frame_s=0.08, tried_s=tried_s)
-    fake.note_gathered = gate.note_gathered
+def gate_of(*, workers: int = 1, tried_s: float = 0.0, seconds_per_frame: float = 0.0) -> DecodeGate:
+    gate = DecodeGate(mock.Mock(), workers=workers, frame_s=0.08, tried_s=tried_s)
+    gate.seconds_per_frame = seconds_per_frame
     return gate
 
 
-async def test_jobs_of_one_tick_go_together_at_once(fake: FakeDecoder) -> None:
-    gate = gate_of(fake)
-    decoding = [send(gate, deadline) for deadline in (3.0, 1.0, 2.0, 4.0)]
-    await until(lambda: len(fake.running) == 4)
-    assert fake.calls == [[1.0, 2.0, 3.0, 4.0]]
-    fake.finish(1.0, 2.0, 3.0, 4.0)
-    assert [(await task).pcm[0] for task in decoding] == [3, 1, 2, 4]
-    assert (gate.batches, gate.tasks, gate.num_waiting) == (1, 4, 0)
+def test_what_workers_carry_follows_from_what_calls_have_taken_and_before_from_those_of_the_start() -> None:
+    assert gate_of(workers=2).capacity == math.inf
+    assert gate_of(workers=2, seconds_per_frame=0.01).capacity == pytest.approx(0.9 * 2 * 8 * 0.08 / 0.12)
+    assert gate_of(tried_s=0.005).capacity == pytest.approx(0.5 * 0.9 * 8 * 0.08 / 0.06)
+    assert gate_of(tried_s=1.0).capacity == 2  # enough that one stream is decoded, which tells more
+    assert 0 < gate_of(tried_s=0.005, seconds_per_frame=1.0).capacity < 1
 
 
-@pytest.mark.parametrize("comes_back", [True, False])
-async def test_a_worker_waits_a_moment_for_a_stream_with_little_time(fake: FakeDecoder, comes_back: bool) -> None:
-    gate, now_s = gate_of(fake), time.monotonic()
-    soon, later, sooner = now_s + 0.1, now_s + 10, now_s + 0.2
-    urgent = send(gate, soon)
-    await until(lambda: soon in fake.running)
-    patient = send(gate, later, frames=12)
-    fake.finish(soon)
-    await urgent
-    assert later not in fake.running
-    if comes_back:
-        again = send(gate, sooner)
-        await fake.land(sooner)
-        await again
-    while later not in fake.running:  # noqa: ASYNC110, the gate's clock lets it through
-        await asyncio.sleep(0.001)
-    fake.finish(later)
-    await patient
-    assert fake.calls == ([[soon], [sooner], [later]] if comes_back else [[soon], [later]])
-
-
-async def test_no_more_workers_wait_than_streams_may_come_back(fake: FakeDecoder) -> None:
-    gate, now_s = gate_of(fake, workers=3), time.monotonic()
-    soon, later, sooner = now_s + 0.1, [now_s + 10, now_s + 20, now_s + 30], now_s + 0.2
-    urgent = send(gate, soon)
-    await fake.land(soon)
-    await urgent
-    patient = [send(gate, each, frames=number + 1) for number, each in enumerate(later)]
-    await settle()
-    assert list(fake.running) == later[:2], "one of three workers is kept for the stream that may come back"
-    again = send(gate, sooner)
-    await until(lambda: sooner in fake.running)
-    fake.finish(sooner, *later[:2])
-    await again
-    while later[2] not in fake.running:  # noqa: ASYNC110, the gate's clock lets it through
-        await asyncio.sleep(0.001)
-    fake.finish(later[2])
-    await asyncio.gather(*patient)
-
-
-MANY = 4
-
-
-async def many_of_which_are_idle(fake: FakeDecoder, idle: int) -> tuple[DecodeGate, list[asyncio.Task[Decoded]], float]:
-    """A gate of many workers; the others decode, the first of them for who needs it now."""
-    gate, now_s = gate_of(fake, workers=MANY, max_batch_size=2), time.monotonic()
-    decoding = [send(gate, now_s, frames=20 + number) for number in range(MANY - idle)]
-    await until(lambda: sum(map(len, fake.calls)) == MANY - idle)
-    return gate, decoding, now_s
-
-
-async def test_who_has_plenty_in_hand_waits_for_another_to_share_a_call(fake: FakeDecoder) -> None:
-    gate, decoding, now_s = await many_of_which_are_idle(fake, 2)
-    decoding.append(send(gate, now_s + 30, frames=8))
-    await settle()
-    assert gate.num_waiting == 1
-    decoding += [send(gate, now_s + later, frames=8) for later in (31, 32)]
-    await until(lambda: fake.calls[-1] == [now_s + 30, now_s + 31])
-    await settle()
-    assert gate.num_waiting == 1, "a call takes two, and the last worker is left to the urgent"
-    await _cancel(decoding)
-
-
-async def test_who_has_plenty_in_hand_goes_alone_in_the_end(fake: FakeDecoder) -> None:
-    gate, decoding, now_s = await many_of_which_are_idle(fake, 2)
-    began_s = time.monotonic()
-    decoding.append(send(gate, now_s + 30))
-    await settle()
-    async with asyncio.timeout(10):
-        while gate.num_waiting:  # noqa: ASYNC110, the gate's clock lets it through
-            await asyncio.sleep(0.001)
-    assert time.monotonic() - began_s > 0.1
-    await _cancel(decoding)
-
-
-async def test_the_last_idle_worker_is_left_to_the_urgent(fake: FakeDecoder) -> None:
-    gate, decoding, now_s = await many_of_which_are_idle(fake, 1)
-    decoding += [send(gate, now_s + later) for later in (30, 31)]
-    await settle()
-    assert gate.num_waiting == 2
-    decoding.append(send(gate, now_s + 0.1))
-    await until(lambda: fake.calls[-1] == [now_s + 0.1])
-    assert gate.num_waiting == 2, "it takes none along that has time"
-    await _cancel(decoding)
-
-
-@pytest.mark.parametrize(("left_s", "calls"), [
-    (2.2, [[2.2], [2.4, 2.6]]), (1.8, [[1.8, 2.0], [2.2]]), (-2.0, [[-2.0, -1.8], [-1.6]]),
-], ids=["in-time", "late-also-alone", "late-already"])  # fmt: skip
-async def test_who_is_in_time_joins_no_late_call(fake: FakeDecoder, left_s: float, calls: list[list[float]]) -> None:
-    """A call of two takes 2.4 s here, one of one 2.0 s, and perhaps a fifth longer."""
-    gate, now_s = gate_of(fake), time.monotonic()
-    gate.seconds_per_frame = 0.4 / 1.2
-    decoding = [send(gate, now_s + left_s + 0.2 * number) for number in range(3)]
-    for call in calls:
-        deadlines = [now_s + each for each in call]
-        await until(lambda deadlines=deadlines: list(fake.running) == pytest.approx(deadlines, abs=1e-6))
-        gate.seconds_per_frame = 1e-6
-        fake.finish(*fake.running)
-    await asyncio.gather(*decoding)
-
-
-@pytest.mark.parametrize(("workers", "busy"), [(MANY, 0), (MANY - 1, 1)])
-async def test_nobody_waits_for_idle_workers_or_beside_few_of_them(fake: FakeDecoder, workers: int, busy: int) -> None:
-    gate, now_s = gate_of(fake, workers=workers), time.monotonic()
-    decoding = [send(gate, now_s, frames=20) for _ in range(busy)]
-    await until(lambda: len(fake.running) == busy)
-    decoding.append(send(gate, now_s + 30))
-    await until(lambda: now_s + 30 in fake.running)
-    await _cancel(decoding)
-
-
-async def _cancel(decoding: list[asyncio.Task[Decoded]]) -> None:
-    for task in decoding:
-        task.cancel()
-    await asyncio.gather(*decoding, return_exceptions=True)
-
-
-def test_a_timer_that_fires_early_leaves_nobody_waiting() -> None:
-    """As those of Serve's event loop do: they count from the beginning of the loop's turn."""
-
-    async def speak() -> None:
-        fake = FakeDecoder()
-        gate, now_s = gate_of(fake), time.monotonic()
-        urgent = send(gate, now_s)
-        await until(lambda: now_s in fake.running)
-        patient = send(gate, now_s + 10)
-        await settle()
-        time.sleep(0.05)  # noqa: ASYNC251, a long turn
-        fake.finish(now_s)
-        await urgent
-        async with asyncio.timeout(10):
-            while now_s + 10 not in fake.running:  # noqa: ASYNC110, the gate's clock lets it through
-                await asyncio.sleep(0.001)
-        fake.finish(now_s + 10)
-        await patient
-
-    uvloop.run(speak())
-
-
-async def test_calls_have_few_sizes(fake: FakeDecoder) -> None:
-    """Sound goes in powers of two streams, what only brings a state forward alone."""
-    gate = gate_of(fake)
-    decoding = [send(gate, float(number)) for number in range(7)]
-    for batch in ([0.0, 1.0, 2.0, 3.0], [4.0, 5.0], [6.0]):
-        await until(lambda batch=batch: list(fake.running) == batch)
-        fake.finish(*batch)
-    await asyncio.gather(*decoding)
-    silent = [asyncio.create_task(gate.submit(replace(task(float(number)), silent=True))) for number in range(2)]
-    for number in range(2):
-        await until(lambda number=number: list(fake.running) == [float(number)])
-        fake.finish(float(number))
-    await asyncio.gather(*silent)
-
-
-async def test_waiting_jobs_go_by_deadline_with_their_frame_count(fake: FakeDecoder) -> None:
-    gate = gate_of(fake, max_batch_size=2)
-    decoding = [send(gate, 0.0)]
-    await until(lambda: 0.0 in fake.running)
-    waiting = [task(5.0), task(4.0, frames=2), task(3.0), task(6.0), task(9.0, frames=2)]
-    decoding += [asyncio.create_task(gate.submit(each)) for each in waiting]
-    await until(lambda: gate.num_waiting == 5)
-    for batch in ([0.0], [3.0, 5.0], [4.0, 9.0], [6.0]):
-        await until(lambda batch=batch: list(fake.running) == batch)
-        fake.finish(*batch)
-    await asyncio.gather(*decoding)
-    assert fake.calls == [[0.0], [3.0, 5.0], [4.0, 9.0], [6.0]]
-
-
-async def test_a_worker_is_held_until_the_whole_batch_is_done(fake: FakeDecoder) -> None:
-    gate = gate_of(fake)
-    decoding = [send(gate, deadline) for deadline in (1.0, 2.0)]
-    await until(lambda: len(fake.running) == 2)
-    decoding.append(send(gate, 3.0))
-    fake.finish(1.0)
-    await settle()
-    assert decoding[0].done()
-    assert 3.0 not in fake.running
-    fake.finish(2.0)
-    await fake.land(3.0)
-    await asyncio.gather(*decoding)
-
-
-async def test_every_worker_gets_a_batch(fake: FakeDecoder) -> None:
-    gate = gate_of(fake, workers=2, max_batch_size=1)
-    decoding = [send(gate, deadline) for deadline in (1.0, 2.0, 3.0)]
-    await settle()
-    assert sorted(fake.running) == [1.0, 2.0]
-    fake.finish(2.0)
-    await until(lambda: 3.0 in fake.running)
-    fake.finish(1.0, 3.0)
-    await asyncio.gather(*decoding)
-    assert fake.calls == [[1.0], [2.0], [3.0]], "each batch is gathered by itself"
-
-
-@pytest.mark.parametrize("error", [EngineError("bad codes"), asyncio.CancelledError()])
-async def test_an_error_reaches_its_own_caller_only(fake: FakeDecoder, error: BaseException) -> None:
-    gate = gate_of(fake)
-    decoding = [send(gate, deadline) for deadline in (1.0, 2.0)]
-    await until(lambda: len(fake.running) == 2)
-    fake.fail(1.0, error)
-    fake.finish(2.0)
-    await until(decoding[0].done)
-    with pytest.raises(type(error)):
-        await decoding[0]
-    assert (await decoding[1]).pcm[0] == 2
-    again = send(gate, 3.0)
-    await fake.land(3.0)
-    await again
-
-
-async def test_a_caller_who_leaves_takes_its_waiting_job_back(fake: FakeDecoder) -> None:
-    gate = gate_of(fake)
-    decoding = [send(gate, 1.0)]
-    await until(lambda: 1.0 in fake.running)
-    left, stays = (send(gate, deadline) for deadline in (2.0, 3.0))
-    await until(lambda: gate.num_waiting == 2)
-    left.cancel()
-    await until(left.cancelled)
-    assert gate.num_waiting == 1
-    fake.finish(1.0)
-    await until(lambda: bool(fake.running))
-    assert list(fake.running) == [3.0]
-    fake.finish(3.0)
-    await asyncio.gather(*decoding, stays)
-
-
-async def test_a_caller_who_leaves_while_decoding_leaks_no_worker(fake: FakeDecoder) -> None:
-    gate = gate_of(fake)
-    left, failed = (send(gate, deadline) for deadline in (1.0, 2.0))
-    await until(lambda: len(fake.running) == 2)
-    left.cancel()
-    failed.cancel()
-    await until(lambda: left.cancelled() and failed.cancelled())
-    after = send(gate, 3.0)
-    await settle()
-    assert 3.0 not in fake.running  # the worker is still busy with those who left
-    fake.finish(1.0)
-    fake.fail(2.0, EngineError("nobody hears this"))
-    await fake.land(3.0)
-    await after
-
-
-async def test_sixteen_streams_share_batches() -> None:
-    """Streams that each decode chunk after chunk meet in the gate, whatever order they come in."""
-    free = asyncio.Event()
-
-    async def decode(task: DecodeTask) -> Decoded:
-        await free.wait()
-        await asyncio.sleep(0)
-        return Decoded(np.zeros(1, np.int16), NOWHERE)
-
-    gate = DecodeGate(decode, workers=1, frame_s=0.08)
-
-    async def run(number: int) -> None:
-        for chunk in range(10):
-            await gate.submit(task(chunk + number / 100))
-            for _ in range(number % 3):
-                await asyncio.sleep(0)
-
-    streams = asyncio.gather(*(run(number) for number in range(16)))
-    await settle()
-    free.set()
-    await streams
-    assert gate.tasks == 160
-    assert gate.tasks / gate.batches > 2
-
-
-def decode_alone(decoder: CodecDecoder, codes: torch.Tensor) -> np.ndarray:
-    (outcome,) = decode_batch(decoder, [DecodeTask(codes.numpy().astype(np.int16), decoder.initial_state(), 0.0)])
-    assert isinstance(outcome, Decoded)
-    return outcome.pcm
+def decoded(decoder: CodecDecoder, *codes: np.ndarray) -> list[Any]:
+    return decode_batch(decoder, [DecodeTask(each, decoder.initial_state(), 0.0) for each in codes])
 
 
 def test_decode_batch_keeps_order_over_different_lengths(decoder: CodecDecoder, codes: torch.Tensor) -> None:
-    lengths = [3, 1, 3]
-    tasks = [
-        DecodeTask(row[:length].numpy().astype(np.int16), decoder.initial_state(), 0.0)
-        for row, length in zip(codes, lengths, strict=True)
-    ]
-    for row, length, outcome in zip(codes, lengths, decode_batch(decoder, tasks), strict=True):
-        assert isinstance(outcome, Decoded)
-        assert outcome.state.position == length
+    rows = [row[:length].numpy().astype(np.int16) for row, length in zip(codes, (3, 1, 3), strict=True)]
+    for row, outcome in zip(rows, decoded(decoder, *rows), strict=True):
+        [alone] = decoded(decoder, row)
+        assert outcome.state.position == len(row)
         assert outcome.pcm.dtype == np.int16
-        assert np.abs(outcome.pcm.astype(int) - decode_alone(decoder, row[:length])).max() <= 1
+        assert np.abs(outcome.pcm.astype(int) - alone.pcm).max() <= 1
 
 
 @pytest.mark.parametrize(
@@ -405,54 +296,9 @@ def test_decode_batch_keeps_order_over_different_lengths(decoder: CodecDecoder, 
 )
 def test_a_bad_job_fails_alone(decoder: CodecDecoder, codes: torch.Tensor, broken: np.ndarray, message: str) -> None:
     good = codes[0, :2].numpy().astype(np.int16)
-    tasks = [DecodeTask(each, decoder.initial_state(), 0.0) for each in (good, broken, good)]
-    first, bad, last = decode_batch(decoder, tasks)
+    first, bad, last = decoded(decoder, good, broken, good)
     assert isinstance(bad, EngineError)
     assert message in str(bad)
-    for outcome in (first, last):
-        assert isinstance(outcome, Decoded)
-        assert np.array_equal(outcome.pcm, decode_alone(decoder, codes[0, :2]))
-
-
-@pytest.mark.parametrize(
-    ("limit", "seconds_per_frame"),
-    [({"max_batch_frames": 8}, 0.0), ({"max_call_s": 0.4}, 0.033)],  # and as much as 4 frames for the call
-    ids=["frames", "their cost so far"],
-)
-async def test_a_batch_is_bounded(fake: FakeDecoder, limit: dict[str, Any], seconds_per_frame: float) -> None:
-    gate = gate_of(fake, **limit)
-    gate.seconds_per_frame = seconds_per_frame
-    decoding = [send(gate, float(number), frames=4) for number in range(3)]
-    await until(lambda: len(fake.running) == 2)
-    fake.finish(0.0, 1.0)
-    gate.seconds_per_frame = 1.0
-    await fake.land(2.0)
-    await asyncio.gather(*decoding)
-    assert fake.calls == [[0.0, 1.0], [2.0]]
-
-
-def test_what_workers_carry_follows_from_what_calls_have_taken(fake: FakeDecoder) -> None:
-    gate = gate_of(fake, workers=2)
-    assert gate.capacity == math.inf
-    gate.seconds_per_frame = 0.01
-    assert gate.capacity == pytest.approx(0.9 * 2 * 8 * 0.08 / 0.12)  # in calls of eight frames
-    gate.seconds_per_frame = 1.0
-    assert 0 < gate.capacity < 1
-
-
-async def test_before_the_first_call_those_of_the_start_say_what_workers_carry(fake: FakeDecoder) -> None:
-    gate = gate_of(fake, tried_s=0.005)
-    assert gate.capacity == pytest.approx(0.5 * 0.9 * 8 * 0.08 / 0.06)
-    assert gate_of(fake, tried_s=1.0).capacity == 2  # enough that one stream is decoded, which tells more
-    gate.seconds_per_frame = 1.0
-    assert 0 < gate.capacity < 1
-
-
-async def test_a_machine_that_stood_still_does_not_make_frames_dear(fake: FakeDecoder) -> None:
-    gate = gate_of(fake)
-    gate.seconds_per_frame = 1e-6
-    task = send(gate, 0.0)
-    await until(lambda: 0.0 in fake.running)
-    fake.finish(0.0)  # far more than a microsecond later
-    await task
-    assert gate.seconds_per_frame == pytest.approx(1.3e-6)
+    [alone] = decoded(decoder, good)
+    assert np.array_equal(first.pcm, alone.pcm)
+    assert np.array_equal(last.pcm, alone.pcm)

@@ -1,13 +1,24 @@
-import random
-from collections.abc import Callable, Iterable, Iterator
+import math
+from collections.abc import Iterable
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
+import torch
+from hypothesis import HealthCheck, settings, stateful
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from deployments.errors import Overloaded
+from deployments.listener import Listener
 from deployments.protocol import FinishReason, Progress, Sampling, SynthesisRequest
-from deployments.talker.engine.scheduler import Scheduler
+from deployments.talker.engine import lanes
+from deployments.talker.engine import scheduler as module
+from deployments.talker.engine.scheduler import Batch, Scheduler
+from deployments.talker.engine.step_maker import StepInFlight
 from deployments.talker.state.kv_cache import BlockManager
 from deployments.talker.state.sequence import FrameLimit, Sequence
 from deployments.talker.text.prompt import Prompt
@@ -15,27 +26,16 @@ from tests.clock import Clock
 
 FRAME = np.zeros(4, np.int16)
 BLOCK_SIZE = 4
+CLOCK = Clock(5.0)
+DEVICE = mock.Mock()
+BOUNDED = settings(derandomize=True, max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
 
 
-def sequence(number: int, *, rows: int = 3, frames: int = 8) -> Sequence:
-    ids = np.zeros(rows, np.int32)
+def sequence(number: int, *, rows: int = 3, frames: int = 8, prefix: int = 0, **request: Any) -> Sequence:
+    ids, limit = np.zeros(rows, np.int32), FrameLimit(frames, FinishReason.LENGTH)
     prompt = Prompt(ids, ids, ids[:1], num_text_tokens=rows)
-    request = SynthesisRequest(str(number), "text")
-    return Sequence(number, request, prompt, Sampling(), FrameLimit(frames, FinishReason.LENGTH), frame_s=0.08)
-
-
-def heard(number: int) -> Sequence:
-    """A sequence that goes on with what a listener hears already."""
-    each = sequence(number)
-    each.request = replace(each.request, continues=True)
-    return each
-
-
-def awaiting_text(number: int) -> Sequence:
-    """A sequence that waits for text."""
-    each = sequence(number)
-    each.prompt = replace(each.prompt, trailing=each.prompt.trailing[:0], has_all_text=False)
-    return each
+    asked = SynthesisRequest(str(number), "text", **request)
+    return Sequence(number, asked, prompt, Sampling(), limit, frames=[FRAME] * prefix, frame_s=0.08)
 
 
 def scheduler(*, blocks: int = 100, max_num_seqs: int = 2, max_num_waiting: int = 2, **options: float) -> Scheduler:
@@ -43,156 +43,363 @@ def scheduler(*, blocks: int = 100, max_num_seqs: int = 2, max_num_waiting: int 
     return Scheduler(manager, max_num_seqs=max_num_seqs, max_num_waiting=max_num_waiting, **options)
 
 
-def add(line: Scheduler, numbers: Iterable[int], make: Callable[..., Sequence] = sequence, **options: int) -> None:
-    for number in numbers:
-        line.add(make(number, **options))
-
-
-def ids(sequences: list[Sequence]) -> list[int]:
-    return [each.id for each in sequences]
-
-
 def step(line: Scheduler) -> tuple[list[int], list[int]]:
-    """One step as the engine takes it: who was prefilled, and who got a frame."""
-    batch = line.schedule()
-    if batch is None:
+    """One step as the engine takes it: the sequences that were prefilled, and those that got a frame."""
+    if (batch := line.schedule()) is None:
         return [], []
-    decoded = ids(batch.decode)
+    decoded = [each.id for each in batch.decode]
     for each in batch.decode:
-        assert len(line.blocks.table(each.id)) >= line.blocks.blocks_for(each.num_positions + 1)
         each.append(FRAME)
     line.retire(batch.decode)
-    line.check_integrity()
-    return ids(batch.prefill), decoded
+    return [each.id for each in batch.prefill], decoded
 
 
-def steps(line: Scheduler) -> Iterator[tuple[list[int], list[int]]]:
-    while not line.is_idle:
-        yield step(line)
+class Steps(RuleBasedStateMachine):
+    """A scheduler and two lanes: requests come, write and leave while steps of the engine and of lanes overlap."""
 
+    @initialize(
+        rows=st.sampled_from([1, 2, 3, 8, 17]), blocks=st.sampled_from([4, 9, 40]),
+        max_lead_s=st.sampled_from([0.1, 0.5, math.inf]),
+    )  # fmt: skip
+    def begin(self, rows: int, blocks: int, max_lead_s: float) -> None:
+        self.num_rows, self.num_blocks, self.max_lead_s = rows, blocks, max_lead_s
+        self.line = scheduler(blocks=blocks, max_num_seqs=rows, max_num_waiting=3, max_lead_s=max_lead_s)
+        maker: Any = self
+        self.lanes, self.num_failing = lanes.Lanes(mock.Mock(), self.line, maker), 0
+        self.lanes.runners = [mock.Mock(buckets=(1, 2), most_positions=most) for most in (6, 4)]
+        self.free_lanes, self.scheduled_s = [*self.lanes.runners], 0.0
+        # Where each sequence is, in the order that the scheduler has to keep.
+        self.waiting, self.jobs, self.running = list[Sequence](), list[Sequence](), list[Sequence]()
+        self.in_lanes = list[Sequence]()
+        self.lane_steps = list[StepInFlight]()
+        self.known = list[Sequence]()  # by id
+        self.batch: Batch | None = None  # until its frames are there
+        self.beside: Any = None  # the engine's last step
+        self.unused_rows, self.unused_blocks = set[int](), set[int]()  # of the last step and of lanes beside it
 
-def test_nothing_to_do_is_no_batch() -> None:
-    line = scheduler()
-    assert line.is_idle
-    assert line.schedule() is None
+    # What lanes ask of the step maker.
 
+    def admit(self, sequences: list[Sequence], runner: object) -> list[Sequence]:
+        return sequences[: self.num_failing]
 
-def test_a_new_sequence_is_prefilled_and_decoded_in_one_step() -> None:
-    line = scheduler()
-    line.add(sequence(1))
-    assert step(line) == ([1], [1])
-    assert step(line) == ([], [1])
+    def queue(self, sequences: list[Sequence], runner: Any, after: None) -> StepInFlight:
+        runner.run_pending_advance.reset_mock()
+        queued: Any = SimpleNamespace(sequences=sequences, has_codes=False, is_over=False, result=lambda: None)
+        return StepInFlight(queued, runner, [])
 
+    def deliver(self, step: Any, frames: None = None) -> None:
+        for each in step.queued.sequences:
+            if self.line.holds(each):
+                each.append(FRAME)
 
-def test_rows_limit_who_runs_and_the_line_is_first_come_first_served() -> None:
-    line = scheduler(max_num_seqs=2)
-    for number, frames in [(1, 3), (2, 1), (3, 2), (4, 1)]:
-        line.add(sequence(number, frames=frames))
-    assert list(steps(line)) == [([1, 2], [1, 2]), ([3], [1, 3]), ([], [1, 3]), ([4], [4])]
-    assert line.blocks.num_free == 100
+    def follow_text(self, queued: Any) -> None:
+        assert not any(each.id in self.line.running for each in queued.sequences), "it comes before they join"
+        queued.was_followed = True
 
+    def needed(self, each: Sequence) -> int:
+        return -(-(each.num_positions + 1) // BLOCK_SIZE)
 
-def test_the_head_of_the_line_waits_for_blocks_and_nobody_overtakes_it() -> None:
-    line = scheduler(blocks=4, max_num_seqs=3)
-    line.add(sequence(1, rows=7, frames=1))  # two blocks
-    line.add(sequence(2, rows=11, frames=1))  # three
-    line.add(sequence(3, rows=1, frames=1))  # one, which is free all along
-    assert list(steps(line)) == [([1], [1]), ([2, 3], [2, 3])]
+    def held(self, of: Iterable[Sequence]) -> set[int]:
+        return {block for each in of for block in self.line.blocks.table(each.id)}
 
+    def fits(self, each: Sequence) -> bool:
+        free = self.num_blocks - len(self.held(self.running + self.in_lanes))
+        return len(self.running + self.in_lanes) < self.num_rows and self.needed(each) <= free
 
-def test_a_full_line_is_overload() -> None:
-    line = scheduler(max_num_seqs=2, max_num_waiting=1)
-    for number in range(3):
-        line.check_room()
-        line.add(sequence(number, frames=1))
-    with pytest.raises(Overloaded, match=r"waiting: 3\)"):
-        line.check_room()
-    step(line)
-    line.check_room()
+    def remove(self, each: Sequence) -> None:
+        for place in (self.waiting, self.jobs, self.running, self.in_lanes):
+            if each in place:
+                place.remove(each)
 
+    def retired(self, sequences: Iterable[Sequence]) -> None:
+        """Sequences got a frame, and the listener has it."""
+        for each in sequences:
+            if each in self.running + self.in_lanes:
+                assert each.listener.audio_s == pytest.approx(0.08 * (each.num_frames - each.num_sent))
+                if each.finish_reason is not None:
+                    self.remove(each)
 
-def test_rows_that_run_count_towards_the_limit() -> None:
-    line = scheduler(max_num_seqs=1, max_num_waiting=0)
-    line.add(sequence(1))
-    step(line)
-    with pytest.raises(Overloaded):
-        line.check_room()
+    @rule(
+        kind=st.sampled_from(["new", "new", "job", "job", "live", "heard", "cloned"]), rows=st.integers(1, 7),
+        frames=st.sampled_from([1, 2, 4, 8, 8]), prefix=st.integers(0, 1), in_hand_s=st.sampled_from([0.0, 0.5]),
+        together=st.sampled_from([1, 2, 4]),
+    )  # fmt: skip
+    def arrive(self, kind: str, together: int, **options: Any) -> None:
+        for _ in range(together):
+            self.come(kind, **options)
 
-
-def test_who_waits_for_text_is_prefilled_where_nobody_else_wants_the_place() -> None:
-    line = scheduler(max_num_seqs=1)
-    line.add(awaiting_text(1))
-    assert step(line) == ([1], [])
-    assert line.is_idle
-    line.add(awaiting_text(2))
-    assert line.is_idle
-    line.add(sequence(3, frames=1))
-    assert step(line) == ([3], [3])
-    assert ids(list(line.waiting)) == [1, 2]
-    assert step(line) == ([1], [])
-    assert line.is_idle
-
-
-def test_the_newest_gives_way_when_blocks_run_out_and_goes_on_first() -> None:
-    line = scheduler(blocks=4, max_num_seqs=3, max_num_waiting=1)
-    sequences = [sequence(number, rows=3, frames=4) for number in (1, 2, 3)]
-    for each in [*sequences, sequence(4, rows=1, frames=1)]:
+    def come(self, kind: str, *, rows: int, frames: int, prefix: int, in_hand_s: float) -> None:
+        line, is_job, options = self.line, kind == "job", {"background": True} if kind == "job" else {}
+        ahead = len(self.waiting) + sum(not each.is_background for each in self.running + self.in_lanes)
+        is_full = len(self.jobs) >= max(1, self.num_rows // 8) if is_job else ahead >= self.num_rows + 3
+        if is_full:
+            with pytest.raises(Overloaded, match="jobs" if is_job else rf"waiting: {ahead}\)") as refused:
+                line.check_room(**options)
+            assert is_job or refused.value.retry_after_s > 0
+        else:
+            line.check_room(**options)
+        if is_full and kind not in ("heard", "job"):
+            return
+        prefix = prefix if kind == "heard" and frames > 1 else 0
+        each = sequence(
+            len(self.known), rows=rows, frames=frames, prefix=prefix, background=is_job, continues=kind == "heard"
+        )
+        if kind == "heard":
+            each.listener = Listener(CLOCK.now_s + in_hand_s)
+        if kind == "live":
+            each.prompt = replace(each.prompt, trailing=each.prompt.trailing[:0], has_all_text=False)
+        if kind == "cloned":
+            each.prompt = replace(each.prompt, dense=torch.zeros(1, 4))
+        self.known.append(each)
         line.add(each)
-    assert step(line) == ([1, 2, 3], [1, 2, 3])  # a block each, one is free; with 4 frames it is two each
-    assert step(line) == ([], [1, 2])
-    assert ids(list(line.waiting)) == [3, 4]
-    assert sequences[2].num_frames == 1
-    assert [step(line) for _ in range(2)] == [([], [1, 2])] * 2
-    assert step(line) == ([3, 4], [3, 4])
-    assert list(steps(line)) == [([], [3])] * 2
-    assert [each.num_frames for each in sequences] == [4, 4, 4]
-    assert line.blocks.num_free == 4
+        place = self.jobs if is_job else self.waiting
+        place.insert(0 if kind == "heard" else len(place), each)
+
+    @precondition(lambda self: any(not each.prompt.has_all_text for each in self.known))
+    @rule(data=st.data(), has_all_text=st.booleans())
+    def write(self, data: st.DataObject, has_all_text: bool) -> None:
+        each = data.draw(st.sampled_from([each for each in self.known if not each.prompt.has_all_text]))
+        trailing = np.append(each.prompt.trailing, np.int32(0))
+        each.prompt = replace(each.prompt, trailing=trailing, has_all_text=has_all_text)
+
+    @rule(data=st.data())
+    def abort(self, data: st.DataObject) -> None:
+        number = data.draw(st.integers(0, len(self.known)))  # one that has ended or never was is no error
+        self.drop(number)
+
+    def drop(self, number: int) -> None:
+        self.lanes.await_sequence(number)
+        self.check_waits(any(each.id == number for each in self.in_lanes))
+        self.line.abort(number)
+        for each in self.known[number : number + 1]:
+            self.remove(each)
+
+    def check_waits(self, waits: bool) -> None:
+        """Whether the device's later work waits for the lanes."""
+        awaited = [call.args[0] for call in DEVICE.wait_stream.call_args_list]
+        assert awaited == [lane.cuda_stream for lane in self.lanes.runners] * waits
+        DEVICE.reset_mock()
+
+    @rule(taken_s=st.sampled_from([0.0, 0.0, 0.005, 0.03, 0.3]), times=st.sampled_from([1, 2, 5]))
+    def step(self, taken_s: float, times: int) -> None:
+        for _ in range(times):
+            self.collect()
+            CLOCK.now_s += taken_s
+            self.choose()
+
+    @rule()
+    def collect(self) -> None:
+        """The frames of the engine's step are there. It still uses its rows and blocks."""
+        if self.batch is not None:
+            self.deliver(self.beside)
+            self.line.retire(self.batch.decode)
+            self.retired(self.batch.decode)
+            self.batch = None
+
+    def choose(self) -> None:
+        """The engine's next step."""
+        line, ready = self.line, [each for each in self.waiting if not each.awaits_text]
+        room = self.num_blocks - len(self.held(self.in_lanes))
+        is_crowded = sum(map(self.needed, self.running)) > room
+        is_idle = line.is_idle
+        self.batch = line.schedule()
+        prefilled = [] if self.batch is None else self.batch.prefill
+        assert is_idle == (self.batch is None and not ready and not is_crowded)
+        self.check_preempted(ready, prefilled, is_crowded=is_crowded)
+        self.check_admitted(ready, prefilled, is_crowded=is_crowded)
+        expected = self.due()
+        self.scheduled_s = CLOCK.now_s
+        if self.batch is None:
+            assert expected == []
+            return
+        assert self.batch.decode == expected
+        for each in self.running:
+            assert len(line.blocks.table(each.id)) == self.needed(each)
+        self.lanes.begin_step()
+        for lane in self.lanes.runners:
+            lane.cuda_stream.wait_stream.assert_called_once_with(DEVICE)  # type: ignore[union-attr]
+            lane.cuda_stream.reset_mock()  # type: ignore[union-attr]
+        self.beside = SimpleNamespace(queued=SimpleNamespace(sequences=self.batch.decode))
+        with_row = self.running + self.in_lanes
+        self.unused_rows = {*range(self.num_rows)} - {each.row for each in with_row if each.row is not None}
+        self.unused_blocks = {*range(1, self.num_blocks + 1)} - self.held(with_row)
+
+    def check_preempted(self, ready: list[Sequence], prefilled: list[Sequence], *, is_crowded: bool) -> None:
+        """Jobs give way before listeners, and the youngest first; none without need. They go on before others.
+
+        Listeners that have text give way only where the blocks do not suffice for those that run.
+        """
+        preempted = [each for each in self.running if each.id not in self.line.running or each in prefilled]
+        jobs = [each for each in self.running if each.is_background]
+        listeners = [each for each in self.running if not each.is_background and (is_crowded or each.awaits_text)]
+        order = [*jobs[::-1], *listeners[::-1]]
+        assert {*preempted} == {*order[: len(preempted)]}
+        assert preempted or not is_crowded
+        for each in preempted:
+            self.remove(each)
+        if preempted:
+            last = order[len(preempted) - 1]
+            newcomer = [] if is_crowded else [each for each in ready if each not in prefilled][:1]
+            wanted = [each for each in [*self.running, *prefilled, *newcomer, last] if each not in self.in_lanes]
+            has_row = len({*wanted, *self.in_lanes}) <= self.num_rows
+            assert not has_row or sum(map(self.needed, {*wanted})) > self.num_blocks - len(self.held(self.in_lanes))
+        self.waiting = [each for each in preempted if not each.is_background] + self.waiting
+        self.jobs = [each for each in preempted if each.is_background] + self.jobs
+
+    def check_admitted(self, ready: list[Sequence], prefilled: list[Sequence], *, is_crowded: bool) -> None:
+        """In the order of the line; sequences that await text, and one job, only if no other waits."""
+        first = [each for each in prefilled if each in ready]
+        then = [each for each in prefilled if each not in ready]
+        assert first == ready[: len(first)]
+        awaiting = [each for each in self.waiting if each.awaits_text]
+        jobs, num_running_jobs = [*self.jobs], sum(each.is_background for each in self.running)
+        for each in prefilled:
+            self.remove(each)
+            self.running.append(each)
+        assert [*self.line.running.values()] == self.running
+        if is_crowded:
+            assert prefilled == []
+        elif len(first) < len(ready):
+            assert then == []
+            assert not any(each.is_background or each.awaits_text for each in self.running)
+            assert not self.fits(ready[len(first)])
+        else:
+            assert not any(map(self.fits, self.waiting))
+            if then and then[0].is_background:
+                assert prefilled == jobs[:1]
+                assert num_running_jobs < self.most_of_jobs()
+            else:
+                assert then == [each for each in awaiting if each in then]
+                is_full = num_running_jobs >= self.most_of_jobs()
+                assert prefilled or is_full or not jobs or not self.fits(jobs[0])
+
+    def most_of_jobs(self) -> int:
+        """The most rows that jobs have beside listeners with a row or ready for one."""
+        listeners = sum(not each.is_background for each in self.running + self.in_lanes)
+        listeners += sum(not each.awaits_text for each in self.waiting)
+        left = self.num_rows - self.num_rows // 8 - listeners
+        return max(0, min(left, self.num_rows // 2, max(4, 18 - listeners // 4))) if listeners else max(1, left)
+
+    def due(self) -> list[Sequence]:
+        """The running sequences that have text. Some sit out for a frame that is the first or nearly due: jobs, and
+        those far ahead of their listeners. Jobs also sit out beyond their rows, the youngest.
+        """
+        jobs = [each for each in self.running if each.is_background]
+        ready = [each for each in self.running if not each.awaits_text and not each.is_background]
+        nearly_due_s = min(0.25, 3 * (CLOCK.now_s - self.scheduled_s))
+        has_rows = 2 * (len(self.running) - len(jobs)) <= self.num_rows
+        leads = {each: each.listener.lead_s(CLOCK.now_s) for each in ready}
+        if any(lead_s < nearly_due_s if each.listener.has_begun else has_rows for each, lead_s in leads.items()):
+            return [each for each in ready if leads[each] < self.max_lead_s] or ready
+        return (jobs[: self.most_of_jobs()] if ready else jobs) + ready
+
+    @precondition(lambda self: self.beside is not None)
+    @rule(num_failing=st.sampled_from([0, 0, 0, 1, 2]))
+    def start_lane(self, num_failing: int) -> None:
+        """A lane takes the head of the line: of text and without frames or a cloned voice, if it is short enough, on
+        rows and blocks that neither the engine's step nor another lane has used since that step began.
+        """
+        self.num_failing = num_failing
+        ready = [each for each in self.waiting if not each.awaits_text]
+        self.lanes.start_step(self.beside)
+        taken = [each for each in self.waiting if self.line.holds(each)]
+        assert taken == ready[: len(taken)]
+        self.waiting = [each for each in self.waiting if each not in taken]
+        self.in_lanes += taken
+        num_beside = sum(not each.is_background for each in self.beside.queued.sequences)
+        if not self.free_lanes or num_beside > 2:
+            assert taken == []
+            return
+        lane, num_blocks = self.free_lanes[0], len(self.unused_blocks)
+        is_plain = [not each.num_frames and each.prompt.dense is None for each in ready]
+        needed = [sum(map(self.needed, ready[: number + 1])) for number in range(len(ready))]
+        most = min(len(ready), 2, len(self.unused_rows))
+        is_short = [each.num_positions <= lane.most_positions for each in ready]
+        takes = [is_plain[n] and is_short[n] and needed[n] <= num_blocks for n in range(most)]
+        assert len(taken) == [*takes, False].index(False)
+        rows, blocks = {each.row for each in taken}, self.held(taken)
+        assert rows <= self.unused_rows
+        assert blocks <= self.unused_blocks
+        self.unused_rows -= rows
+        self.unused_blocks -= blocks
+        for each in taken[:num_failing]:
+            self.drop(each.id)
+        if taken[num_failing:]:
+            self.lane_steps.append(self.lanes._in_flight[-1])
+            assert self.lane_steps[-1].queued.sequences == taken[num_failing:]
+            assert self.lane_steps[-1].runner is self.free_lanes.pop(0)
+
+    @precondition(lambda self: self.lane_steps)
+    @rule(data=st.data())
+    def run_lane(self, data: st.DataObject) -> None:
+        queued: Any = data.draw(st.sampled_from(self.lane_steps)).queued
+        queued.has_codes, queued.is_over = True, queued.has_codes
+
+    @rule()
+    def collect_lanes(self) -> None:
+        """One lane's frames are handed on at once. The sequences of lanes that are over join the others."""
+        joining, handed_on = list[StepInFlight](), list[StepInFlight]()
+        for each in self.lane_steps:
+            if each.queued.has_codes and not each.is_collected:
+                handed_on.append(each)
+                break
+            if each.is_collected and each.queued.is_over:
+                joining.append(each)
+        assert self.lanes.collect() == bool(handed_on)
+        assert self.lanes.is_idle == (len(self.lane_steps) == len(joining))
+        for step in joining:
+            self.lane_steps.remove(step)
+            self.free_lanes = sorted([*self.free_lanes, step.runner], key=self.lanes.runners.index)
+            assert step.queued.was_followed  # type: ignore[attr-defined]
+            step.runner.run_pending_advance.assert_called()  # type: ignore[attr-defined]
+            joined = [each for each in step.queued.sequences if each in self.in_lanes]
+            self.running += joined
+            self.in_lanes = [each for each in self.in_lanes if each not in joined]
+        first = [each for step in handed_on for each in step.queued.sequences]
+        assert all(each.num_frames == 1 for each in first if each in self.in_lanes)
+        self.retired(first)
+        self.check_waits(any(each.finish_reason is not None for each in first))  # for their rows, which are free now
+
+    @invariant()
+    def each_sequence_is_in_one_place_and_each_row_and_block_is_held_once(self) -> None:
+        line, with_row = self.line, self.running + self.in_lanes
+        assert [*line.waiting] == self.waiting
+        assert [*line.waiting_background] == self.jobs
+        assert [*line.running.values()] == self.running
+        assert line.in_lanes == self.in_lanes
+        line.check_integrity()
+        assert line.num_free_rows == self.num_rows - len(with_row)
+        assert line.blocks.num_free == self.num_blocks - len(self.held(with_row))
+        listening = [each for each in with_row if not each.is_background]
+        assert line.num_listeners == len(listening)
+        assert line.num_background == len(with_row) - len(listening) + len(self.jobs)
+        assert line.kv_used_ratio == pytest.approx(len(self.held(listening)) / self.num_blocks)
+        live = {each.id: each for each in [*self.waiting, *self.jobs, *with_row]}
+        for each in self.known:
+            assert line.find(each.id) is live.get(each.id)
+            assert line.holds(each) == (each in with_row)
+            assert (each.row is not None) == (each in with_row)
+
+    def teardown(self) -> None:
+        """All that are left end once their texts are written."""
+        for each in self.known:
+            each.prompt = replace(each.prompt, has_all_text=True)
+        for _ in range(500):
+            if self.line.is_idle and self.lanes.is_idle:
+                break
+            for step in self.lane_steps:
+                step.queued.has_codes = step.queued.is_over = True  # type: ignore[misc]
+            self.collect_lanes()
+            self.step(0.3, 1)
+        self.each_sequence_is_in_one_place_and_each_row_and_block_is_held_once()
+        assert self.line.is_idle
 
 
-def test_of_two_that_give_way_the_older_goes_on_first() -> None:
-    line = scheduler(blocks=4, max_num_seqs=3)
-    line.add(sequence(1, rows=7, frames=9))  # takes a third block in the second step, and the fourth in the sixth
-    line.add(sequence(2, rows=1, frames=9))
-    line.add(sequence(3, rows=1, frames=9))
-    line.schedule()
-    assert line.blocks.num_free == 0
-    sequences = list(line.running.values())
-    for each in sequences:
-        each.frames = [FRAME] * 4
-    assert step(line) == ([], [1])
-    assert ids(list(line.waiting)) == [2, 3]
-
-
-def test_abort_frees_a_running_sequence() -> None:
-    line = scheduler()
-    add(line, (1, 2, 3))
-    step(line)
-    line.abort(1)
-    line.check_integrity()
-    assert step(line) == ([3], [2, 3])
-    line.abort(2)
-    line.abort(3)
-    assert line.is_idle
-    assert line.blocks.num_free == 100
-    line.check_integrity()
-
-
-def test_abort_takes_a_waiting_sequence_out_of_the_line() -> None:
-    line = scheduler(max_num_seqs=1)
-    add(line, (1, 2, 3), frames=2)
-    step(line)
-    line.abort(2)
-    assert [number for prefill, _ in steps(line) for number in prefill] == [3]
-
-
-def test_abort_of_a_stranger_is_no_error() -> None:
-    line = scheduler()
-    line.add(sequence(1, frames=1))
-    step(line)
-    line.abort(1)
-    line.abort(99)
-    assert line.is_idle
-    line.check_integrity()
+def test_requests_come_and_go_while_steps_overlap(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "time", CLOCK)
+    monkeypatch.setattr(lanes, "torch", SimpleNamespace(cuda=SimpleNamespace(current_stream=lambda: DEVICE)))
+    monkeypatch.setattr(lanes, "_MOST_BESIDE_LANE", 2)
+    stateful.run_state_machine_as_test(Steps, settings=BOUNDED)
 
 
 def test_integrity_notices_a_lost_row() -> None:
@@ -205,300 +412,20 @@ def test_integrity_notices_a_lost_row() -> None:
         line.check_integrity()
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_random_traffic_ends_with_everything_returned(seed: int) -> None:
-    rng = random.Random(seed)
-    line = scheduler(blocks=9, max_num_seqs=4, max_num_waiting=3)
-    sequences: dict[int, Sequence] = {}
-    aborted: set[int] = set()
-    refused = preempted = 0
-    for number in range(120):
-        try:
-            line.check_room()
-        except Overloaded:
-            refused += 1
-        else:
-            sequences[number] = sequence(number, rows=rng.randint(1, 9), frames=rng.randint(1, 20))
-            line.add(sequences[number])
-        if sequences and rng.random() < 0.2:
-            victim = rng.choice(list(sequences))
-            line.abort(victim)
-            aborted.add(victim)
-        before = set(line.running)
-        step(line)
-        preempted += any(each.id in before for each in line.waiting)
-    for _ in steps(line):
-        pass
-    for number, each in sequences.items():
-        assert number in aborted or each.num_frames == each.limit.frames
-    assert line.blocks.num_free == 9
-    assert refused
-    assert preempted
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock(5.0)
-    monkeypatch.setattr("deployments.talker.engine.scheduler.time", clock)
-    return clock
-
-
-def running_for(frames: int, *, max_num_seqs: int = 8) -> Scheduler:
-    """Two that have run for `frames` frames in no time, the listener of the second one began later."""
-    line = scheduler(blocks=199, max_num_seqs=max_num_seqs, max_lead_s=1.0)
-    add(line, (1, 2), frames=99)
-    for _ in range(frames):
-        step(line)
-    return line
-
-
-def test_those_far_ahead_sit_out_while_another_has_no_frame_or_a_frame_is_nearly_due(clock: Clock) -> None:
-    line = running_for(16)
-    assert step(line) == ([], [1, 2])  # 1.28 s ahead, but nobody waits
-    line.add(sequence(3, frames=99))
-    assert step(line) == ([3], [3])
-    clock.now_s += 0.05
-    assert step(line) == ([], [3])  # 30 ms are nearly due, as a step takes 50 ms
-    for _ in range(2):
-        step(line)
-    assert step(line) == ([], [1, 2, 3])
-
-
-def test_what_is_left_to_hear_is_enough_where_steps_are_short(clock: Clock) -> None:
-    line = running_for(14)
-    line.add(sequence(3, frames=99))
-    assert step(line) == ([3], [3])
-    clock.now_s += 0.01
-    assert step(line) == ([], [1, 2, 3])  # 70 ms are seven steps
-
-
-def test_nobody_sits_out_for_a_first_frame_once_half_of_the_rows_are_taken(clock: Clock) -> None:
-    line = running_for(17, max_num_seqs=4)
-    line.add(sequence(3, frames=99))
-    assert step(line) == ([3], [1, 2, 3])
-    clock.now_s += 0.05
-    assert step(line) == ([], [3])  # but for frames that are nearly due
-
-
-def test_those_far_ahead_run_again_when_their_listeners_have_caught_up(clock: Clock) -> None:
-    line = running_for(14)
-    line.add(sequence(3, frames=99))
-    assert step(line) == ([3], [3])
-    clock.now_s = 5.2
-    assert step(line) == ([], [1, 2, 3])
-
-
-@pytest.mark.usefixtures("clock")
-def test_where_all_are_far_ahead_all_run() -> None:
-    line = running_for(14)
-    line.add(sequence(3, rows=9999))  # never fits
-    assert step(line) == ([], [1, 2])
-
-
-def test_long_texts_leave_rows_to_others(clock: Clock) -> None:
-    """They are made far faster than they are heard, and would all keep their rows if they sat out for each other."""
-    blocks = BlockManager(num_blocks=9000, block_size=64)
-    line = Scheduler(blocks, max_num_seqs=256, max_num_waiting=128, max_lead_s=8.0)
-    frames_of, rng, waited_s = [275, 275, 275, 71, 71, 71, 71, 71, 71, 71], random.Random(1), []
-    came_s, due_s = dict[int, float](), clock.now_s
-    until_s = clock.now_s + 14.0
-    while clock.now_s < until_s:
-        while due_s <= clock.now_s:
-            number = len(came_s)
-            came_s[number] = due_s
-            line.add(sequence(number, frames=frames_of[number % len(frames_of)]))
-            due_s += rng.expovariate(92.0)
-        batch = line.schedule()
-        if batch is not None:
-            waited_s += [clock.now_s - came_s[each.id] for each in batch.prefill]
-            clock.now_s += 0.003 + 0.00003 * len(batch.decode) + 0.003 * len(batch.prefill)
-            for each in batch.decode:
-                each.append(FRAME)
-            line.retire(batch.decode)
-        else:
-            clock.now_s += 0.001
-    assert len(waited_s) > 1000
-    assert max(waited_s) < 0.05
-    line.check_integrity()
-
-
-@pytest.mark.usefixtures("clock")
-def test_a_resumed_sequence_is_not_ahead_by_what_was_heard_elsewhere() -> None:
-    line = scheduler(blocks=199, max_num_seqs=3, max_lead_s=1.0)
-    new = sequence(1, frames=99)
-    resumed = Sequence(1, new.request, new.prompt, new.sampling, new.limit, frames=[FRAME] * 40, frame_s=0.08)
-    for each in (resumed, sequence(2, frames=99)):
-        line.add(each)
-    assert [step(line) for _ in range(3)] == [([1, 2], [1, 2]), ([], [1, 2]), ([], [1, 2])]
-
-
-@pytest.mark.usefixtures("clock")
-@pytest.mark.parametrize(("in_hand_s", "decoded"), [(0.0, [1, 2]), (5.0, [2])])
-def test_a_resumed_sequence_is_ahead_by_what_its_listener_has_in_hand(in_hand_s: float, decoded: list[int]) -> None:
-    line = scheduler(blocks=199, max_num_seqs=4, max_lead_s=1.0)
-    new, frames = sequence(1, frames=99), [FRAME] * 40
-    progress = Progress(np.stack(frames), 40 * 1920, in_hand_s)
-    request = replace(new.request, resume=progress)
-    line.add(Sequence(1, request, new.prompt, new.sampling, new.limit, frames=frames, frame_s=0.08))
-    line.add(sequence(2, frames=99))
-    assert step(line) == ([1, 2], decoded)
-
-
-def test_a_sequence_that_is_heard_already_goes_first() -> None:
-    line = scheduler(max_num_seqs=1)
-    add(line, (1, 2))
-    step(line)
-    line.add(heard(3))
-    job = of_a_job(4)
-    job.request = replace(job.request, continues=True)
-    line.add(job)
-    assert (ids(list(line.waiting)), ids(list(line.waiting_background))) == ([3, 2], [4])
-
-
-def test_a_full_line_says_how_long_it_will_take() -> None:
-    line = scheduler(max_num_seqs=1, max_num_waiting=1)
-    add(line, (1, 2))
-    with pytest.raises(Overloaded) as refused:
-        line.check_room()
-    assert refused.value.retry_after_s > 0
-
-
-def of_a_job(number: int, *, frames: int = 8) -> Sequence:
-    """A segment that nobody waits for."""
-    each = sequence(number, frames=frames)
-    request = replace(each.request, background=True)
-    return Sequence(number, request, each.prompt, Sampling(), each.limit, frame_s=0.08)
-
-
-def decoded(line: Scheduler) -> list[int]:
-    return sorted(step(line)[1])
-
-
-def test_jobs_enter_one_a_step_and_leave_an_eighth_of_the_rows_free() -> None:
-    line = scheduler(max_num_seqs=8)
-    add(line, range(20), of_a_job, frames=100)
-    assert [len(decoded(line)) for _ in range(9)] == [1, 2, 3, 4, 5, 6, 7, 7, 7]
-    assert (line.num_listeners, line.num_background, line.kv_used_ratio) == (0, 20, pytest.approx(0.0))
-    line.add(sequence(100))
-    assert 100 in decoded(line), "a listener finds a free row at once"
-
-
 @pytest.mark.parametrize(("listeners", "most"), [(1, 18), (30, 11), (90, 4)])
 def test_the_more_listeners_there_are_the_fewer_rows_have_jobs(listeners: int, most: int) -> None:
     line = scheduler(blocks=4000, max_num_seqs=256, max_num_waiting=256)
-    add(line, range(40), of_a_job, frames=100)
-    add(line, range(100, 100 + listeners), frames=1000)
+    for number in range(40 + listeners):
+        line.add(sequence(number, frames=1000, background=number < 40))
     for _ in range(45):
-        of_jobs = [number for number in decoded(line) if number < 100]
+        of_jobs = [number for number in step(line)[1] if number < 40]
     assert len(of_jobs) == most
 
 
-def test_beside_listeners_a_step_has_fewer_of_jobs_and_the_youngest_are_parked_with_their_blocks() -> None:
-    line = scheduler(max_num_seqs=8)
-    add(line, range(7), of_a_job, frames=100)
-    for _ in range(7):
-        step(line)
-    assert decoded(line) == [0, 1, 2, 3, 4, 5, 6]
-    add(line, (100, 101, 102, 103, 104), frames=6)
-    first = decoded(line)
-    assert [number for number in first if number >= 100] == [100, 101, 102, 103, 104]
-    assert len(first) - 5 == 2  # of the rows that five leave, but for one
-    parked = {each.id for each in line.running.values() if each.row is not None} - set(first)
-    assert parked, "they keep their rows"
-    assert all(line.blocks.table(number) for number in parked)
-    prefilled: list[int] = []
-    while any(number >= 100 for number in line.running):
-        prefilled += step(line)[0]
-    resumed = decoded(line)
-    assert set(parked) <= set(resumed)
-    assert not set(prefilled) & parked, "who is parked is not prefilled again"
-
-
-def test_a_job_is_preempted_only_where_a_listener_would_have_no_row_or_no_blocks() -> None:
-    line = scheduler(max_num_seqs=2, blocks=4)
-    line.add(of_a_job(1, frames=30))
-    step(line)
-    line.add(of_a_job(2, frames=30))
-    step(line)
-    assert set(line.running) == {1, 2}
-    line.add(sequence(10, frames=2))
-    prefilled, _ = step(line)
-    assert prefilled == [10]
-    assert set(line.running) == {1, 10}, "the youngest of the jobs gave its row"
-    for _ in range(3):
-        step(line)
-    assert set(line.running) == {1, 2}, "the job is back once there is room"
-    line.check_integrity()
-
-
-def test_the_line_of_jobs_is_short_and_takes_no_place_of_others() -> None:
-    line = scheduler(max_num_seqs=8, max_num_waiting=2)
-    for number in range(8):
-        line.check_room(background=True)
-        line.add(of_a_job(number, frames=100))
-        step(line)
-    with pytest.raises(Overloaded):
-        line.check_room(background=True)
-    for number in range(100, 110):
-        line.check_room()
-        line.add(sequence(number, frames=100))
-    with pytest.raises(Overloaded):
-        line.check_room()
-    line.abort(7)
-    assert line.find(7) is None
-
-
-def test_while_a_listener_waits_for_its_first_frame_jobs_sit_out_and_never_hold_up_others(clock: Clock) -> None:
-    line = scheduler(blocks=199, max_num_seqs=16, max_num_waiting=4, max_lead_s=8.0)
-    add(line, range(4), of_a_job, frames=100)
-    for _ in range(4):
-        step(line)
-        clock.now_s += 0.004
-    line.add(sequence(100, frames=50))
-    assert decoded(line) == [100]  # its first frame
-    clock.now_s += 0.004
-    assert decoded(line) == [0, 1, 2, 3, 100]
-    clock.now_s += line.running[100].listener.lead_s(clock.now_s) - 0.005
-    step(line)  # a long step
-    clock.now_s += 0.004
-    clock.now_s += line.running[100].listener.lead_s(clock.now_s) - 0.01
-    assert decoded(line) == [100]  # its next frame is nearly due
-
-
-def test_every_sequence_of_a_mixed_load_ends_and_listeners_never_wait_for_a_row() -> None:
-    rng, line = random.Random(3), scheduler(max_num_seqs=8, blocks=60, max_num_waiting=100)
-    ended: set[int] = set()
-    jobs, listeners = [of_a_job(n, frames=rng.randint(1, 20)) for n in range(40)], list(range(1000, 1030))
-    everything = [*jobs]
-    while jobs or listeners or not line.is_idle:
-        if jobs and len(line.waiting_background) < 2:
-            line.add(jobs.pop())
-        if listeners and rng.random() < 0.3:
-            everything.append(sequence(listeners.pop(), frames=rng.randint(1, 9)))
-            line.add(everything[-1])
-        num_before = line.num_listeners
-        prefilled, _ = step(line)
-        if num_before < 4:
-            assert not line.waiting, "rows that jobs have are no reason to wait"
-        assert len([number for number in prefilled if number < 1000]) <= 1
-        ended = {each.id for each in everything if each.finish_reason is not None}
-    assert len(ended) == 70
-
-
-def test_beside_sequences_that_only_wait_for_text_jobs_go_on_and_those_without_a_row_leave_the_engine_idle() -> None:
-    line = scheduler(max_num_seqs=2)
-    line.add(of_a_job(1, frames=3))
-    step(line)
-    line.add(awaiting_text(10))
-    assert decoded(line) == [1], "nothing else can be made"
-    line.add(awaiting_text(11))
-    line.add(of_a_job(2))
-    while 1 in line.running:
-        step(line)
-    step(line)
-    assert set(line.running) == {10, 11}
-    assert line.waiting_background
-    assert line.is_idle, "a step would do nothing"
-    line.abort(10)
-    assert not line.is_idle
-    assert decoded(line) == [2]
+@pytest.mark.parametrize(("in_hand_s", "decoded"), [(0.0, [1, 2]), (5.0, [2])])
+def test_a_resumed_sequence_is_ahead_by_what_its_listener_has_in_hand(in_hand_s: float, decoded: list[int]) -> None:
+    """And not by what was heard elsewhere."""
+    line = scheduler(blocks=199, max_num_seqs=4, max_lead_s=1.0)
+    line.add(sequence(1, frames=99, prefix=40, resume=Progress(np.stack([FRAME] * 40), 40 * 1920, in_hand_s)))
+    line.add(sequence(2, frames=99))
+    assert step(line) == ([1, 2], decoded)
