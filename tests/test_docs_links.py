@@ -50,7 +50,13 @@ def test_documents_and_files_of_the_cluster_that_code_names_exist() -> None:
 
 def missing_names(document: Path, text: str) -> list[str]:
     named = [(file, name) for file, names in _NAMES.findall(text) for name in re.findall(r"[\w.]+", names)]
-    return [f"{file}: {name}" for file, name in named if not stands_in(name, (document.parent / file).read_text())]
+    code = {file: _text(document.parent / file) for file, _ in named}
+    return [f"{file}: {name}" for file, name in named if not stands_in(name, code[file])]
+
+
+def _text(file: Path) -> str:
+    """Empty for a file that was removed: all names of it are missing."""
+    return file.read_text(encoding="utf-8") if file.exists() else ""
 
 
 def stands_in(name: str, code: str) -> bool:
@@ -135,5 +141,5 @@ def test_headings_are_named_as_github_does() -> None:
 
 def test_a_missing_name_is_found(tmp_path: Path) -> None:
     (tmp_path / "code.py").write_text("class Known: ...\n")
-    text = "[this](code.py) (`Known`) and [that](code.py) (`Known`, `Unknown`)"
-    assert missing_names(tmp_path / "page.md", text) == ["code.py: Unknown"]
+    text = "[this](code.py) (`Known`), [that](code.py) (`Known`, `Unknown`) and [a third](removed.py) (`Known`)"
+    assert missing_names(tmp_path / "page.md", text) == ["code.py: Unknown", "removed.py: Known"]

@@ -98,7 +98,11 @@ def num_words(root: Path) -> int:
 def routes(root: Path) -> dict[str, dict[str, list[str]]]:
     """The files of each route to read first, in its order, and which functions and classes of each are meant."""
     return {
-        name: {file: re.findall(r"`([\w.]+)`", names) for file, names in _STOP.findall(_text(root / page))}
+        name: {
+            file: re.findall(r"`([\w.]+)`", names)
+            for file, names in _STOP.findall(_text(root / page))
+            if (root / file).exists()
+        }
         for name, page in TOUR.items()
     }
 
@@ -121,7 +125,11 @@ def _num_own_lines(file: Path, name: str) -> int:
 
 def crossed(root: Path) -> set[str]:
     """The files that carry a plain request."""
-    return {file for page in TOUR.values() for file in _FILE.findall(_text(root / page))}
+    return {file for page in TOUR.values() for file in _linked(root, page) if (root / file).exists()}
+
+
+def _linked(root: Path, page: str) -> list[str]:
+    return _FILE.findall(_text(root / page))
 
 
 def _text(page: Path) -> str:
@@ -129,7 +137,7 @@ def _text(page: Path) -> str:
 
 
 def misprinted(root: Path) -> list[str]:
-    """Documents that print other numbers than are counted."""
+    """Documents that print other numbers than are counted, and code tours that link to a removed file."""
     to_read = routes(root).values()
     lines, everything = sum(route_lines(root, each) for each in to_read), sum(size(root, name)[1] for name in SERVING)
     first = {file for route in to_read for file in route}
@@ -137,7 +145,9 @@ def misprinted(root: Path) -> list[str]:
     exact, rounded = [len(first), len(crossed(root))], [lines, whole, everything]
     counted = f"{exact[0]} files, {lines} of their {whole} lines; crosses {exact[1]} of {everything} files"
     wrong = [f"{name}: it is {counted}" for name in PRINTED_IN if not _prints(root / name, exact, rounded)]
-    return wrong + misprinted_rooms(root)
+    links = [(page, file) for page in TOUR.values() for file in _linked(root, page)]
+    gone = [f"{page} links to {file}, which was removed" for page, file in links if not (root / file).exists()]
+    return gone + wrong + misprinted_rooms(root)
 
 
 def misprinted_rooms(root: Path) -> list[str]:

@@ -26,7 +26,7 @@ from serve_app.api.resolve.resolver import Draft
 from serve_app.api.routing import dialects_of
 from serve_app.api.speech_service import SpeechService
 from serve_app.audio.formats import AudioFormat
-from serve_app.config import AdmissionSettings, ApiSettings, AppConfig, ConfigError, explain, read_config
+from serve_app.config import AdmissionSettings, ApiSettings, AppConfig, explain
 from serve_app.extension import Dialect, Extension, Opened, Route
 from serve_app.extensions import BUILT_IN, _required, load_extensions
 from serve_app.extensions.text.reading import TextSettings
@@ -40,6 +40,7 @@ from tools.suites.rows import POSTS
 pytestmark = pytest.mark.anyio
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "extensions.md").read_text()
 ALL = {extension.name: extension for extension in load_extensions()}
+PLAIN = next(name for name, extension in ALL.items() if extension.settings is Strict)
 
 
 async def answer(service: SpeechService) -> str:
@@ -95,7 +96,7 @@ async def test_without_an_extension_its_places_are_404_and_all_others_answer(nam
     [
         (("texts",), f"'texts' is unknown. Use default, {', '.join(BUILT_IN)}, or"),
         (("voices", "voices"), "'voices' is there twice"),
-        (("default", "jobs"), "'jobs' is there twice"),
+        (("default", BUILT_IN[-1]), f"'{BUILT_IN[-1]}' is there twice"),
         *(
             ((name,), f"{name} requires {', '.join(_required(ALL[name]))}: add them")
             for name in ALL
@@ -155,7 +156,7 @@ def test_the_document_names_each_and_what_it_requires() -> None:
         ("GET /v1/audio/models", {}, "the core and house both have GET /v1/audio/models"),
         ("GET /ours", {"dialects": (Dialect("House", sockets=((TAKEN, Socket),)),)}, f"both have {TAKEN}"),
         ("GET /ours", {"requires": ("magic",)}, "house requires magic"),
-        ("GET /ours", {"name": "jobs"}, "'jobs' is there twice"),
+        ("GET /ours", {"name": BUILT_IN[-1]}, f"'{BUILT_IN[-1]}' is there twice"),
         ("GET /ours", {"name": "access"}, "access is the name of a setting"),
     ],
 )
@@ -372,9 +373,8 @@ async def test_the_core_alone_chooses_among_models_by_their_names(name: str | No
         ({"page": False}, "api.page: delete this removed setting: the page is an extension"),
         ({"voice": {}}, "api.voice: .*valid keys: access, .*continuity.*voices"),
         ({"extensions": ["text"], "voices": {}}, "api.voices: this extension is not in api.extensions"),
-        ({"live": {}}, "api.live: this extension is not in api.extensions, or it has no settings"),
+        ({PLAIN: {}}, f"api.{PLAIN}: this extension is not in api.extensions, or it has no settings"),
         ({"extensions": ["texts"], "voices": {}}, "api: .*'texts' is unknown"),
-        ({"jobs": {"pool": {"replicas": 2}}}, "api.jobs: .*exactly one replica makes jobs"),
     ],
 )
 def test_a_wrong_setting_of_an_extension_is_named_with_the_remedy(api: dict[str, object], says: str) -> None:
@@ -388,13 +388,6 @@ def test_settings_of_extensions_are_those_of_the_file_or_the_defaults() -> None:
     settings = pickle.loads(pickle.dumps(settings.model_copy(update={"server_timing": True})))
     assert settings.of(VoiceSettings).max_voices == 7
     assert settings.of(TextSettings) == TextSettings()
-
-
-def test_the_pool_of_jobs_has_its_size_under_deployments(tmp_path: Path) -> None:
-    document = {"applications": [{"args": {}, "deployments": [{"name": "Jobs", "num_replicas": 2}]}]}
-    (file := tmp_path / "a.yaml").write_text(yaml.safe_dump(document))
-    with pytest.raises(ConfigError, match=r"api.jobs: .*exactly one replica"):
-        read_config(file)
 
 
 @pytest.fixture

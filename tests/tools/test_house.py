@@ -102,6 +102,14 @@ def test_a_room_of_another_size_is_found(tmp_path: Path, printed: str, is_true: 
     assert (house.misprinted_rooms(tmp_path) == []) is is_true
 
 
+def test_a_link_to_a_removed_file_is_found(tmp_path: Path) -> None:
+    (tmp_path / "docs").mkdir()
+    for name in house.PRINTED_IN:
+        (tmp_path / name).write_text("0 files, 0 of their 0 lines. It crosses 0 of 0 files")
+    (tmp_path / house.TOUR["engine"]).write_text("[`a`](../serve_app/a.py) (`run`)")
+    assert house.misprinted(tmp_path) == [f"{house.TOUR['engine']} links to serve_app/a.py, which was removed"]
+
+
 def test_settings_are_the_leaves_of_the_configuration() -> None:
     assert {"model", "talker.max_num_seqs", "api.admission.max_streams"} <= set(house.settings())
     assert not {"talker", "api", "api.admission"} & set(house.settings())

@@ -4,10 +4,11 @@ from typing import Any
 from unittest.mock import MagicMock, Mock
 
 import pytest
+import yaml
 
 from serve_app import ingress
 from serve_app.api.request_record import RequestRecord
-from serve_app.config import ApiSettings
+from serve_app.config import ApiSettings, ConfigError, read_config
 from serve_app.extensions.jobs import deployment as jobs
 
 
@@ -34,3 +35,16 @@ def test_a_replica_that_ends_writes_its_last_records(
     ending.__del__()  # as Serve does
     [file] = lines.iterdir()
     assert "the last one" in file.read_text()
+
+
+@pytest.mark.parametrize(
+    "application",
+    [
+        {"args": {}, "deployments": [{"name": "Jobs", "num_replicas": 2}]},
+        {"args": {"api": {"jobs": {"pool": {"replicas": 2}}}}},
+    ],
+)
+def test_more_than_one_replica_is_refused(tmp_path: Path, application: dict[str, object]) -> None:
+    (file := tmp_path / "a.yaml").write_text(yaml.safe_dump({"applications": [application]}))
+    with pytest.raises(ConfigError, match=r"api.jobs: .*exactly one replica"):
+        read_config(file)
