@@ -202,7 +202,7 @@ async def _recognise(file: Path, text: str) -> dict[str, Any] | str:
         return heard
     said = err.decode(errors="replace").strip()
     if "No module named" in said or "is missing" in said:
-        return f"no recogniser is here ({said.splitlines()[-1]}): docs/listening.md names the packages"
+        return f"no recogniser is here ({said.splitlines()[-1]}): docs/verify.md names the packages"
     return f"the recogniser failed: {said.splitlines()[-1] if said else process.returncode}"
 
 

@@ -1,4 +1,4 @@
-"""What of a running server can be reached from where; docs/security.md has the same table."""
+"""What of a running server can be reached from where; docs/network.md describes it."""
 
 import asyncio
 import socket

@@ -1,4 +1,4 @@
-"""Which of several models answers: the list of docs/voices.md, row by row."""
+"""Which of several models answers: the list of docs/models.md, row by row."""
 
 from dataclasses import replace
 from typing import Any
