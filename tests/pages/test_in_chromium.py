@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +35,20 @@ from serve_app.extensions.voices.settings import VoiceSettings
 from serve_app.speech.model_state import ModelState, ModelStatus, ready
 from tests.loadtest.test_report import run
 from tests.loadtest.test_sweep import PLAN, step
-from tests.pages.browsers import IS_READY, seen_in, starting, told
+from tests.pages.browsers import IS_READY, ROOT, seen_in, starting, told
 from tests.serve_app.extensions.voices.speakers import spoken
-from tests.serve_app.fake import BASE, FOLLOWED, FOLLOWED_TEXT, VOICE_DESIGN, FakeSynthesizer, followed, utterance
+from tests.serve_app.fake import (
+    BASE,
+    FOLLOWED,
+    FOLLOWED_TEXT,
+    VOICE_DESIGN,
+    FakeSynthesizer,
+    followed,
+    pcm_of,
+    utterance,
+)
 from tests.serve_app.one_model import one_api
+from tests.test_docs_commands import blocks
 
 Json = dict[str, Any]
 PAGES = Path(web_pages.__file__).parent / "pages"
@@ -83,6 +94,17 @@ def test_speech_is_heard_split_and_saved() -> None:
         seen = seen_in("chromium", "stop", f"{url}/", text=FOLLOWED_TEXT)
     assert seen["state"].startswith("Stopped.")
     assert seen["silentAfterMs"] < 150
+
+
+def test_the_program_for_a_browser_in_the_documents_plays_what_is_spoken() -> None:
+    [program] = [block.text for block in blocks(ROOT / "docs" / "websocket.md") if block.language == "js"]
+    with serving(speaking()) as url:
+        code = program.replace("ws://127.0.0.1:8000", url.replace("http", "ws"))
+        seen = seen_in("chromium", "program", f"{url}/", code=code)
+    assert (seen["types"], seen["loudest"] > 0.05) == (["started", "done"], True)
+    pieces = seen["pieces"]  # each begins where the last one has ended, or later
+    assert sum(length for _, length in pieces) == pytest.approx(len(pcm_of(followed())) / 2 / FOLLOWED.sample_rate)
+    assert all(begin > last + length - 1e-6 for (last, length), (begin, _) in pairwise(pieces))
 
 
 @pytest.mark.parametrize(("width", "dark"), [(360, True), pytest.param(1100, False, marks=pytest.mark.page)])

@@ -420,6 +420,21 @@ const scenarios = {
     await until(page, () => document.getElementById("speak-state").classList.contains("bad") || document.getElementById("speak-state").textContent.includes("of audio"));
     return { hidden, label, about, state: await text(page, "#speak-state") };
   },
+
+  // A function `speak` of the documents, after a click: the seconds that it plays, and the types of the messages.
+  async program(page, { url, code }) {
+    await open(page, url);
+    await page.click("#text");
+    await page.evaluate(() => {
+      window.seen = { types: [], pieces: [] };
+      console.log = (line) => window.seen.types.push(JSON.parse(line).type);
+      const start = AudioBufferSourceNode.prototype.start;
+      AudioBufferSourceNode.prototype.start = function (at) { window.seen.pieces.push([at, this.buffer.duration]); start.call(this, at); };
+    });
+    await page.evaluate(`${code}; speak("Hello from a browser.");`);
+    await until(page, () => window.sink.firstAt !== null && window.seen.types.includes("done"));
+    return page.evaluate(() => ({ ...window.seen, loudest: window.sink.loudest }));
+  },
 };
 
 const [name, browserName, url, options = "{}"] = process.argv.slice(2);

@@ -1,8 +1,4 @@
 import io
-import subprocess
-import sys
-import wave
-from pathlib import Path
 
 import httpx
 import numpy as np
@@ -10,10 +6,8 @@ import pytest
 import soundfile
 
 from tests.serve_app.audio.test_recordings import recording
-from tests.serve_app.cli.test_check_client import Server
 from tests.serve_app.fake import BASE, FakeSynthesizer, pcm_of, utterance
 from tests.serve_app.one_model import posted
-from tests.test_docs_commands import ROOT, blocks
 
 pytestmark = pytest.mark.anyio
 
@@ -72,14 +66,3 @@ async def test_what_is_refused(client: httpx.AsyncClient, content: bytes, kind: 
 async def test_streams_of_several_requests_are_not_there(client: httpx.AsyncClient, method: str, path: str) -> None:
     answer = await client.request(method, f"{PATH}/stream/{path}")
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found")
-
-
-def test_what_a_migrating_client_writes_is_heard_while_it_is_written(tmp_path: Path) -> None:
-    [snippet] = [block.text for block in blocks(ROOT / "docs" / "migrating.md") if block.language == "python"]
-    with Server(list(utterance())) as server:
-        code = snippet.replace("ws://127.0.0.1:8000", server.url)
-        subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, timeout=60)
-    with wave.open(str(tmp_path / "written.wav")) as file:
-        assert (file.getnchannels(), file.getsampwidth(), file.getframerate()) == (1, 2, 24000)
-        assert file.readframes(file.getnframes()) == pcm_of(utterance())
-    assert server.synthesizer.texts == ["Good morning, how can I help you today?"]
