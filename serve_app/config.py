@@ -235,7 +235,7 @@ class AppConfig(Strict):
     """The application that `build_app` composes. The defaults fit two cores without a GPU."""
 
     model: str = "auto"
-    # Several models in one application, in place of `model`; the first is the default (docs/voices.md). Models with the
+    # Several models in one application, in place of `model`; the first is the default (docs/models.md). Models with the
     # same speech tokenizer share a codec pool, and `codec`, `codec_pool` and `codec_scaling` hold for each such pool.
     models: tuple[ServedModel, ...] = ()
     models_dir: Path | None = None  # a folder of checkpoint directories that `auto` looks into first

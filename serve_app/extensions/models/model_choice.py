@@ -1,4 +1,4 @@
-"""Which of several models answers a request. docs/voices.md lists what decides, in this order."""
+"""Which of several models answers a request. docs/models.md lists what decides, in this order."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
