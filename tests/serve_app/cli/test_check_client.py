@@ -15,6 +15,7 @@ from serve_app.api.access.keys import create_key
 from serve_app.api.application import create_api
 from serve_app.cli.main import cli
 from serve_app.config import AccessSettings, AdmissionSettings, ApiSettings
+from serve_app.extensions.live.live_text import LiveTexts
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, Step, utterance
 from tools.suites.rows import DIALECTS
 
@@ -35,7 +36,8 @@ class Server:
         several = script if isinstance(script, Mapping) else None
         self.synthesizer = FakeSynthesizer(info, script=[] if isinstance(script, Mapping) else script)
         only = {"": (self.synthesizer, settings.admission)}
-        api = create_api(several or only, settings, opened={})
+        self._texts = LiveTexts()
+        api = create_api(several or only, settings, opened={"live": self._texts})
         self._server = uvicorn.Server(uvicorn.Config(api, log_level="error", ws="websockets-sansio", lifespan="off"))
         self._socket = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
@@ -43,6 +45,7 @@ class Server:
 
     async def _serve(self) -> None:
         await self._server.serve([self._socket])
+        await self._texts.aclose()
 
     def __enter__(self) -> Self:
         self._thread.start()
