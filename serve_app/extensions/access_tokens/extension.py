@@ -11,7 +11,7 @@ from serve_app.extensions.voices.library import Voices
 
 
 class TokenSettings(Strict):
-    """Access tokens that API keys issue (docs/keys.md)."""
+    """Access tokens that API keys issue (docs/access-tokens.md)."""
 
     # The secrets that sign them, on every node with an ingress replica. None: `token-secrets` beside the key file. A
     # server on one node writes that file itself.

@@ -59,8 +59,8 @@ class Secrets:
             self._create()
         if (serializer := self._current()) is None:
             raise NoSecrets(
-                "This server has no secret to sign access tokens. Put one into the file of "
-                "api.access_tokens.secrets_file, on every node with an ingress replica (docs/keys.md)."
+                "This server has no secret to sign access tokens. Put one into `token-secrets` beside the key file, or "
+                "into api.access_tokens.secrets_file, on every node with an ingress replica (docs/access-tokens.md)."
             )
         return PREFIX + serializer.dumps(payload)
 

@@ -108,7 +108,7 @@ def _issue(
     if tokens is None or key_id is None:
         raise NoKeys(
             "This server has no API keys, so clients connect without a token. Start it with a key file to issue tokens "
-            "(`talkray key create`, docs/keys.md)."
+            "(`talkray key create`, docs/access-tokens.md)."
         )
     return tokens.issue(key_id, purpose, lifetime_s=lifetime_s, is_single_use=is_single_use, session=session or {})
 

@@ -26,18 +26,10 @@ from tests.serve_app import asgi
 from tests.serve_app.extensions.client import Client, Json
 from tests.serve_app.fake import FakeSynthesizer, utterance
 from tests.serve_app.one_model import client_of, one_api, refusal
+from tools.suites.rows import ISSUING
 
 pytestmark = pytest.mark.anyio
 
-# How each API is asked for a token, where its answer has the token, and requests that the token is for.
-ISSUING: dict[str, tuple[Json, str]] = {
-    "/v1/tokens": ({"purpose": "socket"}, "token"),
-    "/v1/realtime/client_secrets": ({}, "value"),
-    "/openai/v1/realtime/client_secrets": ({}, "value"),
-    "/v1/single-use-token/tts_websocket": ({}, "token"),
-    "/v1/auth/grant": ({}, "access_token"),
-    "/access-token": ({"grants": {"tts": True}}, "token"),
-}
 SPEECH = "/v1/audio/speech"
 BODY = {"model": "tts-1", "input": "Hello", "voice": "alloy", "response_format": "pcm"}
 NOW = 1_800_000_000.0
@@ -65,11 +57,13 @@ class Server:
         )
 
     async def issue(self, path: str, api: FastAPI | None = None, **fields: object) -> str:
-        body, name = ISSUING[path]
+        row = ISSUING[path]
         async with client_of(api or self.replica()) as client:
-            answer = await client.post(path, json={**body, **fields}, headers={"authorization": f"Bearer {self.key}"})
+            answer = await client.post(
+                path, json={**row.fields, **fields}, headers={"authorization": f"Bearer {self.key}"}
+            )
         assert (answer.status_code, answer.headers["cache-control"]) == (200, "no-store"), answer.text
-        return str(answer.json()[name])
+        return str(answer.json()[row.token])
 
 
 @pytest.fixture
@@ -99,7 +93,6 @@ def filled(place: str) -> str:
 
 
 PLACES = sorted({filled(place) for purpose in PURPOSES.values() for place in purpose.places})
-FOR = dict(zip(ISSUING, ("socket", "realtime", "realtime", "tts_websocket", "deepgram", "cartesia"), strict=True))
 
 
 @pytest.mark.parametrize("path", ISSUING)
@@ -108,7 +101,7 @@ async def test_a_token_opens_what_it_is_for_and_nothing_else(server: Server, pat
     others = [f"POST {each}" for each in ISSUING] + ["GET /v1/models", "POST /v1/audio/voices", "POST /v1/audio/jobs"]
     for place in (*PLACES, *others):
         method, own_path = place.split()
-        fits = PURPOSES[FOR[path]].fits(method, own_path)
+        fits = PURPOSES[ISSUING[path].purpose].fits(method, own_path)
         status, reason = await told(other, place, await server.issue(path, api))
         assert (status != 401) == fits, (place, status)
         assert fits or f"not for {place}" in reason
@@ -125,7 +118,7 @@ async def test_tokens_for_speech_speak_with_the_limits_and_the_name_of_their_key
 @pytest.mark.parametrize("path", ISSUING)
 async def test_every_way_to_send_a_token(server: Server, path: str) -> None:
     api = server.replica()
-    for place in (filled(place) for place in PURPOSES[FOR[path]].places if place.startswith("WS")):
+    for place in (filled(place) for place in PURPOSES[ISSUING[path].purpose].places if place.startswith("WS")):
         for name in ("token", "access_token", "single_use_token", "api_key"):
             query = f"{place.split()[1]}?{name}={await server.issue(path, api)}"
             async with asgi.websocket(api, query) as connection:
@@ -251,7 +244,7 @@ async def test_fields_without_effect_are_named(server: Server) -> None:
     async with client_of(server.replica()) as client:
         for path, name in sent.items():
             value: object = {"tts": True, "stt": True} if name == "grants" else 1
-            body = {**ISSUING[path][0], name: value}
+            body = {**ISSUING[path].fields, name: value}
             answer = await client.post(path, json=body, headers={"authorization": f"Bearer {server.key}"})
             assert answer.headers["x-ignored"].startswith("grants.stt" if name == "grants" else name)
 
@@ -260,7 +253,7 @@ async def test_fields_without_effect_are_named(server: Server) -> None:
 async def test_servers_that_issue_none(tmp_path: Path, server: Server, path: str) -> None:
     async def refused(api: FastAPI) -> tuple[int, str]:
         async with client_of(api) as client:
-            sent = {**ISSUING[path][0], **({"single_use": True} if path == "/v1/tokens" else {})}
+            sent = {**ISSUING[path].fields, **({"single_use": True} if path == "/v1/tokens" else {})}
             answer = await client.post(path, json=sent, headers={"authorization": f"Bearer {server.key}"})
         return answer.status_code, answer.json()["error"]["message"]
 
