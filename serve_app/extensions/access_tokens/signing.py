@@ -44,7 +44,7 @@ class Secrets:
         self._file, self._is_ours = file, is_ours
         self._seen: Stamp | None = None
         self._serializer: URLSafeSerializer | None = None
-        self._failure = ""  # of the last read; logged once
+        self._failure = ""  # the last one
 
     def check(self) -> None:
         """Raises StartError if the file cannot be used."""
@@ -89,10 +89,14 @@ class Secrets:
                 self._serializer = URLSafeSerializer(newest_last, salt=_SALT, signer_kwargs=_HOW) if kept else None
                 self._seen, self._failure = stamp, ""
         except (ConfigError, OSError) as error:
-            if str(error) != self._failure:
-                logger.error("keeping the secrets of access tokens that were read before: %s", error)
-            self._failure = str(error)
+            self._log(f"keeping the secrets of access tokens that were read before: {error}")
         return self._serializer
+
+    def _log(self, failure: str) -> None:
+        """Once, until something else fails."""
+        if failure != self._failure:
+            logger.error("%s", failure)
+        self._failure = failure
 
     def _create(self) -> None:
         """Write a file with a new secret if there is none. Raises nothing: `_current` finds no file then."""
@@ -106,7 +110,7 @@ class Secrets:
                 os.link(new, self._file)  # unlike a rename it replaces no file that another replica has just made
             new.unlink()
         except OSError as error:
-            logger.error("no secret for access tokens can be written to %s: %s", self._file, error.strerror)
+            self._log(f"no secret for access tokens can be written to {self._file}: {error.strerror}")
 
 
 def _read(file: Path) -> list[str]:

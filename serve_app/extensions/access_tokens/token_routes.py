@@ -86,11 +86,11 @@ async def issue_deepgram(service: SpeechService, request: Request) -> Response:
 async def issue_cartesia(service: SpeechService, request: Request) -> Response:
     """Issues a token for Cartesia's speech, over HTTP and WebSockets."""
     fields = await _fields(request)
-    grants = {name: value for name, value in _object(fields, "grants").items() if value}
-    if grants and "tts" not in grants:
+    grants = _object(fields, "grants")
+    if grants and not switch(grants, "tts"):
         raise InvalidRequest("grants.tts must be true: this server speaks, and does not listen.", "grants.tts")
     issued = _issue(service, request, "cartesia", _lifetime(fields, "expires_in", _DEFAULT_S))
-    reasons = {f"grants.{name}": "this server only speaks" for name in grants if name != "tts"}
+    reasons = {f"grants.{name}": "this server only speaks" for name, value in grants.items() if name != "tts" and value}
     return _answer({"token": issued.value}, ignored_fields.with_unknown(fields, ("expires_in", "grants"), reasons))
 
 

@@ -38,6 +38,11 @@ class Purpose:
         return any(method == known and compile_path(template)[0].match(path) for known, template in own)
 
 
+_SPEECH = (
+    "POST /v1/audio/speech",
+    "POST /openai/v1/audio/speech",
+    "POST /openai/deployments/{deployment}/audio/speech",
+)
 _REALTIME = ("WS /v1/realtime", "WS /openai/v1/realtime", "WS /openai/realtime")
 _ELEVENLABS = (
     "WS /v1/text-to-speech/{voice_id}/stream-input",
@@ -45,7 +50,7 @@ _ELEVENLABS = (
     "WS /v1/text-to-dialogue/multi-stream-input",
 )
 PURPOSES = {
-    "speech": Purpose("POST /v1/audio/speech", ("POST /v1/audio/speech", "POST /openai/v1/audio/speech")),
+    "speech": Purpose("POST /v1/audio/speech", _SPEECH),
     "socket": Purpose("WebSockets", ("WS /{path:path}",)),
     "realtime": Purpose("OpenAI's Realtime WebSocket", _REALTIME),
     "tts_websocket": Purpose("ElevenLabs' WebSockets", _ELEVENLABS),

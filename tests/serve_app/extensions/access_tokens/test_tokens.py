@@ -89,7 +89,9 @@ async def told(api: FastAPI, place: str, token: str) -> tuple[int, str]:
 
 
 def filled(place: str) -> str:
-    return place.replace("{voice_id}", "ryan").replace("{path:path}", "v1/audio/speech/ws")
+    return (
+        place.replace("{voice_id}", "ryan").replace("{deployment}", "any").replace("{path:path}", "v1/audio/speech/ws")
+    )
 
 
 PLACES = sorted({filled(place) for purpose in PURPOSES.values() for place in purpose.places})
@@ -218,7 +220,8 @@ async def test_a_token_with_one_other_character_is_none(server: Server) -> None:
         ("/v1/realtime/client_secrets", {"session": {"instructions": "x" * 5000}}, "session"),
         ("/v1/realtime/client_secrets", {"session": "voice"}, "session"),
         ("/access-token", {"grants": {"stt": True}}, "grants.tts"),
-        ("/access-token", {"grants": {"tts": False, "agent": True}}, "grants.tts"),
+        ("/access-token", {"grants": {"tts": False}}, "grants.tts"),
+        ("/access-token", {"grants": {"tts": "maybe"}}, "tts"),
         ("/access-token", {"grants": True}, "grants"),
         ("/v1/single-use-token/realtime_scribe", {}, "type"),
         ("/v1/tokens", {"purpose": "jobs"}, "purpose"),
