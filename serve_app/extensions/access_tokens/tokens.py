@@ -96,7 +96,7 @@ class AccessTokens(Opened):
         if is_single_use and self._voices.store is None:
             raise NoSecrets(
                 "A token that works once needs a store that all ingress replicas share. Set api.voices.store to a "
-                "bucket (docs/voice-store.md), or ask for a token that works until it expires."
+                "bucket (docs/voices.md), or ask for a token that works until it expires."
             )
         expires_at = int(self._clock()) + lifetime_s
         once = secrets.token_hex(16) if is_single_use else ""
