@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Scope
 from starlette.websockets import WebSocket
 
 from deployments.config import Strict
 from deployments.protocol import ModelInfo
+from serve_app.api.access.callers import Granted
 from serve_app.api.request_record import RequestRecord
 from serve_app.api.resolve.resolver import Draft, Resolver
 from serve_app.api.speech_service import SpeechService
@@ -179,6 +181,12 @@ class Opened:
 
     def discard(self, utterance: Utterance) -> None:
         """Called if an utterance that was spoken is not sent after all."""
+
+    def grant(self, credential: str, scope: Scope) -> Granted | None:
+        """Called with a credential that may be no API key: the key that it stands for in this request, or None if it is
+        not a credential of this extension. Raises Unauthorized with the reason.
+        """
+        return None
 
     def receive(self, record: RequestRecord) -> None:
         """Called with the record of each request at its end."""

@@ -99,6 +99,7 @@ def create_api(
         key_headers=key_headers,
         key_protocols=key_protocols,
         public_paths=public_paths,
+        grants=[state.grant for state in joined.values()],
     )
     if settings.access.allowed_origins:
         api.add_middleware(

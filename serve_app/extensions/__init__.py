@@ -31,6 +31,7 @@ BUILT_IN = (
     "continuity",
     "live",
     "records",
+    "access_tokens",
     "page",
 )
 COMMANDS = {

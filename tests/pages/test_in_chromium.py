@@ -292,6 +292,8 @@ def test_with_keys(tmp_path: Path) -> None:
     with serving(speaking(settings=ApiSettings(access=AccessSettings(keys_file=tmp_path / "keys.json")))) as url:
         seen = told(starting("keys", "chromium", f"{url}/", {"key": key}))
     assert "API key" in seen["before"]
+    own, credential = seen["offered"]
+    assert (own, credential.startswith("openai-insecure-api-key.ek_")) == ("talkray", True)
     assert "$TALKRAY_API_KEY" in seen["program"]
     assert seen["held"] == 2
     assert len(seen["lines"]) == len(set(seen["lines"])) > 0

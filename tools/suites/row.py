@@ -152,6 +152,15 @@ class Owned:
 
 
 @dataclass(frozen=True, slots=True)
+class Issuing:
+    """The `POST` that issues an access token."""
+
+    fields: Json
+    token: str  # the field of the answer that has it
+    purpose: str  # its name in PURPOSES (tokens.py)
+
+
+@dataclass(frozen=True, slots=True)
 class Rows:
     """Of one extension, or of the core."""
 
@@ -160,6 +169,7 @@ class Rows:
     documented: Mapping[str, Documented] = field(default_factory=dict)
     # By the parameter of paths that names it.
     owned: Mapping[str, Owned] = field(default_factory=dict)
+    issuing: Mapping[str, Issuing] = field(default_factory=dict)  # by path
 
 
 def samples_of(extension: str) -> dict[str, Sample]:

@@ -1,8 +1,9 @@
 """The checks before a body is read: key, address, host, origin, rate. The request's head alone decides."""
 
 import ipaddress
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from itertools import pairwise
 from urllib.parse import parse_qsl, urlsplit
 
 from starlette.datastructures import Headers
@@ -10,7 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deployments.errors import Overloaded, TalkrayError
 from deployments.serving import metrics
-from serve_app.api.access.callers import Caller, Meter, Meters
+from serve_app.api.access.callers import Caller, Granted, Meter, Meters
 from serve_app.api.access.keys import KEY_PREFIX, KeyRecord, Keys
 from serve_app.api.context import state_of
 from serve_app.api.error_replies import (
@@ -37,7 +38,7 @@ MAX_HEADER_BYTES = 16 << 10  # all header lines together; HAProxy refuses more t
 
 _SCHEMES = ("bearer", "token")
 # A browser cannot set the headers of a WebSocket: there, a key may stand in the query or among the subprotocols.
-_KEY_PARAMETERS = ("api_key", "token")
+_KEY_PARAMETERS = ("api_key", "token", "access_token", "single_use_token")
 
 _CLIENT_BITS = 64  # of an IPv6 address, that are one client's
 
@@ -58,10 +59,13 @@ class AccessControl:
         key_headers: Sequence[str],
         key_protocols: Sequence[str],
         public_paths: frozenset[str],
+        grants: Sequence[Callable[[str, Scope], Granted | None]],
     ) -> None:
         """A key may stand in one of `key_headers` instead of `Authorization`, and of a WebSocket in a subprotocol,
-        alone or behind one of `key_protocols`. GETs of EXEMPT and of `public_paths` need none.
+        alone or behind one of `key_protocols`. GETs of EXEMPT and of `public_paths` need none. `grants`: see
+        `Opened.grant`.
         """
+        self._grants = grants
         self._public = EXEMPT | public_paths
         self._app = app
         self._key_headers, self._key_protocols = key_headers, key_protocols
@@ -84,6 +88,8 @@ class AccessControl:
                 elif scope["method"] in _CHANGING:
                     caller.count_request()
                     held.enter_context(caller.stream())
+                if caller.granted is not None and caller.granted.spend is not None:
+                    await caller.granted.spend()
             except TalkrayError as error:
                 await self._refuse(error, scope, receive, send)
                 return
@@ -111,14 +117,18 @@ class AccessControl:
         key = next(self._offered_keys(scope), None)
         if scope["path"] in self._public and scope.get("method") in _READING and not keys.has(key):
             return Caller(f"address {client}", meter, visitor=STRANGER)
-        found = keys.find(key)
+        offers = (grant(key, scope) for grant in self._grants if key)
+        granted = next(filter(None, offers), None)
+        found = keys.find(key) if granted is None else keys.of_id(granted.key_id)
         state_of(scope).record.key = found.name
 
         def check() -> None:
             self._meter_of(keys.still(found))
 
         visitor = Visitor(found.name, found.admin)
-        return Caller(f"key {found.id}", meter, self._meter_of(found), visitor=visitor, check=check)
+        caller = Caller(f"key {found.id}", meter, self._meter_of(found), visitor=visitor, check=check)
+        caller.key_id, caller.granted = found.id, granted
+        return caller
 
     def _offered_keys(self, scope: Scope) -> Iterator[str]:
         """What the request offers as its key, wherever one of the APIs puts it; the first one counts."""
@@ -130,22 +140,24 @@ class AccessControl:
         if scope["type"] == "websocket":
             query = dict(parse_qsl(scope["query_string"].decode("latin-1")))
             yield from (query[name] for name in _KEY_PARAMETERS if name in query)
-            for protocol in filter(self._has_key, scope["subprotocols"]):
+            for protocol in self._with_keys(scope["subprotocols"]):
                 prefix = next((known for known in self._key_protocols if protocol.startswith(known)), "")
                 yield protocol.removeprefix(prefix)
 
-    def _has_key(self, protocol: str) -> bool:
-        return protocol.startswith((*self._key_protocols, KEY_PREFIX))
+    def _with_keys(self, protocols: Sequence[str]) -> list[str]:
+        """Those that are or contain a key: by their beginning, or behind the name of a scheme, as in `token, KEY`."""
+        beginnings = (*self._key_protocols, KEY_PREFIX)
+        named = [second for first, second in pairwise(protocols) if first.lower() in _SCHEMES]
+        return [each for each in protocols if each in named or each.startswith(beginnings)]
 
     def _naming_a_protocol(self, scope: Scope, send: Send) -> Send:
-        """Browsers drop a WebSocket that offered subprotocols and was accepted without one: name one that is no key.
-        Behind the name of a scheme, as in `token, KEY`, stands a key, also one of another service: this one may ask for
-        none.
+        """Browsers drop a WebSocket that offered subprotocols and was accepted without one: name one that is no key,
+        also no key of another service.
         """
         offered = scope["subprotocols"] if scope["type"] == "websocket" else []
-        named = next((protocol for protocol in offered if not self._has_key(protocol)), None)
-        has_scheme = len(offered) > 1 and offered[0].lower() in _SCHEMES
-        if named is None or not (has_scheme or any(map(self._has_key, offered))):
+        secret = self._with_keys(offered)
+        named = next((protocol for protocol in offered if protocol not in secret), None)
+        if named is None or not secret:
             return send
 
         async def send_named(message: Message) -> None:

@@ -3,8 +3,9 @@
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 
 from deployments.errors import Overloaded
 from deployments.serving import metrics
@@ -108,11 +109,23 @@ class FairShare:
             del self._held[caller]
 
 
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """The API key that an extension's credential, such as an access token, stands for in one request."""
+
+    key_id: str
+    session: Mapping[str, object]  # settings that the credential brings to a socket
+    spend: Callable[[], Awaitable[None]] | None  # called once the request is admitted; raises if it was spent before
+
+
 class Caller:
     """The client that sent a request: its address and, where the server has keys, its key. A request counts for both.
 
     `name` tells callers apart: by the key, without one by the address.
     """
+
+    key_id: str | None = None  # of the API key; None: it has none
+    granted: Granted | None = None  # if its key did not come with the request
 
     def __init__(self, name: str, *meters: Meter, visitor: Visitor, check: Callable[[], None] = lambda: None) -> None:
         """`visitor` says whose voices it may see. `check` raises if the caller may not ask any more."""

@@ -76,7 +76,7 @@ class Keys:
         self._file = file
         self._records: dict[str, KeyRecord] = {}
         self._names = frozenset[str]()
-        self._seen = _stamp(file)
+        self._seen = file_stamp(file)
         self._failure = ""  # of the last read; said once
         self._use(read_keys(file))
 
@@ -90,6 +90,13 @@ class Keys:
         digest = record.sha256 if record else _NO_DIGEST
         if not hmac.compare_digest(_digest(key), digest) or record is None:
             raise Unauthorized("The API key is not valid.")
+        return record
+
+    def of_id(self, key_id: str) -> KeyRecord:
+        """The record of the valid key with this id. Raises Unauthorized."""
+        self._refresh()
+        if (record := self._records.get(key_id)) is None:
+            raise Unauthorized("The API key that issued this credential has been revoked.")
         return record
 
     def has(self, key: str | None) -> bool:
@@ -114,7 +121,7 @@ class Keys:
 
     def _refresh(self) -> None:
         try:
-            stamp = _stamp(self._file)
+            stamp = file_stamp(self._file)
             if stamp == self._seen:
                 return
             self._use(read_keys(self._file) if stamp else KeyDocument())
@@ -211,7 +218,7 @@ def _write(file: Path, document: KeyDocument) -> None:
         new.unlink(missing_ok=True)
 
 
-def _stamp(file: Path) -> Stamp | None:
+def file_stamp(file: Path) -> Stamp | None:
     """Changes whenever the file does, also where its time is set back; None where there is no file.
 
     Raises ConfigError where the file cannot be looked at.

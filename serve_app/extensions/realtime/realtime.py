@@ -1,12 +1,14 @@
 """OpenAI's Realtime API as far as it speaks: a text in, `response.output_audio.delta` out."""
 
 import base64
+import json
 import secrets
 from collections.abc import Iterator, Mapping
 
 from starlette.websockets import WebSocket
 
 from deployments.errors import InvalidRequest
+from serve_app.api.context import state_of
 from serve_app.api.error_replies import ErrorReply, translate
 from serve_app.api.parsing import field_names
 from serve_app.api.parsing.client_input import format_named
@@ -105,6 +107,9 @@ class RealtimeSocket(ResponseSocket):
 
     async def opened(self) -> None:
         await self.send_event("session.created", session=self._session())
+        granted = state_of(self.socket).caller.granted
+        if granted is not None and granted.session:  # as if the client had sent it
+            await self._answer(json.dumps({"type": "session.update", "session": granted.session}))
 
     async def obey(self, fields: dict[str, object]) -> None:
         self._event_id = fields.get("event_id")

@@ -28,7 +28,7 @@ from urllib.parse import unquote, urlsplit
 
 import numpy as np
 import obstore
-from obstore.exceptions import BaseError
+from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
 from obstore.store import LocalStore, ObjectStore, from_url
 from pydantic import BaseModel
 
@@ -319,6 +319,16 @@ class VoiceStore:
                 obstore.put(self._objects, path, content)
             else:
                 write_file(self.folder / path, content)
+
+    def create(self, path: str) -> bool:
+        """Put a small file where there is none. False if there is one already. Raises StoreFailed."""
+        own = secrets.token_bytes(16)
+        with self._failing("The store cannot be written, nothing was changed", f"{path} cannot be written"):
+            try:
+                obstore.put(self._objects, path, own, mode="create")
+            except (AlreadyExistsError, PreconditionError):
+                return self.get(path) == own  # a retry finds the file of a try whose answer was lost
+        return True
 
     def delete(self, *paths: str) -> None:
         """Of a folder also what a killed writer of these files has left."""

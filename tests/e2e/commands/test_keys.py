@@ -61,8 +61,16 @@ async def test_limits_of_a_key(guarded: Guarded, client: aiohttp.ClientSession) 
                 return
 
 
+async def token_of(guarded: Guarded, client: aiohttp.ClientSession, **fields: object) -> str:
+    """A token for WebSockets."""
+    async with client.post("/v1/tokens", json={"purpose": "socket", **fields}, headers=bearer(guarded.key)) as answer:
+        return str((await answer.json())["token"])
+
+
 async def test_websockets(guarded: Guarded, client: aiohttp.ClientSession) -> None:
+    used = {"params": {"single_use_token": await token_of(guarded, client, single_use=True)}}
     for fields in (
+        used,
         {"headers": bearer(guarded.key)},
         {"params": {"api_key": guarded.key}},
         {"protocols": ("token", guarded.key)},
@@ -71,7 +79,7 @@ async def test_websockets(guarded: Guarded, client: aiohttp.ClientSession) -> No
             await socket.send_json({"type": "speak", **body(CANARY, max_new_tokens=5)})
             assert (await socket.receive_json())["type"] == "started"
     assert socket.protocol == "token"
-    for fields in ({}, {"params": {"api_key": guarded.key + "x"}}, {"protocols": ("token",)}):
+    for fields in ({}, used, {"params": {"api_key": guarded.key + "x"}}, {"protocols": ("token",)}):
         with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
             await client.ws_connect(f"{PATH}/ws", **fields)
         assert refused.value.status == 401
@@ -134,7 +142,7 @@ def ways(key: str) -> Iterator[tuple[str, dict[str, Any]]]:
     for kind in ("request", "socket"):
         for scheme in ("Bearer", "Token", "Basic"):
             yield kind, {"headers": {"Authorization": f"{scheme} {key}"}}
-        for parameter in ("api_key", "token"):
+        for parameter in ("api_key", "token", "access_token", "single_use_token"):
             yield kind, {"params": {parameter: key}}
     for protocols in (("token", key), ("realtime", f"openai-insecure-api-key.{key}"), (key,)):
         yield "socket", {"protocols": protocols}
@@ -147,7 +155,7 @@ def offered_keys(guarded: Guarded) -> list[str]:
 
 async def test_no_key_is_in_any_log(guarded: Guarded, client: aiohttp.ClientSession) -> None:
     """Wherever it stands, and whatever becomes of the request."""
-    keys, outcomes = offered_keys(guarded), set[int]()
+    keys, outcomes = [*offered_keys(guarded), await token_of(guarded, client)], set[int]()
     for key in keys:
         for kind, where in ways(key):
             if kind == "socket":
@@ -167,7 +175,7 @@ async def test_no_key_is_in_any_log(guarded: Guarded, client: aiohttp.ClientSess
     contents = read_logs(guarded.pids)
     assert any(b"/v1/audio/speech" in content for content in contents.values())
     for key in keys:
-        secret = key.rsplit("-", 1)[-1] if key.startswith("sk-") else key.split("-", 2)[2]
+        secret = key.split("-", 2)[2] if key.startswith("talkray-") else key[-32:]
         assert [str(file) for file, content in contents.items() if secret.encode() in content] == []
 
 

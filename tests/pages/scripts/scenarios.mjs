@@ -337,6 +337,12 @@ const scenarios = {
   },
 
   async keys(page, { url, key }) {
+    await page.evaluateOnNewDocument(() => {
+      window.offered = [];
+      window.WebSocket = class extends WebSocket {
+        constructor(to, protocols) { super(to, protocols); window.offered.push(...protocols); }
+      };
+    });
     await open(page, url);
     await stateIs(page, "about", "API key");
     const before = await text(page, "#about");
@@ -358,7 +364,7 @@ const scenarios = {
     for (const request of held) await request.continue();
     await page.waitForNetworkIdle();
     const lines = (await text(page, "#client-lines")).split("\n\n");
-    return { before, program, held: held.length, lines, stored: await page.evaluate(() => localStorage.getItem("talkray.key")) };
+    return { before, program, held: held.length, lines, offered: await page.evaluate(() => window.offered), stored: await page.evaluate(() => localStorage.getItem("talkray.key")) };
   },
 
   async status(page, { url }) {

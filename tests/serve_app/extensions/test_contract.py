@@ -23,7 +23,7 @@ from tests.serve_app.extensions.client import Client, Json, audio_in, connect
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, Step, chunk, pcm_of, tone, utterance
 from tests.serve_app.one_model import client_for, one_api, posted
 from tools.suites.row import VOICE, PostRow, SocketRow
-from tools.suites.rows import DIALECTS, POSTS, SOCKETS
+from tools.suites.rows import DIALECTS, ISSUING, POSTS, SOCKETS
 
 pytestmark = pytest.mark.anyio
 
@@ -66,7 +66,7 @@ def test_each_path_has_a_row() -> None:
     places = [(row.path.partition("?")[0], *(row.sample.protocols or (None,))) for row in SOCKETS.values()]
     operations = [route.operation for dialect in DIALECTS for route in dialect.routes]
     posts = [each.removeprefix("POST ") for each in operations if each.startswith("POST ")]
-    paths = [row.path.partition("?")[0] for row in POSTS.values()]
+    paths = [*(row.path.partition("?")[0] for row in POSTS.values()), *ISSUING]
     azure = {"/openai/v1/realtime", "/openai/realtime"}  # the same socket as /v1/realtime
     rowless = {
         path for path, protocol in sockets_of if not _is_among(path, [p for p, own in places if own == protocol])

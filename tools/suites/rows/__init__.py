@@ -12,7 +12,7 @@ from starlette.routing import compile_path
 from serve_app.api.routing import dialects_of
 from serve_app.extensions import BUILT_IN, load_extensions
 from tools.suites.documented import Documented
-from tools.suites.row import Owned, PostRow, Rows, SocketRow
+from tools.suites.row import Issuing, Owned, PostRow, Rows, SocketRow
 
 DIALECTS = dialects_of(load_extensions())
 _FILES = {file.stem for file in Path(__file__).parent.glob("*.py")}
@@ -21,6 +21,7 @@ SOCKETS: dict[str, SocketRow] = {name: row for rows in _ROWS for name, row in ro
 POSTS: dict[str, PostRow] = {name: row for rows in _ROWS for name, row in rows.posts.items()}
 DOCUMENTED: dict[str, Documented] = {name: row for rows in _ROWS for name, row in rows.documented.items()}
 OWNED: dict[str, Owned] = {name: row for rows in _ROWS for name, row in rows.owned.items()}
+ISSUING: dict[str, Issuing] = {path: row for rows in _ROWS for path, row in rows.issuing.items()}
 _HERE = [compile_path(path)[0] for dialect in DIALECTS for path in dialect.paths]
 
 

@@ -13,10 +13,15 @@ export class LiveSpeech {
     const query = new URLSearchParams({ encoding: "linear16", sample_rate: RATE, ...(voice ? { model: voice } : {}) });
     this.samples = new Samples();
     this.ready = this.renew();
-    this.socket = socket(`v2/speak?${query}`);
-    this.socket.onopen = () => { this.isOpen = true; for (const each of this.waiting.splice(0)) this.send(each); };
-    this.socket.onmessage = ({ data }) => this.take(data);
-    this.socket.onclose = ({ code, reason }) => {
+    socket(`v2/speak?${query}`).then((opened) => this.listen(opened));
+  }
+
+  listen(opened) {
+    this.socket = opened;
+    if (this.isClosed) opened.close();
+    opened.onopen = () => { this.isOpen = true; for (const each of this.waiting.splice(0)) this.send(each); };
+    opened.onmessage = ({ data }) => this.take(data);
+    opened.onclose = ({ code, reason }) => {
       if (this.isClosed) return;
       const refused = "The server refused the connection. Check the API key, and choose a stored voice if the model clones voices.";
       this.fail(this.isOpen ? reason || `The server closed the connection (code ${code}).` : refused);
@@ -95,7 +100,7 @@ export class LiveSpeech {
   close() {
     this.isClosed = true;
     this.isActive = false;
-    this.socket.close();
+    this.socket?.close();
     this.player?.stop();
   }
 }

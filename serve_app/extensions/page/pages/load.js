@@ -8,13 +8,14 @@ const MOST = 16, PAUSE_MS = 250, BOUND_MS = 60000;
 let sockets = [], isStopped = true;
 
 // One utterance as a player without a buffer would have heard it: {firstMs, pauseMs}, or {refused}, or {failed}.
-function speakOnce() {
+async function speakOnce() {
+  const opened = await socket("v1/audio/speech/ws"), began = performance.now();
   return new Promise((done) => {
-    const opened = socket("v1/audio/speech/ws"), began = performance.now();
     let rate = 24000, firstMs = null, due = 0, pauseMs = 0, isDone = false;
     const end = (result) => { if (!isDone) { isDone = true; clearTimeout(timer); done(result); opened.close(); } };
     const timer = setTimeout(() => end({ failed: "A stream did not end within a minute." }), BOUND_MS);
     sockets.push(opened);
+    if (isStopped) opened.close();
     opened.onopen = () => opened.send(JSON.stringify({ type: "speak", ...fields(), seed: Math.floor(Math.random() * 2 ** 31) }));
     opened.onmessage = ({ data }) => {
       const now = performance.now();

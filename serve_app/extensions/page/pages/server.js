@@ -67,11 +67,23 @@ async function refusal(answer) {
   }
 }
 
-export function socket(path) {
+let token = {};
+
+// What a socket sends in place of the key: a token for the next minutes, or the key itself if the server issues none.
+async function credential() {
+  if (token.of === key() && Date.now() < token.untilMs) return token.value;
+  const read = async () => (await ask("v1/tokens", { json: { purpose: "socket" } })).json();
+  const { token: value, expires_in: lifetimeS } = await read().catch(() => ({ token: key(), expires_in: 0 }));
+  token = { value, of: key(), untilMs: Date.now() + 900 * lifetimeS };
+  return value;
+}
+
+export async function socket(path) {
   const to = url(path);
   to.protocol = to.protocol.replace("http", "ws");
-  const opened = new WebSocket(to, key() ? ["talkray", "openai-insecure-api-key." + key()] : []);
+  const opened = new WebSocket(to, key() ? ["talkray", "openai-insecure-api-key." + (await credential())] : []);
   opened.binaryType = "arraybuffer";
+  opened.addEventListener("error", () => { token = {}; });
   return opened;
 }
 

@@ -192,7 +192,9 @@ def _ways(key: str) -> Iterator[tuple[dict[str, object], str | None]]:
     yield {"Authorization": f"Token {key}"}, None
     yield {"query": f"api_key={key}"}, None
     yield {"query": f"model=x&token={key}"}, None
+    yield {"query": f"access_token={key}&cartesia_version=2026-08-14"}, None
     yield {"protocols": ("token", key)}, "token"
+    yield {"protocols": ("x-deepgram-session-id", "any", "bearer", key)}, "x-deepgram-session-id"
     yield {"protocols": ("realtime", f"openai-insecure-api-key.{key}", "openai-beta.realtime-v1")}, "realtime"
     yield {"protocols": (key,)}, None
 

@@ -255,6 +255,8 @@ def test_a_bucket(bucket: str) -> None:
     record, files = voice()
     store.write(record, files)
     store.keep_derived(record, b"key", ClonePrompt(np.zeros(4, np.float32)))
+    assert [each.create("tokens/one") for each in (store, other, store)] == [True, False, False]
+    store.delete("tokens/one")
     assert names(other) == {"ada"}
     assert other.recording(record, record.takes[0])
     before = other.marks()

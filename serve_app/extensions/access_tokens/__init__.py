@@ -1,0 +1,1 @@
+"""Access tokens: short-lived credentials for browsers and apps, which an API key issues."""

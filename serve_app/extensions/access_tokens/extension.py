@@ -1,0 +1,35 @@
+import time
+from pathlib import Path
+from typing import cast
+
+from deployments.config import Strict
+from serve_app.extension import Extension, Opening
+from serve_app.extensions.access_tokens.signing import Secrets
+from serve_app.extensions.access_tokens.token_routes import DIALECTS
+from serve_app.extensions.access_tokens.tokens import AccessTokens
+from serve_app.extensions.voices.library import Voices
+
+
+class TokenSettings(Strict):
+    """Access tokens that API keys issue (docs/access-tokens.md)."""
+
+    # The secrets that sign them, on every node with an ingress replica. None: `token-secrets` beside the key file. A
+    # server on one node writes that file itself.
+    secrets_file: Path | None = None
+
+
+def open_tokens(opening: Opening) -> AccessTokens | None:
+    """None without API keys. Raises StartError if the settings name a file that cannot be used."""
+    keys_file, file = opening.settings.access.keys_file, opening.settings.of(TokenSettings).secrets_file
+    if keys_file is None:
+        return None
+    is_alone = opening.node is None or opening.node.num_nodes == 1
+    keyring = Secrets(file or keys_file.with_name("token-secrets"), is_ours=file is None and is_alone)
+    if file is not None:
+        keyring.check()
+    return AccessTokens(keyring, cast("Voices", opening.opened["voices"]), time.time)
+
+
+EXTENSION = Extension(
+    "access_tokens", settings=TokenSettings, requires=("voices",), dialects=DIALECTS, open=open_tokens
+)

@@ -1,0 +1,353 @@
+"""Access tokens: who may issue them, where they are accepted, and what ends them."""
+
+import asyncio
+import json
+import logging
+from pathlib import Path
+
+import httpx2
+import pytest
+from fastapi import FastAPI
+from openai import AsyncOpenAI
+
+from deployments.errors import StartError
+from serve_app.api.access.keys import create_key, revoke_keys
+from serve_app.config import AccessSettings, ApiSettings
+from serve_app.extension import Node
+from serve_app.extensions.access_tokens import tokens as module
+from serve_app.extensions.access_tokens.extension import TokenSettings
+from serve_app.extensions.access_tokens.signing import Secrets
+from serve_app.extensions.access_tokens.tokens import PURPOSES, AccessTokens
+from serve_app.extensions.voices.extension import open_voices
+from serve_app.extensions.voices.library import Voices
+from serve_app.extensions.voices.settings import VoiceSettings
+from serve_app.extensions.voices.voice_store import VoiceStore
+from tests.serve_app import asgi
+from tests.serve_app.extensions.client import Client, Json
+from tests.serve_app.fake import FakeSynthesizer, utterance
+from tests.serve_app.one_model import client_of, one_api, refusal
+from tools.suites.rows import ISSUING
+
+pytestmark = pytest.mark.anyio
+
+SPEECH = "/v1/audio/speech"
+BODY = {"model": "tts-1", "input": "Hello", "voice": "alloy", "response_format": "pcm"}
+NOW = 1_800_000_000.0
+
+
+class Server:
+    """Ingress replicas over one key file and one store, whose clock is set."""
+
+    def __init__(self, folder: Path) -> None:
+        self.now, self.folder, self.keys_file = NOW, folder, folder / "keys.json"
+        self.key = create_key(self.keys_file, "ada")
+        self.secrets_file = folder / "token-secrets"
+        self.records: list[str | None] = []
+
+    def replica(self, voices: Voices | None = None) -> FastAPI:
+        voices = voices or Voices(VoiceStore(str(self.folder / "store")), VoiceSettings())
+        opened = AccessTokens(Secrets(self.secrets_file, is_ours=True), voices, lambda: self.now)
+        settings = ApiSettings(access=AccessSettings(keys_file=self.keys_file))
+        states = {"access_tokens": opened, "voices": voices}
+        return one_api(
+            FakeSynthesizer(script=utterance()),
+            settings,
+            opened=states,
+            keep=lambda each: self.records.append(each.key),
+        )
+
+    async def issue(self, path: str, api: FastAPI | None = None, **fields: object) -> str:
+        row = ISSUING[path]
+        async with client_of(api or self.replica()) as client:
+            answer = await client.post(
+                path, json={**row.fields, **fields}, headers={"authorization": f"Bearer {self.key}"}
+            )
+        assert (answer.status_code, answer.headers["cache-control"]) == (200, "no-store"), answer.text
+        return str(answer.json()[row.token])
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Server:
+    return Server(tmp_path)
+
+
+async def told(api: FastAPI, place: str, token: str) -> tuple[int, str]:
+    """The status of a request with the token, and the reason; the status of an open socket is 101."""
+    method, path = place.split()
+    headers = {"authorization": f"Bearer {token}"}
+    if method != "WS":
+        async with client_of(api) as client:
+            answer = await client.request(method, path, json=BODY if method == "POST" else None, headers=headers)
+        return answer.status_code, answer.text if answer.status_code >= 400 else ""
+    async with asgi.websocket(api, path, headers=headers) as connection:
+        start = await connection.next()
+        if start["type"] == "websocket.accept":
+            return 101, ""
+        error = json.loads((await connection.next())["body"])["error"]
+        assert error["code"] == "invalid_api_key"
+        return start["status"], error["message"]
+
+
+def filled(place: str) -> str:
+    return (
+        place.replace("{voice_id}", "ryan").replace("{deployment}", "any").replace("{path:path}", "v1/audio/speech/ws")
+    )
+
+
+PLACES = sorted({filled(place) for purpose in PURPOSES.values() for place in purpose.places})
+
+
+@pytest.mark.parametrize("path", ISSUING)
+async def test_a_token_opens_what_it_is_for_and_nothing_else(server: Server, path: str) -> None:
+    api, other = server.replica(), server.replica()
+    others = [f"POST {each}" for each in ISSUING] + ["GET /v1/models", "POST /v1/audio/voices", "POST /v1/audio/jobs"]
+    for place in (*PLACES, *others):
+        method, own_path = place.split()
+        fits = PURPOSES[ISSUING[path].purpose].fits(method, own_path)
+        status, reason = await told(other, place, await server.issue(path, api))
+        assert (status != 401) == fits, (place, status)
+        assert fits or f"not for {place}" in reason
+
+
+async def test_tokens_for_speech_speak_with_the_limits_and_the_name_of_their_key(server: Server) -> None:
+    server.key = create_key(server.keys_file, "eve", requests_per_minute=3)
+    api = server.replica()
+    token = await server.issue("/v1/tokens", api, purpose="speech")
+    assert [(await told(api, f"POST {SPEECH}", token))[0] for _ in range(3)] == [200, 200, 429]
+    assert set(server.records) == {"eve"}
+
+
+@pytest.mark.parametrize("path", ISSUING)
+async def test_every_way_to_send_a_token(server: Server, path: str) -> None:
+    api = server.replica()
+    for place in (filled(place) for place in PURPOSES[ISSUING[path].purpose].places if place.startswith("WS")):
+        for name in ("token", "access_token", "single_use_token", "api_key"):
+            query = f"{place.split()[1]}?{name}={await server.issue(path, api)}"
+            async with asgi.websocket(api, query) as connection:
+                await Client(connection).accepted()
+        token = await server.issue(path, api)
+        for header in ("xi-api-key", "x-api-key", "api-key"):
+            async with asgi.websocket(api, place.split()[1], headers={header: token}) as connection:
+                await Client(connection).accepted()
+            token = await server.issue(path, api)
+        for first, second in (("realtime", "openai-insecure-api-key.{}"), ("bearer", "{}"), ("token", "{}")):
+            offered = (first, second.format(await server.issue(path, api)), "another")
+            async with asgi.websocket(api, place.split()[1], subprotocols=offered) as connection:
+                assert (await connection.next())["subprotocol"] == first
+
+
+async def test_a_single_use_token_opens_one_socket_at_any_replica(server: Server) -> None:
+    place = "WS /v1/text-to-speech/ryan/stream-input"
+    replicas = [server.replica() for _ in range(3)]
+    for path, fields in (("/v1/single-use-token/tts_websocket", {}), ("/v1/tokens", {"single_use": True})):
+        token = await server.issue(path, **fields)
+        answers = await asyncio.gather(*(told(api, place, token) for api in replicas))
+        assert sorted(status for status, _ in answers) == [101, 401, 401]
+        assert all("has been used" in reason for status, reason in answers if status == 401)
+
+
+async def test_a_refused_request_uses_no_token_up(server: Server) -> None:
+    server.key = create_key(server.keys_file, "eve", max_streams=1)
+    api, place = server.replica(), "/v1/audio/speech/ws"
+    first, second = [await server.issue("/v1/tokens", single_use=True) for _ in range(2)]
+    async with asgi.websocket(api, place, headers={"authorization": f"Bearer {first}"}) as connection:
+        await Client(connection).accepted()
+        async with asgi.websocket(api, place, headers={"authorization": f"Bearer {second}"}) as refused:
+            await Client(refused).accepted()  # to be closed with 1013
+            assert (await refused.next())["code"] == 1013
+    assert await told(api, f"WS {place}", second) == (101, "")
+
+
+@pytest.mark.parametrize("place", [f"POST {SPEECH}", "WS /v1/audio/speech/ws"])
+async def test_tokens_that_are_over(server: Server, place: str) -> None:
+    api = server.replica()
+    purpose = "speech" if place.startswith("POST") else "socket"
+    token = await server.issue("/v1/tokens", api, purpose=purpose, expires_in=60)
+    server.now = NOW + 59
+    assert (await told(api, place, token))[0] in (101, 200)
+    server.now = NOW + 60
+    status, reason = await told(api, place, token)
+    assert (status, "has expired" in reason) == (401, True)
+    server.now = NOW
+    revoke_keys(server.keys_file, "ada")
+    status, reason = await told(api, place, token)
+    assert (status, "revoked" in reason) == (401, True)
+
+
+async def test_an_open_socket_ends_with_the_key_that_issued_its_token(server: Server) -> None:
+    api = server.replica()
+    token = await server.issue("/v1/tokens", api)
+    async with asgi.websocket(api, f"/v1/audio/speech/ws?token={token}") as connection:
+        client = await Client(connection).accepted()
+        server.now += 3600  # a socket may outlive its token
+        client.send({"type": "speak", "input": "Hello", "voice": "alloy"})
+        assert (await client.until(type="done"))[1]
+        revoke_keys(server.keys_file, "ada")
+        client.send({"type": "speak", "input": "Hello", "voice": "alloy"})
+        assert (await client.until(type="error"))[0][-1]["error"]["code"] == "invalid_api_key"
+        assert await client.next() == {"closed": 1008}
+
+
+async def test_a_token_with_one_other_character_is_none(server: Server) -> None:
+    """Also where the other character means the same bits of the signature."""
+    api = server.replica()
+    token = await server.issue("/v1/tokens", api, purpose="speech")
+    assert await told(api, f"POST {SPEECH}", token) == (200, "")
+    others = "A-z.="
+    for at in (*range(8), *range(8, len(token), 9), *range(len(token) - 3, len(token))):
+        changed = [token[:at] + token[at + 1 :], *(token[:at] + other + token[at:] for other in others)]
+        changed += [token[:at] + other + token[at + 1 :] for other in others if other != token[at]]
+        if at == len(token) - 1:
+            digits = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
+            changed += [token[:at] + other for other in digits if other != token[at]]
+        for each in changed:
+            status, reason = await told(api, f"POST {SPEECH}", each)
+            assert (status, "not valid" in reason) == (401, True), each
+    assert (await told(api, f"POST {SPEECH}", token + "="))[0] == 401
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        *(("/v1/tokens", {"expires_in": value}, "expires_in") for value in (59, 3601, -1, 1e18, "soon", True, [])),
+        *(("/v1/auth/grant", {"ttl_seconds": value}, "ttl_seconds") for value in (30, 59.9, 3600.5, False)),
+        *(("/access-token", {"expires_in": value}, "expires_in") for value in (1, 86400)),
+        *(
+            ("/v1/realtime/client_secrets", {"expires_after": value}, f"expires_after{param}")
+            for value, param in (({"seconds": 10}, ".seconds"), ({"anchor": "now"}, ".anchor"), ([], ""), (600, ""))
+        ),
+        ("/v1/realtime/client_secrets", {"session": {"type": "transcription"}}, "session.type"),
+        ("/v1/realtime/client_secrets", {"session": {"instructions": "x" * 5000}}, "session"),
+        ("/v1/realtime/client_secrets", {"session": "voice"}, "session"),
+        ("/access-token", {"grants": {"stt": True}}, "grants.tts"),
+        ("/access-token", {"grants": {"tts": False}}, "grants.tts"),
+        ("/access-token", {"grants": {"tts": "maybe"}}, "tts"),
+        ("/access-token", {"grants": True}, "grants"),
+        ("/v1/single-use-token/realtime_scribe", {}, "type"),
+        ("/v1/tokens", {"purpose": "jobs"}, "purpose"),
+        ("/v1/tokens", {"purpose": 5}, "purpose"),
+        ("/v1/tokens", {"purpose": "socket", "single_use": "maybe"}, "single_use"),
+    ],
+)  # fmt: skip
+async def test_bad_fields_are_named(server: Server, path: str, fields: Json, param: str) -> None:
+    body = {"purpose": "speech", **fields} if path == "/v1/tokens" else fields
+    async with client_of(server.replica()) as client:
+        answer = await client.post(path, json=body, headers={"authorization": f"Bearer {server.key}"})
+    assert refusal(answer) == (400, param)
+    assert param in answer.json()["error"]["message"]
+
+
+async def test_fields_without_effect_are_named(server: Server) -> None:
+    sent = {
+        "/v1/tokens": "lifetime",
+        "/v1/auth/grant": "ttl",
+        "/access-token": "grants",
+        "/v1/realtime/client_secrets": "x",
+    }
+    async with client_of(server.replica()) as client:
+        for path, name in sent.items():
+            value: object = {"tts": True, "stt": True} if name == "grants" else 1
+            body = {**ISSUING[path].fields, name: value}
+            answer = await client.post(path, json=body, headers={"authorization": f"Bearer {server.key}"})
+            assert answer.headers["x-ignored"].startswith("grants.stt" if name == "grants" else name)
+
+
+@pytest.mark.parametrize("path", ISSUING)
+async def test_servers_that_issue_none(tmp_path: Path, server: Server, path: str) -> None:
+    async def refused(api: FastAPI) -> tuple[int, str]:
+        async with client_of(api) as client:
+            sent = {**ISSUING[path].fields, **({"single_use": True} if path == "/v1/tokens" else {})}
+            answer = await client.post(path, json=sent, headers={"authorization": f"Bearer {server.key}"})
+        return answer.status_code, answer.json()["error"]["message"]
+
+    status, message = await refused(one_api(FakeSynthesizer(), ApiSettings()))
+    assert (status, "no API keys" in message) == (403, True)
+    if path in ("/v1/single-use-token/tts_websocket", "/v1/tokens"):
+        status, message = await refused(server.replica(open_voices(VoiceSettings(), num_nodes=2)))
+        assert (status, "api.voices.store" in message) == (503, True)
+    node = Node(is_running=lambda name: True, is_ready=lambda: True, scrape=bytes, num_nodes=2)
+    settings = ApiSettings(access=AccessSettings(keys_file=server.keys_file), voices=VoiceSettings(store="s3://voices"))
+    status, message = await refused(one_api(FakeSynthesizer(), settings, node=node))
+    assert (status, "api.access_tokens.secrets_file" in message) == (503, True)
+    assert not server.secrets_file.exists()
+
+
+async def test_no_socket_opens_while_the_store_fails(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    api, token = server.replica(), await server.issue("/v1/single-use-token/tts_websocket")
+    (server.folder / "store").rename(server.folder / "gone")
+    (server.folder / "store").write_bytes(b"")
+    async with asgi.websocket(api, f"/v1/text-to-speech/ryan/stream-input?single_use_token={token}") as connection:
+        assert (await connection.next())["status"] == 503
+
+
+async def test_secrets_are_replaced_without_a_gap(server: Server, caplog: pytest.LogCaptureFixture) -> None:
+    api, place = server.replica(), f"POST {SPEECH}"
+    first = await server.issue("/v1/tokens", api, purpose="speech")
+    old, new = server.secrets_file.read_text().strip(), "n" * 64
+    assert server.secrets_file.stat().st_mode & 0o777 == 0o600
+    server.secrets_file.write_text(f"# signs\n{new}\n\n{old}\n")
+    second = await server.issue("/v1/tokens", api, purpose="speech")
+    assert [(await told(api, place, each))[0] for each in (first, second)] == [200, 200]
+    server.secrets_file.write_text(f"{new}\n")
+    assert [(await told(api, place, each))[0] for each in (first, second)] == [401, 200]
+    server.secrets_file.write_text("short\n")  # an edit that failed
+    assert [(await told(api, place, second))[0] for _ in range(2)] == [200, 200]
+    assert caplog.text.count("fewer than 32 characters") == 1
+    server.secrets_file.unlink()
+    assert (await told(api, place, second))[0] == 401
+
+
+@pytest.mark.parametrize("content", ["", "# nothing\n", "short\n", None])
+def test_a_file_of_the_settings_that_cannot_be_used_ends_the_start(server: Server, content: str | None) -> None:
+    if content is not None:
+        server.secrets_file.write_text(content)
+    settings = ApiSettings(
+        access=AccessSettings(keys_file=server.keys_file), access_tokens=TokenSettings(secrets_file=server.secrets_file)
+    )
+    with pytest.raises(StartError, match="secrets_file"):
+        one_api(FakeSynthesizer(), settings)
+
+
+async def test_marks_of_old_tokens_are_removed(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    voices = Voices(VoiceStore(str(server.folder / "store")), VoiceSettings())
+    store, opened = voices.files(), AccessTokens(Secrets(server.secrets_file, is_ours=True), voices, lambda: NOW)
+    assert store.create("tokens/old")
+    for age_s, left in ((7000.0, ["tokens/old"]), (7300.0, [])):
+        present_s = (store.meta("tokens/old") or {})["last_modified"].timestamp()
+        monkeypatch.setattr(store, "now_s", lambda then_s=present_s + age_s: then_s)
+        monkeypatch.setattr(module, "_SWEEP_S", -1.0)
+        opened.follow()
+        assert opened._sweeping is not None
+        await opened._sweeping
+        assert [meta["path"] for meta in store.listed("tokens/")] == left
+
+
+async def test_no_log_has_a_token(server: Server, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    api, token = server.replica(), await server.issue("/v1/tokens")
+    for query in (token, token[:-2]):
+        async with asgi.websocket(api, f"/v1/audio/speech/ws?token={query}") as connection:
+            await connection.next()
+    assert token[:-2] not in caplog.text
+    assert server.secrets_file.read_text().strip() not in caplog.text
+
+
+async def test_openai_creates_a_client_secret(server: Server) -> None:
+    api = server.replica()
+    http_client = httpx2.AsyncClient(transport=httpx2.ASGITransport(api))
+    async with AsyncOpenAI(api_key=server.key, base_url="http://talkray/v1", http_client=http_client) as client:
+        plain = await client.realtime.client_secrets.create()
+        session = {"type": "realtime", "audio": {"output": {"voice": "serena", "speed": 1.5}}}
+        made = await client.realtime.client_secrets.create(
+            expires_after={"anchor": "created_at", "seconds": 120},
+            session=session,  # type: ignore[arg-type]
+        )
+    assert (plain.expires_at, made.expires_at) == (NOW + 600, NOW + 120)
+    assert made.value.startswith("ek_")
+    assert (made.session.type, made.session.object) == ("realtime", "realtime.session")
+    headers = {"authorization": f"Bearer {made.value}"}
+    async with asgi.websocket(api, "/v1/realtime?model=gpt-realtime", headers=headers) as connection:
+        client_side = await Client(connection).accepted()
+        *_, updated = (await client_side.until(type="session.updated"))[0]
+    output = updated["session"]["audio"]["output"]
+    assert (output["voice"], output["speed"]) == ("serena", 1.5)
