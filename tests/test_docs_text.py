@@ -1,4 +1,4 @@
-"""Every example of docs/text.md is true."""
+"""Every example of docs/text.md and docs/english.md is true."""
 
 import asyncio
 import json
@@ -18,13 +18,15 @@ from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer
 from tests.serve_app.one_model import one_api
 
 pytestmark = pytest.mark.anyio
-TEXT = (Path(__file__).parents[1] / "docs" / "text.md").read_text(encoding="utf-8")
+DOCS = Path(__file__).parents[1] / "docs"
+TEXT = (DOCS / "text.md").read_text(encoding="utf-8")
+ENGLISH = (DOCS / "english.md").read_text(encoding="utf-8")
 
 
-def rows(*heads: str) -> list[tuple[str, ...]]:
+def rows(*heads: str, page: str = TEXT) -> list[tuple[str, ...]]:
     """All rows of the tables with these columns; code without its marks."""
     found, inside = [], False
-    for line in TEXT.splitlines():
+    for line in page.splitlines():
         cells = tuple(cell.strip() for cell in line.strip("|").split(" | "))
         if tuple(cell.strip() for cell in line.strip("|").split("|")) == tuple(f"{head}" for head in heads):
             inside = True
@@ -88,7 +90,7 @@ async def test_what_is_spoken_of_marks(sent: str, spoken: str) -> None:
     assert (await shown(input=sent, markup="none"))[1]["spoken"] == sent
 
 
-@pytest.mark.parametrize(("kind", "sent", "said"), rows("kind", "sent", "read"))
+@pytest.mark.parametrize(("kind", "sent", "said"), rows("kind", "sent", "read", page=ENGLISH))
 def test_what_is_read_of_english(kind: str, sent: str, said: str) -> None:
     assert spoken_english(sent) == said
 
