@@ -18,23 +18,23 @@ class Strict(BaseModel):
 class TalkerConfig(Strict):
     """The talker engine of one replica."""
 
-    device: Device = "auto"  # auto: cuda where the replica was given a GPU, else cpu
+    device: Device = "auto"  # `auto` is `cuda` if Ray assigns a GPU to the replica, else `cpu`
     threads: Annotated[int, Field(ge=1)] = 1  # torch threads of the engine process
-    max_num_seqs: Annotated[int, Field(ge=1)] = 8  # sequences in one batch
-    max_num_waiting: Annotated[int, Field(ge=0)] = 16  # sequences that may wait for a place in the batch
-    max_model_len: Annotated[int, Field(ge=64)] = 4096  # rows of one sequence: prompt and frames
-    # The share of the GPU's memory that the engine may use, 0.85 by default: keys and values get the rest after
-    # weights, codec and captured work, and never more than they can use. `kv_cache_bytes` is their size itself.
+    max_num_seqs: Annotated[int, Field(ge=1)] = 8  # maximum batch size
+    max_num_waiting: Annotated[int, Field(ge=0)] = 16  # maximum length of the queue in front of the batch
+    max_model_len: Annotated[int, Field(ge=64)] = 4096  # maximum length of one sequence: its prompt and its frames
+    # Share of the GPU memory that the engine may use. Unset is 0.85. The KV cache gets the memory that weights, codec
+    # and CUDA graphs leave, up to the size that it can use.
     gpu_memory_fraction: Annotated[float | None, Field(gt=0, le=1)] = None
-    kv_cache_bytes: Annotated[int | None, Field(ge=1)] = None
-    # On a GPU: after so many seconds without a request the engine's memory moves to the host's, and the GPU is free for
-    # others (driver 570 or newer). The next request brings it back. Unset: it stays.
+    kv_cache_bytes: Annotated[int | None, Field(ge=1)] = None  # size of the KV cache, instead of `gpu_memory_fraction`
+    # Idle time after which the engine moves its GPU memory to the host (driver 570 or newer). The next request moves
+    # it back. Unset keeps the memory on the GPU.
     keep_alive_s: Annotated[float | None, Field(gt=0)] = None
-    # Attention of the fused kernels. auto: our own, which is faster (docs/performance.md); the start says which it is.
+    # Attention kernel of the fused kernels. `auto` is `triton`, which is faster. The start-up log names the kernel.
     attention: Literal["auto", "triton", "flash_attn"] = "auto"
-    # auto: fused Triton kernels on a GPU in half precision; on a CPU sums that do not depend on the batch.
+    # `auto` uses fused Triton kernels on a GPU and C kernels on a CPU, if they fit the model. `plain` uses PyTorch.
     kernels: Literal["auto", "plain"] = "auto"
-    # True: codes on a GPU do not depend on the batch, because every step runs in the shape of the fullest batch.
+    # Makes codes on a GPU independent of the batch. Each step then takes as long as one of a full batch.
     deterministic: bool = False
 
     @model_validator(mode="after")
@@ -53,14 +53,14 @@ class TalkerConfig(Strict):
 class CodecConfig(Strict):
     """The codec decoder of one replica."""
 
-    device: Device = "cpu"
-    # The type of matrix products on a CPU, and of everything on a GPU. auto: float16 on a GPU; on a CPU bfloat16, if it
-    # has units for it (AVX512-BF16, AMX) and a trial at the start finds the error 35 dB below the signal, else float32.
-    # A start fails with a precision that the device has no units for.
+    device: Device = "cpu"  # device of the codec pool. `auto` is `cuda` if Ray assigns a GPU to the replica, else `cpu`
+    # Number format for decoding. `auto` is `float16` on a GPU. On a CPU it is `bfloat16` if the CPU has AVX512-BF16 or
+    # AMX and a trial finds the error 35 dB below the signal, else `float32`. The start fails if the device does not
+    # support the format.
     precision: DType = "auto"
-    # The device that decodes: hybrid leaves the first frames of a stream to the talker's GPU, and all frames where the
-    # pool is full. inline leaves all to it; the ingress then asks the talkers itself, and the pool only encodes
-    # recordings to clone, for a talker on a CPU. pool leaves none to it: a talker loads no codec decoder (1.4 GiB).
+    # Where frames are decoded. `inline` decodes all on the talker's device; a codec pool then only encodes recordings
+    # for talkers on CPUs. `pool` decodes all in the codec pool, which frees 1.4 GiB on the talker's GPU. `hybrid`
+    # decodes the first frames of a stream on the talker's GPU, and all frames while the pool is full.
     placement: CodecPlacement = "hybrid"
-    # Decode in a replica: one is a thread, more are processes, on a GPU threads.
+    # Decoders of one replica: one thread, or several processes on a CPU and several threads on a GPU.
     workers: Annotated[int, Field(ge=1)] = 1

@@ -9,11 +9,11 @@ class TalkrayError(Exception):
 
 
 class StartError(TalkrayError):
-    """The application did not come up; the message says what failed and what to do."""
+    """The application cannot start. The message gives the cause and the remedy."""
 
 
 class InvalidRequest(TalkrayError):
-    """The request cannot be served as it is: `param` names the offending field."""
+    """The request or one of its fields is invalid. `param` names the field."""
 
     def __init__(self, message: str, param: str | None = None, code: str = "invalid_value") -> None:
         super().__init__(message, param, code)
@@ -24,32 +24,32 @@ class InvalidRequest(TalkrayError):
 
 
 class ModelNotFound(InvalidRequest):
-    """The request names a model that is not loaded."""
+    """The model is unknown."""
 
     def __init__(self, message: str, param: str | None = "model", code: str = "model_not_found") -> None:
         super().__init__(message, param, code)
 
 
 class NotFound(InvalidRequest):
-    """The request names something stored that is not there, or belongs to another caller."""
+    """The stored object does not exist, or belongs to another owner."""
 
 
 class Conflict(InvalidRequest):
-    """What is stored does not allow this: the name is taken, or a quota is used up."""
+    """The name is in use, a quota is used up, or the state of the object does not permit the request."""
 
     def __init__(self, message: str, param: str | None = None, code: str = "conflict") -> None:
         super().__init__(message, param, code)
 
 
 class PayloadTooLarge(InvalidRequest):
-    """The body, or an upload inside it, is over its byte limit."""
+    """The body, or an upload in it, exceeds its size limit."""
 
     def __init__(self, message: str, param: str | None = None, code: str = "payload_too_large") -> None:
         super().__init__(message, param, code)
 
 
 class Overloaded(TalkrayError):
-    """Every queue that could take the request is full; `retry_after_s` estimates when one will not be."""
+    """A limit is reached. `retry_after_s` estimates when there is capacity again."""
 
     def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
         super().__init__(message, retry_after_s)
@@ -60,11 +60,11 @@ class Overloaded(TalkrayError):
 
 
 class NotReady(TalkrayError):
-    """The replicas are still loading."""
+    """The model is still loading."""
 
 
 class Starting(NotReady):
-    """The talkers of the model are starting, or failed to; `retry_after_s` is when they should be there."""
+    """The talkers of the model are starting, or failed to start. `retry_after_s` estimates when they are ready."""
 
     def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
         super().__init__(message, retry_after_s)
@@ -75,7 +75,7 @@ class Starting(NotReady):
 
 
 class ReplicaLost(TalkrayError):
-    """A replica died while it served the stream. `beside`: other streams that are known to be lost with it."""
+    """A replica was lost during the request. `beside` counts other streams that are known to be lost with it."""
 
     def __init__(self, message: str, beside: int = 0) -> None:
         super().__init__(message, beside)
@@ -94,11 +94,11 @@ class CodecLost(ReplicaLost):
 
 
 class Moved(ReplicaLost):
-    """The replica is being taken away and hands its streams over, or Serve took the call back: nothing is wrong."""
+    """The replica stops and hands its streams over, or Serve cancelled the call. This is not a fault."""
 
 
 class EngineError(TalkrayError):
-    """The engine failed on this request for a reason of its own."""
+    """The engine failed on this request."""
 
 
 class CheckpointError(TalkrayError):

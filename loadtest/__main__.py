@@ -31,10 +31,10 @@ from loadtest.traces import LoadTestError, TraceFolder
 
 T = TypeVar("T")
 
-app = CommandApp("Measure how a speech server holds up under load. Works with any OpenAI-compatible server.")
+app = CommandApp("Load-test a speech server. Works with any OpenAI-compatible server.")
 
 Out = Annotated[Path, typer.Option(file_okay=False, help="New folder for the results.")]
-MinRequests = Annotated[int, typer.Option(min=0, help="A low rate is measured until it had about so many.")]
+MinRequests = Annotated[int, typer.Option(min=0, help="Minimum number of requests at each rate.")]
 USUAL_LENGTHS = SpeechLengths(5.7, 0.35)  # of answers
 Rate = Annotated[float, typer.Option(callback=positive, help="Requests per second.")]
 
@@ -59,13 +59,13 @@ def carry_out(work: Coroutine[Any, Any, T]) -> T:
 def run_command(
     settings: Settings,
     rate: Rate,
-    duration: Annotated[float, typer.Option(callback=positive, help="Seconds during which requests are sent.")],
+    duration: Annotated[float, typer.Option(callback=positive, help="Seconds of sending requests.")],
     out: Out,
-    settle: Annotated[float, typer.Option(min=0, help="Seconds at the same rate before it, not measured.")] = 0.0,
+    settle: Annotated[float, typer.Option(min=0, help="Seconds at the same rate before the measurement.")] = 0.0,
 ) -> None:
-    """Send requests at planned times, whatever becomes of them, and say how the audio arrived.
+    """Send requests at planned times (open loop), and report how the audio arrived.
 
-    Exit code: 0 if every request was spoken, 1 if any failed or was refused, 2 if called wrongly.
+    Exit code: 0 if all requests succeed, 1 if any fails or is refused, 2 for invalid options.
     """
     settings = replace(settings, phases=settled(rate, duration, settle_s=settle))
     result = carry_out(run_once(settings, TraceFolder(out)))
@@ -79,12 +79,12 @@ def step_command(
     settings: Settings,
     rate: Rate,
     out: Out,
-    factor: Annotated[float, typer.Option(callback=positive, help="How much more comes in the middle.")] = 5.0,
+    factor: Annotated[float, typer.Option(callback=positive, help="Load of the step, relative to --rate.")] = 5.0,
     before: Annotated[float, typer.Option(callback=positive, help="Seconds at --rate.")] = 30.0,
     during: Annotated[float, typer.Option(callback=positive, help="Seconds at --factor times --rate.")] = 60.0,
     after: Annotated[float, typer.Option(callback=positive, help="Seconds at --rate again.")] = 60.0,
 ) -> None:
-    """A step load: --rate, then --factor times as much, then --rate again. Do the replicas follow?"""
+    """Step load, to test scaling: --rate, then --factor times --rate, then --rate again."""
     phases = (
         Phase("before", rate, before),
         Phase(f"{factor:g} times as much", rate * factor, during),
@@ -97,15 +97,15 @@ def step_command(
 @with_settings
 def overload_command(
     settings: Settings,
-    rate: Annotated[float, typer.Option(callback=positive, help="The server's capacity, requests per second.")],
+    rate: Annotated[float, typer.Option(callback=positive, help="Capacity of the server in requests per second.")],
     out: Out,
-    factor: Annotated[float, typer.Option(callback=positive, help="How much more than capacity.")] = 2.0,
+    factor: Annotated[float, typer.Option(callback=positive, help="Overload, relative to the capacity.")] = 2.0,
     before: Annotated[float, typer.Option(callback=positive, help="Seconds at capacity.")] = 30.0,
     during: Annotated[float, typer.Option(callback=positive, help="Seconds of overload.")] = 60.0,
-    relief: Annotated[float, typer.Option(callback=positive, help="Seconds at capacity that the server gets.")] = 10.0,
+    relief: Annotated[float, typer.Option(callback=positive, help="Seconds of recovery, not measured.")] = 10.0,
     after: Annotated[float, typer.Option(callback=positive, help="Seconds at capacity again.")] = 30.0,
 ) -> None:
-    """Too much load: capacity, then --factor times that, then capacity again. Is the server itself again?"""
+    """Overload, to test recovery: the capacity, then --factor times the capacity, then the capacity again."""
     phases = (
         Phase("at capacity", rate, before),
         Phase(f"{factor:g} times capacity", rate * factor, during),
@@ -120,20 +120,20 @@ def overload_command(
 def sweep_command(
     settings: Settings,
     out: Out,
-    first_rate: Annotated[float, typer.Option("--from", callback=positive, help="First rate, requests/s.")] = 1.0,
-    max_rate: Annotated[float, typer.Option("--to", callback=positive, help="Last rate, requests/s.")] = 100.0,
-    factor: Annotated[float, typer.Option(min=1.01, help="From one rate to the next.")] = 1.5,
+    first_rate: Annotated[float, typer.Option("--from", callback=positive, help="First rate, in requests/s.")] = 1.0,
+    max_rate: Annotated[float, typer.Option("--to", callback=positive, help="Last rate, in requests/s.")] = 100.0,
+    factor: Annotated[float, typer.Option(min=1.01, help="Ratio between consecutive rates.")] = 1.5,
     duration: Annotated[float, typer.Option(callback=positive, help="Seconds measured at each rate.")] = 30.0,
-    settle: Annotated[float, typer.Option(min=0, help="Seconds at each rate before that, not measured.")] = 5.0,
-    held: Annotated[float, typer.Option(min=0, max=1, help="Share of good requests of a rate that is held.")] = 0.95,
-    collapsed: Annotated[float, typer.Option(min=0, max=1, help="Share at which the sweep ends.")] = 0.5,
-    refine: Annotated[int, typer.Option(min=0, help="Rates tried between held and not held.")] = 2,
-    most_s: Annotated[float | None, typer.Option("--for", callback=positive, help="Most seconds of all rates.")] = None,
+    settle: Annotated[float, typer.Option(min=0, help="Seconds at each rate before its measurement.")] = 5.0,
+    held: Annotated[float, typer.Option(min=0, max=1, help="Share of good requests at a sustained rate.")] = 0.95,
+    collapsed: Annotated[float, typer.Option(min=0, max=1, help="Share of good requests that ends the sweep.")] = 0.5,
+    refine: Annotated[int, typer.Option(min=0, help="Rates between sustained and failed ones.")] = 2,
+    most_s: Annotated[float | None, typer.Option("--for", callback=positive, help="Maximum total seconds.")] = None,
     min_requests: MinRequests = 30,
 ) -> None:
-    """Rising rates until most requests miss a limit; the highest rate that was held is the capacity.
+    """Find the capacity: raise the rate until most requests miss a limit.
 
-    Where the first rate is not held: lower ones, down to an eighth of it.
+    If the first rate is too high, the sweep tries lower rates, down to an eighth of it.
     """
     if first_rate > max_rate:
         raise typer.BadParameter(f"--from {first_rate:g} is above --to {max_rate:g}; give the lower first")
@@ -149,11 +149,11 @@ def rates_command(
     out: Out,
     duration: Annotated[float, typer.Option(callback=positive, help="Seconds measured at each rate.")] = 10.0,
     min_requests: MinRequests = 30,
-    settle: Annotated[float, typer.Option(min=0, help="Seconds at each rate before that, not measured.")] = 0.0,
+    settle: Annotated[float, typer.Option(min=0, help="Seconds at each rate before its measurement.")] = 0.0,
 ) -> None:
-    """Given rates one after the other, a row of percentiles each.
+    """Measure a list of rates, and print a row of percentiles for each.
 
-    Exit code: 0 if every request of every rate was spoken, else 1.
+    Exit code: 0 if all requests succeed, else 1.
     """
     given = number_list(rates)
     plan = Plan(duration_s=duration, settle_s=settle, min_requests=min_requests, rates=given)
@@ -169,7 +169,7 @@ def report_command(
     max_ttfa: Annotated[float | None, typer.Option(callback=positive, help="Judge by another limit, ms.")] = None,
     max_stall: Annotated[float | None, typer.Option(min=0, help="Judge by another limit, ms.")] = None,
 ) -> None:
-    """One page of results, to read or to send: report.html, which holds everything and needs no network."""
+    """Write the results to one page, report.html, which works offline."""
     given = {"ttfb_s": max_ttfb, "ttfa_s": max_ttfa, "stall_s": max_stall}
     stated = {name: limit / 1000 for name, limit in given.items() if limit is not None}
     with explained(), Console(stderr=True).status("reading traces and writing the page"):
@@ -185,24 +185,24 @@ def compare_command(
     rate: Rate,
     out: Out,
     duration: Annotated[float, typer.Option(callback=positive, help="Seconds of each turn.")] = 20.0,
-    settle: Annotated[float, typer.Option(min=0, help="Seconds before each turn, not measured.")] = 2.0,
-    turns: Annotated[int, typer.Option(min=1, help="Of each server; at least 3 for a verdict.")] = 3,
-    overload: Annotated[float, typer.Option(min=0, help="Then so many times the rate; 0: not.")] = 4.0,
-    overload_s: Annotated[float, typer.Option(callback=positive, help="Seconds of that.")] = 10.0,
-    words: Annotated[int, typer.Option(min=0, max=50, help="Answers that a recogniser hears, of each.")] = 5,
-    seed: Annotated[int, typer.Option(min=0, help="Settles times and texts, of both.")] = 0,
-    texts: Annotated[Texts, typer.Option(help="What both say.")] = Texts.MIXED,
-    voices: Annotated[list[str] | None, typer.Option("--voice", help="Of A; once more: of B.")] = None,
-    models: Annotated[list[str] | None, typer.Option("--model", help="Of A; once more: of B.")] = None,
-    extras: Annotated[list[str] | None, typer.Option("--extra", metavar="JSON", help="Of A; once more: of B.")] = None,
+    settle: Annotated[float, typer.Option(min=0, help="Seconds of load before each turn, not measured.")] = 2.0,
+    turns: Annotated[int, typer.Option(min=1, help="Turns of each server. A verdict needs at least 3.")] = 3,
+    overload: Annotated[float, typer.Option(min=0, help="Final overload, relative to --rate. 0: none.")] = 4.0,
+    overload_s: Annotated[float, typer.Option(callback=positive, help="Seconds of overload.")] = 10.0,
+    words: Annotated[int, typer.Option(min=0, max=50, help="Responses of each server to transcribe.")] = 5,
+    seed: Annotated[int, typer.Option(min=0, help="Seed for times and texts.")] = 0,
+    texts: Annotated[Texts, typer.Option(help="Texts for both servers.")] = Texts.MIXED,
+    voices: Annotated[list[str] | None, typer.Option("--voice", help="For A. Repeat it for B.")] = None,
+    models: Annotated[list[str] | None, typer.Option("--model", help="For A. Repeat it for B.")] = None,
+    extras: Annotated[list[str] | None, typer.Option("--extra", metavar="JSON", help="For A. Repeat it for B.")] = None,
     headers_a: Annotated[list[str] | None, typer.Option("--header-a", help="Such as 'xi-api-key: KEY'.")] = None,
-    headers_b: Annotated[list[str] | None, typer.Option("--header-b", help="Of B.")] = None,
-    speech_s: Annotated[float | None, typer.Option(callback=positive, help="Median length, for Talkray only.")] = None,
-    warmup: Annotated[int, typer.Option(min=0, help="Requests before the first turn of each.")] = 3,
+    headers_b: Annotated[list[str] | None, typer.Option("--header-b", help="Header for B.")] = None,
+    speech_s: Annotated[float | None, typer.Option(callback=positive, help="Median seconds, Talkray only.")] = None,
+    warmup: Annotated[int, typer.Option(min=0, help="Requests to each server before its first turn.")] = 3,
 ) -> None:
-    """Any two servers, each in its own dialect: the same texts and arrivals in turns, and one page with both.
+    """Compare two servers in turns, with the same texts and arrivals, and write one page.
 
-    Exit code: 0 if both were measured, whoever is faster.
+    Exit code: 0 if both servers were measured.
     """
     shared: dict[str, Any] = {"seed": seed, "texts": texts, "warmup": warmup}
     sides = [
@@ -234,22 +234,23 @@ def compare_command(
 
 @app.command("simulate")
 def simulate_command(
-    learn_from: Annotated[Path, typer.Option(exists=True, file_okay=False, help="A sweep of one talker replica.")],
+    learn_from: Annotated[Path, typer.Option(exists=True, file_okay=False, help="Sweep of one talker replica.")],
     rate: Rate,
-    gpus: Annotated[int, typer.Option(min=1, help="Talker replicas at most, a GPU each.")] = 100,
-    warm: Annotated[int, typer.Option(min=0, help="Talker replicas at the start.")] = 1,
+    gpus: Annotated[int, typer.Option(min=1, help="Maximum number of talker replicas, with one GPU each.")] = 100,
+    warm: Annotated[int, typer.Option(min=0, help="Talker replicas at start.")] = 1,
     shape: Annotated[Literal["steady", "day"], typer.Option(help="day: a fifth of --rate at night.")] = "steady",
-    duration: Annotated[float | None, typer.Option(callback=positive, help="Seconds; else an hour or a day.")] = None,
-    speech_s: Annotated[float, typer.Option(callback=positive, help="Median of the answers.")] = USUAL_LENGTHS.median_s,
-    speech_sigma: Annotated[float, typer.Option(min=0, help="Sigma of the logarithm of it.")] = USUAL_LENGTHS.sigma,
+    duration: Annotated[float | None, typer.Option(callback=positive, help="Default: an hour or a day.")] = None,
+    speech_s: Annotated[float, typer.Option(callback=positive, help="Median seconds.")] = USUAL_LENGTHS.median_s,
+    speech_sigma: Annotated[float, typer.Option(min=0, help="Sigma of the log-normal lengths.")] = USUAL_LENGTHS.sigma,
     settings: Annotated[
-        Path | None, typer.Option(exists=True, dir_okay=False, help="YAML: policies, nodes, prices, losses.")
+        Path | None,
+        typer.Option(exists=True, dir_okay=False, help="YAML: policies, nodes, prices, losses."),
     ] = None,
-    max_ttfb: Annotated[float, typer.Option(callback=positive, help="Good requests: TTFB, ms.")] = 500.0,
-    seed: Annotated[int, typer.Option(min=0, help="Settles traffic, lengths and losses.")] = 0,
+    max_ttfb: Annotated[float, typer.Option(callback=positive, help="Maximum TTFB of a good request, in ms.")] = 500.0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed for traffic, lengths and losses.")] = 0,
     out: Annotated[Path | None, typer.Option(file_okay=False, help="New folder for numbers and charts.")] = None,
 ) -> None:
-    """What p95 and what cost would the production policies give on a cluster? Learned from a measured sweep."""
+    """Predict p95 and cost of the production policies on a cluster, from a measured sweep."""
     # Here, since a load test by itself needs nothing of the server's code, and the simulator needs its policies.
     from loadtest import scenario
     from loadtest.service_model import ServiceModel, observe
@@ -280,18 +281,18 @@ def simulate_command(
 @app.command("simulate-codec")
 def simulate_codec_command(
     rates: Annotated[str, typer.Option(help="Requests per second, such as 4,8,10.")] = "4,8,10",
-    replicas: Annotated[int, typer.Option(min=1, help="Of the pool.")] = 16,
-    workers: Annotated[int, typer.Option(min=1, help="Of each replica, a core each.")] = 1,
-    call_ms: Annotated[float, typer.Option(min=0, help="That a call takes.")] = 15.0,
-    frame_ms: Annotated[float, typer.Option(callback=positive, help="And for each of its frames.")] = 4.6,
-    crowded: Annotated[float, typer.Option(min=0, help="How much longer where all workers are busy.")] = 0.0,
-    hybrid: Annotated[bool, typer.Option("--hybrid", help="A GPU makes the audio of first frames.")] = False,
-    of_two: Annotated[bool, typer.Option("--of-two", help="Serve's own router: the better of two at random.")] = False,
-    patience_s: Annotated[float, typer.Option(min=0, help="That a stream waits to be let in.")] = 0.5,
-    duration: Annotated[float, typer.Option(callback=positive, help="Seconds of each rate.")] = 60.0,
-    seed: Annotated[int, typer.Option(min=0, help="Settles traffic, lengths and what calls take.")] = 1,
+    replicas: Annotated[int, typer.Option(min=1, help="Replicas of the pool.")] = 16,
+    workers: Annotated[int, typer.Option(min=1, help="Workers of each replica, with one core each.")] = 1,
+    call_ms: Annotated[float, typer.Option(min=0, help="Fixed duration of a decode call.")] = 15.0,
+    frame_ms: Annotated[float, typer.Option(callback=positive, help="Additional duration for each frame.")] = 4.6,
+    crowded: Annotated[float, typer.Option(min=0, help="Relative slowdown while all workers are busy.")] = 0.0,
+    hybrid: Annotated[bool, typer.Option("--hybrid", help="Decode first frames on the GPU.")] = False,
+    of_two: Annotated[bool, typer.Option("--of-two", help="Use the default router of Ray Serve.")] = False,
+    patience_s: Annotated[float, typer.Option(min=0, help="Maximum wait of a stream for admission.")] = 0.5,
+    duration: Annotated[float, typer.Option(callback=positive, help="Seconds at each rate.")] = 60.0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed for traffic, lengths and call durations.")] = 1,
 ) -> None:
-    """What would a pool of codec replicas do with so many cores? By its own gate, streams and chunks."""
+    """Simulate a pool of codec replicas on CPU cores."""
     from loadtest import codec_pool, scenario  # see simulate
 
     pool = codec_pool.CodecPool(
@@ -317,15 +318,15 @@ def simulate_codec_command(
 @with_settings
 def check_simulation_command(
     settings: Settings,
-    rate: Annotated[float, typer.Option(callback=positive, help="The server's capacity, requests per second.")],
+    rate: Annotated[float, typer.Option(callback=positive, help="Capacity of the server in requests per second.")],
     out: Out,
-    slots: Annotated[int, typer.Option(min=1, help="Sequences that its talker batches.")] = 8,
-    requests: Annotated[int, typer.Option(min=5, help="Of each turn.")] = 10,
-    rounds: Annotated[int, typer.Option(min=1, help="Of all turns.")] = 6,
+    slots: Annotated[int, typer.Option(min=1, help="Maximum batch size of the server's talker.")] = 8,
+    requests: Annotated[int, typer.Option(min=5, help="Requests of each turn.")] = 10,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds of all turns.")] = 6,
 ) -> None:
-    """Is the simulator right? A server of one talker replica is measured and simulated at 30, 60 and 90 % of capacity.
+    """Check the simulator against a server with one talker replica, at 30, 60 and 90 % of its capacity.
 
-    Exit code: 0 if every predicted p95 is within 20 % of the measured one, else 1.
+    Exit code: 0 if each predicted p95 is within 20 % of the measured one, else 1.
     """
     from loadtest import check  # see simulate
 

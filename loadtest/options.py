@@ -65,14 +65,14 @@ def header(value: str) -> tuple[str, str]:
 
 
 def settings_from_options(
-    url: Annotated[str, typer.Option(callback=http_url, help="Server, such as http://127.0.0.1:8000.")],
-    seed: Annotated[int, typer.Option(min=0, help="Settles times, texts and lengths.")] = 0,
-    arrivals: Annotated[Arrivals, typer.Option(help="Exponential or equal gaps.")] = Arrivals.POISSON,
+    url: Annotated[str, typer.Option(callback=http_url, help="URL of the server, such as http://127.0.0.1:8000.")],
+    seed: Annotated[int, typer.Option(min=0, help="Seed for times, texts and lengths.")] = 0,
+    arrivals: Annotated[Arrivals, typer.Option(help="Random or equal intervals between requests.")] = Arrivals.POISSON,
     voice: Annotated[str, typer.Option(help="Field of every request.")] = "alloy",
     model: Annotated[str, typer.Option(help="Field of every request.")] = "tts-1",
     transport: Annotated[
         Transport,
-        typer.Option(help="websocket: Talkray's /v1/audio/speech/ws; live: a text while it is written (Flux)."),
+        typer.Option(help="websocket: /v1/audio/speech/ws. live: text word by word (Deepgram Flux)."),
     ] = Transport.HTTP,
     dialect: Annotated[
         Literal[
@@ -87,45 +87,44 @@ def settings_from_options(
             "elevenlabs-ws",
             "deepgram-ws",
         ],
-        typer.Option(help="Whose request the server understands; -ws: on a WebSocket for each text."),
+        typer.Option(help="Request format of the server. -ws opens a WebSocket for each text."),
     ] = "talkray",
-    words: Annotated[float, typer.Option(callback=positive, help="Live text: words a second.")] = 30.0,
+    words: Annotated[float, typer.Option(callback=positive, help="Words per second of live text.")] = 30.0,
     interrupted: Annotated[
-        float, typer.Option(min=0, max=1, help="Live text: share of turns that somebody interrupts, at random.")
+        float, typer.Option(min=0, max=1, help="Share of live turns that the client interrupts, chosen at random.")
     ] = 0.0,
     speech_s: Annotated[
         float | None,
         typer.Option(
             callback=positive,
-            help="Median length of the answers, log-normal, by max_new_tokens and ignore_eos; else the model decides.",
+            help="Median seconds of speech, set by max_new_tokens and ignore_eos. Default: as the model decides.",
         ),
     ] = None,
-    speech_sigma: Annotated[float, typer.Option(min=0, help="Standard deviation of the logarithm of it.")] = 0.35,
-    extra: Annotated[str, typer.Option(metavar="JSON", help="More fields for every request.")] = "{}",
+    speech_sigma: Annotated[float, typer.Option(min=0, help="Sigma of the log-normal lengths.")] = 0.35,
+    extra: Annotated[str, typer.Option(metavar="JSON", help="More fields for each request.")] = "{}",
     headers: Annotated[list[str] | None, typer.Option("--header", help="Such as 'Authorization: Bearer KEY'.")] = None,
-    warmup: Annotated[int, typer.Option(min=0, help="Requests before the run, one by one, not in its numbers.")] = 0,
-    timeout: Annotated[float, typer.Option(callback=positive, help="Seconds a whole answer may take.")] = 120.0,
-    max_ttfb: Annotated[float, typer.Option(callback=positive, help="Good requests: TTFB from plan, ms.")] = 500.0,
+    warmup: Annotated[int, typer.Option(min=0, help="Sequential requests before the measurement.")] = 0,
+    timeout: Annotated[float, typer.Option(callback=positive, help="Maximum seconds for a complete response.")] = 120.0,
+    max_ttfb: Annotated[float, typer.Option(callback=positive, help="Maximum TTFB of a good request, in ms.")] = 500.0,
     max_ttfa: Annotated[
-        float | None, typer.Option(callback=positive, help="Good requests: first audible sample from plan, ms.")
+        float | None,
+        typer.Option(callback=positive, help="Maximum TTFA of a good request, in ms."),
     ] = None,
-    max_stall: Annotated[float, typer.Option(min=0, help="Good requests: all their underruns together, ms.")] = 100.0,
-    texts: Annotated[Texts, typer.Option(help="Three words to a short paragraph, or only some of it.")] = Texts.MIXED,
+    max_stall: Annotated[float, typer.Option(min=0, help="Maximum total stall of a good request, in ms.")] = 100.0,
+    texts: Annotated[Texts, typer.Option(help="Texts: all lengths, one sentence, or paragraphs.")] = Texts.MIXED,
     traffic: Annotated[
         Profile,
-        typer.Option(
-            help="mixed: paragraphs, long texts, files, instructions, readers that leave early or read slowly."
-        ),
+        typer.Option(help="mixed: also long texts, files, instructions, and clients that leave early or read slowly."),
     ] = Profile.ALIKE,
-    processes: Annotated[int, typer.Option(min=1, help="Client processes: more where the lag says so.")] = 1,
+    processes: Annotated[int, typer.Option(min=1, help="Client processes: more if the scheduling lag is high.")] = 1,
     replicas_url: Annotated[
         str | None,
         typer.Option(
             "--serve-status-url",
             "--metrics-url",
             callback=http_url,
-            help="Replica counts: http://HOST:8265/api/serve/applications/ of Ray Serve, or, ten seconds old, "
-            "http://HOST:8000/metrics of Talkray.",
+            help="Source of replica counts: http://HOST:8265/api/serve/applications/ of Ray Serve, or "
+            "http://HOST:8000/metrics of Talkray, which is up to ten seconds old.",
         ),
     ] = None,
 ) -> Settings:

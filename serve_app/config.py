@@ -1,4 +1,6 @@
-"""Every setting of the application, read once. Production values stand in `cluster/serve/production.yaml`."""
+"""All settings, read once. Production values are in `cluster/serve/production.yaml`. The comment at a setting is its
+description in docs/settings.md (`python -m tools.reference`).
+"""
 
 import copy
 import math
@@ -62,14 +64,14 @@ def host_name(text: str) -> str:
 
 
 class AccessSettings(Strict):
-    """Clients that may use the surface. Without a key file only a server that listens on a loopback address starts."""
+    """Access to the server. Without a key file, the server starts on a loopback address only."""
 
-    keys_file: Path | None = None  # `talkray key create` writes it; must be on every node with an ingress replica
-    # Web pages that may use the API, such as https://app.example.com; "*" means every page. The server's own page may
-    # always use it.
+    keys_file: Path | None = None  # API keys (`talkray key create`). All nodes with an ingress replica need the file
+    # Origins of web pages that may use the API, such as `https://app.example.com`. `*` allows all pages. The server's
+    # own page is always allowed.
     allowed_origins: tuple[Annotated[str, AfterValidator(_origin)], ...] = ()
-    # Names under which clients reach the server. None: any, or without keys the loopback ones, so that no web page
-    # gets here through a domain of its own that resolves to this machine.
+    # Host names that clients may use for the server. Unset allows all names with API keys, and without keys only
+    # loopback names, because a web page could otherwise reach the server through DNS rebinding.
     allowed_hosts: tuple[Annotated[str, AfterValidator(host_name)], ...] | None = None
 
     def for_host(self, host: str | None) -> Self:
@@ -100,43 +102,43 @@ def is_loopback(host: str | None) -> bool:
 
 
 class AdmissionSettings(Strict):
-    """The load that one ingress replica takes on. Further requests are refused with 429 and `Retry-After`."""
+    """Limits of one ingress replica. Further requests get a 429 with `Retry-After`."""
 
-    max_streams: Positive = 256  # streams that are spoken or wait: half of the requests that the replica may have
-    # How long a request may wait in front of the pools, beyond the usual time to a first audio. While the oldest
-    # request waits longer, new requests are refused.
+    max_streams: Positive = 256  # maximum number of requests in progress or waiting, half of those that it can hold
+    # Maximum wait in front of the pools, beyond the usual time to first audio. While the oldest request waits longer,
+    # new requests are refused.
     max_line_s: PositiveSeconds = 0.25
-    # Too many streams are open where a listener hears more silence than this in all. Fewer are let in after that, here
-    # and in codec replicas. Of models that share a codec pool the largest value holds there.
+    # Maximum total silence in a stream. Longer silence lowers the number of streams that the ingress and the codec
+    # replicas accept. Models that share a codec pool use the largest value there.
     max_late_s: PositiveSeconds = 0.25
-    min_streams: Positive = 4  # this many are let in, however late their audio comes
-    max_wait_s: PositiveSeconds = 5.0  # for the first audio; a request whose audio would come later is refused
-    start_wait_s: PositiveSeconds = 30.0  # the same while no talker runs; the refusal is then a 503
-    client_streams: Positive | None = None  # open at once from one address
-    client_requests_per_minute: Annotated[float, Field(gt=0)] | None = None  # from one address, in bursts of as many
-    # How many proxies add the address that they see to X-Forwarded-For: HAProxy under `guarded-haproxy`, and each proxy
-    # in front of it. With 0 the header is ignored, and all clients have HAProxy's own address.
+    min_streams: Positive = 4  # streams that are always accepted, even if audio is late
+    max_wait_s: PositiveSeconds = 5.0  # maximum expected time to first audio. Later requests are refused
+    start_wait_s: PositiveSeconds = 30.0  # the same while no talker is running. The refusal is then a 503
+    client_streams: Positive | None = None  # maximum number of simultaneous requests from one address
+    client_requests_per_minute: Annotated[float, Field(gt=0)] | None = None  # rate limit and burst size of one address
+    # Number of proxies that append an address to X-Forwarded-For: the bundled HAProxy, plus each proxy in front of it.
+    # With 0 the header is ignored, and all clients have HAProxy's address.
     trusted_proxies: Annotated[int, Field(ge=0)] = 1
 
 
 class ApiSettings(Strict, extra="allow"):
-    """Limits of a client's fields, and the names under which it may ask for the loaded model. Extensions have settings
-    of their own under their names, such as `api.voices`.
-    """
+    """The HTTP and WebSocket APIs. Each extension has its settings under its own name, such as `api.voices`."""
 
     access: AccessSettings = AccessSettings()
     admission: AdmissionSettings = AdmissionSettings()
-    # Every answer says in a Server-Timing header how the time to first audio was spent. False: those that ask for it.
+    # Adds a Server-Timing header with the stages before first audio to each response. Otherwise only requests with the
+    # header `x-server-timing` get it.
     server_timing: bool = False
-    # Answers say that a machine speaks: in a header, in messages of sockets, and in the tags of files that have a place
-    # for it (docs/security.md). False, because some clients of WAV skip 44 bytes whatever stands there.
+    # Marks audio as machine-made in a header, in WebSocket messages and in file tags. Off by default, because some
+    # clients expect WAV samples after exactly 44 bytes.
     disclose_synthetic: bool = False
-    # Which extensions run: names of built-in ones, `default` for all of these, `package.module:EXTENSION` for one of
-    # your own. None: all built-in ones. What an extension adds has a 404 without it (docs/extensions.md).
+    # Extensions to load: built-in names, `default` for all of them, and `package.module:EXTENSION` for your own. Unset
+    # loads all built-in ones. Routes of other extensions return 404.
     extensions: tuple[str, ...] | None = None
-    max_input_chars: Positive = 4096  # each of input, instructions and ref_text
-    # The voice that speaks where a client names a voice of another service. None: the checkpoint's first voice.
+    max_input_chars: Positive = 4096  # maximum length of each of `input`, `instructions` and `ref_text`
+    # Voice for requests that name no voice or a voice of another service. Unset is the model's first voice.
     default_voice: str | None = None
+    # Other names under which requests may select the default model.
     model_aliases: tuple[str, ...] = ("tts-1", "tts-1-hd", "gpt-4o-mini-tts", "qwen3-tts", "qwen-tts")
 
     @model_validator(mode="after")
@@ -162,26 +164,26 @@ def settings_kinds(selected: Sequence[str] | None) -> dict[str, type[Strict]]:
 
 
 class PoolConfig(Strict):
-    """Replicas of one deployment, and their resources. The load of a replica follows from other settings."""
+    """Replicas of one pool, and the resources of each."""
 
-    replicas: Annotated[int, Field(ge=1)] = 1  # at the start, and always where the pool does not scale
-    num_cpus: Annotated[float, Field(ge=0)] = 1.0
-    num_gpus: Annotated[float, Field(ge=0)] = 0.0
-    max_queued_requests: Annotated[int, Field(ge=0)] = 64  # waiting at each caller for a replica with room
-    label_selector: dict[str, str] = Field(default_factory=dict)  # labels of nodes that its replicas may run on
+    replicas: Annotated[int, Field(ge=1)] = 1  # replicas at start, and of a pool that does not scale
+    num_cpus: Annotated[float, Field(ge=0)] = 1.0  # CPUs that Ray reserves for each replica
+    num_gpus: Annotated[float, Field(ge=0)] = 0.0  # GPUs, or a share of one, that Ray reserves for each replica
+    max_queued_requests: Annotated[int, Field(ge=0)] = 64  # maximum queue length in each caller for a replica
+    label_selector: dict[str, str] = Field(default_factory=dict)  # labels of the nodes that may run its replicas
 
 
 class ScalingConfig(Strict):
-    """How a pool follows its load; the rest of its policy is constant (serve_app/scaling/policies.py)."""
+    """How a pool scales. Other parameters of the policy are constants (serve_app/scaling/policies.py)."""
 
-    min_replicas: Annotated[int, Field(ge=0)] = 1  # 0: none without requests, and the next request waits for a start
-    max_replicas: Positive = 4
-    target_use: Annotated[float, Field(gt=0)] = 0.75  # of the load that all replicas can take
-    # A replica is removed when it was not needed during this whole window. The next removal is a tenth of it later.
+    min_replicas: Annotated[int, Field(ge=0)] = 1  # with 0 an idle pool stops, and the next request waits for a start
+    max_replicas: Positive = 4  # maximum number of replicas
+    target_use: Annotated[float, Field(gt=0)] = 0.75  # target load, relative to the load that all replicas can take
+    # A replica is removed after being unnecessary for this time. The next removal follows after a tenth of it.
     scale_down_window_s: Annotated[float, Field(ge=0)] = 120.0
-    scale_to_zero_after_s: Annotated[float, Field(ge=0)] = 600.0  # without a single request
-    # What segments of jobs do to the number of replicas. wake: they start the first one, and keep it. hold: they keep
-    # the last one. neither: a pool goes to zero under them. None of these adds a second replica.
+    scale_to_zero_after_s: Annotated[float, Field(ge=0)] = 600.0  # idle time before the last replica is removed
+    # Effect of jobs on the first replica. `wake` starts and keeps it, `hold` keeps it, `neither` lets the pool scale to
+    # zero while jobs run. Jobs never add a second replica.
     jobs: Literal["wake", "hold", "neither"] = "hold"
 
     @model_validator(mode="after")
@@ -194,14 +196,14 @@ class ScalingConfig(Strict):
 class TalkerScalingConfig(ScalingConfig):
     """How the talker pool scales. A replica can take `talker.max_num_seqs` sequences."""
 
-    # The policy expects the queue to go on growing for this time, which is about what a replica takes to start.
+    # How far ahead the policy extrapolates the growth of the queue: about the time that a replica takes to start.
     trend_horizon_s: Annotated[float, Field(ge=0)] = 5.0
 
 
 class CodecScalingConfig(ScalingConfig):
     """How the codec pool scales."""
 
-    streams_per_replica: Annotated[float, Field(gt=0)] = 16.0  # streams that a replica decodes in real time
+    streams_per_replica: Annotated[float, Field(gt=0)] = 16.0  # streams that one replica decodes in real time
 
 
 # Part of the names of deployments and of metrics.
@@ -218,37 +220,35 @@ def _model_name(text: str) -> str:
 
 
 class ServedModel(Strict):
-    """One of several models. What it leaves out is as the application has it."""
+    """One of several models. Settings that it omits have the value of the application."""
 
-    name: Annotated[
-        str, AfterValidator(_model_name)
-    ]  # clients may ask for it, metrics and deployments are named for it
-    model: str  # as AppConfig.model
-    talker: TalkerConfig | None = None
-    placement: CodecPlacement | None = None  # in place of codec.placement
-    talker_pool: PoolConfig | None = None  # its num_gpus is the share of a GPU that Ray counts
-    talker_scaling: TalkerScalingConfig | None = None
-    admission: AdmissionSettings | None = None  # of this model alone, in place of api.admission
+    # Name of the model in requests, metrics and deployments.
+    name: Annotated[str, AfterValidator(_model_name)]
+    model: str  # as the application's `model`
+    talker: TalkerConfig | None = None  # instead of the application's `talker`
+    placement: CodecPlacement | None = None  # instead of `codec.placement`
+    talker_pool: PoolConfig | None = None  # instead of the application's `talker_pool`
+    talker_scaling: TalkerScalingConfig | None = None  # instead of the application's `talker_scaling`
+    admission: AdmissionSettings | None = None  # limits of this model, instead of `api.admission`
 
 
 class AppConfig(Strict):
     """The application that `build_app` composes. The defaults fit two cores without a GPU."""
 
-    model: str = "auto"
-    # Several models in one application, in place of `model`; the first is the default (docs/models.md). Models with the
-    # same speech tokenizer share a codec pool, and `codec`, `codec_pool` and `codec_scaling` hold for each such pool.
+    model: str = "auto"  # `auto`, `embedded`, `embedded-base`, a checkpoint directory or a Hugging Face name
+    # Several models in one application, instead of `model`. The first is the default. Models with the same speech
+    # tokenizer share a codec pool. `codec`, `codec_pool` and `codec_scaling` apply to each such pool.
     models: tuple[ServedModel, ...] = ()
-    models_dir: Path | None = None  # a folder of checkpoint directories that `auto` looks into first
+    models_dir: Path | None = None  # folder of checkpoint directories that `auto` searches first
     api: ApiSettings = ApiSettings()
     talker: TalkerConfig = TalkerConfig()
     codec: CodecConfig = CodecConfig()
+    # This pool does not scale, because a change of its size reloads the proxy and can cut streams.
     ingress_pool: PoolConfig = PoolConfig(num_cpus=0.2, max_queued_requests=256)
     codec_pool: PoolConfig = PoolConfig(num_cpus=0.5, max_queued_requests=32)
     talker_pool: PoolConfig = PoolConfig(num_cpus=0.5, max_queued_requests=32)
-    # None: the pool does not scale. The ingress never scales, because a change of its replicas reloads the proxy and
-    # can cut streams.
-    talker_scaling: TalkerScalingConfig | None = None
-    codec_scaling: CodecScalingConfig | None = None
+    talker_scaling: TalkerScalingConfig | None = None  # unset keeps the number of replicas constant
+    codec_scaling: CodecScalingConfig | None = None  # unset keeps the number of replicas constant
 
     @model_validator(mode="wrap")
     @classmethod

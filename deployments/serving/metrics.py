@@ -32,80 +32,80 @@ class Instrument:
         self.record: Callable[..., None] = lambda _value, **_tags: None
 
 
-TTFB = Instrument("talkray_ttfb_seconds", "Request received to the first byte of its body sent.", _LATENCIES_S)
-TTFP = Instrument("talkray_ttfp_seconds", "Request received to its first PCM sample at the ingress.", _LATENCIES_S)
+TTFB = Instrument("talkray_ttfb_seconds", "Time from the received request to the first sent byte.", _LATENCIES_S)
+TTFP = Instrument("talkray_ttfp_seconds", "Time to the first PCM sample at the ingress.", _LATENCIES_S)
 TTFA = Instrument(
-    "talkray_ttfa_seconds", "Request received to its first audible sample at the ingress: 10 ms above -50 dBFS.",
+    "talkray_ttfa_seconds", "Time to the first audible sample at the ingress.",
     _LATENCIES_S,
 )  # fmt: skip
 ONSET = Instrument(
-    "talkray_onset_seconds", "Silence of a stream in front of its first audible sample.",
+    "talkray_onset_seconds", "Audio before the first audible sample: 10 ms above -50 dBFS.",
     [0.01, 0.02, 0.03, 0.05, 0.08, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.0, 5.0],
 )  # fmt: skip
 STAGES = Instrument(
-    "talkray_stage_seconds", "From one stage on the way to first audio to the next, of requests that are marked.",
+    "talkray_stage_seconds", "Duration of each stage before first audio.",
     _LATENCIES_S, tags=("stage",),
 )  # fmt: skip
 LATENESS = Instrument(
-    "talkray_chunk_lateness_seconds", "How long after a zero-buffer player ran dry a chunk came; 0: in time.",
+    "talkray_chunk_lateness_seconds", "Lateness of chunks for a player without a buffer; 0 is in time.",
     [0.001, 0.01, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0],
 )  # fmt: skip
-UNDERRUNS = Instrument("talkray_underruns_total", "Chunks that came after a zero-buffer player had run dry.")
+UNDERRUNS = Instrument("talkray_underruns_total", "Chunks that were late for a player without a buffer.")
 STALLS = Instrument(
-    "talkray_stall_seconds", "Silence that a stream's listener hears after the first audio, in all, without a buffer.",
+    "talkray_stall_seconds", "Total silence after the first audio of a stream, for a player without a buffer.",
     [0.001, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0],
 )  # fmt: skip
-AUDIO = Instrument("talkray_audio_seconds_total", "Audio sent by the ingress, seconds.")
+AUDIO = Instrument("talkray_audio_seconds_total", "Seconds of audio that the ingress sent.")
 RTF = Instrument(
-    "talkray_rtf", "Time a whole stream took over the audio it gave; above 1 is slower than speech.", _RATIOS,
+    "talkray_rtf", "Processing time over audio time of complete streams; above 1 is slower than speech.", _RATIOS,
 )  # fmt: skip
-ENDINGS = Instrument("talkray_endings_total", "Streams that came to their end, by finish_reason.", tags=_REASON)
+ENDINGS = Instrument("talkray_endings_total", "Finished streams, by finish_reason.", tags=_REASON)
 REDRAWN = Instrument(
-    "talkray_redrawn_total", "Speech made again with another seed, because it ended badly unsent, by finish_reason.",
+    "talkray_redrawn_total", "Speech that ended badly before it was sent and was generated again, by finish_reason.",
     tags=_REASON,
 )  # fmt: skip
-STREAMS = Instrument("talkray_ingress_streams", "Requests that an ingress replica speaks or that wait there.")
-ROOM = Instrument("talkray_ingress_used_ratio", "Of the requests that an ingress replica may have at once.")
-REFUSALS = Instrument("talkray_refusals_total", "Requests refused, by reason.", tags=_REASON)
+STREAMS = Instrument("talkray_ingress_streams", "Requests in progress or waiting at an ingress replica.")
+ROOM = Instrument("talkray_ingress_used_ratio", "Share of api.admission.max_streams in use at an ingress replica.")
+REFUSALS = Instrument("talkray_refusals_total", "Refused requests, by reason.", tags=_REASON)
 FAILOVERS = Instrument("talkray_failovers_total", "Streams continued on another replica, by reason.", tags=_REASON)
 FAILOVER_GAP = Instrument(
-    "talkray_failover_gap_seconds", "Loss of a replica to the next chunk from its successor.",
+    "talkray_failover_gap_seconds", "Time from the loss of a replica to the next chunk from another one.",
     _LATENCIES_S, tags=_REASON,
 )  # fmt: skip
-QUEUE = Instrument("talkray_queue_depth", "Work that waits: sequences at a talker, chunks at a codec.", tags=_POOL)
-BATCH = Instrument("talkray_batch_size", "Sequences of a talker step, chunks of a codec call.", _BATCHES, tags=_POOL)
-STEP = Instrument("talkray_step_seconds", "A talker step, a codec call.", _STEPS_S, tags=_POOL)
-KV_USED = Instrument("talkray_kv_blocks_used_ratio", "KV blocks in use.")
+QUEUE = Instrument("talkray_queue_depth", "Waiting work: sequences at a talker, chunks at a codec replica.", tags=_POOL)
+BATCH = Instrument("talkray_batch_size", "Sequences in a talker step, chunks in a codec call.", _BATCHES, tags=_POOL)
+STEP = Instrument("talkray_step_seconds", "Duration of a talker step or a codec call.", _STEPS_S, tags=_POOL)
+KV_USED = Instrument("talkray_kv_blocks_used_ratio", "Share of KV blocks in use at a talker.")
 PRECISION = Instrument(
-    "talkray_codec_precision", "1 for the precision in which a replica decodes audio.", tags=(*_POOL, "precision"),
+    "talkray_codec_precision", "1 for the precision in which a replica decodes.", tags=(*_POOL, "precision"),
 )  # fmt: skip
 REPAIRS = Instrument(
-    "talkray_codec_repairs_total", "Audio that came to NaN or infinity and was made again in float32.", tags=_POOL,
+    "talkray_codec_repairs_total", "Chunks with NaN or infinity that were decoded again in float32.", tags=_POOL,
 )  # fmt: skip
 CODEC_LAG = Instrument(
-    "talkray_codec_lag_seconds", "Audio that a codec replica has as codes and not yet as PCM, seconds.",
+    "talkray_codec_lag_seconds", "Seconds of audio that a codec replica has received as codes and not yet decoded.",
 )  # fmt: skip
 DECODED = Instrument(
-    "talkray_decoded_seconds_total", "Audio that codec replicas sent, by the pool that decoded it, seconds.",
+    "talkray_decoded_seconds_total", "Seconds of audio that codec replicas sent, by the pool that decoded it.",
     tags=_POOL,
 )  # fmt: skip
 RECORDINGS = Instrument(
-    "talkray_reference_lookups_total", "Reference recordings by what was wanted of them, and whether it was known.",
+    "talkray_reference_lookups_total", "Lookups of recordings to clone, by requested part and whether it was cached.",
     tags=("wanted", "known"),
 )  # fmt: skip
 _USER = ("key", "voice", "dialect")
 USED = {
     "requests": Instrument("talkray_usage_requests_total", "Requests that got audio.", tags=_USER),
-    "characters": Instrument("talkray_usage_characters_total", "Characters of their texts.", tags=_USER),
-    "audio_s": Instrument("talkray_usage_audio_seconds_total", "Their audio, seconds.", tags=_USER),
-    "codes": Instrument("talkray_usage_codes_total", "Frames of their audio.", tags=_USER),
-    "refused": Instrument("talkray_usage_refused_total", "Requests refused.", tags=_USER),
-    "failed": Instrument("talkray_usage_failed_total", "Requests that failed, bad ones included.", tags=_USER),
+    "characters": Instrument("talkray_usage_characters_total", "Characters of these requests.", tags=_USER),
+    "audio_s": Instrument("talkray_usage_audio_seconds_total", "Seconds of audio of these requests.", tags=_USER),
+    "codes": Instrument("talkray_usage_codes_total", "Frames of audio of these requests.", tags=_USER),
+    "refused": Instrument("talkray_usage_refused_total", "Refused requests.", tags=_USER),
+    "failed": Instrument("talkray_usage_failed_total", "Failed requests, including invalid ones.", tags=_USER),
 }
-WANTED = Instrument("talkray_replicas_wanted", "Replicas that Serve wants: running and starting.", tags=_POOL)
+WANTED = Instrument("talkray_replicas_wanted", "Replicas that Serve wants, running or starting.", tags=_POOL)
 RUNNING = Instrument("talkray_replicas_running", "Replicas that take requests.", tags=_POOL)
 DIED = Instrument(
-    "talkray_replicas_died", "Replicas and proxies that died, as Ray's control store remembers them.", tags=_POOL,
+    "talkray_replicas_died", "Replicas and proxies that ended unexpectedly. pool is proxy for proxies.", tags=_POOL,
 )  # fmt: skip
 
 INSTRUMENTS = (*(value for value in list(globals().values()) if isinstance(value, Instrument)), *USED.values())

@@ -31,15 +31,15 @@ TRY_AGAIN_LATER = 1013  # how a WebSocket is closed whatever limit was met; `clo
 
 
 class Unauthorized(TalkrayError):
-    """The request carries no API key, or one that is not valid (any more)."""
+    """The API key is missing, invalid or revoked."""
 
 
 class Forbidden(TalkrayError):
-    """The request comes from a web page, or to a host name, that is not allowed."""
+    """The origin of the web page, or the host name, is not allowed."""
 
 
 class HeadersTooLarge(TalkrayError):
-    """The header lines are over their byte limit."""
+    """The headers exceed their size limit."""
 
 
 class BodyTooSlow(TalkrayError):
@@ -47,7 +47,7 @@ class BodyTooSlow(TalkrayError):
 
 
 class UnsupportedMedia(TalkrayError):
-    """The body is in a form or an encoding that its path does not read."""
+    """The path does not support the content type or encoding of the body."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,28 +34,28 @@ KeyFile = Annotated[
 
 @keys.command()
 def create(
-    name: Annotated[str, typer.Argument(help="Whose key it is.")],
+    name: Annotated[str, typer.Argument(help="Name of the owner.")],
     file: KeyFile,
-    requests_per_minute: Annotated[
-        int | None, typer.Option(help="Requests in a minute, by ingress replica.", min=1)
+    requests_per_minute: Annotated[int | None, typer.Option(help="Rate limit of each ingress replica.", min=1)] = None,
+    max_streams: Annotated[
+        int | None, typer.Option(help="Maximum number of streams at each ingress replica.", min=1)
     ] = None,
-    max_streams: Annotated[int | None, typer.Option(help="Streams at once, by ingress replica.", min=1)] = None,
-    admin: Annotated[bool, typer.Option("--admin", help="It sees the stored voices of all names.")] = False,
+    admin: Annotated[bool, typer.Option("--admin", help="Allow access to the stored voices of all owners.")] = False,
 ) -> None:
-    """Print a new key, which is shown only now: the file keeps its hash."""
+    """Create a key and print it. It is shown only once, because the file stores its hash."""
     print(create_key(file, name, requests_per_minute=requests_per_minute, max_streams=max_streams, admin=admin))
 
 
 @keys.command("list")
 def list_keys(file: KeyFile) -> None:
-    """Print id, name, limits and state of every key."""
+    """List the id, name, limits and state of each key."""
     for record in read_keys(file).keys:
         print(_key_line(record))
 
 
 @keys.command()
-def revoke(id_or_name: Annotated[str, typer.Argument(help="A key's id or name.")], file: KeyFile) -> None:
-    """End a key, or all keys of a name."""
+def revoke(id_or_name: Annotated[str, typer.Argument(help="Id or name of a key.")], file: KeyFile) -> None:
+    """Revoke a key, or all keys with a name."""
     for record in revoke_keys(file, id_or_name):
         print(f"revoked {record.id} ({record.name})")
 

@@ -112,7 +112,7 @@ def options(
 ONE_GPU = Path(__file__).with_name("one-gpu.yaml")
 
 Config = Annotated[Path | None, typer.Option("--config", help="A Serve config file such as cluster/serve/local.yaml.")]
-_MODEL_HELP = "auto, embedded, a checkpoint directory, or a Hugging Face name; more than once for several."
+_MODEL_HELP = "auto, embedded, a checkpoint directory or a Hugging Face name. Repeatable."
 Model = Annotated[list[str] | None, typer.Option("--model", help=_MODEL_HELP)]
 
 
@@ -122,15 +122,15 @@ def serve(
     model: Model = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on.", min=1, max=65535)] = 8000,
-    keys_file: Annotated[Path | None, typer.Option("--keys", help="Ask for keys of this file: `talkray key`.")] = None,
+    keys_file: Annotated[Path | None, typer.Option("--keys", help="Require API keys (`talkray key`).")] = None,
     allow_origin: Annotated[
         list[str] | None,
-        typer.Option(help="A web page that may use the API, such as https://app.example.com; more than once for more."),
+        typer.Option(help="Origin of a web page that may use the API, such as https://app.example.com. Repeatable."),
     ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Print no line for each request.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print requests as JSON lines, all else to stderr.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Do not print requests.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print requests as JSON, the rest to stderr.")] = False,
 ) -> None:
-    """Serve speech on this machine until Ctrl-C. Prints a line for each request: client and outcome."""
+    """Start a server on this machine. It runs until Ctrl-C and prints a line for each request."""
     report = sys.stderr if as_json else sys.stdout
     settings = _with_access(_settings(config, model, file=report), keys_file, allow_origin or [])
     address = Address(host.strip("[]"), port)
@@ -161,24 +161,24 @@ def serve(
 
 @cli.command(rich_help_panel=SPEAK)
 def say(
-    text: Annotated[str, typer.Argument(help="What to say; - reads standard input.")],
+    text: Annotated[str, typer.Argument(help="Text to synthesize. - reads standard input.")],
     output: Annotated[
         Path | None,
         typer.Option(
             "-o",
             "--output",
-            help="Audio file (replaced if it exists). Its ending is the format; - writes WAV to the output.",
+            help="Audio file, replaced if it exists. Its extension sets the format. - writes WAV to standard output.",
         ),
     ] = None,
-    play: Annotated[bool, typer.Option("--play", help="Play it as it comes, instead of writing a file.")] = False,
-    show: Annotated[bool, typer.Option("--show", help="Speak nothing: print what of the text is spoken.")] = False,
-    url: Annotated[str | None, typer.Option(help="A server. Without: the one that runs here, or a new one.")] = None,
-    voice: Annotated[str | None, typer.Option(help="A voice of /v1/audio/voices.")] = None,
-    speed: Annotated[float, typer.Option(help="Times as fast.", min=0.25, max=4)] = 1.0,
-    instructions: Annotated[str | None, typer.Option(help="How to say it, for models that follow it.")] = None,
-    model: Annotated[str | None, typer.Option(help="Start a server with this model, even if another one runs.")] = None,
+    play: Annotated[bool, typer.Option("--play", help="Play the speech instead of writing a file.")] = False,
+    show: Annotated[bool, typer.Option("--show", help="Print the spoken text, without synthesis.")] = False,
+    url: Annotated[str | None, typer.Option(help="Server URL. Default: the local server, or a new one.")] = None,
+    voice: Annotated[str | None, typer.Option(help="Voice, from /v1/audio/voices.")] = None,
+    speed: Annotated[float, typer.Option(help="Speaking rate.", min=0.25, max=4)] = 1.0,
+    instructions: Annotated[str | None, typer.Option(help="Style instructions, if the model supports them.")] = None,
+    model: Annotated[str | None, typer.Option(help="Start a server with this model.")] = None,
 ) -> None:
-    """Write speech to a new file (speech.wav, speech-2.wav, ...) or to --output, or play it."""
+    """Synthesize a text to a new file (speech.wav, speech-2.wav, ...) or to --output, or play it."""
     if sum((play, show, output is not None)) > 1:
         raise InvalidRequest("--play, --show and --output exclude each other")
     if url is not None and model is not None:
@@ -208,11 +208,11 @@ def say(
 
 @cli.command("check-client", rich_help_panel=RUN)
 def check_client(
-    url: Annotated[str | None, typer.Argument(help="A server. Without: the one that runs here.")] = None,
+    url: Annotated[str | None, typer.Argument(help="Server URL. Default: the local server.")] = None,
 ) -> None:
-    """Ask a running server as clients of other services do, and print their configuration.
+    """Test a server with the requests of other services, and print the configuration of each client.
 
-    TALKRAY_API_KEY is sent where it is set.
+    If TALKRAY_API_KEY is set, it is the API key.
     """
     from serve_app.cli.check_client import check  # imports all dialects, which takes a second
 
@@ -230,14 +230,14 @@ def check_client(
 
 @cli.command(rich_help_panel=RUN)
 def wyoming(
-    url: Annotated[str | None, typer.Argument(help="A server. Without: the one that runs here.")] = None,
+    url: Annotated[str | None, typer.Argument(help="Server URL. Default: the local server.")] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on.", min=1, max=65535)] = 10200,
 ) -> None:
-    """Speak Home Assistant's Wyoming protocol in front of a running server, until Ctrl-C.
+    """Offer Home Assistant's Wyoming protocol in front of a running server, until Ctrl-C.
 
-    TALKRAY_API_KEY is sent to the server where it is set. Wyoming has no keys: every host that reaches the port may
-    speak.
+    If TALKRAY_API_KEY is set, it is the API key for the server. Wyoming does not support keys: each host that reaches
+    the port can use it.
     """
     try:
         serve_wyoming = import_module("talkray_tools.wyoming").serve
@@ -253,7 +253,7 @@ def wyoming(
 def doctor(
     config: Config = None,
     model: Model = None,
-    port: Annotated[int | None, typer.Option(help="Without: that of the server that runs here, or 8000.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port. Default: that of the local server, or 8000.")] = None,
 ) -> None:
     """Check Python, Ray, torch, GPU, attention, weights and ports."""
     all_ok = True
@@ -268,39 +268,38 @@ def doctor(
 
 @cli.command("upgrade-check", rich_help_panel=OPERATE)
 def upgrade_check(old: Path, new: Path) -> None:
-    """Which replicas `serve deploy NEW` replaces where OLD runs, setting by setting (docs/operating.md)."""
+    """List the pools whose replicas `serve deploy NEW` replaces while OLD runs, for each changed setting."""
     changes = upgrade_changes(old, new)
     print("\n".join(change.line() for change in changes) or "no setting differs: nothing is replaced")
 
 
 @cli.command(rich_help_panel=OPERATE)
 def env() -> None:
-    """Print the tuned Ray settings as `export` lines, for nodes that are started by hand.
+    """Print the Ray settings as `export` lines, for nodes that you start by hand.
 
-    Run it on each node: the proxy takes as many connections as the limit of open files there allows, and a script
-    starts HAProxy without its open ports.
+    Run it on each node, because the number of connections depends on the node's limit of open files.
     """
     for name, value in ray_settings.for_a_node().items():
         print(f"export {name}={shlex.quote(value)}")
 
 
 cli.add_typer(keys, name="key", rich_help_panel=OPERATE)
-bench = CommandApp("Measure a part of Talkray by itself, without Ray and HTTP.")
+bench = CommandApp("Measure one part of Talkray, without Ray and HTTP.")
 cli.add_typer(bench, name="bench", rich_help_panel=MEASURE)
 
 # Commands that are modules of their own, to which all arguments are passed on; those without a panel are `bench`'s.
 _MODULES = {
     "random-checkpoint": (MEASURE, "talkray_tools.random_checkpoint", "Write a checkpoint with random weights."),
-    "verify": (MEASURE, "talkray_tools.verify", "Is a checkpoint right here, does its speech end, what does it take?"),
-    "usage": (OPERATE, "talkray_tools.usage", "Characters, audio and refusals by key, voice or model."),
-    "logs": (OPERATE, "talkray_tools.logs", "What became of a request: its stages, and the replicas that made it."),
-    "book": (SPEAK, "talkray_tools.book", "Make an audiobook from an EPUB, subtitles, Markdown or plain text."),
-    "dataset": (SPEAK, "talkray_tools.dataset", "Speak the lines of a JSONL file into a folder, or into tar shards."),
-    "loadtest": (MEASURE, "loadtest", "Measure a running server under load."),
-    "plan": (OPERATE, "talkray_tools.plan", "How many nodes and replicas a load needs, and a configuration for them."),
-    "engine": ("", "talkray_tools.bench_engine", "Step time by batch, prefill, memory and start-up."),
-    "codec": ("", "talkray_tools.bench_codec", "Decoder calls by streams and frames, on a CPU or a GPU."),
-    "encoders": ("", "talkray_tools.bench_encoders", "Cost of each audio format, and its first bytes."),
+    "verify": (MEASURE, "talkray_tools.verify", "Verify a checkpoint on this machine."),
+    "usage": (OPERATE, "talkray_tools.usage", "Report usage by key, voice or model."),
+    "logs": (OPERATE, "talkray_tools.logs", "Show the stages and replicas of a request."),
+    "book": (SPEAK, "talkray_tools.book", "Make an audiobook from an EPUB, subtitles, Markdown or text."),
+    "dataset": (SPEAK, "talkray_tools.dataset", "Synthesize the lines of a JSONL file."),
+    "loadtest": (MEASURE, "loadtest", "Load-test a server."),
+    "plan": (OPERATE, "talkray_tools.plan", "Compute nodes, cost and a configuration for a load."),
+    "engine": ("", "talkray_tools.bench_engine", "Measure step time, prefill, memory and start-up."),
+    "codec": ("", "talkray_tools.bench_codec", "Measure decode calls, on a CPU or a GPU."),
+    "encoders": ("", "talkray_tools.bench_encoders", "Measure the cost of each audio format."),
 }
 _PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 

@@ -36,10 +36,10 @@ BUILT_IN = (
 )
 COMMANDS = {
     "voice": (
-        "Check recordings; store, show, move and delete voices to clone.",
+        "Check recordings, and manage stored voices.",
         "serve_app.extensions.designs.design_commands:voices",
     ),
-    "lexicon": ("How words are said, for every request.", "serve_app.extensions.voices.voice_commands:lexicon"),
+    "lexicon": ("Edit the server's lexicon.", "serve_app.extensions.voices.voice_commands:lexicon"),
 }
 
 

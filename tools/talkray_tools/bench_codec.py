@@ -2,9 +2,9 @@
 
     talkray bench codec --device cuda
 
-Without a checkpoint it takes random weights of the released shape, which cost what trained ones cost. CPU numbers are
-CPU seconds of one thread, also of a call that only brings a stream's state behind so many frames, as where another
-replica began it. GPU numbers are CUDA events around replays of captured calls.
+Without a checkpoint it uses random weights of the released shape, which take as much time as trained ones. CPU numbers
+are CPU seconds of one thread, also of a call that only advances the state of a stream by these frames, as after a
+failover. GPU numbers are CUDA events around replays of captured calls.
 """
 
 import argparse
@@ -284,22 +284,22 @@ def _device_name(device: str) -> str:
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = CommandParser(prog="talkray bench codec", description=__doc__)
+    parser = CommandParser(prog="talkray bench codec", description="Measure the codec decoder.")
     parser.add_argument(
-        "--model", type=checkpoint, help="a checkpoint directory, a released name, or embedded; random without"
+        "--model", type=checkpoint, help="checkpoint directory, released name, or embedded; default: random"
     )
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="device to decode on")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="device")
     parser.add_argument(
         "--precision",
         nargs="+",
-        help="CPU: float32, and bfloat16 if it has units for it; GPU: float16 bfloat16 tf32 float32, or its choice",
+        help="default: those that the device supports",
     )
     parser.add_argument("--streams", type=int, nargs="+", help="streams in a call")
     parser.add_argument("--frames", type=int, nargs="+", default=[1, 4, 12], help="frames of each stream (CPU)")
-    parser.add_argument("--processes", type=int, nargs="*", default=[], help="also: so many at once (CPU)")
+    parser.add_argument("--processes", type=int, nargs="*", default=[], help="also this number of processes (CPU)")
     parser.add_argument("--repeats", type=int, default=10, help="calls per measurement")
     parser.add_argument("--out", type=Path, help="JSON file to write")
-    parser.add_argument("--smoke", action="store_true", help="tiny weights, one repetition: does it run?")
+    parser.add_argument("--smoke", action="store_true", help="test run with tiny weights")
     options = parser.parse_args(arguments)
     gpu = options.device == "cuda"
     options.streams = options.streams or ([1, 2, 4, 8, 16, 32, 64, 96] if gpu else [1, 4])

@@ -1,9 +1,9 @@
-"""What encoders cost, and how soon their first bytes leave.
+"""Measure the CPU time of encoders, and the time to their first bytes.
 
     talkray bench encoders
 
-Audio is a chord whose loudness changes as speech's does, in frames of 80 ms as the codec makes them. Times are those of
-this thread's CPU, but for the first bytes, which somebody waits for.
+The audio is a chord with the changing loudness of speech, in frames of 80 ms like those of the codec. Times are CPU
+times of this thread, except that of the first bytes, which is wall-clock time.
 """
 
 import json
@@ -31,9 +31,9 @@ FORMATS: tuple[tuple[AudioFormat, int | None], ...] = (
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and print a table; `--out` keeps the rows as JSON."""
-    parser = CommandParser(prog="talkray bench encoders", description=__doc__)
-    parser.add_argument("--seconds", type=float, default=10.0, help="of audio for each encoder and run")
-    parser.add_argument("--runs", type=int, default=5, help="of each encoder")
+    parser = CommandParser(prog="talkray bench encoders", description="Measure the CPU time of encoders.")
+    parser.add_argument("--seconds", type=float, default=10.0, help="seconds of audio in each run")
+    parser.add_argument("--runs", type=int, default=5, help="runs of each encoder")
     parser.add_argument("--out", type=Path, help="JSON file to write")
     options = parser.parse_args(arguments)
     pcm = speech_like(options.seconds)

@@ -284,19 +284,19 @@ def measure(
 
 def main(arguments: list[str]) -> int:
     parser = CommandParser(prog="talkray bench engine", description="Measure the talker engine.")
-    parser.add_argument("--model", type=checkpoint, help="a checkpoint directory, a released name, or embedded")
+    parser.add_argument("--model", type=checkpoint, help="checkpoint directory, released name, or embedded")
     parser.add_argument("--random", metavar="NAME", default="1.7B-CustomVoice", help="random weights of this shape")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 48, 64], help="batch sizes")
-    parser.add_argument("--steps", type=int, default=40, help="steps that a measurement repeats")
-    parser.add_argument("--max-num-seqs", type=int, default=64, help="rows that the engine has")
-    parser.add_argument("--max-model-len", type=int, default=4096, help="positions of a row")
-    parser.add_argument("--deterministic", action="store_true", help="one configuration for every batch")
-    parser.add_argument("--profile", type=int, nargs="+", default=[], help="batch sizes whose step is taken apart")
-    parser.add_argument("--load", type=float, nargs="+", default=[], help="rates (r/s): the device's time, with audio")
+    parser.add_argument("--steps", type=int, default=40, help="steps of each measurement")
+    parser.add_argument("--max-num-seqs", type=int, default=64, help="maximum batch size of the engine")
+    parser.add_argument("--max-model-len", type=int, default=4096, help="maximum length of a sequence")
+    parser.add_argument("--deterministic", action="store_true", help="run with talker.deterministic")
+    parser.add_argument("--profile", type=int, nargs="+", default=[], help="batch sizes whose steps are profiled")
+    parser.add_argument("--load", type=float, nargs="+", default=[], help="request rates for device time")
     parser.add_argument("--plain", action="store_true", help="plain PyTorch instead of fused kernels")
-    parser.add_argument("--bandwidth", type=float, default=4.3, help="TB/s that the floor assumes")
+    parser.add_argument("--bandwidth", type=float, default=4.3, help="memory bandwidth in TB/s, for the lower bound")
     parser.add_argument("--json", type=Path, help="also write the report to this file")
-    parser.add_argument("--smoke", action="store_true", help="tiny weights and few steps: does it run?")
+    parser.add_argument("--smoke", action="store_true", help="test run with tiny weights")
     options = parser.parse_args(arguments)
     if options.smoke:
         options.random, options.steps, options.max_num_seqs, options.max_model_len = "tiny-CustomVoice", 3, 2, 128

@@ -30,19 +30,19 @@ _GOOD = ("stop", None)
 
 
 def dataset(
-    file: Annotated[Path, typer.Argument(help='JSONL: {"text": ..., "id": ..., and fields of /v1/audio/speech}.')],
-    output: Annotated[Path, typer.Option("-o", "--output", help="The folder.")],
-    url: Annotated[str | None, typer.Option(help="A server. Without: the one that runs here.")] = None,
-    voice: Annotated[str | None, typer.Option(help="For lines that name none.")] = None,
-    model: Annotated[str | None, typer.Option(help="One of several models of the server.")] = None,
-    language: Annotated[str | None, typer.Option(help="For lines that name none.")] = None,
-    seed: Annotated[int, typer.Option(help="Another one gives other speech of the same lines.", min=0)] = 0,
+    file: Annotated[Path, typer.Argument(help="JSONL with text, id, and fields of /v1/audio/speech.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="Folder for the results.")],
+    url: Annotated[str | None, typer.Option(help="Server URL. Default: the local server.")] = None,
+    voice: Annotated[str | None, typer.Option(help="Default for lines that do not set it.")] = None,
+    model: Annotated[str | None, typer.Option(help="Model, if the server has several.")] = None,
+    language: Annotated[str | None, typer.Option(help="Default for lines that do not set it.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed. Another seed gives other speech for the same lines.", min=0)] = 0,
     audio_format: Annotated[Literal["flac", "wav", "mp3", "opus"], typer.Option("--format")] = "flac",
     shard_size: Annotated[
-        int | None, typer.Option(help="Lines in a tar shard. Without: a folder of files.", min=1)
+        int | None, typer.Option(help="Lines in a tar shard. Default: a folder of files.", min=1)
     ] = None,
 ) -> None:
-    """Speak every line of a file. Ctrl-C stops it, and the same command goes on."""
+    """Synthesize each line of a file. After Ctrl-C, the same command resumes."""
     console = Console(highlight=False, soft_wrap=True)
     lines = read_lines(file, seed)
     server = running_server(url)

@@ -18,13 +18,13 @@ _MOST_NODES = 10_000  # as many as Ray's dashboard tells
 
 
 def logs(
-    request_id: Annotated[str, typer.Argument(help="The `x-request-id` of an answer.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print the lines as they are in the files.")] = False,
-    here: Annotated[bool, typer.Option("--here", help="Ask no other node.")] = False,
+    request_id: Annotated[str, typer.Argument(help="The `x-request-id` of a response.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print the lines of the log files unchanged.")] = False,
+    here: Annotated[bool, typer.Option("--here", help="Search this node only.")] = False,
 ) -> None:
-    """Print what became of a request: its line, its stages, and the replicas that made it.
+    """Print the log line, stages and replicas of a request.
 
-    Looks into the logs of this node, then through Ray's dashboard into those of the other nodes.
+    Searches the logs of this node, then those of the other nodes through Ray's dashboard.
     """
     found = list(matching(request_id, lines_here())) or ([] if here else list(matching(request_id, _lines_there())))
     if not found:

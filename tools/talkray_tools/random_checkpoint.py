@@ -193,20 +193,18 @@ def _known(like: str) -> str:
 
 
 def random_checkpoint(
-    out: Annotated[Path, typer.Argument(help="A directory that is new or empty.")],
+    out: Annotated[Path, typer.Argument(help="New or empty directory.")],
     like: Annotated[
-        str, typer.Option(callback=_known, help=f"The checkpoint whose shapes it has: {', '.join(sorted(SHAPES))}.")
+        str, typer.Option(callback=_known, help=f"Checkpoint with the same shapes: {', '.join(sorted(SHAPES))}.")
     ],
-    seed: Annotated[int, typer.Option(help="Of the weights.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the weights.")] = 0,
     tokenizer: Annotated[
         Path | None, typer.Option(help="Directory with the official vocab.json and merges.txt.")
     ] = None,
-    stress: Annotated[
-        Stress | None, typer.Option(help="As hard on numbers as trained weights, with such snakes.")
-    ] = None,
+    stress: Annotated[Stress | None, typer.Option(help="As demanding on precision as trained weights.")] = None,
     dtype: Annotated[
         Literal["bfloat16", "float16", "float32"] | None,
-        typer.Option(help="Of the talker; without: bfloat16, of tiny shapes float32 unless --stress is given."),
+        typer.Option(help="Of the talker. Default: bfloat16, or float32 for tiny shapes without --stress."),
     ] = None,
 ) -> None:
     """Write a checkpoint with random weights."""

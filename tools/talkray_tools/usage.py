@@ -20,12 +20,12 @@ _HOUR = re.compile(r"\d{4}-\d\d-\d\d(T\d\d)?")
 
 
 def usage(
-    since: Annotated[str, typer.Option(help="24h, 7d, 4w; or in UTC 2026-11-01, 2026-11-01T08.")] = "24h",
-    by: Annotated[str, typer.Option(help="A row for each of these: key,model,voice,dialect.")] = "key",
+    since: Annotated[str, typer.Option(help="Start: 24h, 7d, 4w, or a time in UTC such as 2026-11-01T08.")] = "24h",
+    by: Annotated[str, typer.Option(help="Columns to group by: key,model,voice,dialect.")] = "key",
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
     store: Store = None,
 ) -> None:
-    """Print who used how much, in whole hours of UTC. Servers write what they count every ten seconds."""
+    """Report usage in whole hours of UTC. Servers write their counts every ten seconds."""
     labels = [name.strip() for name in by.split(",")]
     if unknown := [name for name in labels if name not in LABELS]:
         raise InvalidRequest(f"--by: {unknown[0]!r} is none of {', '.join(LABELS)}", "by")

@@ -299,25 +299,21 @@ def main(arguments: list[str]) -> int:
 
 
 def verify(
-    model: Annotated[
-        list[str], typer.Option(help="A directory, a released name, or embedded; more than once: one after the other.")
-    ],
-    frames: Annotated[int, typer.Option(help="Greedy frames to compare.")] = 32,
+    model: Annotated[list[str], typer.Option(help="Checkpoint directory, released name, or embedded. Repeatable.")],
+    frames: Annotated[int, typer.Option(help="Number of greedy frames to compare.")] = 32,
     out: Annotated[Path, typer.Option(help="Folder for verify.json and audio.")] = Path("verify"),
-    device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="Where it would be served.")] = "auto",
-    deterministic: Annotated[
-        bool, typer.Option("--deterministic", help="On a GPU: load it with deterministic: true.")
-    ] = False,
+    device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="Device that serves the checkpoint.")] = "auto",
+    deterministic: Annotated[bool, typer.Option("--deterministic", help="Use talker.deterministic on a GPU.")] = False,
     official_python: Annotated[
-        Path | None, typer.Option(help="Interpreter that has qwen-tts; without: .parity/bin/python.")
+        Path | None, typer.Option(help="Python interpreter with qwen-tts. Default: .parity/bin/python.")
     ] = None,
-    reference: Annotated[Path | None, typer.Option(help="Recording for base checkpoints to clone.")] = None,
+    reference: Annotated[Path | None, typer.Option(help="Recording for Base checkpoints to clone.")] = None,
     reference_text: Annotated[
-        str | None, typer.Option(help="What is said in it; without, only the speaker vector is used.")
+        str | None, typer.Option(help="Transcript of the recording. Without it, only the speaker vector is used.")
     ] = None,
     threads: Annotated[int, typer.Option(help="Torch threads.")] = len(os.sched_getaffinity(0)),
 ) -> None:
-    """Check a checkpoint: is it right on this machine, does its speech end, what does it take?"""
+    """Verify a checkpoint on this machine: its correctness, its endings and its resource use."""
     given = locals()
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
     codes = []

@@ -66,7 +66,7 @@ Step = Callable[[Draft], Awaitable[Draft]]
 
 
 class StepFailed(ExtensionError):
-    """A step of an extension failed; the message names the extension."""
+    """A step of an extension failed. The message names the extension."""
 
     kind: ClassVar = ErrorKind(500, "server_error", "extension_failed")
 

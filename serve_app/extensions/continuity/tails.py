@@ -34,9 +34,9 @@ class _KeptTail:
 
 
 class ContinuitySettings(Strict):
-    """What goes on from what was spoken before."""
+    """Continuity between segments (docs/joints.md)."""
 
-    joints: bool = False  # each segment of a long text goes on from the end of the one before (docs/text.md#joints)
+    joints: bool = False  # continues the voice and pace of the previous segment of a long text
 
 
 class TailStore(Opened):

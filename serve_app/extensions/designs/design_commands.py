@@ -11,21 +11,21 @@ from deployments.errors import InvalidRequest, StartError
 from serve_app.cli.say import RefusedError, ask, play, running_server
 from serve_app.extensions.voices.voice_commands import voices as voices
 
-Server = Annotated[str | None, typer.Option("--url", "--server", help="A server. Without: the one that runs here.")]
+Server = Annotated[str | None, typer.Option("--url", "--server", help="Server URL. Default: the local server.")]
 
 
 @voices.command()
 def design(
-    description: Annotated[str, typer.Argument(help='The voice in words: "A calm old man".')],
-    text: Annotated[str | None, typer.Option(help="What they say. Without: a sentence of their language.")] = None,
-    language: Annotated[str | None, typer.Option(help="In which language.")] = None,
-    seed: Annotated[int | None, typer.Option(help="The same seed makes the same voices.")] = None,
-    output: Annotated[Path, typer.Option("-o", "--output", help="The folder for design-1.wav and so on.")] = Path(),
-    lock: Annotated[int | None, typer.Option(min=1, max=3, help="Keep this one, as --name.")] = None,
-    name: Annotated[str | None, typer.Option(help="The name of the one that stays.")] = None,
+    description: Annotated[str, typer.Argument(help='Description of the voice, such as "A calm old man".')],
+    text: Annotated[str | None, typer.Option(help="Text to speak. Default: a sentence in the language.")] = None,
+    language: Annotated[str | None, typer.Option(help="Language of the candidates.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed. The same seed gives the same voices.")] = None,
+    output: Annotated[Path, typer.Option("-o", "--output", help="Folder for design-1.wav and so on.")] = Path(),
+    lock: Annotated[int | None, typer.Option(min=1, max=3, help="Store this candidate under --name.")] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the stored candidate.")] = None,
     url: Server = None,
 ) -> None:
-    """Make three voices from a description. On a terminal they are played, and one can be chosen to stay."""
+    """Design three voices from a description. On a terminal you can play them and store one."""
     if lock is not None and name is None:
         raise InvalidRequest("--lock needs a --name for the voice", "name")
     server = running_server(url)
@@ -57,11 +57,11 @@ def design(
 
 @voices.command("lock")
 def lock_design(
-    design_id: Annotated[str, typer.Argument(metavar="ID", help="Of a candidate of the last hour.")],
-    name: Annotated[str, typer.Argument(help="Its name from now on.")],
+    design_id: Annotated[str, typer.Argument(metavar="ID", help="Id of a candidate of the last hour.")],
+    name: Annotated[str, typer.Argument(help="Name of the stored voice.")],
     url: Server = None,
 ) -> None:
-    """Make a candidate of `design` a stored voice."""
+    """Store a candidate of `design` as a voice."""
     print(_locked(running_server(url), design_id, name))
 
 

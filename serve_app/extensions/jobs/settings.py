@@ -10,16 +10,16 @@ from serve_app.config import PoolConfig, Positive, PositiveSeconds, host_name
 
 
 class JobSettings(Strict):
-    """Long work (docs/jobs.md). Jobs lie in the store of voices."""
+    """Jobs, which are kept in the voice store (docs/jobs.md)."""
 
-    max_jobs: Positive = 100  # kept of each owner
-    max_input_chars: Positive = 200_000  # of a part: about three hours
-    max_bytes: Positive = 10 << 30  # of each owner's finished segments: an hour of speech takes about 80 MB
-    retention_s: PositiveSeconds = 7 * 86400.0  # from a job's end until it is removed
-    pool: PoolConfig = PoolConfig(num_cpus=0.1, max_queued_requests=256)  # of the one replica that makes them
-    # Hosts that a job's `webhook` may name, and the file with the secret that signs the calls, on the node of the pool
-    # `Jobs`: the base64 of 24 to 64 bytes.
+    max_jobs: Positive = 100  # maximum number of stored jobs of one owner
+    max_input_chars: Positive = 200_000  # maximum length of a part, about three hours of speech
+    max_bytes: Positive = 10 << 30  # storage of one owner. An hour of speech takes about 80 MB
+    retention_s: PositiveSeconds = 7 * 86400.0  # time from the end of a job to its deletion
+    pool: PoolConfig = PoolConfig(num_cpus=0.1, max_queued_requests=256)  # the one replica that runs jobs
+    # Hosts that the `webhook` of a job may name.
     webhook_hosts: tuple[Annotated[str, AfterValidator(host_name)], ...] = ()
+    # File with the secret that signs webhook calls, on the node of the job replica: 24 to 64 bytes in base64.
     webhook_secret_file: Path | None = None
 
     @model_validator(mode="after")

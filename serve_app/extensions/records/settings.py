@@ -8,10 +8,10 @@ from deployments.config import Strict
 
 
 class RecordSettings(Strict):
-    """Records of requests besides their lines, and never their text (docs/command-line.md)."""
+    """Usage counts and traces. Neither contains texts (docs/records.md)."""
 
-    usage: bool = True  # counts by key, model, voice and dialect in the store of voices: `talkray usage`
-    # Where spans of OpenTelemetry go, by OTLP over HTTP: http://collector:4318/v1/traces. None: nowhere. Needs the
-    # extra `tracing`. A client's `traceparent` decides whether its request is sampled, else this share of all is.
+    usage: bool = True  # counts usage by key, model, voice and dialect, in the voice store
+    # OTLP endpoint for OpenTelemetry spans, such as `http://collector:4318`. Needs the extra `tracing`.
     traces: str | None = None
+    # Share of requests to sample. A client's `traceparent` takes precedence.
     trace_share: Annotated[float, Field(ge=0, le=1)] = 1.0

@@ -35,11 +35,11 @@ _LONG_CHARS = 1 << 14  # only a job's: to read them takes the event loop 10 ms a
 
 
 class TextSettings(Strict):
-    """How a text is read where its request does not say (docs/text.md)."""
+    """Defaults for requests that omit these fields (docs/text.md)."""
 
-    markup: Markup = "auto"
-    paragraph_pause_s: Annotated[float, Field(ge=0, le=10)] = 0.6  # of silence; 0: a paragraph ends like a sentence
-    max_segment_chars: Annotated[int, Field(ge=LEAST_SEGMENT_CHARS)] | None = None  # of a long text; None: the model's
+    markup: Markup = "auto"  # the default for `markup` in requests
+    paragraph_pause_s: Annotated[float, Field(ge=0, le=10)] = 0.6  # silence between paragraphs; 0 adds none
+    max_segment_chars: Annotated[int, Field(ge=LEAST_SEGMENT_CHARS)] | None = None  # unset is the limit of the model
 
 
 class TextReading(Opened):

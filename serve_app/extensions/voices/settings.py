@@ -5,11 +5,11 @@ from serve_app.config import Positive
 
 
 class VoiceSettings(Strict):
-    """Voices that clients store."""
+    """Stored voices (docs/voices.md)."""
 
-    # A folder or a bucket: /srv/voices, s3://BUCKET/PATH, gs://BUCKET/PATH, az://CONTAINER/PATH. None: a folder of this
-    # user's data (TALKRAY_DATA) on a single node, and no store on several nodes, which share no folder.
+    # A folder or a bucket: `/srv/voices`, `s3://BUCKET/PATH`, `gs://BUCKET/PATH` or `az://CONTAINER/PATH`. Unset is a
+    # folder in the user's data (`TALKRAY_DATA`) on one node. On several nodes, voices then cannot be stored.
     store: str | None = None
-    max_voices: Positive = 1000  # of each owner, with consent recordings
-    max_bytes: Positive = 1 << 30  # of each owner's recordings, as FLAC
-    require_consent: bool = False  # a voice is stored with a consent recording or a statement, or not at all
+    max_voices: Positive = 1000  # maximum number of voices and consent recordings of one owner
+    max_bytes: Positive = 1 << 30  # storage of one owner. Recordings are stored as FLAC
+    require_consent: bool = False  # refuses voices without a consent recording or a statement

