@@ -8,7 +8,7 @@ POINTER, COUNT = ctypes.c_void_p, ctypes.c_ssize_t
 
 
 def built_library(module: str, parameters: Mapping[str, Sequence[object]], *, interface: int) -> ctypes.CDLL | None:
-    """The library that stands in place of `module`, with the parameters of its functions, which return nothing. None
+    """The library that replaces `module`, with the parameters of its functions, which return nothing. None
     where it was not built, or for functions of another `interface`.
     """
     spec = find_spec(module)

@@ -47,8 +47,8 @@ class Rate:
 class StreamLimit:
     """A limit that falls the faster the more chunks are late, and rises slowly while it is reached and few are late.
 
-    The cost of a stream is no guide, because few streams make small batches, and small batches cost more for each
-    stream. Times come from one monotonic clock.
+    The cost of a stream does not predict this, because few streams make small batches, which cost more for each stream.
+    Times come from one monotonic clock.
     """
 
     def __init__(self, *, least: int) -> None:

@@ -101,7 +101,7 @@ for _name in DRAWING_OPTIONS:
 
 @dataclass(frozen=True, slots=True)
 class ClonePrompt:
-    """What a checkpoint needs of a recording, in a hundredth of the recording's bytes. Any replica can use it."""
+    """The part of a recording that a checkpoint needs, a hundredth of its bytes. Any replica can use it."""
 
     speaker: NDArray[np.float32]  # [hidden]
     codes: Codes | None = None  # [frames, num_code_groups]; None where only the speaker vector was asked for
@@ -157,7 +157,7 @@ class Tail:
 
     @property
     def gap(self) -> str:
-        """What stands between the text and the text that follows."""
+        """Separator of the text and the text that follows."""
         return " " if self.text.endswith(" ") else ""
 
 
@@ -221,7 +221,7 @@ class SynthesisRequest:
 
     @property
     def gap(self) -> str:
-        """What the talker reads in front of the text."""
+        """Prefix that the talker reads before the text."""
         return "" if self.tail is None else self.tail.gap
 
     @property
@@ -353,7 +353,7 @@ def _pcm_chunk(codes: bytes, shape: tuple[int, ...], pcm: bytes, *beside: Any) -
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What the ingress knows of a loaded checkpoint."""
+    """Description of a loaded checkpoint for the ingress."""
 
     name: str  # clients send it as `model`: the name in the settings if there are several models, else the checkpoint's
     kind: ModelKind

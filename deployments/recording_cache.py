@@ -50,7 +50,7 @@ class ByRecording(Generic[T]):
         return result
 
     def find(self, key: bytes) -> T | None:
-        """The result for a recording, if it is there; this is no lookup that counts."""
+        """The result for a recording, if it is cached. Does not update hit statistics."""
         with self._lock:
             if key in self._results:
                 self._results.move_to_end(key)

@@ -132,7 +132,7 @@ def _heed(recording: Recording, event: Mapping[str, Any], form: SocketForm) -> b
         try:
             samples = base64.b64decode(event[form.audio], validate=True)
         except (ValueError, TypeError) as error:
-            raise NotAudioError(f"the audio in a message of the server is no base64: {error}") from error
+            raise NotAudioError(f"the audio in a message of the server is not base64: {error}") from error
         recording.receive(samples)
     name, value = form.over
     if event.get(name) != value:

@@ -78,7 +78,7 @@ def learn_rows(rows: Sequence[MeasuredRate]) -> ServiceModel:
     """
     taught = sorted((row for row in rows if not row.is_held_out), key=lambda row: row.streams)
     if not taught:
-        raise NoRunError("a table without a row says nothing of a replica")
+        raise NoRunError("the table does not have a row to learn from")
     streams = np.array([row.streams for row in taught])
     heights = np.maximum.accumulate(np.array([row.frame_ms / MS for row in taught]))
     by_row = np.array([_quantiles(row) for row in taught])

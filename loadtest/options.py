@@ -177,7 +177,7 @@ def side_settings(
     if not equals or "/" in dialect:
         dialect, url = "talkray", said
     if dialect not in DIALECTS:
-        raise typer.BadParameter(f"{dialect!r} is no dialect; there are {', '.join(DIALECTS)}", param_hint="A or B")
+        raise typer.BadParameter(f"{dialect!r} is not a dialect: use {', '.join(DIALECTS)}", param_hint="A or B")
     lengths = SpeechLengths(speech_s, 0.35) if speech_s and DIALECTS[dialect].has_lengths else None
     options = {"model": model, "voice": voice} | extra_fields(extra)
     named = dict(header(value) for value in headers)

@@ -53,7 +53,7 @@ def parse_status(body: str) -> dict[str, ReplicaCount]:
                 total = None if target is None or before.target is None else before.target + target
                 counts[name] = ReplicaCount(before.running + running, total)
     except ValueError as error:
-        raise NoReplicaCountsError(f"what is no JSON ({error})") from error
+        raise NoReplicaCountsError(f"invalid JSON ({error})") from error
     except (KeyError, TypeError, AttributeError) as error:
         raise NoReplicaCountsError(f"not the status of Ray Serve ({error!r} is missing or of another type)") from error
     return counts

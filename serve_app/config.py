@@ -44,7 +44,7 @@ def _origin(text: str) -> str:
     parts = urlsplit(text.strip())
     if not (parts.scheme and parts.netloc) or parts.path not in ("", "/") or parts.query or parts.fragment:
         raise ValueError(
-            f"{text!r} is no origin: write https://app.example.com, with a port where it has one, and no path"
+            f"{text!r} is not an origin: write https://app.example.com, with a port if necessary, without a path"
         )
     host = parts.netloc.lower()
     return f"{parts.scheme}://{host.removesuffix(_DEFAULT_PORTS.get(parts.scheme, ' '))}"
@@ -58,7 +58,7 @@ def host_name(text: str) -> str:
     except ValueError:
         if not name or set(name) & set("/:@ "):
             raise ValueError(
-                f"{text!r} is no host name: write tts.example.com, without a scheme, port or path"
+                f"{text!r} is not a host name: write tts.example.com, without a scheme, port or path"
             ) from None
     return name
 
@@ -214,7 +214,7 @@ def _model_name(text: str) -> str:
     """Raises ValueError."""
     if not _MODEL_NAME.fullmatch(text) or len(text) > 64:
         raise ValueError(
-            f"{text!r} is no name of a model: up to 64 letters, digits, dots, and single dashes between them"
+            f"{text!r} is not a model name: use at most 64 letters, digits and dots, with single dashes between them"
         )
     return text
 
@@ -335,7 +335,7 @@ def _with_sizes(application: Mapping[str, Any]) -> dict[str, Any]:
         kind, _, model = str(entry.get("name")).partition("-")
         served = next((served for served in args.get("models") or () if served.get("name") == model), None)
         if kind not in POOLS or (model and (kind != "Talker" or served is None)):
-            raise ConfigError(f"deployments: {entry.get('name')!r} is no pool with a size of its own")
+            raise ConfigError(f"deployments: {entry.get('name')!r} is not a pool with its own size")
         own: dict[str, Any] = args if served is None else served
         scaling = entry.get("autoscaling_config")
         size = entry.get("num_replicas") if scaling is None else scaling.get("initial_replicas")

@@ -29,7 +29,7 @@ if TYPE_CHECKING:  # it imports Ray, which an API does not need
 
 
 class Charge(Enum):
-    """What a GET costs its caller. All other methods count as one request."""
+    """The cost of a GET for its caller. All other methods count as one request."""
 
     NOTHING = "nothing"
     REQUEST = "a request"
@@ -132,7 +132,7 @@ async def forget_nothing(_: tuple[bytes, ...]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """What an ingress replica knows of its node and of the pools."""
+    """An ingress replica's knowledge of its node and of the pools."""
 
     is_running: Callable[[str], bool]  # whether each pool of a model has a replica that takes requests
     is_ready: Callable[[], bool]  # whether a request can be spoken; with a pool at zero it can, after a start
@@ -153,7 +153,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """What `Extension.open` is given."""
+    """The arguments of `Extension.open`."""
 
     settings: ApiSettings
     models: SpeechModels

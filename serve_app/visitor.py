@@ -1,4 +1,4 @@
-"""Who the caller of a request is: a voice, a job or a lexicon is shown to its owner only."""
+"""The caller of a request: a voice, a job or a lexicon is shown to its owner only."""
 
 from contextvars import ContextVar
 from dataclasses import dataclass

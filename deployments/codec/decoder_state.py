@@ -58,7 +58,7 @@ class SharedStates:
         return Cell(self._free.pop(), self._free)
 
     def read(self, number: int) -> tuple[Tensor, ...]:
-        """The tensors that lie in a cell."""
+        """The tensors of a cell."""
         start = number * self._size
         return tuple(
             self._bytes[start + offset : start + offset + size].view(dtype).view(shape)

@@ -64,7 +64,7 @@ def longest_call_s(workers: int) -> float:
 
 
 def call_sizes(ramp: Iterable[int]) -> tuple[int, ...]:
-    """Frames that one call may have of a stream whose chunks grow as `ramp` says, the largest first."""
+    """Frames that one call may have of a stream whose chunks grow by `ramp`, the largest first."""
     return tuple(sorted({1, *ramp}, reverse=True))
 
 
@@ -87,7 +87,7 @@ class ChunkPlan:
 
     `ramp` holds the largest size of the first, second, ... chunk; its last entry repeats. A fast talker fills every
     chunk. With a talker near real time, a chunk is cut short when waiting would let the lead fall below `min_lead_s`.
-    What load widens takes a CPU so long that `in_hand` of the time that it plays has to be in the listener's hand.
+    A chunk that load widens takes a CPU so long that the listener must have buffered `in_hand` of its playing time.
     """
 
     def __init__(

@@ -48,7 +48,7 @@ class SlotDecoder(ABC):
     ) -> "SlotDecoder":  # fmt: skip
         """Loads a checkpoint's `speech_tokenizer` folder. Raises CheckpointError. `report` is told the precision.
 
-        `backend` stands in the same row of `BACKENDS`. `prepare` is given all the work of a GPU before any is done.
+        `backend` is in the same row of `BACKENDS`. `prepare` is given all the work of a GPU before any is done.
         """
 
     @staticmethod

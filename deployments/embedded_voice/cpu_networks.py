@@ -73,7 +73,7 @@ class RowProduct:
 
 @dataclass(frozen=True, slots=True)
 class RowCache:
-    """Where the keys and values of rows stand."""
+    """Location of the keys and values of rows."""
 
     keys: Tensor  # [layers, slots, kv_heads, head_dim]; layers may lie apart
     values: Tensor

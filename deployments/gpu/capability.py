@@ -1,4 +1,4 @@
-"""The compute capability of a GPU, by PyTorch. `card.py` says what each one can do."""
+"""The compute capability of a GPU, by PyTorch. `card.py` lists the abilities of each one."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""What a GPU must have, and what it computes in: by its compute capability, its driver and the CUDA of PyTorch. Knows
+"""Requirements of a GPU and its number format, by compute capability, driver and the CUDA of PyTorch. Knows
 neither torch nor a GPU, so that `talkray doctor` can ask before either is loaded.
 """
 
@@ -24,7 +24,7 @@ _CUDA = re.compile(r"^cuda\b[^=\n]*=\s*['\"](\d+)\.(\d+)", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """A GPU as `nvidia-smi` tells of it."""
+    """A GPU, as reported by `nvidia-smi`."""
 
     name: str
     capability: Capability
@@ -76,7 +76,7 @@ def why_not(card: Card, cuda: Capability | None) -> str | None:
 
 
 def remark(card: Card) -> str:
-    """What a user of the card should know, or nothing."""
+    """A hint for the user of the card, or nothing."""
     if card.capability < AMPERE:
         return (
             f"; compute capability {_dotted(card.capability)} has no bfloat16: float16 in plain PyTorch, without our "

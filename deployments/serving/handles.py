@@ -1,4 +1,4 @@
-"""Asking another deployment: which replica is called, Ray's exceptions, and how a stream that nobody reads ends."""
+"""Calls to another deployment: the choice of a replica, Ray's exceptions, and the end of abandoned streams."""
 
 import asyncio
 import random

@@ -1,4 +1,4 @@
-"""Everything that we use of Ray and that is no part of its public interface.
+"""All that we use of Ray outside its public interface.
 
 Read in the source of Ray `CHECKED_WITH`. A test fails with any other version: look here before you raise it.
 """

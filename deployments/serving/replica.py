@@ -1,4 +1,4 @@
-"""What replicas of both pools share: they send heartbeats, hand their streams over, and end when they are broken.
+"""The common part of replicas: they send heartbeats, hand their streams over, and end when they are broken.
 
 Serve 2.60 does not tell a replica that it is stopped, but waits for the streams, at most two minutes. This is so for a
 scale-down, a redeploy, and a node that is drained (a spot notice, `ray drain-node`).
@@ -45,7 +45,7 @@ class Replica:
     """Health and streams of a replica. Outside Serve it is never stopped and ends no process."""
 
     def __init__(self, lost: type[ReplicaLost], failure: Callable[[], str | None]) -> None:
-        """`failure` says what is broken beyond repair, None for nothing. Streams then end with `lost`."""
+        """`failure` returns the reason why the replica cannot recover, or None. Streams then end with `lost`."""
         if ray_private.this_replica() is not None:
             freeze_loaded()
         self._lost, self._failure = lost, failure

@@ -173,7 +173,7 @@ class PendingFrames:
         return self.take(len(pcm) // self._frame_bytes), np.frombuffer(pcm, np.int16)
 
     def take_extras(self) -> tuple[Marks, tuple[Reading, ...], ClonePrompt | None, Marks]:
-        """What came beside codes and audio since the last call: marks, readings, prompt and trail."""
+        """Data received beside codes and audio since the last call: marks, readings, prompt and trail."""
         news = self._marks, self._readings, self._clone_prompt, self._trail
         self._marks, self._readings, self._clone_prompt, self._trail = (), (), None, ()
         return news
@@ -203,7 +203,7 @@ class OutgoingAudio:
     def chunk(self, codes: Codes, pcm: Pcm, finish_reason: FinishReason | None) -> PcmChunk:
         """The chunk for the next frames and their audio. Its position counts the quiet start once sound follows.
 
-        A chunk with a finish reason where `finish_reason` is None ends the stream, because the rest is no speech.
+        A chunk with a finish reason where `finish_reason` is None ends the stream, because the rest is not speech.
         """
         if self._guard is not None:
             codes, pcm, finish_reason = self._guard.pass_on(codes, pcm, finish_reason, self._frames.num_text_tokens)

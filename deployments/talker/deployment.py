@@ -54,7 +54,7 @@ class TalkerReplica:
     """One replica of the GPU pool. It is ready once its engine process has loaded the model and warmed up."""
 
     def __init__(self, model: str, config: TalkerConfig, name: str = "", *, makes_audio: bool) -> None:
-        """Metrics have `name` as a label where there are several models. `makes_audio` goes to `EngineClient`."""
+        """Metrics have `name` as a label where there are several models. `makes_audio` is passed to `EngineClient`."""
         ray_metrics.install(name, pool="talker")
         with StartNotes() as notes:
             self._engine = EngineClient(model, config, notes.report, makes_audio=makes_audio)

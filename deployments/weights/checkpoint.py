@@ -69,7 +69,7 @@ def load_strict(
     device: torch.device | str,
     ignore: tuple[str, ...] = (),
 ) -> None:
-    """Fill a module, best constructed `without_values`, as `read_strict` says. Floating point tensors get `dtype`."""
+    """Fill a module, best constructed `without_values`, as in `read_strict`. Floating point tensors get `dtype`."""
     shapes = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
     tensors = read_strict(directory, shapes, prefix=prefix, device=device, ignore=ignore)
     module.load_state_dict(

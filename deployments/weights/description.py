@@ -1,4 +1,4 @@
-"""What a checkpoint's small files say of it, without torch: a model at zero is described from its files."""
+"""Describes a checkpoint from its small files, without torch, also for a model without replicas."""
 
 import hashlib
 from collections.abc import Mapping

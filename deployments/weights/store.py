@@ -46,7 +46,7 @@ _ATTEMPTS = 5
 _LINE = "{n_fmt}B of {total_fmt}B, {rate_fmt}, {remaining} left"
 _LINE_S = 2.0
 _REFUSALS = {
-    401: "it wants to know who asks: set HF_TOKEN to a token that may read it",
+    401: "it requires authentication: set HF_TOKEN to a token with read access",
     403: "this account may not read it: accept its terms on the hub, or set HF_TOKEN to a token that may",
     404: "there is no such repository",
 }
@@ -209,7 +209,7 @@ def as_config(kind: type[T], values: object, source: Path) -> T:
 
 
 def _incomplete(checkpoint: str, missing: list[str]) -> str:
-    return f"{checkpoint} is no complete Qwen3-TTS checkpoint, it lacks: {', '.join(missing)}"
+    return f"{checkpoint} is not a complete Qwen3-TTS checkpoint. Missing files: {', '.join(missing)}"
 
 
 def _unmerged(checkpoint: str) -> str:
@@ -322,7 +322,7 @@ def _cached(name: str) -> Path | None:
     except OSError:
         return None
     except HFValidationError as error:
-        raise CheckpointError(f"{name!r} is no Hugging Face name: {error}") from None
+        raise CheckpointError(f"{name!r} is not a Hugging Face name: {error}") from None
 
 
 def _download_failed(name: str, error: Exception) -> str:

@@ -59,7 +59,7 @@ def upload(names: Mapping[Path, Iterable[str]], device: torch.device) -> dict[st
 
 
 def _read_header(path: Path) -> tuple[dict[str, Any], int]:
-    """What safetensors says of each tensor by its name, and where in the file the first of them begins."""
+    """The entry of each tensor in a safetensors header by its name, and where in the file the first tensor begins."""
     try:
         with path.open("rb") as file:
             size = int.from_bytes(file.read(8), "little")

@@ -236,7 +236,7 @@ def metrics_routes(node: Node) -> APIRouter:
 
 
 def visible(exported: bytes) -> bytes:
-    """What the caller may see: the names of all keys, with their use, only with a key of an admin."""
+    """The part that the caller may see. Only an admin key shows the names of all keys and their use."""
     if VISITOR.get().sees_all:
         return exported
     return b"".join(line for line in exported.splitlines(keepends=True) if b"talkray_usage_" not in line)

@@ -35,7 +35,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
     _large: ClassVar[list["BoundedWebSocket"]] = []  # with such a message on its way
 
     def __init__(self, *args: Any, trusted_proxies: int, **kwargs: Any) -> None:
-        """Clients are told apart as `api.admission.trusted_proxies` says."""
+        """`api.admission.trusted_proxies` determines the address of a client."""
         super().__init__(*args, **kwargs)
         self._trusted_proxies = trusted_proxies
 

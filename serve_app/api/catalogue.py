@@ -108,7 +108,7 @@ def check_default(settings: ApiSettings, model: str, speakers: Sequence[str], *,
             resolve(settings.default_voice, speakers)
     except InvalidRequest:
         valid = f"set one of {listing(speakers)}" if speakers else "it has no named voices: leave the setting out"
-        raise StartError(f"api.default_voice: {settings.default_voice!r} is no voice of {model}; {valid}") from None
+        raise StartError(f"api.default_voice: {settings.default_voice!r} is not a voice of {model}; {valid}") from None
 
 
 def listing(speakers: Sequence[str]) -> str:

@@ -243,5 +243,5 @@ class HeadAsGet:
 
 
 def sane_id(offered: str) -> str:
-    """`offered`, or a new one where it could not safely stand in a header or a log line."""
+    """`offered`, or a new one if it is not safe in a header or a log line."""
     return offered if SANE_ID.fullmatch(offered) else secrets.token_hex(16)

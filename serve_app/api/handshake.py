@@ -1,4 +1,4 @@
-"""What holds for every WebSocket: the size of a message, and the refusal before it is open."""
+"""Rules for all WebSockets: the size of a message, and the refusal before it is open."""
 
 from starlette.websockets import WebSocket
 
@@ -12,7 +12,7 @@ LEAVING = "talkray.leaving"
 
 
 async def refuse_handshake(socket: WebSocket, error: Exception, *, reason_header: str | None = None) -> None:
-    """Answers the handshake of a WebSocket with a status; `reason_header` says why, for clients that show a header."""
+    """Answers the handshake of a WebSocket with a status, and the reason in `reason_header` for some clients."""
     reply = translate(error)
     state_of(socket).record.error = reply.code
     response = reply.response()

@@ -1,4 +1,4 @@
-"""Names of our own HTTP headers, in lower case. Headers of one dialect stand in the dialect's file."""
+"""Names of our own HTTP headers, in lower case. Headers of one dialect are in the dialect's file."""
 
 # Of requests.
 FORWARDED_FOR_HEADER = "x-forwarded-for"

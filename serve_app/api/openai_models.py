@@ -89,7 +89,7 @@ async def _entries(service: SpeechService) -> dict[str, Json]:
 
 
 def _model(name: str, info: ModelInfo, state: ModelState) -> Json:
-    """`root` says which checkpoint an alias means, as in vLLM."""
+    """`root` is the checkpoint of an alias, as in vLLM."""
     described = {"kind": info.kind, "sample_rate": info.sample_rate, "languages": info.languages}
     return {**_entry(name, info.checkpoint or info.name, state), **described}
 

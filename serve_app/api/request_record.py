@@ -1,4 +1,4 @@
-"""The record of one request: who asked, what came of it, never the text; and the counts of its stream."""
+"""The record of one request: its caller and outcome, without the text; and the counts of its stream."""
 
 import re
 import time
@@ -26,7 +26,7 @@ _MOST_IN_TRAIL = 64  # a book has thousands of segments, each with its replicas
 
 @dataclass(slots=True)
 class Usage:
-    """What a stream is, and its counts so far.
+    """The identity of a stream, and its counts so far.
 
     Only its own methods write it: `begin` for each utterance, `add` for each chunk.
     """
@@ -52,7 +52,7 @@ class Usage:
 
     @property
     def answer(self) -> dict[str, object]:
-        """What answers say of the speech, to make it again."""
+        """The values in responses that reproduce the speech."""
         unread = [{"what": kind, "count": count} for kind, count in self.left_out.items()]
         answer = {"seed": self.seed, "model": self.model, "voice": self.voice, "left_out": unread or None}
         return {name: value for name, value in answer.items() if value is not None}
@@ -112,8 +112,8 @@ class RequestRecord:
     """The outcome of one request. A request that neither spoke nor failed gets no line.
 
     `usage` counts while the audio is read. `publish` closes both, after the last byte: `RequestContext` for a request,
-    `Session` for a turn of a socket, which has a record of its own. A job's segment is no request: `SegmentMaker` calls
-    `end`.
+    `Session` for a turn of a socket, which has a record of its own. A job's segment is not a request: `SegmentMaker`
+    calls `end`.
     """
 
     request_id: str

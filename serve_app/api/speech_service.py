@@ -1,4 +1,4 @@
-"""What the routes and sockets of all dialects share. A server has one `SpeechService`, and each of them is given it.
+"""The common part of the routes and sockets of all dialects. A server has one `SpeechService`.
 
 | part | who uses it |
 |---|---|
@@ -25,7 +25,7 @@ from serve_app.api.resolve.speech_request import SpeechRequest
 
 
 class SpeechService:
-    """What every dialect goes through to speech: limits, checks and the log are the same for all of them."""
+    """The common path of all dialects to speech, with the same limits, checks and log."""
 
     def __init__(self, resolver: Resolver, opened: Mapping[str, object]) -> None:
         """`opened`: the states of extensions, by their names."""

@@ -72,7 +72,7 @@ class VoiceSource(Protocol):
         ...
 
     async def reference(self, voice: Any, words: str | None, info: ModelInfo, *, x_vector_only: bool) -> Reference:
-        """What replicas speak with: the recording that `words` name. `voice`: as `find` returned it."""
+        """The recording for replicas that `words` name. `voice`: as `find` returned it."""
         ...
 
 

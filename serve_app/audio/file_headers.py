@@ -1,4 +1,4 @@
-"""What stands in front of audio in a file: headers, and tags that say that a machine made the speech."""
+"""Data before the audio of a file: headers, and tags that mark the speech as machine-made."""
 
 import struct
 from functools import cache
@@ -36,7 +36,7 @@ def _info_chunk() -> bytes:
 
 @cache
 def id3_tag() -> bytes:
-    """ID3v2.4 with UTF-8: the term, and the sentence. It stands in front of the first frame of MP3."""
+    """ID3v2.4 with UTF-8: the term, and the sentence. It precedes the first frame of MP3."""
     texts = {
         b"TXXX": f"\3digital_source_type\0{SYNTHETIC}",
         b"COMM": f"\3eng\0{DISCLOSURE['comment']}",

@@ -174,7 +174,7 @@ class RawEncoder:
         self._convert, self._header = raw.convert, header
 
     def encode(self, pcm: bytes) -> bytes:
-        """What `pcm` (s16le, mono, whole samples) is in this format."""
+        """Encodes `pcm` (s16le, mono, whole samples) in this format."""
         return self._take_header() + self._convert(pcm) if pcm else b""
 
     def close(self) -> bytes:

@@ -149,7 +149,7 @@ def _payload(ref_audio: str) -> bytes:
 
 
 def _read_wav(data: bytes, field: str) -> tuple[NDArray[np.float32], int] | None:
-    """What `_decode` would return, in a tenth of the time; None where it is no WAV of plain samples."""
+    """The result of `_decode`, in a tenth of the time; None if it is not a WAV of plain samples."""
     import soundfile
 
     if data[:4] != b"RIFF" or data[8:12] != b"WAVE":
@@ -188,7 +188,7 @@ def _decode(data: bytes, field: str) -> tuple[NDArray[np.float32], int]:
                     raise _unusable(field, f"decoding it takes longer than {TIMEOUT_S:g} seconds")
                 parts += [_mono(part.to_ndarray()) for part in to_float.resample(frame)]
     except (av.FFmpegError, ValueError, IndexError) as error:
-        raise _unusable(field, "it is no audio file of a known format") from error
+        raise _unusable(field, "it is not an audio file in a supported format") from error
     if not parts:
         raise _unusable(field, "it holds no audio")
     return np.concatenate(parts), rate

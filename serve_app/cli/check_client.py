@@ -61,7 +61,7 @@ async def _try(http: aiohttp.ClientSession, dialect: str, sample: Sample) -> Che
 
 
 async def _post(http: aiohttp.ClientSession, sample: Sample) -> str | None:
-    """What is wrong, once there is audio or none can come."""
+    """The fault, once there is audio or an end without audio."""
     async with http.post(sample.path, json=sample.body) as answer:
         if answer.status != 200:
             return f"{answer.status}: {await answer.text()}"

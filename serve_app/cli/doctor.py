@@ -110,8 +110,8 @@ def _cards() -> list[Card]:
 
 
 def _smallest(address: Address) -> Card | None:
-    """The GPU with the least free memory. What a Talkray at `address` has is as good as free: a start there needs it to
-    be gone.
+    """The GPU with the least free memory. Memory of a Talkray at `address` counts as free, because a start there needs
+    it to be stopped.
     """
     cards = _cards()
     if cards and _runs_talkray(address):
@@ -186,7 +186,7 @@ def predict_memory(config: AppConfig, address: Address, *, follows_card: bool) -
 
 
 def _fit(checkpoint: Path, own: AppConfig, card: Card, name: str) -> tuple[Finding, int]:
-    """What fits of one model, and the bytes that it takes with all."""
+    """The sizes of one model that fit, and the bytes that they take."""
     done = _ask_fit(checkpoint, own, card)
     if done.returncode:
         return Finding("GPU memory", name + (done.stdout or done.stderr).strip(), ok=False), 0

@@ -102,7 +102,7 @@ def free_name(file: Path) -> Path:
 
 
 def show_text(url: str, utterance: SayRequest) -> str:
-    """What the server would speak of the text, what not, and in which parts. Raises RefusedError."""
+    """The spoken and omitted parts of the text, and its segments. Raises RefusedError."""
     fields = {"input": utterance.text, "voice": utterance.voice, "instructions": utterance.instructions}
     answer = ask(url, "/v1/audio/text", fields)
     left_out = [f"{each['what']} ({each['count']})" for each in answer["left_out"]]
@@ -262,7 +262,7 @@ def _is_held(file: Path) -> bool:
 
 
 def _length(file: Path, audio_format: str) -> str:
-    """How long the audio is, where the format's header says; raises RefusedError where it is no such file."""
+    """Duration of the audio, if the format's header has it. Raises RefusedError if it is not such a file."""
     if audio_format not in _WITH_LENGTH:
         return ""
     try:

@@ -1,4 +1,4 @@
-"""What `serve deploy` with another configuration would replace: `talkray upgrade-check OLD NEW`.
+"""The replicas that `serve deploy` with another configuration replaces: `talkray upgrade-check OLD NEW`.
 
 Ray Serve 2.60 replaces every replica of an application whose `args`, `import_path`, `runtime_env` or policies changed,
 whatever the change is about. It replaces the replicas of one deployment where its resources changed, and none where its
@@ -44,7 +44,7 @@ class Change:
 
 
 def upgrade_changes(old: Path, new: Path) -> list[Change]:
-    """What differs between two Serve config files, in the order of the files. Raises ConfigError."""
+    """Differences between two Serve config files, in the order of the files. Raises ConfigError."""
     ours, theirs = read_config(old), read_config(new)
     before, after = (yaml.safe_load(file.read_text(encoding="utf-8")) or {} for file in (old, new))
     talkers = [f"Talker-{name}" if name else "Talker" for name in theirs.by_model()]

@@ -1,4 +1,4 @@
-"""The built-in extensions, and the loader of all. `Dialect` says what their order decides.
+"""The built-in extensions, and the loader of all. `Dialect` describes the effect of their order.
 
 Each name is a folder here, whose `extension.py` declares an `EXTENSION`. A process imports only those that it loads.
 COMMANDS are groups of the command line: the help, and the Typer app that is imported when one of them is called.

@@ -1,6 +1,6 @@
 """Ray's provider of Google Cloud nodes, which starts a standard instance where spot is refused (see aws.py).
 
-A cluster's file says `provider: {type: external, module: serve_app.nodes.gcp.GcpNodes}`.
+A cluster's file has `provider: {type: external, module: serve_app.nodes.gcp.GcpNodes}`.
 """
 
 import logging

@@ -199,8 +199,8 @@ def _settle(
     background: float,
     occupied: float,
 ) -> Decision:
-    """The greatest need, at once where it is more than there is, slowly where it is less. Segments of jobs, which are
-    no demand, keep the last replica at most.
+    """The greatest need, at once where it is more than there is, slowly where it is less. Segments of jobs do not count
+    as demand, and keep the last replica at most.
     """
     reason, need = max(needs.items(), key=lambda item: item[1])
     is_wanted = demand or (background and settings.jobs != "neither")
@@ -246,7 +246,7 @@ def _peaks(peaks: tuple[TimedValue, ...], new: TimedValue, *, window_s: float) -
 
 
 def _growth(samples: tuple[TimedValue, ...]) -> float:
-    """Steady growth per second: the lesser of the two halves' slopes, so that a single burst is no trend."""
+    """Steady growth per second: the lesser of the two halves' slopes, which ignores a single burst."""
     middle = samples[len(samples) // 2]
     return max(0.0, min(_slope(samples[0], middle), _slope(middle, samples[-1])))
 

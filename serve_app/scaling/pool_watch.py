@@ -53,7 +53,7 @@ class Seen:
 
 
 class KnownPools:
-    """What a replica knows of the pools, and who asks the controller for it. Asks nothing itself."""
+    """A replica's knowledge of the pools, and the thread that asks the controller for it. Asks nothing itself."""
 
     def __init__(self, app_name: str, models: Mapping[str, tuple[str, str]]) -> None:
         """`models`: the deployments of the talkers and of the codec of each model, by its name."""
@@ -142,7 +142,7 @@ class PoolWatch(KnownPools):
         self._own_note = make
 
     def notes(self) -> list[bytes]:
-        """What the other ingress replicas have noted, also of some that have ended. Blocks."""
+        """Notes of the other ingress replicas, including some that have ended. Blocks."""
         pool, own = self._seen.pools.get("ingress"), _rank()
         ranks = (rank for rank in range(pool.wanted if pool else 0) if rank != own)
         notes = (ray_private.get_note(_note_of(self._app_name, rank)) for rank in ranks)

@@ -1,4 +1,4 @@
-"""Who sees the audio of an utterance while it is sent."""
+"""Observers of the audio of an utterance while it is sent."""
 
 import logging
 from collections.abc import Callable, Mapping

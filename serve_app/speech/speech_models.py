@@ -1,6 +1,6 @@
 """Models as this process speaks with them: utterances whose audio would come late are refused, audio is measured.
 
-`admission_control.py` says who is let in. The first audio has to come within a time limit.
+`admission_control.py` admits requests. The first audio has to come within a time limit.
 """
 
 import asyncio
@@ -49,7 +49,7 @@ class SpeechModel:
     """Speaks with one model, which is in the pools. Bounds its streams in this process and their wait for first audio,
     and measures them.
 
-    `is_running` says whether replicas run; a pool at zero first has to start one. `state` says how far that start is.
+    `is_running` is false for a pool at zero, which first has to start a replica. `state` is the progress of that start.
     `model` is the name of one of several models.
     """
 

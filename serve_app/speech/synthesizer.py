@@ -1,4 +1,4 @@
-"""The interface between what stands in front of the replicas and the calls to them.
+"""The interface between the ingress and its calls to the replicas.
 
 An `Utterance` passes `SpeechModel.speak`, which bounds the load and waits for the first audio. `UtteranceSynthesizer`
 makes a `SynthesisRequest` of each segment of its text. A `Synthesizer` has the replicas speak those:
@@ -21,7 +21,7 @@ class Synthesizer(Protocol):
     def synthesize(self, request: SynthesisRequest, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
         """The audio of one segment, as it comes. Closing the generator cancels all calls that it has made.
 
-        `info` is what `describe` tells of the request's model. Raises InvalidRequest, Overloaded, NotReady, ReplicaLost
-        or EngineError from any step.
+        `info` is the result of `describe` for the request's model. Raises InvalidRequest, Overloaded, NotReady,
+        ReplicaLost or EngineError from any step.
         """
         ...

@@ -47,7 +47,7 @@ class UtteranceSynthesizer:
         """The audio of one utterance, by a call for each segment of its text. It is silent while a client
         that still has to write the text writes nothing.
 
-        `listener`: who hears it. The caller counts what it sends, and a later segment is read ahead until it is due.
+        `listener` gets the audio. The caller counts what it sends, and a later segment is read ahead until it is due.
         """
         if (live := utterance.live_text) is not None:
             chunks = self.speak_segments(utterance.synthesis, live, info, listener, may_redraw=utterance.may_redraw)

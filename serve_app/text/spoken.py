@@ -39,7 +39,7 @@ class SpokenPiece:
 
 @dataclass(frozen=True, slots=True)
 class SpokenText:
-    """What is spoken of a whole text, and what is not."""
+    """The spoken and the omitted parts of a whole text."""
 
     sent: str
     spans: tuple[TextSpan, ...]

@@ -71,7 +71,7 @@ def test_a_server_is_named_with_its_dialect() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "wrong"), [("kokoro=http://h:1", "'kokoro' is no dialect"), ("nari=h:1", "not a URL")]
+    ("said", "wrong"), [("kokoro=http://h:1", "'kokoro' is not a dialect"), ("nari=h:1", "not a URL")]
 )
 def test_another_name_is_refused_with_the_names_that_there_are(said: str, wrong: str, tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["compare", said, "http://h:1", "--rate", "1", "--out", str(tmp_path / "out")])

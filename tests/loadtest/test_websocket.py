@@ -164,7 +164,7 @@ async def test_audio_that_is_no_base64_is_the_failure_of_its_request(audio: str,
     trace = await one(saying(f'{{"audio": {audio}}}'), tmp_path, path, **given)
     assert trace.failure is Failure.NOT_AUDIO
     assert trace.error is not None
-    assert trace.error.startswith("the audio in a message of the server is no base64")
+    assert trace.error.startswith("the audio in a message of the server is not base64")
 
 
 @pytest.mark.parametrize("defect", [TypeError, ValueError, AttributeError])

@@ -59,7 +59,7 @@ def test_a_default_voice_that_the_checkpoint_does_not_have_is_found_at_the_start
         build_app(AppConfig(model="embedded", api=ApiSettings(default_voice=voice)))
     unknown = ApiSettings(default_voice="vivian")
     with pytest.raises(
-        StartError, match=r"api.default_voice: 'vivian' is no voice of embedded; set one of nora, felix"
+        StartError, match=r"api.default_voice: 'vivian' is not a voice of embedded; set one of nora, felix"
     ):
         build_app(AppConfig(model="embedded", api=unknown))
     build_app(AppConfig(model="/no/such/folder", api=unknown))  # on other nodes; /ready says it there
@@ -296,7 +296,7 @@ def test_the_default_voice_may_be_any_models() -> None:
     build_app(several(api={"default_voice": "nobody"}))
     here = [{"name": "nora", "model": "embedded"}, {"name": "other", "model": "embedded"}]
     build_app(AppConfig.model_validate({"models": here, "api": {"default_voice": "hugo"}}))
-    with pytest.raises(StartError, match="'nobody' is no voice of embedded, embedded"):
+    with pytest.raises(StartError, match="'nobody' is not a voice of embedded, embedded"):
         build_app(AppConfig.model_validate({"models": here, "api": {"default_voice": "nobody"}}))
 
 

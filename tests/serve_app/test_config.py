@@ -143,7 +143,7 @@ def test_sizes_and_bounds_are_read_where_serve_reads_them() -> None:
 @pytest.mark.parametrize("name", ["Speaker", "Talker-a", "Codec-a"])
 def test_a_size_of_no_pool_is_named(file: Path, name: str) -> None:
     file.write_text(f"applications: [{{args: {{model: embedded}}, deployments: [{{name: {name}}}]}}]")
-    with pytest.raises(ConfigError, match=f"deployments: '{name}' is no pool with a size of its own"):
+    with pytest.raises(ConfigError, match=f"deployments: '{name}' is not a pool with its own size"):
         read_config(file)
 
 
@@ -200,8 +200,8 @@ ORIGINS = ["", "app.example.com", "https://", "https://a.example/app", "https://
 @pytest.mark.parametrize(
     ("field", "value", "reason"),
     [
-        *(("allowed_hosts", host, r"is no host name: write tts\.example\.com") for host in HOSTS),
-        *(("allowed_origins", origin, r"is no origin: write https://app\.example\.com") for origin in ORIGINS),
+        *(("allowed_hosts", host, r"is not a host name: write tts\.example\.com") for host in HOSTS),
+        *(("allowed_origins", origin, r"is not an origin: write https://app\.example\.com") for origin in ORIGINS),
     ],
 )
 def test_what_is_no_host_name_or_origin_is_refused(field: str, value: str, reason: str) -> None:

@@ -34,7 +34,7 @@ MISTAKES: list[tuple[Check, str, str, str, str]] = [
     (serve.check, PRODUCTION, "max_ongoing_requests: 12", "max_ongoing_requests: 9", "is to be 12"),
     (serve.check, PRODUCTION, "policies:CodecPolicy", "policies:CodecPolity", "cannot be imported"),
     (serve.check, PRODUCTION, "workers: 2 ", "workers: 3 ", "is more than codec_pool.num_cpus"),
-    (serve.check, PRODUCTION, "  port: 8000\n", "  port: 8000\n  port: 8001\n", "port stands there twice"),
+    (serve.check, PRODUCTION, "  port: 8000\n", "  port: 8000\n  port: 8001\n", "port occurs twice"),
     (serve.check, PRODUCTION, "  port: 8000", "  port: [8000", "no YAML"),
     (serve.check, f"{LARGE}/serve.yaml", "max_streams: 400", "max_streams: 300", "copy of"),
     (serve.check, PRODUCTION, PORT, f"{PORT}\n  request_timeout_s: 60", "request_timeout_s: 60, not over"),

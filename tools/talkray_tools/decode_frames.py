@@ -52,7 +52,7 @@ def read_header(stream: BinaryIO, decoder: CodecDecoder) -> int:
     """Samples a second. Raises BadFrames where the stream is not for this decoder."""
     magic, version, codebooks, _, rate, frame_samples = HEADER.unpack(_take(stream, HEADER.size))
     if (magic, version) != (b"TRCF", 1):
-        raise BadFrames(f"this is no stream of codec frames of version 1: it begins with {magic!r}")
+        raise BadFrames(f"this is not a stream of codec frames, version 1: it begins with {magic!r}")
     if (codebooks, frame_samples) != (decoder.config.num_quantizers, decoder.frame_samples):
         raise BadFrames(f"frames of {codebooks} codebooks and {frame_samples} samples are of another codec")
     return int(rate)

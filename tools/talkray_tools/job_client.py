@@ -332,7 +332,7 @@ def _digest(content: object) -> str:
 def _json(content: bytes | None) -> dict[str, Any]:
     found = json.loads(content or b"null")
     if not isinstance(found, dict):
-        raise RefusedError("the server's answer is no JSON object: is it a Talkray server with jobs?")
+        raise RefusedError("the response is not a JSON object. Check that the URL is a Talkray server with jobs")
     return found
 
 

@@ -178,7 +178,7 @@ async def _next_event(reader: asyncio.StreamReader) -> Event | None:
     except (EOFError, ConnectionError):
         return None
     except (AttributeError, KeyError, TypeError) as error:
-        logger.warning("a client has sent what is no event of Wyoming's: %r", error)
+        logger.warning("a client sent an invalid Wyoming event: %r", error)
         return None
     return event if event is not None and isinstance(event.data, dict) else None
 

@@ -52,7 +52,7 @@ PRECISIONS = (
 
 
 class CallShape(NamedTuple):
-    """What a call is captured for: the streams in it, those that only pad included, and the frames of each."""
+    """The shape for which a call is captured: its streams, including padding, and the frames of each."""
 
     batch: int
     frames: int
@@ -60,7 +60,7 @@ class CallShape(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _SlotStream:
-    """What a slot has decoded since its stream began."""
+    """Frames that a slot has decoded since its stream began."""
 
     slot: int
     called: int = 0  # frames in launched calls
@@ -367,7 +367,7 @@ def fitting_slots(
 
 
 def every_code(config: DecoderConfig) -> Tensor:
-    """[streams, frames, groups]: in all but the last stream each code stands once in each codebook; that is random."""
+    """[streams, frames, groups]: in all but the last stream each code occurs once in each codebook; that is random."""
     frames = min(_SWEPT_FRAMES, config.codebook_size)
     groups = torch.arange(config.num_quantizers)
     count = -(-config.codebook_size // frames) * frames

@@ -101,7 +101,7 @@ class StreamDecoder:
         load: Callable[[], int] = lambda: 0,
         background: bool = False,
     ) -> None:
-        """`load` says by how many steps chunks should be wider than the plan has them. `background`: of a job."""
+        """`load` returns by how many steps chunks should be wider than in the plan. `background`: of a job."""
         self._decode, self._plan, self._start, self._load = decode, plan, start, load
         self._silence, self._guard = silence, guard
         self._frame_samples, self._sample_rate = frame_samples, sample_rate

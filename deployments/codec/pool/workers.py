@@ -99,7 +99,7 @@ class _Watched:
 
 @dataclass(frozen=True, slots=True)
 class SharedTask:
-    """A DecodeTask whose state lies in shared memory, as the state after it will."""
+    """A DecodeTask whose state is in shared memory, as the next state will be."""
 
     codes: Codes
     position: int

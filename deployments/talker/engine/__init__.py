@@ -1,1 +1,1 @@
-"""What the engine does in a step, and for which sequences. No tensors but in `startup.py` and `fit.py`."""
+"""The steps of the engine, and the choice of their sequences. No tensors but in `startup.py` and `fit.py`."""

@@ -1,4 +1,4 @@
-"""What differs between a CPU and a GPU, apart from the steps of an engine: `ModelRunner` has these."""
+"""Differences between a CPU and a GPU, except for the steps of an engine, which are in `ModelRunner`."""
 
 import fcntl
 import math

@@ -112,7 +112,7 @@ class Engine:
         return min(max(0.0, (self._step.next_start_ns - time.perf_counter_ns()) / 1e9), _AUDIO_POLL_S)
 
     def append_text(self, sequence_id: int, text: str, *, is_last: bool) -> None:
-        """Add to a live request's text. Raises as `add` does. A request that has ended meanwhile is no error.
+        """Add to a live request's text. Raises as `add` does. A request that has ended meanwhile is not an error.
 
         A sequence begins once there is text enough for its prompt. Each later frame needs one more token.
         """
@@ -126,7 +126,7 @@ class Engine:
             self.runner.extend_text(sequence, num_ids)
 
     def abort(self, sequence_id: int) -> None:
-        """Stop a sequence and free what it holds. A sequence that has ended meanwhile is no error."""
+        """Stop a sequence and free what it holds. A sequence that has ended meanwhile is not an error."""
         self.intake.close(sequence_id)
         self.lanes.await_sequence(sequence_id)
         self.scheduler.abort(sequence_id)

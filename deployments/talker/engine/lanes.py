@@ -124,8 +124,8 @@ def _accepts(lane: ModelRunner, sequence: Sequence) -> bool:
 def build_lanes(runner: ModelRunner) -> list[ModelRunner]:
     """Runners on CUDA streams of high priority, which share the weights, keys, values and rows of `runner`.
 
-    What a step writes besides them is in `FrameNetworks` and `ModelRunner`, of which each lane has its own, because two
-    steps may run at once. Only `fused` networks have lanes, and no deterministic ones: a lane has other buckets.
+    Other buffers of a step are in `FrameNetworks` and `ModelRunner`, of which each lane has its own, because two steps
+    may run at once. Only `fused` networks have lanes, and no deterministic ones: a lane has other buckets.
     """
     shape = runner.shape
     if shape.networks != "fused" or shape.deterministic:

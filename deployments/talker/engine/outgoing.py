@@ -63,7 +63,7 @@ class Outgoing:
         self._chunks.append((sequence.id, end))
 
     def close(self, sequence_id: int) -> None:
-        """Nobody reads the stream any more."""
+        """The stream is not read any more."""
         self._ends.pop(sequence_id, None)
         self._audio.close(sequence_id)
 

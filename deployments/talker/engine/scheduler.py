@@ -129,7 +129,7 @@ class Scheduler:
         return self._with_row.get(sequence.id) is sequence
 
     def abort(self, sequence_id: int) -> None:
-        """Drop a sequence, running or waiting. One that has ended meanwhile is no error."""
+        """Drop a sequence, running or waiting. One that has ended meanwhile is not an error."""
         if with_row := self._with_row.get(sequence_id):
             self._release(with_row)
         else:

@@ -42,7 +42,7 @@ class StepInFlight:
 
 
 class StepMaker:
-    """What a step of the engine and one of a lane share: prefill sequences, queue their step, hand its frames on."""
+    """The common part of engine and lane steps: prefill sequences, queue their step, hand its frames on."""
 
     def __init__(
         self, scheduler: Scheduler, intake: Intake, outgoing: Outgoing, audio: AudioStreams, *, eos: int
@@ -136,7 +136,7 @@ class StepMaker:
         self._audio.add_frames([step.decoded_late[row].id for row in rows], torch.from_numpy(frames[rows]))
 
     def _append_frames(self, sequences: list[Sequence], frames: Codes) -> None:
-        """Give each sequence its frame, or the end of speech that stands in place of one."""
+        """Give each sequence its frame, or the end of speech instead of one."""
         now_s = time.monotonic()
         for sequence, frame in zip(sequences, frames, strict=True):
             if not self._scheduler.holds(sequence):

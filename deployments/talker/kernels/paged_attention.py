@@ -298,7 +298,7 @@ def _prompt_attention(
 ):  # fmt: skip
     """One program per head and `block` queries. Caches [slots, kv_heads, head_dim].
 
-    Each row sees the rows of its own sequence up to itself: these stand in the order of their positions.
+    Each row sees the rows of its own sequence up to itself, in the order of their positions.
     """
     wait_for_predecessor(pdl)
     head = tl.program_id(0)

@@ -35,7 +35,7 @@ class Tile:
 
 
 class ProductShape(NamedTuple):
-    """What the tile of a product depends on, beside the number of rows."""
+    """The inputs for the choice of a tile, besides the number of rows."""
 
     columns: int  # of the output
     depth: int

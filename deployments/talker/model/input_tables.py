@@ -1,7 +1,7 @@
 """The tables of the talker's input rows: the text vocabulary after its projection, and the codec's embeddings.
 
-A row is the sum of an entry of each. A row that is no entry (a speaker vector, the frames of a reference or of a
-resumed stream) is a *dense* row: it stands behind the codec's entries for the time of one prefill pass.
+A row is the sum of an entry of each. A row that is not an entry (a speaker vector, the frames of a reference or of a
+resumed stream) is a *dense* row: it is placed after the codec's entries for the time of one prefill pass.
 """
 
 import numpy as np

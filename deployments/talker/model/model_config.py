@@ -35,7 +35,7 @@ def _check_bounds(sampling: Sampling, file: Path) -> None:
 
 
 def _at(*path: str) -> Any:
-    """The keys under which a value stands in the file."""
+    """The keys of a value in the file."""
     return Field(validation_alias=AliasPath(*path))
 
 

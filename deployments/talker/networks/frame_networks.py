@@ -3,7 +3,7 @@
 No function looks at values on the host, so that each can be captured as a CUDA graph; on a CPU the same functions run
 as they are. A frame is made in two halves: `predict` samples codebook 0 from the talker's hidden state and lets the
 predictor complete the frame, whereupon the codes can leave; `advance` feeds the frame to the talker. A sequence has
-ended when codebook 0 is the end of speech; the other codes are no frame then.
+ended when codebook 0 is the end of speech; the other codes do not form a frame then.
 """
 
 from abc import ABC, abstractmethod
@@ -61,7 +61,7 @@ class FrameNetworks(ABC):
         return lane
 
     def _make_buffers(self, *, num_rows: int, num_positions: int) -> None:
-        """What steps of at most `num_rows` rows and prefills of at most `num_positions` positions write themselves."""
+        """Buffers that steps of at most `num_rows` rows and prefills of at most `num_positions` positions write."""
         like = self.state.hidden
         # Results of `predict`, by index in the batch: other CUDA streams may read them after the event of the codes.
         self.codes = torch.zeros((num_rows, self.config.num_code_groups), dtype=torch.int16, device=like.device)
@@ -172,7 +172,7 @@ class UnfusedNetworks(FrameNetworks):
         return code0
 
     def choose(self, logits: Tensor, options: BatchOptions, draw: Draw) -> Tensor:
-        """Logits [rows, vocab] float32 -> codes [rows] int64. `sampling/` says which device has which sampler."""
+        """Logits [rows, vocab] float32 -> codes [rows] int64. `sampling/` has the sampler of each device."""
         if torch_sampler.IN_C and logits.is_cpu and self.noise is philox_noise:
             return torch_sampler.sample_in_c(logits, options, draw)
         return torch_sampler.sample(logits, options, draw, self.noise)

@@ -97,7 +97,7 @@ class PlainNetworks(UnfusedNetworks):
 
 
 class ExactNetworks(PlainNetworks):
-    """The `exact` kind: each row of a prompt attends to a gathered context of its own, wherever it stands in its pass.
+    """The `exact` kind: each row of a prompt attends to its own gathered context, whatever its position in the pass.
 
     A row's result is the same in all passes of as many rows.
     """

@@ -7,7 +7,7 @@
 | `exact` | `ExactNetworks` | on any other CPU                                        |
 | `plain` | `PlainNetworks` | on any other GPU; anywhere with `talker.kernels: plain` |
 
-With `cpu` and `exact` a stream has the same codes alone, in a batch and resumed. `sampling/` says how each samples.
+With `cpu` and `exact` a stream has the same codes alone, in a batch and resumed. `sampling/` has the samplers of each.
 """
 
 import importlib.util

@@ -15,7 +15,7 @@ _LENGTH = struct.Struct("<I")
 
 
 class EngineStart(Strict):
-    """What an engine process is to load: an argument of its command line, as JSON."""
+    """The model that an engine process loads: an argument of its command line, as JSON."""
 
     model: str
     config: TalkerConfig
@@ -69,7 +69,7 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class EngineLoad:
-    """What an engine is busy with, and its counts."""
+    """The current work of an engine, and its counts."""
 
     num_running: int = 0
     num_waiting: int = 0

@@ -304,7 +304,7 @@ class EngineProcess:
             self._send(channel.Alive())
 
     def _send(self, report: channel.Report) -> None:
-        """What the socket has no room for is sent later: the engine does not wait for a replica that is busy."""
+        """Data that does not fit into the socket is sent later: the engine does not wait for a busy replica."""
         with self._sending:
             self._unsent += channel.encode(report)
             self._flush()

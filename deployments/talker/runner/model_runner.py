@@ -55,7 +55,7 @@ DETERMINISTIC = BatchMode(one_size=True, fixed_shapes=True, retraces=True)
 
 @dataclass(frozen=True, slots=True)
 class RunnerShape:
-    """What decides the shapes of a runner's batches, and the kernels that compute them."""
+    """The parameters that determine the shapes of a runner's batches, and the kernels that compute them."""
 
     max_num_seqs: int
     max_model_len: int
@@ -116,7 +116,7 @@ class QueuedStep:
         return self._advance_event is None or bool(self._advance_event.query())  # type: ignore[no-untyped-call]
 
     def result(self) -> Codes:
-        """Frames [sequences, groups]. A row that starts with the end of speech or NOT_FINITE is no frame.
+        """Frames [sequences, groups]. A row that starts with the end of speech or NOT_FINITE is not a frame.
 
         `advance` of the step may still run.
         """

@@ -110,7 +110,7 @@ class PrefillInputs:
         return torch.cat(rows)
 
     def _fields(self) -> list[slice]:
-        """Where each field of PrefillTensors stands in the memory."""
+        """Location of each field of PrefillTensors in the memory."""
         n, m = self.num_positions, self.num_sequences
         bounds = [0, n, 2 * n, 3 * n, 4 * n, 4 * n + m, 4 * n + 2 * m]
         return [slice(start, stop) for start, stop in pairwise(bounds)]

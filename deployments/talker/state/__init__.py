@@ -1,1 +1,1 @@
-"""What runs: a sequence on the host, its row of tensors, its keys and values, how its codes are sampled."""
+"""State of a running sequence: on the host, its row of tensors, its keys and values, and its sampling."""

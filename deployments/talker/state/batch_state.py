@@ -107,7 +107,7 @@ class BatchOptions:
 
 
 class Columns:
-    """The columns of a packed row of 32-bit values. After the header stand trailing text ids, then the blocks.
+    """The columns of a packed row of 32-bit values. The header is followed by trailing text ids, then by the blocks.
 
     The talker's `DrawingOptions` and the predictor's are packed side by side. The header is a multiple of 16 columns
     wide, because Triton loads aligned block tables as vectors.

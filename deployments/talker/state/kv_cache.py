@@ -71,7 +71,7 @@ class CacheBounds:
             f"too little GPU memory: {may} of {total / GIB:.1f} GiB, the engine needs {needed / GIB:.1f} GiB"
             f" (a fraction of {needed / total:.2g}): {loaded / GIB:.1f} for weights and codec,"
             f" {(CONTEXT_BYTES + _STEP_BYTES) / GIB:.1f} for CUDA and a step, {self.least_bytes / GIB:.2f} for one"
-            " sequence of the greatest length. What helps: a larger talker.gpu_memory_fraction, a smaller"
+            " sequence of the greatest length. Use a larger talker.gpu_memory_fraction, a smaller"
             " talker.max_model_len or talker.max_num_seqs, a 0.6B model, codec.placement: pool"
         )
 

@@ -1,7 +1,7 @@
 """Turns a request into the rows with which the talker is prefilled.
 
 A row is the sum of a text track and a codec track. In streaming-text mode the rows end with the first text token and
-the rest of the text *trails*, one token a frame; in full-text mode all text stands in the prompt. Source: `generate` of
+the rest of the text *trails*, one token a frame; in full-text mode all text is in the prompt. Source: `generate` of
 the official package; golden codes pin it down. Both tracks are indices into `InputTables`.
 """
 

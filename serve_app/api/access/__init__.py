@@ -1,1 +1,1 @@
-"""Who may ask, and how much: the checks before a body is read."""
+"""Access and limits: the checks before a body is read."""

@@ -61,7 +61,7 @@ class AccessControl:
         public_paths: frozenset[str],
         grants: Sequence[Callable[[str, Scope], Granted | None]],
     ) -> None:
-        """A key may stand in one of `key_headers` instead of `Authorization`, and of a WebSocket in a subprotocol,
+        """A key may be in one of `key_headers` instead of `Authorization`, and of a WebSocket in a subprotocol,
         alone or behind one of `key_protocols`. GETs of EXEMPT and of `public_paths` need none. `grants`: see
         `Opened.grant`.
         """
@@ -131,7 +131,7 @@ class AccessControl:
         return caller
 
     def _offered_keys(self, scope: Scope) -> Iterator[str]:
-        """What the request offers as its key, wherever one of the APIs puts it; the first one counts."""
+        """The key of the request, in any place that one of the APIs uses; the first one counts."""
         headers = Headers(scope=scope)
         scheme, _, credentials = headers.get("authorization", "").partition(" ")
         if scheme.lower() in _SCHEMES:
@@ -151,8 +151,8 @@ class AccessControl:
         return [each for each in protocols if each in named or each.startswith(beginnings)]
 
     def _naming_a_protocol(self, scope: Scope, send: Send) -> Send:
-        """Browsers drop a WebSocket that offered subprotocols and was accepted without one: name one that is no key,
-        also no key of another service.
+        """Browsers drop a WebSocket that offered subprotocols and was accepted without one: name one that is not a
+        key, also not of another service.
         """
         offered = scope["subprotocols"] if scope["type"] == "websocket" else []
         secret = self._with_keys(offered)

@@ -121,14 +121,14 @@ class Granted:
 class Caller:
     """The client that sent a request: its address and, where the server has keys, its key. A request counts for both.
 
-    `name` tells callers apart: by the key, without one by the address.
+    `name` identifies callers: by the key, without one by the address.
     """
 
     key_id: str | None = None  # of the API key; None: it has none
     granted: Granted | None = None  # if its key did not come with the request
 
     def __init__(self, name: str, *meters: Meter, visitor: Visitor, check: Callable[[], None] = lambda: None) -> None:
-        """`visitor` says whose voices it may see. `check` raises if the caller may not ask any more."""
+        """`visitor` determines the voices that it may see. `check` raises if the caller may not ask any more."""
         self.name, self.visitor = name, visitor
         self._meters = meters
         self._check = check

@@ -1,1 +1,1 @@
-"""What a client sent over HTTP: bodies, forms, JSON."""
+"""Client input over HTTP: bodies, forms, JSON."""

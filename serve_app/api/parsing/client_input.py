@@ -1,4 +1,4 @@
-"""What clients send: the body of an HTTP request, JSON, and the numbers, texts and formats in it."""
+"""Client input: the body of an HTTP request, JSON, and the numbers, texts and formats in it."""
 
 import asyncio
 import json
@@ -194,7 +194,7 @@ def _fits_a_field(value: float) -> bool:
 def _no_number(param: str, value: object, *, within: str = "") -> InvalidRequest:
     shown = value if isinstance(value, str) else repr(value) if isinstance(value, float) else type(value).__name__
     path = param if within in ("", param) else f"{within[:80]}.{param}"
-    return InvalidRequest(f"{path}: {shown[:40]!r} is no number that any field takes.", param)
+    return InvalidRequest(f"{path}: {shown[:40]!r} is not a finite 64-bit number.", param)
 
 
 def _check_numbers(fields: Mapping[str, object]) -> None:

@@ -33,7 +33,7 @@ class SentForm:
     files: tuple[FormFile, ...] = ()
 
     def text(self, *names: str) -> str | None:
-        """The first of these fields that is there and not empty. Raises InvalidRequest where it is no text."""
+        """The first of these fields that is there and not empty. Raises InvalidRequest if it is not text."""
         for name in names:
             value = self.fields.get(name)
             if value is not None and not isinstance(value, str):
@@ -49,7 +49,7 @@ class SentForm:
         return value
 
     def preparation(self) -> Preparation:
-        """What is to be done to the recordings of the form. Raises InvalidRequest."""
+        """The preparation of the form's recordings. Raises InvalidRequest."""
         sent = self.text("prepare") or "auto"
         for preparation in PREPARATIONS:
             if sent == preparation:

@@ -64,7 +64,7 @@ class Ignored:
 def with_unknown(sent: Iterable[str], names: Iterable[str], reasons: Mapping[str, str]) -> Reasons:
     """`reasons`, and an entry for each field of `sent` that is none of `names`.
 
-    The first fields have their names, as they can stand in a header and in a log. The rest is counted, which costs next
+    The first fields have their names, made safe for a header and a log. The rest is counted, which costs next
     to nothing: a body may have a million fields.
     """
     first = {_plain(name): reason for name, reason in list(reasons.items())[:_MOST_NAMED]}
@@ -137,12 +137,12 @@ def of_text(spoken: SpokenText) -> Reasons:
 
 
 def left_out(spoken: SpokenText) -> str:
-    """The kinds of text that are not read aloud, with their counts, as they can stand in a header."""
+    """The kinds of text that are not read aloud, with their counts, made safe for a header."""
     named = [f"{_CONTROL.sub('?', kind)} {count}" for kind, count in list(spoken.left_out.items())[:_MOST_NAMED]]
     more = len(spoken.left_out) - len(named)
     return f"not read aloud: {', '.join(named)}" + (f" and {more} more" if more > 0 else "")
 
 
 def _plain(name: str) -> str:
-    """`name` as it can stand in a header and in a log."""
+    """`name`, made safe for a header and a log."""
     return re.sub(r"[^A-Za-z0-9_.:-]", "?", name[:_LONGEST_NAME])

@@ -1,9 +1,9 @@
 """From the fields that a client sent to its `SpeechRequest`, in one of two ways.
 
-`strict_request` is for clients that can know the models and voices here: an unknown name is an error.
-`lenient_request` is for clients of other services, which cannot know them: the default speaks instead, and
-`SpeechRequest.ignored` says so. A dialect whose fields need a translation has a function `speech_request`, which
-translates them and calls one of the two.
+`strict_request` is for clients that can know the models and voices here: an unknown name is an error. `lenient_request`
+is for clients of other services, which cannot know them: the default speaks instead, and `SpeechRequest.ignored`
+reports it. A dialect whose fields need a translation has a function `speech_request`, which translates them and calls
+one of the two.
 """
 
 from collections.abc import Mapping

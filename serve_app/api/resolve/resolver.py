@@ -1,4 +1,4 @@
-"""What requests are checked against and made with. Extensions replace the core's answers when they open."""
+"""The context in which requests are checked and built. Extensions replace the core's answers when they open."""
 
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
@@ -99,7 +99,7 @@ async def read_plainly(
 
 @dataclass(slots=True)
 class Resolver:
-    """What a request is checked against: models, settings, voices. And who answers the questions about it.
+    """The context of a request: models, settings, voices. And who answers the questions about it.
 
     The answering functions take the resolver, because jobs use a copy of it with settings of their own.
     """

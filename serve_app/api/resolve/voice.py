@@ -1,4 +1,4 @@
-"""Who speaks a request: a speaker of the model, a kept voice, or the recording that the request brings."""
+"""The voice of a request: a speaker of the model, a kept voice, or a recording in the request."""
 
 from dataclasses import dataclass
 
@@ -24,10 +24,10 @@ class ChosenVoice:
 async def choose_voice(
     resolver: Resolver, named: object, body: SpeechBody, info: ModelInfo, *, lenient: bool
 ) -> ChosenVoice:
-    """The voice that the client `named`, or the default one if it named none. A recording in `body` goes before a kept
-    voice.
+    """The voice that the client `named`, or the default one if it named none. A recording in `body` takes precedence
+    over a kept voice.
 
-    If the voice is not here, the default one speaks for a `lenient` request, and `reason` says so. For others a model
+    If the voice is unknown, the default one speaks for a `lenient` request, and `reason` reports it. For others a model
     with speakers raises InvalidRequest. A model that clones keeps the name: `build_utterance` raises the error, which
     also says how to send a recording.
     """

@@ -34,7 +34,7 @@ async def respond(
 ) -> Response:
     """`speech.body.input` over HTTP.
 
-    `answer`: the dialect's own. None: the audio, sent while it is spoken, or whole if `speech.delivery` says so. A text
+    `answer`: the dialect's own. None: the audio, streamed or whole by `speech.delivery`. A text
     that is sent whole and ends badly is spoken again, once, with another seed. Raises InvalidRequest.
 
     The response counts in the record's `usage` while it is sent. `RequestContext` publishes the record after it.

@@ -7,7 +7,7 @@ below it; it is not in /run/user, which is a small tmpfs, and gone at logout.
 
 Everything that Ray starts writes its output into the folder, also what opens a session of its own (workers), erases
 its environment (Ray's agents) or outlives who started it (HAProxy). So a process belongs to a server if it has a file
-of the server's folder open for writing (`tail -f` only reads), and a folder whose lock nobody holds belongs to a server
+of the server's folder open for writing (`tail -f` only reads), and a folder with a free lock belongs to a server
 that died.
 """
 
@@ -87,7 +87,7 @@ class RunFolder:
         shutil.rmtree(self.path, ignore_errors=True)
 
     def keep_logs(self) -> Path | None:
-        """Nothing works here any more, but why may stand in here: where, if so. Only the latest such folder is kept."""
+        """The folder is unusable now: its place, if it may contain the reason. Only the latest one is kept."""
         if not self.ray.exists():
             self.remove()
             return None
@@ -123,7 +123,7 @@ def parent() -> Path:
     """Where the folders of servers are. Raises StartError where another user could put one of his in place of ours."""
     folder = Path(os.environ.get("RAY_TMPDIR") or "/tmp").resolve()
     if not folder.is_dir():
-        raise StartError(f"{folder} is no folder: set RAY_TMPDIR to another one")
+        raise StartError(f"{folder} is not a folder: set RAY_TMPDIR to another one")
     status = folder.stat()
     if status.st_uid not in (0, os.getuid()):
         raise StartError(f"{folder} belongs to another user, who could replace what is in it: set RAY_TMPDIR")

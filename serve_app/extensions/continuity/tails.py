@@ -116,7 +116,7 @@ class Continuation:
         self.previous_id: str | None = None  # the request that the next one goes on from
 
     def tail(self, request: SynthesisRequest) -> Tail | None:
-        """What `request` goes on from: None where nothing was spoken before, or in another voice."""
+        """The speech that `request` continues: None if nothing was spoken before, or in another voice."""
         return None if self.previous_id is None else self._tails.find(request, self.previous_id)
 
     @property

@@ -128,7 +128,7 @@ class DashScopeSocket(ResponseSocket, ConversationConnection):
                     await self._commit()
                 (await self._opened_session()).close()
             case _:
-                raise InvalidRequest(f"type: {str(fields.get('type'))[:40]!r} is no message of this protocol.", "type")
+                raise InvalidRequest(f"type: {str(fields.get('type'))[:40]!r} is not a message of DashScope.", "type")
 
     def _shown(self) -> Json:
         return {"object": "realtime.session", "id": f"sess_{self.request_id}", "model": self._model, **self._settings}

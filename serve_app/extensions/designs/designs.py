@@ -1,7 +1,7 @@
 """Voices from descriptions. `POST /v1/audio/voices/design` makes three candidates for a voice that is described in
 words; `POST /v1/audio/voices` with `design` locks one, which is a stored voice then.
 
-Candidates lie in the store for an hour, with their owner, so that any replica can lock one. An owner has MOST_KEPT of
+Candidates stay in the store for an hour, with their owner, so that any replica can lock one. An owner has MOST_KEPT of
 them; the oldest goes first.
 """
 
@@ -83,7 +83,7 @@ _FAULTS = {
 
 @dataclass(frozen=True, slots=True)
 class DesignedSpeech:
-    """What a model said with a voice of its own making."""
+    """Speech of a model with a designed voice."""
 
     pcm: bytes  # s16le, mono
     text: str
@@ -93,7 +93,7 @@ class DesignedSpeech:
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """What is there to hear."""
+    """The audio of the candidate."""
 
     made: list[tuple[StoredDesign, bytes]]  # with its audio as the client wants it
     left_out: list[Json]  # the others, with the reason

@@ -66,7 +66,7 @@ def _speaking(
     *, stream: bool = False, timestamps: bool = False
 ) -> Callable[[SpeechService, Request], Awaitable[Response]]:
     async def speak(service: SpeechService, request: Request) -> Response:
-        """Speaks `text`, or the `inputs` of a dialogue, MP3 unless `output_format` says otherwise."""
+        """Speaks `text`, or the `inputs` of a dialogue, as MP3 without `output_format`."""
         fields = await service.read_fields(request)
         voice = request.path_params.get("voice_id")
         speech = await speech_request(service, fields, request.query_params, voice=voice, words=timestamps)

@@ -1,4 +1,4 @@
-"""What clients of ElevenLabs store: voices of recordings, and voices from descriptions with their previews."""
+"""Stored objects of ElevenLabs' clients: voices of recordings, and voices from descriptions with their previews."""
 
 from pathlib import PurePath
 

@@ -1,4 +1,4 @@
-"""Jobs as a Ray Serve deployment of one replica, which Serve replaces: what it has made lies in the store."""
+"""Jobs as a Ray Serve deployment of one replica, which Serve replaces: its results are in the store."""
 
 import asyncio
 from collections.abc import Sequence

@@ -76,7 +76,7 @@ class JobManager:
         hindrance: Callable[[str], str | None] = lambda model: None,
         dead_nodes: Callable[[], int] = lambda: 0,
     ) -> None:
-        """`hindrance` says why jobs may not use a model now, by its name. `dead_nodes` counts those that were lost."""
+        """`hindrance` returns why jobs may not use a model now, by its name. `dead_nodes` counts lost nodes."""
         self._resolver, self._voices, self._maker = resolver, voices, maker
         self._settings = settings = resolver.settings.of(JobSettings)
         self._hindrance, self._dead_nodes = hindrance, dead_nodes

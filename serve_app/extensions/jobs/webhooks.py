@@ -36,7 +36,7 @@ class Webhooks:
         self._secret = b"" if file is None else _secret_of(file)
 
     def checked(self, url: object) -> str | None:
-        """What a client sent as the `webhook` of a job. Raises InvalidRequest."""
+        """The `webhook` field of a job. Raises InvalidRequest."""
         if url is None:
             return None
         if not isinstance(url, str) or len(url) > _LONGEST_URL:

@@ -112,7 +112,7 @@ class Connection(ABC):
     async def serve(self, headers: Mapping[str, str] | None = None) -> None:
         """Answers messages until the client leaves, the socket is idle for too long or the server cancels the handler.
 
-        All speech stops with it. `headers` go into the handshake.
+        All speech stops with it. The handshake gets `headers`.
         """
         named = {**disclosure(self.service.settings.disclose_synthetic), **(headers or {})}
         encoded = [(name.encode(), value.encode("latin-1")) for name, value in named.items()]
@@ -147,7 +147,7 @@ class Connection(ABC):
         return task
 
     def new_continuation(self) -> Continuation:
-        """What the utterances of one conversation go on from."""
+        """The speech that the utterances of one conversation continue."""
         return Continuation(self.service.opened_by("continuity"))
 
     def new_session(

@@ -104,7 +104,7 @@ class LiveText(Segments):
 
     @property
     def utterance(self) -> Utterance:
-        """What `SpeechModel` is asked, for use after `wait_for_words`."""
+        """The request to `SpeechModel`, for use after `wait_for_words`."""
         return replace(self._utterance.changed(mailbox=self._segments[0].mailbox), live_text=self)
 
     async def going_on(self, conversation: Continuation) -> Utterance:
@@ -119,7 +119,7 @@ class LiveText(Segments):
     def append(self, text: str) -> None:
         """Add to the text. A long addition becomes spoken text over several iterations of the event loop.
 
-        Raises InvalidRequest where the text would become too long, or is no SSML, and adds nothing then. The caller
+        Raises InvalidRequest if the text would become too long, or is not SSML, and adds nothing then. The caller
         adds nothing after `finish`.
         """
         assert not self.is_complete, "a finished text takes no more"

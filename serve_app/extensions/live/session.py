@@ -151,7 +151,7 @@ class Session:
         return cleared
 
     def close(self) -> None:
-        """No more text: `Done` comes after all that was written."""
+        """No more text: `Done` follows all that was written."""
         if self.is_writing:
             self.flush()
         self._is_closed = True

@@ -140,7 +140,7 @@ class SpeakMessage:
                 await self._report(error)
 
     def _joint(self, turn: Turn) -> dict[str, object]:
-        """What it goes on from, where it does."""
+        """The speech that it continues, if any."""
         is_joined = turn.utterance is not None and turn.utterance.synthesis.tail is not None
         return {"previous_request_id": self._continuation.previous_id} if is_joined else {}
 

@@ -21,8 +21,8 @@ _ALWAYS = {"word_timestamps": True, "return_timestamps": True, "return_timing": 
 
 
 async def speak(service: SpeechService, request: Request) -> Response:
-    """Speaks `input` as lines of JSON, one line with `stream` false; a word stands in the line where it ends, and how
-    speech ended in the last line.
+    """Speaks `input` as lines of JSON, one line with `stream` false; a word is in the line where it ends, and the
+    finish reason in the last line.
     """
     fields = await service.read_fields(request)
     for name in [name for name, value in _ALWAYS.items() if fields.get(name) == value]:

@@ -1,4 +1,4 @@
-"""What the whole cluster does now and did in the last quarter of an hour, for `GET /status` and the page.
+"""Activity of the cluster now and in the last quarter of an hour, for `GET /status` and the page.
 
 Each ingress replica counts for itself and leaves its counts in the cluster's control store every two seconds. The
 replica that is asked adds them up, at most once a second.
@@ -89,7 +89,7 @@ class ClusterStatus:
         self._reading, self._latest = asyncio.Lock(), Json()
 
     async def latest(self) -> Json:
-        """What `read` returned in the last second."""
+        """The result of `read` in the last second."""
         async with self._reading:  # many open pages are one reading a second
             if time.time() - float(str(self._latest.get("at", 0))) >= _SUMMED_S:
                 self._latest = await run_in_threadpool(self.read)
@@ -144,7 +144,7 @@ def _percentile(classes: Counter[int], share: float) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class PageState:
-    """What the page's routes tell."""
+    """The results of the page's routes."""
 
     clients: Mapping[str, Sequence[str]]  # by dialect: how each of its clients is configured
     status: ClusterStatus | None  # None: the API serves no replicas

@@ -94,7 +94,7 @@ def _place(turn: Turn) -> Json:
 
 
 class RealtimeSocket(ResponseSocket):
-    """One response at a time. Instructions are for a model that thinks: they are no style of speaking."""
+    """One response at a time. Instructions are for a language model: they do not describe a style of speaking."""
 
     def __init__(self, socket: WebSocket, service: SpeechService) -> None:
         super().__init__(socket, service)

@@ -1,1 +1,1 @@
-"""What is kept of each request: a line, counts by key, spans."""
+"""Records of each request: a line, counts by key, spans."""

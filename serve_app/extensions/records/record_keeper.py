@@ -1,4 +1,4 @@
-"""What is done with the records of requests that have ended, on a thread of its own: no request waits for it."""
+"""Processes the records of finished requests on its own thread, so that requests do not wait for it."""
 
 import json
 import logging

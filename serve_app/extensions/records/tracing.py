@@ -35,7 +35,7 @@ _PARTS = (
 
 @dataclass(frozen=True, slots=True)
 class SpanPart:
-    """What becomes a span."""
+    """The data of a span."""
 
     name: str
     start_ns: int

@@ -1,4 +1,4 @@
-"""Who used how much: counts by key, model, voice and dialect, for each hour, and never a text.
+"""Usage counts by key, model, voice and dialect, for each hour, without texts.
 
 Each process writes its own file of an hour into the store of voices, and writes it again while it grows. So any number
 of processes may write. One that dies loses what it has counted since its last `flush`, which comes every ten seconds.
@@ -32,7 +32,7 @@ LABELS = ("key", "model", "voice", "dialect")
 
 @dataclass(slots=True)
 class Used:
-    """What one row counts."""
+    """The counts of one row."""
 
     requests: int = 0  # that got audio
     characters: int = 0  # of their texts, as the clients wrote them
@@ -58,7 +58,7 @@ class Used:
 
 @dataclass(slots=True, kw_only=True)
 class UsageRow(Used):
-    """What one key has used of one voice in an hour."""
+    """The usage of one voice by one key in an hour."""
 
     key: _Value
     model: _Value
@@ -114,7 +114,7 @@ class UsageBook:
             instrument.record(getattr(used, name), key=key, voice=voice, dialect=dialect, model=model)
 
     def flush(self, *, is_last: bool = False) -> None:
-        """Write each hour that has changed. What cannot be written is written with a later flush."""
+        """Write each hour that has changed. Rows that cannot be written are written with a later flush."""
         if self._store is None:
             self._hours.clear()
             return

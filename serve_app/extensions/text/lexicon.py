@@ -172,7 +172,7 @@ def from_pls(content: bytes, field: str) -> dict[str, str]:
     try:
         parser.Parse(content, True)
     except (expat.ExpatError, ValueError) as error:
-        raise InvalidRequest(f"{field} is no PLS lexicon: {error}.", field) from None
+        raise InvalidRequest(f"{field} is not a PLS lexicon: {error}.", field) from None
     words: dict[str, str] = {}
     for lexeme in builder.close().iter("lexeme"):
         graphemes = [(element.text or "").strip() for element in lexeme.iter("grapheme")]

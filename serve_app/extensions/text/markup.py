@@ -1,9 +1,9 @@
 """Text with the markup that language models write, and SSML, token by token: what of it is spoken, and what is not.
 
-`auto` reads no mark of Markdown, no tag, no code block and no emoji aloud, and takes what is no markup as prose. `ssml`
+`auto` does not read Markdown marks, tags, code blocks and emoji aloud, and takes the rest as prose. `ssml`
 reads elements of SSML only. `none` reads everything as it is written. Breaks are pauses of the stated length,
-substitutes and spelled words are mapped. No loaded model reads phonetic letters: `auto` speaks the word that a
-`<phoneme>` stands around.
+substitutes and spelled words are mapped. No loaded model reads phonetic letters: `auto` speaks the word in a
+`<phoneme>`.
 """
 
 import html

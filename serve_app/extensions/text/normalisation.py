@@ -1,7 +1,7 @@
 """Figures, signs and abbreviations in words, for a request that wishes so: one language at a time.
 
 English is read by the rules of the embedded voice, Chinese and Japanese by wetext, the others by the rules in
-`figures/`, whose numbers num2words spells. What stands far from any figure stays as it is.
+`figures/`, whose numbers num2words spells. Text far from any figure does not change.
 """
 
 import re

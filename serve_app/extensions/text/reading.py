@@ -1,4 +1,4 @@
-"""What is spoken of a request's text: markup, lexicons and figures, as the request and the settings say.
+"""The spoken text of a request: markup, lexicons and figures, by the request and the settings.
 `POST /v1/audio/text` shows it.
 """
 

@@ -46,7 +46,7 @@ class TextStage(Protocol):
     """Makes other text of a text that comes in parts: wherever it is cut, the same comes out."""
 
     def feed(self, text: str, *, is_last: bool) -> list[TextPart]:
-        """What no later text can change; with `is_last` the rest. The `written` of all parts is all that was fed."""
+        """The parts that later text cannot change; with `is_last` the rest. Their `written` adds up to the input."""
         ...
 
 
@@ -100,7 +100,7 @@ def read(sent: str, rules: TextRules, *, field: str = "input") -> ReadText:
 
 
 def _prose_stages(rules: TextRules) -> list[TextStage]:
-    """What prose passes before the spoken form of the voice, made anew for each span."""
+    """The stages of prose before the spoken form of the voice, created for each span."""
     stages: list[TextStage] = []
     if rules.lexicon:
         stages.append(LiveLexicon(rules.lexicon))
@@ -110,7 +110,7 @@ def _prose_stages(rules: TextRules) -> list[TextStage]:
 
 
 def _spoken(prose: str, rules: TextRules) -> str:
-    """What the stages make of a whole span."""
+    """The result of the stages for a whole span."""
     for stage in _prose_stages(rules):
         prose = "".join(part.spoken for part in stage.feed(prose, is_last=True))
     return spoken_english(prose) if rules.spoken_form == "english" else clean(prose)
@@ -204,7 +204,7 @@ class _Trace:
         return parts
 
     def _unspoken(self) -> list[TextPart]:
-        """What was sent next and gave the stage nothing, where all before it is found."""
+        """The next part that was sent and gave the stage nothing, if all before it is found."""
         parts = []
         while not self._owed and not self._written and self._before and not self._before[0].spoken:
             parts.append(self._before.popleft())

@@ -46,7 +46,7 @@ class SsmlCheck:
 
     def _fault(self, reason: str, place: int) -> InvalidRequest:
         at = len(self._content[: max(0, place - len(_ROOT))].decode(errors="ignore"))
-        message = f"{self._field}: this is no SSML that can be spoken, at character {at}: {reason}."
+        message = f"{self._field}: invalid SSML at character {at}: {reason}."
         return InvalidRequest(message, self._field, "invalid_ssml")
 
     def _begin(self, name: str, values: dict[str, str]) -> None:

@@ -1,4 +1,4 @@
-"""What one ingress replica knows of the stored voices: it follows the store, and speaks with what it finds there.
+"""The stored voices of one ingress replica, which follows the store.
 
 Any process may change the store. Each ingress replica looks at it every POLL_S, and where a name is unknown. Where a
 voice has gone or has another version, it drops what it keeps of the old one, and has all replicas do so.
@@ -73,7 +73,7 @@ class Voices(Opened):
     def __init__(
         self, store: VoiceStore | None, settings: VoiceSettings, *, why_not: str = "", forget: Forget = forget_nothing
     ) -> None:
-        """Without a store, `why_not` says what to set. `forget` tells all replicas of deleted voices."""
+        """Without a store, `why_not` names the setting. `forget` notifies all replicas of deleted voices."""
         self.store, self._settings, self._why_not, self._forget = store, settings, why_not, forget
         self._records: dict[str, Record] = {}  # by path
         self._marks: dict[str, obstore.ObjectMeta] = {}

@@ -1,4 +1,4 @@
-"""Is a recording fit to be cloned? What is wrong with it, what to record better, and a copy that clones better.
+"""Checks a recording for cloning: its faults, advice for a better one, and a copy that clones better.
 
 All is told from the sound of one recording and its transcript. How many people speak is not told, because that needs a
 trained speaker encoder, which only replicas of a Base checkpoint have.
@@ -49,7 +49,7 @@ class Flaw:
 
 @dataclass(frozen=True, slots=True)
 class HeardWords:
-    """What a recogniser understood, and how many of the transcript's words are other ones."""
+    """The transcript of a recogniser, and its number of word errors against the given one."""
 
     text: str
     errors: int
@@ -112,7 +112,7 @@ def check_recording(
     data: bytes, *, field: str, transcript: str | None, heard: HeardWords | None, prepare: Preparation
 ) -> CheckedRecording:
     """Judge a file and, with "auto", prepare it; with "none" its samples stay as they are. Raises InvalidRequest about
-    `field` for a file that is no recording of 0.5 to 30 seconds. Takes 0.1 s, too long for an event loop.
+    `field` for a file that is not a recording of 0.5 to 30 seconds. Takes 0.1 s, too long for an event loop.
     """
     audio, sample_rate = decode_file(data, field)
     if np.abs(audio).max() > _LOUDEST:
@@ -167,7 +167,7 @@ def _decibels(amplitude: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
 
 
 def _steady(mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Only what is true for three steps on end: a click is no speech."""
+    """Only true for three consecutive steps, because a click is not speech."""
     three = np.ones(3, int)
     return np.convolve(np.convolve(mask, three, "valid") == 3, three, "full") > 0
 
@@ -241,7 +241,7 @@ def _flaws(measures: Measures, transcript: str | None, heard: HeardWords | None)
         yield from _flaws_of_sound(measures)
         yield from _flaws_of_words(measures.spoken_s, transcript, heard)
     else:
-        finding = "Nobody speaks in it: it is silent, or one steady sound."
+        finding = "It does not contain speech: it is silent, or a steady sound."
         yield Flaw("no_speech", "problem", finding, "Check the microphone and the file.")
 
 

@@ -106,7 +106,7 @@ class Take(Strict):
         return "transcript" if self.text else "vector"
 
     def as_json(self) -> dict[str, object]:
-        """What its owner is told of it."""
+        """The view of its owner."""
         known = {"style": self.style, "seconds": self.seconds, "text": self.text, "cloned_by": self.cloned_by}
         known |= {"disabled": self.disabled} if self.disabled else {}
         return {**known, "changes": self.changes, "flaws": [asdict(flaw) for flaw in self.flaws]}
@@ -124,7 +124,7 @@ class SentRecording:
 
 @dataclass(frozen=True, slots=True)
 class Details:
-    """What a client says of a new voice."""
+    """A client's description of a new voice."""
 
     name: str
     language: str | None = None
@@ -134,14 +134,14 @@ class Details:
 
 
 class Consent(Strict):
-    """What the uploader said of the speaker's consent; nothing here proves it."""
+    """The uploader's statement about the speaker's consent, which is not verified."""
 
     statement: Annotated[str, Field(max_length=1000)] | None = None  # free text
     recording: Annotated[str, Field(max_length=40)] | None = None  # id of a stored consent recording
 
 
 class Stored(Strict):
-    """What every record has."""
+    """The common fields of records."""
 
     prefix: ClassVar[Literal["voice", "cons", "design", "lexicon"]]  # of ids
 
@@ -398,7 +398,7 @@ def unpack(file: Path) -> tuple[StoredVoice, dict[str, bytes]]:
             voice = StoredVoice.model_validate(json.loads(_part(archive, "voice.json")))
             recordings = {take.sha256: _part(archive, f"{take.sha256}.flac") for take in voice.takes}
     except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
-        raise InvalidRequest(f"{file} is no file of a voice: {error}.", "file") from None
+        raise InvalidRequest(f"{file} is not a voice file: {error}.", "file") from None
     for sha256, recording in recordings.items():
         if hashlib.sha256(recording).hexdigest() != sha256:
             raise InvalidRequest(f"{file} is damaged: the recording {sha256[:12]} is not what was stored.", "file")

@@ -97,7 +97,7 @@ def check(
 
 
 def _heard(file: Path, text: str | None, language: str | None) -> HeardWords:
-    """What a process of its own hears. Raises StartError."""
+    """The transcript, from a separate process. Raises StartError."""
     arguments = [f"--transcript={text or ''}", f"--language={language or ''}", "--", str(file)]
     command = [sys.executable, "-m", "talkray_tools.recogniser", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

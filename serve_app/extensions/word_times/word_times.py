@@ -47,7 +47,7 @@ class WordTimes:
     """The words of one utterance, whose text is complete or still being written."""
 
     def __init__(self, source: WrittenSoFar | SpokenText, info: ModelInfo, *, speed: float = 1.0) -> None:
-        """The audio is played `speed` times as fast. Times are estimates unless `info` says that they are known."""
+        """The audio is played `speed` times as fast. Times are estimates unless `info` declares them exact."""
         self._is_estimate = not info.word_times
         self._live = None if isinstance(source, SpokenText) else source
         self._text = source.sent if isinstance(source, SpokenText) else ""

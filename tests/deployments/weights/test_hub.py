@@ -177,5 +177,6 @@ def test_a_repository_without_weights_is_refused(hub: Hub, tmp_path: Path) -> No
     del hub.repositories[NAME]["speech_tokenizer/model.safetensors"]
     _, error = run(hub, tmp_path)
     assert error.strip() == (
-        f"{NAME} is no complete Qwen3-TTS checkpoint, it lacks: {Path('speech_tokenizer') / 'model.safetensors'}"
+        f"{NAME} is not a complete Qwen3-TTS checkpoint. Missing files: "
+        f"{Path('speech_tokenizer') / 'model.safetensors'}"
     )

@@ -105,7 +105,7 @@ def test_an_incomplete_directory_is_refused_by_the_missing_name(lacking: str, tm
     make_checkpoint(tmp_path, tuple(name for name in FILES if name != lacking))
     with pytest.raises(CheckpointError) as error:
         locate(str(tmp_path))
-    assert str(error.value) == f"{tmp_path} is no complete Qwen3-TTS checkpoint, it lacks: {lacking}"
+    assert str(error.value) == f"{tmp_path} is not a complete Qwen3-TTS checkpoint. Missing files: {lacking}"
 
 
 @pytest.mark.parametrize("name", ["./nowhere", f"{os.sep}no{os.sep}where", "~/nowhere-at-all"])

@@ -544,7 +544,7 @@ async def test_a_default_voice_that_is_not_loaded_is_not_ready_and_says_why() ->
     async with client_for(FakeSynthesizer(), ApiSettings(default_voice="nora")) as client:
         error = error_of(response := await client.get("/ready"))
     assert (response.status_code, error["code"]) == (503, "not_ready")
-    assert error["message"].startswith("api.default_voice: 'nora' is no voice of Qwen/")
+    assert error["message"].startswith("api.default_voice: 'nora' is not a voice of Qwen/")
 
 
 async def test_the_schema_is_served(client: httpx.AsyncClient, api: FastAPI) -> None:

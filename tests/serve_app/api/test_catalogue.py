@@ -77,5 +77,5 @@ async def test_every_voice_of_the_embedded_model_is_described(
 def test_a_default_voice_may_be_stored_where_a_model_clones() -> None:
     settings = ApiSettings(default_voice="ada")
     check_default(settings, "any model", ["ryan"], clones=True)
-    with pytest.raises(StartError, match="'ada' is no voice of m; set one of ryan"):
+    with pytest.raises(StartError, match="'ada' is not a voice of m; set one of ryan"):
         check_default(settings, "m", ["ryan"], clones=False)

@@ -230,7 +230,7 @@ def test_serve_takes_a_key_file_and_origins(key_file: Path, monkeypatch: pytest.
 
 def test_serve_checks_the_pages_that_it_lets_in_and_the_key_file_first(key_file: Path) -> None:
     options = ["--model", "embedded", "--allow-origin", "app.example.com"]
-    with pytest.raises(ConfigError, match=r"--allow-origin: allowed_origins\.0: .*'app.example.com' is no origin"):
+    with pytest.raises(ConfigError, match=r"--allow-origin: allowed_origins\.0: .*'app.example.com' is not an origin"):
         RUNNER.invoke(cli, ["serve", *options], catch_exceptions=False)
     with pytest.raises(ConfigError):
         RUNNER.invoke(cli, ["serve", "--model", "x", "--keys", str(key_file)], catch_exceptions=False)

@@ -256,7 +256,7 @@ def test_fonts_may_be_obfuscated(tmp_path: Path) -> None:
 def test_other_files_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "a.epub"
     file.write_bytes(b"%PDF-1.7")
-    assert "is no EPUB" in refusal(file)
+    assert "is not an EPUB" in refusal(file)
     with zipfile.ZipFile(file, "w") as archive:
         archive.writestr("x", "y")
     assert "META-INF/container.xml is missing" in refusal(file)

@@ -79,7 +79,7 @@ def epub_book(file: Path, rules: EpubRules) -> Book:
             package = _read_package(archive)
             _fill(package, archive, rules)
     except zipfile.BadZipFile as error:
-        raise InvalidRequest(f"{file} is no EPUB: {error}", "file") from None
+        raise InvalidRequest(f"{file} is not an EPUB: {error}", "file") from None
     except OSError as error:
         raise InvalidRequest(f"{file} cannot be read: {error.strerror or error}", "file") from None
     book = package.book
@@ -162,7 +162,7 @@ class _Archive:
 
 def _read_package(archive: _Archive) -> _Package:
     if _CONTAINER not in archive:
-        raise archive.refusal(f"it is no EPUB: {_CONTAINER} is missing")
+        raise archive.refusal(f"it is not an EPUB: {_CONTAINER} is missing")
     root = archive.xml(_CONTAINER).find(".//rootfile")
     if root is None or not root.get("full-path"):
         raise archive.refusal(f"{_CONTAINER} names no package")

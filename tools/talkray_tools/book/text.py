@@ -368,7 +368,7 @@ def _read_front_matter(book: Book, content: str) -> None:
     try:
         found = yaml.safe_load(content)
     except yaml.YAMLError as error:
-        raise InvalidRequest(f"the front matter between the --- lines is no YAML: {error}", "file") from None
+        raise InvalidRequest(f"the front matter between the --- lines is not YAML: {error}", "file") from None
     if isinstance(found, dict):
         book.title = str(found.get("title") or book.title)
         book.author = str(found.get("author") or "")

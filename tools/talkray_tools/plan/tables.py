@@ -66,9 +66,7 @@ def read_table(file: Path) -> MeasuredTable:
     except OSError as error:
         raise InvalidRequest(f"{file} cannot be read: {error.strerror}") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InvalidRequest(
-            f"{file} is no table of measured rates ({error}): give one that --measure wrote"
-        ) from error
+        raise InvalidRequest(f"{file} is not a table of measured rates ({error}): use a file from --measure") from error
 
 
 def shipped() -> list[MeasuredTable]:

@@ -64,7 +64,7 @@ def test_a_folder_that_is_not_there_or_that_others_write_to_is_refused(
     with created(print):
         pass
     monkeypatch.setenv("RAY_TMPDIR", str(parent / "no"))
-    with pytest.raises(StartError, match="is no folder"), created(print):
+    with pytest.raises(StartError, match="is not a folder"), created(print):
         pass
 
 
