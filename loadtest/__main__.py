@@ -41,7 +41,7 @@ Rate = Annotated[float, typer.Option(callback=positive, help="Requests per secon
 
 @contextlib.contextmanager
 def explained() -> Iterator[None]:
-    """What goes wrong on purpose is a message on stderr and an exit code."""
+    """Reports an expected error with a message on stderr and an exit code."""
     try:
         yield
     except LoadTestError as error:

@@ -1,4 +1,4 @@
-"""What is asked and when: drawn before the run, so that a slow server cannot slow down its own load."""
+"""The requests and their times, drawn before the run, so that a slow server cannot slow down its own load."""
 
 import re
 from collections.abc import Sequence
@@ -49,7 +49,7 @@ def _paragraph(start: int, chars: range = PARAGRAPH) -> str:
 
 
 class RequestKind(StrEnum):
-    """What a request of mixed traffic is."""
+    """The kind of a request of mixed traffic."""
 
     PARAGRAPH = "paragraph"
     LONG = "long text"

@@ -58,7 +58,7 @@ def series(label: str, points: Iterable[Point], colour: str, **more: Any) -> Ser
 
 
 def sweep_charts(sweeps: Sequence[Sweep]) -> list[Chart]:
-    """What rising rates showed: a colour for each statistic, a dash pattern for each sweep."""
+    """Results by rate: a colour for each statistic, a dash pattern for each sweep."""
     rates = [step.rate for sweep in sweeps for step in sweep.steps] or [1.0]
     x = axis(OFFERED, log=max(rates) > 20 * min(rates))
     limits = sweeps[0].steps[0].limits if sweeps[0].steps else Limits()

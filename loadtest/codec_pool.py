@@ -1,9 +1,9 @@
-"""What would a pool of codec replicas do with so many cores? Its own gate and streams, in a time that nobody waits for.
+"""What would a pool of codec replicas do with so many cores? Its own gate and streams, in simulated time.
 
-Only what a call takes is assumed: so many seconds and so many more for each of its frames, as `talkray bench codec`
-says, 15 % more or less, and up to `1 + crowded` times that, the more workers are busy. A stream that a replica does
-not let in within `patience_s` is refused. With `hybrid` a GPU makes the audio of first frames with their codes.
-Left out is what crosses handles.
+Only what a call takes is assumed: so many seconds and so many more for each of its frames, by `talkray bench codec`, 15
+% more or less, and up to `1 + crowded` times that, the more workers are busy. A stream that a replica does not let in
+within `patience_s` is refused. With `hybrid` a GPU makes the audio of first frames with their codes. Left out is what
+crosses handles.
 """
 
 import asyncio
@@ -85,7 +85,7 @@ class CodecPool:
         return chosen_ramp(self.workers)
 
     def work_s(self, frames: int) -> float:
-        """What a call of so many frames takes on average."""
+        """The mean duration of a call of so many frames."""
         return self.call_s + frames * self.frame_s
 
     def largest(self, frames: int) -> int:
@@ -100,7 +100,7 @@ class CodecPool:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What listeners heard of one traffic."""
+    """The results of one load for listeners."""
 
     first_audio_s: list[float]
     stalled_s: list[float]  # of each stream that was let in

@@ -42,7 +42,7 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class TurnPlan:
-    """What is done to both."""
+    """The load for both servers."""
 
     rate: float
     duration_s: float
@@ -55,7 +55,7 @@ class TurnPlan:
 
 @dataclass(frozen=True, slots=True)
 class Leaving:
-    """First bytes of single requests, in seconds: with nobody else there, and just after clients have left."""
+    """First bytes of single requests, in seconds: without other clients, and just after clients have left."""
 
     leavers: int
     alone_s: list[float]
@@ -65,7 +65,7 @@ class Leaving:
 
 @dataclass(frozen=True, slots=True)
 class WordsHeard:
-    """What a recogniser made of some answers."""
+    """A recogniser's transcripts of some answers."""
 
     errors: int
     words: int
@@ -74,7 +74,7 @@ class WordsHeard:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """What came of one server."""
+    """The results of one server."""
 
     side: Side
     turns: list[Result]
@@ -121,7 +121,7 @@ async def _measured(settings: Settings, folder: Path, show: Show) -> Result:
 
 
 async def _leave(settings: Settings, folder: TraceFolder, show: Show) -> Leaving:
-    """Does a server go on with what nobody waits for? Then the next request is later than one that comes alone."""
+    """Does a server continue abandoned work? Then the next request is later than one that comes alone."""
     texts = Texts.PARAGRAPHS.choices()
     alone = [ScheduledRequest(n, n * ROUND_S, texts[n]) for n in range(ROUNDS)]
     schedule = list(alone)
@@ -187,7 +187,7 @@ def _write_wav(file: Path, pcm: bytes, trace: Trace) -> None:
 
 
 async def _recognise(file: Path, text: str) -> dict[str, Any] | str:
-    """What is heard, how many words it should be, and how many are others; else why nothing is known."""
+    """The transcript, the number of expected words and of errors, or the reason why they are unknown."""
     command = (sys.executable, "-m", _RECOGNISER, str(file), "--transcript", text, "--language", "english")
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(*command, stdout=pipe, stderr=pipe)

@@ -100,7 +100,7 @@ def leaving_table(done: Sequence[Compared]) -> Table:
 
 
 def verdict(done: Sequence[Compared], plan: TurnPlan) -> str:
-    """Who begins sooner, where the turns allow to say so."""
+    """The faster server, if the turns are conclusive."""
     p95_ms = [[percentile(turn.summary.ttfa_s, "p95", MS) for turn in one.turns] for one in done]
     known = [[value for value in values if value is not None] for values in p95_ms]
     wholes = [percentile(whole(one, plan).ttfa_s, "p95", MS) for one in done]
@@ -126,7 +126,7 @@ def _notes(done: Sequence[Compared]) -> list[str]:
 
 
 def _unlike(done: Sequence[Compared]) -> list[str]:
-    """What the two were not given alike, or did not do alike."""
+    """Differences in the load or the behaviour of the two servers."""
     notes = []
     if len({one.side.settings.lengths for one in done}) > 1:
         notes.append("--speech-s settles the lengths of one of the two alone: the other one says texts to their end.")

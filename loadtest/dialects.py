@@ -9,7 +9,7 @@ _OPENAI = {"text": "input", "voice": "voice", "model": "model"}
 
 @dataclass(frozen=True, slots=True)
 class SocketForm:
-    """What a WebSocket has beside the message with the text. Samples have 24 kHz unless a message says otherwise."""
+    """The messages of a WebSocket besides the one with the text. Samples have 24 kHz unless a message differs."""
 
     over: tuple[str, object]  # field and value of the last message
     before: tuple[Mapping[str, object], ...] = ()

@@ -45,7 +45,7 @@ async def _write(socket: aiohttp.ClientWebSocketResponse, settings: Settings, re
 
 
 async def _interrupt(socket: aiohttp.ClientWebSocketResponse, heard: asyncio.Event, recording: Recording) -> None:
-    """As somebody who listens from the first audio on, and speaks after so many seconds of it."""
+    """Simulates a user who listens from the first audio on, and speaks after so many seconds of it."""
     await heard.wait()
     assert recording.request.interrupt_s is not None
     await asyncio.sleep(recording.request.interrupt_s)

@@ -172,7 +172,7 @@ async def check_server(settings: Settings) -> None:
 
 
 def describe(settings: Settings) -> dict[str, Any]:
-    """What run.json says: enough to run the same again."""
+    """The content of run.json, which suffices to repeat the run."""
     try:
         own_version = version("talkray")
     except PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""One replica as a table of measured rates describes it, for whoever has no traces of it: a few figures a rate.
+"""One replica as a table of measured rates describes it, for use without its traces: a few figures a rate.
 
 `row` makes a line of such a table from a measured run; `learn_rows` makes the simulator's model from the lines.
 """
@@ -20,7 +20,7 @@ HELD = 0.98  # of the planned audio came in time: the replica carries the rate
 
 @dataclass(frozen=True, slots=True)
 class MeasuredRate:
-    """What one replica did at one rate."""
+    """The results of one replica at one rate."""
 
     rate: float  # requests per second that were offered
     requests: int

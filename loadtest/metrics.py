@@ -36,7 +36,7 @@ class Distribution:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a request must keep to count as good: counted from its planned arrival, as its caller met it."""
+    """Limits of a good request, counted from its planned arrival, as its caller experiences it."""
 
     ttfb_s: float = 0.5
     stall_s: float = 0.1  # of a zero-buffer player, all underruns together
@@ -59,7 +59,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What a run showed."""
+    """The results of a run."""
 
     planned: int
     sent: int
@@ -207,7 +207,7 @@ def _planned_audio_s(trace: Trace) -> float:
 
 
 def outcome(trace: Trace, limits: Limits) -> str:
-    """What became of a request, in one of OUTCOMES."""
+    """The outcome of a request, one of OUTCOMES."""
     if trace.failure is not None:
         return "refused" if trace.failure is Failure.REFUSED else "failed"
     return "good" if limits.met_by(trace) else "late"

@@ -128,7 +128,7 @@ def settings_from_options(
         ),
     ] = None,
 ) -> Settings:
-    """What the options say of a run, whose phases the command adds."""
+    """The settings of a run from its options. The command adds the phases."""
     if transport is Transport.LIVE and (speech_s or extra_fields(extra)):
         raise typer.BadParameter("--speech-s and --extra: a live turn has a voice and a text, and no other field")
     if interrupted and transport is not Transport.LIVE:

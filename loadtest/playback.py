@@ -1,4 +1,4 @@
-"""What a listener would have heard: a player without a buffer, simulated from the arrival times of the audio."""
+"""A player without a buffer, simulated from the arrival times of the audio."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

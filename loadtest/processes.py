@@ -79,7 +79,7 @@ class ClientProcesses(Runner):
 
 
 class Worker(Runner):
-    """What one process runs: its share, each event of which the process that shows the progress gets as well."""
+    """Runs the share of one process. The process that shows the progress gets each event."""
 
     connection: Connection
 

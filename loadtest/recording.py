@@ -1,4 +1,4 @@
-"""What is written down of one request while its audio streams in."""
+"""Records one request while its audio arrives."""
 
 import asyncio
 import contextlib
@@ -28,7 +28,7 @@ REFUSED_STATUS, TRY_AGAIN_LATER = 429, 1013  # of HTTP, of a WebSocket that is c
 
 @dataclass(frozen=True, slots=True)
 class ServerTiming:
-    """What one answer's `Server-Timing` header says, which Talkray sends with `api.server_timing: true`.
+    """The `Server-Timing` header of one answer, which Talkray sends with `api.server_timing: true`.
 
     Each entry with a `dur` is a stage, in order; `received;desc="..."` is when the request came in.
     """
@@ -88,7 +88,7 @@ def read_layout(headers: Mapping[str, str]) -> PcmLayout:
 
 
 def pcm_layout(rate: object, channels: object) -> PcmLayout:
-    """What the server says of its samples; raises NotAudioError unless both are whole numbers above 0."""
+    """The sample format in the answer. Raises NotAudioError unless both are whole numbers above 0."""
     if not (_COUNT.fullmatch(f"{rate}") and _COUNT.fullmatch(f"{channels}")):
         raise NotAudioError(f"sample rate {rate!r} or number of channels {channels!r} is not a whole number above 0")
     return PcmLayout(int(f"{rate}"), int(f"{channels}"))

@@ -74,7 +74,7 @@ def parse_metrics(body: str) -> dict[str, ReplicaCount]:
 
 
 async def read_counts(session: aiohttp.ClientSession, url: str) -> dict[str, ReplicaCount]:
-    """What `url` tells now. Raises NoReplicaCountsError, aiohttp.ClientError or TimeoutError."""
+    """The current counts of `url`. Raises NoReplicaCountsError, aiohttp.ClientError or TimeoutError."""
     async with session.get(url, timeout=TIMEOUT) as response:
         if response.status != 200:
             raise NoReplicaCountsError(f"HTTP {response.status}")
@@ -92,7 +92,7 @@ async def watch(url: str, clock: Clock, *, folder: TraceFolder) -> None:
 
 
 def read_samples(folder: TraceFolder) -> list[ReplicaSample]:
-    """What was sampled during a run, nothing if nothing was."""
+    """The samples of a run, if any."""
     return [
         ReplicaSample(record["time_s"], {name: ReplicaCount(**count) for name, count in record["deployments"].items()})
         for record in folder.read_lines(FILE)

@@ -42,7 +42,7 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a page is about."""
+    """The content of a page."""
 
     sweeps: tuple[Sweep, ...]
     runs: tuple[Result, ...]
@@ -60,7 +60,7 @@ class Report:
 
     @property
     def sections(self) -> list[Section]:
-        """The parts of the page. Sweeps share their charts, which stand in the section of the last one."""
+        """The parts of the page. Sweeps share their charts, which are in the section of the last one."""
         sections = [Section(f"Rate by rate: {sweep.title}", rate_table(sweep)) for sweep in self.sweeps]
         if sections:
             sections[-1] = replace(sections[-1], charts=sweep_charts(self.sweeps))

@@ -22,7 +22,7 @@ class WarmupFailedError(LoadTestError):
 
 
 class Runner:
-    """One run against one server. What it holds is good to read at any time, and after an interrupt."""
+    """One run against one server. Its contents are valid at any time, and after an interrupt."""
 
     def __init__(
         self,

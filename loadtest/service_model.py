@@ -76,7 +76,7 @@ class ServiceModel:
 
 
 def observe(traces: Sequence[Trace]) -> list[Observed]:
-    """What the spoken requests of one run met."""
+    """Measurements of the successful requests of one run."""
     times, counts = in_flight(traces)
     areas = np.concatenate([[0.0], np.cumsum(np.diff(times) * counts[:-1])]) if len(times) else np.zeros(0)
 

@@ -1,4 +1,4 @@
-"""What one run is, settled: the same settings make the same requests at the same times."""
+"""The complete settings of one run: the same settings make the same requests at the same times."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -62,7 +62,7 @@ class Settings:
 
     @property
     def form(self) -> RequestForm:
-        """What the server's maker calls the fields of a request."""
+        """The server's names of the fields of a request."""
         return DIALECTS[TALKRAY_WS if self.transport is Transport.WEBSOCKET else self.dialect]
 
     @property

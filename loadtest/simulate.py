@@ -56,7 +56,7 @@ class Traffic:
 
 @dataclass(slots=True)
 class Simulated:
-    """What came of the requests, and what the pools did."""
+    """The results of the requests, and the activity of the pools."""
 
     arrival_s: Floats
     ttfb_s: Floats  # NaN: refused
@@ -345,7 +345,7 @@ class Simulation:
 
 
 def simulation_facts(done: Simulated, limits: Limits) -> dict[str, str]:
-    """What a simulated cluster did, for a person."""
+    """The results of a simulated cluster, as text."""
     total = len(done.ttfb_s)
     good = int((done.ttfb_s <= limits.ttfb_s).sum())  # NaN, a refusal, is not
     percentiles = (done.ttfb_percentile_s(percent) for percent in (50, 95, 99))
@@ -362,7 +362,7 @@ def simulation_facts(done: Simulated, limits: Limits) -> dict[str, str]:
 
 
 def simulation_record(done: Simulated) -> dict[str, object]:
-    """What simulation.json says: the percentiles, and the pools over time."""
+    """The content of simulation.json: the percentiles, and the pools over time."""
     percentiles = {f"p{percent}": done.ttfb_percentile_s(percent) for percent in (50, 90, 95, 99)}
     totals = ("refused", "node_hours", "cost", "nodes_lost", "streams_moved")
     over_time = ("times_s", "talkers", "talkers_wanted", "codecs", "streams")

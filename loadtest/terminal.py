@@ -1,4 +1,4 @@
-"""What a person sees: where a run stands while it goes on, and its numbers at the end."""
+"""Terminal output: the progress of a run, and its numbers at the end."""
 
 import asyncio
 import contextlib
@@ -98,7 +98,7 @@ def progress_line(runner: Runner) -> str:
 
 @contextlib.contextmanager
 def simulated_time(title: str, total_s: float, console: Console) -> Iterator[Callable[[float], None]]:
-    """What shows how far a simulation is: a bar on a terminal, else a line every PLAIN_PERIOD_S."""
+    """The progress of a simulation: a bar on a terminal, else a line every PLAIN_PERIOD_S."""
 
     def line(now_s: float) -> str:
         return f"{title}: " + (f"{now_s / total_s:.0%}" if now_s <= total_s else "the last streams are ending")

@@ -1,4 +1,4 @@
-"""What was planned and what happened, one JSON line per request, in a folder that is written once.
+"""Plans and results, one JSON line per request, in a folder that is written once.
 
 All times are seconds since the start of the run, from `time.perf_counter_ns()`.
 """
@@ -19,7 +19,7 @@ SAMPLE_BYTES = 2  # s16le
 
 
 class LoadTestError(Exception):
-    """What goes wrong on purpose: its message says what to do."""
+    """An expected error. Its message names the remedy."""
 
     exit_code = 1
 
@@ -123,7 +123,7 @@ class Trace:
 
     @property
     def is_file(self) -> bool:
-        """Whether the answer is not streamed, so that nobody hears it while it comes."""
+        """Whether the answer is not streamed, and so cannot be played before its end."""
         return self.kind is RequestKind.WHOLE
 
     @property
@@ -178,7 +178,7 @@ class Trace:
         return simulate(arrivals_s, samples, sample_rate=self.layout.sample_rate) if self.layout and samples else None
 
     def to_json(self) -> dict[str, object]:
-        """Stored values, and the derived times for whoever reads the file without this module."""
+        """Stored values, and the derived times for readers without this module."""
         derived = {"first_playable_s": self.first_playable_s, "first_audible_s": self.first_audible_s}
         return asdict(self) | derived
 

@@ -141,7 +141,7 @@ def _codes(content: bytes) -> NDArray[np.int64]:
 
 
 def compare(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """What differs, a line each; answers of one side only too. PCM may differ by one step."""
+    """The differences, a line each, including answers of one side only. PCM may differ by one step."""
     lines = []
     for key in sorted({*before, *after}):
         if key not in before or key not in after:

@@ -1,4 +1,4 @@
-"""How large the house is, and which of its rules are broken: `python -m tools.house`. Budgets stand in pyproject.toml.
+"""How large the house is, and which of its rules are broken: `python -m tools.house`. Budgets are in pyproject.toml.
 
 The table counts all lines of Python files; "all" is serving, load test and tools, without the experiments. A plain
 request is HTTP on one GPU with `codec.placement: inline`. The routes to read first and the files that it crosses are
@@ -7,7 +7,7 @@ The three processes of a request import more: that counts imports in functions t
 `AppConfig` that hold no settings themselves.
 
 The rules that it checks, beside the one of folders (`lint-imports`); CONTRIBUTING.md has all:
-1. The name of a public class stands once in the tree.
+1. The name of a public class is unique in the tree.
 2. A file has 60 to 450 lines. A smaller one needs two importers.
 3. No keyword has a default that only tests set.
 4. A folder keeps its budget of lines. A folder in it that has a budget of its own does not count.
@@ -192,7 +192,7 @@ def way_of_a_request(root: Path) -> Imported:
 
 
 def _file(root: Path, module: str) -> Path | None:
-    """Of a module of ours; None for others, and for names that are no modules."""
+    """Of a module of ours; None for others, and for names that are not modules."""
     if module.partition(".")[0] not in SERVING:
         return None
     path = root.joinpath(*module.split("."))
@@ -368,7 +368,7 @@ def over_budget(root: Path, budgets: Mapping[str, int]) -> list[str]:
 
 
 def faults(root: Path) -> dict[str, list[str]]:
-    """What breaks each rule, by its name in `[tool.talkray.faults]`."""
+    """The breaches of each rule, by its name in `[tool.talkray.faults]`."""
     code, tests = trees(root, *PACKAGES), trees(root, "tests", SUITES)
     code = {path: tree for path, tree in code.items() if path not in tests}
     return {

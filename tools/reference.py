@@ -169,7 +169,7 @@ def commands() -> Iterator[str]:
 
 
 def help_of(path: Sequence[str]) -> str:
-    """What `talkray ... --help` prints on a wide terminal. Its modules run in this process, because that is faster."""
+    """The output of `talkray ... --help` on a wide terminal. Modules run in this process, which is faster."""
 
     def run_module(command: list[str], **_: object) -> int:
         with patch("sys.argv", command[2:]), suppress(SystemExit):

@@ -71,7 +71,7 @@ class Aws:
         self._base, self._token, self._token_ends_s = base, "", 0.0
 
     def notice(self) -> Notice | None:
-        """What is announced now. Raises MetadataUnreachable."""
+        """The current announcement. Raises MetadataUnreachable."""
         if action := self._get("meta-data/spot/instance-action"):
             announced = json.loads(action)
             left_s = datetime.fromisoformat(announced["time"]).timestamp() - time.time()
@@ -95,7 +95,7 @@ class Gcp:
         self._base = base
 
     def notice(self) -> Notice | None:
-        """What is announced now. Raises MetadataUnreachable."""
+        """The current announcement. Raises MetadataUnreachable."""
         if self._get("preempted") == "TRUE":
             return Notice("spot instance: preempted", _PREEMPTED_S)
         if (event := self._get("maintenance-event")) and event.startswith("TERMINATE"):  # others move it while it runs

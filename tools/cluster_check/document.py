@@ -26,7 +26,7 @@ _HERE = Path(__file__).parent
 
 
 class Unreadable(Exception):
-    """A file that is no YAML, says a key twice, or cannot be rendered."""
+    """A file that is not YAML, repeats a key, or cannot be rendered."""
 
 
 @cache
@@ -77,7 +77,7 @@ def against(name: str, data: Any, schema: Mapping[str, Any]) -> Iterator[str]:
 
 
 def rules(subject: str, name: str, data: Any) -> Iterator[str]:
-    """What breaks the rules of a subject, said of `name`."""
+    """The breaches of the rules of a subject, for `name`."""
     for place, how, wanted, *reason in document(_HERE / "rules.yaml")[subject]:
         named = _NAMED.get(wanted, wanted) if isinstance(wanted, str) else wanted
         for where, value in _places(data, place.removesuffix("~").split(" ")):

@@ -131,7 +131,7 @@ def _room(demand: list[Group], config: AppConfig) -> Iterator[str]:
 
 
 def _machines(cluster: Any, serve: Path) -> Iterator[str]:
-    """What a cluster of machines says twice, and its weights, which a node has before it joins."""
+    """The repeated values of a cluster of machines, and its weights, which a node has before it joins."""
     if (command := _download(serve)) not in cluster["worker_setup_commands"]:
         yield f"worker_setup_commands: is to have: {command}"
     floors = sum(kind.get("min_workers", 0) for kind in cluster["available_node_types"].values())

@@ -1,4 +1,4 @@
-"""What one host is set up by, and what watches it: Dockerfile, compose, systemd's unit, Prometheus and Grafana."""
+"""Setup and monitoring of one host: Dockerfile, compose, systemd's unit, Prometheus and Grafana."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""What kustomize makes of `cluster/kuberay/`: every manifest by its schema, and what one names of another."""
+"""The output of kustomize for `cluster/kuberay/`: each manifest by its schema, and the references between them."""
 
 import json
 import shutil
@@ -72,7 +72,7 @@ def _native(name: str, manifest: dict[str, Any]) -> Iterator[str]:
 
 @cache  # most are equal in all overlays, and their schemas are large
 def _fault(manifest: str) -> str:
-    """What is wrong in a manifest, as JSON; nothing where that is nothing."""
+    """The faults of a manifest, as JSON, if any."""
     try:
         kubernetes_validate.validate(json.loads(manifest), VERSION, strict=True)
     except kubernetes_validate.ValidationError as error:

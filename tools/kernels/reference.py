@@ -1,4 +1,4 @@
-"""What the talker's kernels have to compute, in plain PyTorch."""
+"""The functions of the talker's kernels, in plain PyTorch."""
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from deployments.talker.state.batch_state import BatchOptions, Context
 
 def reference_matmul(x: Tensor, weight: Tensor, product: Product, *, bias: Tensor | None = None,
                      residual: Tensor | None = None) -> Tensor:  # fmt: skip
-    """What `matmul` computes, in the arithmetic of its arguments."""
+    """The result of `matmul`, in the arithmetic of its arguments."""
     if product.eps is not None:
         x = F.rms_norm(x, x.shape[-1:], eps=product.eps)
     out = x @ weight.T
@@ -41,7 +41,7 @@ def reference_qkv(qkv: Tensor, norms: HeadNorms, heads: Heads, positions: Tensor
 
 def reference_attend_frame(qkv: Tensor, norms: HeadNorms, heads: Heads, caches: tuple[Tensor, Tensor],
                            position: int) -> Tensor:  # fmt: skip
-    """What `attend_frame` writes to `out`; it writes the caches alike."""
+    """The output of `attend_frame`; it writes the caches alike."""
     positions = torch.full((qkv.shape[0],), position, device=qkv.device)
     query, key, value = reference_qkv(qkv, norms, heads, positions)
     keys, values = caches
@@ -52,7 +52,7 @@ def reference_attend_frame(qkv: Tensor, norms: HeadNorms, heads: Heads, caches: 
 
 def reference_attend_paged(qkv: Tensor, norms: HeadNorms, heads: Heads, caches: tuple[Tensor, Tensor],
                            context: Context, block_size: int) -> Tensor:  # fmt: skip
-    """What `TritonAttention` returns; it writes the caches alike."""
+    """The result of `TritonAttention`; it writes the caches alike."""
     query, key, value = reference_qkv(qkv, norms, heads, context.positions.long())
     keys, values = caches
     keys[context.slot_mapping], values[context.slot_mapping] = key, value

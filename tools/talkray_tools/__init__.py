@@ -1,1 +1,1 @@
-"""What no replica runs, as far as the command line needs it: it ships with the wheel."""
+"""Commands that replicas do not need. They ship with the wheel."""

@@ -1,4 +1,4 @@
-"""What codes were chosen by: two implementations may decide a near-tie otherwise, and nothing else.
+"""The scores that chose codes: two implementations may only differ in near-ties.
 
 The order of a float32 sum decides between two logits that are 1e-5 apart, bfloat16 between two that are 1e-2 apart. So
 codes are compared one by one: where one differs, its margin says whether it is such a tie, and generation goes on from
@@ -26,7 +26,7 @@ from deployments.talker.state.batch_state import BatchOptions
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What one code was chosen by."""
+    """The scores that chose one code."""
 
     logits: Tensor  # [vocab], over the temperature
     noise: Tensor  # [vocab], 1 for greedy choices; infinite for codes that were no candidates

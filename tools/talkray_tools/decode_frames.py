@@ -29,7 +29,7 @@ _AT_ONCE = 12  # frames of a call
 
 
 class BadFrames(TalkrayError):
-    """The stream is no stream of frames, or it was cut off; the message says where."""
+    """The stream is not a stream of frames, or is incomplete. The message has the position."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -68,7 +68,7 @@ def records(stream: BinaryIO, codebooks: int) -> Iterator[tuple[int, int, NDArra
 
 
 def decode(stream: BinaryIO, decoder: CodecDecoder) -> Iterator[NDArray[np.int16]]:
-    """What is heard, in order. Raises BadFrames where the stream breaks off."""
+    """The audio, in order. Raises BadFrames where the stream breaks off."""
     state = decoder.initial_state()
     audio = np.zeros(0, np.int16)  # decoded, and neither heard nor dropped yet
     for kind, number, codes in records(stream, decoder.config.num_quantizers):

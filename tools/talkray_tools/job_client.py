@@ -126,7 +126,7 @@ def made(folder: Path) -> Path:
 
 @dataclass(slots=True)
 class PartList:
-    """What is to be spoken: `defaults` hold for each of `parts` that does not say otherwise."""
+    """The texts of a job: `defaults` apply to each of `parts` that does not override them."""
 
     defaults: Fields
     parts: Sequence[Fields]  # each with `input`

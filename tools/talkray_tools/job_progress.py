@@ -1,4 +1,4 @@
-"""What a person sees while a job is spoken: a bar with the time left on a terminal, else a line for each tenth."""
+"""The progress of a job: a bar with the remaining time on a terminal, else a line for each tenth."""
 
 import contextlib
 import signal

@@ -140,7 +140,7 @@ class Fill:
     def of(cls, name: str, shape: torch.Size, *, unit_scale: bool) -> "Fill":
         """The official initialisation's deviation, or with `unit_scale` one that keeps signals near 1 in narrow layers.
 
-        Norm weights and biases are no constants under `unit_scale`, so that a comparison notices one that is left out.
+        Norm weights and biases are not constant under `unit_scale`, so that a comparison notices one that is left out.
         """
         if name.endswith("norm.weight"):
             return cls(shape, 1.0, 0.1 if unit_scale else 0.0)

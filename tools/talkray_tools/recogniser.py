@@ -49,7 +49,7 @@ class Recogniser(Protocol):
     name: str
 
     def transcribe(self, audio: NDArray[np.float32], sample_rate: int) -> str:
-        """What is said in [samples] within [-1, 1]."""
+        """The transcript of [samples] within [-1, 1]."""
 
 
 class Whisper:
@@ -63,7 +63,7 @@ class Whisper:
         self._language = language
 
     def transcribe(self, audio: NDArray[np.float32], sample_rate: int) -> str:
-        """What is said in [samples]."""
+        """The transcript of [samples]."""
         heard = soxr.resample(audio, sample_rate, _SAMPLE_RATE)
         segments, _ = self._model.transcribe(
             heard, language=self._language, beam_size=5, condition_on_previous_text=False
@@ -88,7 +88,7 @@ class Moonshine:
         self._model = MoonshineTranscriber(model_path=model, model_arch=ModelArch.TINY, options=options)
 
     def transcribe(self, audio: NDArray[np.float32], sample_rate: int) -> str:
-        """What is said in [samples] of English."""
+        """The transcript of English [samples]."""
         heard = soxr.resample(audio, sample_rate, _SAMPLE_RATE)
         lines = [
             line

@@ -37,7 +37,7 @@ def _section(key: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What tells one checkpoint of the architecture from another, tensors apart."""
+    """The differences between checkpoints of the architecture, except for tensors."""
 
     config: Json  # config.json
     codec: Json  # speech_tokenizer/config.json

@@ -29,7 +29,7 @@ _PARTS = (
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one kind of kernel takes of a step."""
+    """The share of one kind of kernel in a step."""
 
     batch: int
     half: str  # predictor, up to the codes, or talker
@@ -44,7 +44,7 @@ _CODEC = ("conv_kernel", "remember_kernel", "attention_kernel", "depthwise_norm_
 
 @dataclass(frozen=True, slots=True)
 class Busy:
-    """What one kind of work takes of the device's time under load."""
+    """The share of one kind of work in the device's time under load."""
 
     rate: float  # requests per second
     part: str  # predictor, talker, prompts, codec, copies; nothing: of it nothing ran at all

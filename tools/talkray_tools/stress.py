@@ -1,4 +1,4 @@
-"""What trained weights have and random ones lack: norms far from 1, a few huge activations, sharp attention, near-ties.
+"""Properties of trained weights, for random ones: norms far from 1, a few huge activations, sharp attention, near-ties.
 
 Norms and activations are scaled by powers of two and the layer behind them by their inverse: exact in every type, so
 that what the network computes stays the same.

@@ -1,4 +1,4 @@
-"""`talkray usage`: who used how much, from the files that servers keep in the store of voices."""
+"""`talkray usage`: usage counts, from the files that servers keep in the voice store."""
 
 import csv
 import re

@@ -2,9 +2,9 @@
 
     talkray verify --model 1.7B-CustomVoice
 
-What serves on this machine is compared with float32 in plain PyTorch, and that with the official package where an
-environment with it is at hand: greedy codes and waveforms. Speech must end by itself, be heard, and be neither silence
-nor a loop. The last lines say PASS or what is wrong; a JSON file and audio are left that a bug report can carry.
+The networks that serve on this machine are compared with float32 in plain PyTorch, and that with the official package
+where an environment with it is at hand: greedy codes and waveforms. Speech must end by itself, be heard, and be neither
+silence nor a loop. The last lines show PASS or the faults. A JSON file and audio are written for a bug report.
 """
 
 import argparse
@@ -114,7 +114,7 @@ def check_speech(subject: Subject, spoken: list[Speech], folder: Path) -> Iterat
 
 
 def check_batched(subject: Subject, together: Speech) -> Check:
-    """What a stream says does not depend on who else speaks."""
+    """The codes of a stream do not depend on other streams."""
     name = "codes are the same alone and with others"
     if subject.on_gpu and not subject.engine.runner.shape.deterministic:
         return Check(name, None, "on a GPU only with deterministic: true; --deterministic loads it so")

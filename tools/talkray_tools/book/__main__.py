@@ -171,7 +171,7 @@ def _make(
 
 
 def _paragraphs(found: Book, work: PartList, folder: PartFolder, sounds: Sequence[Sound]) -> list[dict[str, Any]]:
-    """What is spoken where, in seconds of the book; `part` is the name of its file among the parts."""
+    """The position of a text, in seconds of the book; `part` is the name of its file among the parts."""
     times = timeline(sounds)
     return [
         {

@@ -72,7 +72,7 @@ class Sound:
 
 @dataclass(frozen=True, slots=True)
 class Tags:
-    """What players show of a book."""
+    """The metadata of a book for players."""
 
     title: str
     author: str = ""

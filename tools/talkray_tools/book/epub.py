@@ -38,7 +38,7 @@ _NCX = "application/x-dtbncx+xml"
 
 @dataclass(frozen=True, slots=True)
 class EpubRules:
-    """What of a page is read, and how many levels of the navigation begin chapters."""
+    """The parts of a page that are read, and the number of navigation levels that begin chapters."""
 
     depth: int = 2
     notes: bool = False
@@ -249,7 +249,7 @@ def _of_ncx(root: ElementTree.Element, path: str) -> Iterator[_Entry]:
 
 
 def _of_navigation(root: ElementTree.Element, path: str) -> Iterator[_Entry]:
-    """The links of `<nav epub:type="toc">`, by how deep they lie in its lists."""
+    """The links of `<nav epub:type="toc">`, by their depth in its lists."""
 
     def below(element: ElementTree.Element, level: int) -> Iterator[_Entry]:
         for child in element:

@@ -69,7 +69,7 @@ _ENDS = (".", "!", "?", ":", ";", "。", "！", "？", "…")  # noqa: RUF001
 
 @dataclass(slots=True)
 class PageContent:
-    """What a page says: paragraphs, and behind how many of them each anchor stands."""
+    """The paragraphs of a page, and the number of paragraphs before each anchor."""
 
     paragraphs: list[Paragraph] = field(default_factory=list)
     anchors: dict[str, int] = field(default_factory=dict)
@@ -83,7 +83,7 @@ class PageContent:
 
 
 class XmlTarget(Protocol):
-    """What takes the elements of a file, by names without prefixes; `epub:type` keeps its own."""
+    """Receives the elements of a file, by names without prefixes; `epub:type` keeps its own."""
 
     def start(self, tag: str, values: dict[str, str]) -> object: ...
 
@@ -95,8 +95,8 @@ class XmlTarget(Protocol):
 def parse_xml(content: bytes, name: str, target: XmlTarget) -> None:
     """Opens nothing, and knows no entities but those of HTML.
 
-    Raises InvalidRequest that names the file: for entities of its own, elements more than MAX_DEPTH deep in each other,
-    and what is no XML.
+    Raises InvalidRequest that names the file: for entities of its own, elements nested deeper than MAX_DEPTH, and
+    invalid XML.
     """
     parser, depth = expat.ParserCreate(), 0
 
@@ -299,7 +299,7 @@ class _Reader:
             self.end_block()
 
     def end_block(self) -> None:
-        """What was read since the last block is a paragraph."""
+        """The text since the last block is a paragraph."""
         text, self._text = "".join(self._text), []
         lines = "\n".join(_SPACE.sub(" ", line).strip() for line in text.split("\n")).strip()
         heading = any(element.name in _HEADINGS for element in self._open)

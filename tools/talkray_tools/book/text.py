@@ -101,7 +101,7 @@ class Chapter:
 
 @dataclass(slots=True)
 class Book:
-    """What a file says, and what of it is not read aloud: a line and a count each."""
+    """The text of a file, and the parts that are not read aloud: a line and a count each."""
 
     title: str
     author: str = ""

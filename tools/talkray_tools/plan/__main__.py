@@ -120,7 +120,7 @@ def _check(*, calls: float | None, rate: float | None, model: str, out: Path | N
 
 
 def _replica(sizing: Sizing) -> Figure:
-    """What the plan stands on."""
+    """The basis of the plan."""
     basis = sizing.basis
     rows = [row for row in basis.table.rows if row.is_carried and not row.is_held_out]
     first, last = rows[0], rows[-1]
@@ -186,7 +186,7 @@ def _costs(sizing: Sizing, price: float | None) -> Iterator[Figure]:
 def write_config(sizing: Sizing, *, model: str, gpu: str, file: Path, notes: Sequence[str]) -> AppConfig:
     """Write it for `talkray serve --config` or, of several nodes, `serve deploy`; returns it as the loader reads it.
 
-    Raises FileExistsError: a file that somebody may have changed stays.
+    Raises FileExistsError, because the existing file may have edits.
     """
     comment = "".join(f"# {note}\n" for note in notes)
     document = yaml.safe_dump(_document(sizing, model=model, gpu=gpu), sort_keys=False)

@@ -47,7 +47,7 @@ def gpu_names() -> list[str]:
 
 
 def host_name(gpu: str) -> str:
-    """What a table says of a machine: its kind, not its name."""
+    """The machine of a table: its kind, not its name."""
     cpu = platform.processor() or platform.machine()
     with contextlib.suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
@@ -100,7 +100,7 @@ def _usual_settings(gpu: str) -> AppConfig:
 
 
 def table_of(swept: Sweep, *, model: str, gpu: str, command: str, note: str) -> MeasuredTable:
-    """What a sweep of one replica says, as of this machine and commit. Raises NoRunError."""
+    """The results of a sweep of one replica, with this machine and commit. Raises NoRunError."""
     return MeasuredTable(
         model=model,
         gpu=gpu,

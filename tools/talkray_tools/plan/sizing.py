@@ -26,7 +26,7 @@ HOURS_A_MONTH = 730
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What is asked of the servers at the busiest time."""
+    """The load at the busiest time."""
 
     rate: float  # requests per second
     speech_s: float  # mean length of an answer
@@ -43,7 +43,7 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class Predicted:
-    """What the simulator says of some replicas under some load."""
+    """The simulator's results for a number of replicas and a load."""
 
     p95_ms: float
     refused: float  # share of the requests

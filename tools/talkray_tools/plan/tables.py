@@ -1,4 +1,4 @@
-"""What was measured of one replica: the tables that a plan is made from, and the one that is nearest to a machine.
+"""Measurements of one replica: the tables for plans, and the one that is nearest to a machine.
 
 A table is JSON: what was measured, on which host, when, at which commit, by which command, and a row for each rate.
 `talkray plan --measure` writes one; `tables/` has those of this project's hosts.
@@ -60,7 +60,7 @@ class MeasuredTable:
 
 
 def read_table(file: Path) -> MeasuredTable:
-    """Raises InvalidRequest for a file that is no table."""
+    """Raises InvalidRequest for a file that is not a table."""
     try:
         return MeasuredTable.from_json(json.loads(file.read_text(encoding="utf-8")))
     except OSError as error:
@@ -82,7 +82,7 @@ def known_gpu(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Basis:
-    """What a plan stands on: a table, and how much slower the machine of the plan is taken to be."""
+    """The basis of a plan: a table, and how much slower the machine of the plan is assumed to be."""
 
     table: MeasuredTable
     slower: float = 1.0
@@ -114,7 +114,7 @@ def _machine(gpu: str) -> str:
 
 
 def _basis(table: MeasuredTable, *, model: str, gpu: str, cores: int) -> Basis | None:
-    """None: the table says nothing of it."""
+    """None: the table does not contain it."""
     reasons = list(_other_model(table.model, model))
     if table.model != model and not reasons:
         return None
