@@ -88,7 +88,7 @@ MISTAKES: list[tuple[Check, str, str, str, str]] = [
     (kubernetes.check, f"{SMALL}/kustomization.yaml", "images:", "imagess:", "kustomize refuses it"),
     (kubernetes.check, f"{LARGE}/gateway.yaml", "request: 0s", "request: 10s", "'10s', not is 0s"),
     (hosts.check, DOCKERFILE, "USER 1000\n\nFROM", "USER 0\n\nFROM", "root"),
-    (hosts.check, DOCKERFILE, "python:3.11-slim-bookworm", "python:latest", "no version"),
+    (hosts.check, DOCKERFILE, "python:3.11-slim-bookworm", "python:latest", "not a version"),
     (hosts.check, DOCKERFILE, "COPY loadtest", "COPY loadtests", "there is no loadtests"),
     (hosts.check, DOCKERFILE, "HEALTHCHECK", "# HEALTHCHECK", "HEALTHCHECK"),
     (hosts.check, COMPOSE, "--keys", "--key", "has no option --key"),

@@ -74,7 +74,7 @@ def test_shards_with_an_index_are_complete(tmp_path: Path) -> None:
     make_checkpoint(tmp_path, (*files, "shard-1.safetensors", "shard-2.safetensors"))
     assert locate(str(tmp_path)) == tmp_path
     (tmp_path / "shard-2.safetensors").unlink()
-    with pytest.raises(CheckpointError, match=r"it lacks: shard-2\.safetensors$"):
+    with pytest.raises(CheckpointError, match=r"Missing files: shard-2\.safetensors$"):
         locate(str(tmp_path))
 
 
@@ -162,7 +162,7 @@ def test_a_failed_download_says_what_to_do(use_hub: Any) -> None:
 
 
 def test_a_name_that_no_repository_can_have_is_refused() -> None:
-    with pytest.raises(CheckpointError, match="no Hugging Face name"):
+    with pytest.raises(CheckpointError, match="not a Hugging Face name"):
         locate("bad name/model")
 
 

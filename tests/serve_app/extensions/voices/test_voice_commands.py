@@ -93,7 +93,7 @@ def test_a_folder_of_recordings(tmp_path: Path) -> None:
     ("arguments", "told"),
     [
         (("show", "nobody"), "Voice 'nobody' is unknown"),
-        (("import", "/nowhere"), "no file of a voice"),
+        (("import", "/nowhere"), "is not a voice file"),
         (("add", "a", "/nowhere"), "cannot be read"),
     ],
 )
