@@ -73,10 +73,6 @@ def about(kind: type) -> str:
     return " ".join((kind.__doc__ or "").split())
 
 
-def meaning(kind: type, reply: ErrorKind) -> str:
-    return (reply.message or about(kind)).partition(". ")[0].removesuffix(".") + "."
-
-
 def nested(annotation: object) -> type[Strict] | None:
     if isinstance(annotation, type) and issubclass(annotation, Strict):
         return annotation
@@ -101,16 +97,13 @@ def effects(kind: type[Strict]) -> dict[str, str]:
 
 def setting(name: str, field: FieldInfo, effect: str, titles: dict[type[Strict], str]) -> Row:
     inner = nested(field.annotation)
-    kind = values(field.annotation, field.metadata) if inner is None else f"[settings](#{anchor(titles[inner])})"
+    anchor = re.sub(r"[^\w\- ]", "", titles[inner].lower()).replace(" ", "-") if inner else ""
+    kind = f"[settings](#{anchor})" if inner else values(field.annotation, field.metadata)
     is_number = re.match("integer|number", kind)
     units = [unit for unit, names in _UNITS.items() if re.search(f"({names})$", name)] if is_number else [""]
     if not units:
         raise SystemExit(f"{name}: add its unit to _UNITS")
     return f"`{name}`", kind, units[0], default_of(field), f"{effect[0].upper()}{effect[1:].rstrip('.')}."
-
-
-def anchor(title: str) -> str:
-    return re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
 
 
 def values(annotation: Any, metadata: Sequence[object] = ()) -> str:
@@ -191,20 +184,18 @@ def option(cells: list[str]) -> Row:
 
 
 def instruments() -> Iterator[str]:
-    kinds = ("gauge", "counter", "histogram")
-    yield table("metric", "type", "labels", "meaning", rows=(
-        (
-            f"`{each.name}`", kinds[2 if each.boundaries else each.name.endswith("_total")],
-            ", ".join(f"`{tag}`" for tag in each.tags), each.description,
-        )
-        for each in metrics.INSTRUMENTS
-    ))  # fmt: skip
+    rows = list[Row]()
+    for each in metrics.INSTRUMENTS:
+        kind = "histogram" if each.boundaries else "counter" if each.name.endswith("_total") else "gauge"
+        rows.append((f"`{each.name}`", kind, ", ".join(f"`{tag}`" for tag in each.tags), each.description))
+    yield table("metric", "type", "labels", "meaning", rows=rows)
 
 
 def errors() -> Iterator[str]:
     """The kinds of errors, and the codes that a place in the code gives in place of a kind's."""
     load_extensions()
-    kinds: dict[type, ErrorKind] = {**KINDS, **{kind: kind.kind for kind in ExtensionError.__subclasses__()}}
+    added = {kind: kind.kind for kind in ExtensionError.__subclasses__()}
+    kinds: dict[type, ErrorKind] = {**KINDS, **added, Exception: INTERNAL}
     special: defaultdict[int, set[str]] = defaultdict(set)
     status = {kind.__name__: reply.status for kind, reply in kinds.items() if issubclass(kind, InvalidRequest)}
     for tree in trees(ROOT, "serve_app", "deployments").values():
@@ -212,10 +203,11 @@ def errors() -> Iterator[str]:
             if isinstance(node, ast.Call) and (name := last_name(node.func)) in status:
                 given = [*node.args[2:3], *(each.value for each in node.keywords if each.arg == "code")]
                 special[status[name]].update(str(each.value) for each in given if isinstance(each, ast.Constant))
-    yield table("status", "`code`", "`type`", "meaning", "`Retry-After`", rows=[
-        (str(reply.status), f"`{reply.code}`", f"`{reply.type}`", meaning(kind, reply), "yes" if reply.retry else "")
-        for kind, reply in sorted({**kinds, Exception: INTERNAL}.items(), key=lambda pair: pair[1].status)
-    ])  # fmt: skip
+    rows = list[Row]()
+    for kind, each in sorted(kinds.items(), key=lambda pair: (pair[1].status, pair[1].code)):
+        meaning = (each.message or about(kind)).partition(". ")[0].removesuffix(".")
+        rows.append((str(each.status), f"`{each.code}`", f"`{each.type}`", f"{meaning}.", "yes" if each.retry else ""))
+    yield table("status", "`code`", "`type`", "meaning", "`Retry-After`", rows=rows)
     yield "Some requests get a more specific code:"
     codes = ((str(each), ", ".join(f"`{name}`" for name in sorted(names))) for each, names in sorted(special.items()))
     yield table("status", "`code`", rows=(row for row in codes if row[1]))
