@@ -46,7 +46,7 @@ class TalkerConfig(Strict):
     @model_validator(mode="after")
     def _only_a_gpu_is_left(self) -> Self:
         if self.keep_alive_s is not None and self.device == "cpu":
-            raise ValueError("keep_alive_s: a talker on the CPU has no GPU to leave")
+            raise ValueError("keep_alive_s requires a talker on a GPU")
         return self
 
 

@@ -82,7 +82,7 @@ class AccessSettings(Strict):
         """
         if self.keys_file is None and not is_loopback(host):
             raise StartError(
-                f"others can reach {host or 'every address'}, and no API keys are asked for: create one with "
+                f"other machines can reach {host or 'every address'}, but API keys are not required: create one with "
                 "`talkray key create NAME` and name its file in api.access.keys_file (`talkray serve --keys FILE`), "
                 "or listen on 127.0.0.1"
             )

@@ -57,7 +57,7 @@ def described(directory: Path, name: str, config: TalkerConfig, *, on_gpu: bool)
     try:
         info = _info(top, codec, needs, config, on_gpu=on_gpu)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise CheckpointError(f"{directory}: its config.json files describe no Qwen3-TTS model: {error!r}") from None
+        raise CheckpointError(f"{directory}: its config.json files do not describe Qwen3-TTS: {error!r}") from None
     fingerprint = cloning_fingerprint(directory) if info.kind is ModelKind.BASE else ""
     return replace(info, name=name, fingerprint=fingerprint)
 

@@ -229,7 +229,7 @@ def _check_family(checkpoint: str, name: str, file: Path) -> None:
             f" Qwen3-TTS at 12 Hz ({_FAMILY[name]!r})"
         )
     if "quantization_config" in config:
-        raise CheckpointError(f"{checkpoint} is quantised, by its {name}: Talkray takes float32, float16 and bfloat16")
+        raise CheckpointError(f"{checkpoint} is quantized ({name}): Talkray supports float32, float16 and bfloat16")
 
 
 def repository(model: str) -> str:

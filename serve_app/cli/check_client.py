@@ -42,7 +42,7 @@ async def check(url: str, *, key: str | None) -> AsyncIterator[CheckResult]:
             async with http.get("/v1/audio/voices") as answer:
                 voices = (await answer.json())["voices"]
         except (aiohttp.ClientError, TimeoutError, KeyError, ValueError) as error:
-            raise TalkrayError(f"no server of Talkray answers at {url}: {error or type(error).__name__}") from None
+            raise TalkrayError(f"no Talkray server responds at {url}: {error or type(error).__name__}") from None
         voice = voices[0]["id"] if voices else "default"
         words = {"text": _TEXT, "voice": voice, "url": url, "sockets": "ws" + url.removeprefix("http")}
         for dialect in dialects_of(load_extensions()):

@@ -243,7 +243,7 @@ def running_server(url: str | None) -> str:
     """`url`, or that of the server that runs here. Raises StartError."""
     server = url or find_server()
     if server is None:
-        raise StartError("no server runs here: start one with `talkray serve`, or name its URL")
+        raise StartError("no server is running here: start one with `talkray serve`, or pass its URL")
     return server.rstrip("/")
 
 
@@ -268,7 +268,7 @@ def _length(file: Path, audio_format: str) -> str:
     try:
         return f"{soundfile.info(file).duration:.1f} s, "
     except soundfile.LibsndfileError:
-        raise RefusedError(f"{file} is no {audio_format}: the server answered with something else") from None
+        raise RefusedError(f"{file} is not {audio_format}: the response has another format") from None
 
 
 def _fetch(

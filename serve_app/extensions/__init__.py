@@ -53,7 +53,7 @@ def load_extensions(selected: Sequence[str] | None = None) -> "tuple[Extension, 
     extensions = tuple(map(_load, names))
     loaded = [extension.name for extension in extensions]
     if repeated := next((name for name in loaded if loaded.count(name) > 1), None):
-        raise StartError(f"api.extensions: {repeated!r} is there twice: delete one of them")
+        raise StartError(f"api.extensions: {repeated!r} is listed twice: delete one of them")
     for extension in extensions:
         if missing := [name for name in _required(extension) if name not in loaded]:
             raise StartError(f"api.extensions: {extension.name} requires {', '.join(missing)}: add them to the list")

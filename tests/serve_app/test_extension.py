@@ -95,8 +95,8 @@ async def test_without_an_extension_its_places_are_404_and_all_others_answer(nam
     ("selected", "says"),
     [
         (("texts",), f"'texts' is unknown. Use default, {', '.join(BUILT_IN)}, or"),
-        (("voices", "voices"), "'voices' is there twice"),
-        (("default", BUILT_IN[-1]), f"'{BUILT_IN[-1]}' is there twice"),
+        (("voices", "voices"), "'voices' is listed twice"),
+        (("default", BUILT_IN[-1]), f"'{BUILT_IN[-1]}' is listed twice"),
         *(
             ((name,), f"{name} requires {', '.join(_required(ALL[name]))}: add them")
             for name in ALL
@@ -156,7 +156,7 @@ def test_the_document_names_each_and_what_it_requires() -> None:
         ("GET /v1/audio/models", {}, "the core and house both have GET /v1/audio/models"),
         ("GET /ours", {"dialects": (Dialect("House", sockets=((TAKEN, Socket),)),)}, f"both have {TAKEN}"),
         ("GET /ours", {"requires": ("magic",)}, "house requires magic"),
-        ("GET /ours", {"name": BUILT_IN[-1]}, f"'{BUILT_IN[-1]}' is there twice"),
+        ("GET /ours", {"name": BUILT_IN[-1]}, f"'{BUILT_IN[-1]}' is listed twice"),
         ("GET /ours", {"name": "access"}, "access is the name of a setting"),
     ],
 )

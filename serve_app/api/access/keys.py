@@ -148,7 +148,7 @@ def read_keys(file: Path) -> KeyDocument:
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"])
-        raise ConfigError(f"the key file {file} is not one: {where}: {first['msg']}") from None
+        raise ConfigError(f"the key file {file} is invalid: {where}: {first['msg']}") from None
 
 
 def create_key(
@@ -197,7 +197,7 @@ def _rewriting(file: Path) -> Iterator[KeyDocument]:
         finally:
             os.close(directory)
     except OSError as error:
-        raise ConfigError(f"the key file {file} cannot be written ({error.strerror}): it is as before") from None
+        raise ConfigError(f"the key file {file} cannot be written ({error.strerror}). It is unchanged") from None
 
 
 def _write(file: Path, document: KeyDocument) -> None:

@@ -38,7 +38,7 @@ def idempotency_key(request: Request) -> str | None:
     """Raises InvalidRequest."""
     key = request.headers.get("idempotency-key")
     if key is not None and not 0 < len(key) <= _LONGEST_KEY:
-        raise InvalidRequest(f"Idempotency-Key has 1 to {_LONGEST_KEY} characters.", "Idempotency-Key")
+        raise InvalidRequest(f"Idempotency-Key must have 1 to {_LONGEST_KEY} characters.", "Idempotency-Key")
     return key
 
 

@@ -60,7 +60,7 @@ class Uploads:
             self._claimed.append(upload)
         except TimeoutError:
             metrics.REFUSALS.record(1, reason="uploads")
-            raise Overloaded(f"{MAX_UPLOADS} large bodies are being taken in already.", _RETRY_AFTER_S) from None
+            raise Overloaded(f"{MAX_UPLOADS} large bodies are being received already.", _RETRY_AFTER_S) from None
         finally:
             self._waiting.remove(upload)
             self._changed.set()

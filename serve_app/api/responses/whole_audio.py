@@ -41,12 +41,12 @@ class ByteQuota:
     def hold(self, num_bytes: int) -> None:
         """From now on `num_bytes` are held. Raises PayloadTooLarge, and Overloaded if no room is left."""
         if num_bytes > MAX_WHOLE_BYTES:
-            raise PayloadTooLarge(f"A whole answer has at most {MAX_WHOLE_BYTES} bytes of audio; {_REMEDY}.", "stream")
+            raise PayloadTooLarge(f"A response has at most {MAX_WHOLE_BYTES} bytes of audio; {_REMEDY}.", "stream")
         if num_bytes <= self._num_bytes:
             self._room.give_back(self._caller, self._num_bytes - num_bytes)
         elif not self._room.claim(self._caller, num_bytes - self._num_bytes):
             metrics.REFUSALS.record(1, reason="whole")
-            raise Overloaded(f"Whole answers take all memory that they may have now; {_REMEDY}.")
+            raise Overloaded(f"Complete responses use all their memory now; {_REMEDY}.")
         self._num_bytes = num_bytes
 
     def expect(self, body: SpeechBody, delivery: Delivery, info: ModelInfo) -> None:

@@ -128,7 +128,7 @@ def parent() -> Path:
     if status.st_uid not in (0, os.getuid()):
         raise StartError(f"{folder} belongs to another user, who could replace what is in it: set RAY_TMPDIR")
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not status.st_mode & stat.S_ISVTX:
-        raise StartError(f"others may rename what is in {folder}: set RAY_TMPDIR, or its sticky bit")
+        raise StartError(f"other users may rename files in {folder}: set RAY_TMPDIR, or its sticky bit")
     return folder
 
 

@@ -150,7 +150,7 @@ async def speech_request(
     design_fields: Json = {**dict.fromkeys(service.resolver.further_fields, "VoiceDesign"), **sent}
     speech = await lenient_request(service.resolver, design_fields, names, delivery=delivery, overrides=overrides)
     if speech.info.kind is not ModelKind.VOICE_DESIGN:
-        raise InvalidRequest(f"model: {speech.info.name} designs no voices, it is of kind {speech.info.kind}.", "model")
+        raise InvalidRequest(f"model: {speech.info.name} is of kind {speech.info.kind}, not VoiceDesign.", "model")
     body = speech.body
     if not any(name in sent for name, ours in names.items() if ours == "input"):
         text = _TEXTS.get(language_name(body.language), _TEXTS["english"])

@@ -34,7 +34,7 @@ async def _ask(service: SpeechService, method: str, *arguments: object) -> Any:
     """A method of the job manager, on behalf of the caller. Raises as that does."""
     ask = cast("JobsClient | None", service.opened_by("jobs"))
     if ask is None:
-        raise NoStore("This server makes no jobs.")
+        raise NoStore("This server does not run jobs.")
     return await ask(method, VISITOR.get(), *arguments)
 
 

@@ -172,7 +172,7 @@ def keys_of(resolver: Resolver) -> Keys | None:
     try:
         return None if file is None else Keys(file)
     except ConfigError as error:
-        logger.error("jobs go on without looking whether keys were revoked: %s", error)
+        logger.error("jobs continue without a check for revoked keys: %s", error)
         return None
 
 

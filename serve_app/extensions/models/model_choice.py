@@ -158,5 +158,5 @@ def _only(candidates: Sequence[ModelInfo], need: str, default: ModelInfo) -> Mod
         return default
     if len(candidates) > 1:
         names = ", ".join(info.name for info in candidates)
-        raise InvalidRequest(f"{need} fits several models ({names}): say which in model.", "model", "ambiguous_model")
+        raise InvalidRequest(f"{need} fits several models ({names}): name one in model.", "model", "ambiguous_model")
     return candidates[0] if candidates else None

@@ -150,7 +150,7 @@ def _same(text: str) -> list[TextPart]:
 def _respelling(word: str, said: str, field: str) -> str:
     name = f"{field}.{word.strip()[:LONGEST_WORD]}"
     if not 0 < len(word.strip()) <= LONGEST_WORD or "\n" in word:
-        raise InvalidRequest(f"{name}: a word has 1 to {LONGEST_WORD} characters, on one line.", field)
+        raise InvalidRequest(f"{name}: a word must have 1 to {LONGEST_WORD} characters, on one line.", field)
     if len(said) > LONGEST_RESPELLING or "\n" in said:
         raise InvalidRequest(f"{name}: a respelling has at most {LONGEST_RESPELLING} characters, on one line.", field)
     if phonemes := _PHONEMES.search(said):

@@ -358,7 +358,7 @@ class Voices(Opened):
             try:
                 await self._forget(over)
             except NotReady as error:
-                logger.warning("deleted voices are not forgotten everywhere yet: %s", error)
+                logger.warning("not all replicas have removed deleted voices yet: %s", error)
             else:
                 self._to_forget.difference_update(over)
         for gone in tuple(self._over):

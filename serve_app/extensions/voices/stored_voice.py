@@ -323,7 +323,7 @@ class StoredLexicon(Stored):
     def named(cls, name: str, words: Mapping[str, str]) -> Self:
         """One of the caller's, of checked words. Raises InvalidRequest."""
         if not name.isprintable():
-            raise InvalidRequest("name has 1 to 80 printable characters.", "name")
+            raise InvalidRequest("name must have 1 to 80 printable characters.", "name")
         return cls.new(name=name, words=dict(words))
 
     def with_words(self, words: Mapping[str, str]) -> Self:
@@ -401,7 +401,7 @@ def unpack(file: Path) -> tuple[StoredVoice, dict[str, bytes]]:
         raise InvalidRequest(f"{file} is not a voice file: {error}.", "file") from None
     for sha256, recording in recordings.items():
         if hashlib.sha256(recording).hexdigest() != sha256:
-            raise InvalidRequest(f"{file} is damaged: the recording {sha256[:12]} is not what was stored.", "file")
+            raise InvalidRequest(f"{file} is damaged: the recording {sha256[:12]} has changed.", "file")
     return voice, recordings
 
 

@@ -78,7 +78,7 @@ def check(
     if output is not None and output.suffix.lower() not in _CHECKED_FORMATS:
         raise InvalidRequest(f"--output must end in {' or '.join(_CHECKED_FORMATS)}")
     if language is not None and language_code(language_name(language)) is None:
-        raise InvalidRequest(f"--language {language} is none that the models speak")
+        raise InvalidRequest(f"--language {language} is not a language of the models")
     data = file.read_bytes()
     heard = None
     check_recording(data, field=str(file), transcript=text, heard=None, prepare="none")  # before a recogniser starts

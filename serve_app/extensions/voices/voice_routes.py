@@ -176,7 +176,7 @@ def _consent(consent: StoredConsent) -> Json:
 
 def _check_kind(form: SentForm) -> None:
     if (kind := form.text("type")) not in (None, "audio_sample"):
-        raise InvalidRequest(f"type: {kind[:40]!r} is not made here, only audio_sample is.", "type")
+        raise InvalidRequest(f"type: {kind[:40]!r} is not supported, only audio_sample.", "type")
     if "speaker_embedding" in form.fields:
         reason = "a vector belongs to one checkpoint: send the recording as audio_sample"
         raise InvalidRequest(f"speaker_embedding is not stored: {reason}.", "speaker_embedding")

@@ -64,7 +64,7 @@ def test_a_checkpoint_that_is_elsewhere_is_not_described() -> None:
 def test_a_file_that_describes_nothing_is_named(tiny_checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
     directory = shutil.copytree(tiny_checkpoint("Base"), tmp_path / "broken")
     (directory / "config.json").write_text('{"model_type": "qwen3_tts"}', encoding="utf-8")
-    with pytest.raises(CheckpointError, match=r"broken: its config.json files describe no Qwen3-TTS model"):
+    with pytest.raises(CheckpointError, match=r"broken: its config.json files do not describe Qwen3-TTS"):
         describe(str(directory), CPU, on_gpu=False)
 
 

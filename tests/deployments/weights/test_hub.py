@@ -163,7 +163,7 @@ def test_offline_without_the_files_is_told(hub: Hub, tmp_path: Path) -> None:
         {"speech_tokenizer/config.json": b'{"model_type": "qwen3_tts_tokenizer_25hz"}'},
         "is a checkpoint of another family: speech_tokenizer/config.json says model_type",
     ),
-    ({"config.json": b'{"model_type": "qwen3_tts", "quantization_config": {}}'}, "is quantised, by its config.json"),
+    ({"config.json": b'{"model_type": "qwen3_tts", "quantization_config": {}}'}, "is quantized (config.json)"),
 ])  # fmt: skip
 def test_another_family_is_refused_unloaded(hub: Hub, tmp_path: Path, changes: dict[str, bytes], says: str) -> None:
     hub.repositories[NAME] = files(**changes)

@@ -82,7 +82,7 @@ def test_shards_with_an_index_are_complete(tmp_path: Path) -> None:
     ("config.json", '{"model_type": "qwen2"}', "of another family: config.json says model_type 'qwen2'"),
     ("config.json", "[]", "of another family: config.json says model_type None"),
     ("config.json", "{", "config.json of {} is not JSON"),
-    ("config.json", '{"model_type": "qwen3_tts", "quantization_config": {}}', "is quantised"),
+    ("config.json", '{"model_type": "qwen3_tts", "quantization_config": {}}', "is quantized"),
     ("speech_tokenizer/config.json", '{"model_type": "qwen3_tts_tokenizer_25hz"}', "of another family"),
 ])  # fmt: skip
 def test_another_family_is_refused_in_one_sentence(file: str, content: str, says: str, tmp_path: Path) -> None:

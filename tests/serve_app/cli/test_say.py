@@ -110,7 +110,7 @@ def test_no_server_says_how_to_start_one(tmp_path: Path) -> None:
     [
         ("elsewhere", "x.wav", b"", "does not answer as a Talkray server"),
         ("", "missing/x.wav", wav_of(0.5), r"missing/x\.wav cannot be written: No such file or directory"),
-        ("", "x.wav", b"<html>", "is no wav"),
+        ("", "x.wav", b"<html>", "is not wav"),
     ],
 )
 def test_what_goes_wrong_is_told(

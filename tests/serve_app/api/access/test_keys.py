@@ -146,7 +146,7 @@ def test_a_file_that_is_gone_leaves_no_keys(file: Path, keys: Keys, key: str) ->
 def test_a_server_does_not_start_with_a_broken_file(file: Path, content: str) -> None:
     file.parent.mkdir()
     file.write_text(content)
-    with pytest.raises(ConfigError, match="is not one"):
+    with pytest.raises(ConfigError, match="is invalid"):
         Keys(file)
 
 
