@@ -183,8 +183,8 @@ class Opened:
         """Called if an utterance that was spoken is not sent after all."""
 
     def grant(self, credential: str, scope: Scope) -> Granted | None:
-        """Called with a credential that may be no API key: the key that it stands for in this request, or None if it is
-        not a credential of this extension. Raises Unauthorized with the reason.
+        """Called with a credential that may not be an API key: returns the key that it stands for in this request, or
+        None if it does not belong to this extension. Raises Unauthorized with the reason.
         """
         return None
 

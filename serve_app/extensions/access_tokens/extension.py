@@ -13,8 +13,8 @@ from serve_app.extensions.voices.library import Voices
 class TokenSettings(Strict):
     """Access tokens that API keys issue (docs/access-tokens.md)."""
 
-    # The secrets that sign them, on every node with an ingress replica. None: `token-secrets` beside the key file. A
-    # server on one node writes that file itself.
+    # Secrets that sign the tokens, on all nodes with an ingress replica. Unset is `token-secrets` beside the key file,
+    # which a server on one node writes itself.
     secrets_file: Path | None = None
 
 
