@@ -193,7 +193,11 @@ def _segments(segments: Segments, speech: SpeechRequest, language: str) -> tuple
         speed = segments.speed(number) * speech.body.speed
         if number == MOST_SEGMENTS:
             raise InvalidRequest(f"input makes more than {MOST_SEGMENTS} segments. Send it in several parts.", "input")
-        planned_segments.append(Segment(text=request.text, pause_s=segments.pause_s(number), speed=speed, language=own))
+        styled: dict[str, str | None] = {}
+        if (style := segments.style(number)) and not speech.is_tagged:
+            styled = {"instructions": request.instructions} if speech.stored is None else {"take": style}
+        segment = Segment(text=request.text, pause_s=segments.pause_s(number), speed=speed, language=own, **styled)
+        planned_segments.append(segment)
     return tuple(planned_segments)
 
 

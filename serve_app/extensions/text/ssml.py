@@ -63,7 +63,7 @@ class SsmlCheck:
             case "break":
                 return self._of_break(values)
             case "prosody":
-                self.without_effect.update(f"prosody {key[:20]}" for key in values if key != "rate")
+                self.without_effect.update(f"prosody {key[:20]}" for key in values.keys() - {"rate", "volume", "pitch"})
                 return self._of_rate(values.get("rate"), rate(values))
             case "sub" if "alias" not in values:
                 return "sub needs an alias"
