@@ -12,7 +12,16 @@ from dataclasses import dataclass
 from typing import Literal
 
 from serve_app.config import Markup
-from serve_app.extensions.text.style_tags import CUE, LONGEST_TAG, StyleRules, Styling, begins, broken
+from serve_app.extensions.text.style_tags import (
+    CUE,
+    LONGEST_TAG,
+    NOT_CLOSED,
+    StyleRules,
+    Styling,
+    begins,
+    broken,
+    is_vendors,
+)
 
 MAX_PAUSE_S = 10.0
 MAX_PAUSES_S = 120.0  # of one text in all; further pauses are left out
@@ -24,7 +33,9 @@ _LONGEST_MARK = 400  # a tag that is not closed by then is no markup
 
 _ATTRIBUTE = r"""\s+[A-Za-z_:][\w:.-]*\s*=\s*(?:"[^"<]*"|'[^'<]*'|[^\s"'<>=]+)"""
 _TAG = re.compile(rf"<(/?)([A-Za-z][\w:.-]*)((?:{_ATTRIBUTE})*)\s*(/?)>")
-_BEGUN_TAG = re.compile(r"<(?:[/!?]?[A-Za-z\[-][^<>]*|[/!?]?)\Z")
+_BEGUN_TAG = re.compile(
+    r"""<(?:[/!?]?[A-Za-z\[-](?>=\s*(?:"[^"<]*(?:"|\Z)|'[^'<]*(?:'|\Z))|[^<>])*+|[/!?]?)\Z"""
+)
 _COMMENT = re.compile(r"<!--.*?-->|<\?[^<>]*\?>|<![A-Za-z][^<>]*>", re.S)
 _BEGUN_COMMENT = re.compile(r"<!(?:-(?:-.*)?)?\Z|<!--.*\Z", re.S)
 _AUTOLINK = re.compile(r"<((?:https?://|mailto:)[^\s<>]+|[A-Za-z][\w.+-]*@[\w.-]+)>")
@@ -64,7 +75,7 @@ _EMOJI = re.compile(rf"[{_EMOJI_CHARS}](?:\u200d?[{_EMOJI_CHARS}])*")
 _PROSE = {
     "auto": re.compile(rf"[^\n<\[\]!&*_~`|{_EMOJI_CHARS}]+"),
     "ssml": re.compile(r"[^<\[&]+"),
-    "none": re.compile(r"[^\n]+"),
+    "none": re.compile(r"[^\n<\[]+"),
 }
 _PARAGRAPHS = frozenset(["p", "paragraph"])
 _THOUGHTS = frozenset(["think", "thinking", "thought", "reasoning"])
@@ -193,9 +204,9 @@ class LiveMarkup:
     def _next(self, rest: str, *, final: bool) -> Token | None:
         """The next token; None where more text has to come first."""
         if self._markup == "none":
-            if not self._before and (tag := self._style_rules.first_take(rest, final=final)) is not False:
-                return tag and self._styled(tag[0], tag[1] or tag[2])
-            return self._as_written(rest, final=final)
+            is_tag = rest[0] == "[" or (rest[0] == "<" and is_vendors(rest))
+            tag = self._style_tag(rest, final=final) if is_tag else False
+            return self._as_written(rest, final=final) if tag is False else tag
         if self._fence:
             return self._code(rest, final=final)
         if self._thought:
@@ -212,8 +223,8 @@ class LiveMarkup:
         if self._markup == "auto" and (token := self._mark(rest, final=final)) is not False:
             return token
         prose = _PROSE[self._markup].match(rest)
-        written = prose[0] if prose else rest[0]
-        written = written[: len(written.rstrip())] or written
+        is_single = self._spelled and self._styling.waits
+        written = _run(prose[0] if prose and not is_single else rest[0])
         return self._prose(written, written)
 
     def _mark(self, rest: str, *, final: bool) -> Token | Literal[False] | None:
@@ -246,7 +257,7 @@ class LiveMarkup:
             self._at_line_start = False
         self._at_line_start = rest[0] == "\n"
         prose = _PROSE["none"].match(rest)
-        written = prose[0] if prose else "\n"
+        written = _run(prose[0] if prose else rest[0])
         return Token(written, written)
 
     def _code(self, rest: str, *, final: bool) -> Token | None:
@@ -314,7 +325,7 @@ class LiveMarkup:
         if not final and (_BEGUN_TAG.match(rest) or _BEGUN_COMMENT.match(rest)):
             return None
         if end := broken(rest, final=final):
-            return Token(rest[:end], left_out="style tag that is not closed", is_tag=True)
+            return Token(rest[:end], left_out=NOT_CLOSED, is_tag=True)
         return self._prose("<", "<")
 
     def _meant(self, tag: re.Match[str]) -> Token:
@@ -375,12 +386,10 @@ class LiveMarkup:
             return self._pause(pause[0], float(pause[1] or 0.5) / (1000 if in_ms else 1))
         if self._markup == "auto" and (gone := _CUE.match(rest) or _NOTE.match(rest)):
             return Token(gone[0], left_out=CUE if gone[0][1] != "^" else "footnote")
-        if (tag := self._style_rules.bracket(rest, final=final)) is not False:
-            return tag and self._styled(tag[0], tag[2], closes=bool(tag[1]))
-        if final and (end := self._style_rules.cut_off(rest)):
-            return Token(rest[:end], left_out="style tag that is not closed", is_tag=True)
+        if rest[0] == "[" and (tag := self._style_tag(rest, final=final)) is not False:
+            return tag
         if self._markup == "ssml":
-            return None if not final and _BEGUN_BRACKET.match(rest) else self._prose("[", "[")
+            return self._prose("[", "[")
         if not final and _BEGUN_LINK.match(rest):
             return None
         if link := _LINK.match(rest):
@@ -388,9 +397,16 @@ class LiveMarkup:
             return Token(link[1])
         return self._prose(rest[0], rest[0])
 
-    def _styled(self, written: str, label: str, *, closes: bool = False) -> Token:
-        self._styling.bracket(label, closes=closes)
-        return Token(written, is_tag=True)
+    def _style_tag(self, rest: str, *, final: bool) -> Token | Literal[False] | None:
+        """A style tag; False where the text begins with none."""
+        if rest[0] == "<":
+            return self._tag(rest, final=final)
+        if tag := self._style_rules.bracket(rest, final=final):
+            self._styling.bracket(tag[2], closes=bool(tag[1]))
+            return Token(tag[0], is_tag=True)
+        if final and (end := self._style_rules.cut_off(rest)):
+            return Token(rest[:end], left_out=NOT_CLOSED, is_tag=True)
+        return None if not final and (tag is None or _BEGUN_BRACKET.match(rest)) else False
 
     def _entity(self, rest: str, *, final: bool) -> Token | None:
         if entity := _ENTITY.match(rest):
@@ -423,6 +439,11 @@ class LiveMarkup:
 
     def _heard(self, text: str) -> str:
         return "" if self._unheard or self._replaced else text
+
+
+def _run(text: str) -> str:
+    """The whitespace that a text begins with, else all up to the whitespace at its end."""
+    return text[: len(text) - len(text.lstrip())] or text.rstrip()
 
 
 def attributes(tag: str) -> dict[str, str]:

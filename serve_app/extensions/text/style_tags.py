@@ -16,6 +16,7 @@ MAX_SPANS = 64  # with a style, of one text
 MAX_LABEL_CHARS = 80
 LONGEST_TAG = 4096  # a style tag that is not closed by then is no tag
 CUE = "direction in brackets"
+NOT_CLOSED = "style tag that is not closed"
 TOO_MANY = f"style tag beyond {MAX_SPANS} spans"
 TOO_LONG = f"style label beyond {MAX_LABEL_CHARS} characters"
 
@@ -27,13 +28,12 @@ _BEGUN = re.compile(rf"</?(?:\w+:)?(?:{'|'.join(_NAMES)})(?![\w.-])", re.I)
 _BROKEN = re.compile(
     rf"</?[\w:-]+(?:[^<>]*>|(?:{_ATTRIBUTE})*(?:\s+[\w:-]*(?:\s*=\s*(?:\"[^\"<>]*|'[^'<>]*)?)?\Z)?\s*/?)"
 )
+_VENDORS = re.compile(r"</?(?:emotion|expression|expr)(?![\w.-])|</?[a-z]{0,9}\Z", re.I)
 _CUT_OFF = re.compile(r"</?([a-z-]{2,})\Z", re.I)
 _BRACKET = re.compile(r"\[\s*(/?)\s*([^\[\]\n]+?)\s*\]")
 _OPEN_BRACKET = re.compile(r"\[\s*/?\s*([^\[\]\n]+?)\s*")
 _BEGUN_TARGET = re.compile(r"\([^()]*\Z|\Z")
 _TARGET = re.compile(r"\((?:[^()\s]*[./#:][^()]*)?\)")  # of a Markdown link
-_OF_TAKE = re.compile(r"""\s*(?:\[([^\[\]<>\n]{1,80})\]|<emotion\s+value=["']([^"'<>\n]{1,80})["']\s*/>)\s*""")
-_BEGUN_OF_TAKE = re.compile(r"\s*(?:\[[^\[\]<>\n]{0,80}|<[^<>\n]{0,120}|\])?\Z|\s*[\[<][^\n]{0,120}[\]>]\s*\Z")
 _SAME_STEM = 5  # letters that "cheerful" and "cheerfully" share at least
 
 # What brackets ask for in every text; others are only tags if a take has the label, or for eleven_v3 and eleven_v4.
@@ -138,17 +138,15 @@ class StyleRules:
         begun = _OPEN_BRACKET.fullmatch(rest)
         return len(rest) if begun and (_KNOWN.fullmatch(begun[1]) or named_take(begun[1], self.takes)) else 0
 
-    def first_take(self, rest: str, *, final: bool) -> re.Match[str] | Literal[False] | None:
-        """As `bracket`, of a tag that opens a text without markup, and names a take."""
-        if not self.takes or (not final and _BEGUN_OF_TAKE.match(rest)):
-            return None if self.takes else False
-        tag = _OF_TAKE.match(rest)
-        return tag if tag and named_take(tag[1] or tag[2], self.takes) else False
-
 
 def begins(text: str, at: int) -> bool:
     """Whether a style tag begins there."""
     return text[at] == "<" and _BEGUN.match(text, at) is not None
+
+
+def is_vendors(rest: str) -> bool:
+    """Whether the text begins with a tag of a vendor's that no reader of XML knows, or may."""
+    return _VENDORS.match(rest) is not None
 
 
 def broken(rest: str, *, final: bool) -> int:

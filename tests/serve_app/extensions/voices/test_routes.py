@@ -210,7 +210,6 @@ async def with_a_take(client: AsyncClient, style: str) -> str:
         (" [Whispers softly]Hello.", "Hello.", "whispering (tag)"),
         ('<emotion value="whispering" /> Hello.', "Hello.", "whispering (tag)"),
         ("[laughing] Hello.", "Hello.", "neutral (the first)"),  # no take of its: it is left out, and named
-        ("Hello [whispered phone] there.", "Hello there.", "neutral (the first)"),
     ],
 )
 async def test_a_tag_chooses_a_take(server: Server, client: AsyncClient, sent: str, heard: str, take: str) -> None:
