@@ -21,7 +21,7 @@ TOO_MANY = f"style tag beyond {MAX_SPANS} spans"
 TOO_LONG = f"style label beyond {MAX_LABEL_CHARS} characters"
 
 _NAMES = ("emotion", "expression", "express-as", "effect", "expr", "emphasis", "prosody", "volume")
-_LABELLED = ("emotion", "expression", "express-as", "effect")
+_LABELLED = ("emotion", "expression", "express-as", "effect", "expr")
 _ATTRIBUTE = r"""\s+[A-Za-z_:][\w:.-]*\s*=\s*(?:"[^"<]*"|'[^'<]*'|[^\s"'<>=]+)"""
 _BEGUN = re.compile(rf"</?(?:\w+:)?(?:{'|'.join(_NAMES)})(?![\w.-])", re.I)
 # Of a tag that is never closed: all up to a bracket, else what can only be a part of it.
@@ -230,7 +230,7 @@ class Styling:
     def lowered(self, values: Mapping[str, str], *, closes: bool, is_empty: bool) -> tuple[str, Mapping[str, str]]:
         """The element that LiveKit's `<expr>` stands for, and its attributes."""
         if closes:
-            return (self._elements.pop() if self._elements else "emotion"), {}
+            return (self._elements.pop() if self._elements else "expr"), {}
         kind, label = values.get("type", "expression").lower(), values.get("label", values.get("value", "")).strip()
         match kind, label.lower():
             case "break", _:
@@ -243,7 +243,7 @@ class Styling:
                 ratio = {"soft": "0.5", "loud": "1.5"}[label.lower()]
                 name, meant = ("volume", {"ratio": ratio}) if is_empty else ("prosody", {"volume": label.lower()})
             case _:
-                name, meant = "emotion", {"value": label}
+                name, meant = "expr", {"value": label}
         if not is_empty and len(self._elements) < MAX_SPANS:
             self._elements.append(name)
         return name, meant
