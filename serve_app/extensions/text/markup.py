@@ -33,9 +33,7 @@ _LONGEST_MARK = 400  # a tag that is not closed by then is no markup
 
 _ATTRIBUTE = r"""\s+[A-Za-z_:][\w:.-]*\s*=\s*(?:"[^"<]*"|'[^'<]*'|[^\s"'<>=]+)"""
 _TAG = re.compile(rf"<(/?)([A-Za-z][\w:.-]*)((?:{_ATTRIBUTE})*)\s*(/?)>")
-_BEGUN_TAG = re.compile(
-    r"""<(?:[/!?]?[A-Za-z\[-](?>=\s*(?:"[^"<]*(?:"|\Z)|'[^'<]*(?:'|\Z))|[^<>])*+|[/!?]?)\Z"""
-)
+_BEGUN_TAG = re.compile(r"""<(?:[/!?]?[A-Za-z\[-](?>=\s*(?:"[^"<]*(?:"|\Z)|'[^'<]*(?:'|\Z))|[^<>])*+|[/!?]?)\Z""")
 _COMMENT = re.compile(r"<!--.*?-->|<\?[^<>]*\?>|<![A-Za-z][^<>]*>", re.S)
 _BEGUN_COMMENT = re.compile(r"<!(?:-(?:-.*)?)?\Z|<!--.*\Z", re.S)
 _AUTOLINK = re.compile(r"<((?:https?://|mailto:)[^\s<>]+|[A-Za-z][\w.+-]*@[\w.-]+)>")

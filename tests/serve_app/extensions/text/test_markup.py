@@ -13,8 +13,8 @@ PIECES = [
     "<!--", "-->", "~", "~~", "<desc>", "</desc>", "[laughs]", "[pause 2s]", "</say-as>", ".", "5", "=", "'",
     "<a@b.c>", "<say-as interpret-as='digits'>12", "😀", "\ufe0f", "[pause:", "2s]", "<p>", "</p>", "\n```\n", "~~~\n",
     "<prosody rate='fast'>", "</prosody>", "\r\n", ",", "\n \n", "<emotion value='sad'/>", "<emotion value='",
-    "happy'>",    "</emotion>", "<expr type='prosody' label='slow'>", "<expr label='calm'/>", "</expr>", "[whispers]", "[/whispers]",
-    "[custom tag]", "<emphasis>", "</emphasis>", "<prosody volume='soft' pitch='-1st'>", "(a/b)",
+    "happy'>", "</emotion>", "<expr type='prosody' label='slow'>", "<expr label='calm'/>", "</expr>", "[whispers]",
+    "[/whispers]", "[custom tag]", "<emphasis>", "</emphasis>", "<prosody volume='soft' pitch='-1st'>", "(a/b)",
 ]  # fmt: skip
 Heard = list[str | float]
 
