@@ -51,11 +51,12 @@ class TextReading(Opened):
 
     def join(self, resolver: Resolver) -> None:
         self._resolver = resolver
+        resolver.steps["text"] = self._prepare_styles  # also of jobs, which take no steps of other extensions
         resolver.read_text = read_text
         resolver.fields |= {"markup", "text_normalization", "lexicon", "max_segment_chars"}
 
-    async def resolve(self, draft: Draft) -> Draft:
-        """Prepares the styles of a whole text. Raises as `in_style` does."""
+    async def _prepare_styles(self, draft: Draft) -> Draft:
+        """The draft of a whole text with what its styles change. Raises as `in_style` does."""
         named = {span.style for span in draft.utterance.spans if span.style}
         if not named or draft.speech.is_tagged:
             return draft
