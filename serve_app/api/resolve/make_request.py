@@ -98,8 +98,8 @@ async def request_in_voice(resolver: Resolver, speech: SpeechRequest, voice: str
     body = speech.body.model_copy(update={"voice": chosen.name})
     spoken, _ = await resolver.read_text(resolver, body, speech.info, chosen.stored)
     ignored = {"voice": chosen.reason} if chosen.reason else {}
-    voice_of = {"stored": chosen.stored, "is_tagged": False, "chosen_voice": None}
-    return replace(speech, body=body, ignored=ignored, spoken=spoken, **voice_of)
+    speech = replace(speech, body=body, ignored=ignored, spoken=spoken, stored=chosen.stored)
+    return replace(speech, is_tagged=False, chosen_voice=None)
 
 
 async def complete_request(

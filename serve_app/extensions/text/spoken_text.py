@@ -142,8 +142,7 @@ class TextReader:
             self._count(token)
             if token.is_border:
                 pieces += self._pass([*prose, TextPart("", token.spoken)] if token.spoken else prose, is_last=True)
-                changed = {"pause_s": token.pause_s, "speed": token.speed, "style": token.style}
-                pieces.append(SpokenPiece(token.written, self._space(), **changed))
+                pieces.append(SpokenPiece(token.written, self._space(), token.pause_s, token.speed, token.style))
                 prose = []
             else:
                 is_heard = (token.spoken and not token.is_end) or token.written.isspace()

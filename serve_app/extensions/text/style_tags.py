@@ -11,6 +11,7 @@ from typing import Literal, Self
 from deployments.protocol import ModelInfo, ModelKind
 from serve_app.api.parsing.speech_body import SpeechBody
 from serve_app.api.voice_source import KeptVoice
+from serve_app.text.characters import clean
 
 MAX_SPANS = 64  # with a style, of one text
 MAX_LABEL_CHARS = 80
@@ -227,7 +228,7 @@ class Styling:
                 return False
         return True
 
-    def lowered(self, values: Mapping[str, str], *, closes: bool, is_empty: bool) -> tuple[str, Mapping[str, str]]:
+    def lowered(self, values: Mapping[str, str], *, closes: bool, is_empty: bool) -> tuple[str, dict[str, str]]:
         """The element that LiveKit's `<expr>` stands for, and its attributes."""
         if closes:
             return (self._elements.pop() if self._elements else "expr"), {}
@@ -266,6 +267,7 @@ class Styling:
 
     def _start(self, what: str, label: str, element: str = "", *, kind: str = "style", is_needed: bool = False) -> None:
         """`what`: as a report names it. `is_needed`: whether no label is a fault."""
+        label = clean(label)
         style = self._rules.effect(label) if label else None if is_needed else ""
         if len(label) > MAX_LABEL_CHARS:
             style, what = None, TOO_LONG
