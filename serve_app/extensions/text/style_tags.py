@@ -23,6 +23,7 @@ TOO_LONG = f"style label beyond {MAX_LABEL_CHARS} characters"
 
 _NAMES = ("emotion", "expression", "express-as", "effect", "expr", "emphasis", "prosody", "volume")
 _LABELLED = ("emotion", "expression", "express-as", "effect", "expr")
+_KINDS = ("style", "emphasis", "volume", "pitch")  # of styles that hold at once
 _ATTRIBUTE = r"""\s+[A-Za-z_:][\w:.-]*\s*=\s*(?:"[^"<]*"|'[^'<]*'|[^\s"'<>=]+)"""
 _BEGUN = re.compile(rf"</?(?:\w+:)?(?:{'|'.join(_NAMES)})(?![\w.-])", re.I)
 # Of a tag that is never closed: all up to a bracket, else what can only be a part of it.
@@ -218,7 +219,8 @@ class Styling:
                 label = _EMPHASES.get(values.get("level", "moderate"), "emphasis")
                 self._start("tag emphasis", "" if is_empty else label, element, kind=name, is_needed=is_empty)
             case "volume":
-                self._start("tag volume", _loudness(values.get("ratio", "")), element, kind=name, is_needed=True)
+                loudness = _loudness(values.get("ratio", ""))
+                self._start("tag volume", loudness, element, kind=name, is_needed=loudness is None)
             case "prosody":
                 self._start_prosody(values, is_empty=is_empty)
             case _ if name in _LABELLED:
@@ -254,35 +256,40 @@ class Styling:
         self._settle()
 
     def _start_prosody(self, values: Mapping[str, str], *, is_empty: bool) -> None:
-        styles = []
+        parts = []
         for part, labels in (("volume", _VOLUMES), ("pitch", _PITCHES)):
             stated = values.get(part, "").strip().lower()
             label = "" if _UNCHANGED.fullmatch(stated) else labels.get(stated) or labels.get(stated[:1])
             style = "" if label == "" else self._rules.effect(label) if label and not is_empty else None
             if style is None:
                 self.reports.append(f"prosody {part}")
-            styles.append(style or "")
-        if not is_empty:
-            self._add(_OpenTag("prosody", "prosody", self._joined(styles)), "tag prosody")
+            parts += [_OpenTag("", part, style or "")] if stated else []
+        if not is_empty:  # its parts end with it
+            self._add(_OpenTag("prosody", "", ""), *parts, what="tag prosody")
 
-    def _start(self, what: str, label: str, element: str = "", *, kind: str = "style", is_needed: bool = False) -> None:
+    def _start(
+        self, what: str, label: str | None, element: str = "", *, kind: str = "style", is_needed: bool = False
+    ) -> None:
         """`what`: as a report names it. `is_needed`: whether no label is a fault."""
-        label = clean(label)
+        label = clean(label or "")
         style = self._rules.effect(label) if label else None if is_needed else ""
         if len(label) > MAX_LABEL_CHARS:
             style, what = None, TOO_LONG
         if style is None:
             self.reports.append(what)
-        self._add(_OpenTag(element, kind, style or ""), what)
+        self._add(_OpenTag(element, kind, style or ""), what=what)
 
-    def _add(self, tag: _OpenTag, what: str) -> None:
-        """It takes the place of the latest tag of its kind that has no end."""
+    def _add(self, *tags: _OpenTag, what: str) -> None:
+        """Each takes the place of the latest tag of its kind that has no end."""
         self._settle()
-        level = self._level()
-        self._open[level:] = [other for other in self._open[level:] if other.kind != tag.kind]
-        if len(self._open) < 2 * MAX_SPANS:
+        for tag in tags:
+            level = self._level()
+            self._open[level:] = [other for other in self._open[level:] if other.kind != tag.kind]
             self._open.append(tag)
-        self._unheard = what if tag.style else ""
+        if len(self._open) > 2 * MAX_SPANS:
+            del self._open[-len(tags) :]
+            self.reports.append(TOO_MANY)
+        self._unheard = what if any(tag.style for tag in tags) else ""
         self._update()
 
     def _end(self, element: str) -> None:
@@ -302,14 +309,13 @@ class Styling:
         return next((n for n in range(len(self._open), 0, -1) if self._open[n - 1].element), 0)
 
     def _update(self) -> None:
-        styles = [tag.style for tag in self._open if tag.kind == "style"][-1:]
-        self._wanted = self._joined(styles + [tag.style for tag in self._open if tag.kind != "style"])
-
-    def _joined(self, styles: Sequence[str]) -> str:
-        known = list(dict.fromkeys(filter(None, styles)))
+        """What holds is the latest tag of each kind."""
+        latest = {tag.kind: tag.style for tag in self._open}
+        known = list(dict.fromkeys(style for kind in _KINDS if (style := latest.get(kind))))
         if self._rules.takes:
-            return known[-1] if known else ""
-        return (" " if self._rules.follows == "manners" else ", ").join(known)
+            self._wanted = known[0] if known else ""
+        else:
+            self._wanted = (" " if self._rules.follows == "manners" else ", ").join(known)
 
     def _settle(self) -> None:
         """A tag without a word has no effect."""
@@ -318,7 +324,7 @@ class Styling:
         self._unheard = ""
 
 
-def _loudness(ratio: str) -> str:
-    """The label of a ratio to the normal volume; "" where it says nothing that is understood."""
+def _loudness(ratio: str) -> str | None:
+    """The label of a ratio to the normal volume. None: it says nothing that is understood."""
     stated = re.fullmatch(r"\s*(\d*\.?\d+)\s*", ratio)
-    return "" if stated is None else "quiet" if float(stated[1]) < 1 else "loud" if float(stated[1]) > 1 else "normal"
+    return None if stated is None else "quiet" if float(stated[1]) < 1 else "loud" if float(stated[1]) > 1 else ""

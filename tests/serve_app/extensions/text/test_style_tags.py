@@ -24,6 +24,7 @@ TABLE: dict[str, tuple[str, StyleRules, list[tuple[str, str]], dict[str, int]]] 
     "livekit-soft": ('<expr type="prosody" label="soft"/>B', EMBEDDED, [("B", QUIET)], {}),
     "livekit-sound": ('A <expr type="sound" label="laugh"/> b', FOLLOWER, [("A b", "")], {"tag sound": 1}),
     "cartesia": (f"{SAD} A. <emotion value='angry' /> B.", FOLLOWER, [("A.", "sad"), ("B.", "angry")], {}),
+    "volume-as-before": ('<volume ratio="2"/> a <volume ratio="1"/> b', FOLLOWER, [("a", "loud"), ("b", "")], {}),
     "volume": ('a <volume ratio="0.5"/> b <volume ratio="1"/> c', EMBEDDED, [("a", ""), ("b", QUIET), ("c", "")], {}),
     "elevenlabs": ("[whispers] A. [excited] B.", FOLLOWER, [("A.", "whispers"), ("B.", "excited")], {}),
     "several-words": ("[Very sad and slow] A.", FOLLOWER, [("A.", "Very sad and slow")], {}),
@@ -52,6 +53,12 @@ TABLE: dict[str, tuple[str, StyleRules, list[tuple[str, str]], dict[str, int]]] 
     "nested-kinds": (
         '<emotion value="sad">A <prosody volume="loud">b</prosody> c</emotion>',
         FOLLOWER, [("A", "sad"), ("b", "sad, loud"), ("c", "sad")], {},
+    ),
+    "nested-volumes": (
+        '<prosody volume="loud" pitch="low">A <prosody volume="medium">b</prosody> <prosody volume="soft">c',
+        FOLLOWER,
+        [("A", "loud, low pitch"), ("b", "low pitch"), ("c", "quiet, low pitch")],
+        {},
     ),
     "standing-inside": ('<emotion value="sad">A [calm] b</emotion> c', FOLLOWER, [
         ("A", "sad"), ("b", "calm"), ("c", ""),
