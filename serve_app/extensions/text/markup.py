@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from serve_app.config import Markup
+from serve_app.extensions.text.ssml import FASTEST, MAX_PAUSE_S, SLOWEST, SPELLED, attributes, pause_s, rate
 from serve_app.extensions.text.style_tags import (
     CUE,
     LONGEST_TAG,
@@ -23,12 +24,7 @@ from serve_app.extensions.text.style_tags import (
     is_vendors,
 )
 
-MAX_PAUSE_S = 10.0
 MAX_PAUSES_S = 120.0  # of one text in all; further pauses are left out
-STRENGTHS_S = {"none": 0.0, "x-weak": 0.1, "weak": 0.2, "medium": 0.4, "strong": 0.8, "x-strong": 1.2}
-RATES = {"x-slow": 0.5, "slow": 0.75, "medium": 1.0, "default": 1.0, "fast": 1.25, "x-fast": 1.75}
-SLOWEST, FASTEST = 0.25, 4.0
-SPELLED = ("characters", "spell-out", "verbatim", "digits", "telephone")
 _LONGEST_MARK = 400  # a tag that is not closed by then is no markup
 
 _ATTRIBUTE = r"""\s+[A-Za-z_:][\w:.-]*\s*=\s*(?:"[^"<]*"|'[^'<]*'|[^\s"'<>=]+)"""
@@ -37,9 +33,6 @@ _BEGUN_TAG = re.compile(r"""<(?:[/!?]?[A-Za-z\[-](?>=\s*(?:"[^"<]*(?:"|\Z)|'[^'<
 _COMMENT = re.compile(r"<!--.*?-->|<\?[^<>]*\?>|<![A-Za-z][^<>]*>", re.S)
 _BEGUN_COMMENT = re.compile(r"<!(?:-(?:-.*)?)?\Z|<!--.*\Z", re.S)
 _AUTOLINK = re.compile(r"<((?:https?://|mailto:)[^\s<>]+|[A-Za-z][\w.+-]*@[\w.-]+)>")
-_NAMED = re.compile(r"""([A-Za-z_:][\w:.-]*)\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s"'<>=]+))""")
-_SECONDS = re.compile(r"\s*([+-]?\d*\.?\d+)\s*(ms|s)\s*", re.I)
-_RATE = re.compile(r"\s*(\d*\.?\d+)\s*(%?)\s*")
 _LINK = re.compile(r"(!?\[)[^\[\]]*(\](?:\([^()]*\)|\[[^\[\]]*\]))")
 _LINK_END = re.compile(r"\](?:\([^()]*\)|\[[^\[\]]*\])")
 _BEGUN_LINK = re.compile(r"!?\[[^\[\]]*(?:\](?:\([^()]*|\[[^\[\]]*)?)?\Z|!\Z")
@@ -442,25 +435,3 @@ class LiveMarkup:
 def _run(text: str) -> str:
     """The whitespace that a text begins with, else all up to the whitespace at its end."""
     return text[: len(text) - len(text.lstrip())] or text.rstrip()
-
-
-def attributes(tag: str) -> dict[str, str]:
-    """The attributes in a tag's text after its name."""
-    return {key.lower(): html.unescape(a or b or c) for key, a, b, c in _NAMED.findall(tag)}
-
-
-def pause_s(values: dict[str, str]) -> float:
-    """Seconds of an SSML break, as long as its attributes say."""
-    stated = _SECONDS.fullmatch(values.get("time", ""))
-    if stated is None:
-        return STRENGTHS_S.get(values.get("strength", "medium"), STRENGTHS_S["medium"])
-    return max(0.0, float(stated[1]) / (1000 if stated[2].lower() == "ms" else 1))
-
-
-def rate(values: dict[str, str]) -> float:
-    """How many times as fast a `<prosody rate>` is; 1 where it says nothing that is understood."""
-    named = values.get("rate", "medium")
-    stated = _RATE.fullmatch(named)
-    if stated is None:
-        return RATES.get(named, 1.0)
-    return float(stated[1]) / (100 if stated[2] else 1) or 1.0
