@@ -1,4 +1,4 @@
-"""The attributes of SSML, and whether a text is SSML that can be spoken: the first fault is an error that says where it is."""
+"""The attributes of SSML, and whether a text is SSML that can be spoken: the first fault says where it is."""
 
 import html
 import re

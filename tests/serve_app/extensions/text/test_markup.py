@@ -154,5 +154,5 @@ def test_cuts_change_nothing(seed: int) -> None:
 
 
 def test_what_is_never_closed_takes_no_more_than_its_time() -> None:
-    for opened in ("<a ", "[", "<!--", "**", "`", "&", "<desc>", "<" * 100, "<emotion a=", "[sad, "):
+    for opened in ("<a ", "[", "<!--", "**", "`", "&", "<desc>", "<" * 100, "<emotion ", "[sad, "):
         assert "".join(map(str, read(f"{opened} {'word ' * 20_000}"))).count("word") in (0, 20_000)
