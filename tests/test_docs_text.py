@@ -1,4 +1,4 @@
-"""Every example of docs/text.md and docs/english.md is true."""
+"""Every example of docs/text.md, docs/english.md and docs/style-tags.md is true."""
 
 import asyncio
 import json
@@ -19,8 +19,7 @@ from tests.serve_app.one_model import one_api
 
 pytestmark = pytest.mark.anyio
 DOCS = Path(__file__).parents[1] / "docs"
-TEXT = (DOCS / "text.md").read_text(encoding="utf-8")
-ENGLISH = (DOCS / "english.md").read_text(encoding="utf-8")
+TEXT, ENGLISH, TAGS = ((DOCS / f"{page}.md").read_text("utf-8") for page in ("text", "english", "style-tags"))
 
 
 def rows(*heads: str, page: str = TEXT) -> list[tuple[str, ...]]:
@@ -45,8 +44,9 @@ async def shown(settings: ApiSettings | None = None, **fields: object) -> tuple[
         return answer.status_code, answer.json()
 
 
-async def test_the_dry_run() -> None:
-    example, answer = re.findall(r"```json (?:example|answer)\n(.*?)```", TEXT, re.S)
+@pytest.mark.parametrize("page", [TEXT, TAGS])
+async def test_the_dry_run(page: str) -> None:
+    example, answer = re.findall(r"```json (?:example|answer)\n(.*?)```", page, re.S)
     status, told = await shown(**json.loads(example))
     assert status == 200
     assert {name: told[name] for name in json.loads(answer)} == json.loads(answer)
@@ -88,6 +88,17 @@ async def test_what_is_spoken_of_marks(sent: str, spoken: str) -> None:
     status, told = await shown(input=sent.replace("<br>", "\n"))
     assert (status, told["spoken"]) == (200, spoken)
     assert (await shown(input=sent, markup="none"))[1]["spoken"] == sent
+
+
+@pytest.mark.parametrize(("client", "sent", "style"), rows("clients", "sent", "style", page=TAGS))
+async def test_the_style_of_each_spelling(client: str, sent: str, style: str) -> None:
+    (segment,) = (await shown(input=sent))[1]["segments"]  # type: ignore[misc]
+    assert (segment["text"].strip("."), segment["style"]) == ("Hello", style)  # type: ignore[has-type]
+
+
+@pytest.mark.parametrize(("sent", "reported"), rows("sent", "reported", page=TAGS))
+async def test_tags_without_effect_are_reported(sent: str, reported: str) -> None:
+    assert (await shown(input=sent))[1]["left_out"] == [{"what": reported, "count": 1}]
 
 
 @pytest.mark.parametrize(("kind", "sent", "said"), rows("kind", "sent", "read", page=ENGLISH))

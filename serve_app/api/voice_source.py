@@ -34,12 +34,13 @@ class KeptVoice(Protocol):
         """How words are said in it."""
         ...
 
-    def has_style(self, words: str | None) -> bool:
-        """Whether words, such as instructions, name one of its recordings."""
+    @property
+    def styles(self) -> tuple[str, ...]:
+        """Of its recordings."""
         ...
 
-    def tagged(self, text: str) -> tuple[str | None, str]:
-        """The recording that a tag at the beginning of a text names, and the text without the tag."""
+    def has_style(self, words: str | None) -> bool:
+        """Whether words, such as instructions, name one of its recordings."""
         ...
 
     def take_note(self, words: str | None, *, is_tagged: bool) -> str:

@@ -108,7 +108,9 @@ def show_text(url: str, utterance: SayRequest) -> str:
     left_out = [f"{each['what']} ({each['count']})" for each in answer["left_out"]]
     changed = [f"{each['written']!r} as {each['spoken']!r}" for each in answer["changed"]]
     segments = [
-        f"  {each['pause_s']:g} s of silence, then: {each['text']}" if each["pause_s"] else f"  {each['text']}"
+        (f"  {each['pause_s']:g} s of silence, then: " if each["pause_s"] else "  ")
+        + each["text"]
+        + (f" (style: {each['style']})" if "style" in each else "")
         for each in answer["segments"]
     ]
     lines = [f"sent:     {answer['sent']}", f"spoken:   {answer['spoken']}"]

@@ -4,8 +4,8 @@ import hashlib
 import logging
 import re
 import secrets
-from collections.abc import AsyncGenerator
-from dataclasses import KW_ONLY, dataclass, replace
+from collections.abc import AsyncGenerator, Mapping
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, Self
 
 from deployments.listener import Listener
@@ -31,6 +31,7 @@ class Utterance:
     synthesis: SynthesisRequest  # with the whole text; a replica gets one with the text of each segment
     _: KW_ONLY
     spans: tuple[TextSpan, ...] = ()  # the text, cut at its pauses
+    styles: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # fields of `synthesis` of spans in a style
     max_segment_chars: int | None = None  # None: the model's
     languages: tuple[str, ...] = ()  # each segment is in one of these; where that is not certain, in the utterance's
     joins: bool = False  # each segment goes on from the tail of the one before
@@ -75,6 +76,7 @@ class Segments:
         self._segments: list[SynthesisRequest] = []
         self._pauses_s: dict[int, float] = {}  # in front of segments
         self._speeds: dict[int, float] = {}  # of segments that are faster or slower than the others
+        self._styles: dict[int, str] = {}
 
     @classmethod
     def of(cls, utterance: Utterance, max_chars: int) -> "Segments":
@@ -88,8 +90,12 @@ class Segments:
             parts = split_text(span.text, max_chars)
             if span.speed != 1:
                 segments._speeds |= dict.fromkeys(range(len(texts), len(texts) + len(parts)), span.speed)
+            if span.style:
+                segments._styles |= dict.fromkeys(range(len(texts), len(texts) + len(parts)), span.style)
             texts += parts
         segments._segments = _requests(utterance.synthesis, texts or [utterance.synthesis.text])
+        for number, style in segments._styles.items():
+            segments._segments[number] = replace(segments._segments[number], **utterance.styles.get(style, {}))
         if utterance.languages:
             segments._segments = [_in_its_language(request, utterance.languages) for request in segments._segments]
         return segments
@@ -99,7 +105,10 @@ class Segments:
         texts = [request.text for request in self._segments]
         if len(texts) in self._pauses_s:
             texts.append("")
-        return [TextSpan(text, self.pause_s(number), self.speed(number)) for number, text in enumerate(texts)]
+        return [
+            TextSpan(text, self.pause_s(number), self.speed(number), self.style(number))
+            for number, text in enumerate(texts)
+        ]
 
     @property
     def spoken(self) -> str:
@@ -146,9 +155,12 @@ class Segments:
         return self._segments[number].text
 
     def joined(self, number: int, before: StreamTail) -> SynthesisRequest | None:
-        """The known segment, going on from the end of the segment `before` if segments are joined."""
+        """The known segment, going on from the end of the segment `before` if segments are joined. A segment with
+        another recording does not: it would keep the manner of the one before.
+        """
         request = self.known_segment(number)
-        if request is None or not self.joins:
+        last = self.known_segment(number - 1)
+        if request is None or not self.joins or last is None or last.reference is not request.reference:
             return request
         return replace(request, tail=before.tail(self.segment_text(number - 1)))
 
@@ -159,6 +171,10 @@ class Segments:
     def speed(self, number: int) -> float:
         """How fast a segment is played."""
         return self._speeds.get(number, 1.0)
+
+    def style(self, number: int) -> str:
+        """In which style a segment is spoken."""
+        return self._styles.get(number, "")
 
     def close_segment(self, number: int) -> None:
         """The speech of a segment has ended: it takes no more text."""

@@ -20,6 +20,7 @@ class TextSpan:
     text: str  # empty where nothing follows the last pause
     pause_s: float = 0.0  # silence before it
     speed: float = 1.0
+    style: str = ""  # of an extension: see `Utterance.styles`
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +31,12 @@ class SpokenPiece:
     spoken: str  # joins with that of other pieces
     pause_s: float = 0.0  # silence in its place
     speed: float | None = None  # of all text after it; None: as before
+    style: str | None = None  # the same
 
     @property
     def is_border(self) -> bool:
         """Whether text before it and after it is spoken apart."""
-        return self.pause_s > 0 or self.speed is not None
+        return self.pause_s > 0 or self.speed is not None or self.style is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,12 @@ class SpokenText:
     def max_segment_chars(self) -> int | None:
         """Of a segment of a long text; None: the model's."""
         return None
+
+    @property
+    def style(self) -> str:
+        """The style of the whole text; "" if it has several."""
+        styles = {span.style for span in self.spans if span.text}
+        return styles.pop() if len(styles) == 1 else ""
 
     @property
     def text(self) -> str:

@@ -4,12 +4,15 @@
 
 The engine in this process speaks pairs of held-out sentences: the second one by itself, the second one from the tail of
 the first one, and both as one segment. A recogniser writes down what comes after each joint.
+
+`--instructions "Speak slowly." "Use a quiet voice."` measures changes of style: the second ones have these in turn.
 """
 
 import argparse
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import cycle
 
 import numpy as np
 import torch
@@ -51,9 +54,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="embedded")
     parser.add_argument("--joints", type=int, default=50)
+    parser.add_argument("--instructions", nargs="*", default=[None], help="of the second sentences, in turn")
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    joints = spoken(options.model, options.joints)
+    joints = spoken(options.model, options.joints, options.instructions)
     logger.info("| between | steps | loudness, dB | pitch, semitones | spectrum, dB | quiet, ms |")
     logger.info("|---|---|---|---|---|---|")
     for way in joints[0].sides:
@@ -74,8 +78,8 @@ def _errors(transcribe: Callable[[Audio, int], str], joint: Joint, way: str) -> 
     return word_errors(plain_words(joint.texts[1], "english"), heard)
 
 
-def spoken(model: str, num_joints: int) -> list[Joint]:
-    """The joints of one voice after the other, in turn."""
+def spoken(model: str, num_joints: int, instructions: Sequence[str | None]) -> list[Joint]:
+    """The joints of one voice after the other, in turn, as the `instructions` of the second sentences are."""
     directory = locate(model)
     engine = build_engine(directory, TalkerConfig(device="cpu", max_num_seqs=8, max_num_waiting=num_joints))
     decoder = load_decoder(directory / "speech_tokenizer")
@@ -90,8 +94,8 @@ def spoken(model: str, num_joints: int) -> list[Joint]:
     ]
     firsts = speak_all(engine, asked)
     alone = [
-        replace(request, text=second, seed=segment_seed(request.seed, 1))
-        for request, (_, second) in zip(asked, pairs, strict=True)
+        replace(request, text=second, seed=segment_seed(request.seed, 1), instructions=style)
+        for request, (_, second), style in zip(asked, pairs, cycle(instructions), strict=False)
     ]
     ends = [StreamTail() for _ in asked]
     for end, (codes, reason, _) in zip(ends, firsts, strict=True):

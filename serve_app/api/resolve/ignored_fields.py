@@ -1,6 +1,7 @@
 """Fields of a request without effect, and the reason: clients learn them with the answer."""
 
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from difflib import get_close_matches
 
@@ -133,13 +134,13 @@ def _unread(body: SpeechBody, read: Collection[str]) -> Reasons:
 
 def of_text(spoken: SpokenText) -> Reasons:
     """The parts of the text that are not read aloud, as the reason of `input`."""
-    return {"input": left_out(spoken)} if spoken.left_out else {}
+    return {"input": left_out(spoken.left_out)} if spoken.left_out else {}
 
 
-def left_out(spoken: SpokenText) -> str:
+def left_out(kinds: Counter[str]) -> str:
     """The kinds of text that are not read aloud, with their counts, made safe for a header."""
-    named = [f"{_CONTROL.sub('?', kind)} {count}" for kind, count in list(spoken.left_out.items())[:_MOST_NAMED]]
-    more = len(spoken.left_out) - len(named)
+    named = [f"{_CONTROL.sub('?', kind)} {count}" for kind, count in list(kinds.items())[:_MOST_NAMED]]
+    more = len(kinds) - len(named)
     return f"not read aloud: {', '.join(named)}" + (f" and {more} more" if more > 0 else "")
 
 

@@ -18,7 +18,6 @@ from serve_app.api.resolve.ignored_fields import Ignored
 from serve_app.api.resolve.resolver import Resolver
 from serve_app.api.resolve.speech_request import Delivery, SpeechRequest, negotiate
 from serve_app.api.resolve.voice import ChosenVoice, choose_voice
-from serve_app.api.voice_source import KeptVoice
 from serve_app.audio.formats import AudioFormat, check_bit_rate
 
 
@@ -86,7 +85,7 @@ async def lenient_request(
         if bit_rate is not None and not delivery.has_bit_rate:
             ignored.note("bit_rate", f"{delivery.audio_format} has none")
         delivery = replace(delivery, speed=body.speed, sample_rate=body.sample_rate or delivery.sample_rate)
-        body = body.model_copy(update={"voice": named or None})
+        body = body.model_copy(update={"voice": named or None, "model": model})
         speech = await complete_request(resolver, body, info, delivery=delivery, ignored=ignored, voice=voice)
         if delivery.bit_rate is not None:
             check_bit_rate(delivery.audio_format, delivery.bit_rate)
@@ -99,7 +98,8 @@ async def request_in_voice(resolver: Resolver, speech: SpeechRequest, voice: str
     body = speech.body.model_copy(update={"voice": chosen.name})
     spoken, _ = await resolver.read_text(resolver, body, speech.info, chosen.stored)
     ignored = {"voice": chosen.reason} if chosen.reason else {}
-    return replace(speech, body=body, ignored=ignored, spoken=spoken, stored=chosen.stored, chosen_voice=None)
+    speech = replace(speech, body=body, ignored=ignored, spoken=spoken, stored=chosen.stored)
+    return replace(speech, is_tagged=False, chosen_voice=None)
 
 
 async def complete_request(
@@ -111,32 +111,24 @@ async def complete_request(
     ignored: Ignored,
     voice: ChosenVoice,
 ) -> SpeechRequest:
-    """The last steps to every request: a tag of the text chooses the recording, the text is read, and fields without
-    effect are listed.
+    """The last steps to every request: the text is read, its style chooses the recording, and fields without effect
+    are listed.
 
     `body` was made for the model `info`; `voice` speaks, in place of what the client named in it. Raises as
     `Resolver.read_text` does.
     """
     chosen_voice = None if body.voice else voice.name
     body, stored = body.model_copy(update={"voice": voice.name}), voice.stored
-    tagged = _tagged(body, stored)
-    if tagged is not None and body.instructions is not None:
-        ignored.note("instructions", "a tag of the text chose the recording")
-    body = tagged or body
     spoken, unread = await resolver.read_text(resolver, body, info, stored)
+    if is_tagged := stored is not None and bool(spoken.style):
+        if body.instructions is not None:
+            ignored.note("instructions", "a tag of the text chose the recording")
+        body = body.model_copy(update={"instructions": spoken.style})
     ignored.note_all(unread)
     reasons = ignored.reasons_for(body, info, further=resolver.further_fields, read=resolver.fields, stored=stored)
     if resolver.time_words is None:  # `reasons` say so
         body = body.model_copy(update={"word_timestamps": False})
-    delivery, is_tagged = replace(delivery, disclosed=resolver.settings.disclose_synthetic), tagged is not None
+    delivery = replace(delivery, disclosed=resolver.settings.disclose_synthetic)
     return SpeechRequest(
         info, body, delivery, reasons, spoken=spoken, stored=stored, is_tagged=is_tagged, chosen_voice=chosen_voice
     )
-
-
-def _tagged(body: SpeechBody, stored: KeptVoice | None) -> SpeechBody | None:
-    """The body without the tag in its text that chooses a recording of the voice; None if the text has no such tag.
-    The tag becomes the body's `instructions`, which choose a recording too.
-    """
-    style, text = (None, body.input) if stored is None else stored.tagged(body.input)
-    return None if style is None else body.model_copy(update={"input": text, "instructions": style})

@@ -1,6 +1,7 @@
 """ElevenLabs over HTTP: one text, or a dialogue, as audio or as JSON."""
 
 import base64
+from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -212,7 +213,7 @@ async def _dialogue(
     if len(runs) < 2:
         return speech, []
     parts = []
-    ignored = dict(speech.ignored)
+    ignored, unread = dict(speech.ignored), Counter[str]()
     for voice, texts in runs:
         own = replace(speech, body=speech.body.model_copy(update={"input": " ".join(texts)}))
         part = await request_in_voice(
@@ -220,8 +221,11 @@ async def _dialogue(
         )
         if "voice" in part.ignored:
             ignored["inputs.voice_id"] = part.ignored["voice"]
+        unread += part.spoken.left_out
         if is_speakable(part.spoken.text):
             parts.append(part)
+    ignored = {name: why for name, why in ignored.items() if why != ignored_fields.left_out(speech.spoken.left_out)}
+    ignored |= {"inputs": ignored_fields.left_out(unread)} if unread else {}
     return replace(speech, ignored=ignored), parts
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TypeVar
@@ -10,7 +11,7 @@ from deployments.errors import InvalidRequest, PayloadTooLarge
 from serve_app.api.parsing.client_input import switch
 from serve_app.api.parsing.speech_body import check_length
 from serve_app.api.resolve.build_utterance import build_utterance
-from serve_app.api.resolve.ignored_fields import Reasons
+from serve_app.api.resolve.ignored_fields import Reasons, left_out
 from serve_app.api.resolve.make_request import strict_request
 from serve_app.api.resolve.resolver import Resolver
 from serve_app.api.resolve.speech_request import SpeechRequest
@@ -51,6 +52,7 @@ class Planned:
         self.deterministic = False
         self.models: dict[str, dict[str, object]] = {}  # as in StoredJob
         self.ignored: Reasons = {}
+        self.left_out: Counter[str] = Counter()  # of all texts
         self.num_segments: list[int] = []  # of each part
         self.pieces: list[int] = []  # the first part of each
         self.num_bytes = 0  # of the pieces
@@ -164,8 +166,12 @@ async def _planned_part(made: Planned, long: Resolver, settings: ApiSettings, fi
     indices = made.indices(Rules.of(speech.spoken.rules), Manner.of(request, **stored))
     if speech.info.route not in made.models:
         made.models[speech.info.route] = StoredJob.described(speech.info)
+    made.left_out += speech.spoken.left_out
+    unread = {
+        name: left_out(made.left_out) for name in ("input", "text") if speech.spoken.left_out and name in speech.ignored
+    }
     chosen = {} if speech.chosen_voice is None else {"voice": f"none was sent: {speech.chosen_voice} speaks"}
-    made.ignored |= speech.ignored | chosen | dict.fromkeys(at_fetch, "asked for when audio is fetched")
+    made.ignored |= speech.ignored | unread | chosen | dict.fromkeys(at_fetch, "asked for when audio is fetched")
     return await asyncio.to_thread(_part, utterance, speech, custom_id=custom_id, **indices)
 
 
@@ -193,7 +199,11 @@ def _segments(segments: Segments, speech: SpeechRequest, language: str) -> tuple
         speed = segments.speed(number) * speech.body.speed
         if number == MOST_SEGMENTS:
             raise InvalidRequest(f"input makes more than {MOST_SEGMENTS} segments. Send it in several parts.", "input")
-        planned_segments.append(Segment(text=request.text, pause_s=segments.pause_s(number), speed=speed, language=own))
+        styled: dict[str, str | None] = {}
+        if (style := segments.style(number)) and not speech.is_tagged:
+            styled = {"instructions": request.instructions} if speech.stored is None else {"take": style}
+        segment = Segment(text=request.text, pause_s=segments.pause_s(number), speed=speed, language=own, **styled)
+        planned_segments.append(segment)
     return tuple(planned_segments)
 
 

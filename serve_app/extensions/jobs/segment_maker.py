@@ -51,7 +51,11 @@ class SegmentMaker:
         manner = plan.manners[part.manner]
         info = job.info(manner.model)
         await self._check(job, manner, info)
-        utterance = plan.utterance(job, segment_id, await self._reference(job, manner, info))
+        take = part.segments[segment_id.segment].take
+        reference = await self._reference(
+            job, manner if take is None else manner.model_copy(update={"style": take}), info
+        )
+        utterance = plan.utterance(job, segment_id, reference)
         request = utterance.synthesis
         voice = manner.stored_voice or request.voice
         speech = await self._speak(utterance, info, voice)

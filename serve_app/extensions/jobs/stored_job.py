@@ -5,7 +5,7 @@ made: a later start makes only the missing segments.
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Annotated, Any, Self
 
@@ -16,6 +16,7 @@ from deployments.protocol import FinishReason, ModelInfo, Reference, Sampling, S
 from serve_app.config import Markup
 from serve_app.extensions.text.lexicon import MAX_WORDS, Lexicon
 from serve_app.extensions.text.spoken_text import TextRules, read
+from serve_app.extensions.text.style_tags import StyleRules
 from serve_app.speech.segments import Utterance, segment_seed
 from serve_app.text.spoken import SpokenText, TextSpan
 
@@ -51,6 +52,7 @@ class Rules(Strict):
     spoken_form: _Line | None
     max_segment_chars: int | None
     normalised: _Line | None
+    styles: StyleRules = Field(default_factory=StyleRules)
 
     @classmethod
     def of(cls, rules: TextRules) -> Self:
@@ -91,6 +93,8 @@ class Segment(Strict):
     pause_s: float = 0.0  # silence before it
     speed: float = 1.0
     language: _Line | None = None  # None: that of its manner
+    instructions: _Text | None = None  # the same
+    take: _Line | None = None  # style of a recording of the stored voice; the same
 
 
 class Part(Strict):
@@ -142,6 +146,8 @@ class JobPlan(Strict):
             background=True,
             **{name: getattr(manner, name) for name in same},
         )
+        if segment.instructions is not None:
+            synthesis = replace(synthesis, instructions=segment.instructions)
         span = TextSpan(segment.text, speed=segment.speed)
         return Utterance(synthesis, spans=(span,), may_redraw=part.redraws)
 

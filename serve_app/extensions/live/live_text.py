@@ -10,9 +10,9 @@ import contextlib
 import secrets
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import replace
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -39,6 +39,14 @@ _TOKEN_BYTES = 16
 _JOINED_CHARS = 80
 _PLENTY_CHARS = 40  # this number of characters makes audio, even if the client writes no more
 
+# Returns the fields of SynthesisRequest that a style changes.
+Restyle = Callable[[str], Awaitable[Mapping[str, Any]]]
+
+
+async def no_change(style: str) -> Mapping[str, Any]:
+    """Of texts whose styles have no effect."""
+    return {}
+
 
 class LiveTexts(Opened):
     """The live texts of one ingress process, and the address at which talkers read them."""
@@ -48,16 +56,22 @@ class LiveTexts(Opened):
         self.server = MailboxServer(host)
 
     async def open(
-        self, utterance: Utterance, info: ModelInfo, *, max_chars: int, rules: TextRules | None = None
+        self,
+        utterance: Utterance,
+        info: ModelInfo,
+        *,
+        max_chars: int,
+        rules: TextRules | None = None,
+        restyle: Restyle = no_change,
     ) -> "LiveText":
         """An utterance without text so far. It takes at most `max_chars` characters, and ends after a minute without
-        any. Without `rules` it is spoken as it is written.
+        any. Without `rules` it is spoken as it is written. `restyle` is called once for each style of the text.
 
         Raises OSError where the address cannot be listened at.
         """
         await self.server.start()
         rules = rules or TextRules(spoken_form=info.spoken_form)
-        return LiveText(self.server, utterance, info, max_chars=max_chars, rules=rules)
+        return LiveText(self.server, utterance, info, max_chars=max_chars, rules=rules, restyle=restyle)
 
     async def aclose(self) -> None:
         await self.server.aclose()
@@ -74,12 +88,15 @@ class LiveText(Segments):
         *,
         max_chars: int,
         rules: TextRules,
+        restyle: Restyle,
     ) -> None:
         utterance = utterance.changed(text="")
         super().__init__(utterance)
         self._server, self._max_chars = server, max_chars
         self._reader = TextReader(rules)
-        self._speed = 1.0
+        self._speed, self._style = 1.0, ""
+        self._restyle = restyle
+        self._restyling: dict[str, asyncio.Future[Mapping[str, Any]]] = {}  # by style
         self._check = SsmlCheck("text") if rules.markup == "ssml" else None
         if self._check is not None:
             self._check.without_effect = self._reader.left_out
@@ -105,11 +122,13 @@ class LiveText(Segments):
     @property
     def utterance(self) -> Utterance:
         """The request to `SpeechModel`, for use after `wait_for_words`."""
-        return replace(self._utterance.changed(mailbox=self._segments[0].mailbox), live_text=self)
+        first = self.known_segment(0) or self._segments[0]
+        styled = {"instructions": first.instructions, "reference": first.reference}
+        return replace(self._utterance.changed(mailbox=first.mailbox, **styled), live_text=self)
 
     async def going_on(self, conversation: Continuation) -> Utterance:
         """The same, going on from what was spoken before, where enough is written in time to be spoken at once."""
-        if (tail := conversation.tail(self._utterance.synthesis)) is not None:
+        if (tail := conversation.tail(self.utterance.synthesis)) is not None:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(conversation.patience_s):
                     while not self._is_long(0):
@@ -143,6 +162,8 @@ class LiveText(Segments):
     def close(self) -> None:
         """Keep the text no longer, and end its speech."""
         self._end()
+        for restyling in self._restyling.values():
+            restyling.cancel()
         for segment in self._segments:
             assert segment.mailbox is not None
             self._server.remove(segment.mailbox.token)
@@ -154,6 +175,7 @@ class LiveText(Segments):
         """
         while not (self.is_taken_in or self._num_words or self._reader.will_speak):
             await self._changed.wait()
+        await self.segment(0)  # until its style is known
         return not self.is_taken_in or self._num_words > 0
 
     @property
@@ -178,8 +200,17 @@ class LiveText(Segments):
     ) -> AsyncGenerator[PcmChunk, None]:
         return without_clicks(chunks, sample_rate, listener, may_stall=lambda: not self.is_taken_in)
 
+    def known_segment(self, number: int) -> SynthesisRequest | None:
+        """None also while its style is being prepared. Raises what `restyle` raises."""
+        request = super().known_segment(number)
+        if request is None or (restyling := self._restyling.get(self.style(number))) is None:
+            return request
+        return replace(request, **restyling.result()) if restyling.done() else None
+
     async def segment(self, number: int) -> SynthesisRequest | None:
-        while (request := self.known_segment(number)) is None and not self.is_taken_in:
+        while (request := self.known_segment(number)) is None:
+            if self.is_taken_in and number >= len(self._segments):
+                return None
             await self._changed.wait()
         return request
 
@@ -255,8 +286,9 @@ class LiveText(Segments):
         if border.pause_s:
             self._pauses_s[number] = self._pauses_s.get(number, 0.0) + border.pause_s
         self._speed = self._speed if border.speed is None else border.speed
+        self._style = self._style if border.style is None else border.style
         if self._writing is not None:
-            self._speeds[number] = self._speed
+            self._set_manner(number)
 
     def _say_certain(self, texts: list[str]) -> None:
         """Text for the current segment. Each of `texts` but the last ends a segment."""
@@ -272,9 +304,17 @@ class LiveText(Segments):
         self._writing = WrittenText()
         self._mailboxes.append(self._writing)
         mailbox = self._server.share(secrets.token_hex(_TOKEN_BYTES), self._writing)
-        self._speeds[len(self._segments)] = self._speed
+        self._set_manner(len(self._segments))
         request = replace(self._utterance.synthesis, mailbox=mailbox)
         self._segments.append(segment_request(request, len(self._segments)))
+
+    def _set_manner(self, number: int) -> None:
+        """The speed and the style of a segment. A style is prepared at once: it may need a recording of the store."""
+        self._speeds[number], self._styles[number] = self._speed, self._style
+        if self._style and self._style not in self._restyling:
+            restyling = self._restyling[self._style] = asyncio.ensure_future(self._restyle(self._style))
+            restyling.add_done_callback(retrieve_error)
+            restyling.add_done_callback(lambda _: self._notify())
 
     def _end_segment(self) -> None:
         if self._writing is not None:

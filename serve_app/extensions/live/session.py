@@ -5,6 +5,7 @@ from collections import Counter, deque
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Self
 
 from starlette.websockets import WebSocketDisconnect
@@ -17,7 +18,7 @@ from serve_app.api.parsing.speech_body import SpeechBody, check_length
 from serve_app.api.request_record import Usage, start_marks
 from serve_app.api.resolve.build_utterance import build_utterance
 from serve_app.api.resolve.language import check_language, unspoken_script
-from serve_app.api.resolve.resolver import Resolver
+from serve_app.api.resolve.resolver import Draft, Resolver
 from serve_app.api.resolve.speech_request import SpeechRequest
 from serve_app.api.resolve.voice import choose_voice
 from serve_app.extensions.continuity.tails import Continuation
@@ -34,6 +35,7 @@ from serve_app.extensions.live.turns import (
     Turn,
     Words,
 )
+from serve_app.extensions.text.reading import in_style
 from serve_app.extensions.text.spoken_text import ReadText, read
 from serve_app.extensions.word_times.word_times import Spoken, WordTimes
 from serve_app.speech.segments import Utterance
@@ -265,7 +267,7 @@ class Session:
         if self._live_texts is not None and not is_speakable(spoken.text):
             yield None  # a conversation treats no text as an error
             return
-        utterance = await self._utterance(turn, self._body.model_copy(update={"input": text}), spoken)
+        utterance = (await self._draft(turn, self._body.model_copy(update={"input": text}), spoken)).utterance
         turn.utterance = utterance.changed(tail=self._continuation.tail(utterance.synthesis))
         self._follow(turn, spoken)
         yield turn.utterance if is_speakable(turn.utterance.synthesis.text) else None
@@ -273,8 +275,12 @@ class Session:
     @asynccontextmanager
     async def _live(self, turn: Turn, texts: LiveTexts) -> AsyncIterator[Utterance | None]:
         """The utterance of a text while it is written; None where there is nothing to speak."""
-        utterance = await self._utterance(turn, self._body, read("", self._rules), live=True)
-        with await texts.open(utterance, self._info, max_chars=MAX_UNSPOKEN_CHARS, rules=self._rules) as live:
+        draft = await self._draft(turn, self._body, read("", self._rules), live=True)
+        restyle = partial(in_style, self._resolver, draft)
+        asked = texts.open(
+            draft.utterance, self._info, max_chars=MAX_UNSPOKEN_CHARS, rules=self._rules, restyle=restyle
+        )
+        with await asked as live:
             turn.live, turn.usage.left_out = live, live.left_out
             self._follow(turn, live)
             turn.write()
@@ -285,15 +291,15 @@ class Session:
                 turn.utterance = await live.going_on(self._continuation)
             yield turn.utterance if has_words else None
 
-    async def _utterance(self, turn: Turn, body: SpeechBody, spoken: SpokenText, *, live: bool = False) -> Utterance:
+    async def _draft(self, turn: Turn, body: SpeechBody, spoken: SpokenText, *, live: bool = False) -> Draft:
         self._handshake.caller.count_request()
         identity = {"request_id": turn.record.request_id, "client": self._handshake.caller.name}
         # A turn may come an hour after the request: by then its voice may have another version, or be gone.
         voice = await choose_voice(self._resolver, body.voice, body, self._info, lenient=False)
         speech = replace(self._speech, body=body, spoken=spoken, stored=voice.stored)
-        utterance = (await build_utterance(self._resolver, speech, live=live, **identity)).utterance
-        turn.record.note_speech(utterance, self._info, speech.voice_id, speed=body.speed)
-        return start_marks(utterance, turn.record.received_ns)
+        draft = await build_utterance(self._resolver, speech, live=live, **identity)
+        turn.record.note_speech(draft.utterance, self._info, speech.voice_id, speed=body.speed)
+        return replace(draft, utterance=start_marks(draft.utterance, turn.record.received_ns))
 
     def _follow(self, turn: Turn, text: LiveText | SpokenText) -> None:
         if self._body.word_timestamps:

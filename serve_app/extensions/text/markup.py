@@ -12,32 +12,34 @@ from dataclasses import dataclass
 from typing import Literal
 
 from serve_app.config import Markup
+from serve_app.extensions.text.ssml import FASTEST, MAX_PAUSE_S, SLOWEST, SPELLED, attributes, pause_s, rate
+from serve_app.extensions.text.style_tags import (
+    CUE,
+    LONGEST_TAG,
+    NOT_CLOSED,
+    StyleRules,
+    Styling,
+    begins,
+    broken,
+    is_vendors,
+)
 
-MAX_PAUSE_S = 10.0
 MAX_PAUSES_S = 120.0  # of one text in all; further pauses are left out
-STRENGTHS_S = {"none": 0.0, "x-weak": 0.1, "weak": 0.2, "medium": 0.4, "strong": 0.8, "x-strong": 1.2}
-RATES = {"x-slow": 0.5, "slow": 0.75, "medium": 1.0, "default": 1.0, "fast": 1.25, "x-fast": 1.75}
-SLOWEST, FASTEST = 0.25, 4.0
-SPELLED = ("characters", "spell-out", "verbatim", "digits", "telephone")
 _LONGEST_MARK = 400  # a tag that is not closed by then is no markup
 
 _ATTRIBUTE = r"""\s+[A-Za-z_:][\w:.-]*\s*=\s*(?:"[^"<]*"|'[^'<]*'|[^\s"'<>=]+)"""
 _TAG = re.compile(rf"<(/?)([A-Za-z][\w:.-]*)((?:{_ATTRIBUTE})*)\s*(/?)>")
-_BEGUN_TAG = re.compile(r"<(?:[/!?]?[A-Za-z\[-][^<>]*|[/!?]?)\Z")
+_BEGUN_TAG = re.compile(r"""<(?:[/!?]?[A-Za-z\[-](?>=\s*(?:"[^"<]*(?:"|\Z)|'[^'<]*(?:'|\Z))|[^<>])*+|[/!?]?)\Z""")
 _COMMENT = re.compile(r"<!--.*?-->|<\?[^<>]*\?>|<![A-Za-z][^<>]*>", re.S)
 _BEGUN_COMMENT = re.compile(r"<!(?:-(?:-.*)?)?\Z|<!--.*\Z", re.S)
 _AUTOLINK = re.compile(r"<((?:https?://|mailto:)[^\s<>]+|[A-Za-z][\w.+-]*@[\w.-]+)>")
-_NAMED = re.compile(r"""([A-Za-z_:][\w:.-]*)\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s"'<>=]+))""")
-_SECONDS = re.compile(r"\s*([+-]?\d*\.?\d+)\s*(ms|s)\s*", re.I)
-_RATE = re.compile(r"\s*(\d*\.?\d+)\s*(%?)\s*")
 _LINK = re.compile(r"(!?\[)[^\[\]]*(\](?:\([^()]*\)|\[[^\[\]]*\]))")
 _LINK_END = re.compile(r"\](?:\([^()]*\)|\[[^\[\]]*\])")
 _BEGUN_LINK = re.compile(r"!?\[[^\[\]]*(?:\](?:\([^()]*|\[[^\[\]]*)?)?\Z|!\Z")
 _NOTE = re.compile(r"\[\^[^\[\]]*\]:?")
 _CUE = re.compile(
-    r"\[(?:(?:soft|short|long|light|nervous|heav|deep|quiet|big)\w*\s+)?(?:laugh|chuckl|giggl|sigh|whisper|gasp|cough|"
-    r"breath|inhale|exhale|clears throat|crying|sob|groan|yawn|excited|sad|angr|happ|sarcastic|curious|shout|pause)\w*"
-    r"(?:\s+\w+)?\]",
+    r"\[(?:(?:soft|short|long|light|nervous|heav|deep|quiet|big)\w*\s+)?(?:laugh|chuckl|giggl|sigh|gasp|cough|"
+    r"breath|inhale|exhale|clears throat|sob|groan|yawn|pause)\w*(?:\s+\w+)?\]",
     re.I,
 )
 _CUE_PAUSE = re.compile(
@@ -64,7 +66,7 @@ _EMOJI = re.compile(rf"[{_EMOJI_CHARS}](?:\u200d?[{_EMOJI_CHARS}])*")
 _PROSE = {
     "auto": re.compile(rf"[^\n<\[\]!&*_~`|{_EMOJI_CHARS}]+"),
     "ssml": re.compile(r"[^<\[&]+"),
-    "none": re.compile(r"[^\n]+"),
+    "none": re.compile(r"[^\n<\[]+"),
 }
 _PARAGRAPHS = frozenset(["p", "paragraph"])
 _THOUGHTS = frozenset(["think", "thinking", "thought", "reasoning"])
@@ -82,7 +84,7 @@ _BEGUN_POWER = re.compile(r"<sup>(?:[+\u2212-]|&#?\w{0,5};?)?", re.I)
 _POWER = re.compile(r"(?:[+\u2212-]|&(?:minus|#8722|#x2212);)?\d", re.I)
 _CLOSES = tuple(".,;:!?…)")
 
-MARKS, LINK, CODE, EMOJI, CUE = "marks of Markdown", "link target", "code block", "emoji", "direction in brackets"
+MARKS, LINK, CODE, EMOJI = "marks of Markdown", "link target", "code block", "emoji"
 THOUGHT = "reasoning of a language model"
 TOO_LONG = f"pause beyond {MAX_PAUSE_S:g} s, or {MAX_PAUSES_S:g} s in all"
 
@@ -95,14 +97,21 @@ class Token:
     spoken: str = ""
     pause_s: float = 0.0  # silence in its place
     speed: float | None = None  # of all text after it; None: as before
+    style: str | None = None  # the same; "": the request's own
     left_out: str = ""  # what it is, where that is not read aloud
     is_end: bool = False  # whether what is spoken only ends the sentence before
+    is_tag: bool = False  # whether it is a style tag: it leaves no space in front of a comma
+
+    @property
+    def is_border(self) -> bool:
+        """Whether text before it and after it is spoken apart."""
+        return self.pause_s > 0 or self.speed is not None or self.style is not None
 
 
 class LiveMarkup:
     """Tokens of a text that comes in parts: wherever it is cut, the same is spoken."""
 
-    def __init__(self, markup: Markup, *, paragraph_pause_s: float = 0.0) -> None:
+    def __init__(self, markup: Markup, *, paragraph_pause_s: float = 0.0, styles: StyleRules | None = None) -> None:
         """A blank line, or the border of two `<p>`, is a pause of `paragraph_pause_s`; 0: only a sentence ends."""
         self._markup, self._paragraph_pause_s = markup, paragraph_pause_s
         self._rest = ""
@@ -122,6 +131,8 @@ class LiveMarkup:
         self._replaced = self._spelled = ""  # the tag whose content is not heard, or letter by letter
         self._alias = ""  # spoken in place of the next text
         self._speeds = [1.0]
+        self._style_rules = styles or StyleRules()
+        self._styling = Styling(self._style_rules)
 
     def feed(self, text: str, *, is_last: bool) -> list[Token]:
         """The tokens that are certain with `text`; with the last part the rest."""
@@ -129,8 +140,9 @@ class LiveMarkup:
         tokens: list[Token] = []
         at = 0
         while at < len(self._rest):
-            final = is_last or len(self._rest) - at > _LONGEST_MARK
-            token = self._next(self._rest[at : at + _LONGEST_MARK], final=final)
+            longest = LONGEST_TAG if begins(self._rest, at) else _LONGEST_MARK
+            final = is_last or len(self._rest) - at > longest
+            token = self._next(self._rest[at : at + longest], final=final)
             if token is None:
                 break
             at += len(token.written)
@@ -141,21 +153,35 @@ class LiveMarkup:
             self._give(token, tokens)
         self._rest = self._rest[at:]
         if is_last:
+            self._styling.finish()
             tokens += self._spaces
             self._spaces = []
+        if self._styling.reports:
+            tokens += [Token("", left_out=what) for what in self._styling.reports]
+            self._styling.reports.clear()
         return tokens
 
     def _give(self, token: Token, tokens: list[Token]) -> None:
         """Spaces wait for the next word: none is left in front of a comma where an emoji was. So do, after a paragraph,
         marks that no word came before.
         """
-        is_border = token.pause_s > 0 or token.speed is not None
+        is_border = token.is_border
         is_blank = not token.spoken.strip()
         is_said = not is_blank and bool(token.spoken.strip(_NO_WORDS))
+        if self._styling.waits and not is_blank:
+            end = token.spoken[: len(token.spoken) - len(token.spoken.lstrip(_NO_WORDS))]
+            if end and is_said and self._styling.has_said and token.written == token.spoken:
+                self._give(Token(end, end), tokens)  # it closes what was said before
+                token = Token(token.written[len(end) :], token.spoken[len(end) :])
+            if (is_said or not self._styling.has_said) and (style := self._styling.enter()) is not None:
+                tokens.append(Token("", style=style))
+        self._styling.has_said = not is_border and (is_said or self._styling.has_said)
         if not is_border and (is_blank or (self._is_border and not is_said and not token.is_end)):
             (self._spaces if token.spoken or self._spaces else tokens).append(token)
             return
-        if token.spoken.startswith(_CLOSES) and (token.is_end or any(gap.left_out for gap in self._spaces)):
+        if token.spoken.startswith(_CLOSES) and (
+            token.is_end or any(gap.left_out or gap.is_tag for gap in self._spaces)
+        ):
             self._spaces = [
                 gap if gap.spoken.strip() else Token(gap.written, left_out=gap.left_out) for gap in self._spaces
             ]
@@ -169,7 +195,9 @@ class LiveMarkup:
     def _next(self, rest: str, *, final: bool) -> Token | None:
         """The next token; None where more text has to come first."""
         if self._markup == "none":
-            return self._as_written(rest, final=final)
+            is_tag = rest[0] == "[" or (rest[0] == "<" and is_vendors(rest))
+            tag = self._style_tag(rest, final=final) if is_tag else False
+            return self._as_written(rest, final=final) if tag is False else tag
         if self._fence:
             return self._code(rest, final=final)
         if self._thought:
@@ -186,8 +214,8 @@ class LiveMarkup:
         if self._markup == "auto" and (token := self._mark(rest, final=final)) is not False:
             return token
         prose = _PROSE[self._markup].match(rest)
-        written = prose[0] if prose else rest[0]
-        written = written[: len(written.rstrip())] or written
+        is_single = self._spelled and self._styling.waits
+        written = _run(prose[0] if prose and not is_single else rest[0])
         return self._prose(written, written)
 
     def _mark(self, rest: str, *, final: bool) -> Token | Literal[False] | None:
@@ -220,7 +248,7 @@ class LiveMarkup:
             self._at_line_start = False
         self._at_line_start = rest[0] == "\n"
         prose = _PROSE["none"].match(rest)
-        written = prose[0] if prose else "\n"
+        written = _run(prose[0] if prose else rest[0])
         return Token(written, written)
 
     def _code(self, rest: str, *, final: bool) -> Token | None:
@@ -287,6 +315,8 @@ class LiveMarkup:
             return self._prose(link[0], link[1].removeprefix("mailto:"))
         if not final and (_BEGUN_TAG.match(rest) or _BEGUN_COMMENT.match(rest)):
             return None
+        if end := broken(rest, final=final):
+            return Token(rest[:end], left_out=NOT_CLOSED, is_tag=True)
         return self._prose("<", "<")
 
     def _meant(self, tag: re.Match[str]) -> Token:
@@ -294,7 +324,10 @@ class LiveMarkup:
         name = tag[2].lower().split(":")[-1]
         is_empty = bool(tag[4])
         values = attributes(tag[3])
-        left_out = "" if name in _OBEYED else f"tag {name[:20]}"
+        if name == "expr":
+            name, values = self._styling.lowered(values, closes=closes, is_empty=is_empty)
+        is_style = self._styling.element(name, values, closes=closes, is_empty=is_empty)
+        left_out = "" if is_style or name in _OBEYED else f"tag {name[:20]}"
         spoken, speed = self._between(ends=True) if name in _BLOCKS else "", None
         if name in _THOUGHTS and not closes and not is_empty and self._markup == "auto":
             self._thought = name
@@ -326,7 +359,7 @@ class LiveMarkup:
                 self._spelled = name
             if name == "prosody":
                 speed = self._faster(rate(values))
-        return Token(tag[0], spoken, speed=speed, left_out=left_out, is_end=name in _BLOCKS)
+        return Token(tag[0], spoken, speed=speed, left_out=left_out, is_end=name in _BLOCKS, is_tag=is_style)
 
     def _faster(self, factor: float) -> float | None:
         before = self._speeds[-1]
@@ -342,16 +375,29 @@ class LiveMarkup:
         if pause := _CUE_PAUSE.match(rest):
             in_ms = bool(pause[2]) and pause[2].lower().startswith("m")
             return self._pause(pause[0], float(pause[1] or 0.5) / (1000 if in_ms else 1))
-        if self._markup == "ssml":
-            return None if not final and _BEGUN_BRACKET.match(rest) else self._prose("[", "[")
-        if gone := _CUE.match(rest) or _NOTE.match(rest):
+        if self._markup == "auto" and (gone := _CUE.match(rest) or _NOTE.match(rest)):
             return Token(gone[0], left_out=CUE if gone[0][1] != "^" else "footnote")
+        if rest[0] == "[" and (tag := self._style_tag(rest, final=final)) is not False:
+            return tag
+        if self._markup == "ssml":
+            return self._prose("[", "[")
         if not final and _BEGUN_LINK.match(rest):
             return None
         if link := _LINK.match(rest):
             self._in_link = True
             return Token(link[1])
         return self._prose(rest[0], rest[0])
+
+    def _style_tag(self, rest: str, *, final: bool) -> Token | Literal[False] | None:
+        """A style tag; False where the text begins with none."""
+        if rest[0] == "<":
+            return self._tag(rest, final=final)
+        if tag := self._style_rules.bracket(rest, final=final):
+            self._styling.bracket(tag[2], closes=bool(tag[1]))
+            return Token(tag[0], is_tag=True)
+        if final and (end := self._style_rules.cut_off(rest)):
+            return Token(rest[:end], left_out=NOT_CLOSED, is_tag=True)
+        return None if not final and (tag is None or _BEGUN_BRACKET.match(rest)) else False
 
     def _entity(self, rest: str, *, final: bool) -> Token | None:
         if entity := _ENTITY.match(rest):
@@ -386,23 +432,6 @@ class LiveMarkup:
         return "" if self._unheard or self._replaced else text
 
 
-def attributes(tag: str) -> dict[str, str]:
-    """The attributes in a tag's text after its name."""
-    return {key.lower(): html.unescape(a or b or c) for key, a, b, c in _NAMED.findall(tag)}
-
-
-def pause_s(values: dict[str, str]) -> float:
-    """Seconds of an SSML break, as long as its attributes say."""
-    stated = _SECONDS.fullmatch(values.get("time", ""))
-    if stated is None:
-        return STRENGTHS_S.get(values.get("strength", "medium"), STRENGTHS_S["medium"])
-    return max(0.0, float(stated[1]) / (1000 if stated[2].lower() == "ms" else 1))
-
-
-def rate(values: dict[str, str]) -> float:
-    """How many times as fast a `<prosody rate>` is; 1 where it says nothing that is understood."""
-    named = values.get("rate", "medium")
-    stated = _RATE.fullmatch(named)
-    if stated is None:
-        return RATES.get(named, 1.0)
-    return float(stated[1]) / (100 if stated[2] else 1) or 1.0
+def _run(text: str) -> str:
+    """The whitespace that a text begins with, else all up to the whitespace at its end."""
+    return text[: len(text) - len(text.lstrip())] or text.rstrip()

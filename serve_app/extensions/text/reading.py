@@ -4,6 +4,7 @@
 
 import asyncio
 import re
+from dataclasses import replace
 from typing import Annotated
 
 from pydantic import Field
@@ -20,7 +21,7 @@ from serve_app.api.parsing.speech_body import SpeechBody
 from serve_app.api.resolve import ignored_fields
 from serve_app.api.resolve.build_utterance import segments_of
 from serve_app.api.resolve.make_request import strict_request
-from serve_app.api.resolve.resolver import Resolver
+from serve_app.api.resolve.resolver import Draft, Resolver
 from serve_app.api.speech_service import SpeechService
 from serve_app.api.voice_source import KeptVoice
 from serve_app.config import LEAST_SEGMENT_CHARS, Markup
@@ -28,6 +29,7 @@ from serve_app.extension import Dialect, Opened, Route
 from serve_app.extensions.text.lexicon import Lexicon
 from serve_app.extensions.text.normalisation import prepare
 from serve_app.extensions.text.spoken_text import ReadText, TextRules, read
+from serve_app.extensions.text.style_tags import StyleRules, as_instructions
 from serve_app.text.languages import DETECT, detected, language_name
 from serve_app.text.spoken import LEFT_OUT, SpokenText
 
@@ -45,9 +47,30 @@ class TextSettings(Strict):
 class TextReading(Opened):
     """Reads the texts of all requests."""
 
+    _resolver: Resolver  # set by `join`
+
     def join(self, resolver: Resolver) -> None:
+        self._resolver = resolver
+        resolver.steps["text"] = self._prepare_styles  # also of jobs, which take no steps of other extensions
         resolver.read_text = read_text
         resolver.fields |= {"markup", "text_normalization", "lexicon", "max_segment_chars"}
+
+    async def _prepare_styles(self, draft: Draft) -> Draft:
+        """The draft of a whole text with what its styles change. Raises as `in_style` does."""
+        named = {span.style for span in draft.utterance.spans if span.style}
+        if not named or draft.speech.is_tagged:
+            return draft
+        styles = {style: await in_style(self._resolver, draft, style) for style in named}
+        return replace(draft, utterance=replace(draft.utterance, styles=styles))
+
+
+async def in_style(resolver: Resolver, draft: Draft, style: str) -> dict[str, object]:
+    """What a span in a style changes in the utterance's `synthesis`. Raises as `VoiceSource.reference` does."""
+    speech, base = draft.speech, draft.utterance.synthesis
+    if speech.stored is None:
+        return {"instructions": as_instructions(base.instructions, style)}
+    by_vector = speech.body.x_vector_only_mode or speech.info.clones_by_vector
+    return {"reference": await resolver.voices.reference(speech.stored, style, speech.info, x_vector_only=by_vector)}
 
 
 async def read_text(
@@ -78,6 +101,7 @@ async def read_text(
         spoken_form=info.spoken_form,
         max_segment_chars=chars or settings.max_segment_chars,
         normalised=language,
+        styles=StyleRules.of(body, info, stored),
     )
     is_long = rules.normalised is not None or len(body.input) > _LONG_CHARS
     spoken = await asyncio.to_thread(read, body.input, rules) if is_long else read(body.input, rules)
@@ -116,7 +140,11 @@ async def show_text(service: SpeechService, request: Request) -> Response:
         "sent": spoken.sent,
         "spoken": spoken.text,
         "left_out": [{"what": kind, "count": count} for kind, count in spoken.left_out.items()],
-        "segments": [{"text": part.text, "pause_s": part.pause_s, "speed": part.speed} for part in segments_of(speech)],
+        "segments": [
+            {"text": part.text, "pause_s": part.pause_s, "speed": part.speed}
+            | ({"style": part.style} if part.style else {})
+            for part in segments_of(speech)
+        ],
         "changed": [
             {"written": piece.written.replace(LEFT_OUT, "").strip(), "spoken": piece.spoken.strip()}
             for piece in spoken.pieces()

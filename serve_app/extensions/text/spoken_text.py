@@ -20,6 +20,7 @@ from serve_app.extensions.text.lexicon import Lexicon, LiveLexicon
 from serve_app.extensions.text.markup import LiveMarkup, Token
 from serve_app.extensions.text.normalisation import LiveNormaliser
 from serve_app.extensions.text.ssml import SsmlCheck
+from serve_app.extensions.text.style_tags import StyleRules
 from serve_app.text.characters import clean, is_speakable
 from serve_app.text.spoken import LEFT_OUT, UNSPOKEN, SpokenPiece, SpokenText, TextSpan
 
@@ -40,6 +41,7 @@ class TextRules:
     spoken_form: str | None = None  # as ModelInfo has it
     max_segment_chars: int | None = None  # None: the model's
     normalised: str | None = None  # the language whose words figures become; None: they stay
+    styles: StyleRules = field(default_factory=StyleRules)
 
 
 class TextStage(Protocol):
@@ -75,27 +77,28 @@ def read(sent: str, rules: TextRules, *, field: str = "input") -> ReadText:
         check = SsmlCheck(field)
         check.feed(sent, is_last=True)
         left_out += check.without_effect
-    tokens = LiveMarkup(rules.markup, paragraph_pause_s=rules.paragraph_pause_s).feed(sent, is_last=True)
+    markup = LiveMarkup(rules.markup, paragraph_pause_s=rules.paragraph_pause_s, styles=rules.styles)
+    tokens = markup.feed(sent, is_last=True)
     left_out.update(token.left_out for token in tokens if token.left_out)
     if rules.spoken_form == "english" and (lost := unspoken("".join(token.spoken for token in tokens))):
         left_out[UNSPOKEN] = lost
     spans: list[TextSpan] = []
     prose: list[str] = []
-    pause_s, speed = 0.0, 1.0
+    pause_s, speed, style = 0.0, 1.0, ""
     for token in tokens:
         prose.append(token.spoken)
-        if not token.pause_s and token.speed is None:
+        if not token.is_border:
             continue
         if is_speakable(text := _spoken("".join(prose), rules)):
-            spans.append(TextSpan(text, pause_s, speed))
+            spans.append(TextSpan(text, pause_s, speed, style))
             pause_s = 0.0
         prose.clear()
         pause_s += token.pause_s
-        if token.speed is not None:
-            speed = token.speed
+        speed = speed if token.speed is None else token.speed
+        style = style if token.style is None else token.style
     text = _spoken("".join(prose), rules)
     text = text if is_speakable(text) or not spans else ""
-    rest = [TextSpan(text, pause_s, speed)] if text or pause_s else []
+    rest = [TextSpan(text, pause_s, speed, style)] if text or pause_s else []
     return ReadText(sent, (*spans, *rest), left_out, rules)
 
 
@@ -121,7 +124,7 @@ class TextReader:
 
     def __init__(self, rules: TextRules) -> None:
         self._rules = rules
-        self._markup = LiveMarkup(rules.markup, paragraph_pause_s=rules.paragraph_pause_s)
+        self._markup = LiveMarkup(rules.markup, paragraph_pause_s=rules.paragraph_pause_s, styles=rules.styles)
         self.left_out: Counter[str] = Counter()  # as in SpokenText, of the text so far
         self._uncounted = ""  # Greek letters in which the text so far ends: in a word they have no sound
         self._begin()
@@ -137,9 +140,9 @@ class TextReader:
         prose: list[TextPart] = []
         for token in self._markup.feed(text, is_last=is_last):
             self._count(token)
-            if token.pause_s or token.speed is not None:
+            if token.is_border:
                 pieces += self._pass([*prose, TextPart("", token.spoken)] if token.spoken else prose, is_last=True)
-                pieces.append(SpokenPiece(token.written, self._space(), pause_s=token.pause_s, speed=token.speed))
+                pieces.append(SpokenPiece(token.written, self._space(), token.pause_s, token.speed, token.style))
                 prose = []
             else:
                 is_heard = (token.spoken and not token.is_end) or token.written.isspace()

@@ -1,12 +1,21 @@
-"""Whether a text is SSML that can be spoken: the first fault is an error that says where it is."""
+"""The attributes of SSML, and whether a text is SSML that can be spoken: the first fault says where it is."""
 
+import html
 import re
 from collections import Counter
 from xml.parsers import expat
 
 from deployments.errors import InvalidRequest
-from serve_app.extensions.text.markup import FASTEST, MAX_PAUSE_S, RATES, SLOWEST, SPELLED, STRENGTHS_S, pause_s, rate
 
+MAX_PAUSE_S = 10.0
+STRENGTHS_S = {"none": 0.0, "x-weak": 0.1, "weak": 0.2, "medium": 0.4, "strong": 0.8, "x-strong": 1.2}
+RATES = {"x-slow": 0.5, "slow": 0.75, "medium": 1.0, "default": 1.0, "fast": 1.25, "x-fast": 1.75}
+SLOWEST, FASTEST = 0.25, 4.0
+SPELLED = ("characters", "spell-out", "verbatim", "digits", "telephone")
+
+_NAMED = re.compile(r"""([A-Za-z_:][\w:.-]*)\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s"'<>=]+))""")
+_SECONDS = re.compile(r"\s*([+-]?\d*\.?\d+)\s*(ms|s)\s*", re.I)
+_NUMBER = re.compile(r"\s*(\d*\.?\d+)\s*(%?)\s*")
 _ROOT = b"<t>"
 _DECLARATION = re.compile(r"\s*<\?xml\s[^<>]*\?>")
 _TIME = re.compile(r"\s*\+?(?:\d+\.?\d*|\.\d+)\s*(?:ms|s)\s*", re.I)
@@ -63,7 +72,7 @@ class SsmlCheck:
             case "break":
                 return self._of_break(values)
             case "prosody":
-                self.without_effect.update(f"prosody {key[:20]}" for key in values if key != "rate")
+                self.without_effect.update(f"prosody {key[:20]}" for key in values.keys() - {"rate", "volume", "pitch"})
                 return self._of_rate(values.get("rate"), rate(values))
             case "sub" if "alias" not in values:
                 return "sub needs an alias"
@@ -88,3 +97,25 @@ class SsmlCheck:
             return None
         known = ", ".join(RATES)
         return f"prosody rate {named[:_LONGEST_SHOWN]!r} is none of {known}, nor from {SLOWEST:.0%} to {FASTEST:.0%}"
+
+
+def attributes(tag: str) -> dict[str, str]:
+    """The attributes in a tag's text after its name."""
+    return {key.lower(): html.unescape(a or b or c) for key, a, b, c in _NAMED.findall(tag)}
+
+
+def pause_s(values: dict[str, str]) -> float:
+    """Seconds of an SSML break, as long as its attributes say."""
+    stated = _SECONDS.fullmatch(values.get("time", ""))
+    if stated is None:
+        return STRENGTHS_S.get(values.get("strength", "medium"), STRENGTHS_S["medium"])
+    return max(0.0, float(stated[1]) / (1000 if stated[2].lower() == "ms" else 1))
+
+
+def rate(values: dict[str, str]) -> float:
+    """How many times as fast a `<prosody rate>` is; 1 where it says nothing that is understood."""
+    named = values.get("rate", "medium")
+    stated = _NUMBER.fullmatch(named)
+    if stated is None:
+        return RATES.get(named, 1.0)
+    return float(stated[1]) / (100 if stated[2] else 1) or 1.0

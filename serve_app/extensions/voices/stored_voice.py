@@ -28,6 +28,7 @@ from deployments.protocol import Sampling
 from deployments.recording_cache import VOICE_BYTES
 from serve_app.audio.recordings import Preparation
 from serve_app.extensions.text.lexicon import LONGEST_RESPELLING, LONGEST_WORD, MAX_WORDS, Lexicon
+from serve_app.extensions.text.style_tags import named_take
 from serve_app.extensions.voices.reference_doctor import Flaw, Sentence, check_recording
 from serve_app.visitor import VISITOR
 
@@ -40,8 +41,6 @@ MAX_TAKES = 16
 FILE_SUFFIX = ".voice"
 _PART_BYTES = 96 << 10  # that a slow reader of a portable file holds
 _LARGEST_PART = 64 << 20  # of a portable file: the longest recording that is taken in is smaller
-_TAG = re.compile(r"""\s*(?:\[([^\[\]<>\n]{1,80})\]|<emotion\s+value=["']([^"'<>\n]{1,80})["']\s*/>)\s*""")
-_SAME_STEM = 5  # letters that "cheerful" and "cheerfully" share at least
 
 _HOLDS = {"gt": operator.gt, "ge": operator.ge, "le": operator.le, "lt": operator.lt}
 
@@ -250,9 +249,12 @@ class StoredVoice(Stored):
 
     def take_named(self, words: str | None) -> Take | None:
         """The take whose style these words name."""
-        named = re.findall(r"\w+", (words or "").casefold())
-        matches = (take for take in self.takes if any(_is_same(word, take.style.casefold()) for word in named))
-        return next(matches, None)
+        named = named_take(words, self.styles)
+        return next((take for take in self.takes if take.style == named), None)
+
+    @property
+    def styles(self) -> tuple[str, ...]:
+        return tuple(take.style for take in self.takes)
 
     def has_style(self, words: str | None) -> bool:
         return self.take_named(words) is not None
@@ -264,14 +266,6 @@ class StoredVoice(Stored):
         why = "tag" if is_tagged else "instructions" if named else "the first"
         by_vector = "" if take.text else ", by its vector only: it has no transcript"
         return f"{take.style} ({why}{by_vector})"
-
-    def tagged(self, text: str) -> tuple[str | None, str]:
-        """The style that a tag at the beginning of a text names, if a take has it, and the text without that tag:
-        "[whispering] Come in.", '<emotion value="whispering"/> Come in.'
-        """
-        tag = _TAG.match(text)
-        take = self.take_named(tag[1] or tag[2]) if tag else None
-        return (take.style, text[tag.end() :]) if tag and take else (None, text)
 
 
 class StoredConsent(Stored):
@@ -329,11 +323,6 @@ class StoredLexicon(Stored):
     def with_words(self, words: Mapping[str, str]) -> Self:
         """The next version. Raises InvalidRequest."""
         return self.changed(words=Lexicon.checked(words, "words").words)
-
-
-def _is_same(word: str, style: str) -> bool:
-    shared = next((n for n, (a, b) in enumerate(zip(word, style, strict=False)) if a != b), min(len(word), len(style)))
-    return word == style or shared >= _SAME_STEM
 
 
 def _check_sampling(sampling: Mapping[str, bool | int | float]) -> None:

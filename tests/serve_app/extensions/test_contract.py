@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from itertools import product
 
 import httpx
@@ -30,6 +31,9 @@ pytestmark = pytest.mark.anyio
 FRAME = tone(CUSTOM_VOICE.frame_samples)
 NUMBERS = ["NaN", "Infinity", "-Infinity", "1e999", "-1e400", "9" * 5000, "9" * 400]
 MARKED = "<think>Hm.</think>**Hello** \U0001f600 [there](http://x.y)!"
+TAGGED = '<emotion value="sad"/>One. <expr type="expression" label="calm"/>Two. [excited] Three.'
+STYLED = [("sad", "One."), ("calm", "Two."), ("excited", "Three.")]
+TAGS = ("tag emotion", "tag expr", "direction in brackets")
 LEFT_OUT = ("reasoning of a language model", "marks of Markdown", "link target", "emoji")
 PARTS = ["So \ud842", "\udfb7 it \ud83d is"]  # a pair of surrogates that is cut, and half a pair
 
@@ -250,6 +254,34 @@ async def test_the_last_message_names_what_is_left_out(synthesizer: FakeSynthesi
     assert all(told in last for told in (*LEFT_OUT, "left_out"))
 
 
+def styles_of(synthesizer: FakeSynthesizer) -> list[tuple[str | None, str]]:
+    instructions = [request.instructions for request in synthesizer.requests]
+    return list(zip(instructions, map(str.strip, synthesizer.texts), strict=True))
+
+
+@socket_rows
+async def test_a_tag_holds_to_the_next_one_wherever_it_is_cut(row: SocketRow) -> None:
+    whole = [row.speak(TAGGED)]
+    in_parts = [row.speak_in_parts(TAGGED[:cut], TAGGED[cut:]) for cut in range(1, len(TAGGED), 9) if row.cut]
+    for messages in (*whole, *in_parts, *([row.speak_in_parts(*TAGGED)] if row.cut else [])):
+        synthesizer = FakeSynthesizer(script=utterance())
+        async with connected(row, synthesizer) as client:
+            client.send(*messages)
+            last = (await spoken(client, row))[0][-1]
+        assert styles_of(synthesizer) == STYLED
+        assert not any(tag in json.dumps(last) for tag in TAGS)
+
+
+@socket_rows
+async def test_the_last_message_names_tags_without_effect(row: SocketRow) -> None:
+    synthesizer = FakeSynthesizer(replace(CUSTOM_VOICE, supports_instructions=False), utterance())
+    async with connected(row, synthesizer) as client:
+        client.send(*row.speak(TAGGED))
+        last = (await spoken(client, row))[0][-1]
+    assert styles_of(synthesizer) == [(None, "One. Two. Three.")]
+    assert all(tag in json.dumps(last) for tag in TAGS)
+
+
 @socket_rows
 async def test_a_text_without_words_is_silence(synthesizer: FakeSynthesizer, row: SocketRow) -> None:
     async with connected(row, synthesizer) as client:
@@ -352,6 +384,17 @@ async def test_no_body_has_marks_read_aloud(
     assert set(synthesizer.texts) == {"Hello there!"}
     told = answer.text if row.has_results else answer.headers["x-ignored"]
     assert all(each in told for each in ("link target 1", "emoji 1", *LEFT_OUT))
+
+
+@post_rows
+async def test_a_tag_of_a_body_holds_to_the_next_one(row: PostRow) -> None:
+    for follows in (True, False):
+        synthesizer = FakeSynthesizer(replace(CUSTOM_VOICE, supports_instructions=follows), utterance())
+        answer = await posted(synthesizer, row.path, json=row.body(TAGGED))
+        assert answer.status_code == 200, answer.text
+        assert set(styles_of(synthesizer)) == set(STYLED if follows else [(None, "One. Two. Three.")])
+        told = answer.text if row.has_results else answer.headers.get("x-ignored", "")
+        assert all((tag in told) is not follows for tag in TAGS)
 
 
 @post_rows

@@ -16,6 +16,7 @@ from serve_app.extensions.text.spoken_text import TextRules
 from serve_app.speech.segments import Utterance
 from serve_app.speech.stream_tail import StreamTail
 from serve_app.speech.utterance_synthesizer import UtteranceSynthesizer
+from serve_app.text.spoken import TextSpan
 from tests.clock import Clock
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer
 
@@ -112,6 +113,18 @@ async def test_a_segment_that_is_made_again_keeps_its_tail_and_gives_the_next_on
     assert again.tail is bad.tail
     assert last.tail is not None
     assert last.tail.codes[-1, 0] == 329  # of the third call, which was sent
+
+
+@pytest.mark.parametrize("changed", [{"instructions": "sad"}, {"reference": Reference(None, key=b"take")}])
+async def test_a_style_is_joined_unless_it_has_another_recording(changed: dict[str, object]) -> None:
+    synthesizer = FakeSynthesizer(script=[numbered(30), END], hasty=range(9))
+    spans = (TextSpan("The boat drifted on the lake."), TextSpan("It sank.", style="sad"))
+    styled = replace(UTTERANCE, spans=spans, styles={"sad": changed})
+    async with aclosing(UtteranceSynthesizer(synthesizer).speak(styled, INFO, Listener())) as chunks:
+        assert [item async for item in chunks]
+    first, second = synthesizer.requests
+    assert {name: getattr(second, name) for name in changed} == changed
+    assert (first.instructions, second.tail is not None) == (None, "reference" not in changed)
 
 
 async def test_without_joints_no_segment_has_a_tail() -> None:

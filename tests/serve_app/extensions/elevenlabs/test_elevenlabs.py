@@ -268,6 +268,26 @@ async def test_turns_of_a_dialogue(client: httpx.AsyncClient, synthesizer: fake.
     assert len(set(seeds)) == 3
 
 
+@pytest.mark.parametrize(
+    ("model", "read"), [("eleven_v3", ""), ("eleven_v4_turbo", ""), ("eleven_flash_v2_5", "[Old man] ")]
+)
+async def test_brackets_are_tags_of_the_models_that_have_them(model: str, read: str) -> None:
+    synthesizer = fake.FakeSynthesizer(script=fake.utterance())
+    text = "[Old man] Hello. [1] [sad] Bye."
+    inputs = [{"text": text, "voice_id": "aiden"}, {"text": "[laughs] Hi.", "voice_id": "ryan"}]
+    answer = await posted(synthesizer, "/v1/text-to-dialogue", json={"inputs": inputs, "model_id": model})
+    path = f"/v1/text-to-speech/ryan/stream-input?model_id={model}&output_format=pcm_24000"
+    await heard(synthesizer, path, {"text": text}, {"text": ""}, until={"isFinal": True})
+    style = None if read else "Old man"
+    spans = [(f"{read}Hello. [1]", style), ("Bye.", "sad")]
+    told = [
+        (text.strip(), request.instructions)
+        for text, request in zip(synthesizer.texts, synthesizer.requests, strict=True)
+    ]
+    assert told == [*spans, ("Hi.", None), *spans]
+    assert answer.headers["x-ignored"].endswith("inputs (not read aloud: direction in brackets 1)")
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_times_of_a_dialogue_count_from_its_beginning(stream: bool) -> None:
     path = f"/v1/text-to-dialogue{'/stream' if stream else ''}/with-timestamps?output_format=pcm_24000"

@@ -26,7 +26,7 @@ from serve_app.extensions.jobs.stored_job import JobState, MadeSegment, StoredJo
 from serve_app.extensions.voices import clocks, voice_store
 from serve_app.extensions.voices.voice_store import Damaged, StoreFailed, VoiceStore
 from tests.serve_app.extensions.jobs.desk import Server, Speaker, asked, files_in, serving, so, started, until
-from tests.serve_app.extensions.voices.speakers import store
+from tests.serve_app.extensions.voices.speakers import store, wav
 from tests.serve_app.fake import BASE, CUSTOM_VOICE, FOLLOWED
 from tests.serve_app.one_model import refusal
 
@@ -581,6 +581,31 @@ async def test_fields_of_a_part_override_and_what_has_no_effect_is_told(speaker:
     answer = await client.post("/v1/audio/jobs", content='{"inputs": [{"input": "So \\ud83d."}]}')
     assert "voice (none was sent: serena speaks)" in answer.headers["x-ignored"]
     assert "inputs (half a surrogate pair, replaced by U+FFFD)" in answer.headers["x-ignored"]
+
+
+@pytest.mark.parametrize(
+    ("info", "told", "spoken"),
+    [
+        (FOLLOWED, "direction in brackets 1", ["Low.", "Low. sad", "Low. calm", "Low."]),
+        (BASE, "direction in brackets 2", ["Plain.", "Sigh.", "Plain.", "Plain."]),
+    ],
+)
+async def test_tags_choose_the_style_of_segments(tmp_path: Path, info: ModelInfo, told: str, spoken: list[str]) -> None:
+    speaker = Speaker(info)
+    async with serving(tmp_path, speaker) as (_, client):
+        place = f"/v1/audio/voices/{(await store(client, 'ryan', ref_text='Plain.'))['id']}"
+        take = {"audio_sample": ("a.wav", wav(1), "audio/wav")}
+        await client.post(place, data={"style": "sad", "ref_text": "Sigh."}, files=take)
+        texts = ("One. [sad] Two. [calm] Three.", "Four. [laughs] <b>Five.</b>")
+        answer = await asked(client, *texts, instructions="Low.")
+        assert all(each in answer.headers["x-ignored"] for each in (told, "tag b 2"))
+        job = await until(client, answer.json(), "completed")
+        words = (await client.get(f"/v1/audio/jobs/{job['id']}/parts/0/words")).json()["words"]
+    assert [word["word"] for word in words] == ["One.", "Two.", "Three."]
+    made = {request.text: request for request in speaker.requests}
+    styles = [each.instructions if each.reference is None else each.reference.text for each in made.values()]
+    texts = ("One.", "Two.", "Three.", "Four. Five.")
+    assert dict(zip(made, styles, strict=True)) == dict(zip(texts, spoken, strict=True))
 
 
 async def test_a_stored_voice_speaks_and_a_job_whose_voice_was_deleted_fails(tmp_path: Path) -> None:

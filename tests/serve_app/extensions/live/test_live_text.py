@@ -20,6 +20,7 @@ from serve_app.extension import Node, Opening
 from serve_app.extensions.live.extension import EXTENSION
 from serve_app.extensions.live.live_text import LiveText, LiveTexts
 from serve_app.extensions.text.spoken_text import CHARS_AT_ONCE, LivePlain, TextRules
+from serve_app.extensions.text.style_tags import StyleRules
 from serve_app.speech.segments import Utterance
 from serve_app.speech.speech_models import SpeechModels
 from serve_app.speech.utterance_synthesizer import UtteranceSynthesizer
@@ -292,3 +293,27 @@ async def test_markup_is_left_out_and_its_pauses_are_heard(texts: LiveTexts, see
     pauses = [bytes(2 * int(24000 * seconds)) for seconds in (1, 0.5, 2)]
     assert pcm_of(heard) == pauses[0] + speech + pauses[1] + speech + pauses[2]  # type: ignore[arg-type]
     assert [item.finish_reason for item in heard][-2:] == [None, FinishReason.STOP]  # type: ignore[attr-defined]
+
+
+async def test_a_segment_waits_for_its_style(texts: LiveTexts) -> None:
+    is_there = asyncio.Event()
+
+    async def restyle(style: str) -> dict[str, str]:
+        await is_there.wait()
+        if style == "lost":
+            raise InvalidRequest("The recording is disabled.", "voice")
+        return {"instructions": style}
+
+    rules = TextRules("auto", styles=StyleRules("all"))
+    with await texts.open(REQUEST, CUSTOM_VOICE, max_chars=LONG, rules=rules, restyle=restyle) as live:
+        live.append("[sad] One. ")
+        has_words = asyncio.ensure_future(live.wait_for_words())
+        await asyncio.sleep(0)
+        assert live.known_segment(0) is None
+        is_there.set()
+        assert await has_words
+        assert live.utterance.synthesis.instructions == "sad"
+        live.append('<emotion value="lost"/>Two.')
+        live.finish()
+        with pytest.raises(InvalidRequest, match="disabled"):
+            await live.segment(1)

@@ -5,22 +5,26 @@ import pytest
 
 from serve_app.config import Markup
 from serve_app.extensions.text.markup import CODE, CUE, EMOJI, LINK, MARKS, TOO_LONG, LiveMarkup, Token
+from serve_app.extensions.text.style_tags import StyleRules
 
 PIECES = [
     "<b>", "</b>", "<", "break ", "time='1s'", "/>", "[", "a", "](", "x", ")", "!", "*", "**", "_", "`", "```", "\n",
     "\n\n", "- ", "# ", "1. ", "|", "--", "&", "amp;", "&amp;", " ", "word ", "Hello", "<sub alias='q r'>", "</sub>",
     "<!--", "-->", "~", "~~", "<desc>", "</desc>", "[laughs]", "[pause 2s]", "</say-as>", ".", "5", "=", "'",
     "<a@b.c>", "<say-as interpret-as='digits'>12", "😀", "\ufe0f", "[pause:", "2s]", "<p>", "</p>", "\n```\n", "~~~\n",
-    "<prosody rate='fast'>", "</prosody>", "\r\n", ",", "\n \n",
+    "<prosody rate='fast'>", "</prosody>", "\r\n", ",", "\n \n", "<emotion value='sad'/>", "<emotion value='",
+    "happy'>", "</emotion>", "<expr type='prosody' label='slow'>", "<expr label='calm'/>", "</expr>", "[whispers]",
+    "[/whispers]", "[custom tag]", "<emphasis>", "</emphasis>", "<prosody volume='soft' pitch='-1st'>", "(a/b)",
 ]  # fmt: skip
 Heard = list[str | float]
 
 
 def heard(tokens: Iterable[Token]) -> Heard:
-    """Prose and seconds of silence; a change of speed is a negative number."""
+    """Prose and seconds of silence; a change of speed is a negative number, one of style is in angle brackets."""
     parts: Heard = [""]
     for token in tokens:
-        for mark in (token.pause_s or None, None if token.speed is None else -token.speed):
+        style = None if token.style is None else f"<{token.style}>"
+        for mark in (token.pause_s or None, None if token.speed is None else -token.speed, style):
             if mark is not None:
                 parts += [mark, ""]
         parts[-1] = f"{parts[-1]}{token.spoken}"
@@ -32,7 +36,7 @@ def read(text: str, markup: Markup = "auto", paragraph_pause_s: float = 0.0) -> 
 
 
 def in_parts(text: str, cuts: Iterable[int], markup: Markup) -> Heard:
-    live, tokens = LiveMarkup(markup, paragraph_pause_s=0.5), []
+    live, tokens = LiveMarkup(markup, paragraph_pause_s=0.5, styles=StyleRules("all", any_bracket=True)), []
     ends = [*sorted(cuts), len(text)]
     for start, end in zip([0, *ends], ends, strict=False):
         tokens += live.feed(text[start:end], is_last=False)
@@ -150,5 +154,5 @@ def test_cuts_change_nothing(seed: int) -> None:
 
 
 def test_what_is_never_closed_takes_no_more_than_its_time() -> None:
-    for opened in ("<a ", "[", "<!--", "**", "`", "&", "<desc>", "<" * 100):
+    for opened in ("<a ", "[", "<!--", "**", "`", "&", "<desc>", "<" * 100, "<emotion ", "[sad, "):
         assert "".join(map(str, read(f"{opened} {'word ' * 20_000}"))).count("word") in (0, 20_000)

@@ -210,7 +210,7 @@ async def with_a_take(client: AsyncClient, style: str) -> str:
         (" [Whispers softly]Hello.", "Hello.", "whispering (tag)"),
         ('<emotion value="whispering" /> Hello.', "Hello.", "whispering (tag)"),
         ("[laughing] Hello.", "Hello.", "neutral (the first)"),  # no take of its: it is left out, and named
-        ("Hello [whispering] there.", "Hello there.", "neutral (the first)"),
+        ('Hello. <emotion value="sad"/>There.', "Hello. There.", "neutral (the first)"),
     ],
 )
 async def test_a_tag_chooses_a_take(server: Server, client: AsyncClient, sent: str, heard: str, take: str) -> None:
@@ -420,8 +420,9 @@ async def test_what_was_derived_outlives_a_restart(folder: Path, server: Server,
 
 @pytest.mark.parametrize("name", SOCKETS)
 async def test_sockets_tell_which_recording_speaks(server: Server, client: AsyncClient, name: str) -> None:
+    """A tag chooses the recording of its span."""
     voice, row = await with_a_take(client, "cheerful"), SOCKETS[name]
-    sample = row.sample.filled(text="Hi.", voice=voice)
+    sample = row.sample.filled(text="Oh. [cheerfully] Hi. [neutral] Bye.", voice=voice)
     async with asgi.websocket(server.api, sample.path, subprotocols=sample.protocols) as connection:
         client_of = await Client(connection).accepted()
         client_of.send(*map(dict, sample.messages))
@@ -430,6 +431,11 @@ async def test_sockets_tell_which_recording_speaks(server: Server, client: Async
             while not told:
                 message = await client_of.next()
                 told = message.get("voice_take", "") if isinstance(message, dict) else ""
+            while len(server.synthesizer.requests) < 3:
+                await client_of.next()
+    assert [request.reference.text for request in server.synthesizer.requests if request.reference] == [
+        "Neutral.", "Ha!", "Neutral.",
+    ]  # fmt: skip
     await server.texts.aclose()
     assert told == "neutral (the first)"
     assert in_handshake == (told if "$voice" in row.sample.path else None)

@@ -1,0 +1,330 @@
+"""Style tags: which labels have an effect, which brackets are tags, and the style that holds at a place of a text.
+
+A label becomes a *style*: instructions for a model that follows them, or the name of a take of a stored voice.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, Self
+
+from deployments.protocol import ModelInfo, ModelKind
+from serve_app.api.parsing.speech_body import SpeechBody
+from serve_app.api.voice_source import KeptVoice
+from serve_app.text.characters import clean
+
+MAX_SPANS = 64  # with a style, of one text
+MAX_LABEL_CHARS = 80
+LONGEST_TAG = 4096  # a style tag that is not closed by then is no tag
+CUE = "direction in brackets"
+NOT_CLOSED = "style tag that is not closed"
+TOO_MANY = f"style tag beyond {MAX_SPANS} spans"
+TOO_LONG = f"style label beyond {MAX_LABEL_CHARS} characters"
+
+_NAMES = ("emotion", "expression", "express-as", "effect", "expr", "emphasis", "prosody", "volume")
+_LABELLED = ("emotion", "expression", "express-as", "effect", "expr")
+_KINDS = ("style", "emphasis", "volume", "pitch")  # of styles that hold at once
+_ATTRIBUTE = r"""\s+[A-Za-z_:][\w:.-]*\s*=\s*(?:"[^"<]*"|'[^'<]*'|[^\s"'<>=]+)"""
+_BEGUN = re.compile(rf"</?(?:\w+:)?(?:{'|'.join(_NAMES)})(?![\w.-])", re.I)
+# Of a tag that is never closed: all up to a bracket, else what can only be a part of it.
+_BROKEN = re.compile(
+    rf"</?[\w:-]+(?:[^<>]*>|(?:{_ATTRIBUTE})*(?:\s+[\w:-]*(?:\s*=\s*(?:\"[^\"<>]*|'[^'<>]*)?)?\Z)?\s*/?)"
+)
+_VENDORS = re.compile(r"</?(?:emotion|expression|expr)(?![\w.-])|</?[a-z]{0,9}\Z", re.I)
+_CUT_OFF = re.compile(r"</?([a-z-]{2,})\Z", re.I)
+_BRACKET = re.compile(r"\[\s*(/?)\s*([^\[\]\n]+?)\s*\]")
+_OPEN_BRACKET = re.compile(r"\[\s*/?\s*([^\[\]\n]+?)\s*")
+_BEGUN_TARGET = re.compile(r"\([^()]*\Z|\Z")
+_TARGET = re.compile(r"\((?:[^()\s]*[./#:][^()]*)?\)")  # of a Markdown link
+_SAME_STEM = 5  # letters that "cheerful" and "cheerfully" share at least
+
+# What brackets ask for in every text; others are only tags if a take has the label, or for eleven_v3 and eleven_v4.
+_WORD = (
+    r"(?:(?:whisper|excited|sad|angr|happ|sarcastic|curious|shout|crying)\w*|"
+    r"(?:cheerful|joyful|playful|mischievous|enthusiastic|surprised|amazed|scared|fearful|afraid|terrified|nervous|"
+    r"anxious|worried|panicked|frustrated|annoyed|irritated|furious|disgusted|disappointed|sorrowful|melancholic|"
+    r"nostalgic|wistful|tired|exhausted|sleepy|sleepi|bored|hesitant|confused|apologetic|sympathetic|affectionate|"
+    r"tender|warm|friendly|gentle|gent|calm|serene|soothing|relieved|hopeful|confident|proud|determined|serious|"
+    r"stern|dramatic|mysterious|suspicious|deadpan|monotone|ironic|neutral|loud|quiet|soft|hushed|slow|fast|quick|rapid|"
+    r"rushed|hurried|sing|yell|scream|plead)(?:ly|ally|er|s|ing)?\b)"
+)
+_MORE = r"(?:(?:short|long|light|heav|deep|big|very|more|slightly|really|extremely|a (?:bit|little))\w*\s+)?"
+_PHRASE = _MORE + _WORD
+_KNOWN = re.compile(rf"{_PHRASE}(?:(?:\s*,\s*|\s+and\s+){_PHRASE})*(?:\s+\w+)?", re.I)
+_ANY_LABEL = re.compile(r"(?!sic\Z)[^\W\d_][^\[\]\n]+", re.I)
+_ANY_BRACKET = re.compile(r"(?:.*/)?eleven_v[34](?:[_-].*)?", re.I)
+_PLAIN = re.compile(r"neutral|normal|default|medium|none", re.I)
+# The instructions that the embedded voice follows, and words that ask for the same.
+_MANNERS = {
+    "Speak slowly.": re.compile(r"\b(?:slow|leisurely|unhurried)", re.I),
+    "Speak faster, please.": re.compile(r"\b(?:fast|quick|rapid|rushed|hurried)", re.I),
+    "Use a quiet voice.": re.compile(r"\b(?:quiet|soft|whisper|hushed|gentl)", re.I),
+}
+_NEGATED = re.compile(r"\b(?:not|no|less|never)\b", re.I)
+_VOLUMES = {"silent": "very quiet", "x-soft": "very quiet", "soft": "quiet", "-": "quiet"} | {
+    "loud": "loud",
+    "+": "loud",
+    "x-loud": "very loud",
+}
+_PITCHES = {"x-low": "very low pitch", "low": "low pitch", "-": "low pitch"} | {
+    "high": "high pitch",
+    "+": "high pitch",
+    "x-high": "very high pitch",
+}
+_UNCHANGED = re.compile(r"|medium|default|[+-]?0*\.?0*\s*(?:dB|%|st|Hz)?", re.I)
+_EMPHASES = {"strong": "strong emphasis", "moderate": "emphasis", "reduced": "reduced emphasis", "none": ""}
+
+
+def named_take(words: str | None, styles: Sequence[str]) -> str | None:
+    """The first of a voice's `styles` that a word of these words names, such as "whispers" a take "whispering"."""
+    named = re.findall(r"\w+", (words or "").casefold())
+    return next((style for style in styles if any(_is_same(word, style.casefold()) for word in named)), None)
+
+
+def _is_same(word: str, style: str) -> bool:
+    shared = next((n for n, (a, b) in enumerate(zip(word, style, strict=False)) if a != b), min(len(word), len(style)))
+    return word == style or shared >= _SAME_STEM
+
+
+def as_instructions(base: str | None, style: str) -> str:
+    """The instructions of a span: the request's, then the style."""
+    return f"{base.rstrip(' .')}. {style}" if base else style
+
+
+@dataclass(frozen=True, slots=True)
+class StyleRules:
+    """What a label does for one model and voice."""
+
+    follows: Literal["nothing", "manners", "all"] = "nothing"  # instructions of these kinds
+    takes: tuple[str, ...] = ()  # the styles of the stored voice that speaks
+    any_bracket: bool = False  # whether all brackets with words are tags
+
+    @classmethod
+    def of(cls, body: SpeechBody, info: ModelInfo, stored: KeptVoice | None) -> Self:
+        follows: Literal["nothing", "manners", "all"] = "nothing"
+        if info.supports_instructions:
+            follows = "all" if info.spoken_form is None else "manners"
+        takes = stored.styles if stored is not None and info.kind is ModelKind.BASE else ()
+        return cls(follows, takes, any_bracket=_ANY_BRACKET.fullmatch(str(body.model)) is not None)
+
+    def effect(self, label: str) -> str | None:
+        """The style that a label asks for: "" is the request's own. None: it has no effect here."""
+        if (take := named_take(label, self.takes)) is not None:
+            return take
+        if self.follows == "all":
+            return label
+        asked = [manner for manner, words in _MANNERS.items() if words.search(label)]
+        if self.follows == "manners" and asked and not _NEGATED.search(label):
+            return " ".join(asked)
+        return "" if _PLAIN.fullmatch(label) else None
+
+    def is_label(self, words: str) -> bool:
+        """Whether these words in square brackets are a tag."""
+        if _KNOWN.fullmatch(words) or (self.any_bracket and _ANY_LABEL.fullmatch(words)):
+            return True
+        return len(words) <= MAX_LABEL_CHARS and named_take(words, self.takes) is not None
+
+    def bracket(self, rest: str, *, final: bool) -> re.Match[str] | Literal[False] | None:
+        """The tag in brackets that a text begins with, with its slash and its label. None where more text has to come
+        first, False if there is none: also if it is the text of a Markdown link.
+        """
+        tag = _BRACKET.match(rest)
+        if tag is None or not self.is_label(tag[2]):
+            return False
+        if not final and _BEGUN_TARGET.match(rest, tag.end()):
+            return None
+        return False if _TARGET.match(rest, tag.end()) else tag
+
+    def cut_off(self, rest: str) -> int:
+        """How many characters of the text that begins with a bracket are a tag that the text breaks off."""
+        begun = _OPEN_BRACKET.fullmatch(rest)
+        return len(rest) if begun and (_KNOWN.fullmatch(begun[1]) or named_take(begun[1], self.takes)) else 0
+
+
+def begins(text: str, at: int) -> bool:
+    """Whether a style tag begins there."""
+    return text[at] == "<" and _BEGUN.match(text, at) is not None
+
+
+def is_vendors(rest: str) -> bool:
+    """Whether the text begins with a tag of a vendor's that no reader of XML knows, or may."""
+    return _VENDORS.match(rest) is not None
+
+
+def broken(rest: str, *, final: bool) -> int:
+    """How many characters of the text that begins with `<` are a style tag that is not closed, or is cut off."""
+    if _BEGUN.match(rest):
+        found = _BROKEN.match(rest)
+        return found.end() if found else 0
+    cut = _CUT_OFF.match(rest) if final else None
+    return cut.end() if cut and any(name.startswith(cut[1].lower()) for name in _NAMES) else 0
+
+
+@dataclass(frozen=True, slots=True)
+class _OpenTag:
+    element: str  # that closes it; "": it holds to the next one of its kind
+    kind: str
+    style: str
+
+
+class Styling:
+    """The style at a place of a text, by the tags before it. A style begins with the first word that has it."""
+
+    def __init__(self, rules: StyleRules) -> None:
+        self._rules = rules
+        self._open: list[_OpenTag] = []
+        self._wanted = self._present = ""
+        self._num_spans = 0
+        self._unheard = ""  # the latest tag, as a report has it, until a word follows
+        self._elements: list[str] = []  # what each open `<expr>` is
+        self.has_said = False  # whether a word was spoken since the last border
+        self.reports: list[str] = []  # what has no effect
+
+    @property
+    def waits(self) -> bool:
+        """Whether the next word has to `enter` its style."""
+        return bool(self._unheard) or self._wanted != self._present
+
+    def enter(self) -> str | None:
+        """A word follows. Returns its style if that is another one than before."""
+        self._unheard = ""
+        if self._wanted and self._wanted != self._present and self._num_spans >= MAX_SPANS:
+            self.reports.append(TOO_MANY)
+            self._wanted = ""
+        if self._wanted == self._present:
+            return None
+        self._num_spans += bool(self._wanted)
+        self._present, self.has_said = self._wanted, False
+        return self._present
+
+    def bracket(self, label: str, *, closes: bool) -> None:
+        """A tag in brackets."""
+        if closes:
+            self._end("")
+        else:
+            self._start(CUE, label)
+
+    def element(self, name: str, values: Mapping[str, str], *, closes: bool, is_empty: bool) -> bool:
+        """An element by its lower case name. Returns whether it is a style tag: all that it does is done then, but for
+        the rate of a `<prosody>`.
+        """
+        if closes:
+            if name not in _NAMES:
+                return False
+            self._end(name)
+            return True
+        element = "" if is_empty else name
+        match name:
+            case "emphasis":
+                label = _EMPHASES.get(values.get("level", "moderate"), "emphasis")
+                self._start("tag emphasis", "" if is_empty else label, element, kind=name, is_needed=is_empty)
+            case "volume":
+                loudness = _loudness(values.get("ratio", ""))
+                self._start("tag volume", loudness, element, kind=name, is_needed=loudness is None)
+            case "prosody":
+                self._start_prosody(values, is_empty=is_empty)
+            case _ if name in _LABELLED:
+                label = next((values[key] for key in ("value", "label", "name", "style", "type") if key in values), "")
+                self._start(f"tag {name}", label.strip(" \t\n\u2018\u2019\u201c\u201d"), element, is_needed=True)
+            case _:
+                return False
+        return True
+
+    def lowered(self, values: Mapping[str, str], *, closes: bool, is_empty: bool) -> tuple[str, dict[str, str]]:
+        """The element that LiveKit's `<expr>` stands for, and its attributes."""
+        if closes:
+            return (self._elements.pop() if self._elements else "expr"), {}
+        kind, label = values.get("type", "expression").lower(), values.get("label", values.get("value", "")).strip()
+        match kind, label.lower():
+            case "break", _:
+                name, meant = "break", {"time": label}
+            case "spell" | "sound", _:
+                name, meant = kind, {}
+            case "prosody", "slow" | "fast" | "x-slow" | "x-fast":
+                name, meant = ("speed", {"ratio": label.lower()}) if is_empty else ("prosody", {"rate": label.lower()})
+            case "prosody", "soft" | "loud":
+                ratio = {"soft": "0.5", "loud": "1.5"}[label.lower()]
+                name, meant = ("volume", {"ratio": ratio}) if is_empty else ("prosody", {"volume": label.lower()})
+            case _:
+                name, meant = "expr", {"value": label}
+        if not is_empty and len(self._elements) < MAX_SPANS:
+            self._elements.append(name)
+        return name, meant
+
+    def finish(self) -> None:
+        """The text ends."""
+        self._settle()
+
+    def _start_prosody(self, values: Mapping[str, str], *, is_empty: bool) -> None:
+        parts = []
+        for part, labels in (("volume", _VOLUMES), ("pitch", _PITCHES)):
+            stated = values.get(part, "").strip().lower()
+            label = "" if _UNCHANGED.fullmatch(stated) else labels.get(stated) or labels.get(stated[:1])
+            style = "" if label == "" else self._rules.effect(label) if label and not is_empty else None
+            if style is None:
+                self.reports.append(f"prosody {part}")
+            parts += [_OpenTag("", part, style or "")] if stated else []
+        if not is_empty:  # its parts end with it
+            self._add(_OpenTag("prosody", "", ""), *parts, what="tag prosody")
+
+    def _start(
+        self, what: str, label: str | None, element: str = "", *, kind: str = "style", is_needed: bool = False
+    ) -> None:
+        """`what`: as a report names it. `is_needed`: whether no label is a fault."""
+        label = clean(label or "")
+        style = self._rules.effect(label) if label else None if is_needed else ""
+        if len(label) > MAX_LABEL_CHARS:
+            style, what = None, TOO_LONG
+        if style is None:
+            self.reports.append(what)
+        self._add(_OpenTag(element, kind, style or ""), what=what)
+
+    def _add(self, *tags: _OpenTag, what: str) -> None:
+        """Each takes the place of the latest tag of its kind that has no end."""
+        self._settle()
+        for tag in tags:
+            level = self._level()
+            self._open[level:] = [other for other in self._open[level:] if other.kind != tag.kind]
+            self._open.append(tag)
+        if len(self._open) > 2 * MAX_SPANS:
+            del self._open[-len(tags) :]
+            self.reports.append(TOO_MANY)
+        self._unheard = what if any(tag.style for tag in tags) else ""
+        self._update()
+
+    def _end(self, element: str) -> None:
+        """The latest open tag of this element ends, with those in it that have no end of their own."""
+        self._settle()
+        at = next((n for n in range(len(self._open) - 1, -1, -1) if element and self._open[n].element == element), None)
+        if at is None and element in ("", *_LABELLED):
+            level = self._level()
+            self._open[level:] = [other for other in self._open[level:] if other.kind != "style"]
+        elif at is not None:
+            behind = next((n for n in range(at + 1, len(self._open)) if self._open[n].element), len(self._open))
+            del self._open[at:behind]
+        self._update()
+
+    def _level(self) -> int:
+        """Where the tags without an end begin that are in the innermost element."""
+        return next((n for n in range(len(self._open), 0, -1) if self._open[n - 1].element), 0)
+
+    def _update(self) -> None:
+        """What holds is the latest tag of each kind."""
+        latest = {tag.kind: tag.style for tag in self._open}
+        known = list(dict.fromkeys(style for kind in _KINDS if (style := latest.get(kind))))
+        if self._rules.takes:
+            self._wanted = known[0] if known else ""
+        else:
+            self._wanted = (" " if self._rules.follows == "manners" else ", ").join(known)
+
+    def _settle(self) -> None:
+        """A tag without a word has no effect."""
+        if self._unheard:
+            self.reports.append(f"{self._unheard} without text")
+        self._unheard = ""
+
+
+def _loudness(ratio: str) -> str | None:
+    """The label of a ratio to the normal volume. None: it says nothing that is understood."""
+    stated = re.fullmatch(r"\s*(\d*\.?\d+)\s*", ratio)
+    return None if stated is None else "quiet" if float(stated[1]) < 1 else "loud" if float(stated[1]) > 1 else ""
