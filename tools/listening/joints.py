@@ -4,15 +4,13 @@
 
 The engine in this process speaks pairs of held-out sentences: the second one by itself, the second one from the tail of
 the first one, and both as one segment. A recogniser writes down what comes after each joint.
-
-`--instructions "Speak slowly." "Use a quiet voice."` measures changes of style: the second ones have these in turn.
 """
 
 import argparse
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import cycle
+from itertools import cycle, islice, pairwise
 
 import numpy as np
 import torch
@@ -84,9 +82,7 @@ def spoken(model: str, num_joints: int, instructions: Sequence[str | None]) -> l
     engine = build_engine(directory, TalkerConfig(device="cpu", max_num_seqs=8, max_num_waiting=num_joints))
     decoder = load_decoder(directory / "speech_tokenizer")
     sentences = [text.spoken for text in texts("english") if text.kind == SENTENCES]
-    pairs = [
-        (sentences[place % len(sentences)], sentences[(place + 1) % len(sentences)]) for place in range(num_joints)
-    ]
+    pairs = list(islice(pairwise(cycle(sentences)), num_joints))
     voices = [engine.info.voices[place % len(engine.info.voices)] for place in range(num_joints)]
     asked = [
         SynthesisRequest(str(seed), first, voice=voice, seed=seed, word_times=True)

@@ -65,7 +65,7 @@ class TextReading(Opened):
 
 
 async def in_style(resolver: Resolver, draft: Draft, style: str) -> dict[str, object]:
-    """The changes that a style makes to the `synthesis` of a span. Raises as `VoiceSource.reference` does."""
+    """Fields of the utterance's `synthesis` that differ in a style. Raises as `VoiceSource.reference` does."""
     speech, base = draft.speech, draft.utterance.synthesis
     if speech.stored is None:
         return {"instructions": as_instructions(base.instructions, style)}

@@ -93,7 +93,7 @@ def as_instructions(base: str | None, style: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class StyleRules:
-    """The effect of a label for one model and voice."""
+    """The effect of labels for one model and voice."""
 
     follows: Literal["nothing", "manners", "all"] = "nothing"  # instructions of these kinds
     takes: tuple[str, ...] = ()  # the styles of the stored voice that speaks
@@ -309,7 +309,7 @@ class Styling:
         return next((n for n in range(len(self._open), 0, -1) if self._open[n - 1].element), 0)
 
     def _update(self) -> None:
-        """The latest tag of each kind applies."""
+        """The latest tag of each kind holds."""
         latest = {tag.kind: tag.style for tag in self._open}
         known = list(dict.fromkeys(style for kind in _KINDS if (style := latest.get(kind))))
         if self._rules.takes:
