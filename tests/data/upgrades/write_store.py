@@ -89,7 +89,7 @@ async def write(folder: Path) -> dict[str, object]:
         speaker.errors = [EngineError("broken")] * 3
         await job("failed", "Broken.")
         await job("cancelled", "Wait to be stopped.", after="cancel")
-        told["removed"] = [*await batch(client, LINE), *await batch(client, "{}")]
+        told["removed"] = [*await batch(client, LINE), *await batch(client, "{}")]  # the second one fails at once
         [made] = [each["id"] for each in (await client.get(JOBS)).json()["data"] if each["id"] not in str(jobs)][-1:]
         await has("batch", "completed", made)
         running = await job("running", "Made.", "Wait for ever.")
