@@ -27,13 +27,14 @@ test: $(VENV)/.installed-dev ## Lint, types, unit tests and end-to-end tests wit
 timed-%:
 	@began=$$(date +%s); $(MAKE) --no-print-directory $* && echo "make $*: $$(($$(date +%s) - began)) s"
 
-lint: $(VENV)/.installed-dev ## Format, lint, types, import rules, rules of size, generated references
+lint: $(VENV)/.installed-dev ## Format, lint, types, import rules, rules of size, generated references, contracts of public surfaces
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m tools.house
 	$(BIN)/python -m tools.reference --check
+	$(BIN)/python -m tools.contracts --check
 
 unit: $(VENV)/.installed-dev ## Tests without Ray (option, while you work: make unit ONLY=extensions/jobs)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n logical --maxprocesses 4 --dist worksteal -m "not e2e and not gpu and not scale and not prometheus and not faults and not fleet and not docs and not fuzz and not clients and not page" $(wildcard $(patsubst %,tests/%,$(ONLY)) $(patsubst %,tests/serve_app/%,$(ONLY)))
