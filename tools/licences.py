@@ -1,8 +1,8 @@
 """The table of dependencies in docs/licences.md, from a CycloneDX file: `make sbom`.
 
 cyclonedx-py lists the whole environment, with the development tools. The requirements of the installed packages tell
-which of them serving needs: the file keeps only those. Packages with CUDA, which torch's wheels may require, have a row of
-their own that is written by hand.
+which of them serving needs: the file keeps only those. Packages with CUDA, which torch's wheels may require, have a
+row of their own that is written by hand.
 """
 
 import base64

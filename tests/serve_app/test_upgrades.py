@@ -75,7 +75,7 @@ async def test_jobs_of_every_state_are_found_and_end(
         for path in TOLD["removed"]:
             assert (await client.get(path)).status_code == 404
     await server.die()
-    failed_at_once = f"job_{TOLD['removed'][3].rpartition('_')[2]}"  # a batch whose file had a mistake: no model, no part
+    failed_at_once = f"job_{TOLD['removed'][3].rpartition('_')[2]}"  # a batch without a model
     ended = {job["shown"]["id"]: UNFINISHED.get(name, job["shown"]["status"]) for name, job in TOLD["jobs"].items()}
     assert listed == {**ended, failed_at_once: "failed"}
     spoken = sorted(request.text for request in speaker.requests)
