@@ -9,7 +9,7 @@ from zipfile import ZipFile
 import pytest
 from pydantic import ValidationError
 
-from serve_app.config import AccessSettings, AppConfig, explain
+from serve_app.config import AccessSettings, AppConfig, ConfigError, explain, read_config
 from serve_app.extensions.jobs.settings import JobSettings
 from tests.serve_app.extensions.jobs.desk import Server, Speaker, until
 from tools.house import settings
@@ -83,6 +83,16 @@ async def test_jobs_of_every_state_are_found_and_end(
     assert "the folder files/ of the store is left as it is" in caplog.text
     removed = (Path(__file__).parents[2] / "CHANGELOG.md").read_text(encoding="utf-8")
     assert all(f"`{path.rpartition('/')[0]}`" in removed for path in TOLD["removed"])
+
+
+@pytest.mark.parametrize("name", [name for name in ZipFile(DATA).namelist() if name.startswith("serve/")])
+def test_a_configuration_of_then_works_or_names_the_new_setting(name: str, tmp_path: Path) -> None:
+    file = Path(ZipFile(DATA).extract(name, tmp_path))
+    if "jobs_pool:" in file.read_text(encoding="utf-8"):
+        with pytest.raises(ConfigError, match=r"jobs_pool: write api\.jobs\.pool instead"):
+            read_config(file)
+    else:
+        assert read_config(file)
 
 
 # Settings of then that this version has not, but those of one of several models, which are as its own.

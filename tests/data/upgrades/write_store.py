@@ -1,4 +1,4 @@
-"""Write `store-0.2.0.zip`: a store with its keys, as version 0.2.0 left it, and what its API told of it.
+"""Write `store-0.2.0.zip`: a store, keys and configurations of version 0.2.0, and what its API told of the store.
 
     .venv/bin/python tests/data/upgrades/write_store.py
 
@@ -9,6 +9,7 @@ import asyncio
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import AsyncGenerator
@@ -134,6 +135,7 @@ def inside() -> None:
     """In the worktree: writes the zip file."""
     with TemporaryDirectory() as name, ZipFile(FILE, "w", ZIP_DEFLATED) as archive:
         told = asyncio.run(write(Path(name)))
+        shutil.copytree("cluster/serve", Path(name, "serve"))
         Path(name, "told.json").write_text(json.dumps(told, indent=1, sort_keys=True), encoding="utf-8")
         for file in sorted(file for file in Path(name).rglob("*") if file.is_file()):
             archive.writestr(ZipInfo(file.relative_to(name).as_posix()), file.read_bytes(), ZIP_DEFLATED)
