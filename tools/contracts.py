@@ -239,7 +239,7 @@ def extensions() -> Iterator[str]:
     """The classes that an extension is made of: fields, and methods with their parameters."""
     for kind in FOR_EXTENSIONS:
         if issubclass(kind, Enum):
-            yield from (f"{kind.__name__}.{name}" for name in cast(type[Enum], kind).__members__)
+            yield from (f"{kind.__name__}.{name}" for name in cast("type[Enum]", kind).__members__)
         elif dataclasses.is_dataclass(kind):
             for each in dataclasses.fields(kind):
                 default = "" if each.default is dataclasses.MISSING else f" = {plain(each.default)}"
