@@ -10,7 +10,7 @@ SHOWN = began=$$(date +%s); while sleep 5 >/dev/null 2>&1 && kill -0 $$$$ 2>/dev
   ticker=$$!; trap "kill $$ticker 2>/dev/null" EXIT; trap "exit 130" INT TERM;
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test lint unit unit-avx2 cross-compilers kernels e2e scale metrics faults hostile fleet cluster-check docs clients peers examples page fuzz audit listen parity parity-digest step-load overload simulate-check clean mutants
+.PHONY: help install run test lint unit unit-avx2 cross-compilers kernels e2e scale metrics faults hostile fleet cluster-check docs clients peers examples page fuzz audit dist wheel-check image-check sbom listen parity parity-digest step-load overload simulate-check clean mutants
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -27,13 +27,14 @@ test: $(VENV)/.installed-dev ## Lint, types, unit tests and end-to-end tests wit
 timed-%:
 	@began=$$(date +%s); $(MAKE) --no-print-directory $* && echo "make $*: $$(($$(date +%s) - began)) s"
 
-lint: $(VENV)/.installed-dev ## Format, lint, types, import rules, rules of size, generated references
+lint: $(VENV)/.installed-dev ## Format, lint, types, import rules, rules of size, generated references, contracts of public surfaces
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m tools.house
 	$(BIN)/python -m tools.reference --check
+	$(BIN)/python -m tools.contracts --check
 
 unit: $(VENV)/.installed-dev ## Tests without Ray (option, while you work: make unit ONLY=extensions/jobs)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n logical --maxprocesses 4 --dist worksteal -m "not e2e and not gpu and not scale and not prometheus and not faults and not fleet and not docs and not fuzz and not clients and not page" $(wildcard $(patsubst %,tests/%,$(ONLY)) $(patsubst %,tests/serve_app/%,$(ONLY)))
@@ -107,6 +108,29 @@ mutants: $(VENV)/.installed-dev ## Change the code at random places and list the
 audit: $(BIN)/python ## Known vulnerabilities of the pinned versions; needs the network
 	$(PIP) pip-audit
 	$(BIN)/pip-audit --requirement constraints.txt --no-deps --disable-pip --strict --progress-spinner off
+
+dist: $(VENV)/.installed-dev cross-compilers ## The files of a release, in dist/: sdist, wheels for x86-64 and aarch64, tested versions, checksums
+	@rm -rf dist
+	$(BIN)/python -m tools.dist dist
+
+WHEEL := build/wheel
+wheel-check: $(VENV)/.installed-dev ## This machine's wheel, installed beside the development packages, speaks (one minute)
+	@rm -rf $(WHEEL)
+	$(BIN)/python -m tools.dist $(WHEEL)/dist --machine $$(uname -m)
+	$(BIN)/python -m venv --without-pip $(WHEEL)/venv
+	@$(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))" >$$(echo $(WHEEL)/venv/lib/python*/site-packages)/development.pth
+	$(BIN)/python -m pip --python $(WHEEL)/venv/bin/python install --quiet --disable-pip-version-check --no-index --no-deps --ignore-installed $(WHEEL)/dist/*.whl
+	cd / && $(CURDIR)/$(WHEEL)/venv/bin/python -c "import serve_app; assert '$(WHEEL)' in serve_app.__file__, serve_app.__file__"
+	TALKRAY_COMMAND=$(CURDIR)/$(WHEEL)/venv/bin/talkray $(BIN)/python -m pytest -q tests/e2e/commands/test_command_line.py::test_a_start_says_how_to_speak
+
+image-check: ## The cpu image, which cluster/README.md builds with buildah, as any user on a read-only root (root; two minutes)
+	cluster/check-image.sh talkray:$$(sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)-cpu
+
+sbom: $(VENV)/.installed-dev ## What serving needs, as a CycloneDX file in build/, and its licences in docs/licences.md; needs the network
+	$(PIP) "cyclonedx-bom>=7"
+	@mkdir -p build
+	$(BIN)/cyclonedx-py environment --pyproject pyproject.toml --gather-license-texts --output-reproducible --output-file build/sbom.json $(BIN)/python
+	$(BIN)/python -m tools.licences build/sbom.json
 
 listen: $(VENV)/.installed-dev ## Listen to every way in which audio comes to a client, to a book and to joints: hours (needs ffmpeg; options: make listen ARGS="--model DIR --language german")
 	@command -v ffmpeg >/dev/null || apt-get install -y ffmpeg || { echo "ffmpeg is missing: it converts plain PCM for comparison"; exit 1; }

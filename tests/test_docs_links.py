@@ -9,6 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [
+    *sorted((ROOT / ".github").glob("*.md")),
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "cluster/README.md")),
     *sorted((ROOT / "docs").rglob("*.md")),
 ]

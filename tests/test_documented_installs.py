@@ -25,7 +25,8 @@ COMMANDS = sorted(
             r"^```[^\n]*\n(.*?)^```", document.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
         )
         for line in block.splitlines()
-        if re.match(r"(\.venv/bin/)?(python -m )?pip install\b.*talkray|.*pip install\b.*\.\[|.*pip install \.", line)
+        if ".whl" not in line  # a release, in an environment of its own
+        and re.match(r"(\.venv/bin/)?(python -m )?pip install\b.*talkray|.*pip install\b.*\.\[|.*pip install \.", line)
     }
 )
 LOCATION = "import serve_app; print(serve_app.__path__[0])"

@@ -13,6 +13,7 @@ import sys
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 from deployments.config import TalkerConfig
@@ -25,7 +26,7 @@ from serve_app.cli.serve.local_server import LOOPBACK, Address, why_no_loopback,
 from serve_app.cli.serve.run_folder import parent
 from serve_app.config import AppConfig
 from serve_app.direct import open_direct
-from serve_app.distribution import pip_install
+from serve_app.distribution import pip_install, version
 
 _RELEASED_BYTES = 8 << 30  # the largest checkpoint
 _RAY_BYTES = 256 << 20  # sockets and logs
@@ -52,6 +53,7 @@ def examine(config: AppConfig, address: Address) -> Iterator[Finding]:
     Nothing is downloaded, and the Hugging Face hub is asked for two seconds at most.
     """
     yield Finding("Python", platform.python_version())
+    yield _own_packages()
     yield from (_package(name) for name in ("ray", "torch", "transformers", "av", "soundfile"))
     yield _proxy()
     yield _gpu(config)
@@ -66,6 +68,19 @@ def examine(config: AppConfig, address: Address) -> Iterator[Finding]:
 def count_gpus() -> int:
     """How many NVIDIA GPUs the driver shows; CUDA is not loaded."""
     return len(list(Path("/proc/driver/nvidia/gpus").glob("*"))) or len(list(Path("/dev").glob("nvidia[0-9]*")))
+
+
+def _own_packages() -> Finding:
+    """Other projects use our names, too. Ray's workers look into the current folder first."""
+    own, owners = Path(__file__).resolve().parents[2], importlib.metadata.packages_distributions()
+    for name in ("serve_app", "deployments", "loadtest"):
+        here = PathFinder.find_spec(name, [os.getcwd()])
+        if here and here.origin and Path(here.origin).parent != own / name:
+            return Finding("Talkray", f"{here.origin} hides our package {name}: start in another folder", ok=False)
+        if others := sorted({*owners.get(name, ())} - {"talkray"}):
+            text = f"{', '.join(others)} has a package {name}, as Talkray has: use an environment for each"
+            return Finding("Talkray", text, ok=False)
+    return Finding("Talkray", version())
 
 
 def _package(name: str) -> Finding:

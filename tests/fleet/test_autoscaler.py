@@ -38,7 +38,7 @@ class Scaled:
 def scaled(possible: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scaled]:
     folder = tmp_path_factory.mktemp("autoscaler")
     with fleet() as made, aws(folder, made.net.gateway) as cloud:
-        login = fake_login(folder, "REGISTRY/talkray:0.2.0-cpu")
+        login = fake_login(folder, "REGISTRY/talkray:1.0.0rc1-cpu")
         # The addresses of the cloud's machines lead nowhere: no session waits for one that ends.
         file = for_this_cloud(cloud, folder, file_mounts={})
         ray_up(cloud, login, file)

@@ -17,7 +17,7 @@ def cloud(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Aws]:
 
 @pytest.fixture(scope="module")
 def login(tmp_path_factory: pytest.TempPathFactory) -> Login:
-    return fake_login(tmp_path_factory.mktemp("bin"), "REGISTRY/talkray:0.2.0-cpu")
+    return fake_login(tmp_path_factory.mktemp("bin"), "REGISTRY/talkray:1.0.0rc1-cpu")
 
 
 @pytest.fixture(scope="module")

@@ -118,8 +118,8 @@ MISTAKES: list[tuple[Check, str, str, str, str]] = [
     (fleet.check, AWS, "max_workers: 33", "max_workers: 10", "of codec_pool"),
     (fleet.check, AWS, "{CPU: 16}", "{CPU: 1}", "0 replicas of codec_pool"),
     (fleet.check, AWS, "idle_timeout_s: 600", "idle_timeout_s: 60", "less than the 300 s"),
-    (fleet.check, AWS, "talkray:0.2.0-gpu", "talkray:0.0.9-gpu", "not this version"),
-    (fleet.check, f"{SMALL}/kustomization.yaml", "newTag: 0.2.0-cpu", "newTag: 0.0.9-cpu", "not this version"),
+    (fleet.check, AWS, "talkray:1.0.0rc1-gpu", "talkray:0.0.9-gpu", "not this version"),
+    (fleet.check, f"{SMALL}/kustomization.yaml", "newTag: 1.0.0rc1-cpu", "newTag: 0.0.9-cpu", "not this version"),
     (fleet.check, GCP, "Qwen3-TTS-12Hz-1.7B", "Qwen3-TTS-12Hz-0.6B", "worker_setup_commands: is to have"),
     (fleet.check, f"{SMALL}/kustomization.yaml", "/2/maxReplicas, value: 3", "/2/maxReplicas, value: 1", "its most, 1"),
 ]

@@ -127,6 +127,7 @@ class Work:
     def as_json(self, hindrance: str | None, *, most_problems: int) -> Json:
         """The object that its owner gets."""
         status = self.status(hindrance)
+        rate = next((self.job.info(name).sample_rate for name in self.job.models), 1)  # a failed batch has no model
         reason = self.state.failed if status is JobStatus.FAILED else hindrance if status is JobStatus.PAUSED else None
         return {
             "id": self.job.id,
@@ -137,7 +138,7 @@ class Work:
             "parts": {"total": len(self.job.num_segments), "done": self.num_parts_done},
             "segments": {"total": self.num_segments, "done": len(self.made)},
             "bytes": self.num_bytes,
-            "audio_s": round(self.samples / self.job.info(next(iter(self.job.models))).sample_rate, 3),
+            "audio_s": round(self.samples / rate, 3),
             "eta_s": self._eta_s() if status is JobStatus.RUNNING else None,
             "reason": reason,
             "ended_at": self.state.ended_at,

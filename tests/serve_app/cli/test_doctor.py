@@ -22,6 +22,7 @@ from serve_app.cli.doctor import Finding, examine, for_this_card, predict_memory
 from serve_app.cli.ray_settings import free_port
 from serve_app.cli.serve.local_server import Address, check_port
 from serve_app.config import ApiSettings, AppConfig, PoolConfig
+from serve_app.distribution import version
 from tests.serve_app.fake import FakeSynthesizer
 from tests.serve_app.one_model import one_api
 
@@ -52,6 +53,26 @@ def test_a_healthy_machine() -> None:
 def test_a_line_says_whether_and_what() -> None:
     assert Finding("port", "8000 is taken", ok=False).line() == "FAIL  port         8000 is taken"
     assert Finding("port", "8000 is free").line().startswith("ok    port")
+
+
+@pytest.mark.parametrize(("file", "problem"), [
+    ("deployments/__init__.py", "hides our package deployments: start in another folder"),
+    ("serve_app/__init__.py", "hides our package serve_app: start in another folder"),
+    ("loadtest.py", "hides our package loadtest: start in another folder"),
+    ("theirs-1.dist-info/top_level.txt", "theirs has a package loadtest, as Talkray has: use an environment for each"),
+    ("deployments/values.yaml", None),  # a folder without __init__.py hides nothing
+    ("loadtests/__init__.py", None),
+])  # fmt: skip
+def test_a_name_that_two_projects_use(
+    file: str, problem: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, content in ((file, "loadtest\n"), (str(Path(file).with_name("METADATA")), "Name: theirs\n")):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(content)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    found = findings()["Talkray"]
+    assert (found.ok, found.text.removeprefix(f"{tmp_path / file} ")) == (problem is None, problem or version())
 
 
 def test_a_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:

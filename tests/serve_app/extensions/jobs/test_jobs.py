@@ -1,7 +1,5 @@
 import asyncio
-import hashlib
 import io
-import json
 import threading
 import time
 from dataclasses import replace
@@ -628,39 +626,6 @@ async def test_a_stored_voice_speaks_and_a_job_whose_voice_was_deleted_fails(tmp
         server.hindrance = None
         told = await until(client, lost, "failed")
         assert told["reason"] == f"part 0, segment 0: the voice {voice['id']} was deleted"
-
-
-async def test_files_of_batches_are_left_and_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (left := tmp_path / "files" / "file-1").mkdir(parents=True)
-    (left / "content").write_bytes(b"One.")
-    async with serving(tmp_path, Speaker()):
-        await so(lambda: "files/ of the store" in caplog.text)
-    assert (left / "content").read_bytes() == b"One."
-    assert caplog.text.count("files/ of the store") == 1
-
-
-async def test_a_job_of_a_batch_stays(tmp_path: Path) -> None:
-    """OpenAI's batches are gone, but a store may still have their jobs."""
-    server = Server(tmp_path, Speaker())
-    async with server.client() as client:
-        job = await started(client, "One.")
-    kept, job_id = VoiceStore(str(tmp_path)), str(job["id"])
-    old = {"plans": f"plans/{job_id}.json", "jobs": f"jobs/{job_id}.json"}  # a plan was one object
-    for kind, path in old.items():
-        stored = json.loads(kept.get(path) or kept.get(f"{kind}/{job_id}/000000.json") or b"")["record"]
-        for name in ("first", "pieces", "plan_bytes"):
-            stored.pop(name, None)
-        stored |= {} if kind == "plans" else {"batch": {}}
-        for part in stored.get("parts", ()):
-            part["response_format"] = None
-        checksum = hashlib.sha256(json.dumps(stored, sort_keys=True).encode()).hexdigest()
-        kept.put(path, json.dumps({"sha256": checksum, "record": stored}).encode())
-    kept.delete(f"plans/{job_id}/000000.json")
-    async with serving(tmp_path, Speaker()) as (_, client):
-        await until(client, job, "completed")
-        place = f"/v1/audio/jobs/{job_id}/parts"
-        assert [part["segments"]["done"] for part in (await client.get(place)).json()["data"]] == [1]
-        assert len((await client.get(f"{place}/0/words")).json()["words"]) == 1
 
 
 async def test_lists_are_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
