@@ -1,4 +1,4 @@
-"""What users may rely on, a text file for each surface: `python -m tools.contracts` writes docs/contracts/.
+"""The surfaces that users may rely on, a text file for each: `python -m tools.contracts` writes docs/contracts/.
 
 `--check`, as `make lint` runs it, fails where a file differs from the code. A line that a commit adds is a new promise,
 and one that it removes or changes breaks a promise. docs/versions.md says which version such a commit needs.

@@ -62,14 +62,14 @@ def build(folder: Path, machines: list[str]) -> list[Path]:
 
 
 def remarks(project: Mapping[str, object]) -> list[str]:
-    """What a release lacks, though it can be built."""
+    """Gaps of a release that can be built anyway."""
     if project.get("urls"):
         return []
     return ["[project.urls] in pyproject.toml is empty: before you publish, add the address of the source code"]
 
 
 def _export(source: Path) -> None:
-    """Tracked files only: no library or cache that lies in the checkout gets into a release."""
+    """Tracked files only: libraries and caches of the checkout do not get into a release."""
     for name in _git("ls-files", "-z", "--", *SOURCES).split("\0"):
         if name and (ROOT / name).exists():
             target = source / name
@@ -157,7 +157,7 @@ def _digest(content: bytes) -> str:
 
 
 def _build(source: Path, hook: str, environment: Mapping[str, str]) -> Path:
-    """What a hook of setuptools makes of a folder of source code."""
+    """The files that a hook of setuptools makes from a folder of source code."""
     built = source.parent / hook
     built.mkdir()
     _run([sys.executable, "-c", _HOOK, hook, str(built)], cwd=source, environment=environment)
