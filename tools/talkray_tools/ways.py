@@ -119,12 +119,17 @@ async def _whole(http: aiohttp.ClientSession, asked: Asked) -> Audio:
     return plain_pcm(await _fetch(http, {**asked.body, "stream": False}))
 
 
-async def _events(http: aiohttp.ClientSession, asked: Asked) -> Audio:
+async def plain_with_end(http: aiohttp.ClientSession, asked: Asked) -> tuple[Audio, Json]:
+    """Plain PCM, and the event behind it, which says why the speech ended."""
     content = await _fetch(http, {**asked.body, "stream_format": "sse"})
     events = [json.loads(line[6:]) for line in content.decode().splitlines() if line.startswith("data: {")]
     if failed := [event for event in events if event["type"] == "speech.audio.error"]:
         raise UtteranceFailed(str(failed[0]))
-    return plain_pcm(b"".join(base64.b64decode(event["audio"]) for event in events if "audio" in event))
+    return plain_pcm(b"".join(base64.b64decode(event["audio"]) for event in events if "audio" in event)), events[-1]
+
+
+async def _events(http: aiohttp.ClientSession, asked: Asked) -> Audio:
+    return (await plain_with_end(http, asked))[0]
 
 
 async def _trailing(http: aiohttp.ClientSession, asked: Asked) -> Audio:

@@ -1,5 +1,7 @@
 """What a listener makes of an utterance: words, pace, silence behind it, an estimated opinion."""
 
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -7,10 +9,12 @@ import onnxruntime
 import soxr
 
 from talkray_tools.recogniser import Recogniser, package_folder, plain_words, word_errors
-from tools.listening.ways import RATE, Audio
+from talkray_tools.spoken_texts import Text
+from talkray_tools.ways import RATE, Audio
 
 _STEP = RATE // 50  # samples over which loudness is measured
 _QUIET = 0.01  # of the loudest step
+_FULL = 32767 / 32768
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +31,10 @@ class Judged:
     ends: int = 0  # of the first and the last word, how many the first recogniser wrote down
     seconds: float = 0.0  # from the first to the last sound
     tail_s: float = 0.0  # of quiet behind them
-    opinion: float = 0.0  # overall DNSMOS, 1 to 5
+    opinion: float = 0.0  # overall DNSMOS, 1 to 5; 0: not installed
     heard: dict[str, str] = field(default_factory=dict)
+    level_db: float = 0.0  # of what sounds, of full scale
+    clipped: float = 0.0  # share of the samples at full scale
     failed: str = ""
 
     @property
@@ -41,26 +47,30 @@ class Judge:
 
     def __init__(self, recognisers: list[Recogniser], language: str) -> None:
         self.recognisers, self._language = recognisers, language
-        self._opinion = Opinion()
+        self._opinion: Callable[[Audio], float] = lambda audio: 0.0
+        with suppress(SystemExit):  # its package is not installed
+            self._opinion = Opinion()
 
     def words(self, text: str) -> list[str]:
         return plain_words(text, self._language)
 
-    def judge(self, key: tuple[str, str, str, int], text: str, audio: Audio, converted: Audio | None) -> Judged:
-        """One utterance, and what ffmpeg made of it if that is to be compared."""
-        wanted, heard = self.words(text), self._written(audio)
+    def judge(self, key: tuple[str, str, str, int], text: Text, audio: Audio, converted: Audio | None) -> Judged:
+        """One utterance, and what ffmpeg made of it if that is to be compared. Figures may be heard as figures."""
+        wanted, heard = self.words(text.spoken), self._written(audio)
         got = self.words(heard[self.recognisers[0].name])
         begin, end = sounding(audio)
         return Judged(
             *key,
             words=len(wanted),
-            errors=self._errors(wanted, heard),
-            compared={} if converted is None else self._errors(wanted, self._written(converted)),
+            errors=self._errors(text, heard),
+            compared={} if converted is None else self._errors(text, self._written(converted)),
             ends=sum(wanted[place] == got[place] for place in (0, -1) if got),
             seconds=(end - begin) / RATE,
             tail_s=(len(audio) - end) / RATE,
             opinion=self._opinion(audio),
             heard=heard,
+            level_db=level_db(audio[begin:end]),
+            clipped=float((np.abs(audio) >= _FULL).mean()) if len(audio) else 0.0,
         )
 
     def failed(self, key: tuple[str, str, str, int], text: str, reason: str) -> Judged:
@@ -71,8 +81,9 @@ class Judge:
     def _written(self, audio: Audio) -> dict[str, str]:
         return {each.name: each.transcribe(audio, RATE) for each in self.recognisers}
 
-    def _errors(self, wanted: list[str], heard: dict[str, str]) -> dict[str, int]:
-        return {name: word_errors(wanted, self.words(text)) for name, text in heard.items()}
+    def _errors(self, text: Text, heard: dict[str, str]) -> dict[str, int]:
+        wanted = [self.words(each) for each in dict.fromkeys((text.spoken, text.written))]
+        return {name: min(word_errors(each, self.words(said)) for each in wanted) for name, said in heard.items()}
 
 
 class Opinion:
@@ -100,3 +111,8 @@ def sounding(audio: Audio) -> tuple[int, int]:
     levels = np.sqrt(np.mean(np.square(audio[: len(audio) // _STEP * _STEP].reshape(-1, _STEP)), axis=1))
     (loud,) = np.nonzero(levels > _QUIET * levels.max(initial=1e-9))
     return (int(loud[0]) * _STEP, int(loud[-1] + 1) * _STEP) if len(loud) else (0, len(audio))
+
+
+def level_db(audio: Audio) -> float:
+    """The loudness of [samples], in decibels of full scale."""
+    return 20 * float(np.log10(max(1e-5, np.sqrt(np.mean(np.square(audio)) if len(audio) else 0.0))))
