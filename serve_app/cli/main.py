@@ -290,6 +290,7 @@ cli.add_typer(bench, name="bench", rich_help_panel=MEASURE)
 # Commands that are modules of their own, to which all arguments are passed on; those without a panel are `bench`'s.
 _MODULES = {
     "random-checkpoint": (MEASURE, "talkray_tools.random_checkpoint", "Write a checkpoint with random weights."),
+    "report": (MEASURE, "talkray_tools.report", "Report whether to serve a checkpoint."),
     "verify": (MEASURE, "talkray_tools.verify", "Verify a checkpoint on this machine."),
     "usage": (OPERATE, "talkray_tools.usage", "Report usage by key, voice or model."),
     "logs": (OPERATE, "talkray_tools.logs", "Show the stages and replicas of a request."),

@@ -5,15 +5,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 import numpy as np
-import onnxruntime
 import soxr
 
 from talkray_tools.recogniser import Recogniser, package_folder, plain_words, word_errors
 from talkray_tools.spoken_texts import Text
-from talkray_tools.ways import RATE, Audio
+from talkray_tools.ways import RATE, Audio, level_db, sounding
 
-_STEP = RATE // 50  # samples over which loudness is measured
-_QUIET = 0.01  # of the loudest step
 _FULL = 32767 / 32768
 
 
@@ -35,6 +32,7 @@ class Judged:
     heard: dict[str, str] = field(default_factory=dict)
     level_db: float = 0.0  # of what sounds, of full scale
     clipped: float = 0.0  # share of the samples at full scale
+    reason: str = ""  # why it ended, where the server tells
     failed: str = ""
 
     @property
@@ -43,13 +41,13 @@ class Judged:
 
 
 class Judge:
-    """Listens in one language."""
+    """Listens in one language. Without recognisers it only measures."""
 
     def __init__(self, recognisers: list[Recogniser], language: str) -> None:
         self.recognisers, self._language = recognisers, language
         self._opinion: Callable[[Audio], float] = lambda audio: 0.0
         with suppress(SystemExit):  # its package is not installed
-            self._opinion = Opinion()
+            self._opinion = Opinion() if recognisers else self._opinion
 
     def words(self, text: str) -> list[str]:
         return plain_words(text, self._language)
@@ -57,7 +55,7 @@ class Judge:
     def judge(self, key: tuple[str, str, str, int], text: Text, audio: Audio, converted: Audio | None) -> Judged:
         """One utterance, and what ffmpeg made of it if that is to be compared. Figures may be heard as figures."""
         wanted, heard = self.words(text.spoken), self._written(audio)
-        got = self.words(heard[self.recognisers[0].name])
+        got = self.words(next(iter(heard.values()), ""))
         begin, end = sounding(audio)
         return Judged(
             *key,
@@ -93,6 +91,8 @@ class Opinion:
     SAMPLES = int(9.01 * SAMPLE_RATE)
 
     def __init__(self) -> None:
+        import onnxruntime  # may be missing
+
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = 1
         network = package_folder("speechmos") / "dnsmos_models" / "sig_bak_ovr.onnx"
@@ -104,15 +104,3 @@ class Opinion:
         repeated = np.tile(resampled, -(-self.SAMPLES // max(1, len(resampled))))[: self.SAMPLES]
         _, _, raw = self._network.run(None, {"input_1": repeated[None].astype(np.float32)})[0][0]
         return float(np.polyval([-0.06766283, 1.11546468, 0.04602535], raw))
-
-
-def sounding(audio: Audio) -> tuple[int, int]:
-    """First and last sample of what is loud enough to hear; the whole where all is silence."""
-    levels = np.sqrt(np.mean(np.square(audio[: len(audio) // _STEP * _STEP].reshape(-1, _STEP)), axis=1))
-    (loud,) = np.nonzero(levels > _QUIET * levels.max(initial=1e-9))
-    return (int(loud[0]) * _STEP, int(loud[-1] + 1) * _STEP) if len(loud) else (0, len(audio))
-
-
-def level_db(audio: Audio) -> float:
-    """The loudness of [samples], in decibels of full scale."""
-    return 20 * float(np.log10(max(1e-5, np.sqrt(np.mean(np.square(audio)) if len(audio) else 0.0))))

@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import aiohttp
@@ -19,7 +20,7 @@ from talkray_tools.ways import Asked, Json, UtteranceFailed, Way
 logger = logging.getLogger(__name__)
 
 AT_ONCE = 6  # texts that are asked for together
-_PROGRESS_S = 15.0
+_PROGRESS_S = 5.0
 
 
 class Log:
@@ -71,18 +72,18 @@ class ListeningSession:
             async with several:
                 audio = await way.listen(http, asked)
                 converted = None
-                if way.listen is not way.same_speech:
+                if way.is_compared and way.listen is not way.same_speech:
                     said = await way.same_speech(http, asked)
                     converted = await loop.run_in_executor(None, way.convert, said)
             judged = await loop.run_in_executor(self._listening, self._judge.judge, key, text, audio, converted)
+            judged = replace(judged, reason=str(asked.told.get("finish_reason") or ""))
         except (UtteranceFailed, TimeoutError, aiohttp.ClientError) as error:
             judged = self._judge.failed(key, text.spoken, str(error) or type(error).__name__)
             self._say(f"{way.name}, {voice}, {text.kind} {text.number}: {judged.failed}", now=True)
         self._log.add(judged)
         same = [each for each in self._log.judged if each.key[:2] == key[:2]]
-        errors = sum(each.errors[self._judge.recognisers[0].name] for each in same)
-        share = 100 * errors / sum(each.words for each in same)
-        self._say(f"{way.name}, {voice}: {len(same)} heard, {share:.1f} % of the words wrong")
+        wrong = sum(next(iter(each.errors.values()), 0) for each in same) / max(1, sum(each.words for each in same))
+        self._say(f"{way.name}, {voice}: {len(same)} heard, {wrong:.1%} of the words wrong")
 
     def _asked(self, text: Text, voice: str, seed: int) -> Asked:
         return Asked(text.written, seed, self._fields | ({"voice": voice} if voice else {}))

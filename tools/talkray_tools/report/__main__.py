@@ -1,0 +1,158 @@
+"""The command line of `talkray report`."""
+
+import argparse
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from pkgutil import resolve_name
+from typing import Annotated
+
+import typer
+
+from deployments.errors import InvalidRequest
+from deployments.weights.store import locate
+from serve_app.cli.main import ProgressLine
+from serve_app.distribution import version
+from talkray_tools.arguments import run_program
+from talkray_tools.plan.measure import commit, gpu_names, host_name
+from talkray_tools.plan.tables import CPU
+from talkray_tools.report import page
+from talkray_tools.report.bench import Bench
+from talkray_tools.report.frame import (
+    Part,
+    ReportFolder,
+    exit_code,
+    fingerprint,
+    run_parts,
+    secrets_of,
+)
+from talkray_tools.verify import Check
+
+_NUMERICS = ("every code of the codec is finite", "a head follows the text")
+
+
+def correctness(bench: Bench) -> Iterator[Check]:
+    """What `talkray verify` finds, but for numerics."""
+    yield from (check for name, check in bench.verified.items() if name not in _NUMERICS)
+
+
+def numerics(bench: Bench) -> Iterator[Check]:
+    """Headroom, precision, near-ties and the alignment head, from the same file."""
+    found = bench.verified
+    yield from (found[name] for name in _NUMERICS if name in found)
+    yield Check("precision of the codec", None, f"{found['it loads'].values.get('codec')}, chosen at the start")
+    for name in ("greedy codes are those of float32", "codes drawn with top_k 1 are greedy"):
+        if name in found:
+            yield replace(found[name], name=f"near-ties: {name}", passed=None)
+    noted = locate(bench.options.model) / "talkray.json"
+    yield Check("talkray.json", None, noted.read_text(encoding="utf-8") if noted.is_file() else "nothing was written")
+
+
+def _late(module: str) -> Callable[[Bench], Iterator[Check]]:
+    """A part of a module that is imported when it runs: it may need packages that are not installed."""
+    return lambda bench: resolve_name(f"talkray_tools.report.{module}")(bench)  # type: ignore[no-any-return]
+
+
+_VERIFY = ("quick", "reference", "reference_text")
+_SERVER = (*_VERIFY, "voice", "language", "dialect")
+PARTS = (
+    Part("correctness", "Correctness", correctness, "verify", _VERIFY),
+    Part("numerics", "Numerics", numerics, "verify", _VERIFY),
+    Part("termination", "Termination", _late("speech:termination"), "termination", (*_SERVER, "prompts"), True),
+    Part(
+        "intelligibility", "Intelligibility", _late("speech:intelligibility"), "intelligibility",
+        (*_SERVER, "recogniser", "seed_tts"), True,
+    ),
+    Part("similarity", "Similarity", _late("likeness:similarity"), "similarity", _SERVER),
+    Part("speed", "Speed", _late("speed:speed"), "speed", _SERVER, True),
+)  # fmt: skip
+
+
+def report(
+    model: Annotated[str | None, typer.Option(help="A directory, a released name, or embedded.")] = None,
+    out: Annotated[Path, typer.Option(file_okay=False, help="Folder of the report; a run goes on in it.")] = Path(
+        "report"
+    ),
+    quick: Annotated[bool, typer.Option("--quick", help="Few samples: five minutes on a GPU.")] = False,
+    only: Annotated[list[str] | None, typer.Option(help="This part; more than once: these.")] = None,
+    compare: Annotated[
+        Path | None, typer.Option(help="The report.json of another checkpoint, host or version.")
+    ] = None,
+    url: Annotated[str | None, typer.Option(help="A running server: the parts that need nothing else.")] = None,
+    dialect: Annotated[str, typer.Option(help="Whose server it is, as of `talkray loadtest`.")] = "talkray",
+    voice: Annotated[str | None, typer.Option(help="A voice of the server; without: its first.")] = None,
+    language: Annotated[
+        list[str] | None, typer.Option(help="Of the texts; more than once. Without: all it has.")
+    ] = None,
+    prompts: Annotated[int | None, typer.Option(min=1, help="Short prompts that are to end; without: 1,000.")] = None,
+    recogniser: Annotated[
+        str | None, typer.Option(metavar="MODULE:CLASS", help="Yours, in place of Whisper base.")
+    ] = None,
+    seed_tts: Annotated[Path | None, typer.Option(help="The unpacked list of Seed-TTS.")] = None,
+    reference: Annotated[
+        Path | None, typer.Option(exists=True, help="A recording that Base checkpoints clone.")
+    ] = None,
+    reference_text: Annotated[str | None, typer.Option(help="Its words.")] = None,
+) -> None:
+    """May this checkpoint be served here? Writes report.html, report.json and audio.
+
+    Exit code: 0 if all parts passed, 1 if a part failed, 2 if a part could not run.
+    """
+    given = locals()
+    if (model is None) == (url is None):
+        raise InvalidRequest("name either --model, for a whole report, or --url, for the parts that need only a server")
+    parts = [part for part in PARTS if model or part.needs_only_server]
+    if unknown := set(only or ()) - {part.name for part in parts}:
+        names = ", ".join(part.name for part in parts)
+        raise InvalidRequest(f"--only {', '.join(sorted(unknown))}: the parts are {names}")
+    if compare is not None:
+        page.read(compare)
+    options = argparse.Namespace(**given, at_once=32 if gpu_names() else 6)
+    directory = locate(model, report=print) if model else None
+    secrets = secrets_of(url, os.environ.get("TALKRAY_API_KEY"), out.resolve(), *([directory] if directory else []))
+    folder = ReportFolder(out, secrets=secrets)
+    paths = {name: fingerprint(given[name]) for name in ("reference", "seed_tts")}
+    inputs = given | paths | {"all checkpoint": fingerprint(directory), "all url": url, "all version": commit()}
+    chosen = [part for part in parts if not only or part.name in only]
+    out.mkdir(parents=True, exist_ok=True)
+    with ProgressLine(sys.stdout) as progress:
+        logging.getLogger("talkray_tools").addHandler(_Telling(progress.report))
+        logging.getLogger("talkray_tools").setLevel(logging.INFO)
+        bench = Bench(options, out, progress.report)
+        with bench.stack:
+            results = run_parts(chosen, bench, folder, inputs=inputs)
+    known = [folder.stored(part) for part in parts if part not in chosen]
+    results = sorted([*results, *filter(None, known)], key=lambda each: [part.name for part in parts].index(each.name))
+    gpus = gpu_names()
+    about = {
+        "model": Path(str(model)).name if directory else f"a server ({dialect})",
+        "date": datetime.now(UTC).date().isoformat(),
+        "version": version(),
+        "commit": commit(),
+        "machine": host_name(", ".join(gpus) or CPU) if directory else "another machine",
+        "quick": quick,
+    }
+    page.write(results, about, folder, compare)
+    for result in results:
+        print(f"{result.verdict:>13}  {result.title}{result.why and f': {result.why}'}")
+    print(f"\nRead {out / 'report.html'}; docs/report.md explains it.")
+    raise typer.Exit(exit_code(results))
+
+
+class _Telling(logging.Handler):
+    """Shows what sessions say."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        super().__init__()
+        self._say = say
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._say(record.getMessage())
+
+
+if __name__ == "__main__":
+    run_program(report, "talkray report")
