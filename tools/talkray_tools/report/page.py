@@ -19,14 +19,14 @@ def write(results: Sequence[PartResult], about: Mapping[str, Any], folder: Repor
     """report.json and report.html. Raises InvalidRequest if `other` is no report, OSError."""
     record = folder.clean(dict(about) | {"parts": [asdict(each) for each in results]})
     folder.write_json(Path("report.json"), record)
-    before = read(other) if other else None
+    before = folder.clean(read(other)) if other else None
     folders = {"correctness": "verify", "numerics": "speed"}
     audio = {each.name: _audio(folder.path, folders.get(each.name, each.name)) for each in results}
     template = Path(__file__).with_name("report.html").read_text(encoding="utf-8")
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     rows = compared(before, record) if before else []
     page = environment.from_string(template).render(**record, rows=rows, before=before, audio=audio)
-    (folder.path / "report.html").write_text(folder.clean_text(page) + "\n", encoding="utf-8")
+    (folder.path / "report.html").write_text(page + "\n", encoding="utf-8")
 
 
 def _audio(folder: Path, raw: str) -> list[str]:
