@@ -29,8 +29,8 @@ class Scripted:
     """Parts that yield checks or raise errors, and count their runs."""
 
     def __init__(self, **steps: list[Check | BaseException]) -> None:
-        self.steps, self.runs, self.raw = steps, list[str](), Path()
-        self.parts = [Part(name, name.title(), self._part(name), name, ("quick",)) for name in steps]
+        self.steps, self.runs, self.only, self.raw = steps, list[str](), list[str](), Path()
+        self.parts = [Part(name, self._part(name), name, ("quick",)) for name in steps]
 
     def say(self, line: str) -> None: ...
 
@@ -46,7 +46,7 @@ class Scripted:
 
     def run(self, folder: Path, **inputs: object) -> list[PartResult]:
         kept = ReportFolder(folder, secrets=secrets_of("http://tts.example:8000", KEY, folder))
-        return run_parts(self.parts, self, kept, inputs={"quick": False, **inputs})
+        return run_parts(self.parts, self, kept, inputs={"quick": False, **inputs}, only=self.only or list(self.steps))
 
 
 @pytest.mark.parametrize(("steps", "verdict", "code"), [
@@ -93,6 +93,15 @@ def test_other_inputs_are_measured_anew(inputs: dict[str, object], again: bool, 
     parts.run(tmp_path, **inputs)
     assert (parts.runs == ["one", "one"]) is again
     assert (tmp_path / "one" / "raw").exists() is not again
+
+
+def test_only_some_parts_run_and_results_of_other_inputs_are_left_out(tmp_path: Path) -> None:
+    parts = Scripted(one=[PASSED], two=[FAILED])
+    parts.run(tmp_path)
+    parts.only = ["one"]
+    assert [each.name for each in parts.run(tmp_path)] == ["one", "two"]
+    assert [each.name for each in parts.run(tmp_path, quick=True)] == ["one"]
+    assert parts.runs == ["one", "two", "one"]
 
 
 def test_the_folder_has_no_host_path_or_key(tmp_path: Path) -> None:
@@ -152,7 +161,7 @@ def test_the_page_holds_all_it_needs_and_compares(tmp_path: Path) -> None:
         assert cell in text
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"parts": [{"title": "x"}]}', '{"parts": 3}'])
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"parts": [{"name": "x"}]}', '{"parts": 3}'])
 def test_what_is_no_report_is_refused_at_once(content: str, tmp_path: Path) -> None:
     (tmp_path / "other.json").write_text(content)
     with pytest.raises(InvalidRequest, match="no report"):

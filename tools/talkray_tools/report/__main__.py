@@ -8,28 +8,23 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from pkgutil import resolve_name
 from typing import Annotated
 
 import typer
 
-from deployments.errors import InvalidRequest
+from deployments.errors import InvalidRequest, TalkrayError
 from deployments.weights.store import locate
 from serve_app.cli.main import ProgressLine
 from serve_app.distribution import version
-from talkray_tools.arguments import run_program
+from talkray_tools.arguments import run_command
 from talkray_tools.plan.measure import commit, gpu_names, host_name
 from talkray_tools.plan.tables import CPU
 from talkray_tools.report import page
 from talkray_tools.report.bench import Bench
-from talkray_tools.report.frame import (
-    Part,
-    ReportFolder,
-    exit_code,
-    fingerprint,
-    run_parts,
-    secrets_of,
-)
+from talkray_tools.report.frame import Part, ReportFolder, exit_code, fingerprint, run_parts, secrets_of
+from talkray_tools.report.likeness import similarity
+from talkray_tools.report.speech import intelligibility, termination
+from talkray_tools.report.speed import speed
 from talkray_tools.verify import Check
 
 _NUMERICS = ("every code of the codec is finite", "a head follows the text")
@@ -52,50 +47,40 @@ def numerics(bench: Bench) -> Iterator[Check]:
     yield Check("talkray.json", None, noted.read_text(encoding="utf-8") if noted.is_file() else "nothing was written")
 
 
-def _late(module: str) -> Callable[[Bench], Iterator[Check]]:
-    """A part of a module that is imported when it runs: it may need packages that are not installed."""
-    return lambda bench: resolve_name(f"talkray_tools.report.{module}")(bench)  # type: ignore[no-any-return]
-
-
 _VERIFY = ("quick", "reference", "reference_text")
 _SERVER = (*_VERIFY, "voice", "language", "dialect")
 PARTS = (
-    Part("correctness", "Correctness", correctness, "verify", _VERIFY),
-    Part("numerics", "Numerics", numerics, "verify", _VERIFY),
-    Part("termination", "Termination", _late("speech:termination"), "termination", (*_SERVER, "prompts"), True),
+    Part("correctness", correctness, "verify", _VERIFY),
+    Part("numerics", numerics, "verify", _VERIFY),
+    Part("termination", termination, "termination", (*_SERVER, "prompts"), needs_only_server=True),
     Part(
-        "intelligibility", "Intelligibility", _late("speech:intelligibility"), "intelligibility",
-        (*_SERVER, "recogniser", "seed_tts"), True,
+        "intelligibility", intelligibility, "intelligibility", (*_SERVER, "recogniser", "seed_tts"),
+        needs_only_server=True,
     ),
-    Part("similarity", "Similarity", _late("likeness:similarity"), "similarity", _SERVER),
-    Part("speed", "Speed", _late("speed:speed"), "speed", _SERVER, True),
+    Part("similarity", similarity, "similarity", _SERVER),
+    Part("speed", speed, "speed", _SERVER, needs_only_server=True),
 )  # fmt: skip
+Recording = Annotated[Path | None, typer.Option(exists=True, help="A recording that Base checkpoints clone.")]
+Compared = Annotated[Path | None, typer.Option(help="report.json of another checkpoint, host or version.")]
+Languages = Annotated[list[str] | None, typer.Option(help="Of the texts; more than once. Without: all it has.")]
+Own = Annotated[str | None, typer.Option(metavar="MODULE:CLASS", help="Yours, in place of Whisper base.")]
+Out = Annotated[Path, typer.Option(file_okay=False, help="Folder of the report; a run goes on in it.")]
 
 
 def report(
     model: Annotated[str | None, typer.Option(help="A directory, a released name, or embedded.")] = None,
-    out: Annotated[Path, typer.Option(file_okay=False, help="Folder of the report; a run goes on in it.")] = Path(
-        "report"
-    ),
+    out: Out = Path("report"),
     quick: Annotated[bool, typer.Option("--quick", help="Few samples: five minutes on a GPU.")] = False,
     only: Annotated[list[str] | None, typer.Option(help="This part; more than once: these.")] = None,
-    compare: Annotated[
-        Path | None, typer.Option(help="The report.json of another checkpoint, host or version.")
-    ] = None,
+    compare: Compared = None,
     url: Annotated[str | None, typer.Option(help="A running server: the parts that need nothing else.")] = None,
     dialect: Annotated[str, typer.Option(help="Whose server it is, as of `talkray loadtest`.")] = "talkray",
     voice: Annotated[str | None, typer.Option(help="A voice of the server; without: its first.")] = None,
-    language: Annotated[
-        list[str] | None, typer.Option(help="Of the texts; more than once. Without: all it has.")
-    ] = None,
+    language: Languages = None,
     prompts: Annotated[int | None, typer.Option(min=1, help="Short prompts that are to end; without: 1,000.")] = None,
-    recogniser: Annotated[
-        str | None, typer.Option(metavar="MODULE:CLASS", help="Yours, in place of Whisper base.")
-    ] = None,
+    recogniser: Own = None,
     seed_tts: Annotated[Path | None, typer.Option(help="The unpacked list of Seed-TTS.")] = None,
-    reference: Annotated[
-        Path | None, typer.Option(exists=True, help="A recording that Base checkpoints clone.")
-    ] = None,
+    reference: Recording = None,
     reference_text: Annotated[str | None, typer.Option(help="Its words.")] = None,
 ) -> None:
     """May this checkpoint be served here? Writes report.html, report.json and audio.
@@ -117,16 +102,13 @@ def report(
     folder = ReportFolder(out, secrets=secrets)
     paths = {name: fingerprint(given[name]) for name in ("reference", "seed_tts")}
     inputs = given | paths | {"all checkpoint": fingerprint(directory), "all url": url, "all version": commit()}
-    chosen = [part for part in parts if not only or part.name in only]
     out.mkdir(parents=True, exist_ok=True)
     with ProgressLine(sys.stdout) as progress:
         logging.getLogger("talkray_tools").addHandler(_Telling(progress.report))
         logging.getLogger("talkray_tools").setLevel(logging.INFO)
         bench = Bench(options, out, progress.report)
         with bench.stack:
-            results = run_parts(chosen, bench, folder, inputs=inputs)
-    known = [folder.stored(part) for part in parts if part not in chosen]
-    results = sorted([*results, *filter(None, known)], key=lambda each: [part.name for part in parts].index(each.name))
+            results = run_parts(parts, bench, folder, inputs=inputs, only=only or [part.name for part in parts])
     gpus = gpu_names()
     about = {
         "model": Path(str(model)).name if directory else f"a server ({dialect})",
@@ -138,7 +120,7 @@ def report(
     }
     page.write(results, about, folder, compare)
     for result in results:
-        print(f"{result.verdict:>13}  {result.title}{result.why and f': {result.why}'}")
+        print(f"{result.verdict:>13}  {result.name}{result.why and f': {result.why}'}")
     print(f"\nRead {out / 'report.html'}; docs/report.md explains it.")
     raise typer.Exit(exit_code(results))
 
@@ -154,5 +136,14 @@ class _Telling(logging.Handler):
         self._say(record.getMessage())
 
 
+def main() -> int:
+    """The exit code; 2 if called wrongly, too."""
+    try:
+        return run_command(report, "talkray report", sys.argv[1:])
+    except (TalkrayError, OSError) as error:
+        print(f"talkray: {error}", file=sys.stderr)
+        return 2
+
+
 if __name__ == "__main__":
-    run_program(report, "talkray report")
+    sys.exit(main())

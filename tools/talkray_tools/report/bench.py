@@ -54,12 +54,13 @@ class Recorded:
     def read(cls, file: Path, text: str) -> "Recorded":
         """Raises OSError and soundfile.LibsndfileError."""
         audio, rate = soundfile.read(file, dtype="float32", always_2d=True)
-        return cls(np.float32(soxr.resample(audio.mean(axis=1), rate, RATE)), text)
+        return cls(_at_rate(audio.mean(axis=1), rate), text)
 
     @property
     def fields(self) -> dict[str, object]:
         """Of a request that clones it, with its transcript if it has one."""
-        soundfile.write(file := io.BytesIO(), self.audio, RATE, format="WAV")
+        file = io.BytesIO()
+        soundfile.write(file, self.audio, RATE, format="WAV")
         words = {"ref_text": self.text} if self.text else {"x_vector_only_mode": True}
         return {"ref_audio": f"data:audio/wav;base64,{base64.b64encode(file.getvalue()).decode()}", **words}
 
@@ -138,7 +139,7 @@ class Bench:
         trace = recording.finish()
         if trace.failure is not None or trace.layout is None:
             raise UtteranceFailed(f"{trace.cause}: {trace.error}")
-        return np.float32(soxr.resample(plain_pcm(bytes(recording.kept)), trace.layout.sample_rate, RATE))
+        return _at_rate(plain_pcm(bytes(recording.kept)), trace.layout.sample_rate)
 
     def way(self, listen: Any, name: str = PLAIN.name, *, kept: Callable[[Asked], bool]) -> Way:
         """`listen`, whose audio is kept as a file where it is asked for."""
@@ -219,6 +220,11 @@ class Bench:
             used = subprocess.run(query, capture_output=True, text=True, check=True).stdout.split()
             values["gpu_gib"] = sum(map(float, used)) / 1024
         return values
+
+
+def _at_rate(audio: Audio, rate: int) -> Audio:
+    resampled: Audio = soxr.resample(audio, rate, RATE).astype(np.float32)
+    return resampled
 
 
 async def _json(http: aiohttp.ClientSession, path: str) -> dict[str, Any]:

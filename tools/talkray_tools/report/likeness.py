@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
 
 import aiohttp
 import numpy as np
@@ -30,7 +31,7 @@ _LONG_WORD = 4  # letters: shorter words may be heard by chance
 
 def similarity(bench: Bench) -> Iterator[Check]:
     """Named voices are compared with those of `talkray verify`, clones with their recordings."""
-    if not package_found("resemblyzer"):
+    if find_spec("resemblyzer") is None:
         raise CannotRun(f"no speaker encoder is installed: {_ENCODER}")
     judge = VoiceJudge(package_folder("resemblyzer") / "pretrained.pt", RATE)
     _ = bench.verified  # before the server takes the memory; its voices lie beside its report
@@ -43,14 +44,6 @@ def similarity(bench: Bench) -> Iterator[Check]:
         )
     else:
         yield Check("voices", None, "the checkpoint has no voices of its own, and clones no recordings")
-
-
-def package_found(name: str) -> bool:
-    """Whether a package lies here, imported or not."""
-    try:
-        return package_folder(name).is_dir()
-    except (SystemExit, KeyError):
-        return False
 
 
 def _voices(bench: Bench, judge: VoiceJudge, voices: Mapping[str, Audio]) -> Check:

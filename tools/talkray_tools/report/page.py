@@ -53,9 +53,9 @@ def compared(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[st
 def _figures(record: Mapping[str, Any]) -> dict[tuple[str, str], Any]:
     found: dict[tuple[str, str], Any] = {}
     for part in record["parts"]:
-        found[part["title"], "verdict"] = part["verdict"]
+        found[part["name"], "verdict"] = part["verdict"]
         for check in part["checks"]:
-            found |= {(part["title"], f"{check['name']}: {name}"): value for name, value in check["values"].items()}
+            found |= {(part["name"], f"{check['name']}: {name}"): value for name, value in check["values"].items()}
     return found
 
 

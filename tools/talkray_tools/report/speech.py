@@ -26,6 +26,7 @@ from talkray_tools.ways import EVENTS, Asked, Audio, Way
 
 _SHORT, _LONG, _QUICK_SHORT, _QUICK_LONG = 1000, 50, 60, 2
 _PUBLISHED_MISSES = 0.007  # of requests of released Base checkpoints, at most
+_SEGMENTS = 6  # of a long prompt, each of which may miss
 _BY_CHANCE = 0.05
 _RUNAWAYS = (FinishReason.RUNAWAY, FinishReason.LOOP, FinishReason.SILENCE, FinishReason.LENGTH)
 _SECONDS_A_WORD, _LEAST_S = 1.25, 6.0  # speech that is longer runs away, where a server does not say why it ended
@@ -49,7 +50,7 @@ def termination(bench: Bench) -> Iterator[Check]:
         pages = RequestKind.LONG.choices()[: _QUICK_LONG if quick else _LONG]
         said["english"] += [Text("long", number, text, text) for number, text in enumerate(pages)]
     listen = EVENTS.listen if bench.options.dialect == "talkray" else bench.listen
-    way = bench.way(listen, kept=lambda asked: asked.told.get("finish_reason", "stop") != "stop")
+    way = bench.way(listen, "endings", kept=lambda asked: asked.told.get("finish_reason", "stop") != "stop")
     judged = [each for some in _hear(bench, way, said, recognise=False).values() for each in some]
     for kind in dict.fromkeys(each.kind for each in judged):
         yield from _endings(kind, [each for each in judged if each.kind == kind])
@@ -62,11 +63,12 @@ def _endings(kind: str, judged: Sequence[Judged]) -> Iterator[Check]:
         f"{kind} prompts are answered", not failed, f"{len(came)} of {len(judged)}; {failed[:1] or 'no errors'}"
     )
     for name, missed in (("do not run away", _RUNAWAYS), ("do not end early", (FinishReason.EARLY,))):
-        bad, most = sum(reasons[reason] for reason in missed), most_by_chance(len(judged))
+        rate = _PUBLISHED_MISSES * (_SEGMENTS if kind == "long" else 1)
+        bad, most = sum(reasons[reason] for reason in missed), most_by_chance(len(judged), rate)
         what = ", ".join(f"{reason}: {reasons[reason]}" for reason in missed if reasons[reason]) or "none"
         detail = (
             f"{bad} of {len(judged)} ({what}; the guard ends them), at most {most} may be by chance if "
-            f"{_PUBLISHED_MISSES:.1%} do; published values: released Base checkpoints miss the end in 0.15 to 0.7 %"
+            f"{rate:.1%} do; published values: released Base checkpoints miss the end in 0.15 to 0.7 %"
         )
         yield Check(f"{kind} prompts {name}", bad <= most, detail, {"share": bad / len(judged)})
     if came:

@@ -22,6 +22,7 @@ def drop_frames_at_joints(module: ModuleType) -> None:
 
     def dropping(self: Any, codes: Any, states: Any) -> Any:
         audio, after = decode(self, codes, states)
+        audio = audio.clone()  # of inference mode: it may not change
         for row, state in enumerate(states):
             if state is not self.initial_state() and audio.shape[1] > FRAME:
                 audio[row] = audio[row].roll(-FRAME)  # as many samples: those behind are of another time
