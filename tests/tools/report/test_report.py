@@ -16,7 +16,7 @@ from loadtest.traces import LoadTestError
 from talkray_tools.arguments import run_command
 from talkray_tools.report import page
 from talkray_tools.report.__main__ import PARTS, report
-from talkray_tools.report.frame import CannotRun, Part, PartResult, ReportFolder, exit_code, run_parts, secrets_of
+from talkray_tools.report.frame import CannotRun, PartResult, ReportFolder, ReportPart, exit_code, run_parts, secrets_of
 from talkray_tools.report.speech import most_by_chance, read_seed_tts
 from talkray_tools.verify import Check
 from tests.loadtest.servers import peer_server
@@ -30,7 +30,7 @@ class Scripted:
 
     def __init__(self, **steps: list[Check | BaseException]) -> None:
         self.steps, self.runs, self.only, self.raw = steps, list[str](), list[str](), Path()
-        self.parts = [Part(name, self._part(name), name, ("quick",)) for name in steps]
+        self.parts = [ReportPart(name, self._part(name), name, ("quick",)) for name in steps]
 
     def say(self, line: str) -> None: ...
 

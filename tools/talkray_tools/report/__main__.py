@@ -20,8 +20,8 @@ from talkray_tools.arguments import run_command
 from talkray_tools.plan.measure import commit, gpu_names, host_name
 from talkray_tools.plan.tables import CPU
 from talkray_tools.report import page
-from talkray_tools.report.bench import Bench
-from talkray_tools.report.frame import Part, ReportFolder, exit_code, fingerprint, run_parts, secrets_of
+from talkray_tools.report.bench import ReportBench
+from talkray_tools.report.frame import ReportFolder, ReportPart, exit_code, fingerprint, run_parts, secrets_of
 from talkray_tools.report.likeness import similarity
 from talkray_tools.report.speech import intelligibility, termination
 from talkray_tools.report.speed import speed
@@ -30,12 +30,12 @@ from talkray_tools.verify import Check
 _NUMERICS = ("every code of the codec is finite", "a head follows the text")
 
 
-def correctness(bench: Bench) -> Iterator[Check]:
+def correctness(bench: ReportBench) -> Iterator[Check]:
     """What `talkray verify` finds, but for numerics."""
     yield from (check for name, check in bench.verified.items() if name not in _NUMERICS)
 
 
-def numerics(bench: Bench) -> Iterator[Check]:
+def numerics(bench: ReportBench) -> Iterator[Check]:
     """Headroom, precision, near-ties and the alignment head, from the same file."""
     found = bench.verified
     yield from (found[name] for name in _NUMERICS if name in found)
@@ -50,40 +50,42 @@ def numerics(bench: Bench) -> Iterator[Check]:
 _VERIFY = ("quick", "reference", "reference_text")
 _SERVER = (*_VERIFY, "voice", "language", "dialect")
 PARTS = (
-    Part("correctness", correctness, "verify", _VERIFY),
-    Part("numerics", numerics, "verify", _VERIFY),
-    Part("termination", termination, "termination", (*_SERVER, "prompts"), needs_only_server=True),
-    Part(
+    ReportPart("correctness", correctness, "verify", _VERIFY),
+    ReportPart("numerics", numerics, "verify", _VERIFY),
+    ReportPart("termination", termination, "termination", (*_SERVER, "prompts"), needs_only_server=True),
+    ReportPart(
         "intelligibility", intelligibility, "intelligibility", (*_SERVER, "recogniser", "seed_tts"),
         needs_only_server=True,
     ),
-    Part("similarity", similarity, "similarity", _SERVER),
-    Part("speed", speed, "speed", _SERVER, needs_only_server=True),
+    ReportPart("similarity", similarity, "similarity", _SERVER),
+    ReportPart("speed", speed, "speed", _SERVER, needs_only_server=True),
 )  # fmt: skip
-Recording = Annotated[Path | None, typer.Option(exists=True, help="A recording that Base checkpoints clone.")]
-Compared = Annotated[Path | None, typer.Option(help="report.json of another checkpoint, host or version.")]
-Languages = Annotated[list[str] | None, typer.Option(help="Of the texts; more than once. Without: all it has.")]
-Own = Annotated[str | None, typer.Option(metavar="MODULE:CLASS", help="Yours, in place of Whisper base.")]
-Out = Annotated[Path, typer.Option(file_okay=False, help="Folder of the report; a run goes on in it.")]
+Recording = Annotated[Path | None, typer.Option(exists=True, help="Recording that a Base checkpoint clones.")]
+Compared = Annotated[Path | None, typer.Option(help="report.json of another checkpoint, host or version, to compare.")]
+Languages = Annotated[
+    list[str] | None, typer.Option(help="Language of the texts. Repeatable. Default: all of the model.")
+]
+Own = Annotated[str | None, typer.Option(metavar="MODULE:CLASS", help="Your recognizer. Default: Whisper base.")]
+Out = Annotated[Path, typer.Option(file_okay=False, help="Folder for the report. The same command resumes.")]
 
 
 def report(
-    model: Annotated[str | None, typer.Option(help="A directory, a released name, or embedded.")] = None,
+    model: Annotated[str | None, typer.Option(help="embedded, a checkpoint directory or a Hugging Face name.")] = None,
     out: Out = Path("report"),
-    quick: Annotated[bool, typer.Option("--quick", help="Few samples: five minutes on a GPU.")] = False,
-    only: Annotated[list[str] | None, typer.Option(help="This part; more than once: these.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Use few samples.")] = False,
+    only: Annotated[list[str] | None, typer.Option(help="Run this part. Repeatable. Default: all.")] = None,
     compare: Compared = None,
-    url: Annotated[str | None, typer.Option(help="A running server: the parts that need nothing else.")] = None,
-    dialect: Annotated[str, typer.Option(help="Whose server it is, as of `talkray loadtest`.")] = "talkray",
-    voice: Annotated[str | None, typer.Option(help="A voice of the server; without: its first.")] = None,
+    url: Annotated[str | None, typer.Option(help="Running server: only parts that need no checkpoint.")] = None,
+    dialect: Annotated[str, typer.Option(help="Request format of the server, as in `talkray loadtest`.")] = "talkray",
+    voice: Annotated[str | None, typer.Option(help="Voice. Default: the first of the server.")] = None,
     language: Languages = None,
-    prompts: Annotated[int | None, typer.Option(min=1, help="Short prompts that are to end; without: 1,000.")] = None,
+    prompts: Annotated[int | None, typer.Option(min=1, help="Number of short prompts. Default: 1,000.")] = None,
     recogniser: Own = None,
-    seed_tts: Annotated[Path | None, typer.Option(help="The unpacked list of Seed-TTS.")] = None,
+    seed_tts: Annotated[Path | None, typer.Option(help="Folder of the Seed-TTS test set.")] = None,
     reference: Recording = None,
-    reference_text: Annotated[str | None, typer.Option(help="Its words.")] = None,
+    reference_text: Annotated[str | None, typer.Option(help="Transcript of --reference.")] = None,
 ) -> None:
-    """May this checkpoint be served here? Writes report.html, report.json and audio.
+    """Report whether to serve a checkpoint. Writes report.html, report.json and audio.
 
     Exit code: 0 if all parts passed, 1 if a part failed, 2 if a part could not run.
     """
@@ -106,7 +108,7 @@ def report(
     with ProgressLine(sys.stdout) as progress:
         logging.getLogger("talkray_tools").addHandler(_Telling(progress.report))
         logging.getLogger("talkray_tools").setLevel(logging.INFO)
-        bench = Bench(options, out, progress.report)
+        bench = ReportBench(options, out, progress.report)
         with bench.stack:
             results = run_parts(parts, bench, folder, inputs=inputs, only=only or [part.name for part in parts])
     gpus = gpu_names()

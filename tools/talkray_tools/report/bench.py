@@ -66,7 +66,7 @@ class Recorded:
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class SpeakingServer:
     """A server that speaks. `start_s`: how long ours took to start; None for one that ran."""
 
     url: str
@@ -76,7 +76,7 @@ class Served:
     fields: dict[str, object]  # what every request has besides
 
 
-class Bench:
+class ReportBench:
     """Opened once for all parts; the server starts when the first of them asks for it."""
 
     def __init__(self, options: argparse.Namespace, folder: Path, say: Callable[[str], None]) -> None:
@@ -86,7 +86,7 @@ class Bench:
         self._token = secrets.token_hex(8)
 
     @cached_property
-    def server(self) -> Served:
+    def server(self) -> SpeakingServer:
         """Raises StartError and CannotRun."""
         url, started_s = self.options.url, time.monotonic()
         if url:
@@ -95,11 +95,11 @@ class Bench:
         url = self.stack.enter_context(serving(self.options.model, {_MARK: self._token}))
         return asyncio.run(self._describe(url, time.monotonic() - started_s))
 
-    async def _describe(self, url: str, start_s: float | None) -> Served:
+    async def _describe(self, url: str, start_s: float | None) -> SpeakingServer:
         named = tuple(language_name(each) for each in self.options.language or ())
         voice = {"voice": self.options.voice} if self.options.voice else {}
         if self.options.dialect != "talkray":
-            return Served(url, start_s, "", named or ("english",), {"model": "tts-1", **voice})
+            return SpeakingServer(url, start_s, "", named or ("english",), {"model": "tts-1", **voice})
         try:
             async with connected(url) as http:
                 models, voices = [(await _json(http, f"/v1/{path}")) for path in ("models", "audio/voices")]
@@ -116,7 +116,7 @@ class Bench:
         elif model["kind"] == "voice_design":
             fields |= {"instructions": _DESCRIPTION}
         spoken = [each for each in model["languages"] if not each.endswith("_dialect") and each != "auto"]
-        return Served(url, start_s, model["kind"], named or tuple(spoken), fields)
+        return SpeakingServer(url, start_s, model["kind"], named or tuple(spoken), fields)
 
     @property
     def settings(self) -> Settings:

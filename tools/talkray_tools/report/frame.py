@@ -48,7 +48,7 @@ class Verdict(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ReportPart:
     """`inputs`: names of the options that change its figures. `raw`: the folder of its files."""
 
     name: str
@@ -88,7 +88,7 @@ class ReportFolder:
         self._secret = re.compile(rf"(?<![\w-])(?:{found})(?![\w-])") if found else None
         self._hidden = hidden
 
-    def part(self, part: Part, key: str) -> Path:
+    def part(self, part: ReportPart, key: str) -> Path:
         """The folder of a part's files, emptied if they are of other inputs."""
         folder, mark = self.path / part.raw, self.path / part.raw / "inputs.txt"
         if not mark.exists() or mark.read_text(encoding="utf-8") != key:
@@ -97,7 +97,7 @@ class ReportFolder:
             mark.write_text(key, encoding="utf-8")
         return folder
 
-    def stored(self, part: Part) -> PartResult | None:
+    def stored(self, part: ReportPart) -> PartResult | None:
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
             record = json.loads((self.path / "parts" / f"{part.name}.json").read_text(encoding="utf-8"))
             checks = [Check(**each) for each in record.pop("checks")]
@@ -153,13 +153,13 @@ def fingerprint(path: Path | None) -> object:
     return [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
 
 
-def key_of(part: Part, inputs: Mapping[str, object]) -> str:
+def key_of(part: ReportPart, inputs: Mapping[str, object]) -> str:
     own = {name: value for name, value in inputs.items() if name in part.inputs or name.startswith("all ")}
     return hashlib.sha256(json.dumps([part.raw, own], sort_keys=True, default=str).encode()).hexdigest()
 
 
 def run_parts(
-    parts: Sequence[Part], bench: Any, folder: ReportFolder, *, inputs: Mapping[str, object], only: Sequence[str]
+    parts: Sequence[ReportPart], bench: Any, folder: ReportFolder, *, inputs: Mapping[str, object], only: Sequence[str]
 ) -> list[PartResult]:
     """Run what is not known yet, one after the other; `bench` is handed to each. `inputs`: of all parts, by name.
 
@@ -183,7 +183,7 @@ def run_parts(
     return results
 
 
-def _run(part: Part, key: str, *, bench: Any, folder: ReportFolder) -> PartResult:
+def _run(part: ReportPart, key: str, *, bench: Any, folder: ReportFolder) -> PartResult:
     started_s, checks, why = time.monotonic(), [], ""
     try:
         bench.raw = folder.part(part, key)

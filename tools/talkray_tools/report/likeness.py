@@ -13,7 +13,7 @@ from torch import Tensor
 from deployments.speech_detection import first_sound
 from talkray_tools.listening_session import connected
 from talkray_tools.recogniser import Whisper, package_folder, plain_words
-from talkray_tools.report.bench import Bench
+from talkray_tools.report.bench import ReportBench
 from talkray_tools.report.frame import CannotRun
 from talkray_tools.speaker_encoder import VoiceJudge
 from talkray_tools.verify import SEEDS, TEXT, Check
@@ -29,7 +29,7 @@ _SAME = 0.02  # two voices whose cosines differ by less are equally near
 _LONG_WORD = 4  # letters: shorter words may be heard by chance
 
 
-def similarity(bench: Bench) -> Iterator[Check]:
+def similarity(bench: ReportBench) -> Iterator[Check]:
     """Named voices are compared with those of `talkray verify`, clones with their recordings."""
     if find_spec("resemblyzer") is None:
         raise CannotRun(f"no speaker encoder is installed: {_ENCODER}")
@@ -46,7 +46,7 @@ def similarity(bench: Bench) -> Iterator[Check]:
         yield Check("voices", None, "the checkpoint has no voices of its own, and clones no recordings")
 
 
-def _voices(bench: Bench, judge: VoiceJudge, voices: Mapping[str, Audio]) -> Check:
+def _voices(bench: ReportBench, judge: VoiceJudge, voices: Mapping[str, Audio]) -> Check:
     """Each voice of the server, with the same text and seed, is nearest to that of the engine by itself."""
     asked = {voice: Asked(TEXT, SEEDS[0], bench.server.fields | {"voice": voice}) for voice in voices}
     alike, names = _cosines(judge, asyncio.run(_listen(bench, asked)), voices), list(voices)
@@ -62,7 +62,7 @@ def _voices(bench: Bench, judge: VoiceJudge, voices: Mapping[str, Audio]) -> Che
     return Check("voices of the server are those of the engine", not wrong, detail, {"own": own, "others": others})
 
 
-def _clones(bench: Bench, judge: VoiceJudge) -> Iterator[Check]:
+def _clones(bench: ReportBench, judge: VoiceJudge) -> Iterator[Check]:
     recordings = {name: takes[0].audio for name, takes in bench.recordings.items()}
     again = {name: takes[1].audio for name, takes in bench.recordings.items() if len(takes) > 1}
     alike = _cosines(judge, again, {name: recordings[name] for name in again})
@@ -94,7 +94,7 @@ def _clones(bench: Bench, judge: VoiceJudge) -> Iterator[Check]:
             yield _leakage(bench, spoken)
 
 
-def _leakage(bench: Bench, spoken: Mapping[str, Audio]) -> Check:
+def _leakage(bench: ReportBench, spoken: Mapping[str, Audio]) -> Check:
     """Long words of the recording, which no text has, in what is heard."""
     recogniser, leaked, heard = Whisper("en"), [], 0
     texts = {word for text in _SPOKEN for word in plain_words(text)}
@@ -107,7 +107,7 @@ def _leakage(bench: Bench, spoken: Mapping[str, Audio]) -> Check:
     return Check("words of the recording in clones", None, detail, {"share": len(leaked) / max(1, heard)})
 
 
-async def _listen(bench: Bench, asked: Mapping[str, Asked]) -> dict[str, Audio]:
+async def _listen(bench: ReportBench, asked: Mapping[str, Asked]) -> dict[str, Audio]:
     """Raises CannotRun where an utterance fails or is silent."""
     several, spoken = asyncio.Semaphore(bench.options.at_once), dict[str, Audio]()
 

@@ -45,7 +45,7 @@ def read(file: Path) -> dict[str, Any]:
 
 
 def compared(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """Part, figure, before, now, change."""
+    """ReportPart, figure, before, now, change."""
     old, new = _figures(before), _figures(now)
     return [(*key, *_change(old.get(key), new.get(key))) for key in dict.fromkeys([*old, *new])]
 

@@ -18,7 +18,7 @@ from serve_app.text.languages import language_code
 from talkray_tools.judge import Judge, Judged
 from talkray_tools.listening_session import ListeningSession, Log, connected
 from talkray_tools.recogniser import Recogniser, Whisper
-from talkray_tools.report.bench import Bench, Recorded
+from talkray_tools.report.bench import Recorded, ReportBench
 from talkray_tools.report.frame import PUBLISHED, CannotRun
 from talkray_tools.spoken_texts import SENTENCES, Text, read_texts
 from talkray_tools.verify import AUDIBLE_DB, Check
@@ -38,7 +38,7 @@ _QUICK_LIST = 10
 _KEPT = 3  # utterances of each language, as files
 
 
-def termination(bench: Bench) -> Iterator[Check]:
+def termination(bench: ReportBench) -> Iterator[Check]:
     """Does speech end by itself, when its text does?"""
     languages, quick = bench.server.languages, bench.options.quick
     count = -(-(bench.options.prompts or (_QUICK_SHORT if quick else _SHORT)) // len(languages))
@@ -91,7 +91,9 @@ def most_by_chance(count: int, share: float = _PUBLISHED_MISSES) -> int:
     return misses
 
 
-def _hear(bench: Bench, way: Way, said: Mapping[str, Sequence[Text]], *, recognise: bool) -> dict[str, list[Judged]]:
+def _hear(
+    bench: ReportBench, way: Way, said: Mapping[str, Sequence[Text]], *, recognise: bool
+) -> dict[str, list[Judged]]:
     """Each text, judged, by language, in files of the form of `make listen`; languages together, a thread each."""
     fields = {name: value for name, value in bench.server.fields.items() if name != "voice"}
     voice, several = str(bench.server.fields.get("voice", "")), asyncio.Semaphore(max(1, (os.cpu_count() or 2) // 2))
@@ -111,7 +113,7 @@ def _hear(bench: Bench, way: Way, said: Mapping[str, Sequence[Text]], *, recogni
     return dict(zip(said, asyncio.run(hear_all()), strict=True))
 
 
-def intelligibility(bench: Bench) -> Iterator[Check]:
+def intelligibility(bench: ReportBench) -> Iterator[Check]:
     """Is what is heard what was written? In each language, by a recogniser."""
     few = _QUICK if bench.options.quick else dict.fromkeys(_QUICK, 1000)
     said = {

@@ -15,7 +15,7 @@ from loadtest.settings import Settings
 from loadtest.sweep import Plan, Sweep, read_sweep
 from loadtest.tables import BRIEF, FULL_RATES
 from loadtest.traces import TraceFolder
-from talkray_tools.report.bench import Bench, Recorded
+from talkray_tools.report.bench import Recorded, ReportBench
 from talkray_tools.verify import Check
 
 _RATES, _QUICK_RATES = (1.0, 10.0, 20.0, 40.0), (1.0, 10.0)
@@ -24,7 +24,7 @@ _MOST_ADDED_MS = 25.0  # to the engine's own first audio, by HTTP, Ray and the c
 _CLONE_REQUESTS = 3  # of each recording: the first one finds it unknown
 
 
-def speed(bench: Bench) -> Iterator[Check]:
+def speed(bench: ReportBench) -> Iterator[Check]:
     """Open-loop rates, capacity, mixed traffic, clones; then start-up and memory."""
     quick = bench.options.quick
     engine = bench.verified if bench.options.model else {}  # before the server takes the memory
@@ -57,7 +57,7 @@ def speed(bench: Bench) -> Iterator[Check]:
         yield from _resources(bench, bench.server.start_s)
 
 
-def _sweep(bench: Bench, name: str, settings: Settings, plan: Plan) -> Sweep:
+def _sweep(bench: ReportBench, name: str, settings: Settings, plan: Plan) -> Sweep:
     folder = TraceFolder(_fresh(bench, name, "sweep.json"))
     if not folder.path.exists():
         titles = FULL_RATES if plan.rates else BRIEF
@@ -67,7 +67,7 @@ def _sweep(bench: Bench, name: str, settings: Settings, plan: Plan) -> Sweep:
     return swept
 
 
-def _run(bench: Bench, name: str, settings: Settings) -> Result:
+def _run(bench: ReportBench, name: str, settings: Settings) -> Result:
     folder = TraceFolder(_fresh(bench, name, "summary.json"))
     if not folder.path.exists():
         asyncio.run(run_once(settings, folder))
@@ -83,7 +83,7 @@ def _check_whole(folder: TraceFolder, runs: Sequence[Result]) -> None:
         raise KeyboardInterrupt
 
 
-def _fresh(bench: Bench, name: str, last: str) -> Path:
+def _fresh(bench: ReportBench, name: str, last: str) -> Path:
     """The folder of a load test; what is left of one that was ended goes."""
     bench.say(f"load test: {name}")
     if not (bench.raw / name / last).exists():
@@ -123,7 +123,7 @@ def _added(engine: dict[str, Check], step: Result) -> Check:
     return Check(name, added <= _MOST_ADDED_MS if is_bounded else None, detail, {"added_ms": added})
 
 
-def _clones(bench: Bench, settings: Settings) -> Iterator[Check]:
+def _clones(bench: ReportBench, settings: Settings) -> Iterator[Check]:
     """Recordings that the server has not heard, cut for this: only the first request of each finds it so."""
     times_s: dict[str, list[float]] = {"an unknown recording": [], "a known recording": []}
     for number, (name, takes) in enumerate(bench.recordings.items(), 1):
@@ -140,7 +140,7 @@ def _clones(bench: Bench, settings: Settings) -> Iterator[Check]:
         yield Check(f"first audio of {name}", None, detail, {"p50_ms": middle})
 
 
-def _resources(bench: Bench, start_s: float) -> Iterator[Check]:
+def _resources(bench: ReportBench, start_s: float) -> Iterator[Check]:
     file = bench.raw / "resources.json"
     if not file.exists():  # of the first start: later ones find caches
         file.write_text(json.dumps({"start_s": start_s} | bench.memory_gib()), encoding="utf-8")
