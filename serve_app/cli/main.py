@@ -290,13 +290,13 @@ cli.add_typer(bench, name="bench", rich_help_panel=MEASURE)
 # Commands that are modules of their own, to which all arguments are passed on; those without a panel are `bench`'s.
 _MODULES = {
     "random-checkpoint": (MEASURE, "talkray_tools.random_checkpoint", "Write a checkpoint with random weights."),
-    "report": (MEASURE, "talkray_tools.report", "Report whether to serve a checkpoint."),
     "verify": (MEASURE, "talkray_tools.verify", "Verify a checkpoint on this machine."),
     "usage": (OPERATE, "talkray_tools.usage", "Report usage by key, voice or model."),
     "logs": (OPERATE, "talkray_tools.logs", "Show the stages and replicas of a request."),
     "book": (SPEAK, "talkray_tools.book", "Make an audiobook from an EPUB, subtitles, Markdown or text."),
     "dataset": (SPEAK, "talkray_tools.dataset", "Synthesize the lines of a JSONL file."),
     "loadtest": (MEASURE, "loadtest", "Load-test a server."),
+    "report": (MEASURE, "talkray_tools.report", "Report whether to serve a checkpoint."),
     "plan": (OPERATE, "talkray_tools.plan", "Compute nodes, cost and a configuration for a load."),
     "engine": ("", "talkray_tools.bench_engine", "Measure step time, prefill, memory and start-up."),
     "codec": ("", "talkray_tools.bench_codec", "Measure decode calls, on a CPU or a GPU."),
