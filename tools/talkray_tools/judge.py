@@ -1,4 +1,4 @@
-"""What a listener makes of an utterance: words, pace, silence behind it, an estimated opinion."""
+"""Judge an utterance: words, pace, silence behind it, an estimated opinion."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -16,7 +16,7 @@ _FULL = 32767 / 32768
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """One utterance. What did not come has nothing but errors, and says why."""
+    """One utterance. A failed one has only errors, and the reason."""
 
     way: str
     voice: str

@@ -24,7 +24,7 @@ _PROGRESS_S = 5.0
 
 
 class Log:
-    """What was heard, in a file that grows: nothing is listened to twice."""
+    """Judged utterances, in a file that grows, so that each is judged once."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -48,7 +48,7 @@ class ListeningSession:
     """Asks one server at a time, and has a judge listen beside it."""
 
     def __init__(self, judge: Judge, log: Log, fields: Json) -> None:
-        """`fields` go into each request."""
+        """Each request has `fields`."""
         self._judge, self._log, self._fields = judge, log, fields
         self._listening = ThreadPoolExecutor(1)
         self._began_s = self._said_s = time.monotonic()

@@ -30,7 +30,7 @@ class UtteranceFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One utterance that is wanted of a server; `fields` go into each request, `told` is what its last event says."""
+    """One utterance that is wanted of a server; each request has `fields`; `told` is its last event."""
 
     text: str
     seed: int
@@ -67,7 +67,7 @@ class Way:
         return _trailing if self.trails else plain
 
     def convert(self, audio: Audio) -> Audio:
-        """What an independent tool makes of plain PCM."""
+        """Plain PCM, converted by an independent tool."""
         if not self.filters and not self.coded:
             return audio
         converted = ffmpeg(audio.tobytes(), _PCM, (*self.filters, *(self.coded or _PCM)))

@@ -31,7 +31,7 @@ _NUMERICS = ("every code of the codec is finite", "a head follows the text")
 
 
 def correctness(bench: ReportBench) -> Iterator[Check]:
-    """What `talkray verify` finds, but for numerics."""
+    """The checks of `talkray verify`, except for numerics."""
     yield from (check for name, check in bench.verified.items() if name not in _NUMERICS)
 
 

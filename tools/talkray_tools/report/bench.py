@@ -1,4 +1,4 @@
-"""What the parts of a report share: options, the server, the checks of `talkray verify`, recordings to clone."""
+"""State that the parts of a report share: options, the server, the checks of `talkray verify`, recordings to clone."""
 
 import argparse
 import asyncio
@@ -183,7 +183,7 @@ class ReportBench:
 
     @cached_property
     def verified(self) -> dict[str, Check]:
-        """What `talkray verify` finds, in a process whose memory is free again afterwards. Raises CannotRun."""
+        """The checks of `talkray verify`, run in a process whose memory is free again afterwards. Raises CannotRun."""
         out = self.folder / "verify"
         if not (out / "verify.json").exists():
             directory = locate(self.options.model, report=lambda transfer: self.say(str(transfer)))

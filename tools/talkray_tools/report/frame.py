@@ -60,7 +60,7 @@ class ReportPart:
 
 @dataclass(slots=True)
 class PartResult:
-    """What became of a part. `why`: the reason that it could not run, or not to its end."""
+    """The result of a part. `why`: the reason that it could not run, or not to its end."""
 
     name: str
     key: str
@@ -80,7 +80,7 @@ class ReportFolder:
     """The files of a report. Host names, absolute paths and keys do not get into it, or are taken out."""
 
     def __init__(self, path: Path, *, secrets: Mapping[str, str]) -> None:
-        """`secrets`: strings, such as an API key or the host of a server, and what stands in their place."""
+        """`secrets`: strings, such as an API key or the host of a server, with their replacements."""
         self.path = path
         names = {socket.gethostname(), socket.getfqdn(), os.uname().nodename} - {"localhost", ""}
         hidden = dict.fromkeys(sorted(names, key=len, reverse=True), "HOST") | dict(secrets)
@@ -136,7 +136,7 @@ def _shortened(match: re.Match[str]) -> str:
 
 
 def secrets_of(url: str | None, api_key: str | None, *paths: Path) -> dict[str, str]:
-    """What the report of this run hides, besides host names."""
+    """Strings that the report of this run hides, besides host names."""
     hidden = {str(path): path.name for path in (Path.cwd(), Path.home(), *paths)}
     parts = urlsplit(url or "")
     hidden |= {each: "SERVER" for each in (parts.netloc, parts.hostname) if each}

@@ -16,7 +16,7 @@ _MOST_AUDIO = 12  # players of a part
 
 
 def write(results: Sequence[PartResult], about: Mapping[str, Any], folder: ReportFolder, other: Path | None) -> None:
-    """report.json and report.html. Raises InvalidRequest if `other` is no report, OSError."""
+    """report.json and report.html. Raises OSError, and InvalidRequest if `other` is not a report."""
     record = folder.clean(dict(about) | {"parts": [asdict(each) for each in results]})
     folder.write_json(Path("report.json"), record)
     before = folder.clean(read(other)) if other else None
@@ -40,7 +40,7 @@ def read(file: Path) -> dict[str, Any]:
         record = dict(json.loads(file.read_text(encoding="utf-8")))
         _figures(record)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InvalidRequest(f"--compare {file}: it is no report.json of `talkray report`: {error!r}") from None
+        raise InvalidRequest(f"--compare {file}: not a report.json of `talkray report`: {error!r}") from None
     return record
 
 

@@ -109,7 +109,7 @@ def _first_audio(run: Result, what: str) -> Check:
 
 
 def _added(engine: dict[str, Check], step: Result) -> Check:
-    """What the server takes besides the engine: bounded on a GPU, where other programs do not disturb it."""
+    """The time that the server adds to the engine: bounded on a GPU, where other programs do not disturb it."""
     own, heard = engine["first audio"].values["first_audio_ms"], step.summary.ttfb_s
     name, is_bounded = (
         "the server adds little to the first audio",
