@@ -164,7 +164,7 @@ def test_the_page_holds_all_it_needs_and_compares(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"parts": [{"name": "x"}]}', '{"parts": 3}'])
 def test_what_is_no_report_is_refused_at_once(content: str, tmp_path: Path) -> None:
     (tmp_path / "other.json").write_text(content)
-    with pytest.raises(InvalidRequest, match="not a report.json"):
+    with pytest.raises(InvalidRequest, match="not a report"):
         run_command(
             report,
             "talkray report",
