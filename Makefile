@@ -10,7 +10,7 @@ SHOWN = began=$$(date +%s); while sleep 5 >/dev/null 2>&1 && kill -0 $$$$ 2>/dev
   ticker=$$!; trap "kill $$ticker 2>/dev/null" EXIT; trap "exit 130" INT TERM;
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test lint unit unit-avx2 cross-compilers kernels e2e scale metrics faults hostile fleet cluster-check docs clients peers examples page fuzz audit dist wheel-check image-check sbom listen parity parity-digest step-load overload simulate-check clean mutants
+.PHONY: help install run test lint unit unit-avx2 cross-compilers kernels e2e scale metrics faults hostile fleet cluster-check docs clients peers examples page fuzz audit dist wheel-check image-check sbom listen report-faults parity parity-digest step-load overload simulate-check clean mutants
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -37,7 +37,7 @@ lint: $(VENV)/.installed-dev ## Format, lint, types, import rules, rules of size
 	$(BIN)/python -m tools.contracts --check
 
 unit: $(VENV)/.installed-dev ## Tests without Ray (option, while you work: make unit ONLY=extensions/jobs)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n logical --maxprocesses 4 --dist worksteal -m "not e2e and not gpu and not scale and not prometheus and not faults and not fleet and not docs and not fuzz and not clients and not page" $(wildcard $(patsubst %,tests/%,$(ONLY)) $(patsubst %,tests/serve_app/%,$(ONLY)))
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n logical --maxprocesses 4 --dist worksteal -m "not e2e and not gpu and not scale and not prometheus and not faults and not fleet and not docs and not fuzz and not clients and not page and not report" $(wildcard $(patsubst %,tests/%,$(ONLY)) $(patsubst %,tests/serve_app/%,$(ONLY)))
 
 AVX2 := build/avx2
 AS_AVX2 := cd $(AVX2) && PYTHONPATH=$(CURDIR)/$(AVX2) ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 \
@@ -131,6 +131,10 @@ sbom: $(VENV)/.installed-dev ## What serving needs, as a CycloneDX file in build
 	@mkdir -p build
 	$(BIN)/cyclonedx-py environment --pyproject pyproject.toml --gather-license-texts --output-reproducible --output-file build/sbom.json $(BIN)/python
 	$(BIN)/python -m tools.licences build/sbom.json
+
+report-faults: $(VENV)/.installed-dev ## talkray report with ten planted faults: hours on two cores (TALKRAY_FAULTS="clipped|late" for some, TALKRAY_REPORT="--only speed" for options)
+	$(BIN)/pip install --quiet --no-deps Resemblyzer==0.1.4
+	$(BIN)/python -m pytest -q -o faulthandler_timeout=0 -m report tests/tools/report
 
 listen: $(VENV)/.installed-dev ## Listen to every way in which audio comes to a client, to a book and to joints: hours (needs ffmpeg; options: make listen ARGS="--model DIR --language german")
 	@command -v ffmpeg >/dev/null || apt-get install -y ffmpeg || { echo "ffmpeg is missing: it converts plain PCM for comparison"; exit 1; }

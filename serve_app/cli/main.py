@@ -296,6 +296,7 @@ _MODULES = {
     "book": (SPEAK, "talkray_tools.book", "Make an audiobook from an EPUB, subtitles, Markdown or text."),
     "dataset": (SPEAK, "talkray_tools.dataset", "Synthesize the lines of a JSONL file."),
     "loadtest": (MEASURE, "loadtest", "Load-test a server."),
+    "report": (MEASURE, "talkray_tools.report", "Report whether to serve a checkpoint."),
     "plan": (OPERATE, "talkray_tools.plan", "Compute nodes, cost and a configuration for a load."),
     "engine": ("", "talkray_tools.bench_engine", "Measure step time, prefill, memory and start-up."),
     "codec": ("", "talkray_tools.bench_codec", "Measure decode calls, on a CPU or a GPU."),

@@ -8,16 +8,17 @@ import pytest
 
 from serve_app.text.languages import language_code
 from talkray_tools import job_client
+from talkray_tools.judge import Judged
+from talkray_tools.listening_session import Log
 from talkray_tools.recogniser import pieces, plain_words, word_errors
 from talkray_tools.released import read
+from talkray_tools.spoken_texts import SENTENCES
+from talkray_tools.ways import PLAIN, RATE, WAYS, UtteranceFailed
 from tests.e2e.heard import begins_with_hiss, steps_where_joined
 from tests.tools.book.fake_jobs import CHAR_S, running_jobs, tone
-from tools.listening.__main__ import Log
 from tools.listening.book import read_aloud
-from tools.listening.judge import Judged
 from tools.listening.table import not_come, table, worse
-from tools.listening.texts import SENTENCES, texts
-from tools.listening.ways import PLAIN, RATE, WAYS, UtteranceFailed
+from tools.listening.texts import texts
 
 NAME = "Some recogniser"
 

@@ -16,10 +16,9 @@ from io import BytesIO
 from pathlib import Path
 
 import numpy as np
-import soxr
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from deployments.config import TalkerConfig
 from deployments.embedded_voice.checkpoint import EMBEDDED_BASE
@@ -27,6 +26,7 @@ from deployments.protocol import ALL_FRAMES, Reference, SynthesisRequest
 from deployments.talker.engine.startup import StartClock, load_engine
 from deployments.weights.store import locate
 from talkray_tools.recogniser import Moonshine, plain_words, word_errors
+from talkray_tools.speaker_encoder import VoiceJudge
 from tools.demo_voice.speakers import VOICES, Speaker
 from tools.demo_voice.teacher import SAMPLE_RATE, Teacher
 
@@ -44,47 +44,6 @@ _SPOKEN = (
     "The boat drifted slowly on the lake in the evening.",
     "They were waiting for the train to come from the city.",
 )
-
-
-class VoiceJudge(nn.Module):
-    """Resemblyzer's network: recordings of one speaker have vectors with a cosine near 1."""
-
-    _RATE, _FFT, _HOP, _BANDS, _WINDOW = 16000, 400, 160, 40, 160
-    _LEAST_LEVEL = 10 ** (-30 / 20)
-
-    def __init__(self, wheels: Path) -> None:
-        super().__init__()
-        self.lstm = nn.LSTM(self._BANDS, 256, 3, batch_first=True)
-        self.linear = nn.Linear(256, 256)
-        (wheel,) = wheels.glob("Resemblyzer-*.whl")
-        stored = BytesIO(zipfile.ZipFile(wheel).read("resemblyzer/pretrained.pt"))
-        state = torch.load(stored, map_location="cpu", weights_only=False)["model_state"]
-        self.load_state_dict({name: value for name, value in state.items() if name.startswith(("lstm", "linear"))})
-        self.filters = _mel_filters(self._BANDS, self._FFT, self._RATE)
-
-    @torch.inference_mode()
-    def vector(self, audio: Audio) -> Tensor:
-        """Of [samples] at SAMPLE_RATE: [256], of length 1."""
-        heard = torch.from_numpy(soxr.resample(audio, SAMPLE_RATE, self._RATE))
-        heard = heard * max(1.0, self._LEAST_LEVEL / float(heard.square().mean().sqrt()))
-        window = torch.hann_window(self._FFT)
-        spectrum = torch.stft(heard, self._FFT, self._HOP, window=window, pad_mode="constant", return_complex=True)
-        mel = (self.filters @ spectrum.abs().square()).T
-        pieces = mel.unfold(0, self._WINDOW, self._WINDOW // 2).transpose(1, 2)
-        _, (hidden, _) = self.lstm(pieces)
-        vectors = nn.functional.normalize(torch.relu(self.linear(hidden[-1])))
-        return nn.functional.normalize(vectors.mean(0), dim=0)
-
-
-def _mel_filters(bands: int, size: int, rate: int) -> Tensor:
-    """Slaney's triangular filters with equal area, [bands, size / 2 + 1]."""
-    top = 15 + 27 * np.log(rate / 2000) / np.log(6.4)
-    mel = np.linspace(0, top, bands + 2)
-    edges = np.where(mel < 15, mel * 200 / 3, 1000 * np.exp((mel - 15) * np.log(6.4) / 27))
-    distances = edges[:, None] - np.linspace(0, rate / 2, size // 2 + 1)
-    widths = np.diff(edges)
-    triangles = np.minimum(-distances[:-2] / widths[:-1, None], distances[2:] / widths[1:, None]).clip(0)
-    return torch.from_numpy(triangles * (2 / (edges[2:] - edges[:-2]))[:, None]).float()
 
 
 def strangers(seed: int = 5) -> dict[str, Speaker]:
@@ -149,7 +108,9 @@ def main(arguments: list[str]) -> int:
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
     groups = {"strangers": list(strangers()), "the eight": list(VOICES)}
     VOICES.update(strangers())
-    teacher, judge = Teacher.load(options.wheels), VoiceJudge(options.wheels)
+    (wheel,) = options.wheels.glob("Resemblyzer-*.whl")
+    judge = VoiceJudge(BytesIO(zipfile.ZipFile(wheel).read("resemblyzer/pretrained.pt")), SAMPLE_RATE)
+    teacher = Teacher.load(options.wheels)
     recordings = {
         name: np.concatenate([teacher.speak(text, name, seed=seed).audio for seed, text in enumerate(_RECORDED)])
         for name in VOICES

@@ -17,9 +17,7 @@ import logging
 import os
 import signal
 import sys
-import time
-from collections.abc import AsyncIterator, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,21 +29,21 @@ from serve_app.cli.serve.local_server import Address
 from serve_app.cli.serve.supervisor import Driver, running
 from serve_app.config import AdmissionSettings, ApiSettings, AppConfig
 from serve_app.text.languages import language_code, language_name
+from talkray_tools.judge import Judge
+from talkray_tools.listening_session import AT_ONCE, ListeningSession, Log, builtin_voices, connected
 from talkray_tools.plan.measure import commit
 from talkray_tools.recogniser import Moonshine, Recogniser, Whisper
+from talkray_tools.spoken_texts import SENTENCES, Text
+from talkray_tools.ways import PLAIN, WAYS, Asked, Audio, Json, UtteranceFailed, Way, plain, plain_pcm
 from tools.listening.book import read_aloud
-from tools.listening.judge import Judge, Judged
 from tools.listening.table import not_come, table, worse
-from tools.listening.texts import SENTENCES, Text, texts
-from tools.listening.ways import PLAIN, WAYS, Asked, Audio, Json, UtteranceFailed, Way, plain, plain_pcm
+from tools.listening.texts import texts
 
 logger = logging.getLogger(__name__)
 
 DOZEN = 12  # texts of one voice for each way but plain PCM
-AT_ONCE = 6
 _BOOK_SEED = 1000
 _POOLS = {"talker": "ServeReplica:talkray:Talker", "decoder": "ServeReplica:talkray:Codec"}
-_PROGRESS_S = 15.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,96 +53,6 @@ class Other:
     way: Way
     at_once: int = AT_ONCE  # texts that are asked for together
     needs_voice: bool = False  # which some checkpoints do not have
-
-
-class Log:
-    """What was heard, in a file that grows: nothing is listened to twice."""
-
-    def __init__(self, file: Path) -> None:
-        self._file = file
-        lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
-        self.judged = [Judged(**json.loads(line)) for line in lines if line.endswith("}")]
-        self._known = {each.key for each in self.judged if not each.failed}
-        self.judged = [each for each in self.judged if not each.failed]  # these are tried again
-
-    def has(self, key: tuple[str, str, str, int]) -> bool:
-        return key in self._known
-
-    def add(self, judged: Judged) -> None:
-        self.judged.append(judged)
-        self._known.add(judged.key)
-        with self._file.open("a", encoding="utf-8") as out:
-            fields = {name: getattr(judged, name) for name in Judged.__slots__}
-            out.write(json.dumps(fields, ensure_ascii=False) + "\n")
-
-
-class ListeningSession:
-    """Asks one server at a time, and has a judge listen beside it."""
-
-    def __init__(self, options: argparse.Namespace, judge: Judge, log: Log) -> None:
-        self._options, self._judge, self._log = options, judge, log
-        self._listening = ThreadPoolExecutor(1)
-        self._began_s = self._said_s = time.monotonic()
-
-    async def hear(
-        self, http: aiohttp.ClientSession, way: Way, voice: str, wanted: Sequence[Text], *, at_once: int = AT_ONCE
-    ) -> None:
-        """Every text that was not heard yet."""
-        missing = [text for text in wanted if not self._log.has((way.name, voice, text.kind, text.number))]
-        several = asyncio.Semaphore(at_once)
-        self._say(f"{way.name}, {voice}: {len(missing)} texts", now=bool(missing))
-        await asyncio.gather(*(self._hear_one(http, way, voice, text, several) for text in missing))
-
-    async def _hear_one(
-        self, http: aiohttp.ClientSession, way: Way, voice: str, text: Text, several: asyncio.Semaphore
-    ) -> None:
-        key = (way.name, voice, text.kind, text.number)
-        asked = self._asked(text, voice, text.number + 1 if way.seed is None else way.seed)
-        loop = asyncio.get_running_loop()
-        try:
-            async with several:
-                audio = await way.listen(http, asked)
-                converted = None
-                if way.listen is not way.same_speech:
-                    said = await way.same_speech(http, asked)
-                    converted = await loop.run_in_executor(None, way.convert, said)
-            judged = await loop.run_in_executor(self._listening, self._judge.judge, key, text.spoken, audio, converted)
-        except (UtteranceFailed, TimeoutError, aiohttp.ClientError) as error:
-            judged = self._judge.failed(key, text.spoken, str(error) or type(error).__name__)
-            self._say(f"{way.name}, {voice}, {text.kind} {text.number}: {judged.failed}", now=True)
-        self._log.add(judged)
-        same = [each for each in self._log.judged if each.key[:2] == key[:2]]
-        errors = sum(each.errors[self._judge.recognisers[0].name] for each in same)
-        share = 100 * errors / sum(each.words for each in same)
-        self._say(f"{way.name}, {voice}: {len(same)} heard, {share:.1f} % of the words wrong")
-
-    def _asked(self, text: Text, voice: str, seed: int) -> Asked:
-        fields = {"language": self._options.language, **self._options.fields}
-        return Asked(text.written, seed, fields | ({"voice": voice} if voice else {}))
-
-    def _say(self, line: str, *, now: bool = False) -> None:
-        moment_s = time.monotonic()
-        if now or moment_s - self._said_s >= _PROGRESS_S:
-            self._said_s = moment_s
-            logger.info("[%4.0f s] %s", moment_s - self._began_s, line)
-
-
-@contextlib.asynccontextmanager
-async def connected(url: str) -> AsyncIterator[aiohttp.ClientSession]:
-    """To a server that may take its time; TALKRAY_API_KEY is sent where it is set."""
-    key = os.environ.get("TALKRAY_API_KEY")
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
-    timeout = aiohttp.ClientTimeout(total=None)
-    async with aiohttp.ClientSession(url, timeout=timeout, headers=headers) as http:
-        yield http
-
-
-async def builtin_voices(http: aiohttp.ClientSession) -> list[str]:
-    """The checkpoint's own; one without a name where it has none."""
-    async with http.get("/v1/audio/voices") as answer:
-        answer.raise_for_status()
-        known = (await answer.json())["voices"]
-    return [voice["id"] for voice in known if not voice.get("alias_of") and voice.get("type") != "alias"] or [""]
 
 
 async def hear_server(
@@ -229,7 +137,7 @@ def listen(options: argparse.Namespace) -> int:
     ]
     judge = Judge(_recognisers(options.language), options.language)
     log = Log(options.out / "heard.jsonl")
-    session = ListeningSession(options, judge, log)
+    session = ListeningSession(judge, log, {"language": options.language, **options.fields})
     others = [Other(way) for way in WAYS] if options.ways else []
 
     def hear(url: str, more: Sequence[Other] = ()) -> None:

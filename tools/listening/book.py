@@ -20,8 +20,8 @@ from deployments.errors import TalkrayError
 from talkray_tools.arguments import run_command
 from talkray_tools.book.__main__ import book
 from talkray_tools.recogniser import Whisper, plain_words, word_errors
-from tools.listening.ways import RATE as WAYS_RATE
-from tools.listening.ways import UtteranceFailed
+from talkray_tools.ways import RATE as WAYS_RATE
+from talkray_tools.ways import UtteranceFailed
 
 RATE = 16000
 _WORST = 5

@@ -26,8 +26,9 @@ from deployments.weights.store import locate
 from serve_app.speech.segments import segment_seed
 from serve_app.speech.stream_tail import StreamTail
 from talkray_tools.recogniser import Moonshine, Whisper, plain_words, word_errors
-from tools.listening.judge import sounding
-from tools.listening.texts import SENTENCES, texts
+from talkray_tools.spoken_texts import SENTENCES
+from talkray_tools.ways import sounding
+from tools.listening.texts import texts
 
 logger = logging.getLogger(__name__)
 

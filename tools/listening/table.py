@@ -5,9 +5,9 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from tools.listening.judge import Judged
-from tools.listening.texts import SENTENCES
-from tools.listening.ways import PLAIN
+from talkray_tools.judge import Judged
+from talkray_tools.spoken_texts import SENTENCES
+from talkray_tools.ways import PLAIN
 
 # Of all words, than in what ffmpeg made of the same PCM. One word is always allowed, because recognisers waver by one.
 MORE_ERRORS = 0.01

@@ -16,9 +16,6 @@ from typing import Protocol
 
 import numpy as np
 import soxr
-from faster_whisper import WhisperModel
-from moonshine_voice import ModelArch, get_assets_path
-from moonshine_voice import Transcriber as MoonshineTranscriber
 from numpy.typing import NDArray
 
 from deployments.embedded_voice.english import spoken_english
@@ -59,6 +56,8 @@ class Whisper:
 
     def __init__(self, language: str | None = "en") -> None:
         """Without a language it guesses for each recording."""
+        from faster_whisper import WhisperModel  # may be missing
+
         self._model = WhisperModel(str(_model_directory()), device="cpu", compute_type="int8", cpu_threads=1)
         self._language = language
 
@@ -82,10 +81,12 @@ class Moonshine:
     name = "Moonshine tiny"
 
     def __init__(self) -> None:
+        from moonshine_voice import ModelArch, Transcriber, get_assets_path  # may be missing
+
         # Its own detector of speech cuts beginnings off, and hears a "you" in what it cut.
         options = {"vad_threshold": "0.0"}
         model = str(Path(get_assets_path()) / "tiny-en")
-        self._model = MoonshineTranscriber(model_path=model, model_arch=ModelArch.TINY, options=options)
+        self._model = Transcriber(model_path=model, model_arch=ModelArch.TINY, options=options)
 
     def transcribe(self, audio: NDArray[np.float32], sample_rate: int) -> str:
         """The transcript of English [samples]."""

@@ -21,7 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from math import isfinite
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -33,7 +33,7 @@ import typer
 from numpy.typing import NDArray
 
 from deployments.codec.codec_config import SpeechTokenizerConfig
-from deployments.codec.decoder import MIN_SNR_DB, PCM_SCALE, snr_db
+from deployments.codec.decoder import MIN_SNR_DB, PCM_SCALE, snr_db, to_pcm16
 from deployments.config import TalkerConfig
 from deployments.errors import TalkrayError
 from deployments.protocol import (
@@ -63,8 +63,10 @@ FOLLOWED_TEXTS = (  # with TEXT, what heads are to follow
 )
 _FOLLOWED_FRAMES = 150
 SEEDS = (1, 2, 3)
-_AUDIBLE_DB = -46.0  # of full scale; speech has about -26 to -14
+AUDIBLE_DB = -46.0  # of full scale; speech has about -26 to -14
 _FIRST_AUDIO_TRIALS = 5
+_AT_ONCE = 4  # voices that speak together
+_CHUNKS = (1, 1, 2, 4, 8)  # frames that are decoded together, before the rest
 _FLOAT32_SNR_DB = 60.0  # of waveforms in float32; measured above 100
 _OFFICIAL_FRAMES = 300  # the official package decodes longer speech in pieces, each with little of what is before it
 _INSTALL = (
@@ -110,7 +112,7 @@ def check_speech(subject: Subject, spoken: list[Speech], folder: Path) -> Iterat
         quiet_s = length_s if onset is None else onset / subject.sample_rate
         detail = f"{loud_db:.1f} dB of full scale, peak {peak_db:.1f} dB, {quiet_s:.2f} s of silence before it"
         levels: dict[str, float | str | None] = {"rms_db": loud_db, "peak_db": peak_db, "leading_silence_s": quiet_s}
-        yield Check(f"speech is heard, seed {seed}", loud_db > _AUDIBLE_DB, detail, levels)
+        yield Check(f"speech is heard, seed {seed}", loud_db > AUDIBLE_DB, detail, levels)
 
 
 def check_batched(subject: Subject, together: Speech) -> Check:
@@ -125,6 +127,38 @@ def check_batched(subject: Subject, together: Speech) -> Check:
         first = int(differing[0]) if len(differing) else common
         return Check(name, passed=False, detail=f"frame {first} is the first to differ")
     return Check(name, passed=True, detail=f"{common} frames")
+
+
+def check_joints(subject: Subject, speech: Speech, before: Codes | None) -> Check:
+    """Audio that is made chunk by chunk is that of the whole."""
+    decoder = subject.codec.decoder
+    state = decoder.initial_state() if before is None else decoder.state_after(torch.from_numpy(before).long())
+    made, place = [], 0
+    for size in (*_CHUNKS, len(speech.codes)):
+        piece = torch.from_numpy(speech.codes[place : place + size].astype(np.int64))
+        if len(piece):
+            audio, (state,) = decoder.decode(piece[None], [state])
+            made.append(to_pcm16(audio[0]))
+        place += size
+    joined, whole = np.concatenate(made), subject.decode(speech.codes, before)
+    name = "chunks join to the whole audio"
+    if len(joined) != len(whole):
+        return Check(name, False, f"{len(joined)} samples in chunks, {len(whole)} at once")
+    noise_db = snr_db(*(torch.from_numpy(each.astype(np.float32)) for each in (whole, joined)))
+    values: dict[str, float | str | None] = {"snr_db": min(noise_db, 200.0)}
+    return Check(name, noise_db >= MIN_SNR_DB, f"{noise_db:.1f} dB above the error, {MIN_SNR_DB:.0f} must be", values)
+
+
+def write_voices(subject: Subject, folder: Path) -> None:
+    """TEXT in each voice of the checkpoint, for listeners and for `talkray report`."""
+    request = subject.request(TEXT, Sampling(), seed=SEEDS[0])
+    if request.voice is None:
+        return
+    voices = list(subject.engine.info.voices)
+    for start in range(0, len(voices), _AT_ONCE):
+        some = voices[start : start + _AT_ONCE]
+        for voice, speech in zip(some, subject.speak(*(replace(request, voice=each) for each in some)), strict=True):
+            soundfile.write(folder / f"voice-{voice}.wav", speech.pcm, subject.sample_rate)
 
 
 def check_head(engine: Engine, spoken: list[tuple[SynthesisRequest, Codes]], directory: Path) -> Check:
@@ -355,10 +389,14 @@ def _checks(options: argparse.Namespace) -> Iterator[Check]:
     spoken = subject.speak(*requests)
     yield from check_speech(subject, spoken, options.out)
     yield check_batched(subject, spoken[0])
+    yield check_joints(subject, spoken[0], requests[0].reference_codes)
+    write_voices(subject, options.out)
     yield from measure(subject, spoken)
     greedy = Sampling(do_sample=False, subtalker_dosample=False, max_new_tokens=options.frames + 1)
     request = subject.request(TEXT, greedy)
     [fast] = subject.speak(request, most=options.frames)
+    narrow = Sampling(top_k=1, subtalker_top_k=1, max_new_tokens=options.frames + 1)
+    [narrowed] = subject.speak(subject.request(TEXT, narrow, seed=SEEDS[0]), most=options.frames)
     most = Sampling(max_new_tokens=_FOLLOWED_FRAMES + 1)
     requests += [subject.request(text, most, seed=SEEDS[0]) for text in FOLLOWED_TEXTS]
     spoken += subject.speak(*requests[len(SEEDS) :], most=_FOLLOWED_FRAMES)
@@ -369,6 +407,7 @@ def _checks(options: argparse.Namespace) -> Iterator[Check]:
     exact = Exact(directory, threads=options.threads)
     tolerance = ROUNDED if is_rounded else FLOAT32
     yield exact.check_codes("greedy codes are those of float32", request, fast.codes, tolerance)
+    yield exact.check_codes("codes drawn with top_k 1 are greedy", request, narrowed.codes, tolerance)
     yield check_head(exact.engine, said, directory)
     heard = fast.pcm.astype(np.float32) / PCM_SCALE
     yield exact.check_audio("the waveform is that of float32", request, fast.codes, heard, least_db=MIN_SNR_DB)

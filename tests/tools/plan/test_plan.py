@@ -192,5 +192,5 @@ def test_a_machine_is_measured_into_a_table_that_plans_read(tmp_path: Path, monk
 
 def test_a_server_that_does_not_start_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure.sys, "executable", "/bin/false")
-    with pytest.raises(StartError, match="did not start"), measure._server("embedded"):
+    with pytest.raises(StartError, match="did not start"), measure.serving("embedded"):
         pass

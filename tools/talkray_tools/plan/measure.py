@@ -10,9 +10,10 @@ import sys
 import tempfile
 import time
 import urllib.error
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
+from types import MappingProxyType
 
 from rich.console import Console
 
@@ -77,7 +78,8 @@ def measure_table(
     if file.exists():
         raise InvalidRequest(f"--measure {file}: the file is there; use it with --table, or name a new one")
     with contextlib.ExitStack() as stack:
-        found = url or stack.enter_context(_server(model))
+        name = model if model == "embedded" else f"Qwen/Qwen3-TTS-12Hz-{model}"
+        found = url or stack.enter_context(serving(name))
         scratch = stack.enter_context(tempfile.TemporaryDirectory())
         settings = Settings(
             url=found,
@@ -126,14 +128,13 @@ async def _sweep(settings: Settings, folder: TraceFolder) -> Sweep:
 
 
 @contextlib.contextmanager
-def _server(model: str) -> Iterator[str]:
-    """The URL of one that speaks until the context ends. Raises StartError."""
+def serving(model: str, variables: Mapping[str, str] = MappingProxyType({})) -> Iterator[str]:
+    """The URL of `talkray serve`, with these environment variables, until the context ends. Raises StartError."""
     port = free_port()
     url = f"http://127.0.0.1:{port}"
-    name = model if model == "embedded" else f"Qwen/Qwen3-TTS-12Hz-{model}"
-    command = [sys.executable, "-m", "serve_app", "serve", "--model", name, "--port", str(port), "--quiet"]
+    command = [sys.executable, "-m", "serve_app", "serve", "--model", model, "--port", str(port), "--quiet"]
     with tempfile.TemporaryFile("w+") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log)
+        process = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, **variables})
         try:
             _wait_ready(url, process)
             yield url

@@ -1,21 +1,22 @@
-"""What a listener makes of an utterance: words, pace, silence behind it, an estimated opinion."""
+"""Judge an utterance: words, pace, silence behind it, an estimated opinion."""
 
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import numpy as np
-import onnxruntime
 import soxr
 
 from talkray_tools.recogniser import Recogniser, package_folder, plain_words, word_errors
-from tools.listening.ways import RATE, Audio
+from talkray_tools.spoken_texts import Text
+from talkray_tools.ways import RATE, Audio, level_db, sounding
 
-_STEP = RATE // 50  # samples over which loudness is measured
-_QUIET = 0.01  # of the loudest step
+_FULL = 32767 / 32768
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """One utterance. What did not come has nothing but errors, and says why."""
+    """One utterance. A failed one has only errors, and the reason."""
 
     way: str
     voice: str
@@ -27,8 +28,11 @@ class Judged:
     ends: int = 0  # of the first and the last word, how many the first recogniser wrote down
     seconds: float = 0.0  # from the first to the last sound
     tail_s: float = 0.0  # of quiet behind them
-    opinion: float = 0.0  # overall DNSMOS, 1 to 5
+    opinion: float = 0.0  # overall DNSMOS, 1 to 5; 0: not installed
     heard: dict[str, str] = field(default_factory=dict)
+    level_db: float = 0.0  # of what sounds, of full scale
+    clipped: float = 0.0  # share of the samples at full scale
+    reason: str = ""  # why it ended, where the server tells
     failed: str = ""
 
     @property
@@ -37,30 +41,34 @@ class Judged:
 
 
 class Judge:
-    """Listens in one language."""
+    """Listens in one language. Without recognisers it only measures."""
 
     def __init__(self, recognisers: list[Recogniser], language: str) -> None:
         self.recognisers, self._language = recognisers, language
-        self._opinion = Opinion()
+        self._opinion: Callable[[Audio], float] = lambda audio: 0.0
+        with suppress(SystemExit):  # its package is not installed
+            self._opinion = Opinion() if recognisers else self._opinion
 
     def words(self, text: str) -> list[str]:
         return plain_words(text, self._language)
 
-    def judge(self, key: tuple[str, str, str, int], text: str, audio: Audio, converted: Audio | None) -> Judged:
-        """One utterance, and what ffmpeg made of it if that is to be compared."""
-        wanted, heard = self.words(text), self._written(audio)
-        got = self.words(heard[self.recognisers[0].name])
+    def judge(self, key: tuple[str, str, str, int], text: Text, audio: Audio, converted: Audio | None) -> Judged:
+        """One utterance, and what ffmpeg made of it if that is to be compared. Figures may be heard as figures."""
+        wanted, heard = self.words(text.spoken), self._written(audio)
+        got = self.words(next(iter(heard.values()), ""))
         begin, end = sounding(audio)
         return Judged(
             *key,
             words=len(wanted),
-            errors=self._errors(wanted, heard),
-            compared={} if converted is None else self._errors(wanted, self._written(converted)),
+            errors=self._errors(text, heard),
+            compared={} if converted is None else self._errors(text, self._written(converted)),
             ends=sum(wanted[place] == got[place] for place in (0, -1) if got),
             seconds=(end - begin) / RATE,
             tail_s=(len(audio) - end) / RATE,
             opinion=self._opinion(audio),
             heard=heard,
+            level_db=level_db(audio[begin:end]),
+            clipped=float((np.abs(audio) >= _FULL).mean()) if len(audio) else 0.0,
         )
 
     def failed(self, key: tuple[str, str, str, int], text: str, reason: str) -> Judged:
@@ -71,8 +79,9 @@ class Judge:
     def _written(self, audio: Audio) -> dict[str, str]:
         return {each.name: each.transcribe(audio, RATE) for each in self.recognisers}
 
-    def _errors(self, wanted: list[str], heard: dict[str, str]) -> dict[str, int]:
-        return {name: word_errors(wanted, self.words(text)) for name, text in heard.items()}
+    def _errors(self, text: Text, heard: dict[str, str]) -> dict[str, int]:
+        wanted = [self.words(each) for each in dict.fromkeys((text.spoken, text.written))]
+        return {name: min(word_errors(each, self.words(said)) for each in wanted) for name, said in heard.items()}
 
 
 class Opinion:
@@ -82,6 +91,8 @@ class Opinion:
     SAMPLES = int(9.01 * SAMPLE_RATE)
 
     def __init__(self) -> None:
+        import onnxruntime  # may be missing
+
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = 1
         network = package_folder("speechmos") / "dnsmos_models" / "sig_bak_ovr.onnx"
@@ -93,10 +104,3 @@ class Opinion:
         repeated = np.tile(resampled, -(-self.SAMPLES // max(1, len(resampled))))[: self.SAMPLES]
         _, _, raw = self._network.run(None, {"input_1": repeated[None].astype(np.float32)})[0][0]
         return float(np.polyval([-0.06766283, 1.11546468, 0.04602535], raw))
-
-
-def sounding(audio: Audio) -> tuple[int, int]:
-    """First and last sample of what is loud enough to hear; the whole where all is silence."""
-    levels = np.sqrt(np.mean(np.square(audio[: len(audio) // _STEP * _STEP].reshape(-1, _STEP)), axis=1))
-    (loud,) = np.nonzero(levels > _QUIET * levels.max(initial=1e-9))
-    return (int(loud[0]) * _STEP, int(loud[-1] + 1) * _STEP) if len(loud) else (0, len(audio))

@@ -5,7 +5,7 @@ import base64
 import json
 import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
@@ -16,6 +16,8 @@ Audio = NDArray[np.float32]  # [samples] within [-1, 1], at RATE
 Json = dict[str, Any]
 
 RATE = 24000
+_STEP = RATE // 50  # samples over which loudness is measured
+_QUIET = 0.01  # of the loudest step
 _PATH = "/v1/audio/speech"
 _PATIENCE_S = 600.0  # for one utterance: the machine may be busy
 _FULL = (429, 503)  # it says when to come back
@@ -28,11 +30,12 @@ class UtteranceFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One utterance that is wanted of a server; `fields` go into each request."""
+    """One utterance that is wanted of a server; each request has `fields`; `told` is its last event."""
 
     text: str
     seed: int
     fields: Json
+    told: Json = field(default_factory=dict)
 
     @property
     def body(self) -> Json:
@@ -55,6 +58,7 @@ class Way:
     coded: tuple[str, ...] = ()
     raw: tuple[str, ...] = ()  # how to read what `coded` wrote, where it does not say so itself
     seed: int | None = None  # of all utterances; None: each has its own
+    is_compared: bool = True  # with plain PCM of the same text and seed
     trails: bool = False  # the text comes beside the speech, which then is another than where it stands before it
 
     @property
@@ -63,7 +67,7 @@ class Way:
         return _trailing if self.trails else plain
 
     def convert(self, audio: Audio) -> Audio:
-        """What an independent tool makes of plain PCM."""
+        """Plain PCM, converted by an independent tool."""
         if not self.filters and not self.coded:
             return audio
         converted = ffmpeg(audio.tobytes(), _PCM, (*self.filters, *(self.coded or _PCM)))
@@ -124,6 +128,7 @@ async def _events(http: aiohttp.ClientSession, asked: Asked) -> Audio:
     events = [json.loads(line[6:]) for line in content.decode().splitlines() if line.startswith("data: {")]
     if failed := [event for event in events if event["type"] == "speech.audio.error"]:
         raise UtteranceFailed(str(failed[0]))
+    asked.told.update(events[-1])
     return plain_pcm(b"".join(base64.b64decode(event["audio"]) for event in events if "audio" in event))
 
 
@@ -211,6 +216,7 @@ def _file(response_format: str, *coded: str) -> Way:
 
 
 PLAIN = Way("plain PCM", plain)
+EVENTS = Way("server-sent events", _events)
 WAYS = (
     _file("mp3", "-c:a", "libmp3lame", "-b:a", "128k", "-f", "mp3"),
     _file("opus", "-c:a", "libopus", "-b:a", "48k", "-f", "ogg"),
@@ -228,9 +234,21 @@ WAYS = (
     _telephone("A-law", "alaw"),
     *map(_at_speed, (0.5, 0.75, 1.25, 1.5, 2.0)),
     Way("whole body (`stream: false`)", _whole),
-    Way("server-sent events", _events),
+    EVENTS,
     Way("text trails the speech (`non_streaming_mode: false`)", _trailing, trails=True),
     Way("whole text over a WebSocket", _written(lambda text: [text]), trails=True),
     Way("live text, word by word over a WebSocket", _written(_words), trails=True),
     Way("after an interruption on the same socket", _after_interruption, trails=True),
 )
+
+
+def sounding(audio: Audio) -> tuple[int, int]:
+    """First and last sample of what is loud enough to hear; the whole where all is silence."""
+    levels = np.sqrt(np.mean(np.square(audio[: len(audio) // _STEP * _STEP].reshape(-1, _STEP)), axis=1))
+    (loud,) = np.nonzero(levels > _QUIET * levels.max(initial=1e-9))
+    return (int(loud[0]) * _STEP, int(loud[-1] + 1) * _STEP) if len(loud) else (0, len(audio))
+
+
+def level_db(audio: Audio) -> float:
+    """The loudness of [samples], in decibels of full scale."""
+    return 20 * float(np.log10(max(1e-5, np.sqrt(np.mean(np.square(audio)) if len(audio) else 0.0))))

@@ -1,0 +1,150 @@
+"""How fast the server is, and for how many calls: load tests, whose folders stay."""
+
+import asyncio
+import json
+import shutil
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from loadtest.__main__ import run_once, sweep_rates
+from loadtest.arrivals import Arrivals, Phase, Profile, Texts
+from loadtest.measure import Result, read_result
+from loadtest.settings import Settings
+from loadtest.sweep import Plan, Sweep, read_sweep
+from loadtest.tables import BRIEF, FULL_RATES
+from loadtest.traces import TraceFolder
+from talkray_tools.report.bench import Recorded, ReportBench
+from talkray_tools.verify import Check
+
+_RATES, _QUICK_RATES = (1.0, 10.0, 20.0, 40.0), (1.0, 10.0)
+_MIXED_SHARE = 0.5  # of the capacity, for mixed traffic
+_MOST_ADDED_MS = 25.0  # to the engine's own first audio, by HTTP, Ray and the codec, on a GPU
+_CLONE_REQUESTS = 3  # of each recording: the first one finds it unknown
+
+
+def speed(bench: ReportBench) -> Iterator[Check]:
+    """Open-loop rates, capacity, mixed traffic, clones; then start-up and memory."""
+    quick = bench.options.quick
+    engine = bench.verified if bench.options.model else {}  # before the server takes the memory
+    settings = replace(bench.settings, warmup=3)
+    rates = Plan(duration_s=8.0, min_requests=10, rates=_QUICK_RATES) if quick else None
+    rates = rates or Plan(duration_s=20.0, min_requests=30, rates=_RATES)
+    steps = _sweep(bench, "rates", settings, rates).steps
+    for step in steps:
+        yield _first_audio(step, f"{step.rate:g} requests per second")
+    failed, sent = (sum(getattr(step.summary, name) for step in steps) for name in ("failed", "sent"))
+    causes = ", ".join(f"{cause}: {count}" for step in steps for cause, count in step.summary.causes.items())
+    detail = f"{failed} of {sent} failed, none may; a full server may refuse ({causes or 'none'})"
+    yield Check("no request fails", not failed, detail, {"share": failed / max(1, sent)})
+    if engine:
+        yield _added(engine, steps[0])
+    search = Plan(1.0, 512.0, 2.0, 5.0 if quick else 15.0, refinements=1 if quick else 3, min_requests=5)
+    search = replace(search, most_s=40.0 if quick else 400.0)
+    found = _sweep(bench, "capacity", replace(settings, texts=Texts.PARAGRAPHS), search)
+    most, audio = found.capacity_per_s or 0.0, max((step.audio_made_per_s for step in found.steps), default=0.0)
+    detail = f"{most:.3g} requests per second ({found.steps[0].limits}), {audio:.3g} s of audio per second at most"
+    yield Check("capacity", None, detail, {"requests_per_s": most, "audio_s_per_s": audio})
+    if bench.options.dialect == "talkray":
+        rate = max(0.5, _MIXED_SHARE * most)
+        phases = (Phase("measured", rate, max(10.0 if quick else 30.0, 5 / rate)),)
+        mixed = _run(bench, "mixed", replace(settings, profile=Profile.MIXED, phases=phases, warmup=0))
+        yield _first_audio(mixed, f"mixed traffic at {rate:.3g} requests per second")
+    if bench.server.kind == "base":
+        yield from _clones(bench, replace(settings, warmup=0, arrivals=Arrivals.CONSTANT, texts=Texts.ONE_SENTENCE))
+    if bench.server.start_s is not None:
+        yield from _resources(bench, bench.server.start_s)
+
+
+def _sweep(bench: ReportBench, name: str, settings: Settings, plan: Plan) -> Sweep:
+    folder = TraceFolder(_fresh(bench, name, "sweep.json"))
+    if not folder.path.exists():
+        titles = FULL_RATES if plan.rates else BRIEF
+        asyncio.run(sweep_rates(settings, plan, folder, titles=titles))
+    swept = read_sweep(folder)
+    _check_whole(folder, swept.steps)
+    return swept
+
+
+def _run(bench: ReportBench, name: str, settings: Settings) -> Result:
+    folder = TraceFolder(_fresh(bench, name, "summary.json"))
+    if not folder.path.exists():
+        asyncio.run(run_once(settings, folder))
+    result = read_result(folder)
+    _check_whole(folder, [result])
+    return result
+
+
+def _check_whole(folder: TraceFolder, runs: Sequence[Result]) -> None:
+    """Raises KeyboardInterrupt where a load test was ended by it, which it takes as its regular end."""
+    if any(run.summary.interrupted or run.summary.sent < run.summary.planned for run in runs):
+        shutil.rmtree(folder.path)
+        raise KeyboardInterrupt
+
+
+def _fresh(bench: ReportBench, name: str, last: str) -> Path:
+    """The folder of a load test; what is left of one that was ended goes."""
+    bench.say(f"load test: {name}")
+    if not (bench.raw / name / last).exists():
+        shutil.rmtree(bench.raw / name, ignore_errors=True)
+    return bench.raw / name
+
+
+def _first_audio(run: Result, what: str) -> Check:
+    """Audible, as callers meet it."""
+    summary, name = run.summary, f"first audio, {what}"
+    if summary.ttfa_s is None:
+        return Check(name, None, f"nothing was heard of {summary.sent} requests: {summary.causes}")
+    p50, p95 = 1000 * summary.ttfa_s.p50, 1000 * summary.ttfa_s.p95
+    shares = {"c50": summary.c50, "c100": summary.c100, "c200": summary.c200}
+    smooth = ", ".join(f"{name.upper()} {share:.1%}" for name, share in shares.items() if share is not None)
+    detail = (
+        f"{p50:.0f} ms (p50), {p95:.0f} ms (p95) to the first audible sample; {smooth}; {summary.succeeded} of "
+        f"{summary.sent} requests spoken, {summary.refused} refused"
+    )
+    return Check(
+        name, None, detail, {"p50_ms": p50, "p95_ms": p95, **shares, "spoken": summary.succeeded / summary.sent}
+    )
+
+
+def _added(engine: dict[str, Check], step: Result) -> Check:
+    """The time that the server adds to the engine: bounded on a GPU, where other programs do not disturb it."""
+    own, heard = engine["first audio"].values["first_audio_ms"], step.summary.ttfb_s
+    name, is_bounded = (
+        "the server adds little to the first audio",
+        not str(engine["it loads"].values["device"]).startswith("CPU"),
+    )
+    if heard is None or not isinstance(own, float):
+        return Check(name, None, "nothing was heard")
+    added = 1000 * heard.p50 - own
+    bound = f"; {_MOST_ADDED_MS:.0f} ms may be" if is_bounded else ""
+    detail = f"{added:.0f} ms: {own:.0f} ms in the engine, {1000 * heard.p50:.0f} ms at the client (p50){bound}"
+    return Check(name, added <= _MOST_ADDED_MS if is_bounded else None, detail, {"added_ms": added})
+
+
+def _clones(bench: ReportBench, settings: Settings) -> Iterator[Check]:
+    """Recordings that the server has not heard, cut for this: only the first request of each finds it so."""
+    times_s: dict[str, list[float]] = {"an unknown recording": [], "a known recording": []}
+    for number, (name, takes) in enumerate(bench.recordings.items(), 1):
+        cut = Recorded(takes[-1].audio[number * 97 :], takes[-1].text)
+        own = replace(
+            settings, options={**settings.options, **cut.fields}, phases=(Phase("clones", 1.0, _CLONE_REQUESTS),)
+        )
+        for trace in _run(bench, f"clones-{name}", own).measured:
+            if trace.ttfa_s is not None:
+                times_s["a known recording" if trace.index else "an unknown recording"].append(trace.ttfa_s)
+    for name, times in times_s.items():
+        middle = 1000 * statistics.median(times) if times else None
+        detail = f"{middle:.0f} ms (median of {len(times)})" if times else "nothing was heard"
+        yield Check(f"first audio of {name}", None, detail, {"p50_ms": middle})
+
+
+def _resources(bench: ReportBench, start_s: float) -> Iterator[Check]:
+    file = bench.raw / "resources.json"
+    if not file.exists():  # of the first start: later ones find caches
+        file.write_text(json.dumps({"start_s": start_s} | bench.memory_gib()), encoding="utf-8")
+    found = json.loads(file.read_text(encoding="utf-8"))
+    yield Check("start-up", None, f"{found['start_s']:.0f} s until it speaks", {"start_s": found.pop("start_s")})
+    used = ", ".join(f"{value:.1f} GiB of the {name.removesuffix('_gib')}" for name, value in found.items())
+    yield Check("memory", None, f"{used}, while it serves", found)

@@ -1,0 +1,36 @@
+"""Sentences, numbers and names to speak in each language of the released models, and files of the same form."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+OURS = Path(__file__).with_name("spoken_texts.yaml")
+SENTENCES = "sentences"  # the kind that is no hard one
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Something to say, as it is written, and the words that a reader makes of it."""
+
+    kind: str
+    number: int
+    written: str
+    spoken: str
+
+
+def read_texts(language: str, file: Path = OURS) -> list[Text]:
+    """All texts of a language. Raises SystemExit if the file has none."""
+    known: dict[str, dict[str, list[Any]]] = yaml.safe_load(file.read_text(encoding="utf-8"))
+    if language not in known:
+        raise SystemExit(f"{file} has no texts in {language!r}, only in: {', '.join(known)}. See --texts")
+    return list(_read(known[language]))
+
+
+def _read(kinds: dict[str, list[Any]]) -> Iterator[Text]:
+    for kind, items in kinds.items():
+        for number, item in enumerate(items):
+            written, spoken = (item["written"], item["spoken"]) if isinstance(item, dict) else (item, item)
+            yield Text(kind, number, str(written), str(spoken))
