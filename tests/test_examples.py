@@ -47,11 +47,13 @@ async def test_the_dialect_of_a_house_speaks_over_http_and_over_its_socket(monke
         assert (await client.post("/house/say", json={"words": 7})).json()["error"]["param"] == "words"
         assert "/house/say" in (await client.get("/openapi.json")).json()["paths"]
     async with talking(synthesizer, "/house/live?who=ryan", settings=settings) as client:
-        client.send({"words": "Hel"}, {"words": "lo there."}, {"over": True})
+        client.send({"words": "Hel"}, {"words": "lo **there**."}, {"over": True})
         heard = [await client.next() for _ in range(2)]
         while not isinstance(heard[-1], dict):
             heard.append(await client.next())
-        assert heard[-1] == {"type": "spoken", "finish_reason": "stop"}
+        last = heard[-1]
+        assert (last["type"], last["finish_reason"]) == ("spoken", "stop")
+        assert last["left_out"] == [{"what": "marks of Markdown", "count": 2}]
         client.send({"words": 7})
         assert (await client.next())["error"]["param"] == "words"
     assert synthesizer.texts[0] == "Hello."

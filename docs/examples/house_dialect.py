@@ -56,7 +56,7 @@ class HouseSocket(HandshakeConnection, ConversationConnection):
         if isinstance(event, Audio):
             await self.socket.send_bytes(event.data)
         elif isinstance(event, Flushed):
-            await self.send("spoken", finish_reason=event.turn.finish_reason)
+            await self.send("spoken", finish_reason=event.turn.finish_reason, **event.turn.usage.answer)
 
 
 DIALECT = Dialect("House", routes=(Route("POST /house/say", say, "Say"),), sockets=(("/house/live", HouseSocket),))

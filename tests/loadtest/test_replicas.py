@@ -37,7 +37,7 @@ def test_another_document_is_not_taken_for_a_status(document: object) -> None:
 
 
 def test_what_is_no_json_is_no_status() -> None:
-    with pytest.raises(NoReplicaCountsError, match="no JSON"):
+    with pytest.raises(NoReplicaCountsError, match="invalid JSON"):
         parse("<html>")
 
 

@@ -9,6 +9,7 @@ from typing import Self
 from starlette.types import ASGIApp, Message, Scope
 
 Headers = dict[str, str]
+_BOUND_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +50,14 @@ class Connection:
         self._incoming.put_nowait(message)
 
     async def next(self) -> Message:
-        """The app's next message. Fails if the app ends without one."""
+        """The app's next message. Fails if the app ends without one, or sends none for half a minute."""
         getting = asyncio.create_task(self._outgoing.get())
-        await asyncio.wait((getting, self.task), return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait((getting, self.task), timeout=_BOUND_S, return_when=asyncio.FIRST_COMPLETED)
         if getting.done():
             return getting.result()
         getting.cancel()
+        if not done:
+            raise AssertionError(f"the app sends no message, and does not end, within {_BOUND_S:g} s")
         if self._outgoing.empty():
             raise AssertionError(f"the app ended without another message: {self.task}")
         return self._outgoing.get_nowait()
@@ -96,7 +99,7 @@ class Connection:
 async def post(app: ASGIApp, path: str, content: bytes, *, content_type: str = "application/json") -> Answer:
     """What a request is answered with, within half a minute."""
     async with http(app, "POST", path, body=content, headers={"content-type": content_type}) as connection:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(_BOUND_S):
             return await connection.answer()
 
 

@@ -6,7 +6,9 @@ A label becomes a *style*: instructions for a model that follows them, or the na
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
+
+from pydantic import Field
 
 from deployments.protocol import ModelInfo, ModelKind
 from serve_app.api.parsing.speech_body import SpeechBody
@@ -96,7 +98,8 @@ class StyleRules:
     """The effect of labels for one model and voice."""
 
     follows: Literal["nothing", "manners", "all"] = "nothing"  # instructions of these kinds
-    takes: tuple[str, ...] = ()  # the styles of the stored voice that speaks
+    # The styles of the stored voice that speaks. Jobs store them, so they have bounds.
+    takes: Annotated[tuple[Annotated[str, Field(max_length=MAX_LABEL_CHARS)], ...], Field(max_length=MAX_SPANS)] = ()
     any_bracket: bool = False  # whether all brackets with words are tags
 
     @classmethod

@@ -111,7 +111,7 @@ def test_a_table_is_written_and_read(tmp_path: Path) -> None:
     TABLE.write(tmp_path / "t.json")
     assert read_table(tmp_path / "t.json") == TABLE
     (tmp_path / "bad.json").write_text('{"rows": 3}')
-    with pytest.raises(InvalidRequest, match=r"bad\.json is no table"):
+    with pytest.raises(InvalidRequest, match=r"bad\.json is not a table"):
         read_table(tmp_path / "bad.json")
 
 
