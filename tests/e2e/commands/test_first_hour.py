@@ -92,7 +92,7 @@ def test_a_wav_that_is_not_streamed_is_finite_and_a_streamed_one_is_read_to_its_
     streamed = client.post(SPEECH, json=HELLO | {"response_format": "wav"}).content
     with av.open(io.BytesIO(streamed)) as container:
         assert sum(frame.samples for frame in container.decode(audio=0)) * 2 + 44 == len(streamed)
-    assert '"stream": false' in (ROOT / "README.md").read_text()
+    assert '"stream": false' in (ROOT / "docs" / "api.md").read_text()
 
 
 IGNORED = {"ref_text": "Softly.", "response_fromat": "wav", "a\r\nset-cookie: b": 1}
