@@ -17,7 +17,7 @@ from serve_app.api.bounded_websocket import BoundedWebSocket
 from serve_app.app import LONGEST_STREAM_S
 from serve_app.config import ApiSettings
 from serve_app.extensions.live import connection as sockets
-from serve_app.extensions.live.contexts import ContextConnection
+from serve_app.extensions.live import contexts
 from serve_app.extensions.live.live_text import LiveTexts
 from serve_app.extensions.live.session import Session
 from tests.serve_app.extensions.client import audio_in
@@ -214,7 +214,7 @@ async def test_a_socket_that_came_through_serves_own_proxy_is_closed_too(
 async def test_an_open_context_may_be_silent_between_two_sentences(
     name: str, server: Server, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ContextConnection, "quiet_s", 30.0)
+    monkeypatch.setattr(contexts, "_CONTEXT_QUIET_S", 30.0)
     row = SOCKETS[name]
     server.may_go_on.set()
     async with http.ws_connect(server.url + row.path) as stream:

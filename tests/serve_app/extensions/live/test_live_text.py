@@ -18,7 +18,7 @@ from deployments.serving.mailbox import WrittenText, read
 from serve_app.config import ApiSettings
 from serve_app.extension import Node, Opening
 from serve_app.extensions.live.extension import EXTENSION
-from serve_app.extensions.live.live_text import LiveText, LiveTexts
+from serve_app.extensions.live.live_text import _IDLE_S, LiveText, LiveTexts
 from serve_app.extensions.text.spoken_text import CHARS_AT_ONCE, LivePlain, TextRules
 from serve_app.extensions.text.style_tags import StyleRules
 from serve_app.speech.segments import Utterance
@@ -178,7 +178,7 @@ async def test_what_waits_is_spoken_behind_the_end_and_forgotten_when_it_is_clos
 
 @pytest.mark.parametrize(
     ("info", "parts"),
-    [(ENGLISH, [" W", "h", "e"]), (ENGLISH, ["5 ", "h", "t", "tp ", "is"]), (CUSTOM_VOICE, ["..", "W"])],
+    [(ENGLISH, [" W", "h", "e"]), (ENGLISH, ["5 ", "h", "t", "tp ", "is ", "up"]), (CUSTOM_VOICE, ["..", "W"])],
 )
 async def test_it_has_begun_when_a_word_is_certain_to_come(texts: LiveTexts, info: ModelInfo, parts: list[str]) -> None:
     with await texts.open(REQUEST, info, max_chars=LONG) as live:
@@ -187,7 +187,8 @@ async def test_it_has_begun_when_a_word_is_certain_to_come(texts: LiveTexts, inf
             await asyncio.sleep(0)
             assert not begun.done()
             live.append(part)
-        assert await begun
+        async with asyncio.timeout(_IDLE_S / 2):  # a text to which nothing is added for longer is finished
+            assert await begun
 
 
 @pytest.mark.parametrize("text", ["", "  \n", "...", "🙂"])
