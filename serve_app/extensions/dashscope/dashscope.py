@@ -134,7 +134,7 @@ class DashScopeSocket(ResponseSocket, ConversationConnection):
         return {"object": "realtime.session", "id": f"sess_{self.request_id}", "model": self._model, **self._settings}
 
     async def _update(self, settings: object) -> None:
-        """Takes effect for text that is appended from now on."""
+        """Applies to text that is appended from now on."""
         if not isinstance(settings, Mapping) or settings.get("mode", _MODES[0]) not in _MODES:
             raise InvalidRequest(f"session must be an object, and its mode one of {', '.join(_MODES)}.", "session")
         if self._session is not None:
