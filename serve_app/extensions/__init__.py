@@ -82,7 +82,7 @@ def _load(name: str) -> "Extension":
             f"api.extensions: {name!r} cannot be imported ({error}): the package must be installed on every node that "
             "builds the application or runs an ingress replica"
         ) from None
-    kind = resolve_name("serve_app.extension:Extension")  # it stands above the settings, and they above this
+    kind = resolve_name("serve_app.extension:Extension")  # it imports the settings, and they import this module
     if isinstance(found, kind):
         own: Extension = found
         return own

@@ -90,7 +90,7 @@ async def _speech_request(
 
 
 class DashScopeSocket(ResponseSocket, ConversationConnection):
-    """`server_commit`: words are spoken as they come. `commit`: a response speaks the text before each commit."""
+    """`server_commit`: words are spoken as they arrive. `commit`: a response speaks the text before each commit."""
 
     audio_kind = "response.audio"
 
@@ -98,7 +98,7 @@ class DashScopeSocket(ResponseSocket, ConversationConnection):
         super().__init__(socket, service)
         self._model = socket.query_params.get("model")
         self._settings: Json = {"mode": _MODES[0]}
-        self._buffer = ""  # text that waits for a commit
+        self._buffer = ""  # text waiting for a commit
         self._begun: set[int] = set()  # turns that are responses to the client
         self._has_sent_notes, self._pending_notes = False, Json()  # `SpeechRequest.notes`
 

@@ -1,4 +1,4 @@
-"""Deepgram: words over a WebSocket, spoken as they come, or one text over HTTP. Aura (`/v1/speak`) has a `Clear`, Flux
+"""Deepgram: words over a WebSocket, spoken on arrival, or one text over HTTP. Aura (`/v1/speak`) has a `Clear`, Flux
 (`/v2/speak`) turns with a beginning, an end and an `Interrupt`.
 """
 

@@ -253,8 +253,8 @@ async def find(voices: Voices, design_id: str, *, field: str = "design") -> Stor
 async def lock(voices: Voices, design_id: str, details: Details, *, field: str = "design") -> StoredVoice:
     """Store a candidate's audio and text as a voice; values missing in `details` are the candidate's.
 
-    The audio is the truth, as of every voice: Base reads it, as the official package reads a design that it is to
-    repeat. The codes that it was made of are not kept: they would lack what the preparation of a recording does.
+    The audio is authoritative, as for every voice: Base clones from it, as the official package does to repeat a
+    design. The original codes are not stored: they would lack the preparation of a recording.
 
     Raises NotFound, InvalidRequest, Conflict.
     """

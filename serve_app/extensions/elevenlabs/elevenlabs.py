@@ -203,8 +203,8 @@ def unknown(inputs: object) -> dict[str, str]:
 async def _dialogue(
     service: SpeechService, speech: SpeechRequest, inputs: object
 ) -> tuple[SpeechRequest, list[SpeechRequest]]:
-    """A request for each part of a dialogue of several voices; inputs in a row with one voice are one part. None for
-    all other texts. The first request also says which voices are not here.
+    """A request for each part of a dialogue of several voices; inputs in a row with one voice are one part. No
+    parts for other texts. The request for the whole also lists unknown voices.
     """
     spoken = inputs if isinstance(inputs, list) else []
     runs = [

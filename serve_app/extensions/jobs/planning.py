@@ -39,7 +39,7 @@ _LONGEST_ID = 200
 # The client chooses these when it fetches the audio.
 _AT_FETCH = ("response_format", "sample_rate", "stream", "stream_format", "word_timestamps")
 _LONGEST_PLANNING_S = 60.0
-_EARLY_S, _FAR_TOO_LONG = 2.0, 4  # after 2 s, refuse a job that would take 4 times the allowed time
+_EARLY_S, _FAR_TOO_LONG = 2.0, 4  # after this time, refuse a job that would take so many times the limit
 _PIECE_PARTS, _PIECE_CHARS = 256, 1 << 18  # a piece of the plan ends with the part that reaches either limit
 
 

@@ -131,7 +131,7 @@ class TextReader:
 
     @property
     def will_speak(self) -> bool:
-        """Whether the waiting text becomes a word, whatever text follows."""
+        """Whether the waiting text will contain a word for any later text."""
         return self._front.will_speak
 
     def feed(self, text: str, *, is_last: bool) -> list[SpokenPiece]:
