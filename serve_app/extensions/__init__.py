@@ -1,4 +1,4 @@
-"""The built-in extensions, and the loader of all. `Dialect` describes the effect of their order.
+"""The built-in extensions, and the loader of all extensions. `Dialect` describes the effect of their order.
 
 Each name is a folder here, whose `extension.py` declares an `EXTENSION`. A process imports only those that it loads.
 COMMANDS are groups of the command line: the help, and the Typer app that is imported when one of them is called.
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from deployments.errors import StartError
 
-if TYPE_CHECKING:  # the settings stand below it
+if TYPE_CHECKING:  # the settings import this module
     from serve_app.extension import Extension
 
 _FOLDER, _DEFAULT = "serve_app.extensions", "default"
@@ -21,7 +21,7 @@ BUILT_IN = (
     "cartesia",
     "realtime",
     "dashscope",
-    "designs",  # before voices, for which `design` would be the name of a voice
+    "designs",  # before voices, which would take `design` as the name of a voice
     "voices",
     "other_servers",
     "native",
@@ -44,7 +44,7 @@ COMMANDS = {
 
 
 def load_extensions(selected: Sequence[str] | None = None) -> "tuple[Extension, ...]":
-    """The extensions that `api.extensions` selects, in its order; all built-in ones without it.
+    """The extensions that `api.extensions` selects, in its order; all built-in ones if it is unset.
 
     Raises StartError for an unknown or repeated name, for one that cannot be imported, and for a missing requirement.
     """
@@ -61,7 +61,7 @@ def load_extensions(selected: Sequence[str] | None = None) -> "tuple[Extension, 
 
 
 def _required(extension: "Extension") -> list[str]:
-    """Names of what it requires, and of what these require."""
+    """Names of the extensions that it requires, and of those that these require."""
     names: dict[str, None] = {}
     for name in extension.requires:
         names |= dict.fromkeys((*(_required(_load(name)) if name in BUILT_IN else ()), name))
@@ -82,7 +82,7 @@ def _load(name: str) -> "Extension":
             f"api.extensions: {name!r} cannot be imported ({error}): the package must be installed on every node that "
             "builds the application or runs an ingress replica"
         ) from None
-    kind = resolve_name("serve_app.extension:Extension")  # it stands above the settings, and they above this
+    kind = resolve_name("serve_app.extension:Extension")  # it imports the settings, and they import this module
     if isinstance(found, kind):
         own: Extension = found
         return own

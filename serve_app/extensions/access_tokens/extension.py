@@ -19,7 +19,7 @@ class TokenSettings(Strict):
 
 
 def open_tokens(opening: Opening) -> AccessTokens | None:
-    """None without API keys. Raises StartError if the settings name a file that cannot be used."""
+    """None if there are no API keys. Raises StartError if the settings name a file that cannot be used."""
     keys_file, file = opening.settings.access.keys_file, opening.settings.of(TokenSettings).secrets_file
     if keys_file is None:
         return None

@@ -1,4 +1,4 @@
-"""How access tokens are signed: HMAC-SHA256 with the secrets of a file, which all ingress replicas have."""
+"""Sign access tokens: HMAC-SHA256 with the secrets of a file that all ingress replicas have."""
 
 import hashlib
 import logging
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 PREFIX = "ek_"  # OpenAI's clients refuse other tokens in a browser
 _TOKEN = re.compile(rf"{PREFIX}\.?[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+")
 _LEAST_CHARS = 32
-_SALT = "talkray.access_tokens.1"  # keeps out what else is signed with the same secret; 1 is the form of payloads
+_SALT = "talkray.access_tokens.1"  # separates tokens from other uses of the same secret; 1 is the payload version
 _HOW = {"key_derivation": "hmac", "digest_method": hashlib.sha256}
 
 
@@ -34,13 +34,13 @@ class NoSecrets(ExtensionError):
 
 
 class Secrets:
-    """The secrets of a file, one in each line. The first signs, all are accepted. Read again whenever the file changes.
+    """The secrets of a file, one per line. The first signs, all are accepted. Read again whenever the file changes.
 
-    While the file cannot be read, or holds something else, the last good secrets stay. A file that is gone leaves none.
+    While the file cannot be read or is invalid, the last good secrets stay. If the file is deleted, there are none.
     """
 
     def __init__(self, file: Path, *, is_ours: bool) -> None:
-        """`is_ours`: no other node needs the file, so this process creates it where it is missing."""
+        """`is_ours`: no other node needs the file, so this process creates it if it is missing."""
         self._file, self._is_ours = file, is_ours
         self._seen: Stamp | None = None
         self._serializer: URLSafeSerializer | None = None
@@ -65,7 +65,7 @@ class Secrets:
         return PREFIX + serializer.dumps(payload)
 
     def read(self, token: str) -> dict[str, Any]:
-        """The payload of a token. Raises Unauthorized if it was not signed with one of the secrets as it is.
+        """The payload of a token. Raises Unauthorized if exactly this token was not signed with one of the secrets.
 
         Base64 of 32 bytes has two spare bits: other characters can mean the same signature. They are refused too.
         """
@@ -93,7 +93,7 @@ class Secrets:
         return self._serializer
 
     def _log(self, failure: str) -> None:
-        """Once, until something else fails."""
+        """Log a failure once, until a different one occurs."""
         if failure != self._failure:
             logger.error("%s", failure)
         self._failure = failure

@@ -118,13 +118,13 @@ def _answer(body: Json, ignored: dict[str, str]) -> Response:
 
 
 async def _fields(request: Request) -> dict[str, object]:
-    """The JSON object that is the body; empty without a body. Raises InvalidRequest."""
+    """The JSON object of the body; empty if there is no body. Raises InvalidRequest."""
     content = await read_body(request)
     return object_of(request, content) if content else {}
 
 
 def _lifetime(fields: Mapping[str, object], name: str, default_s: int, *, within: str = "") -> int:
-    """Seconds, without a fraction. Raises InvalidRequest."""
+    """Whole seconds. Raises InvalidRequest."""
     wanted = number(within + name, fields.get(name))
     if wanted is None:
         return default_s

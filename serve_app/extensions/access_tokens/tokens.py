@@ -23,15 +23,15 @@ logger = logging.getLogger(__name__)
 MOST_S = 3600
 _MARKS = "tokens/"
 _SWEEP_S = 3600.0
-_OLD_S = 2 * MOST_S  # then a token has expired by any clock of the cluster
+_OLD_S = 2 * MOST_S  # by then a token has expired by every clock of the cluster
 
 
 @dataclass(frozen=True, slots=True)
 class Purpose:
-    """Requests that a token is for."""
+    """The requests that a token is valid for."""
 
     label: str  # in messages
-    places: tuple[str, ...]  # methods and paths; WS is a socket
+    places: tuple[str, ...]  # methods and paths; WS means a WebSocket
 
     def fits(self, method: str, path: str) -> bool:
         own = (place.split() for place in self.places)
@@ -63,13 +63,13 @@ PURPOSES = {
 
 @dataclass(frozen=True, slots=True)
 class Claims:
-    """What is signed."""
+    """The signed content of a token."""
 
     key: str  # id of the API key that issued it
     purpose: str
     expires_at: int  # seconds since 1970
     session: Mapping[str, object] = field(default_factory=dict)  # settings for a socket
-    once: str = ""  # the name of its mark in the store; "": it can be used any number of times
+    once: str = ""  # the name of its mark in the store; "": it can be used repeatedly
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ class AccessTokens(Opened):
     def issue(
         self, key_id: str, purpose: str, *, lifetime_s: int, is_single_use: bool, session: Mapping[str, object]
     ) -> Issued:
-        """Raises NoSecrets, also if nothing could be marked as used."""
+        """Raises NoSecrets, also for a single-use token if there is no shared store."""
         if is_single_use and self._voices.store is None:
             raise NoSecrets(
                 "A token that works once needs a store that all ingress replicas share. Set api.voices.store to a "
@@ -132,7 +132,7 @@ class AccessTokens(Opened):
             logger.warning("marks of used access tokens stay for another hour: %s", error)
 
     def _remove_old(self) -> None:
-        """By the store's own clock. Raises StoreFailed."""
+        """Age is measured by the store's own clock. Raises StoreFailed."""
         store = self._voices.files()
         before_s = store.now_s() - _OLD_S
         old = [meta["path"] for meta in store.listed(_MARKS) if meta["last_modified"].timestamp() < before_s]

@@ -170,7 +170,7 @@ async def _speech_request(
 
 
 async def _words(service: SpeechService, dictionary_id: object, reasons: dict[str, str]) -> dict[str, str]:
-    """The words of a pronunciation dictionary; `reasons` learns why it has no effect."""
+    """The words of a pronunciation dictionary. If it has no effect, the reason is added to `reasons`."""
     try:
         return (await voices_of(service).get_other(StoredLexicon, str(dictionary_id))).words
     except (NotFound, StoreFailed) as error:
@@ -179,7 +179,7 @@ async def _words(service: SpeechService, dictionary_id: object, reasons: dict[st
 
 
 def _check_phonemes(text: object) -> None:
-    """Raises InvalidRequest of words that are written in phonemes between angle brackets."""
+    """Raises InvalidRequest if words are written as phonemes in angle brackets."""
     if isinstance(text, str) and (phonemes := _PHONEMES.search(text)):
         reason = "no model here reads phonemes: write the word, or a respelling"
         message = f"transcript: {phonemes[0][:40]!r} at character {phonemes.start()}: {reason}."
@@ -235,7 +235,7 @@ async def _events(
 
 @dataclass(slots=True, eq=False)
 class _Context(NamedSession):
-    flushes: set[int] = field(default_factory=set)  # turns whose end was asked for
+    flushes: set[int] = field(default_factory=set)  # turns whose end the client requested
 
 
 class CartesiaSocket(ContextConnection[_Context]):

@@ -1,1 +1,1 @@
-"""Speech that goes on from the speech before it, and dialogues."""
+"""Speech that continues earlier speech, and dialogues."""

@@ -1,4 +1,4 @@
-"""A dialogue: parts of several voices, spoken one after the other as one utterance."""
+"""A dialogue: parts with different voices, spoken one after the other as one utterance."""
 
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
@@ -28,7 +28,7 @@ async def respond_in_parts(
     answer: StreamedAnswer | WholeAnswer | None,
     parts: Sequence[SpeechRequest],
 ) -> Response:
-    """The `parts` of a dialogue over HTTP, as `respond` speaks one text. `speech` has their whole text and their form.
+    """Answer with the `parts` of a dialogue, as `respond` does with one text. `speech` has their whole text and form.
     Speech that ends badly is not spoken again. Raises InvalidRequest.
     """
     opening = await service.begin_utterance(request, speech)
@@ -74,8 +74,8 @@ Speak = Callable[[Utterance], AsyncGenerator[PcmChunk, None]]
 
 
 def as_dialogue(utterances: Sequence[Utterance]) -> list[Utterance]:
-    """The same utterances as parts of one dialogue: later ones continue speech that is being heard. Their seeds follow
-    from the first one's and their number.
+    """The same utterances as parts of one dialogue: later ones continue speech that is being heard. Their seeds derive
+    from the first seed and the part number.
     """
     first, *later = utterances
     return [first] + [
@@ -92,9 +92,9 @@ def as_dialogue(utterances: Sequence[Utterance]) -> list[Utterance]:
 
 
 async def one_after_another(utterances: Sequence[Utterance], speak: Speak) -> AsyncGenerator[PcmChunk, None]:
-    """The audio of all parts. A chunk's `segment` is the number of its part, its `text_positions` are of that part.
+    """The audio of all parts. A chunk's `segment` is the number of its part; its `text_positions` refer to that part.
 
-    The finish reason comes with the very last chunk; it is the first other than STOP that any part had.
+    The very last chunk has the finish reason: the first one of any part that is not STOP.
     """
     num_tokens = 0
     cut_short: FinishReason | None = None
@@ -117,7 +117,7 @@ async def one_after_another(utterances: Sequence[Utterance], speak: Speak) -> As
 
 
 class DialogueTimes(WordTimes):
-    """The words of all parts: their times count from the beginning of the first part, their characters in their own."""
+    """The words of all parts: times count from the start of the first part, characters from the start of their own."""
 
     def __init__(self, texts: Sequence[SpokenText], info: ModelInfo, *, speed: float) -> None:
         """`texts` has the text of each part."""

@@ -1,6 +1,6 @@
-"""Joints: the end of what was spoken is kept, so that what follows goes on in the same voice, pace and mood.
+"""Joints: the end of earlier speech is kept, so that later speech continues in the same voice, pace and mood.
 
-A talker that is given a tail, a few words and the codes that speak them, makes the codes that come after them.
+A tail is a few words and the codes that speak them. A talker that gets one generates the codes that follow.
 """
 
 import time
@@ -19,10 +19,10 @@ from serve_app.speech.stream_tail import StreamTail
 
 NO_TAIL = "no finished request of yours in this voice that is kept has this id"
 
-_LEAD_S = 1.0  # of audio that is left to play when the next utterance begins
+_LEAD_S = 1.0  # audio that is left to play when the next utterance begins
 _KEPT_S = 600.0
 _MOST_BYTES = 8 << 20  # of the tails that are kept, for about 4,000 requests
-_ENTRY_BYTES = 500  # beside text, codes and names
+_ENTRY_BYTES = 500  # in addition to text, codes and names
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +40,10 @@ class ContinuitySettings(Strict):
 
 
 class TailStore(Opened):
-    """The tails of finished requests, each for some minutes. Beyond a number of bytes the oldest one goes."""
+    """The tails of finished requests, each kept for some minutes. Over a number of bytes the oldest is dropped."""
 
     def __init__(self, *, joins: bool) -> None:
-        """`joins`: whether each segment, and each utterance of a conversation, goes on from the one before it."""
+        """`joins`: whether each segment, and each utterance of a conversation, continues the one before it."""
         self.joins = joins
         self._kept: OrderedDict[tuple[str, str], _KeptTail] = OrderedDict()
         self._num_bytes = 0
@@ -52,8 +52,8 @@ class TailStore(Opened):
         resolver.fields.add("previous_request_id")
 
     async def resolve(self, draft: Draft) -> Draft:
-        """Has the utterance go on from the request that `previous_request_id` names. If none is kept, the speech
-        request says so.
+        """Make the utterance continue the request in `previous_request_id`. If that is not kept, the speech request
+        lists the field as ignored.
         """
         speech, utterance = draft.speech, replace(draft.utterance, joins=self.joins)
         draft = replace(draft, utterance=utterance)
@@ -71,7 +71,7 @@ class TailStore(Opened):
         self._remove((utterance.synthesis.client, utterance.synthesis.request_id))
 
     def save(self, request: SynthesisRequest, tail: Tail | None) -> None:
-        """Keeps `tail` for later requests of the client of `request`. None means that no speech can go on from it."""
+        """Keeps `tail` for later requests of the client of `request`. None means that no speech can continue it."""
         key = request.client, request.request_id
         self._remove(key)
         if tail is None:
@@ -108,12 +108,12 @@ class _KeepTail:
 
 
 class Continuation:
-    """Utterances that follow each other in one conversation. Each goes on from the end of the one before."""
+    """Utterances that follow each other in one conversation. Each continues from the end of the one before."""
 
     def __init__(self, tails: TailStore) -> None:
         self._tails = tails
         self._listener = Listener()
-        self.previous_id: str | None = None  # the request that the next one goes on from
+        self.previous_id: str | None = None  # the request that the next one continues
 
     def tail(self, request: SynthesisRequest) -> Tail | None:
         """The speech that `request` continues: None if nothing was spoken before, or in another voice."""
@@ -126,21 +126,21 @@ class Continuation:
         return max(0.0, self._listener.lead_s(now_s) - _LEAD_S)
 
     def deliver(self, audio_s: float) -> None:
-        """So many seconds of audio are sent."""
+        """Record that this many seconds of audio were sent."""
         self._listener.deliver(audio_s, now_s=time.monotonic())
 
     def count(self, request: SynthesisRequest) -> None:
-        """It has been spoken."""
+        """Record that an utterance has been spoken."""
         self.previous_id = request.request_id if self._tails.joins else None
 
     def break_off(self) -> None:
-        """The listener interrupts: what was spoken may not have been heard."""
+        """The listener interrupted, and may not have heard all speech so far."""
         self.previous_id = None
         self._listener = Listener()
 
 
 def _voice(request: SynthesisRequest) -> tuple[object, ...]:
-    """Equal for requests that the same voice speaks."""
+    """Equal for requests with the same voice."""
     reference = request.reference
     described = request.instructions if request.voice is None and reference is None else None
     return request.model, request.voice, described, reference and (reference.key, reference.x_vector_only)

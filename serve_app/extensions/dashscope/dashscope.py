@@ -90,7 +90,7 @@ async def _speech_request(
 
 
 class DashScopeSocket(ResponseSocket, ConversationConnection):
-    """`server_commit`: words are spoken as they come. `commit`: a response speaks the text before each commit."""
+    """`server_commit`: words are spoken as they arrive. `commit`: a response speaks the text before each commit."""
 
     audio_kind = "response.audio"
 
@@ -98,7 +98,7 @@ class DashScopeSocket(ResponseSocket, ConversationConnection):
         super().__init__(socket, service)
         self._model = socket.query_params.get("model")
         self._settings: Json = {"mode": _MODES[0]}
-        self._buffer = ""  # text that waits for a commit
+        self._buffer = ""  # text waiting for a commit
         self._begun: set[int] = set()  # turns that are responses to the client
         self._has_sent_notes, self._pending_notes = False, Json()  # `SpeechRequest.notes`
 
@@ -134,7 +134,7 @@ class DashScopeSocket(ResponseSocket, ConversationConnection):
         return {"object": "realtime.session", "id": f"sess_{self.request_id}", "model": self._model, **self._settings}
 
     async def _update(self, settings: object) -> None:
-        """Takes effect for text that is appended from now on."""
+        """Applies to text that is appended from now on."""
         if not isinstance(settings, Mapping) or settings.get("mode", _MODES[0]) not in _MODES:
             raise InvalidRequest(f"session must be an object, and its mode one of {', '.join(_MODES)}.", "session")
         if self._session is not None:

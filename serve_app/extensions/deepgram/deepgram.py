@@ -1,4 +1,4 @@
-"""Deepgram: words over a WebSocket, spoken as they come, or one text over HTTP. Aura (`/v1/speak`) has a `Clear`, Flux
+"""Deepgram: words over a WebSocket, spoken on arrival, or one text over HTTP. Aura (`/v1/speak`) has a `Clear`, Flux
 (`/v2/speak`) turns with a beginning, an end and an `Interrupt`.
 """
 
@@ -30,12 +30,12 @@ FILES = {name: AudioFormat(name) for name in ("mp3", "opus", "flac", "aac")}
 # Names a word together with how to say it.
 _PRONUNCIATION = re.compile(r'\\?\{\s*"word"\s*:\s*"((?:[^"\\]++|\\.)*+)"\s*,\s*"pronounce"\s*:\s*"[^"]*"\s*\\?\}')
 _PAUSE = re.compile(r"\\?\{\s*pause\s*:\s*(\d{1,5}\s*m?s)\s*\\?\}")
-_MOST_CHARS = 1 << 17  # that are searched: longer texts are refused anyway
+_MOST_CHARS = 1 << 17  # to search: longer texts are refused anyway
 # Their models are named for a voice and a language: aura-2-thalia-en, flux-alexis-en.
 _MODEL = re.compile(r"(?:aura(?:-\d+)?|flux)-(.+)-[a-z]{2}")
 _TELEPHONE_HZ = 8000  # the rate of mu-law and A-law unless the client asks for another one
 _CONTAINERS = ("none", "wav", "ogg")
-_NAMES: field_names.Names = {  # of the query, but for the text
+_NAMES: field_names.Names = {  # query parameters, and the text of the body
     "text": "input",
     "model": "voice",
     "sample_rate": "sample_rate",
@@ -92,12 +92,12 @@ async def speak_text(service: SpeechService, request: Request) -> Response:
 
 
 def plain(text: str) -> str:
-    """Words in place of their inline pronunciations, which are phonemes, and pauses as all other texts have them."""
+    """Replace inline pronunciations, which are phonemes, by their words, and pauses by our own markup for them."""
     return _PAUSE.sub(r"[pause:\1]", _PRONUNCIATION.sub(r"\1", text)) if len(text) <= _MOST_CHARS else text
 
 
 class TurnSocket(HandshakeConnection, ConversationConnection):
-    """One session, whose settings came with the handshake; with `words` it is known when each is heard."""
+    """One session with the settings of the handshake; `words`: whether word times are determined."""
 
     reason_header = "dg-error"
     words: ClassVar[bool] = False
@@ -134,7 +134,7 @@ class AuraSocket(TurnSocket):
                 raise unknown_type("Speak", "Flush", "Clear", "Close")
 
     async def refuse(self, error: InvalidRequest) -> None:
-        # LiveKit shows warn_msg, others the description.
+        # LiveKit shows `warn_msg`, other clients the description.
         code, said = error.code, error.message
         await self.send("Warning", code=code, description=said, warn_code=code, warn_msg=said)
 
@@ -165,7 +165,7 @@ class FluxSocket(TurnSocket):
         self._finished_ms = self._interrupted_ms = 0  # of the session: audio of finished turns, and the last offset
         self._turn_samples = 0
         self._characters = 0
-        self._num_ended = 0  # the last turn whose end was told
+        self._num_ended = 0  # the last turn whose end the client was told of
         self._offset_ms: int | None = None
         self._is_interrupting = False
         named = {"model_name": self.speech.info.name, "model_version": "1", "model_uuids": []}
@@ -200,7 +200,7 @@ class FluxSocket(TurnSocket):
             await self.send("Flushed", speech_id=self._speech_id(self.session.flush()))
             return
         await self._warn("NO_ACTIVE_SPEECH", "There is no text to flush.")
-        if not self.session.is_speaking:  # LiveKit waits for the end of a segment even if it had no word
+        if not self.session.is_speaking:  # LiveKit waits for the end of a segment even if it had no words
             await self.send(
                 "SpeechMetadata", **self._metadata(_speech_id(secrets.token_hex()), samples=0, characters=0)
             )
@@ -212,7 +212,7 @@ class FluxSocket(TurnSocket):
             message = f"playback_offset: its value must be milliseconds, from 0 to {_MOST_MS}."
             raise InvalidRequest(message, "playback_offset")
         is_active = self.session.is_speaking or self.session.is_writing
-        is_playing = offset_ms is not None and offset_ms < self._finished_ms  # though all has been made and sent
+        is_playing = offset_ms is not None and offset_ms < self._finished_ms  # although all audio was made and sent
         if self._is_interrupting:
             await self._warn("INTERRUPT_IN_PROGRESS", "The last interrupt has not been answered yet.")
         elif not is_active and not is_playing:
@@ -264,7 +264,7 @@ class FluxSocket(TurnSocket):
         await self.send("SpeechMetadata", **metadata, finish_reason=turn.finish_reason, **turn.usage.answer)
 
     async def _tell_interrupted(self, cleared: Cleared) -> None:
-        """Only the client knows how much was played, and tells it; from there on the session counts."""
+        """Only the client knows how much was played, and sends it; the session counts from there."""
         turn, spoken = cleared.heard, cleared.spoken
         assert turn is not None, "there is something to interrupt"
         samples, self._turn_samples = self._turn_samples, 0

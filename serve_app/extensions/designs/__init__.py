@@ -1,1 +1,1 @@
-"""Voices that clients describe, and keep."""
+"""Voices that clients design from a description and store."""

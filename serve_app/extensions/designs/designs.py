@@ -2,7 +2,7 @@
 words; `POST /v1/audio/voices` with `design` locks one, which is a stored voice then.
 
 Candidates stay in the store for an hour, with their owner, so that any replica can lock one. An owner has MOST_KEPT of
-them; the oldest goes first.
+them; the oldest is dropped first.
 """
 
 import asyncio
@@ -47,8 +47,8 @@ from serve_app.visitor import VISITOR
 Json = dict[str, object]
 
 NUM_CANDIDATES = 3
-MOST_KEPT = 30  # of each owner: 45 MB, as none is longer than LONGEST_S
-LONGEST_S, SHORTEST_S = 28.0, MIN_SECONDS  # of a candidate: it is a recording to clone
+MOST_KEPT = 30  # per owner: 45 MB, because none is longer than LONGEST_S
+LONGEST_S, SHORTEST_S = 28.0, MIN_SECONDS  # of a candidate, which is later cloned as a recording
 _MOST_CHARS = 500  # of the text: more takes longer than LONGEST_S to say
 _BYTES_PER_S = 3 * 48_000 * 2  # of a candidate: its samples, and its audio as the client has it
 _NO_PERSON = "none needed: made from a description, no person was recorded"
@@ -61,7 +61,7 @@ _NAMES: field_names.Names = {
     "ignore_eos": "ignore_eos",
     **{option.name: option.name for option in fields(Sampling)},
 }
-# Five to nine seconds of everyday words each, for requests without a text.
+# Everyday sentences of five to nine seconds each, for requests without a text.
 _TEXTS = {
     "english": "Hello, it is good to hear from you. Take a seat by the window, and I will tell you about my day.",
     "german": "Hallo, schön, von dir zu hören. Setz dich ans Fenster, dann erzähle ich dir, wie mein Tag gewesen ist.",
@@ -88,19 +88,19 @@ class DesignedSpeech:
     pcm: bytes  # s16le, mono
     text: str
     seed: int
-    fault: str | None  # why it is of no use
+    fault: str | None  # why it cannot be used
 
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
     """The audio of the candidate."""
 
-    made: list[tuple[StoredDesign, bytes]]  # with its audio as the client wants it
+    made: list[tuple[StoredDesign, bytes]]  # each with its audio in the client's format
     left_out: list[Json]  # the others, with the reason
 
     @property
     def text(self) -> str | None:
-        """What they say."""
+        """The text that all candidates speak."""
         return self.made[0][0].take.text
 
 
@@ -142,7 +142,7 @@ async def speech_request(
 ) -> SpeechRequest:
     """The request for a model that designs voices, made as by `lenient_request`; a request without a text gets ours.
 
-    Raises InvalidRequest where no such model is deployed.
+    Raises InvalidRequest if no such model is deployed.
     """
     models = await service.models.infos()
     if all(info.kind is not ModelKind.VOICE_DESIGN for info in models):
@@ -163,10 +163,10 @@ async def speech_request(
 
 
 async def candidates(service: SpeechService, request: Request, speech: SpeechRequest) -> Candidates:
-    """Speaks them, all at once, and keeps them for an hour. Raises InvalidRequest where none can be used."""
-    await voices_of(service).all_of(StoredDesign)  # raises where nothing could be kept
+    """Speaks all candidates in parallel and keeps them for an hour. Raises InvalidRequest if none can be used."""
+    await voices_of(service).all_of(StoredDesign)  # raises if there is no store to keep them in
     caller = state_of(request).caller
-    for _ in range(NUM_CANDIDATES - 1):  # access control has counted one
+    for _ in range(NUM_CANDIDATES - 1):  # access control has counted one already
         caller.count_request()
     with ByteQuota(caller.name) as quota:
         quota.hold(int(NUM_CANDIDATES * LONGEST_S * _BYTES_PER_S))
@@ -192,7 +192,7 @@ async def _speak_all(service: SpeechService, request: Request, speech: SpeechReq
 
 
 async def _speak(service: SpeechService, request: Request, speech: SpeechRequest, number: int) -> DesignedSpeech:
-    most = int(LONGEST_S / speech.info.frame_s) + 1  # the last one is the end of speech
+    most = int(LONGEST_S / speech.info.frame_s) + 1  # the last frame is the end of speech
     max_new_tokens = speech.body.sampling.max_new_tokens
     changes: Json = {"max_new_tokens": most if max_new_tokens is None else min(max_new_tokens, most)}
     if speech.body.seed is not None:
@@ -215,7 +215,7 @@ async def _speak(service: SpeechService, request: Request, speech: SpeechRequest
 
 
 async def _kept(voices: Voices, spoken: Sequence[DesignedSpeech], speech: SpeechRequest) -> list[StoredDesign]:
-    """The candidates as VISITOR's. Raises StoreFailed."""
+    """Store the candidates as VISITOR's. Raises StoreFailed."""
     owner, language = VISITOR.get().name or "", language_name(speech.body.language)
     own = [each for each in await voices.all_of(StoredDesign) if each.owner == owner]
     for each in own[: max(0, len(own) + len(spoken) - MOST_KEPT)]:
@@ -251,10 +251,10 @@ async def find(voices: Voices, design_id: str, *, field: str = "design") -> Stor
 
 
 async def lock(voices: Voices, design_id: str, details: Details, *, field: str = "design") -> StoredVoice:
-    """Store a candidate's audio and text as a voice; what `details` leave out is the candidate's.
+    """Store a candidate's audio and text as a voice; values missing in `details` are the candidate's.
 
-    The audio is the truth, as of every voice: Base reads it, as the official package reads a design that it is to
-    repeat. The codes that it was made of are not kept: they would lack what the preparation of a recording does.
+    The audio is authoritative, as for every voice: Base clones from it, as the official package does to repeat a
+    design. The original codes are not stored: they would lack the preparation of a recording.
 
     Raises NotFound, InvalidRequest, Conflict.
     """

@@ -86,12 +86,12 @@ def _speaking(
 
 
 def texts_around(sent: Iterable[str]) -> dict[str, str]:
-    """Which of the fields `sent` have the text before or after this one, and why they have no effect."""
+    """The fields in `sent` that hold the text before or after this one, and why they have no effect."""
     return {name: "text without its audio; over HTTP previous_request_ids count" for name in _AROUND if name in sent}
 
 
 def beside_text(sent: Iterable[str]) -> dict[str, str]:
-    """The same of a message on a socket, whose request goes on from the one before it by itself."""
+    """The same for a message on a socket, whose request continues the one before it automatically."""
     return texts_around(sent) | ({_PREVIOUS: _ONLY_HTTP} if _PREVIOUS in sent else {})
 
 
@@ -118,7 +118,7 @@ async def speech_request(
     names: field_names.Names = NAMES,
 ) -> SpeechRequest:
     """The request of a body and a query, with the times of its `words`. Of a dialogue it has the text of all inputs,
-    and the voice of the first one. Raises InvalidRequest.
+    and the voice of the first input. Raises InvalidRequest.
     """
     audio_format, sample_rate, bit_rate = output(query.get("output_format", DEFAULT_FORMAT))
     sent: dict[str, object] = {**query, **field_names.flat(fields, names)}
@@ -133,7 +133,7 @@ async def speech_request(
     if switch(sent, "enable_ssml_parsing"):
         overrides["markup"] = "ssml"
     if sent.get("apply_text_normalization") == "auto":
-        overrides["text_normalization"] = "off"  # the model reads figures
+        overrides["text_normalization"] = "off"  # the model reads figures itself
     if LOCATORS in sent:
         overrides["lexicon"] = await located(service, sent[LOCATORS], reasons)
     match sent.get(_PREVIOUS):
@@ -151,8 +151,8 @@ async def speech_request(
 
 
 async def located(service: SpeechService, locators: object, reasons: dict[str, str]) -> dict[str, str]:
-    """The words of pronunciation dictionaries, of which the first counts; `reasons` learns which are not here. Raises
-    InvalidRequest.
+    """The words of pronunciation dictionaries; the first takes precedence. Missing ones are added to `reasons`.
+    Raises InvalidRequest.
     """
     named = locators if isinstance(locators, list) else [None]
     if len(named) > _MOST_LOCATORS or not all(isinstance(locator, dict) for locator in named):
@@ -172,7 +172,7 @@ async def located(service: SpeechService, locators: object, reasons: dict[str, s
 
 
 def output(name: str) -> tuple[AudioFormat, int, int | None]:
-    """Format, rate in Hz and bits a second of a name such as mp3_22050_32. Raises InvalidRequest."""
+    """Format, rate in Hz and bits per second from a name such as mp3_22050_32. Raises InvalidRequest."""
     kind, *numbers = name[:_LONGEST_NAME].strip().split("_")
     audio_format = format_named("output_format", kind, FORMATS)
     if not 1 <= len(numbers) <= 2 or not all(
@@ -185,7 +185,7 @@ def output(name: str) -> tuple[AudioFormat, int, int | None]:
 
 
 def dialogue(inputs: object) -> tuple[str, str | None]:
-    """The text of all inputs, and the first one's voice. Raises InvalidRequest."""
+    """The text of all inputs, and the voice of the first. Raises InvalidRequest."""
     parts = inputs if isinstance(inputs, list) else []
     if not all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in parts) or not parts:
         raise InvalidRequest("inputs must be a list of objects with a text.", "inputs")
@@ -194,7 +194,7 @@ def dialogue(inputs: object) -> tuple[str, str | None]:
 
 
 def unknown(inputs: object) -> dict[str, str]:
-    """Fields of a dialogue's inputs without effect, and the reasons."""
+    """Fields without effect in a dialogue's inputs, and the reasons."""
     parts = [part for part in inputs if isinstance(part, Mapping)] if isinstance(inputs, list) else []
     names = (name for part in parts for name in part if name not in ("text", "voice_id"))
     return {f"inputs.{name}": "unknown field" for name in names}
@@ -203,8 +203,8 @@ def unknown(inputs: object) -> dict[str, str]:
 async def _dialogue(
     service: SpeechService, speech: SpeechRequest, inputs: object
 ) -> tuple[SpeechRequest, list[SpeechRequest]]:
-    """A request for each part of a dialogue of several voices; inputs in a row with one voice are one part. None for
-    all other texts. The first request also says which voices are not here.
+    """A request for each part of a dialogue of several voices; inputs in a row with one voice are one part. No
+    parts for other texts. The request for the whole also lists unknown voices.
     """
     spoken = inputs if isinstance(inputs, list) else []
     runs = [
@@ -234,8 +234,8 @@ def encoded(audio: bytes) -> str:
 
 
 def characters(words: Sequence[Word]) -> tuple[list[str], list[float], list[float]]:
-    """All of them, with the seconds at which each begins and ends. Words share their time among their characters; a
-    space, by which clients know the end of a word, follows each but ideographs.
+    """All characters, and the seconds at which each begins and ends. A word's time is split evenly over its characters.
+    A space, which marks the end of a word for clients, follows each word that does not end with an ideograph.
     """
     chars: list[str] = []
     starts_s: list[float] = []
@@ -251,7 +251,7 @@ def characters(words: Sequence[Word]) -> tuple[list[str], list[float], list[floa
 
 
 def _timed(audio: bytes, times: WordSource | None, **more: object) -> Iterator[bytes]:
-    """Audio and the words that have become known, with `more` fields."""
+    """Audio and the newly timed words, with `more` fields."""
     alignment = None
     words = [] if times is None else times.take()
     if words:
@@ -268,8 +268,8 @@ def _timed(audio: bytes, times: WordSource | None, **more: object) -> Iterator[b
 def _lines(
     audio: AsyncGenerator[bytes, None], times: WordSource | None, *, usage: Usage
 ) -> AsyncGenerator[bytes, None]:
-    """A line for each part: they have a second of audio or less, so that clients with short lines can read them. The
-    last one has no audio, and says how speech ended.
+    """A line for each part of at most one second, because some clients read only short lines. The last line has no
+    audio, only the finish reason.
     """
 
     def line(part: bytes, **more: object) -> bytes:

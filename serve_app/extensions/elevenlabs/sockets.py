@@ -43,12 +43,12 @@ _FIELDS: field_names.Names = dict.fromkeys(
 class _Context(NamedSession):
     is_ending: bool = False  # its last message was an empty flush
     is_draining: bool = False
-    words: list[Word] = field(default_factory=list)  # that go out with the next audio
-    clock_ms: float = 0.0  # from which its times count
+    words: list[Word] = field(default_factory=list)  # to send with the next audio
+    clock_ms: float = 0.0  # the zero point of its times
 
 
 class _Contexts(ContextConnection[_Context], HandshakeConnection):
-    """The end of a context is `close_context` right after an empty flush; without one it is an interruption."""
+    """A context ends with `close_context` right after an empty flush; without the flush it is an interruption."""
 
     kind = _Context
     names: ClassVar[field_names.Names] = {**NAMES, "sync_alignment": None}
@@ -86,7 +86,7 @@ class _Contexts(ContextConnection[_Context], HandshakeConnection):
     async def _write(self, name: str, fields: Mapping[str, object]) -> None:
         text, flush = self._text(fields), switch(fields, "flush")
         context = self.find(name)
-        if context.is_draining if context else not text:  # it comes too late, or keeps the socket alive
+        if context.is_draining if context else not text:  # too late, or only keeps the socket alive
             reasons = _reasons(fields, {_SPEED: "it counts with the first text"})
             if context:
                 context.reasons |= reasons
@@ -159,7 +159,7 @@ class _Contexts(ContextConnection[_Context], HandshakeConnection):
         await self.socket.send_json({**timed, **context.notes()})
 
     def _timed(self, context: _Context, audio: bytes) -> dict[str, object]:
-        """Audio and the words that have become known. Clients without a common clock add up the times of messages."""
+        """Audio and the newly timed words. Clients without a common clock add up the times of messages."""
         mark = marked(context.words)
         chars, starts_ms, durations_ms = _take_alignment(context)
         timed = {"chars": chars, "charStartTimesMs": starts_ms, "charDurationsMs": durations_ms} if chars else None
@@ -180,7 +180,7 @@ class _OneText(_Contexts):
     async def obey(self, fields: dict[str, object]) -> None:
         text = self._text(fields)
         await self._write(_ONLY, {**fields, "text": text})
-        if not text and not switch(fields, "flush"):  # it closes when all is spoken
+        if not text and not switch(fields, "flush"):  # closes once all text is spoken
             context = self.find(_ONLY) or await self._open(_ONLY, {})
             context.is_draining = True
             context.session.close()
@@ -194,7 +194,7 @@ class _OneText(_Contexts):
 
 
 class _Dialogues(_Contexts):
-    """Texts come as inputs with a voice; the first one speaks the whole context. Names are in snake case."""
+    """Texts are inputs with a voice; the voice of the first speaks the whole context. Names are in snake case."""
 
     names = NAMES
 
@@ -230,7 +230,7 @@ class _Dialogues(_Contexts):
 
 
 def _take_alignment(context: _Context) -> tuple[list[str], list[int], list[int]]:
-    """Characters of the words that are to be told, and their times in milliseconds of the context's clock."""
+    """Characters of the words to report, and their times in milliseconds of the context's clock."""
     chars, starts_s, ends_s = characters(context.words)
     context.words = []
     clock_ms = round(context.clock_ms)
@@ -239,7 +239,7 @@ def _take_alignment(context: _Context) -> tuple[list[str], list[int], list[int]]
 
 
 def _reasons(fields: Mapping[str, object], reasons: Mapping[str, str]) -> ignored_fields.Reasons:
-    """Fields of a message without effect, of which `reasons` has some."""
+    """Fields without effect in a message; `reasons` has some already."""
     sent = field_names.flat(fields, _FIELDS)
     ignored = {field: reason for field, reason in reasons.items() if field != _SPEED or field in sent}
     ignored |= beside_text(sent) | _unheard(fields.get("inputs"))
@@ -247,7 +247,7 @@ def _reasons(fields: Mapping[str, object], reasons: Mapping[str, str]) -> ignore
 
 
 def _unheard(inputs: object) -> dict[str, str]:
-    """Fields of a message's inputs without effect, and the reasons."""
+    """Fields without effect in a message's inputs, and the reasons."""
     parts = [part for part in inputs if isinstance(part, Mapping)] if isinstance(inputs, list) else []
     voices = {str(part.get("voice_id")) for part in parts}
     reason = {"inputs.voice_id": "one voice speaks a context: that of its first input"} if len(voices) > 1 else {}

@@ -96,7 +96,7 @@ def _takes(form: SentForm, *, is_new: bool) -> list[SentRecording]:
 
 
 def _language(form: SentForm) -> str | None:
-    """That of the `labels`, which forms have as JSON."""
+    """The language in the `labels`, which forms send as JSON."""
     labels = parse_object(form.text("labels") or "{}") if form.text("labels") != "null" else {}
     language = labels.get("language")
     return language if isinstance(language, str) else None

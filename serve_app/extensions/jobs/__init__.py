@@ -1,1 +1,1 @@
-"""Long work: jobs of many texts, spoken beside live requests and kept until they are fetched."""
+"""Jobs: many texts, synthesized in the background of live requests and kept until they are fetched."""

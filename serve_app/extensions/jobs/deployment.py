@@ -1,4 +1,4 @@
-"""Jobs as a Ray Serve deployment of one replica, which Serve replaces: its results are in the store."""
+"""Jobs as a Ray Serve deployment of one replica, which Serve can replace because its results are in the store."""
 
 import asyncio
 from collections.abc import Sequence
@@ -32,12 +32,12 @@ class JobsReplica:
     """The only replica that makes segments of jobs."""
 
     def __init__(self, settings: ApiSettings, models: Sequence[Deployed], waking: Sequence[str]) -> None:
-        """`models` as the ingress has them. `waking`: those whose talkers a job may start."""
+        """`models`: the same as in the ingress. `waking`: the models whose talkers a job may start."""
         ray_metrics.install()
         app_name = serve.get_replica_context().app_name
         self._waking = waking
         self._watch = PoolWatch(app_name, {model.name: model.deployments for model in models})
-        # The only ingress replica may be killed before it has told the others of a deletion.
+        # An only ingress replica may be killed before it has notified the others of a deletion.
         forget = partial(forget_everywhere, app_name)
         self._voices = open_voices(settings.of(VoiceSettings), num_nodes=ray_private.num_nodes(), forget=forget)
         synthesizers = {model.name: ReplicaSynthesizer(model) for model in models}
@@ -67,16 +67,16 @@ class JobsReplica:
             self._working = asyncio.create_task(self._work())
 
     async def call(self, method: str, *arguments: object) -> Any:
-        """A method of the job manager, by its name."""
+        """Call a method of the job manager by its name."""
         self._manager.is_stopping = self._is_stopping
         return await getattr(self._manager, method)(*arguments)
 
     async def forget(self, voices: tuple[bytes, ...]) -> int:
-        """Drop what this process keeps of stored voices that are no more. Returns how much there was."""
+        """Drop all cached data of deleted stored voices from this process. Returns how many items were dropped."""
         return recordings.forget(voices)
 
     async def _work(self) -> None:
-        """Make segments until Serve stops this replica: its successor makes them then."""
+        """Make segments until Serve stops this replica and its successor takes over."""
         running = asyncio.create_task(self._manager.run())
         try:
             while not running.done() and not self._is_stopping:

@@ -12,13 +12,13 @@ from serve_app.extensions.jobs.settings import JobSettings
 if TYPE_CHECKING:
     from serve_app.speech.replica_synthesizer import Deployed
 
-_REQUESTS = 256  # about jobs, at once: each is short
+_REQUESTS = 256  # concurrent requests about jobs: each is short
 # For an answer about jobs; a new job of a long book is checked text by text.
 _TIMEOUT_S, _CREATE_TIMEOUT_S = 10.0, 120.0
 
 
 def deploy(config: AppConfig, models: "Sequence[Deployed]") -> DeploymentSpec:
-    """The one replica that makes jobs."""
+    """Deploy the one replica that makes jobs."""
     scaling = {name: own.talker_scaling for name, own in config.by_model().items()}
     waking = tuple(name for name, own in scaling.items() if own is None or own.jobs == "wake")
     return DeploymentSpec(
@@ -31,7 +31,7 @@ def deploy(config: AppConfig, models: "Sequence[Deployed]") -> DeploymentSpec:
 
 
 def open_client(opening: Opening) -> JobsClient | None:
-    """Calls the job manager in that replica; None where none was deployed."""
+    """Calls the job manager in that replica; None if none was deployed."""
     from deployments.serving.handles import ask_replica  # imports Ray
 
     if (handle := opening.handle) is None:

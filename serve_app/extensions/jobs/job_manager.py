@@ -1,7 +1,7 @@
 """All jobs of a server, in one process: accepts them, makes their segments and reports their progress.
 
-The store is the truth. If the process dies, its successor makes the segments again that were running. While two
-processes have the same store, as during an update, each follows the changes of the other one.
+The store is authoritative. If the process dies, its successor repeats the segments that were running. While two
+processes use the same store, as during an update, each follows the changes of the other.
 """
 
 import asyncio
@@ -48,20 +48,20 @@ from serve_app.visitor import VISITOR, Visitor
 
 logger = logging.getLogger(__name__)
 
-_FIRST_SEGMENTS, _MOST_SEGMENTS = 2.0, 32.0  # made at once: until the pools are known to have room for more, and ever
-_RETRY_S, _LONGEST_RETRY_S = 0.25, 15.0  # after a refusal, and of a store that cannot be written
-_LOOK_S = 1.0  # between two looks whether a hindrance is over
-_FOLLOW_S = 5.0  # between two looks at what other processes have changed in the store
-_TOGETHER_S = 1.0  # in which the streams of a lost replica end
-_NODE_LOST_S = 30.0  # in which the replicas of a lost node end
-_REMOVAL_S = 2.0  # for the segments of a job that is deleted; a bucket may go on for longer
-_EXPIRE_S, _SWEEP_ROUNDS = 60.0, 10  # between two looks for jobs that are old; after so many one for files without jobs
+_FIRST_SEGMENTS, _MOST_SEGMENTS = 2.0, 32.0  # in parallel: at the start, and at most
+_RETRY_S, _LONGEST_RETRY_S = 0.25, 15.0  # after a refusal, and at most while the store cannot be written
+_LOOK_S = 1.0  # between checks whether a hindrance is over
+_FOLLOW_S = 5.0  # between checks for changes of other processes in the store
+_TOGETHER_S = 1.0  # within this time all streams of a lost replica end
+_NODE_LOST_S = 30.0  # within this time all replicas of a lost node end
+_REMOVAL_S = 2.0  # wait for the removal of a deleted job's files; a bucket may take longer
+_EXPIRE_S, _SWEEP_ROUNDS = 60.0, 10  # between checks for old jobs; checks per sweep of files without jobs
 _ABANDONED_S = 180.0  # age of such files; a job is planned in less time
 _MOST_FAILURES = 3  # of one segment
-_MOST_CALLS, _CALL_AGAIN_S = 8, 2.0  # of a webhook; the wait is four times as long after each: six hours in all
+_MOST_CALLS, _CALL_AGAIN_S = 8, 2.0  # of a webhook; each wait is four times the one before: six hours in total
 _MOST_VALUES = 1 << 20  # of a body: the texts of a book have many commas
 _MOST_LISTED = 1000  # jobs, and parts of a job
-_PROBLEMS, _PROBLEMS_LISTED = 1000, 10  # told of a job, and of each in a list
+_PROBLEMS, _PROBLEMS_LISTED = 1000, 10  # reported for a single job, and for each job in a list
 
 
 class JobManager:
@@ -76,21 +76,21 @@ class JobManager:
         hindrance: Callable[[str], str | None] = lambda model: None,
         dead_nodes: Callable[[], int] = lambda: 0,
     ) -> None:
-        """`hindrance` returns why jobs may not use a model now, by its name. `dead_nodes` counts lost nodes."""
+        """`hindrance` returns why jobs may not use a model now, given its name. `dead_nodes` counts lost nodes."""
         self._resolver, self._voices, self._maker = resolver, voices, maker
         self._settings = settings = resolver.settings.of(JobSettings)
         self._hindrance, self._dead_nodes = hindrance, dead_nodes
         self._webhooks, self._keys, self._limit = Webhooks(settings), keys_of(resolver), _FIRST_SEGMENTS
-        self._failure: str | None = None  # why the store cannot be used now
+        self._failure: str | None = None  # why the store is unavailable
         self._losses = deque[tuple[float, SegmentId]](maxlen=1000)  # when segments were lost with their replica
         self._num_dead_nodes, self._node_lost_s = 0, float("-inf")
         self._changed, self._creating = asyncio.Event(), asyncio.Lock()
         self._jobs = KnownJobs(settings, self._store, self._fail, changed=self._changed.set)
         self._works = self._jobs.works
-        self.is_stopping = False  # it refuses changes
+        self.is_stopping = False  # changes are refused
 
     async def create(self, visitor: Visitor, body: bytes, key: str | None) -> tuple[Json, Reasons]:
-        """A new job, and its fields without effect; with a `key` that its owner has used the job of that time.
+        """A new job, and its fields without effect. If its owner used the same `key` before, the job made then.
 
         Raises InvalidRequest, Conflict, NotReady, StoreFailed.
         """
@@ -127,7 +127,7 @@ class JobManager:
                     return self._as_json(known), {}
                 self._jobs.check_room(owner, made.num_bytes)
                 self._check_open()
-                is_kept = True  # also if the client leaves now: the thread goes on
+                is_kept = True  # even if the client disconnects now: the thread continues
                 await asyncio.to_thread(self._store().create, job)
                 self._works.setdefault(job_id, Work(job, JobState(), made={}, num_bytes=job.plan_bytes))
         except StoreFailed:
@@ -140,7 +140,7 @@ class JobManager:
         return self._as_json(self._works[job_id]), made.ignored | halves
 
     async def all_of(self, visitor: Visitor, after: str, limit: str) -> Json:
-        """A page of them, the newest first. Raises InvalidRequest."""
+        """A page of jobs, newest first. Raises InvalidRequest."""
         await self._jobs.follow(_LOOK_S)
         visible = sorted((work for work in self._works.values() if sees(visitor, work)), key=age, reverse=True)
         held = self._jobs.held()
@@ -151,7 +151,7 @@ class JobManager:
         return page_of(visible, entry, after, limit, most=_MOST_LISTED)
 
     async def parts(self, visitor: Visitor, job_id: str, after: str, limit: str) -> Json:
-        """A page of how far each part of a job is. Raises NotFound, InvalidRequest, Damaged."""
+        """A page with the progress of each part of a job. Raises NotFound, InvalidRequest, Damaged."""
         work = await self._find(visitor, job_id)
         total = len(work.job.num_segments)
         if after and not work.has_part(after):
@@ -165,12 +165,12 @@ class JobManager:
         return {"object": "list", "data": listed, "has_more": end < total}
 
     async def ask(self, visitor: Visitor, action: str, job_id: str) -> Json:
-        """The job after `action` was done: "get", "cancel", "resume" or "delete". Raises NotFound, StoreFailed, and
-        NotReady of a change while another process takes over.
+        """Do `action`, "get", "cancel", "resume" or "delete", and return the job. Raises NotFound, StoreFailed, and
+        NotReady for a change while another process takes over.
         """
         if action != "get":
             self._check_open()
-        if action == "delete" and JOB_ID.fullmatch(job_id):  # perhaps again, after a deletion that was killed
+        if action == "delete" and JOB_ID.fullmatch(job_id):  # perhaps again, after an interrupted deletion
             await asyncio.to_thread(self._store().remove, job_id)
         work = await self._find(visitor, job_id)
         if action == "cancel" and not work.is_complete:
@@ -192,10 +192,10 @@ class JobManager:
         return Track(job_id, infos[0].sample_rate, frame_samples=infos[0].frame_samples, names=names)
 
     async def run(self) -> None:
-        """Make segments until this is cancelled. Those that run then are made again by the next process."""
+        """Make segments until this is cancelled. The next process repeats those that are running then."""
         self._num_dead_nodes = await asyncio.to_thread(self._dead_nodes)
         for work in self._works.values():
-            work.queue_all()  # also what ran in an earlier call
+            work.queue_all()  # includes segments that ran in an earlier call
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._expire())
@@ -205,13 +205,13 @@ class JobManager:
             await asyncio.gather(*map(cancel_tasks, self._works.values()), return_exceptions=True)
 
     async def _take_turn(self) -> None:
-        """Begin as many segments as there is room for, and wait for a change."""
+        """Start as many segments as the limit allows, then wait for a change."""
         try:
             await self._jobs.follow(_FOLLOW_S)
         except StoreFailed as error:
             self._fail(error)
         else:
-            if self._failure is not None and not self._num_running:  # a segment that waits to be kept tries by itself
+            if self._failure is not None and not self._num_running:  # a segment that waits for the store retries itself
                 self._failure = None
         self._changed.clear()
         for ended in self._works.values():
@@ -230,8 +230,8 @@ class JobManager:
         return sum(len(work.running) for work in self._works.values())
 
     def _next(self) -> tuple[Work, SegmentId] | None:
-        """The next segment: of the owner, then of the job, with the fewest running ones; the oldest. A lost segment is
-        retried first, alone among the segments of its model.
+        """The next segment: from the owner, then the job, with the fewest running segments; oldest first. A lost
+        segment is retried first, while no other segment of its model runs.
         """
         held = self._jobs.held()
         of_owners = Counter(work.job.owner for work in self._works.values() for _ in work.running)
@@ -249,9 +249,9 @@ class JobManager:
         return None if first is None else (first, first.todo[0])
 
     async def _make(self, work: Work, segment_id: SegmentId) -> None:
-        """One segment, from the pools into the store. It is put back if it cannot be made now."""
+        """Synthesize one segment and store it. It returns to the queue if it cannot be made now."""
         try:
-            async with work.lock:  # one of its segments reads a piece for all
+            async with work.lock:  # one segment reads a piece of the plan for all
                 if (plan := work.plan) is None or not plan.has(segment_id.part):
                     plan = work.plan = await asyncio.to_thread(self._store().plan, work.job, segment_id.part)
             made, content = await self._maker.make(work.job, plan, segment_id)
@@ -261,14 +261,14 @@ class JobManager:
         except (Overloaded, NotReady, Moved) as error:
             self._limit = max(1.0, self._limit / 2)
             logger.info("%s: %s waits: %s", work.job.id, segment_id, error)
-            await asyncio.sleep(_RETRY_S)  # and keeps its slot meanwhile
+            await asyncio.sleep(_RETRY_S)  # and keeps its slot while it waits
             work.todo.appendleft(segment_id)
         except ReplicaLost as error:
             logger.warning("%s: %s was lost: %s", work.job.id, segment_id, error)
             lost_s = time.monotonic()
             self._losses.append((lost_s, segment_id))
             work.suspects[segment_id] = None
-            await asyncio.sleep(_TOGETHER_S)  # in which others may be lost with it
+            await asyncio.sleep(_TOGETHER_S)  # others may be lost with it in this time
             is_culprit = await self._is_culprit(lost_s, error)
             await self._count_failure(work, segment_id, f"its replica was lost: {error}" if is_culprit else None)
         except EngineError as error:
@@ -290,20 +290,20 @@ class JobManager:
             self._changed.set()
 
     async def _is_culprit(self, lost_s: float, error: ReplicaLost) -> bool:
-        """Whether a lost replica counts against the segment: not if other segments or live streams were lost with it,
-        or its node.
+        """Whether a lost replica counts as a failure of the segment: not if its node, other segments or live streams
+        were lost at the same time.
         """
         num_dead = await asyncio.to_thread(self._dead_nodes)
         if num_dead > self._num_dead_nodes:
             self._num_dead_nodes, self._node_lost_s = num_dead, lost_s
-            for work in self._works.values():  # the cluster may have noticed late
+            for work in self._works.values():  # the cluster may report a lost node late
                 for suspect in work.suspects:
                     work.failures.pop(suspect, None)
         together = [other for other_s, other in self._losses if abs(other_s - lost_s) <= _TOGETHER_S]
         return len(together) == 1 and not error.beside and lost_s - self._node_lost_s > _NODE_LOST_S
 
     async def _count_failure(self, work: Work, segment_id: SegmentId, reason: str | None) -> None:
-        """The segment is tried again. `reason`: of a failure that counts."""
+        """Retry the segment, unless it failed too often. `reason`: None if this failure does not count."""
         work.failures[segment_id] = work.failures.get(segment_id, 0) + (reason is not None)
         if work.failures[segment_id] >= _MOST_FAILURES:
             await self._stop(work, f"{segment_id}: {reason}")
@@ -311,7 +311,7 @@ class JobManager:
             work.todo.appendleft(segment_id)
 
     async def _call_webhook(self, work: Work) -> None:
-        """Tell the webhook of a job that it has ended."""
+        """Notify the webhook of a job that the job has ended."""
         assert work.job.webhook is not None
         before = work.state
         try:
@@ -329,7 +329,7 @@ class JobManager:
             work.webhook_task = None
 
     async def _save(self, work: Work, made: MadeSegment, content: bytes) -> None:
-        """Store a segment, however long that takes: nothing new begins while the store takes nothing."""
+        """Store a segment, however long that takes. No new segment begins while the store is unavailable."""
         delay_s = _RETRY_S
         while True:
             try:
@@ -340,18 +340,18 @@ class JobManager:
                 await asyncio.sleep(delay_s)
                 delay_s = min(2 * delay_s, _LONGEST_RETRY_S)
         self._failure = None
-        if mark is None or work.job.id not in self._works:  # deleted meanwhile, here or by another process
+        if mark is None or work.job.id not in self._works:  # the job was deleted meanwhile, here or by another process
             self._jobs.forget(work.job.id)
             return
         work.add(made, len(content))
         if mark != work.mark:
-            with suppress(StoreFailed):  # the next look adopts it
+            with suppress(StoreFailed):  # the next check adopts it
                 await self._jobs.adopt(work, mark)
         if work.is_complete:
             await self._jobs.end(work, JobState(ended_at=now()))
 
     def _fail(self, error: StoreFailed) -> None:
-        """The reason that clients get has no path and no bucket."""
+        """Pause all jobs. The reason shown to clients contains no path or bucket."""
         problem = error.__cause__.strerror if isinstance(error.__cause__, OSError) else None
         failure = f"The job store is not available{f': {problem}' if problem else ''}. The server retries."
         if failure != self._failure:
@@ -359,12 +359,12 @@ class JobManager:
         self._failure = failure
 
     async def _stop(self, work: Work, reason: str) -> None:
-        """Begin no further segment of it until it is resumed."""
+        """Begin no further segment of the job until it is resumed."""
         logger.error("%s failed: %s", work.job.id, reason)
         await self._jobs.end(work, JobState(failed=reason[:LONGEST_LINE], ended_at=now()))
 
     def _hindered(self, work: Work, held: Counter[str]) -> str | None:
-        """Why no segment of it begins now. `held`: bytes by owner."""
+        """Why no segment of the job can begin now. `held`: bytes by owner."""
         if self._failure is not None:
             return self._failure
         owner, most = work.job.owner, self._settings.max_bytes
@@ -394,7 +394,7 @@ class JobManager:
         return work
 
     async def _expire(self) -> None:
-        """Remove jobs that ended long ago, and files without a job: at first those of a killed deletion."""
+        """Remove jobs that ended long ago and files without a job, at the start those of an interrupted deletion."""
         store, retention_s = self._store(), self._settings.retention_s
         clock = SteadyClock(shortest_s=retention_s)
         for number in count():
@@ -414,14 +414,14 @@ class JobManager:
             await asyncio.sleep(min(_EXPIRE_S, retention_s))
 
     async def _remove(self, work: Work) -> None:
-        """Begins no further segment of it. Raises StoreFailed, and the job continues then."""
+        """Stop and delete a job. Raises StoreFailed; the job then continues."""
         self._works.pop(work.job.id, None)
         self._jobs.deleted.append(work.job.id)
         try:
             await cancel_tasks(work)
             await asyncio.to_thread(self._store().forget, work.job.id)
         except BaseException:
-            self._jobs.deleted.remove(work.job.id)  # the next look reads it again
+            self._jobs.deleted.remove(work.job.id)  # the next check reads it again
             raise
         removing = asyncio.create_task(asyncio.to_thread(self._store().remove, work.job.id))
         await asyncio.wait((removing,), timeout=_REMOVAL_S)
@@ -431,7 +431,7 @@ class JobManager:
 
 
 def _read(body: bytes) -> tuple[Json, str, Reasons]:
-    """The fields that a client sent, their fingerprint, and those that had half of a surrogate pair. Blocks. Raises
+    """The fields that a client sent, their fingerprint, and those that contained a lone surrogate. Blocks. Raises
     InvalidRequest.
     """
     repaired: list[str] = []

@@ -23,7 +23,7 @@ from serve_app.extensions.voices.library import voices_of
 from serve_app.extensions.voices.voice_store import NoStore
 from serve_app.visitor import VISITOR
 
-# A method of the job manager by its name: a call of its replica, which also raises NotReady while there is none.
+# Calls a method of the job manager's replica by name; also raises NotReady while there is no replica.
 JobsClient = Callable[..., Awaitable[Any]]
 
 _RANGE = re.compile(r"bytes=(\d{1,15})?-(\d{1,15})?")
@@ -31,7 +31,7 @@ _FORMATS = {each.value: each for each in AudioFormat}
 
 
 async def _ask(service: SpeechService, method: str, *arguments: object) -> Any:
-    """A method of the job manager, on behalf of the caller. Raises as that does."""
+    """Call a method of the job manager on behalf of the caller. Raises as the method does."""
     ask = cast("JobsClient | None", service.opened_by("jobs"))
     if ask is None:
         raise NoStore("This server does not run jobs.")
@@ -119,8 +119,8 @@ async def _audio(service: SpeechService, request: Request, track: Track, audio_f
 
 
 def _span(range_header: str | None, size: int) -> tuple[int, int] | None:
-    """The bytes that a Range header asks for, from its first one to behind its last one; none where it cannot be
-    satisfied. None: all, also for a header that is not understood, such as one with several ranges.
+    """Start and end (exclusive) of the bytes in a Range header; an empty span if it cannot be satisfied. None: all
+    bytes, also for an unsupported header, such as one with several ranges.
     """
     match = _RANGE.fullmatch(range_header.strip()) if range_header else None
     if match is None or match[1] is match[2] is None:

@@ -1,11 +1,11 @@
 """The jobs in the store of voices. All methods block, and raise StoreFailed.
 
-    jobs/ID.json           the description: a job is there once it is written
-    plans/ID/N.json        its texts in pieces, written before; plans/ID.json of a job that an older version made
+    jobs/ID.json           the description: a job exists once it is written
+    plans/ID/N.json        its texts in pieces, written first; plans/ID.json for a job of an older version
     states/ID.json         whether it was cancelled or failed
     segments/ID/NAME       a finished segment: codes, audio as FLAC, times of its text. `MadeSegment.name` is its NAME.
 
-A segment is one object, which is complete once it has its name. A crash never leaves a partial segment.
+A segment is one object, complete as soon as it has its name. A crash never leaves a partial segment.
 """
 
 import contextlib
@@ -40,7 +40,7 @@ class Content:
 
 
 class JobStore:
-    """The jobs of one store. One process writes segments, any number reads."""
+    """The jobs of one store. One process writes segments, any number may read."""
 
     def __init__(self, files: VoiceStore) -> None:
         self._files = files
@@ -50,17 +50,17 @@ class JobStore:
         return sorted(name for name in names if JOB_ID.fullmatch(name))
 
     def create(self, job: StoredJob) -> None:
-        """Its plan is kept by now."""
+        """Write the description. Its plan must already be stored."""
         self._files.put_record(f"jobs/{job.id}.json", job)
 
     def keep_piece(self, job_id: str, number: int, plan: JobPlan) -> int:
-        """Its bytes in the store."""
+        """Store a piece of the plan. Returns its size in bytes."""
         content = record_file(plan)
         self._files.put(f"plans/{job_id}/{number:06d}.json", content)
         return len(content)
 
     def parts(self, job: StoredJob, start: int, end: int) -> Iterator[tuple[int, Part, str]]:
-        """Each with its number and its model; one piece of the plan is in memory. Raises Damaged."""
+        """Each part with its number and its model; only one piece of the plan is in memory. Raises Damaged."""
         while start < end:
             plan = self.plan(job, start)
             for part in plan.parts[start - plan.first : end - plan.first]:
@@ -68,7 +68,7 @@ class JobStore:
                 start += 1
 
     def marks(self, job_id: str | None = None) -> dict[str, str]:
-        """All jobs, or one, each with a mark that changes with its state."""
+        """All jobs, or only one, each with a mark that changes whenever its state does."""
         if job_id is not None:
             mark = self.mark(job_id)
             return {} if mark is None else {job_id: mark}
@@ -76,14 +76,14 @@ class JobStore:
         return {job_id: states.get(f"states/{job_id}.json", "") for job_id in self.jobs()}
 
     def mark(self, job_id: str) -> str | None:
-        """The same of one job; None once it is deleted."""
+        """The mark of one job; None once it is deleted."""
         if self._files.meta(f"jobs/{job_id}.json") is None:
             return None
         state = self._files.meta(f"states/{job_id}.json")
         return "" if state is None else _mark(state)
 
     def idle_s(self, job_id: str) -> float:
-        """For how long neither the job nor its state has changed, by the clock of the store."""
+        """Seconds since the job or its state last changed, by the clock of the store."""
         metas = [self._files.meta(f"{kind}/{job_id}.json") for kind in ("jobs", "states")]
         latest_s = max((meta["last_modified"].timestamp() for meta in metas if meta is not None), default=0.0)
         return self._files.now_s() - latest_s
@@ -93,7 +93,7 @@ class JobStore:
         return self._files.get_record(f"jobs/{job_id}.json", StoredJob)
 
     def plan(self, job: StoredJob, part: int) -> JobPlan:
-        """The piece of its plan that has this part. Raises Damaged."""
+        """The piece of the plan that contains this part. Raises Damaged."""
         number = bisect_right(job.pieces, part) - 1
         path = f"plans/{job.id}/{number:06d}.json" if job.pieces else f"plans/{job.id}.json"
         plan = self._files.get_record(path, JobPlan)
@@ -111,13 +111,13 @@ class JobStore:
             self._files.delete(f"states/{job_id}.json")
 
     def made(self, job_id: str) -> Iterator[tuple[MadeSegment, int]]:
-        """The finished segments, each once, with the bytes that it takes."""
+        """The finished segments, each once, with its size in bytes."""
         segments: dict[SegmentId, tuple[MadeSegment, int]] = {}
         prefix = f"segments/{job_id}/"
         for meta in self._files.listed(prefix):
             made = MadeSegment.of(meta["path"].removeprefix(prefix))
             if made is not None and (made.id not in segments or made.name < segments[made.id][0].name):
-                segments[made.id] = made, meta["size"]  # two runners may have made one: the same one counts everywhere
+                segments[made.id] = made, meta["size"]  # if two runners made one, all processes choose the same
         return iter(segments.values())
 
     def save(self, job_id: str, made: MadeSegment, content: bytes) -> str | None:
@@ -134,7 +134,7 @@ class JobStore:
         """Without audio its `pcm` is empty. Raises Damaged."""
         packed = self._files.get(f"segments/{job_id}/{made.name}")
         try:
-            with np.load(io.BytesIO(packed or b""), allow_pickle=False) as arrays:  # a zip: it checks its sums
+            with np.load(io.BytesIO(packed or b""), allow_pickle=False) as arrays:  # a zip verifies its checksums
                 positions = tuple((float(seconds), float(chars)) for seconds, chars in arrays["positions"])
                 pcm = _from_flac(arrays["flac"].tobytes()) if with_audio else b""
                 return Content(arrays["codes"], pcm, positions=positions)
@@ -147,7 +147,7 @@ class JobStore:
         self._files.delete(f"jobs/{job_id}.json")
 
     def discard(self, job_id: str) -> None:
-        """Remove a job whose creation failed: its description may be there if the answer of the store was lost."""
+        """Remove a job whose creation failed: its description may exist if the store's response was lost."""
         with contextlib.suppress(StoreFailed):
             self.forget(job_id)
             self.remove(job_id)
@@ -186,7 +186,7 @@ def _mark(meta: "obstore.ObjectMeta") -> str:
 
 
 def packed(codes: Codes, pcm: bytes, positions: list[tuple[float, float]], sample_rate: int) -> bytes:
-    """A segment as it is kept. Blocks."""
+    """A segment in its stored form. Blocks."""
     import soundfile
 
     flac, file = io.BytesIO(), io.BytesIO()

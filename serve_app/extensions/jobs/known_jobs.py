@@ -1,6 +1,6 @@
 """The jobs of a store, as one process knows them.
 
-The store is the truth: any number of processes may change it, and each follows the changes of the others.
+The store is authoritative: any number of processes may change it, and each follows the changes of the others.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 
 class KnownJobs:
-    """Their works, by id. All methods belong to one event loop."""
+    """The `Work` of each job, by id. All methods belong to one event loop."""
 
     def __init__(
         self,
@@ -36,15 +36,15 @@ class KnownJobs:
         *,
         changed: Callable[[], None],
     ) -> None:
-        """Calls `failed` for a state that could not be stored, and `changed` for one that has changed."""
+        """Calls `failed` if a state could not be stored, and `changed` if one has changed."""
         self._settings, self._store, self._failed, self._changed = settings, store, failed, changed
         self.works: dict[str, Work] = {}
-        self.deleted = deque[str](maxlen=1000)  # ids, the latest
+        self.deleted = deque[str](maxlen=1000)  # the latest ids
         self._following = asyncio.Lock()
         self._followed_s = float("-inf")
 
     async def follow(self, within_s: float) -> None:
-        """Look at all jobs, unless this was done within the last seconds. Raises StoreFailed."""
+        """Read the changes of all jobs, unless that was done in the last `within_s` seconds. Raises StoreFailed."""
         async with self._following:
             if time.monotonic() - self._followed_s >= within_s:
                 await self.look()
@@ -58,16 +58,16 @@ class KnownJobs:
             self.forget(gone)
         new = [each for each in marks if each not in self.works and each not in self.deleted]
         for work in await asyncio.to_thread(_works_of, self._store(), new):
-            if work.job.id not in self.deleted:  # here meanwhile
+            if work.job.id not in self.deleted:  # deleted here meanwhile
                 self.works.setdefault(work.job.id, work)
         for work in [self.works[each] for each in known & marks.keys() & self.works.keys()]:
             if work.mark != marks[work.id]:
                 await self.adopt(work, marks[work.id])
 
     async def adopt(self, work: Work, mark: str) -> None:
-        """Read its state, which another process may have changed."""
+        """Read the state of a job, which another process may have changed."""
         async with work.lock:
-            state = work.state  # which stays if that of the store is damaged
+            state = work.state  # kept if the stored one is damaged
             with suppress(Damaged):
                 state = await asyncio.to_thread(self._store().state, work.job.id)
             work.mark = mark
@@ -75,20 +75,20 @@ class KnownJobs:
                 await self._obey(work, state)
 
     def forget(self, job_id: str) -> None:
-        """Another process has deleted it."""
+        """Drop a job that another process has deleted."""
         if (work := self.works.pop(job_id, None)) is not None:
             cancel_tasks(work)
 
     async def end(self, work: Work, state: JobState) -> None:
-        """Unless it has ended: two of its segments may fail at once."""
+        """Set the final state, unless the job has ended already: two of its segments may fail at once."""
         async with work.lock:
             if not work.state.ended_at:
                 work.plan, work.next_webhook_s = None, 0.0
                 await self.write(work, state)
 
     async def write(self, work: Work, state: JobState) -> None:
-        """Its lock is held. If the store fails, only this process knows the state. The next one makes the missing
-        segments again, which then end in the same way.
+        """Must hold the job's lock. If the store fails, only this process knows the state. The next process makes the
+        missing segments again, with the same result.
         """
         work.state = state
         try:
@@ -97,13 +97,13 @@ class KnownJobs:
             self._failed(error)
 
     async def change(self, work: Work, state: JobState) -> None:
-        """A change by its owner. Raises StoreFailed, and the state is as before then."""
+        """Apply a change by the owner. Raises StoreFailed; the state is then unchanged."""
         async with work.lock:
             await asyncio.to_thread(self._store().write_state, work.job.id, state)
             await self._obey(work, state)
 
     async def _obey(self, work: Work, state: JobState) -> None:
-        """Its owner has changed its state, here or in another process."""
+        """Apply a state that the owner has set, here or in another process."""
         work.state, work.next_webhook_s = state, 0.0
         work.failures.clear()
         work.suspects.clear()
@@ -122,7 +122,7 @@ class KnownJobs:
         return held
 
     def known(self, owner: str, key: str | None, fingerprint: str) -> Work | None:
-        """The job that its owner has made with this key. Raises Conflict where its body was another one."""
+        """The job that the owner made with this key. Raises Conflict if its body was different."""
         own = (work for work in self.works.values() if work.job.owner == owner)
         known = next((work for work in own if key is not None and work.job.key == key), None)
         if known is not None and known.job.fingerprint != fingerprint:
@@ -159,7 +159,7 @@ def _works_of(store: JobStore, job_ids: list[str]) -> list[Work]:
 
 
 def cancel_tasks(work: Work) -> asyncio.Future[list[BaseException | None]]:
-    """Cancel the segments that run, and a call of its webhook. The result may be awaited: they have ended then."""
+    """Cancel the running segments and webhook call of a job. Await the result to wait until they have ended."""
     tasks = [*work.running.values(), *filter(None, (work.webhook_task,))]
     tasks = [task for task in tasks if task is not asyncio.current_task()]
     for task in tasks:

@@ -1,4 +1,4 @@
-"""Checks the request for a job and plans its texts. A mistake in any of them is an error, never a job."""
+"""Checks the request for a job and plans its texts. A mistake in any text is an error: no job is made."""
 
 import asyncio
 import time
@@ -39,15 +39,15 @@ _LONGEST_ID = 200
 # The client chooses these when it fetches the audio.
 _AT_FETCH = ("response_format", "sample_rate", "stream", "stream_format", "word_timestamps")
 _LONGEST_PLANNING_S = 60.0
-_EARLY_S, _FAR_TOO_LONG = 2.0, 4  # after so long a job is refused that would take so many times as long as it may
-_PIECE_PARTS, _PIECE_CHARS = 256, 1 << 18  # a piece of the plan ends with the part that reaches one of them
+_EARLY_S, _FAR_TOO_LONG = 2.0, 4  # after this time, refuse a job that would take so many times the limit
+_PIECE_PARTS, _PIECE_CHARS = 256, 1 << 18  # a piece of the plan ends with the part that reaches either limit
 
 
 class Planned:
-    """A job as it is planned. Its texts go to the store in pieces, so that memory holds one of them."""
+    """A job during planning. Its texts are stored in pieces, so that only one is in memory."""
 
     def __init__(self, store: JobStore, job_id: str, check_room: Callable[[int], None]) -> None:
-        """`check_room` gets the bytes of the plan so far, and raises Conflict beyond the quota."""
+        """`check_room` is called with the bytes of the plan so far, and raises Conflict over the quota."""
         self._store, self._job_id, self._check_room = store, job_id, check_room
         self.deterministic = False
         self.models: dict[str, dict[str, object]] = {}  # as in StoredJob
@@ -62,7 +62,7 @@ class Planned:
         self._num_chars = 0
 
     def indices(self, rules: Rules, manner: Manner) -> dict[str, int]:
-        """The fields of a part that name the two. A piece needs its first rules; further ones make it end earlier."""
+        """The fields of a part that refer to both. A piece needs its first rules; further ones make it end earlier."""
         num_rules = len(self._rules)
         indices = {"rules": _index_of(self._rules, rules), "manner": _index_of(self._manners, manner)}
         if 0 < num_rules < len(self._rules):
@@ -90,7 +90,7 @@ class Planned:
 
 
 async def plan_into(made: Planned, resolver: Resolver, fields: Mapping[str, object]) -> None:
-    """Raises InvalidRequest that names the entry and its field, PayloadTooLarge, ModelNotFound, NotReady, StoreFailed,
+    """Raises InvalidRequest with the entry and its field, PayloadTooLarge, ModelNotFound, NotReady, StoreFailed,
     Conflict. The caller then removes the pieces that are in the store.
     """
     settings = resolver.settings
@@ -128,7 +128,7 @@ async def plan_into(made: Planned, resolver: Resolver, fields: Mapping[str, obje
 
 
 def _check_time(spent_s: float, done: int, total: int) -> None:
-    """Raises PayloadTooLarge where planning takes too long, or is certain to."""
+    """Raises PayloadTooLarge if planning takes too long, or certainly will."""
     is_certain = spent_s > _EARLY_S and spent_s * total > _FAR_TOO_LONG * _LONGEST_PLANNING_S * max(1, done)
     if is_certain or spent_s > _LONGEST_PLANNING_S:
         most = max(1, int(done * _LONGEST_PLANNING_S / spent_s) // 2)
@@ -137,7 +137,7 @@ def _check_time(spent_s: float, done: int, total: int) -> None:
 
 
 async def _planned_part(made: Planned, long: Resolver, settings: ApiSettings, fields: dict[str, object]) -> Part:
-    """`made` gets its rules, its manner and its model. `settings`: of a request, they bound all fields but the text."""
+    """Adds its rules, manner and model to `made`. `settings`: limits of a request, for all fields but the text."""
     custom_id = fields.pop(CUSTOM_ID, None)
     if custom_id is not None and (not isinstance(custom_id, str) or len(custom_id) > _LONGEST_ID):
         raise InvalidRequest(f"{CUSTOM_ID} must be a string of at most {_LONGEST_ID} characters.", CUSTOM_ID)
@@ -208,7 +208,7 @@ def _segments(segments: Segments, speech: SpeechRequest, language: str) -> tuple
 
 
 def _index_of(known: list[T], wanted: T) -> int:
-    """Its index in the list, to which it is added if necessary."""
+    """The index of `wanted` in the list, to which it is added if missing."""
     if wanted not in known:
         known.append(wanted)
     return known.index(wanted)

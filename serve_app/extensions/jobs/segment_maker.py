@@ -1,4 +1,4 @@
-"""Makes one segment of a job: asks the pools for it as background work, and draws it again where it ends badly."""
+"""Makes one segment of a job: requests it from the pools as background work, and redraws it if it ends badly."""
 
 import asyncio
 import time
@@ -22,7 +22,7 @@ from serve_app.visitor import VISITOR, Visitor
 
 
 class JobStopped(TalkrayError):
-    """A job cannot go on as it was made; the message says what to do."""
+    """A job cannot continue as planned; the message explains what to do."""
 
 
 @dataclass(slots=True)
@@ -69,7 +69,7 @@ class SegmentMaker:
             speech.began_ns,
             method="JOB",
             key=job.owner or None,
-            dialect="Jobs",  # in usage
+            dialect="Jobs",  # the name in usage counts
             characters=len(request.text),
             samples_per_s=info.sample_rate,
             usage=speech.usage,
@@ -78,7 +78,7 @@ class SegmentMaker:
         return await asyncio.to_thread(_packed_segment, speech, part, segment_id, info, was_redrawn)
 
     async def _check(self, job: StoredJob, manner: Manner, info: ModelInfo) -> None:
-        """Raises JobStopped where another model is loaded by now: the rest would have another voice."""
+        """Raises JobStopped if a different model is loaded by now: the rest would have another voice."""
         if manner.model not in self._synthesizers:
             raise JobStopped(f"the model {manner.model or info.name} is no longer served")
         now = await self._synthesizers[manner.model].describe()
@@ -90,7 +90,7 @@ class SegmentMaker:
     async def _reference(self, job: StoredJob, manner: Manner, info: ModelInfo) -> Reference | None:
         if manner.stored_voice is None:
             return None
-        VISITOR.set(Visitor(job.owner, sees_all=True))  # of this task; the plan was checked with its owner's rights
+        VISITOR.set(Visitor(job.owner, sees_all=True))  # for this task; planning has checked the owner's rights
         voice = await self._voices.find(manner.stored_voice)
         if voice is None:
             raise JobStopped(f"the voice {manner.stored_voice} was deleted")
@@ -115,7 +115,7 @@ class SegmentMaker:
 def _packed_segment(
     speech: _Speech, part: Part, segment_id: SegmentId, info: ModelInfo, was_redrawn: bool
 ) -> tuple[MadeSegment, bytes]:
-    """With the silence before it, and behind the last one that of the part's end. Blocks."""
+    """The segment with the silence before it and, after the last one, the silence at the part's end. Blocks."""
     assert speech.usage.finish_reason is not None
     before = int(part.segments[segment_id.segment].pause_s * info.sample_rate)
     is_last = segment_id.segment == len(part.segments) - 1

@@ -16,7 +16,7 @@ from serve_app.extensions.word_times.word_times import WordTimes
 from serve_app.speech.segments import behind_space
 
 _LONGEST_WAV = 2**32 - 4096  # with its header
-_LONGEST_MP3_KEPT = 16 << 20  # PCM, almost six minutes: an MP3 whose header has its length comes when it is whole
+_LONGEST_MP3_KEPT = 16 << 20  # PCM, almost six minutes: an MP3 with its length in the header is sent once complete
 
 
 class StoredAudio:
@@ -30,7 +30,7 @@ class StoredAudio:
 
     @property
     def num_bytes(self) -> int | None:
-        """Of the whole, where that is known before it is encoded: any part of it can then be read."""
+        """Size of the whole audio, if it is known before encoding: any range can then be read."""
         if self._form.audio_format is AudioFormat.WAV:
             return len(self._header()) + self._pcm_bytes if self._pcm_bytes <= _LONGEST_WAV else None
         return self._pcm_bytes if self._form.audio_format is AudioFormat.PCM else None
@@ -49,11 +49,11 @@ class StoredAudio:
                 yield content.pcm[max(0, start - begins) : end - begins]
 
     def _header(self) -> bytes:
-        """Of WAV; PCM has none."""
+        """The WAV header; empty for PCM."""
         return self._open(self._pcm_bytes).close()
 
     async def encoded(self) -> AsyncGenerator[bytes, None]:
-        """All of it, in any format. Raises Damaged and StoreFailed."""
+        """The whole audio, in any format. Raises Damaged and StoreFailed."""
         is_streamed = self._form.audio_format is AudioFormat.MP3 and self._pcm_bytes > _LONGEST_MP3_KEPT
         encoder = self._open(None if is_streamed else self._pcm_bytes)
         for made in self._made:
@@ -86,7 +86,7 @@ def _words(store: JobStore, job_id: str, number: int, heard: list[tuple[MadeSegm
     part = plan.part(number)
     info = job.info(plan.manners[part.manner].model)
     text = plan.spoken_text(part)
-    times, spoken = WordTimes(text, info), text.text  # which is joined anew each time
+    times, spoken = WordTimes(text, info), text.text  # the property joins it on each access
     segments: list[Json] = []
     begun_s, chars = 0.0, 0
     for (made, content), segment in zip(heard, part.segments, strict=True):

@@ -22,10 +22,10 @@ from serve_app.text.spoken import SpokenText, TextSpan
 
 JOB_ID = re.compile(r"job_[0-9a-f]{24}")
 _NAME = re.compile(r"(\d{6})\.(\d{5})\.(\d+)\.([a-z]+)\.([01])")
-MOST_PARTS = 10**6 - 1  # that the name of a segment has digits for
+MOST_PARTS = 10**6 - 1  # limited by the digits in a segment's name
 MOST_SEGMENTS = 5000  # of one part: 200,000 characters have 4,000 of the shortest ones
 LONGEST_LINE = 2000
-_MOST_WORDS = 1000 * MAX_WORDS  # of the request, its voice and all lexicons for all requests together
+_MOST_WORDS = 1000 * MAX_WORDS  # total of the request, its voice and all lexicons for all requests
 _INFO = TypeAdapter(ModelInfo)
 _OLDER = ConfigDict(extra="ignore")  # jobs that OpenAI's batches made have further fields
 _Line = Annotated[str, Field(max_length=LONGEST_LINE)]
@@ -33,18 +33,18 @@ _Text = Annotated[str, Field(max_length=1 << 24)]  # no body has more characters
 
 
 class JobStatus(StrEnum):
-    """Where a job is."""
+    """The status of a job."""
 
     QUEUED = "queued"  # none of its segments runs yet
     RUNNING = "running"
-    PAUSED = "paused"  # it goes on by itself, or after `resume` where the reason says so
+    PAUSED = "paused"  # it continues by itself, or after `resume` if the reason says so
     COMPLETED = "completed"
     CANCELLED = "cancelled"
     FAILED = "failed"
 
 
 class Rules(Strict):
-    """A `TextRules`, as it was when the job was made."""
+    """The `TextRules` at the time when the job was made."""
 
     markup: Markup
     paragraph_pause_s: float
@@ -64,7 +64,7 @@ class Rules(Strict):
 
 
 class Manner(Strict):
-    """The voice of parts and its options."""
+    """The voice of some parts, and its options."""
 
     model: _Line  # `SynthesisRequest.model`
     voice: _Line | None  # a speaker of the checkpoint
@@ -87,12 +87,12 @@ class Manner(Strict):
 
 
 class Segment(Strict):
-    """A text that is spoken in one request."""
+    """A text that one request speaks."""
 
     text: _Text
     pause_s: float = 0.0  # silence before it
     speed: float = 1.0
-    language: _Line | None = None  # None: that of its manner
+    language: _Line | None = None  # None: the language of its manner
     instructions: _Text | None = None  # the same
     take: _Line | None = None  # style of a recording of the stored voice; the same
 
@@ -153,7 +153,7 @@ class JobPlan(Strict):
 
 
 class StoredJob(Strict):
-    """The description of a job. It never changes: its state and its segments have its progress."""
+    """The description of a job. It never changes: progress is in its state and its segments."""
 
     model_config = _OLDER
 
@@ -161,14 +161,14 @@ class StoredJob(Strict):
     owner: _Line
     created_at: int  # seconds since 1970
     key: _Line | None = None  # the client's Idempotency-Key
-    fingerprint: _Line  # of what the client sent
+    fingerprint: _Line  # of the client's fields
     # ModelInfo by `SynthesisRequest.model`
     models: Annotated[dict[_Line, Annotated[dict[_Line, Any], Field(max_length=100)]], Field(max_length=1000)]
     num_segments: Annotated[tuple[int, ...], Field(max_length=MOST_PARTS)]  # of each part
     pieces: Annotated[tuple[int, ...], Field(max_length=MOST_PARTS)] = ()  # the first part of each piece of its plan
     plan_bytes: int = 0  # of all pieces in the store
-    webhook: _Line | None = None  # that is called at its end
-    deterministic: bool = False  # whether it fails rather than have other codes after a death
+    webhook: _Line | None = None  # called when the job ends
+    deterministic: bool = False  # whether it fails rather than get different codes after a replica is lost
 
     def info(self, model: str) -> ModelInfo:
         return _INFO.validate_python(self.models[model])
@@ -186,9 +186,9 @@ class JobState(Strict):
     model_config = _OLDER
 
     cancelled: bool = False
-    failed: _Line | None = None  # why no segment is made any more
+    failed: _Line | None = None  # why no further segments are made
     ended_at: int | None = None  # seconds since 1970
-    calls: int = 0  # of its webhook that were made
+    calls: int = 0  # number of webhook calls made
     call_error: _Line | None = None  # why the last one failed
     called_at: int | None = None  # when one succeeded, or the last one was given up
 
@@ -224,7 +224,7 @@ class MadeSegment:
 
     @classmethod
     def of(cls, name: str) -> Self | None:
-        """None for any other name."""
+        """Parse a file name; None if it is not the name of a segment."""
         match = _NAME.fullmatch(name)
         if match is None or match[4] not in set(FinishReason):
             return None

@@ -1,7 +1,7 @@
-"""Tells a client's server that a job has ended, as https://www.standardwebhooks.com describes it.
+"""Notifies a client's server that a job has ended, as specified by https://www.standardwebhooks.com.
 
-Nothing else of Talkray opens an address that a client names. Only hosts of `api.jobs.webhook_hosts` are called, and
-no redirect is followed.
+No other part of Talkray connects to an address from a client. Only hosts in `api.jobs.webhook_hosts` are called, and
+redirects are not followed.
 """
 
 import base64
@@ -27,10 +27,10 @@ _TIMEOUT = aiohttp.ClientTimeout(total=10)
 
 
 class Webhooks:
-    """Calls the hosts of the settings."""
+    """Calls webhooks on the hosts that the settings allow."""
 
     def __init__(self, settings: JobSettings) -> None:
-        """Raises StartError where the secret cannot be read."""
+        """Raises StartError if the secret cannot be read."""
         self._hosts = settings.webhook_hosts
         file = settings.webhook_secret_file
         self._secret = b"" if file is None else _secret_of(file)
@@ -56,8 +56,8 @@ class Webhooks:
         return url
 
     async def notify(self, url: str, owner: str, job: Json) -> str | None:
-        """Why the call failed; None where it was answered with a 2xx. All calls are signed with one secret, so the body
-        also names the owner and, in the job, the address.
+        """Why the call failed; None if the response was 2xx. All calls are signed with one secret, so the body also
+        contains the owner and, in the job, the address.
         """
         told = {"type": f"audio.job.{job['status']}", "timestamp": now(), "owner": owner, "data": job}
         content = json.dumps(told).encode()
@@ -70,7 +70,7 @@ class Webhooks:
             "webhook-signature": f"v1,{base64.b64encode(signed).decode()}",
         }
         try:
-            self.checked(url)  # the settings may be others by now
+            self.checked(url)  # the settings may have changed
             async with (
                 aiohttp.ClientSession(timeout=_TIMEOUT) as session,
                 session.post(url, data=content, headers=headers, allow_redirects=False) as answer,

@@ -16,17 +16,17 @@ Json = dict[str, object]
 
 @dataclass(frozen=True, slots=True)
 class Track:
-    """Finished audio, as its reader needs it."""
+    """Finished audio, with the facts needed to read it."""
 
     job_id: str
     sample_rate: int
     frame_samples: int
-    names: tuple[str, ...]  # of its segments, in order: plain texts, because a job has up to some 100,000
+    names: tuple[str, ...]  # of its segments, in order: strings, because a job may have 100,000
 
 
 @dataclass(slots=True, eq=False)
 class Work:
-    """A job and its progress. One piece of its plan is here while segments are made: a book's takes megabytes."""
+    """A job and its progress. While segments are made, it holds one piece of the plan: a book's takes megabytes."""
 
     job: StoredJob
     state: JobState
@@ -37,11 +37,11 @@ class Work:
     todo: deque[SegmentId] = field(default_factory=deque)
     running: dict[SegmentId, asyncio.Task[None]] = field(default_factory=dict)
     plan: JobPlan | None = None
-    webhook_task: asyncio.Task[None] | None = None  # tells its webhook of its end
+    webhook_task: asyncio.Task[None] | None = None  # notifies the webhook that the job ended
     next_webhook_s: float = 0.0
-    failures: dict[SegmentId, int] = field(default_factory=dict)  # of segments that are tried again
-    suspects: dict[SegmentId, None] = field(default_factory=dict)  # were lost with a replica: each is tried again alone
-    parts: dict[int, list[int]] = field(default_factory=dict)  # of what is made: segments and samples
+    failures: dict[SegmentId, int] = field(default_factory=dict)  # of segments that are retried
+    suspects: dict[SegmentId, None] = field(default_factory=dict)  # lost with a replica: each is retried alone
+    parts: dict[int, list[int]] = field(default_factory=dict)  # number of segments and samples made, by part
     samples: int = 0  # of all parts
     problems: list[MadeSegment] = field(default_factory=list)
     num_parts_done: int = 0
@@ -57,7 +57,7 @@ class Work:
         self.queue_all()
 
     def queue_all(self) -> None:
-        """All segments that are neither made nor running are to be made, in order."""
+        """Queue all segments that are neither made nor running, in order."""
         ids = self._ids(range(len(self.job.num_segments)))
         self.todo = deque(segment for segment in ids if segment not in self.made and segment not in self.running)
 
@@ -73,7 +73,7 @@ class Work:
         return len(self.made) == self.num_segments
 
     def status(self, hindrance: str | None) -> JobStatus:
-        """`hindrance`: why none of its segments begins now."""
+        """`hindrance`: why none of its segments can begin now."""
         if self.state.cancelled:
             return JobStatus.CANCELLED
         if self.state.failed is not None:
@@ -89,7 +89,7 @@ class Work:
         self.running[segment_id] = task
 
     def add(self, made: MadeSegment, num_bytes: int) -> None:
-        """A segment was stored."""
+        """Count a segment that was stored."""
         self.num_bytes += num_bytes
         self._num_new += 1
         if made.id not in self.made:
@@ -109,7 +109,7 @@ class Work:
         return number.isascii() and number.isdigit() and len(number) < 10 and int(number) < len(self.job.num_segments)
 
     def names(self, part: str | None) -> tuple[str, ...]:
-        """Of the segments of a finished part or job, in order. Blocks for long ones. Raises NotFound, Conflict."""
+        """Segment names of a finished part or job, in order. Blocks if it is long. Raises NotFound, Conflict."""
         last = len(self.job.num_segments) - 1
         if part is not None and not self.has_part(part):
             message = f"part {part[:80]!r} is unknown. {self.job.id} has parts 0 to {last}."
@@ -125,7 +125,7 @@ class Work:
         return tuple(self.made[segment_id].name for segment_id in ids)
 
     def as_json(self, hindrance: str | None, *, most_problems: int) -> Json:
-        """The object that its owner gets."""
+        """The object that the API returns to the owner."""
         status = self.status(hindrance)
         rate = next((self.job.info(name).sample_rate for name in self.job.models), 1)  # a failed batch has no model
         reason = self.state.failed if status is JobStatus.FAILED else hindrance if status is JobStatus.PAUSED else None
@@ -153,7 +153,7 @@ class Work:
         }
 
     def part_as_json(self, number: int, part: Part, model: str) -> Json:
-        """An entry of the list of its parts."""
+        """An entry in the list of parts."""
         done, samples = self.parts.get(number, (0, 0))
         return {
             "part": number,
@@ -165,12 +165,12 @@ class Work:
 
     @property
     def owes_webhook(self) -> bool:
-        """Whether its webhook has to be told of its end."""
+        """Whether its webhook still has to be notified of its end."""
         has_ended = self.status(None) in (JobStatus.COMPLETED, JobStatus.FAILED)
         return has_ended and self.job.webhook is not None and self.state.called_at is None
 
     def _eta_s(self) -> float | None:
-        """By the pace since this process began; None before the first segment."""
+        """Estimated from the pace since this process began; None before the first segment."""
         if not self._num_new:
             return None
         left = self.num_segments - len(self.made)

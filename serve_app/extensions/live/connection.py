@@ -1,4 +1,4 @@
-"""One WebSocket of any dialect. It reads while it speaks, because only a read tells that the client left."""
+"""One WebSocket of any dialect. It reads while it speaks, because only a read detects that the client left."""
 
 import asyncio
 import logging
@@ -37,9 +37,9 @@ IDLE_TIMEOUT_S = 600.0  # a socket on which neither side sends anything for this
 _ENGINE_FAILED = 1011
 _SERVICE_RESTART = 1012
 _REPLACED = "this server is being replaced: connect again"
-# A server that is to end closes a socket that owes no speech. It first waits until neither side has sent anything for
-# `quiet_s`, because a client that goes on would have sent its next message by then. After _PATIENCE_S it waits no more.
-# After MAX_LEAVING_S it closes the socket in the middle of a turn, because `LONGEST_STREAM_S` is near.
+# A server that shuts down closes a socket if no speech is pending. It first waits until neither side has sent anything
+# for `quiet_s`, because a client that continues would have sent its next message by then. After _PATIENCE_S it no
+# longer waits for that. After MAX_LEAVING_S it closes the socket in mid-turn, because `LONGEST_STREAM_S` is near.
 _QUIET_S = 1.0
 _PATIENCE_S, MAX_LEAVING_S = 60.0, 540.0
 _LEAVING_POLL_S = 0.1
@@ -50,7 +50,7 @@ class Connection(ABC):
     """Reads messages and lets sessions speak until the client leaves, or `end` is called."""
 
     subprotocol: ClassVar[str | None] = None  # its name in the handshake
-    text_fields: ClassVar[tuple[str, ...]] = ("text", "transcript")  # of messages, which cut a text anywhere
+    text_fields: ClassVar[tuple[str, ...]] = ("text", "transcript")  # of messages, which may split a text anywhere
     takes_recordings: ClassVar[bool] = False  # whether a message may have a `ref_audio`
 
     def __init__(self, socket: WebSocket, service: SpeechService) -> None:
@@ -59,11 +59,11 @@ class Connection(ABC):
         self._speaking: set[asyncio.Task[None]] = set()
         self._sessions: set[Session] = set()
         self._leaving: asyncio.Task[None] | None = None
-        self._num_untold = 0  # events that a session has given and that the client does not have yet
+        self._num_untold = 0  # events taken from a session but not yet sent to the client
         self._num_ids = 0
         self._is_ending = False
         self._ended = asyncio.Event()
-        self._active_s = asyncio.get_running_loop().time()  # when either side sent something last
+        self._active_s = asyncio.get_running_loop().time()  # when either side last sent something
 
     def next_id(self) -> str:
         """A request id for the next of several utterances."""
@@ -77,7 +77,7 @@ class Connection(ABC):
 
     @abstractmethod
     async def obey(self, fields: dict[str, object]) -> None:
-        """Does what a message asks. Raises InvalidRequest, which `refuse` answers."""
+        """Carries out a message. Raises InvalidRequest, which `refuse` answers."""
 
     async def tell_error(self, reply: ErrorReply) -> None:
         """Tell the client what was wrong with its message, or how its speech failed."""
@@ -94,7 +94,7 @@ class Connection(ABC):
 
     @property
     def owes_speech(self) -> bool:
-        """Whether there is text that has not been spoken to its end, or an event that is still to be told."""
+        """Whether there is text not yet spoken to its end, or an event not yet sent."""
         is_speaking = any(session.is_speaking or session.is_writing for session in self._sessions)
         return is_speaking or self._num_untold > 0 or len(self._speaking) > len(self._sessions)
 
@@ -112,7 +112,7 @@ class Connection(ABC):
     async def serve(self, headers: Mapping[str, str] | None = None) -> None:
         """Answers messages until the client leaves, the socket is idle for too long or the server cancels the handler.
 
-        All speech stops with it. The handshake gets `headers`.
+        All speech then stops. `headers` are added to the handshake.
         """
         named = {**disclosure(self.service.settings.disclose_synthetic), **(headers or {})}
         encoded = [(name.encode(), value.encode("latin-1")) for name, value in named.items()]
@@ -126,7 +126,7 @@ class Connection(ABC):
             await self.socket.close(reason="idle")
         except WebSocketDisconnect:
             logger.info("connection %s: the client left", self.request_id)
-        except RuntimeError:  # so Starlette says that the socket was closed by us
+        except RuntimeError:  # Starlette raises this if we already closed the socket
             if not self._is_ending:
                 raise
             logger.info("connection %s: closed before its last message was answered", self.request_id)
@@ -136,11 +136,11 @@ class Connection(ABC):
             await self.stop()
 
     async def send(self, kind: str, **fields: object) -> None:
-        """A JSON message with a type."""
+        """Sends a JSON message with a type."""
         await self.socket.send_json({"type": kind, **fields})
 
     def start(self, speaking: Coroutine[None, None, None]) -> asyncio.Task[None]:
-        """Runs `speaking` beside the reading, until `stop` or the end of the connection."""
+        """Runs `speaking` in parallel with reading, until `stop` or the end of the connection."""
         task = asyncio.create_task(self._guarded(speaking))
         self._speaking.add(task)
         task.add_done_callback(lambda done: self._stopped(done, speaking))
@@ -190,8 +190,8 @@ class Connection(ABC):
         self._ended.set()
 
     async def end_for(self, error: Exception) -> None:
-        """Closes the socket with the code for `error`, by which clients decide whether to connect again."""
-        if isinstance(error, Overloaded):  # the proxy in front may find a server with room
+        """Closes the socket with the code for `error`. Clients use it to decide whether to reconnect."""
+        if isinstance(error, Overloaded):  # the proxy in front may find a server with capacity
             await self.end(TRY_AGAIN_LATER, close_reason(error))
         else:
             code = POLICY_VIOLATION if isinstance(error, Unauthorized | InvalidRequest) else _ENGINE_FAILED
@@ -205,7 +205,7 @@ class Connection(ABC):
 
         if (tell := self.socket.scope.get(LEAVING)) is not None:
             tell(lambda: loop.call_soon_threadsafe(leave))
-        else:  # HAProxy knew no replica for a moment, and the socket came through Serve's own proxy
+        else:  # HAProxy had no replica for a moment, so the socket came through Serve's own proxy
             self._leaving = loop.create_task(self._leave_with_replica())
 
     async def _leave_with_replica(self) -> None:
@@ -213,7 +213,7 @@ class Connection(ABC):
         await self._leave()
 
     async def _leave(self) -> None:
-        """Closes the socket as soon as that loses no speech, at the latest after MAX_LEAVING_S."""
+        """Closes the socket as soon as no speech would be lost, at the latest after MAX_LEAVING_S."""
         clock = asyncio.get_running_loop().time
         began_s = clock()
         while self.owes_speech or clock() < self._quiet_from_s(began_s):
@@ -224,11 +224,11 @@ class Connection(ABC):
 
     @property
     def quiet_s(self) -> float:
-        """How long a client may send nothing before a server that is to end closes the socket."""
+        """How long a client may be silent before a server that shuts down closes the socket."""
         return _QUIET_S
 
     def _quiet_from_s(self, began_s: float) -> float:
-        """When a server that is to end may close the socket, if neither side sends anything more."""
+        """When a server that shuts down may close the socket, if neither side sends anything more."""
         return min(self._active_s + self.quiet_s, max(self._active_s, began_s + _PATIENCE_S))
 
     def failure(self, error: Exception, request_id: str) -> ErrorReply:
@@ -253,7 +253,7 @@ class Connection(ABC):
         self._touch()
 
     async def _receive(self) -> Message:
-        """The next message. Raises TimeoutError where the socket is idle for too long."""
+        """The next message. Raises TimeoutError if the socket is idle for too long."""
         if self._ended.is_set():
             return {"type": "websocket.disconnect"}
         receiving, ending = asyncio.create_task(self.socket.receive()), asyncio.create_task(self._ended.wait())
@@ -293,9 +293,9 @@ class Connection(ABC):
 
 
 class HandshakeConnection(Connection):
-    """A connection whose handshake carries the request, but for the text. A bad request refuses the handshake."""
+    """A connection whose handshake carries the whole request except the text. A bad request refuses the handshake."""
 
-    reason_header: ClassVar[str | None] = None  # the header in which a refusal says why
+    reason_header: ClassVar[str | None] = None  # the header with the reason of a refusal
     speech: SpeechRequest  # set after the handshake
 
     @classmethod
@@ -318,12 +318,12 @@ class HandshakeConnection(Connection):
 class ConversationConnection(Connection):
     """A connection with one session. Both end together."""
 
-    first_message: ClassVar[str] = ""  # that opens the session
+    first_message: ClassVar[str] = ""  # type of the message that opens the session
     _session: Session | None = None
 
     @abstractmethod
     async def say(self, event: Event) -> None:
-        """Tell the client an event that is not the session's end."""
+        """Sends the client an event other than the session's end."""
 
     @property
     def is_busy(self) -> bool:
@@ -361,7 +361,7 @@ class ConversationConnection(Connection):
 
 
 def unknown_type(*valid: str) -> InvalidRequest:
-    """The error for a message with another type than these."""
+    """The error for a message of any other type than these."""
     return InvalidRequest(f"type must be {', '.join(valid[:-1])} or {valid[-1]}.", "type")
 
 

@@ -1,4 +1,4 @@
-"""WebSockets with several sessions at once, which the client names: contexts."""
+"""WebSockets with several parallel sessions, named by the client: contexts."""
 
 import asyncio
 from abc import abstractmethod
@@ -25,7 +25,7 @@ _CONTEXT_QUIET_S = 20.0
 
 @dataclass(slots=True, eq=False)
 class NamedSession:
-    """One session of a socket, and what its next message says: of fields without effect, and of its voice."""
+    """One session of a socket, and the notes for its next message: fields without effect, and the voice."""
 
     name: str
     session: Session
@@ -34,7 +34,7 @@ class NamedSession:
     voice: dict[str, object]
 
     def notes(self) -> dict[str, object]:
-        """Fields of the next message, once."""
+        """Fields to add to the next message. Later messages do not repeat them."""
         notes = {**self.voice, **ignored_fields.in_message(self.reasons)}
         self.voice, self.reasons = {}, {}
         return notes
@@ -58,7 +58,7 @@ class ContextConnection(Connection, Generic[C]):
 
     @property
     def quiet_s(self) -> float:
-        """With open contexts, as long as ElevenLabs keeps a silent one."""
+        """With open contexts, the time after which ElevenLabs closes a silent one."""
         return _CONTEXT_QUIET_S if self._contexts else super().quiet_s
 
     @property
@@ -74,13 +74,13 @@ class ContextConnection(Connection, Generic[C]):
         return name
 
     def find(self, name: str) -> C | None:
-        """A context that takes text."""
+        """The context of this name, if it still takes text."""
         context = self._contexts.get(name)
         return None if context is None or context.session.has_ended else context
 
     async def open(self, name: str, speech: SpeechRequest, reasons: ignored_fields.Reasons) -> C:
-        """Open a context, whose first message has the `reasons`. Raises InvalidRequest where MAX_CONTEXTS are open."""
-        await self._end_of(name)  # an earlier one has ended, and its last events are being sent
+        """Open a context, whose first message has the `reasons`. Raises InvalidRequest if MAX_CONTEXTS are open."""
+        await self._end_of(name)  # the last events of an earlier, ended one may still be being sent
         if len(self._contexts) >= MAX_CONTEXTS:
             message = f"{MAX_CONTEXTS} contexts are open; close one before you open another."
             raise InvalidRequest(message, "context_id", "too_many_contexts")

@@ -1,8 +1,8 @@
-"""An utterance whose text the client still writes while it is spoken. Its parts may be cut anywhere.
+"""An utterance that is spoken while the client still writes its text. The text may be split anywhere.
 
 A part becomes spoken text as soon as no later part can change it. The spoken text goes into the mailbox of the current
-segment, where a talker reads it. A text that is too long for one segment goes on in the next one. While the client
-writes nothing, the sound fades into silence.
+segment, where a talker reads it. A text that is too long for one segment continues in the next. While the client
+writes nothing, the audio fades to silence.
 """
 
 import asyncio
@@ -31,20 +31,20 @@ from serve_app.text.characters import is_speakable
 from serve_app.text.splitting import LiveSplit
 from serve_app.text.spoken import SpokenPiece
 
-_IDLE_S = 60.0  # a text to which nothing is added for this time is finished
+_IDLE_S = 60.0  # a text is finished if nothing is added for this time
 _FADE_S = 0.01
 _MARGIN_S = 0.06  # faded sound is sent this time before a player without a buffer runs dry
 _TOKEN_BYTES = 16
-# A talker reads a token of text with each frame of the tail, before it makes one.
+# A talker reads one text token per frame of the tail before it makes a new frame.
 _JOINED_CHARS = 80
-_PLENTY_CHARS = 40  # this number of characters makes audio, even if the client writes no more
+_PLENTY_CHARS = 40  # enough characters for audio, even if the client writes no more
 
 # Returns the fields of SynthesisRequest that a style changes.
 Restyle = Callable[[str], Awaitable[Mapping[str, Any]]]
 
 
 async def no_change(style: str) -> Mapping[str, Any]:
-    """Of texts whose styles have no effect."""
+    """The `restyle` of texts whose styles have no effect."""
     return {}
 
 
@@ -64,10 +64,10 @@ class LiveTexts(Opened):
         rules: TextRules | None = None,
         restyle: Restyle = no_change,
     ) -> "LiveText":
-        """An utterance without text so far. It takes at most `max_chars` characters, and ends after a minute without
+        """Open an utterance without text. It takes at most `max_chars` characters, and ends after a minute without
         any. Without `rules` it is spoken as it is written. `restyle` is called once for each style of the text.
 
-        Raises OSError where the address cannot be listened at.
+        Raises OSError if the server cannot listen on the address.
         """
         await self.server.start()
         rules = rules or TextRules(spoken_form=info.spoken_form)
@@ -78,7 +78,7 @@ class LiveTexts(Opened):
 
 
 class LiveText(Segments):
-    """One utterance while it is written. Its speech can be asked for from the beginning."""
+    """One utterance while it is written. Its speech can be requested before it has any text."""
 
     def __init__(
         self,
@@ -101,10 +101,10 @@ class LiveText(Segments):
         if self._check is not None:
             self._check.without_effect = self._reader.left_out
         self._split = LiveSplit(min(info.max_segment_chars, rules.max_segment_chars or info.max_segment_chars))
-        self._waiting = ""  # text that has not become spoken text yet
-        self._next_take_in: asyncio.Handle | None = None  # the iteration of the event loop that takes in more of it
+        self._waiting = ""  # text not yet converted to spoken text
+        self._next_take_in: asyncio.Handle | None = None  # the scheduled call that converts more of it
         self._num_chars = 0  # as written
-        self._num_words = 0  # with something to speak
+        self._num_words = 0  # of words that can be spoken
         self._num_spoken_chars = 0
         self._changed = asyncio.Event()
         self._writing: WrittenText | None = None  # the segment that takes the text
@@ -115,7 +115,7 @@ class LiveText(Segments):
         self.parts: list[SpokenPiece] = []  # the text so far, as written and as spoken
         self.text = ""  # the text so far, as it was written
         self.is_complete = False  # the client adds no more
-        self._is_taken_in = False  # and all of it has become spoken text
+        self._is_taken_in = False  # and all of it was converted to spoken text
         self._begin_segment()
         self._be_patient()
 
@@ -127,7 +127,7 @@ class LiveText(Segments):
         return replace(self._utterance.changed(mailbox=first.mailbox, **styled), live_text=self)
 
     async def going_on(self, conversation: Continuation) -> Utterance:
-        """The same, going on from what was spoken before, where enough is written in time to be spoken at once."""
+        """As `utterance`, but continuing the speech before it if enough text is written in time for that."""
         if (tail := conversation.tail(self.utterance.synthesis)) is not None:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(conversation.patience_s):
@@ -136,10 +136,10 @@ class LiveText(Segments):
         return self.utterance.changed(tail=tail if self._is_long(0) else None)
 
     def append(self, text: str) -> None:
-        """Add to the text. A long addition becomes spoken text over several iterations of the event loop.
+        """Add to the text. A long addition is converted over several iterations of the event loop.
 
-        Raises InvalidRequest if the text would become too long, or is not SSML, and adds nothing then. The caller
-        adds nothing after `finish`.
+        Raises InvalidRequest if the text would become too long, or is not SSML, and then adds nothing. Must not
+        be called after `finish`.
         """
         assert not self.is_complete, "a finished text takes no more"
         if self._num_chars + len(text) > self._max_chars:
@@ -154,13 +154,13 @@ class LiveText(Segments):
             self._take_in()
 
     def finish(self) -> None:
-        """The text is complete. The speech ends when all of it has been spoken."""
+        """Declare the text complete. The speech ends when all of it has been spoken."""
         self.is_complete = True
         if self._next_take_in is None and not self.is_taken_in:
             self._finish()
 
     def close(self) -> None:
-        """Keep the text no longer, and end its speech."""
+        """Drop the text, and end its speech."""
         self._end()
         for restyling in self._restyling.values():
             restyling.cancel()
@@ -169,9 +169,9 @@ class LiveText(Segments):
             self._server.remove(segment.mailbox.token)
 
     async def wait_for_words(self) -> bool:
-        """Wait until the text is sure to have a word; False where it ends without one.
+        """Wait until the text certainly has a word; False if it ends without one.
 
-        The word may be incomplete. The talker can prepare while the rest of it comes.
+        The word may be incomplete. The talker can prepare while the rest arrives.
         """
         while not (self.is_taken_in or self._num_words or self._reader.will_speak):
             await self._changed.wait()
@@ -188,7 +188,7 @@ class LiveText(Segments):
 
     @property
     def left_out(self) -> Counter[str]:
-        """As in SpokenText, of the text so far: it goes on counting."""
+        """As in SpokenText, for the text so far: later text adds to the same counter."""
         return self._reader.left_out
 
     async def is_plenty(self) -> None:
@@ -201,7 +201,7 @@ class LiveText(Segments):
         return without_clicks(chunks, sample_rate, listener, may_stall=lambda: not self.is_taken_in)
 
     def known_segment(self, number: int) -> SynthesisRequest | None:
-        """None also while its style is being prepared. Raises what `restyle` raises."""
+        """Also None while its style is being prepared. Raises what `restyle` raises."""
         request = super().known_segment(number)
         if request is None or (restyling := self._restyling.get(self.style(number))) is None:
             return request
@@ -221,8 +221,8 @@ class LiveText(Segments):
         return self._mailboxes[number].text
 
     def joined(self, number: int, before: StreamTail) -> SynthesisRequest | None:
-        """A segment goes on from the one before where its text is long enough to be spoken at once, and where the one
-        before has said all of its text.
+        """A segment continues the one before if its text is long enough to be spoken at once, and if the one before has
+        spoken all of its text.
         """
         joined = super().joined(number, before)
         if joined is None or joined.tail is None:
@@ -230,7 +230,7 @@ class LiveText(Segments):
         return joined if self._is_long(number) and number not in self._begun_anew else replace(joined, tail=None)
 
     def _is_long(self, number: int) -> bool:
-        """Whether enough of a segment is written to be spoken behind a tail at once."""
+        """Whether enough of a segment is written to be spoken at once after a tail."""
         written = self._mailboxes[number]
         return written.is_complete or len(written.text) >= _JOINED_CHARS
 
@@ -238,7 +238,7 @@ class LiveText(Segments):
         return segment_start(self.spoken, [mailbox.text for mailbox in self._mailboxes[:number]])
 
     def close_segment(self, number: int) -> None:
-        """Later text goes into the next segment, and that goes on from no tail."""
+        """Put later text into the next segment, which then continues no tail."""
         if number == len(self._segments) - 1 and self._writing is not None:
             self._split.restart()
             self._end_segment()
@@ -251,7 +251,7 @@ class LiveText(Segments):
         self.close()
 
     def _take_in(self) -> None:
-        """Make spoken text of CHARS_AT_ONCE waiting characters, of the next ones in the event loop's next iteration."""
+        """Convert CHARS_AT_ONCE waiting characters to spoken text, and more in the event loop's next iteration."""
         part = self._waiting[:CHARS_AT_ONCE]
         self._waiting = self._waiting[CHARS_AT_ONCE:]
         self._write(part, is_last=False)
@@ -277,7 +277,7 @@ class LiveText(Segments):
         self._notify()
 
     def _begin_stretch(self, border: SpokenPiece) -> None:
-        """End the segment, unless it has no text yet, and put silence in front of the next one."""
+        """End the segment, unless it has no text yet, and put the border's silence before the next one."""
         self._say_certain(self._split.finish())
         if self._writing is not None and self._writing.text:
             self._split.restart()
@@ -291,7 +291,7 @@ class LiveText(Segments):
             self._set_manner(number)
 
     def _say_certain(self, texts: list[str]) -> None:
-        """Text for the current segment. Each of `texts` but the last ends a segment."""
+        """Add text to the current segment. Each of `texts` except the last ends a segment."""
         for number, text in enumerate(texts):
             if number:
                 self._end_segment()
@@ -309,7 +309,7 @@ class LiveText(Segments):
         self._segments.append(segment_request(request, len(self._segments)))
 
     def _set_manner(self, number: int) -> None:
-        """The speed and the style of a segment. A style is prepared at once: it may need a recording of the store."""
+        """Set the speed and style of a segment. A style is prepared at once: it may need a recording of the store."""
         self._speeds[number], self._styles[number] = self._speed, self._style
         if self._style and self._style not in self._restyling:
             restyling = self._restyling[self._style] = asyncio.ensure_future(self._restyle(self._style))
@@ -344,9 +344,9 @@ class LiveText(Segments):
 async def without_clicks(
     chunks: AsyncGenerator[PcmChunk, None], sample_rate: int, listener: Listener, *, may_stall: Callable[[], bool]
 ) -> AsyncGenerator[PcmChunk, None]:
-    """`chunks` without clicks where they stall. Audio that comes in time stays as it is.
+    """`chunks` without clicks at stalls. Audio that arrives in time is unchanged.
 
-    While they `may_stall` the last 10 ms are held back, and faded out where no chunk comes in time.
+    While they `may_stall` the last 10 ms are held back, and faded out if no chunk arrives in time.
     """
     size = int(_FADE_S * sample_rate) * SAMPLE_BYTES
     held = b""  # the last 10 ms, not sent yet

@@ -1,4 +1,4 @@
-"""A session: a dialect puts text in as the client writes it, and takes events out as the text is spoken."""
+"""A session: a dialect adds text as the client writes it, and receives events as the text is spoken."""
 
 import asyncio
 from collections import Counter, deque
@@ -49,15 +49,15 @@ from serve_app.text.languages import foreign_language
 from serve_app.text.spoken import SpokenText
 
 MAX_UNSPOKEN_CHARS = 1 << 16  # an hour of speech
-_SCRIPT_CHARS = 1000  # show in which script a text is; all of it would take the event loop 0.3 s
+_SCRIPT_CHARS = 1000  # enough to detect a text's script; checking all of it would block the event loop for 0.3 s
 MAX_AUDIO_BYTES = 4096  # in one event
-_MOST_UNSENT = 8  # events that the reader has not taken; decoding waits at this number
+_MOST_UNSENT = 8  # events not yet taken by the reader; decoding waits at this number
 _MOST_TURNS = 256  # turns that wait to be spoken
 
 
 class Session:
-    """Speaks turns one after the other; `flush` ends a turn. Iterate over it for its events. Decoding waits while the
-    iterating task does not take them.
+    """Speaks turns one after the other; `flush` ends a turn. Iterate over it for its events. Decoding waits until the
+    iterating task takes them.
 
     Use it as an asynchronous context manager: leaving it cancels all speech.
     """
@@ -74,7 +74,7 @@ class Session:
     ) -> None:
         """`speech`: everything but the text. With `live_texts` a turn is spoken while it is written, else when it is
         complete. A turn's id is `request_id` with the turn's number, or without `live_texts` the bare `request_id`.
-        `continuation`: the speech from which the turns go on. `handshake`: the state of the socket's request.
+        `continuation`: the speech that the turns continue. `handshake`: the state of the socket's request.
         """
         assert isinstance(speech.spoken, ReadText)
         self._resolver, self._speech = resolver, speech
@@ -82,9 +82,9 @@ class Session:
         self._body = speech.body.model_copy(update={"previous_request_id": None})  # with the speed of later turns
         self._handshake, self._request_id = handshake, request_id
         self._continuation, self._live_texts = continuation, live_texts
-        self._turns: deque[Turn] = deque()  # the one that is spoken first
-        self._over: deque[Turn] = deque(maxlen=_MOST_TURNS)  # that were spoken since the session was cleared
-        # Closed: no more text comes. Ended: nothing that is written now will be spoken.
+        self._turns: deque[Turn] = deque()  # in speaking order
+        self._over: deque[Turn] = deque(maxlen=_MOST_TURNS)  # spoken since the session was last cleared
+        # Closed: no more text is added. Ended: text that is added now will not be spoken.
         self._num_turns, self._is_closed, self.has_ended = 0, False, False
         self._changed, self._events = asyncio.Event(), asyncio.Queue[Event](_MOST_UNSENT)
         self._rendering = self._delivery.rendering(self._info)
@@ -109,7 +109,7 @@ class Session:
         return bool(self._turns) and self._turns[-1].takes_text
 
     def append(self, text: str) -> None:
-        """Adds text, cut anywhere, to the present turn or a new one. Raises InvalidRequest if too much text waits."""
+        """Adds text, split anywhere, to the current turn or a new one. Raises InvalidRequest if too much text waits."""
         if not text:
             return
         if sum(len(turn.text) - turn.num_taken for turn in self._turns) + len(text) > MAX_UNSPOKEN_CHARS:
@@ -121,7 +121,7 @@ class Session:
         turn.write()
 
     def flush(self) -> Turn:
-        """Ends the present turn, an empty one where there is none; its `Flushed` will follow."""
+        """Ends the current turn, or an empty new one; its `Flushed` will follow."""
         turn = self._turns[-1] if self.is_writing else self._open_turn()
         turn.is_complete, turn.text, turn.half = True, turn.text + without_halves(turn.half), ""
         turn.write()
@@ -132,7 +132,7 @@ class Session:
         self._body = self._body.model_copy(update={"speed": speed})
 
     async def clear(self, played_s: float | None = None) -> Cleared:
-        """Stops speaking and forgets the waiting turns. Returns the event after which nothing of them follows.
+        """Stops speaking and drops the waiting turns. Returns the event after which no events of them follow.
 
         `played_s` is how much of the session's audio the listener has heard, since its beginning or the last `clear`.
         """
@@ -153,14 +153,14 @@ class Session:
         return cleared
 
     def close(self) -> None:
-        """No more text: `Done` follows all that was written."""
+        """Adds no more text: `Done` follows once all text so far is spoken."""
         if self.is_writing:
             self.flush()
         self._is_closed = True
         self._changed.set()
 
     async def aclose(self, outcome: str = "cancelled") -> None:
-        """Cancels all speech at once. The log gets the `outcome`."""
+        """Cancels all speech at once. `outcome` is for the log."""
         await self._stop()
         for turn in self._turns:
             self._end(turn, outcome)
@@ -187,7 +187,7 @@ class Session:
         try:
             while (turn := await self._next_turn()) is not None:
                 await self._speak(turn)
-                self._over.append(replace(self._turns.popleft(), utterance=None, live=None))  # large, and not asked for
+                self._over.append(replace(self._turns.popleft(), utterance=None, live=None))  # large, no longer needed
                 self._end(turn)
                 if turn.utterance is not None:
                     self._continuation.count(turn.utterance.synthesis)
@@ -206,7 +206,7 @@ class Session:
             await self._events.put(Failed(error))
 
     async def _next_turn(self) -> Turn | None:
-        """The next turn, once there is one; None where the session was closed."""
+        """The next turn, once there is one; None if the session was closed."""
         while not self._turns and not self._is_closed:
             self._changed.clear()
             await self._changed.wait()
@@ -237,7 +237,7 @@ class Session:
         await self._send(turn, rest)
 
     async def _chunks(self, turn: Turn) -> AsyncGenerator[PcmChunk, None]:
-        """The turn's audio, which is a moment of silence where its text has nothing to speak."""
+        """The turn's audio: a moment of silence if its text contains nothing to speak."""
         has_spoken = False
         is_there = turn.is_complete and len(turn.text) <= self._resolver.settings.max_input_chars
         texts = None if is_there else self._live_texts
@@ -255,17 +255,17 @@ class Session:
 
     @asynccontextmanager
     async def _whole(self, turn: Turn) -> AsyncIterator[Utterance | None]:
-        """The utterance of the turn's text once it is complete; None where there is nothing to speak."""
+        """The utterance of the turn's text once it is complete; None if there is nothing to speak."""
         while not turn.is_complete:
             turn.changed.clear()
             await turn.changed.wait()
         text = turn.take()
-        # Before the text is read: that takes longer, the longer it is.
+        # Check before reading the text: a longer text takes longer to read.
         check_length("input", text, self._resolver.settings)
         spoken = read(text, self._rules, field="text")
         turn.usage.left_out = spoken.left_out
         if self._live_texts is not None and not is_speakable(spoken.text):
-            yield None  # a conversation treats no text as an error
+            yield None  # in a conversation, an empty text is not an error
             return
         utterance = (await self._draft(turn, self._body.model_copy(update={"input": text}), spoken)).utterance
         turn.utterance = utterance.changed(tail=self._continuation.tail(utterance.synthesis))
@@ -274,7 +274,7 @@ class Session:
 
     @asynccontextmanager
     async def _live(self, turn: Turn, texts: LiveTexts) -> AsyncIterator[Utterance | None]:
-        """The utterance of a text while it is written; None where there is nothing to speak."""
+        """The utterance of a text while it is written; None if there is nothing to speak."""
         draft = await self._draft(turn, self._body, read("", self._rules), live=True)
         restyle = partial(in_style, self._resolver, draft)
         asked = texts.open(
@@ -285,7 +285,7 @@ class Session:
             self._follow(turn, live)
             turn.write()
             if has_words := await live.wait_for_words():
-                if foreign_language(turn.text[:_SCRIPT_CHARS], self._info.languages):  # so far, perhaps a name
+                if foreign_language(turn.text[:_SCRIPT_CHARS], self._info.languages):  # so far: maybe only a name
                     await live.is_plenty()
                     check_language(turn.text[:_SCRIPT_CHARS], self._body, self._info, self._body.voice)
                 turn.utterance = await live.going_on(self._continuation)
@@ -294,7 +294,7 @@ class Session:
     async def _draft(self, turn: Turn, body: SpeechBody, spoken: SpokenText, *, live: bool = False) -> Draft:
         self._handshake.caller.count_request()
         identity = {"request_id": turn.record.request_id, "client": self._handshake.caller.name}
-        # A turn may come an hour after the request: by then its voice may have another version, or be gone.
+        # A turn may begin an hour after the request: by then its voice may have a new version, or be deleted.
         voice = await choose_voice(self._resolver, body.voice, body, self._info, lenient=False)
         speech = replace(self._speech, body=body, spoken=spoken, stored=voice.stored)
         draft = await build_utterance(self._resolver, speech, live=live, **identity)
@@ -312,14 +312,14 @@ class Session:
     async def _stop(self) -> None:
         if (task := self._speaking) is None:
             return
-        if not task.cancelling():  # a second cancellation would break off its closing
+        if not task.cancelling():  # a second cancellation would interrupt its cleanup
             task.cancel()
         await asyncio.wait((task,))
         if self._speaking is task:
-            self._speaking = None  # its error holds its frames, which hold this session and all that was sent to it
+            self._speaking = None  # its error references its frames, and these the session and all text sent to it
 
     def _at_playback(self, played_s: float | None) -> tuple[Turn | None, Spoken | None]:
-        """The turn at this place of the session's audio, or the first one, and how much of its text had been spoken."""
+        """The turn at this position of the session's audio, or the first one, and how much of its text was spoken."""
         turns = [*self._over, *self._turns]
         if played_s is None or not turns:
             return next(iter(self._turns), turns[-1] if turns else None), None
@@ -327,7 +327,7 @@ class Session:
         return heard, heard.spoken(played_s)
 
     def _drop_events(self) -> list[Cleared]:
-        """Drops all waiting events but the answers to earlier calls of `clear`, which it returns."""
+        """Drops all waiting events except the results of earlier `clear` calls, which it returns."""
         return [event for _ in range(self._events.qsize()) if isinstance(event := self._events.get_nowait(), Cleared)]
 
     def _end(self, turn: Turn, outcome: str | None = None) -> None:

@@ -1,4 +1,4 @@
-"""The turns of a session, and the events that tell how their speech goes."""
+"""The turns of a session, and the events that report the progress of their speech."""
 
 import asyncio
 from collections.abc import Mapping
@@ -16,18 +16,18 @@ from serve_app.text.characters import end_of_certain, end_of_visible, without_cj
 
 @dataclass(slots=True)
 class Turn:
-    """Text that is spoken as one utterance, and how far its speech has come."""
+    """Text that is spoken as one utterance, and the progress of its speech."""
 
     number: int  # from 1
     record: RequestRecord
     text: str = ""  # the whole text so far
     half: str = ""  # half of a surrogate pair that follows the text
     is_complete: bool = False
-    utterance: Utterance | None = None  # None until speech is asked for
-    live: LiveText | None = None  # None where it is spoken once it is complete
+    utterance: Utterance | None = None  # None until speech is requested
+    live: LiveText | None = None  # None if it is spoken once it is complete
     num_taken: int = 0  # characters that are being spoken, or have been
-    times: WordTimes | None = None  # None where the client asked for no word times
-    start_s: float | None = None  # where its audio begins, counted from the last `clear`; None: it has none
+    times: WordTimes | None = None  # None if the client did not request word times
+    start_s: float | None = None  # start of its audio, counted from the last `clear`; None: it has none
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -36,12 +36,12 @@ class Turn:
 
     @property
     def finish_reason(self) -> FinishReason:
-        """Why its speech ended, once it has."""
+        """Why its speech ended. Valid only once it has."""
         return self.usage.finish_reason or FinishReason.STOP
 
     @property
     def takes_text(self) -> bool:
-        """Whether text may be added. A live text to which nothing was added for long has ended by itself."""
+        """Whether text may be added. A live text ends by itself if nothing is added for a long time."""
         return not self.is_complete and not (self.live is not None and self.live.is_complete)
 
     def take(self) -> str:
@@ -62,7 +62,7 @@ class Turn:
         return replace(heard, text_spoken=self.text[:end], text_remaining=self.text[end:])
 
     def write(self) -> None:
-        """Pass new text on to the live text. Raises InvalidRequest where it has become too long."""
+        """Pass new text on to the live text. Raises InvalidRequest if that becomes too long."""
         if self.live is not None and not self.live.is_complete:
             self.live.append(self.take())
             if self.is_complete:
@@ -79,7 +79,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Audio:
-    """The next bytes of the output's format; raw formats come in whole samples."""
+    """The next bytes in the output's format; raw formats have whole samples."""
 
     turn: Turn
     data: bytes
@@ -87,7 +87,7 @@ class Audio:
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """When the next words of a turn are heard, in seconds of the turn's audio. That audio may come before or after."""
+    """When the next words of a turn are heard, in seconds of its audio, which may be sent before or after."""
 
     turn: Turn
     words: tuple[Word, ...]
@@ -107,9 +107,9 @@ class Flushed:
 
 @dataclass(frozen=True, slots=True)
 class Cleared:
-    """Earlier turns are void: no more events of them follow.
+    """Earlier turns were dropped: no more events of them follow.
 
-    `heard`: the turn that was playing at `played_s`, where the client sent it, else the turn being made. `spoken`: how
+    `heard`: the turn that was playing at `played_s`, if the client sent it, else the turn being made. `spoken`: how
     much of its text was heard; None without word times or `played_s`.
     """
 
@@ -140,5 +140,5 @@ class Failed:
     error: Exception
 
 
-# InvalidRequest: nothing of a turn can be spoken; it goes on to its end, with a moment of silence.
+# InvalidRequest: none of a turn's text can be spoken. The turn continues to its end, with a moment of silence.
 Event = Started | Audio | Words | InvalidRequest | Flushed | Cleared | Rest | Done | Failed

@@ -1,4 +1,4 @@
-"""Which of several models answers a request. docs/models.md lists what decides, in this order."""
+"""Choose which of several models answers a request. docs/models.md lists the criteria, in this order."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from serve_app.config import CLONE_ALIAS, ApiSettings
 from serve_app.extension import Opened
 
 _TASKS = {"customvoice": ModelKind.CUSTOM_VOICE, "voicedesign": ModelKind.VOICE_DESIGN, "base": ModelKind.BASE}
-_CHECKPOINTS = {  # what would have to be deployed
+_CHECKPOINTS = {  # the model to deploy
     ModelKind.CUSTOM_VOICE: "a CustomVoice checkpoint",
     ModelKind.VOICE_DESIGN: "a VoiceDesign checkpoint",
     ModelKind.BASE: "a Base checkpoint",
@@ -20,7 +20,7 @@ _CHECKPOINTS = {  # what would have to be deployed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelHints:
-    """The fields of a request that decide; None and False of absent ones."""
+    """The fields of a request that decide. Absent ones are None or False."""
 
     model: str | None = None
     has_recording: bool = False  # in the request, or stored
@@ -44,7 +44,7 @@ async def model_for(
 ) -> ModelInfo:
     """The model for a request whose `fields` have the names of a SpeechBody, not yet checked if `lenient`.
 
-    A single model speaks for all. Its name is checked unless `lenient`. Raises as `choose_model` does, NotReady.
+    A single model answers all requests. Its name is checked unless `lenient`. Raises NotReady, and as `choose_model`.
     """
     models = await resolver.models.infos()
     model, voice = (value if isinstance(value, str) else None for value in (fields.get("model"), fields.get("voice")))
@@ -76,10 +76,10 @@ async def _is_stored(resolver: Resolver, voice: str | None, models: Sequence[Mod
 
 
 def choose_model(wanted: ModelHints, models: Sequence[ModelInfo], settings: ApiSettings, *, lenient: bool) -> ModelInfo:
-    """The model for a request, of `models` with the default first.
+    """The model for a request, from `models`, whose first is the default.
 
-    A `lenient` dialect's clients cannot know our names: a model or a voice that is not here decides nothing. Raises
-    InvalidRequest and ModelNotFound that name what would have to be deployed, or what has to be said.
+    Clients of a `lenient` dialect cannot know our names: unknown models and voices are not considered. Raises
+    InvalidRequest and ModelNotFound, which name the model to deploy or the field to send.
     """
     if len(models) == 1:
         return models[0]
@@ -101,7 +101,7 @@ def choose_model(wanted: ModelHints, models: Sequence[ModelInfo], settings: ApiS
 def _by_model(
     name: str | None, models: Sequence[ModelInfo], settings: ApiSettings, *, lenient: bool
 ) -> ModelInfo | None:
-    """None if `name` is missing or an alias such as "tts-1": other fields decide then."""
+    """None if `name` is missing or an alias such as "tts-1": other fields then decide."""
     is_own = any(catalogue.means(name, info) for info in models) if name else False
     if name is None or (catalogue.is_alias(name, settings) and not is_own):
         return None
@@ -125,7 +125,7 @@ def _by_task(task: object, models: Sequence[ModelInfo]) -> ModelInfo | None:
 
 
 def _by_voice(name: str | None, models: Sequence[ModelInfo], *, lenient: bool) -> ModelInfo | None:
-    """A model's own speaker goes before one of OpenAI's names, which every model with speakers has."""
+    """A model's own speakers take precedence over OpenAI's names, which every model with speakers accepts."""
     speaking = [info for info in models if info.voices]
     wanted = (name or "").lower()
     if not wanted or not speaking:
@@ -138,7 +138,7 @@ def _by_voice(name: str | None, models: Sequence[ModelInfo], *, lenient: bool) -
 
 
 def _of_kind(kind: ModelKind, models: Sequence[ModelInfo], need: str, param: str) -> ModelInfo:
-    """The model of a kind that `need`, in the field `param`, asks for. Raises InvalidRequest for none or several."""
+    """The model of the kind that `need`, in field `param`, requires. Raises InvalidRequest for none or several."""
     chosen = _only([info for info in models if info.kind is kind], need, models[0])
     if chosen is None:
         raise not_deployed(kind, models, need, param)
@@ -146,14 +146,14 @@ def _of_kind(kind: ModelKind, models: Sequence[ModelInfo], need: str, param: str
 
 
 def not_deployed(kind: ModelKind, models: Sequence[ModelInfo], need: str, param: str | None = None) -> InvalidRequest:
-    """The error that says what would have to be deployed for `need`."""
+    """The error that names the model to deploy for `need`."""
     here = ", ".join(f"{info.name} ({info.kind})" for info in models)
     message = f"{need} needs {_CHECKPOINTS[kind]}, and none is deployed here: {here}."
     return InvalidRequest(message, param, "model_not_deployed")
 
 
 def _only(candidates: Sequence[ModelInfo], need: str, default: ModelInfo) -> ModelInfo | None:
-    """The default model if it is a candidate, else the only one."""
+    """The default model if it is a candidate, else the only candidate."""
     if default in candidates:
         return default
     if len(candidates) > 1:

@@ -1,6 +1,6 @@
 """Codec frames instead of audio, for clients that decode them: docs/codec-frames.md has every bit.
 
-The server decodes as well, because it has to hear the quiet start that it drops and the runaways that it ends.
+The server decodes as well, to detect the quiet start, which it drops, and runaways, which it ends.
 """
 
 import struct
@@ -28,11 +28,11 @@ from serve_app.extensions.live.connection import Connection, unknown_type
 
 CONTENT_TYPE = "application/x-talkray-frames"
 MAGIC, VERSION = b"TRCF", 1
-HEADER = struct.Struct("<4sBBHII")  # magic, version, codebooks, 0, samples a second, samples of a frame
+HEADER = struct.Struct("<4sBBHII")  # magic, version, codebooks, 0, samples per second, samples per frame
 RECORD = struct.Struct("<BxxxI")  # kind, number
 FRAMES, PLAY, DROP, SILENCE, RESTART, END = b"fpdsre"
 END_REASONS = tuple(FinishReason)
-# They would make other audio of the frames.
+# They would change the audio of the frames.
 _OF_AUDIO = ("response_format", "stream_format", "sample_rate", "speed", "word_timestamps")
 
 
@@ -78,7 +78,7 @@ class Records:
         self._segment = self._position = 0
 
     def add(self, chunk: PcmChunk) -> bytes:
-        """The records of a chunk: its frames, the samples of them that are dropped, and the samples that are heard."""
+        """The records of a chunk: its frames, how many of their samples to drop, and how many to play."""
         records = bytearray()
         if chunk.segment != self._segment:
             self._segment, self._position = chunk.segment, 0
@@ -88,7 +88,7 @@ class Records:
         if chunk.pcm:
             heard = chunk.num_samples
             dropped = chunk.position - self._position - heard
-            if dropped < 0:  # audio of no frames
+            if dropped < 0:  # audio without frames
                 records += RECORD.pack(SILENCE, heard)
             else:
                 records += (RECORD.pack(DROP, dropped) if dropped else b"") + RECORD.pack(PLAY, heard)

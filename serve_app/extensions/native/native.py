@@ -31,10 +31,10 @@ from serve_app.speech.words import marked, word_entries
 
 
 class Resumption(BaseModel):
-    """The fields of a `speak` message that goes on with an utterance whose connection was lost.
+    """The fields of a `speak` message that resumes an utterance whose connection was lost.
 
-    Codes follow from the seed, so it is spoken again and skipped: the client sends what `started` has of `request_id`,
-    `seed` and `previous_request_id`, and how many whole frames of audio it has.
+    The seed determines the codes, so the utterance is spoken again and the first frames are skipped. The client sends
+    `request_id`, `seed` and `previous_request_id` from `started`, and how many whole frames of audio it has.
     """
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
@@ -54,7 +54,7 @@ class Cancellation(BaseModel):
 
 
 def parse_resumption(fields: Mapping[str, object]) -> Resumption:
-    """Raises InvalidRequest that names the field; going on without the seed would be another utterance."""
+    """Raises InvalidRequest with the field. Without the seed, the rest would be from another utterance."""
     resumption = validated(Resumption, fields)
     if resumption.from_frame and resumption.seed is None:
         raise InvalidRequest("seed is required with from_frame.", "seed", "missing_required_parameter")
@@ -66,20 +66,20 @@ _NAMES: field_names.Names = {**dict.fromkeys(("type", *Resumption.model_fields))
 
 
 class SpeakMessage:
-    """One `speak` message on its way; `samples` and `usage` count the audio that has been handed to the socket."""
+    """One `speak` message in progress; `samples` and `usage` count the audio passed to the socket."""
 
     def __init__(self, request_id: str, connection: Connection, continuation: Continuation) -> None:
         self.request_id = request_id
         self._continuation = continuation
         self.usage = Usage()
         self.samples = 0
-        self.is_over = False  # its client is told so
+        self.is_over = False  # and its client was notified
         self.turn: Turn | None = None
         self._connection = connection
         self._had = 0  # bytes of audio that the client has already
 
     async def run(self, fields: dict[str, object], service: SpeechService) -> None:
-        """Speaks, or tells the client why not."""
+        """Speaks, or sends the client an error."""
         try:
             session = await self._open(fields, service)
         except Exception as error:
@@ -94,7 +94,7 @@ class SpeakMessage:
         resumption = parse_resumption(fields)
         if body.response_format not in (None, AudioFormat.PCM):
             raise InvalidRequest("The WebSocket sends pcm only.", "response_format")
-        if body.previous_request_id is not None or body.seed is not None:  # a seed makes the same again
+        if body.previous_request_id is not None or body.seed is not None:  # a seed must reproduce the same speech
             self._continuation.previous_id = body.previous_request_id
         info = await service.resolver.choose_model(service.resolver, dict(body), task_type=fields.get("task_type"))
         reasons = ignored_fields.always_streamed(fields)
@@ -119,7 +119,7 @@ class SpeakMessage:
     async def _say(self, event: Event) -> None:
         match event:
             case Started(turn):
-                drawn = turn.utterance.synthesis.seed if turn.utterance is not None else 0  # 0 of silence
+                drawn = turn.utterance.synthesis.seed if turn.utterance is not None else 0  # 0 for silence
                 seed = drawn if turn.usage.seed is None else turn.usage.seed
                 await self._send("started", **self._format, seed=seed, **self._joint(turn), **self._notes(turn))
             case Audio(_, pcm):
@@ -140,7 +140,7 @@ class SpeakMessage:
                 await self._report(error)
 
     def _joint(self, turn: Turn) -> dict[str, object]:
-        """The speech that it continues, if any."""
+        """The earlier speech that this utterance continues, if any."""
         is_joined = turn.utterance is not None and turn.utterance.synthesis.tail is not None
         return {"previous_request_id": self._continuation.previous_id} if is_joined else {}
 
@@ -181,7 +181,7 @@ class SpeechSocket(Connection):
         try:
             await super().serve(headers)
         finally:
-            self._task = self._utterance = None  # both hold this connection
+            self._task = self._utterance = None  # both reference this connection
 
     async def obey(self, fields: dict[str, object]) -> None:
         """`speak` or `cancel`."""
@@ -195,7 +195,7 @@ class SpeechSocket(Connection):
 
     async def _start(self, fields: dict[str, object]) -> None:
         if self._task is not None and self._utterance is not None and self._utterance.is_over:
-            await asyncio.wait((self._task,))  # its client has heard of the end, which may be sooner
+            await asyncio.wait((self._task,))  # the client may learn of the end before the task is done
         if self.is_busy:
             raise InvalidRequest("An utterance is being spoken; cancel it or wait for it to end.", "type", "busy")
         own_id = self.next_id()
@@ -203,9 +203,9 @@ class SpeechSocket(Connection):
         self._task = self.start(self._utterance.run(fields, self.service))
 
     async def _cancel(self, played_ms: float | None) -> None:
-        """Always answered: with null for the request if nothing was being spoken, or its end was already on its way.
+        """Always answers: with null as the request if nothing was being spoken, or if the end was already being sent.
 
-        `played_ms` is how much of the utterance's audio was heard; the answer has the text of that part.
+        `played_ms` is how much of the utterance's audio was heard; the answer contains the text of that part.
         """
         task, self._task = self._task, None
         await self.stop()

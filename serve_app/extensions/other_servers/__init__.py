@@ -1,1 +1,1 @@
-"""The APIs of other servers for speech."""
+"""The APIs of other speech servers."""

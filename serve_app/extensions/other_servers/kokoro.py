@@ -1,4 +1,4 @@
-"""Kokoro-FastAPI besides `/v1/audio/speech`: `/dev/captioned_speech`, audio with the time of each word."""
+"""Kokoro-FastAPI's API in addition to `/v1/audio/speech`: `/dev/captioned_speech`, audio with word times."""
 
 import base64
 import json
@@ -16,7 +16,7 @@ from serve_app.api.speech_service import SpeechService
 from serve_app.extension import Dialect, Route, Sample
 from serve_app.speech.words import WordSource, marked
 
-# Parts of every answer, and the fields for them, whose other values have no effect.
+# Fields for parts that every answer has; other values of them have no effect.
 _ALWAYS = {"word_timestamps": True, "return_timestamps": True, "return_timing": True, "stream_format": "audio"}
 
 

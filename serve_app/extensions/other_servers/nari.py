@@ -1,4 +1,4 @@
-"""nari's `nari.speech.v1` on the native WebSocket's path: one utterance a socket, its text in numbered pieces."""
+"""nari's `nari.speech.v1` on the native WebSocket's path: one utterance per socket, its text in numbered pieces."""
 
 from typing import ClassVar
 
@@ -33,7 +33,7 @@ class NariSocket(HandshakeConnection, ConversationConnection):
     async def opened(self) -> None:
         rate = self.speech.info.sample_rate
         self._audio: dict[str, object] = {"encoding": "pcm_s16le", "sample_rate": rate, "channels": 1}
-        self._sequence = -1  # of the last message that brought text
+        self._sequence = -1  # number of the last message with text
         self._num_chunks = 0
         self._stop_reason = "stop"
         self._spoke: dict[str, object] = {}

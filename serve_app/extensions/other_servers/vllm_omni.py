@@ -1,4 +1,4 @@
-"""vLLM-Omni besides `/v1/audio/speech`: utterances over a WebSocket, and several texts in one request."""
+"""vLLM-Omni's API in addition to `/v1/audio/speech`: utterances over a WebSocket, several texts in one request."""
 
 import json
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -43,9 +43,9 @@ async def speak_all(service: SpeechService, request: Request) -> Response:
 async def _spoken(
     request: Request, service: SpeechService, fields: Json, items: Sequence[object]
 ) -> AsyncGenerator[bytes, None]:
-    """An item's error is in its result; a full server refuses the whole batch, while it can.
+    """An item's error is in its result. If the server is full at the first item, the whole batch is refused.
 
-    One item is kept at a time: each result is sent when it is there.
+    Only one item is in memory: each result is sent as soon as it is ready.
     """
     num_failed = 0
     for index, item in enumerate(items):
@@ -84,7 +84,7 @@ def _fields(item: object) -> Json:
 async def _speak_item(
     request: Request, service: SpeechService, fields: Json, quota: ByteQuota, *, number: int
 ) -> tuple[Json, bytes]:
-    """Its result, with AUDIO_HERE for its audio, and that."""
+    """The result of an item, with AUDIO_HERE in place of its audio, and the audio."""
     wants_stream = {"stream": fields.get("stream") is True, "stream_format": fields.get("stream_format") == "sse"}
     reasons = {name: "items are answered whole" for name, is_asked in wants_stream.items() if is_asked}
     if fields.get(ignored_fields.PREVIOUS) is not None:

@@ -1,4 +1,4 @@
-"""VoxServe: `POST /generate`, a form whose text is answered with WAV as it comes."""
+"""VoxServe: `POST /generate`, a form whose text is answered with streamed WAV."""
 
 import base64
 from collections.abc import Mapping

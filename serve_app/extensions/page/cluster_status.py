@@ -1,7 +1,7 @@
 """Activity of the cluster now and in the last quarter of an hour, for `GET /status` and the page.
 
-Each ingress replica counts for itself and leaves its counts in the cluster's control store every two seconds. The
-replica that is asked adds them up, at most once a second.
+Each ingress replica writes its own counts to the cluster's control store every two seconds. The replica that gets a
+request adds them up, at most once a second.
 """
 
 import asyncio
@@ -27,23 +27,23 @@ Sizes = Mapping[str, tuple[int, int]]  # replicas wanted and running, by pool
 
 _SLICE_S = 15
 _SLICES = 60  # a quarter of an hour
-_NOW_SLICES = 5  # the last minute, with the part of 15 seconds that is under way
-_STALE_S = 60.0  # a note of a replica that has ended; with many replicas notes are written less often
+_NOW_SLICES = 5  # the last minute, and the current slice
+_STALE_S = 60.0  # an older note is from a replica that ended; many replicas write less often
 _SUMMED_S = 1.0
-_STEP = math.log(1.05)  # times to first audio are counted in classes of 5 %
-_FIRST, _REFUSED = "first ", "refused "  # before the class, before the reason
+_STEP = math.log(1.05)  # times to first audio are counted in 5 % wide classes
+_FIRST, _REFUSED = "first ", "refused "  # prefixes of the class and the reason
 
 
 class Recent:
-    """The counts of one ingress replica. `follow` once in its process, after the metrics have their recorders."""
+    """The counts of one ingress replica. Call `follow` once per process, after the metrics got their recorders."""
 
     def __init__(self, clock: Callable[[], float], models: SpeechModels | None = None) -> None:
         """`clock`: seconds since the epoch. `models`: those whose streams are counted."""
         self._clock, self._models = clock, models
-        self._slices: deque[tuple[int, Counter[str]]] = deque(maxlen=_SLICES)  # by their number since the epoch
+        self._slices: deque[tuple[int, Counter[str]]] = deque(maxlen=_SLICES)  # by slice number since the epoch
 
     def follow(self) -> None:
-        """Counts from now on what the metrics record."""
+        """Starts to count the values that the metrics record."""
         for instrument, count in (
             (metrics.TTFA, lambda elapsed_s, **_: self.count_first_audio(elapsed_s)),
             (metrics.REFUSALS, lambda _, *, reason, **__: self._count(f"{_REFUSED}{reason}")),
@@ -63,7 +63,7 @@ class Recent:
         self._slices[-1][1][name] += amount  # type: ignore[assignment]  # seconds are counted too
 
     def note(self) -> bytes:
-        """For the control store."""
+        """The note to write to the control store."""
         speaking, waiting, most = (0, 0, 0) if self._models is None else self._models.stream_counts()
         streams = {"speaking": speaking, "waiting": waiting, "most": most}
         slices = [(number, dict(counts)) for number, counts in list(self._slices)]
@@ -89,8 +89,8 @@ class ClusterStatus:
         self._reading, self._latest = asyncio.Lock(), Json()
 
     async def latest(self) -> Json:
-        """The result of `read` in the last second."""
-        async with self._reading:  # many open pages are one reading a second
+        """The result of `read`, at most a second old."""
+        async with self._reading:  # many open pages cause one read per second
             if time.time() - float(str(self._latest.get("at", 0))) >= _SUMMED_S:
                 self._latest = await run_in_threadpool(self.read)
         return self._latest
@@ -106,7 +106,7 @@ class ClusterStatus:
 
 
 def summed(notes: Sequence[Mapping[str, Any]], *, now_s: float) -> Json:
-    """Notes of several replicas as one answer, with its last quarter of an hour in slices of 15 seconds."""
+    """Sum of the notes of several replicas, with the last quarter of an hour in slices of 15 seconds."""
     streams: Counter[str] = Counter()
     in_each: list[Counter[str]] = [Counter() for _ in range(_SLICES)]  # the oldest first
     oldest = int(now_s // _SLICE_S) - _SLICES + 1
@@ -133,7 +133,7 @@ def _window(counts: Counter[str]) -> Json:
 
 
 def _percentile(classes: Counter[int], share: float) -> float | None:
-    """Within 2.5 %."""
+    """Accurate to 2.5 %."""
     wanted, passed = share * classes.total(), 0
     for key in sorted(classes):
         passed += classes[key]

@@ -1,6 +1,6 @@
-"""The page that speaks, at `/`. It loads nothing from elsewhere.
+"""The web page at `/`, which can speak. It loads nothing from other hosts.
 
-It is `pages/index.html` and the scripts and styles beside it, which are served as they are.
+It consists of `pages/index.html` and the scripts and styles next to it, served unchanged.
 """
 
 import gzip
@@ -23,7 +23,7 @@ _FOLDER = Path(__file__).parent / "pages"
 _TYPES = {".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8"}
 _FILES = {file.name: _TYPES[file.suffix] for file in _FOLDER.iterdir() if file.suffix in _TYPES}
 _CLIENTS = "clients.json"
-# The origin of the chat endpoint that the browser's user has named, which the page may then ask.
+# The origin of the chat endpoint that the user entered; the page may then send requests to it.
 _ORIGIN = re.compile(r"https?://[A-Za-z0-9.-]+(:[0-9]{1,5})?")
 
 
@@ -59,7 +59,7 @@ async def show_file(service: SpeechService, request: Request, name: str) -> Resp
 
 @cache
 def _packed(name: str) -> tuple[bytes, bytes, str]:
-    """The file, the same compressed, and its tag."""
+    """The file, its compressed form, and its ETag."""
     content = (_FOLDER / name).read_bytes()
     return content, gzip.compress(content, mtime=0), f'"{sha256(content).hexdigest()[:16]}"'
 

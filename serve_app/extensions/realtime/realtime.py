@@ -1,4 +1,4 @@
-"""OpenAI's Realtime API as far as it speaks: a text in, `response.output_audio.delta` out."""
+"""The speech output of OpenAI's Realtime API: text in, `response.output_audio.delta` out."""
 
 import base64
 import json
@@ -29,7 +29,7 @@ _FORMATS |= {"pcm16": AudioFormat.PCM, "g711_ulaw": AudioFormat.MULAW, "g711_ala
 _TELEPHONE_HZ = 8000
 _OUTPUT = {"voice": "voice", "voice.id": "voice", "speed": "speed", "format": None, "format.type": None}
 _OUTPUT |= {"format.rate": None}
-# The fields of a session, in its present shape and in the one before it.
+# The fields of a session, in the current and the previous shape.
 _NAMES: field_names.Names = {
     **{f"audio.output.{name}": ours for name, ours in _OUTPUT.items()},
     **_OUTPUT,
@@ -40,7 +40,7 @@ _ITEM_NAMES = ("type", "event_id", "item")
 
 
 class ResponseSocket(Connection):
-    """Turns told as responses, as in this API and in the APIs that follow it."""
+    """Reports turns as responses, as this API and its imitations do."""
 
     audio_kind = "response.output_audio"
 
@@ -100,10 +100,10 @@ class RealtimeSocket(ResponseSocket):
         super().__init__(socket, service)
         self._model = socket.query_params.get("model") or socket.query_params.get("deployment")
         self._settings: Json = {}  # voice, format, speed
-        self._waiting: list[str] = []  # texts of items for which no response was asked
-        self._turn: Turn | None = None  # that is being spoken
+        self._waiting: list[str] = []  # texts of items for which no response was requested yet
+        self._turn: Turn | None = None  # being spoken
         self._continuation = self.new_continuation()
-        self._event_id: object = None  # of the message that is being obeyed
+        self._event_id: object = None  # of the message being processed
 
     async def opened(self) -> None:
         await self.send_event("session.created", session=self._session())
@@ -146,7 +146,7 @@ class RealtimeSocket(ResponseSocket):
     async def _speech_request(
         self, sent: Mapping[str, object], names: field_names.Names, settings: Json
     ) -> SpeechRequest:
-        """The request of `sent`; `settings` are all so far, its own included. Raises InvalidRequest."""
+        """The request for `sent`; `settings`: all so far, including those in `sent`. Raises InvalidRequest."""
         flat = field_names.flat(sent, names)
         rate = _rate(settings)
         reasons = _unspoken("input", flat.get("input"))
@@ -227,7 +227,7 @@ def _object(fields: Mapping[str, object], name: str) -> Mapping[str, object]:
 
 
 def _settings(fields: Mapping[str, object]) -> Json:
-    """Voice, format and speed, of the present shape or of the one before it. Raises InvalidRequest."""
+    """Voice, format and speed, in the current or the previous shape. Raises InvalidRequest."""
     audio = fields.get("audio")
     output = audio.get("output") if isinstance(audio, Mapping) else None
     sent = {**fields, **output} if isinstance(output, Mapping) else dict(fields)
@@ -255,7 +255,7 @@ def _texts(items: object) -> list[str]:
 
 
 def _unspoken(where: str, items: object) -> dict[str, str]:
-    """Fields of messages without effect, and the reasons."""
+    """Fields without effect in messages, and the reasons."""
     content = [_list(item.get("content")) if isinstance(item, Mapping) else [] for item in _list(items)]
     spoken = [list(_parts(item)) if isinstance(item, Mapping) else [] for item in _list(items)]
     if all(parts and len(parts) == len(texts) for parts, texts in zip(content, spoken, strict=True)):

@@ -20,7 +20,7 @@ from serve_app.extension import Opened
 
 logger = logging.getLogger(__name__)
 
-# Records are handed on together: one alone, on a thread that has just slept, takes the time of three.
+# Records are processed in batches: one alone, on a thread that has just slept, takes as long as three.
 FLUSH_S = 10.0
 _FILE_BYTES = 64 << 20  # of each ingress replica: about 300,000 requests
 
@@ -36,7 +36,7 @@ class RecordSink(Protocol):
 
 
 class RecordKeeper(Opened):
-    """Hands each record to all sinks."""
+    """Passes each record to all sinks."""
 
     def __init__(self, sinks: Sequence[RecordSink]) -> None:
         self._sinks = sinks
@@ -49,7 +49,7 @@ class RecordKeeper(Opened):
         self._records.put(record)
 
     def close(self) -> None:
-        """Return when all records are where they belong."""
+        """Return when all records have been processed."""
         self._is_over.set()
         self._thread.join()
 
@@ -81,7 +81,7 @@ class RecordKeeper(Opened):
 
 @contextmanager
 def _going_on(problem: str, *names: str) -> Iterator[None]:
-    """Log what fails, such as a write to a full disk: the thread goes on, else records would pile up in memory."""
+    """Log errors, such as a write to a full disk, and continue the thread: else records would pile up in memory."""
     try:
         yield
     except Exception:
@@ -89,13 +89,13 @@ def _going_on(problem: str, *names: str) -> Iterator[None]:
 
 
 class _PrivateFile(RotatingFileHandler):
-    """Its files can be read by this user only: they have names and addresses of clients."""
+    """Files that only this user can read, because they contain names and addresses of clients."""
 
     def _open(self) -> TextIOWrapper:
         return open(self.baseFilename, "a", encoding="utf-8", opener=lambda path, flags: os.open(path, flags, 0o600))
 
     def write(self, line: str) -> None:
-        """At once. Raises OSError, unlike `emit`, which takes the time of making a LogRecord besides."""
+        """Write a line at once. Raises OSError, unlike `emit`, which also spends time on a LogRecord."""
         if self.stream is None or self.stream.tell() >= self.maxBytes:  # None: the last one could not be renamed
             self.doRollover()
         assert self.stream is not None
@@ -104,7 +104,7 @@ class _PrivateFile(RotatingFileHandler):
 
 
 class RequestLines:
-    """A line of JSON for each request in a file of this replica, beside Serve's logs. It never has the text."""
+    """Writes a line of JSON per request to a file of this replica, next to Serve's logs. It never contains the text."""
 
     def __init__(self, folder: Path, replica: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -116,6 +116,6 @@ class RequestLines:
         self._file.write(f"{json.dumps(record.story() | self._ingress)}\n")
 
     def flush(self, *, is_last: bool) -> None:
-        """Each line is written at once."""
+        """Nothing to flush: each line is written at once."""
         if is_last:
             self._file.close()

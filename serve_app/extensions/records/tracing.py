@@ -1,13 +1,13 @@
-"""Spans of OpenTelemetry, made of a request's marks once it has ended: nothing is measured for them.
+"""OpenTelemetry spans, made from a request's marks after it ended: they need no extra measurements.
 
-A request's span has the client's own span, by its `traceparent`, as its parent, and these below it:
+A request's span has the client's span, from its `traceparent`, as parent, and these children:
 
     POST /v1/audio/speech           ingress: from its head to its end
       codec                         a codec replica, up to the first audio
         talker                      a talker replica, up to the first audio
           engine                    the engine's process: prompt, first codes, their audio
       speech                        from the first audio to the end
-      TalkerLost, CodecLost         from a loss until the stream went on
+      TalkerLost, CodecLost         from a loss until the stream continued
 
 Spans need the extra `tracing`; those of tests only what Ray Serve brings.
 """
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
 
 _OTLP_PATH = "/v1/traces"
-# Of each part the mark at its beginning and those at its end, of which the last that there is counts.
+# For each part: the mark at its start, and the marks at its end, of which the latest present one counts.
 _PARTS = (
     ("codec", "to-codec", ("codec",)),
     ("talker", "to-talker", ("from-engine",)),
@@ -41,11 +41,11 @@ class SpanPart:
     start_ns: int
     end_ns: int
     replica: str = ""
-    is_nested: bool = False  # in the part before it
+    is_nested: bool = False  # inside the part before it
 
 
 def otlp_exporter(url: str) -> "SpanExporter":
-    """Sends spans to a collector. Raises StartError without the extra."""
+    """Sends spans to a collector. Raises StartError if the extra is not installed."""
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     except ModuleNotFoundError as error:
@@ -55,10 +55,10 @@ def otlp_exporter(url: str) -> "SpanExporter":
 
 
 class RequestSpans:
-    """Makes the spans of each request that is sampled, and sends them from a thread of the SDK's."""
+    """Makes the spans of each sampled request, and sends them from a thread of the SDK."""
 
     def __init__(self, exporter: "SpanExporter", share: float, *, replica: str) -> None:
-        """`share` of the requests without a `traceparent` are sampled; a client's own says whether it is."""
+        """`share` of the requests without a `traceparent` are sampled; for others, the `traceparent` decides."""
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
@@ -71,7 +71,7 @@ class RequestSpans:
         self._replica = replica
 
     def receive(self, record: RequestRecord) -> None:
-        """The record then has the `traceparent` of its own span."""
+        """Sets the record's `traceparent` to its own span if it is sampled."""
         from opentelemetry.trace import SpanKind, StatusCode, set_span_in_context
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
@@ -98,13 +98,13 @@ class RequestSpans:
         span.end(record.ended_ns)
 
     def flush(self, *, is_last: bool) -> None:
-        """The SDK sends every five seconds; at the end it sends what there is."""
+        """The SDK sends every five seconds by itself; at the end it sends the rest."""
         if is_last:
             self._provider.shutdown()
 
 
 def parts_of(record: RequestRecord) -> Iterator[SpanPart]:
-    """The parts of a request in the order of their beginnings, those up to the first audio each in the one before."""
+    """The parts of a request by start time. Those up to the first audio are each nested in the one before."""
     marks, trail = dict(record.usage.marks), record.usage.trail
     is_nested = False
     for name, first, last in _PARTS:

@@ -1,7 +1,7 @@
 """Usage counts by key, model, voice and dialect, for each hour, without texts.
 
-Each process writes its own file of an hour into the store of voices, and writes it again while it grows. So any number
-of processes may write. One that dies loses what it has counted since its last `flush`, which comes every ten seconds.
+Each process writes its own file per hour to the voice store, and rewrites it as it grows. So any number of processes
+may write. One that dies loses its counts since its last `flush`, which runs every ten seconds.
 """
 
 import contextlib
@@ -17,10 +17,10 @@ from deployments.serving import metrics
 from serve_app.api.request_record import RequestRecord
 from serve_app.extensions.voices.voice_store import StoreFailed, VoiceStore
 
-# A place for whatever is one too many: voices first, then keys. Models and dialects are few.
+# Bucket for rows over the limit: voices first, then keys. Models and dialects are few.
 OTHERS = "(others)"
-_MOST_ROWS = 1000  # of a file; then half as many again, in which voices share OTHERS
-_MOST_SERIES = 200  # of Prometheus, which keeps each as long as the process lives
+_MOST_ROWS = 1000  # of a file; then 50 % more, in which voices share OTHERS
+_MOST_SERIES = 200  # of Prometheus metrics, each kept as long as the process lives
 # A request that ends with one of these codes was refused; other errors are failures.
 _REFUSALS = frozenset({"rate_limit_exceeded", "not_ready", "invalid_api_key", "forbidden", "headers_too_large"})
 
@@ -34,12 +34,12 @@ LABELS = ("key", "model", "voice", "dialect")
 class Used:
     """The counts of one row."""
 
-    requests: int = 0  # that got audio
+    requests: int = 0  # with audio
     characters: int = 0  # of their texts, as the clients wrote them
-    audio_s: float = 0.0  # as it is heard
+    audio_s: float = 0.0  # of playback
     codes: int = 0  # frames
-    refused: int = 0  # by a limit, for want of room, without a valid key
-    failed: int = 0  # by another error, bad requests included
+    refused: int = 0  # by a limit, for lack of capacity, or without a valid key
+    failed: int = 0  # by other errors, including bad requests
 
     def add(self, other: "Used") -> None:
         for name in Used.__slots__:
@@ -75,13 +75,13 @@ class UsageHour(BaseModel):
 
 @dataclass(slots=True)
 class Bounded:
-    """At most `most` labels, and half as many again without their voices."""
+    """Counts of at most `most` labels, and 50 % more without their voices."""
 
     most: int
     counts: dict[Label, Used] = field(default_factory=dict)
 
     def add(self, label: Label, used: Used) -> Label:
-        """Returns the label under which it is counted."""
+        """Returns the label under which `used` is counted."""
         key, model, _, dialect = label
         if label not in self.counts and len(self.counts) >= self.most:
             label = key, model, OTHERS, dialect
@@ -95,10 +95,10 @@ class UsageBook:
     """The counts of this process. Its methods are called on one thread."""
 
     def __init__(self, store: VoiceStore | None, clock: Callable[[], float]) -> None:
-        """Without a store there are only the metrics. `clock`: seconds since the epoch."""
+        """Without a store, only the metrics are updated. `clock`: seconds since the epoch."""
         self._store, self._clock = store, clock
         self._writer = secrets.token_hex(8)
-        self._hours: dict[str, Bounded] = {}  # the present one, and earlier ones that could not be written
+        self._hours: dict[str, Bounded] = {}  # the current hour, and earlier ones that could not be written
         self._changed: set[str] = set()
         self._series = Bounded(_MOST_SERIES)
 
@@ -132,7 +132,7 @@ class UsageBook:
 
 
 def read_usage(store: VoiceStore, since: str) -> Iterator[UsageHour]:
-    """All files of hours from `since` (2026-11-26T18) on. Raises StoreFailed and Damaged."""
+    """All files for the hours since `since` (2026-11-26T18). Raises StoreFailed and Damaged."""
     paths = [meta["path"] for meta in store.listed(f"{_FOLDER}/")]
     for path in sorted(paths):
         _, day, name = path.split("/")

@@ -1,4 +1,4 @@
-"""Words and how they are said, by respelling: "SQL" as "sequel". No loaded model reads phonemes."""
+"""Words and their pronunciation, as respellings: "SQL" as "sequel". No loaded model reads phonemes."""
 
 import re
 import xml.etree.ElementTree as ET
@@ -17,16 +17,16 @@ MAX_WORDS = 1000
 LONGEST_WORD, LONGEST_RESPELLING = 80, 200
 MAX_PLS_BYTES = 1 << 20
 _PLS = "http://www.w3.org/2005/01/pronunciation-lexicon"
-# Letters of the IPA that no spelling has, and its marks of stress and length; stressed vowels of the CMU dictionary;
-# what begins phonemes at Cartesia.
+# IPA letters that no orthography uses, and IPA marks of stress and length; stressed vowels of the CMU dictionary;
+# the start of Cartesia's phonemes.
 _PHONEMES = re.compile("[\u0250-\u0258\u025a-\u02af\u02b0-\u02b8\u02c8\u02cc\u02d0\u02d1]|<<|\\b[A-Z]{2}[0-2]\\b")
 _ATOM = re.compile(r"\s+|\w+|[^\w\s]")
 _LONGEST_PART = 256
 
 
 class Lexicon:
-    """An entry in small letters is meant in any case, any other one only as it is written. Entries match whole words,
-    the longest first.
+    """An entry in lower case matches any case, any other entry only its own. Entries match whole words, the longest
+    first.
     """
 
     EMPTY: ClassVar["Lexicon"]
@@ -43,7 +43,7 @@ class Lexicon:
         return cls({word.strip(): _respelling(word, said, field) for word, said in words.items()})
 
     def over(self, below: "Lexicon") -> "Lexicon":
-        """Both; where a word is in both, this one counts."""
+        """Both lexicons; if a word is in both, this one takes precedence."""
         return Lexicon({**below.words, **self.words}) if self.words and below.words else self if self.words else below
 
     def __bool__(self) -> bool:
@@ -51,7 +51,7 @@ class Lexicon:
 
     @cached_property
     def _by_start(self) -> dict[str, list[int]]:
-        """The lengths of the entries that begin with an atom in small letters, the longest first."""
+        """The lengths of the entries that begin with a lower-case atom, longest first."""
         lengths: dict[str, set[int]] = {}
         for word in self.words:
             lengths.setdefault(_atom(word, 0).lower(), set()).add(len(word))
@@ -59,20 +59,20 @@ class Lexicon:
 
     @cached_property
     def _by_length(self) -> list[tuple[int, str]]:
-        """The lengths of the entries and the entries in small letters, sorted."""
+        """The lengths of the entries and the entries in lower case, sorted."""
         return sorted((len(word), word.lower()) for word in self.words)
 
     def may_become(self, begun: str, length: int) -> bool:
-        """Whether an entry of this length begins with all that has been written, in any case."""
+        """Whether an entry of this length begins with the text so far, ignoring case."""
         place = bisect_left(self._by_length, wanted := (length, begun.lower()))
-        found = self._by_length[place : place + 1]  # the first that is not before it
+        found = self._by_length[place : place + 1]  # the first entry at or after it
         return any(num_chars == length and word.startswith(wanted[1]) for num_chars, word in found)
 
     def lengths(self, atom: str) -> list[int]:
         return self._by_start.get(atom.lower(), [])
 
     def find(self, text: str) -> str | None:
-        """How a text that may be an entry is said."""
+        """The respelling of a text; None if it is not an entry."""
         said = self.words.get(text)
         return self.words.get(text.lower()) if said is None else said
 
@@ -81,14 +81,14 @@ Lexicon.EMPTY = Lexicon({})
 
 
 class LiveLexicon:
-    """Respells a text that comes in parts: wherever it is cut, the same comes out."""
+    """Respells a text that arrives in parts. The result does not depend on where it is split."""
 
     def __init__(self, lexicon: Lexicon) -> None:
         self._lexicon = lexicon
         self._rest = ""
 
     def feed(self, text: str, *, is_last: bool) -> list[TextPart]:
-        """The text that no later part can change; with `is_last` all of the rest."""
+        """The respelled text that no later part can change; with `is_last` all of the rest."""
         self._rest += text
         parts: list[TextPart] = []
         at = begun = 0
@@ -109,7 +109,7 @@ class LiveLexicon:
         return parts
 
     def _entry(self, at: int, *, is_last: bool) -> tuple[int, str | None] | None:
-        """The end of the entry or atom that begins here, and how an entry is said. None: more text has to come."""
+        """The end of the entry or atom that begins here, and an entry's respelling. None: more text is needed."""
         text = self._rest
         atom = _atom(text, at)
         end = at + len(atom)
@@ -130,7 +130,7 @@ class LiveLexicon:
 
 
 def _atom(text: str, at: int) -> str:
-    """Letters of one word, spaces, or one other character; of an ideograph it is the character."""
+    """The letters of one word, whitespace, or a single other character, such as an ideograph."""
     if is_ideograph(text[at]):
         return text[at]
     match = _ATOM.match(text, at, at + LONGEST_WORD + 1)
@@ -160,7 +160,7 @@ def _respelling(word: str, said: str, field: str) -> str:
 
 
 def from_pls(content: bytes, field: str) -> dict[str, str]:
-    """The aliases of a W3C Pronunciation Lexicon (PLS 1.0). Raises InvalidRequest, also of phonemes, by name."""
+    """The aliases of a W3C Pronunciation Lexicon (PLS 1.0). Raises InvalidRequest, also for phonemes, by name."""
     if len(content) > MAX_PLS_BYTES:
         raise InvalidRequest(f"{field} has more than {MAX_PLS_BYTES} bytes.", field)
     builder = ET.TreeBuilder()

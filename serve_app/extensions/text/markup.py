@@ -1,7 +1,7 @@
-"""Text with the markup that language models write, and SSML, token by token: what of it is spoken, and what is not.
+"""Reads text with the markup of language models, or SSML, token by token: the spoken text, and the parts left out.
 
-`auto` does not read Markdown marks, tags, code blocks and emoji aloud, and takes the rest as prose. `ssml`
-reads elements of SSML only. `none` reads everything as it is written. Breaks are pauses of the stated length,
+`auto` does not read Markdown marks, tags, code blocks and emoji aloud, and treats the rest as prose. `ssml`
+interprets only SSML elements. `none` reads everything as written. Breaks are pauses of the stated length,
 substitutes and spelled words are mapped. No loaded model reads phonetic letters: `auto` speaks the word in a
 `<phoneme>`.
 """
@@ -24,8 +24,8 @@ from serve_app.extensions.text.style_tags import (
     is_vendors,
 )
 
-MAX_PAUSES_S = 120.0  # of one text in all; further pauses are left out
-_LONGEST_MARK = 400  # a tag that is not closed by then is no markup
+MAX_PAUSES_S = 120.0  # total per text; further pauses are left out
+_LONGEST_MARK = 400  # a tag that is not closed within this length is not markup
 
 _ATTRIBUTE = r"""\s+[A-Za-z_:][\w:.-]*\s*=\s*(?:"[^"<]*"|'[^'<]*'|[^\s"'<>=]+)"""
 _TAG = re.compile(rf"<(/?)([A-Za-z][\w:.-]*)((?:{_ATTRIBUTE})*)\s*(/?)>")
@@ -72,10 +72,10 @@ _PARAGRAPHS = frozenset(["p", "paragraph"])
 _THOUGHTS = frozenset(["think", "thinking", "thought", "reasoning"])
 _SENTENCES = frozenset(["s", "br", "h1", "h2", "h3", "h4", "h5", "h6", "li", "tr", "div", "speak", "sentence", "title"])
 _BLOCKS = _PARAGRAPHS | _THOUGHTS | _SENTENCES
-_UNHEARD = frozenset(["desc", "script", "style", "metadata"])  # with all that is in them
+_UNHEARD = frozenset(["desc", "script", "style", "metadata"])  # including their content
 _OBEYED = frozenset(["speak", "break", "sub", "say-as", "spell", "p", "s", "prosody", "paragraph", "sentence", "sup"])
-_HYPHENS = ("-", "\u2010")  # a word may go on in the next line
-# Lines that end as sentences do: of capitals, or of one word.
+_HYPHENS = ("-", "\u2010")  # a word may continue on the next line
+# Lines that end like sentences: in capitals, or of one word.
 _SHORT_LINES = re.compile(r"[A-Z0-9][^\n]{0,29}[^\W_]\n[A-Z0-9]|[a-z]{2,15}\n[a-z]")
 _ENDS = ".,;:!?…。！？、，；："  # noqa: RUF001
 _NO_WORDS = _ENDS + " \t\r\n"
@@ -91,51 +91,51 @@ TOO_LONG = f"pause beyond {MAX_PAUSE_S:g} s, or {MAX_PAUSES_S:g} s in all"
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """Consecutive text as it was written, and what it is in speech."""
+    """Consecutive text as written, and its spoken form."""
 
     written: str
     spoken: str = ""
     pause_s: float = 0.0  # silence in its place
-    speed: float | None = None  # of all text after it; None: as before
-    style: str | None = None  # the same; "": the request's own
-    left_out: str = ""  # what it is, where that is not read aloud
-    is_end: bool = False  # whether what is spoken only ends the sentence before
-    is_tag: bool = False  # whether it is a style tag: it leaves no space in front of a comma
+    speed: float | None = None  # for all text after it; None: unchanged
+    style: str | None = None  # for all text after it; "": the request's own
+    left_out: str = ""  # the kind of text, if it is not read aloud
+    is_end: bool = False  # whether `spoken` only ends the sentence before
+    is_tag: bool = False  # whether it is a style tag, which leaves no space before a comma
 
     @property
     def is_border(self) -> bool:
-        """Whether text before it and after it is spoken apart."""
+        """Whether the text before it and the text after it are spoken separately."""
         return self.pause_s > 0 or self.speed is not None or self.style is not None
 
 
 class LiveMarkup:
-    """Tokens of a text that comes in parts: wherever it is cut, the same is spoken."""
+    """Tokens of a text that arrives in parts. The spoken text does not depend on where it is split."""
 
     def __init__(self, markup: Markup, *, paragraph_pause_s: float = 0.0, styles: StyleRules | None = None) -> None:
-        """A blank line, or the border of two `<p>`, is a pause of `paragraph_pause_s`; 0: only a sentence ends."""
+        """A blank line, or the border of two `<p>`, is a pause of `paragraph_pause_s`; if 0, only a sentence end."""
         self._markup, self._paragraph_pause_s = markup, paragraph_pause_s
         self._rest = ""
-        self._before = ""  # character that was written before `_rest`
-        self._last = self._last_mark = ""  # character that was given last, and the last one that is no space
+        self._before = ""  # the character before `_rest`
+        self._last = self._last_mark = ""  # the last spoken character, and the last one except spaces
         self._at_line_start = markup != "ssml"
         self._in_table = False
         self._in_link = False
-        self._is_marked = self._ends_before = False  # this line; whether a sentence ends before the next one
+        self._is_marked = self._ends_before = False  # whether this line is; whether a sentence ends before the next one
         self._has_spoken = self._is_border = False  # whether a paragraph has ended, and nothing was spoken since
         self._paused_s = 0.0
         self._fence = ""  # of the code block around this place
         self._thought = ""  # the tag of a language model's reasoning around this place
-        self._line = ""  # what is spoken of this line, as far as a short one goes
-        self._spaces: list[Token] = []  # that wait for the next word, and what is left out between
+        self._line = ""  # the spoken text of this line, up to the length of a short one
+        self._spaces: list[Token] = []  # waiting for the next word, with left-out text between them
         self._unheard = 0  # tags around this place whose text is not spoken
-        self._replaced = self._spelled = ""  # the tag whose content is not heard, or letter by letter
+        self._replaced = self._spelled = ""  # the tag whose content is replaced, or spelled
         self._alias = ""  # spoken in place of the next text
         self._speeds = [1.0]
         self._style_rules = styles or StyleRules()
         self._styling = Styling(self._style_rules)
 
     def feed(self, text: str, *, is_last: bool) -> list[Token]:
-        """The tokens that are certain with `text`; with the last part the rest."""
+        """The tokens that no later text can change; with `is_last` all of the rest."""
         self._rest += text
         tokens: list[Token] = []
         at = 0
@@ -162,8 +162,8 @@ class LiveMarkup:
         return tokens
 
     def _give(self, token: Token, tokens: list[Token]) -> None:
-        """Spaces wait for the next word: none is left in front of a comma where an emoji was. So do, after a paragraph,
-        marks that no word came before.
+        """Hold spaces back until the next word, so that none is left before a comma where an emoji was. After a
+        paragraph, also hold back punctuation until a word.
         """
         is_border = token.is_border
         is_blank = not token.spoken.strip()
@@ -171,7 +171,7 @@ class LiveMarkup:
         if self._styling.waits and not is_blank:
             end = token.spoken[: len(token.spoken) - len(token.spoken.lstrip(_NO_WORDS))]
             if end and is_said and self._styling.has_said and token.written == token.spoken:
-                self._give(Token(end, end), tokens)  # it closes what was said before
+                self._give(Token(end, end), tokens)  # it closes the text before it
                 token = Token(token.written[len(end) :], token.spoken[len(end) :])
             if (is_said or not self._styling.has_said) and (style := self._styling.enter()) is not None:
                 tokens.append(Token("", style=style))
@@ -193,7 +193,7 @@ class LiveMarkup:
         self._spaces = []
 
     def _next(self, rest: str, *, final: bool) -> Token | None:
-        """The next token; None where more text has to come first."""
+        """The next token; None if more text is needed."""
         if self._markup == "none":
             is_tag = rest[0] == "[" or (rest[0] == "<" and is_vendors(rest))
             tag = self._style_tag(rest, final=final) if is_tag else False
@@ -219,7 +219,7 @@ class LiveMarkup:
         return self._prose(written, written)
 
     def _mark(self, rest: str, *, final: bool) -> Token | Literal[False] | None:
-        """A mark of Markdown or an emoji; False where the text begins with neither."""
+        """A Markdown mark or an emoji; False if the text begins with neither."""
         if line_end := _LINE_END.match(rest):
             if not line_end[0].endswith("\n"):
                 return Token(line_end[0], self._heard(line_end[0])) if final else None
@@ -389,7 +389,7 @@ class LiveMarkup:
         return self._prose(rest[0], rest[0])
 
     def _style_tag(self, rest: str, *, final: bool) -> Token | Literal[False] | None:
-        """A style tag; False where the text begins with none."""
+        """A style tag; False if the text does not begin with one."""
         if rest[0] == "<":
             return self._tag(rest, final=final)
         if tag := self._style_rules.bracket(rest, final=final):
@@ -405,7 +405,7 @@ class LiveMarkup:
         return None if not final and _BEGUN_ENTITY.match(rest) else self._prose("&", "&")
 
     def _emphasis(self, rest: str, *, final: bool) -> Token | None:
-        """Marks around words go; a star between numbers or spaces, and a line within a name, stay."""
+        """Marks around words are left out. An asterisk between numbers or spaces and an underscore in a name remain."""
         run = _EMPHASIS.match(rest)
         if run is None:
             return None if not final and len(rest) == 1 else self._prose(rest[0], rest[0])
@@ -433,5 +433,5 @@ class LiveMarkup:
 
 
 def _run(text: str) -> str:
-    """The whitespace that a text begins with, else all up to the whitespace at its end."""
+    """The leading whitespace of a text; if it has none, the text without trailing whitespace."""
     return text[: len(text) - len(text.lstrip())] or text.rstrip()

@@ -1,4 +1,4 @@
-"""Figures, signs and abbreviations in words, for a request that wishes so: one language at a time.
+"""Figures, signs and abbreviations in words, for requests that ask for it: one language at a time.
 
 English is read by the rules of the embedded voice, Chinese and Japanese by wetext, the others by the rules in
 `figures/`, whose numbers num2words spells. Text far from any figure does not change.
@@ -25,8 +25,8 @@ from serve_app.text.languages import language_code
 _FOLDER = Path(__file__).parent / "figures"
 _HARD = re.compile(r"[\d%‰€$£¥￥₩₽°º℃№&§+½¼¾²³㎡]|\b[IVXLC]++(?:e|er|re|ème)?\b")
 _WORDS, _CHARACTERS = re.compile(r"\s*+\S{1,64}|\s++"), re.compile(r"\s*+\S|\s++")
-_NEAR_WORDS, _NEAR_CHARACTERS = 2, 8  # a cut is so far from what is hard, on both sides
-_LONGEST_RUN = 240  # characters that are read together
+_NEAR_WORDS, _NEAR_CHARACTERS = 2, 8  # distance of a cut from anything to normalise, on both sides
+_LONGEST_RUN = 240  # characters that are normalised together
 _LONGEST_NUMBER = 15  # digits; longer ones are read one by one
 _MACRO = re.compile(r"<(\w+)>")
 _BLANK = re.compile(r"\{(\d)(?::([^{}]*))?\}")
@@ -37,17 +37,17 @@ Read = Callable[[str], list[TextPart]]
 
 
 class LiveNormaliser:
-    """Normalises a text that comes in parts: wherever it is cut, the same comes out."""
+    """Normalises a text that arrives in parts. The result does not depend on where it is split."""
 
     def __init__(self, language: str) -> None:
-        """`language`: one that `prepare` has taken."""
+        """`language`: one that `prepare` accepts."""
         self._read, self._hard_words = _reader(language)
         is_wide = language in ("chinese", "japanese")
         self._atoms, self._near = (_CHARACTERS, _NEAR_CHARACTERS) if is_wide else (_WORDS, _NEAR_WORDS)
         self._rest = ""
 
     def feed(self, text: str, *, is_last: bool) -> list[TextPart]:
-        """The text that no later text can change; with `is_last` all of the rest."""
+        """The normalised text that no later text can change; with `is_last` all of the rest."""
         self._rest += text
         atoms = [match.span() for match in self._atoms.finditer(self._rest)]
         complete = len(atoms) if is_last else len(atoms) - 1
@@ -74,7 +74,7 @@ class LiveNormaliser:
 
 
 def prepare(language: str) -> None:
-    """Loads what the language needs, which takes up to a second. Raises InvalidRequest where it is not to be had."""
+    """Loads the rules of a language, which takes up to a second. Raises InvalidRequest if they are not available."""
     if language_code(language) is None:
         raise InvalidRequest(f"text_normalization: {language[:80]!r} has no rules here.", "text_normalization")
     for part in LiveNormaliser(language).feed("1", is_last=True):
@@ -83,7 +83,7 @@ def prepare(language: str) -> None:
 
 @lru_cache
 def _reader(language: str) -> tuple[Read, Callable[[str], bool]]:
-    """Reads a run of text, and knows the words without figures that belong to one."""
+    """A function that normalises a run of text, and one that detects words without figures that need it."""
     if language == "english":
         return _read_english, lambda word: _SHORTENED.search(word) is not None
     code = language_code(language)
@@ -108,7 +108,7 @@ def _wetext(language: str, code: str) -> Read:
         start = text.index(core)
         try:
             spoken = normalizer.normalize(core)
-        except (AssertionError, RuntimeError):  # its grammars know no reading: the text stays as it is
+        except (AssertionError, RuntimeError):  # its grammars have no reading: the text is unchanged
             return [TextPart(text, text)]
         return _aligned(text, text[:start] + spoken + text[start + len(core) :], _CHARACTERS)
 
@@ -117,14 +117,14 @@ def _wetext(language: str, code: str) -> Read:
 
 def _read_english(text: str) -> list[TextPart]:
     core = text.rstrip()
-    spoken = spoken_english(f"{core} so").removesuffix("so.").rstrip()  # the end of a run ends no sentence
+    spoken = spoken_english(f"{core} so").removesuffix("so.").rstrip()  # the end of a run is not the end of a sentence
     spoken += "." * (core.endswith(".") and not spoken.endswith("."))
     start = len(core) - len(core.lstrip())
     return _aligned(text, core[:start] + spoken + text[len(core) :], _WORDS)
 
 
 def _aligned(written: str, spoken: str, atoms: re.Pattern[str]) -> list[TextPart]:
-    """Pairs `atoms` that are the same, and what is between them."""
+    """Pairs equal `atoms` of both texts, and the texts between them."""
     before, behind = (atoms.findall(text) for text in (written, spoken))
     parts: list[TextPart] = []
     for kind, start, end, first, last in SequenceMatcher(None, before, behind, autojunk=False).get_opcodes():
@@ -142,7 +142,7 @@ class Readings:
         self._code = code
         given: dict[str, Any] = yaml.safe_load((_FOLDER / f"{code}.yaml").read_text("utf-8"))
         self._given = given
-        self._decimal, self._point = given["decimal"]  # as it is written, and as it is said
+        self._decimal, self._point = given["decimal"]  # written and spoken form
         self._tables: dict[str, dict[str, str]] = {
             name: {str(key): said for key, said in table.items()} for name, table in given["tables"].items()
         }
@@ -162,7 +162,7 @@ class Readings:
         return parts + ([TextPart(text[at:], text[at:])] if at < len(text) else [])
 
     def _macro(self, macro: re.Match[str]) -> str:
-        """`<n>` is a number, another one an entry of the table of that name."""
+        """`<n>` is a number, any other name an entry of the table with that name."""
         if macro[1] == "n":
             group, point = self._given["group"], re.escape(self._decimal)
             digits = rf"(?:\d{{1,3}}(?:{group}\d{{3}})++(?!\d)|\d++)(?:{point}\d++)?"
@@ -176,7 +176,7 @@ class Readings:
         first = match.re.groupindex[rule]
 
         def fill(blank: re.Match[str]) -> str:
-            """The group in the way that README.md of the folder names: a number, a table or forms to choose from."""
+            """The group, read as the folder's README.md describes: a number, a table or forms to choose from."""
             written = match[first + int(blank[1])] or ""
             kind = blank[2]
             if kind is None:
@@ -193,7 +193,7 @@ class Readings:
         return said + "." * (match[0].endswith(".") and match.end() == len(match.string.rstrip()))
 
     def _form(self, forms: str, number: Decimal) -> str:
-        """The form of a noun that is counted."""
+        """The form of a counted noun."""
         known = forms.split("|")
         plural = self._given.get("plural")
         if len(known) == 1:

@@ -1,4 +1,4 @@
-"""The spoken text of a request: markup, lexicons and figures, by the request and the settings.
+"""The spoken text of a request, by its own and the configured rules for markup, lexicons and figures.
 `POST /v1/audio/text` shows it.
 """
 
@@ -33,7 +33,7 @@ from serve_app.extensions.text.style_tags import StyleRules, as_instructions
 from serve_app.text.languages import DETECT, detected, language_name
 from serve_app.text.spoken import LEFT_OUT, SpokenText
 
-_LONG_CHARS = 1 << 14  # only a job's: to read them takes the event loop 10 ms and more
+_LONG_CHARS = 1 << 14  # only in jobs: reading them would block the event loop for 10 ms or more
 
 
 class TextSettings(Strict):
@@ -51,12 +51,12 @@ class TextReading(Opened):
 
     def join(self, resolver: Resolver) -> None:
         self._resolver = resolver
-        resolver.steps["text"] = self._prepare_styles  # also of jobs, which take no steps of other extensions
+        resolver.steps["text"] = self._prepare_styles  # also for jobs, which skip the steps of other extensions
         resolver.read_text = read_text
         resolver.fields |= {"markup", "text_normalization", "lexicon", "max_segment_chars"}
 
     async def _prepare_styles(self, draft: Draft) -> Draft:
-        """The draft of a whole text with what its styles change. Raises as `in_style` does."""
+        """The draft of a whole text with the fields that its styles change. Raises as `in_style` does."""
         named = {span.style for span in draft.utterance.spans if span.style}
         if not named or draft.speech.is_tagged:
             return draft
@@ -76,7 +76,7 @@ async def in_style(resolver: Resolver, draft: Draft, style: str) -> dict[str, ob
 async def read_text(
     resolver: Resolver, body: SpeechBody, info: ModelInfo, stored: KeptVoice | None
 ) -> tuple[SpokenText, ignored_fields.Reasons]:
-    """The spoken text of `body.input`; and the reasons why the rest of it, and some fields about it, have no effect.
+    """The spoken text of `body.input`, and the reasons why other parts of it, and some fields, have no effect.
     Raises InvalidRequest for bad SSML, for a bad lexicon, and for figures in an uncertain language.
     """
     settings = resolver.settings.of(TextSettings)
@@ -109,8 +109,8 @@ async def read_text(
 
 
 async def _language_of_figures(body: SpeechBody, info: ModelInfo, stored: KeptVoice | None) -> str | None:
-    """The language whose words figures become; None if it is not certain and any language may be tried. Raises
-    InvalidRequest where it has to be named.
+    """The language in which figures are spoken; None if it is uncertain and any language may be tried. Raises
+    InvalidRequest if the request has to name it.
     """
     named = body.language
     if stored is not None and stored.language and "language" not in body.model_fields_set:

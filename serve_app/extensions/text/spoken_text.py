@@ -1,9 +1,9 @@
-"""From a text as it was sent to what is spoken: one pipeline for every model and every dialect.
+"""From the sent text to the spoken text: one pipeline for every model and every dialect.
 
-Markup becomes prose, pauses and changes of speed (`markup.py`). Prose passes the stages: the lexicon, figures in words
-where this is wished, then the spoken form of the voice. A stage takes text in parts and returns parts that pair what it
-took with what it made of it, so that every spoken word leads back to the word as it was sent. One more stage is one
-more line in `_prose_stages`.
+Markup becomes prose, pauses and changes of speed (`markup.py`). Prose passes through the stages: the lexicon, figures
+in words if requested, then the spoken form of the voice. A stage takes text in parts and returns parts that pair its
+input with its output, so that every spoken word can be traced to the word that was sent. To add a stage, add a line to
+`_prose_stages`.
 """
 
 import re
@@ -24,28 +24,28 @@ from serve_app.extensions.text.style_tags import StyleRules
 from serve_app.text.characters import clean, is_speakable
 from serve_app.text.spoken import LEFT_OUT, UNSPOKEN, SpokenPiece, SpokenText, TextSpan
 
-CHARS_AT_ONCE = 256  # become spoken text in one iteration of the event loop, which takes milliseconds
+CHARS_AT_ONCE = 256  # converted in one iteration of the event loop, within milliseconds
 _LONGEST_CLUSTER = 64  # characters to search for a boundary; Unicode's stream-safe format stacks at most 30 marks
-_LONGEST_REST = 1024  # characters without a boundary that are kept; ordinary text has far fewer
-_WORDS = re.compile(r"\s*\S+|\s+")  # each with the whitespace in front of it
+_LONGEST_REST = 1024  # characters to hold back for lack of a boundary; ordinary text has far fewer
+_WORDS = re.compile(r"\s*\S+|\s+")  # each with the whitespace before it
 _GREEK_END = re.compile(r"[Ͱ-Ͽἀ-῿]{0,64}\Z")
 
 
 @dataclass(frozen=True, slots=True)
 class TextRules:
-    """How a text is read."""
+    """The rules by which a text is read."""
 
     markup: Markup = "none"
     paragraph_pause_s: float = 0.0  # 0: a paragraph ends like a sentence
     lexicon: Lexicon = field(default_factory=lambda: Lexicon.EMPTY)
     spoken_form: str | None = None  # as ModelInfo has it
     max_segment_chars: int | None = None  # None: the model's
-    normalised: str | None = None  # the language whose words figures become; None: they stay
+    normalised: str | None = None  # the language in which figures are spoken; None: they are unchanged
     styles: StyleRules = field(default_factory=StyleRules)
 
 
 class TextStage(Protocol):
-    """Makes other text of a text that comes in parts: wherever it is cut, the same comes out."""
+    """Converts a text that arrives in parts. The result does not depend on where it is split."""
 
     def feed(self, text: str, *, is_last: bool) -> list[TextPart]:
         """The parts that later text cannot change; with `is_last` the rest. Their `written` adds up to the input."""
@@ -54,7 +54,7 @@ class TextStage(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ReadText(SpokenText):
-    """A whole text as it was read by the rules."""
+    """A whole text, read by the rules."""
 
     rules: TextRules
 
@@ -63,7 +63,7 @@ class ReadText(SpokenText):
         return self.rules.max_segment_chars
 
     def pieces(self) -> Iterator[SpokenPiece]:
-        """All of the text, made as they are taken."""
+        """The pieces of the whole text, generated lazily."""
         reader = TextReader(self.rules)
         for start in range(0, len(self.sent), CHARS_AT_ONCE):
             yield from reader.feed(self.sent[start : start + CHARS_AT_ONCE], is_last=False)
@@ -71,7 +71,7 @@ class ReadText(SpokenText):
 
 
 def read(sent: str, rules: TextRules, *, field: str = "input") -> ReadText:
-    """The whole text at once, as `TextReader` reads it in parts. Raises InvalidRequest of bad SSML in the `field`."""
+    """The whole text at once, as `TextReader` reads it in parts. Raises InvalidRequest for bad SSML in `field`."""
     left_out: Counter[str] = Counter()
     if rules.markup == "ssml":
         check = SsmlCheck(field)
@@ -120,18 +120,18 @@ def _spoken(prose: str, rules: TextRules) -> str:
 
 
 class TextReader:
-    """Reads a text that comes in parts: wherever it is cut, the same is spoken."""
+    """Reads a text that arrives in parts. The spoken text does not depend on where it is split."""
 
     def __init__(self, rules: TextRules) -> None:
         self._rules = rules
         self._markup = LiveMarkup(rules.markup, paragraph_pause_s=rules.paragraph_pause_s, styles=rules.styles)
         self.left_out: Counter[str] = Counter()  # as in SpokenText, of the text so far
-        self._uncounted = ""  # Greek letters in which the text so far ends: in a word they have no sound
+        self._uncounted = ""  # Greek letters at the end of the text so far: they are silent within a word
         self._begin()
 
     @property
     def will_speak(self) -> bool:
-        """Whether the waiting text becomes a word with any later text."""
+        """Whether the waiting text will contain a word for any later text."""
         return self._front.will_speak
 
     def feed(self, text: str, *, is_last: bool) -> list[SpokenPiece]:
@@ -159,19 +159,19 @@ class TextReader:
                 self.left_out[UNSPOKEN] += lost
 
     def _begin(self) -> None:
-        """A span follows."""
+        """Begin a new span."""
         self._front: LiveEnglish | LivePlain = LiveEnglish() if self._rules.spoken_form == "english" else LivePlain()
         self._stages = [(stage, _Trace()) for stage in (*_prose_stages(self._rules), self._front)]
         self._has_spoken = False
 
     def _space(self) -> str:
-        """Between two spans that are heard."""
+        """End a span: the space between it and the next, if it has spoken text."""
         had_spoken = self._has_spoken
         self._begin()
         return " " if had_spoken else ""
 
     def _pass(self, parts: list[TextPart], *, is_last: bool) -> list[SpokenPiece]:
-        """`parts`, which pair sent text with prose, through all stages."""
+        """Run `parts`, which pair sent text with prose, through all stages."""
         for stage, trace in self._stages:
             made = stage.feed("".join(part.spoken for part in parts), is_last=is_last)
             parts = trace.follow(parts, made, is_last=is_last)
@@ -180,16 +180,16 @@ class TextReader:
 
 
 class _Trace:
-    """Leads from what a stage made back to the text as it was sent."""
+    """Traces the output of a stage back to the text that was sent."""
 
     def __init__(self) -> None:
-        self._before: deque[TextPart] = deque()  # sent text, and what the stage was given for it
-        self._written: list[str] = []  # sent text that was found, and what the stage made of it, for the next part
+        self._before: deque[TextPart] = deque()  # sent text, and the stage's input for it
+        self._written: list[str] = []  # sent text that was found, and the stage's output for it, for the next part
         self._spoken: list[str] = []
-        self._owed = 0  # characters that the stage has taken, and whose sent text has not been found
+        self._owed = 0  # characters that the stage has used, but whose sent text was not found yet
 
     def follow(self, before: list[TextPart], after: list[TextPart], *, is_last: bool) -> list[TextPart]:
-        """Parts that pair sent text with what the stage made of it: `before` it and `after` it."""
+        """Parts that pair sent text with the stage's output. `before`: input of the stage; `after`: output."""
         self._before.extend(before)
         parts: list[TextPart] = []
         for part in after:
@@ -207,7 +207,7 @@ class _Trace:
         return parts
 
     def _unspoken(self) -> list[TextPart]:
-        """The next part that was sent and gave the stage nothing, if all before it is found."""
+        """The next sent parts without input for the stage, if all text before them was found."""
         parts = []
         while not self._owed and not self._written and self._before and not self._before[0].spoken:
             parts.append(self._before.popleft())
@@ -230,11 +230,11 @@ class _Trace:
 
 
 class LivePlain:
-    """`clean` for a text that comes in parts. The parts give the same spoken text, however the text is cut."""
+    """`clean` for a text that arrives in parts. The spoken text does not depend on where it is split."""
 
     def __init__(self) -> None:
         self._rest = ""
-        self._space = ""  # to put in front of the next word
+        self._space = ""  # to put before the next word
         self._has_spoken = False
 
     def feed(self, text: str, *, is_last: bool) -> list[TextPart]:
@@ -250,7 +250,7 @@ class LivePlain:
         return is_speakable(clean(self._rest))
 
     def _spoken(self, word: str) -> str:
-        """The word with a space in front, unless it is the first word."""
+        """The word with a space before it, unless it is the first word."""
         if word[:1].isspace():
             self._space = " " if self._has_spoken else ""
         spoken = clean(word)
@@ -261,7 +261,7 @@ class LivePlain:
 
 
 def _last_boundary(text: str) -> int:
-    """The last place in `text` at which no later character can combine with an earlier one; 0 if it is not near."""
+    """The last position in `text` where no later character can combine with an earlier one; 0 if none is near."""
     for place in range(len(text) - 1, max(0, len(text) - _LONGEST_CLUSTER), -1):
         char = text[place]
         if char.isspace() or unicodedata.category(char)[0] not in "MC":

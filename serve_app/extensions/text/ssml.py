@@ -1,4 +1,4 @@
-"""The attributes of SSML, and whether a text is SSML that can be spoken: the first fault says where it is."""
+"""The attributes of SSML, and a check whether a text is SSML that can be spoken: it reports the first fault."""
 
 import html
 import re
@@ -24,13 +24,13 @@ _LONGEST_SHOWN = 40
 
 
 class SsmlCheck:
-    """Follows a text that may come in parts. It needs no `<speak>` around it, and takes no DOCTYPE."""
+    """Checks a text that may arrive in parts. It needs no `<speak>` element, and may not have a DOCTYPE."""
 
     def __init__(self, field: str) -> None:
-        """`field`: what the client calls the text."""
+        """`field`: the client's name for the text."""
         self._field = field
         self._content = bytearray()
-        self._place: int | None = None  # of the element that is refused, in bytes
+        self._place: int | None = None  # of the refused element, in bytes
         self._failed: InvalidRequest | None = None
         self.without_effect: Counter[str] = Counter()
         self._parser = expat.ParserCreate()
@@ -38,7 +38,7 @@ class SsmlCheck:
         self._parser.Parse(_ROOT, False)
 
     def feed(self, text: str, *, is_last: bool) -> None:
-        """Raises InvalidRequest that names the field and the place, for every later part as well."""
+        """Raises InvalidRequest with the field and the position, also for every later part."""
         if self._failed is not None:
             raise self._failed
         if not self._content and (declared := _DECLARATION.match(text)):
@@ -105,7 +105,7 @@ def attributes(tag: str) -> dict[str, str]:
 
 
 def pause_s(values: dict[str, str]) -> float:
-    """Seconds of an SSML break, as long as its attributes say."""
+    """The length of an SSML break in seconds, from its attributes."""
     stated = _SECONDS.fullmatch(values.get("time", ""))
     if stated is None:
         return STRENGTHS_S.get(values.get("strength", "medium"), STRENGTHS_S["medium"])
@@ -113,7 +113,7 @@ def pause_s(values: dict[str, str]) -> float:
 
 
 def rate(values: dict[str, str]) -> float:
-    """How many times as fast a `<prosody rate>` is; 1 where it says nothing that is understood."""
+    """The speed factor of a `<prosody rate>`; 1 if it cannot be parsed."""
     named = values.get("rate", "medium")
     stated = _NUMBER.fullmatch(named)
     if stated is None:

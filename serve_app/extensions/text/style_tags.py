@@ -1,4 +1,4 @@
-"""Style tags: which labels have an effect, which brackets are tags, and the style that holds at a place of a text.
+"""Style tags: which labels have an effect, which brackets are tags, and which style applies at a place in a text.
 
 A label becomes a *style*: instructions for a model that follows them, or the name of a take of a stored voice.
 """
@@ -15,9 +15,9 @@ from serve_app.api.parsing.speech_body import SpeechBody
 from serve_app.api.voice_source import KeptVoice
 from serve_app.text.characters import clean
 
-MAX_SPANS = 64  # with a style, of one text
+MAX_SPANS = 64  # with a style, per text
 MAX_LABEL_CHARS = 80
-LONGEST_TAG = 4096  # a style tag that is not closed by then is no tag
+LONGEST_TAG = 4096  # a style tag that is not closed within this length is not a tag
 CUE = "direction in brackets"
 NOT_CLOSED = "style tag that is not closed"
 TOO_MANY = f"style tag beyond {MAX_SPANS} spans"
@@ -25,10 +25,10 @@ TOO_LONG = f"style label beyond {MAX_LABEL_CHARS} characters"
 
 _NAMES = ("emotion", "expression", "express-as", "effect", "expr", "emphasis", "prosody", "volume")
 _LABELLED = ("emotion", "expression", "express-as", "effect", "expr")
-_KINDS = ("style", "emphasis", "volume", "pitch")  # of styles that hold at once
+_KINDS = ("style", "emphasis", "volume", "pitch")  # kinds of styles that may apply together
 _ATTRIBUTE = r"""\s+[A-Za-z_:][\w:.-]*\s*=\s*(?:"[^"<]*"|'[^'<]*'|[^\s"'<>=]+)"""
 _BEGUN = re.compile(rf"</?(?:\w+:)?(?:{'|'.join(_NAMES)})(?![\w.-])", re.I)
-# Of a tag that is never closed: all up to a bracket, else what can only be a part of it.
+# The part to remove of a tag that is never closed: all up to a bracket, else all that can only be part of the tag.
 _BROKEN = re.compile(
     rf"</?[\w:-]+(?:[^<>]*>|(?:{_ATTRIBUTE})*(?:\s+[\w:-]*(?:\s*=\s*(?:\"[^\"<>]*|'[^'<>]*)?)?\Z)?\s*/?)"
 )
@@ -38,9 +38,9 @@ _BRACKET = re.compile(r"\[\s*(/?)\s*([^\[\]\n]+?)\s*\]")
 _OPEN_BRACKET = re.compile(r"\[\s*/?\s*([^\[\]\n]+?)\s*")
 _BEGUN_TARGET = re.compile(r"\([^()]*\Z|\Z")
 _TARGET = re.compile(r"\((?:[^()\s]*[./#:][^()]*)?\)")  # of a Markdown link
-_SAME_STEM = 5  # letters that "cheerful" and "cheerfully" share at least
+_SAME_STEM = 5  # minimum of shared letters, as in "cheerful" and "cheerfully"
 
-# What brackets ask for in every text; others are only tags if a take has the label, or for eleven_v3 and eleven_v4.
+# Labels that are tags in every text; others are tags only if a take has the label, or for eleven_v3 and eleven_v4.
 _WORD = (
     r"(?:(?:whisper|excited|sad|angr|happ|sarcastic|curious|shout|crying)\w*|"
     r"(?:cheerful|joyful|playful|mischievous|enthusiastic|surprised|amazed|scared|fearful|afraid|terrified|nervous|"
@@ -56,7 +56,7 @@ _KNOWN = re.compile(rf"{_PHRASE}(?:(?:\s*,\s*|\s+and\s+){_PHRASE})*(?:\s+\w+)?",
 _ANY_LABEL = re.compile(r"(?!sic\Z)[^\W\d_][^\[\]\n]+", re.I)
 _ANY_BRACKET = re.compile(r"(?:.*/)?eleven_v[34](?:[_-].*)?", re.I)
 _PLAIN = re.compile(r"neutral|normal|default|medium|none", re.I)
-# The instructions that the embedded voice follows, and words that ask for the same.
+# The instructions that the embedded voice follows, and words with the same meaning.
 _MANNERS = {
     "Speak slowly.": re.compile(r"\b(?:slow|leisurely|unhurried)", re.I),
     "Speak faster, please.": re.compile(r"\b(?:fast|quick|rapid|rushed|hurried)", re.I),
@@ -78,7 +78,7 @@ _EMPHASES = {"strong": "strong emphasis", "moderate": "emphasis", "reduced": "re
 
 
 def named_take(words: str | None, styles: Sequence[str]) -> str | None:
-    """The first of a voice's `styles` that a word of these words names, such as "whispers" a take "whispering"."""
+    """The first of a voice's `styles` that one of these words names, as "whispers" names the take "whispering"."""
     named = re.findall(r"\w+", (words or "").casefold())
     return next((style for style in styles if any(_is_same(word, style.casefold()) for word in named)), None)
 
@@ -111,7 +111,7 @@ class StyleRules:
         return cls(follows, takes, any_bracket=_ANY_BRACKET.fullmatch(str(body.model)) is not None)
 
     def effect(self, label: str) -> str | None:
-        """The style that a label asks for: "" is the request's own. None: it has no effect here."""
+        """The style that a label requests: "" is the request's own. None: it has no effect here."""
         if (take := named_take(label, self.takes)) is not None:
             return take
         if self.follows == "all":
@@ -128,8 +128,8 @@ class StyleRules:
         return len(words) <= MAX_LABEL_CHARS and named_take(words, self.takes) is not None
 
     def bracket(self, rest: str, *, final: bool) -> re.Match[str] | Literal[False] | None:
-        """The tag in brackets that a text begins with, with its slash and its label. None where more text has to come
-        first, False if there is none: also if it is the text of a Markdown link.
+        """The tag in brackets at the start of a text, with its slash and its label. None if more text is needed, False
+        if there is no tag: also for the text of a Markdown link.
         """
         tag = _BRACKET.match(rest)
         if tag is None or not self.is_label(tag[2]):
@@ -139,23 +139,23 @@ class StyleRules:
         return False if _TARGET.match(rest, tag.end()) else tag
 
     def cut_off(self, rest: str) -> int:
-        """How many characters of the text that begins with a bracket are a tag that the text breaks off."""
+        """How many characters of a text that begins with a bracket are a tag cut off by the end of the text."""
         begun = _OPEN_BRACKET.fullmatch(rest)
         return len(rest) if begun and (_KNOWN.fullmatch(begun[1]) or named_take(begun[1], self.takes)) else 0
 
 
 def begins(text: str, at: int) -> bool:
-    """Whether a style tag begins there."""
+    """Whether a style tag begins at this place."""
     return text[at] == "<" and _BEGUN.match(text, at) is not None
 
 
 def is_vendors(rest: str) -> bool:
-    """Whether the text begins with a tag of a vendor's that no reader of XML knows, or may."""
+    """Whether the text begins, or may begin, with a vendor's tag that is not SSML."""
     return _VENDORS.match(rest) is not None
 
 
 def broken(rest: str, *, final: bool) -> int:
-    """How many characters of the text that begins with `<` are a style tag that is not closed, or is cut off."""
+    """How many characters of a text that begins with `<` are a style tag that is not closed, or is cut off."""
     if _BEGUN.match(rest):
         found = _BROKEN.match(rest)
         return found.end() if found else 0
@@ -165,23 +165,23 @@ def broken(rest: str, *, final: bool) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _OpenTag:
-    element: str  # that closes it; "": it holds to the next one of its kind
+    element: str  # that closes it; "": it applies until the next one of its kind
     kind: str
     style: str
 
 
 class Styling:
-    """The style at a place of a text, by the tags before it. A style begins with the first word that has it."""
+    """The style at a place in a text, from the tags before it. A style begins with the first word that has it."""
 
     def __init__(self, rules: StyleRules) -> None:
         self._rules = rules
         self._open: list[_OpenTag] = []
         self._wanted = self._present = ""
         self._num_spans = 0
-        self._unheard = ""  # the latest tag, as a report has it, until a word follows
-        self._elements: list[str] = []  # what each open `<expr>` is
+        self._unheard = ""  # the report's name of the latest tag, until a word follows
+        self._elements: list[str] = []  # the meaning of each open `<expr>`
         self.has_said = False  # whether a word was spoken since the last border
-        self.reports: list[str] = []  # what has no effect
+        self.reports: list[str] = []  # tags without effect
 
     @property
     def waits(self) -> bool:
@@ -189,7 +189,7 @@ class Styling:
         return bool(self._unheard) or self._wanted != self._present
 
     def enter(self) -> str | None:
-        """A word follows. Returns its style if that is another one than before."""
+        """Begin a word. Returns its style if that differs from the one before."""
         self._unheard = ""
         if self._wanted and self._wanted != self._present and self._num_spans >= MAX_SPANS:
             self.reports.append(TOO_MANY)
@@ -208,8 +208,8 @@ class Styling:
             self._start(CUE, label)
 
     def element(self, name: str, values: Mapping[str, str], *, closes: bool, is_empty: bool) -> bool:
-        """An element by its lower case name. Returns whether it is a style tag: all that it does is done then, but for
-        the rate of a `<prosody>`.
+        """Apply an element by its lower-case name. Returns whether it is a style tag: it then needs no more handling,
+        except for the rate of a `<prosody>`.
         """
         if closes:
             if name not in _NAMES:
@@ -255,7 +255,7 @@ class Styling:
         return name, meant
 
     def finish(self) -> None:
-        """The text ends."""
+        """End the text."""
         self._settle()
 
     def _start_prosody(self, values: Mapping[str, str], *, is_empty: bool) -> None:
@@ -267,13 +267,13 @@ class Styling:
             if style is None:
                 self.reports.append(f"prosody {part}")
             parts += [_OpenTag("", part, style or "")] if stated else []
-        if not is_empty:  # its parts end with it
+        if not is_empty:  # its parts end together with it
             self._add(_OpenTag("prosody", "", ""), *parts, what="tag prosody")
 
     def _start(
         self, what: str, label: str | None, element: str = "", *, kind: str = "style", is_needed: bool = False
     ) -> None:
-        """`what`: as a report names it. `is_needed`: whether no label is a fault."""
+        """`what`: the report's name for the tag. `is_needed`: whether a missing label is reported."""
         label = clean(label or "")
         style = self._rules.effect(label) if label else None if is_needed else ""
         if len(label) > MAX_LABEL_CHARS:
@@ -283,7 +283,7 @@ class Styling:
         self._add(_OpenTag(element, kind, style or ""), what=what)
 
     def _add(self, *tags: _OpenTag, what: str) -> None:
-        """Each takes the place of the latest tag of its kind that has no end."""
+        """Add tags. Each replaces the latest tag of its kind that has no end."""
         self._settle()
         for tag in tags:
             level = self._level()
@@ -296,7 +296,7 @@ class Styling:
         self._update()
 
     def _end(self, element: str) -> None:
-        """The latest open tag of this element ends, with those in it that have no end of their own."""
+        """End the latest open tag of this element, and the tags in it that have no end of their own."""
         self._settle()
         at = next((n for n in range(len(self._open) - 1, -1, -1) if element and self._open[n].element == element), None)
         if at is None and element in ("", *_LABELLED):
@@ -308,11 +308,11 @@ class Styling:
         self._update()
 
     def _level(self) -> int:
-        """Where the tags without an end begin that are in the innermost element."""
+        """The index of the first tag without an end in the innermost element."""
         return next((n for n in range(len(self._open), 0, -1) if self._open[n - 1].element), 0)
 
     def _update(self) -> None:
-        """The latest tag of each kind holds."""
+        """Apply the latest tag of each kind."""
         latest = {tag.kind: tag.style for tag in self._open}
         known = list(dict.fromkeys(style for kind in _KINDS if (style := latest.get(kind))))
         if self._rules.takes:
@@ -321,13 +321,13 @@ class Styling:
             self._wanted = (" " if self._rules.follows == "manners" else ", ").join(known)
 
     def _settle(self) -> None:
-        """A tag without a word has no effect."""
+        """Report a tag without a word as without effect."""
         if self._unheard:
             self.reports.append(f"{self._unheard} without text")
         self._unheard = ""
 
 
 def _loudness(ratio: str) -> str | None:
-    """The label of a ratio to the normal volume. None: it says nothing that is understood."""
+    """The label of a ratio to the normal volume. None if it cannot be parsed."""
     stated = re.fullmatch(r"\s*(\d*\.?\d+)\s*", ratio)
     return None if stated is None else "quiet" if float(stated[1]) < 1 else "loud" if float(stated[1]) > 1 else ""

@@ -1,1 +1,1 @@
-"""Voices that stay: their records, the store that holds them, and what an ingress replica knows of it."""
+"""Stored voices: their records, the store that holds them, and the library of an ingress replica."""

@@ -1,8 +1,8 @@
-"""The clock by which stored data expires. Ignore it until it is steady, because deletions cannot be undone."""
+"""The clock for expiry of stored data. It is ignored until it is steady, because deletions cannot be undone."""
 
 import time
 
-_STEP_S = 5.0  # between wall clock and monotonic clock, from one reading to the next
+_STEP_S = 5.0  # allowed drift between wall and monotonic clock from one reading to the next
 _SETTLE_S = 600.0
 
 
@@ -10,7 +10,7 @@ class SteadyClock:
     """The wall clock, trusted once it has kept pace with the monotonic clock for a while. Read it every few seconds."""
 
     def __init__(self, *, shortest_s: float) -> None:
-        """`shortest_s`: the shortest time after which data expires; there is no use in waiting longer for the clock."""
+        """`shortest_s`: the shortest time after which data expires; waiting longer for the clock is useless."""
         self._settle_s = min(_SETTLE_S, shortest_s)
         self._offset_s: float | None = None
         self._steady_since_s = 0.0

@@ -11,7 +11,7 @@ logger = logging.getLogger(__name__)
 
 
 def open_voices(settings: VoiceSettings, *, num_nodes: int = 1, forget: Forget = forget_nothing) -> Voices:
-    """The voices of the store that `settings` name. Raises StartError where nodes would not share it."""
+    """The voices of the store in `settings`. Raises StartError if the nodes would not share it."""
     location = settings.store
     if location is None and num_nodes > 1:
         reason = "the nodes of this cluster share no folder: set api.voices.store to a bucket"

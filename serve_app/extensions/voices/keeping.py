@@ -18,10 +18,10 @@ def check_kept(
     settings: VoiceSettings,
     before: Record | None,
 ) -> None:
-    """Raises InvalidRequest where `record` may not be kept beside the `known` ones, by path, with their `marks`.
+    """Raises InvalidRequest if `record` may not be stored in addition to the `known` ones, by path, with their `marks`.
     `before`: its earlier version.
     """
-    if not isinstance(record, StoredDesign):  # an hour ends those
+    if not isinstance(record, StoredDesign):  # those expire after an hour
         counted = {path: each for path, each in known.items() if not isinstance(each, StoredDesign)}
         others = {path: each for path, each in counted.items() if each.owner == record.owner and each.id != record.id}
         held = [each.num_bytes + marks[path]["size"] for path, each in others.items()]
@@ -34,7 +34,7 @@ def check_kept(
 
 
 def check_unused(consent: StoredConsent, known: Iterable[Record]) -> None:
-    """Raises Conflict where a voice names it."""
+    """Raises Conflict if a voice names the consent."""
     voices = [each for each in known if isinstance(each, StoredVoice)]
     if users := [each.name for each in voices if each.consent.recording == consent.id]:
         message = f"consent: the voice {', '.join(users[:3])} names it. Delete that voice first."
@@ -50,7 +50,7 @@ def _check_name(voice: StoredVoice, known: Iterable[Record]) -> None:
 
 
 def _check_quota(record: Record, before: Record | None, *, held: list[int], settings: VoiceSettings) -> None:
-    """`held`: bytes of each other record of its owner, who may change what does not grow even with too much of them."""
+    """`held`: bytes of each other record of its owner. Changes that add no bytes are allowed even over the quota."""
     own_bytes, old_bytes = (0 if each is None else each.num_bytes + len(record_file(each)) for each in (record, before))
     message = ""
     if before is None and len(held) >= settings.max_voices:

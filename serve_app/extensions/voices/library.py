@@ -1,7 +1,7 @@
 """The stored voices of one ingress replica, which follows the store.
 
-Any process may change the store. Each ingress replica looks at it every POLL_S, and where a name is unknown. Where a
-voice has gone or has another version, it drops what it keeps of the old one, and has all replicas do so.
+Any process may change the store. Each ingress replica reads it every POLL_S, and if a name is unknown. If a voice was
+deleted or has a new version, the replica drops all cached data of the old one, and makes all replicas do the same.
 """
 
 import asyncio
@@ -56,9 +56,9 @@ logger = logging.getLogger(__name__)
 
 POLL_S = 2.0
 _SWEEP_S = 3600.0
-_READERS = 16  # records are read beside each other: a bucket takes 20 ms for each
+_READERS = 16  # records are read in parallel: a bucket takes 20 ms for each
 _MOST_UNDERIVED = 256
-_LEAST_BETWEEN_S = 0.1  # two looks at the store for names that are unknown
+_LEAST_BETWEEN_S = 0.1  # between reads of the store for unknown names
 
 Forget = Callable[[tuple[bytes, ...]], Awaitable[None]]
 P = ParamSpec("P")
@@ -68,7 +68,7 @@ Other = TypeVar("Other", StoredConsent, StoredLexicon)
 
 
 class Voices(Opened):
-    """The voices that VISITOR may see; methods raise StoreFailed where the store is out of reach."""
+    """The voices that VISITOR may see; methods raise StoreFailed if the store cannot be reached."""
 
     def __init__(
         self, store: VoiceStore | None, settings: VoiceSettings, *, why_not: str = "", forget: Forget = forget_nothing
@@ -80,10 +80,10 @@ class Voices(Opened):
         self._for_all = Lexicon.EMPTY
         self._reading = asyncio.Lock()
         self._num_looks, self._read_s = 0, float("-inf")
-        self._failure: TalkrayError | None = None  # of the last look
-        self._writing = asyncio.Lock()  # from a look at the store to what is written because of it
-        self._to_forget: set[bytes] = set()  # replicas may keep these still
-        self._over: list[tuple[Record, datetime | None]] = []  # of which files may be left: see `VoiceStore.clear`
+        self._failure: TalkrayError | None = None  # of the last read
+        self._writing = asyncio.Lock()  # held from a read of the store to the write that depends on it
+        self._to_forget: set[bytes] = set()  # replicas may still cache these
+        self._over: list[tuple[Record, datetime | None]] = []  # whose files may remain: see `VoiceStore.clear`
         self._threads = ThreadPoolExecutor(_READERS, "voices")
         self._underived: dict[bytes, tuple[StoredVoice, Reference]] = {}  # by key: their prompts are not stored yet
         self._following: asyncio.Task[None] | None = None
@@ -98,7 +98,7 @@ class Voices(Opened):
         resolver.fields.add("prepare")
 
     async def voices(self) -> list[StoredVoice]:
-        """The oldest first; none while the store has not been read."""
+        """Oldest first; empty until the store has been read."""
         with contextlib.suppress(StoreFailed):  # `_look_again` logs it
             await self._follow()
         return self._visible(StoredVoice)
@@ -108,53 +108,53 @@ class Voices(Opened):
         return self._visible(StoredConsent)
 
     async def all_of(self, kind: type[R]) -> list[R]:
-        """The oldest first; designs may be over. Raises StoreFailed."""
+        """Oldest first; designs may have expired. Raises StoreFailed."""
         await self.refresh()
         return self._visible(kind)
 
     async def lexicon_for_all(self) -> Lexicon:
-        """How words are said for every caller; empty until the store is followed and read."""
+        """Respellings for every caller; empty until the store is followed and read."""
         if self._following is not None and self._read_s < 0:
             with contextlib.suppress(StoreFailed):  # `_look_again` logs it
                 await self.refresh()
         return self._for_all
 
     async def find(self, id_or_name: str | None) -> StoredVoice | None:
-        """The voice that a client means, in any case; its own ones come first."""
+        """The voice with this id or name, ignoring case; the client's own voices take precedence."""
         if self.store is None or not id_or_name:
             return None
         await self._follow()
         voice = self._find(StoredVoice, id_or_name)
         if voice is None:
-            # It may have been stored a moment ago, elsewhere. Names that no voice has share such looks.
+            # Another process may have stored it a moment ago. Requests with unknown names share these reads.
             await self.refresh(not_before_s=self._read_s + _LEAST_BETWEEN_S)
             voice = self._find(StoredVoice, id_or_name)
         return voice
 
     def known(self, id_or_name: str | None) -> StoredVoice | None:
-        """The voice that `find` would return, from what is known already."""
+        """The voice that `find` would return, without a read of the store."""
         return self._find(StoredVoice, id_or_name) if id_or_name else None
 
     async def get(self, id_or_name: str) -> StoredVoice:
-        """Raises NotFound, also of a voice of another key."""
+        """Raises NotFound, also for a voice of another key."""
         if (voice := await self.find(id_or_name)) is None:
             raise _unknown("voice", id_or_name, "voice_id")
         return voice
 
     def missing(self, name: str | None) -> NotFound | None:
-        """The error of a name that can only be the id of a stored voice, if none has it."""
+        """The error for a name that can only be the id of a stored voice, if no voice has it."""
         is_lost = name is not None and ID.fullmatch(name.lower()) and self.known(name) is None
         return _unknown("voice", name.lower(), "voice") if name is not None and is_lost else None
 
     async def get_other(self, kind: type[Other], record_id: str) -> Other:
-        """A consent or a lexicon. Raises NotFound, also of one of another key."""
+        """A consent or a lexicon. Raises NotFound, also for one of another key."""
         await self.refresh()
         if (record := self._find(kind, record_id)) is None:
             raise _unknown(kind.noun, record_id, kind.noun)
         return record
 
     async def add(self, details: Details, sent: Sequence[SentRecording], *, field: str) -> StoredVoice:
-        """Store a voice; the first recording is the one that it speaks with where nothing names another.
+        """Store a voice. It speaks with the first recording unless a request names another.
 
         `field` is the client's name for the recordings. Raises InvalidRequest, Conflict.
         """
@@ -172,15 +172,15 @@ class Voices(Opened):
         return await self.keep(voice, {take.sha256: flac for take, flac in taken})
 
     async def keep(self, record: R, files: Mapping[str, bytes]) -> R:
-        """Store a record as it is, with its recordings by sha256: a new one, or a voice that was exported, under its
-        own id. Returns it. Raises Conflict, StoreFailed.
+        """Store a record unchanged, with its recordings by sha256: a new one, or an exported voice under its own id.
+        Returns it. Raises Conflict, StoreFailed.
         """
         async with self._writing:
             await self.refresh()
             return await self._keep(record, files)
 
     async def add_consent(self, name: str, language: str, sent: SentRecording, *, field: str) -> StoredConsent:
-        """Kept as it was sent: it is evidence. Raises InvalidRequest, Conflict."""
+        """Store a consent recording unchanged, because it is evidence. Raises InvalidRequest, Conflict."""
         self.files()
         take, flac = await self._recorded(replace(sent, prepare="none"), field)
         made = StoredConsent.new(name=name, language=language, take=take)
@@ -199,7 +199,7 @@ class Voices(Opened):
         return await self.change(voice, next_version, {take.sha256: flac for take, flac in taken})
 
     async def change(self, record: R, next_version: Callable[[R], R], files: Mapping[str, bytes] | None = None) -> R:
-        """Store what `next_version` makes of the present record, with new recordings by sha256. Raises Conflict, as
+        """Store the result of `next_version` for the current record, with new recordings by sha256. Raises Conflict, as
         `next_version` does, and NotFound if the record was deleted during this change.
         """
         async with self._writing:
@@ -213,10 +213,10 @@ class Voices(Opened):
         return changed
 
     async def remove(self, record: Record) -> None:
-        """Also from the caches of all replicas, where these answer. Raises Conflict of a consent that voices name."""
+        """Delete, also from the caches of all replicas that respond. Raises Conflict for a consent that voices name."""
         store = self.files()
         async with self._writing:
-            if isinstance(record, StoredConsent):  # a voice that names it may be stored at this moment, also elsewhere
+            if isinstance(record, StoredConsent):  # a voice that names it may be stored at this moment, by any process
                 await self.refresh()
                 check_unused(record, self._records.values())
                 kept = await self.aside(tried, partial(store.recording, record, record.take))
@@ -238,9 +238,9 @@ class Voices(Opened):
     async def reference(
         self, voice: StoredVoice, words: str | None, info: ModelInfo, *, x_vector_only: bool
     ) -> Reference:
-        """For a request to replicas, of the recording that `words` name, such as its style or instructions: what was
-        derived of it for this checkpoint, else its samples. Raises InvalidRequest of a recording that is disabled,
-        Damaged, StoreFailed, and NotFound where the voice was deleted.
+        """The reference to send to replicas, for the recording that `words`, such as a style or instructions, name: the
+        prompt derived from it for this checkpoint, else its samples. Raises InvalidRequest if the recording is
+        disabled, Damaged, StoreFailed, and NotFound if the voice was deleted.
         """
         take = voice.take_for(words)
         if take.disabled:
@@ -256,7 +256,7 @@ class Voices(Opened):
         metrics.references("prompt", Lookups(hits=int(is_known), misses=int(not is_known)))
         if is_known:
             return reference
-        if len(self._underived) >= _MOST_UNDERIVED:  # a stream that was cancelled brings no prompt
+        if len(self._underived) >= _MOST_UNDERIVED:  # a cancelled stream returns no prompt
             self._underived.pop(next(iter(self._underived)))
         self._underived[key] = voice, unprepared
         store = self.files()
@@ -264,7 +264,7 @@ class Voices(Opened):
         return replace(unprepared, audio=await self.aside(read))
 
     async def _keep_prompts(self) -> None:
-        """Store what replicas have derived of recordings that were sent as samples."""
+        """Store the prompts that replicas have derived from recordings that were sent as samples."""
         for key, (voice, unprepared) in list(self._underived.items()):
             prompt = recordings.by_prompt(unprepared).prompt
             if prompt is not None and self._underived.pop(key, None) is not None:
@@ -277,7 +277,7 @@ class Voices(Opened):
         return self.store
 
     async def refresh(self, *, not_before_s: float = float("-inf")) -> None:
-        """Look at the store, not before that time (time.monotonic()). Those who ask meanwhile share the next look."""
+        """Read the store, not before that time (time.monotonic()). Concurrent callers share the next read."""
         num_before = self._num_looks
         if (wait_s := not_before_s - time.monotonic()) > 0:
             await asyncio.sleep(wait_s)
@@ -294,7 +294,7 @@ class Voices(Opened):
                 raise self._failure
 
     def follow(self) -> None:
-        """Look at the store from now on, every POLL_S."""
+        """Start to read the store every POLL_S."""
         if self.store is not None and (self._following is None or self._following.done()):
             self._following = asyncio.create_task(self._look_again())
 
@@ -306,7 +306,7 @@ class Voices(Opened):
             await self.refresh()
 
     async def _look_again(self) -> None:
-        """The first sweep comes as soon as the clock is trusted: what a writer that died has left may be old."""
+        """The first sweep runs as soon as the clock is trusted: files left by a killed writer may be old."""
         swept_s, failure, clock = float("-inf"), "", SteadyClock(shortest_s=DESIGN_S)
         while True:
             try:
@@ -350,8 +350,8 @@ class Voices(Opened):
             recordings.forget(over)
 
     async def _forget_gone(self) -> None:
-        """Read the store, have all replicas forget deleted voices, and remove their files. The next look repeats what
-        fails.
+        """Read the store, have all replicas forget deleted voices, and remove their files. The next read
+        retries failed steps.
         """
         await self.refresh()
         if over := tuple(self._to_forget):
@@ -362,7 +362,7 @@ class Voices(Opened):
             else:
                 self._to_forget.difference_update(over)
         for gone in tuple(self._over):
-            with contextlib.suppress(StoreFailed):  # the log has it; the others go on
+            with contextlib.suppress(StoreFailed):  # logged already; continue with the others
                 await self.aside(partial(self.files().clear, gone[0], recorded_until=gone[1]))
                 self._over = [each for each in self._over if each is not gone]
 
@@ -375,7 +375,7 @@ class Voices(Opened):
         )
 
     async def _keep(self, record: R, files: Mapping[str, bytes]) -> R:
-        """Store it if it may be kept. Two processes may find so at once: each looks again, and may undo."""
+        """Store a record if the checks allow it. Two processes may do so at once: each checks again, and may undo."""
         before = next((each for each in self._all(type(record)) if each.id == record.id), None)
         check = partial(check_kept, record, settings=self._settings, before=before)
         check(self._records, marks=self._marks)
@@ -384,7 +384,7 @@ class Voices(Opened):
         await self.refresh()
         try:
             check(self._records, marks=self._marks)
-        except InvalidRequest:  # all caches refuse the version that was there before
+        except InvalidRequest:  # all caches refuse the earlier version by now
             undo = partial(store.remove, record) if before is None else partial(store.write, before.changed(), {})
             await self.aside(undo)
             await self.refresh()
@@ -416,12 +416,12 @@ class Voices(Opened):
         )
 
     async def aside(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """The result of `work`, which may block."""
+        """Run `work`, which may block, in a thread."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, partial(work, *args, **kwargs))
 
 
 def voices_of(service: SpeechService) -> Voices:
-    """Those of an ingress."""
+    """The voices of an ingress."""
     voices: Voices = service.opened_by("voices")
     return voices
 

@@ -1,7 +1,7 @@
-"""Checks a recording for cloning: its faults, advice for a better one, and a copy that clones better.
+"""Checks a recording for cloning: finds faults, advises on a better one, and makes a copy that clones better.
 
-All is told from the sound of one recording and its transcript. How many people speak is not told, because that needs a
-trained speaker encoder, which only replicas of a Base checkpoint have.
+All checks use only the sound of one recording and its transcript. They do not detect how many people speak, because
+that needs a trained speaker encoder, which only replicas of a Base checkpoint have.
 """
 
 import unicodedata
@@ -21,17 +21,17 @@ Samples = NDArray[np.float32]
 Sentence = Annotated[str, Field(max_length=512)]
 Severity = Literal["problem", "warning", "note"]
 
-LOUDNESS_LUFS, PEAK_DBFS = -20.0, -1.0  # of a prepared recording, whichever is reached first
+LOUDNESS_LUFS, PEAK_DBFS = -20.0, -1.0  # limits of a prepared recording, whichever is reached first
 SILENCE_S = 0.5  # appended, because without it a clone begins with the recording's last words
-_LEAD_S, _TAIL_S, _FADE_S = 0.1, 0.2, 0.01  # what trimming leaves before and behind speech, and fades where it cuts
+_LEAD_S, _TAIL_S, _FADE_S = 0.1, 0.2, 0.01  # trimming leaves this much before and after speech, and fades at cuts
 _STEP_S = 0.02  # levels are measured over this time
 _DIGITAL_SILENCE = -90.0  # dBFS
 _LEAST_SPEECH, _STEADY_DB = -60.0, 3.0  # speech is louder than this, and varies by more
-_LOUDEST = 100.0  # of full scale; files of floating-point numbers may hold any number
+_LOUDEST = 100.0  # relative to full scale; floating-point files may hold any number
 _BAND_HZ = 500
-_CLIPPED_S = 0.003  # at the limit; of 480 excerpts of clean speech none was there for more than 0.0006 s
-# Seconds that a letter takes, by the first word of its Unicode name: 12 Latin letters a second. Four recordings of
-# English without their pauses had 7 to 17.
+_CLIPPED_S = 0.003  # at the limit; none of 480 excerpts of clean speech was for more than 0.0006 s
+# Seconds per letter, by the first word of its Unicode name: 12 Latin letters per second. Four recordings of English
+# had 7 to 17 without their pauses.
 _LETTER_S = {"CJK": 0.22, "HANGUL": 0.18, "HIRAGANA": 0.13, "KATAKANA": 0.13}
 _OTHER_LETTER_S, _DIGIT_S = 0.08, 0.3
 _WRONG_SHARE = 0.4  # of the words; a small recogniser mishears up to 0.3 in some languages
@@ -39,17 +39,17 @@ _WRONG_SHARE = 0.4  # of the words; a small recogniser mishears up to 0.3 in som
 
 @dataclass(frozen=True, slots=True)
 class Flaw:
-    """One thing found. A problem spoils every clone, a warning is heard in clones, a note could be better."""
+    """A finding. A problem spoils every clone, a warning is audible in clones, a note is a possible improvement."""
 
     code: Annotated[str, Field(max_length=40)]
     severity: Severity
     found: Sentence
-    advice: Sentence  # what to record better
+    advice: Sentence  # how to record better
 
 
 @dataclass(frozen=True, slots=True)
 class HeardWords:
-    """The transcript of a recogniser, and its number of word errors against the given one."""
+    """The transcript of a recogniser, and the number of words that differ from the given transcript."""
 
     text: str
     errors: int
@@ -58,13 +58,13 @@ class HeardWords:
 
 @dataclass(frozen=True, slots=True)
 class Measures:
-    """A recording in numbers, as it was sent."""
+    """Measurements of a recording as sent."""
 
     seconds: float
     sample_rate: int  # Hz
     lead_s: float  # before the first speech
-    tail_s: float  # behind the last speech
-    spoken_s: float  # between both, without pauses
+    tail_s: float  # after the last speech
+    spoken_s: float  # between these, without pauses
     longest_pause_s: float
     loudness_lufs: float  # integrated, ITU-R BS.1770; -70 for silence
     peak_dbfs: float
@@ -72,7 +72,7 @@ class Measures:
     noise_dbfs: float  # of the quietest steps; not below -90
     clipped_share: float  # of the samples
     bandwidth_hz: int
-    cut_off: tuple[str, ...]  # of "beginning" and "end", those within speech
+    cut_off: tuple[str, ...]  # which of "beginning" and "end" are within speech
 
     @property
     def speech_s(self) -> float:
@@ -89,16 +89,16 @@ class Measures:
 
 @dataclass(frozen=True, slots=True)
 class CheckedRecording:
-    """A recording as it is to be stored, and what was found in it: the gravest flaw first."""
+    """A recording ready to be stored, and its flaws, most severe first."""
 
     audio: Samples  # mono, [samples] in [-1, 1]
     sample_rate: int  # Hz, the file's own
     measures: Measures
     flaws: tuple[Flaw, ...]
-    changes: tuple[str, ...]  # what preparation did, a sentence each
+    changes: tuple[str, ...]  # the changes by preparation, one sentence each
 
     def as_json(self) -> dict[str, Any]:
-        """All but the samples."""
+        """All fields except the samples."""
         measures = asdict(self.measures) | {"speech_s": self.measures.speech_s, "snr_db": self.measures.snr_db}
         return {
             "measures": {key: round(item, 4) if isinstance(item, float) else item for key, item in measures.items()},
@@ -111,8 +111,8 @@ class CheckedRecording:
 def check_recording(
     data: bytes, *, field: str, transcript: str | None, heard: HeardWords | None, prepare: Preparation
 ) -> CheckedRecording:
-    """Judge a file and, with "auto", prepare it; with "none" its samples stay as they are. Raises InvalidRequest about
-    `field` for a file that is not a recording of 0.5 to 30 seconds. Takes 0.1 s, too long for an event loop.
+    """Judge a file and, with "auto", prepare it; with "none" the samples stay unchanged. Raises InvalidRequest for
+    `field` if the file is not a recording of 0.5 to 30 seconds. Takes 0.1 s, too long for an event loop.
     """
     audio, sample_rate = decode_file(data, field)
     if np.abs(audio).max() > _LOUDEST:
@@ -162,12 +162,12 @@ def measure(audio: Samples, sample_rate: int) -> Measures:
 
 
 def _decibels(amplitude: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
-    """dBFS, not below digital silence."""
+    """Convert to dBFS, at least digital silence."""
     return 20 * np.log10(np.maximum(amplitude.astype(np.float64), 10 ** (_DIGITAL_SILENCE / 20)))
 
 
 def _steady(mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Only true for three consecutive steps, because a click is not speech."""
+    """Keep only runs of at least three steps, because a click is not speech."""
     three = np.ones(3, int)
     return np.convolve(np.convolve(mask, three, "valid") == 3, three, "full") > 0
 
@@ -179,7 +179,7 @@ def _clipped(audio: Samples, peak: float, sample_rate: int) -> float:
 
 
 def _bandwidth(audio: Samples, sample_rate: int) -> int:
-    """Hz up to which the louder half holds sound: above it 1 kHz or more is 60 dB below the loudest band."""
+    """Bandwidth of the louder half in Hz: above it, at least 1 kHz is 60 dB below the loudest band."""
     size = round(0.032 * sample_rate)
     pieces = audio[: audio.size // size * size].reshape(-1, size)
     loud = pieces[pieces.std(axis=1) >= np.median(pieces.std(axis=1))]
@@ -192,7 +192,7 @@ def _bandwidth(audio: Samples, sample_rate: int) -> int:
 
 
 def _loudness(audio: Samples, sample_rate: int) -> float:
-    """LUFS, integrated, by FFmpeg's meter."""
+    """Integrated loudness in LUFS, measured by FFmpeg."""
     import av
 
     graph = av.filter.Graph()
@@ -214,7 +214,7 @@ def _loudness(audio: Samples, sample_rate: int) -> float:
 
 
 def _prepared(audio: Samples, measures: Measures) -> tuple[Samples, tuple[str, ...]]:
-    """A copy without silence at its edges, at a common loudness, with silence behind it; and what was done."""
+    """A copy with silence trimmed at both ends, at the common loudness, with silence appended; and the changes made."""
     rate = measures.sample_rate
     changes = []
     lead, tail = (round(max(0.0, span) * rate) for span in (measures.lead_s - _LEAD_S, measures.tail_s - _TAIL_S))
@@ -301,7 +301,7 @@ def _flaws_of_words(spoken_s: float, transcript: str | None, recognised: HeardWo
 
 
 def reading_time_s(text: str) -> float:
-    """About how long a text takes to say without pauses, by its letters and digits in any script."""
+    """Estimated time to say a text without pauses, from its letters and digits in any script."""
     return sum(map(_character_s, letters(text)))
 
 

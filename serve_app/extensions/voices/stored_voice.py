@@ -1,7 +1,7 @@
-"""A stored voice: what is kept of it, and the one file in which it travels.
+"""The records of stored voices, and the portable file of a voice.
 
-The recording, as FLAC, is the truth. Speaker vectors and codes are derived from it for each checkpoint, and are made
-anew where a checkpoint is new.
+The recording, as FLAC, is authoritative. Speaker vectors and codes are derived from it for each checkpoint, and are
+derived again for a new checkpoint.
 """
 
 import hashlib
@@ -36,11 +36,11 @@ logger = logging.getLogger(__name__)
 
 NEUTRAL = "neutral"  # the style of a voice's first recording
 ID = re.compile(r"(voice|cons|design|lexicon)_[0-9a-f]{24}")
-DESIGN_S = 3600.0  # a candidate may be locked for so long
+DESIGN_S = 3600.0  # how long a candidate may be locked
 MAX_TAKES = 16
 FILE_SUFFIX = ".voice"
-_PART_BYTES = 96 << 10  # that a slow reader of a portable file holds
-_LARGEST_PART = 64 << 20  # of a portable file: the longest recording that is taken in is smaller
+_PART_BYTES = 96 << 10  # of a portable file, in memory per slow reader
+_LARGEST_PART = 64 << 20  # of a portable file: the longest accepted recording is smaller
 
 _HOLDS = {"gt": operator.gt, "ge": operator.ge, "le": operator.le, "lt": operator.lt}
 
@@ -65,23 +65,23 @@ class Take(Strict):
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]  # of the FLAC file
     seconds: float
     num_bytes: int
-    # What it says. None: the voice is known by its speaker vector only.
+    # Its transcript. None: the voice is cloned from its speaker vector only.
     text: Annotated[str, Field(max_length=MAX_TRANSCRIPT)] | None = None
     changes: Annotated[tuple[Sentence, ...], Field(max_length=16)] = ()  # what its preparation did, a sentence each
-    flaws: Annotated[tuple[Flaw, ...], Field(max_length=32)] = ()  # found in what was sent, the gravest first
-    disabled: Sentence = ""  # why nothing speaks with it; "": it can be used
+    flaws: Annotated[tuple[Flaw, ...], Field(max_length=32)] = ()  # found in the sent file, most severe first
+    disabled: Sentence = ""  # why it cannot be used; "": it can
 
     @classmethod
     def of_file(
         cls, data: bytes, *, text: str | None, style: str, prepare: Preparation, field: str
     ) -> tuple[Self, bytes]:
-        """A recording as it is kept, and its FLAC file in one channel. Raises InvalidRequest about `field`. Blocks."""
+        """A recording in its stored form, and its mono FLAC file. Raises InvalidRequest for `field`. Blocks."""
         if len(text or "") > MAX_TRANSCRIPT:
             message = f"ref_text has {len(text or '')} characters, at most {MAX_TRANSCRIPT} are allowed."
             raise InvalidRequest(message, "ref_text", "string_above_max_length")
         text = " ".join((text or "").split()) or None
         checked = check_recording(data, field=field, transcript=text, heard=None, prepare=prepare)
-        # 24 bits hold every sample of 16, and the mean of two channels of them. What is louder would wrap around.
+        # 24 bits represent every 16-bit sample, and the mean of two channels of them. Louder samples would wrap around.
         samples = np.clip(checked.audio, -1, 1 - 2**-23)
         findings = {"changes": checked.changes, "flaws": checked.flaws}
         return cls.of_samples(samples, checked.sample_rate, "PCM_24", style=style, text=text, **findings)
@@ -90,7 +90,7 @@ class Take(Strict):
     def of_samples(
         cls, samples: NDArray[np.generic], sample_rate: int, subtype: str, **fields: Any
     ) -> tuple[Self, bytes]:
-        """`samples` [samples] as they are kept, with other `fields`, and their FLAC file of a `subtype`. Blocks."""
+        """The take of `samples` [samples], with other `fields`, and its FLAC file of a `subtype`. Blocks."""
         import soundfile
 
         file = io.BytesIO()
@@ -101,11 +101,11 @@ class Take(Strict):
 
     @property
     def cloned_by(self) -> Literal["transcript", "vector"]:
-        """A recording without transcript gives the sound of a voice, and less of its way of speaking."""
+        """Without a transcript, a clone has the sound of a voice, but less of its way of speaking."""
         return "transcript" if self.text else "vector"
 
     def as_json(self) -> dict[str, object]:
-        """The view of its owner."""
+        """The object that the API returns to the owner."""
         known = {"style": self.style, "seconds": self.seconds, "text": self.text, "cloned_by": self.cloned_by}
         known |= {"disabled": self.disabled} if self.disabled else {}
         return {**known, "changes": self.changes, "flaws": [asdict(flaw) for flaw in self.flaws]}
@@ -113,10 +113,10 @@ class Take(Strict):
 
 @dataclass(frozen=True, slots=True)
 class SentRecording:
-    """A recording as it was sent."""
+    """A recording as sent."""
 
     data: bytes
-    text: str | None = None  # what it says
+    text: str | None = None  # its transcript
     style: str = NEUTRAL
     prepare: Preparation = "auto"
 
@@ -146,19 +146,19 @@ class Stored(Strict):
 
     id: Annotated[str, Field(max_length=40)]
     name: Name
-    owner: Owner = ""  # the name of the API key; "" where no keys are asked for
+    owner: Owner = ""  # the name of the API key; "" if no keys are required
     created_at: int  # seconds since 1970
 
     @classmethod
     def new(cls, **values: object) -> Self:
-        """The first version of one of the caller's. Raises InvalidRequest that names the field."""
+        """The first version of a record that the caller owns. Raises InvalidRequest with the field."""
         owned = {"id": new_id(cls.prefix), "owner": VISITOR.get().name or "", "created_at": now()}
         version = {"version": new_version()} if "version" in cls.model_fields else {}
         return cls.made(**values, **owned, **version)
 
     @classmethod
     def made(cls, **values: object) -> Self:
-        """With a client's own words among the values. Raises InvalidRequest that names the field."""
+        """A record from values that a client may have sent. Raises InvalidRequest with the field."""
         try:
             return cls.model_validate(values)
         except ValidationError as error:
@@ -168,8 +168,8 @@ class Stored(Strict):
 
     @classmethod
     def read(cls, stored: dict[str, Any]) -> Self:
-        """A record of the store. One that was written before the limits stays: its texts are cut to them, and a
-        recording is disabled if its transcript is too long. The log names each. Raises ValidationError.
+        """A record from the store. One that predates the limits remains: its texts are cut to them, and a recording is
+        disabled if its transcript is too long. Each case is logged. Raises ValidationError.
         """
         try:
             return cls.model_validate(stored)
@@ -192,11 +192,11 @@ class Stored(Strict):
 
     @property
     def num_bytes(self) -> int:
-        """Of its recordings."""
+        """Size of its recordings."""
         return 0
 
     def changed(self, **changes: object) -> Self:
-        """With other values in place of some, and the next version. Raises InvalidRequest that names the field."""
+        """A copy with some values replaced and a new version. Raises InvalidRequest with the field."""
         version = {"version": new_version()} if "version" in type(self).model_fields else {}
         return type(self).made(**{**dict(self), **changes, **version})
 
@@ -205,19 +205,19 @@ class Stored(Strict):
 
 
 class StoredVoice(Stored):
-    """One voice. A new version has another `version`, so that nothing made of the old one is taken for its."""
+    """One voice. Each version has its own `version`, so that data derived from an old one is never used for it."""
 
     prefix: ClassVar = "voice"
 
     id: Annotated[str, Field(pattern=r"^voice_[0-9a-f]{24}$")]
     version: Version
     takes: Annotated[tuple[Take, ...], Field(min_length=1, max_length=MAX_TAKES)]
-    language: Language | None = None  # for requests that name none
+    language: Language | None = None  # for requests without a language
     sampling: _Options = Field(default_factory=dict)  # for options that a request does not name
-    lexicon: Words = Field(default_factory=dict)  # how words are said, where a request does not say
+    lexicon: Words = Field(default_factory=dict)  # respellings of words that a request does not respell
     description: Description = ""
     consent: Consent = Consent()
-    provenance: Origin = ""  # how it came here: "openai", "elevenlabs", "import", ...
+    provenance: Origin = ""  # where it is from: "openai", "elevenlabs", "import", ...
 
     @property
     def num_bytes(self) -> int:
@@ -225,7 +225,7 @@ class StoredVoice(Stored):
 
     @property
     def key_prefix(self) -> bytes:
-        """Begins the keys of all that is derived from this version, in every cache of every process."""
+        """Prefix of the keys of all data derived from this version, in every cache of every process."""
         return hashlib.sha256(f"{self.id} {self.version}".encode()).digest()[:VOICE_BYTES]
 
     def key(self, take: Take, fingerprint: str) -> bytes:
@@ -234,7 +234,7 @@ class StoredVoice(Stored):
 
     @classmethod
     def made(cls, **values: object) -> Self:
-        """From checked takes and a client's own words. Raises InvalidRequest that names the field."""
+        """A voice from checked takes and values that a client may have sent. Raises InvalidRequest with the field."""
         voice = super().made(**values)
         _check_sampling(voice.sampling)
         Lexicon.checked(voice.lexicon, "lexicon")
@@ -244,11 +244,11 @@ class StoredVoice(Stored):
         return voice
 
     def take_for(self, words: str | None) -> Take:
-        """The take whose style these words, such as instructions, name; else the first."""
+        """The take whose style is named in `words`, such as instructions; else the first take."""
         return self.take_named(words) or self.takes[0]
 
     def take_named(self, words: str | None) -> Take | None:
-        """The take whose style these words name."""
+        """The take whose style is named in `words`."""
         named = named_take(words, self.styles)
         return next((take for take in self.takes if take.style == named), None)
 
@@ -260,7 +260,7 @@ class StoredVoice(Stored):
         return self.take_named(words) is not None
 
     def take_note(self, words: str | None, *, is_tagged: bool) -> str:
-        """Which take speaks, and what chose it."""
+        """Which take speaks, and why it was chosen."""
         named = self.take_named(words)
         take = named or self.takes[0]
         why = "tag" if is_tagged else "instructions" if named else "the first"
@@ -269,7 +269,7 @@ class StoredVoice(Stored):
 
 
 class StoredConsent(Stored):
-    """A recording in which a speaker agrees."""
+    """A recording of a speaker's consent."""
 
     prefix: ClassVar = "cons"
     noun: ClassVar = "consent"
@@ -292,7 +292,7 @@ class StoredDesign(Stored):
     name: Name = "design"
     description: Description
     language: Language | None = None
-    model: Origin  # that spoke
+    model: Origin  # that spoke the text
     seed: Annotated[int, Field(ge=0, lt=2**64)]
     take: Take  # with its text
 
@@ -303,7 +303,7 @@ class StoredDesign(Stored):
 
 
 class StoredLexicon(Stored):
-    """How words are said, for requests that name it, or for all."""
+    """Respellings for requests that name the lexicon, or for all requests."""
 
     prefix: ClassVar = "lexicon"
     noun: ClassVar = "lexicon"
@@ -311,11 +311,11 @@ class StoredLexicon(Stored):
     id: Annotated[str, Field(pattern=r"^lexicon_[0-9a-f]{24}$")]
     version: Version
     words: Words  # respelling by word
-    for_all: bool = False  # whether it holds for every request of the server
+    for_all: bool = False  # whether it applies to every request of the server
 
     @classmethod
     def named(cls, name: str, words: Mapping[str, str]) -> Self:
-        """One of the caller's, of checked words. Raises InvalidRequest."""
+        """A lexicon of the caller, from checked words. Raises InvalidRequest."""
         if not name.isprintable():
             raise InvalidRequest("name must have 1 to 80 printable characters.", "name")
         return cls.new(name=name, words=dict(words))
@@ -326,7 +326,7 @@ class StoredLexicon(Stored):
 
 
 def _check_sampling(sampling: Mapping[str, bool | int | float]) -> None:
-    """Raises InvalidRequest of an option that is unknown, or outside the bounds of a request's."""
+    """Raises InvalidRequest if an option is unknown, or outside the bounds for requests."""
     options = {option.name: option for option in fields(Sampling)}
     for name, value in sampling.items():
         if name not in options:
@@ -366,7 +366,7 @@ def packed(voice: StoredVoice, recording: Callable[[Take], bytes]) -> Iterator[b
 
 
 class _Parts(io.RawIOBase):
-    """A file that is taken away while it is written."""
+    """A file whose content is taken out while it is written."""
 
     def __init__(self) -> None:
         self._written = bytearray()

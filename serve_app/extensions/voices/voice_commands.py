@@ -24,7 +24,7 @@ from serve_app.extensions.voices.reference_doctor import CheckedRecording, Heard
 from serve_app.extensions.voices.settings import VoiceSettings
 from serve_app.text.languages import language_code, language_name
 
-if TYPE_CHECKING:  # they import what decodes recordings
+if TYPE_CHECKING:  # they import the decoder of recordings
     from serve_app.extensions.voices.library import Voices
     from serve_app.extensions.voices.stored_voice import StoredLexicon, StoredVoice, Take
 
@@ -122,7 +122,7 @@ def _show(file: Path, checked: CheckedRecording) -> None:
 
 
 def show_advice(take: "Take") -> None:
-    """Print what was found in a recording that was stored, and what was done to it."""
+    """Print the flaws of a stored recording, and the changes made to it."""
     table = Table.grid(padding=(0, 2))
     _add(table, take)
     Console(highlight=False).print(table)
@@ -286,7 +286,7 @@ def preview(
 
 
 def with_voices(store: str | None, owner: str, work: "Callable[[Voices], Awaitable[T]]") -> T:
-    """The result of `work` with the voices of all owners; what it makes is `owner`'s."""
+    """Run `work` with the voices of all owners. Records that it creates belong to `owner`."""
     from serve_app.extensions.voices.extension import open_voices
     from serve_app.visitor import VISITOR, Visitor
 

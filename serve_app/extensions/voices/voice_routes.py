@@ -144,7 +144,7 @@ async def remove_consent(service: SpeechService, consent_id: str) -> Json:
 
 
 def described(voice: StoredVoice) -> Json:
-    """OpenAI's object, with all that a client may know of its own voice."""
+    """OpenAI's object, with all details that a client may see of its own voice."""
     return {
         "id": voice.id,
         "object": "audio.voice",

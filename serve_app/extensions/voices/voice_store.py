@@ -1,12 +1,12 @@
 """The store of voices: a folder, or a bucket of S3, Google or Azure. All methods block.
 
-    voices/ID.json    consents/ID.json    the records, each with a checksum: a voice is there once its record is
+    voices/ID.json    consents/ID.json    the records, each with a checksum: a voice exists once its record does
     designs/ID.json                       candidates for voices, which `sweep` removes after an hour
     lexicons/ID.json                      how words are said
     audio/ID/SHA256.flac                  recordings, written before the record that names them
     derived/ID/KEY.npz                    speaker vector and codes of a recording, for one checkpoint
 
-Recordings have their checksum as their name. In a folder a file is complete and on the disk before it has its name.
+The name of a recording is its checksum. In a folder, a file is complete and on the disk before it gets its name.
 """
 
 import hashlib
@@ -62,7 +62,7 @@ _OF_A_RECORD = ("audio", "derived")
 _RETRIES: "RetryConfig" = {"max_retries": 2, "retry_timeout": timedelta(seconds=5)}
 # Older files without a record or without a name were left by a killed writer.
 _ABANDONED_S = 600.0
-# Records within their limits have less than the first. Of larger ones, from before the limits, one is read at a time.
+# Records within their limits are smaller than the first. Larger ones, from before the limits, are read one at a time.
 _LARGE_RECORD_BYTES, _MOST_RECORD_BYTES = 6 << 20, 64 << 20
 
 
@@ -85,7 +85,7 @@ class Damaged(ExtensionError):
 
 
 def default_folder() -> Path:
-    """The folder of this user's data, or TALKRAY_DATA. Raises StartError where there is no home folder."""
+    """The folder of this user's data, or TALKRAY_DATA. Raises StartError if there is no home folder."""
     if named := os.environ.get("TALKRAY_DATA"):
         return Path(named).absolute() / "voices"
     try:
@@ -96,7 +96,7 @@ def default_folder() -> Path:
 
 
 def folder_of(location: str) -> Path | None:
-    """The folder that a store's location, a path or a URL, means; None of a bucket. Raises StartError."""
+    """The folder of a store's location, which is a path or a URL; None for a bucket. Raises StartError."""
     url = urlsplit(location)
     if url.scheme in _SCHEMES:
         return None
@@ -115,7 +115,7 @@ class VoiceStore:
         self.location = location
         self.folder = folder_of(location)
         self._one_large = threading.Lock()
-        self._failed = ""  # what failed last
+        self._failed = ""  # the last failure
         try:
             if self.folder is None:
                 self._objects: ObjectStore = from_url(location, retry_config=_RETRIES)
@@ -126,7 +126,7 @@ class VoiceStore:
             raise StartError(f"api.voices.store: {location} cannot be used: {_first_line(error)}") from None
 
     def marks(self) -> "dict[str, obstore.ObjectMeta]":
-        """Of every record, by its path: its file, which changes with it. Raises StoreFailed."""
+        """Metadata of each record's file, by path. It changes whenever the record does. Raises StoreFailed."""
         return {
             meta["path"]: meta
             for kind in _KINDS
@@ -135,11 +135,11 @@ class VoiceStore:
         }
 
     def read(self, path: str) -> Record | None:
-        """The record at a path of `marks`, None where it has gone. Raises Damaged and StoreFailed."""
+        """The record at a path of `marks`; None if it was deleted. Raises Damaged and StoreFailed."""
         return self.get_record(path, _KINDS[path.partition("/")[0]])
 
     def get_record(self, path: str, kind: type[R]) -> R | None:
-        """The record that `put_record` has put there, None where it has gone. Raises as `read` does."""
+        """The record that `put_record` wrote to a path; None if it was deleted. Raises as `read` does."""
         content = self.get(path, most=_MOST_RECORD_BYTES)
         if content is None:
             return None
@@ -155,10 +155,10 @@ class VoiceStore:
             raise self._damaged(Path(path).stem, path, _first_line(error)) from None
 
     def write(self, record: Record, recordings: Mapping[str, bytes]) -> None:
-        """Keep a record and its new recordings, by sha256, in this order. Raises StoreFailed; it is as before then.
+        """Store the new recordings, by sha256, then their record. Raises StoreFailed; the record is then unchanged.
 
-        Raises NotFound of a record that is deleted at this moment. A deletion ends with the record, after its
-        recordings: either it removes this record too, or the first recording has gone when this looks for it.
+        Raises NotFound if the record is being deleted. A deletion ends with the record, after its recordings: either
+        it removes this record too, or the first recording is gone when this method checks for it.
         """
         path, first = path_of(record.id), _first_file(record)
         files = {_audio(record.id, sha256): recording for sha256, recording in recordings.items()}
@@ -174,11 +174,11 @@ class VoiceStore:
             raise gone
 
     def put_record(self, path: str, record: BaseModel) -> None:
-        """Keep a record with its checksum. Raises StoreFailed; it is as before then."""
+        """Store a record with its checksum. Raises StoreFailed; the record is then unchanged."""
         self.put(path, record_file(record))
 
     def recording(self, record: Record, take: Take) -> bytes:
-        """A FLAC file. Raises Damaged, StoreFailed, and NotFound where the record was deleted."""
+        """A FLAC file. Raises Damaged, StoreFailed, and NotFound if the record was deleted."""
         path = _audio(record.id, take.sha256)
         content = self.get(path)
         if content is None and self.meta(path_of(record.id)) is None:
@@ -201,14 +201,14 @@ class VoiceStore:
             raise StoreFailed(problem) from error
 
     def _log(self, failure: str, reason: str) -> None:
-        """Once, until something else fails. The reason may count milliseconds."""
+        """Log a failure once, until a different one occurs. The reason is not compared: it may contain milliseconds."""
         if failure != self._failed:
             logger.error("the store %s: %s: %s", self.location, failure, reason)
         self._failed = failure
 
     def remove(self, record: Record) -> None:
-        """The record first: if this process is killed, `clear` or `sweep` removes its other files. And the record again
-        at the end: see `write`.
+        """Delete the record first: if this process is killed, `clear` or `sweep` removes its other files. Delete the
+        record again at the end: see `write`.
         """
         self.delete(path_of(record.id))
         for kind in _OF_A_RECORD:
@@ -216,10 +216,10 @@ class VoiceStore:
         self.delete(path_of(record.id))
 
     def clear(self, record: Record, *, recorded_until: datetime | None) -> None:
-        """Remove what was derived of an old version of a voice and, if its record has gone, recordings that were
-        written until its own time. Later ones belong to another record of this id. Raises StoreFailed.
+        """Remove data derived from an old version of a voice and, if its record was deleted, recordings written until
+        `recorded_until`. Later ones belong to another record with this id. Raises StoreFailed.
 
-        Looks for the record after the files: a folder that was unmounted has neither, until it returns with both.
+        Checks for the record after the files: an unmounted folder has neither, until it is mounted again with both.
         """
         paths = []
         if isinstance(record, StoredVoice):
@@ -232,18 +232,18 @@ class VoiceStore:
         self.delete(*paths)
 
     def derived(self, voice: StoredVoice, key: bytes) -> ClonePrompt | None:
-        """The prompt that was kept for this key, if there is one that can be read. Raises StoreFailed."""
+        """The prompt stored for this key, if there is a readable one. Raises StoreFailed."""
         content = self.get(_derived(voice, key))
         if content is None:
             return None
         try:
-            with np.load(io.BytesIO(content), allow_pickle=False) as arrays:  # a zip: it checks its sums
+            with np.load(io.BytesIO(content), allow_pickle=False) as arrays:  # a zip verifies its checksums
                 return ClonePrompt(arrays["speaker"], arrays.get("codes"))
         except (ValueError, KeyError, OSError, zipfile.BadZipFile):
             return None
 
     def keep_derived(self, voice: StoredVoice, key: bytes, prompt: ClonePrompt) -> None:
-        """Keeps nothing of an old version. Raises Damaged and StoreFailed."""
+        """Store a prompt, unless it is from an old version. Raises Damaged and StoreFailed."""
         file = io.BytesIO()
         if prompt.codes is None:
             np.savez(file, speaker=prompt.speaker)
@@ -251,12 +251,12 @@ class VoiceStore:
             np.savez(file, speaker=prompt.speaker, codes=prompt.codes)
         path = _derived(voice, key)
         self.put(path, file.getvalue())
-        present = self.read(path_of(voice.id))  # a deletion removes this first: it sees the new file, or this sees it
+        present = self.read(path_of(voice.id))  # a deletion removes this first: it sees the new file, or we see it
         if not isinstance(present, StoredVoice) or present.version != voice.version:
             self.delete(path)
 
     def sweep(self, now_s: float) -> int:
-        """Remove old designs and the files that killed writers left; returns how many. `now_s`: seconds since 1970.
+        """Remove old designs and files left by killed writers; returns how many. `now_s`: seconds since 1970.
         Raises StoreFailed.
         """
         old_s, before_s = now_s - DESIGN_S, now_s - _ABANDONED_S
@@ -266,7 +266,7 @@ class VoiceStore:
         for kind in _OF_A_RECORD:
             for meta in self.listed(f"{kind}/"):
                 record = path_of(meta["path"].split("/")[1])
-                # Nothing is derived before its record is there.
+                # Nothing is derived before its record exists.
                 if record not in known and (kind == "derived" or meta["last_modified"].timestamp() < before_s):
                     over[record].append(meta["path"])
         swept = [path for record, paths in over.items() if self.meta(record) is None for path in paths]  # see `clear`
@@ -282,13 +282,13 @@ class VoiceStore:
         return len(old) + len(swept) + len(unnamed)
 
     def listed(self, prefix: str, *, unnamed: bool = False) -> "Iterator[obstore.ObjectMeta]":
-        """Of a folder with `unnamed` also files that have no name yet."""
+        """The files below `prefix`. With `unnamed`, a folder also lists files that have no final name yet."""
         with self._failing("The store cannot be read", "it cannot be listed"):
             for batch in obstore.list(self._objects, prefix):
                 yield from (meta for meta in batch if unnamed or "/." not in meta["path"])
 
     def get(self, path: str, *, most: int | None = None) -> bytes | None:
-        """None where there is no such file. Raises StoreFailed, and Damaged of one that has more than `most` bytes."""
+        """None if there is no such file. Raises StoreFailed, and Damaged if it has more than `most` bytes."""
         with self._failing("The store cannot be read", f"{path} cannot be read"), suppress(FileNotFoundError):
             found = obstore.get(self._objects, path)
             if most is not None and (size := found.meta["size"]) > most:
@@ -297,13 +297,13 @@ class VoiceStore:
         return None
 
     def meta(self, path: str) -> "obstore.ObjectMeta | None":
-        """Size, e_tag and time of one object; None where there is none. Raises StoreFailed."""
+        """Size, e_tag and time of one object; None if it does not exist. Raises StoreFailed."""
         with self._failing("The store cannot be read", f"{path} cannot be read"), suppress(FileNotFoundError):
             return obstore.head(self._objects, path)
         return None
 
     def now_s(self) -> float:
-        """Seconds since 1970 by the clock that `last_modified` is made with: of a bucket, the provider's. Raises
+        """Seconds since 1970 by the clock that sets `last_modified`: for a bucket, the provider's. Raises
         StoreFailed.
         """
         if self.folder is not None:
@@ -321,17 +321,17 @@ class VoiceStore:
                 write_file(self.folder / path, content)
 
     def create(self, path: str) -> bool:
-        """Put a small file where there is none. False if there is one already. Raises StoreFailed."""
+        """Create a small file. False if the file exists already. Raises StoreFailed."""
         own = secrets.token_bytes(16)
         with self._failing("The store cannot be written, nothing was changed", f"{path} cannot be written"):
             try:
                 obstore.put(self._objects, path, own, mode="create")
             except (AlreadyExistsError, PreconditionError):
-                return self.get(path) == own  # a retry finds the file of a try whose answer was lost
+                return self.get(path) == own  # a retry may find the file of a try whose response was lost
         return True
 
     def delete(self, *paths: str) -> None:
-        """Of a folder also what a killed writer of these files has left."""
+        """Delete files; in a folder, also leftovers of killed writers of these files."""
         with self._failing("The store cannot be written", f"{', '.join(paths[:1])} cannot be removed"):
             files = set() if self.folder is None else {self.folder / path for path in paths}
             for new in [new for folder in {file.parent for file in files} for new in folder.glob(".*.new")]:
@@ -349,7 +349,7 @@ def record_file(record: BaseModel) -> bytes:
 
 
 def write_file(file: Path, content: bytes) -> None:
-    """Replace a file at once; it is on the disk when this returns. Raises OSError, and the file is as before then."""
+    """Replace a file atomically; it is on the disk when this returns. Raises OSError; the file is then unchanged."""
     file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     new = file.with_name(f".{file.name}.{secrets.token_hex(4)}.new")
     try:
@@ -369,7 +369,7 @@ def write_file(file: Path, content: bytes) -> None:
 
 
 def _is_older(file: Path, time_s: float) -> bool:
-    """False of a file that has its name by now."""
+    """False for a file that has its final name by now."""
     try:
         return file.stat().st_mtime < time_s
     except FileNotFoundError:
@@ -377,7 +377,7 @@ def _is_older(file: Path, time_s: float) -> bool:
 
 
 def tried(work: Callable[[], T]) -> T | Damaged:
-    """The result, or why the store has none: one record that is damaged hides no other."""
+    """The result of `work`, or its Damaged error, so that one damaged record does not hide others."""
     try:
         return work()
     except Damaged as error:
@@ -393,13 +393,13 @@ def _checksum(record: object) -> str:
 
 
 def path_of(record_id: str) -> str:
-    """Of the record with this id."""
+    """The path of the record with this id."""
     kind = next((kind for kind in _KINDS if kind.startswith(record_id.partition("_")[0])), "none")
     return f"{kind}/{record_id}.json"
 
 
 def _first_file(record: Record) -> str:
-    """Its first recording, if it has recordings."""
+    """The file of its first recording; of a lexicon, the record."""
     if isinstance(record, StoredLexicon):
         return path_of(record.id)
     return _audio(record.id, (record.takes[0] if isinstance(record, StoredVoice) else record.take).sha256)

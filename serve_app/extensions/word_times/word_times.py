@@ -1,7 +1,7 @@
 """The time of each word in the audio, and the part of a text that a listener heard before an interruption.
 
-The talker gives each frame a place in the spoken text: by its attention where the model's alignment head is known, else
-by an estimate. The parts, which pair written text with its spoken form, lead from there to the written word.
+The talker assigns each frame a place in the spoken text: by its attention if the model's alignment head is known, else
+by an estimate. The parts, which pair written text with its spoken form, map this place to the written word.
 """
 
 import re
@@ -15,13 +15,13 @@ from serve_app.speech.words import Word
 from serve_app.text.spoken import LEFT_OUT, SpokenPiece, SpokenText, WrittenSoFar
 
 _WORD = re.compile(rf"[^\s{LEFT_OUT}](?:\S*[^\s{LEFT_OUT}])?")
-_UNREAD_WORDS = 2  # a good end leaves 2.8 tokens unread at most: docs/reliability.md
-_USUAL_S = 0.3  # taken for the length of a word whose end is not known yet
+_UNREAD_WORDS = 2  # a good end leaves at most 2.8 tokens unread: docs/reliability.md
+_USUAL_S = 0.3  # assumed length of a word whose end is not known yet
 
 
 @dataclass(frozen=True, slots=True)
 class Spoken:
-    """A text, cut where the listener is."""
+    """A text, split at the listener's position."""
 
     text_spoken: str
     text_remaining: str
@@ -29,14 +29,14 @@ class Spoken:
     is_estimate: bool = False
 
     def as_json(self) -> dict[str, object]:
-        """For a message, beside its other fields."""
+        """The fields to add to a message."""
         fields = asdict(self)
         return {**fields, "estimated": True} if fields.pop("is_estimate") else fields
 
 
 @dataclass(slots=True)
 class _Span:
-    """Where a word is in the written text, and where its spoken form begins in the spoken text."""
+    """The place of a word in the written text, and the start of its spoken form in the spoken text."""
 
     start: int
     end: int
@@ -53,13 +53,13 @@ class WordTimes:
         self._text = source.sent if isinstance(source, SpokenText) else ""
         self._made = source.pieces() if isinstance(source, SpokenText) else iter(())
         self._parts: list[SpokenPiece] = self._live.parts if self._live else []
-        self._num_parts = self._num_written = self._num_spoken = 0  # of the parts that were taken
+        self._num_parts = self._num_written = self._num_spoken = 0  # of the parts taken so far
         self._spans: list[_Span] = []
-        self._word_end = -1  # of the last word, with what is not spoken behind it: text from here on belongs to it
+        self._word_end = -1  # of the last word and unspoken text after it: text that continues here belongs to it
         self._read_to: tuple[float, float] = (0.0, 0.0)  # seconds, characters of the spoken text
-        self._starts_s: list[float] = []  # of the words that the frames so far have come to
+        self._starts_s: list[float] = []  # of the words that the frames have reached so far
         self._num_finished = 0  # words whose end is known
-        self._finished: list[Word] = []  # those of them that `take` has not returned yet
+        self._finished: list[Word] = []  # finished words that `take` has not returned yet
         self._speed = speed
         self._sample_rate, self._num_samples, self._is_over = info.sample_rate, 0, False
 
@@ -69,7 +69,7 @@ class WordTimes:
 
     @property
     def are_known(self) -> bool:
-        """Whether any word has a time: not every model has readings."""
+        """Whether any word has a time: not every model provides readings."""
         return bool(self._starts_s)
 
     def feed(self, chunk: PcmChunk) -> None:
@@ -106,7 +106,7 @@ class WordTimes:
     def _hear(self, seconds: float, chars: float) -> None:
         before_s, before = self._read_to
         if seconds <= before_s and before:
-            return  # a reading of this frame came before
+            return  # this frame had a reading already
         while len(self._starts_s) < len(self._spans) and self._spans[len(self._starts_s)].spoken <= chars:
             begins = self._spans[len(self._starts_s)].spoken
             share = 0.0 if chars <= before else min(1.0, max(0.0, (begins - before) / (chars - before)))
@@ -114,8 +114,8 @@ class WordTimes:
         self._read_to = seconds, max(chars, before)
 
     def _spread_rest(self) -> None:
-        """The speech is complete, so the words that no reading has come to share what is left of the audio, behind the
-        beginning of the last word that one has come to. A known head misses _UNREAD_WORDS at most: more were not said.
+        """Split the rest of complete speech, from the start of the last word that a reading reached, among the words
+        that none reached. A known head misses at most _UNREAD_WORDS: if more are left, they were not spoken.
         """
         self._take_parts(inf)
         begun = len(self._starts_s)
@@ -133,7 +133,7 @@ class WordTimes:
         else:
             end_s = max(start_s, self._num_samples / self._sample_rate) if self._is_over else start_s + _USUAL_S
         text = self.text[span.start : span.end]
-        start_s, end_s = start_s / self._speed, end_s / self._speed  # as it is heard
+        start_s, end_s = start_s / self._speed, end_s / self._speed  # in playback time
         return Word(text, span.start, end=span.end, start_s=start_s, end_s=end_s, is_estimate=self._is_estimate)
 
     def _take_parts(self, chars: float) -> None:
@@ -170,9 +170,9 @@ class WordTimes:
 
 
 def _begins(written: list[re.Match[str]], spoken: list[re.Match[str]], end: int) -> list[int]:
-    """Where the spoken form of each written word begins, in a part whose spoken text ends at `end`.
+    """The start of each written word's spoken form, in a part whose spoken text ends at `end`.
 
-    Equal words at the start and at the end of both texts belong together. The written words between them share the
+    Equal words at the start and at the end of both texts are paired. The written words between them share the
     spoken words between them evenly.
     """
     ahead = _num_same(written, spoken)
