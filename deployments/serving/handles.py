@@ -79,8 +79,8 @@ async def _cancel_once_taken(response: Any, items: "ItemReader[Any]") -> None:
 
 
 class ItemReader(Generic[T]):
-    """Reads an iterator one item at a time, and tells when none comes. One task reads all of it: a task and a wait for
-    each item take three times as long.
+    """Reads an iterator one item at a time, and detects when none comes. One task reads all items: a task and a wait
+    for each item take three times as long.
     """
 
     def __init__(self, items: AsyncIterator[T]) -> None:
@@ -104,7 +104,7 @@ class ItemReader(Generic[T]):
 
     @property
     def has_come(self) -> bool:
-        """Whether `take` gives an item or tells of the end."""
+        """Whether `take` would return an item or report the end."""
         return bool(self._item) or self._task.done()
 
     async def wait(self, within_s: float) -> bool:

@@ -1,4 +1,4 @@
-"""A stream whose audio is made beside the talker, and which of these streams share the next call of the codec."""
+"""A stream whose audio is made on the talker's device, and the choice of streams for the next codec call."""
 
 import math
 from collections.abc import Callable, Collection
@@ -27,8 +27,8 @@ _BACKGROUND_FRAMES = 48  # of a call of background streams beside listeners, who
 
 @dataclass(slots=True, eq=False)
 class AudioStream:
-    """How many frames of a stream are written, in calls, and decoded. It changes by its methods only, each of which
-    finds out when it may want a call.
+    """How many frames of a stream are written, in calls, and decoded. Only its methods change it, and each finds out
+    when it may want a call.
     """
 
     sequence_id: int
@@ -94,7 +94,7 @@ class AudioStream:
         return self._plan.size(self.num_waiting, ended=ended, lead_s=lead_s, load=load)
 
     def write(self, num_frames: int) -> None:
-        """The slot has the codes of `num_frames` more frames."""
+        """Count the codes of `num_frames` more frames in the slot."""
         self.num_written += num_frames
         self._replan()
 
@@ -154,7 +154,7 @@ class ChosenCall:
 
 @dataclass(slots=True, eq=False)
 class _Candidate:
-    """A stream that has frames enough for a call now."""
+    """A stream that has enough frames for a call now."""
 
     stream: AudioStream
     num_frames: int
@@ -198,7 +198,7 @@ def choose_call(
 
 
 def _candidates(streams: Collection[AudioStream], now_s: float) -> list[_Candidate]:
-    """Streams with frames enough for a call: urgent ones first, then by when their listeners need audio."""
+    """Streams with enough frames for a call: urgent ones first, then by when their listeners need audio."""
     load = max(0, len(streams).bit_length() - _FEW_STREAMS.bit_length())
     candidates = list[_Candidate]()
     for stream in streams:

@@ -1,4 +1,4 @@
-"""Makes sequences of requests: of a complete text at once, of a text that the client still writes once it is long
+"""Makes sequences from requests: from a complete text at once, from a text that the client still writes once it is long
 enough for a prompt. Limits the length of prompts and of speech.
 """
 

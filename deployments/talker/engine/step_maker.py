@@ -85,7 +85,7 @@ class StepMaker:
         self._append_frames(step.queued.sequences, frames)
 
     def follow_text(self, step: QueuedStep) -> None:
-        """Find out where in their texts `advance` of `step` read: there the next frames are spoken."""
+        """Find out where `advance` of `step` read in the texts: the next frames speak these places."""
         for sequence, (mass, moment) in zip(step.sequences, step.readings(), strict=False):
             if self._scheduler.holds(sequence):
                 sequence.progress.read(mass, moment, sequence.prompt)

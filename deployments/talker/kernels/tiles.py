@@ -1,4 +1,4 @@
-"""How a matrix product is cut up into programs: the tiles that were measured, and which one a product takes."""
+"""How a matrix product is split into programs: the tiles that were measured, and the choice for a product."""
 
 from dataclasses import dataclass
 from enum import StrEnum

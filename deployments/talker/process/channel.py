@@ -1,6 +1,6 @@
 """Messages between the talker replica and its engine process: over a socket pair, but for `EngineStart`.
 
-The replica imports no torch, and so none stands here.
+The replica imports no torch, so this file does not either.
 """
 
 import pickle
@@ -19,7 +19,7 @@ class EngineStart(Strict):
 
     model: str
     config: TalkerConfig
-    makes_audio: bool  # False where no stream asks for audio
+    makes_audio: bool  # False if no stream asks for audio
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ def encode(message: Command | Report) -> bytes:
 
 
 class Unpacker:
-    """Makes messages of bytes as they arrive."""
+    """Assembles messages from bytes as they arrive."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()

@@ -241,7 +241,7 @@ class ModelRunner:
         self._advance(batch, length=self._length(0))
 
     def on_stream(self) -> AbstractContextManager[object]:
-        """The device's work that is queued in the block is on the runner's CUDA stream."""
+        """Put the device work that the block queues on the runner's CUDA stream."""
         return torch.cuda.stream(self.cuda_stream)
 
     @torch.inference_mode()

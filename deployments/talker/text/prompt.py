@@ -236,7 +236,7 @@ class PromptBuilder:
     def _going_on(
         self, request: SynthesisRequest, text: list[int], frames: _Track
     ) -> tuple[list[int], list[int], list[int]]:
-        """Rows of speech that goes on from `frames`: text and frames side by side or one after the other.
+        """Rows of speech that continues from `frames`: text and frames side by side or one after the other.
 
         `text` begins with that of the frames. It ends with the end of text once it is whole.
         """
