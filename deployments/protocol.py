@@ -38,7 +38,7 @@ class FinishReason(StrEnum):
     LENGTH = "length"  # max_new_tokens
     SILENCE = "silence"  # the talker missed the end: seconds of silence or room noise
     LOOP = "loop"  # the talker missed the end: it repeats itself
-    RUNAWAY = "runaway"  # it goes on with no words left, or has far more frames than its text can need
+    RUNAWAY = "runaway"  # it continues with no words left, or has far more frames than its text can need
 
     @property
     def is_good(self) -> bool:
@@ -111,7 +111,7 @@ class ClonePrompt:
         return self.speaker.nbytes + (0 if self.codes is None else self.codes.nbytes)
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Pickles bytes: on its way to a replica an array beside the pickle takes longer than its copy."""
+        """Pickles bytes: on the way to a replica, an array next to the pickle takes longer than copying it."""
         codes = None if self.codes is None else (self.codes.tobytes(), self.codes.shape)
         return _clone_prompt, (self.speaker.astype(np.float32, copy=False).tobytes(), codes)
 
@@ -125,7 +125,7 @@ def _clone_prompt(speaker: bytes, codes: tuple[bytes, tuple[int, ...]] | None) -
 class Reference:
     """A recording to clone: its samples, or the prompt that a replica has made of them."""
 
-    audio: NDArray[np.float32] | None  # [samples] of mono audio at the model's sample rate; None beside a `prompt`
+    audio: NDArray[np.float32] | None  # [samples] of mono audio at the model's sample rate; None if there is a `prompt`
     text: str | None = None
     x_vector_only: bool = False
     prompt: ClonePrompt | None = None  # with codes, unless `x_vector_only`
@@ -322,7 +322,7 @@ class PcmChunk:
 
     # The chunk's place in an utterance of several segments: set by the ingress.
     text_positions: tuple[tuple[float, float], ...] = ()  # (seconds of the utterance's audio, characters spoken)
-    seed: int | None = None  # where it is not the request's
+    seed: int | None = None  # if it differs from the request's
     segment: int = 0  # the codec begins anew with each
 
     def __reduce__(self) -> tuple[object, ...]:

@@ -46,7 +46,7 @@ class ByRecording(Generic[T]):
             self._hits += result is not None
             self._misses += result is None
         if result is None:
-            result = compute()  # twice where two ask for it at once: neither waits for the other
+            result = compute()  # twice if two ask for it at the same time: neither waits for the other
             self.keep(key, result)
         return result
 

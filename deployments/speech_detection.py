@@ -143,7 +143,7 @@ class _Loops:
         return bool((self._repeated >= np.maximum(frames, self._needed)).any())
 
     def _count(self) -> None:
-        """Take in all frames that came, at once: a hundred frames cost as much as five one by one."""
+        """Count all new frames in one go: a hundred frames cost as much as five one by one."""
         codes, counts = (np.array(column) for column in zip(*self._coming, strict=True))
         self._coming.clear()
         longest = len(self._codes)

@@ -66,7 +66,7 @@ class SlotDecoder(ABC):
     @property
     @abstractmethod
     def repaired(self) -> int:
-        """Streams so far that came to NaN or infinity and were decoded in float32 from there on."""
+        """Streams so far that reached NaN or infinity and were decoded in float32 from there on."""
 
     @abstractmethod
     def largest_batch(self, frames: int) -> int:

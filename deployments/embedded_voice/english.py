@@ -264,7 +264,7 @@ def _tidy(text: str) -> str:
 
 
 def _shouted(text: str) -> bool:
-    """Whether all letters are capitals, so that capitals tell nothing about the words."""
+    """Whether all letters are capitals, so that capitals carry no information."""
     words = [] if re.search(r"[a-z]", text) else _CAPITALS.findall(text)
     return len(words) >= _SHOUTED_WORDS and max(len(word) for word, _ in words) > _SHOUTED_WORDS
 

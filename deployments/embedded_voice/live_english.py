@@ -14,7 +14,7 @@ _NEXT = r"(?=[A-Za-z]{2}|a\s)[A-Z]?[a-z]*?[aeiouy]"
 _CUT = re.compile(rf"(?<![^\s]){_WORD}(?=[ \t]++{_NEXT})")
 _BEGUN = re.compile(rf"\s*+{_NEXT}")
 _SPACE = re.compile(r"\s(?=\S)")
-LONGEST_UNCUT = 1000  # characters that wait for a place to be cut at: speaking so many takes milliseconds
+LONGEST_UNCUT = 1000  # most characters that wait for a place to cut: speaking this many takes milliseconds
 
 
 @dataclass(frozen=True, slots=True)

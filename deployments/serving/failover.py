@@ -24,7 +24,7 @@ from deployments.serving import metrics
 
 logger = logging.getLogger(__name__)
 
-_FIRST_DELAY_S = 0.02  # before the second further attempt; the first one comes at once
+_FIRST_DELAY_S = 0.02  # before the second retry; the first one is immediate
 _MAX_DELAY_S = 0.5
 # A stream is given up _GIVE_UP_S after a loss without a new frame, and after _MAX_LOSSES replicas that died. Moves and
 # calls that Serve cancelled do not count. It is also given up after _MAX_FUTILE_LOSSES replicas in a row died without a

@@ -108,8 +108,8 @@ class ItemReader(Generic[T]):
         return bool(self._item) or self._task.done()
 
     async def wait(self, within_s: float) -> bool:
-        """Wait for the next item or the end, at most `within_s`. Only now the iterator is asked for the item after the
-        latest taken one.
+        """Wait for the next item or the end, at most `within_s`. The iterator is asked for the item after the latest
+        taken one only now.
         """
         if not self._item and self._taken is not None and not self._taken.done():
             self._taken.set_result(None)

@@ -1,8 +1,8 @@
 """A text on its way from the ingress, to which the client writes, to the talker that speaks it.
 
 Handles of Ray Serve cannot stream a request, so each talker reads by a TCP connection of its own. It sends the text's
-token and how many characters it has. It gets the rest in parts, each after its length, and an empty part at the end.
-The mailbox keeps the text, so that another talker can read it again.
+token and the number of characters it has. It gets the rest in parts, each after its length, and an empty part at the
+end. The mailbox keeps the text, so that another talker can read it again.
 """
 
 import asyncio

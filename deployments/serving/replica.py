@@ -34,7 +34,7 @@ C = TypeVar("C", FrameChunk, PcmChunk)
 
 
 def is_failure(record: logging.LogRecord) -> bool:
-    """Whether a log record of Serve's is more than the traceback of a refusal.
+    """Whether a log record of Serve is more than the traceback of a refusal.
 
     Serve logs a traceback for each call that raises, and an overload makes hundreds. Serve's line for the call stays.
     """

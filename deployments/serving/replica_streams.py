@@ -175,7 +175,7 @@ class PendingFrames:
         return self.take(len(pcm) // self._frame_bytes), np.frombuffer(pcm, np.int16)
 
     def take_extras(self) -> tuple[Marks, tuple[Reading, ...], ClonePrompt | None, Marks]:
-        """Data received beside codes and audio since the last call: marks, readings, prompt and trail."""
+        """Data received since the last call besides codes and audio: marks, readings, prompt and trail."""
         news = self._marks, self._readings, self._clone_prompt, self._trail
         self._marks, self._readings, self._clone_prompt, self._trail = (), (), None, ()
         return news

@@ -23,7 +23,7 @@ from deployments.weights.store import (
 )
 
 _PIECE = 1 << 20
-_BLOCKS, _BLOCK_BYTES = 64, 1 << 16  # of a file that stand for all of it
+_BLOCKS, _BLOCK_BYTES = 64, 1 << 16  # of a file that represent all of it
 _ROWS_A_CHAR = 1.5  # in the prompt and as frames: a slow voice says twelve characters in a second
 _RELEASED = "12 Hz, released"
 # Next to a checkpoint: facts that Talkray has found out about it. It takes precedence over the section `talkray` of
@@ -70,7 +70,7 @@ def own_facts(directory: Path, top: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def cloning_fingerprint(directory: Path) -> str:
-    """A hash of the files that make a clone prompt of a recording. Blocks of each file stand for all of it."""
+    """A hash of the files that make a clone prompt of a recording. Blocks of each file represent all of it."""
     digest = hashlib.sha256()
     for folder in (directory, directory / "speech_tokenizer"):
         digest.update((folder / "config.json").read_bytes())
@@ -88,7 +88,7 @@ def _info(top: Any, codec: Any, needs: TextNeeds, config: TalkerConfig, *, on_gp
     kind = ModelKind(top["tts_model_type"])
     talker = top["talker_config"]
     # The official package takes no instructions for clones, and drops those for the small CustomVoice model. A voice
-    # that needs a spoken form only reads, unless its files say else.
+    # that needs a spoken form only reads, unless its files say otherwise.
     is_small = kind is ModelKind.CUSTOM_VOICE and top.get("tts_model_size") == "0b6"
     only_reads = needs.spoken_form is not None and not needs.follows_instructions
     return ModelInfo(

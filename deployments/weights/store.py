@@ -42,7 +42,7 @@ _FAMILY = {"config.json": "qwen3_tts", "speech_tokenizer/config.json": "qwen3_tt
 _ADAPTER = "adapter_config.json"
 _HUB_S = 2.0
 _ATTEMPTS = 5
-# How far a download is, as tqdm writes it, and how often.
+# The progress of a download, as tqdm writes it, and how often.
 _LINE = "{n_fmt}B of {total_fmt}B, {rate_fmt}, {remaining} left"
 _LINE_S = 2.0
 _REFUSALS = {
@@ -87,7 +87,7 @@ def locate(model: str, *, report: Report | None = None) -> Path:
 
     `model` is a directory, "embedded", "embedded-base", or a Hugging Face name such as
     "Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice", of which "1.7B-CustomVoice" is enough. A checkpoint that is not in the
-    Hugging Face cache is downloaded. Raises CheckpointError that says what was tried and what to do.
+    Hugging Face cache is downloaded. Raises CheckpointError with the attempts made and the remedy.
     """
     if model in PACKED:
         return unpacked(model, cache_directory())
@@ -117,7 +117,7 @@ def found(model: str) -> Path | None:
 
 
 def ask_hub(name: str) -> None:
-    """Raises CheckpointError unless the Hugging Face hub says within two seconds that it has repository `name`."""
+    """Raises CheckpointError unless the Hugging Face hub confirms within two seconds that it has repository `name`."""
     answers: queue.Queue[OSError | None] = queue.Queue()
     # A thread asks, because no timeout bounds how long a name server is asked for the hub's address.
     threading.Thread(target=lambda: answers.put(_asked(name)), daemon=True).start()
@@ -281,7 +281,7 @@ def _fetch(name: str, report: Report) -> Path:
         try:
             directory = Path(snapshot_download(name, tqdm_class=_progress_lines(name, report)))
             break
-        except httpx2.TransportError as error:  # a reset, say, after which the client does not go on by itself
+        except httpx2.TransportError as error:  # such as a reset, after which the client does not continue by itself
             if attempt == _ATTEMPTS:
                 raise
             report(f"downloading {name}: the connection broke ({_reason(error)}), trying again")

@@ -38,7 +38,7 @@ _PARAMETERS = {
     "depthwise_norm": [*[POINTER] * 7, *[COUNT] * 3],
     "replay": [POINTER, COUNT],
 }
-_WORDS = 16  # of a step of a replay: the function and its arguments
+_WORDS = 16  # one step of a replay: the function and its arguments
 
 
 class Epilogue(IntEnum):
@@ -59,7 +59,7 @@ def _built() -> dict[str, _Function]:
 
 _functions = _built()
 BUILT = bool(_functions)
-# The unit that multiplies bfloat16 here: 0 none, 1 AVX-512's dot products, 2 AMX. Asked once, because AMX needs the
+# This CPU's unit for bfloat16 products: 0 none, 1 AVX-512's dot products, 2 AMX. Asked once, because AMX needs the
 # kernel's permission.
 MATRIX_UNITS = _functions["matrix_units"]() if BUILT else 0
 

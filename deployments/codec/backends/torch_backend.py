@@ -251,7 +251,7 @@ class _TorchPass(ForwardPass):
     def conv(
         self, x: Signal, conv: Conv, *, snake: Snake | None = None, residual: Signal | None = None, plain: bool = True
     ) -> Signal:
-        """A snake is done with the product, or left to the next layer, which copies its rows anyway."""
+        """A snake is applied with the product, or left to the next layer, which copies its rows anyway."""
         batch, time, _ = x.values.shape
         product, rows = self._backend.products[conv], self._rows(x, conv)
         if isinstance(product, Convolution):

@@ -335,7 +335,7 @@ class _GpuCall(DecodeCall):
 
 
 def within_reach(device: torch.device) -> int:
-    """Bytes of a GPU that this process has or could get, without those of other processes."""
+    """Bytes of a GPU that this process has or could get, excluding those of other processes."""
     free, _ = torch.cuda.mem_get_info(device)
     return free + torch.cuda.memory_reserved(device)
 

@@ -92,7 +92,7 @@ class Capacity:
         try:
             return await turn
         except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():  # both came at once: the room goes to the next one
+            if turn.done() and not turn.cancelled():  # both came at the same time: the room goes to the next one
                 self._leave(turn.result())
             elif waiter in self._line:
                 self._line.remove(waiter)

@@ -91,7 +91,7 @@ class DecodeGate:
         self._workers = workers
         self._has_many_workers = workers >= MANY_WORKERS
         self._idle_workers = workers
-        self._returns_s: list[float] = []  # until each, one idle worker is kept for a stream close to its deadline
+        self._returns_s: list[float] = []  # until each of these times one idle worker is kept for an urgent stream
         self._waiting: list[_Waiter] = []  # the earliest deadline first
         self._gathered: list[_Waiter] | None = None  # the batch that `@serve.batch` gathers
         self._numbers = count()

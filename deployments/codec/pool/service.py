@@ -72,7 +72,7 @@ class CodecService:
     ) -> None:
         """`decode` takes one task; it is called for all tasks of a batch at once and ends in `decode_batch`.
 
-        `placements`: of each of several models; always "pool" for talkers without a GPU.
+        `placements`: one for each of several models; always "pool" for talkers without a GPU.
         """
         self._codec = load_codec(model, config)
         self._ramp = chosen_ramp(config.workers)
@@ -97,7 +97,7 @@ class CodecService:
         self.placement = Placement(config.placement)
         self._placements = {name: Placement(own, beside=self.placement) for name, own in placements.items()}
         for placement in self._placements.values():
-            placement.talker_on_gpu = True  # else its placement is another one
+            placement.talker_on_gpu = True  # otherwise its placement would differ
 
     @property
     def frame_s(self) -> float:
@@ -109,7 +109,7 @@ class CodecService:
 
     @property
     def failure(self) -> str | None:
-        """The part that is broken beyond repair; None while all is well."""
+        """The part that has failed for good; None if there is none."""
         if self.workers.hang or self._readers.hang:
             return "a decoder thread of this codec replica hangs"
         if self._processes is not None and self._processes.is_broken:

@@ -22,7 +22,7 @@ _FEW_STREAMS = 15  # with more streams, some steps of the ramp are left out
 _SHARING = 4
 _BULK_FRAMES = 96
 _MANY_STREAMS = 128
-_BACKGROUND_FRAMES = 48  # of a call of background streams beside listeners, whose newcomers wait for its end
+_BACKGROUND_FRAMES = 48  # of a call of background streams while there are listeners, whose newcomers wait for its end
 
 
 @dataclass(slots=True, eq=False)
@@ -40,7 +40,7 @@ class AudioStream:
     is_background: bool  # a segment of a job
     listener: Listener
     num_before: int = 0  # frames of the sequence whose audio its listener had when it opened
-    begins_with: bytes = b""  # while a recording is recalled that others may share: its key and codes
+    begins_with: bytes = b""  # key and codes of a recording that is being recalled and may be shared
     num_written: int = 0  # frames whose codes are in the slot
     num_called: int = 0  # frames in calls, finished or not
     num_decoded: int = 0
@@ -112,7 +112,7 @@ class AudioStream:
         self._replan()
 
     def deliver(self, num_frames: int, now_s: float) -> None:
-        """The audio of its next frames leaves now."""
+        """Count the audio of its next frames, which leaves now."""
         self.num_decoded += num_frames
         self.listener.deliver(num_frames * self.frame_s, now_s=now_s)
         self._replan()

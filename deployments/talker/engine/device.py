@@ -20,7 +20,7 @@ from deployments.talker.state.kv_cache import CacheBounds, GpuMemory
 from deployments.weights.store import Report, cache_directory
 
 _SYSFS = Path("/sys")
-_GPU_MEMORY_FRACTION = 0.85  # of a GPU's memory, if the settings do not say
+_GPU_MEMORY_FRACTION = 0.85  # share of a GPU's memory, if the settings do not set it
 MAX_LEAD_S = 8.0  # on a GPU a sequence this far ahead of its listener sits steps out while others wait
 
 

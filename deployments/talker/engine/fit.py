@@ -63,7 +63,7 @@ def choose(directory: Path, config: TalkerConfig, total: int, free: int, *, make
             rows //= 2
         if chosen is not None:
             return chosen
-    predict(directory, tried, total, free, makes_audio=makes_audio)  # says why
+    predict(directory, tried, total, free, makes_audio=makes_audio)  # raises with the reason
     raise AssertionError("the smallest settings fit after all")
 
 

@@ -136,7 +136,7 @@ class Intake:
         self._live.pop(sequence_id, None)
 
     def measure_pace(self, sequence: Sequence) -> None:
-        """Learn from speech that has ended by itself how long a token takes: later words are placed by that."""
+        """Learn from speech that has ended by itself how long a token takes, in order to place later words."""
         if sequence.finish_reason is FinishReason.STOP:
             took_s = sequence.num_frames * sequence.frame_s / sequence.prompt.num_text_positions
             self._token_s += _SHOWS * (min(max(took_s, _TOKEN_S / 2), 2 * _TOKEN_S) - self._token_s)

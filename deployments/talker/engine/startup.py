@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 # Needed only by models that clone.
 _CODEC_ENCODER = "deployments.codec.encoder:CodecEncoder"
 _SPEAKER_ENCODER = "deployments.talker.model.speaker_encoder:SpeakerEncoder"
-_CPU_CACHE_BYTES = GIB  # of keys and values on a CPU, if the settings do not say
+_CPU_CACHE_BYTES = GIB  # of keys and values on a CPU, if the settings do not set it
 _WORTH_SAYING_S = 0.05
 _REPORT_S = 1.0
 

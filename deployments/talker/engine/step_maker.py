@@ -154,7 +154,7 @@ class StepMaker:
             self._outgoing.add(sequence, now_s)
 
     def _count_not_finite(self) -> TalkerLost:
-        """Count a sequence whose hidden state is NaN or infinite. Returns its error: another talker may go on with it.
+        """Count a sequence whose hidden state is NaN or infinite. Returns its error: another talker may continue it.
 
         Raises EngineError at the second such sequence, because the weights or the device are then at fault.
         """

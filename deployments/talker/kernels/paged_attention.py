@@ -149,7 +149,7 @@ def _paged_attention(
 
 
 def splits_for(num_rows: int) -> int:
-    """Into how many programs a row's context is cut: enough to fill the GPU at eight heads a row."""
+    """Number of programs into which a row's context is split: enough to fill the GPU at eight heads a row."""
     wanted: int = triton.next_power_of_2(64 // max(1, num_rows))
     return max(1, min(8, wanted))
 

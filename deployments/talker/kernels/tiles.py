@@ -22,7 +22,7 @@ class Form(StrEnum):
 class Tile:
     """A program owns `block_n` columns and takes `block_k` of the depth at a time.
 
-    `block_n` has to divide the columns, `block_k` the depth; where it is split, a warp's part of the depth.
+    `block_n` has to divide the columns, `block_k` the depth; if it is split, a warp's part of the depth.
     """
 
     form: Form

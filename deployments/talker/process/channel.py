@@ -77,7 +77,7 @@ class EngineLoad:
     speakers: Lookups = field(default_factory=Lookups)  # of speaker vectors since the last report
     references: Lookups = field(default_factory=Lookups)  # of codes of recordings since the last report
     num_background: int = 0  # sequences of jobs, which count in neither of the numbers above
-    repaired: int = 0  # streams so far whose audio came to NaN or infinity and was made again
+    repaired: int = 0  # streams so far whose audio reached NaN or infinity and was made again
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ class RequestFailed:
 
 @dataclass(frozen=True, slots=True)
 class HasForgotten:
-    """The answer to a `Forget`: how many results there were."""
+    """The answer to a `Forget`: the number of dropped results."""
 
     num_results: int
 

@@ -1,6 +1,6 @@
 """The engine's own process: `python -m deployments.talker.process.engine_process SOCKET START`.
 
-A busy Python thread beside the replica's event loop triples the time to the first byte; a child process costs nothing.
+A busy Python thread next to the replica's event loop triples the time to the first byte; a child process costs nothing.
 The process ends when its socket does, so it never outlives its replica, and it starts no session of its own. A thread
 next to the engine reports that it is alive, and ends the process if a step does not end.
 """
@@ -148,8 +148,8 @@ def take_load(engine: Engine) -> channel.EngineLoad:
 
 
 class LongTexts:
-    """Tokenizes long texts on a thread of its own: the engine's steps and the watchdog go on. Commands of a sequence
-    wait for its texts.
+    """Tokenizes long texts on a thread of its own, so that the engine's steps and the watchdog continue. Commands of a
+    sequence wait for its texts.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -253,7 +253,7 @@ class EngineProcess:
         except TalkrayError as error:
             engine.abort(sequence_id)
             self._send(channel.RequestFailed(sequence_id, error))
-        except Exception as error:  # the other streams go on
+        except Exception as error:  # the other streams continue
             logger.exception("request %d could not be added", sequence_id)
             engine.abort(sequence_id)
             failure = EngineError(f"the engine failed on this request: {error!r}")

@@ -51,8 +51,8 @@ class CacheBounds:
     most_bytes: int  # keys and values of a full batch of such sequences
 
     def kv_bytes(self, total: int, loaded: int, *, others_bytes: int = 0) -> int:
-        """Bytes for keys and values on a GPU of `total` bytes, with `loaded` bytes of weights and codec, beside the
-        memory of other processes.
+        """Bytes for keys and values on a GPU of `total` bytes, with `loaded` bytes of weights and codec, in addition to
+        the memory of other processes.
 
         Raises EngineError if they are too few.
         """

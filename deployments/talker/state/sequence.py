@@ -79,7 +79,7 @@ class TextProgress:
         return FinishReason.EARLY if is_early else FinishReason.STOP
 
     def overrun(self, *, patience: int) -> FinishReason | None:
-        """Why speech that goes on after its text is over; None: it may go on.
+        """Why speech that continues after its text is over; None: it may continue.
 
         `patience`: for how many frames it may; half as many if they read a passage again.
         """
