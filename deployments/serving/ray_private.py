@@ -111,7 +111,7 @@ AGENT_PORTS = ("metrics_agent_port", "metrics_export_port", "dashboard_agent_lis
 
 
 def start_patiently(patience_s: float, agent_ports: Sequence[int]) -> None:
-    """Let `ray.init` wait longer for its parts, which `ended_part` knows by then, and Serve for its proxy.
+    """Let `ray.init` wait longer for its parts, which `ended_part` already knows then, and Serve for its proxy.
 
     `agent_ports` are free ports, one for each of AGENT_PORTS. `ray.init` raises StartError, Serve TimeoutError.
     """

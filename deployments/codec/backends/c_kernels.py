@@ -83,7 +83,7 @@ class CapturedCalls:
     """
 
     def __init__(self, calls: Callable[[], object], tensors: Sequence[Tensor]) -> None:
-        """Make the `calls` of this module. All other tensors that they work on stay where they are."""
+        """Capture the `calls` of this module. All tensors that they use, except `tensors`, stay where they are."""
         steps: list[tuple[int, ...]] = []
         token = _captured.set(steps)
         try:
@@ -334,7 +334,7 @@ def convolve_to_one(rows: Tensor, taps: Tensor, bias: Tensor, *, new: New = _emp
 
 
 def add(total: Tensor, x: Tensor) -> Tensor:
-    """`total` float32, to which x of the same shape is added."""
+    """Add x to `total` float32 of the same shape, in place. Returns `total`."""
     fits = x.dtype == torch.bfloat16 and total.dtype == torch.float32 and total.is_contiguous() and x.is_contiguous()
     if "add_bfloat16" not in _functions or not x.is_cpu or not fits:
         return total.add_(x)

@@ -227,7 +227,9 @@ class _TorchPass(ForwardPass):
         return Signal(y.transpose(1, 2).flatten(2))
 
     def _turned(self, index: int) -> list[tuple[Tensor, Tensor]]:
-        """A layer's memory of each stream, and the tensors for its next memory. Pieces may have both."""
+        """A layer's memory of each stream, and the tensors for its next memory. From the second piece on both are the
+        same.
+        """
         pairs = [(memory[index], following[index]) for memory, following in zip(self.memories, self.nexts, strict=True)]
         for memory, (_, following) in zip(self.memories, pairs, strict=True):
             memory[index] = following
@@ -293,7 +295,7 @@ class _TorchPass(ForwardPass):
         return product(rows, new=new).flatten()
 
     def pieces(self, x: Signal, block: Block) -> Iterator[tuple["_TorchPass", Signal]]:
-        """Units add to a copy: new memory for each of their sums would leave the cache."""
+        """Units add in place to a copy, because new memory for each of their sums would not stay in the cache."""
         for call, rows in self._cut(x.values):
             if block.units:
                 signal = scratch.buffer("signal", rows.shape, rows.device)
@@ -311,7 +313,7 @@ class _TorchPass(ForwardPass):
             yield from ((call, piece) for piece in torch.split(row, piece_rows(time, channels), dim=1))
 
     def _alone(self) -> "Iterator[_TorchPass]":
-        """A pass for each stream. It shares all but the memories: these are its own stream's, and are left here."""
+        """A pass for each stream, with only that stream's memories, which stay in this pass. The rest is shared."""
         if len(self.memories) == 1:
             yield self
             return
@@ -396,7 +398,7 @@ def _normed(x: Tensor, eps: float) -> Tensor:
 
 
 def piece_rows(time: int, channels: int) -> int:
-    """Rows of the pieces in which `time` rows pass a block."""
+    """Number of rows of each piece in which `time` rows pass a block."""
     count = -(-time * channels // _PIECE)
     rows = -(-time // count)
     return -(-rows // _ROWS_OF_A_PIECE) * _ROWS_OF_A_PIECE

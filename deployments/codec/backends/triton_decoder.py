@@ -210,8 +210,8 @@ class _TritonPass(ForwardPass):
         )  # fmt: skip
 
     def _multiply(self, x: Tensor, step: "_Launch", *, time: int) -> Signal:
-        """The output, [rows, outs], and the same after the snake, if there is one. The values of a step that is not
-        `plain` are x: nothing reads them.
+        """The output, [rows, outs], and the same after the snake, if there is one. If the step is not `plain`, the
+        values are x, which nothing reads.
         """
         taps, num_in, num_out = step.weight.shape
         y = self._empty(len(x), num_out) if step.plain else x

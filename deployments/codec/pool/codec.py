@@ -90,7 +90,7 @@ def load_codec(model: str, config: CodecConfig) -> Codec:
     if decoder.backend.advice:
         report_stage(f"codec: {decoder.backend.advice}")
     encoder = CodecEncoder.load(directory) if encodes(checkpoint) else None
-    # With `inline` nothing is decoded here, and no start waits for it.
+    # With `inline` nothing is decoded here, so no start waits for a warm-up.
     warms = config.placement != "inline" and not decodes_in_processes(config, decoder)
     tried = warm_up(decoder, chosen_ramp(config.workers), longest_call_s(config.workers)) if warms else WarmUpResult()
     return Codec(directory, decoder, encoder, SpeechTokenizerConfig.load(directory).sample_rate, tried)

@@ -201,7 +201,7 @@ class DecodeGate:
         return 1 if silent else 1 << max(0, most.bit_length() - 1)
 
     def _frames_within(self, call_s: float) -> int:
-        """Frames of one call that takes no longer, by the cost of frames so far."""
+        """Frames of one call that takes at most `call_s`, by the cost of frames so far."""
         most = call_s / self.seconds_per_frame - CALL_FRAMES if self.seconds_per_frame else inf
         return max(0, int(min(self._max_batch_frames, most)))
 

@@ -75,7 +75,7 @@ def main(control: int, descriptor: int, choice: str) -> None:
 
 
 def _received(control: socket.socket) -> Sequence[int]:
-    """The next worker's socket; nothing once the replica has gone."""
+    """The next worker's socket; empty once the replica is gone."""
     try:
         _, descriptors, _, _ = socket.recv_fds(control, 1, 1)
     except ConnectionResetError:

@@ -171,7 +171,7 @@ class WorkerProcesses:
     def decode(self, tasks: list[DecodeTask]) -> list[Decoded | Exception]:
         """The outcomes of `decode_batch` in a process. As many threads as processes may call it. Raises CodecLost."""
         cells = [self._states.acquire() for _ in tasks]
-        copies: list[Cell] = []  # hold states that lie elsewhere while this call runs
+        copies: list[Cell] = []  # hold states from elsewhere while this call runs
         shared = [self._shared(task, cell.number, copies) for task, cell in zip(tasks, cells, strict=True)]
         done = self._call(shared) or self._call(shared)
         if done is None:

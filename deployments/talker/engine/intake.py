@@ -144,7 +144,7 @@ class Intake:
     def _make(
         self, sequence_id: int, request: SynthesisRequest, prompt: Prompt, tokens: LiveTokens | None = None
     ) -> Sequence:
-        """`tokens`: of a live request."""
+        """`tokens`: those of a live request."""
         model = self._prompts.config
         starts = list[int]()
         if request.word_times:
