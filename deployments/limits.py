@@ -1,11 +1,11 @@
-"""Measures by which pools refuse: how fast a line moves, and how many streams at once come in time."""
+"""Measurements by which pools refuse requests: how fast a line moves, and how many concurrent streams are in time."""
 
 from collections import deque
 
 # Bounds of `Retry-After`: a sooner retry is of no use, and a later one would miss a pool that has grown.
 _SHORTEST_S = 0.5
 _LONGEST_S = 30.0
-_WINDOW_S = 20.0  # a rate counts events of so long
+_WINDOW_S = 20.0  # a rate counts events over this time
 # The answer while nothing has been measured.
 _UNKNOWN_S = 1.0
 # Lateness is judged over this time. A second such time must agree, because a replica that dies delays streams once.
@@ -28,14 +28,14 @@ class Rate:
         self._drop_old(now_s)
 
     def per_second(self, now_s: float) -> float:
-        """0.0 where the window holds none; early on, over the time since the first."""
+        """0.0 if the window has no events; early on, the rate since the first one."""
         self._drop_old(now_s)
         if not self._times_s:
             return 0.0
         return len(self._times_s) / min(_WINDOW_S, max(1.0, now_s - self._times_s[0]))
 
     def retry_after_s(self, ahead: int, now_s: float) -> float:
-        """Seconds until a client should ask again that has `ahead` others before it in a line of this rate."""
+        """Seconds after which a client with `ahead` others before it, in a line of this rate, should ask again."""
         rate = self.per_second(now_s)
         return min(max((ahead + 1) / rate, _SHORTEST_S), _LONGEST_S) if rate else _UNKNOWN_S
 
@@ -56,18 +56,18 @@ class StreamLimit:
         self._least = least
         self.streams: float | None = None  # None: nothing has been late yet
         self._seen = self._late = 0  # chunks of this period
-        self._most = 0  # streams at once in it
+        self._most = 0  # most concurrent streams in it
         self._since_s: float | None = None
         self._was_bad = self._was_reached = False
 
     def has_room(self, streams: int) -> bool:
-        """Whether a stream more may join so many."""
+        """Whether one more stream may join `streams` streams."""
         room = self.streams is None or streams + 1 <= self.streams
         self._was_reached |= not room
         return room
 
     def delivered(self, *, late: bool, streams: int, now_s: float) -> None:
-        """A chunk of one of `streams` came."""
+        """Count a chunk, delivered while there were `streams` streams."""
         self._seen += 1
         self._late += late
         self._most = max(self._most, streams)

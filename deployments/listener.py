@@ -1,4 +1,4 @@
-"""The listener of one stream, as all stages that deliver or schedule audio see them, and the reader of its chunks."""
+"""The listener of one stream, as seen by all stages that deliver or schedule audio, and the reader of its chunks."""
 
 import asyncio
 import math
@@ -9,7 +9,7 @@ from typing import Self, TypeVar
 
 T = TypeVar("T")
 
-# A reader that takes nothing for so long holds no place meanwhile: its stream goes on from its codes.
+# A reader that takes nothing for this long gives up its place: its stream later continues from its codes.
 UNREAD_S = 10.0
 
 
@@ -27,8 +27,8 @@ class Listener:
 
     @classmethod
     def of(cls, *, background: bool, in_hand_s: float = 0.0) -> Self:
-        """A listener who has `in_hand_s` seconds of audio that another replica made, by `time.monotonic()`; or in its
-        place the store of a job, for which nothing is ever due.
+        """A listener who has `in_hand_s` seconds of audio that another replica made, by `time.monotonic()`; or instead
+        the store of a job, for which nothing is ever due.
         """
         if background:
             return cls(math.inf)
@@ -39,7 +39,7 @@ class Listener:
         return self.due_s is not None
 
     def deliver(self, audio_s: float, *, now_s: float) -> float:
-        """Count audio that leaves now; how long the player was dry before it, which the first audio never is."""
+        """Count audio that leaves now. Returns how long the player was dry before it; 0.0 for the first audio."""
         due_s = now_s if self.due_s is None else self.due_s
         late_s = max(0.0, now_s - due_s)
         self.due_s = due_s + late_s + audio_s
@@ -48,7 +48,7 @@ class Listener:
         return late_s
 
     def postpone(self, taken_s: float) -> None:
-        """The reader took so long to ask for more: the listener has not waited, and no audio was late."""
+        """The reader took this long to ask for more: the listener has not waited, and no audio was late."""
         if self.due_s is not None:
             self.due_s += taken_s
 
@@ -67,7 +67,7 @@ class Listener:
 
 
 class ReaderWatch:
-    """Calls `pause` while the reader of a generator takes nothing for UNREAD_S, and `resume` when it reads again.
+    """Calls `pause` when the reader of a generator has taken nothing for UNREAD_S, and `resume` when it reads again.
 
     The generator gets each item that it yields by `read`, and calls `read` again when its reader has taken that item.
     One timer serves the stream, because a timer for each item costs more than the item.
@@ -109,7 +109,7 @@ class ReaderWatch:
         pausing, self._pausing = self._pausing, None
         try:
             await asyncio.wait((pausing,))
-        finally:  # also where the waiting task is cancelled, because a closing cannot begin a second time
+        finally:  # also if the waiting task is cancelled, because a closing cannot begin a second time
             self._resume()
             if not pausing.done():
                 pausing.cancel()

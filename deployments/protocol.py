@@ -38,7 +38,7 @@ class FinishReason(StrEnum):
     LENGTH = "length"  # max_new_tokens
     SILENCE = "silence"  # the talker missed the end: seconds of silence or room noise
     LOOP = "loop"  # the talker missed the end: it repeats itself
-    RUNAWAY = "runaway"  # it goes on with no words left, or has far more frames than its text can need
+    RUNAWAY = "runaway"  # it continues with no words left, or has far more frames than its text can need
 
     @property
     def is_good(self) -> bool:
@@ -46,7 +46,7 @@ class FinishReason(StrEnum):
         return self in (FinishReason.STOP, FinishReason.LENGTH)
 
 
-# A stage to which a request, or its first audio, has come, and when by time.time_ns(), because marks of several hosts
+# A stage that a request, or its first audio, has reached, and when by time.time_ns(), because marks of several hosts
 # are compared. A plain pair pickles in a twentieth of the time of an object.
 Mark = tuple[str, int]
 Marks = tuple[Mark, ...]
@@ -111,7 +111,7 @@ class ClonePrompt:
         return self.speaker.nbytes + (0 if self.codes is None else self.codes.nbytes)
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Pickles bytes: on its way to a replica an array beside the pickle takes longer than its copy."""
+        """Pickles bytes: on the way to a replica, an array next to the pickle takes longer than copying it."""
         codes = None if self.codes is None else (self.codes.tobytes(), self.codes.shape)
         return _clone_prompt, (self.speaker.astype(np.float32, copy=False).tobytes(), codes)
 
@@ -125,7 +125,7 @@ def _clone_prompt(speaker: bytes, codes: tuple[bytes, tuple[int, ...]] | None) -
 class Reference:
     """A recording to clone: its samples, or the prompt that a replica has made of them."""
 
-    audio: NDArray[np.float32] | None  # [samples] of mono audio at the model's sample rate; None beside a `prompt`
+    audio: NDArray[np.float32] | None  # [samples] of mono audio at the model's sample rate; None if there is a `prompt`
     text: str | None = None
     x_vector_only: bool = False
     prompt: ClonePrompt | None = None  # with codes, unless `x_vector_only`
@@ -150,7 +150,7 @@ class Reference:
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """The end of earlier speech of the same voice. The request's speech goes on from it, and does not contain it."""
+    """The end of earlier speech of the same voice. The request's speech continues from it, and does not contain it."""
 
     text: str  # with a space at its end, unless its script has none
     codes: Codes  # [frames, num_code_groups] that speak the text
@@ -163,7 +163,7 @@ class Tail:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The part of an utterance that its reader has. Another replica goes on from it."""
+    """The part of an utterance that its reader has. Another replica continues from it."""
 
     codes: Codes  # all frames from the beginning
     samples: int  # delivered, counted before the codec's quiet start is trimmed
@@ -202,7 +202,8 @@ class SynthesisRequest:
     ignore_eos: bool = False  # nothing but max_new_tokens ends speech
     leading_silence: bool = False  # True keeps quiet leading frames
     word_times: bool = False  # chunks bring readings
-    # A segment of a job, which nobody waits for: it takes what requests of listeners leave, and counts for no limit.
+    # A segment of a job, for which no listener waits: it uses the capacity that listeners leave, and counts toward no
+    # limit.
     background: bool = False
 
     # A text in several segments, or still being written: set by `Segments` and `LiveText` of the ingress.
@@ -211,7 +212,7 @@ class SynthesisRequest:
     mailbox: Mailbox | None = None  # where the text is while the client writes it; `text` is empty then
     tail: Tail | None = None  # of the segment before, or of an earlier request
 
-    # A stream that goes on elsewhere: set by `Received` of deployments/serving/failover.py.
+    # A stream that continues elsewhere: set by `Received` of deployments/serving/failover.py.
     resume: Progress | None = None  # the part that another replica has made
     is_retry: bool = False  # of another replica, which may hang
 
@@ -236,12 +237,12 @@ class SynthesisRequest:
 
     @property
     def prefix(self) -> Codes | None:
-        """Frames that exist already. Generation goes on after them."""
+        """Frames that exist already. Generation continues after them."""
         return None if self.resume is None else self.resume.codes
 
     @property
     def before(self) -> Codes | None:
-        """Frames from which speech goes on, and which are not delivered: the reference's, then the tail's."""
+        """Frames that speech continues from, and which are not delivered: the reference's, then the tail's."""
         if self.tail is None or self.reference_codes is None:
             return self.reference_codes if self.tail is None else self.tail.codes.copy()  # torch wants to write to it
         return np.concatenate([self.reference_codes, self.tail.codes])
@@ -306,7 +307,7 @@ def _frame_chunk(codes: bytes, shape: tuple[int, ...], *beside: Any) -> FrameChu
 class PcmChunk:
     """Audio of one stream, and the codes it was decoded from. Quiet audio at the start is left out, its codes are not.
 
-    A heartbeat says only that its sender is alive.
+    A heartbeat only shows that its sender is alive.
     """
 
     pcm: bytes  # s16le, mono, at ModelInfo.sample_rate
@@ -321,7 +322,7 @@ class PcmChunk:
 
     # The chunk's place in an utterance of several segments: set by the ingress.
     text_positions: tuple[tuple[float, float], ...] = ()  # (seconds of the utterance's audio, characters spoken)
-    seed: int | None = None  # where it is not the request's
+    seed: int | None = None  # if it differs from the request's
     segment: int = 0  # the codec begins anew with each
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -336,7 +337,7 @@ class PcmChunk:
         return not len(self.codes) and not self.pcm and self.finish_reason is None
 
     def emptied(self) -> "PcmChunk":
-        """A chunk of the same utterance that brings nothing: no audio, no frames, no end."""
+        """A chunk of the same utterance without content: no audio, no frames, no end."""
         return PcmChunk(
             b"", self.codes[:0], self.num_text_tokens, position=self.position, seed=self.seed, segment=self.segment
         )
@@ -387,5 +388,5 @@ Marked = TypeVar("Marked", bound=SynthesisRequest | FrameChunk | PcmChunk)
 
 
 def with_mark(item: Marked, stage: str) -> Marked:
-    """`item` with a mark that it has come to `stage` now. An item without marks stays as it is."""
+    """`item` with a mark that it has reached `stage` now. An item without marks is unchanged."""
     return replace(item, marks=(*item.marks, (stage, time.time_ns()))) if item.marks else item

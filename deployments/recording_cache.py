@@ -1,4 +1,5 @@
-"""Results of reference recordings, kept by the recordings' keys, because clones of one voice come again and again.
+"""Cache of results of reference recordings, by the recordings' keys, because clones of one voice are requested
+repeatedly.
 
 A stored voice that was deleted is forgotten: vectors and codes of a voice are biometric data.
 """
@@ -18,14 +19,14 @@ _MOST_FORGOTTEN = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Lookups:
-    """How often a result was there, and how often not."""
+    """Numbers of cache hits and misses."""
 
     hits: int = 0
     misses: int = 0
 
 
 class ByRecording(Generic[T]):
-    """Results within a number of bytes; the least recently used one goes first. Any thread may call.
+    """Results up to a number of bytes; the least recently used one is evicted first. Any thread may call.
 
     Results are shared, so callers may not write to them.
     """
@@ -45,7 +46,7 @@ class ByRecording(Generic[T]):
             self._hits += result is not None
             self._misses += result is None
         if result is None:
-            result = compute()  # twice where two ask for it at once: neither waits for the other
+            result = compute()  # twice if two ask for it at the same time: neither waits for the other
             self.keep(key, result)
         return result
 

@@ -117,7 +117,7 @@ def frames_of(seconds: float, frame_s: float) -> int:
 
 
 def runaway_frames(num_text_tokens: int, frame_s: float) -> int:
-    """The number of frames after which a text of `num_text_tokens` cannot still be spoken."""
+    """The number of frames after which no speech of a text of `num_text_tokens` can still last."""
     return frames_of(max(num_text_tokens * _LONGEST_TOKEN_S, _LEAST_S), frame_s)
 
 
@@ -143,7 +143,7 @@ class _Loops:
         return bool((self._repeated >= np.maximum(frames, self._needed)).any())
 
     def _count(self) -> None:
-        """Take in all frames that came, at once: a hundred frames cost as much as five one by one."""
+        """Count all new frames in one go: a hundred frames cost as much as five one by one."""
         codes, counts = (np.array(column) for column in zip(*self._coming, strict=True))
         self._coming.clear()
         longest = len(self._codes)
@@ -158,7 +158,7 @@ class _Loops:
 
 
 class EndingGuard:
-    """Listens to one stream, frame by frame, and says where it has to be ended. Pauses within speech are left alone."""
+    """Checks one stream, frame by frame, and finds where it has to end. Ignores pauses within speech."""
 
     def __init__(self, frame_samples: int, sample_rate: int, *, position: int = 0) -> None:
         """`position`: samples of the stream that were delivered elsewhere."""
@@ -210,7 +210,7 @@ class EndingGuard:
         return FinishReason.LOOP if self._loops.has_lasted(patience) else None
 
     def _is_murmur(self) -> bool:
-        """Whether it has been a noise for a while that is too even for speech, as of the room of a recording."""
+        """Whether the audio has for a while been noise too even for speech, such as the room noise of a recording."""
         if len(self._levels) < self._late_patience:
             return False
         loudest = max(self._levels)

@@ -19,7 +19,7 @@ class DecodeTask:
 
     codes: Codes  # [frames, num_code_groups]
     state: DecoderState
-    deadline_s: float  # when its listener needs them, of time.monotonic()
+    deadline_s: float  # when its listener needs them, by time.monotonic()
     silent: bool = False  # only the state is wanted: the talker's GPU made the audio
     followed_by: int = 0  # frames of further silent tasks of this stream
     stalled_s: float = 0.0  # silence that its listener has heard so far
@@ -30,7 +30,7 @@ class DecodeTask:
         return len(self.codes), self.silent
 
     def stall_s(self, now_s: float) -> float:
-        """The silence that its listener has heard in all if this is done only now; 0.0 if it is in time."""
+        """Total silence that its listener has heard if the task is done only now; 0.0 if it is in time."""
         return self.stalled_s + now_s - self.deadline_s if now_s > self.deadline_s else 0.0
 
 
@@ -38,7 +38,7 @@ class DecodeTask:
 class Decoded:
     """Audio of a task and the state of its stream after it."""
 
-    pcm: NDArray[np.int16]  # [frames * frame_samples]; nothing, for a silent task
+    pcm: NDArray[np.int16]  # [frames * frame_samples]; empty for a silent task
     state: DecoderState
 
 
@@ -74,6 +74,6 @@ def _decode_stacked(decoder: CodecDecoder, tasks: list[DecodeTask]) -> list[Deco
 
 
 def out_of_memory(error: Exception) -> CodecLost | None:
-    """The error of streams for which this replica has no memory: another one may have. None for other errors."""
+    """The error of streams for which this replica has no memory: another one may have enough. None for other errors."""
     is_memory = isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
     return CodecLost("this codec replica is out of memory") if is_memory else None

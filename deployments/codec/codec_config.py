@@ -20,7 +20,9 @@ _SMALL_GPU_BYTES, _TINY_GPU_BYTES = 16e9, 5e9
 
 
 def call_frames(gpu_bytes: float) -> int:
-    """The most frames of a call, of all its streams, with `gpu_bytes` of memory: captured calls take 6 MB for each."""
+    """Maximum number of frames of a call, of all its streams, with `gpu_bytes` of memory: captured calls take 6 MB per
+    frame.
+    """
     if gpu_bytes >= _SMALL_GPU_BYTES:
         return MAX_CALL_FRAMES
     return MAX_CALL_FRAMES // (4 if gpu_bytes >= _TINY_GPU_BYTES else 16)
@@ -60,14 +62,14 @@ class DecoderConfig:
 
     @property
     def suits_matrix_units(self) -> bool:
-        """Whether every product is of whole blocks of 16 values, as in the released shape."""
+        """Whether every product consists of whole blocks of 16 values, as in the released shape."""
         channels = [self.decoder_dim >> step for step in range(len(self.upsample_rates) + 1)]
         sizes = (self.codebook_dim, self.latent_dim, self.hidden_size, self.intermediate_size, self.head_dim // 2)
         return all(size % 16 == 0 for size in (*channels, *sizes))
 
     @property
     def convolved_frames(self) -> int:
-        """Frames that reach into a sample through the convolutions after the transformer, its own included."""
+        """Number of frames that affect a sample through the convolutions after the transformer, its own included."""
         rows, reach = 1, 0.0  # rows that a frame has become, and frames
         for ratio in self.upsampling_ratios:
             rows *= ratio

@@ -26,7 +26,7 @@ PCM_SCALE = 32767  # libsndfile's for 16 bits, through which the official packag
 
 
 class Backend(ABC):
-    """Decodes frames of streams. Threads share it: a call changes nothing but the states that it returns.
+    """Decodes frames of streams. Threads share it: a call changes only the states that it returns.
 
     States are of floats; samples and lists of states belong to the caller. A backend that overrides `precisions`
     overrides `at` too.
@@ -70,15 +70,16 @@ class Backend(ABC):
     def recall(
         self, codes: Tensor, states: Sequence[DecoderState], *, followed_by: int
     ) -> tuple[Tensor, list[DecoderState]]:
-        """The states that `decode` would return, or the parts of them that count before another `followed_by` frames.
+        """The states that `decode` would return, or the parts of them that matter if another `followed_by` frames
+        follow.
 
-        And the last tensor that was computed for them, [B, ...], which is finite where the states are.
+        Also the last tensor computed for them, [B, ...], which is finite where the states are.
         """
         return self.decode(codes, states)
 
 
 class CodecDecoder:
-    """A loaded decoder. Several threads may call it: states go in and come back."""
+    """A loaded decoder. Several threads may call it: the callers keep the states."""
 
     def __init__(self, backend: Backend) -> None:
         self.backend, self.config, self.precision = backend, backend.config, backend.precision
@@ -100,9 +101,9 @@ class CodecDecoder:
     def decode(self, codes: Tensor, states: Sequence[DecoderState]) -> tuple[Tensor, list[DecoderState]]:
         """Decode the next frames of each stream.
 
-        `codes` is [B, frames, num_code_groups] int64, one row per state. Returns float32 samples within [-1, 1],
-        [B, frames * frame_samples], and the streams' next states. Memory grows with B * frames. Raises EngineError for
-        codes that are in no codebook, and for a stream that comes to NaN or infinity, even in float32.
+        `codes` is [B, frames, num_code_groups] int64, one row per state. Returns float32 samples within [-1, 1], [B,
+        frames * frame_samples], and the streams' next states. Memory grows with B * frames. Raises EngineError for
+        codes outside the codebooks, and for a stream that reaches NaN or infinity even in float32.
         """
         self._check(codes, len(states))
         codes = codes.to(self.device).contiguous()  # kernels read them without strides
@@ -127,7 +128,7 @@ class CodecDecoder:
     def recall(self, codes: Tensor, states: Sequence[DecoderState], *, followed_by: int = 0) -> list[DecoderState]:
         """The states that `decode` would return, at a lower cost: only the last samples are made.
 
-        Where another call for `followed_by` frames comes, and these reach further than the convolutions, no samples are
+        If another call for `followed_by` frames follows, and these reach further than the convolutions, no samples are
         made, and the states keep the old memory of the convolutions.
         """
         self._check(codes, len(states))
@@ -140,7 +141,7 @@ class CodecDecoder:
 
     @cached_property
     def _float32(self) -> Backend:
-        """Costs the weights in float32, once a stream needs it."""
+        """Takes memory for the float32 weights once a stream needs them."""
         return self.backend.at("float32")
 
     def _repair(
@@ -175,10 +176,10 @@ class WarmUpResult:
 
 
 def warm_up(decoder: CodecDecoder, chunk_frames: Iterable[int], max_call_s: float) -> WarmUpResult:
-    """Make every later call once, because the first call of a shape takes longer, on a GPU as on a CPU.
+    """Run every later call once, because the first call of a shape takes longer, on a GPU and on a CPU.
 
-    The largest batches are those whose calls take no longer than `max_call_s`. The cost of a frame is the least of the
-    calls for one stream, because other processes start on the machine as well.
+    The largest batches are those whose calls take no longer than `max_call_s`. The cost of a frame is the lowest over
+    the calls for one stream, because other processes start on the machine as well.
     """
     sizes, state = call_sizes(chunk_frames), decoder.initial_state()
     codes = torch.zeros((MAX_BATCH_SIZE, max(RECALL_SIZES), decoder.config.num_quantizers), dtype=torch.long)
@@ -223,7 +224,7 @@ def to_pcm16(audio: Tensor) -> NDArray[np.int16]:
 
 
 def describe_choice(precision: str, noise_db: float, failed: str = "") -> str:
-    """The line of a start about the precision it has chosen, and about precisions that were not exact enough."""
+    """The start-up line about the chosen precision, and about precisions that were not exact enough."""
     line = f"the codec decodes in {precision}"
     if noise_db < inf:
         line += f", {noise_db:.1f} dB above its error"

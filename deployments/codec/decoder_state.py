@@ -1,4 +1,6 @@
-"""Streaming state of the codec decoder: an immutable value per stream, in memory of its own or in that of processes."""
+"""Streaming state of the codec decoder: an immutable value per stream, in its own memory or in memory that processes
+share.
+"""
 
 import mmap
 import os
@@ -33,7 +35,7 @@ class DecoderState:
     """
 
     position: int  # frames decoded so far
-    tensors: tuple[Tensor, ...]  # none here, where they lie in a cell
+    tensors: tuple[Tensor, ...]  # empty if they are in a cell
     cell: Cell | None = field(default=None, repr=False, compare=False)
 
 
@@ -41,7 +43,7 @@ class SharedStates:
     """States of one decoder in an anonymous file (/dev/shm has 64 MB in a container), mapped by several processes."""
 
     def __init__(self, like: DecoderState, descriptor: int) -> None:
-        """`like` has the shapes; the file of `descriptor` is made as long as all cells."""
+        """`like` has the shapes; the file of `descriptor` is extended to hold all cells."""
         self._layout, size = [], 0
         for tensor in like.tensors:
             self._layout.append((size, tensor.nbytes, tensor.dtype, tensor.shape))
@@ -49,7 +51,7 @@ class SharedStates:
         self._size = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
         os.ftruncate(descriptor, _CELLS * self._size)
         self._bytes = torch.frombuffer(mmap.mmap(descriptor, _CELLS * self._size), dtype=torch.uint8)
-        self._free = list(reversed(range(_CELLS)))  # the one that was used last, whose memory is there, goes first
+        self._free = list(reversed(range(_CELLS)))  # the cell used last, whose memory is resident, goes first
 
     def acquire(self) -> Cell:
         """A free cell, which the caller holds from now on. Raises MemoryError."""

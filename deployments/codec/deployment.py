@@ -42,9 +42,9 @@ class CodecReplica:
         max_late_s: float,
         name: str = "",
     ) -> None:
-        """`talkers` of each model by its name. `placements`: where each of several is decoded, none but "pool" for
-        talkers without a GPU, because a model at zero cannot be asked whether its talkers have one. `max_late_s`: of
-        silence that a listener may hear. `name`: of one of several codec pools, for metrics.
+        """`talkers` of each model by its name. `placements`: where each of several models is decoded, always "pool" for
+        talkers without a GPU, because a model at zero replicas cannot be asked whether its talkers have one.
+        `max_late_s`: silence that a listener may hear. `name`: of one of several codec pools, for metrics.
         """
         from deployments.codec.pool.service import CodecService
 
@@ -70,12 +70,12 @@ class CodecReplica:
         self._load = CodecLoad(
             config.workers, frame_s=self._service.frame_s, max_late_s=max_late_s, workers_carry=lambda: gate.capacity
         )
-        self._knows_talker = "" not in self._talkers  # whether talkers of a single model have said where they run
+        self._knows_talker = "" not in self._talkers  # whether talkers of a single model have reported where they run
         self._has_tried = False
         self._replica = Replica(CodecLost, lambda: self._service.failure)
 
     async def describe(self, model: str) -> ModelInfo:
-        """The checkpoint of a talker pool, as one of its replicas tells it; it waits for one."""
+        """The checkpoint of a talker pool, as one of its replicas reports it. Waits for a replica."""
         info: ModelInfo = await ask_replica(self._talkers[model], "describe", lost=TalkerLost)
         if not model:
             self._service.placement.talker_on_gpu = info.talker_on_gpu
@@ -85,9 +85,8 @@ class CodecReplica:
     async def synthesize(self, request: SynthesisRequest) -> AsyncGenerator[PcmChunk, None]:
         """Audio of one segment, chunk by chunk, each with its codes.
 
-        A talker that dies is followed by another one. Raises InvalidRequest and Overloaded before the first audio,
-        TalkerLost when no other talker goes on, CodecLost and Moved if another codec replica should. Chunks that
-        hold nothing are heartbeats.
+        If a talker dies, another one continues. Raises InvalidRequest and Overloaded before the first audio, TalkerLost
+        if no other talker continues, CodecLost and Moved if another codec replica should. Empty chunks are heartbeats.
         """
         if not self._knows_talker:
             await self.describe("")
@@ -96,7 +95,7 @@ class CodecReplica:
         return self._replica.with_heartbeats(audio, _HEARTBEAT, "codec")
 
     async def forget(self, voices: tuple[bytes, ...]) -> int:
-        """Drop what is kept of stored voices (`ByRecording.forget`). Returns how many results there were."""
+        """Drop cached results of stored voices (`ByRecording.forget`). Returns how many results there were."""
         return self._service.forget(voices)
 
     def record_autoscaling_stats(self) -> dict[str, float]:
@@ -116,7 +115,9 @@ class CodecReplica:
                 await asyncio.wait_for(self._meet(), _MEETING_S)
 
     async def _meet(self) -> None:
-        """Ask all talker pools beside each other. One of several that is at zero stays there: a call would start it."""
+        """Query all talker pools in parallel. With several models, pools at zero replicas are left out: a call would
+        start them.
+        """
         if len(self._talkers) == 1:
             await asyncio.gather(*map(self.describe, self._talkers))
             return

@@ -162,7 +162,7 @@ class Codebook(nn.Module):
 
 
 class ResidualVectorQuantizer(nn.Module):
-    """Codebooks that each quantize the rest of the ones before. The output projection serves training only."""
+    """Codebooks that each quantize the residual of the ones before. Only training uses the output projection."""
 
     def __init__(self, config: EncoderConfig, num_quantizers: int) -> None:
         super().__init__()

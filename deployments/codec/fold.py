@@ -1,4 +1,4 @@
-"""The decoder's weights in the form that serving multiplies with: rows of channels, one product for each layer.
+"""The decoder's weights in the form used for serving: rows of channels, one product for each layer.
 
 Time runs along rows ([B, time, channels]), so that a convolution is a matrix product whose inner dimension is (tap,
 channel), and a transposed convolution one whose outputs are (sample of the step, channel). Everything that is constant
@@ -6,8 +6,8 @@ is folded in: norm weights, layer scales and codebook projections. Snakes stay a
 
     x + amplitude * sin(f x)^2  =  amplitude / 2 + [x - amplitude / 2 * cos(2 f x)]
 
-could go into the next bias, but where the amplitude is large, as in a few channels of every trained decoder, the
-bracket is a small x beside a large constant, and rounding to 16 bits loses x.
+could go into the next bias, but if the amplitude is large, as in a few channels of every trained decoder, the bracket
+is a small x beside a large constant, and rounding to 16 bits loses x.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -264,7 +264,7 @@ def map_tensors(value: T, change: Callable[[Tensor], Tensor]) -> T:
 
 
 def with_frequency(unit: Unit) -> Unit:
-    """The same unit, whose dilated convolution brings the frequency of the second snake along."""
+    """The same unit with the frequency of the second snake folded into its dilated convolution."""
     amplitude, frequency = unit.second.amplitude, unit.second.frequency
     assert frequency is not None
     dilated, pointwise = unit.dilated, unit.pointwise
@@ -305,7 +305,7 @@ def _groups(config: DecoderConfig) -> tuple[tuple[str, int], ...]:
 
 
 def _entries(group: _Weights, number: int) -> Tensor:
-    """Entries of one codebook after the projection of its group, [codebook_size, codebook_dim], made in float32."""
+    """Entries of one codebook after the projection of its group, [codebook_size, codebook_dim], computed in float32."""
     codebook = group.at(f"vq.layers.{number}._codebook")
     entries = codebook["embedding_sum"].float() / codebook["cluster_usage"].float().clamp(min=_MIN_USAGE)[:, None]
     return entries @ group["output_proj.weight"].float()[:, :, 0].T

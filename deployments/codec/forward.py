@@ -1,7 +1,7 @@
-"""The decoder's forward pass: the order of its layers, once for all devices.
+"""The decoder's forward pass: the order of its layers, defined once for all devices.
 
-A backend computes each layer: `torch_backend.py` by torch, on any device, `triton_decoder.py` by few and large kernels
-for a GPU.
+A backend computes each layer: `torch_backend.py` with torch, on any device, `triton_decoder.py` with few, large kernels
+on a GPU.
 """
 
 from abc import ABC, abstractmethod
@@ -19,7 +19,7 @@ class Signal:
     """Rows of channels between two layers."""
 
     values: Tensor
-    snake: Snake | None = None  # the next convolution takes the rows through it
+    snake: Snake | None = None  # the next convolution applies it to the rows
     snaked: Tensor | None = None  # the rows after the snake, from a backend that computes both at once
 
 
@@ -36,7 +36,7 @@ class ForwardPass(ABC):
     @abstractmethod
     def linear(self, x: Signal, linear: Linear, *, norm: bool = False, gate: Linear | None = None, gelu: bool = False,
                residual: Signal | None = None) -> Signal:  # fmt: skip
-        """gelu(norm(x) @ linear) * silu(norm(x) @ gate) + residual, each part only where it is asked for.
+        """gelu(norm(x) @ linear) * silu(norm(x) @ gate) + residual, each part only if requested.
 
         `residual` may be overwritten.
         """
@@ -55,7 +55,7 @@ class ForwardPass(ABC):
     ) -> Signal:
         """A convolution of x after its snake.
 
-        `snake` belongs to the next layer. Without `plain` only the rows after that snake are wanted.
+        `snake` belongs to the next layer. Without `plain` only the rows after that snake are needed.
 
         `residual` may be overwritten.
         """
@@ -86,9 +86,9 @@ def waveform(run: ForwardPass, folded: FoldedWeights, x: Signal) -> Tensor:
 
 
 def last_samples(run: ForwardPass, folded: FoldedWeights, x: Signal) -> Tensor:
-    """The last samples of latents, and on the way all that the convolutions have to remember of them.
+    """The last samples of latents, and all that the convolutions have to remember of them.
 
-    Rows that do not reach as far are left out before each layer: so few are left that no block is passed in pieces.
+    Each layer drops rows that do not reach as far first. So few are left that no block is split into pieces.
     """
     needed = folded.rows_needed()
     return _convolved(run, folded, x, lambda x, layer: Signal(x.values[:, -needed[layer] :].contiguous(), x.snake))

@@ -1,7 +1,7 @@
-"""How many frames of a stream to decode next, on a CPU as on a GPU.
+"""How many frames of a stream to decode next, on a CPU and on a GPU.
 
-The first call of a shape costs 20 to 170 ms more, while a CPU's matrix library makes kernels for it, and a GPU replays
-what was captured. So there are few shapes, and all have been called before a replica is ready.
+The first call of a shape costs 20 to 170 ms more, because a CPU's matrix library generates kernels for it, and a GPU
+replays captured calls. So there are few shapes, and all are called before a replica is ready.
 """
 
 import math
@@ -13,12 +13,14 @@ RAMP = (1, 1, 2, 4, 8, 12)  # a CPU may need longer for a second chunk of two fr
 # takeover (notice the death, prefill the prompt again, decode) takes 0.18 s on a busy host.
 SHARED_RAMP = (3, 3, 4, 8)
 GPU_RAMP = (1, 2, 4, 8, 12)  # its sizes are all that one call of a GPU decodes of each stream
-# These bound a worker's call: more frames cost no less each, and busy cores, which share memory, take far longer.
+# These bound a worker's call: more frames are not cheaper per frame, and busy cores, which share memory, take far
+# longer.
 MAX_BATCH_SIZE = 16
 MAX_BATCH_FRAMES = 16
 # Streams share a call only while it takes no longer than this, because an urgent stream may have to wait for it.
 MAX_CALL_S = 0.25
-# From this number of workers on another one is free soon, so streams share longer calls, and may wait for each other.
+# From this number of workers on, another worker is soon free, so streams share longer calls, and may wait for each
+# other.
 MANY_WORKERS = 4
 LONG_CALL_S = 0.4
 # The cost of a call besides its frames, in frames: 4 on a Xeon with AMX, 3 with the embedded voice.
@@ -30,18 +32,18 @@ RECALL_SIZES = (12, 24, 48, 96, 192)
 
 
 def chosen_ramp(workers: int) -> tuple[int, ...]:
-    """The frames of a stream's first, second, ... chunk at most; the last repeats. They suit the number of workers."""
+    """Maximum frames of a stream's first, second, ... chunk, for this number of workers; the last entry repeats."""
     return SHARED_RAMP if workers >= MANY_WORKERS else RAMP
 
 
 def fitted_ramp(
     ramp: tuple[int, ...], seconds_per_frame: float, *, wait_s: float, frame_s: float, shared: bool
 ) -> tuple[int, ...]:
-    """The ramp, begun with chunks as long as it takes to make the next one while they play.
+    """The ramp, starting with chunks that play as long as it takes to make the next one.
 
     `seconds_per_frame` is the cost of a frame besides the call (CALL_FRAMES). `wait_s` is the mean time that urgent
-    chunks wait for a worker; some wait twice as long. `frame_s` is how long a frame plays. Where calls are `shared`,
-    the ramp ends with chunks that play while a full call is made: the shorter they are, the more streams share one.
+    chunks wait for a worker; some wait twice as long. `frame_s` is how long a frame plays. If calls are `shared`, the
+    ramp ends with chunks that play while a full call is made: the shorter they are, the more streams share one.
     """
     sizes = [size for size in sorted({*ramp}) if size <= _LONGEST_FIRST] or [ramp[0]]
 
@@ -69,7 +71,7 @@ def call_sizes(ramp: Iterable[int]) -> tuple[int, ...]:
 
 
 def parts(frames: int, sizes: tuple[int, ...]) -> list[int]:
-    """The sizes of the calls that `frames` take, out of `sizes`, which are the largest first and end in 1."""
+    """The sizes of the calls for `frames` frames, out of `sizes`, which are in descending order and end in 1."""
     calls: list[int] = []
     for size in sizes:
         count, frames = divmod(frames, size)
@@ -86,8 +88,8 @@ class ChunkPlan:
     """Chunk sizes of one stream: a ramp, for an early start and cheap decoding later, that yields to playback.
 
     `ramp` holds the largest size of the first, second, ... chunk; its last entry repeats. A fast talker fills every
-    chunk. With a talker near real time, a chunk is cut short when waiting would let the lead fall below `min_lead_s`.
-    A chunk that load widens takes a CPU so long that the listener must have buffered `in_hand` of its playing time.
+    chunk. With a talker near real time, a chunk is cut short when waiting would let the lead fall below `min_lead_s`. A
+    chunk widened by load takes a CPU so long that the listener must have buffered `in_hand` of its playing time.
     """
 
     def __init__(
@@ -102,9 +104,9 @@ class ChunkPlan:
     def next_size(self, available: int, *, ended: bool, lead_s: float, load: int = 0) -> int:
         """Frames to decode now, out of those available; 0 means wait for more. A size above 0 counts as decoded.
 
-        The end of a stream is one call, if there is time for it: of more frames, perhaps, than there are.
-        `lead_s` is the audio delivered minus the time since its first delivery. It does not matter to the first chunk.
-        Under load, a number of steps, a stream that plays already takes wider chunks, which cost less a frame.
+        The end of a stream is one call if there is time for it, perhaps of more frames than there are. `lead_s` is the
+        audio delivered minus the time since its first delivery. It does not affect the first chunk. Under load (a
+        number of steps), a stream that already plays takes wider chunks, which cost less per frame.
         """
         size = self.size(available, ended=ended, lead_s=lead_s, load=load)
         if size:
@@ -143,7 +145,7 @@ class ChunkPlan:
         self._num_chunks = 0
 
     def skip(self, frames: int) -> None:
-        """Go on where the ramp would be after `frames` frames, which were decoded elsewhere."""
+        """Continue the ramp after `frames` frames that were decoded elsewhere."""
         decoded = 0
         while self._num_chunks < len(self._ramp) and decoded + self._ramp[self._num_chunks] <= frames:
             decoded += self._ramp[self._num_chunks]

@@ -1,4 +1,6 @@
-"""The codec decoder beside a talker: it keeps each stream's state in a slot, and a call may return while it runs."""
+"""The codec decoder on a talker's device. It keeps each stream's state in a slot, and a call may return before it is
+done.
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -30,7 +32,7 @@ class DecodeCall(ABC):
 
     @abstractmethod
     def result(self) -> list[Pcm | EngineError]:
-        """Samples of each stream of the call, in its order, or why it has none; waits for them. To be called once."""
+        """Wait for the samples of each stream of the call, in its order, or its error. Call it once."""
 
 
 class SlotDecoder(ABC):
@@ -46,9 +48,9 @@ class SlotDecoder(ABC):
         cls, directory: Path, backend: type[Backend], *, num_slots: int, device: torch.device, prepare: Prepare,
         report: Callable[[str], None],
     ) -> "SlotDecoder":  # fmt: skip
-        """Loads a checkpoint's `speech_tokenizer` folder. Raises CheckpointError. `report` is told the precision.
+        """Loads a checkpoint's `speech_tokenizer` folder. Raises CheckpointError. `report` gets the precision.
 
-        `backend` is in the same row of `BACKENDS`. `prepare` is given all the work of a GPU before any is done.
+        `backend` is in the same row of `BACKENDS`. `prepare` is given all the work of a GPU before any of it is done.
         """
 
     @staticmethod
@@ -64,7 +66,7 @@ class SlotDecoder(ABC):
     @property
     @abstractmethod
     def repaired(self) -> int:
-        """Streams so far that came to NaN or infinity and were decoded in float32 from there on."""
+        """Streams so far that reached NaN or infinity and were decoded in float32 from there on."""
 
     @abstractmethod
     def largest_batch(self, frames: int) -> int:
@@ -72,7 +74,7 @@ class SlotDecoder(ABC):
 
     @abstractmethod
     def begin(self, slot: int, state: DecoderState | None = None) -> None:
-        """Start a new stream in a slot, or one that goes on from a state."""
+        """Start a new stream in a slot, or one that continues from a state."""
 
     @abstractmethod
     def state(self, slot: int) -> DecoderState:
@@ -88,11 +90,11 @@ class SlotDecoder(ABC):
 
     @abstractmethod
     def barrier(self) -> None:
-        """The caller's next work on the device begins after the calls made so far."""
+        """Make the caller's next work on the device wait for the calls made so far."""
 
 
 class PlainSlots(SlotDecoder):
-    """Slots over any `Backend`, for CPUs and for shapes that the kernels of `TritonSlots` do not know."""
+    """Slots over any `Backend`, for CPUs and for shapes that the kernels of `TritonSlots` do not support."""
 
     def __init__(self, decoder: CodecDecoder, *, num_slots: int) -> None:
         self.num_slots = num_slots

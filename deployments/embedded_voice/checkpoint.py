@@ -1,8 +1,8 @@
 """The embedded checkpoints: packed in this folder, and unpacked into the user's cache when they are first used.
 
 A packed folder is a checkpoint whose large tensors are int8: `x` [rows, ...] beside `x.row_scale` [rows] float32. The
-others are float16. Files are gzipped, which takes out the rows of zeros and the rareness of large values. A second
-packed folder may add tensors to the first one's files, and has other small files in place of the first one's.
+others are float16. Files are gzipped, which compresses rows of zeros and exploits that large values are rare. A second
+packed folder may add tensors to the first one's files, and replaces its small files.
 """
 
 import gzip
@@ -32,7 +32,7 @@ _DIGITS = 12  # of the digest that names a folder
 def unpacked(model: str, cache: Path) -> Path:
     """The directory of an embedded checkpoint below `cache`, written if there is none yet. Raises CheckpointError.
 
-    It is written aside and renamed, so that a reader sees all of it or nothing and two writers at once do no harm.
+    It is written elsewhere and renamed, so that readers see all of it or nothing, and two writers at once are safe.
     """
     directory = place(model, cache)
     if directory.is_dir():
@@ -59,7 +59,7 @@ def unpacked(model: str, cache: Path) -> Path:
 
 
 def place(model: str, cache: Path) -> Path:
-    """Where `unpacked` has a checkpoint: the digest in its name keeps another voice from an older one's folder."""
+    """The directory of `unpacked` for a checkpoint. The digest in its name separates a voice from older ones."""
     digest = hashlib.sha256()
     for folder in PACKED[model]:
         for file in sorted(file for file in folder.rglob("*") if file.is_file()):

@@ -1,7 +1,7 @@
 """The networks in C (cpu_networks.c), on a CPU: all of a decoding step, and prompts, in float32.
 
-They are used where a C compiler built them, and on x86 where the CPU has AVX2. ctypes calls them, which leaves Python
-to other threads. A row's result depends on that row alone.
+They are used if a C compiler built them, and on x86 only if the CPU has AVX2. ctypes calls them and releases the GIL. A
+row's result depends on that row alone.
 """
 
 import ctypes
@@ -20,7 +20,7 @@ from deployments.talker.state.batch_state import BatchState, Context
 from deployments.talker.state.kv_cache import KVCache
 
 _INTERFACE = 5  # version of the functions and their arguments; both files change it together
-_TILE = 16  # outputs of a product whose weights stand side by side
+_TILE = 16  # outputs of a product whose weights are stored side by side
 _WIDEST = 512  # hidden sizes: the weights of wider stacks are read by several threads
 _PARAMETERS = {
     "multiply": [*[POINTER] * 3, *[COUNT] * 3],
@@ -47,7 +47,7 @@ _built = _suited_library()
 
 
 def fits(*configs: TransformerConfig) -> bool:
-    """Whether the kernels are there, take stacks of these shapes, and are faster than torch's threads with them."""
+    """Whether the kernels are built, support stacks of these shapes, and are faster than torch's threads with them."""
     sizes = [size for config in configs for size in (config.hidden_size, config.intermediate_size, config.head_dim)]
     widest = max(config.hidden_size for config in configs)
     return _built is not None and widest <= _WIDEST and not any(size % _TILE for size in sizes)
@@ -57,7 +57,7 @@ class RowProduct:
     """A matrix product without bias. The order of each sum is the same for any number of rows."""
 
     def __init__(self, *weights: Tensor) -> None:
-        """`weights` [outputs, inputs] float32; the outputs of several follow each other."""
+        """`weights` [outputs, inputs] float32; the outputs of several are concatenated."""
         joined = torch.cat(weights).float()
         self.outputs, self.inputs = joined.shape
         padded = nn.functional.pad(joined, (0, 0, 0, -self.outputs % _TILE))
@@ -99,8 +99,8 @@ class CpuStack:
     ) -> tuple[Tensor, Tensor | None]:
         """Rows [rows, hidden] float32 at `positions` [rows] int32 -> hidden states [rows, hidden].
 
-        Stores their keys and values first: rows of one sequence may follow each other. Returns as well the attention
-        weights [rows, positions] of the layer and the head that is `followed`.
+        Stores their keys and values first: rows of one sequence may follow each other. Also returns the attention
+        weights [rows, positions] of the layer and head in `followed`.
         """
         assert _built is not None
         config = self._config

@@ -1,4 +1,4 @@
-"""English text in its spoken form, for voices that have learnt nothing but words and plain punctuation."""
+"""English text in its spoken form, for voices that have learnt only words and plain punctuation."""
 
 # ruff: noqa: RUF001 (characters that look like others are what a part of this file is about)
 
@@ -95,7 +95,7 @@ def plain_line(text: str) -> str:
 
 
 def unspoken(text: str) -> int:
-    """How many letters, figures and signs of `text` the voice has no words for."""
+    """Number of letters, figures and signs in `text` for which the voice has no words."""
     text = "" if text.isascii() else _GREEK_WORD.sub(lambda word: "日" * len(word[0]), text)
     return sum(unicodedata.category(char)[0] in "LNS" and not _fold(char).strip() for char in text if char not in "™®©")
 
@@ -168,7 +168,7 @@ _SYMBOLS = {
 }  # fmt: skip
 _IN_CAPITALS = {"OK": "okay", "WWI": "World War one", "WWII": "World War two"}
 _ROMAN = {"I": 1, "V": 5, "X": 10, "L": 50, "C": 100, "D": 500, "M": 1000}
-_COUNTED = (  # what is numbered; names have ordinals
+_COUNTED = (  # nouns that are numbered; names have ordinals
     "Chapter Part Act Scene Section Volume Book War Phase Vol Wars Bowl Type Stage Level Grade Class Title Article "
     "Rocky Fantasy Apollo Mark Table Figure Appendix Episode Season Psalm Version Unit Lesson Step Round Category "
     "Model Series Division Group Plan Item Rule Corps Canto Page Pentium Saturn Gemini Panel Zone Region Line Schedule "
@@ -242,7 +242,7 @@ def spoken_english(text: str) -> str:
     nothing else.
 
     Numbers, dates, money, units, abbreviations, acronyms and addresses become words; markdown, emoji and other scripts
-    go. The result ends like a sentence, or is empty where there is nothing to say. Spoken text stays as it is.
+    are removed. The result ends like a sentence, or is empty if there is nothing to say. Spoken text stays as it is.
     Never raises; takes time in proportion to the text.
     """
     text = _tidy(plain_line(text))
@@ -264,7 +264,7 @@ def _tidy(text: str) -> str:
 
 
 def _shouted(text: str) -> bool:
-    """Whether all letters are capitals, so that capitals say nothing about the words."""
+    """Whether all letters are capitals, so that capitals carry no information."""
     words = [] if re.search(r"[a-z]", text) else _CAPITALS.findall(text)
     return len(words) >= _SHOUTED_WORDS and max(len(word) for word, _ in words) > _SHOUTED_WORDS
 
@@ -290,7 +290,7 @@ def roman_value(figures: str) -> int:
 
 
 def _speak_roman(match: re.Match[str]) -> str:
-    """Counted behind a word such as Chapter, an ordinal behind a name or in front of "century"."""
+    """Roman numerals: a cardinal after a word such as Chapter, an ordinal after a name or before "century"."""
     before, figures = match[1] or "", match[2]
     title, _, name = before.rpartition(" ")
     counted = name.capitalize() in _NUMBERED

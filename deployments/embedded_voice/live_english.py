@@ -14,7 +14,7 @@ _NEXT = r"(?=[A-Za-z]{2}|a\s)[A-Z]?[a-z]*?[aeiouy]"
 _CUT = re.compile(rf"(?<![^\s]){_WORD}(?=[ \t]++{_NEXT})")
 _BEGUN = re.compile(rf"\s*+{_NEXT}")
 _SPACE = re.compile(r"\s(?=\S)")
-LONGEST_UNCUT = 1000  # characters that wait for a place to be cut at: speaking so many takes milliseconds
+LONGEST_UNCUT = 1000  # most characters that wait for a place to cut: speaking this many takes milliseconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +26,9 @@ class TextPart:
 
 
 class LiveEnglish:
-    """`spoken_english` of a text that comes in parts: wherever it is cut, the same comes out.
+    """`spoken_english` of a text that arrives in parts. The result is the same wherever the text is cut.
 
-    Text that can nowhere be cut is cut after `LONGEST_UNCUT` characters all the same: the work of one call is bounded
-    by its text.
+    Text without a place to cut is still cut after `LONGEST_UNCUT` characters, so its text bounds the work of one call.
     """
 
     def __init__(self) -> None:
@@ -37,7 +36,7 @@ class LiveEnglish:
         self._seen = 0  # `_rest` has no cut before
 
     def feed(self, text: str, *, is_last: bool) -> list[TextPart]:
-        """The spoken text that is certain with `text`; with the last part the rest, and the sentence ends."""
+        """Returns the spoken text that is certain with `text`; with the last part the rest, and ends the sentence."""
         parts = []
         for start in range(0, len(text), LONGEST_UNCUT):
             self._rest += text[start : start + LONGEST_UNCUT]
@@ -55,7 +54,7 @@ class LiveEnglish:
         return _BEGUN.match(self._rest) is not None
 
     def _first_cut(self) -> int:
-        """The first place where the text can be cut; 0 while there is none."""
+        """The first place where the text can be cut; 0 if there is none."""
         while match := _CUT.search(self._rest, self._seen):
             if not self._rest[: match.start()].rstrip()[-1:].isdigit():  # "5 km" may describe what follows
                 return match.end()

@@ -63,7 +63,7 @@ def rules(*written: tuple[str, Speak | str]) -> Rules:
 
 
 def substitute(text: str, rules: Rules) -> str:
-    """The text after one rule after the other."""
+    """Apply the rules to the text, one after the other."""
     for pattern, speak in rules:
         text = pattern.sub(speak, text)
     return text

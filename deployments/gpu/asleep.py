@@ -1,7 +1,7 @@
-"""Another process's share of a GPU, put to sleep and woken, by the driver's checkpoints (Linux, driver 570 or newer).
+"""Suspends another process's use of a GPU, and resumes it, with the driver's checkpoints (Linux, driver 570 or newer).
 
-While a process sleeps its memory on the GPU is copied to the host's, and the GPU is given back whole. Its calls to CUDA
-wait. Woken, it has everything at the same addresses, so that captured work (CUDA graphs) goes on being valid.
+While a process sleeps its memory on the GPU is copied to the host's, and the GPU is released completely. Its CUDA calls
+wait. After waking, everything is at the same addresses, so that captured work (CUDA graphs) stays valid.
 """
 
 import ctypes
@@ -11,7 +11,7 @@ from deployments.errors import EngineError
 
 _LIBRARY = "libcuda.so.1"
 _LEAST_DRIVER = 570
-_LOCK_TIMEOUT_MS = 2000  # for work that was begun on the GPU
+_LOCK_TIMEOUT_MS = 2000  # for work that already runs on the GPU
 
 
 class _LockArguments(ctypes.Structure):
@@ -19,7 +19,7 @@ class _LockArguments(ctypes.Structure):
 
 
 def send_to_sleep(process: int) -> None:
-    """Return once the process has left the GPU. Raises EngineError, and leaves it awake, where it cannot."""
+    """Return once the process has left the GPU. Raises EngineError, and leaves the process awake, if that fails."""
     locking = _LockArguments(timeout_ms=_LOCK_TIMEOUT_MS)
     _call_driver("cuCheckpointProcessLock", process, ctypes.byref(locking))
     try:
@@ -30,7 +30,7 @@ def send_to_sleep(process: int) -> None:
 
 
 def wake(process: int) -> None:
-    """Return once the process has everything back. Raises EngineError, for instance if others took the memory."""
+    """Return once the process has its GPU memory back. Raises EngineError, for instance if others took the memory."""
     _call_driver("cuCheckpointProcessRestore", process, None)
     _call_driver("cuCheckpointProcessUnlock", process, None)
 

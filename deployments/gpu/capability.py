@@ -6,5 +6,5 @@ from deployments.gpu.card import AMPERE, Capability
 
 
 def capability_of(device: torch.device) -> Capability:
-    """The GPU's. Where there is no GPU, as when one is only predicted, that of the first one that all kernels suit."""
+    """The GPU's capability. Without a GPU, as in a prediction: that of the first one that all kernels support."""
     return torch.cuda.get_device_capability(device) if torch.cuda.is_available() else AMPERE

@@ -53,7 +53,7 @@ def half_precision(capability: Capability) -> Literal["bfloat16", "float16"]:
 
 
 def why_not(card: Card, cuda: Capability | None) -> str | None:
-    """Why nothing can be served on a card, and what helps; None where it can. `cuda` is PyTorch's."""
+    """Why a card cannot serve anything, and the remedy; None if it can. `cuda` is PyTorch's."""
     if card.capability < LEAST_CAPABILITY:
         family = _NAMES.get(card.capability[0], "too old")
         return (

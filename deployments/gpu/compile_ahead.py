@@ -1,8 +1,8 @@
 """Triton kernels compiled ahead, in as many processes as there are CPUs.
 
-Triton compiles a kernel where it is first launched, one after the other. Here the work is run once, and its launches
-are noted instead of made. Processes of our own compile the noted kernels into the cache folder that Triton reads, and
-later launches find them there. These processes use no GPU.
+Triton compiles each kernel at its first launch, one after the other. Here the work runs once, and its launches are
+noted instead of made. Processes of our own compile the noted kernels into the cache folder that Triton reads, and later
+launches find them there. These processes use no GPU.
 """
 
 import importlib
@@ -110,7 +110,7 @@ class CompileWorkers:
             process.wait()
 
     def compile(self, kernels: Sequence[Kernel], report: Progress) -> None:
-        """Return once all are in the cache. One that fails is logged; its launch raises the error again."""
+        """Return once all kernels are in the cache. One that fails is logged; its launch raises the error again."""
         idle: queue.SimpleQueue[subprocess.Popen[bytes]] = queue.SimpleQueue()
         for process in self._processes:
             idle.put(process)
@@ -131,7 +131,7 @@ class CompileWorkers:
 
 
 def _ask(process: "subprocess.Popen[bytes]", kernel: Kernel) -> str | None:
-    """The error, None where there was none."""
+    """The worker's error; None if there was none."""
     assert process.stdin is not None
     assert process.stdout is not None
     try:
@@ -170,7 +170,7 @@ def _try(kernel: Kernel) -> str | None:
 
 
 def compile_kernel(kernel: Kernel) -> None:
-    """Leave a kernel in the cache; nothing happens where it is there."""
+    """Compile a kernel into the cache, unless it is there already."""
     function = getattr(importlib.import_module(kernel.module), kernel.function)
     source = ASTSource(function, kernel.signature, kernel.constants, kernel.attributes)
     compile_source(source, target=GPUTarget(*kernel.target), options=kernel.options)

@@ -16,10 +16,10 @@ T = TypeVar("T")
 
 
 class Graphs:
-    """Captured GPU work by key, in one memory pool. Work without a capture, as all work on a CPU, runs as it is."""
+    """Captured GPU work by key, in one memory pool. Work without a capture, as on a CPU, runs directly."""
 
     def __init__(self, cuda_stream: torch.cuda.Stream | None = None) -> None:
-        """`cuda_stream` is where work is captured, by default one for that: captured kernels keep its priority."""
+        """Work is captured on `cuda_stream`, by default one of its own: captured kernels keep its priority."""
         self._graphs: dict[Hashable, torch.cuda.CUDAGraph] = {}
         self._pool = torch.cuda.graph_pool_handle() if torch.cuda.is_available() else None
         self._cuda_stream = cuda_stream
@@ -44,7 +44,7 @@ class Graphs:
         self._graphs[key].replay()
 
     def run(self, key: Hashable, work: Callable[[], None]) -> None:
-        """Replay the work that was captured under `key`; without a capture do `work`, which is counted."""
+        """Replay the work that was captured under `key`; without a capture run `work`, and count that."""
         if key in self._graphs:
             self.replay(key)
             return
@@ -68,8 +68,8 @@ class Staged:
 class Staging:
     """A ring of pinned rows of host memory, from which small writes to the GPU start without waiting for it.
 
-    A half is used again once all copies out of it are known to be done. `next_row` waits only where the GPU is half
-    a ring, hundreds of copies, late.
+    A half is used again once all copies out of it are known to be done. `next_row` blocks only if the GPU is half a
+    ring (hundreds of copies) behind.
     """
 
     def __init__(self, width: int, *, device: torch.device, rows: int = _STAGED_ROWS) -> None:

@@ -15,7 +15,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 
 def launches_early(device: torch.device) -> bool:
-    """Whether the GPU has it: Hopper (9.0) and newer. Elsewhere its instructions do not compile."""
+    """Whether the GPU supports it: Hopper (9.0) and newer. Elsewhere its instructions do not compile."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 

@@ -4,8 +4,8 @@ import gc
 
 
 def freeze_loaded() -> None:
-    """Take all objects that exist now out of later collections: one of all that is loaded stops speech for 0.1 s.
-    Forked processes also keep sharing the memory of these objects.
+    """Take all objects that exist now out of later collections: collecting everything that is loaded stops speech for
+    0.1 s. Forked processes also keep sharing the memory of these objects.
     """
     gc.collect()
     gc.freeze()

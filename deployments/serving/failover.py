@@ -1,4 +1,4 @@
-"""A lost stream goes on from its codes, so any other replica can continue it.
+"""Continues a lost stream on any other replica, from its codes.
 
 The reader of a stream keeps its codes. When its replica is lost, the codes are sent to another one with the same
 request. Sampling is keyed by seed and frame, so the next codes are the ones that the lost replica would have made.
@@ -24,7 +24,7 @@ from deployments.serving import metrics
 
 logger = logging.getLogger(__name__)
 
-_FIRST_DELAY_S = 0.02  # before the second further attempt; the first one comes at once
+_FIRST_DELAY_S = 0.02  # before the second retry; the first one is immediate
 _MAX_DELAY_S = 0.5
 # A stream is given up _GIVE_UP_S after a loss without a new frame, and after _MAX_LOSSES replicas that died. Moves and
 # calls that Serve cancelled do not count. It is also given up after _MAX_FUTILE_LOSSES replicas in a row died without a
@@ -38,7 +38,7 @@ Given = TypeVar("Given", FrameChunk, PcmChunk)  # to the reader
 
 
 class Received:
-    """Collects the part of a stream that its reader has, from which another replica goes on."""
+    """Collects the part of a stream that its reader has. Another replica continues from it."""
 
     def __init__(self, earlier: Progress | None = None) -> None:
         """`earlier`: the part that came before."""
@@ -61,9 +61,9 @@ class Received:
             self._listener.deliver(audio_s, now_s=time.monotonic())
 
     def begin_attempt(self, request: SynthesisRequest) -> SynthesisRequest:
-        """The request for the rest of the stream. Each call begins an attempt: from the second on the request
-        says `is_retry`, because the replica that was asked before may hang. The prompt that a replica made of a
-        recording goes in place of the recording.
+        """The request for the rest of the stream. Each call begins an attempt: from the second on the request says
+        `is_retry`, because the replica that was asked before may hang. The prompt that a replica made of a recording is
+        sent in place of the recording.
         """
         is_retry = self._was_asked_for
         self._was_asked_for = True
@@ -140,7 +140,7 @@ class Attempts:
             self._stage = AttemptStage.ACCEPTED
 
     def with_losses(self, item: Given) -> Given:
-        """`item` with the losses that no chunk has told of yet, in front of its trail."""
+        """`item` with the losses that no chunk has reported yet, in front of its trail."""
         if not self._unreported_losses:
             return item
         trail = self._unreported_losses + item.trail
@@ -191,8 +191,8 @@ async def with_failover(stream: ReplicaStream[Sent, Given]) -> AsyncGenerator[Gi
     attempts. Raises other errors, and `lost` if the stream is given up. The stream ends early if `receive` returns a
     finish reason for a chunk without one.
 
-    If the reader takes nothing for UNREAD_S, the call is closed, and a replica is asked again when the reader goes on.
-    This does not hold for the first item, because a reader that asks ahead takes only that.
+    If the reader takes nothing for UNREAD_S, the call is closed, and a replica is asked again when the reader
+    continues. This does not hold for the first item, because a reader that asks ahead takes only that.
     """
     # The desk of jobs decides whether a segment that was lost is tried again, because it may kill replicas.
     most_losses = 1 if stream.is_background else _MAX_LOSSES

@@ -79,8 +79,8 @@ async def _cancel_once_taken(response: Any, items: "ItemReader[Any]") -> None:
 
 
 class ItemReader(Generic[T]):
-    """Reads an iterator one item at a time, and tells when none comes. One task reads all of it: a task and a wait for
-    each item take three times as long.
+    """Reads an iterator one item at a time, and detects when none comes. One task reads all items: a task and a wait
+    for each item take three times as long.
     """
 
     def __init__(self, items: AsyncIterator[T]) -> None:
@@ -104,12 +104,12 @@ class ItemReader(Generic[T]):
 
     @property
     def has_come(self) -> bool:
-        """Whether `take` gives an item or tells of the end."""
+        """Whether `take` would return an item or report the end."""
         return bool(self._item) or self._task.done()
 
     async def wait(self, within_s: float) -> bool:
-        """Wait for the next item or the end, at most `within_s`. Only now the iterator is asked for the item after the
-        latest taken one.
+        """Wait for the next item or the end, at most `within_s`. The iterator is asked for the item after the latest
+        taken one only now.
         """
         if not self._item and self._taken is not None and not self._taken.done():
             self._taken.set_result(None)

@@ -1,8 +1,8 @@
 """A text on its way from the ingress, to which the client writes, to the talker that speaks it.
 
 Handles of Ray Serve cannot stream a request, so each talker reads by a TCP connection of its own. It sends the text's
-token and how many characters it has. It gets the rest in parts, each after its length, and an empty part at the end.
-The mailbox keeps the text, so that another talker can read it again.
+token and the number of characters it has. It gets the rest in parts, each after its length, and an empty part at the
+end. The mailbox keeps the text, so that another talker can read it again.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ _LENGTH = struct.Struct(">I")
 _MAX_REQUEST_BYTES = 256
 _REQUEST_S = 5.0  # for a reader to send its request
 _CONNECT_S = 2.0
-_DELAYS_S = (0.05, 0.2, 1.0)  # before each further attempt; a part that comes starts them anew
+_DELAYS_S = (0.05, 0.2, 1.0)  # before each further attempt; a received part resets them
 
 
 class WrittenText:
@@ -61,7 +61,7 @@ class MailboxServer:
         self._readers: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        """Listen, unless it does already. Raises OSError if the address cannot be listened at."""
+        """Start listening, unless it already does. Raises OSError if it cannot listen at the address."""
         self._starting = self._starting or asyncio.create_task(self._start())
         try:
             await asyncio.shield(self._starting)
@@ -77,7 +77,7 @@ class MailboxServer:
         return Mailbox(self._host, port, token)
 
     def remove(self, token: str) -> None:
-        """Stop to serve a text. Its readers are cut off unless it is complete."""
+        """Stop serving a text. Its readers are cut off unless it is complete."""
         text = self._texts.pop(token, None)
         if text is not None:
             text.finish()
@@ -119,7 +119,7 @@ class MailboxServer:
 
 
 async def read(mailbox: Mailbox) -> AsyncGenerator[str, None]:
-    """The parts of a text as they are written, to its end. A connection that breaks is made again.
+    """The parts of a text as they are written, to its end. Reconnects if the connection breaks.
 
     Raises TalkerLost if the ingress cannot be reached, because another talker may reach it.
     """

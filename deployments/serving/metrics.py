@@ -115,8 +115,8 @@ _REFUSED_AT_THE_DOOR = ("key", "client", "uploads", "whole", "invalid_api_key", 
 
 
 def zeros(pool: str, models: Sequence[str]) -> Iterator[tuple[Instrument, dict[str, str]]]:
-    """The counters that replicas of a pool raise, with their tags. They begin at zero, because Prometheus sees no rise
-    of a series whose first value is not zero, and a panel of what never happened is empty.
+    """The counters that replicas of a pool increment, with their tags. They begin at zero, because Prometheus sees no
+    rise of a series whose first value is not zero, and a panel of events that never happened is empty.
     """
     for model in models if pool == "ingress" else ():
         of = {MODEL: model}

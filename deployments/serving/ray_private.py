@@ -32,7 +32,7 @@ PROXY = "proxy"  # among the dead
 _POLL_S = 0.25
 _NOTES = b"talkray"  # namespace of the control store's keys
 _PROXY_ACTOR, _REPLICA_ACTOR = "SERVE_PROXY_ACTOR", "SERVE_REPLICA"
-# Whatever Serve stops it kills itself, which is another reason.
+# Serve itself kills the actors that it stops, which is another reason.
 _UNINTENDED = (ActorDiedErrorContext.WORKER_DIED, ActorDiedErrorContext.NODE_DIED)
 
 
@@ -60,7 +60,7 @@ class Pool:
 
     @classmethod
     def of(cls, replicas: Iterable[Mapping[str, Any]]) -> Self:
-        """From Serve's details, which name no actor for a replica that has only just been asked for."""
+        """From Serve's details, which name no actor for a replica that was only just requested."""
         states = [(_name(replica["state"]), replica.get("actor_id")) for replica in replicas]
         running = tuple(actor for state, actor in states if state in _TAKING_REQUESTS and actor)
         return cls(sum(state != "STOPPING" for state, _ in states), running)
@@ -73,7 +73,7 @@ def _name(state: Any) -> str:
 def pools(app_name: str) -> dict[str, Pool]:
     """The replicas of each deployment, as the controller knows them: it learns of a death at the next health check.
 
-    `serve.status()` has pydantic check all of it again: 20 to 40 ms in which no stream of this process moves.
+    `serve.status()` has pydantic check all of it again, which blocks all streams of this process for 20 to 40 ms.
     """
     details = _get_global_client().get_serve_details()
     application = details["applications"].get(app_name, {"deployments": {}})
@@ -90,12 +90,12 @@ def num_dead_nodes() -> int:
 
 
 def is_alive(actor_id: str) -> bool:
-    """Whether the control store, which hears of a death at once, has heard nothing."""
+    """Whether the control store, which learns of a death at once, has no record of one."""
     return bool(ray._private.state.actors(actor_id).get("State") == "ALIVE")
 
 
 def put_note(key: str, note: bytes) -> None:
-    """Keep a note for all processes of the cluster in its control store, in the place of the last one."""
+    """Keep a note for all processes of the cluster in its control store, replacing the last one."""
     internal_kv._internal_kv_put(key, note, overwrite=True, namespace=_NOTES)
 
 
@@ -111,7 +111,7 @@ AGENT_PORTS = ("metrics_agent_port", "metrics_export_port", "dashboard_agent_lis
 
 
 def start_patiently(patience_s: float, agent_ports: Sequence[int]) -> None:
-    """Let `ray.init` wait longer for its parts, which `ended_part` knows by then, and Serve for its proxy.
+    """Let `ray.init` wait longer for its parts, which `ended_part` already knows then, and Serve for its proxy.
 
     `agent_ports` are free ports, one for each of AGENT_PORTS. `ray.init` raises StartError, Serve TimeoutError.
     """
@@ -145,7 +145,7 @@ def start_patiently(patience_s: float, agent_ports: Sequence[int]) -> None:
 
 
 def ended_part(names: Iterable[str]) -> str | None:
-    """Which of the named parts of the Ray that this process has started has ended, and how; None while all live."""
+    """Which named part of the Ray that this process started has ended, and how; None while all run."""
     nodes = [*_starting, ray._private.worker._global_node]
     started = dict(next((node.all_processes for node in nodes if node is not None), {}))
     for name in names:
@@ -204,11 +204,11 @@ def replica_name() -> str:
 
 
 def log_folder() -> Path:
-    """Where this node's Serve has its logs, and Ray's dashboard finds them."""
+    """The folder of this node's Serve logs, where Ray's dashboard finds them."""
     return Path(get_serve_logs_dir())
 
 
 def is_stopping(replica: Any) -> bool:
-    """Whether Serve stops `this_replica`. It tells user code nothing of it, and has no event for it."""
+    """Whether Serve is stopping `this_replica`. Serve does not tell user code, and has no event for it."""
     stopping: bool = replica._shutting_down
     return stopping

@@ -34,7 +34,7 @@ C = TypeVar("C", FrameChunk, PcmChunk)
 
 
 def is_failure(record: logging.LogRecord) -> bool:
-    """Whether a log record of Serve's is more than the traceback of a refusal.
+    """Whether a log record of Serve is more than the traceback of a refusal.
 
     Serve logs a traceback for each call that raises, and an overload makes hundreds. Serve's line for the call stays.
     """
@@ -106,7 +106,7 @@ class Replica:
         while not ray_private.is_stopping(replica):  # noqa: ASYNC110, Serve has no event for it
             await asyncio.sleep(_POLL_S)
         while not await asyncio.to_thread(_others_run):  # noqa: ASYNC110, nor for this
-            await asyncio.sleep(_POLL_S)  # the only replica speaks on, as long as Serve lets it
+            await asyncio.sleep(_POLL_S)  # the only replica continues to speak while Serve lets it
         logger.warning("this replica is stopped: its streams go on elsewhere")
         self._is_leaving = True
 

@@ -1,8 +1,8 @@
-"""Frames of one segment, also where talkers die, and their audio on its way to the client.
+"""Frames of one segment, even if talkers die, and their audio on its way to the client.
 
 The ingress reads `with_failover(TalkerAudio(...))` or `with_failover(CodecAudio(...))`, a codec replica
 `with_failover(AllFrames(...))`. `ask` calls a replica, and `receive` gets each chunk of it. If the replica is lost, the
-next `ask` begins behind the codes that came.
+next `ask` begins after the codes that came.
 """
 
 from collections.abc import AsyncGenerator, Callable
@@ -123,7 +123,9 @@ class CodecAudio(ReplicaStream[PcmChunk, PcmChunk]):
 
 
 class PendingFrames:
-    """The frames of one stream that have come and were not taken yet. A talker may have made the audio of the first."""
+    """Frames of one stream that have arrived and were not taken yet. A talker may have made the audio of the first
+    ones.
+    """
 
     def __init__(self, frame_samples: int, first: Codes | None = None) -> None:
         """`first`: frames before those of the chunks."""
@@ -173,7 +175,7 @@ class PendingFrames:
         return self.take(len(pcm) // self._frame_bytes), np.frombuffer(pcm, np.int16)
 
     def take_extras(self) -> tuple[Marks, tuple[Reading, ...], ClonePrompt | None, Marks]:
-        """Data received beside codes and audio since the last call: marks, readings, prompt and trail."""
+        """Data received since the last call besides codes and audio: marks, readings, prompt and trail."""
         news = self._marks, self._readings, self._clone_prompt, self._trail
         self._marks, self._readings, self._clone_prompt, self._trail = (), (), None, ()
         return news
@@ -198,7 +200,7 @@ class OutgoingAudio:
         """`position`: samples that were delivered before."""
         self._frames, self._silence, self._guard = frames, silence, guard
         self._position = position  # of the next sample, with the quiet start
-        self._delivered = position  # what chunks say: without a quiet start that no sound has followed yet
+        self._delivered = position  # as in chunks: without a quiet start that no sound has followed yet
 
     def chunk(self, codes: Codes, pcm: Pcm, finish_reason: FinishReason | None) -> PcmChunk:
         """The chunk for the next frames and their audio. Its position counts the quiet start once sound follows.

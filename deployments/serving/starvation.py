@@ -27,7 +27,7 @@ class ThreadWork:
     def __init__(self, process: int | None = None) -> None:
         self._process, self._thread = process or "self", process or threading.get_native_id()
         own_clock = time.pthread_getcpuclockid(threading.get_ident())
-        self._clock = own_clock if process is None else ~process << 3 | 2  # as clock_getcpuclockid(3) has it
+        self._clock = own_clock if process is None else ~process << 3 | 2  # as clock_getcpuclockid(3) computes it
         self._worked_s = -1.0
         self._seen_working_s = time.monotonic()
 

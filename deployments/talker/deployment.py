@@ -19,7 +19,7 @@ from deployments.talker.process.engine_client import EngineClient
 
 
 class StartNotes:
-    """Leaves in the cluster's control store how far this replica's start is; outside Serve nowhere."""
+    """Records the progress of this replica's start in the cluster's control store; outside Serve it does nothing."""
 
     def __init__(self) -> None:
         self._key: str | None = None
@@ -54,7 +54,7 @@ class TalkerReplica:
     """One replica of the GPU pool. It is ready once its engine process has loaded the model and warmed up."""
 
     def __init__(self, model: str, config: TalkerConfig, name: str = "", *, makes_audio: bool) -> None:
-        """Metrics have `name` as a label where there are several models. `makes_audio` is passed to `EngineClient`."""
+        """Metrics have `name` as a label if there are several models. `makes_audio` is passed to `EngineClient`."""
         ray_metrics.install(name, pool="talker")
         with StartNotes() as notes:
             self._engine = EngineClient(model, config, notes.report, makes_audio=makes_audio)
@@ -68,9 +68,9 @@ class TalkerReplica:
         self._heartbeat = FrameChunk(codes=no_codes, num_text_tokens=0)
 
     async def generate(self, request: SynthesisRequest) -> AsyncGenerator[FrameChunk, None]:
-        """Frames of one segment; leaving it frees the sequence. Chunks that hold nothing are heartbeats.
+        """Frames of one segment; closing the generator frees the sequence. Empty chunks are heartbeats.
 
-        Raises InvalidRequest and Overloaded; TalkerLost and Moved if another talker should go on.
+        Raises InvalidRequest and Overloaded; TalkerLost and Moved if another talker should continue.
         """
         request = with_mark(request, "to-talker")
         # Not an async generator itself: Serve streams the one that this coroutine returns, and one more between them
@@ -81,7 +81,7 @@ class TalkerReplica:
         return self._engine.info
 
     async def forget(self, voices: tuple[bytes, ...]) -> int:
-        """Drop what is kept of stored voices (`ByRecording.forget`). Returns how many results there were."""
+        """Drop cached results of stored voices (`ByRecording.forget`). Returns how many results there were."""
         return await self._engine.forget(voices)
 
     def record_autoscaling_stats(self) -> dict[str, float]:

@@ -23,10 +23,11 @@ from deployments.weights.store import (
 )
 
 _PIECE = 1 << 20
-_BLOCKS, _BLOCK_BYTES = 64, 1 << 16  # of a file that stand for all of it
+_BLOCKS, _BLOCK_BYTES = 64, 1 << 16  # of a file that represent all of it
 _ROWS_A_CHAR = 1.5  # in the prompt and as frames: a slow voice says twelve characters in a second
 _RELEASED = "12 Hz, released"
-# Beside a checkpoint: what Talkray has found out of it. It comes before the section `talkray` of config.json.
+# Next to a checkpoint: facts that Talkray has found out about it. It takes precedence over the section `talkray` of
+# config.json.
 OWN_FACTS = "talkray.json"
 
 
@@ -42,16 +43,16 @@ class TextNeeds:
 
 
 def describe(model: str, config: TalkerConfig, *, on_gpu: bool) -> ModelInfo | None:
-    """The facts of a checkpoint as its talkers would tell them, but for the precision in which a GPU decodes.
+    """The facts of a checkpoint as its talkers would report them, except for the precision in which a GPU decodes.
 
-    None where the checkpoint is not on this machine. Raises CheckpointError.
+    None if the checkpoint is not on this machine. Raises CheckpointError.
     """
     directory = found(model)
     return None if directory is None else described(directory, model, config, on_gpu=on_gpu)
 
 
 def described(directory: Path, name: str, config: TalkerConfig, *, on_gpu: bool) -> ModelInfo:
-    """The same of a checkpoint directory, under the `name` that it shall have. Raises CheckpointError."""
+    """The same for a checkpoint directory, under the given `name`. Raises CheckpointError."""
     top, codec = read_json(directory / "config.json"), read_json(directory / "speech_tokenizer" / "config.json")
     needs = as_config(TextNeeds, own_facts(directory, top), directory / "config.json")
     try:
@@ -69,7 +70,7 @@ def own_facts(directory: Path, top: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def cloning_fingerprint(directory: Path) -> str:
-    """A hash of the files that make a clone prompt of a recording. Blocks of each file stand for all of it."""
+    """A hash of the files that make a clone prompt of a recording. Blocks of each file represent all of it."""
     digest = hashlib.sha256()
     for folder in (directory, directory / "speech_tokenizer"):
         digest.update((folder / "config.json").read_bytes())
@@ -87,7 +88,7 @@ def _info(top: Any, codec: Any, needs: TextNeeds, config: TalkerConfig, *, on_gp
     kind = ModelKind(top["tts_model_type"])
     talker = top["talker_config"]
     # The official package takes no instructions for clones, and drops those for the small CustomVoice model. A voice
-    # that needs a spoken form only reads, unless its files say else.
+    # that needs a spoken form only reads, unless its files say otherwise.
     is_small = kind is ModelKind.CUSTOM_VOICE and top.get("tts_model_size") == "0b6"
     only_reads = needs.spoken_form is not None and not needs.follows_instructions
     return ModelInfo(
@@ -113,7 +114,7 @@ def _names(table: Mapping[str, object] | None) -> tuple[str, ...]:
 
 
 def speakers(model: str) -> tuple[str, ...] | None:
-    """The voices that a checkpoint names, in lower case; None where it is not on this machine (yet)."""
+    """The voices that a checkpoint names, in lower case; None if it is not on this machine (yet)."""
     directory = found(model)
     if directory is None:
         return None
@@ -121,7 +122,7 @@ def speakers(model: str) -> tuple[str, ...] | None:
 
 
 def clones(model: str) -> bool:
-    """Whether it speaks with the voice of a recording; by its name where its files are not here."""
+    """Whether it speaks with the voice of a recording; judged by its name if its files are not here."""
     directory = found(model)
     if directory is None:
         return model.lower().endswith("-base")
@@ -137,7 +138,7 @@ def encodes(directory: Path) -> bool:
 def tokenizer_of(model: str) -> str:
     """Equal for models with the same speech tokenizer, whose codes one codec pool decodes.
 
-    The released models have the same. Of others that are here the files decide, of the rest the name.
+    The released models have the same. For others the files decide if they are here, else the name.
     """
     if model in REPOSITORIES.values() or model in REPOSITORIES:
         return _RELEASED

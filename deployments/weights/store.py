@@ -42,7 +42,7 @@ _FAMILY = {"config.json": "qwen3_tts", "speech_tokenizer/config.json": "qwen3_tt
 _ADAPTER = "adapter_config.json"
 _HUB_S = 2.0
 _ATTEMPTS = 5
-# How far a download is, as tqdm writes it, and how often.
+# The progress of a download, as tqdm writes it, and how often.
 _LINE = "{n_fmt}B of {total_fmt}B, {rate_fmt}, {remaining} left"
 _LINE_S = 2.0
 _REFUSALS = {
@@ -63,7 +63,7 @@ class ResolvedModel:
 
 
 def resolve_auto(model: str, *, models_dir: Path | None, gpu: bool) -> ResolvedModel:
-    """Resolve `auto`; any other name is taken as it is."""
+    """Resolve `auto`; any other name is returned unchanged."""
     if model != "auto":
         return ResolvedModel(model, "asked for")
     if not gpu:
@@ -82,11 +82,12 @@ def resolve_auto(model: str, *, models_dir: Path | None, gpu: bool) -> ResolvedM
 
 
 def locate(model: str, *, report: Report | None = None) -> Path:
-    """The directory of a complete checkpoint; `report` is told how far a download is, a line every two seconds at most.
+    """The directory of a complete checkpoint; `report` gets the progress of a download, a line every two seconds at
+    most.
 
     `model` is a directory, "embedded", "embedded-base", or a Hugging Face name such as
     "Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice", of which "1.7B-CustomVoice" is enough. A checkpoint that is not in the
-    Hugging Face cache is downloaded. Raises CheckpointError that says what was tried and what to do.
+    Hugging Face cache is downloaded. Raises CheckpointError with the attempts made and the remedy.
     """
     if model in PACKED:
         return unpacked(model, cache_directory())
@@ -94,7 +95,7 @@ def locate(model: str, *, report: Report | None = None) -> Path:
 
 
 def find(model: str) -> Path | None:
-    """The result of `locate` without its work; None where the checkpoint would have to be downloaded or written."""
+    """The result of `locate` without its work; None if the checkpoint would have to be downloaded or written."""
     if model in PACKED:
         directory = place(model, cache_directory())
         return directory if directory.is_dir() else None
@@ -108,7 +109,7 @@ def find(model: str) -> Path | None:
 
 
 def found(model: str) -> Path | None:
-    """A folder with the small files of a checkpoint, without any work; None where it is not on this machine."""
+    """A folder with the small files of a checkpoint, without any work; None if it is not on this machine."""
     try:
         return PACKED[model][-1] if model in PACKED else find(model)
     except CheckpointError:
@@ -116,7 +117,7 @@ def found(model: str) -> Path | None:
 
 
 def ask_hub(name: str) -> None:
-    """Raises CheckpointError unless the Hugging Face hub says within two seconds that it has repository `name`."""
+    """Raises CheckpointError unless the Hugging Face hub confirms within two seconds that it has repository `name`."""
     answers: queue.Queue[OSError | None] = queue.Queue()
     # A thread asks, because no timeout bounds how long a name server is asked for the hub's address.
     threading.Thread(target=lambda: answers.put(_asked(name)), daemon=True).start()
@@ -233,7 +234,7 @@ def _check_family(checkpoint: str, name: str, file: Path) -> None:
 
 
 def repository(model: str) -> str:
-    """The full Hugging Face name of `model`; raises CheckpointError for a name that can be none."""
+    """The full Hugging Face name of `model`; raises CheckpointError for an impossible name."""
     short = model.rsplit("/", 1)[-1].removeprefix("Qwen3-TTS-12Hz-")
     full_name = {name.lower(): full_name for name, full_name in REPOSITORIES.items()}.get(short.lower())
     if full_name is not None and model.removesuffix(short) in ("", "Qwen/", "Qwen/Qwen3-TTS-12Hz-", "Qwen3-TTS-12Hz-"):
@@ -280,7 +281,7 @@ def _fetch(name: str, report: Report) -> Path:
         try:
             directory = Path(snapshot_download(name, tqdm_class=_progress_lines(name, report)))
             break
-        except httpx2.TransportError as error:  # a reset, say, after which the client does not go on by itself
+        except httpx2.TransportError as error:  # such as a reset, after which the client does not continue by itself
             if attempt == _ATTEMPTS:
                 raise
             report(f"downloading {name}: the connection broke ({_reason(error)}), trying again")
@@ -349,9 +350,9 @@ def _reason(error: Exception) -> str:
 
 
 def cache_directory() -> Path:
-    """The folder of generated files: TALKRAY_CACHE, else the user's cache. Raises StartError where there is neither."""
+    """The folder of generated files: TALKRAY_CACHE, else the user's cache. Raises StartError if there is neither."""
     named = os.environ.get("TALKRAY_CACHE")
     try:
         return Path(named) if named else Path.home() / ".cache" / "talkray"
-    except RuntimeError:  # a container may run as a number that is no user
+    except RuntimeError:  # the container's UID may have no passwd entry
         raise StartError("this user has no home folder: set HOME, or name a folder in TALKRAY_CACHE") from None

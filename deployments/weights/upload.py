@@ -1,4 +1,4 @@
-"""Weights on their way from files to a device, in many parts at once."""
+"""Weights on their way from files to a device, in many parallel parts."""
 
 import json
 import os
@@ -74,7 +74,7 @@ def _cut(path: Path, start: int, target: Tensor) -> Iterator[_Part]:
 
 
 def _copy(waiting: "SimpleQueue[_Part | None]", device: torch.device) -> None:
-    """Copy parts until there is None, reading one while the one before is on its way."""
+    """Copy parts until there is None, reading one while the one before is being copied."""
     slots = [_Pinned(device), _Pinned(device)]
     number = 0
     while (part := waiting.get()) is not None:

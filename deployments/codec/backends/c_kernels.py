@@ -1,6 +1,6 @@
-"""The codec's own kernels for CPUs, of c_kernels.c; where it was not built there are none, and torch does all.
+"""The codec's own kernels for CPUs, from c_kernels.c. If it was not built, torch computes everything.
 
-They are called through ctypes, whose calls leave Python to other threads.
+They are called through ctypes, which releases the GIL during calls.
 """
 
 import ctypes
@@ -38,7 +38,7 @@ _PARAMETERS = {
     "depthwise_norm": [*[POINTER] * 7, *[COUNT] * 3],
     "replay": [POINTER, COUNT],
 }
-_WORDS = 16  # of a step of a replay: the function and its arguments
+_WORDS = 16  # one step of a replay: the function and its arguments
 
 
 class Epilogue(IntEnum):
@@ -59,12 +59,12 @@ def _built() -> dict[str, _Function]:
 
 _functions = _built()
 BUILT = bool(_functions)
-# The unit that multiplies bfloat16 here: 0 none, 1 AVX-512's dot products, 2 AMX. Asked once, because AMX needs the
+# This CPU's unit for bfloat16 products: 0 none, 1 AVX-512's dot products, 2 AMX. Asked once, because AMX needs the
 # kernel's permission.
 MATRIX_UNITS = _functions["matrix_units"]() if BUILT else 0
 
 
-# Each thread's own: the calls so far, while they are captured.
+# Per thread: the calls so far, while they are captured.
 _captured: ContextVar[list[tuple[int, ...]] | None] = ContextVar("captured", default=None)
 
 
@@ -77,13 +77,13 @@ def _invoke(name: str, *words: int | None) -> None:
 
 
 class CapturedCalls:
-    """Calls of kernels, to be made again at once, with other tensors in place of some.
+    """Captured calls of kernels, which can be repeated at once with some tensors replaced.
 
     Between two kernels Python and torch take 50 us, because the weights have pushed their memory out of the cache.
     """
 
     def __init__(self, calls: Callable[[], object], tensors: Sequence[Tensor]) -> None:
-        """Make the `calls` of this module. All other tensors that they work on stay where they are."""
+        """Capture the `calls` of this module. All tensors that they use, except `tensors`, stay where they are."""
         steps: list[tuple[int, ...]] = []
         token = _captured.set(steps)
         try:
@@ -97,7 +97,7 @@ class CapturedCalls:
         self._numbers = torch.tensor([numbers[word] for word in words if word in numbers])
 
     def replay(self, tensors: Sequence[Tensor]) -> None:
-        """The calls, with these tensors in place of the captured ones."""
+        """Make the calls again, with these tensors in place of the captured ones."""
         pointers = torch.tensor([tensor.data_ptr() for tensor in tensors])
         self._words[self._places] = pointers[self._numbers]
         _functions["replay"](self._words.data_ptr(), len(self._words) // _WORDS)
@@ -113,10 +113,10 @@ def fits(weight: Tensor) -> bool:
 
 
 class _HugePages:
-    """Memory for weights in pages of 2 MB, where the kernel has them.
+    """Memory for weights in pages of 2 MB, if the kernel has them.
 
-    A core reads weights a quarter faster from large pages, because prefetching ends at pages, and their addresses have
-    to be found.
+    A core reads weights a quarter faster from large pages, because prefetching stops at page boundaries, and each
+    page's address has to be looked up.
     """
 
     _CHUNK, _PAGE = 32 << 20, 2 << 20
@@ -125,7 +125,7 @@ class _HugePages:
         self._free = torch.empty(0, dtype=torch.uint8)
 
     def copy(self, tensor: Tensor) -> Tensor:
-        """A copy of a tensor, without gaps. Its memory is never given back."""
+        """A copy of a tensor, without gaps. Its memory is never freed."""
         size = -(-tensor.nbytes // _LINE) * _LINE
         if size > len(self._free):
             self._free = self._mapped(max(size, self._CHUNK))
@@ -145,13 +145,13 @@ _pages = _HugePages()
 
 
 class Convolution:
-    """A convolution of each stream's rows in bfloat16 on the matrix units of a core, its sums in float32."""
+    """A convolution of each stream's rows in bfloat16 on the matrix units of a core, with sums in float32."""
 
     dtype = torch.bfloat16
 
     def __init__(self, weight: Tensor, bias: Tensor | None, dilation: int = 1, *, gated: bool = False) -> None:
-        """`weight` is [taps, in, out], `bias` [out]; `gated` makes silu of the first half of the outputs times the
-        second one.
+        """`weight` is [taps, in, out], `bias` [out]; `gated` multiplies silu of the first half of the outputs by the
+        second half.
         """
         taps, inputs, outputs = self._shape = weight.shape
         bias = weight.new_zeros(outputs) if bias is None else bias
@@ -260,7 +260,7 @@ def normed(x: Tensor, eps: Tensor, dtype: torch.dtype, *, new: New = _empty) -> 
 
 
 def attends(size: int, window: int) -> bool:
-    """Whether `attend` takes heads of this size and windows of this number of frames."""
+    """Whether `attend` supports heads of this size and windows of this number of frames."""
     return size % SIDE == 0 and max(size, window) <= _MOST
 
 
@@ -269,9 +269,9 @@ def attend(
 ) -> None:
     """Attention of one stream, `out` [frames, heads * size] bfloat16.
 
-    `qkv` [frames, (heads + 2 * kv_heads) * size] float32 is lost, `rotary` are cosines and sines [frames, size], the
-    history [2, kv_heads, window - 1, size] float32 has as many frames as `num_past` [1] int64 says, the last of as many
-    rows. The next history is another tensor, which is filled.
+    `qkv` [frames, (heads + 2 * kv_heads) * size] float32 is overwritten, `rotary` holds cosines and sines [frames,
+    size]. The last `num_past` [1] int64 rows of the history [2, kv_heads, window - 1, size] float32 hold frames. The
+    next history is a separate tensor, which is filled.
     """
     _, kv_heads, past, size = histories[0].shape
     tensors = (qkv, *rotary, *histories, out)
@@ -283,8 +283,8 @@ def attend(
 def depthwise_norm(x: Tensor, memories: tuple[Tensor, Tensor], block: ConvNeXt, eps: Tensor, out: Tensor) -> None:
     """One stream's rows [time, channels] after the convolution of each channel, normed, `out` in bfloat16.
 
-    x and the memory [taps - 1, channels] are float32, channels at most 4096. The next memory is another tensor, which
-    is filled.
+    x and the memory [taps - 1, channels] are float32, channels at most 4096. The next memory is a separate tensor,
+    which is filled.
     """
     past, following = memories
     tensors = (past, x, block.taps, block.bias, following, out, eps)
@@ -297,8 +297,8 @@ def gather(
 ) -> bool:
     """Fill `out` [B, context + time, channels] with the streams' pasts [context, channels], and x after the snake.
 
-    Its last rows fill `nexts`, which may be the pasts. False: nothing was done. Rows of each stream have no gaps, and
-    pasts have the type of `out`.
+    Its last rows fill `nexts`, which may be the pasts. Returns False if nothing was done. Rows of each stream have no
+    gaps, and pasts have the type of `out`.
     """
     name = f"gather_{_TYPES.get(x.dtype)}_{_TYPES.get(out.dtype)}"
     streams, time, channels = x.shape
@@ -321,7 +321,7 @@ def gather(
 def convolve_to_one(rows: Tensor, taps: Tensor, bias: Tensor, *, new: New = _empty) -> Tensor | None:
     """A convolution of rows [B, count - 1 + time, channels] with taps [count, channels] -> [B, time, 1], or None.
 
-    None is: not done. All in float32.
+    None means that nothing was computed. All in float32.
     """
     (streams, length, channels), count = rows.shape, len(taps)
     if "convolve_to_one" not in _functions or not rows.is_cpu or channels % _HALF or not rows.is_contiguous():
@@ -334,7 +334,7 @@ def convolve_to_one(rows: Tensor, taps: Tensor, bias: Tensor, *, new: New = _emp
 
 
 def add(total: Tensor, x: Tensor) -> Tensor:
-    """`total` float32, to which x of the same shape is added."""
+    """Add x to `total` float32 of the same shape, in place. Returns `total`."""
     fits = x.dtype == torch.bfloat16 and total.dtype == torch.float32 and total.is_contiguous() and x.is_contiguous()
     if "add_bfloat16" not in _functions or not x.is_cpu or not fits:
         return total.add_(x)

@@ -1,6 +1,7 @@
-"""Products of layers in torch, their weights packed once; on a CPU that multiplies bfloat16 those of c_kernels.py.
+"""Products of layers in torch, with weights packed once; on a CPU that multiplies bfloat16, the products of
+c_kernels.py.
 
-And the memory that calls take: on a CPU each thread has some that it uses again and again.
+Also the memory of calls: on a CPU each thread reuses its own.
 """
 
 import threading
@@ -39,9 +40,9 @@ def onednn_packs(dtype: torch.dtype) -> bool:
 
 
 class TorchProduct:
-    """A convolution [B, context + time, in] -> [B, time, out] with its weight in the order in which it is read.
+    """A convolution [B, context + time, in] -> [B, time, out] whose weight is stored in the order in which it is read.
 
-    Few rows are multiplied as a matrix, after they were copied tap by tap. Many are a convolution, which needs no
+    Few rows are copied tap by tap and multiplied as a matrix. Many rows are computed as a convolution, which needs no
     copies, but takes milliseconds for a handful of rows, however few the channels are.
     """
 
@@ -129,8 +130,8 @@ class ProductToOneChannel:
 
 
 class _Scratch(threading.local):
-    """Memory that a thread uses again and again: new memory costs a page fault for every 4 KB. Not on a GPU, where
-    torch keeps freed memory itself.
+    """Memory that a thread reuses, because new memory costs a page fault for every 4 KB. Not used on a GPU, where torch
+    itself keeps freed memory.
     """
 
     def __init__(self) -> None:
@@ -140,7 +141,7 @@ class _Scratch(threading.local):
     def buffer(
         self, name: str, shape: Sequence[int], device: torch.device, dtype: torch.dtype = torch.float32
     ) -> Tensor:
-        """The buffer of that name, whose former content is lost."""
+        """The buffer of that name. Its former content is lost."""
         if device.type != "cpu":
             return torch.empty(tuple(shape), dtype=dtype, device=device)
         size, key = prod(shape), (name, dtype)

@@ -1,4 +1,4 @@
-"""Which backend decodes: the one place that names them all."""
+"""The choice of the decoder backend: the only file that names them all."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,10 +16,10 @@ from deployments.gpu.card import AMPERE
 
 @dataclass(frozen=True, slots=True)
 class DecoderPair:
-    """A row of BACKENDS: the names of two classes that decode a codec, and where they do."""
+    """A row of BACKENDS: the names of two classes that decode a codec, and the codecs and devices they support."""
 
-    backend_name: str  # streams whose states go in and come back: in the codec pool
-    slots_name: str  # streams whose states stay there: beside a talker
+    backend_name: str  # its callers keep the streams' states: in the codec pool
+    slots_name: str  # it keeps the streams' states itself: on a talker's device
     decodes: Callable[[SpeechTokenizerConfig, torch.device], bool]  # this codec, on this device
 
     @property
@@ -42,11 +42,11 @@ def _on_matrix_units(config: SpeechTokenizerConfig, device: torch.device) -> boo
     return device.type == "cuda" and config.decoder.suits_matrix_units and capability_of(device) >= AMPERE
 
 
-# The first row that decodes a codec on a device is taken. A new backend is a row here, and a row in
+# The first row that supports a codec on a device is used. A new backend is a row here, and a row in
 # tests/deployments/codec/backends/test_backends.py.
 BACKENDS = (
     DecoderPair(_TORCH, _TRITON_SLOTS, _on_matrix_units),
-    DecoderPair(_TORCH, _PLAIN_SLOTS, lambda config, device: True),  # with c_kernels.py, where it fits
+    DecoderPair(_TORCH, _PLAIN_SLOTS, lambda config, device: True),  # with c_kernels.py, if it fits
 )
 
 

@@ -1,12 +1,11 @@
 """The forward pass in torch, on any device. On a CPU every layer is one convolution, its weights packed once.
 
-In bfloat16 on a CPU that multiplies it, kernels of our own (c_kernels.py) compute the layers that they fit. Where they
-compute all layers, as of the released shape, the calls of a batch are captured and replayed.
+In bfloat16 on a CPU that multiplies it, kernels of our own (c_kernels.py) compute the layers that they fit. If they
+compute all layers, as for the released shape, the calls of a batch are captured and replayed.
 
-In a lower precision only the products are: what is added up, the snakes, the last convolution and attention stay in
-float32. On a CPU, layers of many channels are bound by their weights and take all streams together. The others are
-bound by what flows through them and take one stream and a short piece of time through all remaining layers, so that it
-stays in the cache.
+A lower precision applies to products only: sums, the snakes, the last convolution and attention stay in float32. On a
+CPU, layers of many channels are bound by their weights and take all streams together. The others are bound by their
+activations and take one stream and a short piece of time through all remaining layers, so that it stays in the cache.
 """
 
 import threading
@@ -38,9 +37,9 @@ from deployments.codec.forward import ForwardPass, Signal, last_samples, latents
 from deployments.codec.rotary import rotary_tables, rotate
 
 _LAYER_NORM_EPS = 1e-6
-_POSITIONS = 2048  # frames whose angles are known before there are more
+_POSITIONS = 2048  # frames whose angles are computed in advance
 _CAPTURED_FRAMES = 64  # larger calls of all streams are rare, and Python's part of them is small
-_PIECE = 250_000  # values that a block makes at once: some buffers of as many fit a second-level cache of 2 MB
+_PIECE = 250_000  # values that a block computes at once: a few buffers of this size fit a second-level cache of 2 MB
 _ROWS_OF_A_PIECE = 16  # pieces are multiples of it: with torch 2.11 others, such as 520 or 587 rows, may take that path
 
 
@@ -50,8 +49,8 @@ class TorchBackend(Backend):
     def __init__(self, folded: FoldedWeights, precision: str = "float32") -> None:
         """`precision` is the precision of the products.
 
-        From here on cuDNN does not cut off float32 to TF32 in this process. On stressed weights TF32 is no better than
-        34 dB, and float32 has to judge other types and to repair streams.
+        Stops cuDNN from truncating float32 to TF32 in this process. TF32 reaches only 34 dB on stressed weights, and
+        float32 has to judge other types and to repair streams.
         """
         torch.backends.cudnn.allow_tf32 = False
         self.config = folded.config
@@ -104,7 +103,7 @@ class TorchBackend(Backend):
         return call.audio.view(len(states), -1).clone(), call.states()
 
     def decoded(self, call: "_TorchPass") -> Tensor:
-        """Unbounded samples [B, frames * frame_samples], perhaps in memory that the thread's next call takes."""
+        """Unbounded samples [B, frames * frame_samples], perhaps in memory that the thread's next call reuses."""
         return waveform(call, self.folded, latents(call, self.folded)).view(call.streams, -1)
 
     def recall(
@@ -149,7 +148,7 @@ class TorchBackend(Backend):
 
 
 class _TorchPass(ForwardPass):
-    """One pass. Every layer reads its tensor of each stream and puts the one for the next call there."""
+    """One pass. Every layer reads its tensor of each stream and replaces it with the one for the next call."""
 
     def __init__(self, backend: TorchBackend, codes: Tensor, states: Sequence[DecoderState]) -> None:
         self._backend = backend
@@ -228,7 +227,9 @@ class _TorchPass(ForwardPass):
         return Signal(y.transpose(1, 2).flatten(2))
 
     def _turned(self, index: int) -> list[tuple[Tensor, Tensor]]:
-        """A layer's memory of each stream, and the tensors for its next memory. Pieces may have both."""
+        """A layer's memory of each stream, and the tensors for its next memory. From the second piece on both are the
+        same.
+        """
         pairs = [(memory[index], following[index]) for memory, following in zip(self.memories, self.nexts, strict=True)]
         for memory, (_, following) in zip(self.memories, pairs, strict=True):
             memory[index] = following
@@ -252,7 +253,7 @@ class _TorchPass(ForwardPass):
     def conv(
         self, x: Signal, conv: Conv, *, snake: Snake | None = None, residual: Signal | None = None, plain: bool = True
     ) -> Signal:
-        """A snake is done with the product, or left to the next layer, which copies its rows anyway."""
+        """A snake is applied with the product, or left to the next layer, which copies its rows anyway."""
         batch, time, _ = x.values.shape
         product, rows = self._backend.products[conv], self._rows(x, conv)
         if isinstance(product, Convolution):
@@ -294,7 +295,7 @@ class _TorchPass(ForwardPass):
         return product(rows, new=new).flatten()
 
     def pieces(self, x: Signal, block: Block) -> Iterator[tuple["_TorchPass", Signal]]:
-        """Units add to a copy: new memory for each of their sums would leave the cache."""
+        """Units add in place to a copy, because new memory for each of their sums would not stay in the cache."""
         for call, rows in self._cut(x.values):
             if block.units:
                 signal = scratch.buffer("signal", rows.shape, rows.device)
@@ -312,7 +313,7 @@ class _TorchPass(ForwardPass):
             yield from ((call, piece) for piece in torch.split(row, piece_rows(time, channels), dim=1))
 
     def _alone(self) -> "Iterator[_TorchPass]":
-        """A pass for each stream. It shares all but the memories: these are its own stream's, and are left here."""
+        """A pass for each stream, with only that stream's memories, which stay in this pass. The rest is shared."""
         if len(self.memories) == 1:
             yield self
             return
@@ -323,7 +324,9 @@ class _TorchPass(ForwardPass):
 
 
 def _multiplies_bfloat16() -> bool:
-    """Whether our kernels or oneDNN use units of this CPU for it. oneDNN also packs for CPUs that emulate it slowly."""
+    """Whether our kernels or oneDNN multiply bfloat16 with units of this CPU. oneDNN also packs for CPUs that emulate
+    it slowly.
+    """
     has_units = not {"amx_bf16", "avx512_bf16"}.isdisjoint(_cpu_flags())
     return c_kernels.MATRIX_UNITS > 0 or (has_units and onednn_packs(torch.bfloat16))
 
@@ -335,10 +338,10 @@ def _cpu_flags() -> list[str]:
 
 
 class _CapturedCall:
-    """The calls of kernels that a batch of one shape takes, made again for others; of one thread."""
+    """The kernel calls for a batch of one shape, repeated for later batches. Belongs to one thread."""
 
     def __init__(self, backend: TorchBackend, call: "_TorchPass") -> None:
-        """Make them for this call, whose streams share no state."""
+        """Capture them during this call, whose streams share no state."""
         tensors = [*_tensors(call.memories), *_tensors(call.nexts)]
         self._backend = backend
         self._inputs = (call.codes, call.num_past, *call.rotary)
@@ -356,7 +359,7 @@ class _CapturedCall:
 
 
 class _Captured(threading.local):
-    """Calls of a thread, by streams and frames."""
+    """Captured calls of a thread, by numbers of streams and frames."""
 
     def __init__(self) -> None:
         self.calls: dict[tuple[int, ...], _CapturedCall] = {}
@@ -395,7 +398,7 @@ def _normed(x: Tensor, eps: float) -> Tensor:
 
 
 def piece_rows(time: int, channels: int) -> int:
-    """Rows of the pieces in which `time` rows pass a block."""
+    """Number of rows of each piece in which `time` rows pass a block."""
     count = -(-time * channels // _PIECE)
     rows = -(-time // count)
     return -(-rows // _ROWS_OF_A_PIECE) * _ROWS_OF_A_PIECE

@@ -1,7 +1,7 @@
 """The forward pass in Triton kernels: streams live in slots of static tensors, and a call runs over any of them.
 
-Nothing depends on the host but the list of slots, so a call can be captured. `slots` may hold the scratch slot, any
-number of times, to fill a batch up.
+Only the list of slots comes from the host, so a call can be captured. `slots` may hold the scratch slot any number of
+times, as padding.
 """
 
 from collections.abc import Iterator
@@ -75,7 +75,7 @@ class TritonDecoder:
 
     @torch.inference_mode()
     def resume(self, slot: int, state: DecoderState) -> None:
-        """Go on in a slot from another slot's state."""
+        """Continue in a slot from another slot's state."""
         torch._foreach_copy_(self._remembered(slot), list(state.tensors))
         self.positions[slot].fill_(state.position)
 
@@ -84,9 +84,9 @@ class TritonDecoder:
 
     @torch.inference_mode()
     def decode(self, slots: Tensor, frames: int) -> tuple[Tensor, Tensor]:
-        """The next `frames` frames of the streams in `slots` [B] int32, whose codes are there.
+        """Decode the next `frames` frames of the streams in `slots` [B] int32, which hold their codes.
 
-        Returns int16 [B, samples], and int32 [B]: 1 for a stream that came to NaN or infinity. Its slot remembers them.
+        Returns int16 [B, samples], and int32 [B]: 1 for a stream that reached NaN or infinity. Its slot keeps them.
         """
         call = _TritonPass(self, slots, frames)
         pcm = waveform(call, self.folded, latents(call, self.folded))
@@ -115,7 +115,7 @@ class _TritonPass(ForwardPass):
         self.decoder, self.slots, self.frames, self.batch = decoder, slots, frames, len(slots)
         self.config: DecoderConfig = decoder.config
         self.broken = torch.zeros_like(slots)
-        # A short call is bound by the launches. In a long one blocks that wait would keep others from their places.
+        # A short call is bound by the launches. In a long one, waiting blocks would take the places of others.
         pdl = decoder.launches_early and self.batch * frames <= _SHORT_CALL_FRAMES
         self._launch = {"pdl": pdl, "launch_pdl": pdl}
 
@@ -167,7 +167,7 @@ class _TritonPass(ForwardPass):
     def conv(
         self, x: Signal, conv: Conv, *, snake: Snake | None = None, residual: Signal | None = None, plain: bool = True
     ) -> Signal:
-        """The rows are taken through the next layer's snake while they are at hand."""
+        """Applies the next layer's snake while the rows are at hand."""
         memory = self.decoder.memories[conv] if conv.context else None
         rows = x.values if x.snaked is None else x.snaked
         added = None if residual is None else residual.values
@@ -210,8 +210,8 @@ class _TritonPass(ForwardPass):
         )  # fmt: skip
 
     def _multiply(self, x: Tensor, step: "_Launch", *, time: int) -> Signal:
-        """The output, [rows, outs], and the same after the snake, if there is one. The values of a step that is not
-        `plain` are x: nothing reads them.
+        """The output, [rows, outs], and the same after the snake, if there is one. If the step is not `plain`, the
+        values are x, which nothing reads.
         """
         taps, num_in, num_out = step.weight.shape
         y = self._empty(len(x), num_out) if step.plain else x
@@ -261,7 +261,7 @@ def choose_tiles(
 ) -> dict[str, int]:
     """Tile sizes and launch options of a product [num_rows, taps * num_in] x [.., num_out].
 
-    The largest tile that still occupies the GPU and leaves no more of its columns empty than a narrower one; where none
+    The largest tile that still occupies the GPU and leaves no more of its columns empty than a narrower one; if none
     does, small ones with long steps, bound by latency. Few kinds of tiles, since each is compiled for each kind of
     layer. `weights` matrices share the rows.
     """

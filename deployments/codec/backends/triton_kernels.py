@@ -127,7 +127,7 @@ def embed_kernel(
 ):  # fmt: skip
     """Latents [B * frames, channels]: sums of codebook rows.
 
-    A stream's frame p stands at p % ring in ring [slots, ring, groups].
+    A stream's frame p is at p % ring in ring [slots, ring, groups].
     """
     wait_for_predecessor(pdl)
     row = tl.program_id(0)
@@ -138,7 +138,7 @@ def embed_kernel(
     total = tl.zeros((block,), dtype=tl.float32)
     for group in range(groups):
         code = tl.load(codes + group).to(tl.int64)
-        code = tl.minimum(tl.maximum(code, 0), codebook_size - 1)  # where numbers overflowed, anything may stand
+        code = tl.minimum(tl.maximum(code, 0), codebook_size - 1)  # after an overflow it may hold any value
         entry = tables_ptr + (group * codebook_size + code) * channels
         total += tl.load(entry + c, mask=c < channels, other=0.0).to(tl.float32)
     tl.store(y_ptr + row * channels + c, total.to(y_ptr.dtype.element_ty), mask=c < channels)
@@ -153,8 +153,8 @@ def attention_kernel(
     """Sliding-window attention of one stream and head.
 
     New keys and values go to cache [slots, 2, kv_heads, ring, size]. qkv is [B * frames, (heads + 2 kv_heads) * size]
-    before rotation, y [B * frames, heads * size]. The key of frame p stands at p % ring, and
-    ring >= window - 1 + frames, so that what is overwritten has left every window of this call.
+    before rotation, y [B * frames, heads * size]. The key of frame p is at p % ring, and ring >= window - 1 + frames,
+    so that overwritten frames are outside every window of this call.
     """
     stream, head = tl.program_id(0), tl.program_id(1)
     wait_for_predecessor(pdl)
@@ -270,5 +270,5 @@ def waveform_kernel(
     broken = (total != total) | (tl.abs(total) == float("inf"))  # NaN equals nothing
     tl.store(broken_ptr + m // time, 1, mask=row_ok & broken)
     scaled = tl.minimum(tl.maximum(total, -1.0), 1.0) * full_scale
-    rounded = tl.floor(scaled + 0.5)  # halves never matter: the value is not exact to that
+    rounded = tl.floor(scaled + 0.5)  # ties never matter: the value is not that exact
     tl.store(pcm_ptr + m, rounded.to(tl.int16), mask=row_ok)

@@ -64,17 +64,17 @@ class _SlotStream:
 
     slot: int
     called: int = 0  # frames in launched calls
-    float32: DecoderState | None = None  # the stream came to NaN or infinity, and goes on in float32 from this state
+    float32: DecoderState | None = None  # the stream reached NaN or infinity, and continues in float32 from this state
 
 
 class TritonSlots(SlotDecoder):
     """Slots over captured calls on a CUDA stream of their own.
 
-    `capture` makes a graph of `TritonDecoder.decode` for each `CallShape` before any stream comes. `decode` launches a
+    `capture` makes a graph of `TritonDecoder.decode` for each `CallShape` before any stream opens. `decode` launches a
     call: it replays the graph of the call's shape. The `_GpuCall` that it returns has the call's buffers on the host.
 
-    When codes are written the stream waits for the work queued on the current stream, so that a frame starts the moment
-    its codes exist.
+    When codes are written the CUDA stream waits for the work queued on the current stream, so that a frame starts the
+    moment its codes exist.
     """
 
     def __init__(
@@ -89,9 +89,9 @@ class TritonSlots(SlotDecoder):
     ) -> None:
         """`batches` are the sizes that calls are captured for.
 
-        `load_float32` brings the float32 decoder that a stream goes on with once it came to NaN or infinity.
+        `load_float32` loads the float32 decoder with which a stream continues after NaN or infinity.
         """
-        from deployments.codec.backends.triton_decoder import TritonDecoder  # Triton is there only with a GPU
+        from deployments.codec.backends.triton_decoder import TritonDecoder  # Triton is available only with a GPU
 
         self.decoder = TritonDecoder(
             folded,
@@ -112,7 +112,7 @@ class TritonSlots(SlotDecoder):
         self.cuda_stream = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
         self._graphs = Graphs(self.cuda_stream)
         self._inputs: dict[CallShape, Tensor] = {}  # slots that a captured call reads
-        self._outputs: dict[CallShape, tuple[Tensor, Tensor]] = {}  # samples it leaves, and which streams are broken
+        self._outputs: dict[CallShape, tuple[Tensor, Tensor]] = {}  # samples it writes, and which streams are broken
         self._free_calls: list[_GpuCall] = []
         self._columns = 2 + self.decoder.config.num_quantizers
         width = max(num_slots, CODE_RING) * self._columns * 2  # columns have 64 bits, staging has 32
@@ -123,7 +123,7 @@ class TritonSlots(SlotDecoder):
         cls, directory: Path, backend: type[Backend], *, num_slots: int, device: torch.device, prepare: Prepare,
         report: Callable[[str], None],
     ) -> "TritonSlots":  # fmt: skip
-        """Load in the first of PRECISIONS that comes close enough to float32 on this checkpoint."""
+        """Load in the first of PRECISIONS that is close enough to float32 on this checkpoint."""
         folded = FoldedWeights.load(directory, device=device)
 
         def load_float32() -> CodecDecoder:
@@ -175,7 +175,7 @@ class TritonSlots(SlotDecoder):
         return torch.full((batch,), self.decoder.scratch_slot, device=self.decoder.device, dtype=torch.int32)
 
     def _shapes(self) -> Iterator[CallShape]:
-        """Batch buckets times GPU_RAMP; the largest first, whose memory all share."""
+        """Batch buckets times GPU_RAMP; the largest first, because all share its memory."""
         for frames in reversed(GPU_RAMP):
             for batch in reversed([size for size in self.batches if size <= self.largest_batch(frames)]):
                 yield CallShape(batch, frames)
@@ -220,7 +220,7 @@ class TritonSlots(SlotDecoder):
 
     @torch.inference_mode()
     def write(self, slots: Sequence[int], positions: Sequence[int], codes: Tensor) -> None:
-        """The current stream may be about to compute `codes`."""
+        """The current CUDA stream may not have computed `codes` yet."""
         self.cuda_stream.wait_stream(torch.cuda.current_stream())
         if codes.is_cuda:
             codes.record_stream(self.cuda_stream)
@@ -230,7 +230,7 @@ class TritonSlots(SlotDecoder):
             self.decoder.codes[sent[:, 0], sent[:, 1]] = frames.to(torch.int16)
 
     def _sent(self, slots: Sequence[int], positions: Sequence[int], codes: Tensor) -> Tensor:
-        """[rows, 2 + groups] int64 on the GPU: slot, position, and the codes where they come from the host."""
+        """[rows, 2 + groups] int64 on the GPU: slot, position, and the codes if they come from the host."""
         staged, shape = self._staging.next_row(), (len(slots), self._columns)
         rows = staged.values.view(np.int64)[: len(slots) * self._columns].reshape(shape)
         rows[:, 0], rows[:, 1] = slots, positions
@@ -282,12 +282,12 @@ class TritonSlots(SlotDecoder):
         return self.decoder.codes[stream.slot, numbers % CODE_RING].long()
 
     def release(self, call: "_GpuCall") -> None:
-        """The call's samples were read: another call may have its buffers."""
+        """The call's samples were read: another call may reuse its buffers."""
         self._free_calls.append(call)
 
 
 class _GpuCall(DecodeCall):
-    """A launched call's buffers in pinned memory: the slots that it reads, and what comes back of it."""
+    """A launched call's buffers in pinned memory: the slots that it reads, and its results."""
 
     def __init__(self, owner: TritonSlots) -> None:
         self._owner = owner
@@ -335,7 +335,7 @@ class _GpuCall(DecodeCall):
 
 
 def within_reach(device: torch.device) -> int:
-    """Bytes of a GPU that this process has or could get, without those of other processes."""
+    """Bytes of a GPU that this process has or could get, excluding those of other processes."""
     free, _ = torch.cuda.mem_get_info(device)
     return free + torch.cuda.memory_reserved(device)
 
@@ -343,8 +343,8 @@ def within_reach(device: torch.device) -> int:
 def fitting_slots(
     exact: CodecDecoder, make: Callable[[Precision], TritonSlots], *, prepare: Prepare, report: Callable[[str], None]
 ) -> TritonSlots:
-    """The result of `make` for the first of PRECISIONS that is as good as `exact` on every code, else for the last: no
-    start fails here.
+    """The result of `make` for the first of PRECISIONS that is as good as `exact` on every code, else for the last, so
+    that no start fails here.
     """
     every = every_code(exact.config)
     at_once = _SWEPT_AT_ONCE
@@ -367,7 +367,9 @@ def fitting_slots(
 
 
 def every_code(config: DecoderConfig) -> Tensor:
-    """[streams, frames, groups]: in all but the last stream each code occurs once in each codebook; that is random."""
+    """[streams, frames, groups]: in all but the last stream each code occurs once in each codebook; the last one is
+    random.
+    """
     frames = min(_SWEPT_FRAMES, config.codebook_size)
     groups = torch.arange(config.num_quantizers)
     count = -(-config.codebook_size // frames) * frames
@@ -379,7 +381,7 @@ def every_code(config: DecoderConfig) -> Tensor:
 
 
 def _audio(exact: CodecDecoder, codes: Tensor) -> Tensor:
-    """int16 [streams, samples]; silence, which nothing is close to, where float32 comes to NaN or infinity."""
+    """int16 [streams, samples]; silence if float32 reaches NaN or infinity, because no result is close to silence."""
     try:
         return torch.from_numpy(to_pcm16(exact.decode(codes, [exact.initial_state()] * len(codes))[0]))
     except EngineError:

@@ -1,1 +1,1 @@
-"""Streams that share the decoder: whose turn it is, and how many there may be."""
+"""Streams that share the decoder: their order, and how many there may be."""

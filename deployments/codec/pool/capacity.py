@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # torch stays out of processes that only compose the applicat
 # One chunk keeps a core busy for a moment: the mean work over this time counts.
 _BUSY_MEMORY_S = 4.0
 
-# So many clients have a place each, however slow the machine is.
+# This many clients have a place each, even on a slow machine.
 _CLIENTS = 2
 
 T = TypeVar("T")
@@ -30,18 +30,18 @@ DecodeStream = Callable[[SynthesisRequest, Generate], AsyncGenerator[PcmChunk, N
 
 
 class Capacity:
-    """How many streams a replica decodes at once: no more than its workers can make in real time by the time of their
-    calls, and no more than have come in time. They enter in order.
+    """How many streams a replica decodes at once: no more than its workers can make in real time, judged by the time of
+    their calls, and no more than were in time so far. They enter in order.
 
     On a machine that is too slow for one stream there would be one place, and a client that speaks without a pause
     would hold it for good. So a client that has none of the places competes with other clients, not with how many
     places they hold; two clients have a place in any case.
 
-    All methods belong to one event loop, times to one clock.
+    Call all methods on one event loop, with times of one clock.
     """
 
     def __init__(self, *, max_late_s: float, workers_carry: Callable[[], float] = lambda: math.inf) -> None:
-        """Listeners may hear `max_late_s` of silence in all. `workers_carry()`: streams that the workers carry now."""
+        """Listeners may hear `max_late_s` of silence in total. `workers_carry()`: streams that workers carry now."""
         self._max_late_s, self._workers_carry = max_late_s, workers_carry
         self.limit = StreamLimit(least=1)
         self._places: dict[object, str] = {}  # whose they are
@@ -53,7 +53,7 @@ class Capacity:
 
     @asynccontextmanager
     async def enter(self, client: str, *, at_once: bool) -> AsyncIterator[None]:
-        """Room for as long as the context lasts, at the end of the line, or whether there is any or not."""
+        """Hold a place while the context lasts: after the waiting line, or at once, even if there is no room."""
         enters = at_once or self._has_room(client)  # waiting streams have none
         place = self._claim(client) if enters else await self._wait(client)
         try:
@@ -62,7 +62,7 @@ class Capacity:
             self._leave(place)
 
     def decoded(self, stall_s: float, *, now_s: float) -> None:
-        """Learn from a call. `stall_s`: silence in all of a listener for whom it was late; 0.0 for none."""
+        """Learn from a call. `stall_s`: total silence of a listener for whom it was late; 0.0 if there is none."""
         self.limit.delivered(late=stall_s > self._max_late_s, streams=len(self._places), now_s=now_s)
         self._admit()
 
@@ -92,14 +92,14 @@ class Capacity:
         try:
             return await turn
         except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():  # both came at once: the room goes to the next one
+            if turn.done() and not turn.cancelled():  # both came at the same time: the room goes to the next one
                 self._leave(turn.result())
             elif waiter in self._line:
                 self._line.remove(waiter)
             raise
 
     def _admit(self) -> None:
-        """The first in the line that has room enters, until there is none."""
+        """Admit the first in line that has room, until none has."""
         while waiter := next((waiter for waiter in self._line if self._has_room(waiter[0])), None):
             self._line.remove(waiter)
             client, turn = waiter
@@ -116,11 +116,11 @@ class _Counts:
 
     @property
     def waiting(self) -> int:
-        return max(0, self.arrived - self.decoded)  # a stream that goes on here brings frames of its own
+        return max(0, self.arrived - self.decoded)  # a stream that continues here brings its own frames
 
 
 class CodecLoad:
-    """Counts the frames that pass through. All methods belong to one event loop."""
+    """Counts the frames that pass through. Call all methods on one event loop."""
 
     def __init__(
         self, workers: int, *, frame_s: float, max_late_s: float, workers_carry: Callable[[], float] = lambda: math.inf
@@ -171,7 +171,7 @@ class CodecLoad:
             async with aclosing(generate(request)) as chunks:
                 async for chunk in chunks:
                     if len(chunk.codes) and not counts.arrived and request.gpu_frames < ALL_FRAMES:
-                        # Samples that a GPU has made shall not wait.
+                        # Samples that a GPU has made must not wait.
                         at_once = is_continuation or request.gpu_frames > 0
                         await room.enter_async_context(self._capacity.enter(client, at_once=at_once))
                     counts.arrived += len(chunk.codes)

@@ -1,4 +1,4 @@
-"""Loading the decoder of a codec replica, and the encoder if the checkpoint clones."""
+"""Loads the decoder of a codec replica, and its encoder if the checkpoint clones."""
 
 from dataclasses import dataclass, field
 from math import inf
@@ -25,7 +25,7 @@ _PROBE_FRAMES = 4
 # A replica that decodes nothing may use several cores for a recording: two make its codes in 0.6 of the time. All
 # replicas use as many, because sums, and so codes, depend on it, and another replica must make the same codes.
 _INLINE_THREADS = 4
-# These bound what is kept of recordings: codes of a thousand recordings of 24 seconds, states of about fifty.
+# Limits of the cache of recordings: codes of a thousand recordings of 24 seconds, states of about fifty.
 _CODES_BYTES, _STATE_BYTES = 8 << 20, 256 << 20
 
 
@@ -55,7 +55,7 @@ class Codec:
         )
 
     def find(self, reference: Reference) -> tuple[Codes, DecoderState] | None:
-        """The result of `read` without its work, for a recording without samples that came before; else None."""
+        """The cached result of `read` for a recording that comes without samples; None if there is none."""
         codes = None if reference.prompt is None else reference.prompt.codes
         state = None if codes is None else self.states.find(reference.key + codes.tobytes())
         return None if codes is None or state is None else (codes, state)
@@ -90,7 +90,7 @@ def load_codec(model: str, config: CodecConfig) -> Codec:
     if decoder.backend.advice:
         report_stage(f"codec: {decoder.backend.advice}")
     encoder = CodecEncoder.load(directory) if encodes(checkpoint) else None
-    # With `inline` nothing is decoded here, and no start waits for it.
+    # With `inline` nothing is decoded here, so no start waits for a warm-up.
     warms = config.placement != "inline" and not decodes_in_processes(config, decoder)
     tried = warm_up(decoder, chosen_ramp(config.workers), longest_call_s(config.workers)) if warms else WarmUpResult()
     return Codec(directory, decoder, encoder, SpeechTokenizerConfig.load(directory).sample_rate, tried)
@@ -123,7 +123,9 @@ def _load_decoder(directory: Path, config: CodecConfig, device: str) -> CodecDec
 
 
 def noise(decoder: CodecDecoder, exact: CodecDecoder) -> float:
-    """Signal over error of a decoder, in dB, on codes drawn at random. No clock has a say: replicas decode alike."""
+    """Signal over error of a decoder, in dB, on codes drawn at random. Independent of time, so that all replicas decode
+    alike.
+    """
     config = decoder.config
     generator = torch.Generator().manual_seed(0)
     codes = torch.randint(config.codebook_size, (1, _PROBE_FRAMES, config.num_quantizers), generator=generator)

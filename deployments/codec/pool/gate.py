@@ -19,8 +19,8 @@ _SMOOTHING = 0.1  # weight of the newest batch
 _HICCUP = 4.0  # a call counts as at most this many times the mean, because in a longer one the machine stood still
 _USABLE = 0.9  # share of the workers' time: busier workers are late at the next burst
 _LONG = 1.2  # times the mean of calls; a stream expects this time where others share its call
-# Until a stream was decoded, workers are said to carry half of the streams that the calls at the start promise, because
-# those calls had cores and memory to themselves; and two at least, because on a busy machine such calls take too long.
+# Until a stream was decoded, the capacity is half of the streams that the calls at the start suggest, because those
+# calls had cores and memory to themselves. It is at least two, because such calls take too long on a busy machine.
 _UNTRIED = 0.5
 _LEAST_UNTRIED = 2.0
 _USUAL_FRAMES = 8  # of a call, on average: it has fewer at a stream's beginning and more later
@@ -66,7 +66,7 @@ class DecodeGate:
     `decode` takes one task. All tasks of a batch reach it in one tick of the event loop, and `@serve.batch`, which has
     no wait, gathers them again (codec/deployment.py says why it is used). The next batch waits until this one is
     gathered, because `@serve.batch` would put the tasks of both into one call. A batch holds its worker until its last
-    task is done. All methods belong to one event loop.
+    task is done. Call all methods on one event loop.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class DecodeGate:
         self._workers = workers
         self._has_many_workers = workers >= MANY_WORKERS
         self._idle_workers = workers
-        self._returns_s: list[float] = []  # until each, one idle worker is kept for a stream close to its deadline
+        self._returns_s: list[float] = []  # until each of these times one idle worker is kept for an urgent stream
         self._waiting: list[_Waiter] = []  # the earliest deadline first
         self._gathered: list[_Waiter] | None = None  # the batch that `@serve.batch` gathers
         self._numbers = count()
@@ -116,7 +116,7 @@ class DecodeGate:
 
     @property
     def capacity(self) -> float:
-        """Streams that the workers decode in real time by the time of calls so far; infinite while that is not known.
+        """Streams that the workers decode in real time judged by the time of calls so far; infinite if that is unknown.
 
         A replica that has just started has the fewest streams, so the next streams all come to it at once.
         """
@@ -174,7 +174,7 @@ class DecodeGate:
         return min(waiter.came_s + share_wait_s, waiter.deadline_s - call_s - _PLENTY_S)
 
     def _next_batch(self, first: _Waiter, now_s: float) -> list[_Waiter]:
-        """Tasks that share a call with `first`: as many as the most urgent of them can be decoded with in time.
+        """Tasks that share a call with `first`: as many as can be decoded without making the most urgent one late.
 
         With many workers only urgent tasks share an urgent one's call: another worker is soon free for the others.
         """
@@ -201,7 +201,7 @@ class DecodeGate:
         return 1 if silent else 1 << max(0, most.bit_length() - 1)
 
     def _frames_within(self, call_s: float) -> int:
-        """Frames of one call that takes no longer, by the cost of frames so far."""
+        """Frames of one call that takes at most `call_s`, by the cost of frames so far."""
         most = call_s / self.seconds_per_frame - CALL_FRAMES if self.seconds_per_frame else inf
         return max(0, int(min(self._max_batch_frames, most)))
 

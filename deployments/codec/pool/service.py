@@ -28,7 +28,7 @@ class Placement:
     """How much of a stream the talker's GPU decodes: the part for which this replica has no time."""
 
     def __init__(self, placement: CodecPlacement, *, beside: "Placement | None" = None) -> None:
-        """The `placement` of one of several models, `beside` that of another one that is decoded here too."""
+        """The `placement` of one of several models. `beside`: the placement of another one that is decoded here too."""
         self._placement = placement
         self._counter = beside or self
         self._num_here = 0  # streams that this replica decodes, of all models
@@ -36,7 +36,8 @@ class Placement:
 
     @contextmanager
     def admit(self, capacity: float, *, background: bool = False) -> Iterator[int]:
-        """A stream for as long as it lasts; how many frames to ask the GPU for. Workers carry `capacity` streams.
+        """Admit a stream while the context lasts. Yields the number of frames to request from the GPU. Workers carry
+        `capacity` streams.
 
         A segment of a job takes no worker from others, and so does not count.
         """
@@ -71,7 +72,7 @@ class CodecService:
     ) -> None:
         """`decode` takes one task; it is called for all tasks of a batch at once and ends in `decode_batch`.
 
-        `placements`: of each of several models; none but "pool" for talkers without a GPU.
+        `placements`: one for each of several models; always "pool" for talkers without a GPU.
         """
         self._codec = load_codec(model, config)
         self._ramp = chosen_ramp(config.workers)
@@ -96,7 +97,7 @@ class CodecService:
         self.placement = Placement(config.placement)
         self._placements = {name: Placement(own, beside=self.placement) for name, own in placements.items()}
         for placement in self._placements.values():
-            placement.talker_on_gpu = True  # else its placement is another one
+            placement.talker_on_gpu = True  # otherwise its placement would differ
 
     @property
     def frame_s(self) -> float:
@@ -108,7 +109,7 @@ class CodecService:
 
     @property
     def failure(self) -> str | None:
-        """The part that is broken beyond repair; None while all is well."""
+        """The part that has failed for good; None if there is none."""
         if self.workers.hang or self._readers.hang:
             return "a decoder thread of this codec replica hangs"
         if self._processes is not None and self._processes.is_broken:
@@ -144,7 +145,7 @@ class CodecService:
                     yield chunk
 
     def forget(self, voices: tuple[bytes, ...]) -> int:
-        """Drop what is kept of these voices. Returns how many results there were."""
+        """Drop the cached results of these voices. Returns how many results there were."""
         return self._codec.forget(voices)
 
     async def decode_batch(self, tasks: list[DecodeTask]) -> list[Decoded | Exception]:
@@ -160,7 +161,7 @@ class CodecService:
         return outcomes
 
     async def _begin(self, request: SynthesisRequest) -> tuple[Codes | None, DecoderState]:
-        """The reference's codes, and the state decoding begins in: speech goes on from where the recording ends."""
+        """The reference's codes, and the state decoding begins in: speech continues where the recording ends."""
         reference = request.reference
         if reference is None or reference.x_vector_only:
             return None, self._codec.decoder.initial_state()

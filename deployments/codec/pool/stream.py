@@ -86,7 +86,7 @@ class DecodingStart:
 
 
 class StreamDecoder:
-    """Decodes one stream, from `start` on. The decoder's state is held here: nothing is left of it after `run`."""
+    """Decodes one stream from `start` on. Holds the decoder's state, and drops it after `run`."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class StreamDecoder:
         load: Callable[[], int] = lambda: 0,
         background: bool = False,
     ) -> None:
-        """`load` returns by how many steps chunks should be wider than in the plan. `background`: of a job."""
+        """`load` returns by how many steps chunks should be wider than planned. `background`: a segment of a job."""
         self._decode, self._plan, self._start, self._load = decode, plan, start, load
         self._silence, self._guard = silence, guard
         self._frame_samples, self._sample_rate = frame_samples, sample_rate
@@ -139,7 +139,7 @@ class StreamDecoder:
                 chunk = self._deliver(audio.chunk(new_codes, pcm, buffer.over))
                 reason = chunk.finish_reason
                 if count and not self._listener.has_begun:
-                    self._plan.restart()  # quiet so far: the first sound shall not wait for a wider chunk
+                    self._plan.restart()  # quiet so far: the first sound must not wait for a wider chunk
                 yield chunk
 
     async def _decoded(self, codes: Codes, count: int) -> Pcm:
@@ -161,7 +161,9 @@ class StreamDecoder:
     async def _forward(
         self, buffer: FrameBuffer, audio: OutgoingAudio, gpu_frames: int
     ) -> AsyncGenerator[PcmChunk, None]:
-        """The talker's audio as it comes. Once all codes of it are there, their recall begins beside it."""
+        """Forward the talker's audio as it arrives. Once all of its codes have arrived, their recall starts in
+        parallel.
+        """
         received: list[Codes] = []  # frames whose audio has come
         recall: asyncio.Task[DecoderState] | None = None
         reason = None
@@ -204,7 +206,7 @@ class StreamDecoder:
         return state
 
     async def _next_count(self, buffer: FrameBuffer) -> int:
-        """How many frames to decode next, waiting for them; 0 only after the last frame."""
+        """Wait for frames. Returns how many to decode next; 0 only after the last frame."""
         while True:
             ended, lead_s = buffer.ended, self._listener.lead_s(time.monotonic())
             count = self._plan.next_size(buffer.available, ended=ended, lead_s=lead_s, load=self._load())
@@ -214,7 +216,7 @@ class StreamDecoder:
 
 
 async def _cancel(task: asyncio.Task[DecoderState] | None) -> None:
-    """End a task, if there is one, whose outcome is not needed any more."""
+    """Cancel a task, if there is one, whose result is no longer needed."""
     if task is not None:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)

@@ -1,7 +1,7 @@
 """Decodes for a replica of several workers: `python -m deployments.codec.pool.worker_process CONTROL STATES DECODER`.
 
 The first process loads the decoder and makes every call once. Then it forks a worker for each socket that it is sent,
-so all of them share one copy of the weights, in memory as in the processor's cache, and one that died is replaced at
+so all of them share one copy of the weights, in memory and in the processor's cache, and a dead one is replaced at
 once. Neither runs a second thread: a fork would lose it. Each ends when its socket does.
 """
 
@@ -26,7 +26,7 @@ from deployments.serving.collector import freeze_loaded
 
 
 def serve(connection: Connection, decoder: CodecDecoder, states: SharedStates) -> None:
-    """Decode the tasks that come, until the other end closes."""
+    """Decode incoming tasks until the other end closes."""
     initial = decoder.initial_state()
 
     def state(task: SharedTask) -> DecoderState:
@@ -75,7 +75,7 @@ def main(control: int, descriptor: int, choice: str) -> None:
 
 
 def _received(control: socket.socket) -> Sequence[int]:
-    """The next worker's socket; nothing once the replica has gone."""
+    """The next worker's socket; empty once the replica is gone."""
     try:
         _, descriptors, _, _ = socket.recv_fds(control, 1, 1)
     except ConnectionResetError:

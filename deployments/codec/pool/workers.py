@@ -1,8 +1,8 @@
 """Threads and processes that decode for a replica: calls them, notices that one hangs, replaces ended processes.
 
 Decoding is hundreds of short steps of Python, so that threads of one process wait for each other and for the event loop
-in which everything else of the replica runs: on sixteen cores two replicas of seven threads made 27 seconds of audio a
-second, seven of two 63. The messages of the processes stand here as well.
+in which everything else of the replica runs: on sixteen cores two replicas of seven threads made 27 seconds of audio
+per second, seven replicas of two threads 63. This file also defines the messages of the processes.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ _CHECK_S = 0.25
 # A thread that decodes on a CPU uses it all the time. On a GPU it may wait, but no call takes nearly as long.
 _LONGEST_IDLENESS_S = 1.25
 _LONGEST_GPU_CALL_S = 1.5
-_FORK_S = 10.0  # that a new worker may take to say its number
+_FORK_S = 10.0  # that a new worker may take to send its number
 _STOP_S = 5.0
 # A process that is forked must not have threads.
 _ALONE = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
@@ -130,7 +130,7 @@ class DecoderChoice:
 class WorkerProcesses:
     """Decodes in `count` processes that are forked from one which has loaded; see worker_process.py.
 
-    One that dies or hangs is replaced, and another makes its call again: states are never written in place.
+    A process that dies or hangs is replaced, and another one repeats its call: states are never written in place.
     """
 
     def __init__(self, count: int, decoder: CodecDecoder, choice: DecoderChoice) -> None:
@@ -171,7 +171,7 @@ class WorkerProcesses:
     def decode(self, tasks: list[DecodeTask]) -> list[Decoded | Exception]:
         """The outcomes of `decode_batch` in a process. As many threads as processes may call it. Raises CodecLost."""
         cells = [self._states.acquire() for _ in tasks]
-        copies: list[Cell] = []  # hold states that lie elsewhere while this call runs
+        copies: list[Cell] = []  # hold states from elsewhere while this call runs
         shared = [self._shared(task, cell.number, copies) for task, cell in zip(tasks, cells, strict=True)]
         done = self._call(shared) or self._call(shared)
         if done is None:

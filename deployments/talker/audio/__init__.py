@@ -1,1 +1,1 @@
-"""Samples made beside the talker: which codes the codec decodes in one call."""
+"""Samples made on the talker's device: the choice of the codes that the codec decodes in one call."""

@@ -1,4 +1,4 @@
-"""A stream whose audio is made beside the talker, and which of these streams share the next call of the codec."""
+"""A stream whose audio is made on the talker's device, and the choice of streams for the next codec call."""
 
 import math
 from collections.abc import Callable, Collection
@@ -22,13 +22,13 @@ _FEW_STREAMS = 15  # with more streams, some steps of the ramp are left out
 _SHARING = 4
 _BULK_FRAMES = 96
 _MANY_STREAMS = 128
-_BACKGROUND_FRAMES = 48  # of a call of background streams beside listeners, whose newcomers wait for its end
+_BACKGROUND_FRAMES = 48  # of a call of background streams while there are listeners, whose newcomers wait for its end
 
 
 @dataclass(slots=True, eq=False)
 class AudioStream:
-    """How many frames of a stream are written, in calls, and decoded. It changes by its methods only, each of which
-    finds out when it may want a call.
+    """How many frames of a stream are written, in calls, and decoded. Only its methods change it, and each finds out
+    when it may want a call.
     """
 
     sequence_id: int
@@ -40,7 +40,7 @@ class AudioStream:
     is_background: bool  # a segment of a job
     listener: Listener
     num_before: int = 0  # frames of the sequence whose audio its listener had when it opened
-    begins_with: bytes = b""  # while a recording is recalled that others may share: its key and codes
+    begins_with: bytes = b""  # key and codes of a recording that is being recalled and may be shared
     num_written: int = 0  # frames whose codes are in the slot
     num_called: int = 0  # frames in calls, finished or not
     num_decoded: int = 0
@@ -94,7 +94,7 @@ class AudioStream:
         return self._plan.size(self.num_waiting, ended=ended, lead_s=lead_s, load=load)
 
     def write(self, num_frames: int) -> None:
-        """The slot has the codes of `num_frames` more frames."""
+        """Count the codes of `num_frames` more frames in the slot."""
         self.num_written += num_frames
         self._replan()
 
@@ -112,7 +112,7 @@ class AudioStream:
         self._replan()
 
     def deliver(self, num_frames: int, now_s: float) -> None:
-        """The audio of its next frames leaves now."""
+        """Count the audio of its next frames, which leaves now."""
         self.num_decoded += num_frames
         self.listener.deliver(num_frames * self.frame_s, now_s=now_s)
         self._replan()
@@ -154,7 +154,7 @@ class ChosenCall:
 
 @dataclass(slots=True, eq=False)
 class _Candidate:
-    """A stream that has frames enough for a call now."""
+    """A stream that has enough frames for a call now."""
 
     stream: AudioStream
     num_frames: int
@@ -198,7 +198,7 @@ def choose_call(
 
 
 def _candidates(streams: Collection[AudioStream], now_s: float) -> list[_Candidate]:
-    """Streams with frames enough for a call: urgent ones first, then by when their listeners need audio."""
+    """Streams with enough frames for a call: urgent ones first, then by when their listeners need audio."""
     load = max(0, len(streams).bit_length() - _FEW_STREAMS.bit_length())
     candidates = list[_Candidate]()
     for stream in streams:

@@ -1,6 +1,6 @@
-"""Streams whose audio is made beside the talker, on its device: their first frames or all of them.
+"""Streams whose audio is made on the talker's device: their first frames or all of them.
 
-Frames go in as they are made, PCM comes out as it is ready; the engine says nothing about slots, batches or graphs.
+Frames go in as they are made, PCM comes out as it is ready; the engine knows nothing of slots, batches or graphs.
 `choose_call` chooses the calls. `DecodeGate` chooses those of the codec pool, by rules of its own.
 """
 
@@ -92,10 +92,10 @@ class AudioStreams:
     ) -> None:
         """Decode `num_frames` frames of a stream that follow the first `num_delivered` of `prefix` [frames, groups].
 
-        `num_delivered` is by default all of `prefix`. These frames are recalled, after the codes of a recording from
-        which speech goes on; `key` is the recording's. Raises Overloaded if every slot is taken. A `background`
-        stream is refused as soon as half of the slots are taken. A stream that has ended in the talker keeps its slot
-        until its audio is complete. `due_s`: when the listener needs more, where it has a part already.
+        `num_delivered` is by default all of `prefix`. These frames are recalled, after the codes of a recording that
+        speech continues from; `key` is the recording's. Raises Overloaded if every slot is taken. A `background` stream
+        is refused as soon as half of the slots are taken. A stream that has ended in the talker keeps its slot until
+        its audio is complete. `due_s`: when the listener needs more, if it has a part already.
         """
         if num_frames <= 0:
             return
@@ -243,7 +243,7 @@ class AudioStreams:
         return _RunningCall(decode_call, streams, audible, num_frames)
 
     def forget(self, voices: tuple[bytes, ...]) -> int:
-        """Drop what is kept of these voices. Returns how many results there were."""
+        """Drop the cached results of these voices. Returns how many results there were."""
         return self._recordings.forget(voices)
 
     def _collect_call(self, call: _RunningCall) -> None:

@@ -20,7 +20,7 @@ from deployments.talker.state.kv_cache import CacheBounds, GpuMemory
 from deployments.weights.store import Report, cache_directory
 
 _SYSFS = Path("/sys")
-_GPU_MEMORY_FRACTION = 0.85  # of a GPU's memory, if the settings do not say
+_GPU_MEMORY_FRACTION = 0.85  # share of a GPU's memory, if the settings do not set it
 MAX_LEAD_S = 8.0  # on a GPU a sequence this far ahead of its listener sits steps out while others wait
 
 
@@ -28,7 +28,7 @@ class EngineDevice:
     """The device of the settings, with the type and the KV block size that suit it. Tests set others."""
 
     def __init__(self, config: TalkerConfig, name: str = "") -> None:
-        """`name`: another one than that of the settings."""
+        """`name`: a device other than that of the settings."""
         name = name or config.device
         if name == "auto":
             name = "cuda" if torch.cuda.is_available() else "cpu"
@@ -49,7 +49,9 @@ class EngineDevice:
         return turn_on_gpu(report) if self.on_gpu else nullcontext()
 
     def begin(self) -> str | None:
-        """Begin to use the device. Returns what the start should say of it. Raises EngineError if it has no kernels."""
+        """Begin to use the device. Returns what the start should report about it. Raises EngineError if it has no
+        kernels.
+        """
         near = None
         if self.on_gpu:
             _check_card(self.device)
@@ -58,12 +60,12 @@ class EngineDevice:
         return near
 
     def memory(self) -> GpuMemory | None:
-        """The memory of a GPU, from which the rest is for keys and values. To be called before anything is loaded."""
+        """The memory of a GPU, whose rest is for keys and values. Call it before anything is loaded."""
         return GpuMemory(self.device) if self.on_gpu else None
 
 
 def cache_bounds(config: TalkerConfig, block_bytes: int, block_size: int) -> CacheBounds:
-    """The GPU memory that the settings ask for, where they do not set the cache's size itself."""
+    """The GPU memory that the settings ask for, if they do not set the cache's size itself."""
     longest = -(-config.max_model_len // block_size)
     fraction = config.gpu_memory_fraction or _GPU_MEMORY_FRACTION
     return CacheBounds(fraction, (longest + 1) * block_bytes, (config.max_num_seqs * longest + 1) * block_bytes)
@@ -100,7 +102,7 @@ def _use_cpus_near(device: torch.device) -> str | None:
     """Keep this thread, and threads that it starts, on the CPUs of the GPU's own NUMA node, where memory that is pinned
     later lies too. (PyTorch's `torch.numa` does this for processes of torchrun only.) Returns the name of the CPUs.
 
-    Returns None and changes nothing where no allowed CPU is near, all are, or the kernel does not say which are.
+    Returns None and changes nothing if no allowed CPU is near, all are, or the kernel does not tell.
     """
     allowed = os.sched_getaffinity(0)
     properties: Any = torch.cuda.get_device_properties(device)

@@ -43,7 +43,7 @@ class Engine:
     first frames without asking the host. On a CPU `StepMaker.queue` returns when the frames exist, the step returns
     them, and the runner puts `advance` off until the next step: no listener waits for it.
 
-    A newcomer that comes while a step runs on a GPU does not wait for it: `Lanes`.
+    A newcomer that arrives while a step runs on a GPU does not wait for it: see `Lanes`.
     """
 
     def __init__(

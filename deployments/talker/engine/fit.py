@@ -28,14 +28,14 @@ from deployments.weights.checkpoint import read_shapes
 _TEXT_EMBEDDING = "talker.model.text_embedding.weight"
 _USUAL_POSITIONS = 320  # about twenty seconds of speech, and its prompt
 _SPARE_BYTES = 128 << 20  # of a small GPU, that the engine leaves
-_UNCOUNTED_BYTES = 256 << 20  # beside the tensors of a talker without a codec; 200 MiB were seen on an H100
+_UNCOUNTED_BYTES = 256 << 20  # besides the tensors of a talker without a codec; 200 MiB were seen on an H100
 _LEAST_ROWS = 4
 _SHORTER = (2048, 1024)  # positions: 160 and 80 seconds; texts are spoken in segments of about a minute
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """The load that a GPU can hold of a checkpoint."""
+    """The load of a checkpoint that a GPU can hold."""
 
     loaded: int  # bytes of weights and codec
     kv: int  # bytes of keys and values
@@ -45,8 +45,8 @@ class Fit:
 
 
 def choose(directory: Path, config: TalkerConfig, total: int, free: int, *, makes_audio: bool = True) -> TalkerConfig:
-    """`config` for a GPU with `free` of `total` bytes: on a small one with as few rows as still speak the most streams
-    of twenty seconds, and with shorter sequences where else none fits. Raises EngineError where nothing fits.
+    """`config` for a GPU with `free` of `total` bytes: on a small one with the fewest rows that still allow the most
+    streams of twenty seconds, and with shorter sequences if none fits otherwise. Raises EngineError if nothing fits.
     """
     if free >= SMALL_BYTES:
         return config
@@ -63,7 +63,7 @@ def choose(directory: Path, config: TalkerConfig, total: int, free: int, *, make
             rows //= 2
         if chosen is not None:
             return chosen
-    predict(directory, tried, total, free, makes_audio=makes_audio)  # says why
+    predict(directory, tried, total, free, makes_audio=makes_audio)  # raises with the reason
     raise AssertionError("the smallest settings fit after all")
 
 

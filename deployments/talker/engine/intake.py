@@ -1,4 +1,4 @@
-"""Makes sequences of requests: of a complete text at once, of a text that the client still writes once it is long
+"""Makes sequences from requests: from a complete text at once, from a text that the client still writes once it is long
 enough for a prompt. Limits the length of prompts and of speech.
 """
 
@@ -136,7 +136,7 @@ class Intake:
         self._live.pop(sequence_id, None)
 
     def measure_pace(self, sequence: Sequence) -> None:
-        """Learn from speech that has ended by itself how long a token takes: later words are placed by that."""
+        """Learn from speech that has ended by itself how long a token takes, in order to place later words."""
         if sequence.finish_reason is FinishReason.STOP:
             took_s = sequence.num_frames * sequence.frame_s / sequence.prompt.num_text_positions
             self._token_s += _SHOWS * (min(max(took_s, _TOKEN_S / 2), 2 * _TOKEN_S) - self._token_s)
@@ -144,7 +144,7 @@ class Intake:
     def _make(
         self, sequence_id: int, request: SynthesisRequest, prompt: Prompt, tokens: LiveTokens | None = None
     ) -> Sequence:
-        """`tokens`: of a live request."""
+        """`tokens`: those of a live request."""
         model = self._prompts.config
         starts = list[int]()
         if request.word_times:

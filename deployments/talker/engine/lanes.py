@@ -18,7 +18,7 @@ _MOST_BESIDE_LANE = 96
 
 
 class Lanes:
-    """Has a GPU make newcomers' first frames beside the step that runs, so that they need not wait for its end.
+    """Has a GPU make newcomers' first frames in parallel with the running step, so that they need not wait for its end.
 
     A lane makes one frame for each of its newcomers, which then join the engine's next step. A CPU has no lanes.
 
@@ -47,7 +47,7 @@ class Lanes:
                 lane.cuda_stream.wait_stream(torch.cuda.current_stream())
 
     def start_step(self, beside: StepInFlight | None) -> None:
-        """Let a free lane take newcomers from the waiting line, if it is worth it beside the engine's step."""
+        """Let a free lane take newcomers from the waiting line, if it is worth it next to the engine's step."""
         if not self.runners or beside is None or not self._scheduler.waiting:
             return
         busy = [step.runner for step in self._in_flight]
@@ -65,7 +65,7 @@ class Lanes:
             self._in_flight.append(self._step_maker.queue(ready, lane, after=None))
 
     def collect(self) -> bool:
-        """Hand on the frames of the first lane that has some, and let sequences join that a lane is done with.
+        """Hand on the frames of the first lane that has some, and let the sequences of finished lanes join.
 
         Returns whether there were frames.
         """

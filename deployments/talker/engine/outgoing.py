@@ -1,4 +1,6 @@
-"""The chunks that leave the engine: frames of sequences, audio that is made beside the talker, and ends of streams."""
+"""The chunks that leave the engine: frames of sequences, audio that is made on the talker's device, and ends of
+streams.
+"""
 
 import math
 from collections.abc import Callable

@@ -118,7 +118,7 @@ class Scheduler:
             self.waiting.append(sequence)
 
     def find(self, sequence_id: int) -> Sequence | None:
-        """A sequence that runs or waits, else None."""
+        """The sequence, if it runs or waits, else None."""
         if with_row := self._with_row.get(sequence_id):
             return with_row
         waiting = chain(self.waiting, self.waiting_background)
@@ -188,7 +188,7 @@ class Scheduler:
         return preempted
 
     def _preempt(self, sequence: Sequence) -> None:
-        """Put a sequence back at the head of the line. It is prefilled again with its frames, and then goes on."""
+        """Put a sequence back at the head of the line. It is prefilled again with its frames, and then continues."""
         self._release(sequence)
         (self.waiting_background if sequence.is_background else self.waiting).appendleft(sequence)
 

@@ -39,10 +39,10 @@ from deployments.weights.store import Report
 if TYPE_CHECKING:
     from deployments.talker.model.speaker_encoder import SpeakerEncoder
 
-# What only models that clone need.
+# Needed only by models that clone.
 _CODEC_ENCODER = "deployments.codec.encoder:CodecEncoder"
 _SPEAKER_ENCODER = "deployments.talker.model.speaker_encoder:SpeakerEncoder"
-_CPU_CACHE_BYTES = GIB  # of keys and values on a CPU, if the settings do not say
+_CPU_CACHE_BYTES = GIB  # of keys and values on a CPU, if the settings do not set it
 _WORTH_SAYING_S = 0.05
 _REPORT_S = 1.0
 
@@ -88,7 +88,7 @@ def throttled(stage: str, report: Report) -> Callable[[int, int], None]:
 
 
 def prepare_nothing(work: Callable[[], None]) -> None:
-    """Leave each kernel to its first launch."""
+    """Prepare nothing: each kernel is compiled at its first launch."""
 
 
 def load_engine(directory: Path, config: TalkerConfig, clock: StartClock, *, makes_audio: bool = True) -> Engine:
@@ -178,7 +178,7 @@ def warm_up(engine: Engine, clock: StartClock | None = None, *, makes_audio: boo
 
 
 def _speak(engine: Engine, *, on_gpu: bool, gpu_frames: int) -> None:
-    """A short utterance in each way that there is: with audio on a GPU, with a cloned voice where it can."""
+    """Speak a short utterance in each possible way: with audio on a GPU, with a cloned voice if the model clones."""
     voice = next(iter(engine.model_config.speakers), None)
     options = Sampling(max_new_tokens=3)
     request = SynthesisRequest(

@@ -85,7 +85,7 @@ class StepMaker:
         self._append_frames(step.queued.sequences, frames)
 
     def follow_text(self, step: QueuedStep) -> None:
-        """Find out where in their texts `advance` of `step` read: there the next frames are spoken."""
+        """Find out where `advance` of `step` read in the texts: the next frames speak these places."""
         for sequence, (mass, moment) in zip(step.sequences, step.readings(), strict=False):
             if self._scheduler.holds(sequence):
                 sequence.progress.read(mass, moment, sequence.prompt)
@@ -154,7 +154,7 @@ class StepMaker:
             self._outgoing.add(sequence, now_s)
 
     def _count_not_finite(self) -> TalkerLost:
-        """Count a sequence whose hidden state is NaN or infinite. Returns its error: another talker may go on with it.
+        """Count a sequence whose hidden state is NaN or infinite. Returns its error: another talker may continue it.
 
         Raises EngineError at the second such sequence, because the weights or the device are then at fault.
         """

@@ -1,1 +1,1 @@
-"""Kernels of the decode loop, equal to plain PyTorch: Triton's, imported only where Triton is, and C's for CPUs."""
+"""Kernels of the decode loop, equal to plain PyTorch: Triton's, imported only if Triton exists, and C's for CPUs."""

@@ -16,7 +16,7 @@ from deployments.gpu.launch import prefetch_to_l2, shared_bytes, wait_for_predec
 from deployments.talker.kernels.tiles import SHARED_ROWS, Form, Tile, tile_for
 
 _MAX_BLOCK_M = 128
-_MAX_PARTS = 1024  # of a row, whose sums of squares stand beside each other
+_MAX_PARTS = 1024  # of a row, whose sums of squares are stored together
 
 
 @dataclass(slots=True)

@@ -149,7 +149,7 @@ def _paged_attention(
 
 
 def splits_for(num_rows: int) -> int:
-    """Into how many programs a row's context is cut: enough to fill the GPU at eight heads a row."""
+    """Number of programs into which a row's context is split: enough to fill the GPU at eight heads a row."""
     wanted: int = triton.next_power_of_2(64 // max(1, num_rows))
     return max(1, min(8, wanted))
 
@@ -265,7 +265,7 @@ def choose_attention(
 ) -> PagedBackend:
     """`setting`: "triton", "flash_attn" or "auto", which is our own: it measures as fast or faster.
 
-    Raises ValueError, with the reason, where flash-attn is demanded and cannot be used, or no kernel takes the blocks.
+    Raises ValueError, with the reason, if flash-attn is demanded and cannot be used, or no kernel supports the blocks.
     """
     if block_size % MIN_BLOCK:
         raise ValueError(f"KV blocks hold a multiple of {MIN_BLOCK} positions on a GPU, not {block_size}")
@@ -280,7 +280,7 @@ def choose_attention(
 
 
 def _why_not_flash(block_size: int, dtype: torch.dtype) -> str | None:
-    """The reason why flash-attn cannot be used, None where it can."""
+    """The reason why flash-attn cannot be used, None if it can."""
     if importlib.util.find_spec("flash_attn") is None:
         return "flash-attn is not installed"
     if block_size % _FLASH_PAGE:

@@ -32,7 +32,7 @@ class Heads:
 
 @triton.jit
 def rotated(first, second, weight_1, weight_2, cos, sin, eps, head_dim: tl.constexpr):
-    """RMSNorm and rotate-half of [..., head_dim / 2] twice, in float32."""
+    """RMSNorm and rotate-half of two tensors [..., head_dim / 2], in float32."""
     scale = tl.rsqrt((tl.sum(first * first, axis=1) + tl.sum(second * second, axis=1)) / head_dim + eps)[:, None]
     first, second = first * scale * weight_1, second * scale * weight_2
     return first * cos - second * sin, second * cos + first * sin

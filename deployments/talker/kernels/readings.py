@@ -20,7 +20,7 @@ def _read_text(
     head: tl.constexpr, heads: tl.constexpr, kv_heads: tl.constexpr, head_dim: tl.constexpr,
     block_size: tl.constexpr, tile: tl.constexpr, pdl: tl.constexpr,
 ):  # fmt: skip
-    """One program per row, behind the attention that wrote the row's key. A row without text costs its launch."""
+    """One program per row, after the attention that wrote the row's key. A row without text costs its launch."""
     wait_for_predecessor(pdl)
     index = tl.program_id(0)
     source = packed + tl.load(rows + index) * packed_width

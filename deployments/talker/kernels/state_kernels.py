@@ -1,4 +1,4 @@
-"""Between the state of a batch, which is kept by row, and the kernels, which want it by index in the batch."""
+"""Kernels between the state of a batch, which is stored by row, and other kernels, which use the index in the batch."""
 
 from dataclasses import dataclass
 
@@ -144,7 +144,7 @@ class StateKernels:
         )
 
     def feed(self, rows: Tensor, sums: Tensor) -> tuple[Tensor, Context]:
-        """The talker's next input rows from the sums of frames' embeddings [batch, hidden], and where they stand."""
+        """The talker's next input rows from the sums of frames' embeddings [batch, hidden], and their positions."""
         state, count = self.state, len(rows)
         width, blocks = sums.shape[1], state.size.blocks
         _feed[(count,)](
@@ -157,7 +157,7 @@ class StateKernels:
         return self._inputs[:count], Context(*(each[:count] for each in places))
 
     def settle(self, rows: Tensor, hidden: Tensor) -> None:
-        """The talker's output [batch, hidden] becomes the hidden state of `rows`; each has one frame more."""
+        """Store the talker's output [batch, hidden] as the hidden state of `rows`, and count a frame more for each."""
         state, width = self.state, hidden.shape[1]
         _settle[(len(rows),)](
             rows, state.packed, state.hidden, hidden, state.packed.stride(0), state.scratch_row, width=width,

@@ -1,4 +1,4 @@
-"""How a matrix product is cut up into programs: the tiles that were measured, and which one a product takes."""
+"""How a matrix product is split into programs: the tiles that were measured, and the choice for a product."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -22,7 +22,7 @@ class Form(StrEnum):
 class Tile:
     """A program owns `block_n` columns and takes `block_k` of the depth at a time.
 
-    `block_n` has to divide the columns, `block_k` the depth; where it is split, a warp's part of the depth.
+    `block_n` has to divide the columns, `block_k` the depth; if it is split, a warp's part of the depth.
     """
 
     form: Form

@@ -58,9 +58,9 @@ def rotate(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
 
 
 def attend_rows(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
-    """[rows, heads, head_dim] over twice [rows, kv_heads, length, head_dim] -> [rows, heads, head_dim].
+    """Queries [rows, heads, head_dim] over keys and values [rows, kv_heads, length, head_dim] -> like the queries.
 
-    `mask` [rows, 1, 1, length] is True where a row may look, None where it may look everywhere. On CPU these are plain
+    `mask` [rows, 1, 1, length] is True where a row may attend, None if it may attend everywhere. On CPU these are plain
     matrix products: how the fused kernel splits its work, and so how it rounds, depends on the other rows.
     """
     if query.device.type != "cpu":

@@ -26,7 +26,7 @@ _IN_WORDS = {"gt": (operator.gt, "more than"), "ge": (operator.ge, "at least"), 
 
 
 def _check_bounds(sampling: Sampling, file: Path) -> None:
-    """Raises CheckpointError for an option whose value no request could have."""
+    """Raises CheckpointError for an option with a value that no request may have."""
     for option in fields(sampling):
         for bound, limit in option.metadata["bounds"].items():
             is_within, words = _IN_WORDS[bound]

@@ -1,4 +1,4 @@
-"""The speaker encoder of base checkpoints: a recording to the vector that stands where a named voice's would.
+"""The speaker encoder of base checkpoints: turns a recording into the vector that is used in place of a named voice's.
 
 ECAPA-TDNN (Desplanques et al. 2020, arXiv:2005.07143) on a log-mel spectrogram, with the official tensor names.
 """

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from deployments.talker.model.layers import Attend, DecoderStack, RotaryTable, attend_rows
 from deployments.talker.model.model_config import ModelConfig
 
-_NUM_SUPPRESSED = 1024  # ids at the end of the vocabulary that are never sampled, end of speech apart
+_NUM_SUPPRESSED = 1024  # ids at the end of the vocabulary that are never sampled, except end of speech
 SampleCode = Callable[[Tensor, int], Tensor]  # (logits [rows, vocab] float32, codebook) -> codes [rows] int64
 
 

@@ -1,8 +1,8 @@
-"""The device's work for a batch, as functions of tensors alone: the two halves of a frame, and prefill.
+"""Device work for a batch as pure functions of tensors: the two halves of a frame, and prefill.
 
 No function looks at values on the host, so that each can be captured as a CUDA graph; on a CPU the same functions run
 as they are. A frame is made in two halves: `predict` samples codebook 0 from the talker's hidden state and lets the
-predictor complete the frame, whereupon the codes can leave; `advance` feeds the frame to the talker. A sequence has
+predictor complete the frame, after which the codes can leave; `advance` feeds the frame to the talker. A sequence has
 ended when codebook 0 is the end of speech; the other codes do not form a frame then.
 """
 
@@ -24,7 +24,7 @@ from deployments.talker.state.kv_cache import KVCache
 NetworkKind = Literal["fused", "cpu", "exact", "plain"]
 """The kinds are those of `registry.py`."""
 
-# This stands in place of a code where the talker's state has become NaN or infinite.
+# Replaces a code if the talker's state has become NaN or infinite.
 NOT_FINITE = -1
 # The official generation never ends speech before this many codes of codebook 0.
 MIN_NEW_TOKENS = 2
@@ -73,7 +73,7 @@ class FrameNetworks(ABC):
 
     @property
     def name(self) -> str:
-        """The kind, with what its speed depends on: for reports."""
+        """The kind and what its speed depends on, for reports."""
         return self.kind
 
     @abstractmethod

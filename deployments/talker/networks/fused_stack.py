@@ -63,8 +63,8 @@ class FusedStack:
     """Computes what a `DecoderStack` does, for one position a row. Not reentrant, because it owns its activations.
 
     With `pdl` the order of launches has a meaning: each kernel may read early what kernels before its predecessor wrote
-    (gpu/launch.py), so that a kernel which is moved, added or removed can make another one read what is not there yet:
-    test_launch_order.py finds that.
+    (gpu/launch.py), so that moving, adding or removing a kernel can make another one read data that is not written yet:
+    test_launch_order.py detects that.
     """
 
     def __init__(self, weights: PackedStack, *, max_rows: int, pdl: bool = True) -> None:

@@ -1,4 +1,4 @@
-"""The kinds of networks, and where each of them runs: the one place that names them all.
+"""The kinds of networks, and where each of them runs: the only file that names them all.
 
 | kind    | class           | runs                                                    |
 |---------|-----------------|---------------------------------------------------------|
@@ -23,7 +23,7 @@ from deployments.talker.networks.frame_networks import FrameNetworks, NetworkKin
 _HERE = "deployments.talker.networks"
 _IN_C = "deployments.embedded_voice.cpu_networks"  # a network of its size, which no released talker has
 NETWORKS: dict[NetworkKind, str] = {
-    "fused": f"{_HERE}.fused_networks:FusedNetworks",  # needs Triton, which a CPU has not
+    "fused": f"{_HERE}.fused_networks:FusedNetworks",  # needs Triton, which does not run on CPUs
     "cpu": f"{_IN_C}:CpuNetworks",
     "exact": f"{_HERE}.plain_networks:ExactNetworks",
     "plain": f"{_HERE}.plain_networks:PlainNetworks",

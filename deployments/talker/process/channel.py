@@ -1,6 +1,6 @@
 """Messages between the talker replica and its engine process: over a socket pair, but for `EngineStart`.
 
-The replica imports no torch, and so none stands here.
+The replica imports no torch, so this file does not either.
 """
 
 import pickle
@@ -19,7 +19,7 @@ class EngineStart(Strict):
 
     model: str
     config: TalkerConfig
-    makes_audio: bool  # False where no stream asks for audio
+    makes_audio: bool  # False if no stream asks for audio
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class EngineLoad:
     speakers: Lookups = field(default_factory=Lookups)  # of speaker vectors since the last report
     references: Lookups = field(default_factory=Lookups)  # of codes of recordings since the last report
     num_background: int = 0  # sequences of jobs, which count in neither of the numbers above
-    repaired: int = 0  # streams so far whose audio came to NaN or infinity and was made again
+    repaired: int = 0  # streams so far whose audio reached NaN or infinity and was made again
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ class RequestFailed:
 
 @dataclass(frozen=True, slots=True)
 class HasForgotten:
-    """The answer to a `Forget`: how many results there were."""
+    """The answer to a `Forget`: the number of dropped results."""
 
     num_results: int
 
@@ -120,7 +120,7 @@ def encode(message: Command | Report) -> bytes:
 
 
 class Unpacker:
-    """Makes messages of bytes as they arrive."""
+    """Assembles messages from bytes as they arrive."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()

@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 _RECEIVE_BYTES = 1 << 18
 _STOP_TIMEOUT_S = 5.0
-# The engine process says four times a second that it is alive.
+# The engine process reports four times a second that it is alive.
 _PEER_TIMEOUT_S = 1.5
 _LONGEST_PEER_TIMEOUT_S = 10.0  # for a process that has no processor to run on
 _WATCH_S = 0.25
@@ -43,7 +43,7 @@ class EngineClient:
     def __init__(
         self, model: str, config: TalkerConfig, report: Report = report_stage, *, makes_audio: bool = True
     ) -> None:
-        """`report` is called with each stage of the start. `makes_audio`: False where no stream asks for audio."""
+        """`report` is called with each stage of the start. `makes_audio`: False if no stream asks for audio."""
         self._report = report
         self._socket, theirs = socket.socketpair()
         with theirs:
@@ -76,7 +76,7 @@ class EngineClient:
 
     async def submit(self, request: SynthesisRequest) -> AsyncGenerator[FrameChunk, None]:
         """Frames as the engine makes them. Frames that wait together become one chunk, and so do many of a background
-        request. Leaving it aborts the request.
+        request. Closing the generator aborts the request.
 
         Raises InvalidRequest and Overloaded before the first frame, TalkerLost when the engine process dies.
         """
@@ -108,7 +108,7 @@ class EngineClient:
                 self._send(channel.Abort(sequence_id))
 
     async def _write(self, sequence_id: int, mailed: Mailbox) -> None:
-        """Send the engine the text of a live request as it comes. Where it cannot be read the stream fails."""
+        """Send the engine the text of a live request as it comes. The stream fails if the text cannot be read."""
         try:
             async with aclosing(mailbox.read(mailed)) as parts:
                 async for part in parts:
@@ -119,7 +119,7 @@ class EngineClient:
                 self._streams[sequence_id].put_nowait(error)
 
     async def forget(self, voices: tuple[bytes, ...]) -> int:
-        """Have the engine drop what it keeps of these voices. Returns how many results it had. Raises TalkerLost."""
+        """Have the engine drop its results of these voices. Returns how many results it had. Raises TalkerLost."""
         await self.attach()
         if self._keep_alive_s is not None:
             await asyncio.shield(self._wake())
@@ -129,7 +129,7 @@ class EngineClient:
         return await forgotten
 
     def stop(self) -> None:
-        """Close the socket, which ends the process. Kill a process that goes on."""
+        """Close the socket, which ends the process. Kill it if it continues."""
         with contextlib.suppress(OSError):  # already disconnected
             self._socket.shutdown(socket.SHUT_RDWR)  # after a mere close uvloop would keep the descriptor open
         self._socket.close()
@@ -191,7 +191,7 @@ class EngineClient:
                 await self._sleep()
 
     async def _sleep(self) -> None:
-        """Leave the GPU, unless a request comes first. Where the driver cannot, the engine stays awake for good."""
+        """Leave the GPU, unless a request comes first. If the driver cannot, the engine stays awake for good."""
         async with self._changing:
             if self._asleep or self._streams:
                 return
@@ -202,7 +202,7 @@ class EngineClient:
                 self._keep_alive_s = None
 
     async def _wake(self) -> None:
-        """Return once the engine has its GPU. Raises TalkerLost where others have taken its memory."""
+        """Return once the engine has its GPU. Raises TalkerLost if others have taken its memory."""
         async with self._changing:
             if not self._asleep:
                 return
@@ -210,7 +210,7 @@ class EngineClient:
             try:
                 await asyncio.to_thread(self._change, asleep.wake, to_sleep=False)
             except EngineError as error:
-                self._process.kill()  # it hears nothing any more
+                self._process.kill()  # it no longer receives anything
                 raise TalkerLost(f"the engine did not come back to its GPU: {error}") from error
             self._idle_since_s = time.monotonic()
             logger.info("the engine is back on its GPU after %.2f s", time.monotonic() - began_s)

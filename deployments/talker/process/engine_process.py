@@ -1,8 +1,8 @@
 """The engine's own process: `python -m deployments.talker.process.engine_process SOCKET START`.
 
-A busy Python thread beside the replica's event loop triples the time to the first byte; a child process costs nothing.
+A busy Python thread next to the replica's event loop triples the time to the first byte; a child process costs nothing.
 The process ends when its socket does, so it never outlives its replica, and it starts no session of its own. A thread
-beside the engine says that it is alive, and ends the process when a step does not end.
+next to the engine reports that it is alive, and ends the process if a step does not end.
 """
 
 import contextlib
@@ -55,7 +55,7 @@ class Watchdog:
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Around work that has to end in time. Work within it has time of its own."""
+        """Context for work that has to end in time. Nested work has time of its own."""
         is_within = self._step_began_s is not None
         self._step_began_s = time.monotonic()
         try:
@@ -65,7 +65,7 @@ class Watchdog:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Around all steps: the watchdog's thread runs."""
+        """Context for all steps, in which the watchdog's thread runs."""
         thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
         thread.start()
         try:
@@ -104,14 +104,14 @@ class FirstAudioMarks:
         self._requests: dict[int, _MarkedRequest] = {}
 
     def begin(self, sequence_id: int, request: SynthesisRequest, *, came_ns: int) -> None:
-        """Follow a request, if it has marks: it came at `came_ns` (time.time_ns()), and the engine has its prompt."""
+        """Follow a request if it has marks. It came at `came_ns` (time.time_ns()), and the engine has its prompt."""
         if request.marks:
             marked = _MarkedRequest([*request.marks, ("to-engine", came_ns)], bool(request.gpu_frames))
             marked.add("prompt")
             self._requests[sequence_id] = marked
 
     def follow(self, chunks: tuple[tuple[int, FrameChunk], ...]) -> tuple[tuple[int, FrameChunk], ...]:
-        """`chunks`, where the first audio of each request with marks brings them."""
+        """`chunks`, with its marks in the first audio of each request that has marks."""
         if not self._requests:
             return chunks
         return tuple((sequence_id, self._follow(sequence_id, chunk)) for sequence_id, chunk in chunks)
@@ -134,7 +134,7 @@ class FirstAudioMarks:
 
 
 def take_load(engine: Engine) -> channel.EngineLoad:
-    """The load now. Lookups count from the last call on."""
+    """The current load. Lookups are counted from the last call on."""
     scheduler, prompts = engine.scheduler, engine.prompts
     return channel.EngineLoad(
         num_running=scheduler.num_listeners,
@@ -148,8 +148,8 @@ def take_load(engine: Engine) -> channel.EngineLoad:
 
 
 class LongTexts:
-    """Tokenizes long texts on a thread of its own: the engine's steps and the watchdog go on. Commands of a sequence
-    wait for its texts.
+    """Tokenizes long texts on a thread of its own, so that the engine's steps and the watchdog continue. Commands of a
+    sequence wait for its texts.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -185,7 +185,7 @@ class LongTexts:
 
 
 class EngineProcess:
-    """Commands from the socket to the engine, frames back. Raises ConnectionError once the replica has gone."""
+    """Passes commands from the socket to the engine, frames back. Raises ConnectionError once the replica is gone."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
@@ -219,7 +219,7 @@ class EngineProcess:
             output = engine.step(meanwhile=lambda: self._execute_all(engine, self._receive(timeout_s=0), watchdog))
             chunks = self.first_audio_marks.follow(output.chunks)
             step_s = time.perf_counter() - began_s if chunks else 0.0
-        if chunks or was_idle or engine.is_idle:  # the last report before it idles says that nothing runs
+        if chunks or was_idle or engine.is_idle:  # the last report before it idles shows that nothing runs
             self._send(channel.Produced(chunks, step_s, take_load(engine)))
         for sequence_id, error in output.failures:
             self._send(channel.RequestFailed(sequence_id, error))
@@ -253,7 +253,7 @@ class EngineProcess:
         except TalkrayError as error:
             engine.abort(sequence_id)
             self._send(channel.RequestFailed(sequence_id, error))
-        except Exception as error:  # the other streams go on
+        except Exception as error:  # the other streams continue
             logger.exception("request %d could not be added", sequence_id)
             engine.abort(sequence_id)
             failure = EngineError(f"the engine failed on this request: {error!r}")
@@ -289,7 +289,7 @@ class EngineProcess:
         return [command for command in messages if isinstance(command, channel.Command)]
 
     def _await_data(self, timeout_s: float | None) -> bool:
-        """Whether there is something to receive in time. Meanwhile what was not sent is sent."""
+        """Whether there is something to receive in time. Sends unsent data meanwhile."""
         while True:
             waiting = [self.connection] if self._unsent else []
             readable, writable, _ = select.select([self.connection], waiting, [], timeout_s)
@@ -310,7 +310,7 @@ class EngineProcess:
             self._flush()
 
     def _flush(self) -> None:
-        """Send what the socket takes at once, or all of it where the replica has not read for long."""
+        """Send what the socket takes at once, or all of it if the replica has not read for long."""
         if len(self._unsent) > _MOST_UNSENT_BYTES:
             self.connection.sendall(self._unsent)
             self._unsent.clear()

@@ -34,7 +34,7 @@ _PREFILL_POSITIONS = (16, 32, 64, 128, 256, MAX_PASS_POSITIONS)
 
 @dataclass(frozen=True, slots=True)
 class BatchMode:
-    """How sequences become batches. The modes below are all; `RunnerShape.mode` chooses one."""
+    """How sequences become batches. These are all modes; `RunnerShape.mode` chooses one."""
 
     one_size: bool = False  # each step has max_num_seqs rows
     fixed_shapes: bool = False  # passes have sizes of a list, contexts their greatest length, as CUDA graphs need
@@ -44,7 +44,7 @@ class BatchMode:
 
 BUCKETS = BatchMode(fixed_shapes=True, shares_passes=True)
 _MODES: dict[NetworkKind, BatchMode] = {
-    "cpu": BatchMode(),  # its products round a row in the same way beside any number of rows
+    "cpu": BatchMode(),  # its products round a row in the same way for any number of rows
     "exact": BatchMode(one_size=True),  # PyTorch's products round by the number of rows
     "plain": BUCKETS,
     "fused": BUCKETS,
@@ -87,7 +87,7 @@ class _DeviceBatch:
 
 
 class _HostResults:
-    """A step's results in the host's memory, which is pinned beside a GPU. Later steps use the memory again."""
+    """A step's results in the host's memory, which is pinned if there is a GPU. Later steps use the memory again."""
 
     def __init__(self, networks: FrameNetworks, *, pinned: bool) -> None:
         self.codes = torch.zeros_like(networks.codes, device="cpu", pin_memory=pinned)  # [rows, groups] int16
@@ -216,7 +216,7 @@ class ModelRunner:
 
     @property
     def has_pending_advance(self) -> bool:
-        """Whether a CPU still has to run `advance` of the last step, because a sequence of it goes on."""
+        """Whether a CPU still has to run `advance` of the last step, because a sequence of it continues."""
         return self._pending is not None and any(sequence.row is not None for sequence in self._pending[0])
 
     @torch.inference_mode()
@@ -241,7 +241,7 @@ class ModelRunner:
         self._advance(batch, length=self._length(0))
 
     def on_stream(self) -> AbstractContextManager[object]:
-        """The device's work that is queued in the block is on the runner's CUDA stream."""
+        """Put the device work that the block queues on the runner's CUDA stream."""
         return torch.cuda.stream(self.cuda_stream)
 
     @torch.inference_mode()

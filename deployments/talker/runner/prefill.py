@@ -81,7 +81,7 @@ class PrefillInputs:
         self._memory.copy_(staged.tensor, non_blocking=True)
 
     def _ids(self, part: SequencePart, at: int) -> tuple[Ids, Ids]:
-        """Table indices of a part's rows; its dense rows are put where the pass's rows `at` and on find them."""
+        """Table indices of a part's rows; its dense rows are put where rows `at` and on of the pass find them."""
         tables, prompt, frames = self._tables, part.sequence.prompt, part.sequence.frames
         first, rows = tables.first_dense, slice(part.start, part.stop)
         trailing = np.full(len(frames), tables.pad, dtype=np.int32)

@@ -1,4 +1,4 @@
-"""The sampler in PyTorch, and the call of the one in C, which a CPU has where a C compiler built it.
+"""The sampler in PyTorch, and the call of the one in C, which CPUs use if a C compiler built it.
 
 A code is `argmax(probs / noise)` with exponential noise, which is how `torch.multinomial` draws. In production the
 noise is a function of (seed, frame, codebook, code) alone, so a stream's codes do not depend on its batch, its row or
@@ -29,7 +29,7 @@ _ROUNDS, _MULTIPLIERS, _KEY_STEPS = 10, (0xD2511F53, 0xCD9E8D57), (0x9E3779B9, 0
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """Which noise a batch draws: each row's seed and frame, and the codebook they all are at."""
+    """Which noise a batch draws: each row's seed and frame, and their common codebook."""
 
     seeds: Tensor  # [rows] int64, the bits of an unsigned seed
     frames: Tensor  # [rows] int64
@@ -88,14 +88,16 @@ def sample(logits: Tensor, options: BatchOptions, draw: Draw, noise: NoiseSource
 
 
 def _keep_top_k(values: Tensor, options: BatchOptions) -> Tensor:
-    """Values in descending order: values below each row's k-th one go."""
+    """Values in descending order: values below each row's k-th one are removed."""
     top_k = options.ints("top_k").long()
     last = torch.where(top_k > 0, top_k, values.shape[-1]).clamp(max=values.shape[-1]) - 1
     return values.masked_fill(values < values.gather(-1, last), -torch.inf)
 
 
 def _keep_top_p(values: Tensor, options: BatchOptions) -> Tensor:
-    """Values in descending order: the tail that sums to a probability of at most 1 - top_p goes, the best never."""
+    """Values in descending order: the tail that sums to a probability of at most 1 - top_p is removed, but never the
+    best.
+    """
     tail = values.softmax(-1).flip(-1).cumsum(-1).flip(-1)
     top_p = options.floats("top_p")
     drop = (tail <= 1 - top_p) & (top_p < 1)
@@ -132,7 +134,7 @@ IN_C = _built is not None
 
 
 def sample_in_c(logits: Tensor, options: BatchOptions, draw: Draw) -> Tensor:
-    """The codes of `sample` with `philox_noise`, where there is the library (IN_C)."""
+    """The codes of `sample` with `philox_noise`, if the library is available (IN_C)."""
     assert _built is not None
     assert logits.dtype is torch.float32
     rows, vocab = logits.shape

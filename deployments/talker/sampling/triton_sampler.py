@@ -1,8 +1,8 @@
 """The sampler in Triton: from logits to a code and its embedding, one program per row.
 
-The code equals the one of `torch_sampler.sample`: the same filters in the same order, the same noise bits. Top-k
-and top-p are thresholds found by bisecting the logits' bits, so nothing is sorted. Where several candidates equal the
-one at the border of top-p, all stay: a sort keeps an arbitrary part of them.
+The code equals the one of `torch_sampler.sample`: the same filters in the same order, the same noise bits. Top-k and
+top-p are thresholds found by bisecting the logits' bits, so nothing is sorted. If several candidates equal the one at
+the border of top-p, all stay: a sort keeps an arbitrary part of them.
 """
 
 from dataclasses import dataclass
@@ -87,7 +87,7 @@ def _choose(values, inside, noise, filters, vocab: tl.constexpr, bits: tl.conste
         best = tl.max(tl.where(inside, scaled, float("-inf")), axis=0)
         keep = keep & ((keys >= border) | (scaled == best))
     code = tl.argmax(tl.where(do_sample, tl.where(keep, weights / noise, -1.0), values), axis=0, tie_break_left=True)
-    return tl.minimum(code, vocab - 1)  # among NaNs the largest may stand anywhere in the block
+    return tl.minimum(code, vocab - 1)  # among NaNs the largest may be anywhere in the block
 
 
 @triton.jit

@@ -140,7 +140,7 @@ class StateSize:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """Where the rows of one pass of the talker stand. Rows of one sequence may stand side by side: a prefill."""
+    """Locations of the rows of one pass of the talker. Rows of one sequence may be adjacent: a prefill."""
 
     positions: Tensor  # [rows] int32
     slot_mapping: Tensor  # [rows] int64: cache index each row's key and value go to
@@ -182,7 +182,9 @@ class BatchState:
         return self.block_tables[rows, index].long() * self.size.block_size + positions % self.size.block_size
 
     def text(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Twice [rows] int32: the position of each row's first text token, and how many positions are text."""
+        """Two int32 tensors of shape [rows]: the position of each row's first text token, and how many positions are
+        text.
+        """
         return self.packed[rows, Columns.TEXT_START], self.packed[rows, Columns.NUM_TEXT]
 
     def talker_options(self, rows: Tensor, breadth: Breadth) -> BatchOptions:
@@ -200,7 +202,7 @@ class BatchState:
         return self._ignore_eos[rows] != 0
 
     def move_on(self, rows: Tensor) -> None:
-        """Each row of a sequence has one frame more; the scratch row stays as it is."""
+        """Count one more frame for each row of a sequence; the scratch row stays as it is."""
         step = (rows != self.scratch_row).int()
         self.positions[rows] = self.positions[rows] + step
         self.num_frames[rows] = self.num_frames[rows] + step

@@ -17,7 +17,7 @@ from deployments.talker.model.model_config import TransformerConfig
 GIB = 1 << 30
 # CUDA's context with the kernels that are loaded into it: it exists before anything can be measured.
 CONTEXT_BYTES = 600 << 20
-# Memory beside keys and values: tables of the predictor, activations, workspaces of the matrix library, graphs.
+# Memory besides keys and values: tables of the predictor, activations, workspaces of the matrix library, graphs.
 _STEP_BYTES = 900 << 20
 BESIDE_BYTES = CONTEXT_BYTES + _STEP_BYTES
 
@@ -51,8 +51,8 @@ class CacheBounds:
     most_bytes: int  # keys and values of a full batch of such sequences
 
     def kv_bytes(self, total: int, loaded: int, *, others_bytes: int = 0) -> int:
-        """Bytes for keys and values on a GPU of `total` bytes, with `loaded` bytes of weights and codec, beside the
-        memory of other processes.
+        """Bytes for keys and values on a GPU of `total` bytes, with `loaded` bytes of weights and codec, in addition to
+        the memory of other processes.
 
         Raises EngineError if they are too few.
         """
@@ -80,7 +80,7 @@ class GpuMemory:
     """How much of a GPU's memory is left for keys and values.
 
     They are allocated after the weights and the codec, whose size is then known, and room is kept for a step's own
-    memory. To be made before anything is loaded, because memory in use then belongs to other processes.
+    memory. Create it before anything is loaded, because memory in use then belongs to other processes.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -120,7 +120,7 @@ class BlockManager:
         return -(-num_positions // self.block_size)
 
     def holds(self, sequence_id: int, num_positions: int) -> bool:
-        """Whether a sequence has blocks enough already."""
+        """Whether a sequence already has enough blocks."""
         return num_positions <= len(self._tables.get(sequence_id, ())) * self.block_size
 
     def can_hold(self, sequence_id: int, num_positions: int) -> bool:

@@ -31,12 +31,13 @@ class FrameLimit:
 class TextProgress:
     """How far speech has come in its text: where words are, and whether all was said when speech ends.
 
-    An alignment head of the talker attends to the token that is spoken. Without one the number of frames has to do.
+    An alignment head of the talker attends to the token that is spoken. Without one the number of frames serves as an
+    estimate.
     """
 
     def __init__(self, *, starts: list[int] | None = None, token_frames: float | None = None) -> None:
         """`starts`, for word times: characters before each token, and in all; it grows with a live text.
-        `token_frames`: how many frames a token may take; None if an alignment head tells.
+        `token_frames`: how many frames a token may take; None with an alignment head.
         """
         self._starts = [] if starts is None else starts
         self._token_frames = token_frames
@@ -49,7 +50,7 @@ class TextProgress:
         self._places: list[float] = []  # of the frames since the last `take`
 
     def begin(self, num_frames: int) -> None:
-        """Speech goes on behind `num_frames` frames."""
+        """Speech continues after `num_frames` frames."""
         self._estimate(num_frames)
 
     def add_frame(self, num_frames: int) -> None:
@@ -78,7 +79,7 @@ class TextProgress:
         return FinishReason.EARLY if is_early else FinishReason.STOP
 
     def overrun(self, *, patience: int) -> FinishReason | None:
-        """Why speech that goes on after its text is over; None: it may go on.
+        """Why speech that continues after its text is over; None: it may continue.
 
         `patience`: for how many frames it may; half as many if they read a passage again.
         """
@@ -98,7 +99,7 @@ class TextProgress:
         return prompt.num_text_positions - self.num_unspoken - self._furthest
 
     def _estimate(self, num_frames: int) -> None:
-        """Find the next frame's place in the text where nothing reads it: by the number of frames."""
+        """Estimate the next frame's place in the text from the number of frames, if no alignment head reads it."""
         if self._starts and self._token_frames is not None:
             self._come_to(num_frames / self._token_frames)
 
@@ -164,7 +165,7 @@ class Sequence:
         return int(np.uint64(self.request.seed).astype(np.int64))
 
     def append(self, frame: Frame) -> None:
-        """Add a frame, and end the sequence at its limit or where it goes on with no words left."""
+        """Add a frame, and end the sequence at its limit or if it continues with no words left."""
         self.frames.append(frame)
         self.progress.add_frame(self.num_frames)
         if self.num_frames >= self.limit.frames:
@@ -178,7 +179,7 @@ class Sequence:
 
     @property
     def _patience(self) -> int:
-        """Frames for which speech may go on in a way that it should not."""
+        """Number of frames for which speech may continue in a way that it should not."""
         return frames_of(LATE_PATIENCE_S, self.frame_s)
 
     def play(self, now_s: float) -> None:

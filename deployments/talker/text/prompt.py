@@ -129,7 +129,7 @@ class PromptBuilder:
         return [request.gap + request.text.lstrip(), *(each.lstrip() for each in (*others, *request.following))]
 
     def least_tokens(self, request: SynthesisRequest) -> int:
-        """How many tokens of a text that is still being written a prefill needs: one more than there are frames."""
+        """Number of tokens of a text still being written that a prefill needs: one more than there are frames."""
         codes = request.before
         beside = 0 if codes is None else 1 + max(0, len(codes) - len(self._text_before(request)))
         return beside + (0 if request.prefix is None else len(request.prefix)) + 1
@@ -236,7 +236,7 @@ class PromptBuilder:
     def _going_on(
         self, request: SynthesisRequest, text: list[int], frames: _Track
     ) -> tuple[list[int], list[int], list[int]]:
-        """Rows of speech that goes on from `frames`: text and frames side by side or one after the other.
+        """Rows of speech that continues from `frames`: text and frames side by side or one after the other.
 
         `text` begins with that of the frames. It ends with the end of text once it is whole.
         """
@@ -249,7 +249,7 @@ class PromptBuilder:
         return text + [pad] * (len(codec) - len(text)), codec, [pad]
 
     def _text_before(self, request: SynthesisRequest) -> list[int]:
-        """The tokens that the frames of `SynthesisRequest.before` speak."""
+        """The tokens spoken by the frames of `SynthesisRequest.before`."""
         reference = "" if request.reference_codes is None or request.reference is None else request.reference.text
         tail = "" if request.tail is None else request.tail.text.rstrip()
         return self.tokenizer.encode(reference or "") + self.tokenizer.encode(tail)

@@ -12,7 +12,7 @@ from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
 from deployments.errors import CheckpointError
 from deployments.talker.model.model_config import ControlTokens
 
-# How Qwen2's tokenizer cuts text before it merges bytes; `transformers`, which says the same, takes seconds to import.
+# How Qwen2's tokenizer cuts text before it merges bytes; `transformers`, which does the same, takes seconds to import.
 _WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
@@ -41,11 +41,13 @@ class TextTokenizer:
         return self.encode_places(text)[0]
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of a text body. A leading newline would merge into the role's: leading whitespace goes."""
+        """Token ids of a text body. Leading whitespace is removed, because a leading newline would merge into the
+        role's.
+        """
         return self.encode_exact(text.lstrip())
 
     def encode_places(self, text: str) -> tuple[list[int], list[int]]:
-        """Token ids of `text` as it is, and how many of its characters stand before each."""
+        """Token ids of `text` as it is, and how many of its characters precede each."""
         encoded = self._ahead.get(text) or self._bpe.encode(text)
         return encoded.ids, [start for start, _ in encoded.offsets]
 
@@ -92,7 +94,7 @@ class TextTokenizer:
 
 
 class LiveTokens:
-    """Token ids of a text that comes in parts, cut anywhere: together they equal the token ids of the whole text.
+    """Token ids of a text that arrives in parts, cut anywhere: together they equal the token ids of the whole text.
 
     Byte pairs are merged within a word. So a word's tokens are known once the next character is not part of it.
     """
@@ -107,7 +109,7 @@ class LiveTokens:
         self.starts: list[int] = []
 
     def feed(self, text: str, *, is_last: bool) -> list[int]:
-        """The ids that are certain with `text`, none twice; with the last part all that are left."""
+        """Returns the ids that are certain with `text`, none twice; with the last part all that are left."""
         self._rest = unicodedata.normalize("NFC", self._rest + text)
         if not self._begun:
             self._rest = self._rest.lstrip()
