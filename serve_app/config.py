@@ -351,7 +351,7 @@ def _with_sizes(application: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _bounds(scaling: Mapping[str, Any]) -> dict[str, Any]:
-    """An `autoscaling_config` under our names; its policy's other arguments follow from other settings."""
+    """An `autoscaling_config`, keyed by our setting names; its policy's other arguments follow from other settings."""
     policy = (scaling.get("policy") or {}).get("policy_kwargs") or {}
     own = {name: value for name, value in policy.items() if name not in ("sequences_per_replica", "max_talker_streams")}
     return {**own, "min_replicas": scaling.get("min_replicas", 1), "max_replicas": scaling.get("max_replicas", 1)}
