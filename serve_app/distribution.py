@@ -27,7 +27,8 @@ def version() -> str:
 
 
 def pip_install(*packages: str) -> str:
-    """The command that installs `packages` within our bounds. Talkray is not on any index: anyone could take its name.
+    """The command that installs these within our bounds. Talkray itself is not on any index: anyone could take its
+    name.
     """
     bounds: dict[str, str] = {}
     for requirement in _own()[1]:

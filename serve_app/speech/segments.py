@@ -80,7 +80,7 @@ class Segments:
 
     @classmethod
     def of(cls, utterance: Utterance, max_chars: int) -> "Segments":
-        """The segments of a whole text: each has at most `max_chars` characters, or fewer if the utterance says so."""
+        """The segments of a whole text: at most `max_chars` characters each, or the utterance's limit if lower."""
         max_chars = min(max_chars, utterance.max_segment_chars or max_chars)
         texts: list[str] = []
         segments = cls(utterance)
