@@ -1,6 +1,6 @@
 """The common part of the routes and sockets of all dialects. A server has one `SpeechService`.
 
-| part | who uses it |
+| part | used by |
 |---|---|
 | `read_body`, `read_fields` | routes that ask for speech, before they make a `SpeechRequest` |
 | `resolver` | `strict_request` and `lenient_request`, which make it |

@@ -16,7 +16,7 @@ class ModelStatus(StrEnum):
     READY = "ready"
     LOADING = "loading"
     ASLEEP = "asleep"  # off its GPU for lack of requests, and the next one brings it back in seconds
-    AT_ZERO = "at zero"  # no replicas for lack of requests, and the next one starts them
+    AT_ZERO = "at zero"  # no replicas for lack of requests; the next request starts one
     FAILED = "failed"  # its latest start failed; Serve tries again
 
 
@@ -37,7 +37,7 @@ class ModelState:
             return cls(ModelStatus.ASLEEP if start is not None and start.is_asleep else ModelStatus.READY)
         if not wanted:
             return cls(ModelStatus.AT_ZERO, ready_in_s=usual_s)
-        if start is None or start.took_s is not None:  # Serve looks for a place
+        if start is None or start.took_s is not None:  # Serve is looking for a place
             return cls(ModelStatus.LOADING, "waiting for a place", percent=0, ready_in_s=usual_s)
         if start.failed is not None:
             return cls(ModelStatus.FAILED, start.failed[:_LONGEST_REASON], ready_in_s=usual_s)

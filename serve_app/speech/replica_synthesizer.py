@@ -97,7 +97,7 @@ class ReplicaSynthesizer:
             raise NotReady("the model is still loading") from None
 
     async def _remember(self) -> ModelInfo:
-        """Ask for the description and keep it. This starts one of several models that is at zero."""
+        """Ask for the description and keep it. With several models, this starts one at zero."""
         if self._served.name:
             self._info = self._served.remember(await self._ask())
         else:
