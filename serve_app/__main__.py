@@ -1,20 +1,20 @@
-"""The `talkray` command, and `python -m serve_app`: at Ctrl-C it ends without a traceback, also while it is loaded."""
+"""The `talkray` command, and `python -m serve_app`: Ctrl-C ends it without a traceback, even during imports."""
 
 import signal
 
 
 def main() -> None:
-    """Until there is code that answers a Ctrl-C, and once there is none any more, it simply ends the process."""
+    """Run the command. During imports, Ctrl-C ends the process at once; after the command, it is ignored."""
     handler = signal.signal(signal.SIGINT, signal.SIG_DFL)
     from serve_app.cli.main import main as run
 
     signal.signal(signal.SIGINT, handler)
     try:
         run()
-    except KeyboardInterrupt:  # also outside of typer
+    except KeyboardInterrupt:  # raised outside typer
         raise SystemExit(128 + signal.SIGINT) from None
     finally:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is ending
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process is ending
 
 
 if __name__ == "__main__":

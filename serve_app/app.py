@@ -23,19 +23,21 @@ from serve_app.ingress import Ingress
 from serve_app.scaling.policies import CodecPolicy, CodecScaling, TalkerPolicy, TalkerScaling
 from serve_app.speech.replica_synthesizer import Deployed
 
-# How long a talker or a codec replica that is taken away may finish the streams that no other replica continues. It is
-# more than the longest utterance takes.
+# How long a talker or codec replica that is being removed may take to finish the streams that no other replica can
+# continue. This is longer than the longest utterance takes.
 _DRAIN_S = 120.0
-# How long an ingress replica that is taken away may finish its streams, because no other replica can continue them. The
-# longest text of one request, 8,192 characters, takes about as long to speak. Time-outs of a cluster are longer.
+# How long an ingress replica that is being removed may take to finish its streams, because no other replica can
+# continue them. The longest text of one request, 8,192 characters, takes about this long to speak. Timeouts of a
+# cluster are longer.
 LONGEST_STREAM_S = 600.0
-# How often such a replica looks whether its streams have ended. Pools stop one after the other.
+# How often such a replica checks whether its streams have ended. Pools stop one after the other.
 _DRAIN_POLL_S = 0.5
 # How often the controller checks each replica. Three failed checks replace a replica, so a replica whose engine has
 # died refuses requests for about six seconds. A large pool is checked less often, as one replica matters less there.
 _HEALTH_CHECK_S = 2.0
 _HEALTH_CHECKS_PER_S = 200.0  # of one pool
-# A replica that does not answer a check in this time hangs. Its streams have moved to other replicas before.
+# A replica that does not answer a check within this time counts as hung. Its streams have moved to other replicas by
+# then.
 _HEALTH_CHECK_TIMEOUT_S = 5.0
 
 # How often replicas and handles report their load. The controller reads the reports every 0.1 s, in one thread, so each
@@ -47,12 +49,12 @@ _ROUTING = {"request_router_config": RequestRouterConfig(request_router_class=Le
 
 
 def build_app(config: AppConfig) -> Application:
-    """Speech goes Ingress -> Codec -> Talker, or Ingress -> Talker. Jobs asks for it as an ingress does.
+    """Requests for speech pass Ingress -> Codec -> Talker, or Ingress -> Talker. Jobs sends them as an ingress does.
 
     `serve run` and `serve deploy` pass the `args` of their config file.
 
-    Of several models each has talkers of its own; those with the same speech tokenizer share a codec pool. Below, `own`
-    is a model's configuration as if it were the only one. Raises StartError where a setting cannot be right.
+    If there are several models, each has its own talkers; those with the same speech tokenizer share a codec pool.
+    Below, `own` is a model's configuration as if it were the only one. Raises StartError if a setting cannot be right.
     """
     configs = {name: _chosen(own) for name, own in config.by_model().items()}
     _check_default_voice(config, [own.model for own in configs.values()])
@@ -79,7 +81,7 @@ def _chosen(own: AppConfig) -> AppConfig:
 
 
 def _check_default_voice(config: AppConfig, models: list[str]) -> None:
-    """Checks against the checkpoints, if all of them are on this node."""
+    """Check `api.default_voice` against the checkpoints, if all of them are on this node."""
     known = [speakers(model) for model in models]
     if all(voices is not None for voices in known):
         named = [voice for voices in known for voice in voices or ()]
@@ -99,7 +101,7 @@ def _talker(config: AppConfig, name: str, own: AppConfig) -> Application:
 
 
 def _deployed(config: AppConfig, configs: Mapping[str, AppConfig]) -> Iterator[Deployed]:
-    """The models with their pools. A codec pool is named for its first model if there are others."""
+    """The models with their pools. If there are several codec pools, each is named for its first model."""
     talkers = {name: _talker(config, name, own) for name, own in configs.items()}
     tokenizers = {name: tokenizer_of(own.model) if name else "" for name, own in configs.items()}  # it may read files
     pools: dict[str, tuple[str, Application]] = {}
@@ -117,7 +119,7 @@ def _deployed(config: AppConfig, configs: Mapping[str, AppConfig]) -> Iterator[D
             on_gpu=_on_gpu(own),
             admission=own.api.admission,
             deployments=(_of_model("Talker", name), codec_name),
-            codec=codec,  # Serve puts handles in the places of applications
+            codec=codec,  # Serve replaces applications with handles
             inline_talker=talkers[name] if own.codec.placement == "inline" else None,
         )
 
@@ -126,7 +128,7 @@ def _codec(
     config: AppConfig, pool: str, configs: Mapping[str, AppConfig], talkers: Mapping[str, Application]
 ) -> Application:
     """A codec pool for these models, loaded from a Base checkpoint if there is one: the others' recordings to clone
-    need no encoder. `pool`: its name among several.
+    need no encoder. `pool`: its name if there are several.
     """
     codec_options = options(
         config.codec_pool,
@@ -143,7 +145,8 @@ def _codec(
     decodes = next((placement for placement in placements.values() if placement != "inline"), "inline")
     settings = config.codec.model_copy(update={"placement": decodes})
     handles = {model: talkers[model] for model in configs}
-    # The talkers of a single model say where they run; a call would start those of several that are at zero.
+    # The talkers of a single model report where they run. With several models, a call would start pools that are at
+    # zero.
     known = {model: placement for model, placement in placements.items() if model}
     patience_s = max(own.api.admission.max_late_s for own in configs.values())
     return deployment.bind(source, settings, handles, known, patience_s, pool)
@@ -154,7 +157,7 @@ def _on_gpu(own: AppConfig) -> bool:
 
 
 def _of_model(deployment: str, model: str) -> str:
-    """The name of one of several models' deployment, as `pool_watch.pool_of` reads it."""
+    """A deployment's name, with the model's if there are several, as `pool_watch.pool_of` reads it."""
     return f"{deployment}-{model}" if model else deployment
 
 
@@ -166,7 +169,7 @@ def talker_scaling(config: AppConfig) -> TalkerScaling | None:
 
 
 def codec_scaling(config: AppConfig, sharing: Iterable[AppConfig] | None = None) -> CodecScaling | None:
-    """The codec policy's parameters, with the streams that the talker pools which share it can run at their largest."""
+    """The codec policy's parameters, with the streams that the talker pools sharing it can run at full size."""
     if config.codec_scaling is None:
         return None
     return CodecScaling(
@@ -196,7 +199,7 @@ def options(
     scaling: TalkerScaling | CodecScaling | None = None,
     callers: int = 0,
 ) -> dict[str, Any]:
-    """A pool's settings under Serve's names. `callers`: how many replicas of other pools call this one."""
+    """A pool's settings, keyed by Ray Serve's option names. `callers`: other pools' replicas that call it."""
     if scaling is None:
         size: dict[str, Any] = {"num_replicas": pool.replicas}
     else:
@@ -218,17 +221,17 @@ def options(
 
 
 def _scaled(pool: PoolConfig, scaling: TalkerScaling | CodecScaling, callers: int) -> AutoscalingConfig:
-    """Serve adds no delay and no factor of its own: the policy is the one that waits."""
+    """Serve's own delays and factors are off: the policy does the smoothing."""
     policy = TalkerPolicy if isinstance(scaling, TalkerScaling) else CodecPolicy
     interval_s = report_s(scaling.max_replicas, callers=callers)
-    # Policies take the bounds from Serve, so that these can change without another policy.
+    # Policies take the bounds from Serve, so that the bounds can change without a new policy.
     settings = {name: value for name, value in asdict(scaling).items() if name not in ("min_replicas", "max_replicas")}
     return AutoscalingConfig(
         min_replicas=scaling.min_replicas,
         initial_replicas=min(max(pool.replicas, scaling.min_replicas), scaling.max_replicas),
         max_replicas=scaling.max_replicas,
         metrics_interval_s=interval_s,
-        look_back_period_s=2 * interval_s,  # Serve averages queues over it, and wants it to be more than the interval
+        look_back_period_s=2 * interval_s,  # Serve averages queues over it, and requires more than the interval
         upscale_delay_s=0,
         downscale_delay_s=0,
         policy=AutoscalingPolicy(policy_function=policy, policy_kwargs=settings),

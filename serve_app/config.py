@@ -77,8 +77,8 @@ class AccessSettings(Strict):
     def for_host(self, host: str | None) -> Self:
         """These settings for a server bound to `host`: without keys it answers to loopback names, or the listed ones.
 
-        Raises StartError where others could speak without a key. The address that the server is bound to decides,
-        never the peer's address: behind a proxy every client looks local.
+        Raises StartError if others could connect without a key. The address that the server is bound to decides, never
+        the peer's address: behind a proxy every client looks local.
         """
         if self.keys_file is None and not is_loopback(host):
             raise StartError(
@@ -283,7 +283,7 @@ class AppConfig(Strict):
 
     @property
     def num_gpus(self) -> float:
-        """GPUs that all pools ask for at the start; of several codec pools it counts one."""
+        """GPUs that all pools request at the start; counts only one of several codec pools."""
         talkers = [(config.talker_pool, config.talker_scaling) for config in self.by_model().values()]
         pools = (*talkers, (self.codec_pool, self.codec_scaling))
         return sum(pool.num_gpus * (scaling.min_replicas if scaling else pool.replicas) for pool, scaling in pools)
@@ -351,7 +351,7 @@ def _with_sizes(application: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _bounds(scaling: Mapping[str, Any]) -> dict[str, Any]:
-    """An `autoscaling_config` under our names; its policy's other arguments follow from other settings."""
+    """An `autoscaling_config`, keyed by our setting names; its policy's other arguments follow from other settings."""
     policy = (scaling.get("policy") or {}).get("policy_kwargs") or {}
     own = {name: value for name, value in policy.items() if name not in ("sequences_per_replica", "max_talker_streams")}
     return {**own, "min_replicas": scaling.get("min_replicas", 1), "max_replicas": scaling.get("max_replicas", 1)}
@@ -386,7 +386,7 @@ def _with_reason(problem: ErrorDetails) -> InitErrorDetails:
 
 
 def explain(error: ValidationError) -> str:
-    """One line for each problem of the settings, with the valid keys where a key is unknown."""
+    """One line for each problem of the settings, with the valid keys if a key is unknown."""
     lines = []
     for problem in error.errors(include_url=False):
         where = ".".join(str(part) for part in problem["loc"])

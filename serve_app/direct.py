@@ -1,4 +1,4 @@
-"""Requests to this machine, to our own nodes and to a cloud's metadata. Standard library only: all nodes make some."""
+"""Requests to this machine, to our own nodes and to a cloud's metadata. Standard library only: all nodes use this."""
 
 import http.client
 import urllib.error
@@ -8,7 +8,7 @@ _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 def open_direct(request: str | urllib.request.Request, *, timeout_s: float) -> http.client.HTTPResponse:
-    """As `urllib.request.urlopen`, past the proxies that the environment names.
+    """Like `urllib.request.urlopen`, but bypasses the proxies that the environment names.
 
     An HTTPError that it raises is closed: its body cannot be read.
     """

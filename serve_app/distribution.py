@@ -14,7 +14,7 @@ _PARTS = re.compile(r"([\w.-]+)(\[[^]]*\])?\s*([^;]*)")
 
 @cache
 def _own() -> tuple[str, list[str]]:
-    """The version and all requirements. Those of a checkout count, installed or not: its code is what runs."""
+    """The version and all requirements. Those of a checkout win, installed or not, because its code runs."""
     if not _PROJECT.exists():
         return importlib.metadata.version("talkray"), importlib.metadata.requires("talkray") or []
     project = tomllib.loads(_PROJECT.read_text(encoding="utf-8"))["project"]
@@ -27,7 +27,9 @@ def version() -> str:
 
 
 def pip_install(*packages: str) -> str:
-    """The command that installs them, within our bounds. Talkray itself is on no index: anyone could take its name."""
+    """The command that installs these within our bounds. Talkray itself is not on any index: anyone could take its
+    name.
+    """
     bounds: dict[str, str] = {}
     for requirement in _own()[1]:
         if parts := _PARTS.match(requirement):

@@ -47,13 +47,13 @@ class Route:
     summary: str | None = None  # None: /docs does not show it
     docs: dict[str, Any] = field(default_factory=dict)  # added to the OpenAPI that FastAPI makes
     json_field: str | None = None  # of a JsonRoute. None: it answers all other requests of its operation
-    charge: Charge = Charge.REQUEST  # where its method is GET or HEAD
+    charge: Charge = Charge.REQUEST  # if its method is GET or HEAD
 
 
 @dataclass(frozen=True, slots=True)
 class JsonRoute(Route):
-    """A route whose `answer` is given the body: it takes the SpeechService, the request, and the fields of the body's
-    JSON object. The body is read within the limits of size, time and room.
+    """A route whose `answer` gets the parsed body: it takes the SpeechService, the request, and the fields of the
+    body's JSON object. The body is read within the limits of size, time and room.
 
     Several dialects may have one for the same operation. All but one of them have a `json_field`: they answer the
     requests whose body has that field.
@@ -83,7 +83,7 @@ class Sample:
     messages: tuple[Mapping[str, object], ...] = ()  # JSON messages on a WebSocket
     body: Mapping[str, object] | None = None  # JSON body of a POST
     protocols: tuple[str, ...] = ()  # subprotocols that the handshake offers
-    audio_field: str = ""  # of messages on the WebSocket, with audio in base64; "": audio comes in binary messages
+    audio_field: str = ""  # field of WebSocket messages with audio in base64; "": audio is in binary messages
     clients: tuple[str, ...] = ()  # how to configure each client that was tried
 
     def filled(self, **words: str) -> "Sample":
@@ -103,9 +103,9 @@ class Dialect:
     routes: tuple[Route, ...] = ()
     sockets: tuple[tuple[str, type[SocketKind]], ...] = ()  # by path; a path may have one for each subprotocol
     heading: str | None = None  # in /docs; None: the name
-    key_headers: tuple[str, ...] = ()  # beside `Authorization`
-    key_protocols: tuple[str, ...] = ()  # a key stands behind one of these in a subprotocol: browsers send no headers
-    public_paths: tuple[str, ...] = ()  # that are read without a key
+    key_headers: tuple[str, ...] = ()  # in addition to `Authorization`
+    key_protocols: tuple[str, ...] = ()  # prefixes of a key in a subprotocol, because browsers send no headers
+    public_paths: tuple[str, ...] = ()  # readable without a key
     sample: Sample | None = None
 
     @property
@@ -120,14 +120,14 @@ class DeploymentSpec:
     """A deployment that an extension adds. `build_app` makes it."""
 
     name: str
-    replica: str  # "package.module:Class", imported where the deployment is made: it may need Ray
+    replica: str  # "package.module:Class", imported when the deployment is made: it may need Ray
     pool: PoolConfig
     max_ongoing_requests: int
     arguments: tuple[object, ...]  # of the constructor
 
 
 async def forget_nothing(_: tuple[bytes, ...]) -> None:
-    """Without replicas nothing keeps a deleted voice."""
+    """Does nothing: without replicas, nothing keeps deleted voices."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,13 +139,13 @@ class Node:
     scrape: Callable[[], bytes]  # all metrics of this node's processes, in Prometheus' text format; blocks
     state: Callable[[str], ModelState] = lambda model: ready()
     sizes: Callable[[], Mapping[str, tuple[int, int]]] = dict  # replicas wanted and running, by pool
-    # Notes that ingress replicas leave for each other: one makes its own, at each look at the pools, and reads those of
-    # the others, which blocks.
+    # Notes that ingress replicas leave for each other. Each replica makes its own whenever it checks the pools. Reading
+    # the notes of the others blocks.
     share_note: Callable[[Callable[[], bytes]], None] = lambda make: None
     notes: Callable[[], Sequence[bytes]] = tuple
     num_nodes: int = 1
     address: str = "127.0.0.1"  # for replicas on other nodes
-    # Drops what all other replicas keep of deleted voices, by their keys. Raises NotReady.
+    # Drops the data that all other replicas keep for deleted voices, given the voices' keys. Raises NotReady.
     forget: Callable[[tuple[bytes, ...]], Awaitable[None]] = forget_nothing
     replica: str = ""  # the name of the ingress replica
     log_folder: Path | None = None  # of Ray Serve
@@ -158,20 +158,20 @@ class Opening:
     settings: ApiSettings
     models: SpeechModels
     dialects: tuple[Dialect, ...]  # of the core and of all extensions
-    opened: Mapping[str, object]  # what `open` of extensions before it has returned, by their names
+    opened: Mapping[str, object]  # results of `open` of the extensions before it, by name
     node: Node | None = None  # None: the API serves no replicas, as in a test
     handle: Any = None  # Ray Serve's handle of what `deploy` added
 
 
 class Opened:
-    """The state of an extension in one ingress replica: what `Extension.open` returns. Override what you need."""
+    """The state of an extension in one ingress replica: the result of `Extension.open`. Override what you need."""
 
     def join(self, resolver: Resolver) -> None:
-        """Called once: put in place what this extension does for every request."""
+        """Called once: install the steps that this extension runs for every request."""
 
     async def resolve(self, draft: Draft) -> Draft:
-        """The last step to every utterance, after the same steps of the extensions before. If it raises, the request
-        gets a 500 that names the extension, or what a TalkrayError says.
+        """The last step for every utterance, after this step of the extensions before it. If it raises, the request
+        gets a 500 that names the extension, or the reply to a TalkrayError.
         """
         return draft
 
@@ -183,7 +183,7 @@ class Opened:
         """Called if an utterance that was spoken is not sent after all."""
 
     def grant(self, credential: str, scope: Scope) -> Granted | None:
-        """Called with a credential that may not be an API key: returns the key that it stands for in this request, or
+        """Called with a credential that may not be an API key. Returns the key that it represents in this request, or
         None if it does not belong to this extension. Raises Unauthorized with the reason.
         """
         return None
@@ -192,7 +192,7 @@ class Opened:
         """Called with the record of each request at its end."""
 
     def follow(self) -> None:
-        """Called on the event loop, first before any request and then every few seconds."""
+        """Called on the event loop: once before any request, then every few seconds."""
 
     def close(self) -> None:
         """Called before the process ends; blocks."""
@@ -213,8 +213,8 @@ class Extension:
 
 
 def open_all(extensions: Sequence[Extension], opening: Opening, added: Mapping[str, object]) -> dict[str, object]:
-    """The states of all extensions, by their names; those of `opening.opened` as they are. An extension opens after
-    those that it requires. `added`: handles of what they deploy.
+    """Open all extensions except those in `opening.opened`, and return all states by extension name. An extension opens
+    after those that it requires. `added`: handles of the deployments they add.
     """
     by_name = {extension.name: extension for extension in extensions}
     states = {name: state for name, state in opening.opened.items() if name in by_name}

@@ -23,12 +23,13 @@ from serve_app.scaling.pool_watch import PoolWatch, scrape
 from serve_app.speech.replica_synthesizer import Deployed, ReplicaSynthesizer
 
 _C_LIBRARY = ctypes.CDLL(None)
-# Of mallopt. Left alone, one free large block raises both to 32 MiB, and each thread's arena then keeps so much.
+# Parameters of mallopt. By default, freeing one large block raises both to 32 MiB, and each thread's arena then keeps
+# that much.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _MIB = -1, -3, 1 << 20
 
 
 def limit_kept_memory() -> None:
-    """Have this process keep little of what large blocks leave."""
+    """Limit the memory that this process keeps after freeing large blocks."""
     _C_LIBRARY.mallopt(_MMAP_THRESHOLD, _MIB)
     _C_LIBRARY.mallopt(_TRIM_THRESHOLD, _MIB)
 
@@ -39,10 +40,10 @@ def return_memory() -> None:
 
 
 async def forget_everywhere(app_name: str, voices: tuple[bytes, ...]) -> None:
-    """Calls `forget` of every replica of the other deployments, for deleted voices. Each ingress replica follows the
+    """Call `forget` on every replica of the other deployments, for deleted voices. Each ingress replica follows the
     store by itself.
 
-    Raises NotReady if a replica does not answer: ask again. A pool without replicas has nothing to drop.
+    Raises NotReady if a replica does not answer: try again. A pool without replicas has nothing to drop.
     """
     following = (serve.get_replica_context().deployment, "Ingress")
     pools = await asyncio.to_thread(ray_private.pools, app_name)
@@ -52,19 +53,19 @@ async def forget_everywhere(app_name: str, voices: tuple[bytes, ...]) -> None:
 
 
 class Ingress:
-    """One replica of the HTTP surface, without torch. Raises StartError if other hosts need no key to connect."""
+    """One replica of the HTTP surface, without torch. Raises StartError if other hosts could connect without a key."""
 
     def __init__(
         self, settings: ApiSettings, models: Sequence[Deployed], added: Mapping[str, DeploymentHandle]
     ) -> None:
-        """The default one of the `models` is the first. `added`: deployments of extensions, by the extension's name."""
+        """The first of the `models` is the default. `added`: deployments of extensions, by the extension's name."""
         ray_metrics.install(pool="ingress", models=tuple(model.name for model in models))
         ray_private.give_uvicorn(
             http=EarlyStatusProtocol,
             ws=partial(BoundedWebSocket, trusted_proxies=settings.admission.trusted_proxies),
             ws_max_size=MAX_BODY_BYTES,
             ws_per_message_deflate=False,
-            ws_ping_timeout=None,  # a paused reader answers no ping; `MAX_UNREAD_S` ends it
+            ws_ping_timeout=None,  # a paused reader does not answer pings; `MAX_UNREAD_S` limits it
             proxy_headers=False,
         )
         settings = settings.model_copy(update={"access": settings.access.for_host(ray_private.proxy_host())})
@@ -96,12 +97,12 @@ class Ingress:
         freeze_loaded()
 
     def __del__(self) -> None:
-        """Serve calls it before it ends the process."""
+        """Serve calls this before it ends the process."""
         for state in self._extensions():
             state.close()
 
     async def check_health(self) -> None:
-        """Return the memory that large messages and answers leave. Serve calls this periodically."""
+        """Return to the system the memory freed after large messages and answers. Serve calls this periodically."""
         for state in self._extensions():
             state.follow()
         await asyncio.to_thread(return_memory)

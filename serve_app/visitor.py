@@ -1,4 +1,4 @@
-"""The caller of a request: a voice, a job or a lexicon is shown to its owner only."""
+"""The caller of a request, because voices, jobs and lexicons are shown to their owners only."""
 
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Visitor:
-    """Whose voices a caller may see: its own, or all. `name` is the name of its API key, None without a key, and ""
-    where no keys are asked for.
+    """A caller that may see its own voices, or all. `name` is the name of its API key, None without a key, and "" if
+    the server requires no keys.
     """
 
     name: str | None
@@ -16,7 +16,7 @@ class Visitor:
 
 STRANGER = Visitor(None)
 EVERYBODY = Visitor("", sees_all=True)
-# The caller of the request that the present task answers. Access control, jobs and the command line set it. It is no
-# argument, because the functions of all dialects would have to pass it on, and one that forgot it would show a voice to
-# a stranger. A task that sets nothing sees no voice.
+# The caller of the request that the current task answers. Access control, jobs and the command line set it. It is not
+# an argument, because the functions of all dialects would have to pass it on, and one that forgot it would show a voice
+# to a stranger. A task that does not set it sees no voices.
 VISITOR: ContextVar[Visitor] = ContextVar("visitor", default=STRANGER)

@@ -1,1 +1,1 @@
-"""The HTTP surface: which clients may ask, what a request means, how it is answered."""
+"""The HTTP surface: access control, the meaning of requests, and their responses."""

@@ -37,7 +37,7 @@ from serve_app.visitor import VISITOR
 logger = logging.getLogger(__name__)
 
 _OWN_METRIC = re.compile(rb"(# (HELP|TYPE) )?ray_talkray_")
-# Of routes that are no other service's: /docs shows these opened, in this order.
+# Tags of Talkray's own routes: /docs shows these expanded, in this order.
 OWN_TAGS = ("Speech", "Models and voices", "Stored voices", "Jobs", "Codec frames", "This server")
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -53,11 +53,11 @@ def create_api(
 ) -> FastAPI:
     """The application with the dialects of the core and of all extensions.
 
-    `synthesizers`: each model's, with its limits, by its name; the default model is the first, and a single one has the
-    empty name. `opened`: states of extensions that are open already, by their names; all others are opened here, and
-    `api.state.opened` has all of them. `echo_request_id` is False where the server in front adds `x-request-id` to
-    responses, as Ray Serve does. Without a `node` there are no routes for metrics. `added`: Ray Serve's handles of what
-    extensions deploy, by their names.
+    `synthesizers`: each model's synthesizer and limits, by the model's name. The first model is the default; a single
+    one has the empty name. `opened`: states of extensions that are already open, by their names; all others are opened
+    here, and `api.state.opened` has all of them. `echo_request_id` is False if the server in front adds `x-request-id`
+    to responses, as Ray Serve does. Without a `node` there are no routes for metrics. `added`: Ray Serve's handles of
+    extensions' deployments, by extension name.
     """
     extensions = load_extensions(settings.extensions)
     dialects = dialects_of(extensions)
@@ -68,7 +68,7 @@ def create_api(
     opening = Opening(settings, models, dialects, opened, node)
     states = open_all(extensions, opening, added or {})
     joined = {name: state for name, state in states.items() if isinstance(state, Opened)}
-    joined = dict(sorted(joined.items(), key=lambda item: item[0] not in BUILT_IN))  # steps of others are the last
+    joined = dict(sorted(joined.items(), key=lambda item: item[0] not in BUILT_IN))  # other extensions run last
     resolver = Resolver(models, settings)
     for name, state in joined.items():
         state.join(resolver)
@@ -122,7 +122,7 @@ def create_api(
     api.add_exception_handler(TalkrayError, _answer_error)
     api.add_exception_handler(HTTPException, _answer_error)
     api.include_router(docs_routes(api.title, open_tags=own_tags))
-    # Only for the OpenAPI page: AccessControl has checked the key before.
+    # Only for the OpenAPI page: AccessControl has already checked the key.
     keyed = [Depends(HTTPBearer(auto_error=False))] if settings.access.keys_file else []
     api.include_router(http_router(dialects, service), dependencies=keyed)
     api.include_router(status_routes(models, settings, node.is_ready if node else always), tags=["This server"])
@@ -162,7 +162,7 @@ def _speech_model(
 
 async def _answer_error(request: HTTPConnection, error: Exception) -> Response:
     reply = translate(error)
-    # A GET that finds the server not ready gets no line in the log: load balancers poll `/ready`.
+    # A GET while the server is not ready is not logged, because load balancers poll `/ready`.
     if request.scope.get("method", "POST") == "POST" or not isinstance(error, NotReady):
         state_of(request).record.error = reply.code
     if reply.status == INTERNAL.status:
@@ -236,7 +236,7 @@ def metrics_routes(node: Node) -> APIRouter:
 
 
 def visible(exported: bytes) -> bytes:
-    """The part that the caller may see. Only an admin key shows the names of all keys and their use."""
+    """The metrics that the caller may see. Only an admin key reveals the names of all keys and their use."""
     if VISITOR.get().sees_all:
         return exported
     return b"".join(line for line in exported.splitlines(keepends=True) if b"talkray_usage_" not in line)

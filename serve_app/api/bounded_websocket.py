@@ -1,4 +1,4 @@
-"""WebSockets as uvicorn speaks them, but bounded while messages are unfinished, and with an end that arrives."""
+"""uvicorn's WebSockets, with bounded unfinished messages, and close reasons that reach the client."""
 
 from asyncio.transports import BaseTransport, Transport
 from collections.abc import Callable
@@ -14,25 +14,25 @@ from serve_app.api.error_replies import TRY_AGAIN_LATER
 from serve_app.api.handshake import LEAVING, MAX_MESSAGE_BYTES
 from serve_app.api.parsing.uploads import Pace
 
-# Bytes that the larger unfinished messages of all connections hold together: three recordings on their way.
+# Bytes that the large unfinished messages of all connections may hold together: enough for three recordings.
 MAX_LARGE_BYTES = 48 << 20
-# A client that still sends loses the server's last messages when its connection is closed. It has this time to read
-# them.
+# A client that is still sending loses the server's last messages when its connection is closed. It has this time to
+# read them.
 _LAST_WORDS_S = 2.0
-_PONG = b"\x8a"  # how a frame with an answer to a ping begins
-# Messages are read piece by piece. A connection whose pieces took longer than this leaves the event loop to others for
-# some times as long: one turn may bring thousands of pings.
+_PONG = b"\x8a"  # first byte of a pong frame
+# Data is read in pieces. If a connection's pieces took longer than _MOST_READING_S, it leaves the event loop to others
+# for _REST times as long, because one read may contain thousands of pings.
 _PIECE_BYTES = 16 << 10
 _MOST_READING_S, _REST = 0.005, 4
 
 
 class BoundedWebSocket(WebSocketsSansIOProtocol):
-    """Messages larger than those without a recording share `MAX_LARGE_BYTES`. A message that stalls leaves its room to
-    others. A client that finds no room has to come again later.
+    """Unfinished messages over `MAX_MESSAGE_BYTES` share `MAX_LARGE_BYTES`. A message that stalls gives up its room if
+    others need it. A client that finds no room has to try again later.
     """
 
     _room: ClassVar[FairShare] = FairShare(MAX_LARGE_BYTES)
-    _large: ClassVar[list["BoundedWebSocket"]] = []  # with such a message on its way
+    _large: ClassVar[list["BoundedWebSocket"]] = []  # connections with such a message
 
     def __init__(self, *args: Any, trusted_proxies: int, **kwargs: Any) -> None:
         """`api.admission.trusted_proxies` determines the address of a client."""
@@ -44,9 +44,9 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         self._has_failed = False
         self._is_leaving = False
         self._leave: Callable[[], object] | None = None
-        self._unread = bytearray()  # bytes that came while it rests
+        self._unread = bytearray()  # bytes received while it rests
         self._is_resting = False
-        self._pong = b""  # that the client does not take yet
+        self._pong = b""  # kept while the client reads nothing
         self._reader = ReaderClock(cast("Transport", transport), self.loop)
         super().connection_made(transport)
 
@@ -67,8 +67,8 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
                 self.queue.get_nowait()
 
     def shutdown(self) -> None:
-        """Called by uvicorn when this server is to end, which then waits for its connections: the application says when
-        this one may be closed. uvicorn's own closes it at once, in the middle of a word.
+        """Called by uvicorn when this server stops; uvicorn then waits for its connections. The application decides
+        when this one may be closed. uvicorn's own method closes it at once, in the middle of a word.
         """
         self._is_leaving = True
         if self.close_sent or (self.handshake_complete and self._leave is None):
@@ -77,7 +77,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
             self._leave()
 
     def _on_leaving(self, leave: Callable[[], object]) -> None:
-        """`leave` is called when this server is to end."""
+        """`leave` is called when this server stops."""
         self._leave = leave
         if self._is_leaving:
             leave()
@@ -121,7 +121,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
             self._refuse("too many large messages, retry after 1 s")
 
     def handle_ping(self) -> None:
-        """Answers a ping. Where the client reads nothing, keeps the answer to the last ping for later."""
+        """Answers a ping. If the client reads nothing, keeps the answer to the last ping for later."""
         answers = self.conn.data_to_send()
         if not self.writable.is_set():
             pongs = [answer for answer in answers if answer[:1] == _PONG]
@@ -130,7 +130,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         self.transport.write(b"".join(answers))
 
     def send_keepalive_ping(self) -> None:
-        """Called every 20 s. A client that reads nothing is ended by a clock of its own."""
+        """Called every 20 s. `ReaderClock` ends connections whose client reads nothing."""
         if self.writable.is_set():
             super().send_keepalive_ping()
         else:
@@ -148,7 +148,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
             self.transport.write(pong)
 
     def handle_parser_exception(self) -> None:
-        """Says why the connection ends, and reads on without listening until that can have been heard."""
+        """Send the reason for closing, then read and discard all input until the client has had time to read it."""
         assert self.conn.close_sent is not None
         self._has_failed = True
         code, reason = self.conn.close_sent.code, self.conn.close_sent.reason
@@ -173,7 +173,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         self.handle_parser_exception()
 
     def _hold(self, num_bytes: int) -> bool:
-        """Whether there is room for this number of bytes of a message."""
+        """Reserve room for this number of bytes of a message; False if there is none."""
         if num_bytes <= self._held:
             self._let_go(num_bytes)
             return True

@@ -60,8 +60,8 @@ UNKNOWN = Character("", "", "")
 # How vendors pin a model: gpt-4o-mini-tts-2025-12-15, tts-1-1106, qwen-tts-latest, NAME@20251215.
 _PINNED = re.compile(r"[-@:](?:[0-9]{4}-?[0-9]{2}-?[0-9]{2}|[0-9]{2}-?[0-9]{2}|latest)$")
 
-# By gender and weight of the voice: a released speaker and an embedded one. Not eric and dylan: with language
-# "auto" they turn any text into their dialect.
+# Matched by gender and weight of the voice: a released speaker and an embedded one. Without eric and dylan, because
+# with language "auto" they turn any text into their dialect.
 ALIASES = {
     "alloy": ("vivian", "nora"),
     "ash": ("ryan", "felix"),
@@ -80,7 +80,7 @@ ALIASES = {
 
 
 def aliases(speakers: Sequence[str]) -> dict[str, str]:
-    """OpenAI's names onto `speakers`: the preferred match where it is there, else spread by order."""
+    """Map OpenAI's voice names to `speakers`: to the preferred speaker if there is one, else in turn."""
     spread = dict(zip(ALIASES, cycle(speakers), strict=False))
     preferred = {name: speaker for name, targets in ALIASES.items() for speaker in targets if speaker in speakers}
     return {name: target for name, target in (spread | preferred).items() if name not in speakers}
@@ -95,13 +95,13 @@ def resolve(name: str, speakers: Sequence[str]) -> str:
 
 
 def is_named(name: str, speakers: Sequence[str]) -> bool:
-    """Whether `resolve` knows it."""
+    """Whether `resolve` knows `name`."""
     return name.lower() in speakers or name.lower() in aliases(speakers)
 
 
 def check_default(settings: ApiSettings, model: str, speakers: Sequence[str], *, clones: bool) -> None:
-    """Raises StartError if `api.default_voice` is none of the voices of `model`. Where it `clones`, the setting may
-    name a stored voice, which requests look for.
+    """Raises StartError if `api.default_voice` is not a voice of `model`. If the model `clones`, the setting may name a
+    stored voice, which requests look up.
     """
     try:
         if settings.default_voice is not None and not clones:
@@ -117,7 +117,7 @@ def listing(speakers: Sequence[str]) -> str:
 
 
 def voice_list(*models: ModelInfo) -> list[Voice]:
-    """The speakers, then the aliases, as `GET /v1/audio/voices` shows them, each once; a speaker hides an alias."""
+    """The speakers, then the aliases, as `GET /v1/audio/voices` shows them, each once; speakers hide equal aliases."""
     listed = [voice for info in models for voice in _voices(info)]
     own = {voice.id: voice for voice in reversed(listed) if voice.type == "builtin"}
     first = {voice.id: own.get(voice.id, voice) for voice in reversed(listed)}
@@ -139,12 +139,12 @@ def stored_voice(voice: KeptVoice) -> Voice:
 
 
 async def all_voices(models: Sequence[ModelInfo], voices: VoiceSource) -> list[Voice]:
-    """Those of the models, then the stored ones of the caller."""
+    """The models' voices, then the caller's stored voices."""
     return [*voice_list(*models), *map(stored_voice, await voices.voices())]
 
 
 def page_of_voices(voices: Sequence[Voice], paging: Paging, source: VoiceSource) -> tuple[list[Voice], str | None]:
-    """As `Paging.cut`, with room for a full quota beside the models' own: a client without pages sees all."""
+    """Like `Paging.cut`, with room for a full quota and the models' voices: a client that does not page sees all."""
     most = source.most + sum(voice.type != "stored" for voice in voices)
     return replace(paging, default=most, most=most).cut(voices)
 
@@ -167,13 +167,13 @@ def _voice(voice_id: str, speaker: str, character: Character, kind: str) -> Voic
 
 
 def check_model(name: str | None, info: ModelInfo, settings: ApiSettings) -> None:
-    """No name means the loaded model, as its own and every alias do."""
+    """Raises ModelNotFound if `name` is for another model. None, its own name and every alias are for this one."""
     if name is not None and not is_known(name, info, settings):
         raise not_loaded(name, [info], settings)
 
 
 def is_known(name: object, info: ModelInfo, settings: ApiSettings) -> bool:
-    """Whether a request with this name is one for this model."""
+    """Whether a request with this name is for this model."""
     if not isinstance(name, str):
         return False
     clones = unpinned(name) == CLONE_ALIAS and info.kind is ModelKind.BASE
@@ -181,14 +181,14 @@ def is_known(name: object, info: ModelInfo, settings: ApiSettings) -> bool:
 
 
 def means(name: str, info: ModelInfo) -> bool:
-    """Whether it is a name of this model: its own, or its checkpoint's with or without the folder or the owner."""
+    """Whether `name` is this model's own name, or its checkpoint's with or without the folder or owner."""
     return name == info.name or (
         bool(info.checkpoint) and name in (info.checkpoint, info.checkpoint.rpartition("/")[2])
     )
 
 
 def is_alias(name: str, settings: ApiSettings) -> bool:
-    """Whether it means any model: what else a request says decides, or it is the default."""
+    """Whether `name` may mean any model: the request's other fields decide which, else it is the default."""
     return name in settings.model_aliases or unpinned(name) in settings.model_aliases
 
 

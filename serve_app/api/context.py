@@ -1,4 +1,4 @@
-"""The outermost layer of the API: names every request, measures its first byte, and answers unexpected errors."""
+"""The outermost layer of the API: gives every request an id, measures its first byte, and answers unexpected errors."""
 
 import asyncio
 import contextlib
@@ -28,11 +28,11 @@ SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _STATE = "talkray"  # the key of the `RequestState`
 ENDPOINT_DIALECT = "dialect"  # the attribute of an endpoint with its dialect's name
 
-# Statuses after which a client has nothing more to ask on its connection.
+# Statuses after which a client has no further use for its connection.
 _ENDS_CONNECTION = frozenset({401, 403, 408, 413, 431})
 # How long the rest of a refused request is read.
 _READ_ON_S = 1.0
-# The key in the scope of a function that the application runs when it has taken a part of a body.
+# Scope key of a function that the application calls after it has taken a part of a body.
 _TAKEN = "talkray.taken"
 _STOP_POLL_S = 0.5
 _SLASHES = re.compile(r"/{2,}")
@@ -40,12 +40,12 @@ _SLASHES = re.compile(r"/{2,}")
 
 @dataclass(slots=True)
 class RequestState:
-    """The server's knowledge of a request, from its head on. Starlette carries it in `request.state`."""
+    """The server's state of a request, from its headers on. Starlette keeps it in `request.state`."""
 
     record: RequestRecord
     caller: Caller = field(init=False)  # that AccessControl admitted
     upload: Upload = field(init=False)  # the body, from AccessControl on
-    held: contextlib.ExitStack = field(init=False)  # given back when the whole answer has been sent
+    held: contextlib.ExitStack = field(init=False)  # released when the whole answer has been sent
     repaired: str = ""  # for IGNORED_HEADER: fields of the body that were not text
 
 
@@ -56,7 +56,7 @@ def state_of(request: Mapping[str, Any]) -> RequestState:
 
 
 async def replica_stops() -> None:
-    """Returns once Serve stops this replica; outside a replica never."""
+    """Return once Serve stops this replica; outside a replica, never return."""
     from deployments.serving.ray_private import is_stopping, this_replica  # imports Ray, which commands do without
 
     replica = this_replica()
@@ -74,8 +74,8 @@ def outermost() -> list[Middleware]:
 
 
 def with_sane_id(app: ASGIApp) -> ASGIApp:
-    """ASGI middleware around Serve's own, which echoes and logs `x-request-id` as it comes: leaves one sane id, the
-    client's own or a new one.
+    """ASGI middleware around Serve's own, which echoes and logs `x-request-id` as received. It leaves one sane id: the
+    client's own, or a new one.
     """
 
     id_header = REQUEST_ID_HEADER.encode()
@@ -92,8 +92,8 @@ def with_sane_id(app: ASGIApp) -> ASGIApp:
 
 
 def without_read_ahead(app: ASGIApp) -> ASGIApp:
-    """ASGI middleware around Serve's own, which reads whole bodies into a queue before anyone asks for them
-    (`ASGIDIReceiveProxy`): a part of a body is received once RequestContext has taken the one before it.
+    """ASGI middleware around Serve's own, which queues whole bodies before the application reads them
+    (`ASGIDIReceiveProxy`). It receives a part of a body once RequestContext has taken the one before it.
     """
 
     async def paced_app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -122,8 +122,8 @@ class RequestContext:
     """ASGI middleware that begins the `RequestState` of each request and publishes its record at the end. The request's
     id is the client's own `x-request-id` if it is sane, else a new one.
 
-    `echo_request_id` is False where the server in front adds `x-request-id` to responses. `dialects`: their names, by
-    path, for requests that are refused before they come to one.
+    `echo_request_id` is False if the server in front adds `x-request-id` to responses. `dialects`: their names, by
+    path, for requests that are refused before they reach one.
     """
 
     def __init__(
@@ -133,11 +133,12 @@ class RequestContext:
         self._echo_request_id = echo_request_id
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Passes the request on. This is the only `except Exception` of the HTTP surface that does not raise again."""
+        """Pass the request on. This has the only `except Exception` of the HTTP surface that does not re-raise."""
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
-        # Before keys and public paths are checked: all later code sees the one path. A base URL may end in a slash.
+        # Done before keys and public paths are checked, so that all later code sees the same path. A base URL may end
+        # in a slash.
         scope["path"] = _SLASHES.sub("/", scope.get("path", ""))
         headers = Headers(scope=scope)
         request_id = sane_id(headers.get(REQUEST_ID_HEADER, ""))
@@ -165,9 +166,9 @@ class RequestContext:
 
 
 class _Answer:
-    """One answer. It carries the request's id, if there is one to give, and its first byte is measured if it is speech.
+    """One answer. It gets the request's id if that is to be echoed, and its first byte is measured if it is speech.
 
-    A refusal ends its connection where no request can follow, or where the rest of this request is missing, because a
+    A refusal closes its connection if no request can follow, or if the rest of this request is missing, because a
     client that never sends the rest would hold the connection.
     """
 
@@ -209,7 +210,7 @@ class _Answer:
         await self._send(message)
 
     async def _read_on(self) -> None:
-        """Read the rest of a request if it comes: a client that still sends while it is closed loses its answer."""
+        """Read the rest of a request if it arrives: a client still sending at the close loses its answer."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_READ_ON_S):
                 while self._is_unread and (await self.receive())["type"] != "http.disconnect":
@@ -217,11 +218,11 @@ class _Answer:
 
 
 class HeadDone(Exception):
-    """The answer to a HEAD has been sent: its GET need not go on."""
+    """The answer to a HEAD has been sent: its GET need not continue."""
 
 
 class HeadAsGet:
-    """ASGI middleware: answers a HEAD as its GET, which ends where its body would begin."""
+    """ASGI middleware: handles a HEAD as a GET, and stops it before the body."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

@@ -23,7 +23,7 @@ ICON = (
     "rx='4' fill='%230a5fc0'/%3E%3Cpath d='M4 6v4M8 3v10M12 5v6' stroke='%23fff' stroke-width='2'/%3E%3C/svg%3E"
 )
 _SETTINGS = "SwaggerUIBundle({"
-# Its own player would ask for the address once more, with a GET; the answer is there already.
+# Swagger UI's own player would request the URL again, with a GET; the answer is already there.
 _PLAYS_THE_ANSWER = """plugins: [() => ({ wrapComponents: { responseBody: (Body, { React }) => (props) => {
   const { content, url } = props;
   const own = React.useMemo(() => content instanceof Blob ? URL.createObjectURL(content) : url, [content, url]);
@@ -67,7 +67,7 @@ def _read(name: str) -> bytes:
 
 
 def html_page(page: str, allowed: Mapping[str, str]) -> Response:
-    """`page` with headers by which only its own scripts and styles run, and only this server is asked."""
+    """`page` with headers that allow only its own scripts and styles, and requests to this server only."""
     policy = {
         "default-src": "'none'",
         "script-src": " ".join(("'self'", *_hashes("script", page))),
@@ -84,6 +84,6 @@ def html_page(page: str, allowed: Mapping[str, str]) -> Response:
 
 
 def _hashes(tag: str, page: str) -> list[str]:
-    """Hashes of the contents of each such element, as the policy wants them."""
+    """Hashes of the contents of each `tag` element, in the policy's syntax."""
     contents = re.findall(rf"<{tag}>(.*?)</{tag}>", page, re.DOTALL)
     return [f"'sha256-{b64encode(sha256(content.encode()).digest()).decode()}'" for content in contents]

@@ -1,9 +1,9 @@
-"""A replica that takes a request says so at once, so that HAProxy gives the request to no other replica.
+"""A replica starts its answer when it takes a request, so that HAProxy does not send the request to another replica.
 
-HAProxy sends a request of which nothing was answered to the next replica (RAY_SERVE_HAPROXY_RETRY_ON): it may only have
-met a connection that was just being closed. A request that kills its replica would kill one replica after the other.
-The beginning of the status line, which every answer has, tells both apart: HAProxy retries while it has no byte of an
-answer, and passes on none before it has the whole head.
+HAProxy retries a request without any answer on the next replica (RAY_SERVE_HAPROXY_RETRY_ON), because the connection
+may just have been closing. A request that kills its replica would then kill one replica after the other. The beginning
+of the status line, which all answers share, prevents this: HAProxy retries only while it has no byte of an answer, and
+forwards no byte before it has the whole head.
 """
 
 from asyncio import AbstractEventLoop, TimerHandle
@@ -14,8 +14,9 @@ from uvicorn._types import ASGI3Application, ASGIReceiveCallable, ASGISendCallab
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 _BEGINNING = b"HTTP/1.1 "
-_CONTINUE = b"HTTP/1.1 100 "  # comes before the answer's own status line
-# A client that reads nothing for this time is gone. A paused player or page stays: see `UNREAD_S` (listener.py).
+_CONTINUE = b"HTTP/1.1 100 "  # precedes the answer's own status line
+# A client that reads nothing for this long counts as gone. A paused player or page stays connected: see `UNREAD_S`
+# (listener.py).
 MAX_UNREAD_S = 600.0
 
 
@@ -27,13 +28,13 @@ class ReaderClock:
         self._timer: TimerHandle | None = None
 
     def start(self) -> None:
-        """Data waits for the client to read."""
+        """Start the clock: data waits for the client to read."""
         if self._timer is None:
             unread = self._transport.get_write_buffer_size()
             self._timer = self._loop.call_later(MAX_UNREAD_S, self._look, unread)
 
     def stop(self) -> None:
-        """The client has taken it, or has gone."""
+        """Stop the clock: the client has taken the data, or has gone."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -73,7 +74,7 @@ class _EarlyAnswers:
 
 
 class EarlyStatusProtocol(HttpToolsProtocol):
-    """uvicorn's HTTP protocol. Answers begin when their requests are taken, and end where no client reads them."""
+    """uvicorn's HTTP protocol. Answers begin when their requests are taken, and end if the client does not read."""
 
     def connection_made(self, transport: BaseTransport) -> None:
         self._answers = _EarlyAnswers(cast("Transport", transport))
@@ -103,7 +104,7 @@ class EarlyStatusProtocol(HttpToolsProtocol):
 
 
 def _until_close(cycle: RequestResponseCycle, app: ASGI3Application) -> ASGI3Application:
-    """`app` for a client of HTTP/1.0, which knows no chunks: the body is sent as it is and ends with the connection."""
+    """`app` for an HTTP/1.0 client, which cannot read chunks: the body is sent raw and ends with the connection."""
     cycle.chunked_encoding = False
 
     async def unframed_app(scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:

@@ -1,4 +1,4 @@
-"""Every error as an HTTP status, OpenAI's envelope or the end of a WebSocket: the only translation table."""
+"""Every error as an HTTP status, OpenAI's envelope or a WebSocket close: the only translation table."""
 
 import math
 from dataclasses import dataclass, field
@@ -26,8 +26,8 @@ from serve_app.api.headers import SHOULD_RETRY_HEADER
 Envelope = dict[str, dict[str, str | None]]
 
 RETRY_AFTER_S = 1.0  # a lost replica is replaced, a loading one becomes ready, in seconds
-POLICY_VIOLATION = 1008  # how a WebSocket is closed that may not, or may no longer, be open
-TRY_AGAIN_LATER = 1013  # how a WebSocket is closed whatever limit was met; `close_reason` says when to come back
+POLICY_VIOLATION = 1008  # close code of a WebSocket that may not, or may no longer, be open
+TRY_AGAIN_LATER = 1013  # close code for any limit that was met; `close_reason` has the time to retry
 
 
 class Unauthorized(TalkrayError):
@@ -52,7 +52,7 @@ class UnsupportedMedia(TalkrayError):
 
 @dataclass(frozen=True, slots=True)
 class ErrorKind:
-    """How one class of errors is answered: with `message`, or with the error's own where that is for the client."""
+    """How one class of errors is answered: with `message`, or with the error's own if it is meant for the client."""
 
     status: int
     type: str
@@ -133,7 +133,7 @@ def close_reason(error: Overloaded) -> str:
 
 
 def _translate_http(error: HTTPException) -> ErrorReply:
-    """Starlette's own: no such route, no such method."""
+    """The reply to Starlette's own errors: unknown route or method."""
     code, remedy = _ROUTING.get(error.status_code, ("invalid_request", ""))
     headers = dict(error.headers or {})
     message = error.detail + remedy.format(headers.get("Allow", "other methods"))

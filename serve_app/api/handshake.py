@@ -6,8 +6,8 @@ from serve_app.api.context import state_of
 from serve_app.api.error_replies import translate
 
 MAX_MESSAGE_BYTES = 128 << 10  # without reference audio
-# The scope has a function under this key, if the client's connection ends in this process. The function takes a
-# callback, and any thread calls that when the server is to end.
+# Scope key of a function, present if the client's connection ends in this process. The function takes a callback, which
+# is called from any thread when the server stops.
 LEAVING = "talkray.leaving"
 
 

@@ -1,4 +1,4 @@
-"""Lists of models and voices: OpenAI's, and the forms of them that clients of other servers read at the same paths."""
+"""Lists of models and voices in OpenAI's form, and in those that clients of other servers expect at the same paths."""
 
 from dataclasses import fields
 
@@ -72,17 +72,17 @@ async def list_voices(service: SpeechService, limit: str = "", after: str = "", 
 
 
 def _entry_of(voice: Voice) -> Json:
-    """Clients send back the id or the name: of a model's own voice both are its id."""
+    """Clients send back the id or the name, so both are the id for a model's own voice."""
     fields_of_voice: Json = {name: getattr(voice, name) for name in _VOICE_FIELDS}
     return fields_of_voice if voice.type == "stored" else {**fields_of_voice, "name": voice.id}
 
 
 async def _entries(service: SpeechService) -> dict[str, Json]:
-    """Each name, its model's own ones first, then those that mean the default."""
+    """An entry for each name: the models' own names first, then the aliases of the default."""
     known = await service.models.infos()
     states = service.models.states()
     own = {info.name: _model(info.name, info, states[info.route]) for info in known}
-    # Files that are elsewhere, and no talker yet that could tell.
+    # Models whose files are elsewhere, and whose talkers have not described them yet.
     own |= {name: _entry(name, name, state) for name, state in states.items() if name and name not in own}
     aliases = service.settings.model_aliases
     return own | {alias: _model(alias, known[0], states[known[0].route]) for alias in aliases}

@@ -1,4 +1,4 @@
-"""OpenAI's `POST /v1/audio/speech`, also Azure's, and with the fields of servers that follow it."""
+"""OpenAI's `POST /v1/audio/speech`, also in Azure's form, and with the fields of compatible servers."""
 
 from collections.abc import Mapping
 

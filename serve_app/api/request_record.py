@@ -36,7 +36,7 @@ class Usage:
     samples: int = 0
     first_audio_ns: int | None = None  # of time.time_ns()
     finish_reason: FinishReason | None = None
-    marks: Marks = ()  # of its first audio, where requests are timed; later segments bring their own
+    marks: Marks = ()  # of its first audio, if requests are timed; later segments have their own
     tells_timing: bool = False  # whether the answer has a Server-Timing header
     seed: int | None = None  # with which it is spoken
     model: str | None = None  # of the request
@@ -46,7 +46,7 @@ class Usage:
 
     @property
     def tokens(self) -> dict[str, int]:
-        """The counts that answers tell; an output token is one codec frame."""
+        """The counts that answers report; an output token is one codec frame."""
         inputs, outputs = self.input_tokens, self.frames
         return {"input_tokens": inputs, "output_tokens": outputs, "total_tokens": inputs + outputs}
 
@@ -62,7 +62,7 @@ class Usage:
         return {named[name]: quote(str(value), safe=" /(),:") for name, value in self.answer.items()}
 
     def begin(self, utterance: Utterance, info: ModelInfo, voice_id: str | None, *, tells_timing: bool) -> None:
-        """The utterance is going to be spoken, by the stored voice `voice_id` if there is one."""
+        """Note an utterance that is about to be spoken, by the stored voice `voice_id` if there is one."""
         self.model = info.name
         self.voice = voice_id or utterance.synthesis.voice
         self.seed = utterance.synthesis.seed
@@ -84,12 +84,12 @@ class Usage:
         return Usage(seed=seed, model=self.model, voice=self.voice, tells_timing=self.tells_timing)
 
     def become(self, other: "Usage") -> None:
-        """Another attempt at the same speech takes the place of this one."""
+        """Take the values of another attempt at the same speech instead."""
         for attribute in fields(other):
             setattr(self, attribute.name, getattr(other, attribute.name))
 
     def include(self, other: "Usage") -> None:
-        """Another utterance of the same request, which has ended."""
+        """Add the counts of another utterance of the same request, which has ended."""
         self.first_audio_ns = self.first_audio_ns or other.first_audio_ns
         self.finish_reason = other.finish_reason
         self.input_tokens += other.input_tokens
@@ -98,7 +98,7 @@ class Usage:
         self._follow(other.trail)
 
     def mark_response(self) -> None:
-        """The response starts now, if the request is timed."""
+        """Mark the start of the response, if the request is timed."""
         if self.marks:
             self.marks += (("response", time.time_ns()),)
 
@@ -111,9 +111,9 @@ class Usage:
 class RequestRecord:
     """The outcome of one request. A request that neither spoke nor failed gets no line.
 
-    `usage` counts while the audio is read. `publish` closes both, after the last byte: `RequestContext` for a request,
-    `Session` for a turn of a socket, which has a record of its own. A job's segment is not a request: `SegmentMaker`
-    calls `end`.
+    `usage` counts while the audio is read. `publish` closes both after the last byte. `RequestContext` calls it for a
+    request, `Session` for a turn of a socket, which has its own record. A job's segment is not a request:
+    `SegmentMaker` calls `end`.
     """
 
     request_id: str
@@ -122,7 +122,7 @@ class RequestRecord:
     method: str = ""  # WS: a message on a WebSocket
     path: str = ""
     key: str | None = None  # the name of its API key
-    dialect: str = ""  # "" where no dialect has its path
+    dialect: str = ""  # "" if no dialect has its path
     characters: int = 0  # of the text, as the client wrote it
     trace: dict[str, str] = field(default_factory=dict)  # its `traceparent` and `tracestate`
     ended_ns: int = 0  # of time.time_ns(); 0 until its end
@@ -154,8 +154,8 @@ class RequestRecord:
         }
 
     def story(self) -> Entry:
-        """The entry, how long each stage before the first audio took, and which replicas made it. A loss stands between
-        the replica that was lost and the one that went on.
+        """The entry, the time of each stage before the first audio, and the replicas that made the audio. A loss is
+        listed between the replica that was lost and the one that continued.
         """
         stages_ms = {
             stage: round((at_ns - before_ns) / 1e6, 2) for (_, before_ns), (stage, at_ns) in pairwise(self.usage.marks)
@@ -169,7 +169,7 @@ class RequestRecord:
 
     @property
     def is_failure(self) -> bool:
-        """Whether an error ended it, and not the client."""
+        """Whether an error, not the client, ended the request."""
         return self.error is not None and self.error not in (LEFT, CANCELLED)
 
     def another(self, request_id: str) -> "RequestRecord":
@@ -185,18 +185,18 @@ class RequestRecord:
         speed: float,
         tells_timing: bool = False,
     ) -> None:
-        """It is going to be spoken."""
+        """Note that the request is about to be spoken."""
         self.usage.begin(utterance, info, voice_id, tells_timing=tells_timing)
         self.samples_per_s = info.sample_rate * speed
         self.is_speech = True
 
     def publish(self) -> None:
-        """Keep it as it is now, if it spoke or failed."""
+        """Keep the record in its current state, if the request spoke or failed."""
         if self.error or self.usage.finish_reason or self.is_speech:
             self.end()
 
     def end(self) -> None:
-        """Keep it as it is now."""
+        """Keep the record in its current state."""
         self.ended_ns = time.time_ns()
         self.keep(self)
 

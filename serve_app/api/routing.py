@@ -1,4 +1,4 @@
-"""From the dialects that a server has to the routes and sockets of its application."""
+"""Turns a server's dialects into the routes and sockets of its application."""
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
@@ -27,7 +27,7 @@ def dialects_of(extensions: Iterable[Extension]) -> tuple[Dialect, ...]:
 
 
 def _check_places(extensions: Iterable[Extension]) -> None:
-    """Raises StartError if two extensions have the same place and no field or subprotocol tells them apart, and if one
+    """Raises StartError if two extensions have the same place and no field or subprotocol distinguishes them, or if one
     has the name of a setting.
     """
     owners: dict[object, str] = {}
@@ -75,7 +75,7 @@ def http_router(dialects: Iterable[Dialect], service: SpeechService) -> APIRoute
 
 
 def charging(charge: Charge) -> list[params.Depends]:
-    """The dependencies of a GET route that counts so."""
+    """The dependencies of a GET route with this charge."""
 
     async def count(request: Request) -> None:
         state = state_of(request)
@@ -108,7 +108,7 @@ def _endpoint(route: Route, bound: partial[Awaitable[object]], dialect: str) -> 
 async def _answer_by_field(
     sharing: Mapping[str | None, tuple[Dialect, JsonRoute]], service: SpeechService, request: Request
 ) -> Response:
-    """Answers with the route whose `json_field` the body has, else with the one that has none."""
+    """Answer with the route whose `json_field` is in the body, else with the route that has none."""
     fields = await service.read_fields(request)
     dialect, route = sharing[next((name for name in sharing if name in fields), None)]
     state_of(request).record.dialect = dialect.name
@@ -117,7 +117,7 @@ async def _answer_by_field(
 
 async def _converse(kinds: Mapping[type[SocketKind], str], service: SpeechService, socket: WebSocket) -> None:
     """Serves the socket with the kind whose subprotocol the client offers, else with the kind that has none. `kinds`:
-    with their dialects.
+    each with its dialect's name.
     """
     offered = socket.scope["subprotocols"]
     named = next((kind for kind in kinds if kind.subprotocol in offered), None)

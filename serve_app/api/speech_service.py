@@ -1,6 +1,6 @@
 """The common part of the routes and sockets of all dialects. A server has one `SpeechService`.
 
-| part | who uses it |
+| part | used by |
 |---|---|
 | `read_body`, `read_fields` | routes that ask for speech, before they make a `SpeechRequest` |
 | `resolver` | `strict_request` and `lenient_request`, which make it |
@@ -37,7 +37,7 @@ class SpeechService:
         return self._opened.get(extension)
 
     async def read_body(self, request: Request) -> bytes:
-        """The body of a request for speech. Raises Overloaded if no stream has room, whatever the body says."""
+        """The body of a request for speech. Raises Overloaded if no stream has room, for any body."""
         content = await read_body(request)
         self.models.check_room(state_of(request).caller.name)
         return content
@@ -51,8 +51,8 @@ class SpeechService:
     ) -> Draft:
         """The utterance of a request, or of a socket's message with its own `record`. Raises InvalidRequest.
 
-        An utterance without an error has two side effects. The room that the request's body took is free for others.
-        The record has the utterance's characters, voice and seed.
+        Success has two side effects: the room that the request's body took is free for others, and the record gets the
+        utterance's characters, voice and seed.
         """
         state = state_of(request)
         record = record or state.record

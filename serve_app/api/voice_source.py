@@ -1,4 +1,4 @@
-"""Voices beside those of the models. The core has none: the extension `voices` stores them."""
+"""Voices in addition to those of the models. The core has none: the extension `voices` stores them."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
@@ -8,7 +8,7 @@ from deployments.protocol import ModelInfo, Reference
 
 
 class KeptVoice(Protocol):
-    """A voice that speaks from a recording which is kept."""
+    """A voice that speaks from a stored recording."""
 
     @property
     def id(self) -> str: ...
@@ -21,22 +21,22 @@ class KeptVoice(Protocol):
 
     @property
     def language(self) -> str | None:
-        """Of requests that name none."""
+        """The language of requests that name none."""
         ...
 
     @property
     def sampling(self) -> Mapping[str, object]:
-        """Options of requests that do not set them, by field."""
+        """Sampling options of requests that do not set them, by field."""
         ...
 
     @property
     def lexicon(self) -> Mapping[str, str]:
-        """How words are said in it."""
+        """Pronunciations of words in this voice."""
         ...
 
     @property
     def styles(self) -> tuple[str, ...]:
-        """Of its recordings."""
+        """The styles of its recordings."""
         ...
 
     def has_style(self, words: str | None) -> bool:
@@ -69,11 +69,11 @@ class VoiceSource(Protocol):
         ...
 
     def missing(self, name: str | None) -> NotFound | None:
-        """The error of a name that can only be the id of a kept voice, if none has it."""
+        """The error for a name that can only be a kept voice's id, if no voice has it."""
         ...
 
     async def reference(self, voice: Any, words: str | None, info: ModelInfo, *, x_vector_only: bool) -> Reference:
-        """The recording for replicas that `words` name. `voice`: as `find` returned it."""
+        """The recording that `words` name, for replicas. `voice`: as `find` returned it."""
         ...
 
 

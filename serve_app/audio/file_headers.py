@@ -4,7 +4,7 @@ import struct
 from functools import cache
 
 UNKNOWN_LENGTH = 0xFFFFFFFF  # players take this for "until the end"; 0 would be an empty file
-# How audio says that a machine made it: the term of the IPTC's vocabulary, and a sentence.
+# Marks of audio that a machine made: the term of the IPTC's vocabulary, and a sentence.
 SYNTHETIC = "http://cv.iptc.org/newscodes/digitalsourcetype/trainedAlgorithmicMedia"
 DISCLOSURE = {"digital_source_type": SYNTHETIC, "comment": f"Synthetic speech. digital_source_type={SYNTHETIC}"}
 
@@ -12,8 +12,8 @@ DISCLOSURE = {"digital_source_type": SYNTHETIC, "comment": f"Synthetic speech. d
 def wav_header(
     sample_rate: int, num_bytes: int | None, *, tag: int = 1, sample_bytes: int = 2, disclosed: bool
 ) -> bytes:
-    """44 bytes in front of mono audio that was made of `num_bytes` of PCM; None: a stream of unknown length. `tag`:
-    RIFF's of its samples. `disclosed`: a LIST chunk more, which says that the speech is synthetic.
+    """The 44-byte header of mono audio made from `num_bytes` of PCM; None: a stream of unknown length. `tag`: RIFF's
+    tag for its samples. `disclosed`: adds a LIST chunk, which marks the speech as synthetic.
     """
     tags = _info_chunk() if disclosed else b""
     data_size = UNKNOWN_LENGTH if num_bytes is None else num_bytes // 2 * sample_bytes
@@ -36,7 +36,7 @@ def _info_chunk() -> bytes:
 
 @cache
 def id3_tag() -> bytes:
-    """ID3v2.4 with UTF-8: the term, and the sentence. It precedes the first frame of MP3."""
+    """An ID3v2.4 tag in UTF-8 with the term and the sentence. It precedes the first frame of MP3."""
     texts = {
         b"TXXX": f"\3digital_source_type\0{SYNTHETIC}",
         b"COMM": f"\3eng\0{DISCLOSURE['comment']}",
@@ -46,14 +46,15 @@ def id3_tag() -> bytes:
 
 
 def _synchsafe(size: int) -> bytes:
-    """ID3's four bytes of seven bits."""
+    """`size` as ID3 writes it: four bytes of seven bits each."""
     return bytes(size >> shift & 0x7F for shift in (21, 14, 7, 0))
 
 
 def with_flac_length(stream: bytes, num_samples: int) -> bytes:
-    """The beginning of a FLAC stream of unknown length, with the 36 bits of STREAMINFO that say how many samples come.
+    """The beginning of a FLAC stream of unknown length, with the number of samples in the 36 bits that STREAMINFO has
+    for it.
 
-    libsndfile reads no stream of unknown length to its end.
+    libsndfile does not read a stream of unknown length to its end.
     """
     end = 26  # "fLaC", the block's header, block and frame sizes; rate, channels, bits and length are 8 bytes
     fields = int.from_bytes(stream[end - 8 : end], "big") | num_samples

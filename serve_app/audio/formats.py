@@ -1,4 +1,4 @@
-"""Audio of a response: speed and format turn s16le mono PCM into the bytes that are sent, as they come."""
+"""Audio of a response: turns s16le mono PCM, as it arrives, into the bytes sent at the wanted speed and format."""
 
 import asyncio
 import math
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from av import AudioFrame
 
 _STEP = 1 << 20  # bytes of a whole body that are encoded at once
-OutputRate = Literal[8000, 11025, 12000, 16000, 22050, 24000, 32000, 44100, 48000]  # that every format knows
+OutputRate = Literal[8000, 11025, 12000, 16000, 22050, 24000, 32000, 44100, 48000]  # that every format supports
 
 
 class AudioFormat(StrEnum):
@@ -33,14 +33,14 @@ class AudioFormat(StrEnum):
     FLAC = "flac"
     WAV = "wav"
     PCM = "pcm"
-    MULAW = "mulaw"  # G.711, 8 bits a sample, as telephones have it
+    MULAW = "mulaw"  # G.711, 8 bits per sample, as in telephony
     ALAW = "alaw"
     FLOAT = "pcm_f32le"
 
 
 @dataclass(frozen=True, slots=True)
 class AudioForm:
-    """The form in which the audio of one answer is wanted."""
+    """The requested form of one answer's audio."""
 
     audio_format: AudioFormat
     whole: bool = False  # one body of known length, which begins once it is complete, instead of a stream
@@ -48,7 +48,7 @@ class AudioForm:
     sample_rate: int | None = None  # None: the model's
     bit_rate: int | None = None  # None: the format's usual one
     in_wav: bool = False  # a raw format after a RIFF header
-    disclosed: bool = False  # says that the speech is synthetic
+    disclosed: bool = False  # marks the speech as synthetic
 
 
 @cache
@@ -89,17 +89,17 @@ class RawFormat:
 
 @dataclass(frozen=True, slots=True)
 class CompressedFormat:
-    """What PyAV makes."""
+    """A compressed format, which PyAV encodes."""
 
     content_type: str
     container: str
     codec: str
     bit_rate: int | None = None
-    bit_rates: tuple[int, int] | None = None  # the least and the most that it can be asked for, in mono
+    bit_rates: tuple[int, int] | None = None  # the lowest and highest that can be requested, in mono
     codec_options: Mapping[str, str] = field(default_factory=dict)
     container_options: Mapping[str, str] = field(default_factory=dict)
     rates: tuple[int, ...] = ()  # sample rates that its encoder takes, if not all
-    says_length: bool = False  # its header does, where that is known
+    says_length: bool = False  # its header has the length, if that is known
     rewrites_header: bool = False  # its muxer writes the length into the header at the end: LAME's, of MP3
     has_comments: bool = False  # the container has Vorbis comments
     has_id3: bool = False  # players expect ID3 tags in front of it
@@ -151,7 +151,7 @@ FORMATS: dict[AudioFormat, RawFormat | CompressedFormat] = {
 
 
 def check_bit_rate(audio_format: AudioFormat, bit_rate: int) -> None:
-    """Raises InvalidRequest where the format's encoder has no such rate. Formats without one take any."""
+    """Raises InvalidRequest if the format's encoder lacks this rate. Formats without a bit rate accept any."""
     row = FORMATS[audio_format]
     if isinstance(row, RawFormat) or row.bit_rates is None:
         return
@@ -162,13 +162,13 @@ def check_bit_rate(audio_format: AudioFormat, bit_rate: int) -> None:
 
 
 def kept_bytes(audio_format: AudioFormat) -> int:
-    """Bytes a sample that a whole answer takes: PCM is kept, and the answer made of it may be larger."""
+    """Bytes per sample that a whole answer takes: PCM is kept, and the answer made from it may be larger."""
     row = FORMATS[audio_format]
     return max(2, row.sample_bytes) if isinstance(row, RawFormat) else 2
 
 
 class RawEncoder:
-    """Samples one by one, after a header that is given once. Not to be used after `close`."""
+    """Encodes samples one by one, after a header that is output once. Do not use it after `close`."""
 
     def __init__(self, raw: RawFormat, header: bytes = b"") -> None:
         self._convert, self._header = raw.convert, header
@@ -203,7 +203,7 @@ class _Sink:
 
 
 class CompressedEncoder:
-    """A compressed format through PyAV: s16le mono PCM in, bytes of the container out. Not to be used after `close`."""
+    """Encodes with PyAV: s16le mono PCM in, bytes of the container out. Do not use it after `close`."""
 
     def __init__(
         self, codec: CompressedFormat, form: AudioForm, sample_rate: int, *, frame_samples: int, num_bytes: int | None
@@ -232,7 +232,7 @@ class CompressedEncoder:
             self._container.metadata.update(DISCLOSURE)
 
     def encode(self, pcm: bytes) -> bytes:
-        """Compressed frames as far as `pcm` completes them."""
+        """The compressed frames that `pcm` completes."""
         if not pcm:
             return b""
         samples = np.frombuffer(pcm, "<i2")
@@ -241,7 +241,7 @@ class CompressedEncoder:
         return self._take()
 
     def close(self) -> bytes:
-        """The codec's delay and the container's last page."""
+        """The audio that the codec held back, and the container's last page."""
         self._container.mux(self._stream.encode(None))
         self._container.close()
         return self._take(is_over=True)
@@ -258,8 +258,9 @@ class CompressedEncoder:
 def open_encoder(
     form: AudioForm, sample_rate: int, *, frame_samples: int, num_bytes: int | None = None
 ) -> RawEncoder | CompressedEncoder:
-    """An encoder for one response, of PCM at `sample_rate`. The headers of WAV and FLAC, and of MP3, which then comes
-    at the end, have `num_bytes` of PCM where these are known. Tags disclose in formats that have any.
+    """An encoder for one response, of PCM at `sample_rate`. If `num_bytes` of PCM are known, the headers of WAV, FLAC
+    and MP3 have the length; all of the MP3 is then returned at the end. `form.disclosed` adds tags in formats that have
+    any.
     """
     row = FORMATS[form.audio_format]
     if isinstance(row, CompressedFormat):
@@ -271,8 +272,8 @@ def open_encoder(
 
 
 class Filter:
-    """Plays s16le mono PCM `speed` times as fast, and at another rate, as it comes, a few milliseconds late. The result
-    does not depend on how the input is cut.
+    """Converts streamed s16le mono PCM to `speed` times its speed and to another rate, a few milliseconds late. The
+    result does not depend on how the input is cut.
     """
 
     def __init__(self, sample_rate: int, *, speed: float = 1.0, output_rate: int | None = None) -> None:
@@ -319,7 +320,7 @@ class Filter:
 
 
 def _frame(samples: NDArray[np.int16], rate: int, position: int) -> "AudioFrame":
-    """Samples of a stream, of which `position` came before them."""
+    """Samples of a stream, which has `position` samples before them."""
     from av import AudioFrame
 
     frame = AudioFrame.from_ndarray(samples[np.newaxis], format="s16", layout="mono")
@@ -334,14 +335,14 @@ def factors(speed: float) -> list[float]:
 
 
 class Rendering:
-    """Speed, rate, then encoding. Slow encodings run in a thread, away from the other streams' event loop."""
+    """Applies speed, rate, then encoding. Slow encodings run in a thread, away from the other streams' event loop."""
 
     def __init__(self, form: AudioForm, sample_rate: int, frame_samples: int) -> None:
-        """Of audio at `sample_rate` in Hz, whose frames have `frame_samples`."""
+        """The input is audio at `sample_rate` in Hz, whose frames have `frame_samples`."""
         self._form, self._sample_rate, self._frame_samples = form, sample_rate, frame_samples
         self._output_rate = form.sample_rate or sample_rate
         self._speed = form.speed
-        self._filter: Filter | None = None  # from the first audio on, where there is something to filter
+        self._filter: Filter | None = None  # from the first audio on, if there is something to filter
         self._collected = bytearray()  # filtered PCM of a whole body
         self._encoder = None if form.whole else self._open()
         self._is_compressed = isinstance(FORMATS[form.audio_format], CompressedFormat)
@@ -354,7 +355,7 @@ class Rendering:
         return len(self._collected) // 2 * kept_bytes(self._form.audio_format)
 
     def play(self, *, speed: float) -> None:
-        """How fast from now on; nothing may have been fed since the last `drain`."""
+        """Set the speed from now on; nothing may have been fed since the last `drain`."""
         self._speed = speed
         self._threaded = speed != 1 or self._is_compressed
 
@@ -363,7 +364,7 @@ class Rendering:
         return await asyncio.to_thread(self._feed, pcm) if self._threaded and pcm else self._feed(pcm)
 
     async def drain(self) -> bytes:
-        """The rest of the audio that was fed, as far as the encoder gives it; the next audio begins anew."""
+        """The rest of the audio that was fed, as far as the encoder outputs it; the next audio starts afresh."""
         return await asyncio.to_thread(self._drain) if self._threaded else self._drain()
 
     async def close(self) -> bytes:

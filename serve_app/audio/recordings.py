@@ -1,6 +1,6 @@
 """The recording a client sends to be cloned: decoded within limits, mono, at the model's sample rate.
 
-Replicas answer with a prompt that they made of its samples. From then on the prompt goes to replicas in place of the
+Replicas return a prompt that they made from its samples. Later requests send replicas the prompt instead of the
 samples.
 """
 
@@ -27,9 +27,9 @@ Preparation = Literal["auto", "none"]  # what is done to a recording before it i
 PREPARATIONS: tuple[Preparation, ...] = get_args(Preparation)
 Decode = Callable[[bytes, str], tuple[NDArray[np.float32], int]]  # as `decode_file`
 
-# Playlists and other formats that open further files are not among them; no protocol is allowed either.
+# Without playlists and other formats that open further files; no protocol is allowed either.
 DEMUXERS = "aac,ac3,aiff,amr,asf,au,caf,flac,matroska,mov,mp3,ogg,w64,wav,webm"
-# None of them decodes pictures: opening a file looks into all of its streams, and a cover may claim any size.
+# Without decoders of pictures, because opening a file probes all of its streams, and a cover may claim any size.
 DECODERS = (
     "aac,ac3,adpcm_ima_qt,adpcm_ima_wav,adpcm_ms,alac,amrnb,amrwb,flac,libopus,libvorbis,mp3,mp3float,opus,pcm_alaw,"
     "pcm_f32be,pcm_f32le,pcm_f64be,pcm_f64le,pcm_mulaw,pcm_s16be,pcm_s16le,pcm_s24be,pcm_s24le,pcm_s32be,pcm_s32le,"
@@ -43,27 +43,28 @@ OPEN_OPTIONS = {
 }
 MAX_BYTES = 10 << 20  # of the file, before base64
 MIN_SECONDS, MAX_SECONDS = 0.5, 30.0
-_MOST = 1e6  # of a sample: the squares of a spectrum of much larger ones leave float32, and the voice becomes NaN
+_MOST = 1e6  # of a sample: squares in the spectrum of much larger ones overflow float32, and the voice becomes NaN
 TIMEOUT_S = 10.0  # for decoding
 MAX_CHANNELS = 8
 _PLAIN_WAV = ("PCM_U8", "PCM_16", "PCM_24", "PCM_32", "FLOAT", "DOUBLE")
 MIN_SAMPLE_RATE, MAX_SAMPLE_RATE = 4000, 192_000
 
-# Apart from the threads that encode other clients' audio, so that uploads cannot take these.
+# Separate from the threads that encode other clients' audio, so that uploads cannot occupy those.
 _DECODING = ThreadPoolExecutor(2, "reference-audio")
-# Samples of recordings, by the bytes that were sent, because a voice comes with every request: 11 minutes.
+# Samples of recordings, by the bytes that were sent, because clients may send a voice with every request. Holds 11
+# minutes.
 _DECODED: ByRecording[NDArray[np.float32]] = ByRecording(max_bytes=64 << 20)
-# And prompts of recordings: 2,700 of ten seconds.
+# Prompts of recordings. Holds 2,700 of ten seconds each.
 _PROMPTS: ByRecording[ClonePrompt] = ByRecording(max_bytes=32 << 20)
 
 
 async def read_aside(
     ref_audio: str, text: str | None, info: ModelInfo, *, x_vector_only: bool, prepare: Decode | None = None
 ) -> Reference:
-    """The recording for a request to replicas: its prompt where there is one, else its samples. `prepare` decodes in
-    place of `decode_file`. Raises as `decode_reference`.
+    """The recording for a request to replicas: its prompt if there is one, else its samples. `prepare` decodes in place
+    of `decode_file`. Raises what `decode_reference` raises.
 
-    Decoding is away from the event loop, few at a time, and once for equal recordings.
+    Decoding runs off the event loop, a few at a time, and once for equal recordings.
     """
     loop = asyncio.get_running_loop()
     reference = await loop.run_in_executor(_DECODING, _read, ref_audio, text, info, x_vector_only, prepare)
@@ -83,7 +84,7 @@ def _read(ref_audio: str, text: str | None, info: ModelInfo, x_vector_only: bool
 
 
 def by_prompt(reference: Reference) -> Reference:
-    """`reference` by its prompt, where the prompt is known and has all that the request needs."""
+    """`reference` with its prompt instead of samples, if the prompt is known and has all that the request needs."""
     return reference.by_prompt(None if reference.prompt is not None else _PROMPTS.find(reference.key))
 
 
@@ -92,11 +93,11 @@ def keep_clone_prompt(reference: Reference, prompt: ClonePrompt) -> None:
     known = _PROMPTS.find(reference.key)
     if known is None or known.codes is None:
         codes = None if prompt.codes is None else prompt.codes.copy()
-        _PROMPTS.keep(reference.key, ClonePrompt(prompt.speaker.copy(), codes))  # no views into all that came with it
+        _PROMPTS.keep(reference.key, ClonePrompt(prompt.speaker.copy(), codes))  # views would keep the whole message
 
 
 def read_flac(key: bytes, load: Callable[[], bytes], sample_rate: int) -> NDArray[np.float32]:
-    """Samples of a stored recording in one channel, as `decode_reference`. Blocks."""
+    """Samples of a stored mono recording, as `decode_reference` returns them. Blocks."""
     import soundfile
 
     def read() -> NDArray[np.float32]:
@@ -107,7 +108,7 @@ def read_flac(key: bytes, load: Callable[[], bytes], sample_rate: int) -> NDArra
 
 
 def forget(voices: Iterable[bytes]) -> int:
-    """Drop what is kept of these voices. Returns how much there was."""
+    """Drop all samples and prompts of these voices. Returns how many there were."""
     return _DECODED.forget(voices) + _PROMPTS.forget(voices)
 
 
@@ -120,7 +121,7 @@ def decode_file(data: bytes, field: str) -> tuple[NDArray[np.float32], int]:
     audio, rate = _read_wav(data, field) or _decode(data, field)
     if audio.size < MIN_SECONDS * rate:
         raise _unusable(field, f"shorter than {MIN_SECONDS:g} seconds")
-    if not (np.abs(audio) <= _MOST).all():  # nor is NaN
+    if not (np.abs(audio) <= _MOST).all():  # NaN fails this too
         raise _unusable(field, "its samples are far above 1, which is full scale, or not numbers")
     return audio, rate
 
@@ -195,7 +196,7 @@ def _decode(data: bytes, field: str) -> tuple[NDArray[np.float32], int]:
 
 
 def _mono(channels: NDArray[Any]) -> NDArray[np.float32]:
-    """The mean of float32 [channels, samples]; infinities of both signs make it no number, which is refused later."""
+    """The mean of float32 [channels, samples]; infinities of both signs give NaN, which is refused later."""
     with np.errstate(invalid="ignore", over="ignore"):
         mean: NDArray[np.float32] = channels.mean(axis=0)
     return mean

@@ -1,4 +1,4 @@
-"""Which requests are let in now, and the error for a request for which there is no room.
+"""Decides which requests are admitted now, and makes the errors for those that are not.
 
 The queues of the replicas are bounded too, but no replica knows the queue of another. An ingress sees all its requests
 from arrival to first audio, so it knows how long a request waits for a replica.
@@ -15,7 +15,7 @@ from deployments.serving import metrics
 from serve_app.config import AdmissionSettings
 from serve_app.speech.model_state import ModelState, ModelStatus
 
-# The usual time to first audio is the least of the latest _LATEST times, or _USUAL_S while there are none.
+# The usual time to first audio is the minimum of the latest _LATEST times, or _USUAL_S while there are none.
 _LATEST = 50
 _USUAL_S = 1.0
 # What raises the limit, by the reason of a refusal.
@@ -42,18 +42,18 @@ class AdmissionControl:
         """`is_running`, `state`, `model`: those of SpeechModel."""
         self.settings, self.is_running, self.state, self.model = settings, is_running, state, model
         self.num_streams = 0
-        self.num_speaking = 0  # of these streams: their first audio has come
-        # When each waiting request came, and its client, the oldest first. Two kinds are left out, because their wait
-        # is not the pools': a recording has to be read, and a client that writes its text may take its time.
+        self.num_speaking = 0  # of these streams: those whose first audio has arrived
+        # Arrival time and client of each waiting request, oldest first. Two kinds are left out, because the pools do
+        # not cause their wait: requests whose recording has to be read, and clients that are still writing their text.
         self._waiting: dict[object, tuple[float, str]] = {}
         self._limit = StreamLimit(least=settings.min_streams)
         self._starts = Rate()
         self._waits_s: deque[float] = deque(maxlen=_LATEST)
-        self._heard_s = -math.inf  # when audio came last
+        self._heard_s = -math.inf  # when audio last arrived
         self._stopped_s = -math.inf  # when no pool was running
 
     def check(self, client: str) -> None:
-        """Raises Overloaded or NotReady if a request of this client would be refused now, and counts that."""
+        """Raises Overloaded or NotReady if a request of this client would be refused now, and counts the refusal."""
         if not self._runs():
             self._waiting.clear()  # these requests wait for a start, not for a free replica
         reason = self.would_refuse(client)
@@ -71,7 +71,7 @@ class AdmissionControl:
         longest_s = self._usual_s + self.settings.max_line_s
         since_s = self._line_since_s(client)
         now_s = time.monotonic()
-        # A line behind which nothing is heard may be a death that is not known yet, and `max_wait_s` bounds that wait.
+        # If no audio arrives while a line waits, a replica may have died unnoticed, and `max_wait_s` bounds that wait.
         silent_s = now_s - max(since_s, self._heard_s)
         return "line" if now_s - since_s > longest_s >= silent_s else None
 
@@ -82,14 +82,15 @@ class AdmissionControl:
         return is_running
 
     def has_run_since(self, came_s: float) -> bool:
-        """Whether replicas run, and none of the requests since then found none."""
+        """Whether replicas run, and every request since `came_s` has found some running."""
         return self.is_running() and self._stopped_s < came_s
 
     def _line_since_s(self, client: str) -> float:
-        """When the oldest waiting request came, of the requests that count for this client; inf if none does.
+        """Arrival time of the oldest waiting request that counts for this client; inf if none does.
 
-        The client's own requests count. Of the other clients' requests the oldest does not count, because its text
-        alone may be the reason for its wait. If the line is too long for all, the next client waits nearly as long.
+        The client's own requests count. The oldest of the other clients' requests does not count, because its text
+        alone may be the reason for its wait. If the line is too long for all, the next client has waited nearly as
+        long.
         """
         oldest: dict[str, float] = {}
         for since_s, whose in self._waiting.values():
@@ -104,37 +105,37 @@ class AdmissionControl:
         return min(self._waits_s, default=_USUAL_S)
 
     def join_line(self, ticket: object, client: str) -> None:
-        """A request waits from now on for a free replica. Its `ticket` identifies it."""
+        """Count a request, identified by `ticket`, as waiting for a free replica from now on."""
         self._waiting[ticket] = time.monotonic(), client
 
     def leave_line(self, ticket: object) -> None:
-        """The request waits no longer. It need not have joined the line."""
+        """Count the request as no longer waiting. It need not have joined the line."""
         self._waiting.pop(ticket, None)
 
     def count_start(self, wait_s: float | None) -> None:
-        """First audio came to a request in the line. `wait_s`: its wait, None if its client was writing."""
+        """Count the first audio of a request in the line. `wait_s`: its wait, None if its client was writing."""
         self._starts.count(time.monotonic())
         if wait_s is not None:
             self._waits_s.append(wait_s)
 
     def count_audio(self) -> None:
-        """Audio of a stream came."""
+        """Note that audio of a stream has arrived."""
         self._heard_s = time.monotonic()
 
     def delivered(self, *, late: bool) -> None:
-        """A chunk was sent. The limit on streams learns from `late` ones."""
+        """Note that a chunk was sent. The limit on streams learns from `late` ones."""
         self._limit.delivered(late=late, streams=self.num_streams, now_s=time.monotonic())
 
     def add_stream(self) -> None:
-        """A stream counts from now on, before its first audio."""
+        """Count a stream from now on, before its first audio."""
         self._count(+1)
 
     def begin_speaking(self) -> None:
-        """The first audio of a stream came."""
+        """Count the first audio of a stream."""
         self.num_speaking += 1
 
     def remove_stream(self, *, was_speaking: bool) -> None:
-        """A stream is over."""
+        """Stop counting a stream that has ended."""
         if was_speaking:
             self.num_speaking -= 1
         self._count(-1)
@@ -161,11 +162,11 @@ class AdmissionControl:
         return Starting(f"{name} is not ready: {how}.", state.ready_in_s)
 
     async def give_up_place(self) -> None:
-        """A stream that is spoken does not count while its reader takes nothing."""
+        """Stop counting a speaking stream while its reader takes nothing."""
         self.remove_stream(was_speaking=True)
 
     def regain_place(self) -> None:
-        """The reader takes audio again. Its stream counts, whatever the limits say."""
+        """Count the stream again, whatever the limits, because its reader takes audio again."""
         self.begin_speaking()
         self.add_stream()
 

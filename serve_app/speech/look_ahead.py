@@ -1,4 +1,4 @@
-"""The segment after the one that is spoken: asked for before it is needed, so that no player runs dry between them."""
+"""Requests the next segment before it is needed, so that players do not run dry between segments."""
 
 import asyncio
 import time
@@ -11,17 +11,17 @@ from deployments.protocol import FinishReason, PcmChunk, SynthesisRequest
 from serve_app.speech.segments import Segments
 from serve_app.speech.stream_tail import StreamTail
 
-# A later segment is read ahead of its sending while more than this is sent and not played.
+# A later segment is read before it is sent while more than this much sent audio is not played yet.
 _LEAD_S = 1.0
 
 Redraw = Callable[[FinishReason], AsyncGenerator[PcmChunk, None]]
 
 
 class SegmentAudio:
-    """One segment's audio. Its first chunk is asked for at once, the others as they are read."""
+    """One segment's audio. Its first chunk is requested at once, the others as they are read."""
 
     def __init__(self, chunks: AsyncGenerator[PcmChunk, None], redraw: Redraw) -> None:
-        """`redraw` asks for it with another seed."""
+        """`redraw` requests the segment with another seed."""
         self._chunks = chunks
         self._redraw = redraw
         self.end = StreamTail()
@@ -39,9 +39,10 @@ class SegmentAudio:
         return chunk
 
     async def read_ahead(self, due_s: float | None) -> bool:
-        """Read until the listener soon needs it, at `due_s` of the monotonic clock. If it ends badly, it is redrawn.
+        """Read until the listener will soon need the segment, at `due_s` of the monotonic clock. If it ends badly, it
+        is redrawn.
 
-        Returns whether its end was read: text that is written from then on belongs to the next segment.
+        Returns whether its end was read: text written from then on belongs to the next segment.
         """
         while (task := self._next) is not None:
             left_s = 0.0 if due_s is None else due_s - _LEAD_S - time.monotonic()
@@ -78,7 +79,7 @@ class SegmentAudio:
 
 
 class LookAhead:
-    """Asks for segments, each while the one before it is spoken. Its end cancels all that it has asked for."""
+    """Requests segments, each while the one before it is spoken. Exiting the context cancels all requests."""
 
     def __init__(self, segments: Segments, open_segment: Callable[[SynthesisRequest], SegmentAudio]) -> None:
         self._segments, self._open_segment = segments, open_segment
@@ -92,13 +93,13 @@ class LookAhead:
         await self._opened.aclose()
 
     def ask(self, request: SynthesisRequest | None) -> None:
-        """Ask for the next segment, if it is known."""
+        """Request the next segment, if it is known."""
         if request is not None:
             self._next = self._open_segment(request)
             self._opened.push_async_callback(self._next.aclose)
 
     def ask_after(self, number: int, current: SegmentAudio, chunk: PcmChunk) -> None:
-        """Ask for the segment after `number`, once this one begins to sound, or where they are joined, has ended.
+        """Request the segment after `number` once this one begins to sound or, if they are joined, has ended.
 
         `chunk`: the latest one of the `current` segment.
         """
@@ -106,17 +107,17 @@ class LookAhead:
             self.ask(self._segments.joined(number + 1, current.end))
 
     async def ensure_asked(self, number: int, before: SegmentAudio) -> None:
-        """Ask for the segment `number` if that was not done, once it is known; for none after the last one."""
+        """Request the segment `number` once it is known, unless that was done or there is none."""
         if self._next is None and await self._segments.segment(number) is not None:
             self.ask(self._segments.joined(number, before.end))
 
     def pop(self) -> SegmentAudio | None:
-        """The segment that was asked for, which is spoken now."""
+        """Take the requested segment, which is spoken now."""
         segment, self._next = self._next, None
         return segment
 
     async def drop(self) -> None:
-        """End the calls of the segment that was asked for, until it is asked for again: the reader has paused."""
+        """End the calls of the requested segment until it is requested again, because the reader has paused."""
         if (segment := self.pop()) is not None:
             await segment.aclose()
 
@@ -127,12 +128,12 @@ async def stop_reading(chunks: AsyncGenerator[PcmChunk, None], reading: "asyncio
         if reading is not None:
             reading.cancel()
             await asyncio.wait((reading,))
-    finally:  # also where the waiting task is cancelled; a task that still runs has been cancelled itself
+    finally:  # also if the waiting task is cancelled; a task that still runs has been cancelled itself
         if reading is None or reading.done():
             await chunks.aclose()
 
 
 def retrieve_error(task: "asyncio.Future[Any]") -> None:
-    """Reads how a task ended, so that asyncio logs no error of a task that is not awaited any more."""
+    """Retrieve a task's error, so that asyncio does not log it for a task that is no longer awaited."""
     if not task.cancelled():
         task.exception()

@@ -1,12 +1,12 @@
-"""Whether a model speaks, and how far its start is."""
+"""Whether a model speaks, and the progress of its start."""
 
 from dataclasses import dataclass
 from enum import StrEnum
 
 from deployments.serving.reports import Start
 
-_USUAL_START_S = 25.0  # of a talker whose start nobody has seen: on a GPU, with compiled kernels
-_NEARLY = 99  # per cent, until it is there
+_USUAL_START_S = 25.0  # of a talker whose start was never measured: on a GPU, with compiled kernels
+_NEARLY = 99  # percent, the maximum until the model is ready
 _LONGEST_REASON = 300
 
 
@@ -16,8 +16,8 @@ class ModelStatus(StrEnum):
     READY = "ready"
     LOADING = "loading"
     ASLEEP = "asleep"  # off its GPU for lack of requests, and the next one brings it back in seconds
-    AT_ZERO = "at zero"  # for lack of requests, and the next one starts it
-    FAILED = "failed"  # its latest start; Serve tries again
+    AT_ZERO = "at zero"  # no replicas for lack of requests; the next request starts one
+    FAILED = "failed"  # its latest start failed; Serve tries again
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,19 +25,19 @@ class ModelState:
     """A model as its pools are now."""
 
     status: ModelStatus
-    stage: str = ""  # what its start is busy with, or why it failed
-    percent: int | None = None  # how far a start is: the share of the time that the last start took
+    stage: str = ""  # the current stage of its start, or why it failed
+    percent: int | None = None  # progress of a start: the share of the time that the last start took
     ready_in_s: float | None = None
 
     @classmethod
     def of(cls, start: Start | None, *, wanted: int, running: bool, now_s: float) -> "ModelState":
-        """From what Serve wants of the talker pool and the note of its latest start."""
+        """The state, from the talker replicas that Serve wants and the note of the latest start."""
         usual_s = (start and (start.took_s or start.usual_s)) or _USUAL_START_S
         if running:
             return cls(ModelStatus.ASLEEP if start is not None and start.is_asleep else ModelStatus.READY)
         if not wanted:
             return cls(ModelStatus.AT_ZERO, ready_in_s=usual_s)
-        if start is None or start.took_s is not None:  # Serve looks for a place
+        if start is None or start.took_s is not None:  # Serve is looking for a place
             return cls(ModelStatus.LOADING, "waiting for a place", percent=0, ready_in_s=usual_s)
         if start.failed is not None:
             return cls(ModelStatus.FAILED, start.failed[:_LONGEST_REASON], ready_in_s=usual_s)

@@ -15,11 +15,11 @@ class Observer(Protocol):
     """Sees the audio of one utterance."""
 
     def feed(self, chunk: PcmChunk) -> None:
-        """The next chunk that is sent."""
+        """Called with each chunk that is sent."""
         ...
 
     def end(self) -> None:
-        """All chunks were sent. It is not called of speech that fails or whose client leaves."""
+        """Called after all chunks were sent, but not if the speech fails or the client leaves."""
         ...
 
 
@@ -27,10 +27,12 @@ Observe = Callable[[Utterance, ModelInfo], Observer | None]
 
 
 class Observers:
-    """Those of one utterance. One that raises is logged and sees no more: the speech goes on."""
+    """The observers of one utterance. If one raises, the error is logged, it sees no more chunks, and the speech
+    continues.
+    """
 
     def __init__(self, observe: Mapping[str, Observe], utterance: Utterance, info: ModelInfo) -> None:
-        """`observe`: of each extension, by its name."""
+        """`observe`: each extension's function, by the extension's name."""
         self._request_id = utterance.synthesis.request_id
         self._watching: dict[str, Observer] = {}
         for name, begin in observe.items():

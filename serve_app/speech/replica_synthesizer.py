@@ -1,4 +1,4 @@
-"""A model's replicas, as the ingress and the jobs call them by handles of Ray Serve."""
+"""Calls a model's replicas through Ray Serve's handles, for the ingress and the jobs."""
 
 import asyncio
 import logging
@@ -23,8 +23,8 @@ from serve_app.config import AdmissionSettings
 
 logger = logging.getLogger(__name__)
 
-# A handle call waits for a replica without a limit. A request waits this long for the model's description, and the call
-# that all requests share is made again after the longer time, because its replica may hang.
+# A handle call waits for a replica without a limit. A request waits _DESCRIBE_TIMEOUT_S for the model's description.
+# The call that all requests share is made again after _ASK_TIMEOUT_S, because its replica may hang.
 _DESCRIBE_TIMEOUT_S, _ASK_TIMEOUT_S = 2.0, 10.0
 
 
@@ -32,20 +32,20 @@ _DESCRIBE_TIMEOUT_S, _ASK_TIMEOUT_S = 2.0, 10.0
 class Deployed:
     """A model, as `build_app` binds it."""
 
-    name: str  # "" of a single one
+    name: str  # "" if there is only one
     checkpoint: str
     config: TalkerConfig
     on_gpu: bool
     admission: AdmissionSettings
-    deployments: tuple[str, str]  # names of its talkers' and its codec's
+    deployments: tuple[str, str]  # names of its talker and codec deployments
     codec: DeploymentHandle
-    # Its talkers, where they make the samples too (placement `inline`), else None. The ingress then calls them itself,
+    # Its talkers, if they also make the samples (placement `inline`), else None. The ingress then calls them itself,
     # and the codec pool only reads recordings to clone, for talkers on a CPU.
     inline_talker: DeploymentHandle | None = None
 
     def known_info(self) -> ModelInfo | None:
-        """The description of one of several models from its files, else from the note of another ingress: a call to its
-        talkers might start them. None for a single model, whose talkers are asked.
+        """The description of one of several models, from its files, else from another ingress's note, because a call to
+        its talkers might start them. None for a single model, whose talkers are asked.
         """
         if not self.name:
             return None
@@ -60,7 +60,7 @@ class Deployed:
         return None if note is None else TypeAdapter(ModelInfo).validate_json(note)
 
     def remember(self, info: ModelInfo) -> ModelInfo:
-        """Notes for other ingresses what a talker has told."""
+        """Note a talker's description for other ingresses."""
         info = self._named(info)
         ray_private.put_note(self._note_key, TypeAdapter(ModelInfo).dump_json(info))
         return info
@@ -74,7 +74,7 @@ class Deployed:
 
 
 class ReplicaSynthesizer:
-    """Asks a model's codec pool, which asks its talkers; or, where the talker's GPU decodes too, the talkers."""
+    """Calls a model's codec pool, which calls its talkers; or, if the talker's GPU also decodes, the talkers."""
 
     def __init__(self, served: Deployed) -> None:
         self._served = served
@@ -97,7 +97,7 @@ class ReplicaSynthesizer:
             raise NotReady("the model is still loading") from None
 
     async def _remember(self) -> ModelInfo:
-        """The call starts one of several models that is at zero."""
+        """Ask for the description and keep it. With several models, this starts one at zero."""
         if self._served.name:
             self._info = self._served.remember(await self._ask())
         else:
@@ -120,7 +120,7 @@ class ReplicaSynthesizer:
     def synthesize(self, request: SynthesisRequest, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
         """Audio of one segment. Closing the generator ends all calls for it and frees its KV blocks.
 
-        Where a replica is lost, another replica continues with the next sample.
+        If a replica is lost, another replica continues with the next sample.
         """
         if request.reference is not None:
             request = replace(request, reference=by_prompt(request.reference))

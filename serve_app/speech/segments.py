@@ -1,4 +1,4 @@
-"""An utterance, and the segments of its text: what each says, and the pause and the speed it has."""
+"""An utterance, and its segments: the text, pause and speed of each."""
 
 import hashlib
 import logging
@@ -18,7 +18,7 @@ from serve_app.text.spoken import TextSpan
 
 logger = logging.getLogger(__name__)
 
-_SEED_BITS = 53  # JavaScript's numbers keep so many, and a client may send the seed back
+_SEED_BITS = 53  # JavaScript's numbers hold this many, and a client may send the seed back
 _SEED_BYTES = 8
 SECOND_ATTEMPT = -1  # in place of the number of a segment in `segment_seed`; segments count from 0
 _SPACES = re.compile(r"\s*+")
@@ -33,20 +33,20 @@ class Utterance:
     spans: tuple[TextSpan, ...] = ()  # the text, cut at its pauses
     styles: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # fields of `synthesis` of spans in a style
     max_segment_chars: int | None = None  # None: the model's
-    languages: tuple[str, ...] = ()  # each segment is in one of these; where that is not certain, in the utterance's
-    joins: bool = False  # each segment goes on from the tail of the one before
+    languages: tuple[str, ...] = ()  # each segment is in one of these; if it is uncertain, in the utterance's
+    joins: bool = False  # each segment continues from the tail of the one before
     may_redraw: bool = False  # whether speech that ended badly is made again: see `second_attempt`
-    live_text: "Segments | None" = None  # its segments, where the client still writes the text
+    live_text: "Segments | None" = None  # its segments, if the client still writes the text
 
     def changed(self, **fields: Any) -> Self:
         """The utterance with other values of these fields of `synthesis`."""
         return replace(self, synthesis=replace(self.synthesis, **fields))
 
     def second_attempt(self, seed: int | None = None) -> Self:
-        """The last attempt at speech that ended badly before any of it was sent. Without `seed` one is drawn.
+        """The last attempt at speech that ended badly before any of it was sent. Without a `seed`, one is drawn.
 
-        `UtteranceSynthesizer` makes it of speech that is over with its first samples. An answer that is sent whole, and
-        a segment of a job, are known only at their end: `WholeResponse` and `SegmentMaker` redraw them.
+        `UtteranceSynthesizer` makes it if speech ends with its first samples. Answers that are sent whole and segments
+        of jobs are judged only at their end: `WholeResponse` and `SegmentMaker` redraw them.
         """
         return replace(self.changed(seed=draw_seed() if seed is None else seed), may_redraw=False)
 
@@ -57,7 +57,7 @@ def draw_seed() -> int:
 
 
 def ended_badly(reason: FinishReason | None) -> bool:
-    """Whether speech is over, and not as it should be."""
+    """Whether speech has ended, but not as it should."""
     return reason is not None and not reason.is_good
 
 
@@ -80,7 +80,7 @@ class Segments:
 
     @classmethod
     def of(cls, utterance: Utterance, max_chars: int) -> "Segments":
-        """The segments of a whole text: none has more than `max_chars` characters, or more than the utterance wants."""
+        """The segments of a whole text: at most `max_chars` characters each, or the utterance's limit if lower."""
         max_chars = min(max_chars, utterance.max_segment_chars or max_chars)
         texts: list[str] = []
         segments = cls(utterance)
@@ -112,12 +112,12 @@ class Segments:
 
     @property
     def spoken(self) -> str:
-        """The text so far as it is spoken."""
+        """The text so far, in its spoken form."""
         return self._text
 
     @property
     def is_taken_in(self) -> bool:
-        """Whether the whole text is known as it is spoken."""
+        """Whether the spoken form of the whole text is known."""
         return True
 
     async def is_plenty(self) -> None:
@@ -126,12 +126,12 @@ class Segments:
     def smoothed(
         self, chunks: AsyncGenerator[PcmChunk, None], sample_rate: int, listener: Listener
     ) -> AsyncGenerator[PcmChunk, None]:
-        """The audio, without clicks where it stops because the client writes nothing."""
+        """The audio, without clicks when it stops because the client writes nothing."""
         return chunks
 
     @property
     def is_single(self) -> bool:
-        """Whether it is a single segment, spoken as it is."""
+        """Whether there is a single segment, without a pause or a speed of its own."""
         return len(self._segments) == 1 and not self._pauses_s and not self._speeds
 
     def known_segment(self, number: int) -> SynthesisRequest | None:
@@ -155,8 +155,8 @@ class Segments:
         return self._segments[number].text
 
     def joined(self, number: int, before: StreamTail) -> SynthesisRequest | None:
-        """The known segment, going on from the end of the segment `before` if segments are joined. A segment with
-        another recording does not: it would keep the manner of the one before.
+        """The known segment, which continues from the end of the segment `before` if segments are joined. A segment
+        with another recording does not, because it would keep the manner of the one before.
         """
         request = self.known_segment(number)
         last = self.known_segment(number - 1)
@@ -173,15 +173,15 @@ class Segments:
         return self._speeds.get(number, 1.0)
 
     def style(self, number: int) -> str:
-        """In which style a segment is spoken."""
+        """The style in which a segment is spoken."""
         return self._styles.get(number, "")
 
     def close_segment(self, number: int) -> None:
-        """The speech of a segment has ended: it takes no more text."""
+        """Add no more text to a segment, because its speech has ended."""
 
 
 def segment_start(text: str, before: list[str]) -> int:
-    """Where in `text` a segment begins. The segments `before` it follow each other, with whitespace between."""
+    """Where in `text` a segment begins. Only whitespace separates the segments `before` it."""
     start = 0
     for segment in before:
         start = behind_space(text, start) + len(segment)
@@ -189,17 +189,17 @@ def segment_start(text: str, before: list[str]) -> int:
 
 
 def behind_space(text: str, start: int) -> int:
-    """Where the whitespace from `start` on ends."""
+    """The end of the whitespace that begins at `start`."""
     space = _SPACES.match(text, start)
     assert space is not None
     return space.end()
 
 
 def _requests(request: SynthesisRequest, texts: list[str]) -> list[SynthesisRequest]:
-    """One for each segment. The first one is the request itself, with its text.
+    """One request for each segment. The first is `request` itself, with the segment's text.
 
-    A later segment continues speech that is being heard. Its seed follows from the request's seed and its number: the
-    same request makes the same segments.
+    A later segment continues speech that is being heard. Its seed is derived from the request's seed and its number, so
+    that the same request makes the same segments.
     """
     first, *later = texts
     return [replace(request, text=first, following=tuple(later))] + [

@@ -1,6 +1,6 @@
-"""Models as this process speaks with them: utterances whose audio would come late are refused, audio is measured.
+"""Speaks with the models, refuses utterances whose audio would be late, and measures the audio.
 
-`admission_control.py` admits requests. The first audio has to come within a time limit.
+`admission_control.py` admits requests. The first audio has to arrive within a time limit.
 """
 
 import asyncio
@@ -28,8 +28,8 @@ from serve_app.text.characters import is_speakable
 
 logger = logging.getLogger(__name__)
 
-_LOG_EVERY_S = 5.0  # about a start that a request waits for
-# The audio of a text with nothing to speak, because clients take an answer without audio for a failure.
+_LOG_EVERY_S = 5.0  # the progress of a start that a request waits for
+# The length of audio for a text with nothing to speak, because clients treat an answer without audio as a failure.
 SILENCE_S = 0.1
 
 
@@ -39,18 +39,18 @@ def always() -> bool:
 
 
 def silence(info: ModelInfo) -> PcmChunk:
-    """A moment without a sound, as the whole of an utterance."""
+    """A moment of silence, as the whole audio of an utterance."""
     codes = np.zeros((0, info.num_code_groups), np.int16)
     pcm = bytes(int(SILENCE_S * info.sample_rate) * SAMPLE_BYTES)
     return PcmChunk(pcm, codes, num_text_tokens=0, finish_reason=FinishReason.STOP)
 
 
 class SpeechModel:
-    """Speaks with one model, which is in the pools. Bounds its streams in this process and their wait for first audio,
-    and measures them.
+    """Speaks with one model of the pools. Limits its streams in this process and their wait for first audio, and
+    measures them.
 
     `is_running` is false for a pool at zero, which first has to start a replica. `state` is the progress of that start.
-    `model` is the name of one of several models.
+    `model` is its name, if there are several.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class SpeechModel:
         model: str = "",
         observe: Mapping[str, Observe] | None = None,
     ) -> None:
-        """`observe`: what extensions call for each utterance, by their names; more may be added later."""
+        """`observe`: extensions' functions to call for each utterance, by extension name; more may be added later."""
         self._synthesizer, self._observe = synthesizer, {} if observe is None else observe
         self.admission = AdmissionControl(settings, is_running=is_running, state=state, model=model)
         self._utterances = UtteranceSynthesizer(synthesizer)
@@ -74,8 +74,8 @@ class SpeechModel:
     async def speak(self, utterance: Utterance, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
         """The audio of one utterance, if there is room for its stream.
 
-        A text with nothing to speak is answered by a moment of silence.
-        Raises Overloaded if the audio would come late, NotReady while no talker has started.
+        A text with nothing to speak is answered with a moment of silence. Raises Overloaded if the audio would be late,
+        NotReady while no talker has started.
         """
         request, live, admission = utterance.synthesis, utterance.live_text, self.admission
         if live is None and not is_speakable(request.text):
@@ -134,13 +134,13 @@ class SpeechModels:
     def check_room(self, client: str) -> None:
         """Raises Overloaded or NotReady if every model would refuse a request of this client now.
 
-        The default model's refusal counts then, and none if another one has admission.
+        Only the default model's refusal is counted, and none if another model would admit the request.
         """
         if all(model.admission.would_refuse(client) for model in self._models.values()):
             next(iter(self._models.values())).admission.check(client)
 
     def stream_counts(self) -> tuple[int, int, int]:
-        """Streams of all models here that are spoken, that wait for their first audio, and that may be open at most."""
+        """Stream counts over all models of this process: playing, waiting for first audio, and the most allowed."""
         admissions = [model.admission for model in self._models.values()]
         speaking, streams = (
             sum(admission.num_speaking for admission in admissions),
@@ -154,7 +154,7 @@ class SpeechModels:
 
 
 class StreamMeter:
-    """Counts one stream for admission control, and measures its audio by when the listener needs it.
+    """Counts one stream for admission control, and measures its audio against the time when the listener needs it.
 
     A chunk is not late if the client was slow to read the audio before it, or to write the text.
     """
@@ -167,7 +167,7 @@ class StreamMeter:
         self._sent_s = self._came_s  # when the latest chunk was sent
         self._sound = FirstSound(sample_rate)
         self._reason: FinishReason | None = None  # of the latest chunk
-        self._is_speaking = False  # its first audio has come
+        self._is_speaking = False  # its first audio has arrived
         self._was_writing = False  # when the latest chunk was sent
 
     def __enter__(self) -> Self:
@@ -180,12 +180,14 @@ class StreamMeter:
         self._admission.remove_stream(was_speaking=self._is_speaking)
 
     def begin_speaking(self) -> None:
-        """The first audio has come."""
+        """Note that the first audio has arrived."""
         self._is_speaking = True
         self._admission.begin_speaking()
 
     def begin_send(self, chunk: PcmChunk, *, was_away: bool) -> None:
-        """A chunk is sent now. `was_away`: the client read the one before so late that its place was given up."""
+        """Measure a chunk that is sent now. `was_away`: the client read the one before so late that its place was given
+        up.
+        """
         is_writing = self._live is not None and not self._live.is_taken_in
         if was_away or self._was_writing or is_writing:
             self._listener.wait(now_s=time.monotonic())
@@ -196,11 +198,11 @@ class StreamMeter:
         self._sent_s = time.monotonic()
 
     def end_send(self) -> None:
-        """The client has read the chunk."""
+        """Note that the client has read the chunk."""
         self._listener.postpone(time.monotonic() - self._sent_s)
 
     def finish(self) -> None:
-        """All chunks are sent."""
+        """Record the totals of the stream, after all chunks are sent."""
         spoken_s = time.monotonic() - self._came_s
         metrics.finished(spoken_s, audio_s=self._listener.audio_s, reason=self._reason, model=self._admission.model)
 
@@ -224,7 +226,7 @@ class StreamMeter:
 
 @asynccontextmanager
 async def _start_limit(admission: AdmissionControl, utterance: Utterance) -> AsyncIterator[None]:
-    """The block waits for first audio, in the line of admission control, and for a limited time.
+    """Limits the block's wait for first audio, and counts it in the line of admission control.
 
     Raises Overloaded, or NotReady if no replica ran.
     """
@@ -257,8 +259,8 @@ async def _start_limit(admission: AdmissionControl, utterance: Utterance) -> Asy
 async def _timeout(limit_s: float, live: Segments | None, on_start: Callable[[], None]) -> AsyncIterator[None]:
     """Raises TimeoutError if the block takes longer than `limit_s` seconds.
 
-    The time begins at once, or with a `live` text as soon as the client has written enough of it to be spoken. Then
-    `on_start` is called.
+    The time starts at once, or for a `live` text as soon as the client has written enough of it to be spoken.
+    `on_start` is called then.
     """
     if live is None:
         on_start()
@@ -282,7 +284,7 @@ async def _timeout(limit_s: float, live: Segments | None, on_start: Callable[[],
 
 @asynccontextmanager
 async def _log_start(admission: AdmissionControl, request_id: str, is_starting: bool) -> AsyncIterator[None]:
-    """If the model `is_starting`, logs every _LOG_EVERY_S seconds how far its start is."""
+    """If the model `is_starting`, logs the progress of its start every _LOG_EVERY_S seconds."""
 
     async def log() -> None:
         while not admission.is_running():

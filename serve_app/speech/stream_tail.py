@@ -1,4 +1,4 @@
-"""The end of a stream: the words and codes from which later speech can go on."""
+"""State at the end of a stream: the words and codes that later speech continues from."""
 
 from collections import deque
 
@@ -29,9 +29,9 @@ class StreamTail:
         return self._reason is not None
 
     def tail(self, text: str) -> Tail | None:
-        """The tail of a stream that has spoken `text`; None of one that did not end by itself, or is too short.
+        """The tail of a stream that has spoken `text`; None if it did not end by itself, or is too short.
 
-        It begins with a word. All characters count as equally long.
+        The tail begins at a word. All characters are assumed to be equally long.
         """
         text = text.strip()
         if self._reason is not FinishReason.STOP or not text:

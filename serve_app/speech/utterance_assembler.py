@@ -1,4 +1,4 @@
-"""From the chunks of several segments to the chunks of one utterance."""
+"""Turns the chunks of several segments into the chunks of one utterance."""
 
 import asyncio
 from dataclasses import replace
@@ -14,8 +14,8 @@ from serve_app.speech.segments import ended_badly
 class UtteranceAssembler:
     """Turns the chunks of segments into chunks of one utterance.
 
-    `num_text_tokens` counts the segments so far. The finish reason comes with the very last chunk; it is the first
-    other than STOP that any segment had.
+    `num_text_tokens` counts the segments so far. Only the very last chunk has a finish reason: the first other than
+    STOP of any segment, else STOP.
     """
 
     def __init__(self, info: ModelInfo) -> None:
@@ -32,7 +32,7 @@ class UtteranceAssembler:
         self.has_ended = False
 
     def start_segment(self, number: int, start: int, *, speed: float) -> None:
-        """The segment `number` follows, before which the text has `start` characters."""
+        """Start the segment `number`, before which the text has `start` characters."""
         self._timeline.start_segment(start, speed)
         self._filter = Filter(self._info.sample_rate, speed=speed) if speed != 1 else None
         self._number = number
@@ -40,13 +40,13 @@ class UtteranceAssembler:
         self._tokens = 0
 
     def has_failed(self, chunk: PcmChunk) -> bool:
-        """Whether the chunk ends speech of which nothing was sent, badly or without audio."""
+        """Whether the chunk ends the speech, badly or without audio, before any of it was sent."""
         if chunk.finish_reason is None or self.has_audio:
             return False
         return not chunk.pcm or ended_badly(chunk.finish_reason)
 
     async def add(self, chunk: PcmChunk, *, is_last: bool) -> PcmChunk:
-        """A chunk of the current segment, which is the last one or may have others after it."""
+        """Add a chunk of the current segment. `is_last`: it is certain that no other segment follows."""
         positions = self._timeline.add(chunk)
         if self._filter is not None:
             chunk = replace(chunk, pcm=await asyncio.to_thread(_filtered, self._filter, chunk))
@@ -79,20 +79,20 @@ class UtteranceAssembler:
 
 
 class _Timeline:
-    """Says when, in the delivered audio of an utterance, its talkers have read which part of its text."""
+    """Maps times in the delivered audio of an utterance to the parts of its text that its talkers have read."""
 
     def __init__(self, info: ModelInfo) -> None:
         self._sample_rate, self._frame_samples = info.sample_rate, info.frame_samples
         self._start = 0  # characters of the text before the segment
         self._before = 0  # samples before the segment
-        self._made = 0  # samples of the segment as they came
+        self._made = 0  # samples of the segment as received
         self._delivered = 0  # the same after a change of speed
         self._speed = 1.0
-        self._dropped: int | None = None  # samples of the segment that were quiet at its start
+        self._dropped: int | None = None  # quiet samples that were dropped at the start of the segment
         self._readings: list[Reading] = []
 
     def start_segment(self, start: int, speed: float) -> None:
-        """A segment follows, before which the text has `start` characters."""
+        """Start a segment, before which the text has `start` characters."""
         self._before += self._delivered
         self._start = start
         self._speed = speed
@@ -106,7 +106,7 @@ class _Timeline:
         return bytes(SAMPLE_BYTES * samples)
 
     def add(self, chunk: PcmChunk) -> tuple[tuple[float, float], ...]:
-        """The chunk's `text_positions`: the middle of each frame that was read. Nothing before the first sound."""
+        """The chunk's `text_positions`: the middle of each frame that was read. Empty before the first sound."""
         self._readings += chunk.readings
         self._made += chunk.num_samples
         if chunk.pcm:
@@ -121,7 +121,7 @@ class _Timeline:
         )
 
     def deliver(self, num_samples: int) -> None:
-        """These samples were sent, counted after a change of speed."""
+        """Count samples that were sent, after a change of speed."""
         self._delivered += num_samples
 
     def _seconds(self, frame: int, dropped: int) -> float:
@@ -130,6 +130,6 @@ class _Timeline:
 
 
 def _filtered(faster: Filter, chunk: PcmChunk) -> bytes:
-    """The chunk's audio at its segment's speed; with the last chunk the rest."""
+    """The chunk's audio at its segment's speed; for the last chunk, also the rest of the filter."""
     pcm = faster.feed(chunk.pcm)
     return pcm + faster.close() if chunk.finish_reason is not None else pcm

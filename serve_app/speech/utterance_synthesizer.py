@@ -1,4 +1,4 @@
-"""The audio of an utterance, by a call for each segment of its text, and without a gap between segments."""
+"""The audio of an utterance, from one call for each segment of its text, without gaps between segments."""
 
 import asyncio
 from collections import deque
@@ -14,7 +14,7 @@ from serve_app.speech.segments import SECOND_ATTEMPT, Segments, Utterance, count
 from serve_app.speech.synthesizer import Synthesizer
 from serve_app.speech.utterance_assembler import UtteranceAssembler
 
-# How often a later segment that was refused is asked for again, and how long.
+# How often, and for how long, a later segment that was refused is requested again.
 _RETRY_AFTER_S, _GIVE_UP_AFTER_S = 0.25, 30.0
 
 
@@ -27,10 +27,10 @@ class UtteranceSynthesizer:
     async def begin(
         self, utterance: Utterance, info: ModelInfo, listener: Listener, *, calls: AsyncExitStack
     ) -> "BegunSpeech":
-        """The audio of one utterance, of which the first samples have come. If speech is over with them, badly, it
-        begins once more with another seed, which all segments then have.
+        """The audio of one utterance, read up to its first samples. If the speech ends badly with them, it begins once
+        more, with another seed for all segments.
 
-        `listener`: as in `speak`. `calls` closes the calls that are made.
+        `listener`: as in `speak`. `calls` closes all calls that this makes.
         """
         begun = BegunSpeech(await calls.enter_async_context(aclosing(self.speak(utterance, info, listener))))
         await begun.read_start()
@@ -44,10 +44,11 @@ class UtteranceSynthesizer:
         return begun
 
     def speak(self, utterance: Utterance, info: ModelInfo, listener: Listener) -> AsyncGenerator[PcmChunk, None]:
-        """The audio of one utterance, by a call for each segment of its text. It is silent while a client
-        that still has to write the text writes nothing.
+        """The audio of one utterance, from one call for each segment of its text. It is silent while a client that is
+        still writing the text pauses.
 
-        `listener` gets the audio. The caller counts what it sends, and a later segment is read ahead until it is due.
+        `listener` gets the audio. The caller counts the audio that it sends, and a later segment is read ahead until it
+        is due.
         """
         if (live := utterance.live_text) is not None:
             chunks = self.speak_segments(utterance.synthesis, live, info, listener, may_redraw=utterance.may_redraw)
@@ -63,10 +64,10 @@ class UtteranceSynthesizer:
         self, first: SynthesisRequest, segments: Segments, info: ModelInfo, listener: Listener, *, may_redraw: bool
     ) -> AsyncGenerator[PcmChunk, None]:
         """The audio of all segments in order. `first` is the request for the first one, with the utterance's own tail
-        and seed. The next segment is asked for once it is known and this one begins to sound. A segment that joins
-        this one is asked for when this one has ended.
+        and seed. The next segment is requested once it is known and this one begins to sound. A segment that joins this
+        one is requested when this one has ended.
 
-        Sampling options hold for each segment on its own: `max_new_tokens` bounds a segment, not the whole. With
+        Sampling options apply to each segment separately: `max_new_tokens` bounds a segment, not the whole. With
         `may_redraw`, speech that ends badly with its first audio ends there, because the caller redraws it. Segments
         after the first audio are redrawn here.
         """
@@ -98,11 +99,11 @@ class UtteranceSynthesizer:
                 await look_ahead.ensure_asked(number, segment)
                 if pause_s := segments.pause_s(number):
                     yield assembler.silence(pause_s)
-            if not assembler.has_ended:  # the end was not known when the last chunk came
+            if not assembler.has_ended:  # the end was not known when the last chunk arrived
                 yield assembler.end()
 
     def _open_segment(self, request: SynthesisRequest, info: ModelInfo) -> SegmentAudio:
-        """The segment's audio, which is asked for now."""
+        """The segment's audio, which is requested now."""
 
         def redraw(reason: FinishReason) -> AsyncGenerator[PcmChunk, None]:
             """Audio with another seed, because the first attempt ended badly."""
@@ -118,8 +119,8 @@ class UtteranceSynthesizer:
         return self._synthesizer.synthesize(request, info)
 
     async def _ask_with_retries(self, request: SynthesisRequest, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
-        """The audio of a later segment, asked for again if it is refused: the segment before it still plays, and
-        even a stall is better than an end in the middle.
+        """The audio of a later segment, requested again if it is refused, because the segment before it still plays,
+        and even a stall is better than stopping in the middle.
         """
         loop = asyncio.get_running_loop()
         until_s = loop.time() + _GIVE_UP_AFTER_S
@@ -138,7 +139,7 @@ class UtteranceSynthesizer:
 
 
 class BegunSpeech:
-    """Speech that was read as far as its first samples. `next` gives all of its chunks, these first."""
+    """Speech that was read up to its first samples. `next` returns all of its chunks, starting with these."""
 
     def __init__(self, chunks: AsyncGenerator[PcmChunk, None], *, seed: int | None = None) -> None:
         """The chunks of the start get the `seed`, if it is not the request's."""
@@ -147,7 +148,7 @@ class BegunSpeech:
 
     @property
     def has_failed(self) -> bool:
-        """Whether chunks were read, and the last of them ended speech: before any samples, or badly."""
+        """Whether the last chunk that was read ended the speech badly or before any samples."""
         return ended_badly(self.reason) or (bool(self._start) and not self._start[-1].pcm)
 
     @property

@@ -16,11 +16,11 @@ class Word:
     end: int
     start_s: float
     end_s: float
-    is_estimate: bool = False  # whether its time is
+    is_estimate: bool = False  # whether its time is an estimate
 
 
 class WordSource(Protocol):
-    """The words of one utterance, as its chunks come."""
+    """The words of one utterance, as its chunks arrive."""
 
     @property
     def text(self) -> str:
@@ -37,7 +37,7 @@ class WordSource(Protocol):
 
 
 def marked(words: Iterable[Word]) -> dict[str, object]:
-    """For a message with the times of words, beside its other fields: whether they are estimates."""
+    """The extra field of a message with the times of words, if any of them is an estimate."""
     return {"estimated": True} if any(word.is_estimate for word in words) else {}
 
 

@@ -1,1 +1,1 @@
-"""From a text as it was sent to what is spoken: markup, lexicon, figures in words, languages, sentences."""
+"""Turns a text as sent into its spoken form: markup, lexicon, numbers in words, languages, sentences."""

@@ -1,4 +1,4 @@
-"""Characters of texts that clients send: which of them can be spoken, and where they may be cut."""
+"""Characters of texts that clients send: which of them can be spoken, and where texts may be cut."""
 
 import re
 import unicodedata
@@ -20,50 +20,50 @@ def clean(text: str) -> str:
 
 
 def letters(text: str) -> str:
-    """NFKC without the marks of letters."""
+    """NFKC without combining marks."""
     return unicodedata.normalize("NFKC", "".join(char for char in text if unicodedata.category(char)[0] != "M"))
 
 
 def _in_order(marks: re.Match[str]) -> str:
-    """The same in NFC, where Python takes time with the square of a letter's marks that are in another order."""
+    """The marks in canonical order: in any other order, Python's NFC takes time quadratic in a letter's marks."""
     decomposed = "".join(unicodedata.normalize("NFD", char) for char in marks[0])
     runs = groupby(decomposed, lambda char: unicodedata.combining(char) > 0)
     return "".join("".join(sorted(run, key=unicodedata.combining) if are_marks else run) for are_marks, run in runs)
 
 
 def is_speakable(text: str) -> bool:
-    """Whether there is anything in a spoken text besides punctuation and pictures."""
+    """Whether a spoken text has any letters or numbers."""
     return any(unicodedata.category(char)[0] in "LN" for char in text)
 
 
 def without_halves(text: str) -> str:
-    """Surrogate pairs as the characters they are; a half by itself is none."""
+    """`text` with surrogate pairs joined into characters; a half by itself is replaced."""
     return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def whole_characters(text: str) -> tuple[str, str]:
-    """Surrogate pairs as the characters they are, and half a pair at the end, which may go on."""
+    """`text` with surrogate pairs joined into characters, and half a pair from its end, which may be continued."""
     end = len(text) - ("\ud800" <= text[-1:] <= "\udbff")
     return without_halves(text[:end]), text[end:]
 
 
 def is_ideograph(char: str) -> bool:
-    """Whether it is of a script that has no spaces between words."""
+    """Whether `char` belongs to a script without spaces between words."""
     return _IDEOGRAPH.match(char) is not None
 
 
 def without_cjk_spaces(text: str) -> str:
-    """Without spaces between ideographs: clients cut a text there and add spaces."""
+    """`text` without spaces between ideographs, because clients cut texts there and add spaces."""
     return _CJK_SPACE.sub("", text)
 
 
 def end_of_certain(text: str) -> int:
-    """The end of `text`, but for spaces after an ideograph: another one may follow."""
+    """The end of `text`, before any spaces after a last ideograph, because another ideograph may follow."""
     stripped = text.rstrip()
     return len(stripped) if is_ideograph(stripped[-1:]) else len(text)
 
 
 def end_of_visible(text: str, num_visible: int) -> int:
-    """Where `text` has so many characters, not counting spaces."""
+    """The place in `text` after `num_visible` characters, not counting spaces."""
     ends = [place for place, char in enumerate(text, start=1) if not char.isspace()]
     return ends[min(num_visible, len(ends)) - 1] if num_visible and ends else 0

@@ -1,4 +1,4 @@
-"""Languages as clients name them, and in which one a text is: by its letters and words, or by py3langid."""
+"""Clients' names of languages, and detection of a text's language by its letters and words, or with py3langid."""
 
 import re
 import unicodedata
@@ -14,10 +14,10 @@ from serve_app.text.characters import letters
 if TYPE_CHECKING:
     from py3langid.langid import LanguageIdentifier
 
-AUTO, DETECT = "auto", "detect"  # as a client names them: the model decides, or the words of the text do
-_LEAST_CONFIDENCE = 0.9  # docs/text.md has what it costs
+AUTO, DETECT = "auto", "detect"  # values from clients: the model decides, or the words of the text do
+_LEAST_CONFIDENCE = 0.9  # docs/text.md has its cost
 
-# ISO 639-1, then 639-2 and 639-3; a region or script after it, as in zh-CN, changes nothing.
+# ISO 639-1, then 639-2 and 639-3; a region or script after it, as in zh-CN, is ignored.
 _CODES = {
     "zh": "chinese", "en": "english", "fr": "french", "de": "german", "it": "italian", "ja": "japanese",
     "ko": "korean", "pt": "portuguese", "ru": "russian", "es": "spanish",
@@ -25,7 +25,7 @@ _CODES = {
     "deu": "german", "ger": "german", "ita": "italian", "jpn": "japanese", "kor": "korean", "por": "portuguese",
     "rus": "russian", "spa": "spanish",
 }  # fmt: skip
-# Besides Latin letters, which every voice reads.
+# In addition to Latin letters, which every voice reads.
 _SCRIPTS = {
     "chinese": {"CJK"},
     "japanese": {"CJK", "HIRAGANA", "KATAKANA"},
@@ -34,7 +34,7 @@ _SCRIPTS = {
 }
 _SCRIPT_NAMES = {"CJK": "Chinese", "HIRAGANA": "Japanese", "KATAKANA": "Japanese", "HANGUL": "Korean"}
 _LETTERS = ("Lu", "Ll", "Lt", "Lo")
-# Frequent words that are no words of another one of these languages, and no names.
+# Frequent words that are neither words of another of these languages nor names.
 _WORDS = {
     "english": "the and is of to that it you was for are with this have not be at i my we they your from there what "
     "he she her his our has had will would can could do does did please how who where when why which but or if so",
@@ -58,18 +58,18 @@ _WORDS = {
 }
 _FREQUENT = {language: frozenset(words.split()) for language, words in _WORDS.items()}
 _KNOWN = _SCRIPTS.keys() | _FREQUENT.keys()  # languages whose scripts are known
-_LEAST_WORDS, _LEAST_SHARE = 3, 0.2  # different ones, of the words of the text
+_LEAST_WORDS, _LEAST_SHARE = 3, 0.2  # of distinct matches, and of matches among the words of the text
 _GREEK_SIGN = re.compile(r"(?<![Ͱ-Ͽἀ-῿])[Ͱ-ϿΩµ]{1,2}(?![Ͱ-Ͽἀ-῿])")  # π, Δx, 5 Ω, 20 µm
 _WORD = re.compile(r"[^\W\d_]+(?:'[^\W\d_]+)?")
 
 
 def language_name(tag: str) -> str:
-    """The name that checkpoints use: "de", "DE", "de-AT" and "deu" are "german". Others stay, in lower case."""
+    """The name that checkpoints use: "de", "DE", "de-AT" and "deu" are "german". Others are only put in lower case."""
     return _CODES.get(re.split("[-_]", tag.lower(), maxsplit=1)[0], tag.lower())
 
 
 def has_region(tag: str) -> bool:
-    """Whether there is more to a code than `language_name` understands, as in "en-GB" and "zh-Hans"."""
+    """Whether a code has a part that `language_name` ignores, as in "en-GB" and "zh-Hans"."""
     return re.split("[-_]", tag.lower(), maxsplit=1)[0] in _CODES and tag.lower() not in _CODES
 
 
@@ -79,9 +79,9 @@ def language_code(name: str) -> str | None:
 
 
 def foreign_language(text: str, languages: tuple[str, ...]) -> str | None:
-    """The language or script of `text`, where it is clear and none of `languages`.
+    """The language or script of `text`, if it is clear and not among `languages`.
 
-    None where nothing is clear. The script of a language that is not known here may be any.
+    None if nothing is clear. A language that is not known here may have any script.
     """
     read = {"LATIN"}.union(*(_SCRIPTS.get(language, ()) for language in languages))
     has_known_scripts = bool(languages) and _KNOWN.issuperset(languages)
@@ -96,14 +96,14 @@ def foreign_language(text: str, languages: tuple[str, ...]) -> str | None:
 
 
 def looks_foreign(text: str, languages: tuple[str, ...]) -> str | None:
-    """A language that `text` may be written in, of which this is not clear: more of its words than of `languages`."""
+    """A language that `text` may be in, without certainty: the text has more of its words than of `languages`."""
     likely, matches, known, share = _likely(text, languages)
     return likely.title() if len(matches) > known and share >= _LEAST_SHARE else None
 
 
 def _likely(text: str, languages: tuple[str, ...]) -> tuple[str, set[str], int, float]:
-    """The language, none of `languages`, that has the most frequent words in `text`: these, how many `languages` have,
-    and which share of the text they are.
+    """The language outside `languages` that has the most frequent words in `text`, these words, their number for the
+    best of `languages`, and the share of the text that these words are.
     """
     words = _WORD.findall(text.lower().replace("\u2019", "'"))
     different = set(words)
@@ -125,9 +125,9 @@ def _script(char: str) -> str:
 
 
 def detected(text: str, languages: tuple[str, ...]) -> str | None:
-    """The one of `languages` that `text` is in; None where this is not certain. The first call takes a second.
+    """The one of `languages` that `text` is in; None if this is uncertain. The first call takes a second.
 
-    Raises InvalidRequest where the package is missing.
+    Raises InvalidRequest if the package is missing.
     """
     codes = {code: name for name in languages if (code := language_code(name)) is not None}
     if len(codes) < 2:

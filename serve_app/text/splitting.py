@@ -1,4 +1,4 @@
-"""Where a long text may be cut, also while it is being written."""
+"""Cuts a long text into parts, also while it is being written."""
 
 # ruff: noqa: RUF001 (characters that look like others are what a part of this file is about)
 
@@ -18,7 +18,7 @@ _SENTENCE = re.compile(
 _CLAUSE = re.compile(rf"[,;:—][{_CLOSING}“]*+(?=\s)|\s[–-](?=\s)|[，、；：]")
 _WORD = re.compile(r"\s(?=\S)")
 _SPACE = re.compile(r"\s")
-# No sentence ends behind these, nor behind a single letter, but for English "I".
+# No sentence ends after these, nor after a single letter, except English "I".
 _ABBREVIATIONS = (
     r"mrs?|ms|dra?|profa?|ste?|sra?|srta|sigg?|dott|ing|avv|hr|fr|fa|mme?|mlle|pr|rev|gen|exm[oa]|jr|av|ul|dña|ee|uu"
     r"|e\.g|i\.e|z\.b|d\.h|u\.a|p\.ex|p\.es|p\.ej|bzw|ca|cfr?|vgl|ggf|inkl|zzgl|evtl|bspw|approx|aprox|env|vs"
@@ -43,10 +43,10 @@ _WIDE_WEIGHT = 3  # an ideograph takes about as long to say as three letters
 
 
 def split_text(text: str, max_chars: int) -> list[str]:
-    """`text` in parts of at most `max_chars` characters, of which wide ones count three.
+    """`text` in parts of at most `max_chars` characters; wide characters count as three.
 
-    The parts, which neither begin nor end with whitespace, hold every other character in order. Parts end where a
-    paragraph does, else a sentence, a clause, a word; only a longer word is cut.
+    The parts neither begin nor end with whitespace, and contain every other character in order. A part ends with a
+    paragraph, else a sentence, a clause or a word; only a word longer than a part is cut.
     """
     positions = _positions(text)
     parts, start = [], 0
@@ -60,19 +60,19 @@ def split_text(text: str, max_chars: int) -> list[str]:
 
 
 class LiveSplit:
-    """Segments of a text that is being spoken while it comes.
+    """Segments of a text that is spoken while it is being written.
 
     A segment ends with the first sentence whose end is in its second half, or the first clause in its last quarter, or
-    else before the word that is too much. Each character is measured once, however the text is cut.
+    else before the word that no longer fits. Each character is measured once, however the text is cut.
     """
 
     def __init__(self, max_chars: int) -> None:
         """`max_chars` as in `split_text`."""
         self._max_chars = max_chars
         self._text = ""  # of the segment
-        self._given = 0  # characters of it
+        self._given = 0  # characters of it that were returned
         self._positions = [0]  # of `_text`
-        self._sure = 0  # an end is found there or behind it
+        self._sure = 0  # an end is found at this place or after it
         self._space = self._looked = 0  # its last whitespace; no end of a sentence or clause is before this place
 
     def feed(self, text: str) -> list[str]:
@@ -91,7 +91,7 @@ class LiveSplit:
         return [self._take(len(self._text))]
 
     def restart(self) -> None:
-        """A segment has ended with the text so far."""
+        """Start a new segment after the text so far."""
         rest = self._text[self._given :]
         self._text = ""
         self._given = 0
@@ -114,11 +114,11 @@ class LiveSplit:
         return self._text[start : self._given]
 
     def _reached(self, quarters: int) -> int:
-        """The last place in the text with so many quarters of a segment, or less, before it."""
+        """The last place in the text with at most this many quarters of a segment before it."""
         return bisect_right(self._positions, self._max_chars * quarters / 4) - 1
 
     def _end(self) -> int:
-        """Where the segment ends, 0 as long as it may go on."""
+        """Where the segment ends; 0 while it may continue."""
         text = self._text
         middle, late, limit = map(self._reached, (2, 3, 4))
         self._sure = len(text)
@@ -144,7 +144,7 @@ class LiveSplit:
 
 
 def _positions(text: str, before: int = 0) -> list[int]:
-    """The length before each place in `text` and before its end, in narrow characters, after `before` of them."""
+    """The length before each place in `text` and before its end, in narrow characters, counted from `before`."""
     if text.isascii():
         return list(range(before, before + len(text) + 1))
     widths = (_WIDE_WEIGHT if unicodedata.east_asian_width(char) in "WF" else 1 for char in text)
@@ -152,10 +152,10 @@ def _positions(text: str, before: int = 0) -> list[int]:
 
 
 def _best_end(text: str, start: int, middle: int, limit: int) -> int:
-    """Where the part that begins at `start` ends, at `limit` at the latest.
+    """Where the part that begins at `start` ends: at `limit` or before it.
 
-    An end in the first half, up to `middle`, is only taken between words: parts that are too short sound cut off from
-    each other.
+    In the first half, up to `middle`, ends of paragraphs, sentences and clauses do not count, because parts that are
+    too short sound cut off from each other.
     """
     for find_ends in (partial(_ends, _PARAGRAPH), sentence_ends, partial(_ends, _CLAUSE)):
         if good := [end for end in find_ends(text, start, limit + 1) if middle < end <= limit]:
@@ -191,7 +191,7 @@ def _ends_sentence(text: str, end: int) -> bool:
 
 
 def _hard_end(text: str, start: int, limit: int) -> int:
-    """`limit`, or the place before it that does not tear a character from its accents and joiners."""
+    """`limit`, or the last place before it that does not separate a character from its accents and joiners."""
     end = limit
     while end > start + 1 and _continues(text, end):
         end -= 1

@@ -1,12 +1,13 @@
-"""A text and what of it is spoken. Extensions read markup, lexicons and figures; the core speaks what it is given."""
+"""A text and its spoken form. Extensions handle markup, lexicons and numbers; the core speaks text as it is given."""
 
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-LEFT_OUT = "\ue000"  # of no script
-# Of a voice that speaks nothing but words: what makes them, and what counts the characters that it cannot speak.
+LEFT_OUT = "\ue000"  # a character of no script
+# For a voice that speaks only words: the function that makes them, and the one that counts characters that it cannot
+# speak.
 SPOKEN_FORMS = {
     "english": ("deployments.embedded_voice.english:spoken_english", "deployments.embedded_voice.english:unspoken"),
 }
@@ -15,9 +16,9 @@ UNSPOKEN = "characters that the voice cannot speak"
 
 @dataclass(frozen=True, slots=True)
 class TextSpan:
-    """Text that is spoken without a stated pause."""
+    """Text that is spoken without an explicit pause in it."""
 
-    text: str  # empty where nothing follows the last pause
+    text: str  # empty if nothing follows the last pause
     pause_s: float = 0.0  # silence before it
     speed: float = 1.0
     style: str = ""  # of an extension: see `Utterance.styles`
@@ -25,17 +26,17 @@ class TextSpan:
 
 @dataclass(frozen=True, slots=True)
 class SpokenPiece:
-    """Consecutive text as it was sent, and what it is in speech."""
+    """A consecutive piece of text as it was sent, and its spoken form."""
 
     written: str  # with LEFT_OUT for each character that is not read aloud
-    spoken: str  # joins with that of other pieces
+    spoken: str  # concatenates with that of other pieces
     pause_s: float = 0.0  # silence in its place
-    speed: float | None = None  # of all text after it; None: as before
+    speed: float | None = None  # of all text after it; None: unchanged
     style: str | None = None  # the same
 
     @property
     def is_border(self) -> bool:
-        """Whether text before it and after it is spoken apart."""
+        """Whether the texts before and after it are spoken separately."""
         return self.pause_s > 0 or self.speed is not None or self.style is not None
 
 
@@ -45,11 +46,11 @@ class SpokenText:
 
     sent: str
     spans: tuple[TextSpan, ...]
-    left_out: Counter[str]  # how often each thing is not read aloud
+    left_out: Counter[str]  # how often each kind of thing is not read aloud
 
     @property
     def max_segment_chars(self) -> int | None:
-        """Of a segment of a long text; None: the model's."""
+        """The limit of a long text's segments; None: the model's."""
         return None
 
     @property
@@ -71,4 +72,4 @@ class WrittenSoFar(Protocol):
     """A text that is still being written."""
 
     text: str  # as it was sent
-    parts: list[SpokenPiece]  # the same, and what it is in speech
+    parts: list[SpokenPiece]  # the same text with its spoken forms
