@@ -264,7 +264,7 @@ def _is_held(file: Path) -> bool:
 
 
 def _length(file: Path, audio_format: str) -> str:
-    """Duration of the audio, if the format's header has it. Raises RefusedError if the file does not have this format."""
+    """Duration of the audio, if the format's header has it. Raises RefusedError if it is not a file of this format."""
     if audio_format not in _WITH_LENGTH:
         return ""
     try:

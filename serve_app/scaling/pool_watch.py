@@ -88,9 +88,7 @@ class KnownPools:
         return ModelState.of(start, wanted=wanted, running=running, now_s=time.time())
 
     def hear(self, note: bytes | None) -> bool:
-        """Take the note of the replica that asks for all. Returns True if that replica is silent: then ask the
-        controller.
-        """
+        """Take the note of the replica that asks for all. Returns True if it is silent: then ask the controller."""
         if note is not None and self._note is not None and note != self._note:  # the first may be an earlier server's
             self._silence = 0
             self.use(Seen.read(note))
@@ -168,7 +166,9 @@ class PoolWatch(KnownPools):
             pause.wait(_TURN_S)
 
     def _look(self) -> None:
-        """Ask the controller if this replica asks for all. Else take the asking replica's note, or ask if it is silent."""
+        """Ask the controller if this replica asks for all, else take the asking replica's note, or ask if that is
+        silent.
+        """
         if self._own_note is not None and (own := _rank()) is not None:
             ray_private.put_note(_note_of(self._app_name, own), self._own_note())
         if _asks_for_all():

@@ -163,7 +163,7 @@ def _added(config: AppConfig) -> list[PoolConfig]:
 
 
 def logical_cpus(config: AppConfig) -> int:
-    """CPUs to declare to Ray: this process's, or as many as all replicas request, so that a small machine can run them."""
+    """CPUs to declare to Ray: this process's, or as many as all replicas request, so that a small machine runs them."""
     models = config.by_model().values()
     codec = config.codec_scaling.max_replicas if config.codec_scaling else config.codec_pool.replicas
     talkers = [

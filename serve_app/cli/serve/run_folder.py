@@ -101,7 +101,7 @@ class RunFolder:
 
 @contextlib.contextmanager
 def created(report: Callable[[str], None]) -> Iterator[RunFolder]:
-    """A new folder, locked until the end of the block. Before that, removes the folders of dead servers and reports it."""
+    """A new folder, locked until the end of the block. First removes the folders of dead servers and reports it."""
     clear_dead(report)
     folder = RunFolder(Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent())))  # 0700
     if len(str(folder.path)) > _LONGEST:
