@@ -18,9 +18,7 @@ from loadtest.command_app import CommandApp
 
 
 def checkpoint(name: str) -> Path:
-    """Directory of a checkpoint named as in `talkray serve --model`; shows the progress of a download. For argparse's
-    `type`.
-    """
+    """Directory of a checkpoint named as for `talkray serve --model`; shows a download's progress. For argparse."""
     try:
         return locate(name, report=_say)
     except CheckpointError as error:

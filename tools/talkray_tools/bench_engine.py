@@ -134,7 +134,7 @@ class EngineBench:
         return StepTime(batch, device, loop, host, floor)
 
     def _steps(self, count: int) -> int:
-        """Run `count` steps; returns for how many nanoseconds the engine would have waited for requests between them."""
+        """Step for `count` frames; returns the nanoseconds that the engine would have waited for requests."""
         lingered, wanted = 0, self._num_frames() + count
         while self._num_frames() < wanted:
             start = time.perf_counter_ns()
@@ -145,9 +145,7 @@ class EngineBench:
         return lingered
 
     def _num_frames(self) -> int:
-        """Frames of the longest running sequence. Chunks cannot be counted, because those of several steps are sent
-        together.
-        """
+        """Frames of the longest running sequence. Chunks cannot be counted: several steps may share one."""
         return max((sequence.num_frames for sequence in self.engine.scheduler.running.values()), default=0)
 
     def prefill_time(self, prompts: int, *, tail_frames: int = 0) -> PrefillTime:
@@ -218,9 +216,7 @@ class EngineBench:
         return (weights * size + context * per_position) / self.bandwidth * 1e3
 
     def _request(self, seed: int, *, frames: int, audio: bool = False) -> SynthesisRequest:
-        """A request for codes only of a streamed text; with `audio` for codes and audio of a paragraph, in the clients'
-        mode.
-        """
+        """A request for codes only of a streamed text; with `audio`, for both of a paragraph in the clients' mode."""
         model = self.engine.model_config
         options = Sampling(max_new_tokens=frames + 1)
         voice = next(iter(model.speakers)) if model.kind is ModelKind.CUSTOM_VOICE else None

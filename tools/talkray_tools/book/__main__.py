@@ -209,9 +209,7 @@ def _read(file: Path, rules: EpubRules, *, timed: bool) -> Book:
 
 
 def _check_cover(found: Book, given: bytes | None) -> None:
-    """Check the cover before speaking. Raises InvalidRequest if the `given` one is damaged; drops a damaged one of the
-    file.
-    """
+    """Check the cover first. Raises InvalidRequest if the `given` one is damaged; drops a damaged one of the file."""
     if given is not None:
         picture_of(given)
         found.cover = given
@@ -224,9 +222,7 @@ def _check_cover(found: Book, given: bytes | None) -> None:
 
 
 def _voices(given: Sequence[str], found: Book, *, required: bool) -> dict[str, str]:
-    """Each speaker's voice. Raises InvalidRequest for speakers without a voice, and for names without a mark in the
-    text.
-    """
+    """Each speaker's voice. Raises InvalidRequest for speakers without one, and for names that no mark uses."""
     pairs = [each.partition("=") for each in given]
     wrong = next((name + sign for name, sign, voice in pairs if not (name.strip() and voice.strip())), None)
     if wrong is not None:
