@@ -1,6 +1,6 @@
 """The official package `qwen-tts`, to compare with. It pins its own transformers, so it needs its own environment.
 
-Imports nothing else of Talkray, because it runs in that environment: `python -m talkray_tools.official REQUEST.json
+Imports nothing else of Talkray, as it runs there: `python -m talkray_tools.official REQUEST.json
 SPEECH.npz`.
 """
 

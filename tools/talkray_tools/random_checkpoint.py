@@ -138,8 +138,7 @@ class Fill:
 
     @classmethod
     def of(cls, name: str, shape: torch.Size, *, unit_scale: bool) -> "Fill":
-        """Fill with the official initialisation's deviation, or with `unit_scale` one that keeps signals near 1 in
-        narrow layers.
+        """The official initialisation's deviation, or with `unit_scale` one that keeps signals near 1 in narrow layers.
 
         Norm weights and biases are not constant under `unit_scale`, so that a comparison notices a missing one.
         """

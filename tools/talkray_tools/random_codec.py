@@ -27,8 +27,7 @@ class Stress(StrEnum):
 def randomize_codec(
     decoder: DecoderNetwork, encoder: EncoderNetwork | None, *, generator: torch.Generator, stress: Stress | None = None
 ) -> None:
-    """Fill encoder and decoder in place, or a decoder alone. Their parameters must be materialised on the generator's
-    device.
+    """Fill both in place, or only a decoder. Their parameters must be materialised on the generator's device.
 
     Plain initialisation would leave codebooks empty, residual branches silent and the waveform vanishing or clipped.
     Here every convolution of the decoder is scaled by its actual output, so that waveforms can be compared.
@@ -77,9 +76,8 @@ def _fill_tensor(name: str, tensor: Tensor, generator: torch.Generator) -> None:
 def _stress_snakes(decoder: DecoderNetwork, stress: Stress | None, generator: torch.Generator) -> None:
     """Draw frequencies and amplitudes anew.
 
-    Slopes stay as steep as in training, which ties amplitude to frequency. If drawn independently with a deviation of
-    1.5, slopes of 100 follow each other, and two float32 passes with another order of sums do not share a sample (0.1
-    dB).
+    Slopes stay as steep as in training, which ties amplitude to frequency. Drawn independently with deviation 1.5,
+    slopes of 100 follow each other, and two float32 passes with another order of sums share no sample (0.1 dB).
     """
     for snake in (module for module in decoder.modules() if isinstance(module, UnfoldedSnake)):
         if stress is Stress.WIDE:

@@ -80,7 +80,7 @@ class Subject:
         return replace(synthesis, reference=self.reference, reference_codes=codes)
 
     def speak(self, *requests: SynthesisRequest, most: int | None = None) -> list[Speech]:
-        """Speak requests that arrive together; `most` frames of each are expected, else as many as the text can take."""
+        """Speak requests together; `most` frames of each are expected, else as many as the text can fill."""
         started_s, made = time.perf_counter(), [_Stream() for _ in requests]
         progress = throttled(f"speaking, {len(requests)} at once: frame", logger.info)
         for number, request in enumerate(requests):

@@ -47,8 +47,7 @@ Listen = Callable[[aiohttp.ClientSession, Asked], Awaitable[Audio]]
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """How audio is received, and the arguments with which ffmpeg converts plain PCM in the same way: none if
-    unnecessary.
+    """How audio is received, and the arguments with which ffmpeg converts plain PCM likewise: none if not needed.
 
     `coded` names the format that ffmpeg writes for its own decoder to read again.
     """

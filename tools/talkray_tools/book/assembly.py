@@ -1,7 +1,6 @@
 """Assemble the parts of a book into one file with pauses, loudness, chapters, cover and tags, through PyAV.
 
-Only one part is in memory at a time. The chapters are computed from the lengths of the parts before the first sample is
-written.
+Only one part is in memory at a time. Chapters follow from the parts' lengths before the first sample is written.
 """
 
 import base64

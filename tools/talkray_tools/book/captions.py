@@ -39,8 +39,7 @@ def captions_of(told: Mapping[str, Any], start_s: float, speed: float = 1.0) -> 
     """Captions of one part, which begins at `start_s` of the book and was made `speed` times as fast; `told` has the
     job's words and segments.
 
-    If word times are estimated, captions end only at sentences, and never cross the border of a segment, whose time is
-    known.
+    If word times are estimated, captions end only at sentences and never cross a segment border, whose time is known.
     """
     words = [TimedWord(each["word"], float(each["start"]), float(each["end"])) for each in told.get("words", ())]
     segments = [each for each in told.get("segments", ()) if each.get("text", "").strip()]

@@ -166,8 +166,7 @@ def _html_text(content: bytes, name: str) -> str:
 class _LooseHtml(HTMLParser):
     """Calls `target` with properly nested elements, as an XML parser does.
 
-    An element without an end tag ends where HTML defines it, an end tag without an element is ignored, and `<p/>` is
-    empty.
+    An element without an end tag ends by HTML's rules, an end tag without an element is ignored, and `<p/>` is empty.
     """
 
     def __init__(self, target: XmlTarget, name: str) -> None:

@@ -158,8 +158,7 @@ def _sentences(cues: Sequence[Cue]) -> list[str]:
 
 
 def dub(parts: Sequence[Paragraph], sounds: Sequence[Sound]) -> tuple[list[Sound], list[Mapping[str, Any]]]:
-    """Place `sounds` at the times of their cues, sped up if a cue's time is too short; also returns cues that still do
-    not fit.
+    """Place `sounds` at their cues' times, faster if the time is too short; also returns cues that still do not fit.
 
     A cue that runs into the next one delays it.
     """

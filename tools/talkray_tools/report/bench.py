@@ -183,9 +183,7 @@ class ReportBench:
 
     @cached_property
     def verified(self) -> dict[str, Check]:
-        """The checks of `talkray verify`, run in a separate process to free its memory afterwards. Raises
-        CannotRun.
-        """
+        """The checks of `talkray verify`, run in another process to free its memory. Raises CannotRun."""
         out = self.folder / "verify"
         if not (out / "verify.json").exists():
             directory = locate(self.options.model, report=lambda transfer: self.say(str(transfer)))
