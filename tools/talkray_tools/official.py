@@ -1,6 +1,6 @@
 """The official package `qwen-tts`, to compare with. It pins its own transformers, so it needs its own environment.
 
-Imports nothing else of Talkray, as it runs there: `python -m talkray_tools.official REQUEST.json
+Runs there, importing nothing else of Talkray: `python -m talkray_tools.official REQUEST.json
 SPEECH.npz`.
 """
 

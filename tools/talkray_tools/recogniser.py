@@ -50,7 +50,7 @@ class Recogniser(Protocol):
 
 
 class Whisper:
-    """Whisper base in int8; one thread. Knows the ten languages of the models, by ISO code."""
+    """Whisper base in int8; one thread. Knows ten languages that the models speak, by ISO code."""
 
     name = "Whisper base"
 
@@ -83,7 +83,7 @@ class Moonshine:
     def __init__(self) -> None:
         from moonshine_voice import ModelArch, Transcriber, get_assets_path  # may be missing
 
-        # Its own speech detector cuts beginnings off, and then hears a "you".
+        # Its own speech detector cuts beginnings off, and hears a "you" in the part it cut.
         options = {"vad_threshold": "0.0"}
         model = str(Path(get_assets_path()) / "tiny-en")
         self._model = Transcriber(model_path=model, model_arch=ModelArch.TINY, options=options)

@@ -49,7 +49,7 @@ class Busy:
     rate: float  # requests per second
     part: str  # predictor, talker, prompts, codec, copies; "nothing": idle time
     ms: float  # per second in which some of it ran
-    alone_ms: float  # per second in which nothing else ran
+    alone_ms: float  # per second in which only it ran
 
 
 @dataclass(frozen=True, slots=True)
