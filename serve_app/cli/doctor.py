@@ -170,8 +170,7 @@ def _ask_fit(directory: Path, own: AppConfig, card: Card, *options: str) -> subp
 def predict_memory(config: AppConfig, address: Address, *, follows_card: bool) -> Iterator[Finding]:
     """How many sequences of each model fit the GPU, if there is one and the weights are here. Loads nothing.
 
-    Models that share a GPU must fit it together. Settings that are not from a file follow the card, as in `talkray
-    serve`.
+    Models that share a GPU must fit it together. Without a file, settings follow the card, as in `talkray serve`.
     """
     card = _smallest(address)
     used = 0

@@ -1,7 +1,6 @@
 """The official package `qwen-tts`, to compare with. It pins its own transformers, so it needs its own environment.
 
-Runs there, importing nothing else of Talkray: `python -m talkray_tools.official REQUEST.json
-SPEECH.npz`.
+Runs there, importing nothing else of Talkray: `python -m talkray_tools.official REQUEST.json SPEECH.npz`.
 """
 
 import importlib

@@ -109,8 +109,7 @@ class Driver:
 def running(
     config: AppConfig, address: Address, report: Report, *, show: Callable[[Entry], None] | None = None
 ) -> Iterator[Driver]:
-    """Start the application, yield once it is ready to speak, then end all its processes. Raises StartError and
-    ServerLost.
+    """Start the application, yield once it is ready, then end all its processes. Raises StartError and ServerLost.
 
     `show` gets an entry for each request that has ended.
     """
