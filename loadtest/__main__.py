@@ -41,7 +41,7 @@ Rate = Annotated[float, typer.Option(callback=positive, help="Requests per secon
 
 @contextlib.contextmanager
 def explained() -> Iterator[None]:
-    """Reports an expected error with a message on stderr and an exit code."""
+    """Report an expected error with a message on stderr and an exit code."""
     try:
         yield
     except LoadTestError as error:
@@ -251,7 +251,7 @@ def simulate_command(
     out: Annotated[Path | None, typer.Option(file_okay=False, help="New folder for numbers and charts.")] = None,
 ) -> None:
     """Predict p95 and cost of the production policies on a cluster, from a measured sweep."""
-    # Here, since a load test by itself needs nothing of the server's code, and the simulator needs its policies.
+    # Imported here because only the simulator needs the server's code (its policies); a load test does not.
     from loadtest import scenario
     from loadtest.service_model import ServiceModel, observe
     from loadtest.simulate import Simulation, simulation_facts, simulation_record
@@ -340,7 +340,7 @@ def check_simulation_command(
 
 
 async def run_once(settings: Settings, folder: TraceFolder) -> Result:
-    """One run, on the screen and on disk."""
+    """Do one run; shows it on the screen and writes it to disk."""
     screen = Screen(Console(stderr=True))
     async with screen.shown():
         result, _ = await measure(settings, folder, show=screen.show)
@@ -350,7 +350,7 @@ async def run_once(settings: Settings, folder: TraceFolder) -> Result:
 
 
 async def sweep_rates(settings: Settings, plan: Plan, folder: TraceFolder, *, titles: Sequence[str]) -> bool:
-    """Rate after rate, on the screen and on disk. Whether every request was spoken."""
+    """Measure rate after rate, on the screen and on disk. Returns whether every request was spoken."""
     screen = Screen(Console(stderr=True))
     async with screen.shown():
         done, is_complete = await sweep(settings, plan, folder=folder, show=screen.show, done=screen.done)
@@ -362,15 +362,15 @@ async def sweep_rates(settings: Settings, plan: Plan, folder: TraceFolder, *, ti
 
 
 async def compare_sides(sides: Sequence[Side], plan: TurnPlan, out: Path) -> list[Compared]:
-    """Both, on the screen and on disk."""
+    """Measure both servers, on the screen and on disk."""
     screen = Screen(Console(stderr=True))
     async with screen.shown():
         return await compare(sides, plan, folder=out, show=screen.show)
 
 
 def say_where(folder: TraceFolder) -> None:
-    """Where the results are, and what can be done with them."""
-    python = Path(sys.executable)  # as it can be typed here: a shell may know no `python`, or another one
+    """Print where the results are, and commands to use with them."""
+    python = Path(sys.executable)  # can be pasted here: a shell may not have `python`, or find another one
     shown = python.relative_to(Path.cwd()) if python.is_relative_to(Path.cwd()) else python
     typed = os.environ.get("TALKRAY_TYPED") or f"{shlex.quote(str(shown))} -m loadtest"
     typer.echo(f"\nResults are in {folder.path}. A report: {typed} report {shlex.quote(str(folder.path))}")

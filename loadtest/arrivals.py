@@ -1,4 +1,4 @@
-"""The requests and their times, drawn before the run, so that a slow server cannot slow down its own load."""
+"""Requests and their times, drawn before the run so that a slow server cannot slow down its own load."""
 
 import re
 from collections.abc import Sequence
@@ -9,24 +9,24 @@ from pathlib import Path
 
 import numpy as np
 
-# Three words to a short paragraph, as telephone systems, voice agents and narrators say them.
+# From three words to a short paragraph, typical of telephone systems, voice agents and narrators.
 SENTENCES = tuple(Path(__file__).with_name("texts.txt").read_text(encoding="utf-8").splitlines())
 PARAGRAPH = range(250, 351)  # characters
 LONG = range(1450, 1551)
-LONG_SEGMENTS, LONG_SEGMENT_S = 2, 22.0  # in which Talkray speaks a long text, where lengths are planned
-LEAVES_S = 0.3  # after which a client that leaves early leaves
+LONG_SEGMENTS, LONG_SEGMENT_S = 2, 22.0  # how Talkray splits a long text, if lengths are planned
+LEAVES_S = 0.3  # after which a client that leaves early disconnects
 INSTRUCTION = "Speak calmly, and a little slower than usual."
 INTERRUPT_S = (0.2, 4.0)  # of audio, after which a turn is interrupted
 FRAMES_PER_S = 12.5  # of Qwen3-TTS's codec: 80 ms each
-MIN_S, MAX_S = 0.8, 30.0  # of an answer whose length is drawn
+MIN_S, MAX_S = 0.8, 30.0  # of answers whose lengths are drawn
 
 
 class Texts(StrEnum):
-    """What requests say."""
+    """The texts of requests."""
 
     MIXED = "mixed"  # SENTENCES as they are
     ONE_SENTENCE = "one-sentence"
-    PARAGRAPHS = "paragraphs"  # of PARAGRAPH characters, put together from SENTENCES
+    PARAGRAPHS = "paragraphs"  # of PARAGRAPH characters, assembled from SENTENCES
 
     def choices(self) -> tuple[str, ...]:
         """The texts, always in the same order."""
@@ -38,7 +38,9 @@ class Texts(StrEnum):
 
 
 def _paragraph(start: int, chars: range = PARAGRAPH) -> str:
-    """The sentences from number `start` on, around the end, until they are one; those too long are left out."""
+    """Join sentences from number `start` on, wrapping around, until they make a paragraph; skips those that are too
+    long.
+    """
     said = ""
     for text in SENTENCES[start:] + SENTENCES[:start]:
         longer = f"{said} {text}".strip()
@@ -77,10 +79,10 @@ MIX = {
 
 
 class Profile(StrEnum):
-    """How unlike requests are."""
+    """How much requests differ."""
 
-    ALIKE = "alike"  # but for their texts
-    MIXED = "mixed"  # as MIX says
+    ALIKE = "alike"  # except for their texts
+    MIXED = "mixed"  # as in MIX
 
 
 class Arrivals(StrEnum):
@@ -97,27 +99,27 @@ class ScheduledRequest:
     index: int
     planned_s: float  # since the start of the run
     text: str
-    frames: int | None = None  # length that the answer is to have; None: the model decides
-    interrupt_s: float | None = None  # of its audio, after which somebody interrupts; None: nobody does
+    frames: int | None = None  # planned length of the answer; None: the model decides
+    interrupt_s: float | None = None  # seconds of its audio before an interruption; None: not interrupted
     kind: RequestKind | None = None  # of mixed traffic
 
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """A stretch of the run with one offered rate."""
+    """A part of the run with one offered rate."""
 
     name: str
     rate: float  # requests per second
     duration_s: float
     measured: bool = True  # False: the server settles in; sent and traced, but not in the statistics
-    start_s: float = 0.0  # since the start of the run, where the phase is placed in one
+    start_s: float = 0.0  # since the start of the run, once the phase is placed in one
 
     @property
     def end_s(self) -> float:
         return self.start_s + self.duration_s
 
     def holds(self, planned_s: float) -> bool:
-        """Whether a request that is due then belongs here."""
+        """Whether a request due at this time belongs to the phase."""
         return self.start_s <= planned_s < self.end_s
 
 
@@ -125,7 +127,7 @@ class Phase:
 class SpeechLengths:
     """Log-normal durations of speech: `median_s`, and `sigma`, the standard deviation of their logarithm.
 
-    For servers that can be told: random weights would otherwise never stop, or at once.
+    For servers that accept a length: random weights would otherwise never stop, or stop at once.
     """
 
     median_s: float
@@ -140,21 +142,21 @@ class SpeechLengths:
 
 
 def settled(rate: float, duration_s: float, *, settle_s: float) -> tuple[Phase, ...]:
-    """One rate, measured after so many seconds in which the server settles in."""
+    """Phases of one rate: `settle_s` for the server to settle in, then a measured one."""
     settling = (Phase("settling in", rate, settle_s, measured=False),) if settle_s else ()
     return (*settling, Phase("measured", rate, duration_s))
 
 
 def place(phases: Sequence[Phase]) -> tuple[Phase, ...]:
-    """The phases one after the other from 0 on."""
+    """The phases placed one after another, starting at 0."""
     starts_s = accumulate((phase.duration_s for phase in phases), initial=0.0)
     return tuple(replace(phase, start_s=start_s) for phase, start_s in zip(phases, starts_s, strict=False))
 
 
 def phase_times(arrivals: Arrivals, phase: Phase, *, seed: Sequence[int]) -> list[float]:
-    """Arrival times in seconds at the phase's rate, all before its duration; may be none.
+    """Arrival times in seconds at the phase's rate, all before its duration; may be empty.
 
-    Constant ones have equal gaps from 0 on, Poisson ones exponential gaps.
+    Constant arrivals have equal gaps starting at 0, Poisson arrivals exponential gaps.
     """
     mean = phase.rate * phase.duration_s
     enough = int(mean + 10 * mean**0.5 + 20)
@@ -173,7 +175,7 @@ def arrival_times(arrivals: Arrivals, phases: Sequence[Phase], *, seed: int) -> 
 
 
 def choose_texts(count: int, *, seed: int, texts: Sequence[str] = SENTENCES) -> list[str]:
-    """`count` of `texts` in an order that depends on `seed` alone; every text comes once before any comes again."""
+    """`count` of `texts` in an order that depends only on `seed`; every text is used once before any repeats."""
     generator = np.random.default_rng(seed)
     order: list[int] = []
     while len(order) < count:
@@ -184,7 +186,7 @@ def choose_texts(count: int, *, seed: int, texts: Sequence[str] = SENTENCES) -> 
 def plan_requests(
     times_s: Sequence[float], *, seed: int, lengths: SpeechLengths | None = None, texts: Sequence[str] = SENTENCES
 ) -> list[ScheduledRequest]:
-    """A request for each of these times: texts and lengths are settled by the arguments."""
+    """One request for each of these times; the arguments determine texts and lengths."""
     count = len(times_s)
     said = choose_texts(count, seed=seed, texts=texts)
     frames = lengths.draw(count, seed=seed) if lengths else [None] * count
@@ -192,7 +194,7 @@ def plan_requests(
 
 
 def interrupt(requests: Sequence[ScheduledRequest], share: float, *, seed: int) -> list[ScheduledRequest]:
-    """The same requests, of which about this share is interrupted at a random place; `seed` settles which and where."""
+    """The same requests, about `share` of them interrupted at a random point; `seed` determines which and where."""
     generator = np.random.default_rng((seed, 2))
     places_s = generator.uniform(*INTERRUPT_S, size=len(requests)).tolist()
     chosen = (generator.random(len(requests)) < share).tolist()
@@ -201,9 +203,9 @@ def interrupt(requests: Sequence[ScheduledRequest], share: float, *, seed: int) 
 
 
 def mix(requests: Sequence[ScheduledRequest], *, seed: int) -> list[ScheduledRequest]:
-    """The same times and lengths for requests of all kinds: every twenty of them are as MIX says, in some order.
+    """The same times and lengths, with mixed kinds: every twenty requests contain the kinds in MIX, in random order.
 
-    A long text has a length of its own where lengths are planned.
+    A long text gets its own length if lengths are planned.
     """
     generator = np.random.default_rng((seed, 3))
     twenty = [kind for kind, count in MIX.items() for _ in range(count)]

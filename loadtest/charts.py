@@ -1,4 +1,4 @@
-"""The charts of runs, sweeps and simulations: what Chart.js is told. The page has the library, and its own colours."""
+"""The charts of runs, sweeps and simulations, as data for Chart.js. The page has the library and the colours."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,16 +15,16 @@ from loadtest.tables import MS, percentile
 from loadtest.traces import Trace
 
 if TYPE_CHECKING:
-    from loadtest.simulate import Simulated  # needs the server's policies, which a report does not
+    from loadtest.simulate import Simulated  # imports the server's policies, which a report does not need
 
 PERCENT = 100.0
 MIN_WINDOW_S, MAX_WINDOWS = 1.0, 150
-MAX_POINTS = 2000  # of one series: a page of many requests stays small
-# Of the page's palette, which Okabe and Ito chose so that colour-blind readers can tell them apart.
+MAX_POINTS = 2000  # per series, so that a page of many requests stays small
+# From the page's palette by Okabe and Ito, which colour-blind readers can tell apart.
 P50, P95, P99 = "blue", "orange", "purple"
 COLOURS = ("blue", "orange", "green", "purple", "sky", "red")
 OUTCOME_COLOURS = dict(zip(OUTCOMES, ("green", "yellow", "sky", "red"), strict=True))
-DASHES: tuple[list[int], ...] = ([], [6, 4], [2, 3], [10, 3, 2, 3])  # one sweep, or one meaning, each
+DASHES: tuple[list[int], ...] = ([], [6, 4], [2, 3], [10, 3, 2, 3])  # one for each sweep or meaning
 OFFERED, TTFB, SECONDS = "offered rate, requests/s", "TTFB, ms", "seconds since the start of the run"
 
 Series = dict[str, Any]  # a data set of Chart.js; `colour` is a name of the palette
@@ -34,7 +34,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """One chart: what it shows, how to read it, and what Chart.js is told."""
+    """One chart: what it shows, how to read it, and its data for Chart.js."""
 
     title: str
     caption: str
@@ -42,7 +42,7 @@ class Chart:
 
 
 def chart(title: str, caption: str, series: Sequence[Series], *, x: Mapping[str, Any], y: Mapping[str, Any]) -> Chart:
-    """A chart of these series between two axes; an axis may have `marks`, lines with a name at a value."""
+    """A chart of these series between two axes; an axis may have `marks`: named lines at a value."""
     marks = [{"axis": name, **mark} for name, axis in (("x", x), ("y", y)) for mark in axis.get("marks", ())]
     data, scales = {"datasets": series}, {"x": dict(x), "y": dict(y)}
     return Chart(title, caption, {"type": "line", "data": data, "options": {"scales": scales, "marks": marks}})
@@ -108,7 +108,7 @@ def sweep_charts(sweeps: Sequence[Sweep]) -> list[Chart]:
             "Goodput against offered rate",
             "Offered rate times the share of requests that met every limit: on the thin diagonal all of them do.",
             [*lines("good", "green", lambda s: s.good_per_s), *(refused if any_refused else []), diagonal],
-            x=axis(OFFERED, min=0, marks=capacities),  # linear as the other axis, or the diagonal would bend
+            x=axis(OFFERED, min=0, marks=capacities),  # linear like the other axis, else the diagonal would bend
             y=axis("requests/s", beginAtZero=True),
         ),
         chart(
@@ -140,7 +140,7 @@ def run_charts(result: Result) -> list[Chart]:
 
 
 def windows(result: Result) -> Floats:
-    """Edges of equal windows, no more than MAX_WINDOWS, some requests in each."""
+    """Edges of at most MAX_WINDOWS equal windows with some requests in each."""
     lowest_rate = min((phase.rate for phase in result.phases), default=1.0)
     wanted = max(MIN_WINDOW_S, result.end_s / MAX_WINDOWS, 4 / lowest_rate)
     width_s = np.ceil(min(wanted, max(MIN_WINDOW_S, result.end_s / 20)))
@@ -196,7 +196,7 @@ def _replicas(result: Result, x: Mapping[str, Any]) -> Chart:
 
 
 def distribution_chart(kind: str, groups: Mapping[str, Sequence[Trace]], *, audible: bool = False) -> Chart:
-    """The answers of some phases or runs side by side, by their first byte or by their first audible sample."""
+    """Distributions of first byte or first audible sample, of several phases or runs side by side."""
     curves, short, what = [], "TTFA" if audible else "TTFB", "audible sample" if audible else "byte"
     for index, (name, traces) in enumerate(groups.items()):
         taken_s = [trace.ttfa_s if audible else trace.ttfb_s for trace in traces]
@@ -261,7 +261,7 @@ def _rates(times_s: Sequence[float] | Floats, edges: Floats) -> Floats:
 def _percentiles(
     times: Sequence[float] | Floats, values: Sequence[float] | Floats, *, edges: Floats, percent: int
 ) -> list[float]:
-    """Of the values in each window of their ascending times, NaN where there are none."""
+    """Percentiles of the values in each window of their ascending times, NaN for empty windows."""
     groups = np.split(np.asarray(values), np.searchsorted(times, edges))[1:-1]
     return [float(np.percentile(group, percent)) if len(group) else math.nan for group in groups]
 
@@ -271,7 +271,7 @@ def _over(times: Iterable[float], values: Iterable[float]) -> list[Point]:
 
 
 def _changes(points: Sequence[tuple[float, float | None]]) -> list[Point]:
-    """Without the points that only repeat what was; the last one stays."""
+    """Drop points that repeat the previous value; keeps the last point."""
     kept = [
         point for before, point in zip((None, *points), points, strict=False) if not before or before[1] != point[1]
     ]
@@ -279,5 +279,5 @@ def _changes(points: Sequence[tuple[float, float | None]]) -> list[Point]:
 
 
 def _short(value: float | None) -> float | None:
-    """Four digits are more than a chart shows, and its page is the smaller for it."""
+    """Round to four digits: more than a chart shows, and the page is smaller."""
     return None if value is None else float(f"{value:.5g}")

@@ -1,7 +1,6 @@
-"""Is the simulator right? One measured run teaches it at some rates and examines it at others.
+"""Check the simulator: it learns from some rates of a measured run and predicts the others.
 
-Rates to learn from and rates to predict take turns within the run: a machine that gets slower or faster in between
-does so for both.
+Rates to learn from and rates to predict alternate within the run, so that drift of the machine's speed affects both.
 """
 
 from collections.abc import Sequence
@@ -38,17 +37,17 @@ class Comparison:
 
     @property
     def error(self) -> float:
-        """Of the simulated value, as a share of the measured one."""
+        """Error of the simulated value, as a share of the measured one."""
         return self.simulated_s / self.measured_s - 1
 
     @property
     def holds(self) -> bool:
-        """Whether the prediction is as good as was promised."""
+        """Whether the prediction is within the promised error."""
         return abs(self.error) <= TOLERANCE
 
 
 def check_phases(capacity: float, *, requests: int, rounds: int) -> tuple[Phase, ...]:
-    """Each turn as long as about `requests` arrivals take, all turns `rounds` times."""
+    """Turns of about `requests` arrivals each; all turns are repeated `rounds` times."""
     return tuple(
         Phase(phase_name(kind, share), share * capacity, requests / (share * capacity))
         for _ in range(rounds)
@@ -61,7 +60,7 @@ def phase_name(kind: str, share: float) -> str:
 
 
 def compare(result: Result, *, slots: int) -> list[Comparison]:
-    """Learn from the turns to learn from, simulate the whole run with its own arrivals, compare the other turns.
+    """Learn from the learning turns, simulate the whole run with its own arrivals, and compare the other turns.
 
     `slots`: sequences that the server's talker batches. Raises NoRunError if there is too little to learn from.
     """

@@ -1,4 +1,4 @@
-"""One request to an OpenAI-compatible speech server, and what is written down while its audio streams in."""
+"""Send one request to an OpenAI-compatible speech server, and record it while its audio arrives."""
 
 import asyncio
 import base64
@@ -18,9 +18,10 @@ from loadtest.settings import Settings, Transport
 from loadtest.traces import Failure, PcmLayout
 
 MAX_ERROR_BYTES = 200
-# Below the 5 s after which uvicorn closes an idle connection: a request sent into that would fail, and not by load.
+# Below the 5 s after which uvicorn closes an idle connection: a request on a closed connection would fail, and not
+# because of load.
 KEEPALIVE_S = 2.0
-NO_TIMEOUT = aiohttp.ClientTimeout(total=None)  # `speak` has one of its own, for every transport
+NO_TIMEOUT = aiohttp.ClientTimeout(total=None)  # `speak` has its own timeout, for every transport
 
 
 @asynccontextmanager
@@ -92,7 +93,7 @@ def _fail_with_status(recording: Recording, status: int, *, message: str, header
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:
-    """Seconds of advice in `retry-after-ms` or `Retry-After`, None without any that is a number."""
+    """Seconds in `retry-after-ms` or `Retry-After`, None if neither is a number."""
     for name, per_second in (("retry-after-ms", 1000), ("Retry-After", 1)):
         with contextlib.suppress(KeyError, ValueError):
             return float(headers[name]) / per_second
@@ -116,11 +117,11 @@ async def _converse(session: aiohttp.ClientSession, settings: Settings, recordin
 
 
 def _heed(recording: Recording, event: Mapping[str, Any], form: SocketForm) -> bool:
-    """Take one JSON message of the WebSocket; False if it is the last one."""
+    """Handle one JSON message of the WebSocket; False if it is the last one."""
     if "error" in event or event.get("type") == "Error":
         error = event["error"] if isinstance(event.get("error"), dict) else event
         kind = Failure.BROKEN_BODY if recording.chunks else Failure.HTTP
-        if error.get("code") in ("rate_limit_exceeded", REFUSED_STATUS):  # as HTTP says it, and as tables count it
+        if error.get("code") in ("rate_limit_exceeded", REFUSED_STATUS):  # as in HTTP, so that tables count both
             kind, recording.trace.status = Failure.REFUSED, REFUSED_STATUS
         recording.fail(kind, str(error.get("message") or error.get("error") or error))
         return False

@@ -1,9 +1,9 @@
-"""What would a pool of codec replicas do with so many cores? Its own gate and streams, in simulated time.
+"""Simulate a pool of codec replicas on CPU cores, with the real gate and streams in simulated time.
 
-Only what a call takes is assumed: so many seconds and so many more for each of its frames, by `talkray bench codec`, 15
-% more or less, and up to `1 + crowded` times that, the more workers are busy. A stream that a replica does not let in
-within `patience_s` is refused. With `hybrid` a GPU makes the audio of first frames with their codes. Left out is what
-crosses handles.
+Only the duration of calls is assumed: a constant plus a time per frame, from `talkray bench codec`, 15 % more or less,
+and up to `1 + crowded` times that, the more workers are busy. A stream that a replica does not admit within
+`patience_s` is refused. With `hybrid` a GPU makes the audio of first frames with their codes. Time to cross handles is
+left out.
 """
 
 import asyncio
@@ -39,24 +39,24 @@ from deployments.protocol import ALL_FRAMES, FinishReason, FrameChunk
 from loadtest.simulate import Traffic
 from loadtest.tables import MS, Table, percent
 
-_FRAME_SAMPLES, _SAMPLE_RATE = 24, 300  # what audio is made of does not matter
+_FRAME_SAMPLES, _SAMPLE_RATE = 24, 300  # the audio's content does not matter
 _FRAME_S = _FRAME_SAMPLES / _SAMPLE_RATE
 _NOTHING = DecoderState(0, ())
 _FIRST_CODES_S, _NEXT_CODES_S = 0.012, 0.0035  # of a GPU's talker
-_DEVIATION = 0.15  # of the logarithm of what a call takes
+_DEVIATION = 0.15  # of the logarithm of a call's duration
 _HEARD_S = 0.001  # a pause
 _MAX_LATE_S = 0.25  # of silence, as in api.admission.max_late_s
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
-    """An event loop whose clock jumps to the next timer where others would wait for it."""
+    """An event loop whose clock jumps to the next timer instead of waiting for it."""
 
     def __init__(self) -> None:
         self._now_s = 0.0
         super().__init__()
 
     def time(self) -> float:
-        """Seconds since it was made."""
+        """Seconds since the loop was created."""
         return self._now_s
 
     def _run_once(self) -> None:
@@ -68,28 +68,28 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
 @dataclass(frozen=True, slots=True)
 class CodecPool:
-    """The replicas, and how patient their listeners are."""
+    """The replicas, and the patience of their listeners."""
 
     replicas: int
     workers: int  # of each
     call_s: float = 0.015
     frame_s: float = 0.0046
-    crowded: float = 0.0  # how much longer calls take where all workers are busy, as a share: cores share their memory
+    crowded: float = 0.0  # how much longer calls take if all workers are busy, as a share: cores share their memory
     hybrid: bool = False  # a GPU decodes first frames, as many as `Placement` says
-    of_two: bool = False  # a stream goes to the better of two at random, not of all
+    of_two: bool = False  # a stream goes to the better of two random replicas, not of all
     patience_s: float = 0.5
-    seed: int = 1  # of what calls take, and of `of_two`
+    seed: int = 1  # of call durations, and of `of_two`
 
     @property
     def ramp(self) -> tuple[int, ...]:
         return chosen_ramp(self.workers)
 
     def work_s(self, frames: int) -> float:
-        """The mean duration of a call of so many frames."""
+        """Mean duration of a call of `frames` frames."""
         return self.call_s + frames * self.frame_s
 
     def largest(self, frames: int) -> int:
-        """Streams that one call of so many frames each takes: as many as a start has tried (loading.py)."""
+        """The most streams in one call with `frames` frames each: as many as are tried at the start (loading.py)."""
         batch = 1
         while 2 * batch <= MAX_BATCH_SIZE and 2 * batch * frames <= MAX_BATCH_FRAMES:
             if 2 * self.work_s(batch * frames) > longest_call_s(self.workers):
@@ -100,13 +100,13 @@ class CodecPool:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """The results of one load for listeners."""
+    """Results of one load, as listeners experience it."""
 
     first_audio_s: list[float]
-    stalled_s: list[float]  # of each stream that was let in
+    stalled_s: list[float]  # of each admitted stream
     refused: int
     busy_cores: float
-    batch: float  # streams of a call, mean
+    batch: float  # mean streams per call
     decoded: float  # the share of the audio that the pool made
 
     @property
@@ -164,7 +164,7 @@ class _Replica:
         self.placement.talker_on_gpu = True
 
     async def listen(self, frames: int) -> tuple[float, float] | None:
-        """One stream to its end: when its first audio came, and how long it was silent behind that; None: refused."""
+        """Run one stream to its end. Returns its time to first audio and its silence after that; None: refused."""
         asked_s = _now_s()
         self.streams += 1
         async with AsyncExitStack() as room:
@@ -206,7 +206,7 @@ class _Replica:
         done: asyncio.Future[Decoded] = asyncio.get_running_loop().create_future()
         self._tasks.append((task, done))
         if len(self._tasks) == 1:
-            asyncio.get_running_loop().call_soon(self._begin)  # with all that come in this tick
+            asyncio.get_running_loop().call_soon(self._begin)  # together with all that arrive in this tick
         return await done
 
     def _begin(self) -> None:
@@ -259,7 +259,7 @@ async def _load(pool: CodecPool, traffic: Traffic) -> Served:
 
 
 def serve(pool: CodecPool, traffic: Traffic) -> Served:
-    """Each request is listened to until its end."""
+    """Simulate each request until its end."""
     loop = VirtualTimeLoop()
     clock = SimpleNamespace(monotonic=loop.time)
     try:

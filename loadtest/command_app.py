@@ -1,4 +1,4 @@
-"""How all commands of `talkray` show their help: `-h` too, no type behind switches, commands in the order of panels."""
+"""Help of all `talkray` commands: also with `-h`, no type after switches, commands in the order of panels."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -35,7 +35,7 @@ class _Group(TyperGroup):
 
 
 class CommandApp(typer.Typer):
-    """Shows its commands in `panels`, which they name as `rich_help_panel`."""
+    """Shows its commands in the order of `panels`, the values of their `rich_help_panel`."""
 
     def __init__(self, text: str | None = None, *, panels: tuple[str, ...] = ()) -> None:
         super().__init__(

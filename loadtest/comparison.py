@@ -1,7 +1,7 @@
-"""Two servers, each asked in its own dialect: the same texts at the same times, in turns, and what stress does to each.
+"""Compare two servers, each in its own dialect: the same texts at the same times, in turns, and the effect of stress.
 
-Turns: A, B, then B, A, and so on, so that a machine that gets slower does so for both. Every turn has its own seed,
-which both servers share. The traces of each turn are in a folder of their own.
+Turns: A, B, then B, A, and so on, so that a machine that gets slower affects both. Every turn has its own seed, which
+both servers share. Each turn has its own folder of traces.
 """
 
 import asyncio
@@ -23,8 +23,8 @@ from loadtest.settings import Settings
 from loadtest.traces import Clock, LoadTestError, Trace, TraceFolder
 
 LEAVERS, ROUNDS, ROUND_S = 8, 3, 2.0  # clients that leave together, how often, and how far apart
-_BEHIND_S = 0.05  # after they have left the next request comes
-_RECOGNISER = "talkray_tools.recogniser"  # a command, in a process of its own
+_BEHIND_S = 0.05  # delay of the next request after they have left
+_RECOGNISER = "talkray_tools.recogniser"  # a command, in a separate process
 _HEARD_S = 120.0
 
 
@@ -50,12 +50,12 @@ class TurnPlan:
     turns: int
     overload: float  # times the rate, 0: none
     overload_s: float
-    words: int  # answers that a recogniser hears, of each server
+    words: int  # answers of each server that a recogniser transcribes
 
 
 @dataclass(frozen=True, slots=True)
 class Leaving:
-    """First bytes of single requests, in seconds: without other clients, and just after clients have left."""
+    """Seconds to the first byte of single requests: without other clients, and just after clients have left."""
 
     leavers: int
     alone_s: list[float]
@@ -89,7 +89,7 @@ class Compared:
 
 
 async def compare(sides: Sequence[Side], plan: TurnPlan, *, folder: Path, show: Show) -> list[Compared]:
-    """Raises LoadTestError, also where Ctrl-C ends it: half a comparison is none."""
+    """Compare the servers. Raises LoadTestError, also on Ctrl-C, because half a comparison is not useful."""
     TraceFolder(folder).check_unused()
     for side in sides:
         await check_server(side.settings)
@@ -121,7 +121,7 @@ async def _measured(settings: Settings, folder: Path, show: Show) -> Result:
 
 
 async def _leave(settings: Settings, folder: TraceFolder, show: Show) -> Leaving:
-    """Does a server continue abandoned work? Then the next request is later than one that comes alone."""
+    """Test whether a server continues abandoned work, which delays the next request more than one sent alone."""
     texts = Texts.PARAGRAPHS.choices()
     alone = [ScheduledRequest(n, n * ROUND_S, texts[n]) for n in range(ROUNDS)]
     schedule = list(alone)
@@ -143,14 +143,14 @@ async def _leave(settings: Settings, folder: TraceFolder, show: Show) -> Leaving
 
 
 def _of_length(request: ScheduledRequest, settings: Settings) -> ScheduledRequest:
-    """With the planned length where the server is given lengths."""
+    """The request with the planned length, if the server is given lengths."""
     if settings.lengths is None:
         return request
     return replace(request, frames=settings.lengths.draw(1, seed=request.index)[0])
 
 
 async def _hear(settings: Settings, count: int, folder: TraceFolder) -> WordsHeard | str:
-    """How many words of some sentences are heard as others."""
+    """Count the words of some sentences that are recognised as others."""
     if not count:
         return "not asked for (--words)"
     if settings.lengths is not None:
@@ -207,7 +207,7 @@ async def _recognise(file: Path, text: str) -> dict[str, Any] | str:
 
 
 def spread(values: Sequence[float]) -> float:
-    """The greatest difference between turns of one server."""
+    """Largest difference between turns of one server."""
     return max(values) - min(values) if values else 0.0
 
 

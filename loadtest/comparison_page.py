@@ -1,4 +1,4 @@
-"""The page and the tables of two servers that were compared: a column for each."""
+"""Page and tables of a comparison of two servers, one column each."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,17 +16,17 @@ _ROWS = (
     *("sent", "answers", "TTFB p50/p95/p99, ms", "TTFA p50/p95/p99, ms", "whole p50/p95, s", "RTF p50"),
     *("C50/C100/C200, %", "underruns", "stall p95, ms", "lag p99, ms"),
 )
-MIN_TURNS = 3  # of each server: of two, each is the sooner one in both by chance in one comparison of three
+MIN_TURNS = 3  # per server: with two turns, one server wins both by chance in a third of comparisons
 _OF_TURN = ("sent", "answers", "TTFB p50/p95/p99, ms", "TTFA p50/p95/p99, ms", "C50/C100/C200, %")
 
 
 def whole(one: Compared, plan: TurnPlan) -> Summary:
-    """Of all its turns."""
+    """Summary of all turns of a server."""
     return summarize(one.traces, planned=len(one.traces), offered_per_s=plan.rate, limits=one.side.settings.limits)
 
 
 def side_table(done: Sequence[Compared], plan: TurnPlan) -> Table:
-    """The two side by side."""
+    """The two servers side by side."""
     summaries = [whole(one, plan) for one in done]
     rows = [[name, *(COLUMNS[name](summary) for summary in summaries)] for name in _ROWS]
     rows += [[name, *(str(count(one.traces)) for one in done)] for name, count in _ENDINGS.items()]
@@ -41,7 +41,7 @@ def _words(heard: WordsHeard | str) -> str:
 
 
 def turn_table(done: Sequence[Compared]) -> Table:
-    """Each turn by itself: how far do turns of one server differ?"""
+    """A row for each turn, to show how far turns of one server differ."""
     rows = [
         [f"{number}", one.side.name, *(COLUMNS[name](one.turns[number - 1].summary) for name in _OF_TURN)]
         for number in range(1, len(done[0].turns) + 1)
@@ -87,7 +87,7 @@ def overload_table(done: Sequence[Compared]) -> Table:
 
 
 def leaving_table(done: Sequence[Compared]) -> Table:
-    """Does a server work on for clients that have left?"""
+    """Whether a server keeps working for clients that have left."""
     rows = [
         ["first byte of a request alone, median", *(middle_ms(one.leaving.alone_s) for one in done)],
         [

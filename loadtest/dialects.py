@@ -1,4 +1,4 @@
-"""How servers of different makers are asked to stream the same text: what each is sent, and how it answers."""
+"""How to ask servers of different makers to stream the same text: each one's request and answer."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ _OPENAI = {"text": "input", "voice": "voice", "model": "model"}
 
 @dataclass(frozen=True, slots=True)
 class SocketForm:
-    """The messages of a WebSocket besides the one with the text. Samples have 24 kHz unless a message differs."""
+    """WebSocket messages other than the one with the text. Samples have 24 kHz unless a message gives another rate."""
 
     over: tuple[str, object]  # field and value of the last message
     before: tuple[Mapping[str, object], ...] = ()
@@ -26,15 +26,15 @@ class RequestForm:
     names: Mapping[str, str] = field(default_factory=lambda: _OPENAI)  # of the fields `text`, `voice` and `model`
     always: Mapping[str, object] = field(default_factory=lambda: {"response_format": "pcm"})
     is_form: bool = False  # multipart, in place of JSON
-    answers_wav: bool = False  # a WAV file that streams: what its header says is read, and is no audio
-    has_lengths: bool = False  # knows `max_new_tokens` and `ignore_eos`
+    answers_wav: bool = False  # a streamed WAV file: its header is parsed, not counted as audio
+    has_lengths: bool = False  # supports `max_new_tokens` and `ignore_eos`
     socket: SocketForm | None = None
 
     def url(self, base: str, options: Mapping[str, object]) -> str:
         return base.rstrip("/").removesuffix("/v1") + self.path.format(**{"voice": "", "model": "", **options})
 
     def body(self, text: str, options: Mapping[str, object]) -> dict[str, object]:
-        """`options`: `voice`, `model`, and what else every body of this server is to have, under its own names."""
+        """`options`: `voice`, `model`, and other fields for every body of this server, under its own names."""
         known = {"text": text} | {name: options[name] for name in ("model", "voice") if name in options}
         said = {self.names[name]: value for name, value in known.items() if name in self.names}
         return {**{name: value for name, value in options.items() if name not in known}, **said, **self.always}

@@ -1,6 +1,6 @@
-"""Text that a scripted language model writes while it is spoken, over Deepgram's Flux protocol: a turn a connection.
+"""A scripted language model writes text while it is spoken, over Deepgram's Flux protocol: one turn per connection.
 
-Times count from the first word: an agent has its connection before its model writes.
+Times count from the first word, because an agent connects before its model writes.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ _LISTEN_ON_S = 0.5
 
 
 async def converse_live(session: aiohttp.ClientSession, settings: Settings, recording: Recording) -> None:
-    """Writes the recording's text word by word, and interrupts the speech where that is planned."""
+    """Write the recording's text word by word, and interrupt the speech if that is planned."""
     async with session.ws_connect(settings.live_url, headers=settings.headers, compress=0, max_msg_size=0) as socket:
         recording.trace.status, recording.trace.layout = 101, PcmLayout(SAMPLE_RATE)
         recording.begin()
@@ -45,7 +45,7 @@ async def _write(socket: aiohttp.ClientWebSocketResponse, settings: Settings, re
 
 
 async def _interrupt(socket: aiohttp.ClientWebSocketResponse, heard: asyncio.Event, recording: Recording) -> None:
-    """Simulates a user who listens from the first audio on, and speaks after so many seconds of it."""
+    """Simulate a user who listens from the first audio on, and speaks after `interrupt_s` of it."""
     await heard.wait()
     assert recording.request.interrupt_s is not None
     await asyncio.sleep(recording.request.interrupt_s)
@@ -56,7 +56,7 @@ async def _interrupt(socket: aiohttp.ClientWebSocketResponse, heard: asyncio.Eve
 
 
 async def _listen(socket: aiohttp.ClientWebSocketResponse, heard: asyncio.Event, recording: Recording) -> None:
-    """To the end of the turn: that of its audio, or of what an interrupt had left to be played."""
+    """Receive to the end of the turn: of its audio, or of the audio still to be played after an interruption."""
     async for message in read_messages(socket):
         if isinstance(message, bytes):
             recording.receive(message)
@@ -69,7 +69,7 @@ async def _listen(socket: aiohttp.ClientWebSocketResponse, heard: asyncio.Event,
 
 
 async def _listen_on(socket: aiohttp.ClientWebSocketResponse, recording: Recording) -> None:
-    """Audio that comes behind the answer to an interrupt is heard as well."""
+    """Keep receiving, because audio may arrive after the answer to an interruption."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_LISTEN_ON_S):
             async for message in read_messages(socket):
@@ -87,7 +87,7 @@ def _is_over(event: Mapping[str, Any], recording: Recording) -> bool:
         case "SpeechInterrupted":
             return True
         case "Warning" if event.get("code") == "NO_ACTIVE_SPEECH":
-            return recording.trace.interrupted_s is not None  # all had been said
+            return recording.trace.interrupted_s is not None  # the speech was already complete
         case "Error":
             refused = event.get("code") == "rate_limit_exceeded"
             kind = Failure.REFUSED if refused else Failure.BROKEN_BODY if recording.chunks else Failure.HTTP

@@ -1,4 +1,4 @@
-"""One measured run from the look at the server to the summary on disk, and what it is read back as."""
+"""One measured run, from checking the server to writing the summary, and reading it back."""
 
 import asyncio
 import os
@@ -25,7 +25,7 @@ from loadtest.settings import Settings
 from loadtest.traces import LoadTestError, NoRunError, Trace, TraceFolder
 
 RECOVERY_WINDOW_S = 5.0  # at least
-RECOVERY_REQUESTS = 20  # in a window: with fewer a single late one would make it bad
+RECOVERY_REQUESTS = 20  # per window: with fewer, a single late request would fail it
 REACHABLE_WITHIN = aiohttp.ClientTimeout(total=10)
 HIDDEN = "..."
 
@@ -33,11 +33,11 @@ Show = Callable[[Runner], None]
 
 
 class UnreachableError(LoadTestError):
-    """Nothing answers at the URL."""
+    """No server answers at the URL."""
 
 
 class NothingPlannedError(LoadTestError):
-    """Not one request falls into the run."""
+    """No request falls into the run."""
 
     exit_code = 2
 
@@ -56,7 +56,7 @@ class Result:
 
     @property
     def rate(self) -> float:
-        """Requests per second that were offered while it was measured, in the mean over its phases."""
+        """Offered requests per second while measured, averaged over the phases."""
         counted = [phase for phase in self.phases if phase.measured]
         if len(counted) == 1:
             return counted[0].rate
@@ -68,7 +68,7 @@ class Result:
 
     @cached_property
     def measured(self) -> list[Trace]:
-        """Without what was due in phases in which the server settles in."""
+        """Traces without requests due in phases in which the server settles in."""
         counted = [phase for phase in self.phases if phase.measured]
         return [trace for trace in self.traces if any(phase.holds(trace.planned_s) for phase in counted)]
 
@@ -104,14 +104,14 @@ class Result:
 
     @cached_property
     def audio_made_per_s(self) -> float:
-        """Seconds of audio that came in a second while it was measured, whenever it was asked for."""
+        """Seconds of audio received per second while measured, whenever it was requested."""
         counted = [phase for phase in self.phases if phase.measured]
         made_s = sum(trace.arrived_s(phase.start_s, phase.end_s) for trace in self.traces for phase in counted)
         return made_s / sum(phase.duration_s for phase in counted)
 
     @property
     def recovered_after_s(self) -> float | None:
-        """Until its windows were good; None: they still were not at its end."""
+        """Seconds until all later windows were good; None: the last one was not."""
         start_s, window_s = self.phases[0].start_s, max(RECOVERY_WINDOW_S, RECOVERY_REQUESTS / self.rate)
         return time_to_recover(self.traces, start_s, end_s=self.end_s, window_s=window_s, limits=self.limits)
 
@@ -149,7 +149,7 @@ async def measure(settings: Settings, folder: TraceFolder, *, show: Show) -> tup
 
 
 async def check_server(settings: Settings) -> None:
-    """Raises UnreachableError, with advice, unless something answers, and the one of the replica counts with counts."""
+    """Raises UnreachableError, with advice, if no server answers or the replicas URL does not return counts."""
     url, option = settings.url, "--url"
     try:
         async with open_session() as session:
@@ -172,7 +172,7 @@ async def check_server(settings: Settings) -> None:
 
 
 def describe(settings: Settings) -> dict[str, Any]:
-    """The content of run.json, which suffices to repeat the run."""
+    """The content of run.json, enough to repeat the run."""
     try:
         own_version = version("talkray")
     except PackageNotFoundError:
@@ -191,7 +191,7 @@ def describe(settings: Settings) -> dict[str, Any]:
 
 
 def without_headers(arguments: Sequence[str]) -> list[str]:
-    """The arguments without the values of headers: these may be keys, of either server, and results are passed on."""
+    """The arguments without header values, because these may be keys and results are shared."""
     shown = []
     for before, each in zip(("", *arguments), arguments, strict=False):
         option, equals, _ = each.partition("=")
@@ -201,13 +201,13 @@ def without_headers(arguments: Sequence[str]) -> list[str]:
 
 
 def flat(summary: Summary) -> dict[str, Any]:
-    """A summary with what follows from it."""
+    """A summary with its derived values."""
     follows = ("good_share", "good_per_s", "request_viability", "too_few", "client_was_slow")
     return asdict(summary) | {name: getattr(summary, name) for name in follows}
 
 
 def read_result(folder: TraceFolder, *, limits: Limits | None = None) -> Result:
-    """The run in a folder, judged by its own limits or by others. Raises NoRunError."""
+    """Read the run in a folder, judged by `limits` or else by its own. Raises NoRunError."""
     about = folder.read_json("run.json")
     try:
         settings = about["settings"]

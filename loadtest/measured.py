@@ -1,4 +1,4 @@
-"""One replica as a table of measured rates describes it, for use without its traces: a few figures a rate.
+"""A replica as a table of measured rates, with a few figures per rate, for use without its traces.
 
 `row` makes a line of such a table from a measured run; `learn_rows` makes the simulator's model from the lines.
 """
@@ -14,8 +14,8 @@ from loadtest.service_model import QUANTILES, Floats, ServiceModel, observe
 from loadtest.tables import MS
 from loadtest.traces import NoRunError
 
-PERCENTS = (5, 25, 50, 75, 90, 95, 99)  # of the first audio, that a row keeps
-HELD = 0.98  # of the planned audio came in time: the replica carries the rate
+PERCENTS = (5, 25, 50, 75, 90, 95, 99)  # percentiles of the first audio that a row stores
+HELD = 0.98  # of the planned audio was in time: the replica keeps up with the rate
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class MeasuredRate:
     requests: int
     speech_s: float  # mean length of the answers
     first_audio_ms: Mapping[int, float]  # by percent: from the planned arrival to the first audible sample
-    streams: float  # in flight while one is heard, itself included: mean
+    streams: float  # mean number in flight during a stream, itself included
     frame_ms: float  # between two frames of a stream, mean
     in_time: float  # share of the planned audio
     refused: int = 0
@@ -34,7 +34,7 @@ class MeasuredRate:
 
     @property
     def audio_per_s(self) -> float:
-        """Seconds of audio that a second of requests asks for."""
+        """Seconds of audio requested per second."""
         return self.rate * self.speech_s
 
     @property
@@ -50,7 +50,7 @@ class MeasuredRate:
 
 
 def row(step: Result, *, is_held_out: bool = False) -> MeasuredRate:
-    """The line of a measured rate. Raises NoRunError where nothing of it was spoken."""
+    """The row of a measured rate. Raises NoRunError if no request of it was spoken."""
     spoken = [trace.ttfa_s * MS for trace in step.measured if trace.ttfa_s is not None]
     observed = observe(step.measured)
     frames_s = [one.frame_s for one in observed if one.frame_s is not None]
@@ -71,10 +71,10 @@ def row(step: Result, *, is_held_out: bool = False) -> MeasuredRate:
 
 
 def learn_rows(rows: Sequence[MeasuredRate]) -> ServiceModel:
-    """The model of a replica: between two rates a frame takes longer in proportion to the streams in flight, and the
-    first audio in geometric proportion, because a queue grows faster than its load.
+    """The model of a replica. Between two rates, the time of a frame is interpolated linearly by streams in flight, and
+    that of the first audio geometrically, because a queue grows faster than its load.
 
-    Rows that are held out teach nothing. Raises NoRunError without a row that does.
+    Ignores rows that are held out. Raises NoRunError if no row is left.
     """
     taught = sorted((row for row in rows if not row.is_held_out), key=lambda row: row.streams)
     if not taught:
@@ -88,7 +88,7 @@ def learn_rows(rows: Sequence[MeasuredRate]) -> ServiceModel:
 
 
 def _quantiles(row: MeasuredRate) -> Floats:
-    """Seconds to the first audio, evenly spread over the requests; flat beyond the outermost percentiles known."""
+    """Seconds to the first audio, evenly spread over the requests; flat beyond the outermost known percentiles."""
     percents = sorted(row.first_audio_ms)
     known = [row.first_audio_ms[percent] / MS for percent in percents]
     wanted = 100 * (np.arange(QUANTILES) + 0.5) / QUANTILES

@@ -1,7 +1,7 @@
 """Statistics of a run: pure functions of its traces.
 
-Latencies, RTF and playback are of answers that succeeded. Latencies count from the planned arrival: what callers met;
-those of live text count from its first word.
+Latencies, RTF and playback cover answers that succeeded. Latencies count from the planned arrival, as callers
+experience them; those of live text count from its first word.
 """
 
 import itertools
@@ -17,7 +17,7 @@ from loadtest.traces import Failure, Trace
 
 RECOVERED_SHARE = 0.95  # of the requests of a window must be good
 OUTCOMES = ("good", "late", "refused", "failed")  # late: spoken, but beyond a limit
-FEW_ANSWERS = 20  # below it a p95 is the slowest answer or nearly so
+FEW_ANSWERS = 20  # with fewer, a p95 is the slowest answer or close to it
 MAX_CLIENT_LAG_S = 0.050  # p99 above it: the client, not the server, shaped the load
 
 
@@ -65,19 +65,19 @@ class Summary:
     sent: int
     succeeded: int
     refused: int
-    refused_with_advice: int  # of them, those that said when to try again
+    refused_with_advice: int  # refusals that said when to retry
     good: int  # of the successes, those within every limit
     failed: int
     interrupted: int
     left: int  # of the successes, those whose client left early, as planned
-    refusals: dict[str, int]  # what refusals said, without what stands in brackets
-    causes: dict[str, int]  # of everything that did not succeed
+    refusals: dict[str, int]  # messages of refusals, without text in brackets
+    causes: dict[str, int]  # of all requests that did not succeed
     offered_per_s: float | None  # the rate asked for
-    planned_per_s: float | None  # rate of the planned arrivals: drawn at random, and few, they miss the rate asked for
+    planned_per_s: float | None  # rate of the planned arrivals: a small random sample misses the offered rate
     achieved_per_s: float | None  # rate of the sends
     audio_s: float
     audio_s_per_s: float | None
-    planned_audio_s: float  # of all requests; of those whose length was not planned, what they brought
+    planned_audio_s: float  # of all requests; the received length if none was planned
     audio_in_time_share: float | None  # of the planned audio: spoken without an underrun
     silent_answers: int  # without any audible sample
     underruns: int  # of a zero-buffer player, in all answers together
@@ -90,8 +90,8 @@ class Summary:
     ttfa_s: Distribution | None
     end_to_end_s: Distribution | None  # to the last byte
     rtf: Distribution | None  # time from send to end over audio time
-    silence_s: Distribution | None  # from an interruption to the last audio that came
-    stall_s: Distribution | None  # of each answer, 0 where nothing stalled
+    silence_s: Distribution | None  # from an interruption to the last received audio
+    stall_s: Distribution | None  # per answer, 0 if it did not stall
     chunk_viability: float | None  # share of chunks that arrived before they were due
     scheduling_lag_s: Distribution | None
 
@@ -112,12 +112,12 @@ class Summary:
 
     @property
     def too_few(self) -> bool:
-        """True if percentiles of so few answers say little."""
+        """True if there are too few answers for meaningful percentiles."""
         return self.succeeded < FEW_ANSWERS
 
     @property
     def client_was_slow(self) -> bool:
-        """True if the client sent so late that the numbers say more of it than of the server."""
+        """True if the client sent so late that the numbers describe the client more than the server."""
         return self.scheduling_lag_s is not None and self.scheduling_lag_s.p99 > MAX_CLIENT_LAG_S
 
 
@@ -130,7 +130,7 @@ def distribution(values: Sequence[float]) -> Distribution | None:
 
 
 def rate_per_s(times_s: Sequence[float]) -> float | None:
-    """Mean rate of events at these times, None for fewer than two or if all are one."""
+    """Mean rate of events at these times, None for fewer than two, or if all are equal."""
     span_s = max(times_s) - min(times_s) if times_s else 0.0
     return (len(times_s) - 1) / span_s if span_s else None
 
@@ -138,7 +138,7 @@ def rate_per_s(times_s: Sequence[float]) -> float | None:
 def summarize(
     traces: Sequence[Trace], *, planned: int, offered_per_s: float | None = None, limits: Limits = Limits()
 ) -> Summary:
-    """The whole picture of `planned` requests, offered at this rate (else as they were due), that left `traces`."""
+    """Summarize `planned` requests, offered at this rate (else as they were due), from their `traces`."""
     succeeded = [trace for trace in traces if trace.failure is None]
     planned_s = [trace.planned_s for trace in traces]
     audio_s = sum(trace.audio_s for trace in succeeded)
@@ -189,7 +189,7 @@ def summarize(
 
 
 def _from_plan(traces: Sequence[Trace], ends_s: Sequence[float | None]) -> Distribution | None:
-    """Durations from when callers asked; those without an end are left out."""
+    """Durations from when callers asked; skips those without an end."""
     pairs = zip(traces, ends_s, strict=True)
     return distribution([end_s - trace.asked_s for trace, end_s in pairs if end_s is not None])
 

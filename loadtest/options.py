@@ -128,7 +128,7 @@ def settings_from_options(
         ),
     ] = None,
 ) -> Settings:
-    """The settings of a run from its options. The command adds the phases."""
+    """Settings of a run from its options; the command adds the phases."""
     if transport is Transport.LIVE and (speech_s or extra_fields(extra)):
         raise typer.BadParameter("--speech-s and --extra: a live turn has a voice and a text, and no other field")
     if interrupted and transport is not Transport.LIVE:
@@ -163,7 +163,7 @@ def settings_from_options(
 
 
 def of_side(values: list[str] | None, number: int, usual: str) -> str:
-    """The value of an option that may be given once for both servers of a comparison, or once for each."""
+    """The value for one server of an option given once for both servers of a comparison, or once for each."""
     if len(values or ()) > 2:
         raise typer.BadParameter(f"{', '.join(values or ())}: two servers have at most two values of an option")
     return (values or [usual])[min(number, len(values or [usual]) - 1)]
@@ -172,7 +172,7 @@ def of_side(values: list[str] | None, number: int, usual: str) -> str:
 def side_settings(
     said: str, *, voice: str, model: str, extra: str, headers: list[str], speech_s: float | None, **shared: Any
 ) -> Settings:
-    """One server of a comparison, from DIALECT=URL or a URL alone, which is Talkray's."""
+    """Settings of one server of a comparison, from DIALECT=URL, or from a URL alone for Talkray."""
     dialect, equals, url = said.partition("=")
     if not equals or "/" in dialect:
         dialect, url = "talkray", said
@@ -187,7 +187,7 @@ def side_settings(
 def with_settings(command: Callable[..., None]) -> Callable[..., None]:
     """The command with the options of `settings_from_options` in place of its first parameter, `settings`.
 
-    Typer reads options from a signature; writing these out four times would be the alternative.
+    Typer reads options from a signature; otherwise each command would repeat them.
     """
     shared = inspect.signature(settings_from_options).parameters
     own = [parameter for name, parameter in inspect.signature(command).parameters.items() if name != "settings"]

@@ -1,4 +1,4 @@
-"""A player without a buffer, simulated from the arrival times of the audio."""
+"""Simulates a player without a buffer from the arrival times of the audio."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,8 +15,9 @@ FULL_SCALE = 32768.0  # of s16
 class Playback:
     """One stream as a zero-buffer player plays it: it starts with the first sample and waits whenever it has none.
 
-    `lateness_s` has one value per chunk after the first: its arrival minus the moment the player had played everything
-    before it, earlier waits included. Negative is in time. Late means late by more than one sample's duration.
+    `lateness_s` has one value per chunk after the first: its arrival minus the time at which the player had played
+    everything before it, earlier waits included. Negative means in time. Late means late by more than one sample's
+    duration.
     """
 
     lateness_s: tuple[float, ...]
@@ -33,19 +34,19 @@ class Playback:
 
     @property
     def stall_s(self) -> float:
-        """How long the player waited in all."""
+        """Total time that the player waited."""
         return sum(self.stalls_s)
 
     @property
     def num_chunks(self) -> int:
-        """Chunks that brought audio, the first included."""
+        """Number of chunks with audio, including the first."""
         return len(self.lateness_s) + 1
 
 
 def simulate(arrivals_s: Sequence[float], samples: Sequence[int], *, sample_rate: int) -> Playback:
-    """Play chunks that arrived at `arrivals_s` (ascending), after which `samples` samples were there in all.
+    """Play chunks that arrived at `arrivals_s` (ascending); `samples` is the total number of samples after each.
 
-    Every chunk must bring at least one sample.
+    Every chunk must add at least one sample.
     """
     lateness = []
     played_out_s = arrivals_s[0] + samples[0] / sample_rate
@@ -56,7 +57,7 @@ def simulate(arrivals_s: Sequence[float], samples: Sequence[int], *, sample_rate
 
 
 def heard_at(sample: int, arrivals_s: Sequence[float], samples: Sequence[int], *, sample_rate: int) -> float:
-    """When the player of `simulate` plays sample number `sample`, which must have arrived."""
+    """Time at which the player of `simulate` plays sample number `sample`, which must have arrived."""
     starts_s, first = arrivals_s[0], 0
     for arrival_s, total in zip(arrivals_s, samples, strict=True):
         starts_s = max(starts_s, arrival_s)
@@ -67,7 +68,7 @@ def heard_at(sample: int, arrivals_s: Sequence[float], samples: Sequence[int], *
 
 
 class AudibleOnset:
-    """Finds the first audible sample of a stream: where the first loud window of AUDIBLE_WINDOW_S begins."""
+    """Finds the first audible sample of a stream: the start of the first loud window of AUDIBLE_WINDOW_S."""
 
     def __init__(self, sample_rate: int, channels: int) -> None:
         self.window_samples = max(1, round(sample_rate * AUDIBLE_WINDOW_S))

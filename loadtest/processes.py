@@ -1,4 +1,4 @@
-"""The open loop in several client processes: one reads so many streams at a time, and no more, without being late."""
+"""The open loop in several client processes, because one process can read only so many streams without being late."""
 
 import asyncio
 import contextlib
@@ -17,11 +17,11 @@ from loadtest.runner import Runner
 from loadtest.settings import Settings
 from loadtest.traces import Clock, Trace, TraceFolder
 
-START_DELAY_NS = 100_000_000  # every process has read the start by then
+START_DELAY_NS = 100_000_000  # enough for every process to read the start
 
 
 class Stage(Enum):
-    """Where a process stands."""
+    """The progress of a process."""
 
     READY = "it has warmed up"
     ENDED = "it has finished its share"
@@ -29,7 +29,7 @@ class Stage(Enum):
 
 
 class ClientProcesses(Runner):
-    """One run as `Runner` makes it, the requests dealt out to processes. They share one clock: the machine's."""
+    """A run like `Runner`'s, with its requests distributed over processes. They share the machine's clock."""
 
     def __init__(self, settings: Settings, schedule: Sequence[ScheduledRequest], *, folder: TraceFolder) -> None:
         super().__init__(settings, schedule, folder=folder)
@@ -67,7 +67,7 @@ class ClientProcesses(Runner):
         return ours
 
     async def _stage(self, connection: Connection) -> Stage:
-        """Take messages up to the next stage of a process; raises what it raised."""
+        """Take messages up to the next stage of a process; raises the exception that the process raised."""
         while True:
             match await receive(connection):
                 case Exception() as error:
@@ -84,7 +84,7 @@ class Worker(Runner):
     connection: Connection
 
     def note(self, event: float | Trace) -> None:
-        """To the process that shows the progress; nothing is kept here."""
+        """Send the event to the process that shows the progress; nothing is kept here."""
         self.connection.send(event)
 
 
@@ -113,7 +113,7 @@ def work(
             connection.send(error)
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # until the loop can take it
-    with contextlib.suppress(BrokenPipeError):  # who started this process is gone
+    with contextlib.suppress(BrokenPipeError):  # the parent process is gone
         asyncio.run(run())
 
 

@@ -21,7 +21,7 @@ from loadtest.traces import SAMPLE_BYTES, Clock, Failure, PcmLayout, Trace
 _ENTRY = re.compile(r"\s*([\w-]+)((?:\s*;\s*\w+\s*=\s*(?:\"[^\"]*\"|[^;,]*))*)\s*(?:,|$)")
 _COUNT = re.compile(r"0*[1-9]\d{0,8}")
 _PARAMETER = re.compile(r";\s*(\w+)\s*=\s*\"?([^\";,]*)\"?")
-SLOW_LEAD_S = 0.5  # that a slow reader has in hand
+SLOW_LEAD_S = 0.5  # of audio that a slow reader has buffered
 TO_SERVER, TO_CLIENT = "to-server", "to-client"
 REFUSED_STATUS, TRY_AGAIN_LATER = 429, 1013  # of HTTP, of a WebSocket that is closed
 
@@ -30,7 +30,7 @@ REFUSED_STATUS, TRY_AGAIN_LATER = 429, 1013  # of HTTP, of a WebSocket that is c
 class ServerTiming:
     """The `Server-Timing` header of one answer, which Talkray sends with `api.server_timing: true`.
 
-    Each entry with a `dur` is a stage, in order; `received;desc="..."` is when the request came in.
+    Each entry with a `dur` is a stage, in order; `received;desc="..."` is when the server received the request.
     """
 
     received_s: float | None  # time of day
@@ -38,7 +38,7 @@ class ServerTiming:
 
 
 def parse(header: str) -> ServerTiming:
-    """Entries that say neither are left out."""
+    """Parse a header; skips entries with neither a duration nor a receive time."""
     received_s, stages_s = None, {}
     for name, rest in _ENTRY.findall(header):
         parameters = dict(_PARAMETER.findall(rest))
@@ -53,8 +53,8 @@ def parse(header: str) -> ServerTiming:
 
 
 def stages(header: str, *, sent_at_s: float, ttfb_s: float) -> dict[str, float]:
-    """Seconds of each stage. With a server whose clock agrees with ours, which sent at the time of day `sent_at_s`,
-    also of the way there and back: then all stages together are `ttfb_s`.
+    """Seconds of each stage. If the server's clock agrees with ours, also the way there and back, so that all stages
+    add up to `ttfb_s`. `sent_at_s`: time of day at which we sent.
     """
     timing = parse(header)
     inside_s = sum(timing.stages_s.values())
@@ -64,18 +64,18 @@ def stages(header: str, *, sent_at_s: float, ttfb_s: float) -> dict[str, float]:
     return {TO_SERVER: there_s, **timing.stages_s, TO_CLIENT: ttfb_s - inside_s - there_s}
 
 
-DEFAULT_SAMPLE_RATE = 24000  # of response_format pcm, says OpenAI
+DEFAULT_SAMPLE_RATE = 24000  # of OpenAI's response_format pcm
 
 
 class NotAudioError(Exception):
-    """The body is not the audio that was asked for."""
+    """The body is not the requested audio."""
 
 
 CONTENT_TYPES = ("audio/pcm", "audio/x-pcm", "audio/l16", "audio/raw", "application/octet-stream")
 
 
 def read_layout(headers: Mapping[str, str]) -> PcmLayout:
-    """How the body of an answer with these headers is to be read; raises NotAudioError if it is not PCM.
+    """The sample format of an answer's body, from its headers; raises NotAudioError if it is not PCM.
 
     The sample rate is the `rate` parameter of the content type, else `x-sample-rate`, else 24 kHz.
     """
@@ -110,7 +110,7 @@ async def read_messages(socket: aiohttp.ClientWebSocketResponse) -> AsyncIterato
 
 
 class Recording:
-    """A request on its way: takes times and bytes as they come. Counts as sent from its construction on."""
+    """Records a request in flight: its times and bytes as they arrive. It counts as sent when this is constructed."""
 
     def __init__(self, request: ScheduledRequest, clock: Clock) -> None:
         self.request = request
@@ -118,12 +118,12 @@ class Recording:
         self.chunks: list[tuple[float, int]] = []
         self.trace = Trace(request.index, request.planned_s, clock.now_s(), frames=request.frames, chunks=self.chunks)
         self.trace.kind = request.kind
-        self.kept: bytearray | None = None  # the audio, for whoever sets it before
+        self.kept: bytearray | None = None  # the audio, if a caller sets this before
         self._onset: AudibleOnset | None = None
         self._sent_at_s = time.time()
 
     def begin(self) -> None:
-        """The first word leaves now: times count from here, where a text is written while it is spoken."""
+        """The first word is sent now. If a text is written while it is spoken, times count from here."""
         self.trace.first_word_s = self.clock.now_s()
 
     @property
@@ -143,7 +143,7 @@ class Recording:
             trace.audible_sample = self._onset.sample
 
     def receive_file(self, data: bytes) -> None:
-        """Take a whole WAV file that was read just now; raises NotAudioError if it is none of 16 bits."""
+        """Take a whole WAV file that was just read; raises NotAudioError if it is not a 16-bit WAV file."""
         try:
             with wave.open(io.BytesIO(data)) as file:
                 pcm, bits = file.readframes(file.getnframes()), 8 * file.getsampwidth()
@@ -155,9 +155,9 @@ class Recording:
         self.receive(pcm)
 
     async def read_wav_header(self, content: aiohttp.StreamReader) -> None:
-        """Take the header of a WAV file that streams, up to its first sample; raises NotAudioError if it is none.
+        """Read the header of a streamed WAV file, up to its first sample; raises NotAudioError if it is not one.
 
-        The sizes in it say nothing while the file is still made.
+        Ignores the sizes in it, because the file is still being made.
         """
         try:
             riff = await content.readexactly(12)
@@ -174,14 +174,14 @@ class Recording:
         self.trace.layout = layout
 
     async def keep_pace(self) -> None:
-        """Wait until all but SLOW_LEAD_S of what came has been played: as a reader that has no room for more."""
+        """Wait until all but SLOW_LEAD_S of the received audio has been played, like a reader with a full buffer."""
         layout = self.trace.layout
         if layout is not None and self.chunks:
             played_s = self.chunks[0][0] + self.num_audio_bytes / layout.frame_bytes / layout.sample_rate
             await asyncio.sleep(played_s - SLOW_LEAD_S - self.clock.now_s())
 
     def check_complete(self) -> None:
-        """Raises NotAudioError unless what came is a whole number of samples, and at least one."""
+        """Raises NotAudioError unless a whole number of samples arrived, at least one."""
         layout = self.trace.layout
         if layout is None or not self.chunks:
             raise NotAudioError(f"the answer ended after {self.trace.num_bytes} bytes without any audio")
@@ -189,7 +189,7 @@ class Recording:
             raise NotAudioError(f"the audio ended in the middle of a sample, after {self.num_audio_bytes} bytes")
 
     def read_server_timing(self, header: str | None) -> None:
-        """Take how the server spent the time to its first byte, which is there."""
+        """Record how the server spent the time to its first byte, which has arrived."""
         if header is not None and self.trace.first_byte_s is not None:
             ttfb_s = self.trace.first_byte_s - self.trace.sent_s
             self.trace.server_timing_s = stages(header, sent_at_s=self._sent_at_s, ttfb_s=ttfb_s)
@@ -198,7 +198,7 @@ class Recording:
         self.trace.failure, self.trace.error = failure, error
 
     def fail_closed(self, code: int | None, *, before: str) -> None:
-        """The server has closed the WebSocket with this code, `before` some end."""
+        """Record that the server closed the WebSocket with this code, `before` the expected end."""
         if code == TRY_AGAIN_LATER:
             self.trace.status = REFUSED_STATUS
             self.fail(Failure.REFUSED, "the server closed the WebSocket: try again later (1013)")

@@ -1,4 +1,4 @@
-"""How many replicas a server runs, read while the load is on: from Ray Serve's status or from Talkray's metrics."""
+"""Replica counts of a server, read during the load from Ray Serve's status or Talkray's metrics."""
 
 import asyncio
 import contextlib
@@ -19,31 +19,31 @@ GAUGE = re.compile(r'^(?:ray_)?talkray_replicas_(wanted|running)\{[^}]*\bpool="(
 
 @dataclass(frozen=True, slots=True)
 class ReplicaCount:
-    """One deployment at one moment."""
+    """Replicas of one deployment at one time."""
 
     running: int
-    target: int | None  # None: the server does not say
+    target: int | None  # None: the server does not report it
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaSample:
-    """All deployments at one moment, in seconds since the start of the run."""
+    """Replicas of all deployments at one time, in seconds since the start of the run."""
 
     time_s: float
     deployments: Mapping[str, ReplicaCount]
 
 
 class NoReplicaCountsError(Exception):
-    """The URL does not answer with replica counts."""
+    """The URL does not return replica counts."""
 
 
 def parse(body: str) -> dict[str, ReplicaCount]:
-    """Replica counts in what Serve's status or Talkray's metrics answer. Raises NoReplicaCountsError."""
+    """Replica counts in an answer of Serve's status or Talkray's metrics. Raises NoReplicaCountsError."""
     return parse_status(body) if body.lstrip().startswith(("{", "[", "<", "null")) else parse_metrics(body)
 
 
 def parse_status(body: str) -> dict[str, ReplicaCount]:
-    """Of Serve's `GET /api/serve/applications/`; deployments of one name in several applications are added up."""
+    """Replica counts in Serve's `GET /api/serve/applications/`, summed for deployments of the same name."""
     counts: dict[str, ReplicaCount] = {}
     try:
         for application in json.loads(body)["applications"].values():
@@ -62,7 +62,8 @@ def parse_status(body: str) -> dict[str, ReplicaCount]:
 def parse_metrics(body: str) -> dict[str, ReplicaCount]:
     """Replica counts of every pool in Prometheus' text format. Raises NoReplicaCountsError.
 
-    Every ingress replica has them: the greatest counts, since one that is not asked any more may have old ones.
+    Every ingress replica reports them. Takes the largest, because a replica that no longer gets requests may have old
+    counts.
     """
     found: dict[str, dict[str, int]] = {}
     for kind, pool, value in GAUGE.findall(body):
@@ -82,7 +83,7 @@ async def read_counts(session: aiohttp.ClientSession, url: str) -> dict[str, Rep
 
 
 async def watch(url: str, clock: Clock, *, folder: TraceFolder) -> None:
-    """Write the counts down until cancelled, in the time of `clock`; what cannot be read is a gap in them."""
+    """Write the counts until cancelled, with times of `clock`; counts that cannot be read leave a gap."""
     async with aiohttp.ClientSession() as session:
         while True:
             with contextlib.suppress(aiohttp.ClientError, TimeoutError, NoReplicaCountsError):

@@ -1,4 +1,4 @@
-"""One page of one or more runs and sweeps, or of a simulation: HTML that holds all it needs, charts included."""
+"""One page for one or more runs and sweeps, or for a simulation: self-contained HTML with charts."""
 
 import re
 from collections.abc import Sequence
@@ -49,13 +49,13 @@ class Report:
 
     @property
     def verdicts(self) -> dict[str, str]:
-        """A sentence or two on each."""
+        """A sentence or two on each run and sweep."""
         said = {sweep.title: sweep_verdict(sweep) for sweep in self.sweeps}
         return said | {run.title: run_verdict(run) for run in self.runs}
 
     @property
     def results(self) -> list[Result]:
-        """Every run, those of sweeps included."""
+        """Every run, including those of sweeps."""
         return [step for sweep in self.sweeps for step in sweep.steps] + list(self.runs)
 
     @property
@@ -104,7 +104,7 @@ def distinct(names: Sequence[str]) -> list[str]:
 
 
 def write_report(report: Report, out: Path) -> Path:
-    """Write the page into `out`. It follows from the results: it is written anew whenever it is asked for."""
+    """Write the page into `out`, replacing an earlier one, because it depends only on the results."""
     return write_page(
         out,
         f"Load test: {' and '.join(report.verdicts)}",
@@ -129,6 +129,6 @@ def write_page(out: Path, title: str, **content: Any) -> Path:
 
 
 def marked_options(text: str) -> Markup:
-    """`text` as HTML whose --options are code, which no line ends within."""
+    """`text` as HTML with its --options as code that does not wrap."""
     escaped = str(escape(text))  # Markup would escape the code as well
     return Markup(_OPTION.sub(r'<code class="option">\g<0></code>', escaped))

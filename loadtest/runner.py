@@ -1,4 +1,4 @@
-"""The open loop: every request leaves at its planned time, whatever became of the ones before it."""
+"""The open loop: every request is sent at its planned time, whatever happened to earlier ones."""
 
 import asyncio
 import contextlib
@@ -13,8 +13,8 @@ from loadtest.replicas import watch
 from loadtest.settings import Settings
 from loadtest.traces import Clock, Failure, LoadTestError, Trace, TraceFolder
 
-_EARLY_S = 0.002  # event loops wake up to so much late
-_WARMUP_TRIES = 5  # of one request, while the server says when to ask again
+_EARLY_S = 0.002  # event loops wake up this late at most
+_WARMUP_TRIES = 5  # of one request, while the server says when to retry
 
 
 class WarmupFailedError(LoadTestError):
@@ -32,19 +32,19 @@ class Runner:
         folder: TraceFolder,
         begin: Callable[[], Awaitable[Clock]] | None = None,
     ) -> None:
-        """`begin` is awaited between warm-up and schedule, and gives the clock of the plan; else it starts at once."""
+        """`begin` is awaited between warm-up and schedule, and returns the plan's clock; else it starts at once."""
         self.settings = settings
         self.schedule = schedule
         self.folder = folder
         self._begin = begin
-        self.traces: list[Trace] = []  # of the requests that have ended
+        self.traces: list[Trace] = []  # of finished requests
         self.sent = 0
         self.max_lag_s = 0.0
-        self.clock: Clock | None = None  # None: the run proper has not begun
+        self.clock: Clock | None = None  # None: the measured run has not begun
         self._load: asyncio.Task[None] | None = None
 
     async def run(self, warmup: Sequence[ScheduledRequest] = ()) -> bool:
-        """Speak the `warmup` requests one after the other, then the schedule. True unless it was interrupted."""
+        """Send the `warmup` requests one after the other, then the schedule. True unless it was interrupted."""
         async with open_session() as session:
             self._load = asyncio.create_task(self._drive(session, warmup))
             await asyncio.wait([self._load])
@@ -54,12 +54,12 @@ class Runner:
         return True
 
     def interrupt(self) -> None:
-        """Send nothing more and drop what is under way; each dropped request is recorded as interrupted."""
+        """Send nothing more and drop requests in flight; each of these is recorded as interrupted."""
         if self._load is not None:
             self._load.cancel()
 
     def note(self, event: float | Trace) -> None:
-        """Count a request that leaves, so many seconds late, or that has ended."""
+        """Count a request that was sent, with its lateness in seconds, or one that has ended."""
         if isinstance(event, Trace):
             self.traces.append(event)
         else:
@@ -68,7 +68,7 @@ class Runner:
 
     @contextlib.asynccontextmanager
     async def watching(self, clock: Clock) -> AsyncIterator[None]:
-        """Replicas are watched, where they can be, while the context lasts."""
+        """Watch the replicas, if possible, within the context."""
         url = self.settings.replicas_url
         task = asyncio.create_task(watch(url, clock, folder=self.folder)) if url else None
         try:
@@ -101,7 +101,7 @@ class Runner:
             self.note(trace)
 
     async def _warm_up(self, session: aiohttp.ClientSession, requests: Sequence[ScheduledRequest]) -> None:
-        """A server that still has the streams of an earlier run refuses, and its advice is followed."""
+        """Send warm-up requests. If the server refuses because of an earlier run's streams, retry as it advises."""
         clock = Clock.started()
         for request in requests:
             for attempt in range(_WARMUP_TRIES):
@@ -119,7 +119,7 @@ class Runner:
 
 
 async def until(at_s: float, clock: Clock) -> None:
-    """Sleeps, the last moment of it by looking at the clock."""
+    """Sleep until `at_s`; polls the clock for the last moment."""
     await asyncio.sleep(at_s - clock.now_s() - _EARLY_S)
     while clock.now_s() < at_s:  # noqa: ASYNC110, an event would come late as well
         await asyncio.sleep(0)

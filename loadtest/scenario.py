@@ -1,4 +1,4 @@
-"""Traffic to simulate: steady, a day, or the very plan of a measured run."""
+"""Traffic to simulate: steady, a day, or the plan of a measured run."""
 
 from dataclasses import fields, replace
 from pathlib import Path
@@ -26,12 +26,12 @@ NIGHT_SHARE = 0.2  # of the peak rate, at the quietest time of a day
 STEPS_PER_STREAM = 4
 MIN_STEP_S, MAX_STEP_S = 0.005, 0.5
 HOUR_S, DAY_S = 3600.0, 86400.0
-QUIETEST_S = 4 * 3600.0  # four in the morning
+QUIETEST_S = 4 * 3600.0  # 4 a.m.
 RATE_STEP_S = 60.0
 
 
 def rate_at(shape: str, peak_rate: float, times_s: Floats, day_s: float = DAY_S) -> Floats:
-    """Requests per second at each time of a day that lasts `day_s`."""
+    """Requests per second at each time of a day of length `day_s`."""
     if shape == "steady":
         return np.full(len(times_s), peak_rate)
     height = (1 - np.cos(2 * np.pi * (times_s / day_s - QUIETEST_S / DAY_S))) / 2
@@ -41,7 +41,7 @@ def rate_at(shape: str, peak_rate: float, times_s: Floats, day_s: float = DAY_S)
 def draw_traffic(
     shape: str, peak_rate: float, *, duration_s: float, lengths: SpeechLengths, seed: int, day_s: float = DAY_S
 ) -> Traffic:
-    """Poisson arrivals at a rate that changes by the minute of a day, and log-normal lengths.
+    """Poisson arrivals at a rate that changes each minute of a day, and log-normal lengths.
 
     A day shorter than DAY_S has the same rates, each for a shorter time.
     """
@@ -55,7 +55,7 @@ def draw_traffic(
 
 
 def planned_traffic(result: Result) -> Traffic:
-    """The requests of a measured run, with the lengths that its answers had; those without an answer get the median."""
+    """The requests of a measured run with the lengths of its answers; requests without an answer get the median."""
     traces = result.traces
     spoken = [trace.audio_s for trace in traces if trace.failure is None]
     usual_s = float(np.median(spoken)) if spoken else 0.0
@@ -67,11 +67,11 @@ def planned_traffic(result: Result) -> Traffic:
 
 
 class SettingsError(LoadTestError):
-    """A settings file is not one; the message says where."""
+    """A settings file is invalid; the message names the place."""
 
 
 def read_cluster(model: ServiceModel, file: Path | None, *, gpus: int) -> Cluster:
-    """The cluster that a YAML file describes: the fields of `Cluster`, the policies' as `AppConfig` names them.
+    """The cluster that a YAML file describes: the fields of `Cluster`, and policies under `AppConfig`'s names.
 
     `gpus` bounds the talker pool. Raises SettingsError that names the wrong keys and the right ones.
     """
@@ -92,7 +92,7 @@ def read_cluster(model: ServiceModel, file: Path | None, *, gpus: int) -> Cluste
 
 
 def build(kind: type[T], values: Any, *, where: str, **given: Any) -> T:
-    """A section of settings, besides what is `given`. Raises SettingsError."""
+    """Build a section of settings from `values` and the `given` ones. Raises SettingsError."""
     names = {field.name for field in fields(kind)} - given.keys()  # type: ignore[arg-type]
     if not isinstance(values, dict) or values.keys() - names:
         raise SettingsError(f"{where}: unknown keys in {values!r}; valid keys: {sorted(names)}")
@@ -103,6 +103,6 @@ def build(kind: type[T], values: Any, *, where: str, **given: Any) -> T:
 
 
 def usual_step_s(model: ServiceModel, traffic: Traffic) -> float:
-    """Short enough that streams last many steps: a step of their own length would keep slots taken twice as long."""
+    """A step short enough that streams last many steps: a step as long as a stream would occupy slots twice as long."""
     usual_s = float(np.median(traffic.frames)) * float(model.frame_s(np.ones(1))[0]) if len(traffic.frames) else 1.0
     return float(np.clip(usual_s / STEPS_PER_STREAM, MIN_STEP_S, MAX_STEP_S))

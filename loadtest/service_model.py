@@ -1,4 +1,4 @@
-"""How a server behaves with n streams in flight, learned from the traces of a sweep: nothing but what a client saw."""
+"""How a server behaves with n streams in flight, learned only from a sweep's client traces."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 from loadtest.arrivals import FRAMES_PER_S
 from loadtest.traces import NoRunError, Trace
 
-MIN_SAMPLES = 40  # of TTFB at one number of streams; neighbours are pooled until there are as many
-MIN_FRAMES = 4  # of a stream whose speed counts: shorter ones are one or two chunks
+MIN_SAMPLES = 40  # of TTFB per number of streams; levels are pooled with neighbours to reach this
+MIN_FRAMES = 4  # of streams used to measure speed: shorter ones are one or two chunks
 KNOTS = 6
-QUANTILES = 256  # that stand for the samples of one level: one is drawn faster than a sample
+QUANTILES = 256  # that represent the samples of one level: faster to draw from than samples
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -21,10 +21,10 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """One spoken request: what was there when it came, and what it met."""
+    """One successful request: the load when it arrived, and its latencies."""
 
     others_at_start: int  # streams in flight when it was sent
-    mean_streams: float  # in flight while its audio came, itself included
+    mean_streams: float  # in flight while its audio arrived, itself included
     ttfb_s: float
     frames: int
     frame_s: float | None  # between first byte and end, of the frames after the first; None: too short to tell
@@ -34,8 +34,8 @@ class Observed:
 class ServiceModel:
     """One replica. Streams in flight share it: the more there are, the longer each frame takes.
 
-    `frame_s` rises along `knots` (streams, seconds a frame) and on in their last direction; each stream has its own
-    factor out of `frame_factors`. The first byte is drawn from what was measured at the same number of other streams.
+    `frame_s` rises along `knots` (streams, seconds a frame) and is extrapolated beyond them; each stream has its own
+    factor from `frame_factors`. TTFB is drawn from measurements with the same number of other streams.
     """
 
     knots: Floats  # [K, 2]
@@ -44,7 +44,7 @@ class ServiceModel:
 
     @classmethod
     def learn(cls, observed: Sequence[Observed]) -> Self:
-        """The model of what was observed. Raises NoRunError if that is too little."""
+        """Learn the model from observations. Raises NoRunError if there are too few."""
         timed = [one for one in observed if one.frame_s is not None]
         if len(timed) < MIN_SAMPLES:
             raise NoRunError(
@@ -58,13 +58,13 @@ class ServiceModel:
         return cls(knots, factors, pooled_ttfb(observed))
 
     def frame_s(self, streams: Floats) -> Floats:
-        """Seconds between two frames of each stream of a replica that has `streams` of them."""
+        """Seconds between two frames of each stream on a replica with `streams` streams."""
         return interpolate(self.knots, streams)
 
     def draw_ttfb(self, others: Ints, generator: np.random.Generator) -> Floats:
-        """Times to the first byte of requests that meet `others` streams on their replica.
+        """Times to the first byte of requests that find `others` streams on their replica.
 
-        Beyond what was measured the last samples count, longer in proportion to the frames.
+        Beyond the measured range, the last samples are scaled in proportion to the frame time.
         """
         levels, quantiles = self.ttfb_s.shape
         measured = np.minimum(others, levels - 1)
@@ -102,14 +102,14 @@ def observe(traces: Sequence[Trace]) -> list[Observed]:
 
 
 def in_flight(traces: Sequence[Trace]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Times at which the number of requests under way changed, and that number from then on."""
+    """Times at which the number of requests in flight changed, and the number from each time on."""
     steps = sorted([(trace.sent_s, 1) for trace in traces] + [(trace.finished_s, -1) for trace in traces])
     times, changes = ([time for time, _ in steps], [change for _, change in steps])
     return np.array(times), np.cumsum(np.array(changes, dtype=np.int64))
 
 
 def rising_knots(streams: Floats, frame_s: Floats) -> Floats:
-    """Means of equally many observations, in the order of their streams, that never fall."""
+    """Means of equal numbers of observations, ordered by streams, made non-decreasing."""
     order = np.argsort(streams)
     groups = [group for group in np.array_split(order, KNOTS) if len(group)]
     centres = np.array([streams[group].mean() for group in groups])
@@ -119,7 +119,7 @@ def rising_knots(streams: Floats, frame_s: Floats) -> Floats:
 
 
 def interpolate(knots: Floats, streams: Floats) -> Floats:
-    """The height over `streams`: flat before the first knot, on in the overall direction behind the last."""
+    """Height at `streams`: flat before the first knot, extrapolated with the overall slope after the last."""
     centres, heights = knots.T
     slope = (heights[-1] - heights[0]) / (centres[-1] - centres[0]) if len(knots) > 1 else 0.0
     beyond = np.maximum(0.0, streams - centres[-1])
@@ -129,8 +129,8 @@ def interpolate(knots: Floats, streams: Floats) -> Floats:
 def pooled_ttfb(observed: Sequence[Observed]) -> Floats:
     """Quantiles by number of other streams.
 
-    A level has the samples of its neighbours, too, until there are MIN_SAMPLES, each in proportion to the line through
-    all samples: without that they would pull it to where most samples are.
+    Each level includes the samples of its neighbours until it has MIN_SAMPLES. Each is scaled by the line through all
+    samples, else they would pull the level to where most samples are.
     """
     others = np.array([one.others_at_start for one in observed], dtype=np.float64)
     ttfb_s = np.array([one.ttfb_s for one in observed])

@@ -30,23 +30,23 @@ _OF_KIND: Mapping[RequestKind | None, dict[str, object]] = {
 
 
 class Transport(StrEnum):
-    """How a request travels."""
+    """The transport of a request."""
 
     HTTP = "http"
-    WEBSOCKET = "websocket"  # Talkray's own protocol: one `speak` message a connection
+    WEBSOCKET = "websocket"  # Talkray's own protocol: one `speak` message per connection
     LIVE = "live"  # Deepgram's Flux: the text is written while it is spoken
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Where requests go, what they say, and when."""
+    """Where requests are sent, with which texts, and when."""
 
     url: str
     phases: tuple[Phase, ...] = ()
     arrivals: Arrivals = Arrivals.POISSON
     seed: int = 0
     transport: Transport = Transport.HTTP
-    dialect: str = "talkray"  # of DIALECTS: how the server is asked
+    dialect: str = "talkray"  # one of DIALECTS: the form of requests
     options: Mapping[str, object] = field(default_factory=dict)  # fields of every body: model, voice, extensions
     headers: Mapping[str, str] = field(default_factory=dict)
     lengths: SpeechLengths | None = None
@@ -57,7 +57,7 @@ class Settings:
     interrupted: float = 0.0  # share of live turns that are interrupted
     timeout_s: float = 120.0  # for a whole answer
     limits: Limits = field(default_factory=Limits)
-    replicas_url: str | None = None  # where Serve or Talkray tells replica counts
+    replicas_url: str | None = None  # where Serve or Talkray reports replica counts
     processes: int = 1  # that send the requests
 
     @property
@@ -77,14 +77,14 @@ class Settings:
 
     @property
     def duration_s(self) -> float:
-        """Of the schedule; answers may take longer."""
+        """Duration of the schedule; answers may take longer."""
         return sum(phase.duration_s for phase in self.phases)
 
     def body(self, request: ScheduledRequest) -> dict[str, object]:
-        """The body that asks for a text.
+        """The request body for a text.
 
-        A planned length is a Talkray extension. The last of `max_new_tokens` steps writes no frame: it would be the
-        end.
+        A planned length is a Talkray extension. The last of the `max_new_tokens` steps does not write a frame: it is
+        for the end of speech.
         """
         segments = LONG_SEGMENTS if request.kind is RequestKind.LONG else 1
         exact = {}
@@ -98,7 +98,7 @@ class Settings:
         return self._plan(arrival_times(self.arrivals, self.phases, seed=self.seed), seed=self.seed)
 
     def warmup_schedule(self) -> list[ScheduledRequest]:
-        """Requests like those of the run, from a seed of their own."""
+        """Requests like those of the run, from a separate seed."""
         return self._plan([0.0] * self.warmup, seed=self.seed + 1)
 
     def _plan(self, times_s: list[float], *, seed: int) -> list[ScheduledRequest]:

@@ -1,7 +1,7 @@
-"""What would a cluster do? Pools, nodes that boot and vanish, and the production policies, over a day in seconds.
+"""Simulate a cluster: pools, nodes that boot and vanish, and the production policies, a whole day in seconds.
 
-Time advances in equal steps; within a step every stream of a replica moves at the speed that its neighbours leave it.
-Streams are rows of arrays, so that a step costs about the same for ten streams and for ten thousand.
+Time advances in equal steps; within a step every stream runs at the speed given by the load of its replica. Streams are
+rows of arrays, so that a step costs about the same for ten streams and for ten thousand.
 """
 
 from collections import deque
@@ -24,16 +24,16 @@ FRAME_S = 0.08
 class NodeKind:
     """The machines of one pool; each holds one replica."""
 
-    boot_s: float = 180.0  # from the request for it until its replica can start
+    boot_s: float = 180.0  # from requesting a node until its replica can start
     start_s: float = 25.0  # of the replica: import, weights, graphs
-    idle_s: float = 600.0  # that an empty node is kept
+    idle_s: float = 600.0  # how long an empty node is kept
     price_per_hour: float = 0.0
-    losses_per_hour: float = 0.0  # of one node: spot instances are taken away
+    losses_per_hour: float = 0.0  # per node: spot instances are reclaimed
 
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """What is simulated."""
+    """The simulated cluster."""
 
     model: ServiceModel  # of one talker replica with the codec it needs
     talker_scaling: TalkerScaling
@@ -42,8 +42,8 @@ class Cluster:
     codec_nodes: NodeKind = field(default_factory=NodeKind)
     codec_cores: float = 16.0  # of one codec replica
     codec_cores_per_stream: float = 0.2  # core seconds for a second of audio
-    max_waiting_per_replica: int = 8  # beyond the running ones; more are refused
-    metrics_lag_s: float = 1.0  # until the controller sees what replicas record
+    max_waiting_per_replica: int = 8  # in addition to the running ones; more are refused
+    metrics_lag_s: float = 1.0  # until the controller sees the replicas' records
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Traffic:
 
 @dataclass(slots=True)
 class Simulated:
-    """The results of the requests, and the activity of the pools."""
+    """Results of the requests, and the sizes of the pools over time."""
 
     arrival_s: Floats
     ttfb_s: Floats  # NaN: refused
@@ -77,7 +77,7 @@ class Simulated:
         return int(np.isnan(self.ttfb_s).sum())
 
     def ttfb_percentile_s(self, percent: float) -> float | None:
-        """Of the requests that were spoken, None without any."""
+        """Percentile of TTFB over the spoken requests, None without any."""
         spoken = self.ttfb_s[~np.isnan(self.ttfb_s)]
         return float(np.percentile(spoken, percent)) if len(spoken) else None
 
@@ -87,17 +87,17 @@ class SimulatedPool:
 
     def __init__(self, size: int, nodes: NodeKind, *, warm: int) -> None:
         self.nodes = nodes
-        self.ready_s = np.full(size, np.inf)  # when the replica takes requests; inf: there is none
+        self.ready_s = np.full(size, np.inf)  # when the replica takes requests; inf: no replica
         self.ready_s[:warm] = 0.0
         self.draining = np.zeros(size, dtype=bool)
-        self.idle_since_s = np.full(size, -np.inf)  # of nodes without a replica; -inf: there is no node
+        self.idle_since_s = np.full(size, -np.inf)  # of nodes without a replica; -inf: no node
         self.up = np.zeros(size, dtype=bool)  # nodes that are paid for
         self.up[:warm] = True
         self.node_hours = 0.0
 
     @property
     def wanted(self) -> int:
-        """Replicas that are there or on their way."""
+        """Replicas that run or are starting."""
         return int((np.isfinite(self.ready_s) & ~self.draining).sum())
 
     def usable(self, now_s: float) -> NDArray[np.bool_]:
@@ -115,7 +115,7 @@ class SimulatedPool:
             self.draining[present[starting_first[:-missing]]] = True
 
     def _add(self, count: int, now_s: float) -> None:
-        reusable = np.flatnonzero(self.draining)[:count]  # a drained replica comes back at once
+        reusable = np.flatnonzero(self.draining)[:count]  # a draining replica can be used again at once
         self.draining[reusable] = False
         absent = np.flatnonzero(~np.isfinite(self.ready_s))
         on_idle_nodes_first = absent[np.argsort(~self.up[absent], kind="stable")][: count - len(reusable)]
@@ -124,7 +124,7 @@ class SimulatedPool:
         self.up[on_idle_nodes_first] = True
 
     def settle(self, now_s: float, load: Ints) -> None:
-        """Remove replicas that have drained, and nodes that have been empty for long."""
+        """Remove drained replicas, and nodes that have been empty for long."""
         drained = self.draining & ((load == 0) | (self.ready_s > now_s))
         self._remove(drained)
         self.idle_since_s[drained] = now_s
@@ -132,7 +132,7 @@ class SimulatedPool:
         self.up[empty & (now_s - self.idle_since_s >= self.nodes.idle_s)] = False
 
     def lose_some(self, step_s: float, generator: np.random.Generator) -> NDArray[np.bool_]:
-        """Take nodes away as spot markets do, and say which."""
+        """Remove nodes as spot markets do, and return which."""
         chance = -np.expm1(-self.nodes.losses_per_hour * step_s / 3600)
         lost = self.up & (generator.random(len(self.up)) < chance) if chance else np.zeros_like(self.up)
         self._remove(lost)
@@ -185,7 +185,7 @@ class Simulation:
         )
 
     def run(self, advanced: Callable[[float], None]) -> Simulated:
-        """To the last arrival, and on until every stream has ended; `advanced` gets the time now and then."""
+        """Run to the last arrival, and on until every stream has ended; `advanced` gets the time now and then."""
         step, every = 0, max(1, round(self.cluster.metrics_lag_s / self.step_s))
         while self._next_request < len(self.traffic.frames) or len(self.streams) or self.waiting:
             self._lose_nodes()
@@ -206,7 +206,7 @@ class Simulation:
         return self.out
 
     def _progress(self) -> None:
-        """Move every stream through the step that begins now; those that end make room."""
+        """Advance every stream by one step; those that end free their slots."""
         streams = self.streams
         frame_s = self._frame_s[self.load][streams["replica"]]
         end_s = self._now_s + self.step_s
@@ -223,7 +223,7 @@ class Simulation:
         self._hold(streams[~ended])
 
     def _hold(self, streams: NDArray[np.void]) -> None:
-        """These, and no others, are in flight."""
+        """Set the streams in flight."""
         self.streams = streams
         self.load = np.bincount(streams["replica"], minlength=len(self.load))
 
@@ -244,12 +244,12 @@ class Simulation:
         admitted, others = requests[:room], requests[room:]
         if len(admitted):
             self._start(admitted, self.traffic.arrival_s[admitted])
-        # With no replica at all (scaled to zero, or all lost) a first one is on its way: requests wait for it.
+        # Without any replica (scaled to zero, or all lost) a first one is starting: requests wait for it.
         line = self.cluster.max_waiting_per_replica * max(1, int(usable.sum()))
         self.waiting.extend(others[: max(0, line - len(self.waiting))].tolist())  # the rest is refused
 
     def _start(self, requests: Ints, admitted_s: Floats) -> None:
-        """Give requests to replicas, the emptiest first, as a router that looks at two queues nearly does."""
+        """Assign requests to replicas, least loaded first, which approximates a router that compares two queues."""
         replicas = self._route(len(requests))
         others = self.load[replicas]
         first_s = self.cluster.model.draw_ttfb(others, self.generator) + self._codec_wait_s()
@@ -262,21 +262,21 @@ class Simulation:
     def _route(self, count: int) -> Ints:
         usable = np.flatnonzero(self.talkers.usable(self._now_s))
         room = np.maximum(self._slots - self.load[usable], 0)
-        shared = np.minimum(room, 4 + 4 * count // max(1, len(usable)))  # nobody gets much more than others in a step
+        shared = np.minimum(room, 4 + 4 * count // max(1, len(usable)))  # none gets much more than others in a step
         room = shared if shared.sum() >= count else room
-        levels = self.load[usable] + self.generator.random(len(usable))  # ties fall anywhere
+        levels = self.load[usable] + self.generator.random(len(usable))  # random tie-breaking
         seats = np.repeat(usable, room)
         nth = np.arange(len(seats)) - np.repeat(np.cumsum(room) - room, room)  # seat of its replica
         order = np.argsort(np.repeat(levels, room) + nth, kind="stable")
         return np.asarray(seats[order[:count]], dtype=np.int64)
 
     def _codec_demand(self) -> float:
-        """Core seconds a second that the talkers' frames ask for."""
+        """Core seconds per second that decoding the talkers' frames needs."""
         frames_per_s = float((self.load / self._frame_s[self.load]).sum())
         return frames_per_s * FRAME_S * self.cluster.codec_cores_per_stream
 
     def _decode(self) -> None:
-        """Frames that the codec cores do not keep up with become backlog, counted in seconds of audio."""
+        """Add frames that the codec cores cannot keep up with to the backlog, in seconds of audio."""
         if self.cluster.codec_scaling is not None:
             cores = float(self.codecs.usable(self._now_s).sum()) * self.cluster.codec_cores
             surplus_s = (self._codec_demand() - cores) / self.cluster.codec_cores_per_stream * self.step_s
@@ -345,7 +345,7 @@ class Simulation:
 
 
 def simulation_facts(done: Simulated, limits: Limits) -> dict[str, str]:
-    """The results of a simulated cluster, as text."""
+    """Results of a simulated cluster as text."""
     total = len(done.ttfb_s)
     good = int((done.ttfb_s <= limits.ttfb_s).sum())  # NaN, a refusal, is not
     percentiles = (done.ttfb_percentile_s(percent) for percent in (50, 95, 99))

@@ -1,4 +1,4 @@
-"""Rate after rate, each a run of its own: given rates, or those between which the server stops to keep up."""
+"""Measure rate after rate, each as a separate run: given rates, or a search for where the server stops keeping up."""
 
 import math
 import time
@@ -12,24 +12,24 @@ from loadtest.metrics import Limits
 from loadtest.settings import Settings
 from loadtest.traces import NoRunError, TraceFolder
 
-LOWEST = 1 / 8  # of the first rate: below that no rate is tried
+LOWEST = 1 / 8  # of the first rate: lower rates are not tried
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Which rates are tried, for how long, and when it is over."""
+    """Which rates to try, for how long, and when to stop."""
 
     first_rate: float = 1.0
     max_rate: float = 100.0
     factor: float = 1.5  # from one rate to the next
     duration_s: float = 30.0  # measured, for each rate
-    settle_s: float = 0.0  # before it, at the same rate, not measured
-    held_share: float = 0.95  # of requests are good: the server holds the rate
-    collapsed_share: float = 0.5  # of requests are good, or fewer: the sweep ends
-    refinements: int = 2  # rates tried between the last that was held and the first that was not
-    min_requests: int = 0  # a rate is tried for longer where it would not bring so many
-    rates: tuple[float, ...] = ()  # these in their order, instead of searching
-    most_s: float | None = None  # for all rates: none begins that would end later
+    settle_s: float = 0.0  # before the measurement, at the same rate
+    held_share: float = 0.95  # share of good requests from which the server holds the rate
+    collapsed_share: float = 0.5  # share of good requests at or below which the sweep ends
+    refinements: int = 2  # rates tried between the last held one and the first that was not
+    min_requests: int = 0  # a rate is tried for longer if it would send fewer
+    rates: tuple[float, ...] = ()  # try these in order instead of searching
+    most_s: float | None = None  # for all rates: none begins that would end later than this
 
     def phases(self, rate: float) -> tuple[Phase, ...]:
         return settled(rate, max(self.duration_s, self.min_requests / rate), settle_s=self.settle_s)
@@ -69,10 +69,10 @@ def capacity(steps: Sequence[Result], plan: Plan) -> float | None:
 
 
 def next_rate(steps: Sequence[Result], plan: Plan) -> float | None:
-    """What to try after `steps` (in the order in which they were tried), None if nothing.
+    """The next rate after `steps` (in the order in which they were tried), None if the sweep is over.
 
-    First up by `plan.factor` until goodput collapses, or down by halves until a rate is held, but not below LOWEST of
-    the first; then between the last rate that was held and the first that was not.
+    First multiplies by `plan.factor` until goodput collapses, or halves until a rate is held, but not below LOWEST of
+    the first; then tries rates between the last that was held and the first that was not.
     """
     if plan.rates:
         return plan.rates[len(steps)] if len(steps) < len(plan.rates) else None

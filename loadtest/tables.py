@@ -10,7 +10,7 @@ from loadtest.sweep import Sweep
 
 MS = 1000.0
 MAX_SHOWN = 8
-# Columns of a page that has room for few; the others are behind a switch.
+# Columns that a page shows at first; a switch shows the others.
 IMPORTANT = ("TTFB p50/p95/p99, ms", "good", "goodput/s", "refused", "failed", "in time", "stall p95, ms", "answers")
 
 
@@ -32,17 +32,17 @@ def _rank(title: str) -> int:
 
 
 def number(value: float | None, digits: int) -> str:
-    """The value, or a dash where nothing was measured."""
+    """The value, or a dash if nothing was measured."""
     return "-" if value is None else f"{value:.{digits}f}"
 
 
 def percent(share: float | None, digits: int = 1) -> str:
-    """A share, or a dash where nothing was measured."""
+    """A share, or a dash if nothing was measured."""
     return "-" if share is None else f"{share:.{digits}%}"
 
 
 def percentile(values: Distribution | None, name: str, scale: float = 1.0) -> float | None:
-    """One percentile of a distribution that may not be there."""
+    """One percentile of a distribution that may be None."""
     return None if values is None else getattr(values, name) * scale
 
 
@@ -56,7 +56,7 @@ def continuity(summary: Summary) -> str:
     return " / ".join("-" if share is None else f"{100 * share:.1f}".removesuffix(".0") for share in shares)
 
 
-# The one table of a summary. `answers` is how many the percentiles are of.
+# The only table of a summary. `answers` counts the samples of the percentiles.
 COLUMNS: dict[str, Callable[[Summary], str]] = {
     "sent": lambda s: str(s.sent),
     "goodput/s": lambda s: number(s.good_per_s, 2),
@@ -104,13 +104,13 @@ def phase_table(phases: Sequence[Result], titles: Sequence[str] = tuple(COLUMNS)
 
 
 def kind_table(runs: Sequence[Result]) -> Table:
-    """A row for each kind of mixed traffic at each rate; none where requests are alike."""
+    """A row for each kind of mixed traffic at each rate; no rows if requests are alike."""
     rows = [[f"{run.rate:.3g}", each.title, *cells(each.summary, OF_KINDS)] for run in runs for each in run.by_kind]
     return Table(("offered/s", "kind", *OF_KINDS), rows)
 
 
 def percentile_table(run: Result) -> Table:
-    """Distributions, a row each, and where the time to the first byte goes, in the order of the stages."""
+    """A row for each distribution, and for each stage of the time to the first byte, in order."""
     summary, stages = run.summary, defaultdict[str, list[float]](list)
     for trace in run.measured:
         for stage, duration_s in (trace.server_timing_s or {}).items():

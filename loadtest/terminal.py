@@ -120,13 +120,13 @@ def simulated_time(title: str, total_s: float, console: Console) -> Iterator[Cal
 
 
 def output_console() -> Console:
-    """Where results are printed: as wide as the tables where that is a file or a pipe."""
+    """Console for results: as wide as the tables if the output is a file or a pipe."""
     console = Console()
     return console if console.is_terminal else Console(width=PIPE_WIDTH)
 
 
 def print_table(table: Table, console: Console) -> None:
-    """A table, all columns but the first to the right; facts without a frame."""
+    """Print a table with all columns but the first right-aligned; facts get no frame."""
     named = any(table.titles)
     shown = RichTable() if named else RichTable.grid(padding=(0, 2))
     for index, title in enumerate(table.titles):

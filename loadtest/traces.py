@@ -1,4 +1,4 @@
-"""Plans and results, one JSON line per request, in a folder that is written once.
+"""Plans and results, one JSON line per request, in a write-once folder.
 
 All times are seconds since the start of the run, from `time.perf_counter_ns()`.
 """
@@ -31,7 +31,7 @@ class RunExistsError(LoadTestError):
 
 
 class NoRunError(LoadTestError):
-    """The folder holds no results that can be read."""
+    """The folder has no readable results."""
 
 
 class Failure(StrEnum):
@@ -63,7 +63,7 @@ class Clock:
 
 @dataclass(frozen=True, slots=True)
 class PcmLayout:
-    """How the bytes of a stream of s16le samples are to be read."""
+    """Format of a stream of s16le samples."""
 
     sample_rate: int
     channels: int = 1
@@ -76,7 +76,7 @@ class PcmLayout:
 
 @dataclass(slots=True)
 class Trace:
-    """One request. Stored: what was observed. Properties: what follows from it, once it has finished."""
+    """One request. Fields are observations; properties are derived from them once it has finished."""
 
     index: int
     planned_s: float
@@ -87,38 +87,38 @@ class Trace:
     failure: Failure | None = None
     error: str | None = None
     request_id: str | None = None
-    retry_after_s: float | None = None  # what a refusal advised
+    retry_after_s: float | None = None  # advised by a refusal
     num_bytes: int = 0  # of the body
-    layout: PcmLayout | None = None  # None: no audio came
+    layout: PcmLayout | None = None  # None: no audio arrived
     audible_sample: int | None = None  # first audible one; None: all quiet
-    chunks: Sequence[tuple[float, int]] = ()  # (arrival, audio bytes so far) for each read that brought audio
-    server_timing_s: Mapping[str, float] | None = None  # stage by stage up to the first audio, if the server says so
+    chunks: Sequence[tuple[float, int]] = ()  # (arrival, audio bytes so far) for each read with audio
+    server_timing_s: Mapping[str, float] | None = None  # by stage, up to the first audio, if reported
     frames: int | None = None  # planned; None: the model decided, or an old result
-    first_word_s: float | None = None  # when it was sent, of a text that was written while it was spoken
+    first_word_s: float | None = None  # when it was sent, if the text was written while spoken
     interrupted_s: float | None = None  # when we interrupted it
     kind: RequestKind | None = None  # of mixed traffic
     left_s: float | None = None  # when a client that leaves early left, as planned
 
     @property
     def cause(self) -> str | None:
-        """The failure in one or two words, with the HTTP status where that is the reason."""
+        """The failure in one or two words, with the HTTP status if that is the reason."""
         if self.failure in (Failure.REFUSED, Failure.HTTP) and self.status is not None:
             return f"HTTP {self.status}"
         return self.failure and self.failure.value
 
     @property
     def asked_s(self) -> float:
-        """From when on the caller waits: the planned arrival, or the first word of a text that was still written."""
+        """Start of the caller's wait: the planned arrival, or the first word of a text written while spoken."""
         return self.planned_s if self.first_word_s is None else self.first_word_s
 
     @property
     def ttfb_s(self) -> float | None:
-        """From when the caller asked to the first byte; None unless the request was spoken, and while it was made."""
+        """From when the caller asked to the first byte; None unless the request succeeded and was streamed."""
         return None if self.failure or self.first_byte_s is None or self.is_file else self.first_byte_s - self.asked_s
 
     @property
     def ttfa_s(self) -> float | None:
-        """From when the caller asked to the first audible sample; None as for `ttfb_s`, or where all is quiet."""
+        """From when the caller asked to the first audible sample; None as for `ttfb_s`, or if all is quiet."""
         return None if self.ttfb_s is None or self.first_audible_s is None else self.first_audible_s - self.asked_s
 
     @property
@@ -128,7 +128,7 @@ class Trace:
 
     @property
     def silence_s(self) -> float | None:
-        """From an interruption to the last audio that came, 0 if none did; None without one."""
+        """From an interruption to the last audio after it, 0 if none arrived; None without an interruption or audio."""
         if self.interrupted_s is None or not self.chunks:
             return None
         return max(0.0, self.chunks[-1][0] - self.interrupted_s)
@@ -147,7 +147,7 @@ class Trace:
 
     @property
     def first_playable_s(self) -> float | None:
-        """When the first whole sample was there."""
+        """When the first whole sample had arrived."""
         arrivals_s, _ = self.playable
         return arrivals_s[0] if arrivals_s else None
 
@@ -220,11 +220,11 @@ class TraceFolder:
             file.writelines(json.dumps(asdict(request)) + "\n" for request in schedule)
 
     def append_trace(self, trace: Trace, name: str = "requests.jsonl") -> None:
-        """Write one finished request; it is with the operating system when this returns."""
+        """Write one finished request; the operating system has it when this returns."""
         self.append(name, trace.to_json())
 
     def append(self, name: str, record: Mapping[str, object]) -> None:
-        """Write one line with one system call: several processes may do so at a time."""
+        """Write one line with one system call, so that several processes may write concurrently."""
         line = json.dumps(record, allow_nan=False) + "\n"
         with (self.path / name).open("ab", buffering=0) as file:
             file.write(line.encode())

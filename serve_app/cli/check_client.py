@@ -1,4 +1,4 @@
-"""A running server, tried as clients of other services ask it, and the lines that point these clients to it."""
+"""Check a running server with the requests of other services' clients, and print the lines that point them to it."""
 
 import asyncio
 import time
@@ -34,7 +34,7 @@ class CheckResult:
 
 
 async def check(url: str, *, key: str | None) -> AsyncIterator[CheckResult]:
-    """Every dialect, one after the other. Raises TalkrayError where there is no server."""
+    """Try every dialect in turn. Raises TalkrayError if no server answers."""
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     timeout = aiohttp.ClientTimeout(total=_BOUND_S)
     async with aiohttp.ClientSession(url, headers=headers, timeout=timeout) as http:
@@ -61,7 +61,7 @@ async def _try(http: aiohttp.ClientSession, dialect: str, sample: Sample) -> Che
 
 
 async def _post(http: aiohttp.ClientSession, sample: Sample) -> str | None:
-    """The fault, once there is audio or an end without audio."""
+    """Return the fault, if any, as soon as audio arrives or the answer ends without audio."""
     async with http.post(sample.path, json=sample.body) as answer:
         if answer.status != 200:
             return f"{answer.status}: {await answer.text()}"

@@ -36,7 +36,7 @@ _PRECISION = re.compile(r'^ray_talkray_codec_precision\{.*pool="(\w+)".*precisio
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing looked at. `ok` False means that serving will fail."""
+    """The result of one check. `ok` False means that serving will fail."""
 
     topic: str
     text: str
@@ -47,10 +47,10 @@ class Finding:
 
 
 def examine(config: AppConfig, address: Address) -> Iterator[Finding]:
-    """Everything that must be in place before `talkray serve` works, in the order in which it would fail; but a port
-    that Talkray itself holds is none of the failures.
+    """Check the requirements of `talkray serve`, in the order in which they would fail. A port that Talkray itself
+    holds is not a failure.
 
-    Nothing is downloaded, and the Hugging Face hub is asked for two seconds at most.
+    Downloads nothing, and waits at most two seconds for the Hugging Face hub.
     """
     yield Finding("Python", platform.python_version())
     yield _own_packages()
@@ -66,12 +66,12 @@ def examine(config: AppConfig, address: Address) -> Iterator[Finding]:
 
 
 def count_gpus() -> int:
-    """How many NVIDIA GPUs the driver shows; CUDA is not loaded."""
+    """Number of NVIDIA GPUs that the driver shows. Does not load CUDA."""
     return len(list(Path("/proc/driver/nvidia/gpus").glob("*"))) or len(list(Path("/dev").glob("nvidia[0-9]*")))
 
 
 def _own_packages() -> Finding:
-    """Other projects use our names, too. Ray's workers look into the current folder first."""
+    """Other projects use our package names too, and Ray's workers search the current folder first."""
     own, owners = Path(__file__).resolve().parents[2], importlib.metadata.packages_distributions()
     for name in ("serve_app", "deployments", "loadtest"):
         here = PathFinder.find_spec(name, [os.getcwd()])
@@ -115,7 +115,7 @@ def _gpu(config: AppConfig) -> Finding:
 
 
 def _cards() -> list[Card]:
-    """The GPUs of which nvidia-smi tells."""
+    """The GPUs that nvidia-smi lists."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return []
@@ -125,8 +125,8 @@ def _cards() -> list[Card]:
 
 
 def _smallest(address: Address) -> Card | None:
-    """The GPU with the least free memory. Memory of a Talkray at `address` counts as free, because a start there needs
-    it to be stopped.
+    """The GPU with the least free memory. Memory of a Talkray at `address` counts as free, because it must be stopped
+    before a new start there.
     """
     cards = _cards()
     if cards and _runs_talkray(address):
@@ -135,10 +135,11 @@ def _smallest(address: Address) -> Card | None:
 
 
 def for_this_card(config: AppConfig, address: Address) -> AppConfig:
-    """The settings with a talker that the GPU carries: fewer rows and shorter sequences on a small or shared one. Where
-    the codec decoder does not fit beside it, CPUs make the audio.
+    """Settings with a talker that fits the GPU: fewer rows and shorter sequences on a small or shared one. If the codec
+    decoder does not fit next to it, CPUs make the audio.
 
-    Several models, and one whose weights are not here, stay as they are. Raises StartError where nothing fits.
+    Settings with several models, or with a model whose weights are not here, are unchanged. Raises StartError if
+    nothing fits.
     """
     if config.models or config.talker_pool.num_gpus != 1:
         return config
@@ -155,21 +156,21 @@ def for_this_card(config: AppConfig, address: Address) -> AppConfig:
 
 
 def _codec_workers() -> int:
-    """Workers beside an engine, a proxy and ingresses; with more than three the first audio would come later."""
+    """Codec workers next to an engine, a proxy and ingresses; more than three would delay the first audio."""
     return max(1, min(3, len(os.sched_getaffinity(0)) // 2 - 1))
 
 
 def _ask_fit(directory: Path, own: AppConfig, card: Card, *options: str) -> subprocess.CompletedProcess[str]:
-    """Another process does the engine's arithmetic, because importing torch takes longer than all other checks."""
+    """Compute the engine's memory in another process, because importing torch takes longer than all other checks."""
     command = [sys.executable, "-m", "deployments.talker.engine.fit", str(directory), str(card.total), str(card.free)]
     command += [own.talker.model_dump_json(), *options, *["--no-audio"] * (own.codec.placement == "pool")]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 def predict_memory(config: AppConfig, address: Address, *, follows_card: bool) -> Iterator[Finding]:
-    """The sequences of each model that fit the GPU, where there is one and the weights are here; nothing is loaded.
+    """How many sequences of each model fit the GPU, if there is one and the weights are here. Loads nothing.
 
-    Models that share a GPU must fit it together. Settings of no file follow the card, as `talkray serve` has them.
+    Models that share a GPU must fit it together. Without a file, settings follow the card, as in `talkray serve`.
     """
     card = _smallest(address)
     used = 0
@@ -178,7 +179,7 @@ def predict_memory(config: AppConfig, address: Address, *, follows_card: bool) -
     if follows_card:
         try:
             config = for_this_card(config, address)
-        except CheckpointError:  # told already
+        except CheckpointError:  # already reported
             return
         except StartError as error:
             yield Finding("GPU memory", str(error), ok=False)
@@ -186,7 +187,7 @@ def predict_memory(config: AppConfig, address: Address, *, follows_card: bool) -
     sharing = [(name, own) for name, own in config.by_model().items() if own.talker_pool.num_gpus > 0]
     for name, own in sharing:
         checkpoint = None
-        with contextlib.suppress(CheckpointError):  # told already
+        with contextlib.suppress(CheckpointError):  # already reported
             checkpoint = find(own.model)
         if checkpoint is None:
             continue
@@ -201,7 +202,7 @@ def predict_memory(config: AppConfig, address: Address, *, follows_card: bool) -
 
 
 def _fit(checkpoint: Path, own: AppConfig, card: Card, name: str) -> tuple[Finding, int]:
-    """The sizes of one model that fit, and the bytes that they take."""
+    """The sizes that fit for one model, and the bytes that they take."""
     done = _ask_fit(checkpoint, own, card)
     if done.returncode:
         return Finding("GPU memory", name + (done.stdout or done.stderr).strip(), ok=False), 0
@@ -225,7 +226,7 @@ def _attention() -> Finding:
 
 
 def _weights(model: str) -> Iterator[Finding]:
-    """The checkpoint that would be loaded, and the room for it where it is not on this machine yet."""
+    """The checkpoint to load, and the disk space for it if it is not on this machine yet."""
     try:
         checkpoint = find(model)
         if checkpoint is None and model not in PACKED:
@@ -247,7 +248,7 @@ def _weights(model: str) -> Iterator[Finding]:
 
 
 def _codec(address: Address) -> Finding:
-    """In which precision the replicas of a running server decode: a start chooses it by the checkpoint."""
+    """The precision in which the replicas of a running server decode, chosen at the start by the checkpoint."""
     if not _runs_talkray(address):
         return Finding("codec", f"a start chooses its precision; no Talkray runs at {address.url}")
     key = os.environ.get(KEY_VARIABLE)
@@ -265,7 +266,7 @@ def _codec(address: Address) -> Finding:
 
 
 def _runs_talkray(address: Address) -> bool:
-    """Whether Talkray answers there: its documentation needs no key."""
+    """Whether Talkray answers at `address`; its documentation page does not require a key."""
     try:
         with open_direct(f"{address.url}/openapi.json", timeout_s=_PATIENCE_S) as answer:
             return bool(json.load(answer)["info"]["title"] == "Talkray")
@@ -274,7 +275,7 @@ def _runs_talkray(address: Address) -> bool:
 
 
 def _room(folder: Path, needed: int, content: str, variable: str) -> Finding:
-    """Whether `folder`, which may not exist yet, can take so many bytes; `variable` names another one."""
+    """Whether `folder`, which may not exist yet, has room for `needed` bytes; `variable` can name another folder."""
     existing = next(path for path in (folder, *folder.absolute().parents) if path.is_dir())
     if not os.access(existing, os.W_OK, effective_ids=os.access in os.supports_effective_ids):
         text = f"cannot write to {existing}; {folder} is for {content}. Set {variable} to a writable folder"

@@ -108,7 +108,7 @@ def options(
     """Qwen3-TTS on Ray Serve."""
 
 
-# Where this machine has a GPU. cluster/serve has a copy, which `make cluster-check` compares.
+# For machines with a GPU. cluster/serve has a copy, which `make cluster-check` compares.
 ONE_GPU = Path(__file__).with_name("one-gpu.yaml")
 
 Config = Annotated[Path | None, typer.Option("--config", help="A Serve config file such as cluster/serve/local.yaml.")]
@@ -287,7 +287,7 @@ cli.add_typer(keys, name="key", rich_help_panel=OPERATE)
 bench = CommandApp("Measure one part of Talkray, without Ray and HTTP.")
 cli.add_typer(bench, name="bench", rich_help_panel=MEASURE)
 
-# Commands that are modules of their own, to which all arguments are passed on; those without a panel are `bench`'s.
+# Commands that are separate modules and get all arguments; those without a panel belong to `bench`.
 _MODULES = {
     "random-checkpoint": (MEASURE, "talkray_tools.random_checkpoint", "Write a checkpoint with random weights."),
     "verify": (MEASURE, "talkray_tools.verify", "Verify a checkpoint on this machine."),
@@ -306,7 +306,7 @@ _PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_opti
 
 
 def _run_module(context: typer.Context) -> None:
-    """Another process: the command line itself imports no torch."""
+    """Run a module in another process, because the command line itself does not import torch."""
     _, module, _ = _MODULES[str(context.info_name)]
     typed = "talkray" if shutil.which("talkray") == sys.argv[0] else shlex.quote(sys.argv[0])
     known = {"TALKRAY_TYPED": f"{typed} {context.info_name}"} if Path(sys.argv[0]).name == "talkray" else {}
@@ -314,7 +314,7 @@ def _run_module(context: typer.Context) -> None:
 
 
 def _run_group(context: typer.Context) -> None:
-    """Commands of an extension."""
+    """Run a command of an extension."""
     resolve_name(COMMANDS[str(context.info_name)][1])(args=context.args, prog_name=context.command_path)
 
 
@@ -326,7 +326,7 @@ for _name, (_panel, _, _help) in _MODULES.items():
 
 
 def main() -> None:
-    """Run the command line; errors of our own are a message, not a traceback."""
+    """Run the command line; our own errors print a message, not a traceback."""
     try:
         cli()
     except TalkrayError as error:
@@ -334,7 +334,7 @@ def main() -> None:
     except OSError as error:
         if error.errno not in _NO_ROOM:
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # where it still has something to write
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # if output is still buffered
         sys.exit(f"talkray: cannot write to {error.filename or 'standard output'}: {error.strerror}")
 
 
@@ -342,7 +342,7 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
 def _settings(config: Path | None, models: list[str] | None, file: TextIO | None = None) -> AppConfig:
-    """The settings of a command: its file or the defaults for this machine, and its model or models."""
+    """Settings of a command: from its file or the defaults for this machine, with its model or models."""
     gpus = count_gpus()
     config = config or (ONE_GPU if gpus else None)
     settings = read_config(config) if config else AppConfig()
@@ -369,7 +369,7 @@ _FAMILY = "Qwen3-TTS-12Hz-"
 def _several(settings: AppConfig, models: list[str], *, gpus: int) -> AppConfig:
     """`settings` for these models, the first of which is the default. Raises ConfigError.
 
-    With a GPU for each they have it alone; else those on one GPU share it in equal parts.
+    If there is a GPU for each, each has its own; else the models on one GPU share it equally.
     """
     if settings.models:
         raise InvalidRequest("--model more than once and `models` in the file exclude each other")
@@ -382,13 +382,13 @@ def _several(settings: AppConfig, models: list[str], *, gpus: int) -> AppConfig:
 
 
 def _called(model: str) -> str:
-    """1.7B-Base of Qwen/Qwen3-TTS-12Hz-1.7B-Base, and the last folder of a path."""
+    """Short name of a model: 1.7B-Base for Qwen/Qwen3-TTS-12Hz-1.7B-Base, the last folder for a path."""
     last = Path(model.rstrip("/")).name.removeprefix(_FAMILY)
     return re.sub(r"[^A-Za-z0-9._]+", "-", last).strip("-._")
 
 
 def _share(settings: AppConfig, most: int) -> dict[str, object]:
-    """The share of a GPU for one of `most` on it; one that has a GPU alone, or none, is as the application has it."""
+    """Memory share for one of `most` models on a GPU; unchanged for a model that has its own GPU or none."""
     if most < 2:
         return {}
     memory = {"gpu_memory_fraction": round(_SHARED / most, 3), "kv_cache_bytes": None}
@@ -400,7 +400,7 @@ def _share(settings: AppConfig, most: int) -> dict[str, object]:
 def _fetch(model: str, progress: ProgressLine) -> None:
     """Download a missing checkpoint here, where a person sees the progress; the replicas then find it."""
     if model not in PACKED and find(model) is None:
-        # The hub's client answers a Ctrl-C only when the files it is at are complete: this ends the process at once.
+        # The hub's client handles Ctrl-C only after its current files are complete; this ends the process at once.
         handler = signal.signal(signal.SIGINT, lambda *_: os._exit(128 + signal.SIGINT))
         try:
             progress.done(f"weights: {locate(model, report=progress.report)}")
@@ -409,8 +409,8 @@ def _fetch(model: str, progress: ProgressLine) -> None:
 
 
 def _with_access(settings: AppConfig, keys_file: Path | None, origins: list[str]) -> AppConfig:
-    """Whom the command lets in besides. The file must be one before anything is started; replicas run in other folders,
-    hence its whole path.
+    """Add the command's keys file and allowed origins. Checks the file before anything starts, and stores its absolute
+    path because replicas run in other folders.
     """
     access = settings.api.access
     keys_file = keys_file or access.keys_file
@@ -427,7 +427,7 @@ def _with_access(settings: AppConfig, keys_file: Path | None, origins: list[str]
 
 @contextmanager
 def _found_by_say(url: str, *, keyed: bool, file: TextIO) -> Iterator[None]:
-    """Lets `talkray say` find the server; one that cannot be found is a server all the same."""
+    """Announce the server to `talkray say`. A server that cannot be announced still runs."""
     with ExitStack() as stack:
         try:
             stack.enter_context(announced(url, keyed=keyed))
@@ -437,7 +437,7 @@ def _found_by_say(url: str, *, keyed: bool, file: TextIO) -> Iterator[None]:
 
 
 def _check(settings: AppConfig, address: Address) -> None:
-    """Raises StartError with the failures that `talkray doctor` finds, because a start would find them much later."""
+    """Raises StartError with the failures that `talkray doctor` finds, because the start would hit them much later."""
     failed = [f"{finding.topic}: {finding.text}" for finding in examine(settings, address) if not finding.ok]
     if failed:
         raise StartError("\n".join(failed))

@@ -1,4 +1,4 @@
-"""The Ray settings Talkray is tuned for. They belong on every node, before Ray is imported.
+"""The Ray settings Talkray is tuned for. Set them on every node before Ray is imported.
 
 Measured on a 16-core host, three deployments: time to the first byte 13.0 ms with Serve's defaults, 5.4 ms with these.
 """
@@ -16,7 +16,7 @@ TUNED = {
     "RAY_SERVE_ENABLE_HA_PROXY": "1",
     "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
     "RAY_SERVE_LOG_TO_STDERR": "1",
-    # A reload of the proxy cuts streams that are older than this.
+    # A proxy reload cuts streams that are older than this.
     "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "3600",
     "RAY_SERVE_HAPROXY_MAXCONN": "20000",  # needs a limit of 50,036 open files
     # A replica that ends closes connections on which requests are just coming: another one gets them, unless this one
@@ -33,7 +33,7 @@ TUNED = {
 
 # On several machines.
 CLUSTER = {
-    # A node that lost the head ends itself, with its replicas, after this long: a head that comes back finds them.
+    # A node that lost the head exits with its replicas after this long; a head that returns sooner finds them running.
     "RAY_gcs_rpc_server_reconnect_timeout_s": "600",
     # A node that is told to end (SIGTERM to `ray start --block`) waits so long for its replicas, which need up to
     # `serve_app.app.LONGEST_STREAM_S`.
@@ -43,12 +43,13 @@ CLUSTER = {
 # On one machine: a stop does not wait half a minute for clients.
 LOCAL = {
     "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
-    # Ray would start a process for each CPU at once, and the start would wait for their imports.
+    # Else Ray starts a process for each CPU at once, and the start waits for their imports.
     "RAY_prestart_worker_first_driver": "0",
     "RAY_enable_worker_prestart": "0",
-    # Ray would run its workers at niceness 15, and speech would break off beside a compiler.
+    # Else Ray runs its workers at niceness 15, and speech stalls while a compiler runs.
     "RAY_worker_niceness": "0",
-    # A busy machine may need minutes for what Ray awaits for 5 to 60 s. `driver.watch` sees at once that a part ended.
+    # A busy machine may need minutes for steps that Ray awaits for 5 to 60 s. `driver.watch` notices at once if a part
+    # ends.
     "RAY_gcs_server_port_wait_time_s": "600",
     "RAY_gcs_rpc_server_connect_timeout_s": "600",
     "RAY_gcs_rpc_server_reconnect_timeout_s": "600",
@@ -57,11 +58,11 @@ LOCAL = {
     "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "200",
     # HAProxy is back within a second of its death.
     "RAY_SERVE_CONTROLLER_CALLBACK_IMPORT_PATH": "serve_app.proxy.kept_proxy.install",
-    # Ray listens on the loopback address where this is 0, on Linux too.
+    # If this is 0, Ray listens on the loopback address, on Linux too.
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
 }
 
-# Ports that Serve would take even where another process has them: two servers on one machine need different ones.
+# Ports that Serve takes even if another process has them: two servers on one machine need different ones.
 _PORTS = (
     "RAY_SERVE_HAPROXY_STATS_PORT",
     "RAY_SERVE_HAPROXY_METRICS_PORT",
@@ -81,7 +82,7 @@ _FILES_PER_CONNECTION = 3
 
 
 def tuned() -> dict[str, str]:
-    """TUNED, with no more connections than this process's limit of open files allows: HAProxy would not start."""
+    """TUNED, with no more connections than the limit of open files allows; else HAProxy does not start."""
     _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     connections = min(int(TUNED["RAY_SERVE_HAPROXY_MAXCONN"]), hard_limit // _FILES_PER_CONNECTION)
     return TUNED | {"RAY_SERVE_HAPROXY_MAXCONN": str(connections)}
@@ -93,7 +94,7 @@ def for_a_node() -> dict[str, str]:
 
 
 def apply_local() -> None:
-    """Put the settings for one machine into this process's environment; variables that the user has set stay."""
+    """Set the environment of this process for one machine; keeps variables that the user has set."""
     ports = dict(zip(_PORTS, map(str, free_ports(len(_PORTS))), strict=True))
     for name, value in {**tuned(), **LOCAL, **ports, **_token(), **_guard()}.items():
         os.environ.setdefault(name, value)
@@ -110,7 +111,7 @@ def free_port() -> int:
 
 
 def free_ports(count: int) -> list[int]:
-    """`count` different free ports; a port is not held until a process listens on it."""
+    """`count` different free ports. They are not reserved: a port is held only once a process listens on it."""
     ports: dict[int, None] = {}
     while len(ports) < count:
         ports[free_port()] = None
@@ -118,14 +119,14 @@ def free_ports(count: int) -> list[int]:
 
 
 def _token() -> dict[str, str]:
-    """The ports of replicas demand a token that only this user's processes know."""
+    """Make the replicas' ports require a token that only this user's processes know."""
     if "RAY_AUTH_MODE" in os.environ:
         return {}
     return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(_TOKEN_BYTES)}
 
 
 def _found_token() -> dict[str, str]:
-    """`ray start` takes a token wherever it finds one, as a local `ray.init()` leaves one; `serve deploy` does not."""
+    """`ray start` uses any token it finds, such as one left by a local `ray.init()`; `serve deploy` does not."""
     names = "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
     written = Path(os.path.expanduser("~/.ray/auth_token"))  # a UID without a passwd entry may have no home folder
     is_there = any(os.environ.get(name) for name in names) or written.exists()
@@ -133,7 +134,7 @@ def _found_token() -> dict[str, str]:
 
 
 def _loopback_unproxied() -> dict[str, str]:
-    """Clients of buckets and trace collectors use the proxy of the environment, for loopback addresses too."""
+    """Exclude loopback from the environment's proxy: clients of buckets and trace collectors use it even there."""
     proxies = urllib.request.getproxies_environment()
     direct = proxies.pop("no", "")
     names = [*filter(None, map(str.strip, direct.split(","))), "localhost", "127.0.0.1", "::1"]

@@ -1,4 +1,4 @@
-"""One utterance from a running server, into a file or to the loudspeaker; and how a server that runs is found."""
+"""Fetch an utterance from a running server into a file or play it, and find the running server."""
 
 import asyncio
 import contextlib
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 FORMATS = {f".{name}": name for name in AudioFormat} | {".ogg": AudioFormat.OPUS}  # by the ending of a file
 STANDARD_OUTPUT = Path("-")
-# Raw PCM has no header, AAC and streamed FLAC do not say how long they are.
+# Raw PCM has no header; AAC and streamed FLAC do not contain their duration.
 _WITH_LENGTH = ("wav", "mp3", "opus")
 # Each takes a WAV file of unknown length from its standard input.
 _PLAYERS = (
@@ -38,13 +38,13 @@ _PLAYERS = (
     ("mpv", "--really-quiet", "--no-video", "-"),
     ("play", "-q", "-t", "wav", "-"),
 )
-# What players print that end as if they had played. ALSA's library complains, too, where another device is found.
+# Output of players that failed but exit as if they had played. ALSA's library also complains if another device works.
 _CANNOT = r"(?:could ?n[o']t|can(?: ?no|')t|failed to|unable to) (?:open|init|connect|find)"
 _NOT_PLAYED = re.compile(
     rf"^(?!ALSA lib).*(?:{_CANNOT}|open failed|no (?:such|audio|sound|default)|device.*(?:busy|unavailable)|refused)",
     re.I | re.M,
 )
-# A long text may be spoken for minutes; silence on the line for this long means that something is wrong.
+# A long text may be spoken for minutes; if no data arrives for this long, something is wrong.
 _READ_TIMEOUT_S = 120
 KEY_VARIABLE = "TALKRAY_API_KEY"
 _KEYED = " asks for a key"  # after a URL
@@ -52,7 +52,7 @@ _KEYED = " asks for a key"  # after a URL
 
 @dataclass(frozen=True, slots=True)
 class SayRequest:
-    """A text, the voice and the form of its speech. Without a voice it is the first one that the server lists."""
+    """A text, the voice and the format of its speech. The default voice is the first one that the server lists."""
 
     text: str
     voice: str | None = None
@@ -62,7 +62,7 @@ class SayRequest:
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """The audio that came, and its line for the terminal."""
+    """The received audio, and its line for the terminal."""
 
     num_bytes: int
     remark: str
@@ -96,7 +96,7 @@ def write_speech(url: str, utterance: SayRequest, file: Path) -> str:
 
 
 def free_name(file: Path) -> Path:
-    """`file`, or the first of speech-2.wav, speech-3.wav and so on that is not there."""
+    """`file`, or the first of speech-2.wav, speech-3.wav and so on that does not exist."""
     names = chain([file], (file.with_stem(f"{file.stem}-{number}") for number in count(2)))
     return next(name for name in names if not name.exists())
 
@@ -119,7 +119,7 @@ def show_text(url: str, utterance: SayRequest) -> str:
 
 
 def play_speech(url: str, utterance: SayRequest) -> str:
-    """Play the speech as it comes; returns a line that names the player. Raises RefusedError."""
+    """Play the speech as it arrives; returns a line that names the player. Raises RefusedError."""
     remarks: list[str] = []
 
     def speak(write: Callable[[bytes], object]) -> None:
@@ -136,7 +136,7 @@ def play(speak: Callable[[Callable[[bytes], object]], object]) -> str:
         players = ", ".join(player[0] for player in _PLAYERS)
         raise RefusedError(f"there is no player here, install one of {players}; or write a file with -o")
     is_whole = False
-    with _Player(command) as player, contextlib.suppress(BrokenPipeError):  # told below
+    with _Player(command) as player, contextlib.suppress(BrokenPipeError):  # reported below
         speak(player.write)
         is_whole = True
     if failure := player.failure(is_whole=is_whole):
@@ -158,7 +158,7 @@ def ask(url: str, path: str, fields: Mapping[str, object]) -> Any:
 
 
 def first_voice(url: str) -> str | None:
-    """The first voice that the server lists; None where the model has none to choose from. Raises RefusedError."""
+    """The first voice that the server lists; None if the model has no voices to choose from. Raises RefusedError."""
 
     async def work() -> str | None:
         async with _session() as session:
@@ -168,7 +168,7 @@ def first_voice(url: str) -> str | None:
 
 
 class _Player:
-    """A program that plays its standard input, from the first audio on: of a refusal it would only complain too."""
+    """A program that plays its standard input. Starts at the first audio; on a refusal it would only complain too."""
 
     def __init__(self, command: Sequence[str]) -> None:
         self._command = command
@@ -180,7 +180,7 @@ class _Player:
         return self
 
     def write(self, audio: bytes) -> None:
-        """Raises BrokenPipeError once it plays no more."""
+        """Raises BrokenPipeError once the program no longer plays."""
         self._process = self._process or subprocess.Popen(self._command, stdin=subprocess.PIPE, stderr=self._errors)
         assert self._process.stdin is not None
         self._process.stdin.write(audio)
@@ -194,7 +194,7 @@ class _Player:
                 self._said = self._errors.read().decode("utf-8", "replace").strip()
 
     def failure(self, *, is_whole: bool) -> str:
-        """Why it has not played all, empty if it has; ffplay ends with status 0 without a device, too."""
+        """Why not all was played, empty if it was; ffplay exits with status 0 even without a device."""
         status = 0 if self._process is None else self._process.returncode
         if not status and is_whole and not _NOT_PLAYED.search(self._said):
             sys.stderr.write(f"{self._said}\n" if self._said else "")
@@ -206,7 +206,7 @@ class _Player:
 
 @contextlib.contextmanager
 def announced(url: str, *, keyed: bool = False) -> Iterator[None]:
-    """While this holds, `find_server` finds the server at `url`, which asks for a key if it is `keyed`.
+    """Within this context `find_server` finds the server at `url`; `keyed`: it requires a key.
 
     Raises OSError, and StartError without a home.
     """
@@ -228,9 +228,9 @@ def announced(url: str, *, keyed: bool = False) -> Iterator[None]:
 
 
 def find_server() -> str | None:
-    """Base URL of the server that this user has started last, None where none runs.
+    """Base URL of the server that this user started last, None if none runs.
 
-    Without a key in TALKRAY_API_KEY one that asks for none comes first.
+    If TALKRAY_API_KEY is not set, servers that do not require a key are preferred.
     """
     with contextlib.suppress(OSError, StartError):  # no folder, or one ended while we looked
         files = sorted(_announcements().glob("[0-9]*"), key=lambda file: file.stat().st_mtime, reverse=True)
@@ -242,7 +242,7 @@ def find_server() -> str | None:
 
 
 def running_server(url: str | None) -> str:
-    """`url`, or that of the server that runs here. Raises StartError."""
+    """`url` if given, else the URL of the server that runs here. Raises StartError."""
     server = url or find_server()
     if server is None:
         raise StartError("no server is running here: start one with `talkray serve`, or pass its URL")
@@ -254,7 +254,7 @@ def _announcements() -> Path:
 
 
 def _is_held(file: Path) -> bool:
-    """Whether the process that wrote the announcement lives."""
+    """Whether the process that wrote the announcement is alive."""
     with file.open() as opened:
         try:
             fcntl.flock(opened, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -264,7 +264,7 @@ def _is_held(file: Path) -> bool:
 
 
 def _length(file: Path, audio_format: str) -> str:
-    """Duration of the audio, if the format's header has it. Raises RefusedError if it is not such a file."""
+    """Duration of the audio, if the format's header has it. Raises RefusedError if it is not a file of this format."""
     if audio_format not in _WITH_LENGTH:
         return ""
     try:
@@ -276,7 +276,7 @@ def _length(file: Path, audio_format: str) -> str:
 def _fetch(
     url: str, utterance: SayRequest, write: Callable[[bytes], object], *, audio_format: str, stream: bool = False
 ) -> Fetched:
-    """Pass the audio to `write`, as it comes or at once."""
+    """Pass the audio to `write`, as it arrives or all at once."""
     return _asked(url, _ask(url.rstrip("/"), utterance, write, audio_format=audio_format, stream=stream))
 
 
@@ -325,7 +325,7 @@ async def _whole(answer: aiohttp.ClientResponse) -> AsyncGenerator[bytes, None]:
 
 
 async def _first_voice(session: aiohttp.ClientSession, url: str) -> str | None:
-    """The first the server lists; None where the model has none to choose from."""
+    """The first voice that the server lists; None if the model has no voices to choose from."""
     async with session.get(f"{url}/v1/audio/voices", raise_for_status=True) as answer:
         voices = (await answer.json())["voices"]
         return str(voices[0]["id"]) if voices else None

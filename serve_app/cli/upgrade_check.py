@@ -1,8 +1,8 @@
 """The replicas that `serve deploy` with another configuration replaces: `talkray upgrade-check OLD NEW`.
 
 Ray Serve 2.60 replaces every replica of an application whose `args`, `import_path`, `runtime_env` or policies changed,
-whatever the change is about. It replaces the replicas of one deployment where its resources changed, and none where its
-size, bounds or limits did.
+whatever the change is. It replaces the replicas of one deployment if its resources changed, and none if only its size,
+bounds or limits changed.
 """
 
 from collections.abc import Iterator, Mapping
@@ -30,7 +30,7 @@ _OF_SERVE = ("proxy_location", "http_options", "grpc_options")  # read when Serv
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A setting that differs, and the pools whose replicas it replaces; empty: no pool."""
+    """A setting that differs, and the pools whose replicas are replaced for it; empty: none."""
 
     setting: str
     before: object
@@ -53,7 +53,7 @@ def upgrade_changes(old: Path, new: Path) -> list[Change]:
 
 
 def _application(document: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A file of settings alone has nothing but `args`."""
+    """The application's part of a config file; a file that contains only settings becomes its `args`."""
     applications = document.get("applications")
     return dict(applications[0]) if applications else {"args": document}
 
@@ -81,7 +81,7 @@ def _of_application(before: Mapping[str, Any], after: Mapping[str, Any], everybo
 
 
 def _warning(ours: AppConfig, theirs: AppConfig) -> str:
-    """Why the change is not for a deployment in place, where replicas of both configurations speak with each other."""
+    """Why the change must not be deployed in place, where replicas of both configurations talk to each other."""
     new = theirs.by_model()
     both = [(own, new[name]) for name, own in ours.by_model().items() if name in new]
     if any(old.model != own.model for old, own in both):

@@ -1,1 +1,1 @@
-"""Notices that clouds give of their machines."""
+"""Cloud nodes: termination notices, and fallback from spot to on-demand."""

@@ -1,7 +1,7 @@
-"""Ray's provider of AWS nodes, which starts an on-demand instance where spot is refused.
+"""Ray's provider of AWS nodes, which starts an on-demand instance if spot is refused.
 
 Ray 2.60's autoscaler asks for a refused spot type again every five seconds and never turns to another one: it counts
-requests that time out as a shortage, not refusals. A cluster's file names this provider:
+requests that time out as a shortage, not refusals. Name this provider in a cluster's file:
 `provider: {type: external, module: serve_app.nodes.aws.AwsNodes}`.
 """
 
@@ -14,17 +14,17 @@ from ray.autoscaler.node_launch_exception import NodeLaunchException
 logger = logging.getLogger(__name__)
 
 _MARKET = "InstanceMarketOptions"
-# Error codes of EC2: no spot capacity in any zone that was tried, or the account may have no more of it.
+# Error codes of EC2: no spot capacity in any zone that was tried, or the account's spot limit is reached.
 _REFUSALS = frozenset(
     ("InsufficientInstanceCapacity", "MaxSpotInstanceCountExceeded", "SpotMaxPriceTooLow", "UnfulfillableCapacity")
 )
 
 
 class AwsNodes(AWSNodeProvider):  # type: ignore[misc]
-    """A node keeps its type's name and labels, `market: spot` too, whichever way it was bought."""
+    """A node keeps its type's name and labels, including `market: spot`, however it was bought."""
 
     def create_node(self, node_config: dict[str, Any], tags: dict[str, str], count: int) -> dict[str, Any]:
-        """Create nodes, for which Ray tries every subnet. Raises NodeLaunchException where on-demand is refused too."""
+        """Create nodes; Ray tries every subnet. Raises NodeLaunchException if on-demand is refused too."""
         try:
             created: dict[str, Any] = super().create_node(node_config, tags, count)
         except NodeLaunchException as refusal:

@@ -1,6 +1,6 @@
-"""Ray's provider of Google Cloud nodes, which starts a standard instance where spot is refused (see aws.py).
+"""Ray's provider of Google Cloud nodes, which starts a standard instance if spot is refused (see aws.py).
 
-A cluster's file has `provider: {type: external, module: serve_app.nodes.gcp.GcpNodes}`.
+Set in a cluster's file: `provider: {type: external, module: serve_app.nodes.gcp.GcpNodes}`.
 """
 
 import logging
@@ -17,16 +17,18 @@ _SPOT = ("provisioningModel", "preemptible", "instanceTerminationAction")
 
 
 class GcpNodes(GCPNodeProvider):  # type: ignore[misc]
-    """A node keeps its type's name and labels, whichever way it was bought."""
+    """A node keeps its type's name and labels, however it was bought."""
 
     def create_node(self, base_config: dict[str, Any], tags: dict[str, str], count: int) -> dict[str, Any]:
-        """Create nodes one at a time: some may be refused. Raises Ray's Exception where standard ones are too."""
+        """Create nodes one at a time, because some may be refused. Raises Ray's Exception if standard ones are refused
+        too.
+        """
         return {name: result for _ in range(count) for name, result in self._create(base_config, tags).items()}
 
     def _create(self, base_config: dict[str, Any], tags: dict[str, str]) -> dict[str, Any]:
         try:
             created: dict[str, Any] = super().create_node(base_config, tags, 1)
-        except Exception as refusal:  # Ray raises no class of its own
+        except Exception as refusal:  # Ray does not raise a specific class
             if not _is_spot(base_config) or not any(words in str(refusal) for words in _REFUSALS):
                 raise
             logger.warning("spot is refused (%s): a standard instance", refusal)

@@ -1,7 +1,8 @@
-"""Drain this node when its cloud is about to take it: `python -m serve_app.nodes.notices aws|gcp`, beside `ray start`.
+"""Drain this node when its cloud is about to take it: `python -m serve_app.nodes.notices aws|gcp`, next to `ray start`.
 
-Ray 2.60 reads no such notice. Replicas on a draining node start elsewhere, and its streams go on there by their codes
-(docs/reliability.md), also streams that would outlast the notice. Standard library only: it runs on every node.
+Ray 2.60 does not read such notices. Replicas of a draining node start elsewhere, and its streams continue there from
+their codes (docs/reliability.md), even streams that would outlast the notice. Standard library only: it runs on every
+node.
 """
 
 import argparse
@@ -26,17 +27,17 @@ logger = logging.getLogger(__name__)
 _POLL_S = 5.0
 _ANSWER_S = 2.0
 _TOKEN_S = 21_600
-# Without a time: of a recommendation, and of Google's two kinds of end.
+# For notices without a time: a recommendation, and Google's two kinds of end.
 _RECOMMENDED_S, _PREEMPTED_S, _MAINTENANCE_S = 600.0, 30.0, 3600.0
 # Serve stops a replica, whether or not another one runs, once the deadline is nearer than `graceful_shutdown_timeout_s`
-# (`_DRAIN_S` in app.py). Until then it speaks on while its replacement starts: the deadline that Ray is told is so much
-# later than the end that this happens _HAND_OVER_S before it.
+# (`_DRAIN_S` in app.py). Until then it keeps speaking while its replacement starts: the deadline that Ray gets is later
+# than the node's end, so that the stop happens _HAND_OVER_S before the end.
 _SHUTDOWN_S, _HAND_OVER_S = 120.0, 15.0
 
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """A node will be gone."""
+    """An announcement that a node will end."""
 
     reason: str
     left_s: float
@@ -47,11 +48,11 @@ class Notice:
 
 
 class MetadataUnreachable(Exception):
-    """Nothing answers where the cloud's metadata should be."""
+    """The cloud's metadata server does not answer."""
 
 
 def _ask(url: str, headers: Mapping[str, str], *, method: str = "GET") -> str | None:
-    """The answer's text; None for a 404, which is the usual answer."""
+    """Text of the answer; None for a 404, the usual answer."""
     request = urllib.request.Request(url, headers=dict(headers), method=method)
     try:
         with open_direct(request, timeout_s=_ANSWER_S) as answer:
@@ -108,14 +109,14 @@ class Gcp:
 
 
 def cloud(name: str, environment: Mapping[str, str]) -> Aws | Gcp:
-    """The cloud with this name; the variables of the clouds' own libraries move the address."""
+    """The cloud with this name. Environment variables of the clouds' own libraries override the address."""
     if name == "aws":
         return Aws(environment.get("AWS_EC2_METADATA_SERVICE_ENDPOINT", "http://169.254.169.254").rstrip("/"))
     return Gcp(f"http://{environment.get('GCE_METADATA_HOST', 'metadata.google.internal')}")
 
 
 def watch(metadata: Aws | Gcp, drain: Callable[[Notice], None]) -> None:
-    """Ask until the node's end is announced, and drain it. A recommendation may be followed by an earlier end."""
+    """Poll until the node's end is announced, and drain it. A recommendation may be followed by an earlier end."""
     reachable, drained_s = True, float("inf")  # of time.monotonic()
     while True:
         try:
@@ -136,15 +137,15 @@ def watch(metadata: Aws | Gcp, drain: Callable[[Notice], None]) -> None:
 
 
 class NotDrained(Exception):
-    """Ray does not drain this node; the message says why."""
+    """Ray does not drain this node; the message has the reason."""
 
 
 def raylet_options(processes: Path) -> dict[str, str]:
-    """The options of the raylet among these `processes`, which name node and control store. Raises NotDrained."""
+    """Options of the raylet among these `processes`: they name the node and the control store. Raises NotDrained."""
     for process in processes.glob("[0-9]*/cmdline"):
         try:
             executable, *options = process.read_bytes().decode(errors="replace").split("\0")
-        except OSError:  # it has ended
+        except OSError:  # the process has ended
             continue
         if executable.endswith("/raylet"):
             pairs = (option.lstrip("-").partition("=") for option in options if "=" in option)

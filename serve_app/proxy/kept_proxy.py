@@ -1,9 +1,9 @@
-"""HAProxy is started again as soon as it dies, and survives the death of the actor that manages it.
+"""Restart HAProxy as soon as it dies, and keep it when the actor that manages it dies.
 
-Serve asks HAProxy's admin socket every ten seconds, takes three misses for its death, and then replaces the actor,
-which first has to learn of all replicas: 26 s without a listener, then 404. Here the actor, which knows the replicas,
-starts another HAProxy. Where the actor has died, its successor would find the port taken by a HAProxy that hears of no
-new replicas. Here it takes over from that one, as at a reload.
+Serve polls HAProxy's admin socket every ten seconds, takes three misses for its death, and then replaces the actor,
+which must first learn of all replicas: 26 s without a listener, then 404. Here the actor, which knows the replicas,
+starts another HAProxy. If the actor died, its successor would find the port taken by a HAProxy that does not learn of
+new replicas. Here it takes over from that process, as in a reload.
 
 Serve has no setting for the actor's class, but calls a function of ours in its controller before the first one is made
 (RAY_SERVE_CONTROLLER_CALLBACK_IMPORT_PATH).
@@ -25,10 +25,11 @@ _REPLICAS_KNOWN_S = 10.0
 
 
 class KeptHAProxyManager(HAProxyManager.__ray_metadata__.modified_class.__ray_actor_class__):  # type: ignore[misc]
-    """Serve's manager of HAProxy, which keeps it alive.
+    """Serve's manager of HAProxy, extended to keep it alive.
 
     It derives from the class as Serve wrote it, not from the one that `ray.remote` made. Ray would take a class derived
-    from the latter for the same class, and a controller that restarts among such actors could start no more of them.
+    from the latter for the same class, and a controller that restarts while such actors run could not start more of
+    them.
     """
 
     def __init__(self, *args: object, **kwargs: object) -> None:
@@ -44,11 +45,11 @@ class KeptHAProxyManager(HAProxyManager.__ray_metadata__.modified_class.__ray_ac
         await super().shutdown()
 
     def _running(self) -> list[str]:
-        """HAProxy's processes of an actor before this one."""
+        """HAProxy processes left by an earlier actor."""
         return [path.name for path in Path("/proc").glob("[0-9]*") if self._haproxy._is_our_haproxy(int(path.name))]
 
     async def _take_over(self, orphans: list[str]) -> None:
-        """Start from the first configuration with replicas; until then the old process serves."""
+        """Start HAProxy once a configuration has replicas; until then the old process serves."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_REPLICAS_KNOWN_S):
                 while not self._haproxy.backend_configs:  # noqa: ASYNC110, Serve has no event for it

@@ -1,1 +1,1 @@
-"""Policies of the pools, and a watch on the sizes of the pools."""
+"""Autoscaling policies of the pools, and a watch on their sizes."""

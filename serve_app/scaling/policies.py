@@ -1,14 +1,14 @@
 """How many replicas the talker pool and the codec pool should have.
 
-Pure: `decide_talker` and `decide_codec` take what the replicas recorded, the present counts, the settings, the state
-that the last decision returned, and a clock; they return a decision and the next state. The simulator calls the same
-functions. `TalkerPolicy` and `CodecPolicy` wrap them for Ray Serve's controller, which calls them every 0.1 s. Standard
-library only and no Ray import: Serve pickles this module by value and runs it on a head node without torch; it
+`decide_talker` and `decide_codec` are pure: they take the replicas' records, the present counts, the settings, the
+state that the last decision returned, and a clock; they return a decision and the next state. The simulator calls the
+same functions. `TalkerPolicy` and `CodecPolicy` wrap them for Ray Serve's controller, which calls them every 0.1 s.
+Standard library only and no Ray import: Serve pickles this module by value and runs it on a head node without torch; it
 imports `deployments.autoscaling_records` there.
 
-Replicas are added at once. Where a request waits, or less than one replica's room is free, the number follows the
-present streams; otherwise it follows their mean over some seconds, because bursts end before a replica has started.
-Replicas are removed slowly, a step at a time: only replicas that a whole window did not need and that a little more
+Replicas are added at once. If a request waits, or less than one replica's room is free, the number follows the present
+streams; otherwise it follows their mean over some seconds, because bursts end before a replica has started. Replicas
+are removed slowly, a step at a time: only replicas that were not needed during a whole window and that slightly more
 load would not need again, and never replicas that the streams in flight occupy. Serve lets a removed replica finish its
 streams.
 """
@@ -30,13 +30,13 @@ _logger = logging.getLogger("ray.serve")  # the controller's own log
 
 _TARGET_KV_USE = 0.85  # of the KV blocks of all replicas
 _TARGET_BACKLOG_S = 0.5  # of undecoded audio for each core
-_STEP_DOWN = 0.1  # of the replicas at once, and one at least
+_STEP_DOWN = 0.1  # share of the replicas removed at once, at least one
 _TREND_WINDOW_S = 2.0  # over which the growth of the queue is measured
 # Below this much time a slope is noise.
 _MIN_TREND_S = 0.4
-# A demand that is a whole number of replicas does not ask for one more because of rounding.
+# Keeps rounding from adding a replica if the demand is a whole number of replicas.
 _ROUNDING = 1e-6
-# A mean of fewer streams counts as zero while there is no stream.
+# If there is no stream, a mean below this counts as zero.
 _NOBODY = 0.5
 
 
@@ -45,21 +45,21 @@ class Counts:
     """A pool as Serve sees it."""
 
     running: int  # replicas that take requests
-    wanted: int  # replicas asked for at present: some may be starting, others draining
-    queued: float = 0.0  # requests that wait at their callers, since every replica is full
-    ongoing: float = 0.0  # requests that callers have at replicas
+    wanted: int  # replicas currently requested: some may be starting, others draining
+    queued: float = 0.0  # requests that wait at their callers because every replica is full
+    ongoing: float = 0.0  # requests that callers have running at replicas
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Parameters of either policy: `AppConfig` sets some. Wrong ones raise ValueError."""
+    """Parameters of either policy; `AppConfig` sets some. Raises ValueError for invalid ones."""
 
     smoothing_s: float = 10.0  # time constant of the mean that counts while no request waits
-    scale_down_margin: float = 0.1  # a replica stays where so much more load would ask for it again
-    min_replicas: int = 1  # 0: the pool goes away without requests, and the next request waits for a start
+    scale_down_margin: float = 0.1  # a replica stays if this much more load would need it again
+    min_replicas: int = 1  # 0: the pool stops without requests, and the next request waits for a start
     max_replicas: int = 4
     target_use: float = 0.75  # of the sequences, or of the streams and cores, that all replicas can take
-    scale_down_window_s: float = 120.0  # a replica goes when the whole window did not need it
+    scale_down_window_s: float = 120.0  # a replica is removed if it was not needed during the whole window
     scale_to_zero_after_s: float = 600.0  # without a single request
     jobs: str = "hold"  # "neither": segments of jobs keep no replica; "wake" is for those who ask (jobs/deployment.py)
 
@@ -80,15 +80,15 @@ class TalkerScaling(Bounds):
     """Parameters of the talker pool's policy."""
 
     sequences_per_replica: float = 8.0  # that a replica batches: talker.max_num_seqs
-    trend_horizon_s: float = 5.0  # its growth over this time is expected; about the time of a replica's start
+    trend_horizon_s: float = 5.0  # the queue is expected to grow for this long; about a replica's start time
 
 
 @dataclass(frozen=True, slots=True)
 class CodecScaling(Bounds):
     """Parameters of the codec pool's policy."""
 
-    streams_per_replica: float = 16.0  # that a replica decodes in real time
-    # Streams that the talker pool can run at its largest: further waiting requests need no decoder yet.
+    streams_per_replica: float = 16.0  # streams that a replica decodes in real time
+    # Streams that the talker pool can run at its maximum size: further waiting requests do not need a decoder yet.
     max_talker_streams: float = math.inf
 
 
@@ -102,13 +102,13 @@ class TimedValue:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """The state that a decision leaves for the next one. The first one gets `State()`."""
+    """The state that a decision passes to the next one. The first decision gets `State()`."""
 
-    line: tuple[TimedValue, ...] = ()  # requests that wait, over the trend window
-    mean: TimedValue | None = None  # of the streams that are there
+    line: tuple[TimedValue, ...] = ()  # waiting requests, over the trend window
+    mean: TimedValue | None = None  # of the present streams
     peaks: tuple[TimedValue, ...] = ()  # the need over the scale-down window, in replicas; values fall
-    busy_s: float = -math.inf  # when there was a request
-    removed_s: float = -math.inf  # when replicas were removed
+    busy_s: float = -math.inf  # when a request was last present
+    removed_s: float = -math.inf  # when replicas were last removed
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ class Decision:
 def decide_talker(
     records: Sequence[TalkerRecord], counts: Counts, *, settings: TalkerScaling, state: State, now_s: float
 ) -> Decision:
-    """Replicas for the sequences that run and wait, for the KV blocks in use, and for the growth of the queue."""
+    """Replicas needed for the running and waiting sequences, the KV blocks in use, and the growth of the queue."""
     running = sum(record.running for record in records)
     waiting = sum(record.waiting for record in records)
     background = sum(record.background for record in records)
@@ -154,10 +154,10 @@ def decide_talker(
 def decide_codec(
     records: Sequence[CodecRecord], counts: Counts, *, settings: CodecScaling, state: State, now_s: float
 ) -> Decision:
-    """Replicas for the audio that waits, for the cores that work, and for the streams whose frames are still to come.
+    """Replicas needed for the waiting audio, the busy cores, and the streams whose frames are still to come.
 
     Every request passes the codec before it reaches the talker: the streams that wait for a talker, and the requests
-    that wait for a codec, are the frames of a talker pool that is about to grow.
+    that wait for a codec, predict the frames of a talker pool that is about to grow.
     """
     background = sum(record.background for record in records)
     streams = max(sum(record.streams for record in records), counts.ongoing - background) + counts.queued
@@ -173,7 +173,7 @@ def decide_codec(
         "busy cores": len(records) * sum(record.busy_cores for record in records) / (cores * settings.target_use)
         if cores
         else 0.0,
-        # The audio that waits now is worked off by as many replicas again, not by its multiple.
+        # At most, the replicas are doubled to work off the audio that waits now.
         "backlog": min(replicas_behind, 2.0 * len(records)) if replicas_behind > len(records) else 0.0,
     }
     return _settle(
@@ -199,13 +199,13 @@ def _settle(
     background: float,
     occupied: float,
 ) -> Decision:
-    """The greatest need, at once where it is more than there is, slowly where it is less. Segments of jobs do not count
-    as demand, and keep the last replica at most.
+    """Follow the greatest need: at once if it exceeds the present replicas, slowly if it is lower. Segments of jobs do
+    not count as demand; they keep the last replica at most.
     """
     reason, need = max(needs.items(), key=lambda item: item[1])
     is_wanted = demand or (background and settings.jobs != "neither")
     needed = max(math.ceil(need - _ROUNDING), 1 if is_wanted else 0)
-    is_first = state.busy_s == -math.inf  # the replicas of that time count as needed
+    is_first = state.busy_s == -math.inf  # the replicas present then count as needed
     peak = TimedValue(now_s, max(need, counts.wanted) if is_first else need)
     state = replace(state, peaks=_peaks(state.peaks, peak, window_s=settings.scale_down_window_s))
     if is_wanted or is_first or counts.running < counts.wanted:  # a starting replica was wanted
@@ -241,12 +241,12 @@ def _recent(samples: tuple[TimedValue, ...], new: TimedValue, *, window_s: float
 
 
 def _peaks(peaks: tuple[TimedValue, ...], new: TimedValue, *, window_s: float) -> tuple[TimedValue, ...]:
-    """The samples that are the highest from their time on: few, whatever the window, and the first is its maximum."""
+    """The samples that no later sample exceeds: few, however long the window, and the first is its maximum."""
     return (*(peak for peak in peaks if new.at_s - peak.at_s <= window_s and peak.value > new.value), new)
 
 
 def _growth(samples: tuple[TimedValue, ...]) -> float:
-    """Steady growth per second: the lesser of the two halves' slopes, which ignores a single burst."""
+    """Steady growth per second: the smaller of the two halves' slopes, so that a single burst is ignored."""
     middle = samples[len(samples) // 2]
     return max(0.0, min(_slope(samples[0], middle), _slope(middle, samples[-1])))
 
@@ -284,8 +284,8 @@ class _Policy:
 
 
 class TalkerPolicy(_Policy):
-    """`decide_talker` as a deployment's autoscaling policy, with the arguments of TalkerScaling but for its bounds,
-    which are the deployment's own.
+    """`decide_talker` as a deployment's autoscaling policy. Takes the arguments of TalkerScaling except its bounds,
+    which the deployment sets.
     """
 
     def __init__(self, **settings: Any) -> None:
@@ -293,7 +293,7 @@ class TalkerPolicy(_Policy):
 
 
 class CodecPolicy(_Policy):
-    """`decide_codec` as a deployment's autoscaling policy, with the arguments of CodecScaling but for its bounds."""
+    """`decide_codec` as a deployment's autoscaling policy, with the arguments of CodecScaling except its bounds."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(CodecRecord, decide_codec, CodecScaling(**settings))

@@ -1,4 +1,4 @@
-"""The sizes of the pools, as Serve's controller knows them, for metrics and for requests to a pool at zero."""
+"""Pool sizes from Serve's controller, for metrics and for requests to a pool with zero replicas."""
 
 import itertools
 import json
@@ -23,25 +23,25 @@ from serve_app.speech.model_state import ModelState
 
 logger = logging.getLogger(__name__)
 
-_TURN_S = 0.2  # shorter than api.admission.max_line_s, after which a line that does not move is a 429
+_TURN_S = 0.2  # below api.admission.max_line_s, after which a queue that does not move is a 429
 _TURNS_PER_LOOK = 10  # at least
-_REPLICAS_PER_TURN = 40  # the controller's one thread takes about 0.2 ms for each replica that it tells of
-_LOOKS_PER_COUNT = 5  # the control store's list of the dead may be long
-_SILENT_LOOKS = 3  # of the replica that asks for all; then each asks for itself
-# All of a larger pool do not die between two looks, and hundreds of ingresses would ask thousands of times a second.
+_REPLICAS_PER_TURN = 40  # the controller's single thread takes about 0.2 ms for each replica it reports
+_LOOKS_PER_COUNT = 5  # the control store's list of dead actors may be long
+_SILENT_LOOKS = 3  # of the replica that asks for all; after these each asks for itself
+# A larger pool does not die whole between two looks, and hundreds of ingresses would ask thousands of times a second.
 _LARGEST_ASKED = 16
 _SCRAPE_TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """The controller's answer, which one replica asks for and all use."""
+    """The controller's answer, which one replica requests and all use."""
 
     pools: Mapping[str, Pool]  # by `pool_of`
     deaths: Mapping[str, int]  # as `ray_private.count_deaths` has them, by `pool_of` and PROXY
 
     def note(self) -> bytes:
-        """For the control store. No two are equal, so that a reader sees that one is new."""
+        """Note for the control store. No two notes are equal, so that a reader can tell a new one."""
         pools = {name: (pool.wanted, pool.running) for name, pool in self.pools.items()}
         return json.dumps({"at_ns": time.time_ns(), "pools": pools, "deaths": self.deaths}).encode()
 
@@ -53,14 +53,14 @@ class Seen:
 
 
 class KnownPools:
-    """A replica's knowledge of the pools, and the thread that asks the controller for it. Asks nothing itself."""
+    """A replica's knowledge of the pools. Does not ask the controller itself; the thread of `PoolWatch` does."""
 
     def __init__(self, app_name: str, models: Mapping[str, tuple[str, str]]) -> None:
         """`models`: the deployments of the talkers and of the codec of each model, by its name."""
         self._app_name, self._models = app_name, models
         self._seen = Seen({}, {})
         self._note: bytes | None = None
-        self._silence = _SILENT_LOOKS  # looks without a new note; at first no replica is waited for
+        self._silence = _SILENT_LOOKS  # looks without a new note; at first it does not wait for another replica
         self._lives: dict[str, bool] = {}
         self._starts: dict[str, Start | None] = {}
 
@@ -71,7 +71,7 @@ class KnownPools:
         return self._lives.get(talkers, True) and (self._lives.get(codecs, True) or not (pool and pool.wanted))
 
     def is_ready(self) -> bool:
-        """Whether the first model may be asked to speak: it runs, or its talkers are at zero for lack of requests."""
+        """Whether the first model accepts requests: it runs, or its talkers are scaled to zero for lack of requests."""
         first = next(iter(self._models))
         talkers = self._seen.pools.get(pool_of(self._models[first][0]))
         return self.is_running(first) or (talkers is not None and not talkers.wanted)
@@ -81,15 +81,15 @@ class KnownPools:
         return {name: (pool.wanted, len(pool.running)) for name, pool in self._seen.pools.items()}
 
     def state(self, model: str) -> ModelState:
-        """Whether a model speaks, and how far its start is if not."""
+        """Whether a model is ready, and the progress of its start if not."""
         pool = self._seen.pools.get(pool_of(self._models[model][0]))
         wanted = 1 if pool is None else pool.wanted
         start, running = self._starts.get(model), self.is_running(model)
         return ModelState.of(start, wanted=wanted, running=running, now_s=time.time())
 
     def hear(self, note: bytes | None) -> bool:
-        """Take the note of the replica that asks for all. Returns whether it is silent: then ask the controller."""
-        if note is not None and self._note is not None and note != self._note:  # the first may be of a former server
+        """Take the note of the replica that asks for all. Returns True if it is silent: then ask the controller."""
+        if note is not None and self._note is not None and note != self._note:  # the first may be an earlier server's
             self._silence = 0
             self.use(Seen.read(note))
         else:
@@ -109,36 +109,36 @@ class KnownPools:
             metrics.DIED.record(count, pool=kind, model=model)
 
     def ask_who_lives(self, is_alive: Callable[[str], bool]) -> None:
-        """`is_alive` is asked about the replicas of small pools."""
+        """Update which replicas of small pools are alive, by calling `is_alive` for each."""
         for name in self._seen.pools.keys() & {*map(pool_of, itertools.chain(*self._models.values()))}:
             running = self._seen.pools[name].running
             self._lives[name] = len(running) > _LARGEST_ASKED or any(map(is_alive, running))
 
     def read_starts(self, get_note: Callable[[str], bytes | None], *, running: bool) -> None:
-        """Read the note of the latest start of each model that speaks, which may be asleep, or that does not."""
+        """Read the note of the latest start of each model that runs (it may be asleep), or of each that does not."""
         for model, (talkers, _) in self._models.items():
             if self.is_running(model) is running:
                 self._starts[model] = Start.read(get_note(start_key(self._app_name, talkers)))
 
 
 class PoolWatch(KnownPools):
-    """Follows the pools on a thread of its own: one replica asks the controller for all, every two seconds.
+    """Follows the pools on a separate thread: one replica asks the controller for all, every two seconds.
 
-    That is the ingress of rank 0, which notes what it has seen in the cluster's control store for the others. Once it
-    has been silent for three looks the others ask for themselves, until a replica of rank 0 notes an answer. With more
-    than 400 replicas looks are less frequent, and while one of the pools is dead they are more frequent. Each ingress
-    asks the control store five times a second whether the few replicas of a small pool live.
+    This replica is the ingress of rank 0. It writes each answer to the cluster's control store for the others. Once it
+    has been silent for three looks the others ask for themselves, until a replica of rank 0 writes an answer. With more
+    than 400 replicas looks are less frequent; while one of the pools is dead they are more frequent. Each ingress asks
+    the control store five times a second whether the few replicas of a small pool are alive.
     """
 
     def __init__(self, app_name: str, models: Mapping[str, tuple[str, str]]) -> None:
         super().__init__(app_name, models)
         self._own_note: Callable[[], bytes] | None = None
         self._note_key = f"pools of {app_name}"
-        self._asked = 0  # looks of its own in a row
+        self._asked = 0  # consecutive looks for which it asked itself
         threading.Thread(target=self._watch, name="pool-watch", daemon=True).start()
 
     def share_note(self, make: Callable[[], bytes]) -> None:
-        """Note for the other ingress replicas, at each look, what `make` returns."""
+        """At each look, write the note that `make` returns for the other ingress replicas."""
         self._own_note = make
 
     def notes(self) -> list[bytes]:
@@ -159,14 +159,16 @@ class PoolWatch(KnownPools):
                     self.read_starts(ray_private.get_note, running=True)
                 self.ask_who_lives(ray_private.is_alive)
                 self.read_starts(ray_private.get_note, running=False)
-            except (RayError, RayServeException, TimeoutError, ConnectionError) as error:  # controller or store is away
+            except (RayError, RayServeException, TimeoutError, ConnectionError) as error:  # controller or store is down
                 logger.info("the pools cannot be seen now: %s", error)
-            except Exception:  # without another look the last answer would stand for good
+            except Exception:  # else looks would end and the last answer stay
                 logger.exception("the pools cannot be seen now")
             pause.wait(_TURN_S)
 
     def _look(self) -> None:
-        """Ask where this replica asks for all. Else take the asking replica's note, or ask where it is silent."""
+        """Ask the controller if this replica asks for all, else take the asking replica's note, or ask if that is
+        silent.
+        """
         if self._own_note is not None and (own := _rank()) is not None:
             ray_private.put_note(_note_of(self._app_name, own), self._own_note())
         if _asks_for_all():
@@ -184,27 +186,27 @@ class PoolWatch(KnownPools):
         return Seen(pools, deaths)
 
     def _count_deaths(self) -> dict[str, int]:
-        """Deaths are counted from outside, because a replica that dies reports nothing."""
+        """Count deaths from outside, because a replica that dies does not report it."""
         counts = ray_private.count_deaths(self._app_name)
         named = {pool_of(name): counts[name] for name in ("Ingress", *itertools.chain(*self._models.values()))}
         return named | {ray_private.PROXY: counts[ray_private.PROXY]}
 
 
 def pool_of(deployment: str) -> str:
-    """The pool that metrics know, with the name of its model where it has one of several: "talker", "talker base"."""
+    """The pool's name in metrics, with its model's name if there are several: "talker", "talker base"."""
     kind, _, model = deployment.partition("-")
     return f"{POOLS[kind]} {model}".rstrip()
 
 
 def turns_per_look(replicas: int, *, is_running: bool) -> int:
-    """Turns of 0.2 s between two looks: more with many replicas, fewer while a pool is dead, whose successor speaks as
-    soon as it is there.
+    """Turns of 0.2 s between two looks: more with many replicas, fewer while a pool is dead, so that its successor is
+    used as soon as it is ready.
     """
     return max(_TURNS_PER_LOOK if is_running else 1, replicas // _REPLICAS_PER_TURN)
 
 
 def _asks_for_all() -> bool:
-    """Whether this is the ingress of rank 0. Serve gives the rank of one that died to its successor."""
+    """Whether this is the ingress of rank 0. If an ingress dies, Serve gives its rank to its successor."""
     return serve.get_replica_context().deployment == "Ingress" and _rank() == 0
 
 
@@ -214,7 +216,7 @@ def _rank() -> int | None:
 
 
 def _note_of(app_name: str, rank: int) -> str:
-    """The key of an ingress replica's note. The successor of a replica has its rank and replaces its note."""
+    """The key of an ingress replica's note. A replica's successor has the same rank and overwrites the note."""
     return f"ingress {rank} of {app_name}"
 
 

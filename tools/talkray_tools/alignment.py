@@ -1,9 +1,8 @@
-"""Which attention head of a talker follows the text while it speaks, and how steadily.
+"""Find the attention head of a talker that follows the text while it speaks, and how steadily it does.
 
-A head is judged by known texts and the codes that were spoken of them. All of an utterance runs through the talker at
-once, and for each frame every head's attention over the text is kept: how much there is, and where. A head that
-follows the text has most of its attention there, walks through it without leaps, and comes from its beginning to its
-end.
+A head is judged on known texts and the codes generated from them. A whole utterance runs through the talker at once,
+and each head's attention to the text is recorded for each frame: its amount and its place. A head that follows the text
+has most of its attention there, and moves from its beginning to its end without leaps.
 """
 
 import json
@@ -21,29 +20,29 @@ from deployments.talker.runner.prefill import PrefillInputs, SequencePart
 from deployments.talker.state.sequence import ATTENTIVE
 from deployments.weights.description import OWN_FACTS
 
-# From one frame to the next a head that follows speech goes back or on by so many tokens at most.
+# A head that follows speech moves by at most this many tokens from one frame to the next.
 _BACK, _ON = 1.5, 4.0
 _LEAST_SCORE = 0.7  # the embedded voice's has 0.99, heads of random weights at most 0.52
 
 
 @dataclass(frozen=True, slots=True)
 class HeadScore:
-    """How well a head follows texts; each value from 0 to 1, the mean over the texts."""
+    """How well a head follows texts; each value is from 0 to 1, averaged over the texts."""
 
     layer: int
     head: int
-    reading: float  # share of the frames, but of no more than the text has tokens, in which it reads the text
+    reading: float  # share of frames (at most as many as the text has tokens) in which it reads the text
     steady: float  # share of its steps that are no leaps
-    coverage: float  # share of the text between the first and the last place that it reads
+    coverage: float  # share of the text between the first and last place it reads
 
     @property
     def score(self) -> float:
-        """All three together."""
+        """The three values combined."""
         return self.reading * self.steady * self.coverage
 
     @property
     def follows(self) -> bool:
-        """Whether it is fit to tell the times of words."""
+        """Whether the head is good enough to derive the times of words."""
         return self.score >= _LEAST_SCORE
 
     def __str__(self) -> str:
@@ -53,7 +52,7 @@ class HeadScore:
 
 
 class _Watched:
-    """The `Attend` of one whole utterance, which keeps where each head reads the text."""
+    """The `Attend` of one whole utterance, which records where each head reads the text."""
 
     def __init__(self, text_start: int, num_tokens: int, first_frame: int) -> None:
         """Positions of the first token of the text, and of the first frame."""
@@ -78,9 +77,9 @@ class _Watched:
 
 @torch.inference_mode()
 def find_head(engine: Engine, spoken: Sized[tuple[SynthesisRequest, Codes]]) -> list[HeadScore]:
-    """All heads, the best first, by requests and the codes [frames, groups] that were made of them.
+    """Score all heads, best first, on requests and the codes [frames, groups] generated from them.
 
-    `engine` is on a CPU. Of long utterances only what fits one pass counts.
+    `engine` is on a CPU. Of long utterances, only the part that fits one pass counts.
     """
     scores = torch.stack([_scores(engine, request, codes) for request, codes in spoken]).mean(0)  # [layers, heads, 3]
     layers, heads, _ = scores.shape
@@ -89,7 +88,7 @@ def find_head(engine: Engine, spoken: Sized[tuple[SynthesisRequest, Codes]]) -> 
 
 
 def write_head(directory: Path, head: HeadScore) -> Path:
-    """Note the head beside the checkpoint, where the talker looks for it. Returns the file. Raises OSError."""
+    """Store the head next to the checkpoint, where the talker looks for it. Returns the file. Raises OSError."""
     file = directory / OWN_FACTS
     facts = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
     file.write_text(json.dumps({**facts, "alignment_head": [head.layer, head.head]}) + "\n", encoding="utf-8")

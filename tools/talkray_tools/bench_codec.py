@@ -1,4 +1,4 @@
-"""Time of the codec decoder, by streams and frames in a call.
+"""Time of the codec decoder, by streams and frames per call.
 
     talkray bench codec --device cuda
 
@@ -109,9 +109,9 @@ def _thread_ms(call: Callable[[], object], repeats: int) -> float:
 
 
 def _processes_row(options: argparse.Namespace, precision: str, processes: int) -> Row:
-    """How many streams processes of one thread keep up with, each decoding 4 streams of 4 frames at a time.
+    """How many streams single-threaded processes keep up with, each decoding 4 streams of 4 frames at a time.
 
-    They make their weights themselves.
+    Each process makes its own weights.
     """
     context = multiprocessing.get_context("spawn")
     barrier, queue = context.Barrier(processes), context.Queue()
@@ -139,7 +139,7 @@ def _decode_alone(options: argparse.Namespace, precision: str, barrier: Any, que
 
 
 def _decode_calls(decoder: CodecDecoder, options: argparse.Namespace, calls: int) -> float:
-    """Seconds that so many calls of 4 streams and 4 frames take."""
+    """Seconds for `calls` calls of 4 streams and 4 frames."""
     torch.set_num_threads(1)
     codes = _codes(decoder, options, 4, 4)
     states = [decoder.initial_state()] * 4
@@ -150,7 +150,7 @@ def _decode_calls(decoder: CodecDecoder, options: argparse.Namespace, calls: int
 
 
 def _bench_gpu(options: argparse.Namespace) -> list[Row]:
-    """In the precisions asked for, or in that which a start chooses."""
+    """Measure in the requested precisions, or in the one that a start chooses."""
     folded = _folded(options)
     exact = CodecDecoder(options.backend(folded))
     rows: list[Row] = []
@@ -197,7 +197,7 @@ def _bench_gpu(options: argparse.Namespace) -> list[Row]:
 
 
 def _gpu_snr_db(slots: TritonSlots, exact: CodecDecoder, codes: Tensor) -> float:
-    """Of int16 samples against float32 on the CPU, both streamed in the ramp."""
+    """SNR of int16 samples against float32 on the CPU, both streamed in the ramp."""
     wanted = torch.from_numpy(to_pcm16(_ramp(exact, codes))).double()[0]
     slots.begin(0)
     frames = codes.shape[1]
@@ -207,7 +207,7 @@ def _gpu_snr_db(slots: TritonSlots, exact: CodecDecoder, codes: Tensor) -> float
 
 
 def _first_frame_ms(slots: TritonSlots, options: argparse.Namespace) -> float:
-    """From codes on the host to samples on the host, one stream."""
+    """Time from codes on the host to samples on the host, for one stream."""
     codes = _codes(slots.decoder, options, 1)[0].to(torch.int16)
     times: list[float] = []
     for _ in range(options.repeats):
@@ -221,7 +221,7 @@ def _first_frame_ms(slots: TritonSlots, options: argparse.Namespace) -> float:
 
 
 def _gpu_ms(slots: TritonSlots, streams: int, frames: int, repeats: int) -> float:
-    """Device time of one call, from many in a row."""
+    """Device time of one call, averaged over many in a row."""
     call: Callable[[], object] = lambda: slots.decode(range(streams), frames)  # noqa: E731
     for slot in range(streams):
         slots.begin(slot)
@@ -244,7 +244,7 @@ def _is_audio(pcm: Pcm | EngineError) -> TypeGuard[Pcm]:
 
 
 def _folded(options: argparse.Namespace) -> FoldedWeights:
-    """The checkpoint's decoder, or one of random weights in the released shape. `options` has its backend from now."""
+    """The checkpoint's decoder, or one of random weights in the released shape. Sets the backend in `options`."""
     if options.model is not None:
         directory = options.model / "speech_tokenizer"
         config, folded = SpeechTokenizerConfig.load(directory), FoldedWeights.load(directory)

@@ -21,8 +21,8 @@ from talkray_tools.arguments import CommandParser
 
 Row = dict[str, Any]
 _RATE, _FRAME_SAMPLES = 24000, 1920
-_STEP_MS = 5  # of audio, in which the first bytes are looked for
-# With their bit rates, None for the usual one.
+_STEP_MS = 5  # of audio, the resolution of the time to the first bytes
+# With their bit rates, None for the default.
 FORMATS: tuple[tuple[AudioFormat, int | None], ...] = (
     *((each, None) for each in AudioFormat),
     (AudioFormat.MP3, 32_000),
@@ -65,7 +65,7 @@ def speech_like(seconds: float) -> bytes:
 
 
 def measure(audio_format: AudioFormat, bit_rate: int | None, pcm: bytes, *, runs: int) -> Row:
-    """Medians of all runs; `until_first_ms` is None where 80 ms of audio bring no byte of it."""
+    """Medians of all runs; `until_first_ms` is None if 80 ms of audio produce no audio bytes."""
     opened, first, cpu, size = [], [], [], 0
     frames = [pcm[start : start + 2 * _FRAME_SAMPLES] for start in range(0, len(pcm), 2 * _FRAME_SAMPLES)]
     for _ in range(runs):
@@ -90,7 +90,7 @@ def measure(audio_format: AudioFormat, bit_rate: int | None, pcm: bytes, *, runs
 
 
 def until_first_ms(audio_format: AudioFormat, bit_rate: int | None, pcm: bytes) -> float | None:
-    """Audio that must have come before bytes leave which are more than a header."""
+    """Milliseconds of audio needed before the encoder emits more than a header."""
     encoder, header = _open(audio_format, bit_rate), _header_bytes(audio_format)
     step, num_bytes = 2 * _RATE * _STEP_MS // 1000, 0
     for number in range(1, 400 // _STEP_MS + 1):
@@ -101,7 +101,7 @@ def until_first_ms(audio_format: AudioFormat, bit_rate: int | None, pcm: bytes) 
 
 
 def _header_bytes(audio_format: AudioFormat) -> int:
-    """Of the containers that begin with something besides audio."""
+    """Size of the header of containers that do not begin with audio."""
     return {AudioFormat.WAV: 44, AudioFormat.OPUS: 200, AudioFormat.FLAC: 100}.get(audio_format, 0)
 
 

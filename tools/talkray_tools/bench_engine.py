@@ -1,11 +1,11 @@
-"""Measures the talker engine by itself, without Ray and HTTP.
+"""Measure the talker engine by itself, without Ray and HTTP.
 
     python -m talkray_tools.bench_engine --random 1.7B-CustomVoice [--batches 1 8 32 64] [--json FILE]
     python -m talkray_tools.bench_engine --max-num-seqs 128 --load 80 100    # what does the device do all the time?
 
-Step times come from CUDA events around captured steps that follow each other without a gap (`device`), and from the
-clock around whole engine steps (`loop`), of which the host computes for `host` milliseconds and waits for the rest.
-`floor` is what reading the weights and the contexts once takes at the bandwidth given.
+Step times are measured with CUDA events around captured steps without gaps (`device`), and with the clock around whole
+engine steps (`loop`), of which the host computes for `host` milliseconds and waits for the rest. `floor` is the time to
+read the weights and the contexts once at the given bandwidth.
 """
 
 import argparse
@@ -44,7 +44,7 @@ _SETTLE_S, _LOAD_S = 1.5, 1.0
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """One batch size; milliseconds."""
+    """Step times of one batch size, in milliseconds."""
 
     batch: int
     device: float
@@ -55,22 +55,22 @@ class StepTime:
 
 @dataclass(frozen=True, slots=True)
 class PrefillTime:
-    """Prompts that arrive together at an idle engine; milliseconds."""
+    """Prefill times of prompts that arrive together at an idle engine, in milliseconds."""
 
     prompts: int
-    tail_frames: int  # of earlier speech, from which each goes on
+    tail_frames: int  # of earlier speech that each continues
     first_codes: float  # from the first request to the codes of all first frames, with the host's work
     first_codes_p95: float
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """An engine that makes codes and audio of streams that arrive at random, by its own pace."""
+    """An engine that makes codes and audio for streams that arrive at random, at its own pace."""
 
     rate: float  # requests per second
-    frame_ms: float  # from a step to the next one
-    rows: float  # of a step, on average
-    traced_frame_ms: float  # while the profiler looks on
+    frame_ms: float  # from one step to the next
+    rows: float  # per step, on average
+    traced_frame_ms: float  # while profiled
     busy: list[Busy]
 
     def lines(self) -> Iterator[str]:
@@ -79,13 +79,13 @@ class Load:
             f" ({self.traced_frame_ms:.2f} under the profiler); of a second of the device, ms:"
         )
         yield from (f"  {each.part:10} {each.ms:5.0f}, alone {each.alone_ms:4.0f}" for each in self.busy)
-        frames = self.rows * 1000 / self.traced_frame_ms  # of a second
+        frames = self.rows * 1000 / self.traced_frame_ms  # per second
         yield from (f"  codec: {1000 * each.ms / frames:.0f} us a frame" for each in self.busy if each.part == "codec")
 
 
 @dataclass(slots=True)
 class EngineReport:
-    """Everything measured."""
+    """All measurements."""
 
     device: str
     networks: str
@@ -118,7 +118,7 @@ class EngineBench:
         self.engine, self.steps, self.bandwidth = engine, steps, bandwidth
 
     def step_time(self, batch: int) -> StepTime:
-        """Steps of `batch` sequences that all go on."""
+        """Time of steps in which all `batch` sequences continue."""
         engine = self.engine
         for number in range(batch):
             engine.add(number, self._request(number, frames=self.steps * 3 + 2 * _WARM_UP_STEPS))
@@ -134,7 +134,7 @@ class EngineBench:
         return StepTime(batch, device, loop, host, floor)
 
     def _steps(self, count: int) -> int:
-        """Returns for how many nanoseconds the engine would have waited for requests between them."""
+        """Step for `count` frames; returns the nanoseconds that the engine would have waited for requests."""
         lingered, wanted = 0, self._num_frames() + count
         while self._num_frames() < wanted:
             start = time.perf_counter_ns()
@@ -145,11 +145,11 @@ class EngineBench:
         return lingered
 
     def _num_frames(self) -> int:
-        """Frames of the longest running sequence: chunks tell nothing, those of several steps leave together."""
+        """Frames of the longest running sequence. Chunks cannot be counted: several steps may share one."""
         return max((sequence.num_frames for sequence in self.engine.scheduler.running.values()), default=0)
 
     def prefill_time(self, prompts: int, *, tail_frames: int = 0) -> PrefillTime:
-        """Prompts of one sentence, or of two of which the first has been spoken in so many frames."""
+        """Time for prompts of one sentence, or of two if the first was already spoken in `tail_frames` frames."""
         engine, times = self.engine, list[float]()
         codes = np.zeros((tail_frames, engine.model_config.num_code_groups), np.int16)
         tail = Tail(f"{TEXT} ", codes) if tail_frames else None
@@ -169,7 +169,7 @@ class EngineBench:
         return PrefillTime(prompts, tail_frames, statistics.median(times), statistics.quantiles(times, n=20)[-1])
 
     def load(self, rate: float) -> Load:
-        """Where the device's time goes while streams arrive at random, `rate` a second, and want all their audio."""
+        """Use of the device's time while streams arrive at random, `rate` per second, with all their audio."""
         arriving = _Arriving(self.engine, self._request, rate)
         arriving.run(_SETTLE_S)
         frame_ms, rows = arriving.run(_LOAD_S)
@@ -179,7 +179,7 @@ class EngineBench:
         return Load(rate, frame_ms, rows, traced[0][0], busy)
 
     def breakdown(self, batch: int) -> list[Share]:
-        """Where the time of a step of `batch` sequences goes."""
+        """Use of time in a step of `batch` sequences."""
         engine = self.engine
         for number in range(batch):
             engine.add(number, self._request(number, frames=self.steps * 3 + 2 * _WARM_UP_STEPS))
@@ -192,7 +192,7 @@ class EngineBench:
         return shares
 
     def _device_time(self) -> float:
-        """The running batch's step, again and again without the host between."""
+        """Time of the running batch's step, repeated without the host in between."""
         sequences = list(self.engine.scheduler.running.values())
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         torch.cuda.synchronize()
@@ -204,7 +204,7 @@ class EngineBench:
         return float(begin.elapsed_time(end)) / self.steps
 
     def _floor(self, batch: int) -> float:
-        """Milliseconds to read what a step has to read: every weight as often as it is used, and the contexts."""
+        """Milliseconds to read the data of a step: every weight as often as it is used, and the contexts."""
         talker, config = self.engine.runner.networks.talker, self.engine.model_config
         size = talker.codec_head.weight.element_size()
         layers = sum(weight.numel() for weight in talker.model.layers.parameters())
@@ -216,7 +216,7 @@ class EngineBench:
         return (weights * size + context * per_position) / self.bandwidth * 1e3
 
     def _request(self, seed: int, *, frames: int, audio: bool = False) -> SynthesisRequest:
-        """Codes alone of a text that streams; with `audio` all of both, of a paragraph in the mode that clients get."""
+        """A request for codes only of a streamed text; with `audio`, for both of a paragraph in the clients' mode."""
         model = self.engine.model_config
         options = Sampling(max_new_tokens=frames + 1)
         voice = next(iter(model.speakers)) if model.kind is ModelKind.CUSTOM_VOICE else None
@@ -237,7 +237,7 @@ class _Arriving:
         self._due_s = time.perf_counter()
 
     def run(self, seconds: float) -> tuple[float, float]:
-        """For so long; milliseconds from a step to the next, and the rows of one, on average."""
+        """Run for `seconds`; returns average milliseconds from one step to the next, and average rows per step."""
         end_s = time.perf_counter() + seconds
         steps, rows, last = 0, 0, self._engine.num_steps
         while (now_s := time.perf_counter()) < end_s:

@@ -55,8 +55,8 @@ def byte_alphabet() -> list[str]:
 def write_tokenizer(directory: Path, *, num_tokens: int, assistant_token: int) -> None:
     """Write vocab.json, merges.txt and tokenizer_config.json.
 
-    `num_tokens` ids come before the added ones; those that no text can produce are filled, so that the added tokens get
-    the ids the checkpoint's configuration names. "assistant" is token `assistant_token`.
+    `num_tokens` ids precede the added ones. Ids that no text can produce are filled, so that the added tokens get the
+    ids in the checkpoint's configuration. "assistant" is token `assistant_token`.
     """
     pieces = [_ROLE[:end] for end in range(2, len(_ROLE))]
     ids = {token: number for number, token in enumerate([*byte_alphabet(), *pieces])} | {_ROLE: assistant_token}
@@ -69,7 +69,7 @@ def write_tokenizer(directory: Path, *, num_tokens: int, assistant_token: int) -
 
 
 def tokenizer_config(num_tokens: int) -> dict[str, object]:
-    """`tokenizer_config.json`, the added tokens right behind the first `num_tokens` ids."""
+    """`tokenizer_config.json`, with the added tokens directly after the first `num_tokens` ids."""
     plain = {"lstrip": False, "rstrip": False, "normalized": False, "single_word": False}
     added = {
         str(num_tokens + number): {"content": token, "special": token not in _NOT_SPECIAL, **plain}

@@ -1,8 +1,8 @@
 """The scores that chose codes: two implementations may only differ in near-ties.
 
-The order of a float32 sum decides between two logits that are 1e-5 apart, bfloat16 between two that are 1e-2 apart. So
-codes are compared one by one: where one differs, its margin says whether it is such a tie, and generation goes on from
-the code that was expected.
+The order of a float32 sum decides between two logits that are 1e-5 apart, bfloat16 rounding between two that are 1e-2
+apart. So codes are compared one by one: if one differs, its margin shows whether it is such a tie, and generation
+continues from the expected code.
 """
 
 from collections.abc import Callable, Iterator
@@ -29,13 +29,13 @@ class Choice:
     """The scores that chose one code."""
 
     logits: Tensor  # [vocab], over the temperature
-    noise: Tensor  # [vocab], 1 for greedy choices; infinite for codes that were no candidates
-    borders: tuple[tuple[float, float], ...]  # of top-k, and of top-p behind it: the last logit kept, the first dropped
-    to_nucleus: Tensor  # [vocab], how near in probability each came to being dropped, or kept, by top-p
+    noise: Tensor  # [vocab], 1 for greedy choices; infinite for codes that were not candidates
+    borders: tuple[tuple[float, float], ...]  # of top-k, then of top-p: the last logit kept, the first dropped
+    to_nucleus: Tensor  # [vocab], how close in probability each was to being dropped, or kept, by top-p
 
     @classmethod
     def by(cls, options: BatchOptions, logits: Tensor, noise: Tensor) -> "Choice":
-        """How `options` of one row choose among logits [vocab]; noise [vocab]."""
+        """The choice among logits [vocab] with one row's `options`; noise [vocab]."""
         nowhere = torch.full_like(logits, torch.inf)
         if not options.ints("do_sample")[0]:
             return cls(logits, torch.ones_like(logits), (), nowhere)
@@ -43,7 +43,7 @@ class Choice:
         values, order = scaled.sort(descending=True)
         num_kept = [min(int(options.ints("top_k")[0]) or len(values), len(values))]
         if top_p < 1:
-            order = order[: int((values >= values[num_kept[0] - 1]).sum())]  # with all that equal the last one
+            order = order[: int((values >= values[num_kept[0] - 1]).sum())]  # including ties with the last one
             tail = scaled[order].softmax(-1).flip(-1).cumsum(-1).flip(-1)
             nowhere.scatter_(0, order, (tail - (1 - top_p)).abs())
             num_kept.append(max(1, int((tail > 1 - top_p).sum())))
@@ -51,7 +51,7 @@ class Choice:
         return cls(scaled, noise, tuple(borders), nowhere)
 
     def margin(self, ours: int, theirs: int) -> float:
-        """How little would have to change for the other code: by score, or at a filter of either."""
+        """The smallest change that selects the other code: of its score, or at a filter of either."""
         scores = self.logits - self.noise.log()
         by_score = float(scores[ours] - scores[theirs])
         at_filter = min(map(self._at_filter, (ours, theirs)))
@@ -64,14 +64,14 @@ class Choice:
 
     @property
     def spread(self) -> float:
-        """Deviation of the logits that are not suppressed."""
+        """Standard deviation of the logits that are not suppressed."""
         return float(self.logits[self.logits.isfinite()].std())
 
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """How codes may differ: by margins of so many deviations of the logits, and in that share of the frames; in one
-    frame of the shortest speech.
+    """Permitted differences of codes: margins in deviations of the logits, and a share of the frames; one frame in the
+    shortest speech.
     """
 
     margin: float
@@ -80,7 +80,7 @@ class Tolerance:
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """A code that was expected otherwise, though all before it were equal. The rest of its frame is not compared."""
+    """A code that differs from the expected one after equal ones. The rest of its frame is not compared."""
 
     frame: int
     codebook: int
@@ -92,7 +92,7 @@ class Divergence:
 
 
 def near_ties(found: list[Divergence], expected: Codes, tolerance: Tolerance) -> tuple[bool, str]:
-    """Whether codes [frames, groups] differ in near-ties only, and the first difference in words."""
+    """Whether codes [frames, groups] differ only in near-ties, and a description of the first difference."""
     detail = f"{len(expected)} frames, {len(found)} with a code that was decided otherwise"
     if not found:
         return True, detail
@@ -105,7 +105,7 @@ def near_ties(found: list[Divergence], expected: Codes, tolerance: Tolerance) ->
 
 @contextmanager
 def kept() -> Iterator[list[Choice]]:
-    """While this lasts, every choice of an engine that speaks one request on a CPU is written down."""
+    """Record every choice of an engine that speaks one request on a CPU, within this context."""
     made = list[Choice]()
 
     def choose(networks: UnfusedNetworks, logits: Tensor, options: BatchOptions, draw: Draw) -> Tensor:
@@ -134,8 +134,8 @@ def divergences(
 ) -> list[Divergence]:
     """Where an engine on a CPU differs from the `expected` codes [frames, groups] of a request.
 
-    Behind each difference generation goes on from those. `most`: frames that the request may have. `begin` is told
-    before generation goes on how many frames are known.
+    After each difference, generation continues from the expected codes. `most`: frames that the request may have.
+    `begin` gets the number of known frames before generation continues.
     """
     found: list[Divergence] = []
     known, eos = 0, engine.model_config.codes.eos
@@ -154,7 +154,7 @@ def divergences(
 
 
 def run(engine: Engine, request: SynthesisRequest, until: Codes | None = None) -> Codes:
-    """All frames [frames, groups] of one request, or those up to the first that is not as in `until`."""
+    """All frames [frames, groups] of one request, or those up to the first that differs from `until`."""
     engine.add(0, request)
     frames: list[Frame] = []
     while not engine.is_idle:
@@ -167,7 +167,7 @@ def run(engine: Engine, request: SynthesisRequest, until: Codes | None = None) -
 
 
 def _first(codes: Codes, expected: Codes, choices: list[Choice], *, eos: int, full: bool) -> Divergence | None:
-    """The first difference; `full`: codes end because no more were asked for."""
+    """The first difference; `full`: codes end because no more were requested."""
     common, groups = min(len(codes), len(expected)), expected.shape[1]
     differing = np.argwhere(codes[:common] != expected[:common])
     if len(differing):
@@ -186,7 +186,7 @@ def _first(codes: Codes, expected: Codes, choices: list[Choice], *, eos: int, fu
 def nearest_divergences(encoder: CodecEncoder, audio: NDArray[np.float32], expected: Codes) -> list[Divergence]:
     """Where the codes of a recording [samples] differ from the expected ones [frames, groups].
 
-    Behind each difference the residual is that of the expected code. A margin is one of distances.
+    After each difference, the residual is that of the expected code. A margin is a difference of distances.
     """
     found: list[Divergence] = []
     columns = enumerate(torch.from_numpy(expected.T.astype(np.int64)))

@@ -1,7 +1,7 @@
-"""`talkray dataset`: the texts of a JSONL file as audio, times of words and a manifest, made by a running server.
+"""`talkray dataset`: turn the texts of a JSONL file into audio, word times and a manifest, with a running server.
 
-Each line has a seed of its own, which follows from its id and `--seed`: the same file gives the same codes, in whatever
-order the lines stand, on a server whose codes do not depend on what else it speaks: with `deterministic`, or a CPU.
+Each line has its own seed, derived from its id and `--seed`. The same lines in any order give the same codes, on a
+server whose codes do not depend on its other streams: with `deterministic`, or on a CPU.
 """
 
 import hashlib
@@ -68,7 +68,7 @@ def dataset(
     write_whole(manifest, content.encode())
     if shard_size is not None:
         for file in (file for name in names for file in folder.files(name)):
-            file.unlink()  # it is in a shard
+            file.unlink()  # the clip is in a shard
     total_s = sum(entry["duration_s"] for entry in entries)
     console.print(f"wrote {manifest} ({len(entries)} clips, {length(total_s)} of audio)", markup=False)
     bad = [entry["id"] for entry in entries if any(reason not in _GOOD for reason in entry["finish_reasons"])]
@@ -78,7 +78,7 @@ def dataset(
 
 
 def read_lines(file: Path, seed: int) -> list[dict[str, object]]:
-    """The parts of a job: `input`, `custom_id`, `seed` and what else a line has. Raises InvalidRequest."""
+    """The parts of a job: `input`, `custom_id`, `seed` and the line's other fields. Raises InvalidRequest."""
     try:
         content = file.read_text(encoding="utf-8-sig")
     except OSError as error:
@@ -122,7 +122,7 @@ def _line(text: str, place: str, number: int, seed: int) -> dict[str, object]:
 
 
 def _seed(seed: int, name: str) -> int:
-    """Of a line: it does not depend on the lines around it."""
+    """The seed of a line, independent of other lines."""
     return int.from_bytes(hashlib.sha256(f"{seed} {name}".encode()).digest()[:8]) % _SEEDS
 
 
@@ -159,7 +159,7 @@ def _entry(work: PartList, number: int, folder: PartFolder) -> dict[str, Any]:
 def _packed(
     output: Path, folder: PartFolder, entries: Sequence[dict[str, Any]], shard_size: int
 ) -> list[dict[str, Any]]:
-    """The entries with their places in shards, which have the same bytes whenever their clips have."""
+    """The entries with their places in shards. Shards are byte-identical if their clips are."""
     packed = []
     for start in range(0, len(entries), shard_size):
         shard = f"shard-{start // shard_size:05}.tar"

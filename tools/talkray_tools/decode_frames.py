@@ -1,8 +1,8 @@
-"""Reference decoder of codec frames, as `/v1/audio/frames` sends them: records in, the server's samples out.
+"""Reference decoder for the codec frames of `/v1/audio/frames`: reads records, writes the server's samples.
 
     python -m talkray_tools.decode_frames hello.frames hello.wav --model embedded
 
-docs/codec-frames.md has every bit of the format.
+docs/codec-frames.md specifies the format.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from talkray_tools.arguments import checkpoint
 HEADER = struct.Struct("<4sBBHII")
 RECORD = struct.Struct("<BxxxI")
 FRAMES, PLAY, DROP, SILENCE, RESTART, END = b"fpdsre"
-_AT_ONCE = 12  # frames of a call
+_AT_ONCE = 12  # frames per call
 
 
 class BadFrames(TalkrayError):
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def read_header(stream: BinaryIO, decoder: CodecDecoder) -> int:
-    """Samples a second. Raises BadFrames where the stream is not for this decoder."""
+    """Read the header; returns samples per second. Raises BadFrames if the stream is not for this decoder."""
     magic, version, codebooks, _, rate, frame_samples = HEADER.unpack(_take(stream, HEADER.size))
     if (magic, version) != (b"TRCF", 1):
         raise BadFrames(f"this is not a stream of codec frames, version 1: it begins with {magic!r}")
@@ -59,7 +59,7 @@ def read_header(stream: BinaryIO, decoder: CodecDecoder) -> int:
 
 
 def records(stream: BinaryIO, codebooks: int) -> Iterator[tuple[int, int, NDArray[np.uint16]]]:
-    """Kind, number and codes [number, codebooks] of each. Raises BadFrames where the stream breaks off."""
+    """Kind, number and codes [number, codebooks] of each record. Raises BadFrames if the stream is truncated."""
     kind = 0
     while kind != END:
         kind, number = RECORD.unpack(_take(stream, RECORD.size))
@@ -68,9 +68,9 @@ def records(stream: BinaryIO, codebooks: int) -> Iterator[tuple[int, int, NDArra
 
 
 def decode(stream: BinaryIO, decoder: CodecDecoder) -> Iterator[NDArray[np.int16]]:
-    """The audio, in order. Raises BadFrames where the stream breaks off."""
+    """The audio, in order. Raises BadFrames if the stream is truncated."""
     state = decoder.initial_state()
-    audio = np.zeros(0, np.int16)  # decoded, and neither heard nor dropped yet
+    audio = np.zeros(0, np.int16)  # decoded, but not yet output or dropped
     for kind, number, codes in records(stream, decoder.config.num_quantizers):
         if kind == FRAMES:
             for start in range(0, number, _AT_ONCE):

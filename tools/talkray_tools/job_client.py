@@ -1,7 +1,7 @@
-"""Long work of a running server: the parts of a job, made there and kept in a folder here, whatever dies between.
+"""Have a running server make the parts of a job, and keep them in a local folder, resumable after any failure.
 
-A part is one text with its fields, and is known by the digest of both. A second run of the same command asks only for
-parts that the folder does not hold: after Ctrl-C those that were not fetched, after a change those that changed.
+A part is one text with its fields, identified by the digest of both. A second run of the same command requests only
+parts that the folder does not have: after Ctrl-C those that were not fetched, after a change those that changed.
 """
 
 import asyncio
@@ -22,8 +22,8 @@ from serve_app.cli.say import KEY_VARIABLE, RefusedError, http_message
 Fields = Mapping[str, object]
 
 _MOST_PARTS, _MOST_BYTES = 1000, 4 << 20  # of one job
-_PERIOD_S = 1.0  # between two looks at a job
-_PATIENCE_S = 300.0  # with a server that does not answer: it may be replaced
+_PERIOD_S = 1.0  # between two polls of a job
+_PATIENCE_S = 300.0  # for a server that does not answer: it may be restarting
 _PAUSE_S = 2.0
 _READ_TIMEOUT_S = 120
 _AGAIN = (408, 429, 500, 502, 503, 504)
@@ -31,18 +31,18 @@ _STATE, _PROBLEMS = "job.json", "problems.json"
 
 
 class JobFailed(TalkrayError):
-    """The server has ended a job without all of its parts."""
+    """The server ended a job without making all of its parts."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobProgress:
-    """Where the work stands: parts here, and what the server says of the rest."""
+    """Progress of the work: parts fetched, and the server's state of the rest."""
 
     parts: int
     total: int
     audio_s: float
     eta_s: float | None
-    remark: str  # why it does not go on; empty where it does
+    remark: str  # why the work does not continue; empty if it does
 
 
 Report = Callable[[JobProgress], object]
@@ -50,7 +50,7 @@ Report = Callable[[JobProgress], object]
 
 @dataclass(slots=True)
 class PartFolder:
-    """Fetched parts: `NAME.flac` beside `NAME.json`, which has the part's digest, words and segments."""
+    """Fetched parts: `NAME.flac` next to `NAME.json`, which has the part's digest, words and segments."""
 
     folder: Path
     audio_format: str = "flac"
@@ -62,14 +62,14 @@ class PartFolder:
         return self.audio(name), self.folder / f"{name}.json"
 
     def told(self, name: str) -> dict[str, Any]:
-        """`words`, `estimated`, `duration_s` and `segments` of a part that is here."""
+        """`words`, `estimated`, `duration_s` and `segments` of a fetched part."""
         return self._read(f"{name}.json")
 
     def has(self, name: str, digest: str) -> bool:
         return self.audio(name).exists() and self._read(f"{name}.json").get("digest") == digest
 
     def keep(self, name: str, digest: str, audio: bytes, told: Mapping[str, object]) -> None:
-        """The JSON comes last: a part without one is not here."""
+        """Store a part. The JSON is written last: a part without it counts as missing."""
         (self.folder / f"{name}.json").unlink(missing_ok=True)
         write_whole(self.audio(name), audio)
         self._write(f"{name}.json", {**told, "digest": digest})
@@ -85,7 +85,7 @@ class PartFolder:
             self._write(_PROBLEMS, known | problems)
 
     def job(self) -> dict[str, Any]:
-        """The job that was begun last: `id`, `digests` of its parts, and how often it was begun anew."""
+        """The last job: `id`, `digests` of its parts, and how often it was restarted."""
         return self._read(_STATE)
 
     def begin(self, job: Mapping[str, object]) -> None:
@@ -103,7 +103,7 @@ class PartFolder:
 
 
 def write_whole(file: Path, content: bytes) -> None:
-    """It is there as a whole, or as before. Raises RefusedError."""
+    """Replace a file atomically. Raises RefusedError."""
     new = file.with_name(f".{file.name}.new")
     try:
         with new.open("wb") as out:
@@ -116,7 +116,7 @@ def write_whole(file: Path, content: bytes) -> None:
 
 
 def made(folder: Path) -> Path:
-    """Raises RefusedError."""
+    """Create a folder. Raises RefusedError."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -130,11 +130,11 @@ class PartList:
 
     defaults: Fields
     parts: Sequence[Fields]  # each with `input`
-    names: Sequence[str] = ()  # of the files; none: the digests
+    names: Sequence[str] = ()  # of the files; empty: the digests
     digests: list[str] = field(init=False)
 
     def __post_init__(self) -> None:
-        """Equal parts have different digests: they are spoken one by one."""
+        """Give equal parts different digests, so that each is spoken."""
         seen: Counter[str] = Counter()
         self.digests = []
         for part in self.parts:
@@ -145,9 +145,9 @@ class PartList:
 
 
 def fetch(url: str, work: PartList, folder: PartFolder, report: Report) -> str:
-    """Fills the folder with all parts. Returns what the server ignored of the last job's fields, as it says it.
+    """Fetch all parts into the folder. Returns the server's message about ignored fields of the last job.
 
-    Raises RefusedError, and JobFailed where the server gives up.
+    Raises RefusedError, and JobFailed if the server gives up.
     """
 
     async def run() -> None:
@@ -175,12 +175,12 @@ class _Following:
             await self._follow(await self._job())
 
     async def _job(self) -> dict[str, Any]:
-        """The job of an earlier run if it makes what is missing, else a new one in its place."""
+        """The job of an earlier run if it makes the missing parts, else a new one that replaces it."""
         known = self._folder.job()
         wanted = {self._work.digests[number] for number in self._missing}
         if not known or not wanted & set(known["digests"]):
             if known:
-                await self._server.forget(known["id"])  # of a text or a voice that is not wanted any more
+                await self._server.forget(known["id"])  # of a text or a voice that is no longer wanted
             return await self._begin(0)
         state = await self._server.state(known["id"])
         if state is not None and state["status"] in ("cancelled", "failed", "paused"):
@@ -188,7 +188,7 @@ class _Following:
         return await self._begin(known["again"] + 1) if state is None else known
 
     async def _begin(self, again: int) -> dict[str, Any]:
-        """A new job; `again`: how many jobs for its parts the server has forgotten, or cannot resume."""
+        """Start a new job; `again`: how many earlier jobs for these parts the server has forgotten or cannot resume."""
         numbers = _batch(self._work, self._missing)
         digests = [self._work.digests[number] for number in numbers]
         body = {**self._work.defaults, "inputs": [self._work.parts[number] for number in numbers]}
@@ -198,7 +198,7 @@ class _Following:
         return job
 
     async def _follow(self, job: dict[str, Any]) -> None:
-        """Fetches the parts of a job as they become ready. Returns early where the server has forgotten the job."""
+        """Fetches the parts of a job as they become ready. Returns early if the server has forgotten the job."""
         own = {digest: number for number, digest in enumerate(self._work.digests)}
         numbers = [own.get(digest) for digest in job["digests"]]  # by part of the job; None: the text has changed
         wanted = set(self._missing)
@@ -220,7 +220,7 @@ class _Following:
         await self._server.forget(job["id"])
 
     async def _take(self, job_id: str, state: Mapping[str, Any], left: dict[int, int], num_ready: int) -> bool:
-        """Whether any part was ready; those that were are here now, and not `left`."""
+        """Fetch the parts that are ready, and remove them from `left`. Returns whether there were any."""
         if state["status"] != "completed" and num_ready <= 0:
             return False
         num_taken = 0
@@ -250,7 +250,7 @@ class _Following:
         self._folder.note(found)
 
     def _tell(self, state: Mapping[str, Any], left: Iterable[int]) -> None:
-        """The server's time left is that of its job; later jobs take as long for each character."""
+        """Report progress. The server estimates its own job; later jobs are assumed to take as long per character."""
         eta_s, own = state.get("eta_s"), sum(self._chars[number] for number in left)
         if eta_s is not None and own:
             eta_s = float(eta_s) * sum(self._chars[number] for number in self._missing) / own
@@ -258,11 +258,11 @@ class _Following:
         self._report(JobProgress(total - len(self._missing), total, self._audio_s, eta_s, _remark(state)))
 
 
-_LOOKED_AHEAD = 8  # parts that may be ready before those in front of them
+_LOOKED_AHEAD = 8  # parts that may be ready before earlier ones
 
 
 class _Server:
-    """The routes of jobs; a server that does not answer is asked again for _PATIENCE_S."""
+    """The routes of jobs; retries for _PATIENCE_S if the server does not answer."""
 
     def __init__(self, url: str, session: aiohttp.ClientSession) -> None:
         self._url, self._session = url, session
@@ -273,18 +273,18 @@ class _Server:
         return _json(made)
 
     async def state(self, job_id: str) -> dict[str, Any] | None:
-        """None: it is not known any more."""
+        """The job's state; None if the server no longer knows it."""
         return _json_or_none(await self._asked("GET", f"/{job_id}", expected=(404,)))
 
     async def resume(self, job_id: str) -> dict[str, Any] | None:
-        """None: it cannot go on."""
+        """Resume a job; None if it cannot continue."""
         return _json_or_none(await self._asked("POST", f"/{job_id}/resume", expected=(404, 409)))
 
     async def forget(self, job_id: str) -> None:
         await self._asked("DELETE", f"/{job_id}", expected=(404,))
 
     async def audio(self, job_id: str, part: int, audio_format: str) -> bytes | None:
-        """None: it is not finished."""
+        """A part's audio; None if it is not finished."""
         return await self._asked("GET", f"/{job_id}/parts/{part}?response_format={audio_format}", expected=(409,))
 
     async def words(self, job_id: str, part: int) -> dict[str, Any]:
@@ -314,7 +314,7 @@ class _Server:
 
 
 def _batch(work: PartList, missing: Sequence[int]) -> list[int]:
-    """The first of the missing parts, as many as a job takes."""
+    """The first missing parts, as many as one job accepts."""
     numbers: list[int] = []
     num_bytes = 0
     for number in missing[:_MOST_PARTS]:

@@ -47,7 +47,7 @@ class JobLine:
         self._show(made.parts, made.total, told, made.remark)
 
     def counted(self, total: int) -> Callable[[int], None]:
-        """A report of steps that are counted only."""
+        """A progress report that only counts steps."""
         return lambda done: self._show(done, total, "", "")
 
     def _show(self, done: int, total: int, told: str, remark: str) -> None:
@@ -63,7 +63,7 @@ class JobLine:
 
 @contextlib.contextmanager
 def stopped(console: Console, remedy: str) -> Iterator[None]:
-    """At Ctrl-C a line that says what to do, and the exit status of an interrupted program."""
+    """On Ctrl-C, print what to do and exit with the status of an interrupted program."""
     try:
         yield
     except KeyboardInterrupt:

@@ -1,4 +1,4 @@
-"""Judge an utterance: words, pace, silence behind it, an estimated opinion."""
+"""Judge an utterance: words, pace, trailing silence, an estimated opinion."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -24,15 +24,15 @@ class Judged:
     number: int
     words: int
     errors: dict[str, int]  # by the name of the recogniser
-    compared: dict[str, int] = field(default_factory=dict)  # errors in what ffmpeg made of plain PCM
-    ends: int = 0  # of the first and the last word, how many the first recogniser wrote down
+    compared: dict[str, int] = field(default_factory=dict)  # errors in ffmpeg's conversion of plain PCM
+    ends: int = 0  # of the first and the last word, how many the first recogniser heard
     seconds: float = 0.0  # from the first to the last sound
-    tail_s: float = 0.0  # of quiet behind them
+    tail_s: float = 0.0  # of silence after them
     opinion: float = 0.0  # overall DNSMOS, 1 to 5; 0: not installed
     heard: dict[str, str] = field(default_factory=dict)
-    level_db: float = 0.0  # of what sounds, of full scale
+    level_db: float = 0.0  # of the sounding part, relative to full scale
     clipped: float = 0.0  # share of the samples at full scale
-    reason: str = ""  # why it ended, where the server tells
+    reason: str = ""  # why it ended, if the server reports it
     failed: str = ""
 
     @property
@@ -53,7 +53,7 @@ class Judge:
         return plain_words(text, self._language)
 
     def judge(self, key: tuple[str, str, str, int], text: Text, audio: Audio, converted: Audio | None) -> Judged:
-        """One utterance, and what ffmpeg made of it if that is to be compared. Figures may be heard as figures."""
+        """Judge one utterance, and ffmpeg's conversion if given. Numbers may be transcribed as digits."""
         wanted, heard = self.words(text.spoken), self._written(audio)
         got = self.words(next(iter(heard.values()), ""))
         begin, end = sounding(audio)
@@ -72,7 +72,7 @@ class Judge:
         )
 
     def failed(self, key: tuple[str, str, str, int], text: str, reason: str) -> Judged:
-        """All its words count as wrong."""
+        """The result of a failed utterance: all its words count as wrong."""
         words = len(self.words(text))
         return Judged(*key, words, {each.name: words for each in self.recognisers}, failed=reason)
 

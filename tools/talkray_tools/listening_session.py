@@ -1,4 +1,4 @@
-"""A session that has a server speak texts and a judge listen, and the file that it goes on from."""
+"""A session in which a server speaks texts and a judge listens, and the file from which it resumes."""
 
 import asyncio
 import contextlib
@@ -19,7 +19,7 @@ from talkray_tools.ways import Asked, Json, UtteranceFailed, Way
 
 logger = logging.getLogger(__name__)
 
-AT_ONCE = 6  # texts that are asked for together
+AT_ONCE = 6  # texts requested at the same time
 _PROGRESS_S = 5.0
 
 
@@ -31,7 +31,7 @@ class Log:
         lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
         self.judged = [Judged(**json.loads(line)) for line in lines if line.endswith("}")]
         self._known = {each.key for each in self.judged if not each.failed}
-        self.judged = [each for each in self.judged if not each.failed]  # these are tried again
+        self.judged = [each for each in self.judged if not each.failed]  # failed ones are tried again
 
     def has(self, key: tuple[str, str, str, int]) -> bool:
         return key in self._known
@@ -45,7 +45,7 @@ class Log:
 
 
 class ListeningSession:
-    """Asks one server at a time, and has a judge listen beside it."""
+    """Requests speech from one server at a time, while a judge listens in parallel."""
 
     def __init__(self, judge: Judge, log: Log, fields: Json) -> None:
         """Each request has `fields`."""
@@ -56,7 +56,7 @@ class ListeningSession:
     async def hear(
         self, http: aiohttp.ClientSession, way: Way, voice: str, wanted: Sequence[Text], *, at_once: int = AT_ONCE
     ) -> None:
-        """Every text that was not heard yet."""
+        """Hear every text that was not heard yet."""
         missing = [text for text in wanted if not self._log.has((way.name, voice, text.kind, text.number))]
         several = asyncio.Semaphore(at_once)
         self._say(f"{way.name}, {voice}: {len(missing)} texts", now=bool(missing))
@@ -97,7 +97,7 @@ class ListeningSession:
 
 @contextlib.asynccontextmanager
 async def connected(url: str) -> AsyncIterator[aiohttp.ClientSession]:
-    """To a server that may take its time; TALKRAY_API_KEY is sent where it is set."""
+    """A session with a server that may be slow; sends TALKRAY_API_KEY if it is set."""
     key = os.environ.get("TALKRAY_API_KEY")
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     timeout = aiohttp.ClientTimeout(total=None)
@@ -106,7 +106,7 @@ async def connected(url: str) -> AsyncIterator[aiohttp.ClientSession]:
 
 
 async def builtin_voices(http: aiohttp.ClientSession) -> list[str]:
-    """The checkpoint's own; one without a name where it has none."""
+    """The checkpoint's own voices; one without a name if it has none."""
     async with http.get("/v1/audio/voices") as answer:
         answer.raise_for_status()
         known = (await answer.json())["voices"]

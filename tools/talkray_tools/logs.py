@@ -1,4 +1,4 @@
-"""`talkray logs`: what became of a request, from the lines that ingress replicas keep beside Serve's logs."""
+"""`talkray logs`: the outcome of a request, from the lines that ingress replicas write next to Serve's logs."""
 
 import json
 import re
@@ -14,7 +14,7 @@ from serve_app.cli.serve.request_log import line
 from serve_app.cli.serve.run_folder import log_folders
 from talkray_tools.arguments import run_program
 
-_MOST_NODES = 10_000  # as many as Ray's dashboard tells
+_MOST_NODES = 10_000  # as many as Ray's dashboard lists
 
 
 def logs(
@@ -52,7 +52,7 @@ def lines_here() -> Iterator[str]:
 
 
 def _lines_there() -> Iterator[str]:
-    """Of all nodes of the cluster that this node is of. Raises TalkrayError."""
+    """The lines of all nodes of this node's cluster. Raises TalkrayError."""
     from ray.exceptions import RayError
     from ray.util.state import get_log, list_logs, list_nodes
     from ray.util.state.exception import RayStateApiException

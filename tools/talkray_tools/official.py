@@ -1,6 +1,6 @@
-"""The official package `qwen-tts`, to compare with. It pins its own transformers, so it lives in its own environment.
+"""The official package `qwen-tts`, to compare with. It pins its own transformers, so it needs its own environment.
 
-Nothing else of Talkray is imported here, for it runs there: `python -m talkray_tools.official REQUEST.json SPEECH.npz`.
+Runs there, importing nothing else of Talkray: `python -m talkray_tools.official REQUEST.json SPEECH.npz`.
 """
 
 import importlib

@@ -2,8 +2,8 @@
 
     talkray random-checkpoint OUT --like 1.7B-CustomVoice
 
-Weights are uniform with the wanted deviation, straight from Philox bits: the same on every machine, which the logarithm
-of a normal draw would not be. Only the codec's are scaled by what flows through it.
+Weights are uniform with the wanted deviation, directly from Philox bits. So they are the same on every machine, unlike
+normal draws, which need a logarithm. Only the codec's weights are scaled by the signals in it.
 """
 
 import hashlib
@@ -48,17 +48,17 @@ _TOKENIZER_FILES = ("vocab.json", "merges.txt", "tokenizer_config.json")
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How a checkpoint is drawn and stored."""
+    """Options for drawing and storing a checkpoint."""
 
     seed: int = 0
     dtype: torch.dtype = torch.bfloat16
     codec_dtype: torch.dtype = torch.float32
-    stress: Stress | None = None  # weights as hard on numbers as trained ones
+    stress: Stress | None = None  # weights as numerically demanding as trained ones
     tokenizer: Path | None = None  # a directory with tokenizer files to copy; None writes the byte tokenizer
 
 
 def write_checkpoint(directory: Path, shape: Shape, options: Options) -> None:
-    """Write a complete checkpoint; raises CheckpointError where `directory` holds something already."""
+    """Write a complete checkpoint; raises CheckpointError if `directory` is not empty."""
     if directory.exists() and any(directory.iterdir()):
         raise CheckpointError(f"{directory} is not empty: name a new directory")
     if options.tokenizer is not None:
@@ -140,7 +140,7 @@ class Fill:
     def of(cls, name: str, shape: torch.Size, *, unit_scale: bool) -> "Fill":
         """The official initialisation's deviation, or with `unit_scale` one that keeps signals near 1 in narrow layers.
 
-        Norm weights and biases are not constant under `unit_scale`, so that a comparison notices one that is left out.
+        Norm weights and biases are not constant under `unit_scale`, so that a comparison notices a missing one.
         """
         if name.endswith("norm.weight"):
             return cls(shape, 1.0, 0.1 if unit_scale else 0.0)
@@ -153,7 +153,7 @@ class Fill:
         return cls(shape, 0.0, 0.02)
 
     def draw(self, key: str, count: int) -> Tensor:
-        """`count` float32 values that depend on `key` alone."""
+        """`count` float32 values that depend only on `key`."""
         digest = hashlib.sha256(key.encode()).digest()
         bits = np.random.Philox(key=int.from_bytes(digest[:16], "little")).random_raw(-(-count // 4))
         values = torch.from_numpy(bits.astype("<u8").view("<u2")[:count].astype(np.float32))
@@ -161,7 +161,7 @@ class Fill:
 
 
 def random_tensors(fills: Mapping[str, Fill], options: Options) -> dict[str, Tensor]:
-    """All of them, drawn in pieces on all cores. Logs each tenth of many."""
+    """Draw all tensors in pieces on all cores. Logs each tenth if there are many."""
 
     def drawn(name: str) -> Tensor:
         fill, count = fills[name], fills[name].shape.numel()

@@ -10,15 +10,15 @@ from talkray_tools.unfolded_codec import CausalConv1d, CausalConvTranspose1d, De
 
 _CALIBRATION_FRAMES = 8
 _WAVEFORM_STD = 0.15  # audible, far from clipping
-# Of snakes' logarithms: in a published vocoder, and as far apart as a test may want them.
+# Deviations of the snakes' logarithms: in a published vocoder, and as wide as a test may want.
 _TRAINED, _WIDE, _WIDE_SLOPE = 0.47, 1.5, 0.47
-_OUTLIERS = 1000  # one channel in so many, at the least one of a layer
+_OUTLIERS = 1000  # one channel in this many, at least one per layer
 _HALF_AMPLITUDES = (20.0, 5000.0)
 _RESIDUAL_STD = 0.35  # a residual unit adds a fraction of its input's scale
 
 
 class Stress(StrEnum):
-    """Snakes that are hard on numbers, as trained ones are."""
+    """Numerically demanding snakes, like trained ones."""
 
     OUTLIERS = "outliers"  # deviation 0.47, and one channel in a thousand with half amplitudes of 20 to 5,000
     WIDE = "wide"  # deviation 1.5 throughout
@@ -27,10 +27,10 @@ class Stress(StrEnum):
 def randomize_codec(
     decoder: DecoderNetwork, encoder: EncoderNetwork | None, *, generator: torch.Generator, stress: Stress | None = None
 ) -> None:
-    """Fill both in place, or a decoder alone; their parameters must be materialised, on the generator's device.
+    """Fill both in place, or only a decoder. Their parameters must be materialised on the generator's device.
 
     Plain initialisation would leave codebooks empty, residual branches silent and the waveform vanishing or clipped.
-    Here every convolution of the decoder is scaled by the output it really has, so that waveforms can be compared.
+    Here every convolution of the decoder is scaled by its actual output, so that waveforms can be compared.
     """
     with torch.no_grad():
         _fill(decoder, generator)
@@ -76,8 +76,8 @@ def _fill_tensor(name: str, tensor: Tensor, generator: torch.Generator) -> None:
 def _stress_snakes(decoder: DecoderNetwork, stress: Stress | None, generator: torch.Generator) -> None:
     """Draw frequencies and amplitudes anew.
 
-    Slopes stay as steep as in training, which ties amplitude to frequency: drawn apart with a deviation of 1.5, slopes
-    of 100 follow each other, and two float32 passes that add in another order share no sample (0.1 dB).
+    Slopes stay as steep as in training, which ties amplitude to frequency. Drawn independently with deviation 1.5,
+    slopes of 100 follow each other, and two float32 passes with another order of sums share no sample (0.1 dB).
     """
     for snake in (module for module in decoder.modules() if isinstance(module, UnfoldedSnake)):
         if stress is Stress.WIDE:
@@ -87,7 +87,7 @@ def _stress_snakes(decoder: DecoderNetwork, stress: Stress | None, generator: to
             snake.alpha.normal_(0, _TRAINED, generator=generator)
             snake.beta.normal_(0, _TRAINED, generator=generator)
             chosen = torch.rand(len(snake.beta), generator=generator) < 1 / _OUTLIERS
-            chosen[0] = True  # narrow layers have one as well
+            chosen[0] = True  # at least one, in narrow layers too
             share, tie = torch.rand((2, int(chosen.sum())), generator=generator)
             low, high = _HALF_AMPLITUDES
             half = low * (high / low) ** share

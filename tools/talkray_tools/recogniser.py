@@ -1,4 +1,4 @@
-"""Speech to text offline, to hear whether a voice can be understood: the models come with packages.
+"""Offline speech to text, to check whether a voice is intelligible; the models are in packages.
 
 As a command it compares a recording with its transcript, for `talkray voice check`.
 """
@@ -41,7 +41,7 @@ _SPELLINGS = {
 
 
 class Recogniser(Protocol):
-    """Writes down what is said."""
+    """Transcribes speech."""
 
     name: str
 
@@ -50,12 +50,12 @@ class Recogniser(Protocol):
 
 
 class Whisper:
-    """Whisper base in int8; one thread. It knows ten languages that the models speak, by their ISO codes."""
+    """Whisper base in int8; one thread. Knows ten languages that the models speak, by ISO code."""
 
     name = "Whisper base"
 
     def __init__(self, language: str | None = "en") -> None:
-        """Without a language it guesses for each recording."""
+        """Without a language, it is detected for each recording."""
         from faster_whisper import WhisperModel  # may be missing
 
         self._model = WhisperModel(str(_model_directory()), device="cpu", compute_type="int8", cpu_threads=1)
@@ -70,20 +70,20 @@ class Whisper:
         return " ".join(segment.text.strip() for segment in segments)
 
     def detect_language(self, audio: NDArray[np.float32], sample_rate: int) -> str:
-        """The ISO code of what is spoken in [samples]."""
+        """The ISO code of the language of [samples]."""
         code, *_ = self._model.detect_language(soxr.resample(audio, sample_rate, _SAMPLE_RATE))
         return str(code)
 
 
 class Moonshine:
-    """Moonshine tiny, which its package carries: English only, five times as fast as Whisper."""
+    """Moonshine tiny, included in its package: English only, five times as fast as Whisper."""
 
     name = "Moonshine tiny"
 
     def __init__(self) -> None:
         from moonshine_voice import ModelArch, Transcriber, get_assets_path  # may be missing
 
-        # Its own detector of speech cuts beginnings off, and hears a "you" in what it cut.
+        # Its own speech detector cuts beginnings off, and hears a "you" in the part it cut.
         options = {"vad_threshold": "0.0"}
         model = str(Path(get_assets_path()) / "tiny-en")
         self._model = Transcriber(model_path=model, model_arch=ModelArch.TINY, options=options)
@@ -100,7 +100,7 @@ class Moonshine:
 
 
 def pieces(audio: NDArray[np.float32], sample_rate: int) -> list[NDArray[np.float32]]:
-    """[samples] in parts of at most half a minute, cut where it is quietest: of longer ones Moonshine invents words."""
+    """[samples] in parts of at most half a minute, cut where it is quietest: Moonshine invents words in longer ones."""
     cut: list[NDArray[np.float32]] = []
     while len(audio) > 30 * sample_rate:
         window, begin = sample_rate // 5, 15 * sample_rate
@@ -111,7 +111,7 @@ def pieces(audio: NDArray[np.float32], sample_rate: int) -> list[NDArray[np.floa
 
 
 def _model_directory() -> Path:
-    """The packages' files as one model in the user's cache; joined on first use."""
+    """The model directory in the user's cache, joined from the packages' files on first use."""
     directory = cache_directory() / "whisper-base"
     if not directory.is_dir():
         directory.parent.mkdir(parents=True, exist_ok=True)
@@ -134,7 +134,7 @@ def _join(directory: Path) -> None:
 
 
 def package_folder(name: str) -> Path:
-    """Where a package's files lie, without importing it."""
+    """Folder of a package's files, found without importing it."""
     spec = importlib.util.find_spec(name)
     if spec is None or not spec.submodule_search_locations:
         raise SystemExit(f"the package {name} is missing: {pip_install(name)}")
@@ -142,21 +142,21 @@ def package_folder(name: str) -> Path:
 
 
 def plain_words(text: str, language: str = "english") -> list[str]:
-    """The words of a text as they sound: without case and punctuation; of English digits in words, titles in full.
+    """The words of a text as they sound: without case and punctuation; English digits as words, titles in full.
 
-    Languages that are written without spaces, or with spaces where the writer likes, are compared by their characters.
+    Languages written without spaces, or with optional ones, are compared by character.
     """
     if language == "english":
         text = _NOT_WORD.sub(" ", re.sub("['\u2019]", "", spoken_english(text).lower()))
         words = (_SPELLINGS.get(word, word) for word in text.split())
         return [part for word in words for part in word.split()]
     text = unicodedata.normalize("NFKC", text).casefold()
-    found = _LETTERS.findall(text.replace("\u0451", "\u0435"))  # Russian, whose writers leave the dots out
+    found = _LETTERS.findall(text.replace("\u0451", "\u0435"))  # Russian, usually written without the dots
     return list("".join(found)) if language in _WITHOUT_SPACES else found
 
 
 def word_errors(reference: Sequence[str], heard: Sequence[str]) -> int:
-    """Words to insert, to delete or to replace: the edit distance. Words run together or apart count as heard."""
+    """Words to insert, to delete or to replace: the edit distance. Words joined or split count as correct."""
     if "".join(reference) == "".join(heard):
         return 0
     previous = list(range(len(heard) + 1))
@@ -170,7 +170,7 @@ def word_errors(reference: Sequence[str], heard: Sequence[str]) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Print as JSON what is said in a file, and how many words of its transcript are others."""
+    """Print as JSON the words heard in a file, and how many differ from its transcript."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", type=Path)
     parser.add_argument("--transcript", default="")

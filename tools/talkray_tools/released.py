@@ -1,7 +1,7 @@
 """The configuration files of the released checkpoints, and the shapes that tests and tools derive from them.
 
-`released_configs` has them as the official repositories do, equal ones once. Ids follow one layout: behind the text
-tokenizer's own tokens stand the added ones, behind the codes the control ids.
+`released_configs` has the official repositories' files, identical ones once. Ids follow one layout: the added tokens
+follow the text tokenizer's own, and the control ids follow the codes.
 """
 
 import json
@@ -42,11 +42,11 @@ class Shape:
     config: Json  # config.json
     codec: Json  # speech_tokenizer/config.json
     unit_scale: bool = False  # random weights: deviations that keep signals near 1 in narrow layers
-    eos_scale: float = 1.0  # random weights: the end-of-speech row of the codec head is that much larger
+    eos_scale: float = 1.0  # random weights: factor of the codec head's end-of-speech row
 
     @property
     def text_tokens(self) -> int:
-        """How many tokens the tokenizer makes itself; <|endoftext|> and <|im_start|> are the first two behind them."""
+        """Number of the tokenizer's own tokens; <|endoftext|> and <|im_start|> are the first two after them."""
         return int(self.config["im_start_token_id"]) - 1
 
     @property
@@ -59,19 +59,19 @@ class Shape:
         return replace(self, config=changed(self.config, changes))
 
     def with_official_text(self) -> "Shape":
-        """The same model over the released tokenizer."""
+        """The same model with the released tokenizer."""
         official = SHAPES["1.7B-Base"].config
         ids = {key: value for key, value in official.items() if key.endswith("_token_id")}
         return self.changed({**ids, "talker_config": {"text_vocab_size": official["talker_config"]["text_vocab_size"]}})
 
 
 def _shapes() -> dict[str, Shape]:
-    """The released checkpoints by their names, and a tiny one of each kind."""
+    """The released checkpoints by name, and a tiny one of each kind."""
     codec = read("speech_tokenizer")
     shapes = {name: Shape(read(name), codec) for name in _NAMES}
     tiny_codec = changed(codec, read("tiny_speech_tokenizer"))
     for kind in ("Base", "CustomVoice", "VoiceDesign"):
-        # Of the large models, for the small ones drop instructions.
+        # Only of the large models, because the small ones drop instructions.
         config = changed(shapes[f"1.7B-{kind}"].config, read("tiny"))
         shapes[f"tiny-{kind}"] = Shape(config, tiny_codec, unit_scale=True, eos_scale=3.0)
     return shapes

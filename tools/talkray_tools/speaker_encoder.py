@@ -1,4 +1,4 @@
-"""Whose voice is it? Resemblyzer's network (Apache-2.0), whose package carries the weights."""
+"""Speaker recognition with Resemblyzer's network (Apache-2.0), whose package includes the weights."""
 
 from pathlib import Path
 from typing import BinaryIO
@@ -19,7 +19,7 @@ class VoiceJudge(nn.Module):
     _LEAST_LEVEL = 10 ** (-30 / 20)
 
     def __init__(self, stored: BinaryIO | Path, sample_rate: int) -> None:
-        """`stored`: pretrained.pt of the package. Speech has `sample_rate`."""
+        """`stored`: pretrained.pt of the package. `sample_rate`: of the speech."""
         super().__init__()
         self._sample_rate = sample_rate
         self.lstm = nn.LSTM(self._BANDS, 256, 3, batch_first=True)
@@ -30,7 +30,7 @@ class VoiceJudge(nn.Module):
 
     @torch.inference_mode()
     def vector(self, audio: Audio) -> Tensor:
-        """Of [samples]: [256], of length 1."""
+        """The speaker vector of [samples]: [256], of length 1."""
         heard = torch.from_numpy(soxr.resample(audio, self._sample_rate, self._RATE))
         heard = heard * max(1.0, self._LEAST_LEVEL / float(heard.square().mean().sqrt()))
         window = torch.hann_window(self._FFT)

@@ -8,12 +8,12 @@ from typing import Any
 import yaml
 
 OURS = Path(__file__).with_name("spoken_texts.yaml")
-SENTENCES = "sentences"  # the kind that is no hard one
+SENTENCES = "sentences"  # the only kind that is not hard
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Something to say, as it is written, and the words that a reader makes of it."""
+    """A text as written, and the words as read aloud."""
 
     kind: str
     number: int

@@ -1,7 +1,7 @@
-"""Where the device's time goes, by kernel: of a step by itself, and of an engine under load.
+"""The device's time by kernel, for a single step and for an engine under load.
 
-A kernel that starts early waits inside for its predecessor, so its own duration counts time twice. In a step each is
-charged from the end of the kernel before it to its own end instead: the shares add up to the step.
+A kernel that starts early waits inside for its predecessor, so its duration would count time twice. In a step, each
+kernel is therefore charged from the end of the previous kernel to its own end, so that the shares add up to the step.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -12,7 +12,7 @@ from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 _RUNS = 5
-# What stands in the names of kernels, first match.
+# Parts of kernel names; the first match counts.
 _PARTS = (
     ("matmul", "products"),
     ("frame_start_attention", "attention"),
@@ -47,9 +47,9 @@ class Busy:
     """The share of one kind of work in the device's time under load."""
 
     rate: float  # requests per second
-    part: str  # predictor, talker, prompts, codec, copies; nothing: of it nothing ran at all
-    ms: float  # of a second in which some of it ran
-    alone_ms: float  # and nothing else beside it
+    part: str  # predictor, talker, prompts, codec, copies; "nothing": idle time
+    ms: float  # per second in which some of it ran
+    alone_ms: float  # per second in which only it ran
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class Ran:
 
 
 def profile_step(step: Callable[[], None], *, batch: int) -> list[Share]:
-    """Run captured steps under the profiler and take them apart."""
+    """Run captured steps under the profiler and split their time."""
     step()
     torch.cuda.synchronize()
     with profile(activities=[ProfilerActivity.CUDA]) as recorded:
@@ -74,7 +74,7 @@ def profile_step(step: Callable[[], None], *, batch: int) -> list[Share]:
 
 
 def profile_load(work: Callable[[], None], *, rate: float) -> list[Busy]:
-    """Work at `rate` requests a second for a while under the profiler, and take the device's time apart."""
+    """Run `work` at `rate` requests per second under the profiler, and split the device's time."""
     torch.cuda.synchronize()
     with profile(activities=[ProfilerActivity.CUDA]) as recorded:
         work()
@@ -83,7 +83,7 @@ def profile_load(work: Callable[[], None], *, rate: float) -> list[Busy]:
 
 
 def _ran(recorded: profile) -> list[Ran]:
-    """As the profiler noted them: what it makes of half a million for people would take minutes."""
+    """Kernels from the profiler's raw events; its readable form of half a million would take minutes."""
     noted = recorded.profiler.kineto_results.events()  # type: ignore[union-attr]
     return [
         Ran(event.name(), event.start_ns() / 1000, event.end_ns() / 1000, event.device_resource_id())
@@ -93,7 +93,7 @@ def _ran(recorded: profile) -> list[Ran]:
 
 
 def busy_of(ran: Iterable[Ran], *, rate: float) -> list[Busy]:
-    """The time between the first kernel and the last, by what ran in it, in milliseconds of a second."""
+    """The time from the first kernel to the last by what ran in it, in milliseconds per second."""
     borders = sorted(
         border
         for part, kernel in _by_part(sorted(ran, key=lambda each: each.start_us))
@@ -117,7 +117,7 @@ def busy_of(ran: Iterable[Ran], *, rate: float) -> list[Busy]:
 
 
 def _by_part(ran: list[Ran]) -> Iterator[tuple[str, Ran]]:
-    """Kernels in the order of their starts, each with the kind of work that it belongs to."""
+    """Kernels in the order of their starts, each with its kind of work."""
     codec = {kernel.stream for kernel in ran if kernel.name in _CODEC}
     halves: dict[int, str] = {}  # by CUDA stream: a step's, and the lane's
     for kernel in ran:

@@ -1,7 +1,7 @@
 """Properties of trained weights, for random ones: norms far from 1, a few huge activations, sharp attention, near-ties.
 
-Norms and activations are scaled by powers of two and the layer behind them by their inverse: exact in every type, so
-that what the network computes stays the same.
+Norms and activations are scaled by powers of two, and the next layer by their inverse. This is exact in every type, so
+the network computes the same.
 """
 
 from collections.abc import Iterable
@@ -12,11 +12,11 @@ from torch import Tensor
 Tensors = dict[str, Tensor]
 
 _NORM_EXPONENT = 6  # of two: norm weights of 1/64 to 64
-_HUGE = 1024.0  # one hidden activation of a perceptron in so many is so many times the others
+_HUGE = 1024.0  # one hidden activation of a perceptron in this many is this many times the others
 _HUGE_SHARE = 256
-_SHARP = 2.0  # queries and keys are that much longer
+_SHARP = 2.0  # factor of the length of queries and keys
 _TIE = 1e-3  # between the logits of a code and its twin
-_TWINS = 2048  # codes; what stands behind them are control ids
+_TWINS = 2048  # codes; the control ids follow
 
 
 def stress_networks(tensors: Tensors, generator: torch.Generator) -> None:
@@ -70,7 +70,7 @@ def _powers(count: int, exponent: int, generator: torch.Generator) -> Tensor:
 
 
 def _tie(head: Tensor, generator: torch.Generator) -> None:
-    """Every second code becomes the one before it but for some values, one step of bfloat16 larger."""
+    """Make every second code equal to the one before it, except for some values, which are one bfloat16 step larger."""
     codes = head[: min(_TWINS, len(head))]
     step = float(codes.float().std()) * 2**-8
     moved = torch.rand(codes[::2].shape, generator=generator) < (_TIE / step) ** 2 / codes.shape[1]

@@ -1,4 +1,4 @@
-"""A checkpoint under test, loaded as this machine would serve it, and what it says."""
+"""A checkpoint under test, loaded as this machine would serve it, and its speech."""
 
 import argparse
 import logging
@@ -40,7 +40,7 @@ class Speech:
     pcm: Pcm
     reason: FinishReason | None
     num_text_tokens: int
-    first_audio_s: float  # from the request on
+    first_audio_s: float  # from the request
     took_s: float
 
 
@@ -54,18 +54,18 @@ class Subject:
         self.reference = reference
         self.engine: Engine = load_engine(directory, config, StartClock(_paced(logger.info)))
         self.on_gpu = self.engine.info.talker_on_gpu
-        self.codec: Codec = load_codec(str(directory), CodecConfig(placement="inline"))  # it need not be warm
+        self.codec: Codec = load_codec(str(directory), CodecConfig(placement="inline"))  # does not need warm-up
         torch.set_num_threads(options.threads)
         self.size = self.engine.info.frame_samples
         self.sample_rate = self.engine.info.sample_rate
 
     @property
     def precision(self) -> str:
-        """In which audio is made here."""
+        """The precision in which audio is made here."""
         return self.engine.info.codec_precision if self.on_gpu else self.codec.decoder.precision
 
     def request(self, text: str, sampling: Sampling, *, seed: int = 0) -> SynthesisRequest:
-        """A text in whatever voice this kind of checkpoint takes."""
+        """A request for a text, in a voice that fits this kind of checkpoint."""
         model = self.engine.model_config
         language = "english" if "english" in model.languages else "auto"
         synthesis = SynthesisRequest(
@@ -80,7 +80,7 @@ class Subject:
         return replace(synthesis, reference=self.reference, reference_codes=codes)
 
     def speak(self, *requests: SynthesisRequest, most: int | None = None) -> list[Speech]:
-        """Requests that come together; `most` frames of each are expected, else as many as their text can take."""
+        """Speak requests together; `most` frames of each are expected, else as many as the text can fill."""
         started_s, made = time.perf_counter(), [_Stream() for _ in requests]
         progress = throttled(f"speaking, {len(requests)} at once: frame", logger.info)
         for number, request in enumerate(requests):
@@ -92,7 +92,7 @@ class Subject:
             for number, chunk in output.chunks:
                 stream = made[number]
                 if len(chunk.codes) and not self.on_gpu and not stream.codes:
-                    self.decode(chunk.codes[:1], None)  # what its listener waits for
+                    self.decode(chunk.codes[:1], None)  # the audio that its listener waits for
                 stream.codes += list(chunk.codes)
                 stream.pcm += chunk.pcm
                 stream.reason = chunk.finish_reason
@@ -114,7 +114,7 @@ class Subject:
         return Speech(codes, pcm, stream.reason, stream.num_text_tokens, first_s, stream.took_s)
 
     def decode(self, codes: Codes, before: Codes | None) -> Pcm:
-        """[samples] of a whole utterance, as the codec pool makes them: after those of the recording `before`."""
+        """[samples] of a whole utterance, as the codec pool makes them: decoded after the recording `before`."""
         if not len(codes):
             return np.zeros(0, np.int16)
         decoder = self.codec.decoder
@@ -134,7 +134,7 @@ class _Stream:
 
 
 def _paced(report: Callable[[str], None]) -> Callable[[str], None]:
-    """The phases of a start, those that count up once."""
+    """Report the phases of a start, those that count up only once."""
     said: set[str] = set()
 
     def tell(stage: str) -> None:

@@ -1,7 +1,7 @@
-"""The codec decoder as the checkpoint has it: unfolded, in float32, a whole utterance at once.
+"""The codec decoder as in the checkpoint: unfolded, in float32, a whole utterance at once.
 
-The decoder that serves is compared with it, and the embedded voice is trained with it. `largest_activation` takes every
-code of every codebook through it.
+The serving decoder is compared with it, and the embedded voice is trained with it. `largest_activation` runs every code
+of every codebook through it.
 """
 
 from collections.abc import Callable, Iterator
@@ -29,7 +29,7 @@ _BATCH = 4  # streams at once: bounds memory
 
 
 class AveragedCodebook(nn.Module):
-    """Entries as the exponential moving averages of training left them: a sum and a count."""
+    """Entries as exponential moving averages from training: a sum and a count."""
 
     def __init__(self, size: int, channels: int) -> None:
         super().__init__()
@@ -135,7 +135,7 @@ class WindowedTransformer(nn.Module):
         """[B, T, latent] -> [B, T, latent]."""
         x = self.input_proj(x)
         positions = torch.arange(x.shape[1], device=x.device)[None]
-        back = positions.T - positions  # how far a key is behind a query
+        back = positions.T - positions  # distance of a key before a query
         mask = (back >= 0) & (back < self.config.sliding_window)
         rotary = rotary_tables(positions, head_dim=self.config.head_dim, theta=self.config.rope_theta, dtype=x.dtype)
         for layer in self.layers:
@@ -145,7 +145,7 @@ class WindowedTransformer(nn.Module):
 
 
 class CausalConv1d(nn.Module):
-    """Stride-1 convolution over [B, channels, time], behind silence."""
+    """Stride-1 convolution over [B, channels, time], left-padded with silence."""
 
     def __init__(
         self, in_channels: int, out_channels: int, *, kernel_size: int, dilation: int = 1, groups: int = 1
@@ -252,7 +252,7 @@ class UpsamplingBlock(nn.Module):
 
 
 class DecoderNetwork(nn.Module):
-    """The decoder's layers under the checkpoint's names ("decoder." left off)."""
+    """The decoder's layers under the checkpoint's names (without "decoder.")."""
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
@@ -275,7 +275,7 @@ class DecoderNetwork(nn.Module):
     def forward(self, codes: Tensor) -> Tensor:
         """Samples [B, frames * frame_samples] within [-1, 1] of codes [B, frames, num_quantizers] int64.
 
-        Without TF32: cuDNN would cut float32 off in its convolutions, down to 34 dB on stressed weights.
+        Does not use TF32, because cuDNN would truncate float32 in its convolutions, down to 34 dB on stressed weights.
         """
         with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
             return self.synthesize(self.quantizer(codes)).clamp(-1, 1)
@@ -308,7 +308,7 @@ def _waveform_stages(config: DecoderConfig) -> list[nn.Module]:
 
 @dataclass(frozen=True, slots=True)
 class Largest:
-    """The largest number that a layer takes or gives."""
+    """The largest input or output value of a layer."""
 
     value: float
     layer: str
@@ -321,7 +321,7 @@ class Largest:
 
 @torch.inference_mode()
 def largest_activation(network: DecoderNetwork, progress: Callable[[int, int], None]) -> Largest:
-    """Of every code of every codebook. `progress` hears how many of how many streams are done."""
+    """The largest value over every code of every codebook. `progress` gets the done and total numbers of streams."""
     codes, largest = every_code(network.config), Largest(0.0, "none")
     device = next(network.parameters()).device
     with _observed(network) as found:
@@ -329,7 +329,7 @@ def largest_activation(network: DecoderNetwork, progress: Callable[[int, int], N
             network(codes[start : start + _BATCH].to(device))
             progress(min(start + _BATCH, len(codes)), len(codes))
     for layer, value in found.items():
-        if not value <= largest.value:  # NaN is not below anything
+        if not value <= largest.value:  # true for NaN too
             largest = Largest(value if isfinite(value) else inf, layer)
         if not isfinite(largest.value):
             break
@@ -338,7 +338,7 @@ def largest_activation(network: DecoderNetwork, progress: Callable[[int, int], N
 
 @contextmanager
 def _observed(network: nn.Module) -> Iterator[dict[str, float]]:
-    """The largest number that each layer takes or gives while this lasts, NaN where one is; by name, in their order."""
+    """The largest input or output value of each layer within this context, NaN if any is; by name, in order."""
     found: dict[str, float] = {}
 
     def watch(name: str) -> Callable[..., None]:

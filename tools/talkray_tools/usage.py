@@ -1,4 +1,4 @@
-"""`talkray usage`: usage counts, from the files that servers keep in the voice store."""
+"""`talkray usage`: usage counts from the files that servers write to the voice store."""
 
 import csv
 import re
@@ -43,7 +43,7 @@ def usage(
 
 
 def _first_hour(since: str, now_s: float) -> str:
-    """The first hour that counts, as `UsageHour.hour`. Raises InvalidRequest."""
+    """The first hour to count, as in `UsageHour.hour`. Raises InvalidRequest."""
     if (count := since[:-1]).isdecimal() and since[-1] in _HOURS:
         return time.strftime("%Y-%m-%dT%H", time.gmtime(max(0.0, now_s - 3600 * int(count) * _HOURS[since[-1]])))
     if _HOUR.fullmatch(since) is None:

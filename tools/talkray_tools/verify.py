@@ -1,10 +1,10 @@
-"""The first thing to run with real weights: does this checkpoint speak, and as the official package does?
+"""Run this first with real weights: it checks that a checkpoint speaks, and as the official package does.
 
     talkray verify --model 1.7B-CustomVoice
 
 The networks that serve on this machine are compared with float32 in plain PyTorch, and that with the official package
-where an environment with it is at hand: greedy codes and waveforms. Speech must end by itself, be heard, and be neither
-silence nor a loop. The last lines show PASS or the faults. A JSON file and audio are written for a bug report.
+if an environment has it: greedy codes and waveforms. Speech must end by itself, be audible, and be neither silence nor
+a loop. The last lines show PASS or the faults. A JSON file and audio are written for a bug report.
 """
 
 import argparse
@@ -57,7 +57,7 @@ from talkray_tools.unfolded_codec import DecoderNetwork, largest_activation
 logger = logging.getLogger(__name__)
 
 TEXT = "Hello! This is a plain sentence, and it should come to an end."
-FOLLOWED_TEXTS = (  # with TEXT, what heads are to follow
+FOLLOWED_TEXTS = (  # with TEXT, the texts that heads should follow
     "The quick brown fox jumps over the lazy dog near the river.",
     "She has three small boats in the harbour, and two of them are blue.",
 )
@@ -68,7 +68,7 @@ _FIRST_AUDIO_TRIALS = 5
 _AT_ONCE = 4  # voices that speak together
 _CHUNKS = (1, 1, 2, 4, 8)  # frames that are decoded together, before the rest
 _FLOAT32_SNR_DB = 60.0  # of waveforms in float32; measured above 100
-_OFFICIAL_FRAMES = 300  # the official package decodes longer speech in pieces, each with little of what is before it
+_OFFICIAL_FRAMES = 300  # the official package decodes longer speech in pieces with little context
 _INSTALL = (
     "python -m venv .parity && "
     ".parity/bin/pip install torch transformers==4.57.3 accelerate==1.12.0 librosa soundfile einops safetensors && "
@@ -76,7 +76,7 @@ _INSTALL = (
 )
 
 
-FLOAT32 = Tolerance(1e-3, 0.1)  # sums in another order
+FLOAT32 = Tolerance(1e-3, 0.1)  # another order of sums
 ROUNDED = Tolerance(0.2, 0.7)  # bfloat16 logits of the 1.7B shape are 1.4 % off, and a frame is sixteen choices
 
 
@@ -130,7 +130,7 @@ def check_batched(subject: Subject, together: Speech) -> Check:
 
 
 def check_joints(subject: Subject, speech: Speech, before: Codes | None) -> Check:
-    """Audio that is made chunk by chunk is that of the whole."""
+    """Audio made chunk by chunk equals audio made at once."""
     decoder = subject.codec.decoder
     state = decoder.initial_state() if before is None else decoder.state_after(torch.from_numpy(before).long())
     made, place = [], 0
@@ -150,7 +150,7 @@ def check_joints(subject: Subject, speech: Speech, before: Codes | None) -> Chec
 
 
 def write_voices(subject: Subject, folder: Path) -> None:
-    """TEXT in each voice of the checkpoint, for listeners and for `talkray report`."""
+    """Write TEXT in each voice of the checkpoint, for listeners and for `talkray report`."""
     request = subject.request(TEXT, Sampling(), seed=SEEDS[0])
     if request.voice is None:
         return
@@ -162,7 +162,7 @@ def write_voices(subject: Subject, folder: Path) -> None:
 
 
 def check_head(engine: Engine, spoken: list[tuple[SynthesisRequest, Codes]], directory: Path) -> Check:
-    """Whether an attention head follows the text, so that times of words are exact. Notes one that does."""
+    """Whether an attention head follows the text, so that times of words are exact. Stores one that does."""
     name, named = "a head follows the text", engine.model_config.text.alignment_head
     logger.info("looking for the head that follows the text, in %d utterances", len(spoken))
     heads = find_head(engine, spoken)
@@ -184,7 +184,7 @@ def check_head(engine: Engine, spoken: list[tuple[SynthesisRequest, Codes]], dir
 
 
 def measure(subject: Subject, spoken: list[Speech]) -> Iterator[Check]:
-    """Numbers that nothing is demanded of."""
+    """Measurements without a required value."""
     request = subject.request(TEXT, Sampling(max_new_tokens=3))
     times_ms = [1e3 * subject.speak(request, most=2)[0].first_audio_s for _ in range(_FIRST_AUDIO_TRIALS)]
     middle_ms = statistics.median(times_ms)
@@ -215,13 +215,13 @@ class Exact:
 
     @torch.inference_mode()
     def audio(self, codes: Codes, before: Codes | None) -> NDArray[np.float32]:
-        """[samples] of a whole utterance after the recording `before`, from which its speech goes on."""
+        """[samples] of a whole utterance that continues the recording `before`."""
         joined = codes if before is None else np.concatenate([before, codes])
         samples: NDArray[np.float32] = self.network(torch.from_numpy(joined.astype(np.int64))[None])[0].numpy()
         return samples[len(samples) // len(joined) * (len(joined) - len(codes)) :]
 
     def check_codes(self, name: str, request: SynthesisRequest, expected: Codes, tolerance: Tolerance) -> Check:
-        """Whether greedy codes [frames, groups] are those of float32, but for near-ties."""
+        """Whether greedy codes [frames, groups] equal those of float32, except for near-ties."""
         most = request.sampling.max_new_tokens or 1
         tell = throttled("greedy codes in float32, frame", logger.info)
         found = divergences(self.engine, request, expected, most=most - 1, begin=lambda known: tell(known, most - 1))
@@ -231,8 +231,8 @@ class Exact:
     def check_audio(
         self, name: str, request: SynthesisRequest, codes: Codes, audio: NDArray[Any], *, least_db: float
     ) -> Check:
-        """Whether samples, in [-1, 1], are those of float32. The official package may have a sample too many in front:
-        it cuts a recording off by a rounded share.
+        """Whether samples, in [-1, 1], match float32. The official package may have an extra sample at the front,
+        because it cuts a recording off by a rounded share.
         """
         exact = torch.from_numpy(self.audio(codes, request.reference_codes))
         same = torch.from_numpy(audio[max(0, len(audio) - len(exact)) :])
@@ -241,7 +241,7 @@ class Exact:
         return Check(name, noise_db >= least_db, detail, {"snr_db": noise_db})
 
     def check_every_code(self) -> Check:
-        """No code of any codebook brings the decoder to NaN or infinity."""
+        """Check that no code of any codebook drives the decoder to NaN or infinity."""
         largest = largest_activation(self.network, throttled("every code through the codec, stream", logger.info))
         values: dict[str, float | str | None] = {"largest": largest.value, "layer": largest.layer}
         return Check("every code of the codec is finite", isfinite(largest.value), str(largest), values)
@@ -306,7 +306,7 @@ def _official_arguments(synthesis: SynthesisRequest, scratch: Path, sample_rate:
 
 
 def find_official(named: Path | None) -> Path | None:
-    """An interpreter that has the official package: the one named, that of `make parity`, or this one."""
+    """An interpreter with the official package: the named one, that of `make parity`, or this one."""
     candidates = [named] if named else [Path(".parity/bin/python"), Path(sys.executable)]
     for python in candidates:
         command = [str(python), "-c", "import importlib.metadata as m; m.version('qwen-tts')"]
@@ -316,7 +316,7 @@ def find_official(named: Path | None) -> Path | None:
 
 
 def read_reference(file: Path, text: str | None, *, sample_rate: int) -> Reference:
-    """A recording to clone; exits where it has another sample rate."""
+    """A recording to clone; exits if it has another sample rate."""
     audio, rate = soundfile.read(file, dtype="float32", always_2d=True)
     if rate != sample_rate:
         sys.exit(f"{file} has {rate} Hz, the checkpoint works at {sample_rate} Hz: resample it first")
@@ -358,7 +358,7 @@ def verify(
 
 
 def _verify(options: argparse.Namespace) -> int:
-    """One checkpoint: 0, or 1 where a check failed."""
+    """Verify one checkpoint; returns 0, or 1 if a check failed."""
     checks: list[Check] = []
     started_s = time.perf_counter()
     options.out.mkdir(parents=True, exist_ok=True)
@@ -416,7 +416,7 @@ def _checks(options: argparse.Namespace) -> Iterator[Check]:
 
 
 def _conclude(checks: list[Check], options: argparse.Namespace, took_s: float) -> int:
-    """The last lines, and the file for a bug report."""
+    """Print the last lines, and write the file for a bug report."""
     failed = [check.name for check in checks if check.passed is False]
     passed = sum(check.passed is True for check in checks)
     file = options.out / "verify.json"

@@ -1,4 +1,4 @@
-"""The ways in which audio takes to a client, each with what an independent tool makes of the same plain PCM."""
+"""The ways in which audio reaches a client, each with an independent tool's conversion of the same plain PCM."""
 
 import asyncio
 import base64
@@ -20,17 +20,17 @@ _STEP = RATE // 50  # samples over which loudness is measured
 _QUIET = 0.01  # of the loudest step
 _PATH = "/v1/audio/speech"
 _PATIENCE_S = 600.0  # for one utterance: the machine may be busy
-_FULL = (429, 503)  # it says when to come back
+_FULL = (429, 503)  # these say when to retry
 _PCM = ("-f", "f32le", "-ar", str(RATE), "-ac", "1")
 
 
 class UtteranceFailed(Exception):
-    """An utterance did not come; the message says why."""
+    """An utterance was not received; the message has the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One utterance that is wanted of a server; each request has `fields`; `told` is its last event."""
+    """One utterance to request from a server; each request has `fields`; `told` is its last event."""
 
     text: str
     seed: int
@@ -47,23 +47,23 @@ Listen = Callable[[aiohttp.ClientSession, Asked], Awaitable[Audio]]
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """How audio comes, and the arguments by which ffmpeg does the same to plain PCM: none where nothing is to be done.
+    """How audio is received, and the arguments with which ffmpeg converts plain PCM likewise: none if not needed.
 
-    `coded` names what ffmpeg makes for its own decoder to read again.
+    `coded` names the format that ffmpeg writes for its own decoder to read again.
     """
 
     name: str
     listen: Listen
     filters: tuple[str, ...] = ()
     coded: tuple[str, ...] = ()
-    raw: tuple[str, ...] = ()  # how to read what `coded` wrote, where it does not say so itself
-    seed: int | None = None  # of all utterances; None: each has its own
+    raw: tuple[str, ...] = ()  # how to read the `coded` form, if it is not self-describing
+    seed: int | None = None  # for all utterances; None: each has its own
     is_compared: bool = True  # with plain PCM of the same text and seed
-    trails: bool = False  # the text comes beside the speech, which then is another than where it stands before it
+    trails: bool = False  # text streams in alongside, so speech differs from that of a complete text
 
     @property
     def same_speech(self) -> Listen:
-        """Plain PCM of what this way says."""
+        """Plain PCM of the same speech."""
         return _trailing if self.trails else plain
 
     def convert(self, audio: Audio) -> Audio:
@@ -75,7 +75,7 @@ class Way:
 
 
 def ffmpeg(content: bytes, given: tuple[str, ...], wanted: tuple[str, ...]) -> bytes:
-    """Content in another form. Raises UtteranceFailed with what ffmpeg says."""
+    """Convert content to another form. Raises UtteranceFailed with ffmpeg's message."""
     command = ["ffmpeg", "-v", "error", "-threads", "1", *given, "-i", "pipe:0", *wanted, "pipe:1"]
     done = subprocess.run(command, input=content, capture_output=True, check=False)
     if done.returncode:
@@ -137,7 +137,7 @@ async def _trailing(http: aiohttp.ClientSession, asked: Asked) -> Audio:
 
 
 def _written(parts: Callable[[str], list[str]]) -> Listen:
-    """Over vLLM-Omni's socket, which takes a seed."""
+    """Receive speech over vLLM-Omni's socket, which accepts a seed."""
 
     async def listen(http: aiohttp.ClientSession, asked: Asked) -> Audio:
         audio = b""
@@ -157,7 +157,7 @@ def _written(parts: Callable[[str], list[str]]) -> Listen:
 
 
 async def _received(socket: aiohttp.ClientWebSocketResponse) -> AsyncIterator[tuple[bytes, Json]]:
-    """Audio and messages, one of them empty. Raises UtteranceFailed where a message tells an error."""
+    """Pairs of audio and message, one of them empty. Raises UtteranceFailed if a message reports an error."""
     async for message in socket:
         if message.type is aiohttp.WSMsgType.BINARY:
             yield message.data, {}
@@ -172,7 +172,7 @@ _INTERRUPTED = "This sentence is much longer than anybody wants to hear, which i
 
 
 async def _after_interruption(http: aiohttp.ClientSession, asked: Asked) -> Audio:
-    """Deepgram's socket: another sentence is cleared while it sounds, and this one follows on the same socket."""
+    """Deepgram's socket: another sentence is cleared during playback, and this one follows on the same socket."""
     voice = asked.fields.get("voice", "")
     query = f"model={voice}&encoding=linear16&sample_rate={RATE}"
     audio, cleared = b"", False
@@ -243,7 +243,7 @@ WAYS = (
 
 
 def sounding(audio: Audio) -> tuple[int, int]:
-    """First and last sample of what is loud enough to hear; the whole where all is silence."""
+    """First and last audible sample; the whole range if all is silence."""
     levels = np.sqrt(np.mean(np.square(audio[: len(audio) // _STEP * _STEP].reshape(-1, _STEP)), axis=1))
     (loud,) = np.nonzero(levels > _QUIET * levels.max(initial=1e-9))
     return (int(loud[0]) * _STEP, int(loud[-1] + 1) * _STEP) if len(loud) else (0, len(audio))

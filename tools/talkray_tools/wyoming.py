@@ -1,4 +1,4 @@
-"""`talkray wyoming`: Home Assistant's protocol in front of a running server, which it asks as Deepgram's clients do."""
+"""`talkray wyoming`: Home Assistant's protocol in front of a running server, which it uses like a Deepgram client."""
 
 import asyncio
 import logging
@@ -30,7 +30,7 @@ _OURS = Attribution(name="Talkray", url="https://github.com/QwenLM/Qwen3-TTS")
 async def serve(url: str, *, host: str, port: int, key: str | None) -> None:
     """Answers Wyoming's clients on `host` and `port` with the speech of the server at `url`, until it is cancelled.
 
-    Raises TalkrayError where no server of Talkray answers at `url`.
+    Raises TalkrayError if no Talkray server answers at `url`.
     """
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     async with aiohttp.ClientSession(url, headers=headers) as http:
@@ -72,11 +72,11 @@ class _Handler(AsyncEventHandler):
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, http: aiohttp.ClientSession) -> None:
         super().__init__(reader, writer)
         self._http = http
-        self._text: asyncio.Queue[str | None] | None = None  # of a text that is being written; None ends it
+        self._text: asyncio.Queue[str | None] | None = None  # of a streamed text; None ends it
         self._speaking: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
-        """Answers events until the client leaves, or sends something else."""
+        """Answer events until the client leaves or sends something else."""
         try:
             while (event := await _next_event(self.reader)) is not None and await self.handle_event(event):
                 pass
@@ -85,7 +85,7 @@ class _Handler(AsyncEventHandler):
             self.writer.close()
 
     async def handle_event(self, event: Event) -> bool:
-        """Answers it; False ends the connection, as a client does that has left before its answer."""
+        """Answer the event. False ends the connection, for example if the client left before its answer."""
         try:
             try:
                 await self._obey(event)
@@ -116,7 +116,7 @@ class _Handler(AsyncEventHandler):
             await self._finish()
 
     async def disconnect(self) -> None:
-        """Cancel the speech, because the client has left or begins anew."""
+        """Cancel the speech, because the client left or starts a new one."""
         speaking, self._speaking, self._text = self._speaking, None, None
         if speaking is not None:
             speaking.cancel()
@@ -136,7 +136,7 @@ class _Handler(AsyncEventHandler):
             await asyncio.wait((self._speaking,))
 
     async def _speak(self, text: "asyncio.Queue[str | None]", voice: str | None) -> None:
-        """All of one utterance. Its end follows also where it has failed: clients wait for nothing else."""
+        """Speak one utterance. Sends its end even if it failed, because clients wait only for that."""
         with suppress(ConnectionError):  # the client has left
             await self.write_event(AudioStart(_RATE, _WIDTH, _CHANNELS).event())
             try:
@@ -146,7 +146,7 @@ class _Handler(AsyncEventHandler):
             await self.write_event(AudioStop().event())
 
     async def _converse(self, text: "asyncio.Queue[str | None]", voice: str | None) -> None:
-        """Raises TalkrayError with the server's message."""
+        """Send the text and pass on the speech. Raises TalkrayError with the server's message."""
         query = {"encoding": "linear16", "sample_rate": str(_RATE), **({"model": voice} if voice else {})}
         async with self._http.ws_connect(f"/v1/speak?{urlencode(query)}") as socket:
             writing = asyncio.create_task(_write(socket, text))
@@ -157,7 +157,7 @@ class _Handler(AsyncEventHandler):
                 await asyncio.wait((writing,))
 
     async def _pass_on(self, socket: aiohttp.ClientWebSocketResponse) -> None:
-        """Until the server closes, which it does after the last sound."""
+        """Pass audio on until the server closes the socket after the last sound."""
         async for message in socket:
             if message.type is aiohttp.WSMsgType.BINARY:
                 await self.write_event(AudioChunk(_RATE, _WIDTH, _CHANNELS, message.data).event())
@@ -172,7 +172,7 @@ class _Handler(AsyncEventHandler):
 
 
 async def _next_event(reader: asyncio.StreamReader) -> Event | None:
-    """None where the client has left, or sends no event, on which the package raises various errors."""
+    """The next event; None if the client left or sent an invalid event, for which the package raises various errors."""
     try:
         event = await async_read_event(reader)
     except (EOFError, ConnectionError):
@@ -184,7 +184,7 @@ async def _next_event(reader: asyncio.StreamReader) -> Event | None:
 
 
 def _parsed(kind: type[T], event: Event) -> T:
-    """Raises TalkrayError."""
+    """Parse an event. Raises TalkrayError."""
     try:
         parsed: T = kind.from_event(event)  # type: ignore[assignment]
     except (AttributeError, KeyError, TypeError) as error:
@@ -193,7 +193,7 @@ def _parsed(kind: type[T], event: Event) -> T:
 
 
 def _string(name: str, value: object) -> str | None:
-    """Raises TalkrayError where it is neither text nor missing."""
+    """Check an optional string. Raises TalkrayError if it is neither text nor missing."""
     if value is None:
         return None
     if not isinstance(value, str) or any("\ud800" <= char <= "\udfff" for char in value):

@@ -1,9 +1,9 @@
 """`python -m serve_app.cli.serve.driver`: the process that starts Ray and the application for a supervisor, and watches
 Ray.
 
-Its standard input is one line of JSON, then nothing until the supervisor has ended, however that did. Its standard
-output is a line of JSON for each event. It never ends in an orderly way: nothing here would be lost, and a Ray that has
-lost a part hangs when it is asked to stop.
+Its standard input is one line of JSON, then stays open until the supervisor ends, for whatever reason. Its standard
+output has a line of JSON for each event. It never shuts down in order: nothing would be lost here, and Ray hangs on
+shutdown if it has lost a part.
 """
 
 import json
@@ -35,19 +35,19 @@ class SupervisorLink:
         self._lock = threading.Lock()
 
     def say(self, kind: str, text: str) -> None:
-        """Pass an event on, as long as the supervisor is there."""
+        """Pass an event on, if the supervisor still runs."""
         try:
             with self._lock:
                 self._events.write(f"{json.dumps([kind, text])}\n")
                 self._events.flush()
         except BrokenPipeError:
-            pass  # the thread that waits for the supervisor's end clears up
+            pass  # the thread that waits for the supervisor's end cleans up
 
     def stage(self, text: str) -> None:
         self.say("stage", text)
 
     def clear_up_after(self, folder: RunFolder) -> None:
-        """Wait for the supervisor's end, and then clear up in its place."""
+        """Wait until the supervisor ends, then clean up in its place."""
         sys.stdin.read()
         folder.end_processes()
         folder.keep_logs()
@@ -55,7 +55,7 @@ class SupervisorLink:
 
 
 def watch(supervisor: SupervisorLink) -> None:
-    """Say when a part of Ray that cannot be replaced has ended."""
+    """Report when a part of Ray that cannot be replaced has ended."""
     from deployments.serving import ray_private  # imports Ray, which reads the settings at import
 
     while (lost := ray_private.ended_part(_VITAL)) is None:
@@ -68,8 +68,8 @@ def main() -> None:
     order: dict[str, Any] = json.loads(sys.stdin.readline())
     folder = RunFolder(Path(order["folder"]))
     address = Address(order["host"], order["port"])
-    with os.fdopen(os.dup(1), "w", encoding="utf-8") as events:  # its end says that ours has come, of a traceback too
-        ray_settings.apply_local()  # before anybody imports Ray
+    with os.fdopen(os.dup(1), "w", encoding="utf-8") as events:  # its EOF announces our end, after a traceback too
+        ray_settings.apply_local()  # before anything imports Ray
         os.dup2(2, 1)  # whatever a library prints is no event
         supervisor = SupervisorLink(events)
         end = threading.Thread(target=supervisor.clear_up_after, args=(folder,), daemon=True)

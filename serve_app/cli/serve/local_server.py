@@ -27,12 +27,12 @@ APP_NAME = "talkray"
 _KEEP_ALIVE_S = 130
 _POLL_S = 0.25
 LOOPBACK = "127.0.0.1"  # of Ray, also where networks have IPv6 alone
-# Of a busy machine, for each step of Ray's; printed every _BUSY_S.
+# For each of Ray's steps on a busy machine; printed every _BUSY_S.
 _PATIENCE_S, _BUSY_S = 600.0, 10.0
 _IDLE_PATIENCE_S = 60.0
-# Serve's message of a deployment whose constructor raised, also while it tries again.
+# Serve's message for a deployment whose constructor raised, even while it retries.
 _RAISED = "failed to start"
-# Where the exception stands in a traceback: all else is indented, or a "Traceback" line without a message.
+# The exception's line in a traceback: all others are indented, or a "Traceback" line without a message.
 _EXCEPTION = re.compile(r"^(?:\w+\.)*[A-Z]\w*: ", re.MULTILINE)
 
 Report = Callable[[str], None]
@@ -51,12 +51,12 @@ class Address:
 
     @property
     def in_url(self) -> str:
-        """The host as URLs and HAProxy have it: an address of IPv6 in brackets."""
+        """The host as written in URLs and HAProxy's configuration: IPv6 addresses in brackets."""
         return f"[{self.host}]" if ":" in self.host else self.host
 
 
 def start(config: AppConfig, address: Address, folder: RunFolder, report: Report) -> None:
-    """Start Ray and the application, return once it speaks.
+    """Start Ray and the application; return once it is ready to speak.
 
     `report` gets a line whenever the start advances. Raises StartError.
     """
@@ -93,13 +93,13 @@ def start(config: AppConfig, address: Address, folder: RunFolder, report: Report
 
 
 def _load() -> tuple[float, int]:
-    """Processes that want a CPU, and the CPUs for them."""
+    """Number of processes that want a CPU, and of CPUs for them."""
     return os.getloadavg()[0], len(os.sched_getaffinity(0))
 
 
 @contextmanager
 def _waiting(stage: str, report: Report) -> Iterator[None]:
-    """A line at once, and every ten seconds that the block takes."""
+    """Report a line at once, then every ten seconds until the block ends."""
     done = threading.Event()
     report(stage)
 
@@ -119,7 +119,7 @@ def _waiting(stage: str, report: Report) -> Iterator[None]:
 
 
 def why_unusable(host: str, port: int) -> str | None:
-    """Why nothing can listen there, None where something can."""
+    """Why nothing can listen on this address, None if it is usable."""
     try:
         family, *_, where = min(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))  # of IPv4 where it has both
         with socket.socket(family) as probe:
@@ -131,7 +131,7 @@ def why_unusable(host: str, port: int) -> str | None:
 
 
 def why_no_loopback() -> str | None:
-    """Why processes of this machine cannot meet at LOOPBACK, None where they can."""
+    """Why processes of this machine cannot connect over LOOPBACK, None if they can."""
     try:
         with (
             socket.create_server((LOOPBACK, 0)) as server,
@@ -143,7 +143,7 @@ def why_no_loopback() -> str | None:
 
 
 def check_port(address: Address) -> None:
-    """Raises StartError where nothing can listen."""
+    """Raises StartError if nothing can listen on the address."""
     reason = why_unusable(address.host, address.port)
     if reason is not None:
         raise StartError(f"{address.in_url}:{address.port} cannot be used ({reason}): choose another --port")
@@ -163,7 +163,7 @@ def _added(config: AppConfig) -> list[PoolConfig]:
 
 
 def logical_cpus(config: AppConfig) -> int:
-    """CPUs that Ray counts: this process's, or as many as all replicas ask for, so that a small machine runs them."""
+    """CPUs to declare to Ray: this process's, or as many as all replicas request, so that a small machine runs them."""
     models = config.by_model().values()
     codec = config.codec_scaling.max_replicas if config.codec_scaling else config.codec_pool.replicas
     talkers = [
@@ -192,13 +192,13 @@ def _start_proxy(address: Address) -> None:
 
 
 def _check(beside: Future[None]) -> None:
-    """Raise the error of work that goes on beside the rest of the start."""
+    """Raise the error of work that runs in parallel with the rest of the start."""
     if beside.done():
         beside.result()
 
 
 def _await_controller(starting: Future[None]) -> None:
-    """Return once Serve's controller takes applications: its proxy needs some seconds more."""
+    """Return once Serve's controller accepts applications; its proxy needs a few more seconds."""
     from ray.util import list_named_actors
 
     while not any(actor["namespace"] == "serve" for actor in list_named_actors(all_namespaces=True)):
@@ -206,16 +206,16 @@ def _await_controller(starting: Future[None]) -> None:
         time.sleep(_POLL_S / 5)
 
 
-# Serve's words are none of a newcomer's.
+# Replaces Serve's terms, which newcomers do not know.
 PARTS = {"Talker": "speech model", "Codec": "audio decoder", "Ingress": "web server", "Jobs": "long work"}
 _STATES = {"UPDATING": "starting", "HEALTHY": "ready"}
 
 
 def roll_out(config: AppConfig, report: Report, *, check: Callable[[], None] = lambda: None) -> None:
-    """Deploy the application on a running Serve, return once all of it runs.
+    """Deploy the application on a running Serve; return once all of it runs.
 
-    `report` gets a line whenever a deployment's state changes; `check` raises where waiting has become vain. Raises
-    StartError as soon as a constructor has raised: on one machine it would raise again.
+    `report` gets a line whenever a deployment's state changes; `check` raises if waiting has become pointless. Raises
+    StartError as soon as a constructor has raised, because on one machine it would raise again.
     """
     from ray import serve
 
@@ -256,7 +256,7 @@ def _failures(application: Any) -> list[str]:
 
 
 def root_cause(message: str) -> str:
-    """The message of the last exception in the traceback that Serve quotes; all of `message` where it quotes none."""
+    """Message of the last exception in the traceback that Serve quotes; all of `message` if there is no traceback."""
     return _EXCEPTION.split(message)[-1].strip()
 
 
@@ -280,7 +280,7 @@ def _await_ready(address: Address, report: Report) -> None:
 
 
 def curl_command(url: str, *, with_key: bool) -> str:
-    """A command that speaks a sentence."""
+    """A curl command that synthesizes a sentence."""
     key = ' -H "Authorization: Bearer $TALKRAY_API_KEY"' if with_key else ""
     body = '{"model": "qwen3-tts", "input": "Hello from Talkray.", "voice": "alloy", "response_format": "mp3"}'
     return f"curl {url}/v1/audio/speech -H 'Content-Type: application/json'{key} -d '{body}' -o hello.mp3"

@@ -1,4 +1,4 @@
-"""One line for each request, in the command that started the server. It follows the files of ingress replicas."""
+"""Prints one line per request in the command that started the server, by following the files of ingress replicas."""
 
 import contextlib
 import json
@@ -27,7 +27,7 @@ def line(entry: Entry) -> str:
 
 @contextlib.contextmanager
 def followed(folder: Path, show: Callable[[Entry], None]) -> Iterator[None]:
-    """Pass what is written to the files of requests in Ray's `folder` to `show`, on a thread of its own."""
+    """Pass entries that are written to the request files in Ray's `folder` to `show`, on a separate thread."""
     is_over = threading.Event()
     reader = threading.Thread(target=_follow, args=(folder, show, is_over), daemon=True)
     reader.start()
@@ -53,7 +53,8 @@ def _follow(folder: Path, show: Callable[[Entry], None], is_over: threading.Even
 def _new_lines(folder: Path, places: dict[int, int]) -> Iterator[bytes]:
     replicas = {path.parent / f"{path.name.partition('.')[0]}.jsonl" for path in folder.glob(_FILES)}
     for newest in sorted(replicas):
-        # A file is renamed upwards, perhaps while we look: opened in this order none is missed, and one may come twice.
+        # A file is renamed to a higher number, perhaps while we look: in this order none is missed, but one may be read
+        # twice.
         names = [newest, *(newest.with_name(f"{newest.name}.{number}") for number in range(1, OLDER_FILES + 1))]
         with contextlib.ExitStack() as opened:
             files: list[BinaryIO] = []

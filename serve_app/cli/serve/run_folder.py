@@ -1,8 +1,8 @@
 """The private folder of one running server, which also marks its processes.
 
-Ray's sessions and HAProxy's configuration have well-known paths in /tmp, which belong to the user that comes first and
-which Ray opens to all users. Here each server has a folder that only its user may enter and whose name cannot be
-guessed. It is short, because AF_UNIX takes 107 bytes, of which HAProxy's admin socket needs 80 and Ray's sockets 64
+Ray's sessions and HAProxy's configuration have well-known paths in /tmp, which belong to the first user that creates
+them and which Ray opens to all users. Here each server has a folder that only its user may enter and whose name cannot
+be guessed. It is short, because AF_UNIX takes 107 bytes, of which HAProxy's admin socket needs 80 and Ray's sockets 64
 below it; it is not in /run/user, which is a small tmpfs, and gone at logout.
 
 Everything that Ray starts writes its output into the folder, also what opens a session of its own (workers), erases
@@ -30,7 +30,7 @@ _KEPT = ".failed"  # ends the name of the folder that is kept for its logs
 _LOCK = "lock"
 _LONGEST = 107 - len("/" + 56 * "n" + "/admin.sock.1234567.tmp")  # HAProxy binds this name first; n is the node's id
 _POLL_S = 0.02
-_PATIENCE_S = 5.0  # a process that is killed in the kernel, as with a GPU, may take a moment
+_PATIENCE_S = 5.0  # a process killed while in the kernel (GPU calls) may take a moment
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class RunFolder:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Where Serve finds it: every path that would be in /tmp/haproxy-serve."""
+        """Variables that move every path of /tmp/haproxy-serve into this folder."""
         names = {"CONFIG_FILE_LOC": "haproxy.cfg", "SOCKET_PATH": "admin.sock", "METRICS_SOCKET_PATH": "metrics.sock"}
         names |= {"SERVER_STATE_BASE": "", "SERVER_STATE_FILE": "server-state"}
         return {f"RAY_SERVE_HAPROXY_{name}": str(self.path / file) for name, file in names.items()}
@@ -57,7 +57,7 @@ class RunFolder:
         return self.path / "driver.log"
 
     def processes(self) -> list[int]:
-        """Processes that work for this server, without the calling one."""
+        """Processes that work for this server, except the calling one."""
         processes = {int(process.name): process for process in Path("/proc").glob("[0-9]*")}
         return [number for number, process in processes.items() if number != os.getpid() and self._is_written(process)]
 
@@ -72,7 +72,7 @@ class RunFolder:
         return False
 
     def end_processes(self) -> int:
-        """Kill them, return how many there were once none is left: one may start another while we look."""
+        """Kill these processes until none is left (one may start another meanwhile); returns how many there were."""
         ended: set[int] = set()
         until_s = time.monotonic() + _PATIENCE_S
         while (left := self.processes()) and time.monotonic() < until_s:
@@ -87,7 +87,9 @@ class RunFolder:
         shutil.rmtree(self.path, ignore_errors=True)
 
     def keep_logs(self) -> Path | None:
-        """The folder is unusable now: its place, if it may contain the reason. Only the latest one is kept."""
+        """Keep the unusable folder for its logs; returns its new path if it may contain the reason. Only the latest is
+        kept.
+        """
         if not self.ray.exists():
             self.remove()
             return None
@@ -99,13 +101,13 @@ class RunFolder:
 
 @contextlib.contextmanager
 def created(report: Callable[[str], None]) -> Iterator[RunFolder]:
-    """A new folder, held until the end of the block. Clears the folders of dead servers before, and reports it."""
+    """A new folder, locked until the end of the block. First removes the folders of dead servers and reports it."""
     clear_dead(report)
     folder = RunFolder(Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent())))  # 0700
     if len(str(folder.path)) > _LONGEST:
         folder.remove()
         raise StartError(f"{parent()} is too long a path for sockets: set RAY_TMPDIR to a shorter one")
-    # Another start takes a free lock for a dead server's.
+    # Another start would take an unlocked folder for a dead server's.
     lock = os.open(folder.path / f"{_LOCK}.new", os.O_CREAT | os.O_RDWR, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX)
     (folder.path / f"{_LOCK}.new").rename(folder.path / _LOCK)
@@ -120,7 +122,7 @@ def created(report: Callable[[str], None]) -> Iterator[RunFolder]:
 
 
 def parent() -> Path:
-    """Where the folders of servers are. Raises StartError where another user could put one of his in place of ours."""
+    """Parent of the servers' folders. Raises StartError if another user could replace our folder with his own."""
     folder = Path(os.environ.get("RAY_TMPDIR") or "/tmp").resolve()
     if not folder.is_dir():
         raise StartError(f"{folder} is not a folder: set RAY_TMPDIR to another one")
@@ -133,13 +135,13 @@ def parent() -> Path:
 
 
 def log_folders() -> list[Path]:
-    """Where Serve's replicas of this machine have their logs: of servers of ours, and of a node of a cluster."""
+    """Folders with the logs of Serve's replicas on this machine: those of our servers, and of a cluster node."""
     servers = [folder / "ray" for folder in _ours(f"{_PREFIX}*", parent())]
     return [logs for ray in (*servers, parent() / "ray") for logs in sorted(ray.glob("session_2*/logs/serve"))]
 
 
 def clear_dead(report: Callable[[str], None]) -> None:
-    """End the processes that dead servers of this user have left."""
+    """End the processes that dead servers of this user left behind."""
     for path in _ours(f"{_PREFIX}*", parent()):
         with contextlib.suppress(FileNotFoundError, BlockingIOError), (path / _LOCK).open() as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -150,7 +152,7 @@ def clear_dead(report: Callable[[str], None]) -> None:
 
 
 def _ours(pattern: str, folder: Path) -> list[Path]:
-    """Folders of this user: another one's of such a name is none of our business."""
+    """Matching folders that this user owns; those of other users are ignored."""
     folders = []
     for path in folder.glob(pattern):
         with contextlib.suppress(FileNotFoundError):

@@ -1,11 +1,11 @@
-"""A server in a process of its own, and its end, whatever ends it: no process is left, and the port is free.
+"""Run a server in a separate process. Whatever ends it, no process is left and the port is free.
 
-Two processes watch each other. This one, the command's, imports no Ray, so that nothing in Ray can end it; it is the
-one that signals reach, and it kills all the others. The other one, the driver, has started Ray; it runs in a session of
-its own, so that neither Ctrl-C nor a signal to the command's process group comes to Ray before us. When this process is
-killed, the driver reads the end of its standard input and clears up in its place. When both are killed at once, the
-next start does (`run_folder`). Nothing is shut down in order: clients are cut off either way, and Ray's own
-shutdown waits for parts that may be the reason for the end.
+Two processes watch each other. This one, the command's, does not import Ray, so that nothing in Ray can end it; it
+receives the signals and kills all the others. The other one, the driver, starts Ray; it runs in its own session, so
+that neither Ctrl-C nor a signal to the command's process group reaches Ray before us. When this process is killed, the
+driver reads the end of its standard input and cleans up in its place. When both are killed at once, the next start
+cleans up (`run_folder`). Nothing is shut down in order: clients are cut off either way, and Ray's own shutdown waits
+for parts that may be the reason for the end.
 """
 
 import contextlib
@@ -66,7 +66,7 @@ class Driver:
             self._process.stdin.flush()
 
     def await_ready(self) -> None:
-        """Return once it speaks. Raises StartError."""
+        """Return once the server is ready to speak. Raises StartError."""
         for kind, text in self._events():
             if kind == "ready":
                 return
@@ -76,7 +76,7 @@ class Driver:
         raise StartError(self._how_it_ended())
 
     def wait(self) -> None:
-        """Return when the server is to end. Raises ServerLost."""
+        """Return when the server should end. Raises ServerLost."""
         try:
             _, lost = next(self._events(), ("", ""))
             time.sleep(_SAME_MOMENT_S)
@@ -99,7 +99,7 @@ class Driver:
         return f"the process that had started Ray {how}{last and f': {last}'}"
 
     def end(self) -> None:
-        """Kill it, and everything it has started."""
+        """Kill the process and everything it has started."""
         with self._process:
             self._process.kill()
         self.folder.end_processes()
@@ -109,14 +109,14 @@ class Driver:
 def running(
     config: AppConfig, address: Address, report: Report, *, show: Callable[[Entry], None] | None = None
 ) -> Iterator[Driver]:
-    """Start the application, yield once it speaks, end all its processes. Raises StartError and ServerLost.
+    """Start the application, yield once it is ready, then end all its processes. Raises StartError and ServerLost.
 
     `show` gets an entry for each request that has ended.
     """
     is_ready = threading.Event()
 
     def report_start(stage: str) -> None:
-        if not is_ready.is_set():  # replicas that start later are no news
+        if not is_ready.is_set():  # replicas that start later are not reported
             with contextlib.suppress(OSError):
                 report(stage)
 
@@ -142,13 +142,13 @@ def running(
 
 @contextlib.contextmanager
 def received(folder: Path, report: Callable[[str], None]) -> Iterator[None]:
-    """Pass the stages of all replicas that are started within to `report`, on a thread of its own.
+    """Pass the stages of all replicas that start within the context to `report`, on a separate thread.
 
     The pipe is made in `folder`, which only this user may enter.
     """
     pipe = folder / "reports"
     os.mkfifo(pipe)
-    with open(os.open(pipe, os.O_RDWR), encoding="utf-8") as lines:  # one that can write as well never reads an end
+    with open(os.open(pipe, os.O_RDWR), encoding="utf-8") as lines:  # also open for writing: never reads EOF
         reader = threading.Thread(target=_read, args=(lines, report), daemon=True)
         reader.start()
         os.environ[VARIABLE] = str(pipe)
@@ -161,7 +161,7 @@ def received(folder: Path, report: Callable[[str], None]) -> Iterator[None]:
 
 
 def _read(lines: Iterable[str], report: Callable[[str], None]) -> None:
-    """Until an empty line."""
+    """Pass lines to `report` until an empty one."""
     for line in itertools.takewhile(lambda line: line != "\n", lines):
         report(json.loads(line))
 

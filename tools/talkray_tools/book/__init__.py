@@ -1,1 +1,1 @@
-"""Audiobooks: from an EPUB, a text or a Markdown file to one file of audio, made by the jobs of a running server."""
+"""Audiobooks: turn an EPUB, text or Markdown file into one audio file, with the jobs of a running server."""

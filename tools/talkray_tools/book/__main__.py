@@ -1,4 +1,4 @@
-"""`talkray book`: an audiobook from a file, made by a running server. The same command goes on where it was stopped."""
+"""`talkray book`: make an audiobook from a file with a running server. Run the same command again to resume."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -32,7 +32,7 @@ from talkray_tools.job_client import Fields, PartFolder, PartList, fetch, made, 
 from talkray_tools.job_progress import JobLine, length, stopped
 
 _TURN_S, _HEADING_S, _BREAK_S, _CHAPTER_S = 0.3, 0.9, 1.2, 2.0  # of silence: between turns, after a heading, ...
-_MOST_LISTED = 12  # problems, and what is left out, in the terminal; the report has all
+_MOST_LISTED = 12  # problems and omissions shown in the terminal; the report has all
 _MARKDOWN = (".md", ".markdown")
 _SUBTITLES = (".srt", ".vtt")
 _OTHER_BOOKS = (".pdf", ".mobi", ".azw", ".azw3", ".fb2", ".docx", ".doc", ".odt", ".rtf", ".html", ".htm", ".xhtml")
@@ -171,7 +171,7 @@ def _make(
 
 
 def _paragraphs(found: Book, work: PartList, folder: PartFolder, sounds: Sequence[Sound]) -> list[dict[str, Any]]:
-    """The position of a text, in seconds of the book; `part` is the name of its file among the parts."""
+    """Each text's position in seconds of the book; `part` is the name of its file among the parts."""
     times = timeline(sounds)
     return [
         {
@@ -209,7 +209,7 @@ def _read(file: Path, rules: EpubRules, *, timed: bool) -> Book:
 
 
 def _check_cover(found: Book, given: bytes | None) -> None:
-    """Before anything is spoken. Raises InvalidRequest for a damaged one that was `given`; the file's is left out."""
+    """Check the cover first. Raises InvalidRequest if the `given` one is damaged; drops a damaged one of the file."""
     if given is not None:
         picture_of(given)
         found.cover = given
@@ -222,7 +222,7 @@ def _check_cover(found: Book, given: bytes | None) -> None:
 
 
 def _voices(given: Sequence[str], found: Book, *, required: bool) -> dict[str, str]:
-    """Each speaker's voice. Raises InvalidRequest for speakers without one, and for names that no mark has."""
+    """Each speaker's voice. Raises InvalidRequest for speakers without one, and for names that no mark uses."""
     pairs = [each.partition("=") for each in given]
     wrong = next((name + sign for name, sign, voice in pairs if not (name.strip() and voice.strip())), None)
     if wrong is not None:

@@ -1,6 +1,6 @@
-"""One file out of the parts of a book: pauses between them, loudness, chapters, cover and tags, through PyAV.
+"""Assemble the parts of a book into one file with pauses, loudness, chapters, cover and tags, through PyAV.
 
-Nothing is held but one part. Chapters are known before the first sample is written, from the lengths of the parts.
+Only one part is in memory at a time. Chapters follow from the parts' lengths before the first sample is written.
 """
 
 import base64
@@ -26,14 +26,14 @@ from deployments.errors import InvalidRequest
 from serve_app.audio.file_headers import DISCLOSURE
 from serve_app.cli.say import RefusedError
 
-if TYPE_CHECKING:  # it is known to type checkers only
+if TYPE_CHECKING:  # defined for type checkers only
     from av.container.core import Chapter as WrittenChapter
 
 Float = NDArray[np.float32]
 
 PEAK = 0.84  # of full scale: 1.5 dB below, for lossy formats overshoot
-_SILENT_LUFS = -69.0  # what the meter says of silence is -70
-_LEAST_S = 3.0  # of audio that is measured
+_SILENT_LUFS = -69.0  # the meter reports -70 for silence
+_LEAST_S = 3.0  # minimum length of measured audio
 _MIME = {"mjpeg": "image/jpeg", "png": "image/png"}
 
 
@@ -45,11 +45,11 @@ class BookFormat:
     codec: str
     bit_rate: int | None = None
     has_chapters: bool = False
-    has_cover: bool = False  # as a picture beside the audio
+    has_cover: bool = False  # as a picture next to the audio
     options: Mapping[str, str] | None = None
 
 
-# `ipod`, FFmpeg's own name of m4b, takes no JPEG; the brand is what makes players see a book.
+# `ipod`, FFmpeg's own name of m4b, takes no JPEG; players recognise a book by the brand.
 BOOK_FORMATS = {
     ".m4b": BookFormat("mp4", "aac", 64_000, True, True, {"brand": "M4B ", "movflags": "+faststart"}),
     ".mp3": BookFormat("mp3", "libmp3lame", 64_000, True, True),
@@ -61,13 +61,13 @@ BOOK_FORMATS = {
 
 @dataclass(frozen=True, slots=True)
 class Sound:
-    """A part of the book: its audio, whose voice it is, and the silence in front of it."""
+    """A part of the book: its audio, its voice, and the silence before it."""
 
     audio: Path
     voice: str
     pause_s: float
     chapter: int
-    speed: float = 1.0  # that the audio was brought to
+    speed: float = 1.0  # applied to the audio
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class Tags:
             "publisher": self.publisher,
             "language": self.language,
             "genre": "Audiobook",
-            **DISCLOSURE,  # m4b has the comment only
+            **DISCLOSURE,  # m4b supports only the comment
         }
         return {name: value for name, value in named.items() if value}
 
@@ -113,7 +113,7 @@ class Timeline:
 
 
 def book_format(file: Path) -> BookFormat:
-    """By its ending. Raises InvalidRequest with the known ones."""
+    """The format for a file's extension. Raises InvalidRequest with the known extensions."""
     found = BOOK_FORMATS.get(file.suffix.lower())
     if found is None:
         raise InvalidRequest(f"{file}: its ending must be one of {', '.join(BOOK_FORMATS)}", "output")
@@ -121,7 +121,7 @@ def book_format(file: Path) -> BookFormat:
 
 
 def timeline(sounds: Sequence[Sound]) -> Timeline:
-    """Raises RefusedError where the parts have several sample rates."""
+    """Place the parts in time. Raises RefusedError if their sample rates differ."""
     infos = [soundfile.info(sound.audio) for sound in sounds]
     rates = {info.samplerate for info in infos}
     if len(rates) > 1:
@@ -137,7 +137,7 @@ def timeline(sounds: Sequence[Sound]) -> Timeline:
 
 
 def chapter_starts(sounds: Sequence[Sound], times: Timeline) -> dict[int, float]:
-    """Seconds at which each chapter's first part begins to sound; the first is at 0."""
+    """Start of each chapter's first part in seconds; the first is at 0."""
     starts: dict[int, float] = {}
     for number, sound in enumerate(sounds):
         starts.setdefault(sound.chapter, times.start_s(number) if starts else 0.0)
@@ -145,8 +145,8 @@ def chapter_starts(sounds: Sequence[Sound], times: Timeline) -> dict[int, float]
 
 
 def gains(sounds: Sequence[Sound], target_lufs: float) -> dict[str, float]:
-    """Factors that bring the whole book to the target, as EBU R128 measures a programme: pauses and all. Its voices are
-    brought to one loudness before.
+    """Gains that bring the whole book to the target, measured as an EBU R128 programme, including pauses. Voices are
+    first brought to equal loudness.
     """
     factors = {sound.voice: 1.0 for sound in sounds}
     if len(factors) > 1:
@@ -162,7 +162,7 @@ def _factor(loudness: float, target_lufs: float) -> float:
 
 
 def _loudness(sounds: Sequence[Sound], factors: Mapping[str, float]) -> float:
-    """LUFS of the sounds one after the other; a voice that says little is measured over and over."""
+    """LUFS of the sounds one after the other; a voice with little audio is repeated to measure it."""
     rate, position, loudness = soundfile.info(sounds[0].audio).samplerate, 0, -70.0
     graph = _graph(rate, ("ebur128", "metadata=1"))
     num_samples = sum(soundfile.info(sound.audio).frames for sound in sounds)
@@ -193,8 +193,8 @@ def write_book(
     factors: Mapping[str, float] | None = None,
     report: Callable[[int], object],
 ) -> None:
-    """Replaces the file when all is in it; `titles` are the chapters', `factors` the voices' gains. `report` is told
-    how many parts are written. Raises RefusedError.
+    """Write the book, and replace the file once complete; `titles` are the chapters', `factors` the voices' gains.
+    `report` gets the number of written parts. Raises RefusedError.
     """
     new, kind = file.with_name(f".{file.name}.new"), book_format(file)
     try:
@@ -266,7 +266,7 @@ def _heard(sound: Sound, sample_rate: int, factors: Mapping[str, float]) -> Floa
 
 
 def _levelled(parts: Iterator[Float], sample_rate: int, *, limited: bool) -> Iterator[Float]:
-    """The parts with peaks below PEAK where they were made louder, of the same length."""
+    """The parts at the same length, with peaks limited to PEAK if they were made louder."""
     if not limited:
         yield from parts
         return
@@ -312,7 +312,7 @@ def _frame(samples: Float, rate: int, position: int) -> av.AudioFrame:
 
 @dataclass(frozen=True, slots=True)
 class CoverPicture:
-    """A cover as FFmpeg calls it."""
+    """A cover's format in FFmpeg's terms."""
 
     codec: str
     width: int
@@ -320,7 +320,7 @@ class CoverPicture:
 
 
 def picture_of(content: bytes) -> CoverPicture:
-    """Raises InvalidRequest where it is neither JPEG nor PNG."""
+    """Detect a cover's format. Raises InvalidRequest if it is neither JPEG nor PNG."""
     form = "jpeg_pipe" if content[:2] == b"\xff\xd8" else "png_pipe" if content[:4] == b"\x89PNG" else None
     if form is None:
         raise InvalidRequest("the cover is neither JPEG nor PNG", "cover")
@@ -348,7 +348,7 @@ def _add_picture(out: av.container.OutputContainer, picture: CoverPicture, conte
 
 
 def _picture_block(picture: CoverPicture, content: bytes) -> str:
-    """As FLAC has it (type 3: front cover), which is how Ogg files carry a cover."""
+    """A FLAC picture block (type 3: front cover), which Ogg files use for covers."""
     mime = _MIME[picture.codec].encode()
     sizes = (picture.width, picture.height, 24, 0, len(content))
     block = struct.pack(">II", 3, len(mime)) + mime + struct.pack(">I5I", 0, *sizes) + content

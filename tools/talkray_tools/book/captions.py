@@ -1,4 +1,4 @@
-"""Captions of a book as SubRip or WebVTT: short ones where the times of words are known, else a sentence each."""
+"""Captions of a book as SubRip or WebVTT: short ones if the times of words are known, else one per sentence."""
 
 import html
 import math
@@ -12,7 +12,7 @@ from serve_app.text.splitting import sentence_ends
 
 MAX_CHARS = 84  # of one caption with known times: two lines of 42
 _LINE_CHARS = 42
-_SLACK_CHARS = 10  # a part ends behind a word's middle
+_SLACK_CHARS = 10  # a part may end after the middle of a word
 _LONGEST_PAUSE_S = 0.7  # within a caption with known times
 _NO_SPACE = re.compile(r"[\u3000-\u30ff\u3400-\u9fff\uff00-\uffef]")
 
@@ -36,10 +36,10 @@ class TimedWord:
 
 
 def captions_of(told: Mapping[str, Any], start_s: float, speed: float = 1.0) -> list[Caption]:
-    """Of one part that begins at `start_s` of the book and was made `speed` times as fast; `told` is what the job says
-    of its words and segments.
+    """Captions of one part, which begins at `start_s` of the book and was made `speed` times as fast; `told` has the
+    job's words and segments.
 
-    Estimated words end captions at sentences only, and never cross the border of a segment, whose time is known.
+    If word times are estimated, captions end only at sentences and never cross a segment border, whose time is known.
     """
     words = [TimedWord(each["word"], float(each["start"]), float(each["end"])) for each in told.get("words", ())]
     segments = [each for each in told.get("segments", ()) if each.get("text", "").strip()]
@@ -75,7 +75,7 @@ def _crosses(word: TimedWord, following: TimedWord, borders: Sequence[float]) ->
 
 
 def _short(run: Sequence[TimedWord]) -> Iterator[list[TimedWord]]:
-    """A sentence in as few parts of about the same length as keep to MAX_CHARS, but for longer words."""
+    """Split a sentence into the fewest parts of similar length within MAX_CHARS, except for longer words."""
     length = len(_caption(run).text)
     share = length / math.ceil(length / (MAX_CHARS - _SLACK_CHARS))
     ends = accumulate((word.text for word in run), joined)
@@ -92,7 +92,7 @@ def _caption(words: Sequence[TimedWord]) -> Caption:
 
 
 def joined(text: str, word: str) -> str:
-    """Scripts without spaces get none."""
+    """Append a word to a text, without a space in scripts that do not use spaces."""
     is_tight = not text or (_NO_SPACE.match(text[-1]) and _NO_SPACE.match(word[:1]))
     return f"{text}{word}" if is_tight else f"{text} {word}"
 
@@ -114,7 +114,7 @@ def vtt(captions: Sequence[Caption]) -> str:
 
 
 def _ordered(captions: Sequence[Caption]) -> Iterator[Caption]:
-    """None begins before the one in front of it has ended, and each is on the screen for a moment."""
+    """Adjust captions so that none begins before the previous one ends, and each is shown for a moment."""
     ended_s = 0.0
     for each in captions:
         start_s = max(each.start_s, ended_s)
@@ -123,13 +123,13 @@ def _ordered(captions: Sequence[Caption]) -> Iterator[Caption]:
 
 
 def clock(seconds: float, mark: str = ".") -> str:
-    """With `mark` in front of the milliseconds."""
+    """Format a time, with `mark` before the milliseconds."""
     ms = round(1000 * seconds)
     return f"{ms // 3_600_000:02}:{ms // 60_000 % 60:02}:{ms // 1000 % 60:02}{mark}{ms % 1000:03}"
 
 
 def _lines(text: str) -> str:
-    """Broken once near its middle where it is too long for a line, at a space."""
+    """Break a text that is too long for a line once, at a space near its middle."""
     if len(text) <= _LINE_CHARS:
         return text
     spaces = [found.start() for found in re.finditer(" ", text)]

@@ -1,7 +1,7 @@
-"""An EPUB as a book: its spine in order, its chapters by its navigation.
+"""Read an EPUB as a book: pages in the order of its spine, chapters from its navigation.
 
-The archive is read, never unpacked. Copy protection, entities, and archives that grow without bounds are refused by
-name. Nothing outside of the archive is opened.
+The archive is read, never unpacked. Copy protection, entities, and archives that grow without bounds are refused with
+specific messages. Nothing outside the archive is opened.
 """
 
 import posixpath
@@ -18,9 +18,9 @@ from talkray_tools.book.pages import NotXml, PageContent, parse_xml, read_page
 from talkray_tools.book.text import Book, Chapter, finished, paragraphs_of
 
 MAX_ENTRIES = 10_000
-MAX_ENTRY_BYTES = 32 << 20  # of a page, or of the package
+MAX_ENTRY_BYTES = 32 << 20  # per page or package file
 MAX_READ_BYTES = 512 << 20  # of all that is read
-MAX_RATIO = 200  # of a page's size and its size in the archive, from _SMALL on
+MAX_RATIO = 200  # of a page's size to its size in the archive, from _SMALL on
 MAX_COVER_BYTES = 16 << 20
 _SMALL = 1 << 20
 _CONTAINER, _ENCRYPTION = "META-INF/container.xml", "META-INF/encryption.xml"
@@ -29,7 +29,7 @@ _RIGHTS = {
     "META-INF/sinf.xml": "Apple's",
     "META-INF/license.lcpl": "Readium's",
 }
-_FONTS_ONLY = ("http://www.idpf.org/2008/embedding", "http://ns.adobe.com/pdf/enc#RC")  # fonts that are made unreadable
+_FONTS_ONLY = ("http://www.idpf.org/2008/embedding", "http://ns.adobe.com/pdf/enc#RC")  # obfuscated fonts
 _PAGES = ("application/xhtml+xml", "text/html", "application/x-dtbook+xml")
 _PICTURES = ": pictures only"
 _BARE = re.compile(rb"&(?!#?\w+;)")
@@ -54,7 +54,7 @@ class _Item:
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """Of the navigation: where a chapter begins."""
+    """A navigation entry: where a chapter begins."""
 
     title: str
     path: str
@@ -71,7 +71,7 @@ class _Package:
 
 
 def epub_book(file: Path, rules: EpubRules) -> Book:
-    """Raises InvalidRequest that says what is wrong, and where."""
+    """Read an EPUB. Raises InvalidRequest with the fault and its place."""
     try:
         with zipfile.ZipFile(file) as opened:
             archive = _Archive(opened, file)
@@ -95,7 +95,7 @@ def epub_book(file: Path, rules: EpubRules) -> Book:
 
 
 class _Archive:
-    """Reads entries within bounds, whatever the archive says of them."""
+    """Reads entries within size limits, regardless of the sizes that the archive declares."""
 
     def __init__(self, opened: zipfile.ZipFile, file: Path) -> None:
         self._opened, self._file = opened, file
@@ -133,7 +133,7 @@ class _Archive:
         return content
 
     def xml(self, path: str) -> ElementTree.Element:
-        """Also with an & that is none of XML, as titles have it. Raises NotXml."""
+        """Parse an entry; accepts a bare &, as in titles. Raises NotXml."""
         content, name = self.read(path), f"{self._file}: {path}"
         builder = ElementTree.TreeBuilder()
         try:
@@ -144,7 +144,7 @@ class _Archive:
         return builder.close()
 
     def refuse_protection(self) -> None:
-        """Also where only some pages are encrypted. Fonts alone may be."""
+        """Refuse copy protection, even of only some pages. Encrypted fonts are accepted."""
         owner = next((whose for path, whose in _RIGHTS.items() if path in self), None)
         encrypted = list(self._encrypted()) if _ENCRYPTION in self else []
         if owner is None and not encrypted:
@@ -225,7 +225,7 @@ def _text_of(element: ElementTree.Element | None) -> str:
 
 
 def _resolved(base: str, href: str) -> str:
-    """The path in the archive of a reference in the file `base`; nothing above the archive."""
+    """The path in the archive of a reference in the file `base`; never outside the archive."""
     path = posixpath.normpath(posixpath.join(posixpath.dirname(base), unquote(urlsplit(href).path)))
     return path.lstrip("./") if path.startswith("..") else path
 
@@ -286,7 +286,7 @@ def _fill(package: _Package, archive: _Archive, rules: EpubRules) -> None:
 
 
 def _add(book: Book, page: PageContent, entries: list[_Entry]) -> None:
-    """A page's paragraphs, in front of the first entry to the chapter before."""
+    """Add a page's paragraphs; those before its first entry belong to the previous chapter."""
     starts = sorted(((page.anchors.get(entry.anchor, 0), entry) for entry in entries), key=lambda start: start[0])
     before = page.paragraphs[: starts[0][0]] if starts else page.paragraphs
     if before:

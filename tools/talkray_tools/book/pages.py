@@ -1,6 +1,6 @@
 """A page of an EPUB as paragraphs: headings, text, breaks, tables row by row; without notes, code and pictures.
 
-Pages are XHTML, which is XML. Those that are not are read as browsers read HTML: `_LooseHtml`.
+Pages are XHTML, which is XML. Pages that are not valid XML are read as browsers read HTML: `_LooseHtml`.
 """
 
 import re
@@ -36,7 +36,7 @@ _BLOCKS = (
     ),
     *("body", "header", "footer", "main", "nav", "caption", "table", "address", "center", "hr"),
 )
-# Elements that are not read, and what the report calls them; empty: nothing to report.
+# Elements that are not read, and their names in the report; empty: not reported.
 _SILENT = {
     **dict.fromkeys(
         ("head", "title", "script", "style", "template", "rt", "rp", "audio", "video", "object", "iframe", "svg"), ""
@@ -49,8 +49,8 @@ _NOTE_ROLES = {"doc-footnote", "doc-endnote", "doc-endnotes"}
 _REFERENCES = {"noteref", "doc-noteref", "backlink", "doc-backlink"}
 _UNREAD_TYPES = {"pagebreak", "toc", "page-list", "landmarks", "index", "doc-pagebreak", "doc-toc", "doc-index"}
 _SPACE = re.compile(r"\s+")
-# HTML as it is written by hand. Elements without an end, elements that end where another begins, and elements in which
-# an end does not look further.
+# Handwritten HTML: elements without an end tag, elements that end where another begins, and elements that an end tag
+# does not reach beyond.
 _VOID = {"area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "param", "source", "track", "wbr"}
 _IN_HEAD = {"title", "meta", "link", "style", "script", "base", "template", "noscript", "object"}
 _CELLS = ("td", "th")
@@ -83,7 +83,7 @@ class PageContent:
 
 
 class XmlTarget(Protocol):
-    """Receives the elements of a file, by names without prefixes; `epub:type` keeps its own."""
+    """Receives the elements of a file by names without prefixes, except `epub:type`."""
 
     def start(self, tag: str, values: dict[str, str]) -> object: ...
 
@@ -93,7 +93,7 @@ class XmlTarget(Protocol):
 
 
 def parse_xml(content: bytes, name: str, target: XmlTarget) -> None:
-    """Opens nothing, and knows no entities but those of HTML.
+    """Parse XML without opening other files; knows only the entities of HTML.
 
     Raises InvalidRequest that names the file: for entities of its own, elements nested deeper than MAX_DEPTH, and
     invalid XML.
@@ -119,16 +119,16 @@ def parse_xml(content: bytes, name: str, target: XmlTarget) -> None:
     parser.EntityDeclHandler = refuse
     parser.StartElementHandler, parser.EndElementHandler = start, end
     parser.CharacterDataHandler = target.data
-    parser.UseForeignDTD(True)  # so that names of HTML, which the file does not declare, are no errors
+    parser.UseForeignDTD(True)  # so that undeclared HTML entities are not errors
     parser.SkippedEntityHandler = lambda entity, _: target.data(html5.get(f"{entity};", ""))
     try:
         parser.Parse(content, True)
-    except (expat.ExpatError, ValueError) as error:  # ValueError: an encoding that is not known
+    except (expat.ExpatError, ValueError) as error:  # ValueError: unknown encoding
         raise NotXml(f"{name} is not XML: {error}", "file") from None
 
 
 class NotXml(InvalidRequest):
-    """The message says where."""
+    """The file is not valid XML; the message has the place."""
 
 
 def _plain(name: str) -> str:
@@ -136,7 +136,7 @@ def _plain(name: str) -> str:
 
 
 def read_page(content: bytes, name: str, *, notes: bool, tables: bool) -> PageContent:
-    """Raises InvalidRequest as `parse_xml` does, except that malformed XML is read as HTML."""
+    """Read a page; malformed XML is read as HTML. Otherwise raises InvalidRequest as `parse_xml` does."""
     reader = _Reader(notes=notes, tables=tables)
     try:
         parse_xml(content, name, reader)
@@ -151,7 +151,7 @@ def read_page(content: bytes, name: str, *, notes: bool, tables: bool) -> PageCo
 
 
 def _html_text(content: bytes, name: str) -> str:
-    """By its mark or its declaration, else UTF-8, else windows-1252. Raises InvalidRequest."""
+    """Decode by byte order mark or declaration, else as UTF-8, else windows-1252. Raises InvalidRequest."""
     if content[:2] in (b"\xff\xfe", b"\xfe\xff"):
         return content.decode("utf-16", "replace")
     declared = _META_CHARSET.search(content[:2048])
@@ -164,9 +164,9 @@ def _html_text(content: bytes, name: str) -> str:
 
 
 class _LooseHtml(HTMLParser):
-    """Calls `target` with elements that are closed in their order, as an XML parser does.
+    """Calls `target` with properly nested elements, as an XML parser does.
 
-    An element without an end ends where HTML says, an end without an element is passed over, and `<p/>` is empty.
+    An element without an end tag ends by HTML's rules, an end tag without an element is ignored, and `<p/>` is empty.
     """
 
     def __init__(self, target: XmlTarget, name: str) -> None:
@@ -199,14 +199,14 @@ class _LooseHtml(HTMLParser):
         if tag == "br":
             self.handle_starttag(tag, [])
         elif tag in ("body", "html"):
-            return  # what is behind them is read, too
+            return  # the content after them is read too
         elif tag == "p" and self._last("p") < 0:
             self.handle_startendtag(tag, [])
         elif tag in _BLOCKS or tag in ("tr", "tbody", "thead", "tfoot", "head"):
             self._end(*(_HEADINGS if tag in _HEADINGS else (tag,)), until=() if tag == "table" else ("table",))
         elif tag in _CELLS:
             self._end(tag, until=("table",))
-        else:  # of a phrase: it ends no block
+        else:  # of a phrase: does not end a block
             self._end(tag, until=(*_BLOCKS, *_CELLS))
 
     def handle_data(self, data: str) -> None:
@@ -225,7 +225,7 @@ class _LooseHtml(HTMLParser):
         self._target.start(tag, values)
 
     def _end(self, *tags: str, until: tuple[str, ...]) -> bool:
-        """The innermost open one of `tags`, with all in it, unless it is outside of one of `until`."""
+        """Close the innermost open one of `tags` with its content, unless it is outside one of `until`."""
         place = max(map(self._last, tags), default=-1)
         if is_found := place >= 0 and place >= max(map(self._last, until), default=-1):
             self._end_through(place)
@@ -242,7 +242,7 @@ class _LooseHtml(HTMLParser):
 @dataclass(frozen=True, slots=True)
 class _Element:
     name: str
-    is_silent: bool  # with all that is in it
+    is_silent: bool  # including its content
 
 
 class _Reader:
@@ -299,7 +299,7 @@ class _Reader:
             self.end_block()
 
     def end_block(self) -> None:
-        """The text since the last block is a paragraph."""
+        """Make a paragraph of the text since the last block."""
         text, self._text = "".join(self._text), []
         lines = "\n".join(_SPACE.sub(" ", line).strip() for line in text.split("\n")).strip()
         heading = any(element.name in _HEADINGS for element in self._open)
@@ -323,14 +323,14 @@ class _Reader:
             self._cells.append(cell)
 
     def _end_row(self) -> None:
-        """Its cells with commas between them, as one sentence."""
+        """Make one sentence of the row's cells, separated by commas."""
         cells, self._cells = self._cells or [], None
         row = ", ".join(cell.rstrip(",") for cell in cells)
         self._text = [row if row.endswith(_ENDS) else f"{row}." if row else ""]
         self.end_block()
 
     def _unread(self, tag: str, values: dict[str, str]) -> str | None:
-        """Why an element is not read: what the report counts it as, empty for nothing; None where it is read."""
+        """Name under which the report counts an unread element, empty if not reported; None if the element is read."""
         types = {*values.get("epub:type", "").split(), *values.get("role", "").split()}
         if values.get("id") in ("pg-header", "pg-footer") or "pg-boilerplate" in values.get("class", "").split():
             return LICENCE

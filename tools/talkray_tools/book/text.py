@@ -1,4 +1,4 @@
-"""A book as it is read aloud: chapters of paragraphs. And how plain text and Markdown are read as one."""
+"""A book to read aloud, as chapters of paragraphs; and readers for plain text and Markdown."""
 
 # ruff: noqa: RUF001 (characters that look like others begin chapters)
 
@@ -27,7 +27,7 @@ _UNDERLINE = re.compile(r"^ {0,3}(=+|-+)[ \t]*$")
 _NO_HEADING = re.compile(
     r"^(?:[ \t]*(?:[-*+>|#]|\d+[.)])(?:[ \t]|$)|[ \t]*[>|]| {4}|\t)"
 )  # a list, a quotation, a table, code
-_MOST_WRAPPED_TITLE = 100  # characters of several lines above ---, which else is a break
+_MOST_WRAPPED_TITLE = 100  # characters of a several-line title above ---; more: a break
 _FENCE = re.compile(r"^[ \t]*(```+|~~~+).*?^[ \t]*\1[`~]*[ \t]*$", re.M | re.S)
 _COMMENT = re.compile(r"<!--.*?-->", re.S)
 _FRONT_MATTER = re.compile(r"\A---\n(.*?\n)---\n", re.S)
@@ -69,7 +69,7 @@ _MOST_FOREIGN, _MOST_IN_RUNS = 0.4, 0.1  # of the letters of a text in windows-1
 
 @dataclass(frozen=True, slots=True)
 class Cue:
-    """A text of a film and when it is spoken; its name says where it is in its file."""
+    """A subtitle text with its times; the name gives its place in the file."""
 
     name: str
     text: str
@@ -83,17 +83,17 @@ class Cue:
 
 @dataclass(frozen=True, slots=True)
 class Paragraph:
-    """A text that is spoken without a pause of the book's. A break is a pause without text."""
+    """A text spoken without a pause of the book inside. A break is a pause without text."""
 
     text: str
     kind: Kind = "text"
     speaker: str = ""  # named by a mark; empty: the narrator
-    cue: Cue | None = None  # whose times it keeps
+    cue: Cue | None = None  # the cue whose times it keeps
 
 
 @dataclass(slots=True)
 class Chapter:
-    """Paragraphs behind a mark of the file."""
+    """A chapter: the paragraphs after a chapter mark in the file."""
 
     title: str
     paragraphs: list[Paragraph] = field(default_factory=list)
@@ -101,7 +101,7 @@ class Chapter:
 
 @dataclass(slots=True)
 class Book:
-    """The text of a file, and the parts that are not read aloud: a line and a count each."""
+    """The text of a file, and the parts that are not read aloud, with counts."""
 
     title: str
     author: str = ""
@@ -112,7 +112,7 @@ class Book:
     markup: Literal["none", "auto"] = "none"  # of the paragraphs
     chapters: list[Chapter] = field(default_factory=list)
     left_out: Counter[str] = field(default_factory=Counter)
-    remarks: list[str] = field(default_factory=list)  # how the file was read, where that may be wrong
+    remarks: list[str] = field(default_factory=list)  # how the file was read, if that may be wrong
 
     @property
     def is_timed(self) -> bool:
@@ -120,7 +120,7 @@ class Book:
         return any(each.cue is not None for _, each in self.spoken())
 
     def speakers(self) -> list[str]:
-        """That marks name, in their order."""
+        """Speakers named by marks, in order."""
         return list(dict.fromkeys(each.speaker for _, each in self.spoken() if each.speaker))
 
     def spoken(self) -> Iterator[tuple[int, Paragraph]]:
@@ -130,8 +130,8 @@ class Book:
 
 
 def paragraphs_of(text: str, kind: Kind = "text") -> list[Paragraph]:
-    """The turns of a text: `[Name]:` at the start of a line begins one of that speaker. Long ones are cut between
-    sentences; what has nothing to speak is left out.
+    """The turns of a text: `[Name]:` at the start of a line begins a turn of that speaker. Long turns are cut between
+    sentences; texts without speech are left out.
     """
     pieces = _MARK.split(text)
     turns = [("", pieces[0]), *zip(pieces[1::2], pieces[2::2], strict=True)]
@@ -144,7 +144,7 @@ def paragraphs_of(text: str, kind: Kind = "text") -> list[Paragraph]:
 
 
 def read_text(file: Path, remarks: list[str]) -> str:
-    """UTF-8, UTF-16 with its mark, else windows-1252, which adds a remark. Raises InvalidRequest."""
+    """Decode UTF-8, UTF-16 with a byte order mark, else windows-1252 with a remark. Raises InvalidRequest."""
     try:
         if file.stat().st_size > MAX_FILE_BYTES:
             raise InvalidRequest(f"{file} has more than {MAX_FILE_BYTES >> 20} MiB: it is too large for a book", "file")
@@ -173,7 +173,7 @@ def _is_western(content: bytes) -> bool:
         return False
     letters = [char for char in text if char.isalpha()]
     num_foreign = sum(not char.isascii() for char in letters)
-    num_in_runs = sum(map(len, _FOREIGN_RUN.findall(text)))  # which no western language has
+    num_in_runs = sum(map(len, _FOREIGN_RUN.findall(text)))  # which western languages do not have
     is_foreign = num_in_runs > _MOST_IN_RUNS * len(letters) or num_foreign > max(_MOST_FOREIGN * len(letters), 9)
     as_utf8 = [char for char in content.decode("utf-8", "replace") if not char.isascii()]
     is_utf8 = 2 * as_utf8.count("\ufffd") < len(as_utf8)
@@ -181,7 +181,7 @@ def _is_western(content: bytes) -> bool:
 
 
 def plain_book(text: str, title: str) -> Book:
-    """Blank lines part paragraphs; in a text without any, each line is one. A line such as "Chapter 3", "第三章" or
+    """Blank lines separate paragraphs; in a text without any, each line is one. A line such as "Chapter 3", "第三章" or
     "# Three", or one of several numerals in order, begins a chapter; its title may be on the next line.
     """
     book = Book(title)
@@ -215,7 +215,7 @@ def plain_book(text: str, title: str) -> Book:
 
 @dataclass(frozen=True, slots=True)
 class _Mark:
-    """A block of plain text: the line that begins a chapter, if there is one, how it is spoken, and what is below."""
+    """A block of plain text: the line that begins a chapter, if any, how it is spoken, and the rest."""
 
     line: str = ""
     rest: str = ""
@@ -247,8 +247,8 @@ def _mark(block: str) -> _Mark:
 
 
 def _numerals(blocks: Sequence[str]) -> dict[int, str]:
-    """Blocks that begin with a line of a numeral only, which follows the one before or comes before the next; and how
-    to say them. None where a text goes on behind one in lower case: those are the numbers of pages.
+    """Blocks that begin with a numeral alone on a line, consecutive with the previous or next one; and how to say them.
+    Empty if text continues in lower case after one, because those are page numbers.
     """
     found: dict[str, list[tuple[int, int]]] = {}
     for number, block in enumerate(blocks):
@@ -270,7 +270,7 @@ def _numerals(blocks: Sequence[str]) -> dict[int, str]:
 
 
 def _numeral(line: str) -> tuple[str, int] | None:
-    """How the number of a line is written, and its value."""
+    """The notation of a line's number, and its value."""
     if (found := _NUMERAL.fullmatch(line.strip())) is None:
         return None
     text = found[1].lower()
@@ -285,7 +285,7 @@ def _numeral(line: str) -> tuple[str, int] | None:
 
 
 def _is_title(line: str) -> bool:
-    """Whether a line below the number of a chapter is its title: short, and no sentence, unless in capitals."""
+    """Whether a line below a chapter number is its title: short, and not a sentence, unless in capitals."""
     line = line.strip()
     if (
         not line
@@ -306,7 +306,7 @@ def _titled(line: str, below: str) -> str:
 
 
 def markdown_book(text: str, title: str, depth: int) -> Book:
-    """Headings of up to `depth` levels begin chapters; one heading of the first level in front of all is the title, and
+    """Headings of up to `depth` levels begin chapters; a single first-level heading before all others is the title, and
     levels count below it. The server leaves out marks, code and link targets; notes and fenced code are left out here.
     """
     book = Book(title, markup="auto")
@@ -339,8 +339,8 @@ def markdown_book(text: str, title: str, depth: int) -> Book:
 
 
 def _with_marks(block: str) -> str:
-    """Headings that are underlined with = or - as headings with #. A longer text above --- ends with a break."""
-    lines, done = block.strip("\n").split("\n"), 0  # lines that belong to no heading
+    """Convert headings underlined with = or - to headings with #. A longer text above --- ends with a break."""
+    lines, done = block.strip("\n").split("\n"), 0  # lines that do not belong to a heading
     for number, line in enumerate(lines):
         if _HEADING.match(line):
             done = number + 1
@@ -377,14 +377,14 @@ def _read_front_matter(book: Book, content: str) -> None:
 
 
 def _chapter(book: Book) -> Chapter:
-    """The last one; what comes before the first heading is a chapter with the book's title."""
+    """The last chapter; text before the first heading is a chapter with the book's title."""
     if not book.chapters:
         book.chapters.append(Chapter(book.title))
     return book.chapters[-1]
 
 
 def unwrapped(block: str) -> str:
-    """Lines of a paragraph that was wrapped; a speaker's mark keeps its line."""
+    """Join the lines of a wrapped paragraph; a speaker's mark keeps its line."""
     text = ""
     for line in (each.strip() for each in block.split("\n")):
         is_joined = bool(text) and is_ideograph(text[-1]) and is_ideograph(line[:1] or " ")
@@ -393,8 +393,8 @@ def unwrapped(block: str) -> str:
 
 
 def finished(book: Book) -> Book:
-    """Without chapters that have nothing to say, and without Project Gutenberg's licence. One that has a heading only
-    is kept: "Part One". Raises InvalidRequest for a book without text.
+    """Remove chapters without text, and Project Gutenberg's licence. A chapter with only a heading, such as "Part One",
+    is kept. Raises InvalidRequest for a book without text.
     """
     texts = [paragraph.text for chapter in book.chapters for paragraph in chapter.paragraphs]
     begin = max((number + 1 for number, text in enumerate(texts) if _LICENCE_END.match(text)), default=0)

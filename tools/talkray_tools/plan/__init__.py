@@ -1,1 +1,1 @@
-"""`talkray plan`: what a load needs, from what was measured, with a configuration file for it."""
+"""`talkray plan`: replicas and nodes for a load, from measurements, with a configuration file for it."""

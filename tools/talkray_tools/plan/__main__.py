@@ -1,6 +1,6 @@
-"""`talkray plan`: how many nodes and replicas a load needs, from what was measured, and a configuration file for them.
+"""`talkray plan`: how many nodes and replicas a load needs, from measurements, and a configuration file for them.
 
-Every line says where its number is from: measured (host, date, commit), estimated (from which measurement, how),
+Every line gives the source of its number: measured (host, date, commit), estimated (from which measurement, how),
 simulated from one of these, or given by the user.
 """
 
@@ -30,7 +30,7 @@ from talkray_tools.plan.sizing import HOURS_A_MONTH, Demand, Sizing
 from talkray_tools.plan.tables import CPU, choose, known_gpu, read_table, shipped
 
 MODELS = ("embedded", "0.6B-Base", "0.6B-CustomVoice", "1.7B-Base", "1.7B-CustomVoice", "1.7B-VoiceDesign")
-_INGRESSES = 2  # for each talker, as in the measurements
+_INGRESSES = 2  # per talker, as in the measurements
 _EMBEDDED = "embedded"
 
 
@@ -80,7 +80,7 @@ def plan(
         tables.insert(0, measure_table(measure, model=model, gpu=kind, url=url, speech_s=speech_s, p95_ms=p95))
     basis = choose(tables, model=model, gpu=kind, cores=of_node // per_node)
     sizing = Sizing(demand, basis, per_node, spare)
-    sizing.carried  # noqa: B018, refuses what no machine like this can do, before a day is simulated
+    sizing.carried  # noqa: B018, refuses impossible demands before a day is simulated
     length_s = 86400.0 if whole_day else sizing.short_day_s()
     with simulated_time("simulating a day", length_s, Console(stderr=True)) as show:
         day = sizing.day(show, day_s=length_s)
@@ -101,16 +101,16 @@ def plan(
 
 
 def _show(figures: Sequence[Figure]) -> None:
-    """The source of each number by a mark, so that 80 columns are enough."""
+    """Print the plan; marks give each number's source, so that 80 columns are enough."""
     marks = {source: f"[{number}]" for number, source in enumerate(dict.fromkeys(each.source for each in figures), 1)}
-    console = Console()  # of 80 columns where that is no terminal
+    console = Console()  # 80 columns wide if it is not a terminal
     print_table(Table(("", "", ""), [(each.what, each.value, marks[each.source]) for each in figures]), console)
     console.print()
     print_table(Table(("", ""), [(mark, source) for source, mark in marks.items()]), console)
 
 
 def _check(*, calls: float | None, rate: float | None, model: str, out: Path | None) -> None:
-    """Raises InvalidRequest, before anything takes time."""
+    """Raises InvalidRequest before any slow work."""
     if (calls is None) == (rate is None):
         raise InvalidRequest("say how much comes at the busiest time: --calls or --rate, and not both")
     if model not in MODELS:
@@ -120,7 +120,7 @@ def _check(*, calls: float | None, rate: float | None, model: str, out: Path | N
 
 
 def _replica(sizing: Sizing) -> Figure:
-    """The basis of the plan."""
+    """The figure for one replica, the basis of the plan."""
     basis = sizing.basis
     rows = [row for row in basis.table.rows if row.is_carried and not row.is_held_out]
     first, last = rows[0], rows[-1]
@@ -184,7 +184,7 @@ def _costs(sizing: Sizing, price: float | None) -> Iterator[Figure]:
 
 
 def write_config(sizing: Sizing, *, model: str, gpu: str, file: Path, notes: Sequence[str]) -> AppConfig:
-    """Write it for `talkray serve --config` or, of several nodes, `serve deploy`; returns it as the loader reads it.
+    """Write it for `talkray serve --config` or, for several nodes, `serve deploy`; returns it as the loader reads it.
 
     Raises FileExistsError, because the existing file may have edits.
     """
@@ -215,7 +215,7 @@ def _document(sizing: Sizing, *, model: str, gpu: str) -> dict[str, Any]:
 
 
 def main(arguments: list[str]) -> int:
-    """Errors of our own are a message."""
+    """Run the command; our own errors print a message."""
     try:
         return run_command(plan, "talkray plan", arguments)
     except (TalkrayError, LoadTestError) as error:

@@ -39,7 +39,7 @@ _STALL_S = 0.1
 
 
 def gpu_names() -> list[str]:
-    """Of this machine, as its driver says; none without a driver."""
+    """GPUs of this machine, as named by the driver; none without a driver."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return []
@@ -48,7 +48,7 @@ def gpu_names() -> list[str]:
 
 
 def host_name(gpu: str) -> str:
-    """The machine of a table: its kind, not its name."""
+    """The host description for a table: the kind of machine, not its name."""
     cpu = platform.processor() or platform.machine()
     with contextlib.suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
@@ -57,7 +57,7 @@ def host_name(gpu: str) -> str:
 
 
 def commit() -> str:
-    """Of the checkout that runs, else the version that is installed."""
+    """Commit of the running checkout, else the installed version."""
     root = Path(__file__).parents[3]
     with contextlib.suppress(OSError):
         done = subprocess.run(
@@ -71,9 +71,9 @@ def commit() -> str:
 def measure_table(
     file: Path, *, model: str, gpu: str, url: str | None, speech_s: float, p95_ms: float
 ) -> MeasuredTable:
-    """Load the server, or one that is started for it, and write the table.
+    """Put load on the server, or on one started for this, and write the table.
 
-    Raises InvalidRequest where the file is there, StartError where no server starts, LoadTestError.
+    Raises InvalidRequest if the file exists, StartError if no server starts, LoadTestError.
     """
     if file.exists():
         raise InvalidRequest(f"--measure {file}: the file is there; use it with --table, or name a new one")
@@ -97,7 +97,7 @@ def measure_table(
 
 
 def _usual_settings(gpu: str) -> AppConfig:
-    """Those that `talkray serve` takes by itself on such a machine."""
+    """The default settings of `talkray serve` on such a machine."""
     return AppConfig() if gpu == CPU else read_config(ONE_GPU)
 
 

@@ -1,4 +1,4 @@
-"""How many replicas and nodes carry a demand, by the load test's simulator with what was measured of one replica."""
+"""How many replicas and nodes carry a demand, from the load test's simulator and measurements of one replica."""
 
 import math
 from collections.abc import Callable
@@ -47,7 +47,7 @@ class Predicted:
 
     p95_ms: float
     refused: float  # share of the requests
-    late: float  # share of the requests whose audio came more slowly than it plays
+    late: float  # share of requests whose audio arrived more slowly than it plays
 
     def holds(self, demand: Demand) -> bool:
         return self.p95_ms <= demand.p95_ms and self.refused <= _REFUSED and self.late <= 1 - HELD
@@ -70,12 +70,12 @@ class Sizing:
 
     @property
     def most_per_replica(self) -> float:
-        """Requests per second beyond which nothing was measured, on a slower machine in proportion fewer."""
+        """The highest measured requests per second, proportionally fewer on a slower machine."""
         return self.basis.table.highest.audio_per_s / self.basis.slower / self.demand.speech_s
 
     @cached_property
     def carried(self) -> float:
-        """Requests per second that one replica carries with the p95 wanted, to a fiftieth; never more than measured.
+        """Requests per second that one replica carries at the wanted p95, to within 1/50; never more than measured.
 
         Raises InvalidRequest if the lowest rate that was measured misses that p95.
         """
@@ -97,7 +97,7 @@ class Sizing:
 
     @cached_property
     def needed(self) -> int:
-        """Replicas that carry the demand while all nodes live."""
+        """Replicas that carry the demand if all nodes are up."""
         return max(1, math.ceil(self.demand.rate / self.carried - 1e-9))
 
     @property
@@ -110,24 +110,24 @@ class Sizing:
 
     @property
     def replicas_left(self) -> int:
-        """Once one node is dead."""
+        """Replicas left after one node fails."""
         return self.replicas - self.gpus_per_node
 
     def outcome(self, replicas: int, rate: float) -> Predicted:
-        """Of a steady rate."""
+        """Simulated results at a steady rate."""
         duration_s = min(_LONGEST_S, max(_SHORTEST_S, _REQUESTS / rate))
         traffic = draw_traffic("steady", rate, duration_s=duration_s, lengths=self.demand.lengths, seed=1)
         return _outcome(self._simulate(replicas, traffic=traffic, advanced=lambda _: None))
 
     def day(self, advanced: Callable[[float], None], *, day_s: float) -> Simulated:
-        """The whole pool, from night to the busiest time and back."""
+        """Simulate the whole pool, from night to the busiest time and back."""
         traffic = draw_traffic(
             "day", self.demand.rate, duration_s=day_s, lengths=self.demand.lengths, seed=2, day_s=day_s
         )
         return self._simulate(self.replicas, traffic=traffic, advanced=advanced)
 
     def short_day_s(self) -> float:
-        """Long enough for p95 of each hour; every rate of a day stands for itself, for a shorter time."""
+        """Length of a shortened day, enough for a p95 of each hour; it has every rate of a day, for a shorter time."""
         shortest, longest = _SHORT_DAY_S
         return min(DAY_S, longest, max(shortest, _DAY_REQUESTS / self.demand.rate))
 

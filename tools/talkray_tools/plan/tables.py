@@ -1,4 +1,4 @@
-"""Measurements of one replica: the tables for plans, and the one that is nearest to a machine.
+"""Measurements of one replica: the tables for plans, and the choice of the one nearest to a machine.
 
 A table is JSON: what was measured, on which host, when, at which commit, by which command, and a row for each rate.
 `talkray plan --measure` writes one; `tables/` has those of this project's hosts.
@@ -60,7 +60,7 @@ class MeasuredTable:
 
 
 def read_table(file: Path) -> MeasuredTable:
-    """Raises InvalidRequest for a file that is not a table."""
+    """Read a table. Raises InvalidRequest for a file that is not one."""
     try:
         return MeasuredTable.from_json(json.loads(file.read_text(encoding="utf-8")))
     except OSError as error:
@@ -74,7 +74,7 @@ def shipped() -> list[MeasuredTable]:
 
 
 def known_gpu(name: str) -> str:
-    """The name in BANDWIDTH that is in the driver's or the user's, the longest one; else the name itself."""
+    """The longest name in BANDWIDTH that the driver's or user's name contains; else the name itself."""
     words = name.upper().replace("-", " ")
     found = [each for each in BANDWIDTH if each in words]
     return max(found, key=len) if found else name
@@ -86,7 +86,7 @@ class Basis:
 
     table: MeasuredTable
     slower: float = 1.0
-    reasons: tuple[str, ...] = ()  # why it is no measurement of this machine; none: it is one
+    reasons: tuple[str, ...] = ()  # why the table does not apply directly; empty: measured on such a machine
 
     @property
     def source(self) -> str:
@@ -97,7 +97,7 @@ class Basis:
 
 
 def choose(tables: Sequence[MeasuredTable], *, model: str, gpu: str, cores: int) -> Basis:
-    """The table of this model and GPU, else the nearest one with what is assumed. Raises InvalidRequest."""
+    """The table of this model and GPU, else the nearest one with the assumptions made. Raises InvalidRequest."""
     found = [_basis(table, model=model, gpu=known_gpu(gpu), cores=cores) for table in tables]
     fitting = [basis for basis in found if basis is not None]
     if not fitting:
@@ -114,7 +114,7 @@ def _machine(gpu: str) -> str:
 
 
 def _basis(table: MeasuredTable, *, model: str, gpu: str, cores: int) -> Basis | None:
-    """None: the table does not contain it."""
+    """The basis from one table; None if the table does not apply."""
     reasons = list(_other_model(table.model, model))
     if table.model != model and not reasons:
         return None

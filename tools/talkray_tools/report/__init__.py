@@ -1,1 +1,1 @@
-"""`talkray report`: whether a checkpoint may be served here, as one folder to read, to compare and to send."""
+"""`talkray report`: whether a checkpoint is fit to serve here, as a folder to read, compare and send."""

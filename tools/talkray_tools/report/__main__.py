@@ -128,7 +128,7 @@ def report(
 
 
 class _Telling(logging.Handler):
-    """Shows what sessions say."""
+    """Shows the log messages of sessions."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         super().__init__()
@@ -139,7 +139,7 @@ class _Telling(logging.Handler):
 
 
 def main() -> int:
-    """The exit code; 2 if called wrongly, too."""
+    """Run the command; returns the exit code, also 2 for wrong usage."""
     try:
         return run_command(report, "talkray report", sys.argv[1:])
     except (TalkrayError, OSError) as error:

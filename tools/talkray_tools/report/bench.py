@@ -52,13 +52,13 @@ class Recorded:
 
     @classmethod
     def read(cls, file: Path, text: str) -> "Recorded":
-        """Raises OSError and soundfile.LibsndfileError."""
+        """Read a recording. Raises OSError and soundfile.LibsndfileError."""
         audio, rate = soundfile.read(file, dtype="float32", always_2d=True)
         return cls(_at_rate(audio.mean(axis=1), rate), text)
 
     @property
     def fields(self) -> dict[str, object]:
-        """Of a request that clones it, with its transcript if it has one."""
+        """Fields of a request that clones it, with its transcript if it has one."""
         file = io.BytesIO()
         soundfile.write(file, self.audio, RATE, format="WAV")
         words = {"ref_text": self.text} if self.text else {"x_vector_only_mode": True}
@@ -67,17 +67,17 @@ class Recorded:
 
 @dataclass(frozen=True, slots=True)
 class SpeakingServer:
-    """A server that speaks. `start_s`: how long ours took to start; None for one that ran."""
+    """A running server. `start_s`: how long our server took to start; None if it was already running."""
 
     url: str
     start_s: float | None
-    kind: str  # custom_voice, voice_design or base; empty: another maker's
+    kind: str  # custom_voice, voice_design or base; empty: another maker's server
     languages: tuple[str, ...]
-    fields: dict[str, object]  # what every request has besides
+    fields: dict[str, object]  # further fields of every request
 
 
 class ReportBench:
-    """Opened once for all parts; the server starts when the first of them asks for it."""
+    """The shared state, opened once for all parts; the server starts when a part first needs it."""
 
     def __init__(self, options: argparse.Namespace, folder: Path, say: Callable[[str], None]) -> None:
         self.options, self.folder, self.say = options, folder, say
@@ -87,7 +87,7 @@ class ReportBench:
 
     @cached_property
     def server(self) -> SpeakingServer:
-        """Raises StartError and CannotRun."""
+        """The server, started if needed. Raises StartError and CannotRun."""
         url, started_s = self.options.url, time.monotonic()
         if url:
             return asyncio.run(self._describe(url.rstrip("/").removesuffix("/v1"), None))
@@ -120,7 +120,7 @@ class ReportBench:
 
     @property
     def settings(self) -> Settings:
-        """Of a load test of the server."""
+        """Settings for a load test of the server."""
         key, options = os.environ.get("TALKRAY_API_KEY"), {"voice": "alloy", **self.server.fields}
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         return Settings(
@@ -128,7 +128,7 @@ class ReportBench:
         )
 
     async def listen(self, http: aiohttp.ClientSession, asked: Asked) -> Audio:
-        """Plain PCM, as any maker's server is asked for it."""
+        """Request plain PCM, in the form that any maker's server accepts."""
         if self.options.dialect == "talkray":
             return await PLAIN.listen(http, asked)
         recording = Recording(ScheduledRequest(0, 0.0, asked.text), Clock.started())
@@ -142,7 +142,7 @@ class ReportBench:
         return _at_rate(plain_pcm(bytes(recording.kept)), trace.layout.sample_rate)
 
     def way(self, listen: Any, name: str = PLAIN.name, *, kept: Callable[[Asked], bool]) -> Way:
-        """`listen`, whose audio is kept as a file where it is asked for."""
+        """`listen`, which also stores the audio as a file if `kept`."""
 
         async def keep(http: aiohttp.ClientSession, asked: Asked) -> Audio:
             audio: Audio = await listen(http, asked)
@@ -155,7 +155,7 @@ class ReportBench:
 
     @cached_property
     def recordings(self) -> dict[str, list[Recorded]]:
-        """By speaker: the user's, and two of each speaker of the embedded voice, which imitate no real person."""
+        """By speaker: the user's recordings, and two of each speaker of the embedded voice, who are not real people."""
         folder, own = self.folder / "recordings", self.options.reference
         found = {"yours": [Recorded.read(own, self.options.reference_text or "")]} if own else {}
         count = _QUICK_SPEAKERS if self.options.quick else _SPEAKERS
@@ -168,7 +168,7 @@ class ReportBench:
         return found
 
     def _record(self, folder: Path, count: int) -> list[str]:
-        from talkray_tools.subject import Subject  # torch: only where it is needed
+        from talkray_tools.subject import Subject  # imports torch, so only if needed
 
         self.say(f"the embedded voice makes recordings of {count} speakers to clone")
         options = argparse.Namespace(device="cpu", threads=len(os.sched_getaffinity(0)), deterministic=False)
@@ -183,7 +183,7 @@ class ReportBench:
 
     @cached_property
     def verified(self) -> dict[str, Check]:
-        """The checks of `talkray verify`, run in a process whose memory is free again afterwards. Raises CannotRun."""
+        """The checks of `talkray verify`, run in another process to free its memory. Raises CannotRun."""
         out = self.folder / "verify"
         if not (out / "verify.json").exists():
             directory = locate(self.options.model, report=lambda transfer: self.say(str(transfer)))
@@ -207,7 +207,7 @@ class ReportBench:
         return {each["name"]: Check(**each) for each in found}
 
     def memory_gib(self) -> dict[str, float]:
-        """Of all processes of our own server, and of its GPU."""
+        """Memory of all processes of our own server, and of its GPU."""
         total_kib = 0
         for folder in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError, StopIteration):

@@ -1,4 +1,4 @@
-"""The parts of a report: each runs by itself, is kept with a key of its inputs, and has a verdict."""
+"""The parts of a report: each runs separately, is stored with a key of its inputs, and has a verdict."""
 
 import contextlib
 import errno
@@ -40,7 +40,7 @@ class CannotRun(TalkrayError):
 
 
 class Verdict(StrEnum):
-    """Of a part."""
+    """The verdict of a part."""
 
     PASSED = "passed"
     FAILED = "failed"
@@ -49,7 +49,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ReportPart:
-    """`inputs`: names of the options that change its figures. `raw`: the folder of its files."""
+    """A part. `inputs`: names of the options that change its figures. `raw`: the folder of its files."""
 
     name: str
     run: Callable[[Any], Iterator[Check]]
@@ -60,7 +60,7 @@ class ReportPart:
 
 @dataclass(slots=True)
 class PartResult:
-    """The result of a part. `why`: the reason that it could not run, or not to its end."""
+    """The result of a part. `why`: the reason why it could not run or finish."""
 
     name: str
     key: str
@@ -77,7 +77,7 @@ def exit_code(results: Sequence[PartResult]) -> int:
 
 
 class ReportFolder:
-    """The files of a report. Host names, absolute paths and keys do not get into it, or are taken out."""
+    """The files of a report. Host names, absolute paths and keys are kept out of it or removed."""
 
     def __init__(self, path: Path, *, secrets: Mapping[str, str]) -> None:
         """`secrets`: strings, such as an API key or the host of a server, with their replacements."""
@@ -89,7 +89,7 @@ class ReportFolder:
         self._hidden = hidden
 
     def part(self, part: ReportPart, key: str) -> Path:
-        """The folder of a part's files, emptied if they are of other inputs."""
+        """The folder of a part's files, emptied if they are from other inputs."""
         folder, mark = self.path / part.raw, self.path / part.raw / "inputs.txt"
         if not mark.exists() or mark.read_text(encoding="utf-8") != key:
             shutil.rmtree(folder, ignore_errors=True)
@@ -108,7 +108,7 @@ class ReportFolder:
         self.write_json(Path("parts") / f"{result.name}.json", asdict(result))
 
     def write_json(self, name: Path, record: object) -> None:
-        """At once: a run that is ended meanwhile leaves the old file."""
+        """Write atomically: an interrupted run leaves the old file."""
         file = self.path / name
         file.parent.mkdir(parents=True, exist_ok=True)
         scratch = file.with_suffix(".new")
@@ -124,13 +124,13 @@ class ReportFolder:
         return _PATH.sub(_shortened, _KEY.sub(r"\1 ...", text))
 
     def clean_files(self, folder: Path) -> None:
-        """Take secrets out of what other tools have written."""
+        """Remove secrets from files written by other tools."""
         for file in sorted(each for each in folder.rglob("*") if each.suffix in _TEXT_FILES):
             file.write_text(self.clean_text(file.read_text(encoding="utf-8", errors="replace")), encoding="utf-8")
 
 
 def _shortened(match: re.Match[str]) -> str:
-    """The last name of a path whose first folder is one of this machine: a route, such as /v1/models, stays."""
+    """The last name of a path whose first folder exists on this machine; a route, such as /v1/models, is unchanged."""
     first, *rest = [part for part in match[0].split("/") if part] or [""]
     return f".../{[first, *rest][-1]}" if first and Path(f"/{first}").exists() else match[0]
 
@@ -145,7 +145,7 @@ def secrets_of(url: str | None, api_key: str | None, *paths: Path) -> dict[str, 
 
 
 def fingerprint(path: Path | None) -> object:
-    """Names, sizes and times of a file or of the files below a folder, but of what `talkray verify` writes there."""
+    """Names, sizes and times of a file or of the files below a folder, except those written by `talkray verify`."""
     if path is None or not path.exists():
         return str(path)
     files = [path] if path.is_file() else sorted(each for each in path.rglob("*") if each.is_file())
@@ -161,9 +161,9 @@ def key_of(part: ReportPart, inputs: Mapping[str, object]) -> str:
 def run_parts(
     parts: Sequence[ReportPart], bench: Any, folder: ReportFolder, *, inputs: Mapping[str, object], only: Sequence[str]
 ) -> list[PartResult]:
-    """Run what is not known yet, one after the other; `bench` is handed to each. `inputs`: of all parts, by name.
+    """Run the parts without a result in turn; each gets `bench`. `inputs`: of all parts, by name.
 
-    Of parts that are not in `only`, results of the same inputs are taken.
+    For parts that are not in `only`, existing results with the same inputs are used.
     """
     results = []
     for part in parts:
@@ -178,7 +178,7 @@ def run_parts(
             bench.say(f"{part.name} begins")
             results.append(_run(part, key, bench=bench, folder=folder))
             bench.say(f"{part.name}: {results[-1].verdict}{results[-1].why and f': {results[-1].why}'}")
-            with contextlib.suppress(OSError):  # a full disk is told by the part, and where the report is written
+            with contextlib.suppress(OSError):  # the part and the final write report a full disk
                 folder.store(results[-1])
     return results
 
@@ -204,7 +204,7 @@ def _run(part: ReportPart, key: str, *, bench: Any, folder: ReportFolder) -> Par
 
 
 def _with_published(check: Check) -> Check:
-    """A measurement that has no bound says so, with the values of others."""
+    """Add published values to a measurement without a bound, and note that it has none."""
     others = next((each for name, each in PUBLISHED.items() if check.name.startswith(name)), None)
     if check.passed is not None or others is None:
         return check

@@ -1,4 +1,4 @@
-"""Whether a voice is the one that was asked for: a named voice of the checkpoint, or that of a recording."""
+"""Whether a voice is the requested one: a named voice of the checkpoint, or the voice of a recording."""
 
 import asyncio
 from collections.abc import Iterator, Mapping
@@ -24,7 +24,7 @@ _SPOKEN = (
     "The boat drifted slowly on the lake in the evening.",
     "They were waiting for the train to come from the city.",
 )
-_LEAST_NEARER = 0.75  # of the speakers, to whose recording their clone is nearer than to the average of the others
+_LEAST_NEARER = 0.75  # share of speakers whose clone is nearer to their recording than to the average of others
 _SAME = 0.02  # two voices whose cosines differ by less are equally near
 _LONG_WORD = 4  # letters: shorter words may be heard by chance
 
@@ -34,7 +34,7 @@ def similarity(bench: ReportBench) -> Iterator[Check]:
     if find_spec("resemblyzer") is None:
         raise CannotRun(f"no speaker encoder is installed: {_ENCODER}")
     judge = VoiceJudge(package_folder("resemblyzer") / "pretrained.pt", RATE)
-    _ = bench.verified  # before the server takes the memory; its voices lie beside its report
+    _ = bench.verified  # before the server takes the memory; it stores voices next to its report
     files = sorted((bench.folder / "verify").glob("voice-*.wav"))
     if bench.server.kind == "base":
         yield from _clones(bench, judge)
@@ -47,7 +47,7 @@ def similarity(bench: ReportBench) -> Iterator[Check]:
 
 
 def _voices(bench: ReportBench, judge: VoiceJudge, voices: Mapping[str, Audio]) -> Check:
-    """Each voice of the server, with the same text and seed, is nearest to that of the engine by itself."""
+    """Each voice of the server, with the same text and seed, must be nearest to the engine's own rendering of it."""
     asked = {voice: Asked(TEXT, SEEDS[0], bench.server.fields | {"voice": voice}) for voice in voices}
     alike, names = _cosines(judge, asyncio.run(_listen(bench, asked)), voices), list(voices)
     wrong = [
@@ -95,7 +95,7 @@ def _clones(bench: ReportBench, judge: VoiceJudge) -> Iterator[Check]:
 
 
 def _leakage(bench: ReportBench, spoken: Mapping[str, Audio]) -> Check:
-    """Long words of the recording, which no text has, in what is heard."""
+    """Look for long words of the recording, which are in none of the texts, in the transcripts."""
     recogniser, leaked, heard = Whisper("en"), [], 0
     texts = {word for text in _SPOKEN for word in plain_words(text)}
     for key, audio in spoken.items():
@@ -108,7 +108,7 @@ def _leakage(bench: ReportBench, spoken: Mapping[str, Audio]) -> Check:
 
 
 async def _listen(bench: ReportBench, asked: Mapping[str, Asked]) -> dict[str, Audio]:
-    """Raises CannotRun where an utterance fails or is silent."""
+    """Request the audio. Raises CannotRun if an utterance fails or is silent."""
     several, spoken = asyncio.Semaphore(bench.options.at_once), dict[str, Audio]()
 
     async def listen(key: str, each: Asked) -> None:
@@ -127,12 +127,12 @@ async def _listen(bench: ReportBench, asked: Mapping[str, Asked]) -> dict[str, A
 
 
 def _cosines(judge: VoiceJudge, spoken: Mapping[str, Audio], known: Mapping[str, Audio]) -> Tensor:
-    """[speakers, speakers] of what was spoken, by row, and of recordings."""
+    """Cosines [speakers, speakers] of speech (rows) and recordings (columns)."""
     rows, columns = ([judge.vector(audio) for audio in each.values()] for each in (spoken, known))
     return torch.stack(rows) @ torch.stack(columns).T
 
 
 def _own_and_others(alike: Tensor) -> tuple[Tensor, Tensor]:
-    """[speakers] each: with their own, and the mean with all others."""
+    """Two tensors [speakers]: the cosine with the own recording, and the mean with all others."""
     own = alike.diagonal()
     return own, (alike.sum(1) - own) / max(1, len(alike) - 1)

@@ -1,4 +1,4 @@
-"""The report as JSON and as a page, beside another report if one is given."""
+"""The report as JSON and as a page, next to another report if one is given."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -12,11 +12,11 @@ from deployments.errors import InvalidRequest
 from talkray_tools.report.frame import PartResult, ReportFolder
 
 _AUDIO = (".wav", ".flac")
-_MOST_AUDIO = 12  # players of a part
+_MOST_AUDIO = 12  # players per part
 
 
 def write(results: Sequence[PartResult], about: Mapping[str, Any], folder: ReportFolder, other: Path | None) -> None:
-    """report.json and report.html. Raises OSError, and InvalidRequest if `other` is not a report."""
+    """Write report.json and report.html. Raises OSError, and InvalidRequest if `other` is not a report."""
     record = folder.clean(dict(about) | {"parts": [asdict(each) for each in results]})
     folder.write_json(Path("report.json"), record)
     before = folder.clean(read(other)) if other else None
@@ -35,7 +35,7 @@ def _audio(folder: Path, raw: str) -> list[str]:
 
 
 def read(file: Path) -> dict[str, Any]:
-    """A report.json. Raises InvalidRequest."""
+    """Read a report.json. Raises InvalidRequest."""
     try:
         record = dict(json.loads(file.read_text(encoding="utf-8")))
         _figures(record)
@@ -45,7 +45,7 @@ def read(file: Path) -> dict[str, Any]:
 
 
 def compared(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """ReportPart, figure, before, now, change."""
+    """Rows of part, figure, before, now, change."""
     old, new = _figures(before), _figures(now)
     return [(*key, *_change(old.get(key), new.get(key))) for key in dict.fromkeys([*old, *new])]
 

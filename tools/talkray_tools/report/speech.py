@@ -1,4 +1,4 @@
-"""Whether speech ends with its text, and whether it is understood."""
+"""Whether speech ends with its text, and whether it is intelligible."""
 
 import asyncio
 import os
@@ -29,7 +29,7 @@ _PUBLISHED_MISSES = 0.007  # of requests of released Base checkpoints, at most
 _SEGMENTS = 6  # of a long prompt, each of which may miss
 _BY_CHANCE = 0.05
 _RUNAWAYS = (FinishReason.RUNAWAY, FinishReason.LOOP, FinishReason.SILENCE, FinishReason.LENGTH)
-_SECONDS_A_WORD, _LEAST_S = 1.25, 6.0  # speech that is longer runs away, where a server does not say why it ended
+_SECONDS_A_WORD, _LEAST_S = 1.25, 6.0  # longer speech counts as a runaway if the server gives no reason
 _MOST_WRONG = {"english": 0.15}  # of the words, which small recognisers mishear too
 _MOST_WRONG_OTHERS = 0.4
 _MOST_CLIPPED = 0.001  # of the samples
@@ -39,7 +39,7 @@ _KEPT = 3  # utterances of each language, as files
 
 
 def termination(bench: ReportBench) -> Iterator[Check]:
-    """Does speech end by itself, when its text does?"""
+    """Check that speech ends by itself when its text ends."""
     languages, quick = bench.server.languages, bench.options.quick
     count = -(-(bench.options.prompts or (_QUICK_SHORT if quick else _SHORT)) // len(languages))
     said = {}
@@ -77,13 +77,13 @@ def _endings(kind: str, judged: Sequence[Judged]) -> Iterator[Check]:
 
 
 def _reason(judged: Judged) -> str:
-    """The server's; ours by the length if it gives none."""
+    """The server's reason for the end; ours, by the length, if it gives none."""
     is_long = judged.seconds + judged.tail_s > max(_LEAST_S, judged.words * _SECONDS_A_WORD)
     return judged.reason or (FinishReason.RUNAWAY if is_long else FinishReason.STOP)
 
 
 def most_by_chance(count: int, share: float = _PUBLISHED_MISSES) -> int:
-    """The largest number of misses among `count` that is not improbable if each misses with that probability."""
+    """The largest number of misses among `count` that is not improbable if each misses with probability `share`."""
     left, misses = 1.0, -1
     while left > _BY_CHANCE:
         misses += 1
@@ -114,7 +114,7 @@ def _hear(
 
 
 def intelligibility(bench: ReportBench) -> Iterator[Check]:
-    """Is what is heard what was written? In each language, by a recogniser."""
+    """Compare the recogniser's transcript with the text, in each language."""
     few = _QUICK if bench.options.quick else dict.fromkeys(_QUICK, 1000)
     said = {
         language: [text for text in read_texts(language) if text.number < few[text.kind]]
@@ -171,7 +171,7 @@ def _heard(language: str, judged: Sequence[Judged]) -> Iterator[Check]:
 
 
 def wrong_share(judged: Sequence[Judged]) -> float:
-    """By the first recogniser."""
+    """Share of wrong words, by the first recogniser."""
     return sum(next(iter(each.errors.values())) for each in judged) / max(1, sum(each.words for each in judged))
 
 

@@ -1,4 +1,4 @@
-"""How fast the server is, and for how many calls: load tests, whose folders stay."""
+"""Speed and capacity of the server, by load tests whose folders are kept."""
 
 import asyncio
 import json
@@ -21,7 +21,7 @@ from talkray_tools.verify import Check
 _RATES, _QUICK_RATES = (1.0, 10.0, 20.0, 40.0), (1.0, 10.0)
 _MIXED_SHARE = 0.5  # of the capacity, for mixed traffic
 _MOST_ADDED_MS = 25.0  # to the engine's own first audio, by HTTP, Ray and the codec, on a GPU
-_CLONE_REQUESTS = 3  # of each recording: the first one finds it unknown
+_CLONE_REQUESTS = 3  # per recording: it is new to the server only in the first
 
 
 def speed(bench: ReportBench) -> Iterator[Check]:
@@ -77,14 +77,14 @@ def _run(bench: ReportBench, name: str, settings: Settings) -> Result:
 
 
 def _check_whole(folder: TraceFolder, runs: Sequence[Result]) -> None:
-    """Raises KeyboardInterrupt where a load test was ended by it, which it takes as its regular end."""
+    """Raises KeyboardInterrupt if Ctrl-C ended a load test, which does not raise it itself."""
     if any(run.summary.interrupted or run.summary.sent < run.summary.planned for run in runs):
         shutil.rmtree(folder.path)
         raise KeyboardInterrupt
 
 
 def _fresh(bench: ReportBench, name: str, last: str) -> Path:
-    """The folder of a load test; what is left of one that was ended goes."""
+    """The folder of a load test; removes the remains of an interrupted one."""
     bench.say(f"load test: {name}")
     if not (bench.raw / name / last).exists():
         shutil.rmtree(bench.raw / name, ignore_errors=True)
@@ -92,7 +92,7 @@ def _fresh(bench: ReportBench, name: str, last: str) -> Path:
 
 
 def _first_audio(run: Result, what: str) -> Check:
-    """Audible, as callers meet it."""
+    """Time to first audible audio, as callers experience it."""
     summary, name = run.summary, f"first audio, {what}"
     if summary.ttfa_s is None:
         return Check(name, None, f"nothing was heard of {summary.sent} requests: {summary.causes}")
@@ -109,7 +109,7 @@ def _first_audio(run: Result, what: str) -> Check:
 
 
 def _added(engine: dict[str, Check], step: Result) -> Check:
-    """The time that the server adds to the engine: bounded on a GPU, where other programs do not disturb it."""
+    """The time that the server adds to the engine: bounded only on a GPU, where other programs do not disturb it."""
     own, heard = engine["first audio"].values["first_audio_ms"], step.summary.ttfb_s
     name, is_bounded = (
         "the server adds little to the first audio",
@@ -124,7 +124,7 @@ def _added(engine: dict[str, Check], step: Result) -> Check:
 
 
 def _clones(bench: ReportBench, settings: Settings) -> Iterator[Check]:
-    """Recordings that the server has not heard, cut for this: only the first request of each finds it so."""
+    """Clone recordings that are new to the server, cut for this test; each is new only in its first request."""
     times_s: dict[str, list[float]] = {"an unknown recording": [], "a known recording": []}
     for number, (name, takes) in enumerate(bench.recordings.items(), 1):
         cut = Recorded(takes[-1].audio[number * 97 :], takes[-1].text)
@@ -142,7 +142,7 @@ def _clones(bench: ReportBench, settings: Settings) -> Iterator[Check]:
 
 def _resources(bench: ReportBench, start_s: float) -> Iterator[Check]:
     file = bench.raw / "resources.json"
-    if not file.exists():  # of the first start: later ones find caches
+    if not file.exists():  # of the first start: later ones use caches
         file.write_text(json.dumps({"start_s": start_s} | bench.memory_gib()), encoding="utf-8")
     found = json.loads(file.read_text(encoding="utf-8"))
     yield Check("start-up", None, f"{found['start_s']:.0f} s until it speaks", {"start_s": found.pop("start_s")})
