@@ -1,4 +1,4 @@
-"""A scripted language model writes text while it is spoken, over Deepgram's Flux protocol: one turn per connection.
+"""A scripted language model streams text while it is spoken, by Deepgram's Flux protocol: one turn per connection.
 
 Times count from the first word, because an agent connects before its model writes.
 """

@@ -50,7 +50,7 @@ class MeasuredRate:
 
 
 def row(step: Result, *, is_held_out: bool = False) -> MeasuredRate:
-    """The row of a measured rate. Raises NoRunError if no request of it was spoken."""
+    """The row of a measured rate. Raises NoRunError if none of its requests got speech."""
     spoken = [trace.ttfa_s * MS for trace in step.measured if trace.ttfa_s is not None]
     observed = observe(step.measured)
     frames_s = [one.frame_s for one in observed if one.frame_s is not None]

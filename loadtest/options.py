@@ -172,7 +172,7 @@ def of_side(values: list[str] | None, number: int, usual: str) -> str:
 def side_settings(
     said: str, *, voice: str, model: str, extra: str, headers: list[str], speech_s: float | None, **shared: Any
 ) -> Settings:
-    """Settings of one server of a comparison, from DIALECT=URL, or from a URL alone for Talkray."""
+    """Settings for one server in a comparison, parsed from DIALECT=URL, or from a URL if it is Talkray."""
     dialect, equals, url = said.partition("=")
     if not equals or "/" in dialect:
         dialect, url = "talkray", said

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Visitor:
-    """A caller that may see its own voices, or all. `name` is the name of its API key, None without a key, and "" if
-    the server requires no keys.
+    """A caller, which may access only its own voices, or all.
+
+    `name` is the name of its API key, None without a key, and "" if the server requires no keys.
     """
 
     name: str | None

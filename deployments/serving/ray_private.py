@@ -1,6 +1,6 @@
 """All that we use of Ray outside its public interface.
 
-Read in the source of Ray `CHECKED_WITH`. A test fails with any other version: look here before you raise it.
+Based on the source code of Ray `CHECKED_WITH`. A test fails with any other version: look here before you raise it.
 """
 
 import time

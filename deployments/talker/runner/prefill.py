@@ -63,7 +63,7 @@ class PrefillInputs:
         return sum(part.stop - part.start for part in parts) <= self.num_positions and len(parts) <= self.num_sequences
 
     def fill(self, parts: Pass) -> None:
-        """Write a pass, padded with rows of the scratch row."""
+        """Write the inputs of a prefill pass. Rows of padding point to the scratch row."""
         staged = self._staging.next_row()
         text_ids, codec_ids, owners, positions, last, finished = (staged.values[bounds] for bounds in self._fields())
         text_ids[:], codec_ids[:] = self._tables.no_text, self._tables.no_code

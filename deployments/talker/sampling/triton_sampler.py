@@ -182,7 +182,7 @@ class Embeddings:
 
 @dataclass(frozen=True, slots=True)
 class FrameOutputs:
-    """Results of the codebooks of a frame."""
+    """Results for each codebook of a frame."""
 
     codes: Tensor  # [rows, groups] int64
     sums: Tensor  # [rows, talker hidden] float32, the terms so far

@@ -141,7 +141,7 @@ class Sequence:
 
     @property
     def is_background(self) -> bool:
-        """Whether it is a segment of a job, for which no listener waits."""
+        """Whether it is a segment of a batch job, so that no client waits for it."""
         return self.request.background
 
     @property
