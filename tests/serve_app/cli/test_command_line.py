@@ -2,6 +2,7 @@
 
 import os
 import queue
+import re
 import resource
 import signal
 import socket
@@ -137,7 +138,7 @@ def test_doctor_keeps_topics_and_findings_apart() -> None:
 def test_the_version() -> None:
     done = talkray("--version")
     assert done.returncode == 0
-    assert done.stdout.startswith("talkray 0.")
+    assert re.fullmatch(r"talkray \d+\.\d+\.\d+(rc\d+)?\n", done.stdout)
 
 
 @pytest.mark.parametrize(

@@ -52,14 +52,6 @@ def test_the_table_has_each_way_that_carries_words() -> None:
     }
 
 
-def test_each_test_that_the_document_names_is_there() -> None:
-    section = DOCUMENT.read_text().partition("### Word times\n")[2].partition("\n### ")[0]
-    named = re.findall(r"`(test_\w+)`", section)
-    files = (Path(__file__), Path(__file__).parents[1] / "jobs/test_jobs.py")
-    assert named
-    assert set(named) <= set(re.findall(r"def (test_\w+)", "".join(file.read_text() for file in files)))
-
-
 def speaking(info: ModelInfo) -> FakeSynthesizer:
     return FakeSynthesizer(info, followed() if info.word_times else estimated())
 
