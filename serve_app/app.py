@@ -84,8 +84,8 @@ def _check_default_voice(config: AppConfig, models: list[str]) -> None:
     """Check `api.default_voice` against the checkpoints, if all of them are on this node."""
     known = [speakers(model) for model in models]
     if all(voices is not None for voices in known):
-        named = [voice for voices in known for voice in voices or ()]
-        check_default(config.api, ", ".join(models), named, clones=any(map(clones, models)))
+        named = list(dict.fromkeys(voice for voices in known for voice in voices or ()))
+        check_default(config.api, ", ".join(dict.fromkeys(models)), named, clones=any(map(clones, models)))
 
 
 def _talker(config: AppConfig, name: str, own: AppConfig) -> Application:
