@@ -2,11 +2,12 @@
 
 import asyncio
 import logging
+import re
 import secrets
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
-from functools import partial
+from functools import cache, partial
 
 from starlette.routing import compile_path
 from starlette.types import Scope
@@ -35,7 +36,12 @@ class Purpose:
 
     def fits(self, method: str, path: str) -> bool:
         own = (place.split() for place in self.places)
-        return any(method == known and compile_path(template)[0].match(path) for known, template in own)
+        return any(method == known and _pattern(template).match(path) for known, template in own)
+
+
+@cache
+def _pattern(template: str) -> re.Pattern[str]:
+    return compile_path(template)[0]
 
 
 _SPEECH = (
