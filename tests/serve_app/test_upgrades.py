@@ -39,7 +39,7 @@ def bearer(name: str) -> dict[str, str]:
 
 
 def kept(told: dict[str, Any], old: dict[str, Any]) -> dict[str, Any]:
-    """The old fields as they are told now: further ones are no breach. `batch` went with batches."""
+    """The old fields as the server returns them now. It may return more; `batch` was removed."""
     return {name: old[name] if name == "batch" else told.get(name) for name in old}
 
 

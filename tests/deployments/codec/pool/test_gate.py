@@ -103,7 +103,7 @@ class Streams(RuleBasedStateMachine):
     def check(self, call: list[Stream]) -> None:
         """The first stream that needs no longer wait has a worker, with the streams of its shape that come first."""
         eligible = self.eligible()
-        assert eligible, "nobody had to be decoded now"
+        assert eligible, "a chunk was decoded that was not eligible"
         first, fitting = eligible[0], [each for each in self.waiting if each.deadline_s < math.inf]
         fitting = [each for each in fitting if each.task.shape == first.task.shape]
         self.kept_s = [until_s for until_s in self.kept_s if until_s > CLOCK.now_s]
