@@ -1,6 +1,7 @@
 import asyncio
 import math
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 from unittest import mock
 
@@ -28,7 +29,7 @@ BOUNDED = settings(derandomize=True, max_examples=120, deadline=None, suppress_h
 
 @dataclass(slots=True, eq=False)
 class Stream:
-    number: int
+    number: int  # order of arrival, never used twice
     task: DecodeTask
     came_s: float
     fails: bool  # as soon as it is decoded
@@ -66,7 +67,7 @@ class Streams(RuleBasedStateMachine):
         self.workers, self.turns, self.largest = workers, turns, largest
         self.gate = DecodeGate(self.decode, workers=workers, frame_s=0.08, largest=largest)
         self.gate.seconds_per_frame = self.cost_s = cost_s
-        self.streams = list[Stream]()
+        self.streams, self.numbers = list[Stream](), count()
         self.waiting = list[Stream]()  # the earliest deadline first
         self.calls = list[list[Stream]]()  # that have a worker
         self.gathering: list[Stream] | None = None
@@ -183,7 +184,7 @@ class Streams(RuleBasedStateMachine):
             codes = np.zeros((of_frames, 4), np.int16)
             task = DecodeTask(codes, NOWHERE, CLOCK.now_s + each_s, silent=silent)
             caller = self.loop.create_task(self.gate.submit(task))
-            self.streams.append(Stream(len(self.streams), task, CLOCK.now_s, fails, caller))
+            self.streams.append(Stream(next(self.numbers), task, CLOCK.now_s, fails, caller))
             self.waiting.append(self.streams[-1])
         self.waiting.sort(key=lambda each: (each.deadline_s, each.number))
         self.settle()
