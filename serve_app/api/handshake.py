@@ -1,18 +1,18 @@
-"""Rules for all WebSockets: the size of a message, and the refusal before it is open."""
+"""Rules for all WebSockets: the maximum message size, and how to refuse a handshake."""
 
 from starlette.websockets import WebSocket
 
 from serve_app.api.context import state_of
 from serve_app.api.error_replies import translate
 
-MAX_MESSAGE_BYTES = 128 << 10  # without reference audio
-# Scope key of a function, present if the client's connection ends in this process. The function takes a callback, which
+MAX_MESSAGE_BYTES = 128 << 10  # of messages without reference audio
+# Scope key of a function, set if the client's connection ends in this process. The function registers a callback, which
 # is called from any thread when the server stops.
 LEAVING = "talkray.leaving"
 
 
 async def refuse_handshake(socket: WebSocket, error: Exception, *, reason_header: str | None = None) -> None:
-    """Answers the handshake of a WebSocket with a status, and the reason in `reason_header` for some clients."""
+    """Refuse a WebSocket handshake with an HTTP status. Some clients read the message from `reason_header`."""
     reply = translate(error)
     state_of(socket).record.error = reply.code
     response = reply.response()

@@ -59,7 +59,7 @@ REFUSED: list[tuple[str, Json, str, str]] = [
         "no model here reads phonemes",
     ),
     (SPEECH, {"input": "a", "max_segment_chars": 49}, "max_segment_chars", "greater than or equal to 50"),
-    (SPEECH, {"input": "```\ncode\n```", "voice": "ryan"}, "input", "all of it is left out (code block)"),
+    (SPEECH, {"input": "```\ncode\n```", "voice": "ryan"}, "input", "all text is left out (code block)"),
     ("/tts/bytes", {"transcript": "a <<h|i>>", "voice": "ryan"}, "transcript", "'<<h|i>>' at character 2"),
     (SSML, {"text": "<phoneme>a</phoneme>"}, "text", "reads phonemes"),
 ]
@@ -227,5 +227,5 @@ async def test_a_region_is_named_as_without_effect(
     client: AsyncClient, synthesizer: FakeSynthesizer, given: str, name: str
 ) -> None:
     answer = await client.post(SPEECH, json={"input": "Hello.", "voice": "ryan", "language": given})
-    assert answer.headers["x-ignored"] == f"language (spoken as {name}: regions and scripts are not told apart)"
+    assert answer.headers["x-ignored"] == f"language (spoken as {name}: regions and scripts are ignored)"
     assert synthesizer.requests[0].language == name

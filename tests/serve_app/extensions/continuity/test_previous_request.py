@@ -162,5 +162,5 @@ async def test_a_websocket_that_takes_none_names_it(synthesizer: FakeSynthesizer
         socket.send({"type": "request.start", "voice": "ryan", "previous_request_id": "x"})
         configured = await socket.event()
     assert configured["ignored"] == [
-        {"field": "previous_request_id", "reason": "over HTTP and on our own WebSocket only"}
+        {"field": "previous_request_id", "reason": "only for HTTP and Talkray's WebSocket"}
     ]

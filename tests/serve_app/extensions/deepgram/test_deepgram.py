@@ -38,7 +38,7 @@ async def test_an_unknown_voice_is_the_default_one_and_the_handshake_says_so(syn
         client.send(speak("Hi."), FLUSH)
         await client.until(type="Flushed")
     assert synthesizer.requests[0].voice == "serena"
-    assert "model (no such voice here, serena speaks)" in client.headers["x-ignored"]
+    assert "model (unknown voice, used serena)" in client.headers["x-ignored"]
     assert "mip_opt_out" in client.headers["x-ignored"]
 
 

@@ -133,7 +133,7 @@ async def test_a_preparation_that_is_none_is_refused(client: AsyncClient, form: 
     path, fields, field = UPLOADS[form]
     answer = await client.post(path, data={**fields, "prepare": "best"}, files={field: ("a.wav", spoken())})
     assert answer.status_code == 400
-    assert "prepare: 'best' is none of auto, none." in answer.text
+    assert "prepare: 'best' is unknown. Use one of: auto, none." in answer.text
 
 
 @pytest.mark.parametrize("prepare", [None, "auto", "none"])
@@ -151,7 +151,7 @@ async def test_a_sent_recording_is_prepared_on_request(
 async def test_a_request_cannot_prepare_a_stored_voice(client: AsyncClient) -> None:
     await store(client, "ada")
     answer = await client.post(SPEECH, json={"input": "Hi.", "voice": "ada", "prepare": "auto"})
-    assert answer.headers["x-ignored"] == "prepare (it is for recordings that are sent)"
+    assert answer.headers["x-ignored"] == "prepare (only applies to recordings in the request)"
 
 
 async def consented(client: AsyncClient, name: str, recording: bytes = wav()) -> Response:
@@ -265,7 +265,7 @@ async def test_a_stored_voice_may_be_the_default_one(server: Server, client: Asy
     async with server.client() as client:
         assert (await client.get("/ready")).status_code == 200
         unknown = await client.post("/v1/text-to-speech/21m00Tcm4TlvDq8ikWAM", json={"text": "Hi."})
-        assert unknown.headers["x-ignored"] == "voice_id (no such voice here, ada speaks)"
+        assert unknown.headers["x-ignored"] == "voice_id (unknown voice, used ada)"
         unnamed = await client.post("/tts/bytes", json={"transcript": "Hi."})
         assert "x-ignored" not in unnamed.headers
         for answer in (unknown, unnamed, await client.post(SPEECH, json={"input": "Hi."})):

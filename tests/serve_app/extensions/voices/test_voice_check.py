@@ -82,7 +82,7 @@ def test_what_is_no_recording_is_refused_by_its_name(tmp_path: Path) -> None:
     file.write_text("no sound", encoding="utf-8")
     result = check(file)
     assert isinstance(result.exception, InvalidRequest)
-    assert str(result.exception) == f"{file} cannot be used: it is not an audio file in a supported format."
+    assert str(result.exception) == f"{file} cannot be used: the file is not in a supported audio format."
 
 
 def test_words_are_compared_where_a_recogniser_is_installed(recording: Path, monkeypatch: pytest.MonkeyPatch) -> None:
