@@ -148,8 +148,7 @@ def test_the_proxy_is_changed_by_nothing_but_a_start(ask: Any) -> None:
     new["http_options"]["port"] = 9000
     [change] = ask(new)
     assert change.line() == (
-        "http_options.port: 8000 -> 9000\n"
-        "    replaces no replica, and `serve deploy` does not change it: end Serve and start it again"
+        "http_options.port: 8000 -> 9000\n    replaces no replicas, but `serve deploy` does not apply it: restart Serve"
     )
 
 
