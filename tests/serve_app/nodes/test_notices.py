@@ -153,5 +153,5 @@ def test_the_raylet_names_node_and_control_store(tmp_path: Path) -> None:
 
 
 def test_without_a_raylet_it_says_where_to_run(tmp_path: Path) -> None:
-    with pytest.raises(NotDrained, match="beside `ray start`"):
+    with pytest.raises(NotDrained, match="next to `ray start`"):
         raylet_options(tmp_path)
