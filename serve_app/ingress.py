@@ -1,4 +1,4 @@
-"""The ingress deployment: the HTTP and WebSocket surface, which calls the pools by their handles."""
+"""Ingress deployment: the HTTP and WebSocket APIs, which call the pools through their handles."""
 
 import asyncio
 import ctypes
@@ -23,8 +23,8 @@ from serve_app.scaling.pool_watch import PoolWatch, scrape
 from serve_app.speech.replica_synthesizer import Deployed, ReplicaSynthesizer
 
 _C_LIBRARY = ctypes.CDLL(None)
-# Parameters of mallopt. By default, freeing one large block raises both to 32 MiB, and each thread's arena then keeps
-# that much.
+# Parameters of mallopt. By default, freeing one large block raises both thresholds to 32 MiB, and each thread's arena
+# then keeps this much memory.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _MIB = -1, -3, 1 << 20
 
 
@@ -40,32 +40,34 @@ def return_memory() -> None:
 
 
 async def forget_everywhere(app_name: str, voices: tuple[bytes, ...]) -> None:
-    """Call `forget` on every replica of the other deployments, for deleted voices. Each ingress replica follows the
-    store by itself.
+    """Call `forget` for deleted voices on every replica of the other deployments. Ingress replicas follow the store
+    themselves.
 
-    Raises NotReady if a replica does not answer: try again. A pool without replicas has nothing to drop.
+    Raises NotReady if a replica does not answer; the caller should try again. Pools without replicas are skipped.
     """
     following = (serve.get_replica_context().deployment, "Ingress")
     pools = await asyncio.to_thread(ray_private.pools, app_name)
     names = [name for name, pool in pools.items() if name not in following and pool.running]
-    handles = [serve.get_deployment_handle(name, app_name) for name in names]  # Serve keeps them
+    handles = [serve.get_deployment_handle(name, app_name) for name in names]  # Serve caches the handles
     await asyncio.gather(*(ask_all_replicas(handle, "forget", voices) for handle in handles))
 
 
 class Ingress:
-    """One replica of the HTTP surface, without torch. Raises StartError if other hosts could connect without a key."""
+    """Replica of the HTTP API, without torch. Raises StartError if other hosts could connect without a key."""
 
     def __init__(
         self, settings: ApiSettings, models: Sequence[Deployed], added: Mapping[str, DeploymentHandle]
     ) -> None:
-        """The first of the `models` is the default. `added`: deployments of extensions, by the extension's name."""
+        """Create the replica. The first of the `models` is the default. `added`: deployments of extensions, by
+        extension name.
+        """
         ray_metrics.install(pool="ingress", models=tuple(model.name for model in models))
         ray_private.give_uvicorn(
             http=EarlyStatusProtocol,
             ws=partial(BoundedWebSocket, trusted_proxies=settings.admission.trusted_proxies),
             ws_max_size=MAX_BODY_BYTES,
             ws_per_message_deflate=False,
-            ws_ping_timeout=None,  # a paused reader does not answer pings; `MAX_UNREAD_S` limits it
+            ws_ping_timeout=None,  # paused clients do not answer pings; `MAX_UNREAD_S` limits the pause
             proxy_headers=False,
         )
         settings = settings.model_copy(update={"access": settings.access.for_host(ray_private.proxy_host())})
@@ -97,18 +99,18 @@ class Ingress:
         freeze_loaded()
 
     def __del__(self) -> None:
-        """Serve calls this before it ends the process."""
+        """Close the extensions. Serve calls this before it ends the process."""
         for state in self._extensions():
             state.close()
 
     async def check_health(self) -> None:
-        """Return to the system the memory freed after large messages and answers. Serve calls this periodically."""
+        """Run the extensions' periodic work, and return freed memory to the system. Serve calls this periodically."""
         for state in self._extensions():
             state.follow()
         await asyncio.to_thread(return_memory)
 
     def _extensions(self) -> list[Opened]:
-        """The states of extensions; none if the start failed."""
+        """Return the states of extensions, or [] if the start failed."""
         api = getattr(self, "_api", None)
         return [] if api is None else [each for each in api.state.opened.values() if isinstance(each, Opened)]
 

@@ -157,7 +157,7 @@ def test_the_document_names_each_and_what_it_requires() -> None:
         ("GET /ours", {"dialects": (Dialect("House", sockets=((TAKEN, Socket),)),)}, f"both have {TAKEN}"),
         ("GET /ours", {"requires": ("magic",)}, "house requires magic"),
         ("GET /ours", {"name": BUILT_IN[-1]}, f"'{BUILT_IN[-1]}' is listed twice"),
-        ("GET /ours", {"name": "access"}, "access is the name of a setting"),
+        ("GET /ours", {"name": "access"}, "access is also the name of a setting"),
     ],
 )
 def test_one_that_does_not_fit_fails(
@@ -292,7 +292,7 @@ async def test_a_record_that_it_does_not_take_is_logged(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert (await spoken(monkeypatch, receive=fail)).content == PCM
-    assert [each for each in caplog.messages if each.endswith("the extension house does not take its record")]
+    assert [each for each in caplog.messages if each.endswith("the extension house failed to process its record")]
 
 
 async def test_an_extension_opens_behind_what_it_requires(monkeypatch: pytest.MonkeyPatch) -> None:
