@@ -129,8 +129,7 @@ class Segments:
     def smoothed(
         self, chunks: AsyncGenerator[PcmChunk, None], sample_rate: int, listener: Listener
     ) -> AsyncGenerator[PcmChunk, None]:
-        """Return `chunks`, smoothed to avoid clicks where the audio stops because the client has not written more yet.
-        """
+        """Return `chunks`, smoothed to avoid clicks where the audio stops because the client has not written more."""
         return chunks
 
     @property
