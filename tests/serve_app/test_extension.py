@@ -285,7 +285,7 @@ async def test_an_observer_that_fails_is_logged_once_and_the_speech_goes_on(
     answer = await spoken(monkeypatch, observe=observe)
     assert (answer.status_code, answer.content) == (200, PCM)
     [logged] = [each for each in caplog.messages if "the extension house" in each]
-    assert logged.endswith("observes it no more")
+    assert logged.endswith("no longer observes it")
 
 
 async def test_a_record_that_it_does_not_take_is_logged(

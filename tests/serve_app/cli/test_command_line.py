@@ -90,7 +90,7 @@ def test_serve_refuses_a_mistyped_model_at_once() -> None:
 def test_serve_refuses_a_missing_gpu_at_once(tmp_path: Path) -> None:
     file = tmp_path / "talkray.yaml"
     file.write_text("talker_pool: {num_gpus: 99}", encoding="utf-8")
-    assert "the pools ask for 99" in refused("--config", str(file), "--model", "embedded")
+    assert "the pools need 99" in refused("--config", str(file), "--model", "embedded")
 
 
 def test_serve_refuses_a_full_disk_by_folder_and_size() -> None:

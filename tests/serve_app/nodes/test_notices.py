@@ -118,7 +118,7 @@ def test_metadata_that_is_away_is_said_once(caplog: pytest.LogCaptureFixture, mo
     monkeypatch.setattr(notices, "time", SimpleNamespace(sleep=enough, monotonic=time.monotonic))  # other threads sleep
     with pytest.raises(Ended):
         watch(Aws("http://127.0.0.1:1"), lambda notice: None)
-    assert caplog.text.count("no notice can come") == 1
+    assert caplog.text.count("notices cannot be read") == 1
 
 
 @pytest.mark.parametrize(("arguments", "watched"), [

@@ -254,7 +254,7 @@ async def test_a_tag_comes_before_instructions(client: AsyncClient) -> None:
     body = {"input": "[whispering] Hello.", "voice": "ada", "instructions": "Loudly."}
     answer = await client.post(SPEECH, json=body)
     assert answer.headers["x-voice-take"] == "whispering (tag)"
-    assert answer.headers["x-ignored"] == "instructions (a tag of the text chose the recording)"
+    assert answer.headers["x-ignored"] == "instructions (a style tag in the text selected the recording)"
     assert refusal(await client.post(SPEECH, json={"input": "[whispering]", "voice": "ada"})) == (400, "input")
 
 
@@ -448,7 +448,7 @@ async def test_our_socket_has_tags(server: Server, client: AsyncClient) -> None:
         client_of.send({"type": "speak", "text": "[cheerful] Hi.", "voice": "ada", "instructions": "Low."})
         (started, *_), _ = await client_of.until(type="started")
     assert started["voice_take"] == "cheerful (tag)"
-    assert started["ignored"] == [{"field": "instructions", "reason": "a tag of the text chose the recording"}]
+    assert started["ignored"] == [{"field": "instructions", "reason": "a style tag in the text selected the recording"}]
     assert server.synthesizer.requests[0].text == "Hi."
 
 
