@@ -75,7 +75,7 @@ def _of_application(before: Mapping[str, Any], after: Mapping[str, Any], everybo
             kind = setting.partition(".")[0]
             of_all = kind in _OF_ALL_BELOW or setting.startswith("autoscaling_config.policy")
             replaces = everybody if of_all else f"the replicas of {name}" if kind in _OF_ONE else ""
-            remark = f": {name} starts or stops replicas, or gets the new value" if not replaces else ""
+            remark = f": only {name} starts or stops replicas, or gets the new value" if not replaces else ""
             if kind != "name":
                 yield Change(f"{name}: {setting}", old, new, replaces=replaces, remark=remark)
 

@@ -248,7 +248,7 @@ async def test_a_step_that_fails_fails_its_request_and_is_named(monkeypatch: pyt
     answer = await spoken(monkeypatch, resolve=fail)
     error = answer.json()["error"]
     assert (answer.status_code, error["code"]) == (500, "extension_failed")
-    assert error["message"] == "The extension house failed on this request."
+    assert error["message"] == "The extension house failed during this request."
 
 
 async def test_a_step_may_refuse_a_request(monkeypatch: pytest.MonkeyPatch) -> None:

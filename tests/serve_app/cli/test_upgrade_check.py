@@ -82,7 +82,7 @@ def test_a_size_replaces_nobody(ask: Any, name: str, setting: str, value: object
     new = changed(name, setting, value)
     [change] = ask(new)
     assert (change.setting, change.replaces) == (f"{name}: {setting}", "")
-    assert f"{name} alone" in change.line()
+    assert f"only {name}" in change.line()
     assert code_version(new) == code_version(production())
 
 
