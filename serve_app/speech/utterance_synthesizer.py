@@ -47,8 +47,7 @@ class UtteranceSynthesizer:
         """Yield the audio of one utterance, with one call for each segment of its text. If a client that is still
         writing the text pauses, the audio pauses too.
 
-        `listener` tells when audio is due, so later segments are read ahead until then. The caller reports sent audio
-        to `listener`.
+        Later segments are read ahead until `listener` needs their audio. The caller reports sent audio to `listener`.
         """
         if (live := utterance.live_text) is not None:
             chunks = self.speak_segments(utterance.synthesis, live, info, listener, may_redraw=utterance.may_redraw)
