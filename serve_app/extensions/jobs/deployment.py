@@ -1,5 +1,4 @@
-"""Ray Serve deployment with one replica that runs jobs. Serve can replace the replica, because the store keeps results.
-"""
+"""Ray Serve deployment of one replica that runs jobs. The store keeps all results, so Serve can replace the replica."""
 
 import asyncio
 from collections.abc import Sequence
