@@ -83,7 +83,7 @@ class SegmentMaker:
             raise JobStopped(f"the model {manner.model or info.name} is no longer served. Serve it, and resume the job")
         now = await self._synthesizers[manner.model].describe()
         if (now.name, now.fingerprint) != (info.name, info.fingerprint):
-            raise JobStopped(f"the job needs {info.name}, but {now.name} is loaded. Load {info.name}, and resume")
+            raise JobStopped(f"the job's model {info.name} differs from {now.name}. Load that model, and resume")
         if job.deterministic and not now.deterministic:
             raise JobStopped("the job is deterministic, but its talkers are not. Set talker.deterministic, and resume")
 
