@@ -124,9 +124,7 @@ def _by_task(task: object, models: Sequence[ModelInfo]) -> ModelInfo | None:
         return None
     kind = _TASKS.get(task.lower()) if isinstance(task, str) else None
     if kind is None:
-        raise InvalidRequest(
-            f"task_type: {str(task)[:40]!r} is unknown. Use CustomVoice, VoiceDesign or Base.", "task_type"
-        )
+        raise InvalidRequest(f"task_type: {str(task)[:40]!r} is not CustomVoice, VoiceDesign or Base.", "task_type")
     return _of_kind(kind, models, "task_type", "task_type")
 
 
