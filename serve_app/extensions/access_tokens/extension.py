@@ -13,8 +13,8 @@ from serve_app.extensions.voices.library import Voices
 class TokenSettings(Strict):
     """Settings of access tokens (docs/access-tokens.md)."""
 
-    # File with the secrets that sign tokens, on all nodes with an ingress replica. By default, `token-secrets` next to
-    # the key file; a server on one node creates this file.
+    # File with the secrets that sign tokens, on all nodes with an ingress replica. The default is `token-secrets` next
+    # to the key file. A server on one node creates this file.
     secrets_file: Path | None = None
 
 

@@ -28,7 +28,7 @@ _HOW = {"key_derivation": "hmac", "digest_method": hashlib.sha256}
 
 
 class NoSecrets(ExtensionError):
-    """Raised if this server cannot sign tokens. The message names the setting to change."""
+    """This server cannot sign access tokens. The message names the setting to change."""
 
     kind = ErrorKind(503, "server_error", "tokens_unavailable")
 

@@ -26,7 +26,7 @@ _LONGEST_SESSION = 4096  # characters of JSON, because browsers send the token i
 
 
 class NoKeys(ExtensionError):
-    """Raised by servers without API keys, because each token belongs to a key."""
+    """This server does not require API keys, so it cannot issue tokens."""
 
     kind = ErrorKind(403, "permission_error", "tokens_unavailable")
 

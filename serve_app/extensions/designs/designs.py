@@ -75,7 +75,7 @@ _TEXTS = {
     "korean": "안녕하세요, 목소리를 들으니 반갑습니다. 창가에 앉으세요, 오늘 하루가 어땠는지 이야기해 드릴게요.",
 }
 _FAULTS = {
-    FinishReason.EARLY: "the speech ended before the text",
+    FinishReason.EARLY: "the speech ended too early",
     **dict.fromkeys((FinishReason.SILENCE, FinishReason.LOOP, FinishReason.RUNAWAY), "the speech did not end"),
     FinishReason.LENGTH: f"longer than {LONGEST_S:g} s",
 }

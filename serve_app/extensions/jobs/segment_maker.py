@@ -93,7 +93,7 @@ class SegmentMaker:
         VISITOR.set(Visitor(job.owner, sees_all=True))  # planning has checked the rights of the owner
         voice = await self._voices.find(manner.stored_voice)
         if voice is None:
-            raise JobStopped(f"the voice {manner.stored_voice} was deleted. Create a new job with another voice")
+            raise JobStopped(f"the voice {manner.stored_voice} was deleted. Create a new job")
         return await self._voices.reference(voice, manner.style, info, x_vector_only=manner.x_vector_only)
 
     async def _speak(self, utterance: Utterance, info: ModelInfo, voice: str | None) -> _Speech:

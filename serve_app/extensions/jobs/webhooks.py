@@ -76,7 +76,7 @@ class Webhooks:
                 aiohttp.ClientSession(timeout=_TIMEOUT) as session,
                 session.post(url, data=content, headers=headers, allow_redirects=False) as answer,
             ):
-                return None if answer.ok and answer.status < 300 else f"the server returned status {answer.status}"
+                return None if answer.ok and answer.status < 300 else f"the server returned {answer.status}"
         except InvalidRequest as error:
             return error.message
         except TimeoutError:

@@ -265,7 +265,7 @@ class StoredVoice(Stored):
         named = self.take_named(words)
         take = named or self.takes[0]
         why = "tag" if is_tagged else "instructions" if named else "the first"
-        by_vector = "" if take.text else ", without a transcript: only its speaker vector is used"
+        by_vector = "" if take.text else ", speaker vector only: the transcript is missing"
         return f"{take.style} ({why}{by_vector})"
 
 

@@ -308,7 +308,7 @@ def read_file(file: Path) -> bytes:
 def _line(voice: "StoredVoice") -> str:
     owner = f"of {voice.owner}" if voice.owner else "without owner"
     takes = ", ".join(f"{take.style} {take.seconds:.1f} s" for take in voice.takes)
-    way = "" if voice.takes[0].text else ", without transcript: only the speaker vector is used"
+    way = "" if voice.takes[0].text else ", speaker vector only: the transcript is missing"
     return f"{voice.id}  {voice.name:<20} {owner}  {takes}{way}"
 
 

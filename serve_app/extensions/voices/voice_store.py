@@ -67,19 +67,19 @@ _LARGE_RECORD_BYTES, _MOST_RECORD_BYTES = 6 << 20, 64 << 20
 
 
 class StoreFailed(ExtensionError):
-    """Raised if the voice store is unavailable. Clients see the message, so only the log contains the address."""
+    """The voice store is unavailable. Clients see the message, so only the log contains the address of the store."""
 
     kind = ErrorKind(503, "server_error", "voice_store_failed", retry=True)
 
 
 class NoStore(StoreFailed):
-    """Raised if the server does not have a voice store. The message names the setting."""
+    """The server does not have a voice store. The message names the setting to change."""
 
     kind = ErrorKind(503, "server_error", "voice_store_failed")
 
 
 class Damaged(ExtensionError):
-    """Raised if a stored object is damaged or missing."""
+    """A stored object is damaged or missing."""
 
     kind = ErrorKind(500, "server_error", "voice_damaged")
 
