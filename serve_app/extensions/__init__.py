@@ -45,7 +45,7 @@ COMMANDS = {
 
 
 def load_extensions(selected: Sequence[str] | None = None) -> "tuple[Extension, ...]":
-    """Return the extensions that `api.extensions` selects, in the same order. Return all built-in ones for None.
+    """Return the extensions that `api.extensions` selects, in the same order. The default is all built-in extensions.
 
     Raises StartError if a name is unknown or repeated, if an import fails, or if a required extension is missing.
     """

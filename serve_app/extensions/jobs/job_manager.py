@@ -185,7 +185,7 @@ class JobManager:
         return self._as_json(work)
 
     async def track(self, visitor: Visitor, job_id: str, part: str | None) -> Track:
-        """Return the track of a finished part, or of a finished job for None. Raises NotFound, Conflict."""
+        """Return the track of a finished part, or of the whole job without `part`. Raises NotFound, Conflict."""
         work = await self._find(visitor, job_id)
         names = await apart(work.names, part)
         infos = [work.job.info(model) for model in work.job.models]

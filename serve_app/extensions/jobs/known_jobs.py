@@ -51,7 +51,7 @@ class KnownJobs:
                 self._followed_s = time.monotonic()
 
     async def look(self, job_id: str | None = None) -> None:
-        """Read the changes that other processes made to one job, or to all for None. Raises StoreFailed."""
+        """Read the changes that other processes made to a job, or to all jobs by default. Raises StoreFailed."""
         known = {each for each in self.works if job_id in (None, each)}
         marks = await asyncio.to_thread(partial(self._store().marks, job_id))
         for gone in known - marks.keys():

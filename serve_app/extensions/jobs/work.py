@@ -109,7 +109,7 @@ class Work:
         return number.isascii() and number.isdigit() and len(number) < 10 and int(number) < len(self.job.num_segments)
 
     def names(self, part: str | None) -> tuple[str, ...]:
-        """Return the segment names of a finished part, or of the whole job for None, in order. Blocks for a long job.
+        """Return the segment names of a finished part, or of the whole job without `part`. Blocks for a long job.
 
         Raises NotFound if the part is unknown, and Conflict if the part or job is not finished.
         """

@@ -105,7 +105,7 @@ class Take(Strict):
         return "transcript" if self.text else "vector"
 
     def as_json(self) -> dict[str, object]:
-        """The object that the API returns to the owner."""
+        """Return the object that the API sends to the owner."""
         known = {"style": self.style, "seconds": self.seconds, "text": self.text, "cloned_by": self.cloned_by}
         known |= {"disabled": self.disabled} if self.disabled else {}
         return {**known, "changes": self.changes, "flaws": [asdict(flaw) for flaw in self.flaws]}
