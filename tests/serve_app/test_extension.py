@@ -98,13 +98,13 @@ async def test_without_an_extension_its_places_are_404_and_all_others_answer(nam
         (("voices", "voices"), "'voices' is listed twice"),
         (("default", BUILT_IN[-1]), f"'{BUILT_IN[-1]}' is listed twice"),
         *(
-            ((name,), f"{name} requires {', '.join(_required(ALL[name]))}: add them")
+            ((name,), f"{name} requires {', '.join(_required(ALL[name]))}. Add them")
             for name in ALL
             if _required(ALL[name])
         ),
         (("nowhere.at_all:EXTENSION",), "cannot be imported (No module named 'nowhere')"),
         (("house:MISSING",), "cannot be imported (module 'house' has no attribute 'MISSING')"),
-        (("house:OTHER",), "'house:OTHER' is a int: name an object of the class Extension"),
+        (("house:OTHER",), "'house:OTHER' is a int. Name an instance of Extension"),
         (("house:",), "'house:' is unknown"),
     ],
 )

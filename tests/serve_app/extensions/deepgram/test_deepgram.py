@@ -101,7 +101,7 @@ async def test_telephones_have_their_rate_also_by_default(more: str) -> None:
     path, synthesizer = f"/v1/speak?encoding=mulaw&{more}", FakeSynthesizer(script=utterance(25))
     messages, audio = await heard(synthesizer, path, speak("Hi"), FLUSH, until={"type": "Flushed"})
     assert len(audio) == pytest.approx(8000 * 2, abs=20)
-    ignored = [{"field": "container", "reason": "a WebSocket has none"}] if "container" in more else None
+    ignored = [{"field": "container", "reason": "WebSockets have none"}] if "container" in more else None
     assert messages[0].get("ignored") == ignored
 
 

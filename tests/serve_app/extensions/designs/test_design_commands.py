@@ -71,7 +71,7 @@ def test_on_a_terminal_they_are_heard_and_one_is_chosen(
 
 
 def test_what_goes_wrong_is_said(server: Server, tmp_path: Path) -> None:
-    assert "--lock needs a --name" in designs(server, tmp_path, "--lock", "1", status=1)
+    assert "--lock requires --name" in designs(server, tmp_path, "--lock", "1", status=1)
     assert "cannot be written" in designs(server, tmp_path / "nowhere", status=1)
-    assert "no design 'design_0' is kept" in run("lock", "design_0", "ada", "--url", server.url, status=1)
+    assert "'design_0' is unknown" in run("lock", "design_0", "ada", "--url", server.url, status=1)
     assert server.synthesizer.requests != []

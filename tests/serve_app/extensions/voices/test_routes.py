@@ -101,7 +101,7 @@ async def test_stored_audio_is_prepared(server: Server, client: AsyncClient, for
     reference = reference_of(server)
     [take] = told["takes"]
     assert [flaw["code"] for flaw in take["flaws"]] == ["transcript_short", "short"]
-    assert "Write down exactly" in take["flaws"][0]["advice"]
+    assert "Send exactly the spoken words" in take["flaws"][0]["advice"]
     expected, rate = decode_file(spoken(), field)
     if prepare == "none":
         assert take["changes"] == []
@@ -169,7 +169,7 @@ async def test_a_consent_is_kept_as_it_was_sent(server: Server, client: AsyncCli
 async def test_without_a_transcript_it_is_by_vector_and_says_so(server: Server, client: AsyncClient) -> None:
     assert (await store(client, "ada"))["cloned_by"] == "vector"
     answer = await client.post(SPEECH, json={"input": "Hi.", "voice": "ada"})
-    assert answer.headers["x-voice-take"] == "neutral (the first, by its vector only: it has no transcript)"
+    assert answer.headers["x-voice-take"] == "neutral (the first, speaker vector only: the transcript is missing)"
     assert reference_of(server).x_vector_only
 
 
@@ -397,7 +397,7 @@ async def test_a_store_that_fails_keeps_the_voices_and_is_told_once(
     following = asyncio.create_task(server.voices._look_again())
     await looked.wait()
     following.cancel()
-    kept = [record.getMessage() for record in caplog.records if "keeping the voices" in record.message]
+    kept = [record.getMessage() for record in caplog.records if "the voices of the last read" in record.message]
     assert [line.rpartition(": ")[2] for line in kept] == ["away", "gone"]
     assert server.voices.known("ada") is not None
 
@@ -630,7 +630,7 @@ async def test_unknown_fields_are_named(client: AsyncClient) -> None:
     answer = await client.post("/v1/audio/voices", data={"name": "a", "colour": "red"}, files=files)
     assert answer.headers["x-ignored"] == "colour (unknown field)"
     changed = await client.post("/v1/audio/voices/a", json={"description": "calm", "style": "calm"})
-    assert changed.headers["x-ignored"] == "style (send it with an audio_sample)"
+    assert changed.headers["x-ignored"] == "style (requires an audio_sample)"
 
 
 async def test_a_model_with_named_voices_says_what_is_missing(folder: Path) -> None:
@@ -679,7 +679,7 @@ async def test_openais_sdk(server: Server) -> None:
         assert voice.type == "audio_sample"
         speech = await client.audio.speech.create(model="tts-1", voice=voice.id, input="Hi.", response_format="pcm")
         assert speech.content
-        with pytest.raises(openai.ConflictError, match="Delete that voice first"):
+        with pytest.raises(openai.ConflictError, match="Delete these voices first"):
             await consents.delete(consent.id)
         assert (await voices.delete(voice.id)).deleted
         assert (await consents.delete(consent.id)).deleted
