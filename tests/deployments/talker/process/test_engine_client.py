@@ -370,7 +370,7 @@ async def test_an_engine_may_stay_awake(client: EngineClient, sleeper: Calls, mo
 
     def fail(process: int) -> None:
         loop.call_soon_threadsafe(tried.set)
-        raise EngineError("keep_alive needs an NVIDIA driver 570 or newer")
+        raise EngineError("keep_alive_s requires NVIDIA driver 570 or newer")
 
     monkeypatch.setattr(asleep, "send_to_sleep", fail)
     client._keep_alive_s = 0.2
