@@ -133,7 +133,7 @@ def test_memory_of_states_ends(decoder: CodecDecoder, monkeypatch: pytest.Monkey
     states = SharedStates(decoder.initial_state(), descriptor)
     os.close(descriptor)
     held = states.acquire()
-    with pytest.raises(MemoryError, match="1 states"):
+    with pytest.raises(MemoryError, match="all 1 cells"):
         states.acquire()
     del held
 
@@ -152,7 +152,7 @@ def test_without_the_first_process_none_restarts(decoder: CodecDecoder, director
 
 
 def test_a_decoder_that_does_not_load_says_so(decoder: CodecDecoder, tmp_path: Path) -> None:
-    with pytest.raises(EngineError, match="ended with code 1 while it loaded"):
+    with pytest.raises(EngineError, match="exited with code 1 while loading"):
         WorkerProcesses(1, decoder, choice(tmp_path))
 
 

@@ -32,7 +32,7 @@ def test_demanding_flash_attn_says_why_not() -> None:
 
 @pytest.mark.parametrize(
     ("block_size", "dtype", "reason"),
-    [(64, torch.bfloat16, "multiple of 256 positions, they have 64"), (256, torch.float32, "half precision")],
+    [(64, torch.bfloat16, "multiple of 256 positions, but they have 64"), (256, torch.float32, "half precision")],
 )
 def test_flash_attn_refuses(block_size: int, dtype: torch.dtype, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
