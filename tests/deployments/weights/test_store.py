@@ -168,7 +168,7 @@ def test_a_name_that_no_repository_can_have_is_refused() -> None:
 
 def test_a_folder_that_takes_no_voice_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TALKRAY_CACHE", "/proc/talkray")
-    with pytest.raises(CheckpointError, match=r"takes 37 MB in /proc/talkray \(No such file or directory\)"):
+    with pytest.raises(CheckpointError, match=r"needs 37 MB in /proc/talkray \(No such file or directory\)"):
         locate("embedded")
 
 
