@@ -37,8 +37,8 @@ class FinishReason(StrEnum):
     STOP = "stop"  # the talker sampled its end-of-speech code
     EARLY = "early"  # the talker ended before any sound, before the end of the text, or far too early for the text
     LENGTH = "length"  # max_new_tokens
-    SILENCE = "silence"  # the talker missed the end: seconds of silence or room noise
-    LOOP = "loop"  # the talker missed the end: it repeats itself
+    SILENCE = "silence"  # the talker makes seconds of silence or room noise instead of ending
+    LOOP = "loop"  # the talker repeats itself instead of ending
     RUNAWAY = "runaway"  # the talker continues after the last word, or makes far more frames than the text can need
 
     @property
@@ -247,7 +247,7 @@ class SynthesisRequest:
     def before(self) -> Codes | None:
         """Frames that precede the speech and are not delivered: the reference's frames, then the tail's frames."""
         if self.tail is None or self.reference_codes is None:
-            return self.reference_codes if self.tail is None else self.tail.codes.copy()  # torch wants to write to it
+            return self.reference_codes if self.tail is None else self.tail.codes.copy()  # torch needs writable arrays
         return np.concatenate([self.reference_codes, self.tail.codes])
 
 

@@ -283,7 +283,7 @@ def _with_commas(match: re.Match[str]) -> str:
 
 
 _DAYS_NOT_PARTS = frozenset(range(13, 32)) - {15, 16, 20, 24, 30}
-_ALONE = rf"(?<![\w.,:/+-])(?<!\d )(?<![{SIGNS}]\d )"  # no part of another number
+_ALONE = rf"(?<![\w.,:/+-])(?<!\d )(?<![{SIGNS}]\d )"  # not part of another number
 _OF_DECADES = "[Tt]he|[Ii]n|[Mm]id|[Ee]arly|[Ll]ate|to|his|her|their|my|our|your"
 _DASH = r" ?- ?"
 RANGED = r"(?:(?<=\d)|(?<=\d[kKmMbB%])|(?<=\d[mbt]n)|(?<=°[CF]))"  # the first end of a range

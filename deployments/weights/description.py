@@ -39,7 +39,7 @@ class TextNeeds:
     follows_instructions: Annotated[bool, Field(strict=True)] = False  # applies to voices with a spoken form
     max_segment_chars: Annotated[int, Field(ge=1, strict=True)] = 1000
     alignment_head: tuple[int, int] | None = None  # layer and head of the talker whose attention follows the text
-    clones_by_vector: Annotated[bool, Field(strict=True)] = False  # its codec has no encoder
+    clones_by_vector: Annotated[bool, Field(strict=True)] = False  # for checkpoints whose codec lacks an encoder
 
 
 def describe(model: str, config: TalkerConfig, *, on_gpu: bool) -> ModelInfo | None:

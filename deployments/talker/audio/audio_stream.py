@@ -22,7 +22,7 @@ _FEW_STREAMS = 15  # with more streams, some steps of the ramp are skipped
 _SHARING = 4
 _BULK_FRAMES = 96
 _MANY_STREAMS = 128
-_BACKGROUND_FRAMES = 48  # limit for a call of background streams while there are listeners, who may have to wait for it
+_BACKGROUND_FRAMES = 48  # limit for a call of background streams while listeners may have to wait for it
 
 
 @dataclass(slots=True, eq=False)

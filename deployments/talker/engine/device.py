@@ -107,7 +107,7 @@ def _use_cpus_near(device: torch.device) -> str | None:
     address = f"{properties.pci_domain_id:04x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}.0"
     try:
         listed = (_SYSFS / "bus/pci/devices" / address / "local_cpulist").read_text(encoding="ascii").strip()
-    except OSError:  # a container may hide it
+    except OSError:  # a container may hide sysfs
         return None
     spans = [part.split("-") for part in listed.split(",") if part]  # such as 0-15,64-79
     near = allowed & {cpu for span in spans for cpu in range(int(span[0]), int(span[-1]) + 1)}
