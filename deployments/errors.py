@@ -95,7 +95,7 @@ class CodecLost(ReplicaLost):
 
 
 class Moved(ReplicaLost):
-    """The replica hands its streams over because it is stopping, or Serve cancelled the call. This is not a fault."""
+    """The replica hands its streams over because it is stopping, or Serve cancelled the call. Neither is a fault."""
 
 
 class EngineError(TalkrayError):

@@ -54,7 +54,7 @@ class Listener:
             self.due_s += taken_s
 
     def wait(self, *, now_s: float) -> None:
-        """Move the due time to now, because no stage could produce audio earlier. The stall counts for none of them."""
+        """Move the due time to now, because no stage could produce audio earlier. The stall does not count."""
         if self.due_s is not None:
             self.due_s = max(self.due_s, now_s)
 

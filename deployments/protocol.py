@@ -104,7 +104,7 @@ for _name in DRAWING_OPTIONS:
 
 @dataclass(frozen=True, slots=True)
 class ClonePrompt:
-    """Speaker vector and codes of a recording, in a hundredth of the recording's bytes. Any replica can use them."""
+    """Speaker vector and codes of a recording, in a hundredth of the recording's bytes, for use by any replica."""
 
     speaker: NDArray[np.float32]  # [hidden]
     codes: Codes | None = None  # [frames, num_code_groups]; None if only the speaker vector was requested

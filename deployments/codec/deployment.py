@@ -44,9 +44,9 @@ class CodecReplica:
     ) -> None:
         """Create a replica that calls `talkers`, the handle of each model by name.
 
-        `placements` sets where several models are decoded. It is "pool" for talkers without a GPU, because a model at
-        zero replicas cannot report whether its talkers have a GPU. `max_late_s` limits the silence that a listener may
-        hear. `name` identifies one of several codec pools in metrics.
+        `placements` sets where several models are decoded. The placement is "pool" for talkers without a GPU, because a
+        model at zero replicas cannot report whether its talkers have a GPU. `max_late_s` limits the silence that a
+        listener may hear. `name` identifies one of several codec pools in metrics.
         """
         from deployments.codec.pool.service import CodecService
 

@@ -227,7 +227,7 @@ class EncoderNetwork(nn.Module):
 
 
 class CodecEncoder:
-    """Loaded encoder. It computes in float32, because selecting the nearest codebook entry is sensitive to rounding."""
+    """Loaded encoder in float32, because selecting the nearest codebook entry is sensitive to rounding."""
 
     def __init__(self, network: EncoderNetwork, *, num_quantizers: int, frame_samples: int) -> None:
         self.network = network.requires_grad_(requires_grad=False).eval()

@@ -6,8 +6,8 @@ codebook projections are constant and are folded into the weights. Snakes are no
 
     x + amplitude * sin(f x)^2  =  amplitude / 2 + [x - amplitude / 2 * cos(2 f x)]
 
-could be folded into the next bias. But a few channels of every trained decoder have a large amplitude. The bracket then
-adds a small x to a large value, and rounding to 16 bits loses x.
+could be folded into the next bias. A few channels of each trained decoder have a large amplitude, though. The bracket
+then adds a small x to a large value, and rounding to 16 bits loses x.
 """
 
 from collections.abc import Callable, Iterator, Mapping

@@ -13,7 +13,7 @@ def rotary_tables(positions: Tensor, *, head_dim: int, theta: float, dtype: torc
 
 
 def rotate(x: Tensor, tables: tuple[Tensor, Tensor]) -> Tensor:
-    """Apply rotary position embedding to [B, heads, T, head_dim]. It pairs the two halves of a head."""
+    """Apply rotary position embedding to [B, heads, T, head_dim]. The two halves of a head are paired."""
     cos, sin = tables
     first, second = x.chunk(2, dim=-1)
     return x * cos + torch.cat((-second, first), dim=-1) * sin

@@ -1,6 +1,6 @@
 """Networks in C for CPUs (cpu_networks.c): decoding steps and prompts in float32.
 
-They are used if a C compiler is available, and on x86 only if the CPU has AVX2. ctypes calls them and releases the GIL.
+The networks are used if a C compiler is available, and on x86 only if the CPU has AVX2. ctypes releases the GIL.
 A row's result does not depend on other rows.
 """
 

@@ -72,7 +72,7 @@ def substitute(text: str, rules: Rules) -> str:
 def integer(figures: str) -> str:
     """Return the words for a digit string, with or without thousands separators.
 
-    Numbers with a leading zero are codes and read digit by digit. So are long numbers that are neither separated nor
+    Numbers with a leading zero are codes and read digit by digit, as are long numbers without separators that are not
     round.
     """
     if re.search(r",\d\d,", figures):

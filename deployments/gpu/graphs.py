@@ -59,7 +59,7 @@ def buckets(largest: int, sizes: Iterable[int]) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """A row of staging memory, as an array to fill and as a tensor to copy from. Both share the memory."""
+    """A row of staging memory, as an array to fill and as a tensor to copy from. Array and tensor share memory."""
 
     values: NDArray[np.int32]
     tensor: Tensor

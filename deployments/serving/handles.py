@@ -185,9 +185,9 @@ def from_ray_error(error: Exception, lost: type[ReplicaLost], finished: Rate) ->
 class LeastBusy(FIFOMixin, LocalityMixin, RequestRouter):  # type: ignore[misc]  # Ray has no type annotations
     """Request router that selects the replica with the fewest calls.
 
-    Serve's own router compares two random replicas. Both are often busy while others are idle, which delays the first
-    frame. A retry may go to any node, because the replica on the caller's node may hang. Serve sends this class by
-    value.
+    Serve's own router compares two random replicas. Both replicas are often busy while others are idle, which delays
+    the first frame. A retry may go to any node, because the replica on the caller's node may hang. Serve sends this
+    class by value.
     """
 
     async def choose_replicas(

@@ -1,8 +1,8 @@
 """Recorders that pass the metrics of `metrics.py` to Ray.
 
-Ray's metrics agent on each node exports the metrics of all processes there. It prefixes each name with `ray_` and adds
-the tag `WorkerId`, which distinguishes replicas. Recording through Ray takes 3 microseconds, and up to 95 in a process
-that was idle. A separate thread calls Ray shortly afterwards, so streams never wait for Ray.
+Ray's metrics agent on each node exports the metrics of all processes there. The agent prefixes each name with `ray_`
+and adds the tag `WorkerId`, which distinguishes replicas. Recording through Ray takes 3 microseconds, and up to 95 in a
+process that was idle. A separate thread calls Ray shortly afterwards, so streams never wait for Ray.
 """
 
 import logging

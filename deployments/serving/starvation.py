@@ -22,7 +22,7 @@ def any_runnable(process: int) -> bool:
 
 
 class ThreadWork:
-    """Activity monitor for the constructing thread, or for the only thread of `process`. Other threads call it."""
+    """Activity monitor, called by other threads, of the constructing thread or of the only thread of `process`."""
 
     def __init__(self, process: int | None = None) -> None:
         self._process, self._thread = process or "self", process or threading.get_native_id()

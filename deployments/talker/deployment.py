@@ -51,7 +51,7 @@ class StartNotes:
 
 
 class TalkerReplica:
-    """One replica of a talker pool. It becomes ready after its engine process has loaded the model and warmed up."""
+    """One replica of a talker pool, which is ready after its engine process has loaded the model and warmed up."""
 
     def __init__(self, model: str, config: TalkerConfig, name: str = "", *, makes_audio: bool) -> None:
         """Start the engine. `name` labels metrics if there are several models. See `EngineClient` for `makes_audio`."""

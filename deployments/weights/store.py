@@ -190,7 +190,7 @@ def read_index(index: Path) -> dict[str, str]:
 
 
 def read_json(file: Path) -> Any:
-    """Return the content of a checkpoint's JSON file. Raises CheckpointError if it is missing or invalid."""
+    """Return the content of a checkpoint's JSON file. Raises CheckpointError for a missing or invalid file."""
     try:
         return json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:

@@ -155,7 +155,7 @@ class _Scratch(threading.local):
 
     @contextmanager
     def kept(self) -> Iterator[list[Tensor]]:
-        """Yield the list of buffers used inside the block. They are not freed while the caller keeps the list."""
+        """Yield the list of buffers used inside the block. The buffers are kept while the caller holds the list."""
         used: list[Tensor] = []
         self._used = used
         try:

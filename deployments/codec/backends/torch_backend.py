@@ -5,8 +5,8 @@ all layers, as for the released shape, the calls of a batch are captured and rep
 
 A lower precision applies only to products. Sums, snakes, the last convolution and attention stay in float32. On a CPU,
 layers with many channels are limited by reading weights and process all streams together. The other layers are limited
-by reading activations. They process one stream and a short piece of time through all remaining layers, which keeps the
-piece in the cache.
+by reading activations. Such layers process one stream and a short piece of time through all remaining layers, which
+keeps the piece in the cache.
 """
 
 import threading

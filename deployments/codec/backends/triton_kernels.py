@@ -1,4 +1,4 @@
-"""Triton kernels of the decoder on a GPU. They are few and large, because launches limit the time per frame.
+"""Triton kernels of the decoder on a GPU. Kernels are few and large, because launches limit the time per frame.
 
 Rows are [B * time, channels]. Kernels find a stream's state through its slot, so states are not copied for a call.
 `triton_decoder.py` launches the kernels, and the tests compare them with plain PyTorch.

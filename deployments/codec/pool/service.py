@@ -72,7 +72,7 @@ class CodecService:
     ) -> None:
         """Load the codec of `model`. `decode` takes one task; its batched implementation ends in `decode_batch`.
 
-        `placements` has an entry for each of several models. It is always "pool" for talkers without a GPU.
+        `placements` has an entry for each of several models. The placement is always "pool" for talkers without a GPU.
         """
         self._codec = load_codec(model, config)
         self._ramp = chosen_ramp(config.workers)

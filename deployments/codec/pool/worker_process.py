@@ -1,9 +1,9 @@
 """Worker process of a replica: `python -m deployments.codec.pool.worker_process CONTROL STATES DECODER`.
 
-The first process loads the decoder and runs each call shape once. It then forks a worker for each socket received on
-CONTROL. All workers share one copy of the weights in memory and in the processor's cache, and a dead worker is replaced
-immediately. The processes stay single-threaded, because a fork copies only one thread. Each exits when its socket
-closes.
+The first process loads the decoder and runs each call shape once. The process then forks a worker for each socket
+received on CONTROL. All workers share one copy of the weights in memory and in the processor's cache, and a dead worker
+is replaced immediately. The processes stay single-threaded, because a fork copies only one thread. Each process exits
+when its socket closes.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Threads and processes that decode for a replica. They are monitored, and ended processes are replaced.
+"""Threads and processes that decode for a replica, with detection of hangs and replacement of ended processes.
 
 Decoding consists of hundreds of short Python steps, so threads of one process wait for each other and block the event
 loop. On sixteen cores, two replicas with seven threads made 27 seconds of audio per second, and seven replicas with two

@@ -1,7 +1,7 @@
 """Streams that are decoded on the talker's device, in part or completely.
 
 Frames are added as the talker makes them, and PCM is returned as it becomes ready. The engine does not depend on slots,
-batches or graphs. `choose_call` schedules the calls. `DecodeGate` schedules those of the codec pool by different rules.
+batches or graphs. `choose_call` schedules the calls. `DecodeGate` schedules calls of the codec pool by different rules.
 """
 
 import math
@@ -206,7 +206,7 @@ class AudioStreams:
         assert slots == list(range(self._num_slots)), f"slots lost or held twice: {slots}"
 
     def _write(self, stream: AudioStream, codes: Codes) -> None:
-        """Write the frames that exist when a stream opens. They may exceed the capacity of a slot."""
+        """Write the frames that exist when a stream opens. The frames may exceed the capacity of a slot."""
         for start in range(0, len(codes), _WRITTEN_AT_ONCE):
             part = codes[start : start + _WRITTEN_AT_ONCE]
             while stream.num_waiting + len(part) > MAX_WAITING:

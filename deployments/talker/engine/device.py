@@ -1,4 +1,4 @@
-"""Differences between CPU and GPU outside the engine's steps. `ModelRunner` contains those of the steps."""
+"""Differences between CPU and GPU outside the engine's steps. `ModelRunner` contains the differences of steps."""
 
 import fcntl
 import math
@@ -49,7 +49,7 @@ class EngineDevice:
         return turn_on_gpu(report) if self.on_gpu else nullcontext()
 
     def begin(self) -> str | None:
-        """Start using the device. Returns a message for the start-up log. Raises EngineError if it is not supported."""
+        """Start using the device. Returns a message for the start-up log. Raises EngineError for an unsupported GPU."""
         near = None
         if self.on_gpu:
             _check_card(self.device)

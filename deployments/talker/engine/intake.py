@@ -1,6 +1,6 @@
 """Conversion of requests to sequences, with limits for the length of prompts and speech.
 
-A complete text becomes a sequence immediately. An unfinished text becomes one when it is long enough for a prompt.
+A complete text becomes a sequence immediately. An unfinished text becomes a sequence once a prompt is possible.
 """
 
 from collections.abc import Iterable

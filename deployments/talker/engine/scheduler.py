@@ -1,16 +1,16 @@
 """Scheduling of sequences: admission by free rows and KV blocks, and preemption when blocks run out.
 
-Segments of jobs are called background sequences. They have a separate queue:
+Segments of jobs are called background sequences. Background sequences have a separate queue:
 
 - One of them is admitted per step, if no other sequence waits.
-- They occupy at most seven eighths of the rows. Beside other sequences, they occupy at most half of the rows and at
-  most 18 rows. The number falls as the number of other sequences rises.
-- They are preempted only if another sequence would otherwise have no row or no blocks.
+- Background sequences occupy at most seven eighths of the rows. Beside other sequences, they occupy at most half of the
+  rows and at most 18 rows. The number falls as the number of other sequences rises.
+- Background sequences are preempted only if another sequence would otherwise have no row or no blocks.
 
 `Lanes` may give a listener's new sequence a row while a step runs (`give_to_lane`), and lets it `join` later steps.
 
-A sequence that waits for text (`Pacing`) releases its row and blocks if other sequences wait for them. It is prefilled
-again when no other sequence waits, so new text only waits for one frame.
+A sequence that waits for text (`Pacing`) releases its row and blocks if other sequences wait for them. The sequence is
+prefilled again when no other sequence waits, so new text only waits for one frame.
 """
 
 import math
@@ -148,7 +148,7 @@ class Scheduler:
         return Batch(prefill=admitted, decode=due)
 
     def give_to_lane(self, sequence: Sequence) -> None:
-        """Give a waiting sequence a row and blocks. It takes part in steps after `join`."""
+        """Give a waiting sequence a row and blocks. The sequence takes part in steps after `join`."""
         self._give_row(sequence)
 
     def join(self, sequences: list[Sequence]) -> None:
@@ -189,7 +189,7 @@ class Scheduler:
         return preempted
 
     def _preempt(self, sequence: Sequence) -> None:
-        """Move a sequence back to the head of the queue. It later continues after a prefill with its frames."""
+        """Move a sequence back to the head of the queue, to continue later after a prefill with its frames."""
         self._release(sequence)
         (self.waiting_background if sequence.is_background else self.waiting).appendleft(sequence)
 
@@ -267,11 +267,11 @@ class Pacing:
     Each sequence with a row takes part in a step, with three exceptions.
 
     1. Sequences far ahead of playback sit out while another sequence waits for its first frame or for a frame that is
-       nearly due, because a step with fewer sequences is shorter. They keep their rows for longer as a result. When
-       more than half of the rows are in use, they therefore sit out only for frames that are nearly due.
+       nearly due, because a step with fewer sequences is shorter. Sequences that sit out keep their rows for longer.
+       When more than half of the rows are in use, they therefore sit out only for frames that are nearly due.
     2. A sequence sits out while its next frame needs text that the client has not written yet.
-    3. Background sequences sit out in the same cases, and beyond a number that depends on the load. They are then
-       parked: they keep their rows and KV blocks. They never make other sequences sit out.
+    3. Background sequences sit out in the same cases, and beyond a number that depends on the load. Such
+       sequences are parked: they keep their rows and KV blocks. Background sequences never make others sit out.
     """
 
     def __init__(self, *, max_num_seqs: int, max_lead_s: float) -> None:

@@ -29,7 +29,7 @@ _MAX_FAILED_PREFILLS = 3  # after this many consecutive failures the engine is a
 class StepInFlight:
     """A step queued on a runner, by the engine or by a lane.
 
-    It contains the runner's `QueuedStep` with the results, and the engine's notes until the results are delivered.
+    Contains the runner's `QueuedStep` with the results, and the engine's notes until the results are delivered.
     """
 
     queued: QueuedStep

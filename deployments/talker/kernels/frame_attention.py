@@ -1,7 +1,7 @@
 """Attention within a frame: one new position per row over at most sixteen positions, fused with surrounding work.
 
-The kernel includes QK-norm, RoPE, the cache write and the softmax. It reads the new position's key and value from the
-QKV product instead of the cache, so it does not wait for the write.
+The kernel includes QK-norm, RoPE, the cache write and the softmax. The kernel reads the new position's key and
+value from the QKV product instead of the cache, so it does not wait for the write.
 """
 
 import triton

@@ -1,8 +1,8 @@
 """Product of a few rows with a weight matrix, fused with surrounding operations. Reads the weights once.
 
-Three forms cover a decoder layer. Each can divide by the root mean square of its input. RMSNorm's weight is folded into
-the matrix. `1 / rms` is a factor of the whole row and is applied after the product. The sums of squares come from the
-kernel that wrote the row. Each of its programs stores the sum over its columns.
+Three forms cover a decoder layer. Each form can divide by the root mean square of its input. RMSNorm's weight is folded
+into the matrix. `1 / rms` is a factor of the whole row and is applied after the product. The sums of squares come from
+the kernel that wrote the row. Each of its programs stores the sum over its columns.
 """
 
 from dataclasses import dataclass
@@ -41,7 +41,7 @@ class Activations:
 
 @triton.jit
 def _load_squares(squares, parts_stride, m, parts: tl.constexpr):
-    """Load the partial sums of squares [parts, block_m] before the product. They are summed after it."""
+    """Load the partial sums of squares [parts, block_m] before the product, to sum them after the product."""
     part = tl.arange(0, triton.next_power_of_2(parts))
     return tl.load(squares + part[:, None] * parts_stride + m[None, :], mask=part[:, None] < parts, other=0.0)
 
@@ -53,7 +53,7 @@ def _silu(x):
 
 @triton.jit
 def _prefetched_residual(residual, place, inside):
-    """Load residual rows early. They were complete before the predecessor started, see launch.py."""
+    """Load residual rows early. The rows were complete before the predecessor started, see launch.py."""
     return tl.load(residual + place, mask=inside, other=0.0, cache_modifier=".cg").to(tl.float32)
 
 

@@ -1,7 +1,7 @@
 """Lookup tables for the talker's input rows: projected text embeddings, and the codec's embeddings.
 
 An input row is the sum of one entry from each table. *Dense* rows are not table entries: speaker vectors, frames of a
-reference, and frames of a resumed stream. They are stored after the codec's entries during one prefill pass.
+reference, and frames of a resumed stream. Dense rows are stored after the codec's entries during one pass.
 """
 
 import numpy as np

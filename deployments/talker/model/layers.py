@@ -19,7 +19,7 @@ Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
 
 class RMSNorm(nn.Module):
-    """RMSNorm in float32. It casts back before the multiplication with the weight, as the official code does."""
+    """RMSNorm in float32, with a cast before the multiplication with the weight, as in the official code."""
 
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()

@@ -1,8 +1,8 @@
 """Engine process: `python -m deployments.talker.process.engine_process SOCKET START`.
 
 A busy Python thread would share the GIL with the replica's event loop and triple the time to the first byte, so the
-engine runs in a child process. The process exits when its socket closes, so it never outlives its replica. It stays in
-the replica's session. A watchdog thread sends heartbeats, and ends the process if a step hangs.
+engine runs in a child process. The process exits when its socket closes, so it never outlives its replica. The process
+stays in the replica's session. A watchdog thread sends heartbeats, and ends the process if a step hangs.
 """
 
 import contextlib
@@ -104,7 +104,7 @@ class FirstAudioMarks:
         self._requests: dict[int, _MarkedRequest] = {}
 
     def begin(self, sequence_id: int, request: SynthesisRequest, *, came_ns: int) -> None:
-        """Track a request with marks. It arrived at `came_ns` (time.time_ns()), and its prompt is built."""
+        """Track a request with marks. The request arrived at `came_ns` (time.time_ns()), and its prompt is built."""
         if request.marks:
             marked = _MarkedRequest([*request.marks, ("to-engine", came_ns)], bool(request.gpu_frames))
             marked.add("prompt")

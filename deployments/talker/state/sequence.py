@@ -39,8 +39,8 @@ class TextProgress:
     def __init__(self, *, starts: list[int] | None = None, token_frames: float | None = None) -> None:
         """Start at the beginning of the text.
 
-        `starts` enables word times. It holds the number of characters before each token and in total, and grows with a
-        live text. `token_frames` is the expected number of frames per token; None with an alignment head.
+        `starts` enables word times. The list holds the number of characters before each token and in total, and grows
+        with a live text. `token_frames` is the expected number of frames per token; None with an alignment head.
         """
         self._starts = [] if starts is None else starts
         self._token_frames = token_frames
@@ -84,7 +84,7 @@ class TextProgress:
     def overrun(self, *, patience: int) -> FinishReason | None:
         """Return why speech that continues after its text must end, or None if it may continue.
 
-        It may continue for `patience` frames, or half as many if they repeat a passage.
+        Speech may continue for `patience` frames, or half as many if they repeat a passage.
         """
         if not self._num_after:
             return None

@@ -258,7 +258,7 @@ class PromptBuilder:
         return self.talker.embed_frames(torch.from_numpy(codes).long().to(self.tables.device))
 
     def _dense(self, count: int) -> list[int]:
-        """Return placeholders for rows outside the tables. `_prompt` numbers them."""
+        """Return placeholders for rows outside the tables, which `_prompt` numbers."""
         return [self.tables.first_dense] * count
 
 
