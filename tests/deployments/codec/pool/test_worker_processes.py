@@ -146,7 +146,7 @@ def test_without_the_first_process_none_restarts(decoder: CodecDecoder, director
     assert processes.is_broken
     processes.decode([task(codes[0, :1], decoder.initial_state())])  # those that are there work on
     os.kill(worker, signal.SIGKILL)
-    with pytest.raises(CodecLost, match="forked from"):
+    with pytest.raises(CodecLost, match="parent process"):
         processes.decode([task(codes[0, :1], decoder.initial_state())])
     processes.stop()
 
