@@ -171,7 +171,7 @@ def from_ray_error(error: Exception, lost: type[ReplicaLost], finished: Rate) ->
     if isinstance(error, BackPressureError):
         queued = error.args[0]  # calls of this process that wait for a replica with capacity
         after_s = finished.retry_after_s(queued, time.monotonic())
-        full = f"Every replica is at its limit ({queued} requests wait). Retry later, or add replicas."
+        full = f"Every replica is at its limit ({queued} requests wait). More replicas raise the limit."
         return Overloaded(full, after_s)
     if isinstance(error, RayActorError | RpcError):
         return lost(f"the replica that served this stream died: {type(error).__name__}")

@@ -116,7 +116,7 @@ def _differences(
 
 def _describe(directory: Path, prefix: str, problems: list[str]) -> str:
     if any(".lora_" in problem for problem in problems):
-        return f"{directory} holds an unmerged LoRA adapter: merge it first (PEFT: merge_and_unload)"
+        return f"{directory} holds a LoRA adapter that is not merged: merge it first (PEFT: merge_and_unload)"
     shown = "; ".join(prefix + problem for problem in problems[:_MAX_SHOWN])
     more = f"; and {len(problems) - _MAX_SHOWN} more" if len(problems) > _MAX_SHOWN else ""
     file = directory / (SINGLE_FILE if (directory / SINGLE_FILE).is_file() else INDEX_FILE)

@@ -103,7 +103,7 @@ class AudioStreams:
             self._collect_call(self._calls.pop(0))
         if not self._free or (background and 2 * len(self._free) <= self._num_slots):
             most = len(self._streams)
-            raise Overloaded(f"The GPU decodes {most} streams, which is its limit. Retry later, or add replicas.")
+            raise Overloaded(f"The GPU decodes {most} streams, which is its limit. More replicas raise the limit.")
         slot = self._free.pop()
         codes = np.zeros((0, 0), np.int16) if prefix is None else prefix
         delivered = num_before = len(codes) if num_delivered is None else num_delivered

@@ -98,13 +98,13 @@ class Scheduler:
         """
         if background:
             if len(self.waiting_background) >= max(1, self.max_num_seqs // _RESERVED):
-                raise Overloaded("The talker has no free rows for jobs. Retry later.")
+                raise Overloaded("The talker has no free rows for jobs.")
             return
         ahead = len(self.waiting) + self.num_listeners
         if ahead >= self.max_num_seqs + self.max_num_waiting:
             raise Overloaded(
-                f"The talker is at its limit ({ahead} running or waiting). Retry later, add replicas, or raise "
-                f"talker.max_num_seqs ({self.max_num_seqs}) or talker.max_num_waiting ({self.max_num_waiting}).",
+                f"The talker is at its limit ({ahead} running or waiting). More replicas, or a higher talker.max_num_seqs "
+                f"({self.max_num_seqs}) or talker.max_num_waiting ({self.max_num_waiting}), raise the limit.",
                 self._finished.retry_after_s(len(self.waiting), time.monotonic()),
             )
 
