@@ -1,6 +1,4 @@
-"""The codec decoder on a talker's device. It keeps each stream's state in a slot, and a call may return before it is
-done.
-"""
+"""Codec decoder on a talker's device. The decoder keeps the state of each stream in a slot and works asynchronously."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -17,30 +15,30 @@ from deployments.codec.decoder_state import DecoderState
 from deployments.errors import EngineError
 from deployments.protocol import Frame, Pcm
 
-CODE_RING = 2048  # frames whose codes a slot holds: half of them may wait, earlier ones may be needed again
+CODE_RING = 2048  # frames of codes per slot; half may wait for decoding, and older frames may be needed again
 Prepare = Callable[[Callable[[], None]], None]
-"""Makes sure that the kernels which some work launches are compiled; runs it without launching them."""
+"""Compiles all kernels that some work launches, by running the work without the launches."""
 
 
 class DecodeCall(ABC):
-    """A decode call that may still run."""
+    """Handle of a decode call that may still be running."""
 
     @property
     @abstractmethod
     def done(self) -> bool:
-        """Whether `result` returns at once."""
+        """Whether `result` returns immediately."""
 
     @abstractmethod
     def result(self) -> list[Pcm | EngineError]:
-        """Wait for the samples of each stream of the call, in its order, or its error. Call it once."""
+        """Wait for the call and return the samples or the error of each stream, in order. May be called only once."""
 
 
 class SlotDecoder(ABC):
-    """A decoder that keeps the state of its streams itself."""
+    """Decoder that stores the states of its streams."""
 
     num_slots: int
-    precision: str  # its name
-    reach: int  # number of earlier frames on which the next sample depends
+    precision: str  # name of the number format
+    reach: int  # number of earlier frames that affect the next sample
 
     @classmethod
     @abstractmethod
@@ -48,53 +46,53 @@ class SlotDecoder(ABC):
         cls, directory: Path, backend: type[Backend], *, num_slots: int, device: torch.device, prepare: Prepare,
         report: Callable[[str], None],
     ) -> "SlotDecoder":  # fmt: skip
-        """Loads a checkpoint's `speech_tokenizer` folder. Raises CheckpointError. `report` gets the precision.
+        """Load a checkpoint's `speech_tokenizer` folder. Raises CheckpointError. `report` receives the precision.
 
-        `backend` is in the same row of `BACKENDS`. `prepare` is given all the work of a GPU before any of it is done.
+        `backend` belongs to the same entry of `BACKENDS`. `prepare` receives all GPU work before the first launch.
         """
 
     @staticmethod
     @abstractmethod
     def gpu_bytes(config: DecoderConfig, *, num_weights: int, num_slots: int, within_reach: int) -> int:
-        """Bytes of GPU memory that the decoder will take. `within_reach`: bytes that this process can get."""
+        """Return the bytes of GPU memory that the decoder needs. `within_reach` bytes are available to the process."""
 
     @staticmethod
     @abstractmethod
     def state_bytes(config: DecoderConfig) -> int:
-        """Bytes of one stream's state, about."""
+        """Return the approximate bytes of one stream's state."""
 
     @property
     @abstractmethod
     def repaired(self) -> int:
-        """Streams so far that reached NaN or infinity and were decoded in float32 from there on."""
+        """Number of streams so far that reached NaN or infinity and were decoded in float32 from there on."""
 
     @abstractmethod
     def largest_batch(self, frames: int) -> int:
-        """Streams that one call of `frames` takes."""
+        """Return the maximum number of streams in a call of `frames` frames."""
 
     @abstractmethod
     def begin(self, slot: int, state: DecoderState | None = None) -> None:
-        """Start a new stream in a slot, or one that continues from a state."""
+        """Start a new stream in a slot, or continue a stream from `state`."""
 
     @abstractmethod
     def state(self, slot: int) -> DecoderState:
-        """A slot's state after the calls made so far; on a GPU, perhaps not computed yet."""
+        """Return a slot's state after all previous calls. On a GPU the state may not be computed yet."""
 
     @abstractmethod
     def write(self, slots: Sequence[int], positions: Sequence[int], codes: Tensor) -> None:
-        """Give each slot its frame number `position`: codes [slots, groups], on any device."""
+        """Store the frame at `position` of each slot: codes [slots, groups], on any device."""
 
     @abstractmethod
     def decode(self, slots: Sequence[int], frames: int) -> DecodeCall:
-        """The next `frames` (of GPU_RAMP) of each slot. The caller cuts off samples after a stream's last frame."""
+        """Decode the next `frames` (an entry of GPU_RAMP) of each slot. The caller trims samples after the end."""
 
     @abstractmethod
     def barrier(self) -> None:
-        """Make the caller's next work on the device wait for the calls made so far."""
+        """Make the caller's next work on the device wait for all previous calls."""
 
 
 class PlainSlots(SlotDecoder):
-    """Slots over any `Backend`, for CPUs and for shapes that the kernels of `TritonSlots` do not support."""
+    """Slots for any `Backend`: for CPUs, and for shapes that the kernels of `TritonSlots` do not support."""
 
     def __init__(self, decoder: CodecDecoder, *, num_slots: int) -> None:
         self.num_slots = num_slots
@@ -102,7 +100,7 @@ class PlainSlots(SlotDecoder):
         self.reach = decoder.config.reach
         self._decoder = decoder
         self._states: dict[int, DecoderState] = {}
-        self._codes: dict[int, list[Frame]] = {}  # frames that the state lacks yet
+        self._codes: dict[int, list[Frame]] = {}  # frames that are not decoded yet
 
     @classmethod
     def load(
@@ -113,7 +111,7 @@ class PlainSlots(SlotDecoder):
 
     @staticmethod
     def gpu_bytes(config: DecoderConfig, *, num_weights: int, num_slots: int, within_reach: int) -> int:
-        """Layers of few channels have their weights twice."""
+        """Return the bytes for weights, counted twice because layers with few channels have two copies, and states."""
         return 2 * num_weights * torch.float32.itemsize + num_slots * PlainSlots.state_bytes(config)
 
     @staticmethod
@@ -138,7 +136,7 @@ class PlainSlots(SlotDecoder):
     def write(self, slots: Sequence[int], positions: Sequence[int], codes: Tensor) -> None:
         for slot, position, frame in zip(slots, positions, codes.cpu().numpy(), strict=True):
             if position < self._states[slot].position:
-                continue  # the state has it already
+                continue  # the state already includes this frame
             assert position == self._states[slot].position + len(self._codes[slot])
             self._codes[slot].append(frame)
 
@@ -148,11 +146,11 @@ class PlainSlots(SlotDecoder):
         except EngineError as error:
             if len(slots) == 1:
                 return _FinishedCall([error])
-        # One by one, to find the slot whose frames raise.
+        # Decode each slot separately, to find the slot whose frames raise.
         return _FinishedCall([pcm for slot in slots for pcm in self.decode([slot], frames).result()])
 
     def barrier(self) -> None:
-        """Calls are over when they return."""
+        """Do nothing, because calls are synchronous."""
 
     def _decode(self, slots: Sequence[int], frames: int) -> NDArray[np.int16]:
         written = [self._codes[slot][:frames] for slot in slots]

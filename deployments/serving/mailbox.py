@@ -1,8 +1,8 @@
-"""A text on its way from the ingress, to which the client writes, to the talker that speaks it.
+"""Transfer of a text from the ingress to a talker while the client is still writing the text.
 
-Handles of Ray Serve cannot stream a request, so each talker reads by a TCP connection of its own. It sends the text's
-token and the number of characters it has. It gets the rest in parts, each after its length, and an empty part at the
-end. The mailbox keeps the text, so that another talker can read it again.
+Handles of Ray Serve cannot stream requests, so each talker reads the text over its own TCP connection. The talker sends
+the text's token and the number of characters that it already has. The ingress answers with the rest in parts, each
+preceded by its length, and an empty part at the end. The ingress keeps the text, so another talker can read it again.
 """
 
 import asyncio
@@ -18,13 +18,13 @@ logger = logging.getLogger(__name__)
 
 _LENGTH = struct.Struct(">I")
 _MAX_REQUEST_BYTES = 256
-_REQUEST_S = 5.0  # for a reader to send its request
+_REQUEST_S = 5.0  # time limit for a reader to send its request
 _CONNECT_S = 2.0
 _DELAYS_S = (0.05, 0.2, 1.0)  # before each further attempt; a received part resets them
 
 
 class WrittenText:
-    """The text of one segment so far, and whether it is complete."""
+    """Text of one segment received so far, and whether the text is complete."""
 
     def __init__(self) -> None:
         self.text = ""
@@ -32,7 +32,7 @@ class WrittenText:
         self._changed = asyncio.Event()
 
     def append(self, text: str) -> None:
-        """Add text without halves of surrogate pairs."""
+        """Append text, which must not contain unpaired surrogates."""
         self.text += text
         self._wake()
 
@@ -41,7 +41,7 @@ class WrittenText:
         self._wake()
 
     async def wait(self, offset: int) -> str:
-        """The text after `offset` characters, as soon as there is any; empty at the end of the text."""
+        """Wait for text after `offset` characters and return it; an empty string at the end of the text."""
         while len(self.text) <= offset and not self.is_complete:
             await self._changed.wait()
         return self.text[offset:]
@@ -52,7 +52,7 @@ class WrittenText:
 
 
 class MailboxServer:
-    """Serves the texts of this process, each to readers with its token."""
+    """TCP server for the texts of this process. A reader needs the token of its text."""
 
     def __init__(self, host: str) -> None:
         self._host = host
@@ -61,7 +61,7 @@ class MailboxServer:
         self._readers: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        """Start listening, unless it already does. Raises OSError if it cannot listen at the address."""
+        """Start listening, unless the server is already running. Raises OSError if the address is not available."""
         self._starting = self._starting or asyncio.create_task(self._start())
         try:
             await asyncio.shield(self._starting)
@@ -70,14 +70,14 @@ class MailboxServer:
             raise
 
     def share(self, token: str, text: WrittenText) -> Mailbox:
-        """Serve `text`. Returns where readers find it."""
+        """Serve `text` under `token`. Returns the address for readers."""
         assert self._starting is not None, "start comes first"
         _, port, *_ = self._starting.result().sockets[0].getsockname()
         self._texts[token] = text
         return Mailbox(self._host, port, token)
 
     def remove(self, token: str) -> None:
-        """Stop serving a text. Its readers are cut off unless it is complete."""
+        """Stop serving a text. If the text is incomplete, the server closes the connections of its readers."""
         text = self._texts.pop(token, None)
         if text is not None:
             text.finish()
@@ -113,15 +113,15 @@ class MailboxServer:
             writer.write(_LENGTH.pack(len(part)) + part)
             await writer.drain()
             offset += len(more)
-        if token in self._texts:  # a text that was removed has no end
+        if token in self._texts:  # omit the end marker of a removed text
             writer.write(_LENGTH.pack(0))
             await writer.drain()
 
 
 async def read(mailbox: Mailbox) -> AsyncGenerator[str, None]:
-    """The parts of a text as they are written, to its end. Reconnects if the connection breaks.
+    """Yield the parts of a text as the client writes them, until its end. Reconnects after a broken connection.
 
-    Raises TalkerLost if the ingress cannot be reached, because another talker may reach it.
+    Raises TalkerLost if the ingress is unreachable, because another talker may be able to reach it.
     """
     offset = 0
     delays = iter(_DELAYS_S)
@@ -133,7 +133,7 @@ async def read(mailbox: Mailbox) -> AsyncGenerator[str, None]:
                 offset += len(part)
                 delays = iter(_DELAYS_S)
                 yield part
-            reason = "it was cut off"
+            reason = "the connection closed early"
         except (OSError, TimeoutError) as error:
             reason = str(error) or type(error).__name__
         delay_s = next(delays, None)
@@ -147,7 +147,7 @@ async def read(mailbox: Mailbox) -> AsyncGenerator[str, None]:
 
 
 async def _request(reader: asyncio.StreamReader) -> tuple[str, int]:
-    """A token, and the offset to read its text from."""
+    """Return the requested token and the character offset at which to start."""
     token, offset = (await reader.readline()).decode("ascii").split()
     if int(offset) < 0:
         raise ValueError(offset)
@@ -155,8 +155,8 @@ async def _request(reader: asyncio.StreamReader) -> tuple[str, int]:
 
 
 async def _parts(mailbox: Mailbox, offset: int) -> AsyncGenerator[str, None]:
-    """The parts that come by one connection. An empty part is the end of the text."""
-    async with asyncio.timeout(_CONNECT_S):  # wait_for would lose a cancellation that comes with the connection
+    """Yield the parts that arrive over one connection. An empty part marks the end of the text."""
+    async with asyncio.timeout(_CONNECT_S):  # wait_for would swallow a cancellation that coincides with the connect
         reader, writer = await asyncio.open_connection(mailbox.host, mailbox.port)
     try:
         writer.write(f"{mailbox.token} {offset}\n".encode())

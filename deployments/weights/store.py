@@ -1,7 +1,7 @@
-"""From the name of a model to a local checkpoint directory: a folder, the Hugging Face hub, or the embedded voice.
+"""Resolution of a model's name to a checkpoint directory: a local folder, the Hugging Face hub, or the embedded voice.
 
-Imports no torch: the application, too, asks which checkpoint `auto` is. The hub's library takes half a second to
-import, so it is imported where it is needed.
+This module does not import torch, because the application uses it to resolve `auto`. Importing the hub's library takes
+half a second, so only functions that need the library import it.
 """
 
 import difflib
@@ -26,7 +26,7 @@ from deployments.errors import CheckpointError, StartError
 
 T = TypeVar("T")
 
-# `auto` prefers the first ones.
+# `auto` prefers earlier entries.
 REPOSITORIES = {
     "1.7B-CustomVoice": "Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice",
     "0.6B-CustomVoice": "Qwen/Qwen3-TTS-12Hz-0.6B-CustomVoice",
@@ -42,13 +42,13 @@ _FAMILY = {"config.json": "qwen3_tts", "speech_tokenizer/config.json": "qwen3_tt
 _ADAPTER = "adapter_config.json"
 _HUB_S = 2.0
 _ATTEMPTS = 5
-# The progress of a download, as tqdm writes it, and how often.
+# Format of the download progress of tqdm, and the interval of its lines in seconds
 _LINE = "{n_fmt}B of {total_fmt}B, {rate_fmt}, {remaining} left"
 _LINE_S = 2.0
 _REFUSALS = {
     401: "it requires authentication: set HF_TOKEN to a token with read access",
-    403: "this account may not read it: accept its terms on the hub, or set HF_TOKEN to a token that may",
-    404: "there is no such repository",
+    403: "this account has no access: accept the repository's terms on the hub, or set HF_TOKEN to a token with access",
+    404: "the repository does not exist",
 }
 
 Report = Callable[[str], None]
@@ -56,16 +56,16 @@ Report = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class ResolvedModel:
-    """A concrete model, and why it is this one."""
+    """A concrete model, and the reason for its selection."""
 
     model: str
     reason: str
 
 
 def resolve_auto(model: str, *, models_dir: Path | None, gpu: bool) -> ResolvedModel:
-    """Resolve `auto`; any other name is returned unchanged."""
+    """Resolve `auto` to a concrete model. Any other name is returned unchanged."""
     if model != "auto":
-        return ResolvedModel(model, "asked for")
+        return ResolvedModel(model, "requested by name")
     if not gpu:
         return ResolvedModel(EMBEDDED, "no GPU here: the embedded checkpoint keeps up with real time on a CPU")
     from huggingface_hub import try_to_load_from_cache
@@ -82,12 +82,11 @@ def resolve_auto(model: str, *, models_dir: Path | None, gpu: bool) -> ResolvedM
 
 
 def locate(model: str, *, report: Report | None = None) -> Path:
-    """The directory of a complete checkpoint; `report` gets the progress of a download, a line every two seconds at
-    most.
+    """Return the directory of a complete checkpoint. `report` receives a line of download progress every two seconds.
 
     `model` is a directory, "embedded", "embedded-base", or a Hugging Face name such as
-    "Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice", of which "1.7B-CustomVoice" is enough. A checkpoint that is not in the
-    Hugging Face cache is downloaded. Raises CheckpointError with the attempts made and the remedy.
+    "Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice", which may be shortened to "1.7B-CustomVoice". A checkpoint that is not in
+    the Hugging Face cache is downloaded. Raises CheckpointError with the attempts made and the remedy.
     """
     if model in PACKED:
         return unpacked(model, cache_directory())
@@ -95,7 +94,7 @@ def locate(model: str, *, report: Report | None = None) -> Path:
 
 
 def find(model: str) -> Path | None:
-    """The result of `locate` without its work; None if the checkpoint would have to be downloaded or written."""
+    """Return the result of `locate` without download or unpacking; None if either would be needed."""
     if model in PACKED:
         directory = place(model, cache_directory())
         return directory if directory.is_dir() else None
@@ -103,13 +102,13 @@ def find(model: str) -> Path | None:
     if directory.is_dir():
         return check_complete(directory)
     if model.startswith((".", "~", os.sep)) or model.count("/") > 1:  # a path
-        raise CheckpointError(f"there is no checkpoint directory {directory}")
+        raise CheckpointError(f"checkpoint directory {directory} does not exist")
     cached = _cached(repository(model))
     return check_complete(cached) if cached is not None and not missing_files(cached) else None
 
 
 def found(model: str) -> Path | None:
-    """A folder with the small files of a checkpoint, without any work; None if it is not on this machine."""
+    """Return a folder with the small files of a checkpoint, or None if the checkpoint is not on this machine."""
     try:
         return PACKED[model][-1] if model in PACKED else find(model)
     except CheckpointError:
@@ -117,9 +116,9 @@ def found(model: str) -> Path | None:
 
 
 def ask_hub(name: str) -> None:
-    """Raises CheckpointError unless the Hugging Face hub confirms within two seconds that it has repository `name`."""
+    """Raise CheckpointError unless the Hugging Face hub confirms within two seconds that repository `name` exists."""
     answers: queue.Queue[OSError | None] = queue.Queue()
-    # A thread asks, because no timeout bounds how long a name server is asked for the hub's address.
+    # Run the request in a thread, because timeouts do not limit the DNS lookup of the hub's address.
     threading.Thread(target=lambda: answers.put(_asked(name)), daemon=True).start()
     try:
         error = answers.get(timeout=_HUB_S)
@@ -147,9 +146,9 @@ def _asked(name: str) -> OSError | None:
 
 
 def check_complete(directory: Path) -> Path:
-    """`directory`, after a check that it is a complete checkpoint of this family.
+    """Return `directory` after checking that it contains a complete checkpoint of Qwen3-TTS.
 
-    CheckpointError names its family or the missing files.
+    Raises CheckpointError with the other family or the missing files.
     """
     if (directory / _ADAPTER).is_file() and not (directory / "config.json").is_file():
         raise CheckpointError(_unmerged(str(directory)))
@@ -174,7 +173,7 @@ def _missing(has: Callable[[str], bool]) -> list[str]:
 
 
 def _shards(directory: Path) -> list[Path]:
-    """The files that the indices of `directory` name."""
+    """Return the shard files that the indices in `directory` list."""
     shards: set[Path] = set()
     for part in (directory / name for name in _WEIGHTS):
         if (part / INDEX_FILE).is_file() and not (part / SINGLE_FILE).is_file():
@@ -183,7 +182,7 @@ def _shards(directory: Path) -> list[Path]:
 
 
 def read_index(index: Path) -> dict[str, str]:
-    """The file of each tensor, as an index of shards names it."""
+    """Return the file of each tensor according to an index of shards. Raises CheckpointError for an invalid index."""
     try:
         return dict(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
     except (ValueError, KeyError, TypeError) as error:
@@ -191,7 +190,7 @@ def read_index(index: Path) -> dict[str, str]:
 
 
 def read_json(file: Path) -> Any:
-    """The object in a checkpoint's JSON file; raises CheckpointError."""
+    """Return the content of a checkpoint's JSON file. Raises CheckpointError for a missing or invalid file."""
     try:
         return json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -201,7 +200,7 @@ def read_json(file: Path) -> Any:
 
 
 def as_config(kind: type[T], values: object, source: Path) -> T:
-    """Decoded JSON as the dataclass `kind`, other keys ignored; raises CheckpointError with each key that is wrong."""
+    """Return decoded JSON as the dataclass `kind`, ignoring extra keys. Raises CheckpointError with each wrong key."""
     try:
         return TypeAdapter(kind).validate_python(values)
     except ValidationError as error:
@@ -218,7 +217,7 @@ def _unmerged(checkpoint: str) -> str:
 
 
 def _check_family(checkpoint: str, name: str, file: Path) -> None:
-    """Raises CheckpointError unless `file`, the `name` of `checkpoint`, is of a model that Talkray speaks."""
+    """Raise CheckpointError unless `file`, the file `name` of `checkpoint`, describes a supported model."""
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -226,7 +225,7 @@ def _check_family(checkpoint: str, name: str, file: Path) -> None:
     family = config.get("model_type") if isinstance(config, dict) else None
     if family != _FAMILY[name]:
         raise CheckpointError(
-            f"{checkpoint} is a checkpoint of another family: {name} says model_type {family!r}, and Talkray speaks"
+            f"{checkpoint} is a checkpoint of another family: {name} has model_type {family!r}, but Talkray requires"
             f" Qwen3-TTS at 12 Hz ({_FAMILY[name]!r})"
         )
     if "quantization_config" in config:
@@ -234,7 +233,7 @@ def _check_family(checkpoint: str, name: str, file: Path) -> None:
 
 
 def repository(model: str) -> str:
-    """The full Hugging Face name of `model`; raises CheckpointError for an impossible name."""
+    """Return the full Hugging Face name of `model`. Raises CheckpointError if the name is unknown."""
     short = model.rsplit("/", 1)[-1].removeprefix("Qwen3-TTS-12Hz-")
     full_name = {name.lower(): full_name for name, full_name in REPOSITORIES.items()}.get(short.lower())
     if full_name is not None and model.removesuffix(short) in ("", "Qwen/", "Qwen/Qwen3-TTS-12Hz-", "Qwen3-TTS-12Hz-"):
@@ -254,7 +253,7 @@ def _hint(short: str) -> str:
 
 
 def _download(name: str, report: Report) -> Path:
-    """The directory of repository `name` in the cache, once the hub's client has all of it and the hashes are right."""
+    """Download repository `name` with the hub's client, verify all hashes, and return its directory in the cache."""
     import httpx2
 
     try:
@@ -281,7 +280,7 @@ def _fetch(name: str, report: Report) -> Path:
         try:
             directory = Path(snapshot_download(name, tqdm_class=_progress_lines(name, report)))
             break
-        except httpx2.TransportError as error:  # such as a reset, after which the client does not continue by itself
+        except httpx2.TransportError as error:  # such as a connection reset, which the client does not retry
             if attempt == _ATTEMPTS:
                 raise
             report(f"downloading {name}: the connection broke ({_reason(error)}), trying again")
@@ -290,15 +289,15 @@ def _fetch(name: str, report: Report) -> Path:
     for wrong in HfApi().verify_repo_checksums(name, revision=info.sha).mismatches:
         (directory / wrong["path"]).resolve().unlink()
         raise CheckpointError(
-            f"{wrong['path']} of {name} did not arrive as the hub has it: its {wrong['algorithm']} is"
-            f" {wrong['actual']}, the hub says {wrong['expected']}. It was deleted: start again, and if it comes like"
-            f" this once more ask who runs the proxy or mirror behind {constants.ENDPOINT}"
+            f"{wrong['path']} of {name} is corrupt: its {wrong['algorithm']} is {wrong['actual']}, the hub expects"
+            f" {wrong['expected']}. The file was deleted. Start again. If the error repeats, ask the operator of the"
+            f" proxy or mirror behind {constants.ENDPOINT}"
         )
     return directory
 
 
 def _progress_lines(name: str, report: Report) -> type:
-    """A class of progress bars for the hub's client: the one that counts bytes from the network becomes lines."""
+    """Return a progress bar class for the hub's client that reports the downloaded bytes as lines."""
     from tqdm import tqdm
 
     class Lines(tqdm):  # type: ignore[misc,type-arg,unused-ignore]
@@ -331,14 +330,14 @@ def _download_failed(name: str, error: Exception) -> str:
 
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return (
-            f"the disk is full: {name} does not fit in {HF_HUB_CACHE}: make room, or set HF_HOME to a folder on"
-            " another disk. Files that have arrived are kept"
+            f"the disk is full: {name} does not fit in {HF_HUB_CACHE}. Free space, or set HF_HOME to a folder on"
+            " another disk. Downloaded files are kept"
         )
     close = difflib.get_close_matches(name, REPOSITORIES.values(), n=1, cutoff=0.8)
     meant = f"Did you mean {close[0]}? " if close and close[0] != name else ""
     return (
         f"{name} is not in the cache {HF_HUB_CACHE} and could not be downloaded: {_reason(error)}. {meant}"
-        f"Check the network and HF_HOME, or fetch it elsewhere with `hf download {name}` and name its directory here."
+        f"Check the network and HF_HOME, or download it elsewhere with `hf download {name}` and use its directory here."
     )
 
 
@@ -350,7 +349,7 @@ def _reason(error: Exception) -> str:
 
 
 def cache_directory() -> Path:
-    """The folder of generated files: TALKRAY_CACHE, else the user's cache. Raises StartError if there is neither."""
+    """Return TALKRAY_CACHE, or else a folder in the user's cache. Raises StartError if the user has no home folder."""
     named = os.environ.get("TALKRAY_CACHE")
     try:
         return Path(named) if named else Path.home() / ".cache" / "talkray"

@@ -1,4 +1,4 @@
-"""Weights on their way from files to a device, in many parallel parts."""
+"""Parallel upload of weights from checkpoint files to a device."""
 
 import json
 import os
@@ -24,7 +24,7 @@ _TYPES = {
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Bytes of a file, and where they go."""
+    """A byte range of a file, and the memory that receives it."""
 
     path: Path
     start: int
@@ -32,10 +32,10 @@ class _Part:
 
 
 def upload(names: Mapping[Path, Iterable[str]], device: torch.device) -> dict[str, Tensor]:
-    """The named tensors of each file on `device`, as they are stored; raises CheckpointError for unreadable files.
+    """Return the named tensors of each file on `device` in their stored dtype. Raises CheckpointError on a read error.
 
-    Several threads read into pinned memory while earlier parts are on their way. One thread that copies out of a mapped
-    file is bound by page faults; these read with `preadv`, past the mapping.
+    Several threads read into pinned memory while earlier parts are being copied. Page faults would limit one thread
+    that copies from a memory-mapped file, so the threads read with `preadv` instead.
     """
     tensors: dict[str, Tensor] = {}
     parts: list[_Part] = []
@@ -51,7 +51,7 @@ def upload(names: Mapping[Path, Iterable[str]], device: torch.device) -> dict[st
     for _ in range(_THREADS):
         waiting.put(None)
     if device.type == "cuda":
-        torch.cuda.synchronize(device)  # no work may still read the old contents of these tensors' memory
+        torch.cuda.synchronize(device)  # queued kernels may still read the old contents of the allocated memory
     with ThreadPoolExecutor(_THREADS) as threads:
         for copied in [threads.submit(_copy, waiting, device) for _ in range(_THREADS)]:
             copied.result()
@@ -59,7 +59,7 @@ def upload(names: Mapping[Path, Iterable[str]], device: torch.device) -> dict[st
 
 
 def _read_header(path: Path) -> tuple[dict[str, Any], int]:
-    """The entry of each tensor in a safetensors header by its name, and where in the file the first tensor begins."""
+    """Return the entry of each tensor in a safetensors header by name, and the file offset of the tensor data."""
     try:
         with path.open("rb") as file:
             size = int.from_bytes(file.read(8), "little")
@@ -74,7 +74,7 @@ def _cut(path: Path, start: int, target: Tensor) -> Iterator[_Part]:
 
 
 def _copy(waiting: "SimpleQueue[_Part | None]", device: torch.device) -> None:
-    """Copy parts until there is None, reading one while the one before is being copied."""
+    """Copy parts until the queue returns None. Read one part while the previous part is being copied."""
     slots = [_Pinned(device), _Pinned(device)]
     number = 0
     while (part := waiting.get()) is not None:
@@ -85,7 +85,7 @@ def _copy(waiting: "SimpleQueue[_Part | None]", device: torch.device) -> None:
 
 
 class _Pinned:
-    """Pinned memory for one part, and whether it has left."""
+    """Pinned memory for one part, with the stream that copies the part to the device."""
 
     def __init__(self, device: torch.device) -> None:
         self._on_gpu = device.type == "cuda"
@@ -93,7 +93,7 @@ class _Pinned:
         self._stream = torch.cuda.Stream(device) if self._on_gpu else None  # type: ignore[no-untyped-call]
 
     def send(self, part: _Part) -> None:
-        """Read a part, and have it copied."""
+        """Read a part, and start its copy to the device."""
         self.wait()
         source = self._memory[: len(part.target)]
         _read(part, source.numpy().data)
@@ -101,7 +101,7 @@ class _Pinned:
             part.target.copy_(source, non_blocking=True)
 
     def wait(self) -> None:
-        """Return once the last part has arrived."""
+        """Wait until the previous part is on the device."""
         if self._stream is not None:
             self._stream.synchronize()
 
@@ -113,7 +113,7 @@ def _read(part: _Part, memory: memoryview) -> None:
             while read < len(memory):
                 count = os.preadv(file.fileno(), [memory[read:]], part.start + read)
                 if not count:
-                    raise CheckpointError(f"cannot read {part.path}: it ends too early")
+                    raise CheckpointError(f"cannot read {part.path}: the file is truncated")
                 read += count
     except OSError as error:
         raise CheckpointError(f"cannot read {part.path}: {error}") from error

@@ -41,7 +41,7 @@ def test_parts_need_not_divide_a_tensor(file: Path, monkeypatch: pytest.MonkeyPa
 
 def test_a_file_that_ends_too_early_is_named(file: Path) -> None:
     file.write_bytes(file.read_bytes()[:-100])
-    with pytest.raises(CheckpointError, match=r"weights\.safetensors: it ends too early"):
+    with pytest.raises(CheckpointError, match=r"weights\.safetensors: the file is truncated"):
         upload({file: list(TENSORS)}, CPU)
 
 

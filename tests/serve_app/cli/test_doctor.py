@@ -112,7 +112,7 @@ def test_a_voice_that_is_there_needs_no_room(monkeypatch: pytest.MonkeyPatch, tm
 
 def test_weights_that_are_not_there() -> None:
     missing = findings(AppConfig(model="./nowhere"))["weights"]
-    assert missing == Finding("weights", "there is no checkpoint directory nowhere", ok=False)
+    assert missing == Finding("weights", "checkpoint directory nowhere does not exist", ok=False)
 
 
 def test_a_taken_port() -> None:
@@ -293,7 +293,7 @@ def test_a_model_that_fits_in_no_settings_is_no_start(nvidia_smi: Callable[..., 
     [
         ({"capability": "6.1"}, (13, 0), "compute capability 6.1 (Pascal)"),
         ({"driver": "550.54"}, (13, 0), "driver 550.54 of NVIDIA Small is too old for CUDA 13.0"),
-        ({}, None, "torch is one for CPUs"),
+        ({}, None, "torch is a CPU build"),
     ],
 )
 def test_a_gpu_that_cannot_serve(
