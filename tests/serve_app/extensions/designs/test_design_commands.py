@@ -67,7 +67,7 @@ def test_on_a_terminal_they_are_heard_and_one_is_chosen(
     assert heard.read_bytes() == b"".join((tmp_path / f"design-{number}.wav").read_bytes() for number in (1, 2, 3))
     assert "grace" in stored()
     only_player.unlink()
-    assert "not played: no audio player is installed" in designs(server, tmp_path, typed="0\n")
+    assert "cannot play the candidate: no audio player is installed" in designs(server, tmp_path, typed="0\n")
 
 
 def test_what_goes_wrong_is_said(server: Server, tmp_path: Path) -> None:
