@@ -40,7 +40,7 @@ def stored() -> str:
 
 def test_three_files_and_how_to_keep_one(server: Server, tmp_path: Path) -> None:
     told = designs(server, tmp_path, "--text", "So it is.", "--seed", "7")
-    assert "They say: So it is." in told
+    assert "Text of the candidates: So it is." in told
     assert [soundfile.info(tmp_path / f"design-{number}.wav").duration for number in (1, 2, 3)] == [0.8] * 3
     assert "talkray voice lock ID NAME" in told
     assert stored() == ""
