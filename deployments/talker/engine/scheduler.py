@@ -103,8 +103,9 @@ class Scheduler:
         ahead = len(self.waiting) + self.num_listeners
         if ahead >= self.max_num_seqs + self.max_num_waiting:
             raise Overloaded(
-                f"The talker is at its limit ({ahead} running or waiting). More replicas, or a higher talker.max_num_seqs "
-                f"({self.max_num_seqs}) or talker.max_num_waiting ({self.max_num_waiting}), raise the limit.",
+                f"The talker is at its limit ({ahead} running or waiting). More replicas, or a higher "
+                f"talker.max_num_seqs ({self.max_num_seqs}) or talker.max_num_waiting ({self.max_num_waiting}), "
+                "raise the limit.",
                 self._finished.retry_after_s(len(self.waiting), time.monotonic()),
             )
 
