@@ -28,7 +28,7 @@ from serve_app.config import (
     TalkerScalingConfig,
 )
 from serve_app.extensions.jobs import extension
-from serve_app.scaling.policies import CodecPolicy, CodecScaling, TalkerPolicy
+from serve_app.scaling.policies import CodecScaling
 
 
 def built(config: AppConfig) -> BuiltApplication:
@@ -66,14 +66,14 @@ def test_a_default_voice_that_the_checkpoint_does_not_have_is_found_at_the_start
 
 
 def test_each_pool_gets_its_own_settings() -> None:
-    pool = PoolConfig(replicas=3, num_cpus=4, num_gpus=0.5, max_queued_requests=9)
+    pool = PoolConfig(replicas=3, num_cpus=4, num_gpus=0.5, label_selector={"pool": "talker"}, max_queued_requests=9)
     config = AppConfig(model="embedded", talker=TalkerConfig(max_num_seqs=4, max_num_waiting=2), talker_pool=pool)
     by_name = {item.name: item for item in built(config).deployments}
-    assert by_name["Codec"].num_replicas == 1
-    talker = by_name["Talker"]
+    codec, talker = by_name["Codec"], by_name["Talker"]
+    assert (codec.num_replicas, "label_selector" in codec.ray_actor_options) == (1, False)
     assert (talker.num_replicas, talker.max_ongoing_requests, talker.max_queued_requests) == (3, 10, 9)
     assert talker.ray_actor_options is not None
-    assert (talker.ray_actor_options["num_cpus"], talker.ray_actor_options["num_gpus"]) == (4, 0.5)
+    assert talker.ray_actor_options == {"num_cpus": 4, "num_gpus": 0.5, "label_selector": {"pool": "talker"}}
 
 
 def test_a_pool_in_serves_words() -> None:
@@ -123,13 +123,6 @@ def talkers(config: AppConfig) -> dict[str, bool]:
     return {item.name: item.init_kwargs["makes_audio"] for item in found}
 
 
-def test_replicas_run_on_the_nodes_that_their_pool_names() -> None:
-    config = AppConfig(model="embedded", codec_pool=PoolConfig(label_selector={"pool": "codec"}))
-    by_name = {item.name: item.ray_actor_options for item in built(config).deployments}
-    assert by_name["Codec"]["label_selector"] == {"pool": "codec"}
-    assert "label_selector" not in by_name["Talker"]
-
-
 def test_an_ingress_replica_outlasts_its_streams() -> None:
     drains = {
         item.name: item._deployment_config.graceful_shutdown_timeout_s
@@ -148,19 +141,6 @@ SCALED = AppConfig(
     talker_scaling=TalkerScalingConfig(min_replicas=2, max_replicas=5),
     codec_scaling=CodecScalingConfig(max_replicas=7),
 )
-
-
-def test_a_pool_that_scales_asks_its_policy() -> None:
-    by_name = {item.name: item._deployment_config.autoscaling_config for item in built(SCALED).deployments}
-    assert by_name["Ingress"] is None
-    talker, codec = by_name["Talker"], by_name["Codec"]
-    assert (talker.min_replicas, talker.initial_replicas, talker.max_replicas) == (2, 5, 5)
-    assert (codec.min_replicas, codec.initial_replicas, codec.max_replicas) == (1, 1, 7)
-    for scaling in (talker, codec):
-        assert scaling.metrics_interval_s <= 0.5
-        assert scaling.upscale_delay_s == scaling.downscale_delay_s == 0  # the policy waits where it must
-    assert isinstance(policy_of(talker), TalkerPolicy)
-    assert isinstance(policy_of(codec), CodecPolicy)
 
 
 def policy_of(scaling: AutoscalingConfig) -> object:

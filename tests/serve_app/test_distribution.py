@@ -9,12 +9,10 @@ from itertools import chain
 from pathlib import Path
 
 import pytest
-from httpx import ASGITransport, AsyncClient
 
 from serve_app import distribution
-from serve_app.config import ApiSettings
-from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer
-from tests.serve_app.one_model import one_api
+from tests.serve_app.fake import FakeSynthesizer
+from tests.serve_app.one_model import client_for
 
 ROOT = Path(__file__).parents[2]
 ADVICE = re.compile(
@@ -23,29 +21,6 @@ ADVICE = re.compile(
 )
 # What makes an installation of this checkout from another part of it.
 OWN = re.compile(r'^(fleet = \["|  ")talkray\[')
-
-
-@pytest.mark.parametrize(
-    ("text", "is_advice"),
-    [
-        ("pip install talkray", True),
-        ("pip3 install -U talkray", True),
-        ("python -m pip install 'talkray[text]'", True),
-        ("uv add talkray", True),
-        ("uv pip install talkray==0.2", True),
-        ("uvx talkray serve", True),
-        ("pipx install talkray", True),
-        ("install `talkray[wyoming]`", True),
-        ("conda install -c forge talkray", True),
-        ("pip install -e '.[text]'", False),
-        ("pip install 'wyoming>=1.7,<2'  # talkray wyoming", False),
-        ("install -d -o talkray -g talkray", False),
-        ("apt-get install -y talkray-dependencies", False),
-        ("/opt/talkray/bin/pip install .", False),
-    ],
-)
-def test_what_is_advice(text: str, is_advice: bool) -> None:
-    assert bool(ADVICE.search(text)) == is_advice
 
 
 def test_no_message_and_no_page_gives_it() -> None:
@@ -88,7 +63,6 @@ def test_a_missing_package_is_named_with_its_bounds(package: str) -> None:
 @pytest.mark.usefixtures("told")
 async def test_there_is_one_version() -> None:
     assert distribution.version() == PROJECT["version"]
-    api = one_api(FakeSynthesizer(CUSTOM_VOICE), ApiSettings())
-    async with AsyncClient(transport=ASGITransport(api), base_url="http://127.0.0.1") as client:
+    async with client_for(FakeSynthesizer()) as client:
         described = (await client.get("/openapi.json")).json()["info"]
     assert described["version"] == PROJECT["version"]

@@ -1,5 +1,6 @@
 """Which extensions run: `api.extensions`."""
 
+import json
 import pickle
 import re
 import sys
@@ -83,6 +84,7 @@ async def test_without_an_extension_its_places_are_404_and_all_others_answer(nam
         for path in {path for dialect in gone for path, _ in dialect.sockets} - offered:
             async with asgi.websocket(app, path) as connection:
                 assert (await connection.next())["status"] == 404, path
+                assert json.loads((await connection.next())["body"])["error"]["code"] == "not_found"
         listed = (await client.get("/openapi.json")).json()["paths"]
         assert not [place for place in places if place.split()[0].lower() in listed.get(place.split()[1], {})]
         patterns = [compile_path(place.split()[1])[0] for place in places]
@@ -116,14 +118,6 @@ def test_a_wrong_list_fails_with_the_remedy(
         load_extensions(selected)
     assert str(caught.value).startswith("api.extensions: ")
     assert says in str(caught.value)
-
-
-async def test_an_extension_of_a_user_answers_beside_the_built_in_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    package(monkeypatch)
-    settings = ApiSettings(extensions=("default", "house:EXTENSION"))
-    async with client_for(FakeSynthesizer(), settings) as client:
-        assert (await client.get("/ours")).json() == "ours"
-        assert (await client.get("/v1/audio/voices")).status_code == 200
 
 
 async def test_the_example_of_the_document_works(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -390,16 +384,11 @@ def test_settings_of_extensions_are_those_of_the_file_or_the_defaults() -> None:
     assert settings.of(TextSettings) == TextSettings()
 
 
-@pytest.fixture
-def house_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_extension_of_a_user_has_settings_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     class HouseSettings(Strict):
         greeting: str = "Hello"
 
     package(monkeypatch, settings=HouseSettings)
-
-
-@pytest.mark.usefixtures("house_settings")
-def test_an_extension_of_a_user_has_settings_of_its_own() -> None:
     chosen = {"extensions": ["default", "house:EXTENSION"], "house": {"greeting": "Hi"}}
     settings = ApiSettings.model_validate(chosen)
     [kind] = [each.settings for each in load_extensions(settings.extensions) if each.name == "house"]

@@ -14,19 +14,15 @@ from pathlib import Path
 import httpx
 import pytest
 from fastapi import FastAPI
-from fastapi.routing import APIRoute
 from starlette.requests import HTTPConnection
-from starlette.routing import Route
 
 from deployments.errors import EngineError, NotReady, Overloaded, TalkerLost
 from deployments.protocol import FinishReason, ModelInfo, Sampling
 from serve_app.api.access.keys import create_key
 from serve_app.api.application import _answer_error
-from serve_app.api.catalogue import ALIASES
 from serve_app.api.context import RequestState
 from serve_app.api.parsing import client_input, uploads
 from serve_app.api.request_record import RequestRecord
-from serve_app.audio import recordings
 from serve_app.audio.formats import AudioFormat
 from serve_app.config import AccessSettings, ApiSettings
 from serve_app.extension import Node
@@ -34,7 +30,7 @@ from serve_app.extensions.voices.settings import VoiceSettings
 from serve_app.speech.model_state import ModelState, ModelStatus
 from serve_app.speech.speech_models import always
 from tests.serve_app import asgi, fake
-from tests.serve_app.audio.test_formats import decode
+from tests.serve_app.api.access.test_access_control import every_route
 from tests.serve_app.audio.test_recordings import data_url, recording
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, Step, chunk, pcm_of, utterance
 from tests.serve_app.one_model import client_for, client_of, one_api, posted
@@ -82,13 +78,6 @@ async def test_pcm_is_what_was_synthesized(client: httpx.AsyncClient, synthesize
     assert response.headers.items() >= (headers | {"cache-control": "no-cache", "x-accel-buffering": "no"}).items()
     assert "content-length" not in response.headers
     assert synthesizer.closed.is_set()
-
-
-async def test_mp3_is_the_default() -> None:
-    response = await post(speaking(), BODY)
-    assert response.headers["content-type"] == "audio/mpeg"
-    samples, rate = decode(response.content)
-    assert samples.size / rate >= 4 * CUSTOM_VOICE.frame_samples / CUSTOM_VOICE.sample_rate
 
 
 @pytest.mark.parametrize("audio_format", AudioFormat)
@@ -151,22 +140,17 @@ async def test_what_has_a_seed_or_was_sent_is_not_made_again(fixed: dict[str, ob
     assert (answer.content, len(synthesizer.requests)) == (pcm_of(utterance(3)[:3]), 1)
 
 
-async def test_events_carry_words_on_request() -> None:
+async def test_only_events_carry_words_and_their_audio_is_the_same() -> None:
     asked = PCM | {"input": fake.FOLLOWED_TEXT, "word_timestamps": True}
     events = events_of(await post(FakeSynthesizer(fake.FOLLOWED, fake.followed()), asked | {"stream_format": "sse"}))
-    told = [word for event in events if event["type"] == "speech.audio.words" for word in event["words"]]  # type: ignore[attr-defined]
-    assert [(word["word"], round(1000 * word["start"])) for word in told] == list(
-        zip(fake.FOLLOWED_TEXT.split(), fake.FOLLOWED_MS, strict=True)
-    )
-    assert told[-1]["end"] == 0.88
+    assert "speech.audio.words" in [event["type"] for event in events]
     audio = b"".join(base64.b64decode(str(event["audio"])) for event in events if "audio" in event)
-    assert audio == pcm_of(fake.followed())
     synthesizer = FakeSynthesizer(fake.FOLLOWED, fake.followed())
     bare = await post(synthesizer, asked)
     assert not synthesizer.requests[0].word_times
     assert "x-word-times" not in bare.headers
     assert bare.headers["x-ignored"].startswith("word_timestamps (only events contain words")
-    assert bare.content == audio
+    assert bare.content == audio == pcm_of(fake.followed())
 
 
 async def test_a_whole_body_has_a_length_and_an_exact_wav_header() -> None:
@@ -174,24 +158,6 @@ async def test_a_whole_body_has_a_length_and_an_exact_wav_header() -> None:
     assert int(response.headers["content-length"]) == len(response.content)
     with wave.open(io.BytesIO(response.content)) as file:
         assert file.readframes(file.getnframes()) == pcm_of(utterance())
-
-
-@pytest.mark.parametrize("stream", [True, False])
-async def test_speed_changes_the_duration(stream: bool) -> None:
-    synthesizer = FakeSynthesizer(script=utterance(25))
-    response = await post(synthesizer, PCM | {"speed": 2, "stream": stream})
-    assert len(response.content) == pytest.approx(len(pcm_of(utterance(25))) / 2, rel=0.03)
-
-
-async def test_other_servers_names_for_the_fields() -> None:
-    synthesizer = speaking()
-    body = {"text": "Hello", "language": "English", "speaker": "Aiden", "leading_silence": True, "instruct": "Softly"}
-    response = await post(synthesizer, body, Accept="audio/L16")
-    assert response.headers["content-type"] == "audio/L16;rate=24000;channels=1"
-    assert response.content == pcm_of(utterance())
-    [request] = synthesizer.requests
-    assert (request.text, request.voice, request.language) == ("Hello", "aiden", "english")
-    assert (request.instructions, request.leading_silence) == ("Softly", True)
 
 
 async def test_the_plainest_request_leaves_everything_to_the_checkpoint() -> None:
@@ -219,14 +185,6 @@ async def test_every_option_reaches_the_synthesizer() -> None:
     assert {name: getattr(request, name) for name in others} == others
 
 
-async def test_every_openai_voice_is_accepted_as_a_name_and_as_an_object() -> None:
-    synthesizer = speaking()
-    for name in ALIASES:
-        for voice in (name, {"id": name}):
-            assert (await post(synthesizer, BODY | {"voice": voice})).status_code == 200
-    assert {request.voice for request in synthesizer.requests} <= set(CUSTOM_VOICE.voices)
-
-
 BAD: dict[str, tuple[object, ...]] = {
     "input": (5, "", " \u200b\n", None, "x" * 4097), "voice": ("nobody", 5, {}, {"id": 5}, ["alloy"]),
     "model": (5,), "instructions": (5, "x" * 4097), "response_format": ("midi", 5), "stream_format": ("xml",),
@@ -245,12 +203,6 @@ async def test_a_bad_value_is_a_400_that_names_the_field(field: str, value: obje
     response = await post(synthesizer, BODY | {field: value})
     assert (response.status_code, error_of(response)["param"]) == (400, field)
     assert synthesizer.requests == []
-
-
-@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
-async def test_what_is_no_number_is_refused(number: str) -> None:
-    response = await posted(speaking(), SPEECH, content=json.dumps(BODY)[:-1] + f', "temperature": {number}}}')
-    assert (response.status_code, error_of(response)["param"]) == (400, "temperature")
 
 
 @pytest.mark.parametrize(
@@ -305,20 +257,6 @@ async def test_a_checkpoint_that_cannot_follow_instructions_speaks_without() -> 
     body = BODY | {"ref_audio": data_url(recording()), "x_vector_only_mode": True, "instructions": "Softly " * 1000}
     assert (await post(synthesizer, body)).status_code == 200
     assert synthesizer.requests[0].instructions is None
-
-
-async def test_an_unknown_model_is_not_found() -> None:
-    response = await post(speaking(), BODY | {"model": "whisper-1"})
-    assert response.status_code == 404
-    assert (error_of(response)["code"], error_of(response)["param"]) == ("model_not_found", "model")
-
-
-async def test_an_overloaded_synthesizer_is_a_429_that_says_when_to_retry() -> None:
-    for stream in (True, False):
-        response = await post(FakeSynthesizer(script=[Overloaded("full", 1.5)]), BODY | {"stream": stream})
-        assert (response.status_code, error_of(response)["code"]) == (429, "rate_limit_exceeded")
-        retry = {"retry-after": "2", "retry-after-ms": "1500", "x-should-retry": "true"}
-        assert response.headers.items() >= retry.items()
 
 
 @pytest.mark.parametrize("error", [EngineError("secret"), ZeroDivisionError("secret")])
@@ -391,20 +329,6 @@ async def test_few_large_bodies_are_taken_in_at_once(monkeypatch: pytest.MonkeyP
         assert response.status_code == 200
 
 
-async def test_a_large_body_that_waits_too_long_is_a_429(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(uploads, "MAX_UPLOADS", 0)
-    monkeypatch.setattr(uploads, "_UPLOAD_WAIT_S", 0.01)
-    refused = await posted(speaking(), SPEECH, content=json.dumps(BODY).ljust(250_000))
-    assert (refused.status_code, "retry-after" in refused.headers) == (429, True)
-
-
-async def test_a_recording_over_the_limit_is_a_413(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recordings, "MAX_BYTES", 100)
-    body = BODY | {"ref_audio": data_url(recording(1.25)), "x_vector_only_mode": True}
-    response = await post(speaking(fake.BASE), body)
-    assert (response.status_code, error_of(response)["param"]) == (413, "ref_audio")
-
-
 async def test_missing_routes_and_methods_answer_in_the_envelope(client: httpx.AsyncClient) -> None:
     assert error_of(await client.get("/v1/nothing"))["code"] == "not_found"
     response = await client.get(SPEECH)
@@ -432,7 +356,7 @@ async def test_a_server_in_front_may_echo_the_id() -> None:
 async def test_head_is_answered_as_get(tmp_path: Path) -> None:
     node = Node(is_running=lambda _: True, is_ready=lambda: True, scrape=lambda: b"")
     api = one_api(speaking(), ApiSettings(voices=VoiceSettings(store=str(tmp_path))), node=node)
-    served = [route.path for route in iter_routes(api) if "GET" in route.methods]
+    served = [route.path for route in every_route(api.routes) if "GET" in (getattr(route, "methods", None) or ())]
     assert len(served) > 20
     async with client_of(api) as client:
         for path in (*served, *(f"{path}?limit=0&page_size=0" for path in served)):
@@ -440,16 +364,6 @@ async def test_head_is_answered_as_get(tmp_path: Path) -> None:
             assert (path, head.status_code, head.content) == (path, answer.status_code, b"")
             assert head.headers["content-type"] == answer.headers["content-type"]
             assert {*answer.headers} == {*head.headers}
-
-
-def iter_routes(api: FastAPI) -> list[Route | APIRoute]:
-    found: list[Route | APIRoute] = []
-    waiting = list(api.routes)
-    while waiting:
-        route = waiting.pop()
-        waiting += getattr(route, "routes", []) or getattr(getattr(route, "original_router", None), "routes", [])
-        found += [route] if isinstance(route, Route | APIRoute) else []
-    return found
 
 
 COMPRESSED = {

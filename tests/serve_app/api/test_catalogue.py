@@ -4,16 +4,7 @@ import httpx
 import pytest
 
 from deployments.errors import InvalidRequest, StartError
-from serve_app.api.catalogue import (
-    ALIASES,
-    EMBEDDED,
-    RELEASED,
-    Character,
-    aliases,
-    check_default,
-    resolve,
-    voice_list,
-)
+from serve_app.api.catalogue import ALIASES, EMBEDDED, RELEASED, Character, aliases, check_default, resolve, voice_list
 from serve_app.config import ApiSettings
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer
 

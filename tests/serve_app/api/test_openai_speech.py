@@ -5,9 +5,11 @@ import json
 
 import httpx
 import httpx2
+import openai
 import pytest
-from openai import AsyncAzureOpenAI
+from openai import AsyncAzureOpenAI, AsyncOpenAI
 
+from deployments.errors import Overloaded
 from serve_app.config import ApiSettings
 from tests.serve_app.audio.test_formats import decode
 from tests.serve_app.fake import FakeSynthesizer, pcm_of, utterance
@@ -46,23 +48,16 @@ HELLO: dict[str, object] = {"model": "tts-1", "input": "Hello.", "voice": "alloy
 ASH = HELLO | {"voice": "ash"}
 KEY = {"Authorization": "Bearer x"}
 OF_SIMPLISMART = {"text": "Hello.", "language": "English", "speaker": "Aiden", "instruct": "Softly."}
+OF_SIMPLISMART |= {"leading_silence": True}
 PRODUCTS: dict[str, tuple[dict[str, object], dict[str, str], str]] = {
     # An administrator's JSON is merged into the body.
     "open-webui": ({**HELLO, "stream": False}, {}, MP3),
     "librechat": (HELLO, KEY, MP3),
     "sillytavern": ({**HELLO, "response_format": "mp3", "speed": 1}, {"Authorization": "Bearer "}, MP3),
-    "dify": (
-        {**HELLO, "model": "gpt-4o-mini-tts", "voice": "ash", "response_format": "mp3", "instruction": None},
-        {},
-        MP3,
-    ),
+    "dify": ({**ASH, "model": "gpt-4o-mini-tts", "response_format": "mp3", "instruction": None}, {}, MP3),
     "home-assistant-openai_tts": ({**HELLO, "voice": "shimmer", "response_format": "mp3", "speed": 1.0}, KEY, MP3),
     "wyoming_openai": ({**HELLO, "voice": "nova", "response_format": "wav"}, {}, "audio/wav"),
-    "simplismart": (
-        {**OF_SIMPLISMART, "leading_silence": True},
-        {**KEY, "Accept": "audio/L16"},
-        "audio/L16;rate=24000;channels=1",
-    ),
+    "simplismart": (OF_SIMPLISMART, {**KEY, "Accept": "audio/L16"}, "audio/L16;rate=24000;channels=1"),
     "kokoro-fastapi": ({**HELLO, "lang_code": "z", "stream": True}, {}, MP3),
 }
 
@@ -78,19 +73,14 @@ async def test_a_product_is_answered(client: httpx.AsyncClient, synthesizer: Fak
     [request] = synthesizer.requests
     assert request.text == "Hello."
     assert request.instructions == body.get("instruct")
+    if product == "simplismart":
+        assert (request.voice, request.language) == ("aiden", "english")
     assert request.leading_silence == body.get("leading_silence", False)
 
 
 async def test_dify_may_send_a_style(client: httpx.AsyncClient, synthesizer: FakeSynthesizer) -> None:
     await client.post(SPEECH, json={"input": "Hello.", "voice": "ash", "instruction": "Sad."})
     assert synthesizer.requests[0].instructions == "Sad."
-
-
-async def test_open_webui_asks_for_lists(client: httpx.AsyncClient) -> None:
-    models = (await client.get("/v1/audio/models")).json()["models"]
-    voices = (await client.get("/v1/audio/voices")).json()["voices"]
-    assert "tts-1" in [model["id"] for model in models]
-    assert {"id", "name"} <= set(voices[0])
 
 
 async def test_wyoming_openai_takes_it_for_no_other_server(client: httpx.AsyncClient) -> None:
@@ -129,3 +119,38 @@ async def test_a_voice_of_mistral_is_spoken_by_the_default_one(
     refused = await client.post(SPEECH, json={"input": 5, "voice_id": "x"})
     assert synthesizer.requests[0].voice == "serena"
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "input")
+
+
+def client_for(synthesizer: FakeSynthesizer) -> AsyncOpenAI:
+    http_client = httpx2.AsyncClient(transport=httpx2.ASGITransport(one_api(synthesizer, ApiSettings())))
+    return AsyncOpenAI(api_key="any", base_url="http://talkray/v1", max_retries=0, http_client=http_client)
+
+
+async def test_create_with_streaming_response() -> None:
+    synthesizer = FakeSynthesizer(script=utterance())
+    async with (
+        client_for(synthesizer) as client,
+        client.audio.speech.with_streaming_response.create(
+            model="gpt-4o-mini-tts",
+            input="Hello",
+            voice={"id": "verse"},
+            response_format="pcm",
+            extra_body={"language": "German", "seed": 5},
+        ) as response,
+    ):
+        assert b"".join([part async for part in response.iter_bytes(1000)]) == pcm_of(utterance())
+        assert response.request_id == synthesizer.requests[0].request_id
+    [request] = synthesizer.requests
+    assert (request.language, request.seed) == ("german", 5)
+
+
+async def test_errors_become_typed_exceptions() -> None:
+    async with client_for(FakeSynthesizer(script=[Overloaded("full")])) as client:
+        with pytest.raises(openai.RateLimitError) as limited:
+            await client.audio.speech.create(model="tts-1", input="Hello", voice="alloy")
+        assert limited.value.code == "rate_limit_exceeded"
+        with pytest.raises(openai.BadRequestError) as refused:
+            await client.audio.speech.create(model="tts-1", input="Hello", voice="nobody")
+        assert (refused.value.param, refused.value.code) == ("voice", "voice_not_found")
+        with pytest.raises(openai.NotFoundError):
+            await client.audio.speech.create(model="other", input="Hello", voice="alloy")

@@ -1,18 +1,15 @@
 """Clients on real sockets that take nothing for a while: the call behind their stream is left, and goes on later."""
 
 import asyncio
-import socket
 from collections.abc import AsyncIterator
 
 import pytest
-import uvicorn
 
 from deployments import listener
 from serve_app.api.early_status import EarlyStatusProtocol
-from serve_app.config import ApiSettings
 from serve_app.speech.replica_synthesizer import ReplicaSynthesizer
+from tests.serve_app.extensions.test_interruptions import serving
 from tests.serve_app.fake import CUSTOM_VOICE
-from tests.serve_app.one_model import one_api
 from tests.serve_app.speech.test_replica_synthesizer import Codec
 from tools.suites.listening import one_deployed
 
@@ -34,15 +31,8 @@ def codec(monkeypatch: pytest.MonkeyPatch) -> Codec:
 async def port(codec: Codec) -> AsyncIterator[int]:
     synthesizer = ReplicaSynthesizer(one_deployed(codec))
     synthesizer._info = CUSTOM_VOICE
-    config = uvicorn.Config(
-        one_api(synthesizer, ApiSettings()), http=EarlyStatusProtocol, lifespan="off", log_level="error"
-    )
-    server = uvicorn.Server(config)
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        serving = asyncio.create_task(server.serve(sockets=[listener]))
-        yield listener.getsockname()[1]
-        server.should_exit = True
-        await serving
+    async with serving(synthesizer, http=EarlyStatusProtocol) as url:
+        yield int(url.rpartition(":")[2])
 
 
 async def test_a_paused_client_hears_everything_once(codec: Codec, port: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from deployments.errors import StartError, TalkrayError
 from serve_app.api.access.keys import Keys
@@ -204,24 +204,38 @@ def test_a_missing_file_is_an_error(key_file: Path) -> None:
         RUNNER.invoke(cli, ["key", "list"], catch_exceptions=False)
 
 
-def test_serve_takes_a_key_file_and_origins(key_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run("create", "ada")
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[AppConfig, Address]]:
+    """The servers that `talkray serve` has started: each serves one request, and ends."""
     started: list[tuple[AppConfig, Address]] = []
 
-    class Stop(Exception):
-        pass
-
-    def running(config: AppConfig, address: Address, report: object, *, show: object) -> None:
+    @contextmanager
+    def running(
+        config: AppConfig, address: Address, _: object, *, show: Callable[[Entry], None] | None
+    ) -> Iterator[SimpleNamespace]:
         started.append((config, address))
-        raise Stop
+        if show:
+            show(ENTRY)
+        yield SimpleNamespace(url="http://127.0.0.1:1", wait=lambda: None)
 
     monkeypatch.setattr(module, "running", running)
+    return started
+
+
+def serve(*options: str) -> Result:
+    result = RUNNER.invoke(cli, ["serve", "--model", "embedded", *options])
+    assert result.exit_code == 0, result.output
+    return result
+
+
+def test_serve_takes_a_key_file_and_origins(
+    key_file: Path, monkeypatch: pytest.MonkeyPatch, started: list[tuple[AppConfig, Address]]
+) -> None:
+    run("create", "ada")
     monkeypatch.chdir(key_file.parent)
     port = free_port()
     options = ["--host", "0.0.0.0", "--port", str(port), "--keys", key_file.name]
-    options += ["--allow-origin", "https://a.example", "--allow-origin", "https://b.example"]
-    with pytest.raises(Stop):
-        RUNNER.invoke(cli, ["serve", "--model", "embedded", *options], catch_exceptions=False)
+    serve(*options, "--allow-origin", "https://a.example", "--allow-origin", "https://b.example")
     [(config, address)] = started
     assert config.api.access.keys_file == key_file
     assert config.api.access.allowed_origins == ("https://a.example", "https://b.example")
@@ -244,16 +258,9 @@ def test_serve_checks_the_pages_that_it_lets_in_and_the_key_file_first(key_file:
         (("--json",), json.dumps(ENTRY)),
     ],
 )
-def test_what_serve_prints_of_a_request(monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], shown: str) -> None:
-    @contextmanager
-    def running(*_: object, show: Callable[[Entry], None] | None) -> Iterator[SimpleNamespace]:
-        if show:
-            show(ENTRY)
-        yield SimpleNamespace(url="http://127.0.0.1:1", wait=lambda: None)
-
-    monkeypatch.setattr(module, "running", running)
-    result = RUNNER.invoke(cli, ["serve", "--model", "embedded", "--port", str(free_port()), *options])
-    assert result.exit_code == 0, result.output
+@pytest.mark.usefixtures("started")
+def test_what_serve_prints_of_a_request(options: tuple[str, ...], shown: str) -> None:
+    result = serve("--port", str(free_port()), *options)
     lines = result.stdout.splitlines()
     assert [line for line in lines if "a1" in line] == ([shown] if shown else [])
     assert "--json" not in options or lines == [shown]
@@ -263,25 +270,18 @@ def test_what_serve_prints_of_a_request(monkeypatch: pytest.MonkeyPatch, options
     assert "Press Ctrl-C to stop." in told
 
 
-def test_settings_of_no_file_follow_the_card(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    started: list[AppConfig] = []
-
-    @contextmanager
-    def running(config: AppConfig, *_: object, **__: object) -> Iterator[SimpleNamespace]:
-        started.append(config)
-        yield SimpleNamespace(url="http://127.0.0.1:1", wait=lambda: None)
-
+def test_settings_of_no_file_follow_the_card(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, started: list[tuple[AppConfig, Address]]
+) -> None:
     def smaller(config: AppConfig, _: Address) -> AppConfig:
         return config.model_copy(update={"talker": config.talker.model_copy(update={"max_num_seqs": 5})})
 
-    monkeypatch.setattr(module, "running", running)
     monkeypatch.setattr(module, "for_this_card", smaller)
     (tmp_path / "own.yaml").write_text("talker: {max_num_seqs: 7}", encoding="utf-8")
     for options in ([], ["--config", str(tmp_path / "own.yaml")]):
-        result = RUNNER.invoke(cli, ["serve", "--model", "embedded", "--port", str(free_port()), *options])
-        assert result.exit_code == 0, result.output
+        result = serve("--port", str(free_port()), *options)
         assert ("this GPU fits 5 rows of 4096 positions" in result.stdout) is (not options)
-    assert [config.talker.max_num_seqs for config in started] == [5, 7]
+    assert [config.talker.max_num_seqs for config, _ in started] == [5, 7]
 
 
 CLONE_AND_VOICES = ("--model", "Qwen/Qwen3-TTS-12Hz-1.7B-Base", "--model", "/checkpoints/my voices")

@@ -24,7 +24,7 @@ from tests.serve_app.extensions.client import Client, Json, audio_in, connect
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, Step, chunk, pcm_of, tone, utterance
 from tests.serve_app.one_model import client_for, one_api, posted
 from tools.suites.row import VOICE, PostRow, SocketRow
-from tools.suites.rows import DIALECTS, ISSUING, POSTS, SOCKETS
+from tools.suites.rows import DIALECTS, ISSUING, POSTS, SOCKETS, here
 
 pytestmark = pytest.mark.anyio
 
@@ -170,6 +170,20 @@ async def test_what_is_cancelled_stops_at_once_and_nothing_of_it_follows(row: So
         assert audio == pcm_of(utterance()) if row.is_pcm else audio
         assert "nowhere" not in str(messages)
         assert synthesizer.texts[-1] == "New."
+
+
+BUSY = {"native": "busy", "frames": "busy", "realtime": "conversation_already_has_active_response"}
+
+
+@pytest.mark.parametrize("name", here(*BUSY))
+async def test_an_utterance_is_refused_while_another_one_is_spoken(name: str) -> None:
+    row, synthesizer = SOCKETS[name], FakeSynthesizer(script=[chunk(FRAME), asyncio.Event()])
+    async with connected(row, synthesizer) as client:
+        client.send(*row.speak("A long story."))
+        await synthesizer.waiting.wait()
+        client.send(*row.speak("Another.", again=True))
+        assert code_of(await refusal(client, row, is_bad=True)) == BUSY[name]
+    assert len(synthesizer.requests) == 1
 
 
 @socket_rows

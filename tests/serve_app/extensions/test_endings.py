@@ -68,14 +68,6 @@ async def test_a_later_segment_that_ends_badly_is_made_again(row: SocketRow) -> 
     assert bad.seed != again.seed
 
 
-async def test_it_is_made_again_once() -> None:
-    row = next(iter(SOCKETS.values()))
-    synthesizer = ending(FinishReason.STOP, FinishReason.LOOP, FinishReason.EARLY)
-    async with speaking(row, synthesizer) as client:
-        assert reason_in(await last_message(client, row)) == FinishReason.EARLY
-    assert len(synthesizer.requests) == 4
-
-
 def streaming(of: str) -> list[PostRow]:
     return [row for row in POSTS.values() if row.end is not None and row.end.of == of]
 

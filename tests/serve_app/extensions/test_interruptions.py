@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import aiohttp
 import pytest
@@ -20,6 +21,7 @@ from deployments.protocol import ModelInfo, PcmChunk, Reading
 from serve_app.api.bounded_websocket import BoundedWebSocket
 from serve_app.config import ApiSettings
 from serve_app.extensions.live.live_text import LiveTexts
+from serve_app.speech.synthesizer import Synthesizer
 from tests.serve_app.extensions.timed import Interrupter
 from tests.serve_app.fake import CUSTOM_VOICE, FOLLOWED, FakeSynthesizer, utterance
 from tests.serve_app.one_model import one_api
@@ -51,12 +53,12 @@ def speech(num_frames: int) -> list[PcmChunk]:
 
 
 @asynccontextmanager
-async def serving(synthesizer: FakeSynthesizer) -> AsyncIterator[str]:
+async def serving(synthesizer: Synthesizer, **config: Any) -> AsyncIterator[str]:
+    """The URL of its server, which uvicorn runs with this `config`."""
     texts = LiveTexts()
     api = one_api(synthesizer, ApiSettings(), opened={"live": texts})
-    server = uvicorn.Server(
-        uvicorn.Config(api, log_level="error", ws=partial(BoundedWebSocket, trusted_proxies=1), lifespan="off")
-    )
+    ws: Any = partial(BoundedWebSocket, trusted_proxies=1)
+    server = uvicorn.Server(uvicorn.Config(api, log_level="error", ws=ws, lifespan="off", **config))
     with socket.create_server(("127.0.0.1", 0)) as listening:
         task = asyncio.create_task(server.serve(sockets=[listening]))
         try:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 from httpx import AsyncClient
-from starlette.types import ASGIApp
 from typer.testing import CliRunner
 
 from serve_app.cli.main import cli
@@ -52,12 +51,7 @@ async def test_pauses_of_each_dialect(path: str, body: Json, texts: list[str], p
 REFUSED: list[tuple[str, Json, str, str]] = [
     (SPEECH, {"input": "<b>a", "voice": "ryan", "markup": "ssml"}, "input", "at character 4: "),
     (SPEECH, {"input": "a", "voice": "ryan", "markup": "html"}, "markup", "'auto', 'none' or 'ssml'"),
-    (
-        SPEECH,
-        {"input": "a", "voice": "ryan", "lexicon": {"a": "ˈa"}},
-        "lexicon",
-        "phonemes are not supported",
-    ),
+    (SPEECH, {"input": "a", "voice": "ryan", "lexicon": {"a": "ˈa"}}, "lexicon", "phonemes are not supported"),
     (SPEECH, {"input": "a", "max_segment_chars": 49}, "max_segment_chars", "greater than or equal to 50"),
     (SPEECH, {"input": "```\ncode\n```", "voice": "ryan"}, "input", "all text is left out (code block)"),
     ("/tts/bytes", {"transcript": "a <<h|i>>", "voice": "ryan"}, "transcript", "'<<h|i>>' at character 2"),
@@ -103,38 +97,27 @@ async def test_settings_say_how_texts_are_read() -> None:
     assert "max_segment_chars" in answer.headers["x-ignored"]
 
 
-def server_of(folder: Path, synthesizer: FakeSynthesizer) -> ASGIApp:
-    settings = VoiceSettings(store=str(folder))
-    voices = open_voices(settings)
-    voices.follow()  # as an ingress replica does
-    return one_api(synthesizer, ApiSettings(voices=settings), opened={"voices": voices})
-
-
-async def lexicon(folder: Path, *arguments: str, code: int = 0) -> str:
+async def lexicon(folder: Path, *arguments: str, code: int = 0) -> None:
     """A command has an event loop of its own."""
     invoke = partial(CliRunner().invoke, cli, ["lexicon", *arguments, "--store", str(folder)])
     result = await asyncio.to_thread(copy_context().run, invoke)
     assert (result.exit_code != 0) == bool(code), result.output
-    return result.output
 
 
 async def test_the_lexicon_of_the_server_holds_for_every_dialect(tmp_path: Path) -> None:
-    folder, file = tmp_path / "store", tmp_path / "words.pls"
+    folder = tmp_path / "store"
     await lexicon(folder, "add", "SQL", "sequel")
     await lexicon(folder, "add", "nginx", "engine x")
-    assert (await lexicon(folder, "list")).split("\n")[:2] == ["SQL\tsequel", "nginx\tengine x"]
-    await lexicon(folder, "export", "-o", str(file))
     await lexicon(folder, "remove", "nginx")
-    await lexicon(folder, "remove", "nginx", code=1)
     await lexicon(folder, "add", "a", "ˈeɪ", code=1)
     synthesizer, other = FakeSynthesizer(script=utterance(1)), [*POSTS.values()][-1]
-    async with client_of(server_of(folder, synthesizer)) as client:
+    voices = open_voices(VoiceSettings(store=str(folder)))
+    voices.follow()  # as an ingress replica does
+    async with client_of(one_api(synthesizer, ApiSettings(), opened={"voices": voices})) as client:
         await client.post(SPEECH, json={"input": "SQL and nginx", "voice": "ryan"})
         await client.post(other.path, json=other.body("SQL"))
         await client.post(SPEECH, json={"input": "SQL", "voice": "ryan", "lexicon": {"SQL": "S Q L"}})
     assert synthesizer.texts == ["sequel and nginx", "sequel", "S Q L"]
-    await lexicon(folder, "import", str(file))
-    assert "nginx" in await lexicon(folder, "list")
 
 
 async def test_a_stored_voice_has_a_lexicon_of_its_own(tmp_path: Path) -> None:
@@ -220,12 +203,3 @@ async def test_each_segment_is_spoken_in_its_own_language(client: AsyncClient, s
     await client.post(SPEECH, json={**body, "input": "12:30"})
     languages = [request.language for request in synthesizer.requests]
     assert languages == ["german", "english", "english", "auto"]  # the second is the whole text's
-
-
-@pytest.mark.parametrize(("given", "name"), [("en-GB", "english"), ("de-AT", "german")])
-async def test_a_region_is_named_as_without_effect(
-    client: AsyncClient, synthesizer: FakeSynthesizer, given: str, name: str
-) -> None:
-    answer = await client.post(SPEECH, json={"input": "Hello.", "voice": "ryan", "language": given})
-    assert answer.headers["x-ignored"] == f"language (spoken as {name}: regions and scripts are ignored)"
-    assert synthesizer.requests[0].language == name

@@ -1,15 +1,20 @@
 """What clients leave out, spell in another way or break, in every dialect."""
 
 import json
+import re
+import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
 from serve_app.config import ApiSettings
-from tests.serve_app.extensions.client import Client, Json, connect
+from serve_app.extensions.voices.settings import VoiceSettings
+from tests.serve_app.extensions.client import Client, Json, connect, talking
 from tests.serve_app.extensions.test_contract import socket_rows, until
+from tests.serve_app.extensions.voices.speakers import store
 from tests.serve_app.fake import BASE, CUSTOM_VOICE, VOICE_DESIGN, FakeSynthesizer, pcm_of, utterance
 from tests.serve_app.one_model import client_for, posted
 from tools.suites.row import PostRow, SocketRow, response
@@ -193,3 +198,87 @@ async def test_a_pinned_model_is_the_one_without_its_date(client: httpx.AsyncCli
         assert (await client.get(f"/v1/models/{base}{pin}")).json()["root"] == CUSTOM_VOICE.name
     for other in ("-mini", "-2025-12-15-x", "2025-12-15"):
         assert (await client.post(SPEECH, json={**HELLO, "model": base + other})).status_code == 404
+
+
+@pytest.mark.parametrize("bit_rate", ["5", "257", "512"])
+async def test_a_bit_rate_has_the_range_of_its_format(client: httpx.AsyncClient, bit_rate: str) -> None:
+    answer = await client.post(f"/v1/text-to-speech/ryan?output_format=opus_48000_{bit_rate}", json={"text": "Hello."})
+    assert answer.status_code == 400
+    assert "For opus, use 6000 to 256000" in answer.json()["error"]["message"]
+    allowed = await client.post("/v1/text-to-speech/ryan?output_format=opus_48000_256", json={"text": "Hello."})
+    assert allowed.status_code == 200
+
+
+async def test_too_many_values_are_refused_before_any_is_looked_at(client: httpx.AsyncClient) -> None:
+    answer = await client.post("/v1/audio/speech", content='{"input": "x", "y": [' + "1," * (1 << 17) + "1]}")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_json")
+
+
+async def test_a_long_input_is_refused_before_it_is_looked_at(client: httpx.AsyncClient) -> None:
+    begun_s = time.thread_time()
+    for path, field in (("/v1/audio/speech", "input"), ("/v1/speak", "text"), ("/tts/bytes", "transcript")):
+        if not is_here(path):
+            continue
+        answer = await client.post(path, json={field: "<" + "a" * 200_000 + '{ "word"' * 20_000, "voice": "ryan"})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "string_above_max_length")
+    assert time.thread_time() - begun_s < 10  # of quadratic work: minutes
+
+
+@pytest.mark.parametrize("field", ["voice", "x\ud83d", "input"])
+async def test_other_halves_do_no_harm(field: str) -> None:
+    for path in filter(is_here, ("/v1/audio/speech/ws", "/v1/audio/frames/ws", "/v1/realtime", "/api-ws/v1/realtime")):
+        asked = {"input": "Hello.", "voice": "ryan", field: "So \ud83d"}
+        update = {"type": "session.update", "session": {"voice": "So \ud83d", field: "So \ud83d"}}
+        async with talking(FakeSynthesizer(script=utterance()), path) as client:
+            client.send(update if "realtime" in path else {"type": "speak", **asked})
+            told = await client.next()
+            while isinstance(told, dict) and told.get("type") == "session.created":
+                told = await client.next()
+            assert isinstance(told, bytes) or "closed" not in told
+
+
+@pytest.mark.parametrize(("row", "fields", "named"), [(row, *each) for row in POSTS.values() for each in row.wrong])
+async def test_an_error_names_the_field_of_the_client(
+    client: httpx.AsyncClient, row: PostRow, fields: Json, named: str
+) -> None:
+    answer = await client.post(row.path, json=row.body(**fields))
+    told = answer.json()
+    error = told.get("error") or told.get("detail") or told
+    assert answer.status_code == 400
+    assert named in (error.get("param"), error.get("loc")) or error.get("message", "").startswith(named), told
+
+
+NOBODY = "nobody"
+ASKED = {row.name: row for row in POSTS.values() if row.name}
+
+
+def unknown_voice(row: PostRow) -> tuple[str, Json]:
+    return row.sample.filled(voice=NOBODY).path, row.body(voice=NOBODY)
+
+
+def named() -> tuple[str, str]:
+    """What the page says of dialects that speak, and of those that refuse."""
+    page = (Path(__file__).parents[3] / "docs" / "clients.md").read_text()
+    found = re.search(r"^- \*\*A voice that is not here\*\* (.*?)It is a 400 (.*?)^- ", page, re.MULTILINE | re.DOTALL)
+    assert found is not None
+    return found[1], found[2]
+
+
+@pytest.mark.parametrize("dialect", ASKED)
+async def test_the_page_says_what_an_unknown_voice_gets(client: httpx.AsyncClient, dialect: str) -> None:
+    path, body = unknown_voice(ASKED[dialect])
+    answer = await client.post(path, json=body)
+    is_refused = answer.status_code == 400 or '"status": "error"' in answer.text
+    speaking, refusing = named()
+    assert (dialect in refusing, dialect in speaking) == (is_refused, not is_refused)
+
+
+@pytest.mark.parametrize("dialect", [name for name in ("Deepgram", "ElevenLabs", "Cartesia") if name in ASKED])
+async def test_the_default_voice_may_have_a_name_in_any_script(tmp_path: Path, dialect: str) -> None:
+    path, body = unknown_voice(ASKED[dialect])
+    settings = ApiSettings(voices=VoiceSettings(store=str(tmp_path)), default_voice="声音")
+    async with client_for(FakeSynthesizer(BASE, utterance()), settings) as client:
+        await store(client, "声音")
+        answer = await client.post(path, json=body)
+    assert answer.status_code == 200
+    assert "unknown voice, used ??" in answer.headers["x-ignored"]

@@ -19,7 +19,7 @@ from serve_app.speech.speech_models import SpeechModel
 from serve_app.visitor import EVERYBODY, STRANGER, VISITOR, Visitor
 from tests.clock import Clock
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, chunk, utterance
-from tests.serve_app.one_model import one_api
+from tests.serve_app.one_model import client_of, one_api
 
 pytestmark = pytest.mark.anyio
 
@@ -81,14 +81,14 @@ async def test_a_player_without_a_buffer(instruments: dict[str, Instrument], clo
     assert instruments["RTF"].values == pytest.approx([3.4 / 2.6])
 
 
-async def test_the_pauses_of_a_stream_count_if_it_is_left(instruments: dict[str, Instrument], clock: Clock) -> None:
+async def test_a_stream_that_is_left_has_pauses_and_no_ending(instruments: dict[str, Instrument], clock: Clock) -> None:
     second = CUSTOM_VOICE.sample_rate * 2
     synthesizer = Timed(clock, [10.0, 12.0, 12.5], [chunk(bytes(second)) for _ in range(3)])
     async with aclosing(SpeechModel(synthesizer, AdmissionSettings()).speak(REQUEST, CUSTOM_VOICE)) as chunks:
         await anext(chunks)
         await anext(chunks)
     assert instruments["STALLS"].values == pytest.approx([1.0])
-    assert instruments["RTF"].values == []
+    assert instruments["RTF"].values == instruments["ENDINGS"].values == []
 
 
 async def test_the_first_audible_sample(instruments: dict[str, Instrument], clock: Clock) -> None:
@@ -114,8 +114,7 @@ async def test_a_stream_without_audio_has_no_rtf(instruments: dict[str, Instrume
 
 async def ask(synthesizer: FakeSynthesizer, path: str = "/v1/audio/speech") -> httpx.Response:
     node = Node(is_running=lambda model: True, is_ready=lambda: True, scrape=EXPORTED.encode)
-    transport = httpx.ASGITransport(one_api(synthesizer, ApiSettings(), node=node))
-    async with httpx.AsyncClient(transport=transport, base_url="http://talkray") as client:
+    async with client_of(one_api(synthesizer, ApiSettings(), node=node)) as client:
         return await (client.get(path) if path.startswith("/metrics") else client.post(path, json=BODY))
 
 
@@ -159,10 +158,3 @@ async def test_an_ending_is_counted_by_its_reason(instruments: dict[str, Instrum
     script = [chunk(b"\0\0"), chunk(b"\0\0", finish_reason=reason)]
     await hear(FakeSynthesizer(script=script))
     assert (instruments["ENDINGS"].values, instruments["ENDINGS"].tags) == ([1], [{"reason": reason, "model": ""}])
-
-
-async def test_a_stream_that_is_left_has_no_ending(instruments: dict[str, Instrument]) -> None:
-    stream = SpeechModel(FakeSynthesizer(script=utterance(3)), AdmissionSettings()).speak(REQUEST, CUSTOM_VOICE)
-    await anext(stream)
-    await stream.aclose()
-    assert instruments["ENDINGS"].values == []

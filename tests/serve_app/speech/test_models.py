@@ -119,11 +119,8 @@ async def test_a_model_whose_start_failed_is_refused_at_once_and_says_why(server
     assert server.asked["design"] == 0
     models = (await server.http.get("/v1/models")).json()["data"]
     [design] = [each for each in models if each["id"] == "design"]
-    assert (design["state"], design["stage"], design["kind"]) == (
-        "failed",
-        "too little GPU memory",
-        ModelKind.VOICE_DESIGN,
-    )
+    told = {"state": "failed", "stage": "too little GPU memory", "kind": ModelKind.VOICE_DESIGN}
+    assert design.items() >= told.items()
 
 
 async def test_a_default_model_whose_start_failed_leaves_the_others_open(

@@ -11,7 +11,7 @@ import pytest
 from ray.exceptions import ActorUnavailableError
 
 from deployments.config import TalkerConfig
-from deployments.errors import CodecLost, NotReady, Overloaded, TalkerLost
+from deployments.errors import CodecLost, NotReady, TalkerLost
 from deployments.protocol import (
     ALL_FRAMES,
     ClonePrompt,
@@ -141,13 +141,6 @@ async def test_before_the_first_chunk_it_begins_again() -> None:
     assert codec.requests == [REQUEST, replace(REQUEST, is_retry=True)]
 
 
-async def test_overload_at_the_start_is_an_answer() -> None:
-    codec = Codec(2, (0, from_replica(Overloaded("full", 3.0))))
-    with pytest.raises(Overloaded):
-        await listen(codec)
-    assert len(codec.requests) == 1
-
-
 async def test_samples_are_sent_until_a_codec_has_answered_for_them() -> None:
     codec = Codec(3, (0, DEAD), (1, DEAD))
     await listen(codec, clone(1))  # two replicas die, the second behind its first chunk
@@ -225,29 +218,6 @@ async def test_a_talker_on_a_cpu_is_asked_where_nothing_is_to_be_read(
         await told(synthesizer, request, CUSTOM_VOICE)
     assert sent(codec.requests) == ["samples"] * codec_asked
     assert sent(talker.requests) == talker_sent
-
-
-class Talker(Handle):
-    """A talker that says nothing."""
-
-    async def __aiter__(self) -> AsyncGenerator[FrameChunk, None]:
-        yield FrameChunk(np.zeros((0, GROUPS), np.int16), 3, FinishReason.STOP)
-
-
-@pytest.mark.parametrize(("on_gpu", "asked"), [(True, 0), (False, 1)])
-async def test_a_talker_on_a_gpu_reads_recordings_itself(on_gpu: bool, asked: int) -> None:
-    codec = Codec(1)
-    synthesizer = ReplicaSynthesizer(one_deployed(codec, talker=Talker()))
-    info = replace(CUSTOM_VOICE, talker_on_gpu=on_gpu)
-    request = replace(REQUEST, reference=Reference(np.zeros(100, np.float32), "Said."))
-    async with aclosing(synthesizer.synthesize(request, info)) as chunks:
-        assert [chunk.finish_reason async for chunk in chunks][-1] is not None
-    assert len(codec.requests) == asked
-
-
-async def test_a_stream_never_just_ends() -> None:
-    with pytest.raises(CodecLost):
-        await listen(Codec(100, *[(1, DEAD)] * 50))
 
 
 class Describing:

@@ -4,20 +4,18 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
 
-import httpx
 import pytest
 
 from deployments import listener as listeners
 from deployments.errors import EngineError, Overloaded
 from deployments.listener import Listener
 from deployments.protocol import FinishReason, ModelInfo, PcmChunk, Sampling, SynthesisRequest
-from serve_app.config import ApiSettings
 from serve_app.speech.look_ahead import stop_reading
 from serve_app.speech.segments import SECOND_ATTEMPT, Segments, Utterance, segment_seed
 from serve_app.speech.utterance_synthesizer import UtteranceSynthesizer
 from serve_app.text.spoken import TextSpan
 from tests.serve_app.fake import CUSTOM_VOICE, NUM_TEXT_TOKENS, FakeSynthesizer, Step, chunk, pcm_of, utterance
-from tests.serve_app.one_model import one_api, refusal
+from tests.serve_app.one_model import posted, refusal
 
 pytestmark = pytest.mark.anyio
 
@@ -275,33 +273,11 @@ async def test_requests_of_the_segments() -> None:
     assert {type(each) for each in (first, second, third)} == {SynthesisRequest}  # replicas know no other
 
 
-async def post(synthesizer: FakeSynthesizer, text: str) -> httpx.Response:
-    api = one_api(synthesizer, ApiSettings())
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(api), base_url="http://talkray") as client:
-        body = {"input": text, "voice": "alloy", "response_format": "pcm"}
-        return await client.post("/v1/audio/speech", json=body)
-
-
-async def test_the_service_speaks_long_text_in_segments() -> None:
-    synthesizer = FakeSynthesizer(INFO, utterance())
-    response = await post(synthesizer, TEXT)
-    assert response.content == 3 * pcm_of(utterance())
-    assert [request.text for request in synthesizer.requests] == ["One two.", "Three four.", "Five six."]
-
-
-async def test_the_service_makes_the_spoken_form_only_for_voices_that_need_it() -> None:
-    needy = FakeSynthesizer(replace(CUSTOM_VOICE, spoken_form="english"), utterance())
-    able = FakeSynthesizer(CUSTOM_VOICE, utterance())
-    for synthesizer in (needy, able):
-        assert (await post(synthesizer, "- **5** km\n- café")).status_code == 200
-    assert [request.text for request in needy.requests] == ["five kilometers. cafe."]
-    assert [request.text for request in able.requests] == ["5 km. café"]
-
-
 @pytest.mark.parametrize("text", ["你好", "9" * 4096], ids=["that the voice cannot speak", "that grows when spoken"])
 async def test_text_is_refused(text: str) -> None:
     synthesizer = FakeSynthesizer(replace(CUSTOM_VOICE, spoken_form="english"), utterance())
-    assert refusal(await post(synthesizer, text)) == (400, "input")
+    answer = await posted(synthesizer, "/v1/audio/speech", json={"input": text, "voice": "alloy"})
+    assert refusal(answer) == (400, "input")
     assert synthesizer.requests == []
 
 

@@ -54,25 +54,6 @@ class Line:
         assert await asyncio.gather(*self.speaking) == [spoken] * len(self.speaking)
 
 
-async def test_what_is_admitted_is_passed_on_whole() -> None:
-    line = Line()
-    line.gate.set()
-    chunks = [item async for item in line.model.speak(REQUEST, CUSTOM_VOICE)]
-    assert [item.pcm for item in chunks] == [item.pcm for item in [chunk(b""), *utterance(2)]]
-    assert chunks[-1].finish_reason is FinishReason.STOP
-    assert line.synthesizer.requests == [REQUEST.synthesis]
-
-
-async def test_no_more_streams_than_there_is_room_for() -> None:
-    line = Line(AdmissionSettings(max_streams=2, max_line_s=1000, max_wait_s=1000))
-    await line.join()
-    await line.join()
-    with pytest.raises(Overloaded):
-        await line.speak()
-    await line.finish()
-    assert await line.speak()  # room again
-
-
 async def test_a_line_that_moves_too_slowly_takes_nobody(clock: Clock) -> None:
     line = Line(SHORT_LINE)
     await line.join()

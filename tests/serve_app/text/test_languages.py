@@ -130,13 +130,9 @@ def test_a_voice_of_which_no_language_is_known_is_let_try(text: str) -> None:
     assert foreign_language(text, ()) is None
 
 
-def known_lines() -> list[tuple[str, str]]:
-    path = Path(__file__).parents[2] / "data" / "languages" / "lines.tsv"
-    return [(name, text) for name, text in (line.split("\t") for line in path.read_text("utf-8").splitlines())]
-
-
 def test_short_lines_are_told_apart_or_left_open() -> None:
-    found = [(name, detected(text, RELEASED)) for name, text in known_lines()]
+    lines = (Path(__file__).parents[2] / "data/languages/lines.tsv").read_text("utf-8").splitlines()
+    found = [(name, detected(text, RELEASED)) for name, text in (line.split("\t") for line in lines)]
     assert len(found) == 200
     certain = [(name, guess) for name, guess in found if guess is not None]
     assert all(name == guess for name, guess in certain)

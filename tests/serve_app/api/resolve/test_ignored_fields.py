@@ -1,5 +1,4 @@
 import difflib
-import json
 from collections import Counter
 from dataclasses import replace
 
@@ -7,13 +6,11 @@ import httpx
 import pytest
 
 from deployments.protocol import ModelInfo
-from serve_app.api.parsing.client_input import parse_object
 from serve_app.api.parsing.speech_body import EXTENSION_FIELDS, SPEECH, parse_speech
 from serve_app.api.resolve import ignored_fields
 from serve_app.api.resolve.ignored_fields import Ignored, Reasons, always_streamed, as_header, left_out, of_text
 from serve_app.config import ApiSettings
 from serve_app.extensions.text.spoken_text import TextRules, read
-from tests.processor_time import least_s
 from tests.serve_app.extensions.client import heard
 from tests.serve_app.fake import BASE, CUSTOM_VOICE, FOLLOWED, VOICE_DESIGN, FakeSynthesizer
 from tools.suites.rows import SOCKETS, here
@@ -137,11 +134,3 @@ async def test_so_it_is_on_sockets(synthesizer: FakeSynthesizer, name: str, matc
     assert message["ignored"][-1] == {"field": "others", "reason": "11992 more"}
     assert len(message["ignored"]) == 9
     assert len(matched) == 8
-
-
-def test_unknown_fields_cost_less_than_their_parsing() -> None:
-    sent: dict[str, object] = {"input": "Hello.", **MANY}
-    raw, body = json.dumps(sent), parse_speech(sent, ApiSettings())
-    ignored = Ignored(sent, SPEECH)
-    found_s = least_s(lambda: ignored.reasons_for(body, CUSTOM_VOICE, further={}, read=EXTENSION_FIELDS, stored=None))
-    assert found_s < least_s(lambda: parse_object(raw))

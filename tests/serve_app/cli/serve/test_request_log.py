@@ -109,10 +109,6 @@ async def test_each_utterance_of_a_socket() -> None:
     assert SECRET not in json.dumps(found)
 
 
-def record(**fields: object) -> RequestRecord:
-    return RequestRecord("id", 0, error="x", **fields)  # type: ignore[arg-type]
-
-
 def test_a_line_is_for_people() -> None:
     entry: Entry = {"time": "2026-01-02T03:04:05+0000", "id": "a1", "client": "::1", "voice": "nora"}
     entry |= {"method": "POST", "path": "/v1/audio/speech", "key": None}
@@ -141,7 +137,8 @@ async def test_a_stream_whose_request_is_cancelled_has_a_line() -> None:
 
 
 def test_a_client_writes_no_line_of_its_own() -> None:
-    assert record(client="1.2.3.4\n\x1b[2J" + "x" * 1000).entry()["client"] == "1.2.3.4??" + "?2J" + "x" * 52
+    record = RequestRecord("id", 0, error="x", client="1.2.3.4\n\x1b[2J" + "x" * 1000)
+    assert record.entry()["client"] == "1.2.3.4??" + "?2J" + "x" * 52
 
 
 @pytest.fixture

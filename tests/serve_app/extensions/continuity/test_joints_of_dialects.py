@@ -120,23 +120,16 @@ async def test_a_continuation_of_cartesia_is_one_text_whose_segments_are_joined(
 
 
 @pytest.mark.parametrize("name", here("flux"))
-async def test_text_that_has_just_begun_does_not_wait_for_a_joint(name: str) -> None:
+@pytest.mark.parametrize(("text", "tail"), [("And ", None), (f"{TWO}\n\nAnd ", ONE)], ids=["begun", "paragraph"])
+async def test_a_paragraph_that_is_whole_has_a_joint_and_text_that_has_just_begun_does_not_wait_for_one(
+    name: str, text: str, tail: str | None
+) -> None:
     async with conversing(SOCKETS[name].path) as (client, synthesizer):
         await say(client, SOCKETS[name], ONE, again=False)
-        client.send({"type": "Speak", "text": "And "})
+        client.send({"type": "Speak", "text": text})
         while len(synthesizer.requests) < 2:
             await client.next()
-    assert tails(synthesizer.requests) == [None, None]
-
-
-@pytest.mark.parametrize("name", here("flux"))
-async def test_a_short_paragraph_needs_no_more_text_for_a_joint(name: str) -> None:
-    async with conversing(SOCKETS[name].path) as (client, synthesizer):
-        await say(client, SOCKETS[name], ONE, again=False)
-        client.send({"type": "Speak", "text": f"{TWO}\n\nAnd "})
-        while len(synthesizer.requests) < 2:
-            await client.next()
-    assert tails(synthesizer.requests) == [None, ONE]
+    assert tails(synthesizer.requests) == [None, tail]
 
 
 @pytest.mark.parametrize("name", here("native"))
@@ -171,12 +164,3 @@ async def test_a_request_that_our_socket_is_told_counts_whatever_the_setting(nam
             ignored.append(started.get("ignored"))
     assert tails(synthesizer.requests) == [None, ONE, None]
     assert ignored == [None, None, [{"field": "previous_request_id", "reason": NO_TAIL}]]
-
-
-@pytest.mark.parametrize("name", here("native"))
-async def test_the_sealed_tail_of_earlier_versions_has_no_effect(name: str) -> None:
-    async with conversing(SOCKETS[name].path) as (client, synthesizer):
-        client.send({**SPEAK, "input": TWO, "tail": "bm90aGluZw=="})
-        (started, *_), _ = await client.until(type="done")
-    assert tails(synthesizer.requests) == [None]
-    assert started["ignored"] == [{"field": "tail", "reason": "unknown field"}]

@@ -86,12 +86,6 @@ async def test_a_whole_answer_that_is_made_again_keeps_its_tail(
     assert ("x-ignored" not in third.headers) is (tails[3] is not None) is is_sent
 
 
-async def test_unknown_ids_are_named_and_the_text_is_spoken(synthesizer: FakeSynthesizer) -> None:
-    answer = await post(surface(synthesizer), previous_request_id="nobody-knows")
-    assert answer.headers["x-ignored"] == f"previous_request_id ({NO_TAIL})"
-    assert synthesizer.requests[0].tail is None
-
-
 async def test_ids_of_another_caller_are_as_unknown(synthesizer: FakeSynthesizer, tmp_path: Path) -> None:
     file = tmp_path / "keys.json"
     ada, bob = create_key(file, "ada"), create_key(file, "bob")
@@ -102,13 +96,6 @@ async def test_ids_of_another_caller_are_as_unknown(synthesizer: FakeSynthesizer
     own = await post(api, key=ada, previous_request_id=first.headers["x-request-id"])
     assert "x-ignored" not in own.headers
     assert [request.tail is None for request in synthesizer.requests] == [True, True, False]
-
-
-async def test_another_voice_does_not_go_on(synthesizer: FakeSynthesizer) -> None:
-    api = surface(synthesizer)
-    first = await post(api)
-    second = await post(api, voice="serena", previous_request_id=first.headers["x-request-id"])
-    assert second.headers["x-ignored"] == f"previous_request_id ({NO_TAIL})"
 
 
 @pytest.mark.parametrize("joints", [False, True])

@@ -18,6 +18,7 @@ from serve_app.speech.stream_tail import StreamTail
 from serve_app.speech.utterance_synthesizer import UtteranceSynthesizer
 from serve_app.text.spoken import TextSpan
 from tests.clock import Clock
+from tests.serve_app.extensions.live.test_live_text import speak
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer
 
 pytestmark = pytest.mark.anyio
@@ -127,14 +128,6 @@ async def test_a_style_is_joined_unless_it_has_another_recording(changed: dict[s
     assert (first.instructions, second.tail is not None) == (None, "reference" not in changed)
 
 
-async def test_without_joints_no_segment_has_a_tail() -> None:
-    synthesizer = FakeSynthesizer(script=[numbered(30), END], hasty=range(9))
-    first = Utterance(replace(REQUEST, tail=Tail("Before. ", np.zeros((5, 16), np.int16))))
-    async with aclosing(UtteranceSynthesizer(synthesizer).speak(first, INFO, Listener())) as chunks:
-        assert [item async for item in chunks]
-    assert [request.tail is None for request in synthesizer.requests] == [False, True, True]
-
-
 @pytest.mark.parametrize(("rest", "is_joined"), [("Short. ", False), ("Now this is much longer. " * 5, True)])
 async def test_a_live_segment_is_joined_where_its_text_is_long_enough(
     texts: LiveTexts, rest: str, *, is_joined: bool
@@ -145,11 +138,7 @@ async def test_a_live_segment_is_joined_where_its_text_is_long_enough(
     rules = TextRules("auto", paragraph_pause_s=0.6)
     with await texts.open(asked, info, max_chars=1000, rules=rules) as live:
         live.append("The boat drifted on the lake.\n\n" + rest + "And so")
-        async with aclosing(
-            UtteranceSynthesizer(synthesizer).speak_segments(
-                live.utterance.synthesis, live, info, Listener(), may_redraw=False
-            )
-        ) as chunks:
+        async with aclosing(speak(live, synthesizer, info)) as chunks:
             while len(synthesizer.requests) < 2:
                 await anext(chunks)
         first, second = synthesizer.requests[:2]
@@ -163,11 +152,7 @@ async def test_a_live_segment_that_ended_before_its_text_has_no_tail(texts: Live
     synthesizer = FakeSynthesizer(script=[numbered(30), END], hasty=range(9))
     with await texts.open(UTTERANCE.changed(text=""), CUSTOM_VOICE, max_chars=1000) as live:
         live.append("The boat drifted on the lake and ")
-        async with aclosing(
-            UtteranceSynthesizer(synthesizer).speak_segments(
-                live.utterance.synthesis, live, CUSTOM_VOICE, Listener(), may_redraw=False
-            )
-        ) as chunks:
+        async with aclosing(speak(live, synthesizer, CUSTOM_VOICE)) as chunks:
             await anext(chunks)
             await anext(chunks)
             going_on = asyncio.ensure_future(anext(chunks))

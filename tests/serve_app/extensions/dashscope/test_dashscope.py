@@ -1,4 +1,3 @@
-import asyncio
 import base64
 import json
 from functools import partial
@@ -10,13 +9,12 @@ from deployments.errors import Overloaded
 from serve_app.extensions.live.session import MAX_UNSPOKEN_CHARS
 from tests.serve_app.audio.test_formats import decode
 from tests.serve_app.extensions.client import Json, heard, talking
-from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, chunk, pcm_of, tone, utterance
+from tests.serve_app.fake import FakeSynthesizer, pcm_of, utterance
 
 pytestmark = pytest.mark.anyio
 
 PATH = "/api-ws/v1/realtime?model=qwen3-tts-flash-realtime"
 REST = "/api/v1/services/aigc/multimodal-generation/generation"
-FRAME = tone(CUSTOM_VOICE.frame_samples)
 COMMIT, CLEAR = {"type": "input_text_buffer.commit"}, {"type": "input_text_buffer.clear"}
 FINISH = {"type": "session.finish"}
 
@@ -68,21 +66,6 @@ async def test_a_response_for_each_commit(synthesizer: FakeSynthesizer) -> None:
         messages, _ = await client.until(type="session.finished")
         assert audio_of(messages)[44:] == pcm_of(utterance())
     assert synthesizer.texts == ["One.", "Two.", "Three."]
-
-
-async def test_a_cancelled_response_ends_and_the_session_goes_on() -> None:
-    synthesizer = FakeSynthesizer(script=[chunk(FRAME), asyncio.Event()])
-    async with created(synthesizer, PATH) as client:
-        client.send(update(mode="commit"), append("A long story."), COMMIT)
-        await client.until(type="response.audio.delta")
-        client.send({"type": "response.cancel"})
-        (*_, done), _ = await client.until(type="response.done")
-        assert done["response"]["status"] == "cancelled"
-        assert synthesizer.closed.is_set()
-        synthesizer.script = utterance()
-        client.send(append("New."), COMMIT)
-        messages, _ = await client.until(type="response.done")
-        assert audio_of(messages) == pcm_of(utterance())
 
 
 async def test_one_text_over_http(client: httpx.AsyncClient, synthesizer: FakeSynthesizer) -> None:

@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 import pytest
 import soundfile
-from httpx import ASGITransport, AsyncClient
+from httpx import AsyncClient
 
 from deployments.errors import Overloaded
 from deployments.protocol import FinishReason
@@ -24,17 +24,8 @@ from serve_app.extensions.voices.settings import VoiceSettings
 from serve_app.extensions.voices.voice_store import VoiceStore
 from tests.serve_app import asgi
 from tests.serve_app.extensions.voices.speakers import RATE, Server
-from tests.serve_app.fake import (
-    BASE,
-    CUSTOM_VOICE,
-    VOICE_DESIGN,
-    FakeSynthesizer,
-    chunk,
-    pcm_of,
-    tone,
-    utterance,
-)
-from tests.serve_app.one_model import refusal
+from tests.serve_app.fake import BASE, CUSTOM_VOICE, VOICE_DESIGN, FakeSynthesizer, chunk, pcm_of, tone, utterance
+from tests.serve_app.one_model import client_of, refusal
 
 pytestmark = pytest.mark.anyio
 SPEECH, DESIGN, VOICES = "/v1/audio/speech", "/v1/audio/voices/design", "/v1/audio/voices"
@@ -202,7 +193,7 @@ async def test_of_several_models_the_one_that_designs_speaks(folder: Path) -> No
     }
     settings = ApiSettings(voices=VoiceSettings(store=str(folder)))
     api = create_api({name: (each, AdmissionSettings()) for name, each in speaking.items()}, settings, opened={})
-    async with AsyncClient(transport=ASGITransport(api), base_url="http://talkray") as client:
+    async with client_of(api) as client:
         answer = await client.post(DESIGN, json={**ASKED, "model": "tts-1"})
         assert answer.status_code == 200, answer.text
         assert "x-ignored" not in answer.headers

@@ -107,46 +107,12 @@ async def test_alignments_restart_with_every_message_where_nobody_asks_for_one_c
     assert words_ms(chars, starts_ms) == TWICE
 
 
-async def test_alignments_of_a_dialogue_count_from_each_messages_audio() -> None:
-    """As LiveKit's plugin has it, which counts the bytes of audio before a message."""
-    inputs = [{"text": f"{fake.FOLLOWED_TEXT} ", "voice_id": "aiden"}]
-    said = (
-        {"inputs": inputs},
-        {"inputs": inputs, "flush": True},
-        {"inputs": [], "flush": True},
-        {"close_context": True},
-    )
-    got = await timed(DIALOGUES, [{"context_id": "one", **each} for each in said], {"is_final": True})
-    chars: list[str] = []
-    starts_ms: list[int] = []
-    before_ms = 0.0
-    for message in got:
-        if alignment := message.get("alignment"):
-            chars += alignment["chars"]
-            starts_ms += [round(before_ms + start_ms) for start_ms in alignment["char_start_times_ms"]]
-        before_ms += len(base64.b64decode(message.get("audio", ""))) / 48
-    assert len(words_ms(chars, starts_ms)) in (5, 10)
-    assert words_ms(chars, starts_ms)[:5] == TOLD
-
-
-async def timed_lines(path: str, body: Json) -> list[Json]:
-    answer = await posted(fake.FakeSynthesizer(fake.FOLLOWED, fake.followed()), path, json=body)
-    return [alignment for line in answer.text.splitlines() if (alignment := json.loads(line)["alignment"])]
-
-
-def starts_ms_of(alignments: list[Json]) -> list[int]:
-    return [round(1000 * start_s) for start_s in all_of(alignments, "character_start_times_seconds")]
-
-
-@pytest.mark.parametrize(
-    "barge_in", [[{"context_id": "one", "close_context": True}], [*end(), {"context_id": "one", "close_context": True}]]
-)
-async def test_a_context_that_is_closed_without_its_end_is_silent_at_once(barge_in: list[Json]) -> None:
+async def test_a_context_that_is_closed_while_it_drains_is_silent_at_once() -> None:
     synthesizer = fake.FakeSynthesizer(script=[fake.chunk(FRAME), asyncio.Event()])
     async with talking(synthesizer, CONTEXTS) as client:
         client.send(begin(), sentence("A long story. "))
         await synthesizer.waiting.wait()
-        client.send(*barge_in)
+        client.send(*end(), {"context_id": "one", "close_context": True})
         await client.until(isFinal=True, contextId="one")
         assert synthesizer.closed.is_set()
         synthesizer.script = fake.utterance(1)
@@ -292,9 +258,11 @@ async def test_brackets_are_tags_of_the_models_that_have_them(model: str, read: 
 async def test_times_of_a_dialogue_count_from_its_beginning(stream: bool) -> None:
     path = f"/v1/text-to-dialogue{'/stream' if stream else ''}/with-timestamps?output_format=pcm_24000"
     inputs = [{"text": fake.FOLLOWED_TEXT, "voice_id": voice} for voice in ("aiden", "ryan")]
-    told = await timed_lines(path, {"inputs": inputs})
+    answer = await posted(fake.FakeSynthesizer(fake.FOLLOWED, fake.followed()), path, json={"inputs": inputs})
+    told = [alignment for line in answer.text.splitlines() if (alignment := json.loads(line)["alignment"])]
+    starts_ms = [round(1000 * start_s) for start_s in all_of(told, "character_start_times_seconds")]
     length_ms = len(fake.pcm_of(fake.followed())) / 48
-    words = words_ms(all_of(told, "characters"), starts_ms_of(told))
+    words = words_ms(all_of(told, "characters"), starts_ms)
     first = words[: len(words) // 2]
     assert words == first + [(word, pytest.approx(start_ms + length_ms, abs=1)) for word, start_ms in first]
 

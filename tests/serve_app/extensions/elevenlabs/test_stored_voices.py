@@ -10,12 +10,7 @@ pytestmark = pytest.mark.anyio
 async def test_a_voice_is_stored_changed_and_deleted(tmp_path: Path) -> None:
     client = Server(tmp_path / "store").client()
     files = [("files", ("main.wav", wav())), ("files", ("whispering.wav", wav(1)))]
-    fields = {
-        "name": "ada",
-        "description": "calm",
-        "labels": '{"language": "de"}',
-        "remove_background_noise": "true",
-    }
+    fields = {"name": "ada", "description": "calm", "labels": '{"language": "de"}', "remove_background_noise": "true"}
     told = await client.post("/v1/voices/add", data=fields, files=files)
     assert told.json()["requires_verification"] is False
     assert "remove_background_noise" in told.headers["x-ignored"]

@@ -23,8 +23,6 @@ from serve_app.speech.speech_models import SpeechModel, SpeechModels
 from tests.serve_app.fake import FOLLOWED, FakeSynthesizer, tone
 from tests.serve_app.one_model import one_api
 
-FRAMES_PER_CHAR = 1
-
 
 class Speaker(FakeSynthesizer):
     """Speaks a frame for each character; the codes of a frame are its text's seed and its number."""
@@ -47,7 +45,7 @@ class Speaker(FakeSynthesizer):
             await asyncio.sleep(0)
             await self.gate.wait()
             assert self.info is not None
-            size, count = self.info.frame_samples, FRAMES_PER_CHAR * len(request.text)
+            size, count = self.info.frame_samples, len(request.text)
             codes = np.full((count, self.info.num_code_groups), request.seed % 2048, np.int16)
             codes[:, 1] = np.arange(count)
             reading = Reading(0, tuple(float(number) for number in range(count)))
@@ -103,12 +101,18 @@ class Server:
 
 @contextlib.asynccontextmanager
 async def serving(
-    folder: Path, speaker: Speaker, jobs: JobSettings | None = None
+    folder: Path,
+    speaker: Speaker,
+    jobs: JobSettings | None = None,
+    *,
+    access: AccessSettings | None = None,
+    **headers: str,
 ) -> AsyncIterator[tuple[Server, httpx.AsyncClient]]:
-    server = Server(folder, speaker, jobs)
+    """A server that runs, and a client of it that sends these headers."""
+    server = Server(folder, speaker, jobs, access)
     server.start()
     try:
-        async with server.client() as client:
+        async with server.client(**headers) as client:
             yield server, client
     finally:
         await server.die()
@@ -134,10 +138,6 @@ async def until(client: httpx.AsyncClient, job: Mapping[str, object], status: st
             if (told := answer.json())["status"] == status:
                 return told
             await asyncio.sleep(0.01)
-
-
-def files_in(folder: Path) -> list[Path]:
-    return [file for file in folder.rglob("*") if file.is_file()]
 
 
 async def so(condition: Callable[[], bool]) -> None:

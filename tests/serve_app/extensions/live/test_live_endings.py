@@ -13,7 +13,7 @@ from deployments.protocol import FinishReason, PcmChunk, SynthesisRequest
 from serve_app.extensions.live.live_text import LiveText, LiveTexts
 from serve_app.extensions.text.spoken_text import TextRules
 from serve_app.speech.segments import Utterance
-from serve_app.speech.utterance_synthesizer import UtteranceSynthesizer
+from tests.serve_app.extensions.live.test_live_text import speak
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, chunk, pcm_of
 
 pytestmark = pytest.mark.anyio
@@ -39,11 +39,8 @@ async def opened(texts: LiveTexts, request: Utterance = REQUEST) -> LiveText:
 
 async def speaking(live: LiveText, synthesizer: FakeSynthesizer) -> AsyncGenerator[PcmChunk, None]:
     """As a listener hears it who takes each chunk at once."""
-    listener, request, may_redraw = Listener(), live.utterance.synthesis, live.utterance.may_redraw
-    speech = UtteranceSynthesizer(synthesizer).speak_segments(
-        request, live, CUSTOM_VOICE, listener, may_redraw=may_redraw
-    )
-    async with aclosing(speech) as chunks:
+    listener = Listener()
+    async with aclosing(speak(live, synthesizer, CUSTOM_VOICE, listener)) as chunks:
         async for item in chunks:
             listener.deliver(item.num_samples / CUSTOM_VOICE.sample_rate, now_s=time.monotonic())
             yield item

@@ -2,7 +2,7 @@ import asyncio
 import random
 import time
 import unicodedata
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
 
@@ -12,7 +12,7 @@ from deployments.embedded_voice.english import spoken_english
 from deployments.embedded_voice.live_english import LONGEST_UNCUT
 from deployments.errors import InvalidRequest, TalkerLost
 from deployments.listener import Listener
-from deployments.protocol import FinishReason, ModelInfo, SynthesisRequest
+from deployments.protocol import FinishReason, ModelInfo, PcmChunk, SynthesisRequest
 from deployments.serving import mailbox
 from deployments.serving.mailbox import WrittenText, read
 from serve_app.config import ApiSettings
@@ -240,14 +240,12 @@ async def test_a_closed_text_is_read_no_more(texts: LiveTexts, monkeypatch: pyte
         await anext(mailbox.read(address))
 
 
-async def speak(live: LiveText, synthesizer: FakeSynthesizer) -> AsyncIterator[object]:
-    async with aclosing(
-        UtteranceSynthesizer(synthesizer).speak_segments(
-            live.utterance.synthesis, live, ENGLISH, Listener(), may_redraw=False
-        )
-    ) as chunks:
-        async for item in chunks:
-            yield item
+def speak(
+    live: LiveText, synthesizer: FakeSynthesizer, info: ModelInfo = ENGLISH, listener: Listener | None = None
+) -> AsyncGenerator[PcmChunk, None]:
+    """As its session has it spoken."""
+    speech, may_redraw = UtteranceSynthesizer(synthesizer), live.utterance.may_redraw
+    return speech.speak_segments(live.utterance.synthesis, live, info, listener or Listener(), may_redraw=may_redraw)
 
 
 async def test_segments_are_one_utterance(texts: LiveTexts) -> None:
@@ -255,11 +253,11 @@ async def test_segments_are_one_utterance(texts: LiveTexts) -> None:
     with await texts.open(REQUEST, ENGLISH, max_chars=LONG) as live:
         live.append("A sentence of some forty letters or so, it is. " * 6)
         heard = [item async for item in speak(live, synthesizer) if live.finish() is None]
-    assert [item.finish_reason for item in heard[:-1]] == [None] * (len(heard) - 1)  # type: ignore[attr-defined]
-    assert heard[-1].finish_reason is FinishReason.STOP  # type: ignore[attr-defined]
+    assert [item.finish_reason for item in heard[:-1]] == [None] * (len(heard) - 1)
+    assert heard[-1].finish_reason is FinishReason.STOP
     assert [request.request_id for request in synthesizer.requests] == ["r", "r.2"]
     assert [request.continues for request in synthesizer.requests] == [False, True]
-    assert pcm_of(heard) == pcm_of(utterance(2)) * 2  # type: ignore[arg-type]
+    assert pcm_of(heard) == pcm_of(utterance(2)) * 2
 
 
 async def test_speech_that_ends_before_its_text_goes_on_in_another_segment(texts: LiveTexts) -> None:
@@ -267,14 +265,13 @@ async def test_speech_that_ends_before_its_text_goes_on_in_another_segment(texts
     with await texts.open(REQUEST, ENGLISH, max_chars=LONG) as live:
         live.append("Hello there all you ")
         heard = speak(live, synthesizer)
-        first = await anext(heard)
-        assert first.finish_reason is None  # type: ignore[attr-defined]
+        assert (await anext(heard)).finish_reason is None
         going_on = asyncio.create_task(anext(heard))  # type: ignore[arg-type]
         for _ in range(50):
             await asyncio.sleep(0)
         live.append("people of the world")
         live.finish()
-        assert (await going_on).finish_reason is FinishReason.STOP  # type: ignore[attr-defined]
+        assert (await going_on).finish_reason is FinishReason.STOP
         assert [item async for item in heard] == []
         assert await spoken(live) == ["Hello there all ", "you people of the world."]
 
@@ -292,8 +289,8 @@ async def test_markup_is_left_out_and_its_pauses_are_heard(texts: LiveTexts, see
         assert await spoken(live) == ["Hello there.", "dear you!"]
     speech = pcm_of(utterance(2))
     pauses = [bytes(2 * int(24000 * seconds)) for seconds in (1, 0.5, 2)]
-    assert pcm_of(heard) == pauses[0] + speech + pauses[1] + speech + pauses[2]  # type: ignore[arg-type]
-    assert [item.finish_reason for item in heard][-2:] == [None, FinishReason.STOP]  # type: ignore[attr-defined]
+    assert pcm_of(heard) == pauses[0] + speech + pauses[1] + speech + pauses[2]
+    assert [item.finish_reason for item in heard][-2:] == [None, FinishReason.STOP]
 
 
 async def test_a_segment_waits_for_its_style(texts: LiveTexts) -> None:

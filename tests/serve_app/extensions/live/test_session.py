@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 from starlette.websockets import WebSocket
 
-from deployments.errors import InvalidRequest, Overloaded
+from deployments.errors import InvalidRequest
 from deployments.listener import Listener
 from deployments.protocol import FinishReason, ModelInfo, PcmChunk, SynthesisRequest
 from serve_app.api.access.callers import Caller
@@ -24,14 +24,14 @@ from serve_app.extensions.continuity.tails import Continuation, TailStore
 from serve_app.extensions.live.connection import IDLE_TIMEOUT_S, Connection
 from serve_app.extensions.live.live_text import LiveTexts
 from serve_app.extensions.live.session import MAX_UNSPOKEN_CHARS, Session
-from serve_app.extensions.live.turns import Audio, Done, Event, Failed, Flushed, Started, Words
+from serve_app.extensions.live.turns import Audio, Done, Event, Flushed, Started, Words
 from serve_app.extensions.text.spoken_text import TextRules, read
 from serve_app.extensions.word_times.word_times import Spoken
 from serve_app.speech.segments import Utterance
 from serve_app.speech.utterance_synthesizer import UtteranceSynthesizer
 from serve_app.visitor import STRANGER
 from tests.serve_app import fake
-from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, chunk, pcm_of, utterance
+from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, chunk, utterance
 
 pytestmark = pytest.mark.anyio
 
@@ -58,10 +58,7 @@ async def open_session(
     texts, handshake = LiveTexts(), RequestState(RequestRecord("talk", 0))
     handshake.caller = Caller("test", visitor=STRANGER)
     session = Session(
-        Resolver(
-            SimpleNamespace(of=lambda utterance: SimpleNamespace(speak=speak)),
-            ApiSettings(),
-        ),
+        Resolver(SimpleNamespace(of=lambda utterance: SimpleNamespace(speak=speak)), ApiSettings()),
         SpeechRequest(
             info, body, delivery or Delivery(AudioFormat.PCM), {}, read("", TextRules(spoken_form=info.spoken_form))
         ),
@@ -107,16 +104,6 @@ def kinds(events: list[Event]) -> list[str]:
     """Without how the audio is cut."""
     names = [type(event).__name__ for event in events]
     return [name for index, name in enumerate(names) if name != "Audio" or names[index - 1] != "Audio"]
-
-
-async def test_a_turn_has_a_beginning_audio_and_an_end() -> None:
-    async with open_session(FakeSynthesizer(script=utterance())) as session:
-        session.append("Hello there")
-        session.flush()
-        session.close()
-        events = await events_of(session)
-    assert kinds(events) == ["Started", "Audio", "Flushed", "Done"]
-    assert audio_of(events) == pcm_of(utterance())
 
 
 async def test_its_end_tells_the_first_bad_end_of_any_turn_that_was_not_cleared() -> None:
@@ -220,15 +207,6 @@ async def test_who_does_not_read_stops_the_decoding() -> None:
     assert 0 < made < 12
 
 
-async def test_leaving_cancels_at_once_also_while_draining() -> None:
-    synthesizer = FakeSynthesizer(script=[chunk(FRAME), asyncio.Event()])
-    async with open_session(synthesizer) as session:
-        session.append("Good bye")
-        session.close()
-        await synthesizer.waiting.wait()
-    assert synthesizer.closed.is_set()
-
-
 async def test_after_clear_nothing_of_the_old_turns_follows() -> None:
     synthesizer = FakeSynthesizer(script=[*utterance(200)])
     async with open_session(synthesizer) as session:
@@ -267,14 +245,6 @@ async def test_one_encoder_speaks_all_turns() -> None:
         session.close()
         events = await events_of(session)
     assert audio_of(events).count(b"fLaC") == 1
-
-
-async def test_what_breaks_ends_the_session() -> None:
-    error = Overloaded("full", 2.0)
-    async with open_session(FakeSynthesizer(script=[error])) as session:
-        session.append("Hello")
-        session.flush()
-        assert await events_of(session) == [Failed(error)]
 
 
 async def test_too_much_that_waits_is_refused() -> None:
@@ -339,38 +309,6 @@ async def test_a_word_is_told_no_later_than_the_next_one_sounds() -> None:
             before_ms += len(event.data) / 48
         if isinstance(event, Words):
             assert before_ms <= max(1000 * word.end_s for word in event.words)
-
-
-async def test_words_of_later_turns_count_from_their_own_beginning() -> None:
-    async with followed_session([*fake.followed()]) as session:
-        for _ in range(2):
-            session.append(fake.FOLLOWED_TEXT)
-            session.flush()
-        session.close()
-        events = await events_of(session)
-    told = [event for event in events if isinstance(event, Words)]
-    assert words_of(events)[:5] == words_of(events)[5:]
-    begins = [round(1000 * word.start_s) for event in told for word in event.in_session()]
-    assert begins == [*fake.FOLLOWED_MS, *(880 + begin for begin in fake.FOLLOWED_MS)]
-
-
-@pytest.mark.parametrize(
-    ("played_ms", "text_spoken", "last_word"),
-    [(0, "", None), (100, "", None), (200, "Hello", "Hello"), (700, "Hello there all", "all")],
-)
-async def test_an_interruption_knows_what_had_been_spoken(
-    played_ms: int, text_spoken: str, last_word: str | None
-) -> None:
-    async with followed_session([*fake.followed(10), asyncio.Event()]) as session:
-        events = aiter(session)
-        session.append(fake.FOLLOWED_TEXT)
-        session.flush()
-        await until_word(events, "all")
-        cleared = await session.clear(played_ms / 1000)
-        assert cleared.heard is not None
-        assert cleared.heard.number == 1
-        assert cleared.spoken == Spoken(text_spoken, fake.FOLLOWED_TEXT[len(text_spoken) :], last_word)
-        assert await anext(events) == cleared
 
 
 async def test_an_interruption_of_a_text_that_is_being_written() -> None:

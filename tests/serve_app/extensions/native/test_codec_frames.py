@@ -1,4 +1,3 @@
-import asyncio
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -85,22 +84,6 @@ async def test_utterances_on_a_socket() -> None:
             assert done == {"type": "done", **ended, **spoke}
             assert records(stream)[-1] == ("e", 0)
     assert [request.request_id for request in synthesizer.requests] == ["conn-1", "conn-2"]
-
-
-async def test_an_utterance_is_cancelled() -> None:
-    synthesizer = FakeSynthesizer(script=[chunk(tone(SIZE)), asyncio.Event()])
-    async with talking(synthesizer, SOCKET) as client:
-        client.send(SPEAK)
-        await synthesizer.waiting.wait()
-        client.send(SPEAK)
-        (busy,), _ = await client.until(type="error")
-        assert busy["error"]["code"] == "busy"
-        client.send({"type": "cancel"})
-        await client.until(type="cancelled")
-        assert synthesizer.closed.is_set()
-        for wrong in ({"type": "x"}, {**SPEAK, "speed": 2}, {**SPEAK, "voice": "nobody"}):
-            client.send(wrong)
-            await client.until(type="error")
 
 
 async def test_a_failure_is_told() -> None:

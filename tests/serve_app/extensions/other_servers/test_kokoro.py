@@ -1,14 +1,13 @@
 import base64
 import json
 from dataclasses import replace
-from itertools import pairwise
 
 import httpx
 import pytest
 
 from tests.serve_app.audio.test_formats import decode
 from tests.serve_app.extensions.client import Json
-from tests.serve_app.fake import CUSTOM_VOICE, FOLLOWED_MS, FOLLOWED_TEXT, FakeSynthesizer, followed, pcm_of
+from tests.serve_app.fake import CUSTOM_VOICE, FOLLOWED_TEXT, FakeSynthesizer, followed, pcm_of
 from tests.serve_app.one_model import posted
 
 pytestmark = pytest.mark.anyio
@@ -33,11 +32,6 @@ async def test_words_come_with_the_audio() -> None:
     assert answer.headers["content-type"] == "application/x-ndjson"
     assert "x-ignored" not in answer.headers
     assert b"".join(base64.b64decode(str(line["audio"])) for line in told) == pcm_of(followed())
-    times = words(told)
-    assert [word["word"] for word in times] == FOLLOWED_TEXT.split()
-    assert [word["start_time"] for word in times] == [ms / 1000 for ms in FOLLOWED_MS]
-    assert times[-1]["end_time"] == pytest.approx(0.88)
-    assert all(before["end_time"] <= after["start_time"] for before, after in pairwise(times))
 
 
 async def test_times_are_those_of_the_audio_as_it_is_played() -> None:
@@ -51,8 +45,3 @@ async def test_one_object() -> None:
     assert told["audio_format"] == "mp3"
     assert decode(base64.b64decode(str(told["audio"])))[0].size > 0
     assert [word["word"] for word in words([told])] == FOLLOWED_TEXT.split()
-
-
-async def test_what_is_refused(client: httpx.AsyncClient) -> None:
-    answer = await client.post(PATH, json={"input": FOLLOWED_TEXT, "voice": "nobody"})
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "voice")

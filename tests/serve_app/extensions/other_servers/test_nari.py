@@ -1,12 +1,11 @@
 import pytest
 
 from tests.serve_app.extensions.client import Client, Json, connect, talking
-from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, pcm_of, tone, utterance
+from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, pcm_of, utterance
 
 pytestmark = pytest.mark.anyio
 
 PATH = "/v1/audio/speech/ws"
-FRAME = tone(CUSTOM_VOICE.frame_samples)
 START = {"type": "request.start", "model": "tts-1", "voice": "aiden", "language": "auto", "instruct": "Softly."}
 END = {"type": "input_text.end", "sequence": 2}
 

@@ -5,14 +5,13 @@ import pytest
 
 from serve_app.config import AdmissionSettings, ApiSettings
 from tests.serve_app.extensions.client import Json, talking
-from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, pcm_of, tone, utterance
+from tests.serve_app.fake import FakeSynthesizer, pcm_of, utterance
 from tests.serve_app.one_model import client_of, one_api
 
 pytestmark = pytest.mark.anyio
 
 PATH = "/v1/audio/speech/stream"
 BATCH = "/v1/audio/speech/batch"
-FRAME = tone(CUSTOM_VOICE.frame_samples)
 CONFIG = {"type": "session.config", "model": "tts-1", "voice": "ryan", "task_type": "CustomVoice", "stream_audio": True}
 DONE, CLOSE = {"type": "input.done"}, {"type": "session.close"}
 

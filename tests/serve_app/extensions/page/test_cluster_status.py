@@ -2,16 +2,14 @@
 
 import json
 import time
-from pathlib import Path
 
 import pytest
 
 from deployments.serving import metrics
-from serve_app.api.access.keys import create_key
-from serve_app.config import AccessSettings, AdmissionSettings, ApiSettings
-from serve_app.extension import Node
+from serve_app.config import AdmissionSettings, ApiSettings
 from serve_app.extensions.page.cluster_status import ClusterStatus, PageState, Recent, summed
 from serve_app.speech.speech_models import SpeechModel, SpeechModels
+from tests.clock import Clock
 from tests.serve_app.fake import FakeSynthesizer, utterance
 from tests.serve_app.one_model import client_of, one_api
 
@@ -21,16 +19,8 @@ NOW_S = 1_000_000_000.0
 SPEECH = {"model": "tts-1", "input": "Hello.", "voice": "vivian", "response_format": "pcm"}
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = NOW_S
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
 def test_times_to_first_audio_are_told_within_their_class() -> None:
-    recent = Recent(Clock())
+    recent = Recent(Clock(NOW_S))
     for ms in range(10, 110):
         recent.count_first_audio(ms / 1000)
     told = summed([json.loads(recent.note())], now_s=NOW_S)["last_minute"]
@@ -41,7 +31,7 @@ def test_times_to_first_audio_are_told_within_their_class() -> None:
 
 
 def test_a_minute_and_a_quarter_of_an_hour_pass() -> None:
-    clock = Clock()
+    clock = Clock(NOW_S)
     recent = Recent(clock)
     for after_s, minute, quarter in ((0, 1, 1), (50, 1, 1), (75, 0, 1), (880, 0, 1), (920, 0, 0)):
         clock.now_s = NOW_S
@@ -55,7 +45,7 @@ def test_a_minute_and_a_quarter_of_an_hour_pass() -> None:
 
 
 def test_replicas_are_added_up_and_those_that_have_ended_left_out() -> None:
-    clock = Clock()
+    clock = Clock(NOW_S)
     own, other, ended = Recent(clock), Recent(clock), Recent(clock)
     for recent in (own, other, ended):
         recent.count_first_audio(0.2)
@@ -82,14 +72,3 @@ async def test_what_the_metrics_record_is_told(monkeypatch: pytest.MonkeyPatch) 
     minute = told["last_minute"]
     assert (minute["first_audio_ms"]["count"], minute["refused"], minute["streams_ended"]) == (1, {"line": 1}, 1)
     assert minute["audio_s"] == pytest.approx(0.3)
-
-
-async def test_only_who_may_read_metrics_may_read_it(tmp_path: Path) -> None:
-    key = create_key(tmp_path / "keys.json", "ada")
-    node = Node(lambda model: True, lambda: True, lambda: b"")
-    settings = ApiSettings(access=AccessSettings(keys_file=tmp_path / "keys.json"))
-    api = one_api(FakeSynthesizer(), settings, node=node)
-    async with client_of(api) as client:
-        for path in ("/status", "/metrics"):
-            assert (await client.get(path)).status_code == 401
-            assert (await client.get(path, headers={"authorization": f"Bearer {key}"})).status_code == 200

@@ -10,7 +10,6 @@ import pytest
 
 from serve_app.config import ApiSettings
 from serve_app.distribution import version
-from serve_app.extensions import BUILT_IN
 from serve_app.extensions.page import web_pages
 from tests.serve_app.fake import FakeSynthesizer, utterance
 from tests.serve_app.one_model import client_for
@@ -90,13 +89,6 @@ async def test_clients_are_those_of_check_client() -> None:
     assert [line for each in told for line in each["clients"]] == [line for each in samples for line in each.clients]
     for name in ("LiveKit", "Pipecat", "Open WebUI", "Home Assistant", "SillyTavern", "LibreChat"):
         assert any(line.startswith(f"{name}:") for each in told for line in each["clients"])
-
-
-async def test_it_can_be_switched_off() -> None:
-    async with client(ApiSettings(extensions=tuple(name for name in BUILT_IN if name != "page"))) as http:
-        for path in ("/", "/page/app.js", "/page/clients.json"):
-            assert (await http.get(path, headers=BROWSER)).status_code == 404
-        assert (await http.get("/docs", headers=BROWSER)).status_code == 200
 
 
 async def test_one_request_may_ask_how_its_first_audio_was_made() -> None:

@@ -1,4 +1,3 @@
-import asyncio
 import base64
 from functools import partial
 
@@ -6,13 +5,12 @@ import pytest
 
 from deployments.errors import Overloaded
 from tests.serve_app.extensions.client import Json, heard, talking
-from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, chunk, pcm_of, tone, utterance
+from tests.serve_app.fake import FakeSynthesizer, pcm_of, utterance
 from tools.suites.rows.realtime import item
 
 pytestmark = pytest.mark.anyio
 
 PATH = "/v1/realtime?model=gpt-realtime-2.1-mini"
-FRAME = tone(CUSTOM_VOICE.frame_samples)
 RENDERER = "You are a text-to-speech renderer. Read the text aloud."
 
 
@@ -76,26 +74,6 @@ async def test_telephone_formats_of_both_shapes() -> None:
             client.send({"type": "session.update", "session": session}, create("Hello"))
             messages, _ = await client.until(type="response.done")
             assert len(audio_of(messages)) == pytest.approx(12 * 0.08 * 8000, abs=40)
-
-
-async def test_a_response_is_cancelled_and_nothing_of_it_follows() -> None:
-    synthesizer = FakeSynthesizer(script=[chunk(FRAME), asyncio.Event()])
-    async with created(synthesizer, PATH) as client:
-        client.send(create("A long story."))
-        await synthesizer.waiting.wait()
-        client.send(create("Another."))
-        (*_, refused), _ = await client.until(type="error")
-        assert refused["error"]["code"] == "conversation_already_has_active_response"
-        client.send({"type": "response.cancel"})
-        (*_, done), _ = await client.until(type="response.done")
-        assert done["response"]["status"] == "cancelled"
-        assert synthesizer.closed.is_set()
-        client.send({"type": "response.cancel"})
-        await client.until(type="error")
-        synthesizer.script = utterance()
-        client.send(create("New."))
-        messages, _ = await client.until(type="response.done")
-        assert audio_of(messages) == pcm_of(utterance())
 
 
 async def test_a_failure_is_an_error_and_ends_its_response() -> None:

@@ -70,10 +70,11 @@ def test_lines_go_on_after_files_could_not_be_renamed(
     lines.receive(record("before"))
     with monkeypatch.context() as full, caplog.at_level(logging.ERROR):
         full.setattr("os.rename", refuse)
-        keeper = RecordKeeper([lines])
+        keeper = RecordKeeper([lines, other := Sink()])
         keeper.receive(record("lost"))
         keeper.close()
     assert "request lost is not kept by RequestLines" in caplog.text
+    assert other.taken.is_set()
     lines.receive(record("after"))
     lines.flush(is_last=True)
     assert [ids(file) for file in sorted(tmp_path.iterdir())] == [["after"], ["before"]]

@@ -7,7 +7,6 @@ import pytest
 from deployments.protocol import FinishReason
 from deployments.serving import metrics
 from serve_app.api.request_record import LEFT, RequestRecord, Usage
-from serve_app.extensions.records.record_keeper import RecordKeeper
 from serve_app.extensions.records.usage_counts import OTHERS, Bounded, UsageBook, Used, read_usage
 from serve_app.extensions.voices.voice_store import StoreFailed, VoiceStore
 
@@ -118,18 +117,3 @@ def test_counters_have_bounded_labels(monkeypatch: pytest.MonkeyPatch) -> None:
     assert told[0] == {"key": "ada", "voice": "voice 0", "dialect": "OpenAI", "model": "m"}
     assert len({tags["voice"] for tags in told}) == 201
     assert told[-1]["voice"] == OTHERS
-
-
-def test_a_sink_that_fails_takes_nothing_from_the_others(tmp_path: Path) -> None:
-    class Full:
-        def receive(self, record: RequestRecord) -> None:
-            raise OSError("no room")
-
-        def flush(self, *, is_last: bool) -> None:
-            pass
-
-    store = VoiceStore(str(tmp_path))
-    keeper = RecordKeeper([Full(), UsageBook(store, time.time)])
-    keeper.receive(spoken())
-    keeper.close()
-    assert [used.requests for used in summed(store).values()] == [1]

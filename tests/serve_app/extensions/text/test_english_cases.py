@@ -8,13 +8,11 @@ from pathlib import Path
 
 import pytest
 import yaml
-from httpx import ASGITransport, AsyncClient
 
-from serve_app.config import ApiSettings
 from serve_app.extensions.text.normalisation import LiveNormaliser
 from serve_app.extensions.text.spoken_text import TextReader, TextRules, read
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, utterance
-from tests.serve_app.one_model import one_api
+from tests.serve_app.one_model import client_for
 
 DATA = Path(__file__).parents[3] / "data" / "english"
 FILES = ("cases.tsv", "neighbours.tsv")
@@ -46,9 +44,8 @@ def words(text: str) -> str:
 @pytest.mark.anyio
 @pytest.mark.parametrize("kind", kinds(*FILES))
 async def test_each_row_is_read_as_written_down(kind: str) -> None:
-    api = one_api(FakeSynthesizer(replace(CUSTOM_VOICE, spoken_form="english"), utterance()), ApiSettings())
     wrong = []
-    async with AsyncClient(transport=ASGITransport(api), base_url="http://127.0.0.1") as client:
+    async with client_for(FakeSynthesizer(replace(CUSTOM_VOICE, spoken_form="english"), utterance())) as client:
         for sent, readings, _ in kinds(*FILES)[kind]:
             answer = await client.post("/v1/audio/text", json={"voice": "alloy", "input": sent, "any_language": True})
             spoken = answer.json().get("spoken", answer.text)

@@ -10,7 +10,9 @@ import soundfile
 from fastapi import FastAPI
 from numpy.typing import NDArray
 
+from deployments.protocol import ClonePrompt, Reference
 from serve_app.api.access.keys import create_key
+from serve_app.audio import recordings
 from serve_app.audio.recordings import decode_file
 from serve_app.config import AccessSettings, ApiSettings
 from serve_app.extension import forget_nothing
@@ -88,3 +90,18 @@ async def store(client: httpx.AsyncClient, name: str, *, seed: int = 0, **fields
     assert answer.status_code == 200, answer.text
     told: dict[str, object] = answer.json()
     return told
+
+
+async def speak_and_derive(server: Server) -> Reference:
+    """Speak one sentence, whose replica answers with what it derived; returns the recording that it was sent."""
+    async with server.client() as client:
+        answer = await client.post("/v1/audio/speech", json={"input": "Hi.", "voice": "ada"})
+    assert answer.status_code == 200, answer.text
+    reference = server.synthesizer.requests[-1].reference
+    assert reference is not None
+    recordings.keep_clone_prompt(reference, ClonePrompt(np.ones(8, np.float32), np.ones((3, 16), np.int16)))
+    return reference
+
+
+def files_in(folder: Path) -> list[Path]:
+    return [file for file in folder.rglob("*") if file.is_file()]

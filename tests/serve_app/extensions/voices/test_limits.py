@@ -10,12 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from httpx import AsyncClient
 
 from deployments.errors import Conflict, NotFound
-from deployments.protocol import ClonePrompt
 from serve_app.audio import recordings
 from serve_app.extensions.voices import library, voice_store
 from serve_app.extensions.voices.library import Voices
@@ -23,7 +21,7 @@ from serve_app.extensions.voices.settings import VoiceSettings
 from serve_app.extensions.voices.stored_voice import StoredConsent, StoredVoice, new_id, new_version, packed
 from serve_app.extensions.voices.voice_store import Record, StoreFailed, VoiceStore
 from serve_app.visitor import EVERYBODY, VISITOR
-from tests.serve_app.extensions.voices.speakers import Server, store, wav
+from tests.serve_app.extensions.voices.speakers import Server, files_in, speak_and_derive, store, wav
 from tests.serve_app.fake import BASE
 from tests.serve_app.one_model import refusal
 from tools.suites.rows import is_here
@@ -56,10 +54,6 @@ FIELDS = [
 @pytest.fixture(autouse=True)
 def everybody() -> None:
     VISITOR.set(EVERYBODY)
-
-
-def files_in(folder: Path) -> list[Path]:
-    return [file for file in folder.rglob("*") if file.is_file()] if folder.exists() else []
 
 
 def stored_in(folder: Path) -> list[str]:
@@ -280,15 +274,6 @@ async def test_a_file_that_cannot_be_removed_delays_nothing_else(folder: Path, m
 
 def derived_in(folder: Path) -> list[str]:
     return [name for name in stored_in(folder) if name.endswith(".npz")]
-
-
-async def speak_and_derive(server: Server) -> None:
-    """One sentence, whose replica answers with what it derived."""
-    async with server.client() as client:
-        assert (await client.post(SPEECH, json={"input": "Hi.", "voice": "ada"})).status_code == 200
-    reference = server.synthesizer.requests[-1].reference
-    assert reference is not None
-    recordings.keep_clone_prompt(reference, ClonePrompt(np.ones(8, np.float32), np.ones((3, 16), np.int16)))
 
 
 async def test_what_was_derived_of_a_version_goes_with_it(folder: Path, server: Server, client: AsyncClient) -> None:

@@ -15,7 +15,7 @@ import pytest
 from httpx import AsyncClient, Response
 
 from deployments.errors import NotFound, NotReady, StartError
-from deployments.protocol import ClonePrompt, Reference
+from deployments.protocol import Reference
 from serve_app.audio import recordings
 from serve_app.audio.recordings import decode_file, decode_reference
 from serve_app.config import ApiSettings
@@ -29,17 +29,13 @@ from serve_app.extensions.voices.voice_store import Record, StoreFailed, VoiceSt
 from serve_app.visitor import EVERYBODY, VISITOR, Visitor
 from tests.serve_app import asgi
 from tests.serve_app.extensions.client import Client
-from tests.serve_app.extensions.voices.speakers import RATE, Server, spoken, store, wav
+from tests.serve_app.extensions.voices.speakers import RATE, Server, files_in, speak_and_derive, spoken, store, wav
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, utterance
 from tests.serve_app.one_model import one_api, refusal
 from tools.suites.rows import SOCKETS, is_here
 
 pytestmark = pytest.mark.anyio
 SPEECH = "/v1/audio/speech"
-
-
-def files_in(folder: Path) -> list[str]:
-    return [file.name for file in folder.rglob("*") if file.is_file()] if folder.exists() else []
 
 
 def reference_of(server: Server) -> Reference:
@@ -337,14 +333,12 @@ async def test_deleting_clears_what_is_derived(folder: Path) -> None:
     server = Server(folder, forget=forget)
     async with server.client() as client:
         told = await store(client, "ada", ref_text="Hiss.")
-        await client.post(SPEECH, json={"input": "Hi.", "voice": "ada"})
-        reference = reference_of(server)
-        prompt = ClonePrompt(np.ones(8, np.float32), np.ones((3, 16), np.int16))
-        recordings.keep_clone_prompt(reference, prompt)
+        reference = await speak_and_derive(server)
         await server.voices._keep_prompts()
-        assert any(name.endswith(".npz") for name in files_in(folder))
+        assert any(file.suffix == ".npz" for file in files_in(folder))
         await client.post(SPEECH, json={"input": "Hi.", "voice": "ada"})
-        assert server.synthesizer.requests[1].reference.prompt is not None  # type: ignore[union-attr]
+        prompt = server.synthesizer.requests[1].reference.prompt  # type: ignore[union-attr]
+        assert prompt is not None
         deleted = (await client.delete("/v1/audio/voices/ada")).json()
         assert (deleted["id"], deleted["deleted"]) == (told["id"], True)
         assert files_in(folder) == []
@@ -404,9 +398,7 @@ async def test_a_store_that_fails_keeps_the_voices_and_is_told_once(
 
 async def test_what_was_derived_outlives_a_restart(folder: Path, server: Server, client: AsyncClient) -> None:
     await store(client, "ada", ref_text="Hiss.")
-    await client.post(SPEECH, json={"input": "Hi.", "voice": "ada"})
-    reference = reference_of(server)
-    recordings.keep_clone_prompt(reference, ClonePrompt(np.ones(8, np.float32), np.ones((3, 16), np.int16)))
+    await speak_and_derive(server)
     await server.voices._keep_prompts()
     recordings._PROMPTS.forget([])  # the process that comes next has nothing
     recordings._PROMPTS._results.clear()
@@ -439,17 +431,6 @@ async def test_sockets_tell_which_recording_speaks(server: Server, client: Async
     await server.texts.aclose()
     assert told == "neutral (the first)"
     assert in_handshake == (told if "$voice" in row.sample.path else None)
-
-
-async def test_our_socket_has_tags(server: Server, client: AsyncClient) -> None:
-    await with_a_take(client, "cheerful")
-    async with asgi.websocket(server.api, "/v1/audio/speech/ws") as connection:
-        client_of = await Client(connection).accepted()
-        client_of.send({"type": "speak", "text": "[cheerful] Hi.", "voice": "ada", "instructions": "Low."})
-        (started, *_), _ = await client_of.until(type="started")
-    assert started["voice_take"] == "cheerful (tag)"
-    assert started["ignored"] == [{"field": "instructions", "reason": "a style tag in the text selected the recording"}]
-    assert server.synthesizer.requests[0].text == "Hi."
 
 
 @pytest.mark.parametrize("name", ["x" * 81, "two\nlines"])

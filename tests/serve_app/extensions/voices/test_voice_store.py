@@ -18,6 +18,7 @@ from deployments.errors import NotFound, StartError
 from deployments.protocol import ClonePrompt
 from serve_app.extensions.voices.stored_voice import StoredVoice, Take, new_id, new_version, now, packed, unpack
 from serve_app.extensions.voices.voice_store import Damaged, StoreFailed, VoiceStore, default_folder, folder_of
+from tests.serve_app.extensions.voices.speakers import files_in
 
 KILLS = 100
 # Forks a writer again and again, and kills it at any moment; prints the ids that it had reported by then.
@@ -62,10 +63,6 @@ def record(store: VoiceStore) -> StoredVoice:
     record, files = voice()
     store.write(record, files)
     return record
-
-
-def files_in(folder: Path) -> list[Path]:
-    return [file for file in folder.rglob("*") if file.is_file()]
 
 
 def names(store: VoiceStore) -> set[str]:

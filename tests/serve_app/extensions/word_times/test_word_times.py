@@ -86,22 +86,14 @@ def test_the_truth_of_an_interruption(played_s: float, spoken: tuple[str, str, s
 
 
 @pytest.mark.parametrize(
-    ("text", "spoken", "begins"),
+    ("text", "begins"),
     [
-        (
-            "It costs $1,234 at most, they say.",
-            "It costs one thousand two hundred thirty-four dollars at most, they say.",
-            "It costs one at most they say",
-        ),
-        (
-            "It is 100 km away, they say.",
-            "It is one hundred kilometers away, they say.",
-            "It is one hundred away they say",
-        ),
+        ("It costs $1,234 at most, they say.", "It costs one at most they say"),
+        ("It is 100 km away, they say.", "It is one hundred away they say"),
     ],
 )
-def test_figures_are_one_word_as_it_was_written(text: str, spoken: str, begins: str) -> None:
-    times = WordTimes(source(text, ENGLISH), ENGLISH)
+def test_figures_are_one_word_as_it_was_written(text: str, begins: str) -> None:
+    times, spoken = WordTimes(source(text, ENGLISH), ENGLISH), source(text, ENGLISH).text
     chunks = [heard([(0.01 * number, number)]) for number in range(1, len(spoken) + 1)]
     got = words(times, [*chunks, heard([], tone(24000), FinishReason.STOP)])
     assert [word.text for word in got] == text.split()
@@ -166,15 +158,6 @@ def test_a_known_head_may_miss_the_last_words_of_a_good_end(reason: FinishReason
     assert not any(word.is_estimate for word in got)
     assert got[-1].end_s == pytest.approx(1.25)
     assert times.spoken(1.25) == Spoken(text, "", "you.") if is_told else times.spoken(1.25).last_word == "for"
-
-
-async def test_estimated_words_of_a_text_that_is_being_written_are_told_to_its_end(texts: LiveTexts) -> None:
-    with await texts.open(Utterance(SynthesisRequest("r", "")), ESTIMATED, max_chars=1000) as live:
-        times = WordTimes(live, ESTIMATED)
-        live.append(TEXT)
-        live.finish()
-        got = words(times, [heard(FRAMES), heard([], tone(24000), FinishReason.STOP)])
-    assert [word.text for word in got] == TEXT.split()
 
 
 async def test_times_are_those_of_the_audio_that_is_delivered() -> None:
