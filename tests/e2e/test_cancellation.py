@@ -81,7 +81,6 @@ async def test_websocket_cancel(http: aiohttp.ClientSession, pools: Pools) -> No
 
 
 async def _speak(socket: aiohttp.ClientWebSocketResponse) -> None:
-    """Ask for a long utterance and read its first audio."""
     await socket.send_json({"type": "speak", **endless()})
     assert (await socket.receive_json())["type"] == "started"
     assert await socket.receive_bytes()
