@@ -51,8 +51,6 @@ class HubFile:
 
 @dataclass
 class Hub:
-    """What the hub holds, what it was asked, and how it fails."""
-
     repositories: dict[str, dict[str, HubFile]]
     port: int = 0
     asked: list[str] = field(default_factory=list)  # "GET /path" and, of large files, " from BYTE"
@@ -70,7 +68,6 @@ class Hub:
         return f"http://127.0.0.1:{self.port}"
 
     def variables(self, folder: Path) -> dict[str, str]:
-        """The environment of a process whose hub this is."""
         return {"HF_ENDPOINT": self.url, "HF_HOME": str(folder / "hf"), "HF_HUB_DISABLE_TELEMETRY": "1"}
 
     def served(self, path: str) -> list[int]:

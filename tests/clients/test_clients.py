@@ -47,8 +47,6 @@ ROWS = [
 
 @dataclass
 class Plain:
-    """Plain PCM of the same texts: words in it that are recognised, and when its first audio came."""
-
     recognised: list[int]
     first_audio_s: list[float]
 

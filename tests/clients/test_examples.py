@@ -63,7 +63,6 @@ def program(example: str, client: str, variables: dict[str, str], **pipes: int) 
 
 
 def said_at_16_khz(server: str, text: str, file: Path) -> str:
-    """A caller's voice."""
     asked = {"model": "tts-1", "input": text, "voice": "hugo", "response_format": "pcm", "sample_rate": 16000}
     response = httpx.post(f"{server}/v1/audio/speech", json=asked, timeout=120).raise_for_status()
     file.write_bytes(response.content)

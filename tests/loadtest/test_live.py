@@ -24,8 +24,6 @@ END = {"type": "SpeechMetadata"}
 
 
 class Server:
-    """Reads a turn, and answers it as its test says."""
-
     def __init__(self, speak: Speak) -> None:
         self._speak = speak
         self.written: list[str] = []

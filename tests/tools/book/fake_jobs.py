@@ -27,8 +27,6 @@ def tone(text: str, seed: int, gain: float) -> np.ndarray[Any, np.dtype[np.float
 
 @dataclass
 class FakeJobs:
-    """What it was asked, and what happens next."""
-
     url: str = ""
     jobs: dict[str, dict[str, Any]] = field(default_factory=dict)
     keys: dict[str, str] = field(default_factory=dict)  # jobs by idempotency key

@@ -54,8 +54,6 @@ def make_service(model: Path) -> CodecService:
 
 
 class Talker:
-    """Speaks fixed codes, and notes what it was asked."""
-
     def __init__(self, codes: Codes) -> None:
         self._codes = codes
         self.requests: list[SynthesisRequest] = []

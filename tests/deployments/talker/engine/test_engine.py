@@ -91,7 +91,6 @@ def push_end_of_speech(monkeypatch: pytest.MonkeyPatch, amount: float) -> None:
 
 @pytest.fixture(scope="module")
 def alone(engine_of: Kinds) -> list[Spoken]:
-    """What each request of the mix says by itself."""
     return [speak(engine_of("CustomVoice"), request) for request in MIX]
 
 

@@ -38,8 +38,6 @@ def starts(model: str, config: TalkerConfig) -> EngineStart:
 
 
 class Replica:
-    """The other end of the socket."""
-
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
         self.unpacker = channel.Unpacker()
@@ -49,7 +47,6 @@ class Replica:
         self.connection.sendall(b"".join(channel.encode(command) for command in commands))
 
     def until(self, condition: Callable[[channel.Report], bool]) -> list[channel.Report]:
-        """Reports up to the first that meets the condition."""
         seen = []
         for report in self.reports:
             seen.append(report)
