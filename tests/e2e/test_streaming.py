@@ -4,18 +4,10 @@ import os
 import aiohttp
 import pytest
 
-from tests.e2e.speech import BOUND_S, EXPORTED_OFTEN_S, PATH, Pools, body, endless, fetch, shared_calls
+from tests.e2e.speech import BOUND_S, EXPORTED_OFTEN_S, PATH, body, fetch, shared_calls
 from tools.experiments.faults.polite import difference
 
 pytestmark = pytest.mark.anyio
-
-
-async def test_first_bytes_arrive_while_the_talker_still_speaks(http: aiohttp.ClientSession, pools: Pools) -> None:
-    async with http.post(PATH, json=endless()) as answer:
-        assert await answer.content.readany()
-        assert await pools.load() == (1, 0)
-        answer.close()
-    await pools.reach(running=0)
 
 
 async def test_a_seed_gives_the_same_audio_among_others(http: aiohttp.ClientSession) -> None:

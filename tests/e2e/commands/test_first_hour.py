@@ -1,15 +1,11 @@
 """What a newcomer asks of a fresh `talkray serve`: commands and sockets only."""
 
 import asyncio
-import io
 import re
-import subprocess
-import wave
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urljoin
 
-import av
 import httpx
 import pytest
 
@@ -59,31 +55,6 @@ def test_the_documentation_loads_from_this_server_alone(client: httpx.Client) ->
     types = {answer.headers["content-type"].partition(";")[0] for answer in fetched if answer.status_code == 200}
     assert (len(fetched), types) == (3, {"text/javascript", "text/css", "application/json"})
     assert all("://" not in link for link in loaded if not link.startswith("data:"))
-
-
-def test_the_first_file_of_readme_says_how_long_it_is(url: str, tmp_path: Path) -> None:
-    command = re.findall(r"^curl (?:.*\\\n)*.*$", (ROOT / "README.md").read_text(), re.MULTILINE)[0]
-    subprocess.run(["bash", "-c", command.replace("http://127.0.0.1:8000", url)], cwd=tmp_path, check=True)
-    [file] = tmp_path.iterdir()
-    if file.suffix == ".wav":
-        with wave.open(str(file)) as read:
-            assert 0 < read.getnframes() / read.getframerate() < 30
-    with av.open(str(file)) as container:
-        [stream] = container.streams.audio
-        decoded = sum(frame.samples / frame.sample_rate for frame in container.decode(stream))
-        assert container.duration is not None
-        assert 0 < container.duration / av.time_base < 30
-        assert container.duration / av.time_base == pytest.approx(decoded, abs=0.2)
-
-
-def test_a_wav_that_is_not_streamed_is_finite_and_a_streamed_one_is_read_to_its_end(client: httpx.Client) -> None:
-    whole = client.post(SPEECH, json=HELLO | {"response_format": "wav", "stream": False}).content
-    with wave.open(io.BytesIO(whole)) as read:
-        assert read.getnframes() * 2 + 44 == len(whole)
-    streamed = client.post(SPEECH, json=HELLO | {"response_format": "wav"}).content
-    with av.open(io.BytesIO(streamed)) as container:
-        assert sum(frame.samples for frame in container.decode(audio=0)) * 2 + 44 == len(streamed)
-    assert '"stream": false' in (ROOT / "docs" / "api.md").read_text()
 
 
 def test_what_is_ignored_is_named_with_its_reason(client: httpx.Client) -> None:
