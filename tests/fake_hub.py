@@ -18,8 +18,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import load, save
-
 NAME = "Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice"
 WEIGHTS = "model-00001-of-00002.safetensors"
 COMMIT = "a" * 40
@@ -51,8 +49,6 @@ class HubFile:
 
 @dataclass
 class Hub:
-    """What the hub holds, what it was asked, and how it fails."""
-
     repositories: dict[str, dict[str, HubFile]]
     port: int = 0
     asked: list[str] = field(default_factory=list)  # "GET /path" and, of large files, " from BYTE"
@@ -70,7 +66,6 @@ class Hub:
         return f"http://127.0.0.1:{self.port}"
 
     def variables(self, folder: Path) -> dict[str, str]:
-        """The environment of a process whose hub this is."""
         return {"HF_ENDPOINT": self.url, "HF_HOME": str(folder / "hf"), "HF_HUB_DISABLE_TELEMETRY": "1"}
 
     def served(self, path: str) -> list[int]:
@@ -96,28 +91,6 @@ def files(**changes: bytes) -> dict[str, HubFile]:
         ).encode(),
     } | changes
     return {path: HubFile(path, data) for path, data in content.items()}
-
-
-def repository(directory: Path, *, shards: int = 1) -> dict[str, HubFile]:
-    """The files of a checkpoint as the official repositories have them, the talker's tensors in so many shards."""
-    files = {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
-    files["README.md"], files[".gitattributes"] = b"# A model\n", b"*.safetensors filter=lfs\n"
-    if shards > 1:
-        files |= _sharded(files.pop("model.safetensors"), shards)
-    return {path: HubFile(path, data) for path, data in files.items()}
-
-
-def _sharded(data: bytes, count: int) -> dict[str, bytes]:
-    tensors = load(data)
-    names = sorted(tensors)
-    files, weight_map = {}, {}
-    for number in range(count):
-        name = f"model-{number + 1:05}-of-{count:05}.safetensors"
-        part = names[number::count]
-        files[name] = save({key: tensors[key] for key in part}, metadata={"format": "pt"})
-        weight_map |= dict.fromkeys(part, name)
-    index = {"metadata": {"total_size": sum(map(len, files.values()))}, "weight_map": weight_map}
-    return files | {"model.safetensors.index.json": json.dumps(index).encode()}
 
 
 @contextmanager

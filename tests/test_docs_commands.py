@@ -54,8 +54,6 @@ _FILE = re.compile(r"# ([\w.-]+\.yaml)\b")  # a file that a command reads stands
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One of a document."""
-
     document: Path
     line: int
     language: str

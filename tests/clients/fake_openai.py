@@ -1,11 +1,12 @@
 """A server with OpenAI's chat and transcriptions that answers by rote, for examples that need a language model."""
 
 import json
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
+
+from tests.loadtest.servers import running
 
 STORY = (
     "Once there was a small harbour in the north. Every morning the boats went out to sea, and every evening the whole "
@@ -65,11 +66,5 @@ def fake_openai(transcripts: Sequence[str] = ("",)) -> Iterator[tuple[str, list[
         def log_message(self, *_: object) -> None:
             pass
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}/v1", asked
-        finally:
-            server.shutdown()
-            thread.join()
+    with running(Handler) as url:
+        yield f"{url}/v1", asked

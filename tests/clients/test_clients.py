@@ -47,8 +47,6 @@ ROWS = [
 
 @dataclass
 class Plain:
-    """Plain PCM of the same texts: words in it that are recognised, and when its first audio came."""
-
     recognised: list[int]
     first_audio_s: list[float]
 
@@ -133,7 +131,8 @@ def test_a_client_is_understood(
         assert all(abs(words) <= 1 for words in named)
         stalls = ", ".join(f"{each['stalled_s']:.2f}" for each in report["interruptions"])
         assert len(named) >= num_interrupted / 2, f"too slow for a client that goes by the clock: late by {stalls} s"
-    first_s, plain_s = (statistics.median(each) for each in (_firsts(report), plain.first_audio_s))
+    firsts_s = [turn["first_audio_s"] for turn in report["turns"]]
+    first_s, plain_s = (statistics.median(each) for each in (firsts_s, plain.first_audio_s))
     versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items())
     words = f"{sum(recognised)} of {sum(plain.recognised)}"
     firsts = f"{first_s * 1000:.0f} ({plain_s * 1000:.0f})"
@@ -160,7 +159,3 @@ def words_said(text: str, heard: list[str]) -> list[int]:
     wanted = plain_words(text)
     errors = [word_errors(wanted[:count], heard) for count in range(len(wanted) + 1)]
     return [count for count, wrong in enumerate(errors) if wrong == min(errors)]
-
-
-def _firsts(report: dict[str, list[dict[str, float]]]) -> list[float]:
-    return [turn["first_audio_s"] for turn in report["turns"]]

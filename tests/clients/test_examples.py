@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -63,7 +63,6 @@ def program(example: str, client: str, variables: dict[str, str], **pipes: int) 
 
 
 def said_at_16_khz(server: str, text: str, file: Path) -> str:
-    """A caller's voice."""
     asked = {"model": "tts-1", "input": text, "voice": "hugo", "response_format": "pcm", "sample_rate": 16000}
     response = httpx.post(f"{server}/v1/audio/speech", json=asked, timeout=120).raise_for_status()
     file.write_bytes(response.content)
@@ -250,13 +249,10 @@ def test_a_stored_voice_by_curl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert (tmp_path / "ada.mp3").stat().st_size > 1000
 
 
-def names() -> Sequence[str]:
-    return sorted(path.name for path in EXAMPLES.iterdir() if path.suffix in (".py", ".sh"))
-
-
 def test_every_example_is_run_here() -> None:
     text = Path(__file__).read_text(encoding="utf-8")
-    assert [name for name in names() if name not in text and name.removesuffix("_agent.py") not in text] == []
+    names = sorted(path.name for path in EXAMPLES.iterdir() if path.suffix in (".py", ".sh"))
+    assert [name for name in names if name not in text and name.removesuffix("_agent.py") not in text] == []
 
 
 def received(socket: ClientConnection) -> bytes:

@@ -11,8 +11,6 @@ def recording(number: int) -> bytes:
 
 
 class Computing:
-    """Counts how often each result is computed."""
-
     def __init__(self) -> None:
         self.calls: list[int] = []
 

@@ -22,8 +22,6 @@ SILENCE, LOOP = FinishReason.SILENCE, FinishReason.LOOP
 
 
 class Script:
-    """Frames of scripted speech, one after the other."""
-
     def __init__(self, seed: int = 0) -> None:
         self._random = np.random.default_rng(seed)
         self.codes: Codes = np.zeros((0, GROUPS), np.int16)
@@ -189,8 +187,6 @@ REQUEST = SynthesisRequest("r", "Hello.", voice="ryan")
 
 
 class Talker:
-    """Brings a script, frame by frame, and notes whether it was left."""
-
     def __init__(self, script: Script) -> None:
         self._script = script
         self.num_sent, self.was_left = 0, False

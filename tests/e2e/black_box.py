@@ -81,7 +81,6 @@ class ServerCommand:
         return self.output_file.read_text(errors="replace")
 
     def reach(self, line: str, within_s: float = START_S) -> None:
-        """Return once it has printed that."""
         until_s = time.monotonic() + within_s
         while line not in self.output:
             assert not self._ended.is_set(), f"it ended with {self.status} before {line!r}:\n{self.output}"
@@ -117,7 +116,6 @@ class ServerCommand:
         return commands
 
     def find(self, title: str) -> list[int]:
-        """Processes with this in their command line."""
         return sorted(process for process, command in self.processes().items() if title in command)
 
     def signal_process(self, number: int) -> None:
@@ -147,11 +145,9 @@ class ServerCommand:
             time.sleep(_POLL_S)
 
     def get(self, path: str) -> int | str:
-        """Status of a GET, or why there was none."""
         return self._ask(path, None)
 
     def speak(self, **fields: object) -> int | str:
-        """Status of a short utterance, or why there was none."""
         return self._ask(SPEECH, {**_BODY, **fields})
 
     def _ask(self, path: str, fields: Mapping[str, object] | None) -> int | str:
@@ -210,7 +206,6 @@ def serving(scratch: Path, *options: str, **how: Any) -> Iterator[ServerCommand]
 
 @pytest.fixture
 def port() -> int:
-    """A port that nothing listens on now."""
     return free_port()
 
 
@@ -271,7 +266,6 @@ class Sampled:
             thread.join()
 
     def answers(self) -> set[int | str]:
-        """Every status, and every reason why there was none."""
         return {answer for _, answer in (*self.speech, *self.ready)}
 
     def first_spoken(self, *, after_s: float) -> float:
@@ -309,7 +303,6 @@ def as_user(user: int) -> list[str]:
 def talkray(
     *arguments: str, through: Sequence[str] = (), environment: Mapping[str, str | None] | None = None
 ) -> "subprocess.CompletedProcess[str]":
-    """The command, until it ends."""
     return subprocess.run(
         [*through, *COMMAND, *arguments], env=users_environment(environment), capture_output=True, text=True,
         timeout=START_S, check=False, cwd="/",
@@ -326,13 +319,11 @@ def refusal(*options: str, through: Sequence[str] = (), environment: Mapping[str
 
 
 def create_key(file: Path, name: str, *limits: str) -> str:
-    """An API key, by the command that a person would use."""
     printed = talkray("key", "create", name, "--file", str(file), *limits).stdout
     return next(word for word in printed.split() if word.startswith("talkray-"))
 
 
 def listens(port: int) -> bool:
-    """Whether somebody listens there, on any address."""
     suffix = f":{port:04X}"
     rows = [row.split() for name in ("tcp", "tcp6") for row in Path(f"/proc/net/{name}").read_text().splitlines()[1:]]
     return any(row[1].endswith(suffix) and row[3] == "0A" for row in rows)

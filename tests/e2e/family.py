@@ -21,7 +21,6 @@ TERMINAL = "TALKRAY_TEST_TERMINAL"
 
 
 def start(command: list[str], output: str) -> "subprocess.Popen[bytes]":
-    """The command in a process group of its own, its output in a file."""
     with open(output, "wb") as file:
         return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True)
 

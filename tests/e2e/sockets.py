@@ -13,8 +13,6 @@ ESTABLISHED = "01"
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """One TCP socket that accepts connections."""
-
     pid: int
     address: IPv4Address | IPv6Address
     port: int
@@ -26,7 +24,6 @@ class Listener:
 
 
 def listeners(pids: Iterable[int]) -> list[Listener]:
-    """Every TCP socket on which these processes listen."""
     listening = dict(entry for table in ("tcp", "tcp6") for entry in _table(Path("/proc/net") / table))
     return [Listener(pid, *listening[inode]) for pid in pids for inode in _inodes(pid) if inode in listening]
 

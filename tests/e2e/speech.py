@@ -3,13 +3,11 @@
 import asyncio
 
 import aiohttp
-import numpy as np
 import ray
-from numpy.typing import NDArray
 from ray import serve
 
 from deployments.errors import CodecLost, InvalidRequest
-from deployments.protocol import Codes, Sampling, SynthesisRequest
+from deployments.protocol import SynthesisRequest
 from deployments.serving.handles import read_replica
 from serve_app.cli.serve.local_server import APP_NAME
 
@@ -27,7 +25,6 @@ def body(text: str = "The quick brown fox jumps over the lazy dog.", **fields: o
 
 
 def endless(**fields: object) -> dict[str, object]:
-    """An utterance that would be spoken for minutes."""
     return body(ignore_eos=True, max_new_tokens=3000, **fields)
 
 
@@ -36,10 +33,6 @@ async def fetch(http: aiohttp.ClientSession, request: dict[str, object]) -> byte
         content = await answer.read()
         assert answer.status == 200, content
         return content
-
-
-def samples(pcm: bytes) -> NDArray[np.int32]:
-    return np.frombuffer(pcm, "<i2").astype(np.int32)
 
 
 async def shared_calls(http: aiohttp.ClientSession) -> float:
@@ -62,12 +55,6 @@ class Probe:
         record: dict[str, float] = await self._talker.record_autoscaling_stats.remote()
         return int(record["running"]), int(record["waiting"])
 
-    async def codes(self, seed: int, frames: int) -> Codes:
-        options = Sampling(max_new_tokens=frames + 1)
-        request = SynthesisRequest("codes", "Same text.", voice="nora", sampling=options, seed=seed, ignore_eos=True)
-        chunks = self._talker.options(method_name="generate", stream=True).remote(request)
-        return np.concatenate([chunk.codes async for chunk in chunks])
-
     async def refusal(self, request: SynthesisRequest) -> tuple[str | None, str]:
         """Field and code of the talker's refusal, as the ingress gets it: over two handles."""
         codec = serve.get_deployment_handle("Codec", APP_NAME)
@@ -80,8 +67,6 @@ class Probe:
 
 
 class Pools:
-    """The deployments behind the ingress."""
-
     def __init__(self) -> None:
         self._probe = Probe.remote()
 
@@ -90,16 +75,10 @@ class Pools:
         load: tuple[int, int] = await self._probe.load.remote()
         return load
 
-    async def reach(self, *, running: int, waiting: int = 0, within_s: float = BOUND_S) -> None:
-        """Return once the talker has exactly that load."""
-        async with asyncio.timeout(within_s):
+    async def reach(self, *, running: int, waiting: int = 0) -> None:
+        async with asyncio.timeout(BOUND_S):
             while await self.load() != (running, waiting):  # noqa: ASYNC110, another process changes it
                 await asyncio.sleep(0.01)
-
-    async def codes(self, *, seed: int, frames: int) -> Codes:
-        """What the talker makes of one text with a seed."""
-        codes: Codes = await self._probe.codes.remote(seed, frames)
-        return codes
 
     async def refusal(self, request: SynthesisRequest) -> tuple[str | None, str]:
         """Why the talker does not take a request: field and code."""

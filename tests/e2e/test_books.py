@@ -8,7 +8,6 @@ import aiohttp
 import av
 import pytest
 
-from serve_app.speech.segments import segment_seed
 from talkray_tools import dataset
 from talkray_tools.arguments import run_command
 from talkray_tools.book import __main__ as command
@@ -53,16 +52,3 @@ async def test_a_dataset_has_codes_of_plain_requests(server: str, http: aiohttp.
         body = {"input": each["text"], "voice": each["voice"], "seed": each["seed"], "response_format": "pcm"}
         async with http.post(PATH, json=body) as answer:
             assert difference((tmp_path / "set" / each["audio"]).read_bytes()[44:], await answer.read()) is None
-
-
-async def test_each_voice_of_a_dialogue_speaks(http: aiohttp.ClientSession) -> None:
-    turns = [("Good morning.", "nora"), ("Good night.", "felix")]
-    body = {"inputs": [{"text": text, "voice_id": voice} for text, voice in turns], "seed": 7}
-    async with http.post("/v1/text-to-dialogue?output_format=pcm_24000", json=body) as answer:
-        whole = await answer.read()
-    alone = b""
-    for (text, voice), seed in zip(turns, (7, segment_seed(7, 1)), strict=True):
-        spoken = {"input": text, "voice": voice, "seed": seed, "response_format": "pcm"}
-        async with http.post(PATH, json=spoken) as answer:
-            alone += await answer.read()
-    assert difference(whole, alone) is None

@@ -41,7 +41,6 @@ def environment(tmp_path: Path) -> Iterator[dict[str, str]]:
 
 
 def spoken(url: str) -> bytes:
-    """What the server says, as soon as it does."""
     until_s = time.monotonic() + BOUND_S
     while True:
         try:

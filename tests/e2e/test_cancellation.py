@@ -26,7 +26,7 @@ async def idle(http: aiohttp.ClientSession, pools: Pools) -> AsyncIterator[None]
 async def test_http_disconnect(http: aiohttp.ClientSession, pools: Pools) -> None:
     answer = await http.post(PATH, json=endless())
     assert await answer.content.readany()
-    await pools.reach(running=1)
+    assert await pools.load() == (1, 0), "the first bytes came when all was spoken"
     answer.close()
     await pools.reach(running=0)
 
@@ -50,21 +50,16 @@ async def test_http_disconnect_while_queued(http: aiohttp.ClientSession, pools: 
     await pools.reach(running=0)
 
 
-async def test_websocket_close(http: aiohttp.ClientSession, pools: Pools) -> None:
-    socket = await http.ws_connect(f"{PATH}/ws")
-    await _speak(socket)
-    await pools.reach(running=1)
-    await socket.close()
-    await pools.reach(running=0)
-
-
-async def test_websocket_connection_lost(server: str, pools: Pools) -> None:
+@pytest.mark.parametrize("is_lost", [False, True])
+async def test_a_websocket_is_closed_or_lost(server: str, pools: Pools, is_lost: bool) -> None:
     async with aiohttp.ClientSession(server) as session:
         socket = await session.ws_connect(f"{PATH}/ws")
         await _speak(socket)
         await pools.reach(running=1)
-        transport = socket.get_extra_info("socket")
-        transport.shutdown(2)
+        if is_lost:
+            socket.get_extra_info("socket").shutdown(2)
+        else:
+            await socket.close()
         await pools.reach(running=0)
 
 
@@ -81,7 +76,6 @@ async def test_websocket_cancel(http: aiohttp.ClientSession, pools: Pools) -> No
 
 
 async def _speak(socket: aiohttp.ClientWebSocketResponse) -> None:
-    """Ask for a long utterance and read its first audio."""
     await socket.send_json({"type": "speak", **endless()})
     assert (await socket.receive_json())["type"] == "started"
     assert await socket.receive_bytes()

@@ -1,7 +1,5 @@
-"""A server without any extension: OpenAI's speech, models, health, metrics, keys, and streams that outlive a talker."""
+"""A server without any extension: OpenAI's speech, models, health, metrics and keys."""
 
-import os
-import signal
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -16,7 +14,6 @@ from tools.experiments.faults.polite import difference
 
 pytestmark = pytest.mark.anyio
 SETTINGS = "api: {extensions: []}\nmodel: embedded\ncodec: {precision: float32}\n"
-ENGINE = "deployments.talker.process.engine_process"
 
 
 @pytest.fixture(scope="module")
@@ -71,13 +68,3 @@ async def test_what_it_offers(client: aiohttp.ClientSession) -> None:
 async def test_who_has_no_key_gets_nothing(client: aiohttp.ClientSession) -> None:
     async with client.post(PATH, json=body(), headers={"authorization": "Bearer none"}) as answer:
         assert (answer.status, (await answer.json())["error"]["code"]) == (401, "invalid_api_key")
-
-
-async def test_a_stream_outlives_its_engine(client: aiohttp.ClientSession, core: ServerCommand) -> None:
-    asked = body(ignore_eos=True, max_new_tokens=250, seed=7)
-    whole = await fetch(client, asked)
-    async with client.post(PATH, json=asked) as answer:
-        begun = await answer.content.readany()
-        [engine] = [process for process, command in core.processes().items() if ENGINE in command]
-        os.kill(engine, signal.SIGKILL)
-        assert difference(begun + await answer.read(), whole) is None

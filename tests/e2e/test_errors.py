@@ -5,12 +5,11 @@ import json
 from urllib.parse import urlsplit
 
 import aiohttp
-import openai
 import pytest
 
 from deployments.protocol import SynthesisRequest
 from tests.e2e.conftest import TALKER
-from tests.e2e.speech import PATH, Pools, body, endless, fetch
+from tests.e2e.speech import PATH, Pools, body, fetch
 from tools.suites.processes import marked, read_logs
 
 pytestmark = pytest.mark.anyio
@@ -22,12 +21,6 @@ async def test_a_refusal_of_the_talker(pools: Pools) -> None:
     """Only the talker counts tokens. Over HTTP the embedded voice gets segments, which always fit."""
     long = SynthesisRequest("long", "é" * 4000, voice="nora", non_streaming_mode=True)
     assert await pools.refusal(long) == ("input", "context_length_exceeded")
-
-
-async def test_unknown_route(http: aiohttp.ClientSession) -> None:
-    async with http.get("/v1/nothing") as answer:
-        assert answer.status == 404
-        assert (await answer.json())["error"]["code"] == "not_found"
 
 
 async def test_a_path_without_its_slash(server: str) -> None:
@@ -66,15 +59,3 @@ async def test_a_burst_is_served_or_refused(http: aiohttp.ClientSession, pools: 
     logs = read_logs(marked(run_id))
     assert any(b"generate ERROR" in content for content in logs.values()), "the talker has refused some"
     assert [str(file) for file, content in logs.items() if b"Overloaded: " in content] == []
-
-
-async def test_overload_for_the_openai_client(server: str, http: aiohttp.ClientSession, pools: Pools) -> None:
-    asking = [asyncio.create_task(fetch(http, endless())) for _ in range(CAPACITY)]
-    await pools.reach(running=TALKER.max_num_seqs, waiting=TALKER.max_num_waiting)
-    async with openai.AsyncOpenAI(base_url=f"{server}/v1", api_key="any", max_retries=0) as client:
-        with pytest.raises(openai.RateLimitError) as refused:
-            await client.audio.speech.create(model="tts-1", input="One too many.", voice="alloy")
-    assert refused.value.code == "rate_limit_exceeded"
-    for task in asking:
-        task.cancel()
-    await pools.reach(running=0)

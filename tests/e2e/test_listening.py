@@ -45,8 +45,6 @@ ERRORS_BEFORE = 0.027
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """One utterance as a client has it."""
-
     text: str
     samples: Samples
     is_exact: bool = True  # no lossy format in between
@@ -152,7 +150,6 @@ async def heard(http: aiohttp.ClientSession) -> list[Heard]:
 
 @pytest.fixture(scope="module")
 def written(heard: list[Heard]) -> list[tuple[list[str], list[str]]]:
-    """Words as they were asked for, and as they were heard."""
     recogniser = Moonshine()
     return [
         (plain_words(each.text), plain_words(recogniser.transcribe(each.samples.astype(np.float32) / 32768, RATE)))

@@ -37,8 +37,6 @@ SHORT = json.dumps({"input": "Hello.", "voice": "alloy", "response_format": "pcm
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """A running server, and the URL of its proxy."""
-
     proxy: str
     mark: str
 

@@ -72,7 +72,6 @@ def connect(address: str, *hosts: "subprocess.Popen[bytes]") -> None:
 
 
 def speak(scratch: Path) -> None:
-    """The streams without and with the fault."""
     node = ray.get_runtime_context().get_node_id()
     try:
         _start_proxy(Address("127.0.0.1", free_port()))
@@ -94,7 +93,6 @@ def speak(scratch: Path) -> None:
 
 
 def replicas_elsewhere(node: str) -> int:
-    """Replicas that are not on this host."""
     actors = ray._private.state.actors().values()
     replicas = [actor for actor in actors if actor["State"] == "ALIVE" and actor["Name"].startswith("SERVE_REPLICA")]
     return sum(actor["Address"]["NodeID"] != node for actor in replicas)

@@ -29,8 +29,6 @@ KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What one process holds."""
-
     kind: str
     mebibytes: float  # of its own: what it shares with others is left out
     files: int

@@ -38,7 +38,6 @@ class Hosts:
         return {process: running[process] for process in tree if process in running}
 
     def busiest(self) -> Any:
-        """The host with the most replicas."""
         return max(self.nodes, key=self.num_replicas)
 
     def kill(self, node: Any) -> int:

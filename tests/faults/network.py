@@ -68,7 +68,6 @@ class Link:
 
 
 def inside(namespace: str, *command: str) -> list[str]:
-    """A command line that runs in a namespace."""
     return ["ip", "netns", "exec", namespace, *command]
 
 

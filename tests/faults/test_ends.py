@@ -210,7 +210,6 @@ def test_without_what_can_be_spared(started: ServerCommand) -> None:
 
 
 def spared(server: ServerCommand, part: str, *, for_s: float) -> None:
-    """Kill it, and speak all the time."""
     for process in server.find(part):
         os.kill(process, signal.SIGKILL)
     until_s = time.monotonic() + for_s

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.black_box import INGRESS, ServerCommand, create_key, serving, talkray
+from tests.e2e.black_box import INGRESS, ServerCommand, create_key, serving
 from tests.e2e.sockets import listeners
 from tools.suites.processes import read_logs
 from tools.suites.raw import RawSocket, ask, connected, deflated, read_to_end, unfinished
@@ -33,8 +33,6 @@ MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Guarded:
-    """A running server that asks for keys."""
-
     server: ServerCommand
     file: Path
     key: str
@@ -45,7 +43,6 @@ class Guarded:
 
     @property
     def ingress(self) -> int:
-        """Process id of the only ingress replica."""
         [process] = self.server.find(INGRESS)
         return process
 
@@ -90,7 +87,6 @@ def test_unfinished_messages_hold_little(guarded: Guarded) -> None:
 
 
 def resident(pid: int) -> int:
-    """Bytes of memory that a process has."""
     pages = Path(f"/proc/{pid}/statm").read_text().split()[1]
     return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
@@ -125,32 +121,11 @@ def test_connections_of_one_address_are_limited(guarded: Guarded) -> None:
     assert status == 200
 
 
-def test_a_revoked_key_speaks_no_more(guarded: Guarded) -> None:
-    key = guarded.create_key("mallory")
-    with connected(guarded.port, "127.0.0.40") as raw:
-        client = RawSocket(raw, key=key)
-        messages = client.messages()
-        client.say(type="speak", **SHORT)
-        assert [next(messages)["type"], next(messages)["type"]] == ["started", "done"]
-        assert talkray("key", "revoke", "mallory", "--file", str(guarded.file)).returncode == 0
-        client.say(type="speak", **SHORT)
-        error, end = next(messages), next(messages)
-    assert error["type"] == "error"
-    assert (end["type"], end["code"]) == ("close", 1008)
-
-
 def test_nobody_else_reaches_the_ports_behind_the_proxy(guarded: Guarded) -> None:
     """They believe what X-Forwarded-For says."""
     direct = [listener for listener in listeners([guarded.ingress]) if 30000 <= listener.port < 31000]
     assert direct
     assert [listener for listener in direct if not listener.loopback] == []
-
-
-def test_an_address_is_not_what_a_client_says(guarded: Guarded) -> None:
-    def ask_as(number: int) -> int:
-        return guarded.speak("127.0.0.43", **{"X-Forwarded-For": f"10.0.0.{number}"})[0]
-
-    assert 429 in [ask_as(number) for number in range(2 * PER_MINUTE)]
 
 
 def test_a_key_file_that_is_gone_for_a_moment_resets_no_limit(guarded: Guarded) -> None:
@@ -161,19 +136,6 @@ def test_a_key_file_that_is_gone_for_a_moment_resets_no_limit(guarded: Guarded) 
     away.rename(guarded.file)
     statuses.append(guarded.speak("127.0.0.44", key)[0])
     assert statuses == [200, 200, 429, 401, 429]
-
-
-@pytest.mark.parametrize("offered", ["x" * 9000, "<script>canary</script>", "a b", "a%0aforged", "a,b", ""])
-def test_an_id_that_is_not_sane_goes_nowhere(guarded: Guarded, offered: str) -> None:
-    headers = {"X-Request-ID": offered}
-    status, got, _ = ask(guarded.port, path="/v1/models", source="127.0.0.50", headers={**guarded.bearer(), **headers})
-    assert status == 200
-    assert got["x-request-id"].replace("-", "").isalnum()
-    assert got["x-request-id"] != offered
-
-
-def test_a_sane_id_is_the_request_s_everywhere(guarded: Guarded) -> None:
-    assert guarded.speak("127.0.0.51", **{"X-Request-ID": "mine:1.2-3"})[1]["x-request-id"] == "mine:1.2-3"
 
 
 def test_no_log_has_an_id_that_is_not_sane(guarded: Guarded) -> None:

@@ -54,8 +54,6 @@ class CrossedError(Exception):
 
 @dataclass(slots=True)
 class Heard:
-    """What became of everything that was asked for."""
-
     turns: Counter[str] = field(default_factory=Counter)  # by kind of session
     closed: Counter[str] = field(default_factory=Counter)  # sockets that were idle
     crossed: Counter[str] = field(default_factory=Counter)  # of them, those closed as a turn began
@@ -323,8 +321,6 @@ def placed(request: pytest.FixtureRequest) -> Iterator[Service]:
 
 
 class Siblings:
-    """Contexts of one socket."""
-
     def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         self._socket = socket
         self.num_bytes = Counter[str]()

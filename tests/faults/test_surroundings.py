@@ -249,7 +249,6 @@ def small_disk(size_mib: int, *, name: str = "") -> Iterator[Path]:
 
 
 def fill(folder: Path) -> None:
-    """Until nothing more can be written there."""
     with (folder / "fill").open("ab", buffering=0) as file:
         try:
             while file.write(bytes(4096)):

@@ -56,14 +56,12 @@ class Aws:
 
     @property
     def environment(self) -> dict[str, str]:
-        """For whoever shall speak to it."""
         return {
             **_ACCOUNT, "AWS_ENDPOINT_URL": f"http://{self.address}", "AWS_EC2_METADATA_DISABLED": "true",
             "HOME": str(self.home),
         }  # fmt: skip
 
     def client(self) -> Any:
-        """EC2 as an operator sees it."""
         return boto3.client(
             "ec2", region_name=REGION, endpoint_url=f"http://{self.address}", aws_access_key_id="testing",
             aws_secret_access_key="testing",
@@ -138,8 +136,6 @@ def for_this_cloud(cloud: Aws, folder: Path, **changes: Any) -> Path:
 
 @dataclass(slots=True)
 class Login:
-    """What `ray up` has sent to the machines it made."""
-
     log: Path
     bootstrap: Path
 

@@ -21,8 +21,6 @@ SEEDS = 4  # different utterances
 
 @dataclass(slots=True)
 class Heard:
-    """One request, as its client saw it."""
-
     url: str
     seed: int
     begun_s: float  # of time.monotonic()
@@ -79,7 +77,6 @@ class Listeners:
             await self.listen(session, self.urls[turn % len(self.urls)], next(self._seeds))
 
     async def listen(self, session: aiohttp.ClientSession, url: str, seed: int) -> Heard:
-        """One stream to its end, whichever it is."""
         heard = Heard(url, seed, time.monotonic())
         self.under_way.append(heard)
         body = {"model": "qwen3-tts", "input": self._text, "voice": "alloy", "response_format": "pcm", "seed": seed}

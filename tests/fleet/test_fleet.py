@@ -45,8 +45,6 @@ AWAY_S = 90.0  # Ray's nodes by themselves would give up after 60: `ray_settings
 
 @dataclass(slots=True)
 class Running:
-    """The fleet, and what its streams are while nothing happens."""
-
     fleet: Fleet
     expected: dict[int, bytes]
 
@@ -58,7 +56,6 @@ class Running:
         return [each for each in self.fleet.workers if each.is_running and each.name.startswith(pool)]
 
     def on(self, machine: Machine, deployment: str) -> int:
-        """Running replicas of a deployment on a node."""
         return sum(each.node == machine.address for each in self.fleet.replicas(deployment))
 
 

@@ -70,8 +70,6 @@ async def unstalled() -> AsyncIterator[None]:
 
 @dataclass(slots=True)
 class Cases:
-    """Counts what was tried and how it ended."""
-
     outcomes: dict[str, int] = field(default_factory=dict)
 
     def count(self, outcome: object) -> None:

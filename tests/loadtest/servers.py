@@ -11,14 +11,39 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 AUDIO = b"\x00\x40" * 2400  # 0.1 s at 24 kHz
 
 
+class QuietHandler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def answer(self, status: int, body: bytes, **headers: str) -> None:
+        self.send_response(status)
+        for name, value in {**headers, "Content-Length": str(len(body))}.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@contextlib.contextmanager
+def running(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
+    """The URL of a server in a thread of this process."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
 @contextlib.contextmanager
 def paced_server(*, gap_s: float) -> Iterator[str]:
     """Its URL. A request that comes within `gap_s` of the last one that was spoken is refused."""
     lock, spoken_s = threading.Lock(), [-gap_s]
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
+    class Handler(QuietHandler):
         def do_GET(self) -> None:
             self.answer(404, b"")
 
@@ -29,33 +54,15 @@ def paced_server(*, gap_s: float) -> Iterator[str]:
                 free = now_s - spoken_s[0] >= gap_s
                 if free:
                     spoken_s[0] = now_s
-            self.answer(200 if free else 429, AUDIO if free else b"{}")
+            self.answer(200 if free else 429, AUDIO if free else b"{}", Content_Type="audio/pcm")
 
-        def answer(self, status: int, body: bytes) -> None:
-            self.send_response(status)
-            self.send_header("Content-Type", "audio/pcm")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with running(Handler) as url:
+        yield url
 
 
-class PeerHandler(BaseHTTPRequestHandler):
+class PeerHandler(QuietHandler):
     """What peers take and send, as their sources have it. A wrong form is refused, as they refuse it."""
 
-    protocol_version = "HTTP/1.1"
     dialect = ""
     first_s = 0.0  # until the first audio
     room = threading.Semaphore(1)
@@ -72,7 +79,7 @@ class PeerHandler(BaseHTTPRequestHandler):
         if (problem := self.problem(body)) is not None:
             self.refuse(422, problem)
         elif not self.room.acquire(blocking=False):
-            self.refuse(self.full, "too many requests", retry="1")
+            self.refuse(self.full, "too many requests", Retry_After="1")
         else:
             try:
                 self.speak()
@@ -111,31 +118,13 @@ class PeerHandler(BaseHTTPRequestHandler):
             self.wfile.flush()
             time.sleep(0.01)
 
-    def refuse(self, status: int, said: str, retry: str | None = None) -> None:
-        body = json.dumps({"error": {"message": said}}).encode()
-        self.send_response(status)
-        if retry:
-            self.send_header("Retry-After", retry)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: object) -> None:
-        pass
+    def refuse(self, status: int, said: str, **headers: str) -> None:
+        self.answer(status, json.dumps({"error": {"message": said}}).encode(), **headers)
 
 
 @contextlib.contextmanager
 def peer_server(dialect: str, *, first_s: float, streams: int, full: int = 429) -> Iterator[tuple[str, list[bytes]]]:
     """The URL of a server of that maker, and the bodies that came; more than `streams` at once are answered `full`."""
     own = {"dialect": dialect, "first_s": first_s, "room": threading.Semaphore(streams), "full": full, "bodies": []}
-    handler = type("Handler", (PeerHandler,), own)
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}", own["bodies"]  # type: ignore[misc]
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with running(type("Handler", (PeerHandler,), own)) as url:
+        yield url, own["bodies"]  # type: ignore[misc]

@@ -23,39 +23,22 @@ from tests.loadtest.test_metrics import SPOKEN
 REQUEST = ScheduledRequest(0, 0.0, "Hi.", frames=10)
 
 
-@pytest.mark.parametrize(
-    ("dialect", "path", "body"),
-    [
-        (
-            "talkray", "/v1/audio/speech",
-            {"model": "m", "voice": "v", "input": "Hi.", "response_format": "pcm", "max_new_tokens": 11,
-             "ignore_eos": True, "seed": 1},
-        ),
-        (
-            "openai", "/v1/audio/speech",
-            {"model": "m", "voice": "v", "input": "Hi.", "response_format": "pcm", "seed": 1},
-        ),
-        (
-            "vllm-omni", "/v1/audio/speech",
-            {"model": "m", "voice": "v", "input": "Hi.", "response_format": "pcm", "stream": True,
-             "stream_format": "audio", "seed": 1},
-        ),
-        (
-            "sglang-omni", "/v1/audio/speech",
-            {"model": "m", "voice": "v", "input": "Hi.", "response_format": "pcm", "stream": True, "seed": 1},
-        ),
-        (
-            "nari", "/v1/audio/speech",
-            {"model": "m", "voice": "v", "input": "Hi.", "response_format": "pcm", "stream": True,
-             "non_streaming_mode": False, "seed": 1},
-        ),
-        ("voxserve", "/generate", {"text": "Hi.", "speaker": "v", "streaming": "true", "seed": 1}),
-        (
-            "elevenlabs", "/v1/text-to-speech/v/stream?output_format=pcm_24000",
-            {"text": "Hi.", "model_id": "m", "seed": 1},
-        ),
-    ],
-)  # fmt: skip
+SPEECH = "/v1/audio/speech"
+PLAIN: dict[str, object] = {"model": "m", "voice": "v", "input": "Hi.", "response_format": "pcm", "seed": 1}
+
+
+@pytest.mark.parametrize(("dialect", "path", "body"), [
+    ("talkray", SPEECH, PLAIN | {"max_new_tokens": 11, "ignore_eos": True}),
+    ("openai", SPEECH, PLAIN),
+    ("vllm-omni", SPEECH, PLAIN | {"stream": True, "stream_format": "audio"}),
+    ("sglang-omni", SPEECH, PLAIN | {"stream": True}),
+    ("nari", SPEECH, PLAIN | {"stream": True, "non_streaming_mode": False}),
+    ("voxserve", "/generate", {"text": "Hi.", "speaker": "v", "streaming": "true", "seed": 1}),
+    (
+        "elevenlabs", "/v1/text-to-speech/v/stream?output_format=pcm_24000",
+        {"text": "Hi.", "model_id": "m", "seed": 1},
+    ),
+])  # fmt: skip
 def test_each_maker_is_asked_in_its_own_form(dialect: str, path: str, body: dict[str, object]) -> None:
     settings = Settings("http://h:1/v1", dialect=dialect, options={"model": "m", "voice": "v", "seed": 1})
     assert settings.speech_url == f"http://h:1{path}"

@@ -24,8 +24,6 @@ END = {"type": "SpeechMetadata"}
 
 
 class Server:
-    """Reads a turn, and answers it as its test says."""
-
     def __init__(self, speak: Speak) -> None:
         self._speak = speak
         self.written: list[str] = []
@@ -117,16 +115,6 @@ async def test_every_end_has_its_name(messages: list[object], failure: Failure, 
     assert (await one(Server(speak), tmp_path)).failure is failure
 
 
-@pytest.mark.parametrize("message", ["<html>", "[]", "7"])
-async def test_a_message_that_cannot_be_read_is_the_failure_of_its_turn(message: str, tmp_path: Path) -> None:
-    async def speak(socket: web.WebSocketResponse) -> None:
-        await socket.send_str(message)
-
-    trace = await one(Server(speak), tmp_path)
-    assert trace.failure is Failure.NOT_AUDIO
-    assert trace.error == f"a message of the server cannot be read: {message!r}"
-
-
 def test_a_share_of_the_turns_is_interrupted_and_the_seed_settles_which() -> None:
     requests = [ScheduledRequest(index, index / 10, "Hi.") for index in range(1000)]
     planned = interrupt(requests, 0.3, seed=1)
@@ -142,11 +130,3 @@ def test_only_live_turns_are_interrupted() -> None:
     assert {request.interrupt_s for request in settings.warmup_schedule()} == {None}
     live = replace(settings, transport=Transport.LIVE)
     assert None not in {request.interrupt_s for request in live.warmup_schedule()}
-
-
-async def test_a_socket_closed_with_try_again_later_is_a_refusal(tmp_path: Path) -> None:
-    async def speak(socket: web.WebSocketResponse) -> None:
-        await socket.close(code=1013)
-
-    trace = await one(Server(speak), tmp_path)
-    assert (trace.failure, trace.status) == (Failure.REFUSED, 429)

@@ -33,8 +33,6 @@ def run(title: str, *, samples: bool = False) -> Result:
 
 
 class Page(HTMLParser):
-    """What a browser is given."""
-
     def __init__(self, text: str) -> None:
         super().__init__()
         self.links: list[str] = []

@@ -36,8 +36,6 @@ async def send(socket: web.WebSocketResponse, *messages: object) -> None:
 
 
 def talking(talk: Callable[[web.WebSocketResponse, web.Request], Awaitable[object]]) -> Handler:
-    """A server that does this with each socket."""
-
     async def handler(request: web.Request) -> web.StreamResponse:
         socket = web.WebSocketResponse()
         await socket.prepare(request)
@@ -48,8 +46,6 @@ def talking(talk: Callable[[web.WebSocketResponse, web.Request], Awaitable[objec
 
 
 def saying(message: str | bytes) -> Handler:
-    """A server that says one thing, and stays until its client leaves."""
-
     async def talk(socket: web.WebSocketResponse, _: web.Request) -> None:
         await send(socket, message)
         await socket.receive()

@@ -37,7 +37,6 @@ def expressions() -> dict[str, str]:
 
 
 async def ask(http: aiohttp.ClientSession, frames: int, **fields: object) -> int:
-    """The status of a request, whose audio is read to its end."""
     asked = body(ignore_eos=True, max_new_tokens=frames, **fields)
     with contextlib.suppress(aiohttp.ClientPayloadError):
         async with http.post(PATH, json=asked, headers={"x-server-timing": "1"}) as answer:
@@ -47,7 +46,6 @@ async def ask(http: aiohttp.ClientSession, frames: int, **fields: object) -> int
 
 
 async def misfortunes(http: aiohttp.ClientSession, service: Service) -> dict[str, list[int]]:
-    """What the script does, and the statuses of its requests."""
     seen = {"clone": [await ask(http, 10, **CLONE) for _ in range(2)]}
     streams = [asyncio.create_task(ask(http, 150, **CLONE, seed=seed)) for seed in range(2)]
     await asyncio.sleep(1.0)  # they speak

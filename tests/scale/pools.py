@@ -14,8 +14,6 @@ _POLL_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Replicas wanted and running."""
-
     talkers: tuple[int, int]
     codecs: tuple[int, int]
 

@@ -33,8 +33,6 @@ class Watching:
 
 
 class Idle:
-    """A replica that does nothing."""
-
     def __init__(self, *called: DeploymentHandle) -> None: ...
 
 

@@ -45,7 +45,6 @@ def out(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def recording(tmp_path: Path) -> Path:
-    """A second of noise."""
     soundfile.write(tmp_path / "recording.wav", NOISE, 24000)
     return tmp_path / "recording.wav"
 

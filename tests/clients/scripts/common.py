@@ -14,8 +14,6 @@ Pcm = AsyncIterator[tuple[bytes, int]]  # s16le mono, and its rate
 
 
 class Order:
-    """What the test wants: `python script.py order.json`."""
-
     def __init__(self) -> None:
         fields = json.loads(Path(sys.argv[1]).read_text())
         self.url: str = fields["url"]
@@ -28,8 +26,6 @@ class Order:
 
 
 class Report:
-    """What came of it: WAV files of the turns, and `report.json`."""
-
     def __init__(self, order: Order, versions: dict[str, str]) -> None:
         self._order = order
         self._fields: dict[str, object] = {"versions": versions}

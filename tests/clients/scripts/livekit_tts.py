@@ -13,7 +13,6 @@ AHEAD_S = 1.0  # its agents read all that comes; this much is enough
 
 
 def plugin(order: Order, http: aiohttp.ClientSession) -> livekit_tts.TTS:
-    """Nothing but the address and the voice is set."""
     url, voice = order.url, order.voice
     match order.service:
         case "openai":

@@ -34,7 +34,6 @@ HEARD = (TTSStartedFrame, TTSAudioRawFrame, TTSTextFrame, TTSStoppedFrame, Inter
 
 
 def service(order: Order) -> Any:
-    """Nothing but the address and the voice is set."""
     url, sockets, voice = order.url, order.url.replace("http", "ws", 1), order.voice
     match order.service:
         case "openai":
@@ -77,7 +76,6 @@ class Speaker(BaseOutputTransport):  # type: ignore[misc]
         self.stalled_s = 0.0  # how long there was nothing to play
 
     def restart(self) -> None:
-        """A turn begins."""
         self._played_s, self.stalled_s = None, 0.0
 
     async def start(self, frame: StartFrame) -> None:

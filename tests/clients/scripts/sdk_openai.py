@@ -52,17 +52,6 @@ async def speak_realtime(order: Order, client: AsyncOpenAI) -> None:
         await converse(order, Report(order, VERSION), speak)
 
 
-async def keep_a_voice(client: AsyncOpenAI, recording: bytes) -> None:
-    """Create and delete one, with a consent; speaking with it takes a Base checkpoint."""
-    consents, file = client.audio.voice_consents, ("kept.wav", recording, "audio/wav")
-    consent = await consents.create(name="agreed", language="en-US", recording=file)
-    assert consent.id in [each.id async for each in consents.list()]
-    assert (await consents.update(consent.id, name="renamed")).name == "renamed"
-    voice = await client.audio.voices.create(name="kept", audio_sample=file, consent=consent.id)
-    assert (await client.audio.voices.delete(voice.id)).deleted
-    assert (await consents.delete(consent.id)).deleted
-
-
 async def main() -> None:
     order = Order()
     if order.service == "azure":
@@ -72,9 +61,7 @@ async def main() -> None:
         sockets = order.url.replace("http", "ws", 1)
         await speak_realtime(order, AsyncOpenAI(websocket_base_url=f"{sockets}/v1", api_key="none"))
     else:
-        client = AsyncOpenAI(base_url=f"{order.url}/v1", api_key="none")
-        await speak_http(order, client)
-        await keep_a_voice(client, (order.folder / "turn-0.wav").read_bytes())
+        await speak_http(order, AsyncOpenAI(base_url=f"{order.url}/v1", api_key="none"))
 
 
 asyncio.run(main())

@@ -23,7 +23,10 @@ def recording() -> bytes:
 async def main(url: str) -> None:
     client = AsyncOpenAI(base_url=f"{url}/v1", api_key="none")
     file = ("kept.wav", recording(), "audio/wav")
-    consent = await client.audio.voice_consents.create(name="agreed", language="en-US", recording=file)
+    consents = client.audio.voice_consents
+    consent = await consents.create(name="agreed", language="en-US", recording=file)
+    assert consent.id in [each.id async for each in consents.list()]
+    assert (await consents.update(consent.id, name="renamed")).name == "renamed"
     voice = await client.audio.voices.create(
         name="kept", audio_sample=file, consent=consent.id, extra_body={"ref_text": "It rises, and rises."}
     )
@@ -32,7 +35,7 @@ async def main(url: str) -> None:
             model="gpt-4o-mini-tts", voice=named, input="Good evening.", response_format="pcm"
         )
         assert answer.content
-    await client.audio.voices.delete(voice.id)
+    assert (await client.audio.voices.delete(voice.id)).deleted
     error = None
     try:
         await client.audio.speech.create(model="gpt-4o-mini-tts", voice={"id": voice.id}, input="Good evening.")
@@ -40,7 +43,7 @@ async def main(url: str) -> None:
         error = raised
     assert error is not None, "a deleted voice speaks"
     assert voice.id in error.message, error
-    await client.audio.voice_consents.delete(consent.id)
+    assert (await consents.delete(consent.id)).deleted
 
 
 asyncio.run(main(sys.argv[1]))

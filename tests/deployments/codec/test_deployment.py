@@ -30,8 +30,6 @@ WORKERS = 3
 
 
 class Held:
-    """Decodes nothing before it is released."""
-
     def __init__(self, replica: CodecReplica) -> None:
         self.batches: list[list[float]] = []  # deadlines
         self.released = asyncio.Event()

@@ -10,8 +10,6 @@ FRAME_S = 0.08
 
 @dataclass
 class Playback:
-    """What a simulated listener saw of a stream."""
-
     sizes: list[int] = field(default_factory=list)
     leads_s: list[float] = field(default_factory=list)  # just before each chunk but the first arrived
     audio_s: float = 0.0

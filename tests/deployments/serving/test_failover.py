@@ -74,12 +74,6 @@ class Replicas:
         return self.have
 
 
-async def test_a_stream_that_nobody_loses_is_passed_on() -> None:
-    replicas = Replicas([BEAT, frame(1), frame(2, last=True)])
-    assert await replicas.read() == [1, 2]
-    assert replicas.asked == [0]
-
-
 @pytest.mark.parametrize("loss", [LOST, Moved("leaving")])
 async def test_a_lost_stream_goes_on_behind_what_the_reader_has(loss: Exception) -> None:
     replicas = Replicas([BEAT, frame(1), frame(2), loss], [BEAT, frame(3), loss], [BEAT, frame(4, last=True)])

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from deployments.errors import EngineError, Moved, Overloaded, TalkerLost, TalkrayError
+from deployments.errors import EngineError, Moved, TalkerLost, TalkrayError
 from deployments.protocol import ALL_FRAMES, FinishReason, FrameChunk, ModelInfo, ModelKind, PcmChunk, SynthesisRequest
 from deployments.serving.failover import with_failover
 from deployments.serving.replica_streams import TalkerAudio
@@ -84,11 +84,6 @@ async def test_the_next_talker_learns_what_the_listener_has_in_hand() -> None:
     for resume in resumes[1:]:
         assert resume is not None
         assert 5.0 < resume.in_hand_s <= 10.0  # of 500 frames of 20 ms
-
-
-async def test_a_refusal_at_the_start_is_an_answer() -> None:
-    with pytest.raises(Overloaded):
-        await listen(Talkers((0, 0, Overloaded("full", 1.0))))
 
 
 async def test_speech_that_is_missing_is_an_error() -> None:

@@ -31,8 +31,6 @@ def from_replica(cause: Exception) -> Exception:
 
 
 class Response:
-    """A streaming response: yields items and raises an exception among them."""
-
     def __init__(self, items: list[object]) -> None:
         self._items = items
         self.cancelled = 0
@@ -60,8 +58,6 @@ class Response:
 
 
 class Handle:
-    """A deployment handle that answers each call with one response."""
-
     def __init__(self, *items: object, name: str = "Talker") -> None:
         self.deployment_name = name
         self.response = Response(list(items))

@@ -28,7 +28,6 @@ class Recorded:
             self._calls.append(call)
 
     def take(self) -> list[Call]:
-        """The calls since the last time."""
         for recorder in self.recorders:
             recorder.deliver()
         calls, self._calls = self._calls, []

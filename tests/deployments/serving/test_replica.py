@@ -109,8 +109,6 @@ HEARTBEAT, A, B = FrameChunk(NO_CODES, 0), FrameChunk(NO_CODES, 1), FrameChunk(N
 
 
 class Items:
-    """Yields what it is given, once it is."""
-
     def __init__(self) -> None:
         self.queue: asyncio.Queue[FrameChunk | Exception | None] = asyncio.Queue()
         self.closed = False

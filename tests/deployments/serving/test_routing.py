@@ -22,8 +22,6 @@ REQUEST = SynthesisRequest("r", "Hello.")
 
 
 class Replica:
-    """As the router knows one."""
-
     def __init__(self, number: int, node_id: str, queue_len: int) -> None:
         self.replica_id = ReplicaID(f"{number:08}", POOL)
         self.node_id, self.availability_zone = node_id, None
@@ -48,7 +46,6 @@ def router(*replicas: Replica) -> LeastBusy:
 
 
 async def chosen(router: LeastBusy, request: object) -> str:
-    """The node that a call goes to."""
     pending = PendingRequest([request] if request else [], {}, RequestMetadata("r", "i"))
     for candidates in await router.choose_replicas(router._replicas_list, pending):
         replica = await router._select_from_candidate_replicas(candidates, 0)

@@ -13,8 +13,6 @@ GREEDY = Sampling(do_sample=False, subtalker_dosample=False, repetition_penalty=
 
 @dataclass(frozen=True, slots=True)
 class Spoken:
-    """A finished stream."""
-
     codes: Codes  # [frames, groups]
     reason: FinishReason
     num_text_tokens: int
@@ -62,7 +60,6 @@ def drain(engine: Engine, failures: dict[int, Exception] | None = None) -> dict[
 
 
 def chunks_of(engine: Engine, request: SynthesisRequest) -> list[FrameChunk]:
-    """What is sent of a request that is alone."""
     engine.add(0, request)
     chunks = []
     while not engine.is_idle:
@@ -77,7 +74,6 @@ def speak(engine: Engine, request: SynthesisRequest) -> Spoken:
 
 
 def speak_all(engine: Engine, requests: Iterable[SynthesisRequest], *, steps_between: int = 0) -> list[Spoken]:
-    """Requests that join one after the other, some steps apart."""
     chunks: dict[int, list[FrameChunk]] = {}
     waiting = list(enumerate(requests))
     steps = 0

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,23 +11,19 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from deployments.errors import CheckpointError
-from deployments.protocol import ModelKind, Sampling, SynthesisRequest
+from deployments.protocol import ModelKind
 from deployments.talker.engine.engine import Engine
 from deployments.talker.engine.startup import build_engine
 from deployments.weights.store import locate
 from tests.deployments.talker.conftest import CONFIG
+from tests.deployments.talker.driving import ask, speak
 
 WEIGHTS = "model.safetensors"
 ROW = 3000  # where the official recipe puts the voice it has learned
 
 
-def speak(engine: Engine, voice: str) -> list[tuple[int, ...]]:
-    request = SynthesisRequest("r", "Hello there.", voice=voice, sampling=Sampling(max_new_tokens=6), ignore_eos=True)
-    engine.add(0, replace(request, seed=7))
-    codes: list[tuple[int, ...]] = []
-    while not engine.is_idle:
-        for _, chunk in engine.step().chunks:
-            codes += map(tuple, chunk.codes.tolist())
+def said(engine: Engine, voice: str) -> list[list[int]]:
+    codes: list[list[int]] = speak(engine, ask(frames=5, ignore_eos=True, voice=voice)).codes.tolist()
     return codes
 
 
@@ -64,7 +59,7 @@ def test_a_voice_by_the_official_recipe(tiny_checkpoint: Callable[[str], Path], 
     made(base, tmp_path, learn, tts_model_type="custom_voice", talker_config=speaker)
     engine = build_engine(locate(str(tmp_path)), CONFIG)
     assert (engine.info.kind, engine.info.voices) == (ModelKind.CUSTOM_VOICE, ("ada",))
-    assert len(speak(engine, "ada")) == 5
+    assert len(said(engine, "ada")) == 5
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -78,7 +73,7 @@ def test_weights_of_another_type(dtype: torch.dtype, tiny_checkpoint: Callable[[
     )
     stored, wanted = build_engine(locate(str(tmp_path / "stored")), CONFIG), build_engine(rounded, CONFIG)
     voice = stored.info.voices[0]
-    assert speak(stored, voice) == speak(wanted, voice)
+    assert said(stored, voice) == said(wanted, voice)
 
 
 def test_a_merged_adapter_is_plain_tensors(tiny_checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
@@ -93,8 +88,8 @@ def test_a_merged_adapter_is_plain_tensors(tiny_checkpoint: Callable[[str], Path
 
     merged, plain = build_engine(locate(str(made(source, tmp_path, merge))), CONFIG), build_engine(source, CONFIG)
     voice = plain.info.voices[0]
-    assert len(speak(merged, voice)) == 5
-    assert speak(merged, voice) != speak(plain, voice)
+    assert len(said(merged, voice)) == 5
+    assert said(merged, voice) != said(plain, voice)
 
 
 def test_an_adapter_that_is_not_merged_is_named(tiny_checkpoint: Callable[[str], Path], tmp_path: Path) -> None:

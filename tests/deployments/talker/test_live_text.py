@@ -44,7 +44,6 @@ def random_cuts(seed: int, text: str = TEXT) -> list[str]:
 
 
 def run_dry(engine: Engine) -> Chunks:
-    """Step until nothing can be done without more text."""
     chunks: Chunks = []
     while not engine.is_idle:
         output = engine.step()

@@ -81,7 +81,6 @@ async def test_a_request_has_documented_forms(tmp_path: Path, engine: Engine, mo
 async def forms_at_the_ingress(
     sent: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[SpeechRequest, Utterance, SynthesisRequest]:
-    """What the API makes of a JSON body."""
     speeches, respond = list[SpeechRequest](), openai_speech.respond
     utterances, speak = list[Utterance](), SpeechModel.speak
 
@@ -105,7 +104,6 @@ async def forms_at_the_ingress(
 
 
 async def form_for_a_talker(request: SynthesisRequest) -> SynthesisRequest:
-    """What a talker is asked inline."""
     asked = list[SynthesisRequest]()
 
     async def generate(request: SynthesisRequest) -> AsyncGenerator[FrameChunk, None]:

@@ -37,8 +37,6 @@ TWINS = Tolerance(
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where tests run, and on what."""
-
     device: str
     shape: Shape  # with a codec that the device's kernels take
 
@@ -100,8 +98,6 @@ def checkpoint(place: Place, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @dataclass(slots=True)
 class Stream:
-    """What came of one request."""
-
     codes: list[Codes] = field(default_factory=list)
     pcm: bytearray = field(default_factory=bytearray)
     reason: FinishReason | None = None
@@ -109,8 +105,6 @@ class Stream:
 
 @dataclass(slots=True)
 class Observed:
-    """What the engine did while it spoke."""
-
     buckets: set[int] = field(default_factory=set)  # sizes of steps
     rows: dict[int, set[int]] = field(default_factory=dict)  # of the state, and whose they were
     preempted: int = 0  # sequences that had frames
@@ -253,7 +247,6 @@ PROMPT_ROWS = (9, 17, 30, 63, 64, 65, 96, 127, 128, 129, 200, 257, 511, 512, 513
 
 
 def prompted(engine: Engine, rows: int, number: int) -> Sequence:
-    """A sequence with a prompt of so many rows, and no frame."""
     request = ask("word " * 950, seed=number, non_streaming_mode=True)
     prompt = engine.prompts.build(request)
     assert prompt.num_positions >= rows

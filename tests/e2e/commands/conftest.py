@@ -47,7 +47,6 @@ class Guarded:
 
 
 def as_neighbour(script: str, *arguments: object) -> "subprocess.CompletedProcess[str]":
-    """A shell script of the other user."""
     user = ["setpriv", f"--reuid={NEIGHBOUR}", f"--regid={NEIGHBOUR}", "--clear-groups"]
     command = [*user, "sh", "-c", script, "sh", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd="/")

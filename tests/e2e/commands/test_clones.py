@@ -31,7 +31,6 @@ def client(guarded: Guarded) -> Iterator[httpx.Client]:
 
 @pytest.fixture(scope="module")
 def recordings(client: httpx.Client) -> dict[str, bytes]:
-    """WAV files in which the named speakers speak."""
     return {
         speaker: speak(client, model="embedded", voice=speaker, input=RECORDED, response_format="wav")
         for speaker in SPEAKERS

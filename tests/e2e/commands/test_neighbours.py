@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.black_box import INGRESS, ServerCommand, as_user, refusal
+from tests.e2e.black_box import INGRESS, ServerCommand, refusal
 from tests.e2e.commands.conftest import IS_ROOT, NEIGHBOUR, WELL_KNOWN, Guarded, as_neighbour
 
 pytestmark = pytest.mark.skipif(not IS_ROOT, reason="only root may act as another user")
@@ -79,10 +79,6 @@ def test_a_folder_in_which_he_may_rename_is_refused() -> None:
     with tempfile.TemporaryDirectory(prefix="open") as folder:
         os.chmod(folder, 0o777)
         assert "sticky" in refusal(environment={"RAY_TMPDIR": folder})
-
-
-def test_a_user_without_a_home_is_told_what_to_set() -> None:
-    assert "TALKRAY_CACHE" in refusal(through=as_user(NEIGHBOUR), environment={"HOME": None})
 
 
 def test_he_runs_a_server_at_the_same_time(plain: ServerCommand, guarded: Guarded) -> None:

@@ -3,16 +3,17 @@
 import hashlib
 import io
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import numpy as np
 import soundfile
+
+from tests.loadtest.servers import QuietHandler, running
 
 RATE = 24000
 CHAR_S = 0.02  # of audio
@@ -27,8 +28,6 @@ def tone(text: str, seed: int, gain: float) -> np.ndarray[Any, np.dtype[np.float
 
 @dataclass
 class FakeJobs:
-    """What it was asked, and what happens next."""
-
     url: str = ""
     jobs: dict[str, dict[str, Any]] = field(default_factory=dict)
     keys: dict[str, str] = field(default_factory=dict)  # jobs by idempotency key
@@ -91,25 +90,13 @@ class FakeJobs:
 @contextmanager
 def running_jobs() -> Iterator[FakeJobs]:
     fake = FakeJobs()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(fake))
-    fake.url = f"http://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
+    with running(_handler(fake)) as fake.url:
         yield fake
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
 
 
 def _handler(fake: FakeJobs) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
+    class Handler(QuietHandler, BaseHTTPRequestHandler):
         wbufsize = -1  # head and body are sent together
-
-        def log_message(self, *_: object) -> None:
-            pass
 
         def do_GET(self) -> None:
             self._answer("GET")
@@ -123,13 +110,8 @@ def _handler(fake: FakeJobs) -> type[BaseHTTPRequestHandler]:
         def _answer(self, method: str) -> None:
             content = self.rfile.read(int(self.headers.get("content-length", 0)))
             status, body = self._reply(method, content)
-            self.send_response(status)
-            self.send_header("content-length", str(len(body)))
-            if status == 201 and fake.ignored:
-                self.send_header("x-ignored", fake.ignored)
-            self.send_header("content-type", "application/json")
-            self.end_headers()
-            self.wfile.write(body)
+            ignored = {"x_ignored": fake.ignored} if status == 201 and fake.ignored else {}
+            self.answer(status, body, content_type="application/json", **ignored)
 
         def _reply(self, method: str, content: bytes) -> tuple[int, bytes]:
             parts = urlsplit(self.path)

@@ -19,8 +19,6 @@ SETTINGS = TalkerRecipe(duration=60)
 
 
 class Setting:
-    """One utterance of random frames, and a trainer for it."""
-
     def __init__(self, directory: Path) -> None:
         config = ModelConfig.load(directory)
         draw = np.random.default_rng(0)

@@ -31,8 +31,6 @@ ASKED = [
 
 
 class Setting:
-    """A checkpoint, random frames, and samples of all kinds in one batch."""
-
     def __init__(self, directory: Path) -> None:
         self.config = ModelConfig.load(directory)
         self.tokenizer = TextTokenizer(directory, self.config.tokens)

@@ -11,13 +11,10 @@ from torch.nn.functional import conv1d, gelu, layer_norm, silu
 from deployments.codec.backends import c_kernels, products, torch_backend
 from deployments.codec.backends.registry import load_decoder
 from deployments.codec.backends.torch_backend import TorchBackend
-from deployments.codec.codec_config import SpeechTokenizerConfig
 from deployments.codec.decoder import MIN_SNR_DB, CodecDecoder, snr_db
-from deployments.codec.fold import ConvNeXt, Linear, Snake, fold
+from deployments.codec.fold import ConvNeXt, Linear, Snake
 from deployments.weights.store import locate
-from talkray_tools.random_codec import randomize_decoder
-from talkray_tools.unfolded_codec import DecoderNetwork
-from tests.deployments.codec.conftest import CONFIG
+from tests.deployments.codec.backends.test_backends import weights
 
 ROUNDING = 2.0**-8  # to the nearest bfloat16, relative
 
@@ -250,22 +247,10 @@ def test_sums_of_the_entries_of_codes() -> None:
     )
 
 
-def decoder_of_whole_blocks() -> CodecDecoder:
-    """In bfloat16, of which kernels make all."""
-    changes = {"codebook_dim": 64, "decoder_dim": 128, "head_dim": 32, "hidden_size": 64}
-    shape = {**CONFIG["decoder_config"], **changes, "intermediate_size": 96, "latent_dim": 64}  # type: ignore[dict-item]
-    config = SpeechTokenizerConfig.from_dict({**CONFIG, "decoder_config": shape}).decoder
-    network = DecoderNetwork(config)
-    randomize_decoder(network, generator=torch.Generator().manual_seed(0), stress=None)
-    return CodecDecoder(
-        TorchBackend(fold(network.requires_grad_(requires_grad=False).state_dict(), config), "bfloat16")
-    )
-
-
 @pytest.mark.skipif(not c_kernels.MATRIX_UNITS, reason="needs a CPU that multiplies bfloat16")
 def test_captured_calls_make_what_calls_one_by_one_make(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of streams at other positions than those that they were captured with, before and after buffers have grown."""
-    decoder = decoder_of_whole_blocks()
+    decoder = CodecDecoder(TorchBackend(weights(whole_blocks=True), "bfloat16"))
     shapes = ((1, 1), (3, 2), (2, 12), (1, 1), (3, 2))
 
     def decoded() -> list[Tensor]:
@@ -288,7 +273,7 @@ def test_captured_calls_make_what_calls_one_by_one_make(monkeypatch: pytest.Monk
 
 @pytest.mark.skipif(not c_kernels.MATRIX_UNITS, reason="needs a CPU that multiplies bfloat16")
 def test_threads_have_recordings_of_their_own() -> None:
-    decoder, count = decoder_of_whole_blocks(), 4
+    decoder, count = CodecDecoder(TorchBackend(weights(whole_blocks=True), "bfloat16")), 4
     codes = torch.randint(32, (count, 3, 4), generator=torch.Generator().manual_seed(0))
     states = [decoder.initial_state()]
 

@@ -18,8 +18,6 @@ def capacity(limit: int | None) -> Capacity:
 
 
 class Stream:
-    """Holds a place until it is told to leave."""
-
     def __init__(self, line: Capacity, client: str = "", *, at_once: bool = False) -> None:
         self.entered = asyncio.Event()
         self.leave = asyncio.Event()
@@ -43,7 +41,6 @@ async def end(streams: list[Stream]) -> None:
 
 
 async def coming(line: Capacity, *clients: str, at_once: bool = False) -> list[Stream]:
-    """Streams of these clients, once all have entered or wait."""
     streams = [Stream(line, client, at_once=at_once) for client in clients]
     await settle()
     return streams

@@ -179,7 +179,6 @@ class Streams(RuleBasedStateMachine):
         fails=st.sampled_from([False, False, False, True]),
     )  # fmt: skip
     def come(self, of_frames: int, silent: bool, left_s: list[float], fails: bool) -> None:
-        """Streams in one turn."""
         for each_s in left_s:
             codes = np.zeros((of_frames, 4), np.int16)
             task = DecodeTask(codes, NOWHERE, CLOCK.now_s + each_s, silent=silent)
@@ -248,7 +247,6 @@ class Streams(RuleBasedStateMachine):
         self.cost_s = gate.seconds_per_frame  # without a rounding error
 
     def teardown(self) -> None:
-        """All that are left have their turn."""
         for each in self.streams:
             each.caller.cancel()
         for call in self.calls:

@@ -58,8 +58,6 @@ class Talker:
 
 
 class Decode:
-    """Calls the decoder at once, and remembers the tasks."""
-
     def __init__(self, decoder: CodecDecoder) -> None:
         self._decoder = decoder
         self.tasks: list[DecodeTask] = []

@@ -1,6 +1,6 @@
 """A stream that another replica began goes on at the very next sample."""
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
@@ -12,10 +12,10 @@ import torch
 from deployments.codec.backends.registry import load_decoder
 from deployments.codec.decoder import to_pcm16
 from deployments.codec.pool.service import CodecService
-from deployments.errors import TalkerLost
-from deployments.protocol import Codes, FinishReason, FrameChunk, Progress, Reference, SynthesisRequest
+from deployments.protocol import FinishReason, Progress, Reference
 from tests.deployments.codec.pool.test_service import (
     REQUEST,
+    Talker,
     assert_within_one_lsb,
     collect,
     joined_codes,
@@ -30,27 +30,6 @@ CODES = random_codes(1, frames=60)
 FRAME_SAMPLES = 1920
 
 
-class Talker:
-    """Goes on after whatever prefix it is given; its stream breaks off before the frames numbered `dies_at`."""
-
-    def __init__(self, codes: Codes = CODES, *, dies_at: tuple[int, ...] = ()) -> None:
-        self._codes = codes
-        self._dies_at = list(dies_at)
-        self.prefixes: list[int] = []
-
-    async def generate(self, request: SynthesisRequest) -> AsyncGenerator[FrameChunk, None]:
-        done = 0 if request.prefix is None else len(request.prefix)
-        if request.prefix is not None:
-            assert np.array_equal(request.prefix, self._codes[:done])
-        self.prefixes.append(done)
-        end = self._dies_at.pop(0) if self._dies_at else len(self._codes)
-        for frame in self._codes[done:end]:
-            yield FrameChunk(frame[None], 3)
-        if end < len(self._codes):
-            raise TalkerLost("gone")
-        yield FrameChunk(self._codes[:0], 3, FinishReason.STOP)
-
-
 @pytest.fixture(scope="module")
 def service(tiny_checkpoint: Callable[[str], Path]) -> CodecService:
     return make_service(tiny_checkpoint("CustomVoice"))
@@ -62,8 +41,8 @@ def base(tiny_checkpoint: Callable[[str], Path]) -> CodecService:
 
 
 async def test_a_lost_talker_does_not_show(service: CodecService) -> None:
-    whole = await collect(service.decode_stream(REQUEST, Talker().generate))
-    talker = Talker(dies_at=(0, 7, 7, 31))
+    whole = await collect(service.decode_stream(REQUEST, Talker(CODES).generate))
+    talker = Talker(CODES, dies_at=(0, 7, 7, 31))
     chunks = await collect(service.decode_stream(REQUEST, talker.generate))
     assert talker.prefixes == [0, 0, 7, 7, 31]
     assert np.array_equal(joined_codes(chunks), CODES)
@@ -77,12 +56,12 @@ async def test_any_chunk_can_be_the_last(service: CodecService, base: CodecServi
     audio = np.random.default_rng(0).uniform(-0.5, 0.5, 24000).astype(np.float32)
     clone = replace(REQUEST, reference=Reference(audio, "What is said."))
     request, codec = (REQUEST, service) if kind == "plain" else (clone, base)
-    whole = await collect(codec.decode_stream(request, Talker().generate))
+    whole = await collect(codec.decode_stream(request, Talker(CODES).generate))
     assert len(whole) >= 8
     have = whole[:num_chunks]
     codes = joined_codes(have) if have else CODES[:0]
     resume = Progress(codes, have[-1].position if have else 0)
-    talker = Talker()
+    talker = Talker(CODES)
     rest = await collect(codec.decode_stream(replace(request, resume=resume), talker.generate))
     assert talker.prefixes == [len(codes)]
     assert np.array_equal(joined_codes(have + rest), CODES)
@@ -92,16 +71,16 @@ async def test_any_chunk_can_be_the_last(service: CodecService, base: CodecServi
 
 @pytest.mark.parametrize("position", [0, 1, 1919, 1920, 5000, 20 * FRAME_SAMPLES])
 async def test_any_sample_can_be_the_next(service: CodecService, position: int) -> None:
-    whole = joined_pcm(await collect(service.decode_stream(REQUEST, Talker().generate)))
+    whole = joined_pcm(await collect(service.decode_stream(REQUEST, Talker(CODES).generate)))
     request = replace(REQUEST, resume=Progress(CODES[:20], position))
-    chunks = await collect(service.decode_stream(request, Talker().generate))
+    chunks = await collect(service.decode_stream(request, Talker(CODES).generate))
     assert np.array_equal(joined_codes(chunks), CODES[20:])
     assert_within_one_lsb(joined_pcm(chunks), whole[position:])
 
 
 async def test_all_frames_may_exist_already(service: CodecService) -> None:
     request = replace(REQUEST, resume=Progress(CODES, len(CODES) * FRAME_SAMPLES))
-    chunks = await collect(service.decode_stream(request, Talker().generate))
+    chunks = await collect(service.decode_stream(request, Talker(CODES).generate))
     assert joined_pcm(chunks).size == 0
     assert chunks[-1].finish_reason is FinishReason.STOP
 
@@ -109,10 +88,10 @@ async def test_all_frames_may_exist_already(service: CodecService) -> None:
 async def test_a_quiet_start_is_trimmed_once(service: CodecService) -> None:
     """Whoever has codes and no sample of them has heard nothing yet."""
     trimming = replace(REQUEST, leading_silence=False)
-    whole = await collect(service.decode_stream(trimming, Talker().generate))
+    whole = await collect(service.decode_stream(trimming, Talker(CODES).generate))
     for num_codes, position in ((5, 0), (5, 5 * FRAME_SAMPLES)):
         request = replace(trimming, resume=Progress(CODES[:num_codes], position))
-        rest = joined_pcm(await collect(service.decode_stream(request, Talker().generate)))
+        rest = joined_pcm(await collect(service.decode_stream(request, Talker(CODES).generate)))
         expected = joined_pcm(whole) if position == 0 else joined_pcm(whole)[-(len(CODES) - 5) * FRAME_SAMPLES :]
         assert_within_one_lsb(rest, expected)
 
@@ -129,5 +108,5 @@ def test_a_recalled_state_is_one_that_decoded_all(tiny_checkpoint: Callable[[str
 
 async def test_leaving_a_resumed_stream_closes_it(service: CodecService) -> None:
     request = replace(REQUEST, resume=Progress(CODES[:20], 0))
-    async with aclosing(service.decode_stream(request, Talker().generate)) as chunks:
+    async with aclosing(service.decode_stream(request, Talker(CODES).generate)) as chunks:
         assert (await anext(chunks)).pcm

@@ -21,7 +21,7 @@ from deployments.codec.encoder import CodecEncoder
 from deployments.codec.pool.codec import Codec, load_codec
 from deployments.codec.pool.service import CodecService
 from deployments.config import CodecConfig
-from deployments.errors import CheckpointError, EngineError, InvalidRequest, Overloaded
+from deployments.errors import CheckpointError, EngineError, InvalidRequest, Overloaded, TalkerLost
 from deployments.protocol import (
     ALL_FRAMES,
     ClonePrompt,
@@ -54,19 +54,26 @@ def make_service(model: Path) -> CodecService:
 
 
 class Talker:
-    """Speaks fixed codes, and notes what it was asked."""
+    """Goes on after whatever prefix it is given; its stream breaks off before the frames numbered `dies_at`."""
 
-    def __init__(self, codes: Codes) -> None:
-        self._codes = codes
+    def __init__(self, codes: Codes, *, dies_at: tuple[int, ...] = ()) -> None:
+        self._codes, self._dies_at = codes, list(dies_at)
         self.requests: list[SynthesisRequest] = []
+        self.prefixes: list[int] = []
         self.closed = asyncio.Event()
 
     async def generate(self, request: SynthesisRequest) -> AsyncGenerator[FrameChunk, None]:
         self.requests.append(request)
+        prefix = self._codes[:0] if request.prefix is None else request.prefix
+        assert np.array_equal(prefix, self._codes[: len(prefix)])
+        self.prefixes.append(len(prefix))
+        end = self._dies_at.pop(0) if self._dies_at else len(self._codes)
         try:
-            for frame in self._codes:
+            for frame in self._codes[len(prefix) : end]:
                 await asyncio.sleep(0)
                 yield FrameChunk(frame[None], 3)
+            if end < len(self._codes):
+                raise TalkerLost("gone")
             yield FrameChunk(self._codes[:0], 3, FinishReason.STOP)
         finally:
             self.closed.set()

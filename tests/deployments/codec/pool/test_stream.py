@@ -84,7 +84,6 @@ def run(decode: FakeDecode, source: Source, *, silence: LeadingSilence | None = 
 
 
 async def collect_until_error(chunks: AsyncGenerator[PcmChunk, None]) -> tuple[list[PcmChunk], Exception]:
-    """What a stream brings before it fails, and what it fails with."""
     seen = []
     try:
         async for chunk in chunks:

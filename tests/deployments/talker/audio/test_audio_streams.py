@@ -116,11 +116,6 @@ def test_a_resumed_stream_goes_on(audio: AudioStreams, decoder: CodecDecoder, kn
     assert_close(pcm, expected)
 
 
-def test_who_asks_for_nothing_gets_nothing(audio: AudioStreams) -> None:
-    audio.open(1, None, num_frames=0)
-    assert feed(audio, {1: random_codes(3)}) == {1: b""}
-
-
 def test_a_stream_without_a_slot_is_refused(audio: AudioStreams) -> None:
     for number in range(4):
         audio.open(number, None, num_frames=ALL_FRAMES)

@@ -20,6 +20,7 @@ from deployments.config import TalkerConfig
 from deployments.errors import EngineError
 from deployments.protocol import Sampling, SynthesisRequest
 from deployments.talker.engine import fit as module
+from deployments.talker.engine.engine import Engine
 from deployments.talker.engine.fit import Fit, choose, main, predict
 from deployments.talker.engine.startup import StartClock, load_engine
 from deployments.talker.model.model_config import ModelConfig
@@ -146,6 +147,21 @@ def test_a_model_that_is_too_large_in_any_settings(shaped: Callable[[str], Path]
         choose(shaped("1.7B-CustomVoice"), INSTALLED, 4 << 30, int(3.8 * (1 << 30)))
 
 
+def speak(engine: Engine, num_streams: int, *, makes_audio: bool = True) -> tuple[int, int]:
+    """The most streams at once, and the frames of all; each has 100."""
+    sampling, voice = Sampling(max_new_tokens=101), engine.info.voices[0]
+    for number in range(num_streams):
+        request = SynthesisRequest("r", "Few of us.", voice=voice, sampling=sampling, ignore_eos=True, seed=number)
+        engine.add(number, replace(request, gpu_frames=100 if makes_audio else 0))
+    frames = most_at_once = 0
+    while not engine.is_idle:
+        output = engine.step()
+        assert output.failures == ()
+        most_at_once = max(most_at_once, len(engine.scheduler.running))
+        frames += sum(len(chunk.codes) for _, chunk in output.chunks)
+    return most_at_once, frames
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize(("name", "most"), WITHIN)
@@ -158,19 +174,7 @@ def test_four_streams_speak_within_a_small_gpu(name: str, most: float, tmp_path:
     config = ONE_GPU.model_copy(update={"device": "cuda", "gpu_memory_fraction": most / total})
     fit = predict(tmp_path / name, config, total, free_before)
     engine = load_engine(tmp_path / name, config, StartClock())
-    sampling, voice = Sampling(max_new_tokens=101), engine.info.voices[0]
-    for number in range(4):
-        request = SynthesisRequest("r", "Four of us.", voice=voice, sampling=sampling, ignore_eos=True, seed=number)
-        engine.add(number, replace(request, gpu_frames=100))
-    frames = dict.fromkeys(range(4), 0)
-    most_at_once = 0
-    while not engine.is_idle:
-        output = engine.step()
-        assert output.failures == ()
-        most_at_once = max(most_at_once, len(engine.scheduler.running))
-        for number, chunk in output.chunks:
-            frames[number] += len(chunk.codes)
-    assert (most_at_once, frames) == (4, dict.fromkeys(range(4), 100))
+    assert speak(engine, 4) == (4, 400)
     used = free_before - torch.cuda.mem_get_info()[0]
     granted = engine.runner.networks.cache.blocks.nbytes
     assert used < most
@@ -197,22 +201,12 @@ def all_but(left: int) -> Iterator[tuple[int, int]]:
         holder.kill()
 
 
-def speak(directory: Path, config: TalkerConfig, num_streams: int, makes_audio: bool) -> tuple[int, int]:
-    """In a process of its own: streams at once, and frames, of a start on what is left of the GPU."""
+def speak_apart(directory: Path, config: TalkerConfig, num_streams: int, makes_audio: bool) -> tuple[int, int]:
+    """In a process of its own, on what is left of the GPU."""
     engine = load_engine(directory, config, StartClock(report=print), makes_audio=makes_audio)
-    gpu_frames = 100 if makes_audio else 0
-    sampling, voice = Sampling(max_new_tokens=101), engine.info.voices[0]
-    for number in range(num_streams):
-        request = SynthesisRequest("r", "Few of us.", voice=voice, sampling=sampling, ignore_eos=True, seed=number)
-        engine.add(number, replace(request, gpu_frames=gpu_frames))
-    frames = most_at_once = 0
-    while not engine.is_idle:
-        output = engine.step()
-        assert output.failures == ()
-        most_at_once = max(most_at_once, len(engine.scheduler.running))
-        frames += sum(len(chunk.codes) for _, chunk in output.chunks)
+    spoken = speak(engine, num_streams, makes_audio=makes_audio)
     sys.stdout.write(f"left of the GPU at the end: {torch.cuda.mem_get_info()[0] >> 20} MiB\n")
-    return most_at_once, frames
+    return spoken
 
 
 @pytest.mark.gpu
@@ -233,7 +227,7 @@ def test_a_start_on_what_others_leave_of_a_gpu(name: str, gib: float, makes_audi
         fit = predict(tmp_path / name, config, total, free, makes_audio=makes_audio)
         num_streams = min(config.max_num_seqs, fit.usual)
         with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as other:
-            spoken = other.submit(speak, tmp_path / name, config, num_streams, makes_audio).result()
+            spoken = other.submit(speak_apart, tmp_path / name, config, num_streams, makes_audio).result()
         assert spoken == (num_streams, 100 * num_streams)
 
 

@@ -86,7 +86,6 @@ def engine(lane: Lane) -> Engine:
 
 
 def joined(chunks: list[tuple[int, FrameChunk]], rest: dict[int, Spoken], number: int) -> np.ndarray:
-    """All codes of a sequence."""
     first = [chunk.codes for other, chunk in chunks if other == number]
     return np.concatenate([*first, rest[number].codes] if number in rest else first)
 

@@ -112,7 +112,6 @@ class Steps(RuleBasedStateMachine):
                 place.remove(each)
 
     def retired(self, sequences: Iterable[Sequence]) -> None:
-        """Sequences got a frame, and the listener has it."""
         for each in sequences:
             if each in self.running + self.in_lanes:
                 assert each.listener.audio_s == pytest.approx(0.08 * (each.num_frames - each.num_sent))
@@ -175,7 +174,6 @@ class Steps(RuleBasedStateMachine):
             self.remove(each)
 
     def check_waits(self, waits: bool) -> None:
-        """Whether the device's later work waits for the lanes."""
         awaited = [call.args[0] for call in DEVICE.wait_stream.call_args_list]
         assert awaited == [lane.cuda_stream for lane in self.lanes.runners] * waits
         DEVICE.reset_mock()
@@ -197,7 +195,6 @@ class Steps(RuleBasedStateMachine):
             self.batch = None
 
     def choose(self) -> None:
-        """The engine's next step."""
         line, ready = self.line, [each for each in self.waiting if not each.awaits_text]
         room = self.num_blocks - len(self.held(self.in_lanes))
         is_crowded = sum(map(self.needed, self.running)) > room
@@ -381,7 +378,6 @@ class Steps(RuleBasedStateMachine):
             assert (each.row is not None) == (each in with_row)
 
     def teardown(self) -> None:
-        """All that are left end once their texts are written."""
         for each in self.known:
             each.prompt = replace(each.prompt, has_all_text=True)
         for _ in range(500):

@@ -52,12 +52,10 @@ def sequences(talker: Talker) -> list[Sequence]:
 
 
 def frames(made_by: ModelRunner, talker: Talker, *, count: int) -> list[list[list[int]]]:
-    """The codes of sequences that are prefilled together."""
     return speak(made_by, prepared(made_by, talker, count=count), count=count)
 
 
 def prepared(made_by: ModelRunner, talker: Talker, *, count: int) -> list[Sequence]:
-    """Sequences with room for `count` frames, which are yet to be prefilled."""
     speaking = sequences(talker)
     for sequence in speaking:
         made_by.blocks.grow(sequence.id, sequence.num_positions + count)

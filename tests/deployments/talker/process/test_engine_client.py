@@ -156,7 +156,6 @@ async def test_a_process_that_dies_or_stands_still_ends_every_stream(model: str,
 
 
 async def _first_frame(stream: AsyncIterator[FrameChunk]) -> FrameChunk:
-    """The first chunk that is no sign of life."""
     return await anext(chunk async for chunk in stream if len(chunk.codes))
 
 

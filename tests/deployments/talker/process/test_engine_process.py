@@ -18,7 +18,7 @@ import torch
 
 from deployments.config import TalkerConfig
 from deployments.errors import CheckpointError, EngineError, InvalidRequest, Overloaded, TalkerLost
-from deployments.protocol import FrameChunk, Reference, SynthesisRequest
+from deployments.protocol import FrameChunk, Reference
 from deployments.recording_cache import VOICE_BYTES, Lookups
 from deployments.talker.engine import intake
 from deployments.talker.engine.engine import Engine, StepOutput
@@ -38,8 +38,6 @@ def starts(model: str, config: TalkerConfig) -> EngineStart:
 
 
 class Replica:
-    """The other end of the socket."""
-
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
         self.unpacker = channel.Unpacker()
@@ -49,7 +47,6 @@ class Replica:
         self.connection.sendall(b"".join(channel.encode(command) for command in commands))
 
     def until(self, condition: Callable[[channel.Report], bool]) -> list[channel.Report]:
-        """Reports up to the first that meets the condition."""
         seen = []
         for report in self.reports:
             seen.append(report)
@@ -391,20 +388,3 @@ def test_a_large_command_is_read_to_its_end_but_not_waited_for() -> None:
         began_s = time.monotonic()
         assert process._receive(timeout_s=0) == []
         assert time.monotonic() - began_s < 5
-
-
-def test_a_request_on_which_the_engine_fails_ends_alone(start: EngineStart, monkeypatch: pytest.MonkeyPatch) -> None:
-    add = Engine.add
-
-    def adding(engine: Engine, number: int, request: SynthesisRequest) -> None:
-        if number == 1:
-            raise KeyError("a bug")
-        add(engine, number, request)
-
-    monkeypatch.setattr(Engine, "add", adding)
-    with loaded(start) as replica:
-        replica.send(*(channel.Submit(number, ask(frames=6)) for number in range(2)))
-        reports = replica.until(is_last(0))
-    [failed] = [report for report in reports if isinstance(report, channel.RequestFailed)]
-    assert (failed.sequence_id, type(failed.error)) == (1, EngineError)
-    assert "KeyError('a bug')" in str(failed.error)

@@ -51,7 +51,6 @@ def random_logits(rows: int, vocab: int = 100) -> Tensor:
 
 
 def hugging_face(logits: Tensor, options: DrawingOptions) -> Tensor:
-    """What transformers' generation makes of the logits."""
     warpers = LogitsProcessorList([TemperatureLogitsWarper(options.temperature)])
     if options.top_k:
         warpers.append(TopKLogitsWarper(options.top_k))

@@ -9,8 +9,6 @@ CUDA = torch.device("cuda")
 
 
 class FakeGpu:
-    """What CUDA says of a GPU's memory."""
-
     def __init__(self) -> None:
         self.free = TOTAL - GIB // 2  # a context is there
 

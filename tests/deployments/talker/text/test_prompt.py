@@ -171,13 +171,6 @@ def test_nothing_to_say_is_an_invalid_request(named: PromptBuilder, text: str, n
     assert (caught.value.param, caught.value.code) == ("input", "empty_input")
 
 
-def test_control_tokens_in_the_text_stay_text(named: PromptBuilder) -> None:
-    text = "a<|im_end|><tts_pad>"
-    prompt = named.build(ask(text))
-    assert prompt.num_text_tokens == len(text)
-    assert named.config.tokens.tts_pad not in prompt.trailing
-
-
 def test_a_clone_by_its_voice_alone_has_a_speaker_row(builders: Builders) -> None:
     builder = builders("Base")
     prompt = builder.build(clone(frames=None, text=None))

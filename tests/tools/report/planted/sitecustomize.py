@@ -41,8 +41,6 @@ def ignore_top_k(module: ModuleType) -> None:
 
 
 def in_requests(change: Callable[[Any], Any]) -> Callable[[ModuleType], None]:
-    """Of the ingress to the replicas."""
-
     def plant(module: ModuleType) -> None:
         synthesize = module.ReplicaSynthesizer.synthesize
         module.ReplicaSynthesizer.synthesize = lambda self, request, info: synthesize(self, change(request), info)
