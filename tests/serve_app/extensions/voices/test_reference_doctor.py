@@ -101,7 +101,7 @@ def test_length(seconds: float, flaw: dict[str, str]) -> None:
 def test_samples_far_above_full_scale_are_refused(peak: float, is_refused: bool) -> None:
     file = io.BytesIO()
     soundfile.write(file, speech() * np.float32(2 * peak), RATE, format="WAV", subtype="FLOAT")
-    refused = pytest.raises(InvalidRequest, match="clip.*: the samples (are far above|exceed) full scale")
+    refused = pytest.raises(InvalidRequest, match=r"clip.*: the samples (are far above|exceed) full scale")
     with refused if is_refused else nullcontext():
         result = check_recording(file.getvalue(), field="clip", transcript=None, heard=None, prepare="auto")
         assert np.abs(result.audio).max() < 1
