@@ -19,6 +19,7 @@ pytestmark = pytest.mark.anyio
 
 ADA, BEA = SimpleNamespace(id="voice_1", name="Ada"), SimpleNamespace(id="voice_2", name="Bea")
 FIRST = CUSTOM_VOICE.voices[0]
+BEA_SPEAKS = "unknown voice, used Bea"
 NO_NAMES = "the loaded model has no named voices"
 NO_CLONES = "a stored voice, {} does not clone voices: load a Base checkpoint"
 
@@ -61,9 +62,10 @@ async def chosen(info: ModelInfo, named: object, *, lenient: bool, default: str 
         (BASE, "ADA", "bea", False, ("ADA", ADA, None), ("ADA", ADA, None)),
         (BASE, None, "bea", False, ("voice_2", BEA, None), ("voice_2", BEA, None)),
         (BASE, None, None, False, (None, None, None), (None, None, None)),
-        (BASE, "x", "bea", False, ("voice_2", BEA, "unknown voice, used Bea"), ("x", None, None)),
+        (BASE, "x", "bea", False, ("voice_2", BEA, BEA_SPEAKS), ("x", None, None)),
         (BASE, "x", "nobody", False, ("x", None, NO_NAMES), ("x", None, None)),
         (BASE, 5, None, False, (None, None, "not a name"), (None, None, "not a name")),
+        (BASE, 5, "bea", False, ("voice_2", BEA, BEA_SPEAKS), ("voice_2", BEA, BEA_SPEAKS)),
         (BASE, "ada", "bea", True, ("ada", None, NO_NAMES), ("ada", None, NO_NAMES)),
         (BASE, None, "bea", True, (None, None, None), (None, None, None)),
     ],
