@@ -9,8 +9,8 @@ import httpx
 import pytest
 
 from deployments.errors import EngineError
-from serve_app.api.access.keys import create_key
 from serve_app.api.request_record import Entry, RequestRecord
+from serve_app.cli.key_file import create_key
 from serve_app.cli.serve import request_log
 from serve_app.cli.serve.request_log import followed, line
 from serve_app.config import AccessSettings, AdmissionSettings, ApiSettings

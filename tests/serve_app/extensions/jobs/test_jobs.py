@@ -14,7 +14,7 @@ from httpx import AsyncClient
 
 from deployments.errors import CodecLost, EngineError, InvalidRequest, Moved, Overloaded, ReplicaLost, TalkerLost
 from deployments.protocol import FinishReason, ModelInfo
-from serve_app.api.access.keys import create_key, revoke_keys
+from serve_app.cli.key_file import create_key, revoke_keys
 from serve_app.config import AccessSettings
 from serve_app.extensions.jobs import job_manager, job_store, planning, stored_audio
 from serve_app.extensions.jobs.job_store import JobStore

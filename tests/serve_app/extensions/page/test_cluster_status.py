@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from deployments.serving import metrics
-from serve_app.api.access.keys import create_key
+from serve_app.cli.key_file import create_key
 from serve_app.config import AccessSettings, AdmissionSettings, ApiSettings
 from serve_app.extension import Node
 from serve_app.extensions.page.cluster_status import ClusterStatus, PageState, Recent, summed
