@@ -2,11 +2,10 @@
 
 Handles of Ray Serve cannot stream a request, so each talker reads by a TCP connection of its own. It sends the text's
 token and the number of characters it has. It gets the rest in parts, each after its length, and an empty part at the
-end. The mailbox keeps the text, so that another talker can read it again.
+end. `MailboxServer` of the extension `live` keeps the text, so that another talker can read it again.
 """
 
 import asyncio
-import contextlib
 import logging
 import struct
 from collections.abc import AsyncGenerator
@@ -16,106 +15,9 @@ from deployments.protocol import Mailbox
 
 logger = logging.getLogger(__name__)
 
-_LENGTH = struct.Struct(">I")
-_MAX_REQUEST_BYTES = 256
-_REQUEST_S = 5.0  # for a reader to send its request
+LENGTH = struct.Struct(">I")  # of a part
 _CONNECT_S = 2.0
 _DELAYS_S = (0.05, 0.2, 1.0)  # before each further attempt; a received part resets them
-
-
-class WrittenText:
-    """The text of one segment so far, and whether it is complete."""
-
-    def __init__(self) -> None:
-        self.text = ""
-        self.is_complete = False
-        self._changed = asyncio.Event()
-
-    def append(self, text: str) -> None:
-        """Add text without halves of surrogate pairs."""
-        self.text += text
-        self._wake()
-
-    def finish(self) -> None:
-        self.is_complete = True
-        self._wake()
-
-    async def wait(self, offset: int) -> str:
-        """The text after `offset` characters, as soon as there is any; empty at the end of the text."""
-        while len(self.text) <= offset and not self.is_complete:
-            await self._changed.wait()
-        return self.text[offset:]
-
-    def _wake(self) -> None:
-        self._changed.set()
-        self._changed = asyncio.Event()
-
-
-class MailboxServer:
-    """Serves the texts of this process, each to readers with its token."""
-
-    def __init__(self, host: str) -> None:
-        self._host = host
-        self._texts: dict[str, WrittenText] = {}
-        self._starting: asyncio.Task[asyncio.Server] | None = None
-        self._readers: set[asyncio.Task[None]] = set()
-
-    async def start(self) -> None:
-        """Start listening, unless it already does. Raises OSError if it cannot listen at the address."""
-        self._starting = self._starting or asyncio.create_task(self._start())
-        try:
-            await asyncio.shield(self._starting)
-        except OSError:
-            self._starting = None
-            raise
-
-    def share(self, token: str, text: WrittenText) -> Mailbox:
-        """Serve `text`. Returns where readers find it."""
-        assert self._starting is not None, "start comes first"
-        _, port, *_ = self._starting.result().sockets[0].getsockname()
-        self._texts[token] = text
-        return Mailbox(self._host, port, token)
-
-    def remove(self, token: str) -> None:
-        """Stop serving a text. Its readers are cut off unless it is complete."""
-        text = self._texts.pop(token, None)
-        if text is not None:
-            text.finish()
-
-    async def aclose(self) -> None:
-        if self._starting is not None:
-            (await self._starting).close()
-        for reader in list(self._readers):
-            reader.cancel()
-        await asyncio.gather(*self._readers, return_exceptions=True)
-
-    async def _start(self) -> asyncio.Server:
-        return await asyncio.start_server(self._serve, self._host, 0, limit=_MAX_REQUEST_BYTES)
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._readers.add(task)
-        try:
-            with contextlib.suppress(OSError, EOFError, TimeoutError, ValueError, asyncio.CancelledError):
-                async with asyncio.timeout(_REQUEST_S):
-                    token, offset = await _request(reader)
-                if token in self._texts:
-                    await self._send(token, offset, writer)
-        finally:
-            self._readers.discard(task)
-            writer.close()
-
-    async def _send(self, token: str, offset: int, writer: asyncio.StreamWriter) -> None:
-        text = self._texts[token]
-        while more := await text.wait(offset):
-            part = more.encode()
-            writer.write(_LENGTH.pack(len(part)) + part)
-            await writer.drain()
-            offset += len(more)
-        if token in self._texts:  # a text that was removed has no end
-            writer.write(_LENGTH.pack(0))
-            await writer.drain()
 
 
 async def read(mailbox: Mailbox) -> AsyncGenerator[str, None]:
@@ -146,14 +48,6 @@ async def read(mailbox: Mailbox) -> AsyncGenerator[str, None]:
         await asyncio.sleep(delay_s)
 
 
-async def _request(reader: asyncio.StreamReader) -> tuple[str, int]:
-    """A token, and the offset to read its text from."""
-    token, offset = (await reader.readline()).decode("ascii").split()
-    if int(offset) < 0:
-        raise ValueError(offset)
-    return token, int(offset)
-
-
 async def _parts(mailbox: Mailbox, offset: int) -> AsyncGenerator[str, None]:
     """The parts that come by one connection. An empty part is the end of the text."""
     async with asyncio.timeout(_CONNECT_S):  # wait_for would lose a cancellation that comes with the connection
@@ -162,7 +56,7 @@ async def _parts(mailbox: Mailbox, offset: int) -> AsyncGenerator[str, None]:
         writer.write(f"{mailbox.token} {offset}\n".encode())
         while True:
             try:
-                (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
+                (length,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
                 yield (await reader.readexactly(length)).decode()
             except asyncio.IncompleteReadError:
                 return
