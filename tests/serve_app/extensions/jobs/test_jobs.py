@@ -21,6 +21,7 @@ from serve_app.extensions.jobs.job_store import JobStore
 from serve_app.extensions.jobs.segment_maker import JobStopped
 from serve_app.extensions.jobs.settings import JobSettings
 from serve_app.extensions.jobs.stored_job import JobState, MadeSegment, StoredJob
+from serve_app.extensions.records.request_lines import entry_of
 from serve_app.extensions.voices import clocks, voice_store
 from serve_app.extensions.voices.voice_store import Damaged, StoreFailed, VoiceStore
 from tests.serve_app.extensions.jobs.desk import Server, Speaker, asked, files_in, serving, so, started, until
@@ -888,7 +889,7 @@ async def test_the_record_of_each_segment_is_its_own(tmp_path: Path) -> None:
             await until(client, job, "completed")
     finally:
         await server.die()
-    told = [record.entry() for record in server.records]
+    told = [entry_of(record) for record in server.records]
     assert sorted((each["characters"], each["audio_s"]) for each in told) == [(4, 0.32), (12, 0.96)]
     assert {(each["key"], each["dialect"], each["voice"], each["outcome"]) for each in told} == {
         ("bob", "Jobs", "ryan", "stop")
