@@ -36,18 +36,6 @@ class ModelResolver(Protocol):
         ...
 
 
-class TextResolver(Protocol):
-    """Says what is spoken of a text."""
-
-    async def __call__(
-        self, resolver: "Resolver", body: SpeechBody, info: ModelInfo, stored: KeptVoice | None
-    ) -> tuple[SpokenText, Reasons]:
-        """The spoken text of `body.input`; and the reasons why the rest of it, and some fields about it, have no
-        effect. Raises InvalidRequest.
-        """
-        ...
-
-
 class WordTimer(Protocol):
     """Says when the words of a text are heard."""
 
@@ -63,6 +51,9 @@ class Draft:
 
 
 Step = Callable[[Draft], Awaitable[Draft]]
+# The spoken text of `body.input`; and the reasons why the rest of it, and some fields about it, have no effect. Raises
+# InvalidRequest.
+TextResolver = Callable[["Resolver", SpeechBody, ModelInfo, KeptVoice | None], Awaitable[tuple[SpokenText, Reasons]]]
 
 
 class StepFailed(ExtensionError):
