@@ -1,1 +1,1 @@
-"""The code of replicas, and the messages between them."""
+"""Replicas of the talker and codec pools, and the messages between them."""

@@ -1,16 +1,16 @@
-/* What kernels for CPUs share: a build of a function for each kind of CPU, and functions that a compiler can vectorise.
+/* Shared part of the CPU kernels: compilation for several kinds of CPUs, and functions that compilers can vectorize.
  *
- * TALKRAY_ONE_CPU, as in CFLAGS="-march=x86-64-v3 -DTALKRAY_ONE_CPU", builds each function once, for the CPU of -march,
- * and none for matrix units. */
+ * TALKRAY_ONE_CPU, as in CFLAGS="-march=x86-64-v3 -DTALKRAY_ONE_CPU", compiles each function once, for the CPU of
+ * -march, without support for matrix units. */
 #pragma once
 #include <stdint.h>
 #include <string.h>
 
 #if defined(__x86_64__) && defined(__linux__) && !defined(TALKRAY_ONE_CPU)
-#define FOR_SEVERAL_CPUS /* of x86, which ask which CPU it is */
+#define FOR_SEVERAL_CPUS /* x86, which selects functions by CPU at run time */
 #endif
 
-/* Other C libraries than glibc do not choose between clones. */
+/* Only glibc supports the selection between clones. */
 #if defined(FOR_SEVERAL_CPUS) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
 #if __GNUC__ >= 12
 #define FOR_THIS_CPU __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
@@ -22,7 +22,7 @@
 #endif
 #define ALWAYS_INLINE static inline __attribute__((always_inline))
 
-/* e^x within 2e-7 of it, for x in -87 to 88; what is beyond counts as that. */
+/* e^x within a relative error of 2e-7, for x clamped to -87 to 88. */
 ALWAYS_INLINE float exponential(float x) {
     x = x > 88.0f ? 88.0f : x < -87.0f ? -87.0f : x;
     float power = __builtin_rintf(x * 1.44269504088896341f);
@@ -40,5 +40,5 @@ ALWAYS_INLINE float exponential(float x) {
     return e * scale;
 }
 
-/* x times its sigmoid */
+/* x * sigmoid(x) */
 ALWAYS_INLINE float silu(float x) { return x / (1.0f + exponential(-x)); }

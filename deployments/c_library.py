@@ -1,4 +1,4 @@
-"""Libraries of C kernels for CPUs, built with the package if there is a compiler (pyproject.toml)."""
+"""Loader for C kernels for CPUs, which are built with the package if a compiler is available (pyproject.toml)."""
 
 import ctypes
 from collections.abc import Mapping, Sequence
@@ -8,8 +8,9 @@ POINTER, COUNT = ctypes.c_void_p, ctypes.c_ssize_t
 
 
 def built_library(module: str, parameters: Mapping[str, Sequence[object]], *, interface: int) -> ctypes.CDLL | None:
-    """The library that replaces `module`, with the parameters of its functions, which return nothing. None if it was
-    not built, or if its functions have another `interface`.
+    """Load the library that replaces `module`. `parameters` maps each function, which returns void, to its C types.
+
+    Returns None if the library was not built, or if it has another `interface` version.
     """
     spec = find_spec(module)
     if spec is None or spec.origin is None:

@@ -1,4 +1,4 @@
-"""Settings of the two pools. `serve_app.config.AppConfig` holds them and reads them once from YAML."""
+"""Settings of the talker and codec pools. `serve_app.config.AppConfig` contains them and reads them once from YAML."""
 
 from typing import Annotated, Literal, Self
 
@@ -10,13 +10,13 @@ DType = Literal["auto", "float32", "bfloat16", "float16"]
 
 
 class Strict(BaseModel):
-    """Frozen settings in which an unknown key is an error."""
+    """Frozen settings that reject unknown keys."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class TalkerConfig(Strict):
-    """The talker engine of one replica."""
+    """Settings of the talker engine of one replica."""
 
     device: Device = "auto"  # `auto` is `cuda` if Ray assigns a GPU to the replica, else `cpu`
     threads: Annotated[int, Field(ge=1)] = 1  # torch threads of the engine process
@@ -51,7 +51,7 @@ class TalkerConfig(Strict):
 
 
 class CodecConfig(Strict):
-    """The codec decoder of one replica."""
+    """Settings of the codec decoder of one replica."""
 
     device: Device = "cpu"  # device of the codec pool. `auto` is `cuda` if Ray assigns a GPU to the replica, else `cpu`
     # Number format for decoding. `auto` is `float16` on a GPU. On a CPU it is `bfloat16` if the CPU has AVX512-BF16 or

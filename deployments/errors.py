@@ -1,6 +1,7 @@
-"""The error tree.
+"""Errors that Talkray raises.
 
-Positional arguments only: keyword-only ones do not survive a deployment handle, and a 429 would become a 500.
+Constructors take positional arguments, because Ray drops keyword-only arguments when an error crosses a deployment
+handle. A 429 would otherwise become a 500.
 """
 
 
@@ -31,11 +32,11 @@ class ModelNotFound(InvalidRequest):
 
 
 class NotFound(InvalidRequest):
-    """The stored object does not exist, or belongs to another owner."""
+    """The stored object does not exist, or it belongs to another owner."""
 
 
 class Conflict(InvalidRequest):
-    """The name is in use, a quota is used up, or the state of the object does not permit the request."""
+    """The name is in use, a quota is exhausted, or the object's state does not permit the request."""
 
     def __init__(self, message: str, param: str | None = None, code: str = "conflict") -> None:
         super().__init__(message, param, code)
@@ -49,7 +50,7 @@ class PayloadTooLarge(InvalidRequest):
 
 
 class Overloaded(TalkrayError):
-    """A limit is reached. `retry_after_s` estimates when there is capacity again."""
+    """A limit is reached. `retry_after_s` estimates the seconds until capacity is available."""
 
     def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
         super().__init__(message, retry_after_s)
@@ -64,7 +65,7 @@ class NotReady(TalkrayError):
 
 
 class Starting(NotReady):
-    """The talkers of the model are starting, or failed to start. `retry_after_s` estimates when they are ready."""
+    """The talkers of the model are starting or failed to start. `retry_after_s` estimates the seconds until ready."""
 
     def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
         super().__init__(message, retry_after_s)
@@ -75,7 +76,7 @@ class Starting(NotReady):
 
 
 class ReplicaLost(TalkrayError):
-    """A replica was lost during the request. `beside` counts other streams that are known to be lost with it."""
+    """A replica was lost during the request. `beside` counts the other streams that were lost with the replica."""
 
     def __init__(self, message: str, beside: int = 0) -> None:
         super().__init__(message, beside)
@@ -86,7 +87,7 @@ class ReplicaLost(TalkrayError):
 
 
 class TalkerLost(ReplicaLost):
-    """The talker replica, or the engine process inside it, died."""
+    """The talker replica died, or its engine process died."""
 
 
 class CodecLost(ReplicaLost):
@@ -94,12 +95,12 @@ class CodecLost(ReplicaLost):
 
 
 class Moved(ReplicaLost):
-    """The replica stops and hands its streams over, or Serve cancelled the call. This is not a fault."""
+    """The replica hands its streams over because it is stopping, or Serve cancelled the call. Neither is a fault."""
 
 
 class EngineError(TalkrayError):
-    """The engine failed on this request."""
+    """The engine failed to process this request."""
 
 
 class CheckpointError(TalkrayError):
-    """A checkpoint cannot be found, or its files do not fit the architecture."""
+    """The checkpoint was not found, or its files do not match the architecture."""

@@ -1,24 +1,24 @@
-"""Measurements by which pools refuse requests: how fast a line moves, and how many concurrent streams are in time."""
+"""Measurements for admission: the rate of a queue, and the number of concurrent streams that receive audio in time."""
 
 from collections import deque
 
-# Bounds of `Retry-After`: a sooner retry is of no use, and a later one would miss a pool that has grown.
+# Bounds of `Retry-After`. An earlier retry would fail again, and a later retry would miss a pool that has grown.
 _SHORTEST_S = 0.5
 _LONGEST_S = 30.0
-_WINDOW_S = 20.0  # a rate counts events over this time
-# The answer while nothing has been measured.
+_WINDOW_S = 20.0  # a rate counts the events of this period
+# The estimate before the first measurement.
 _UNKNOWN_S = 1.0
-# Lateness is judged over this time. A second such time must agree, because a replica that dies delays streams once.
+# Lateness is judged over this period. A second period must agree, because a lost replica delays streams only once.
 _PERIOD_S = 1.0
-# Late beyond this share: too many streams. Below half of it: more may be tried.
+# A larger late share means too many streams. Less than half of this share permits more streams.
 _LATE_SHARE = 0.1
-_LEAST_FEWER = 0.1  # share of streams by which the limit falls; half the late share, where that is more
-_MORE = 0.05  # share of streams by which the limit rises, but at least one stream in two periods
+_LEAST_FEWER = 0.1  # share of streams by which the limit falls, or half the late share if that is larger
+_MORE = 0.05  # share of streams by which the limit rises, at least by one stream in two periods
 _LEAST_MORE = 0.5
 
 
 class Rate:
-    """Events per second over a sliding window. Times come from one monotonic clock."""
+    """Events per second over a sliding window. All times come from one monotonic clock."""
 
     def __init__(self) -> None:
         self._times_s: deque[float] = deque()
@@ -28,14 +28,14 @@ class Rate:
         self._drop_old(now_s)
 
     def per_second(self, now_s: float) -> float:
-        """0.0 if the window has no events; early on, the rate since the first one."""
+        """Return the events per second, 0.0 for an empty window. A new window counts from its first event."""
         self._drop_old(now_s)
         if not self._times_s:
             return 0.0
         return len(self._times_s) / min(_WINDOW_S, max(1.0, now_s - self._times_s[0]))
 
     def retry_after_s(self, ahead: int, now_s: float) -> float:
-        """Seconds after which a client with `ahead` others before it, in a line of this rate, should ask again."""
+        """Return the `Retry-After` seconds for a client with `ahead` other clients before it in the queue."""
         rate = self.per_second(now_s)
         return min(max((ahead + 1) / rate, _SHORTEST_S), _LONGEST_S) if rate else _UNKNOWN_S
 
@@ -45,29 +45,29 @@ class Rate:
 
 
 class StreamLimit:
-    """A limit that falls the faster the more chunks are late, and rises slowly while it is reached and few are late.
+    """Limit of concurrent streams. Late chunks lower the limit in proportion to their share.
 
-    The cost of a stream does not predict this, because few streams make small batches, which cost more for each stream.
-    Times come from one monotonic clock.
+    The limit rises slowly while it is reached and few chunks are late. The cost of one stream does not predict the
+    limit, because small batches cost more for each stream. All times come from one monotonic clock.
     """
 
     def __init__(self, *, least: int) -> None:
-        """It never falls below `least`."""
+        """Create a limit that never falls below `least` streams."""
         self._least = least
-        self.streams: float | None = None  # None: nothing has been late yet
+        self.streams: float | None = None  # None until chunks have been late
         self._seen = self._late = 0  # chunks of this period
-        self._most = 0  # most concurrent streams in it
+        self._most = 0  # maximum of concurrent streams in this period
         self._since_s: float | None = None
         self._was_bad = self._was_reached = False
 
     def has_room(self, streams: int) -> bool:
-        """Whether one more stream may join `streams` streams."""
+        """Return whether one more stream may join `streams` running streams."""
         room = self.streams is None or streams + 1 <= self.streams
         self._was_reached |= not room
         return room
 
     def delivered(self, *, late: bool, streams: int, now_s: float) -> None:
-        """Count a chunk, delivered while there were `streams` streams."""
+        """Count a chunk that was delivered while `streams` streams were running."""
         self._seen += 1
         self._late += late
         self._most = max(self._most, streams)
@@ -79,7 +79,7 @@ class StreamLimit:
 
     def _judge(self, late_share: float, streams: int) -> None:
         is_bad = late_share > _LATE_SHARE
-        has_shown = self.streams is None or streams <= self.streams  # the last change
+        has_shown = self.streams is None or streams <= self.streams  # the effect of the last change
         if is_bad and self._was_bad and has_shown:
             most = self._most if self.streams is None else min(self._most, self.streams)
             self.streams = max(float(self._least), most * (1.0 - max(_LEAST_FEWER, late_share / 2)))

@@ -1,4 +1,4 @@
-"""The listener of one stream, as seen by all stages that deliver or schedule audio, and the reader of its chunks."""
+"""Playback model of one stream's listener, which delivery and scheduling share, and a timeout for slow readers."""
 
 import asyncio
 import math
@@ -9,26 +9,27 @@ from typing import Self, TypeVar
 
 T = TypeVar("T")
 
-# A reader that takes nothing for this long gives up its place: its stream later continues from its codes.
+# A stream releases its replica if its reader takes nothing for this time. The stream later continues from its codes.
 UNREAD_S = 10.0
 
 
 @dataclass(slots=True)
 class Listener:
-    """A listener's player, which has no buffer: it begins with the first audio, and runs dry until late audio comes.
+    """Model of a player without a buffer. Playback starts with the first audio and stalls until late audio arrives.
 
-    Audio in time never makes up for a stall, because the listener has heard the stall. Times are seconds of one
-    monotonic clock.
+    Early audio never reduces the stall time, because the listener has already heard the stall. Times are seconds of
+    one monotonic clock.
     """
 
-    due_s: float | None = None  # when the next audio is needed; None before the first
-    audio_s: float = 0.0  # delivered so far
-    stalled_s: float = 0.0  # silence between the first audio and the latest
+    due_s: float | None = None  # time at which the player needs the next audio; None before the first audio
+    audio_s: float = 0.0  # seconds of audio delivered so far
+    stalled_s: float = 0.0  # seconds of silence since the first audio
 
     @classmethod
     def of(cls, *, background: bool, in_hand_s: float = 0.0) -> Self:
-        """A listener who has `in_hand_s` seconds of audio that another replica made, by `time.monotonic()`; or instead
-        the store of a job, for which nothing is ever due.
+        """Return a listener with `in_hand_s` seconds of audio from another replica, by `time.monotonic()`.
+
+        For `background` work return a listener that never needs audio at a certain time.
         """
         if background:
             return cls(math.inf)
@@ -39,7 +40,7 @@ class Listener:
         return self.due_s is not None
 
     def deliver(self, audio_s: float, *, now_s: float) -> float:
-        """Count audio that leaves now. Returns how long the player was dry before it; 0.0 for the first audio."""
+        """Count audio that is sent now. Returns the seconds that the player stalled before it; 0.0 for first audio."""
         due_s = now_s if self.due_s is None else self.due_s
         late_s = max(0.0, now_s - due_s)
         self.due_s = due_s + late_s + audio_s
@@ -48,37 +49,37 @@ class Listener:
         return late_s
 
     def postpone(self, taken_s: float) -> None:
-        """The reader took this long to ask for more: the listener has not waited, and no audio was late."""
+        """Move the due time by the seconds that the reader took to ask for more audio, which was therefore not late."""
         if self.due_s is not None:
             self.due_s += taken_s
 
     def wait(self, *, now_s: float) -> None:
-        """No audio could come until now: the player may have run dry, and no stage is to blame."""
+        """Move the due time to now, because no stage could produce audio earlier. The stall does not count."""
         if self.due_s is not None:
             self.due_s = max(self.due_s, now_s)
 
     def deadline_s(self, now_s: float) -> float:
-        """When the next sample is due: now, for a stream that has delivered nothing."""
+        """Return the time at which the player needs the next sample; `now_s` before the first delivery."""
         return now_s if self.due_s is None else self.due_s
 
     def lead_s(self, now_s: float) -> float:
-        """Audio that is delivered and not played yet; negative while the player is dry."""
+        """Return the seconds of audio delivered but not played yet; negative while the player stalls."""
         return self.deadline_s(now_s) - now_s
 
 
 class ReaderWatch:
-    """Calls `pause` when the reader of a generator has taken nothing for UNREAD_S, and `resume` when it reads again.
+    """Timeout for a generator's reader. Calls `pause` after UNREAD_S without a read, and `resume` on the next read.
 
-    The generator gets each item that it yields by `read`, and calls `read` again when its reader has taken that item.
-    One timer serves the stream, because a timer for each item costs more than the item.
+    The generator calls `read` for each item that it yields, again after its reader has taken the item. One timer serves
+    the whole stream, because a timer for each item costs more than the item.
     """
 
     def __init__(self, pause: Callable[[], Awaitable[None]], resume: Callable[[], None] = lambda: None) -> None:
         self._pause, self._resume = pause, resume
-        self._offered_s: float | None = None  # since when an item waits, by the clock of the loop
+        self._offered_s: float | None = None  # time of the loop at which the current item was offered
         self._timer: asyncio.TimerHandle | None = None
         self._pausing: asyncio.Task[None] | None = None
-        self.was_away = False  # whether `pause` was called before the reader took the item before the latest
+        self.was_away = False  # whether `pause` ran before the reader took the previous item
 
     async def __aenter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
@@ -90,8 +91,9 @@ class ReaderWatch:
         await self._end_pause()
 
     async def read(self, next_item: Callable[[], Awaitable[T | None]], *, is_watched: bool = True) -> T | None:
-        """The item that the generator yields next. It waits for the reader from then on, without a limit unless
-        `is_watched`.
+        """Return the item to yield next. The timeout for the reader starts with the return, unless `is_watched` is off.
+
+        Returns None if `next_item` does.
         """
         self._offered_s = None
         self.was_away = self._pausing is not None
@@ -109,7 +111,7 @@ class ReaderWatch:
         pausing, self._pausing = self._pausing, None
         try:
             await asyncio.wait((pausing,))
-        finally:  # also if the waiting task is cancelled, because a closing cannot begin a second time
+        finally:  # also after a cancellation, because an aclose cannot run a second time
             self._resume()
             if not pausing.done():
                 pausing.cancel()
@@ -119,7 +121,7 @@ class ReaderWatch:
     def _expire(self) -> None:
         self._timer = None
         if self._offered_s is None:
-            return  # the next `read` sets it again
+            return  # the next `read` starts the timer again
         if self._loop.time() < self._offered_s + UNREAD_S:
             self._timer = self._loop.call_at(self._offered_s + UNREAD_S, self._expire)
         else:

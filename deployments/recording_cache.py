@@ -1,7 +1,6 @@
-"""Cache of results of reference recordings, by the recordings' keys, because clones of one voice are requested
-repeatedly.
+"""Cache of data computed from reference recordings, because clients request clones of one voice repeatedly.
 
-A stored voice that was deleted is forgotten: vectors and codes of a voice are biometric data.
+The cache drops the data of a deleted stored voice, because speaker vectors and codes of a voice are biometric data.
 """
 
 from collections import OrderedDict
@@ -13,7 +12,7 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
-VOICE_BYTES = 16  # of the key of a recording of a stored voice: they name the voice in its present version
+VOICE_BYTES = 16  # leading bytes of a stored recording's key, which identify the voice and its version
 _MOST_FORGOTTEN = 10_000
 
 
@@ -26,39 +25,39 @@ class Lookups:
 
 
 class ByRecording(Generic[T]):
-    """Results up to a number of bytes; the least recently used one is evicted first. Any thread may call.
+    """LRU cache of results by recording, limited to a number of bytes. All methods are thread-safe.
 
-    Results are shared, so callers may not write to them.
+    Callers share the results and must not modify them.
     """
 
     def __init__(self, *, max_bytes: int, size: Callable[[T], int] = attrgetter("nbytes")) -> None:
         self._max_bytes, self._size = max_bytes, size
         self._results: OrderedDict[bytes, T] = OrderedDict()
         self._held = 0
-        self._forgotten: dict[bytes, None] = {}  # the last voices that were, whose results may still be under way
+        self._forgotten: dict[bytes, None] = {}  # voices deleted last; their results may still be in computation
         self._lock = Lock()
         self._hits = self._misses = 0
 
     def get(self, key: bytes, compute: Callable[[], T]) -> T:
-        """The result for a recording, computed if it is not there."""
+        """Return the result for a recording. Call `compute` and store its result on a cache miss."""
         result = self.find(key)
         with self._lock:
             self._hits += result is not None
             self._misses += result is None
         if result is None:
-            result = compute()  # twice if two ask for it at the same time: neither waits for the other
+            result = compute()  # concurrent misses compute twice, because waiting for each other would be slower
             self.keep(key, result)
         return result
 
     def find(self, key: bytes) -> T | None:
-        """The result for a recording, if it is cached. Does not update hit statistics."""
+        """Return the cached result for a recording, or None. Does not update hit statistics."""
         with self._lock:
             if key in self._results:
                 self._results.move_to_end(key)
             return self._results.get(key)
 
     def keep(self, key: bytes, result: T) -> None:
-        """A result from elsewhere; it replaces the one that is there."""
+        """Store a result that was computed elsewhere, and replace an older result for the same key."""
         size = self._size(result)
         if size > self._max_bytes:
             return
@@ -74,8 +73,9 @@ class ByRecording(Generic[T]):
                 self._held -= self._size(oldest)
 
     def forget(self, voices: Iterable[bytes]) -> int:
-        """Drop all results of these voices, the first VOICE_BYTES of keys, and keep none that come later. Returns how
-        many there were.
+        """Drop all results of `voices`, and reject later results for them. Returns the number of dropped results.
+
+        Each voice is the first VOICE_BYTES of a key.
         """
         with self._lock:
             self._forgotten.update(dict.fromkeys(voices))

@@ -1,8 +1,8 @@
-"""Two checks of a stream's audio: where its first sound is, and whether speech went on after its text or ended early.
+"""Detection of a stream's first sound, and of speech that ended early or continued after its text.
 
-The quiet start is dropped, so that the first byte a listener gets is close to the first sound. A talker without an
-alignment head knows its codes only, and is stopped far beyond any text's length. Speech beyond the end is mostly
-silence or a loop, which are found here much earlier. Gibberish is not found, because it sounds like speech.
+The quiet start is removed so the first byte is close to the first sound. A talker without an alignment head only knows
+its codes, and its own limit is far beyond any text's length. Audio after the end of the speech is mostly silence or a
+loop, which these checks find much earlier. The checks do not find gibberish, because gibberish sounds like speech.
 """
 
 from collections import deque
@@ -15,13 +15,13 @@ from deployments.protocol import Codes, FinishReason, Pcm
 
 _WINDOW_S = 0.01
 _FULL_SCALE = 32768
-QUIET_DB = -50.0  # relative to full scale: quieter audio does not count as sound
-_KEEP_S = 0.02  # of audio before the first sound is kept, so that no attack is cut
-_MAX_TRIM_S = 10.0  # later audio passes, quiet or not
+QUIET_DB = -50.0  # relative to full scale; quieter audio does not count as sound
+_KEEP_S = 0.02  # seconds kept before the first sound, to preserve its attack
+_MAX_TRIM_S = 10.0  # later audio is never trimmed
 
 
 def first_sound(pcm: Pcm, sample_rate: int) -> int | None:
-    """The first sample of the first window that is louder than QUIET_DB; None if all is quiet."""
+    """Return the index of the first window that is louder than QUIET_DB, in samples; None if every window is quiet."""
     window = _window(sample_rate)
     num_windows = len(pcm) // window
     windows = pcm[: num_windows * window].reshape(num_windows, window).astype(np.float32)
@@ -35,16 +35,16 @@ def _window(sample_rate: int) -> int:
 
 
 class FirstSound:
-    """Finds the first sound of a stream that comes in chunks."""
+    """Detector of the first sound of a stream that arrives in chunks."""
 
     def __init__(self, sample_rate: int) -> None:
         self._sample_rate, self._window = sample_rate, _window(sample_rate)
-        self._rest: Pcm = np.zeros(0, np.int16)  # samples of a window that is not whole yet
-        self._num_quiet = 0  # samples in front of it
+        self._rest: Pcm = np.zeros(0, np.int16)  # samples of an incomplete window
+        self._num_quiet = 0  # samples before `_rest`
         self._is_found = False
 
     def feed(self, pcm: Pcm) -> float | None:
-        """Seconds of the stream before its first sound, for the chunk that has that sound; None for other chunks."""
+        """Return the seconds of the stream before its first sound, once, for the chunk with that sound; else None."""
         if self._is_found:
             return None
         pcm = np.concatenate((self._rest, pcm))
@@ -58,17 +58,17 @@ class FirstSound:
 
 
 class LeadingSilence:
-    """Trims one stream, chunk by chunk. Positions elsewhere stay on the codec's untrimmed timeline."""
+    """Filter that trims the quiet start of one stream. Positions elsewhere use the codec's untrimmed timeline."""
 
     def __init__(self, sample_rate: int) -> None:
         self._sample_rate, self._window = sample_rate, _window(sample_rate)
         self._keep = ceil(_KEEP_S * sample_rate / self._window) * self._window
         self._max_trim = round(_MAX_TRIM_S * sample_rate)
-        self._held: Pcm | None = np.zeros(0, np.int16)  # quiet samples that may be kept; None once sound was found
+        self._held: Pcm | None = np.zeros(0, np.int16)  # quiet samples that may be kept; None after the first sound
         self._num_dropped = 0
 
     def trim(self, pcm: Pcm) -> Pcm:
-        """Which of the next samples to send: none until a window is louder than QUIET_DB, then all."""
+        """Return the samples to send: none until a window is louder than QUIET_DB, then all of them."""
         if self._held is None:
             return pcm
         pcm = np.concatenate((self._held, pcm))
@@ -88,62 +88,62 @@ class LeadingSilence:
         self._num_dropped += dropped
 
 
-# Speech beyond this length is longer than its text can be, because no voice needs a second for a token.
+# Longer speech cannot belong to the text, because no voice needs a second per token.
 _LONGEST_TOKEN_S = 0.96
 _LEAST_S = 6.0
-# After half of that a text is spoken unless the voice is slow: voices of released checkpoints take a quarter to half a
-# second for a token.
+# A text is complete after half of this limit, unless the voice is slow. Voices of the released checkpoints take a
+# quarter to half a second per token.
 _EXPECTED = 0.5
-# Speech that is shorter for a token has left text out.
+# Speech with less time per token has left out text.
 _SHORTEST_TOKEN_S = 0.04
-# How long speech may be silent or repeat itself before it counts as over: before the expected end, and after it.
+# How long speech may be silent or repeat itself before it counts as ended: before and after the expected end.
 _PATIENCE_S, LATE_PATIENCE_S = 8.0, 3.0
 _FULL_SCALE_DB = 20 * log10(32768)
 _PAUSE_DB = 30.0  # below the loudest frame so far
 _MURMUR_DB, _STEADY_DB = (
     12.0,
     4.0,
-)  # noise is quieter than the loudest frame by the first, and varies less than the second
-# The longest period of a loop. A loop counts after two repeats. An odd frame costs as much as some equal frames earn.
+)  # noise is at least the first value below the loudest frame, and varies by at most the second value
+# The longest period of a loop. Two repeats make a loop. One differing frame cancels _ODD_FRAME repeated frames.
 _LONGEST_LOOP_S = 3.2
 _REPEATS = 2
 _ODD_FRAME = 4
-_UNKNOWN = -1  # code of a frame that was not asked for here
+_UNKNOWN = -1  # code of a frame that this replica did not decode
 
 
 def frames_of(seconds: float, frame_s: float) -> int:
-    """The fewest frames, each of `frame_s` seconds, that last `seconds`."""
+    """Return the number of frames of `frame_s` seconds that are needed to last `seconds`."""
     return ceil(seconds / frame_s - 1e-6)
 
 
 def runaway_frames(num_text_tokens: int, frame_s: float) -> int:
-    """The number of frames after which no speech of a text of `num_text_tokens` can still last."""
+    """Return the number of frames that no speech for a text of `num_text_tokens` tokens exceeds."""
     return frames_of(max(num_text_tokens * _LONGEST_TOKEN_S, _LEAST_S), frame_s)
 
 
 class _Loops:
-    """Counts, for each possible period, frames whose codebook 0 repeats the frame one period before."""
+    """Counter, for each possible period, of frames whose codebook 0 equals that of the frame one period before."""
 
     def __init__(self, longest: int) -> None:
-        """Periods have `longest` frames at most."""
-        self._codes = np.full(longest, _UNKNOWN)  # the latest frames that `_repeated` counts, the oldest first
+        """Create counters for periods of 1 to `longest` frames."""
+        self._codes = np.full(longest, _UNKNOWN)  # the latest counted frames, oldest first
         self._repeated = np.zeros(longest, np.int64)
         self._needed = _REPEATS * np.arange(1, longest + 1)
-        self._most = 0  # the largest of `_repeated`
-        self._coming: list[tuple[int, bool]] = []  # frames that are not in `_repeated` yet, and whether they count
+        self._most = 0  # maximum of `_repeated`
+        self._coming: list[tuple[int, bool]] = []  # frames not yet counted in `_repeated`, and whether they count
 
     def add(self, code: int, *, counts: bool) -> None:
-        """The next frame's code. One that does not count, as in a pause, neither makes a loop nor breaks one."""
+        """Add the next frame's code. A frame with `counts` False, as in a pause, neither extends nor breaks a loop."""
         self._coming.append((code, counts))
 
     def has_lasted(self, frames: int) -> bool:
-        if self._most + len(self._coming) < frames:  # each frame is one repeat at most
+        if self._most + len(self._coming) < frames:  # each frame adds at most one repeat
             return False
         self._count()
         return bool((self._repeated >= np.maximum(frames, self._needed)).any())
 
     def _count(self) -> None:
-        """Count all new frames in one go: a hundred frames cost as much as five one by one."""
+        """Count all new frames at once, because a hundred frames cost as much as five separate frames."""
         codes, counts = (np.array(column) for column in zip(*self._coming, strict=True))
         self._coming.clear()
         longest = len(self._codes)
@@ -151,17 +151,17 @@ class _Loops:
         before = np.lib.stride_tricks.sliding_window_view(history[:-1], longest)[:, ::-1]  # [frames, periods]
         earned = np.where(before == codes[:, None], 1, -_ODD_FRAME)
         earned[~counts] = 0
-        sums = np.cumsum(np.vstack((self._repeated, earned)), axis=0)  # they would be `_repeated` if it had no floor
+        sums = np.cumsum(np.vstack((self._repeated, earned)), axis=0)  # `_repeated` if it had no floor of zero
         self._repeated = sums[-1] - np.minimum(sums.min(axis=0), 0)
         self._most = int(self._repeated.max())
         self._codes = history[-longest:]
 
 
 class EndingGuard:
-    """Checks one stream, frame by frame, and finds where it has to end. Ignores pauses within speech."""
+    """Checker that finds the frame at which one stream has to end. The checker ignores pauses within speech."""
 
     def __init__(self, frame_samples: int, sample_rate: int, *, position: int = 0) -> None:
-        """`position`: samples of the stream that were delivered elsewhere."""
+        """Start after `position` samples of the stream that another replica delivered."""
         self._frame_samples, self._frame_s = frame_samples, frame_samples / sample_rate
         self._patience, self._late_patience = (frames_of(s, self._frame_s) for s in (_PATIENCE_S, LATE_PATIENCE_S))
         self._num_frames = self._began = position // frame_samples
@@ -172,7 +172,10 @@ class EndingGuard:
     def pass_on(
         self, codes: Codes, pcm: Pcm, finish_reason: FinishReason | None, num_text_tokens: int
     ) -> tuple[Codes, Pcm, FinishReason | None]:
-        """The next samples, whose last frames have `codes` [frames, groups], as far as they belong to the speech."""
+        """Return the arguments as far as they belong to the speech.
+
+        The last frames of `pcm` have `codes` [frames, groups]. The finish reason is set if the speech has to end.
+        """
         size = self._frame_samples
         ends = range(len(pcm) % size or size, len(pcm) + 1, size)
         unknown = [_UNKNOWN] * (len(ends) - len(codes))
@@ -188,7 +191,7 @@ class EndingGuard:
         return codes, pcm, FinishReason.EARLY if is_early else finish_reason
 
     def _is_early(self, num_text_tokens: int) -> bool:
-        """Whether the frames so far cannot hold the text."""
+        """Return whether the frames so far are too few for the text."""
         is_silent = self._loudest <= QUIET_DB and self._began == 0
         return is_silent or self._num_frames < num_text_tokens * (_SHORTEST_TOKEN_S / self._frame_s)
 
@@ -202,7 +205,7 @@ class EndingGuard:
         self._loops.add(code, counts=not is_quiet and code != _UNKNOWN)
 
     def _over(self, expected: float) -> FinishReason | None:
-        """Why the speech is over, None if it is not. `expected`: how many frames its text should take."""
+        """Return why the speech is over, or None. `expected` is the number of frames that the text should take."""
         is_late = self._num_frames - expected >= self._late_patience
         patience = self._late_patience if is_late else self._patience
         if self._num_quiet >= patience or (is_late and self._is_murmur()):
@@ -210,7 +213,7 @@ class EndingGuard:
         return FinishReason.LOOP if self._loops.has_lasted(patience) else None
 
     def _is_murmur(self) -> bool:
-        """Whether the audio has for a while been noise too even for speech, such as the room noise of a recording."""
+        """Return whether recent audio is noise too even for speech, such as the room noise of a recording."""
         if len(self._levels) < self._late_patience:
             return False
         loudest = max(self._levels)

@@ -1,1 +1,1 @@
-"""The application around the replicas: composition, config, HTTP and WebSocket surface, command line."""
+"""Talkray's application: composition, config, HTTP and WebSocket APIs, and command line."""

@@ -1,10 +1,10 @@
-"""The `talkray` command, and `python -m serve_app`: Ctrl-C ends it without a traceback, even during imports."""
+"""`talkray` command and `python -m serve_app`. Ctrl-C ends the command without a traceback, even during imports."""
 
 import signal
 
 
 def main() -> None:
-    """Run the command. During imports, Ctrl-C ends the process at once; after the command, it is ignored."""
+    """Run the command. Ctrl-C ends the process at once during imports, and is ignored after the command."""
     handler = signal.signal(signal.SIGINT, signal.SIG_DFL)
     from serve_app.cli.main import main as run
 

@@ -1,4 +1,4 @@
-"""The composition: plain classes become deployments that hold each other's handles."""
+"""Composition of the application: binds plain classes to Ray Serve deployments that hold each other's handles."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
@@ -23,25 +23,27 @@ from serve_app.ingress import Ingress
 from serve_app.scaling.policies import CodecPolicy, CodecScaling, TalkerPolicy, TalkerScaling
 from serve_app.speech.replica_synthesizer import Deployed
 
-# How long a talker or codec replica that is being removed may take to finish the streams that no other replica can
-# continue. This is longer than the longest utterance takes.
+# Seconds that a talker or codec replica may take before its removal to finish streams that no other replica can
+# continue. The longest utterance takes less time.
 _DRAIN_S = 120.0
-# How long an ingress replica that is being removed may take to finish its streams, because no other replica can
-# continue them. The longest text of one request, 8,192 characters, takes about this long to speak. Timeouts of a
+# Seconds that an ingress replica may take before its removal to finish its streams, because no other replica can
+# continue them. Speaking the longest text of one request, 8,192 characters, takes about this long. Timeouts of a
 # cluster are longer.
 LONGEST_STREAM_S = 600.0
-# How often such a replica checks whether its streams have ended. Pools stop one after the other.
+# Interval at which a replica that is being removed checks whether its streams have ended. Pools stop one after the
+# other.
 _DRAIN_POLL_S = 0.5
-# How often the controller checks each replica. Three failed checks replace a replica, so a replica whose engine has
-# died refuses requests for about six seconds. A large pool is checked less often, as one replica matters less there.
+# Interval at which the controller checks each replica. Serve replaces a replica after three failed checks, so a replica
+# whose engine has died refuses requests for about six seconds. Large pools are checked less often, because one replica
+# matters less.
 _HEALTH_CHECK_S = 2.0
 _HEALTH_CHECKS_PER_S = 200.0  # of one pool
-# A replica that does not answer a check within this time counts as hung. Its streams have moved to other replicas by
-# then.
+# A replica that does not answer a check within this time counts as hung. By then its streams have moved to other
+# replicas.
 _HEALTH_CHECK_TIMEOUT_S = 5.0
 
-# How often replicas and handles report their load. The controller reads the reports every 0.1 s, in one thread, so each
-# replica of a large pool reports less often (docs/scaling.md).
+# Interval at which replicas and handles report their load. The controller reads the reports every 0.1 s in one thread,
+# so replicas of a large pool report less often (docs/scaling.md).
 _REPORT_S = 0.5
 _REPORTS_PER_S = 500.0  # of one pool
 
@@ -49,12 +51,13 @@ _ROUTING = {"request_router_config": RequestRouterConfig(request_router_class=Le
 
 
 def build_app(config: AppConfig) -> Application:
-    """Requests for speech pass Ingress -> Codec -> Talker, or Ingress -> Talker. Jobs sends them as an ingress does.
+    """Compose the application. Requests pass Ingress -> Codec -> Talker, or Ingress -> Talker. The deployment Jobs
+    sends requests like an ingress.
 
     `serve run` and `serve deploy` pass the `args` of their config file.
 
-    If there are several models, each has its own talkers; those with the same speech tokenizer share a codec pool.
-    Below, `own` is a model's configuration as if it were the only one. Raises StartError if a setting cannot be right.
+    With several models, each model has its own talkers. Models with the same speech tokenizer share a codec pool. In
+    this module, `own` is a model's configuration as if it were the only model. Raises StartError for invalid settings.
     """
     configs = {name: _chosen(own) for name, own in config.by_model().items()}
     _check_default_voice(config, [own.model for own in configs.values()])
@@ -64,7 +67,7 @@ def build_app(config: AppConfig) -> Application:
     ingress_options = options(config.ingress_pool, config.ingress_requests) | refusal | drain
     ingress = serve.deployment(name="Ingress", **ingress_options)(serve.ingress()(Ingress))
     extensions = load_extensions(config.api.extensions)
-    dialects_of(extensions)  # a route of two extensions fails here, before any replica starts
+    dialects_of(extensions)  # raises if two extensions share a route, before replicas start
     added = {each.name: _added(each.deploy(config, models)) for each in extensions if each.deploy is not None}
     return ingress.bind(config.api, models, added)
 
@@ -75,7 +78,7 @@ def _added(spec: DeploymentSpec) -> Application:
 
 
 def _chosen(own: AppConfig) -> AppConfig:
-    """The configuration with a checkpoint in place of the model `auto`."""
+    """Replace the model `auto` by a checkpoint."""
     model = resolve_auto(own.model, models_dir=own.models_dir, gpu=own.talker_pool.num_gpus > 0).model
     return own.model_copy(update={"model": model})
 
@@ -101,9 +104,9 @@ def _talker(config: AppConfig, name: str, own: AppConfig) -> Application:
 
 
 def _deployed(config: AppConfig, configs: Mapping[str, AppConfig]) -> Iterator[Deployed]:
-    """The models with their pools. If there are several codec pools, each is named for its first model."""
+    """Yield the models with their pools. Each of several codec pools has the name of its first model."""
     talkers = {name: _talker(config, name, own) for name, own in configs.items()}
-    tokenizers = {name: tokenizer_of(own.model) if name else "" for name, own in configs.items()}  # it may read files
+    tokenizers = {name: tokenizer_of(own.model) if name else "" for name, own in configs.items()}  # may read files
     pools: dict[str, tuple[str, Application]] = {}
     for name, tokenizer in tokenizers.items():
         if tokenizer not in pools:
@@ -127,8 +130,8 @@ def _deployed(config: AppConfig, configs: Mapping[str, AppConfig]) -> Iterator[D
 def _codec(
     config: AppConfig, pool: str, configs: Mapping[str, AppConfig], talkers: Mapping[str, Application]
 ) -> Application:
-    """A codec pool for these models, loaded from a Base checkpoint if there is one: the others' recordings to clone
-    need no encoder. `pool`: its name if there are several.
+    """Bind the codec pool of these models. The pool loads a Base checkpoint if there is one, because only Base models
+    need the encoder for recordings. `pool`: name of the pool, or empty for a single pool.
     """
     codec_options = options(
         config.codec_pool,
@@ -145,8 +148,7 @@ def _codec(
     decodes = next((placement for placement in placements.values() if placement != "inline"), "inline")
     settings = config.codec.model_copy(update={"placement": decodes})
     handles = {model: talkers[model] for model in configs}
-    # The talkers of a single model report where they run. With several models, a call would start pools that are at
-    # zero.
+    # The talkers of a single model report their placement. With several models, such a call would start pools at zero.
     known = {model: placement for model, placement in placements.items() if model}
     patience_s = max(own.api.admission.max_late_s for own in configs.values())
     return deployment.bind(source, settings, handles, known, patience_s, pool)
@@ -157,19 +159,23 @@ def _on_gpu(own: AppConfig) -> bool:
 
 
 def _of_model(deployment: str, model: str) -> str:
-    """A deployment's name, with the model's if there are several, as `pool_watch.pool_of` reads it."""
+    """Return a deployment's name, followed by the model's name if there are several. `pool_watch.pool_of` parses the
+    name.
+    """
     return f"{deployment}-{model}" if model else deployment
 
 
 def talker_scaling(config: AppConfig) -> TalkerScaling | None:
-    """The talker policy's parameters, with the sequences that an engine batches."""
+    """Return the talker policy's parameters, including the batch size of the engine."""
     if config.talker_scaling is None:
         return None
     return TalkerScaling(**config.talker_scaling.model_dump(), sequences_per_replica=config.talker.max_num_seqs)
 
 
 def codec_scaling(config: AppConfig, sharing: Iterable[AppConfig] | None = None) -> CodecScaling | None:
-    """The codec policy's parameters, with the streams that the talker pools sharing it can run at full size."""
+    """Return the codec policy's parameters, including the streams that the talker pools sharing it can run at maximum
+    size.
+    """
     if config.codec_scaling is None:
         return None
     return CodecScaling(
@@ -183,12 +189,14 @@ def _most_streams(own: AppConfig) -> float:
 
 
 def report_s(replicas: int, *, callers: int) -> float:
-    """Seconds between two reports of a pool's replicas and callers; they grow with the number of both."""
+    """Return the seconds between two load reports of a pool's replicas and callers. The interval grows with their
+    number.
+    """
     return max(_REPORT_S, (replicas + callers) / _REPORTS_PER_S)
 
 
 def health_check_s(replicas: int) -> float:
-    """Seconds between two health checks of each replica of a pool; they grow with the number of replicas."""
+    """Return the seconds between two health checks of each replica. The interval grows with the number of replicas."""
     return max(_HEALTH_CHECK_S, replicas / _HEALTH_CHECKS_PER_S)
 
 
@@ -199,7 +207,7 @@ def options(
     scaling: TalkerScaling | CodecScaling | None = None,
     callers: int = 0,
 ) -> dict[str, Any]:
-    """A pool's settings, keyed by Ray Serve's option names. `callers`: other pools' replicas that call it."""
+    """Return a pool's settings under Ray Serve's option names. `callers`: number of replicas that call this pool."""
     if scaling is None:
         size: dict[str, Any] = {"num_replicas": pool.replicas}
     else:
@@ -221,17 +229,17 @@ def options(
 
 
 def _scaled(pool: PoolConfig, scaling: TalkerScaling | CodecScaling, callers: int) -> AutoscalingConfig:
-    """Serve's own delays and factors are off: the policy does the smoothing."""
+    """Return the autoscaling options. Serve's own delays and factors are off, because the policy smooths the load."""
     policy = TalkerPolicy if isinstance(scaling, TalkerScaling) else CodecPolicy
     interval_s = report_s(scaling.max_replicas, callers=callers)
-    # Policies take the bounds from Serve, so that the bounds can change without a new policy.
+    # Policies get the bounds from Serve, so the bounds can change without a new policy.
     settings = {name: value for name, value in asdict(scaling).items() if name not in ("min_replicas", "max_replicas")}
     return AutoscalingConfig(
         min_replicas=scaling.min_replicas,
         initial_replicas=min(max(pool.replicas, scaling.min_replicas), scaling.max_replicas),
         max_replicas=scaling.max_replicas,
         metrics_interval_s=interval_s,
-        look_back_period_s=2 * interval_s,  # Serve averages queues over it, and requires more than the interval
+        look_back_period_s=2 * interval_s,  # Serve averages queues over this period, which must exceed the interval
         upscale_delay_s=0,
         downscale_delay_s=0,
         policy=AutoscalingPolicy(policy_function=policy, policy_kwargs=settings),

@@ -1,5 +1,5 @@
-"""All settings, read once. Production values are in `cluster/serve/production.yaml`. The comment at a setting is its
-description in docs/settings.md (`python -m tools.reference`).
+"""All settings. Production values are in `cluster/serve/production.yaml`. The comment at a setting is its description
+in docs/settings.md (`python -m tools.reference`).
 """
 
 import copy
@@ -26,19 +26,19 @@ S = TypeVar("S", bound=Strict)
 Positive = Annotated[int, Field(ge=1)]
 PositiveSeconds = Annotated[float, Field(gt=0)]
 
-CLONE_ALIAS = "qwen3-tts-clone"  # a Base checkpoint, whichever is loaded
-_DEFAULT_PORTS = {"http": ":80", "https": ":443"}  # browsers leave them out of an origin
+CLONE_ALIAS = "qwen3-tts-clone"  # any loaded Base checkpoint
+_DEFAULT_PORTS = {"http": ":80", "https": ":443"}  # browsers omit these ports in an origin
 LEAST_SEGMENT_CHARS = 50
 Markup = Literal["auto", "none", "ssml"]
 LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "::1")
 
 
 class ConfigError(TalkrayError):
-    """A file of settings or of API keys cannot be used. The message says where and why."""
+    """A file of settings or API keys cannot be used. The message has the location and the reason."""
 
 
 def _origin(text: str) -> str:
-    """The origin as browsers write it. Raises ValueError."""
+    """Normalize an origin to the form that browsers send. Raises ValueError."""
     if text in ("*", "null"):
         return text
     parts = urlsplit(text.strip())
@@ -51,7 +51,7 @@ def _origin(text: str) -> str:
 
 
 def host_name(text: str) -> str:
-    """The host name as it is read from a request. Raises ValueError."""
+    """Normalize a host name to the form that is read from a request. Raises ValueError."""
     name = text.strip().lower().strip("[]").removesuffix(".")
     try:
         return str(ip_address(name))
@@ -75,15 +75,16 @@ class AccessSettings(Strict):
     allowed_hosts: tuple[Annotated[str, AfterValidator(host_name)], ...] | None = None
 
     def for_host(self, host: str | None) -> Self:
-        """These settings for a server bound to `host`: without keys it answers to loopback names, or the listed ones.
+        """Apply these settings to a server bound to `host`. Without keys, the server only answers to loopback names or
+        the listed names.
 
-        Raises StartError if others could connect without a key. The address that the server is bound to decides, never
-        the peer's address: behind a proxy every client looks local.
+        Raises StartError if other hosts could connect without a key. The check uses the address that the server is
+        bound to, because behind a proxy every client appears to be local.
         """
         if self.keys_file is None and not is_loopback(host):
             raise StartError(
                 f"other machines can reach {host or 'every address'}, but API keys are not required: create one with "
-                "`talkray key create NAME` and name its file in api.access.keys_file (`talkray serve --keys FILE`), "
+                "`talkray key create NAME` and set api.access.keys_file to its file (`talkray serve --keys FILE`), "
                 "or listen on 127.0.0.1"
             )
         if self.keys_file is None and self.allowed_hosts is None:
@@ -92,7 +93,7 @@ class AccessSettings(Strict):
 
 
 def is_loopback(host: str | None) -> bool:
-    """Whether only this machine can reach a server that is bound to `host`; None is every address."""
+    """Return whether only this machine can reach a server bound to `host`. None means every address."""
     if host == "localhost":
         return True
     try:
@@ -150,13 +151,15 @@ class ApiSettings(Strict, extra="allow"):
         return self
 
     def of(self, kind: type[S]) -> S:
-        """The settings of the extension whose `settings` are of this kind."""
+        """Return the settings of the extension whose `settings` class is `kind`."""
         found = (value for value in (self.model_extra or {}).values() if isinstance(value, kind))
         return next(found, None) or kind()
 
 
 def settings_kinds(selected: Sequence[str] | None) -> dict[str, type[Strict]]:
-    """The kinds of settings of the selected extensions, by their names. Raises ValueError as `load_extensions` does."""
+    """Return the settings classes of the selected extensions, by extension name. Raises ValueError for unknown
+    extensions.
+    """
     try:
         return {each.name: each.settings for each in load_extensions(selected) if each.settings is not Strict}
     except StartError as error:
@@ -174,7 +177,7 @@ class PoolConfig(Strict):
 
 
 class ScalingConfig(Strict):
-    """How a pool scales. Other parameters of the policy are constants (serve_app/scaling/policies.py)."""
+    """Autoscaling of a pool. Other parameters of the policy are constants (serve_app/scaling/policies.py)."""
 
     min_replicas: Annotated[int, Field(ge=0)] = 1  # with 0 an idle pool stops, and the next request waits for a start
     max_replicas: Positive = 4  # maximum number of replicas
@@ -189,29 +192,29 @@ class ScalingConfig(Strict):
     @model_validator(mode="after")
     def _bounds_in_order(self) -> Self:
         if self.min_replicas > self.max_replicas:
-            raise ValueError("min_replicas <= max_replicas must hold")
+            raise ValueError("min_replicas must not exceed max_replicas")
         return self
 
 
 class TalkerScalingConfig(ScalingConfig):
-    """How the talker pool scales. A replica can take `talker.max_num_seqs` sequences."""
+    """Autoscaling of the talker pool. A replica can take `talker.max_num_seqs` sequences."""
 
     # How far ahead the policy extrapolates the growth of the queue: about the time that a replica takes to start.
     trend_horizon_s: Annotated[float, Field(ge=0)] = 5.0
 
 
 class CodecScalingConfig(ScalingConfig):
-    """How the codec pool scales."""
+    """Autoscaling of the codec pool."""
 
     streams_per_replica: Annotated[float, Field(gt=0)] = 16.0  # streams that one replica decodes in real time
 
 
-# Part of the names of deployments and of metrics.
+# Model names are part of the names of deployments and metrics.
 _MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._]*(?:-[A-Za-z0-9._]+)*")
 
 
 def _model_name(text: str) -> str:
-    """Raises ValueError."""
+    """Validate a model name. Raises ValueError."""
     if not _MODEL_NAME.fullmatch(text) or len(text) > 64:
         raise ValueError(
             f"{text!r} is not a model name: use at most 64 letters, digits and dots, with single dashes between them"
@@ -253,7 +256,9 @@ class AppConfig(Strict):
     @model_validator(mode="wrap")
     @classmethod
     def _explain_removed(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
-        """Here and not in `explain`, because Serve validates the `args` of `serve deploy`."""
+        """Explain removed settings during validation, because Serve validates the `args` of `serve deploy` without
+        `explain`.
+        """
         try:
             return handler(data)
         except ValidationError as error:
@@ -266,12 +271,14 @@ class AppConfig(Strict):
         taken = {alias.lower() for alias in (*self.api.model_aliases, CLONE_ALIAS)}
         for name in (served.name for served in self.models):
             if name.lower() in taken:
-                raise ValueError(f"models: the name {name!r} is taken, by another model or by an alias of the default")
+                raise ValueError(f"models: the name {name!r} is already a model or an alias of the default")
             taken.add(name.lower())
         return self
 
     def by_model(self) -> dict[str, "AppConfig"]:
-        """The configuration of each model as if it were the only one, by its name; that of a single `model` is ""."""
+        """Return the configuration of each model as if it were the only model, by name. The name of a single `model` is
+        "".
+        """
         return {served.name: self._with(served) for served in self.models} or {"": self}
 
     def _with(self, served: ServedModel) -> "AppConfig":
@@ -283,39 +290,39 @@ class AppConfig(Strict):
 
     @property
     def num_gpus(self) -> float:
-        """GPUs that all pools request at the start; counts only one of several codec pools."""
+        """GPUs that all pools request at start. Only one of several codec pools is counted."""
         talkers = [(config.talker_pool, config.talker_scaling) for config in self.by_model().values()]
         pools = (*talkers, (self.codec_pool, self.codec_scaling))
         return sum(pool.num_gpus * (scaling.min_replicas if scaling else pool.replicas) for pool, scaling in pools)
 
     @property
     def ingress_requests(self) -> int:
-        """Requests that an ingress replica may have, with open sockets and requests about to be refused."""
+        """Maximum requests of an ingress replica, including open sockets and requests that will be refused."""
         return 2 * sum(config.api.admission.max_streams for config in self.by_model().values())
 
     @property
     def talker_requests(self) -> int:
-        """Requests that a talker replica may have: a quarter more than its engine takes, and as many segments of jobs
-        as have rows beside others.
+        """Maximum requests of a talker replica: a quarter more than its engine accepts, plus segments of jobs for half
+        of its rows.
 
-        So the router tries another replica first, and the engine's own refusals say how long its line is.
+        With this margin, the router tries another replica first, and the engine's own refusals report the queue length.
         """
         talker = self.talker
         return math.ceil(1.25 * (talker.max_num_seqs + talker.max_num_waiting)) + talker.max_num_seqs // 2
 
     @property
     def codec_requests(self) -> int:
-        """Requests that a codec replica may have. It learns by itself how many of them it can decode at once."""
+        """Maximum requests of a codec replica, which determines by itself how many it can decode at once."""
         if self.codec.placement == "inline":
             return self.talker_requests
         return math.ceil(3 * (self.codec_scaling or CodecScalingConfig()).streams_per_replica)
 
 
 def read_config(file: Path) -> AppConfig:
-    """The application's settings from a Serve config file (`applications[0]`: its `args`, and the sizes and bounds
-    under `deployments`) or from a file of their own.
+    """Read the application's settings from a Serve config file (`applications[0]`: its `args`, and the sizes and bounds
+    under `deployments`) or from a separate file of settings.
 
-    Raises ConfigError that names the wrong keys and the right ones.
+    Raises ConfigError, which lists unknown keys and the valid keys.
     """
     try:
         document = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
@@ -329,7 +336,7 @@ def read_config(file: Path) -> AppConfig:
 
 
 def _with_sizes(application: Mapping[str, Any]) -> dict[str, Any]:
-    """`args` with the sizes, bounds and policies that Serve reads under `deployments`. Raises ConfigError."""
+    """Return `args` with the sizes, bounds and policies that Serve reads under `deployments`. Raises ConfigError."""
     args = copy.deepcopy(application.get("args") or {})
     for entry in application.get("deployments") or ():
         kind, _, model = str(entry.get("name")).partition("-")
@@ -351,22 +358,24 @@ def _with_sizes(application: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _bounds(scaling: Mapping[str, Any]) -> dict[str, Any]:
-    """An `autoscaling_config`, keyed by our setting names; its policy's other arguments follow from other settings."""
+    """Convert an `autoscaling_config` to Talkray's setting names. Arguments that follow from other settings are
+    dropped.
+    """
     policy = (scaling.get("policy") or {}).get("policy_kwargs") or {}
     own = {name: value for name, value in policy.items() if name not in ("sequences_per_replica", "max_talker_streams")}
     return {**own, "min_replicas": scaling.get("min_replicas", 1), "max_replicas": scaling.get("max_replicas", 1)}
 
 
-_REMOVED = {  # settings of earlier versions: why, and what holds instead
-    "api.jobs.max_segments": "refusals of the pools set the number of segments made at once, which is 32 at most",
+_REMOVED = {  # settings of earlier versions, with the reason or the replacement
+    "api.jobs.max_segments": "the number of concurrent segments, at most 32, follows the refusals of the pools",
     "api.records.lines": "each request has a line in the log folder of Ray Serve, because `talkray logs` reads it",
     "api.records.stages": "stages are always recorded, because `talkray logs`, metrics and spans need them",
-    "api.page": "the page is an extension: list the others in api.extensions to leave it out (docs/extensions.md)",
+    "api.page": "the page is an extension: to disable it, list all others in api.extensions (docs/extensions.md)",
     "codec.chunk_frames": "the length of chunks follows from codec.workers and the speed of a core",
-    "codec.gpu_frames": "the load of the pool sets it: 9 frames while the pool is idle, more while it is busy",
-    "codec.max_late_s": "codec replicas use api.admission.max_late_s, so that one limit holds everywhere",
-    "talker.dtype": "the device sets it: bfloat16 on a GPU, float16 on a GPU before Ampere, float32 on a CPU",
-    "talker.kv_block_size": "the device sets it: 16 positions on a CPU, 64 on a GPU, 256 with flash-attn",
+    "codec.gpu_frames": "the length follows the load: 9 frames while the pool is idle, more while it is busy",
+    "codec.max_late_s": "codec replicas use api.admission.max_late_s, so one limit applies everywhere",
+    "talker.dtype": "the type follows the device: bfloat16 on a GPU, float16 on a GPU before Ampere, float32 on a CPU",
+    "talker.kv_block_size": "the size follows the device: 16 positions on a CPU, 64 on a GPU, 256 with flash-attn",
 }
 
 
@@ -386,7 +395,7 @@ def _with_reason(problem: ErrorDetails) -> InitErrorDetails:
 
 
 def explain(error: ValidationError) -> str:
-    """One line for each problem of the settings, with the valid keys if a key is unknown."""
+    """Describe each problem of the settings in one line, with the valid keys if a key is unknown."""
     lines = []
     for problem in error.errors(include_url=False):
         where = ".".join(str(part) for part in problem["loc"])
@@ -400,7 +409,7 @@ def _valid_keys(path: tuple[int | str, ...]) -> list[str]:
     model: Any = AppConfig
     for part in path:
         if not isinstance(part, str):
-            model = get_args(model)[0]  # of a list
+            model = get_args(model)[0]  # list of settings
         elif part in model.model_fields:
             model = model.model_fields[part].annotation
         else:

@@ -1,4 +1,6 @@
-"""Requests to this machine, to our own nodes and to a cloud's metadata. Standard library only: all nodes use this."""
+"""HTTP requests to this machine, other Talkray nodes and cloud metadata. Standard library only, because all nodes use
+it.
+"""
 
 import http.client
 import urllib.error
@@ -8,9 +10,9 @@ _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 def open_direct(request: str | urllib.request.Request, *, timeout_s: float) -> http.client.HTTPResponse:
-    """Like `urllib.request.urlopen`, but bypasses the proxies that the environment names.
+    """Open a URL like `urllib.request.urlopen`, but without the proxies of the environment.
 
-    An HTTPError that it raises is closed: its body cannot be read.
+    A raised HTTPError is closed, so its body cannot be read.
     """
     try:
         answer: http.client.HTTPResponse = _OPENER.open(request, timeout=timeout_s)

@@ -14,7 +14,7 @@ _PARTS = re.compile(r"([\w.-]+)(\[[^]]*\])?\s*([^;]*)")
 
 @cache
 def _own() -> tuple[str, list[str]]:
-    """The version and all requirements. Those of a checkout win, installed or not, because its code runs."""
+    """Return the version and all requirements. A checkout takes precedence over an installation: its code runs."""
     if not _PROJECT.exists():
         return importlib.metadata.version("talkray"), importlib.metadata.requires("talkray") or []
     project = tomllib.loads(_PROJECT.read_text(encoding="utf-8"))["project"]
@@ -22,18 +22,18 @@ def _own() -> tuple[str, list[str]]:
 
 
 def version() -> str:
-    """The version of Talkray."""
+    """Return the version of Talkray."""
     return _own()[0]
 
 
 def pip_install(*packages: str) -> str:
-    """The command that installs these within our bounds. Talkray itself is not on any index: anyone could take its
-    name.
+    """Return the pip command that installs `packages` within Talkray's version bounds. Talkray itself is not on any
+    package index, where another project could take its name.
     """
     bounds: dict[str, str] = {}
     for requirement in _own()[1]:
         if parts := _PARTS.match(requirement):
             name, extras, limits = parts.groups(default="")
-            joined = ",".join(sorted(limits.strip(" ()").split(","), reverse=True))  # as written: the lower one first
+            joined = ",".join(sorted(limits.strip(" ()").split(","), reverse=True))  # as written: lower bound first
             bounds.setdefault(name, name + extras + joined)
     return shlex.join(["pip", "install", *(bounds[package.replace("_", "-")] for package in packages)])

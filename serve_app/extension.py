@@ -1,4 +1,4 @@
-"""The interface between the core and its extensions: what an extension declares, and what it is given."""
+"""Interface between the core and its extensions: declarations of an extension, and the objects that it receives."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -24,67 +24,67 @@ from serve_app.speech.observers import Observer
 from serve_app.speech.segments import Utterance
 from serve_app.speech.speech_models import SpeechModels
 
-if TYPE_CHECKING:  # it imports Ray, which an API does not need
+if TYPE_CHECKING:  # imports Ray, which the API does not need
     from serve_app.speech.replica_synthesizer import Deployed
 
 
 class Charge(Enum):
-    """The cost of a GET for its caller. All other methods count as one request."""
+    """Cost of a GET request for its caller. Requests with other methods count as one request."""
 
     NOTHING = "nothing"
     REQUEST = "a request"
-    STREAM = "a request, and a stream while it lasts"  # it reads the store or encodes audio
+    STREAM = "a request, and a stream while it lasts"  # for routes that read the store or encode audio
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One HTTP route. `answer` takes the SpeechService, then any arguments that FastAPI gives an endpoint; the `answer`
-    of a `POST` returns a Response.
+    """HTTP route. `answer` takes the SpeechService and any arguments that FastAPI passes to an endpoint. For a `POST`,
+    `answer` returns a Response.
     """
 
     operation: str  # method and path: "POST /v1/speak"
     answer: Callable[..., Awaitable[object]]
-    summary: str | None = None  # None: /docs does not show it
-    docs: dict[str, Any] = field(default_factory=dict)  # added to the OpenAPI that FastAPI makes
-    json_field: str | None = None  # of a JsonRoute. None: it answers all other requests of its operation
-    charge: Charge = Charge.REQUEST  # if its method is GET or HEAD
+    summary: str | None = None  # None: hidden in /docs
+    docs: dict[str, Any] = field(default_factory=dict)  # merged into FastAPI's OpenAPI
+    json_field: str | None = None  # of a JsonRoute; None: answers all other requests of the operation
+    charge: Charge = Charge.REQUEST  # applies to GET and HEAD
 
 
 @dataclass(frozen=True, slots=True)
 class JsonRoute(Route):
-    """A route whose `answer` gets the parsed body: it takes the SpeechService, the request, and the fields of the
-    body's JSON object. The body is read within the limits of size, time and room.
+    """Route whose `answer` takes the SpeechService, the request, and the fields of the body's JSON object. The body is
+    read within the limits of size, time and memory.
 
-    Several dialects may have one for the same operation. All but one of them have a `json_field`: they answer the
-    requests whose body has that field.
+    Several dialects may share an operation. All but one of their routes then have a `json_field`, and answer requests
+    whose body has this field.
     """
 
     answer: Callable[[SpeechService, Request, dict[str, object]], Awaitable[Response]]
 
 
 class SocketKind(Protocol):
-    """A class whose objects serve a WebSocket each."""
+    """Class whose instances each serve one WebSocket."""
 
-    subprotocol: ClassVar[str | None]  # its name in the handshake
+    subprotocol: ClassVar[str | None]  # name in the handshake
 
     @classmethod
     async def run(cls, socket: WebSocket, service: SpeechService) -> None:
-        """Accepts a client and serves it."""
+        """Accept and serve one WebSocket."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A request as a client sends it. `$text` and `$voice` stand for any text and voice, `$url` for the server's
-    address, `$sockets` for the same address with ws://.
+    """Sample request of a client. Placeholders are `$text`, `$voice`, `$url` for the server's address, and `$sockets`
+    for the same address with ws://.
     """
 
-    path: str  # with its query
+    path: str  # includes the query
     messages: tuple[Mapping[str, object], ...] = ()  # JSON messages on a WebSocket
     body: Mapping[str, object] | None = None  # JSON body of a POST
     protocols: tuple[str, ...] = ()  # subprotocols that the handshake offers
-    audio_field: str = ""  # field of WebSocket messages with audio in base64; "": audio is in binary messages
-    clients: tuple[str, ...] = ()  # how to configure each client that was tried
+    audio_field: str = ""  # field with base64 audio in WebSocket messages; "": audio is in binary messages
+    clients: tuple[str, ...] = ()  # configuration of each tested client
 
     def filled(self, **words: str) -> "Sample":
         return Sample(**{attribute.name: _filled(getattr(self, attribute.name), words) for attribute in fields(self)})
@@ -92,19 +92,19 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """One family of clients. The API, access control, `check-client`, the fuzzers and the tests read this.
+    """Protocol of one family of clients. The API, access control, `check-client`, the fuzzers and the tests use it.
 
-    The order of the dialects (`dialects_of`, then BUILT_IN) decides three things. The page at /docs shows routes in
-    this order. If several paths fit a request, as `/voices/design` and `/voices/{voice_id}` do, the first one answers.
-    If a request has several keys, the one in `Authorization` counts, else the first of these `key_headers`.
+    The order of the dialects (`dialects_of`, then BUILT_IN) has three effects. The page at /docs shows routes in this
+    order. If several paths match a request, as `/voices/design` and `/voices/{voice_id}` do, the first path answers. If
+    a request has several keys, the key in `Authorization` takes precedence, then the first of these `key_headers`.
     """
 
     name: str
     routes: tuple[Route, ...] = ()
-    sockets: tuple[tuple[str, type[SocketKind]], ...] = ()  # by path; a path may have one for each subprotocol
-    heading: str | None = None  # in /docs; None: the name
+    sockets: tuple[tuple[str, type[SocketKind]], ...] = ()  # by path; a path may have one kind per subprotocol
+    heading: str | None = None  # heading in /docs; None: the name
     key_headers: tuple[str, ...] = ()  # in addition to `Authorization`
-    key_protocols: tuple[str, ...] = ()  # prefixes of a key in a subprotocol, because browsers send no headers
+    key_protocols: tuple[str, ...] = ()  # prefixes of keys in subprotocols, because browsers cannot set headers
     public_paths: tuple[str, ...] = ()  # readable without a key
     sample: Sample | None = None
 
@@ -117,104 +117,104 @@ class Dialect:
 
 @dataclass(frozen=True, slots=True)
 class DeploymentSpec:
-    """A deployment that an extension adds. `build_app` makes it."""
+    """Deployment that an extension adds to the application. `build_app` creates it."""
 
     name: str
-    replica: str  # "package.module:Class", imported when the deployment is made: it may need Ray
+    replica: str  # "package.module:Class", imported by `build_app` because it may need Ray
     pool: PoolConfig
     max_ongoing_requests: int
-    arguments: tuple[object, ...]  # of the constructor
+    arguments: tuple[object, ...]  # constructor arguments
 
 
 async def forget_nothing(_: tuple[bytes, ...]) -> None:
-    """Does nothing: without replicas, nothing keeps deleted voices."""
+    """Do nothing, because without replicas no process holds data of deleted voices."""
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """An ingress replica's knowledge of its node and of the pools."""
+    """Information about an ingress replica's node and the pools."""
 
-    is_running: Callable[[str], bool]  # whether each pool of a model has a replica that takes requests
-    is_ready: Callable[[], bool]  # whether a request can be spoken; with a pool at zero it can, after a start
-    scrape: Callable[[], bytes]  # all metrics of this node's processes, in Prometheus' text format; blocks
+    is_running: Callable[[str], bool]  # whether each pool of a model has a replica that accepts requests
+    is_ready: Callable[[], bool]  # whether requests are accepted, possibly after the start of a pool at zero
+    scrape: Callable[[], bytes]  # returns all metrics of this node's processes, in the Prometheus text format; blocks
     state: Callable[[str], ModelState] = lambda model: ready()
-    sizes: Callable[[], Mapping[str, tuple[int, int]]] = dict  # replicas wanted and running, by pool
-    # Notes that ingress replicas leave for each other. Each replica makes its own whenever it checks the pools. Reading
-    # the notes of the others blocks.
+    sizes: Callable[[], Mapping[str, tuple[int, int]]] = dict  # numbers of wanted and running replicas, by pool
+    # Notes that ingress replicas leave for each other. Each replica writes its note whenever it checks the pools.
+    # Reading the notes of other replicas blocks.
     share_note: Callable[[Callable[[], bytes]], None] = lambda make: None
     notes: Callable[[], Sequence[bytes]] = tuple
     num_nodes: int = 1
-    address: str = "127.0.0.1"  # for replicas on other nodes
-    # Drops the data that all other replicas keep for deleted voices, given the voices' keys. Raises NotReady.
+    address: str = "127.0.0.1"  # address for replicas on other nodes
+    # Drops the data that all other replicas hold for deleted voices, given the voices' keys. Raises NotReady.
     forget: Callable[[tuple[bytes, ...]], Awaitable[None]] = forget_nothing
-    replica: str = ""  # the name of the ingress replica
-    log_folder: Path | None = None  # of Ray Serve
+    replica: str = ""  # name of the ingress replica
+    log_folder: Path | None = None  # Ray Serve's log folder
 
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """The arguments of `Extension.open`."""
+    """Arguments of `Extension.open`."""
 
     settings: ApiSettings
     models: SpeechModels
-    dialects: tuple[Dialect, ...]  # of the core and of all extensions
-    opened: Mapping[str, object]  # results of `open` of the extensions before it, by name
-    node: Node | None = None  # None: the API serves no replicas, as in a test
-    handle: Any = None  # Ray Serve's handle of what `deploy` added
+    dialects: tuple[Dialect, ...]  # dialects of the core and of all extensions
+    opened: Mapping[str, object]  # results of `open` of earlier extensions, by name
+    node: Node | None = None  # None: the API has no replicas, as in a test
+    handle: Any = None  # Ray Serve handle of the deployment that `deploy` added
 
 
 class Opened:
-    """The state of an extension in one ingress replica: the result of `Extension.open`. Override what you need."""
+    """State of an extension in one ingress replica, returned by `Extension.open`. Override the methods you need."""
 
     def join(self, resolver: Resolver) -> None:
-        """Called once: install the steps that this extension runs for every request."""
+        """Install the steps that this extension runs for every request. Called once."""
 
     async def resolve(self, draft: Draft) -> Draft:
-        """The last step for every utterance, after this step of the extensions before it. If it raises, the request
-        gets a 500 that names the extension, or the reply to a TalkrayError.
+        """Run the extension's last step for an utterance, after the steps of earlier extensions. Other errors than
+        TalkrayError become status 500 with the extension's name.
         """
         return draft
 
     def observe(self, utterance: Utterance, info: ModelInfo) -> Observer | None:
-        """Called before an utterance is spoken. The observer sees each chunk."""
+        """Return an observer of an utterance's chunks, or None. Called before synthesis."""
         return None
 
     def discard(self, utterance: Utterance) -> None:
-        """Called if an utterance that was spoken is not sent after all."""
+        """Drop an utterance that was synthesized but is not sent."""
 
     def grant(self, credential: str, scope: Scope) -> Granted | None:
-        """Called with a credential that may not be an API key. Returns the key that it represents in this request, or
-        None if it does not belong to this extension. Raises Unauthorized with the reason.
+        """Return the key that a credential represents in this request, or None if the credential belongs to another
+        extension. Raises Unauthorized with the reason.
         """
         return None
 
     def receive(self, record: RequestRecord) -> None:
-        """Called with the record of each request at its end."""
+        """Process the record of a request that has ended."""
 
     def follow(self) -> None:
-        """Called on the event loop: once before any request, then every few seconds."""
+        """Do periodic work. Called on the event loop before the first request, then every few seconds."""
 
     def close(self) -> None:
-        """Called before the process ends; blocks."""
+        """Release resources before the process ends. May block."""
 
 
 @dataclass(frozen=True, slots=True)
 class Extension:
-    """One feature around the core: a folder that the core does not import."""
+    """Feature outside the core, in a folder that the core does not import."""
 
     name: str
-    settings: type[Strict] = Strict  # of `api.NAME`
+    settings: type[Strict] = Strict  # settings class of `api.NAME`
     requires: tuple[str, ...] = ()  # names of other extensions
     dialects: tuple[Dialect, ...] = ()
-    # Called once by `build_app`, with the models as the ingress has them.
+    # `build_app` calls this once, with the models that the ingress gets.
     deploy: "Callable[[AppConfig, Sequence[Deployed]], DeploymentSpec] | None" = None
-    # Called once in each ingress replica. Routes find the result by `SpeechService.opened_by`.
+    # Each ingress replica calls this once. Routes get the result from `SpeechService.opened_by`.
     open: Callable[[Opening], object] | None = None
 
 
 def open_all(extensions: Sequence[Extension], opening: Opening, added: Mapping[str, object]) -> dict[str, object]:
-    """Open all extensions except those in `opening.opened`, and return all states by extension name. An extension opens
-    after those that it requires. `added`: handles of the deployments they add.
+    """Open all extensions except those in `opening.opened`, and return all states by extension name. Required
+    extensions open first. `added`: handles of the deployments that extensions add.
     """
     by_name = {extension.name: extension for extension in extensions}
     states = {name: state for name, state in opening.opened.items() if name in by_name}

@@ -1,4 +1,4 @@
-"""The ingress deployment: the HTTP and WebSocket surface, which calls the pools by their handles."""
+"""Ingress deployment: the HTTP and WebSocket APIs, which call the pools through their handles."""
 
 import asyncio
 import ctypes
@@ -26,8 +26,8 @@ from serve_app.speech.replica_synthesizer import Deployed, ReplicaSynthesizer
 
 _WEBSOCKETS = "serve_app.api.bounded_websocket:uvicorn_settings"  # needed where a dialect has WebSockets
 _C_LIBRARY = ctypes.CDLL(None)
-# Parameters of mallopt. By default, freeing one large block raises both to 32 MiB, and each thread's arena then keeps
-# that much.
+# Parameters of mallopt. By default, freeing one large block raises both thresholds to 32 MiB, and each thread's arena
+# then keeps this much memory.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _MIB = -1, -3, 1 << 20
 
 
@@ -43,25 +43,27 @@ def return_memory() -> None:
 
 
 async def forget_everywhere(app_name: str, voices: tuple[bytes, ...]) -> None:
-    """Call `forget` on every replica of the other deployments, for deleted voices. Each ingress replica follows the
-    store by itself.
+    """Call `forget` for deleted voices on every replica of the other deployments. Ingress replicas follow the store
+    themselves.
 
-    Raises NotReady if a replica does not answer: try again. A pool without replicas has nothing to drop.
+    Raises NotReady if a replica does not answer; the caller should try again. Pools without replicas are skipped.
     """
     following = (serve.get_replica_context().deployment, "Ingress")
     pools = await asyncio.to_thread(ray_private.pools, app_name)
     names = [name for name, pool in pools.items() if name not in following and pool.running]
-    handles = [serve.get_deployment_handle(name, app_name) for name in names]  # Serve keeps them
+    handles = [serve.get_deployment_handle(name, app_name) for name in names]  # Serve caches the handles
     await asyncio.gather(*(ask_all_replicas(handle, "forget", voices) for handle in handles))
 
 
 class Ingress:
-    """One replica of the HTTP surface, without torch. Raises StartError if other hosts could connect without a key."""
+    """Replica of the HTTP API, without torch. Raises StartError if other hosts could connect without a key."""
 
     def __init__(
         self, settings: ApiSettings, models: Sequence[Deployed], added: Mapping[str, DeploymentHandle]
     ) -> None:
-        """The first of the `models` is the default. `added`: deployments of extensions, by the extension's name."""
+        """Create the replica. The first of the `models` is the default. `added`: deployments of extensions, by
+        extension name.
+        """
         ray_metrics.install(pool="ingress", models=tuple(model.name for model in models))
         has_sockets = any(dialect.sockets for dialect in dialects_of(load_extensions(settings.extensions)))
         sockets: dict[str, Any] = resolve_name(_WEBSOCKETS)(settings.admission) if has_sockets else {}
@@ -95,18 +97,18 @@ class Ingress:
         freeze_loaded()
 
     def __del__(self) -> None:
-        """Serve calls this before it ends the process."""
+        """Close the extensions. Serve calls this before it ends the process."""
         for state in self._extensions():
             state.close()
 
     async def check_health(self) -> None:
-        """Return to the system the memory freed after large messages and answers. Serve calls this periodically."""
+        """Run the extensions' periodic work, and return freed memory to the system. Serve calls this periodically."""
         for state in self._extensions():
             state.follow()
         await asyncio.to_thread(return_memory)
 
     def _extensions(self) -> list[Opened]:
-        """The states of extensions; none if the start failed."""
+        """Return the states of extensions, or [] if the start failed."""
         api = getattr(self, "_api", None)
         return [] if api is None else [each for each in api.state.opened.values() if isinstance(each, Opened)]
 

@@ -1,4 +1,4 @@
-"""The caller of a request, because voices, jobs and lexicons are shown to their owners only."""
+"""Caller of a request, because voices, jobs and lexicons are only visible to their owners."""
 
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Visitor:
-    """A caller, which may access only its own voices, or all.
+    """Caller that may access its own voices, or all voices.
 
-    `name` is the name of its API key, None without a key, and "" if the server requires no keys.
+    `name` is the name of its API key: None without a key, and "" if the server requires no keys.
     """
 
     name: str | None
@@ -17,7 +17,7 @@ class Visitor:
 
 STRANGER = Visitor(None)
 EVERYBODY = Visitor("", sees_all=True)
-# The caller of the request that the current task answers. Access control, jobs and the command line set it. It is not
-# an argument, because the functions of all dialects would have to pass it on, and one that forgot it would show a voice
+# Caller of the current task's request, set by access control, jobs and the command line. A context variable cannot be
+# forgotten, whereas an argument would have to be passed through all dialects, and a missing argument could show a voice
 # to a stranger. A task that does not set it sees no voices.
 VISITOR: ContextVar[Visitor] = ContextVar("visitor", default=STRANGER)

@@ -1,1 +1,1 @@
-"""The codec decoder: frames in, PCM out, on CPUs; and the encoder for reference recordings."""
+"""Codec decoder, which converts codes to PCM, and codec encoder for reference recordings."""

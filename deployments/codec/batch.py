@@ -1,4 +1,4 @@
-"""One call of the decoder for chunks of several streams, in a thread or in a process of its own."""
+"""One call of the decoder for chunks of several streams, in a thread or in a worker process."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,35 +15,35 @@ from deployments.protocol import Codes
 
 @dataclass(frozen=True, slots=True)
 class DecodeTask:
-    """The next frames of one stream."""
+    """Next frames of one stream to decode."""
 
     codes: Codes  # [frames, num_code_groups]
     state: DecoderState
-    deadline_s: float  # when its listener needs them, by time.monotonic()
-    silent: bool = False  # only the state is wanted: the talker's GPU made the audio
-    followed_by: int = 0  # frames of further silent tasks of this stream
-    stalled_s: float = 0.0  # silence that its listener has heard so far
+    deadline_s: float  # time at which the listener needs the audio, by time.monotonic()
+    silent: bool = False  # only compute the state, because the talker's GPU made the audio
+    followed_by: int = 0  # frames in further silent tasks of this stream
+    stalled_s: float = 0.0  # seconds of silence that the listener has heard so far
 
     @property
     def shape(self) -> tuple[int, bool]:
-        """The shape that the tasks of one call share."""
+        """Number of frames and `silent`, which are equal for all tasks of one call."""
         return len(self.codes), self.silent
 
     def stall_s(self, now_s: float) -> float:
-        """Total silence that its listener has heard if the task is done only now; 0.0 if it is in time."""
+        """Return the listener's total silence in seconds if the task finishes at `now_s`; 0.0 if it is in time."""
         return self.stalled_s + now_s - self.deadline_s if now_s > self.deadline_s else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """Audio of a task and the state of its stream after it."""
+    """Audio of a task, and the state of its stream after the task."""
 
     pcm: NDArray[np.int16]  # [frames * frame_samples]; empty for a silent task
     state: DecoderState
 
 
 def decode_batch(decoder: CodecDecoder, tasks: Sequence[DecodeTask]) -> list[Decoded | Exception]:
-    """Outcome of each task, in their order: one call for each shape, and a bad task fails alone."""
+    """Return the outcome of each task, in order. Makes one call for each shape. A failing task fails alone."""
     outcomes: dict[int, Decoded | Exception] = {}
     for shape in sorted({task.shape for task in tasks}):
         rows = [row for row, task in enumerate(tasks) if task.shape == shape]
@@ -55,7 +55,7 @@ def _decode_group(decoder: CodecDecoder, tasks: list[DecodeTask]) -> list[Decode
     try:
         return list(_decode_stacked(decoder, tasks))
     except (EngineError, MemoryError, RuntimeError, ValueError) as error:
-        if len(tasks) > 1:  # find the culprit
+        if len(tasks) > 1:  # find the failing task
             return [outcome for task in tasks for outcome in _decode_group(decoder, [task])]
         if isinstance(error, EngineError):
             return [error]
@@ -74,6 +74,6 @@ def _decode_stacked(decoder: CodecDecoder, tasks: list[DecodeTask]) -> list[Deco
 
 
 def out_of_memory(error: Exception) -> CodecLost | None:
-    """The error of streams for which this replica has no memory: another one may have enough. None for other errors."""
+    """Return CodecLost if the replica is out of memory, because another replica may have enough; None otherwise."""
     is_memory = isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
     return CodecLost("this codec replica is out of memory") if is_memory else None

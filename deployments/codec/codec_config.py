@@ -11,17 +11,18 @@ from pydantic import Field
 from deployments.errors import CheckpointError
 from deployments.weights.store import as_config, read_json
 
-CONTEXT = 6  # rows that the kernels of 7 look back
+CONTEXT = 6  # earlier rows that a kernel of size 7 reads
 RESIDUAL_DILATIONS = (1, 3, 9)
-PRE_CONV_TAPS = 3  # of the convolution before the transformer
-MAX_FRAMES = 12  # of one stream in one call of a GPU
-MAX_CALL_FRAMES = 384  # of all streams in one call: this bounds memory, and how long the next stream waits
+PRE_CONV_TAPS = 3  # kernel size of the convolution before the transformer
+MAX_FRAMES = 12  # of one stream in one call on a GPU
+MAX_CALL_FRAMES = 384  # of all streams in one call; limits memory, and the time that the next stream waits
 _SMALL_GPU_BYTES, _TINY_GPU_BYTES = 16e9, 5e9
 
 
 def call_frames(gpu_bytes: float) -> int:
-    """Maximum number of frames of a call, of all its streams, with `gpu_bytes` of memory: captured calls take 6 MB per
-    frame.
+    """Return the maximum number of frames in one call, over all streams, with `gpu_bytes` of memory.
+
+    Captured calls take 6 MB per frame.
     """
     if gpu_bytes >= _SMALL_GPU_BYTES:
         return MAX_CALL_FRAMES
@@ -30,7 +31,7 @@ def call_frames(gpu_bytes: float) -> int:
 
 @dataclass(frozen=True, slots=True)
 class DecoderConfig:
-    """Codec decoder: residual codebooks, a sliding-window transformer, then upsampling convolutions."""
+    """Dimensions of the decoder: residual codebooks, a sliding-window transformer, then upsampling convolutions."""
 
     attention_bias: bool
     codebook_dim: int
@@ -57,20 +58,20 @@ class DecoderConfig:
 
     @property
     def cached_frames(self) -> int:
-        """Frames of keys and values that a GPU keeps of each stream, a power of two."""
+        """Frames of keys and values that a GPU stores per stream, a power of two."""
         return 1 << (self.sliding_window - 1 + MAX_FRAMES - 1).bit_length()
 
     @property
     def suits_matrix_units(self) -> bool:
-        """Whether every product consists of whole blocks of 16 values, as in the released shape."""
+        """Whether all dimensions of matrix products are multiples of 16, as in the released checkpoints."""
         channels = [self.decoder_dim >> step for step in range(len(self.upsample_rates) + 1)]
         sizes = (self.codebook_dim, self.latent_dim, self.hidden_size, self.intermediate_size, self.head_dim // 2)
         return all(size % 16 == 0 for size in (*channels, *sizes))
 
     @property
     def convolved_frames(self) -> int:
-        """Number of frames that affect a sample through the convolutions after the transformer, its own included."""
-        rows, reach = 1, 0.0  # rows that a frame has become, and frames
+        """Number of frames that affect a sample through the convolutions after the transformer, including its own."""
+        rows, reach = 1, 0.0  # rows per frame at this layer, and frames reached so far
         for ratio in self.upsampling_ratios:
             rows *= ratio
             reach += CONTEXT / rows
@@ -83,13 +84,13 @@ class DecoderConfig:
 
     @property
     def reach(self) -> int:
-        """The number of earlier frames on which the next sample depends."""
+        """Number of earlier frames that affect the next sample."""
         return self.num_hidden_layers * (self.sliding_window - 1) + PRE_CONV_TAPS - 1 + self.convolved_frames
 
 
 @dataclass(frozen=True, slots=True)
 class EncoderConfig:
-    """Codec encoder (Mimi): strided convolutions around a causal transformer, then residual codebooks."""
+    """Dimensions of the encoder (Mimi): strided convolutions, a causal transformer, then residual codebooks."""
 
     audio_channels: int
     codebook_dim: int
@@ -112,17 +113,17 @@ class EncoderConfig:
     rope_theta: float
     upsampling_ratios: tuple[int, ...]
     vector_quantization_hidden_dimension: int
-    frame_samples: int  # encode_downsample_rate of the surrounding configuration
+    frame_samples: int  # encode_downsample_rate of the enclosing configuration
 
     @property
     def downsample_stride(self) -> int:
-        """Stride of the convolution after the transformer, which reaches the frame rate."""
+        """Stride of the convolution after the transformer, which reduces the rate to one step per frame."""
         return self.frame_samples // prod(self.upsampling_ratios)
 
 
 @dataclass(frozen=True, slots=True)
 class SpeechTokenizerConfig:
-    """The whole codec. Encoder and decoder agree on the frame rate and on the codebooks that are used."""
+    """Configuration of the whole codec. Encoder and decoder use the same frame rate and the same codebooks."""
 
     decoder: Annotated[DecoderConfig, Field(validation_alias="decoder_config")]
     encoder: Annotated[EncoderConfig, Field(validation_alias="encoder_config")]
@@ -141,13 +142,13 @@ class SpeechTokenizerConfig:
 
     @classmethod
     def load(cls, directory: Path) -> Self:
-        """Read `config.json` in `directory`, the checkpoint's `speech_tokenizer` folder."""
+        """Read `config.json` in `directory`, the checkpoint's `speech_tokenizer` folder. Raises CheckpointError."""
         file = directory / "config.json"
         return cls.from_dict(read_json(file), file)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], source: Path = Path("config.json")) -> Self:
-        """Take the known keys of a decoded `config.json`; raises CheckpointError with each key that is wrong."""
+        """Parse the known keys of a decoded `config.json`. Raises CheckpointError with each wrong key."""
         if "encoder_config" in values:
             encoder = {**values["encoder_config"], "frame_samples": values.get("encode_downsample_rate")}
             values = {**values, "encoder_config": encoder}

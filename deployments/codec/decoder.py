@@ -1,4 +1,4 @@
-"""The codec decoder: frames of codes become samples, any number of frames at a time, many streams in one call."""
+"""Codec decoder: converts frames of codes to samples, for many streams in one call and any number of frames."""
 
 import time
 from abc import ABC, abstractmethod
@@ -20,70 +20,70 @@ from deployments.codec.fold import FoldedWeights
 from deployments.codec.plan import CALL_FRAMES, MAX_BATCH_FRAMES, MAX_BATCH_SIZE, RECALL_SIZES, call_sizes, recall_sizes
 from deployments.errors import EngineError
 
-# A faster precision is taken if its error is this many dB below the signal, because such an error is inaudible.
+# `auto` selects a faster precision if its error is this many dB below the signal, because such an error is inaudible.
 MIN_SNR_DB = 35.0
-PCM_SCALE = 32767  # libsndfile's for 16 bits, through which the official package's users write their files
+PCM_SCALE = 32767  # libsndfile's scale for 16 bits, which users of the official package write files with
 
 
 class Backend(ABC):
-    """Decodes frames of streams. Threads share it: a call changes only the states that it returns.
+    """Implementation of the decoder for one kind of device. Threads may share a backend: calls modify no shared state.
 
-    States are of floats; samples and lists of states belong to the caller. A backend that overrides `precisions`
-    overrides `at` too.
+    States contain floats. The caller owns returned samples and lists of states. A backend that overrides `precisions`
+    must override `at` too.
     """
 
     config: DecoderConfig
     device: torch.device
-    precision: str  # type in which matrix products are computed
+    precision: str  # number format of matrix products
     initial_state: DecoderState
 
     @abstractmethod
     def __init__(self, folded: FoldedWeights, precision: str = "float32") -> None:
-        """The weights are on the backend's device."""
+        """Create a backend from weights on the backend's device."""
 
     @classmethod
     def load(cls, directory: Path, *, device: torch.device, precision: str = "float32") -> Self:
-        """Loads `directory`, the checkpoint's `speech_tokenizer` folder. Raises CheckpointError."""
+        """Load `directory`, the checkpoint's `speech_tokenizer` folder. Raises CheckpointError."""
         return cls(FoldedWeights.load(directory, device=device), precision)
 
     @staticmethod
     def precisions(device: torch.device) -> tuple[str, ...]:
-        """Precisions that are faster than float32 on a device, the fastest and most exact first."""
+        """Return the precisions that are faster than float32 on a device, the fastest and most exact first."""
         return ()
 
     def at(self, precision: str) -> "Backend":
-        """A backend with the same weights that computes in float32, or in one of `precisions`."""
+        """Return a backend with the same weights that computes in float32, or in one of `precisions`."""
         return self
 
     @property
     def advice(self) -> str:
-        """Advice that would make it faster on this machine; usually empty."""
+        """Advice for faster decoding on this machine; usually empty."""
         return ""
 
     @abstractmethod
     def decode(self, codes: Tensor, states: Sequence[DecoderState]) -> tuple[Tensor, list[DecoderState]]:
-        """Samples [B, frames * frame_samples] of codes [B, frames, num_quantizers] in range, and the states after them.
+        """Return the samples [B, frames * frame_samples] of codes [B, frames, num_quantizers], and the next states.
 
-        Samples are not bounded, and not finite where the states are not.
+        Codes must be in range. Samples are unclipped, and not finite if the states are not finite.
         """
 
     def recall(
         self, codes: Tensor, states: Sequence[DecoderState], *, followed_by: int
     ) -> tuple[Tensor, list[DecoderState]]:
-        """The states that `decode` would return, or the parts of them that matter if another `followed_by` frames
-        follow.
+        """Return the states that `decode` would return, at a lower cost.
 
-        Also the last tensor computed for them, [B, ...], which is finite where the states are.
+        If another call for `followed_by` frames follows, the states may lack parts that the other call does not read.
+        Also returns the last tensor computed, [B, ...], which is finite if the states are finite.
         """
         return self.decode(codes, states)
 
 
 class CodecDecoder:
-    """A loaded decoder. Several threads may call it: the callers keep the states."""
+    """Decoder with a repair in float32 for streams that overflow. Thread-safe, because the callers keep the states."""
 
     def __init__(self, backend: Backend) -> None:
         self.backend, self.config, self.precision = backend, backend.config, backend.precision
-        self.repaired = 0  # calls of a stream that came to NaN or infinity, and were made again in float32
+        self.repaired = 0  # calls of a stream that reached NaN or infinity and were repeated in float32
 
     @property
     def device(self) -> torch.device:
@@ -94,7 +94,7 @@ class CodecDecoder:
         return self.config.frame_samples
 
     def initial_state(self) -> DecoderState:
-        """State of a stream before its first frame. States are immutable, so streams share this one."""
+        """Return the state of a stream before its first frame. States are immutable, so all streams share this one."""
         return self.backend.initial_state
 
     @torch.inference_mode()
@@ -106,16 +106,16 @@ class CodecDecoder:
         codes outside the codebooks, and for a stream that reaches NaN or infinity even in float32.
         """
         self._check(codes, len(states))
-        codes = codes.to(self.device).contiguous()  # kernels read them without strides
+        codes = codes.to(self.device).contiguous()  # kernels require contiguous codes
         audio, after = self.backend.decode(codes, states)
         for row in _not_finite(audio):
             audio[row], after[row] = self._repair(partial(self._float32.decode, codes[row : row + 1]), states[row])
         return audio.clamp_(-1, 1), after
 
     def state_after(self, codes: Tensor) -> DecoderState:
-        """The state of a stream after its frames so far, `codes` [frames, num_code_groups] int64, without their audio.
+        """Return the state of a stream after its frames so far, `codes` [frames, num_code_groups] int64, without audio.
 
-        Costs the frames within reach of the next sample in the transformer, and one frame in the convolutions.
+        The cost is the transformer for all frames within reach of the next sample, and the convolutions for one frame.
         """
         codes, state = codes[-self.config.reach :], self.initial_state()
         for size in recall_sizes(len(codes), call_sizes(RECALL_SIZES)):
@@ -126,13 +126,13 @@ class CodecDecoder:
 
     @torch.inference_mode()
     def recall(self, codes: Tensor, states: Sequence[DecoderState], *, followed_by: int = 0) -> list[DecoderState]:
-        """The states that `decode` would return, at a lower cost: only the last samples are made.
+        """Return the states that `decode` would return, at a lower cost, because only the last samples are computed.
 
-        If another call for `followed_by` frames follows, and these reach further than the convolutions, no samples are
-        made, and the states keep the old memory of the convolutions.
+        If another call follows for `followed_by` frames, which reach further than the convolutions, no samples are
+        computed, and the states keep the old memory of the convolutions.
         """
         self._check(codes, len(states))
-        codes = codes.to(self.device).contiguous()  # kernels read them without strides
+        codes = codes.to(self.device).contiguous()  # kernels require contiguous codes
         made, after = self.backend.recall(codes, states, followed_by=followed_by)
         for row in _not_finite(made):
             recall = partial(self._float32.recall, codes[row : row + 1], followed_by=followed_by)
@@ -141,18 +141,18 @@ class CodecDecoder:
 
     @cached_property
     def _float32(self) -> Backend:
-        """Takes memory for the float32 weights once a stream needs them."""
+        """Backend for repairs. Allocates the float32 weights on first use."""
         return self.backend.at("float32")
 
     def _repair(
         self, call: Callable[..., tuple[Tensor, list[DecoderState]]], state: DecoderState
     ) -> tuple[Tensor, DecoderState]:
-        """A stream's part of a call in float32, from the state before it, which is finite."""
+        """Repeat one stream's part of a call in float32, from the finite state before the call."""
         if self.precision == "float32":
-            raise EngineError("the codec decoder came to NaN or infinity: the weights or this machine are broken")
+            raise EngineError("the codec decoder computed NaN or infinity: the weights or this machine are broken")
         made, (after,) = call(states=[_cast(state, self._float32.initial_state)])
         if _not_finite(made):
-            raise EngineError("the codec decoder came to NaN or infinity, also in float32: the weights are broken")
+            raise EngineError("the codec decoder computed NaN or infinity, also in float32: the weights are broken")
         self.repaired += 1
         return made, _cast(after, self.initial_state())
 
@@ -169,17 +169,17 @@ class CodecDecoder:
 
 @dataclass(frozen=True, slots=True)
 class WarmUpResult:
-    """Measurements of a decoder's calls at the start; empty if there were none."""
+    """Measurements of a decoder's calls at the start. An unused decoder has none."""
 
-    largest_batches: dict[int, int] = field(default_factory=dict)  # number of streams, by frames of each
-    seconds_per_frame: float = 0.0  # as in DecodeGate
+    largest_batches: dict[int, int] = field(default_factory=dict)  # number of streams, by frames of each stream
+    seconds_per_frame: float = 0.0  # see DecodeGate
 
 
 def warm_up(decoder: CodecDecoder, chunk_frames: Iterable[int], max_call_s: float) -> WarmUpResult:
-    """Run every later call once, because the first call of a shape takes longer, on a GPU and on a CPU.
+    """Run each later call shape once, because the first call of a shape takes longer, on a GPU and on a CPU.
 
-    The largest batches are those whose calls take no longer than `max_call_s`. The cost of a frame is the lowest over
-    the calls for one stream, because other processes start on the machine as well.
+    The largest batches are those whose calls take at most `max_call_s`. The cost of a frame is the lowest over the
+    calls for one stream, because other processes on the machine may be starting too.
     """
     sizes, state = call_sizes(chunk_frames), decoder.initial_state()
     codes = torch.zeros((MAX_BATCH_SIZE, max(RECALL_SIZES), decoder.config.num_quantizers), dtype=torch.long)
@@ -202,12 +202,12 @@ def warm_up(decoder: CodecDecoder, chunk_frames: Iterable[int], max_call_s: floa
 
 
 def _not_finite(made: Tensor) -> list[int]:
-    """Rows of [B, ...] that hold NaN or infinity."""
+    """Return the rows of [B, ...] that hold NaN or infinity."""
     return (~made.flatten(1).isfinite().all(dim=1)).nonzero().flatten().tolist()
 
 
 def _cast(state: DecoderState, like: DecoderState) -> DecoderState:
-    """`state` in the types of `like`; a value that is too large for a type becomes its largest one."""
+    """Return `state` with the dtypes of `like`. Values beyond the range of a dtype are clamped."""
     pairs = zip(state.tensors, like.tensors, strict=True)
     return DecoderState(state.position, tuple(_within(tensor, typed.dtype) for tensor, typed in pairs))
 
@@ -218,13 +218,13 @@ def _within(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def to_pcm16(audio: Tensor) -> NDArray[np.int16]:
-    """Samples within [-1, 1] as int16, rounded to nearest and clipped at full scale."""
+    """Convert samples within [-1, 1] to int16, rounded to nearest and clipped at full scale."""
     scaled = (audio.float() * PCM_SCALE).round().clamp(-PCM_SCALE - 1, PCM_SCALE)
     return scaled.to(torch.int16).cpu().numpy()
 
 
 def describe_choice(precision: str, noise_db: float, failed: str = "") -> str:
-    """The start-up line about the chosen precision, and about precisions that were not exact enough."""
+    """Return the start-up log line about the chosen precision, and about precisions that were not exact enough."""
     line = f"the codec decodes in {precision}"
     if noise_db < inf:
         line += f", {noise_db:.1f} dB above its error"
@@ -236,7 +236,7 @@ def describe_choice(precision: str, noise_db: float, failed: str = "") -> str:
 
 
 def snr_db(exact: Tensor, other: Tensor) -> float:
-    """Power of the signal over that of the error; minus infinity where `other` is not finite."""
+    """Return the ratio of signal power to error power in dB; minus infinity if `other` is not finite."""
     error = (other.double() - exact.double()).square().sum()
     ratio = 10 * torch.log10(exact.double().square().sum() / error)
     return float(ratio) if bool(torch.isfinite(error)) else -inf

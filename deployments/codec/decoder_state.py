@@ -1,6 +1,4 @@
-"""Streaming state of the codec decoder: an immutable value per stream, in its own memory or in memory that processes
-share.
-"""
+"""Streaming state of the codec decoder: an immutable value per stream, in private or in shared memory."""
 
 import mmap
 import os
@@ -10,12 +8,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-_CELLS = 4096  # only used ones take memory
+_CELLS = 4096  # only used cells take memory
 _ALIGNMENT = 64
 
 
 class Cell:
-    """The place of a state in shared memory. It is free again once no reference to this object is left."""
+    """Slot for one state in shared memory. Deleting the last reference to this object frees the slot."""
 
     __slots__ = ("_free", "number")
 
@@ -28,22 +26,22 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class DecoderState:
-    """The decoder's memory of one stream: last input rows of its convolutions, last keys and values.
+    """Memory of the decoder for one stream: the last input rows of its convolutions, and its last keys and values.
 
-    Tensors have the same shapes from the first frame to the last and are never written in place: a state can be kept,
-    shared and decoded from again.
+    Tensors keep the same shapes from the first frame to the last and are never written in place. Callers can therefore
+    keep and share a state, and decode from it again.
     """
 
     position: int  # frames decoded so far
-    tensors: tuple[Tensor, ...]  # empty if they are in a cell
+    tensors: tuple[Tensor, ...]  # empty if the tensors are in a cell
     cell: Cell | None = field(default=None, repr=False, compare=False)
 
 
 class SharedStates:
-    """States of one decoder in an anonymous file (/dev/shm has 64 MB in a container), mapped by several processes."""
+    """States of one decoder in an anonymous file that several processes map. /dev/shm has only 64 MB in containers."""
 
     def __init__(self, like: DecoderState, descriptor: int) -> None:
-        """`like` has the shapes; the file of `descriptor` is extended to hold all cells."""
+        """Create cells with the shapes of `like`. Extends the file of `descriptor` to hold all cells."""
         self._layout, size = [], 0
         for tensor in like.tensors:
             self._layout.append((size, tensor.nbytes, tensor.dtype, tensor.shape))
@@ -51,16 +49,16 @@ class SharedStates:
         self._size = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
         os.ftruncate(descriptor, _CELLS * self._size)
         self._bytes = torch.frombuffer(mmap.mmap(descriptor, _CELLS * self._size), dtype=torch.uint8)
-        self._free = list(reversed(range(_CELLS)))  # the cell used last, whose memory is resident, goes first
+        self._free = list(reversed(range(_CELLS)))  # reuse the latest freed cell first, because its memory is resident
 
     def acquire(self) -> Cell:
-        """A free cell, which the caller holds from now on. Raises MemoryError."""
+        """Return a free cell. Raises MemoryError if all cells are in use."""
         if not self._free:
-            raise MemoryError(f"{_CELLS} states of streams are held")
+            raise MemoryError(f"all {_CELLS} cells for states of streams are in use")
         return Cell(self._free.pop(), self._free)
 
     def read(self, number: int) -> tuple[Tensor, ...]:
-        """The tensors of a cell."""
+        """Return the tensors in a cell, without copying."""
         start = number * self._size
         return tuple(
             self._bytes[start + offset : start + offset + size].view(dtype).view(shape)

@@ -1,4 +1,4 @@
-"""The codec decoder as a Ray Serve deployment: pulls frames from a talker, yields PCM."""
+"""Ray Serve deployment of the codec decoder, which reads frames from a talker and yields PCM."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping
@@ -19,18 +19,18 @@ from deployments.serving import ray_metrics, ray_private
 from deployments.serving.handles import ask_replica, read_replica
 from deployments.serving.replica import Replica
 
-if TYPE_CHECKING:  # torch stays out of processes that only compose the application
+if TYPE_CHECKING:  # keep torch out of processes that only compose the application
     from deployments.codec.batch import Decoded, DecodeTask
 
-# How long a replica that starts waits for a talker: the route to the pool is known by then, whether or not one answers.
+# How long a starting replica waits for a talker. The route to the talker pool is known by then in any case.
 _MEETING_S = 2.0
 _HEARTBEAT = PcmChunk(pcm=b"", codes=np.zeros((0, 0), np.int16), num_text_tokens=0)
 
 
 class CodecReplica:
-    """One replica of the codec pool. A stream's state lives in its generator, on the replica that began it.
+    """One replica of the codec pool. The state of a stream is local to the generator that serves the stream.
 
-    It decodes for every model whose speech tokenizer is that of `model`; each has a talker pool of its own.
+    The replica decodes for all models with the same speech tokenizer as `model`. Each model has its own talker pool.
     """
 
     def __init__(
@@ -42,9 +42,11 @@ class CodecReplica:
         max_late_s: float,
         name: str = "",
     ) -> None:
-        """`talkers` of each model by its name. `placements`: where each of several models is decoded, always "pool" for
-        talkers without a GPU, because a model at zero replicas cannot be asked whether its talkers have one.
-        `max_late_s`: silence that a listener may hear. `name`: of one of several codec pools, for metrics.
+        """Create a replica that calls `talkers`, the handle of each model by name.
+
+        `placements` sets where several models are decoded. The placement is "pool" for talkers without a GPU, because a
+        model at zero replicas cannot report whether its talkers have a GPU. `max_late_s` limits the silence that a
+        listener may hear. `name` identifies one of several codec pools in metrics.
         """
         from deployments.codec.pool.service import CodecService
 
@@ -58,8 +60,8 @@ class CodecReplica:
         async def decode(tasks: "list[DecodeTask]") -> "list[Decoded | Exception]":
             """Decode chunks of several streams in one call.
 
-            The gate chooses the tasks of a call, because `serve.batch` knows neither deadlines nor shapes.
-            `serve.batch` stays as the way into the call, because Serve's own metrics of batches come from it.
+            The gate selects the tasks of a call, because `serve.batch` ignores deadlines and shapes. The call still
+            uses `serve.batch`, because it provides Serve's own metrics of batches.
             """
             decoding = self._service.decode_batch(tasks)
             return await self._load.measure_call(decoding, tasks, waiting=self._service.gate.num_waiting)
@@ -70,12 +72,12 @@ class CodecReplica:
         self._load = CodecLoad(
             config.workers, frame_s=self._service.frame_s, max_late_s=max_late_s, workers_carry=lambda: gate.capacity
         )
-        self._knows_talker = "" not in self._talkers  # whether talkers of a single model have reported where they run
+        self._knows_talker = "" not in self._talkers  # whether talkers of a single model have reported their device
         self._has_tried = False
         self._replica = Replica(CodecLost, lambda: self._service.failure)
 
     async def describe(self, model: str) -> ModelInfo:
-        """The checkpoint of a talker pool, as one of its replicas reports it. Waits for a replica."""
+        """Return the checkpoint's description from a replica of its talker pool. Waits for a replica."""
         info: ModelInfo = await ask_replica(self._talkers[model], "describe", lost=TalkerLost)
         if not model:
             self._service.placement.talker_on_gpu = info.talker_on_gpu
@@ -83,10 +85,11 @@ class CodecReplica:
         return info
 
     async def synthesize(self, request: SynthesisRequest) -> AsyncGenerator[PcmChunk, None]:
-        """Audio of one segment, chunk by chunk, each with its codes.
+        """Yield the audio of one segment, chunk by chunk, each with its codes.
 
-        If a talker dies, another one continues. Raises InvalidRequest and Overloaded before the first audio, TalkerLost
-        if no other talker continues, CodecLost and Moved if another codec replica should. Empty chunks are heartbeats.
+        If a talker dies, another talker continues. Raises InvalidRequest and Overloaded before the first audio,
+        TalkerLost if no talker can continue, and CodecLost or Moved if another codec replica should continue. Empty
+        chunks are heartbeats.
         """
         if not self._knows_talker:
             await self.describe("")
@@ -95,18 +98,18 @@ class CodecReplica:
         return self._replica.with_heartbeats(audio, _HEARTBEAT, "codec")
 
     async def forget(self, voices: tuple[bytes, ...]) -> int:
-        """Drop cached results of stored voices (`ByRecording.forget`). Returns how many results there were."""
+        """Drop cached results of stored voices (`ByRecording.forget`). Returns the number of dropped results."""
         return self._service.forget(voices)
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        """A `CodecRecord`, for Serve's controller."""
+        """Return a `CodecRecord` for Serve's controller."""
         return asdict(self._load.record())
 
     async def check_health(self) -> None:
-        """Serve replaces the replica when this raises, or when it ends: a thread that hangs cannot be ended.
+        """Raise an error to make Serve replace the replica, because a hung thread cannot be stopped.
 
-        A new replica takes requests once this has returned: the first call to the talkers, which sets up the route to
-        them and takes seconds on a busy machine, is made here, so that no stream has to wait for it.
+        A new replica accepts requests after the first call. That call sets up the route to the talkers, which takes
+        seconds on a busy machine, so streams do not wait for it.
         """
         self._replica.check_health()
         if not self._has_tried:
@@ -115,9 +118,7 @@ class CodecReplica:
                 await asyncio.wait_for(self._meet(), _MEETING_S)
 
     async def _meet(self) -> None:
-        """Query all talker pools in parallel. With several models, pools at zero replicas are left out: a call would
-        start them.
-        """
+        """Query all talker pools in parallel. Skips pools at zero replicas, because a call would start them."""
         if len(self._talkers) == 1:
             await asyncio.gather(*map(self.describe, self._talkers))
             return

@@ -1,4 +1,4 @@
-"""The codec encoder (Mimi): a recording becomes the codes that in-context voice cloning shows to the talker."""
+"""Codec encoder (Mimi): converts a recording to the codes that in-context voice cloning passes to the talker."""
 
 from collections import OrderedDict
 from math import ceil
@@ -20,7 +20,7 @@ _MIN_USAGE = 1e-5
 
 
 class LayerScale(nn.Module):
-    """A factor per channel."""
+    """Learned scale factor per channel."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class LayerScale(nn.Module):
 
 
 class PaddedConv1d(nn.Module):
-    """Causal convolution over a whole recording, padded so that the last stride is complete."""
+    """Causal convolution over a whole recording, padded to a multiple of the stride."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class PaddedConv1d(nn.Module):
 
 
 class ResidualBlock(nn.Module):
-    """Bottleneck of a dilated and a pointwise convolution, added to the input."""
+    """Dilated and pointwise convolution with a bottleneck, added to the input."""
 
     def __init__(self, config: EncoderConfig, channels: int, *, dilation: int) -> None:
         super().__init__()
@@ -77,10 +77,10 @@ class ResidualBlock(nn.Module):
 
 
 def convolutional_encoder(config: EncoderConfig) -> nn.Sequential:
-    """Residual blocks and strided convolutions: samples [B, audio_channels, samples] -> steps [B, hidden, steps]."""
+    """Return residual blocks and strided convolutions: [B, audio_channels, samples] -> [B, hidden, steps]."""
     channels = config.num_filters
     layers: list[nn.Module] = [PaddedConv1d((config.audio_channels, channels), config.kernel_size)]
-    for ratio in reversed(config.upsampling_ratios):  # named for the decoder's order
+    for ratio in reversed(config.upsampling_ratios):  # the names follow the decoder's order
         layers += [
             ResidualBlock(config, channels, dilation=config.dilation_growth_rate**depth)
             for depth in range(config.num_residual_layers)
@@ -92,7 +92,7 @@ def convolutional_encoder(config: EncoderConfig) -> nn.Sequential:
 
 
 class EncoderAttention(nn.Module):
-    """Causal attention to the whole past, as in the official package without flash-attn (which adds a window)."""
+    """Causal attention to the whole past, as in the official package without flash-attn. flash-attn adds a window."""
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
@@ -115,7 +115,7 @@ class EncoderAttention(nn.Module):
 
 
 class TransformerLayer(nn.Module):
-    """Attention and perceptron, each after a norm and scaled per channel before it is added."""
+    """Attention and MLP, each after a norm, scaled per channel and added to the input."""
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
@@ -136,33 +136,31 @@ class TransformerLayer(nn.Module):
 
 
 class Codebook(nn.Module):
-    """Entries as the exponential moving averages of training left them."""
+    """Codebook whose entries are exponential moving averages from training."""
 
     cluster_usage: Tensor  # [size]
     embed_sum: Tensor  # [size, channels]
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
-        self.register_buffer(
-            "initialized", torch.ones(1)
-        )  # training's flag; kept so that written checkpoints are complete
+        self.register_buffer("initialized", torch.ones(1))  # training flag, kept so written checkpoints are complete
         self.register_buffer("cluster_usage", torch.ones(config.codebook_size))
         self.register_buffer("embed_sum", torch.zeros(config.codebook_size, config.codebook_dim))
 
     @property
     def entries(self) -> Tensor:
-        """[size, channels]."""
+        """Codebook entries [size, channels]."""
         return self.embed_sum / self.cluster_usage.clamp(min=_MIN_USAGE)[:, None]
 
     def nearest(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Index [T] and value [T, channels] of the entry nearest to each row of x [T, channels]."""
+        """Return index [T] and value [T, channels] of the entry nearest to each row of x [T, channels]."""
         table = self.entries
         indices = torch.cdist(x[None], table[None])[0].argmin(dim=-1)
         return indices, table[indices]
 
 
 class ResidualVectorQuantizer(nn.Module):
-    """Codebooks that each quantize the residual of the ones before. Only training uses the output projection."""
+    """Codebooks that each quantize the residual of the previous ones. Only training uses the output projection."""
 
     def __init__(self, config: EncoderConfig, num_quantizers: int) -> None:
         super().__init__()
@@ -174,7 +172,7 @@ class ResidualVectorQuantizer(nn.Module):
         self.layers = nn.ModuleList(nn.ModuleDict({"codebook": Codebook(config)}) for _ in range(num_quantizers))
 
     def encode(self, x: Tensor, num_quantizers: int) -> list[Tensor]:
-        """Codes [T] of the first `num_quantizers` codebooks for x [1, hidden_size, T]."""
+        """Return the codes [T] of the first `num_quantizers` codebooks for x [1, hidden_size, T]."""
         residual = (self.input_proj(x) if self.projected else x)[0].T
         codes = []
         for layer in list(self.layers)[:num_quantizers]:
@@ -187,7 +185,7 @@ class ResidualVectorQuantizer(nn.Module):
 
 
 class SplitQuantizer(nn.Module):
-    """Semantic and acoustic codebooks; the checkpoint has more acoustic ones than the talker uses."""
+    """Semantic and acoustic codebooks. The checkpoint has more acoustic codebooks than the talker uses."""
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
@@ -198,14 +196,14 @@ class SplitQuantizer(nn.Module):
         )
 
     def encode(self, x: Tensor, num_quantizers: int) -> Tensor:
-        """Codes [T, num_quantizers] of x [1, hidden_size, T]."""
+        """Return the codes [T, num_quantizers] for x [1, hidden_size, T]."""
         semantic = self.semantic_residual_vector_quantizer.encode(x, self.num_semantic)
         acoustic = self.acoustic_residual_vector_quantizer.encode(x, num_quantizers - self.num_semantic)
         return torch.stack([*semantic, *acoustic], dim=1)
 
 
 class EncoderNetwork(nn.Module):
-    """The encoder's layers under the checkpoint's names ("encoder." left off)."""
+    """Layers of the encoder, named as in the checkpoint without the prefix "encoder."."""
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
@@ -219,7 +217,7 @@ class EncoderNetwork(nn.Module):
         self.quantizer = SplitQuantizer(config)
 
     def forward(self, audio: Tensor, num_quantizers: int) -> Tensor:
-        """Codes [frames, num_quantizers] of samples [samples]."""
+        """Return the codes [frames, num_quantizers] of samples [samples]."""
         config, x = self.config, self.encoder(audio[None, None]).transpose(1, 2)
         positions = torch.arange(x.shape[1], device=x.device)[None]
         rotary = rotary_tables(positions, head_dim=config.head_dim, theta=config.rope_theta, dtype=x.dtype)
@@ -229,7 +227,7 @@ class EncoderNetwork(nn.Module):
 
 
 class CodecEncoder:
-    """A loaded encoder. It computes in float32, because the choice of the nearest codebook entry is sensitive."""
+    """Loaded encoder in float32, because selecting the nearest codebook entry is sensitive to rounding."""
 
     def __init__(self, network: EncoderNetwork, *, num_quantizers: int, frame_samples: int) -> None:
         self.network = network.requires_grad_(requires_grad=False).eval()
@@ -238,7 +236,7 @@ class CodecEncoder:
 
     @classmethod
     def load(cls, directory: Path, *, device: torch.device | str = "cpu") -> Self:
-        """Load from `directory`, the checkpoint's `speech_tokenizer` folder. Raises CheckpointError."""
+        """Load `directory`, the checkpoint's `speech_tokenizer` folder. Raises CheckpointError."""
         config = SpeechTokenizerConfig.load(directory)
         with without_values():
             network = EncoderNetwork(config.encoder)
@@ -256,7 +254,7 @@ class CodecEncoder:
 
     @torch.inference_mode()
     def encode(self, audio: NDArray[np.float32]) -> Codes:
-        """Codes [ceil(samples / frame_samples), num_code_groups] of a mono recording [samples] at the model's rate."""
+        """Return codes [ceil(samples / frame_samples), num_code_groups] of a mono recording at the model's rate."""
         assert audio.ndim == 1, audio.shape
         device = self.network.downsample.conv.weight.device
         samples = torch.from_numpy(np.ascontiguousarray(audio, dtype=np.float32)).to(device)

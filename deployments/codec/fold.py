@@ -1,13 +1,13 @@
-"""The decoder's weights in the form used for serving: rows of channels, one product for each layer.
+"""Conversion of the decoder's weights to the form used for serving: rows of channels, one product per layer.
 
-Time runs along rows ([B, time, channels]), so that a convolution is a matrix product whose inner dimension is (tap,
-channel), and a transposed convolution one whose outputs are (sample of the step, channel). Everything that is constant
-is folded in: norm weights, layer scales and codebook projections. Snakes stay as they are. The constant of
+Time runs along rows ([B, time, channels]). A convolution is then a matrix product with inner dimension (tap, channel),
+and a transposed convolution is a product with outputs (sample of the step, channel). Norm weights, layer scales and
+codebook projections are constant and are folded into the weights. Snakes are not folded. The constant in
 
     x + amplitude * sin(f x)^2  =  amplitude / 2 + [x - amplitude / 2 * cos(2 f x)]
 
-could go into the next bias, but if the amplitude is large, as in a few channels of every trained decoder, the bracket
-is a small x beside a large constant, and rounding to 16 bits loses x.
+could be folded into the next bias. A few channels of each trained decoder have a large amplitude, though. The bracket
+then adds a small x to a large value, and rounding to 16 bits loses x.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -27,15 +27,15 @@ from deployments.codec.codec_config import (
 )
 from deployments.weights.checkpoint import read_strict
 
-_MIN_USAGE = 1e-5  # keeps a codebook entry that training never used finite
-_EXPANSION = 4  # inner width of a ConvNeXt block's perceptron over its outer width
+_MIN_USAGE = 1e-5  # avoids division by zero for a codebook entry that training never used
+_EXPANSION = 4  # ratio of inner width to outer width of a ConvNeXt block's MLP
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Snake:
-    """x + amplitude * sin(frequency * x)^2, per channel. Without `frequency` x has that factor already."""
+    """x + amplitude * sin(frequency * x)^2, per channel. If `frequency` is None, x is already scaled by it."""
 
     amplitude: Tensor  # [channels]
     frequency: Tensor | None  # [channels]
@@ -43,7 +43,7 @@ class Snake:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Conv:
-    """A causal convolution of rows; `upsampling` output rows for each input row, from this row and earlier ones."""
+    """Causal convolution of rows. Each input row, with the rows before it, yields `upsampling` output rows."""
 
     weight: Tensor  # [taps, in, upsampling * out]
     bias: Tensor  # [upsampling * out]
@@ -56,13 +56,13 @@ class Conv:
 
     @property
     def context(self) -> int:
-        """Input rows that the first output row needs from before."""
+        """Number of input rows before the first one that the first output row depends on."""
         return (self.weight.shape[0] - 1) * self.dilation
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Linear:
-    """Rows times weight plus bias."""
+    """Product of rows with `weight`, plus `bias`."""
 
     weight: Tensor  # [in, out]
     bias: Tensor | None  # [out]
@@ -70,7 +70,7 @@ class Linear:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Layer:
-    """A transformer layer: norms are root mean square only, their weights and the layer scales are folded in."""
+    """Transformer layer. Its norms only divide by the root mean square; norm weights and layer scales are folded in."""
 
     qkv: Linear
     output: Linear
@@ -81,7 +81,7 @@ class Layer:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ConvNeXt:
-    """Depthwise convolution, normalisation to mean 0 and deviation 1, then a perceptron that is added to the input."""
+    """Depthwise convolution, normalization to mean 0 and deviation 1, then an MLP that is added to the input."""
 
     taps: Tensor  # [taps, channels]
     bias: Tensor  # [channels]
@@ -99,7 +99,7 @@ class ConvNeXt:
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """A residual unit: x + pointwise(second(dilated(first(x))))."""
+    """Residual unit: x + pointwise(second(dilated(first(x))))."""
 
     first: Snake
     dilated: Conv
@@ -109,9 +109,9 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Residual units, a snake, and the convolution that leads to the next block or, at the end, to samples.
+    """Residual units, a snake, and the convolution that leads to the next block, or to samples in the last block.
 
-    Blocks begin with their units, which makes the first one bare: so the layers whose weights are large come first.
+    Blocks begin with their units, so the first block has none. This order puts the layers with large weights first.
     """
 
     units: tuple[Unit, ...]
@@ -120,13 +120,13 @@ class Block:
 
     @property
     def entry(self) -> Snake:
-        """The snake that the block's input passes first."""
+        """First snake that is applied to the block's input."""
         return self.units[0].first if self.units else self.snake
 
 
 @dataclass(frozen=True, slots=True)
 class FoldedWeights:
-    """All layers, in the order of computation."""
+    """All layers of the decoder in the order of computation."""
 
     config: DecoderConfig
     tables: Tensor  # [num_quantizers * codebook_size, codebook_dim]
@@ -134,20 +134,20 @@ class FoldedWeights:
     pre_conv: Conv
     input_proj: Linear
     layers: tuple[Layer, ...]
-    output_proj: Linear  # its input is normalised
+    output_proj: Linear  # its input is normalized
     stages: tuple[tuple[Conv, ConvNeXt], ...]
     first_conv: Conv
     blocks: tuple[Block, ...]
 
     @staticmethod
     def load(directory: Path, *, device: torch.device | str = "cpu") -> "FoldedWeights":
-        """Loads `directory`, the checkpoint's `speech_tokenizer` folder. Raises CheckpointError."""
+        """Load `directory`, the checkpoint's `speech_tokenizer` folder. Raises CheckpointError."""
         config = SpeechTokenizerConfig.load(directory).decoder
         return fold(read_strict(directory, tensor_shapes(config), prefix="decoder.", device=device), config)
 
     @property
     def remembering(self) -> Iterator[Conv | ConvNeXt]:
-        """The layers that need rows from before a call."""
+        """Layers that need input rows from earlier calls."""
         yield self.pre_conv
         for upsample, convnext in self.stages:
             yield from (upsample, convnext) if upsample.context else (convnext,)
@@ -157,9 +157,9 @@ class FoldedWeights:
             yield block.conv
 
     def rows_needed(self) -> dict[Conv, int]:
-        """How many of the last rows in front of each convolution the last sample and later ones depend on.
+        """Return how many rows at the input of a convolution affect the last sample or any later sample.
 
-        Convolutions are the upsampling ones of stages and blocks, and the first one.
+        Includes the upsampling convolutions of stages and blocks, and the first convolution.
         """
         rows, needed = 1, dict[Conv, int]()
         for block in reversed(self.blocks):
@@ -173,7 +173,7 @@ class FoldedWeights:
 
 @torch.no_grad()
 def fold(tensors: Mapping[str, Tensor], config: DecoderConfig) -> FoldedWeights:
-    """Fold a checkpoint's tensors ("decoder." left off), in float64; the result is float32 on their device."""
+    """Fold a checkpoint's tensors, named without "decoder.", in float64. Returns float32 tensors on their device."""
     weights = _Weights(tensors)
     transformer = weights.at("pre_transformer")
     tables = _tables(weights.at("quantizer"), config)
@@ -197,7 +197,7 @@ def fold(tensors: Mapping[str, Tensor], config: DecoderConfig) -> FoldedWeights:
 
 
 def tensor_shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of the tensors that `fold` takes."""
+    """Return names and shapes of the tensors that `fold` requires."""
     dim, latent, hidden, inner = config.codebook_dim, config.latent_dim, config.hidden_size, config.intermediate_size
     heads, kv_heads = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
     shapes: dict[str, tuple[int, ...]] = {}
@@ -211,7 +211,7 @@ def tensor_shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
             vectors(bias, f"{name}.bias")
 
     for group, count in _groups(config):
-        product(f"quantizer.{group}.input_proj", dim // 2, dim, 1)  # only training uses it
+        product(f"quantizer.{group}.input_proj", dim // 2, dim, 1)  # used only in training
         product(f"quantizer.{group}.output_proj", dim, dim // 2, 1)
         for codebook in (f"quantizer.{group}.vq.layers.{number}._codebook" for number in range(count)):
             vectors(config.codebook_size, f"{codebook}.cluster_usage")
@@ -252,7 +252,7 @@ def tensor_shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
 
 
 def map_tensors(value: T, change: Callable[[Tensor], Tensor]) -> T:
-    """A copy of a nest of the dataclasses above with every tensor changed."""
+    """Copy a structure of the dataclasses above, applying `change` to each tensor."""
     if isinstance(value, Tensor):
         return change(value)  # type: ignore[return-value]
     if isinstance(value, tuple):
@@ -264,7 +264,7 @@ def map_tensors(value: T, change: Callable[[Tensor], Tensor]) -> T:
 
 
 def with_frequency(unit: Unit) -> Unit:
-    """The same unit with the frequency of the second snake folded into its dilated convolution."""
+    """Return the unit with the frequency of its second snake folded into its dilated convolution."""
     amplitude, frequency = unit.second.amplitude, unit.second.frequency
     assert frequency is not None
     dilated, pointwise = unit.dilated, unit.pointwise
@@ -277,7 +277,7 @@ def with_frequency(unit: Unit) -> Unit:
 
 
 class _Weights:
-    """Tensors by name below a prefix."""
+    """View of tensors whose names begin with a prefix."""
 
     def __init__(self, tensors: Mapping[str, Tensor], prefix: str = "") -> None:
         self._tensors, self._prefix = tensors, prefix
@@ -299,13 +299,13 @@ def _tables(quantizer: _Weights, config: DecoderConfig) -> Tensor:
 
 
 def _groups(config: DecoderConfig) -> tuple[tuple[str, int], ...]:
-    """The groups of codebooks: the name of each, and how many it has."""
+    """Return the name of each group of codebooks, and the number of codebooks in the group."""
     semantic = config.num_semantic_quantizers
     return ("rvq_first", semantic), ("rvq_rest", config.num_quantizers - semantic)
 
 
 def _entries(group: _Weights, number: int) -> Tensor:
-    """Entries of one codebook after the projection of its group, [codebook_size, codebook_dim], computed in float32."""
+    """Return a codebook's entries after its group's projection, [codebook_size, codebook_dim], computed in float32."""
     codebook = group.at(f"vq.layers.{number}._codebook")
     entries = codebook["embedding_sum"].float() / codebook["cluster_usage"].float().clamp(min=_MIN_USAGE)[:, None]
     return entries @ group["output_proj.weight"].float()[:, :, 0].T
@@ -320,14 +320,14 @@ def _conv(weights: _Weights, dilation: int = 1) -> Conv:
 
 
 def _transposed(weights: _Weights, stride: int) -> Conv:
-    """Sample s of step t is made of x[t] through kernel s and of x[t - 1] through kernel s + stride."""
+    """Convert a transposed convolution. Sample s of step t uses kernel s on x[t] and kernel s + stride on x[t - 1]."""
     weight = weights["weight"]  # [in, out, kernel]
     taps = weight.view(*weight.shape[:2], -1, stride).permute(2, 0, 3, 1).flatten(2).flip(0)  # [taps, in, stride * out]
     return Conv(taps, weights["bias"].repeat(stride), dilation=1, upsampling=stride)
 
 
 def _linear(weights: _Weights, *, inner: Tensor | None = None, outer: Tensor | None = None) -> Linear:
-    """`inner` scales the inputs, `outer` the outputs."""
+    """Convert a linear layer, with its inputs scaled by `inner` and its outputs scaled by `outer`."""
     weight, bias = weights["weight"].T, weights.bias
     if inner is not None:
         weight = inner[:, None] * weight

@@ -1,7 +1,7 @@
-"""The decoder's forward pass: the order of its layers, defined once for all devices.
+"""Forward pass of the decoder: the order of its layers, defined once for all devices.
 
-A backend computes each layer: `torch_backend.py` with torch, on any device, `triton_decoder.py` with few, large kernels
-on a GPU.
+Backends compute the layers. `torch_backend.py` uses torch on any device, and `triton_decoder.py` uses a few large
+kernels on a GPU.
 """
 
 from abc import ABC, abstractmethod
@@ -16,61 +16,60 @@ from deployments.codec.fold import Block, Conv, ConvNeXt, FoldedWeights, Layer, 
 
 @dataclass(frozen=True, slots=True)
 class Signal:
-    """Rows of channels between two layers."""
+    """Activations between two layers: rows of channels."""
 
     values: Tensor
-    snake: Snake | None = None  # the next convolution applies it to the rows
-    snaked: Tensor | None = None  # the rows after the snake, from a backend that computes both at once
+    snake: Snake | None = None  # activation that the next convolution applies to the rows
+    snaked: Tensor | None = None  # the rows after the snake, if a backend computes both at once
 
 
-Cut = Callable[[Signal, Conv], Signal]  # the rows that this convolution still needs
+Cut = Callable[[Signal, Conv], Signal]  # returns the rows that this convolution still needs
 
 
 class ForwardPass(ABC):
-    """One pass over a batch of streams, in a backend."""
+    """One forward pass of a backend over a batch of streams."""
 
     @abstractmethod
     def embed(self) -> Signal:
-        """Sums of the codes' codebook entries."""
+        """Return the sums of the codes' codebook entries."""
 
     @abstractmethod
     def linear(self, x: Signal, linear: Linear, *, norm: bool = False, gate: Linear | None = None, gelu: bool = False,
                residual: Signal | None = None) -> Signal:  # fmt: skip
-        """gelu(norm(x) @ linear) * silu(norm(x) @ gate) + residual, each part only if requested.
+        """Compute gelu(norm(x) @ linear) * silu(norm(x) @ gate) + residual. Each part is optional.
 
-        `residual` may be overwritten.
+        The backend may overwrite `residual`.
         """
 
     @abstractmethod
     def attend(self, qkv: Signal, layer: Layer) -> Signal:
-        """Attention of a layer within its window."""
+        """Compute a layer's attention within its sliding window."""
 
     @abstractmethod
     def depthwise_norm(self, x: Signal, block: ConvNeXt) -> Signal:
-        """The depthwise convolution of a block, normalised."""
+        """Compute the depthwise convolution of a block, and normalize the result."""
 
     @abstractmethod
     def conv(
         self, x: Signal, conv: Conv, *, snake: Snake | None = None, residual: Signal | None = None, plain: bool = True
     ) -> Signal:
-        """A convolution of x after its snake.
+        """Convolve x after applying its snake.
 
-        `snake` belongs to the next layer. Without `plain` only the rows after that snake are needed.
-
-        `residual` may be overwritten.
+        `snake` belongs to the next layer. If `plain` is False, only the rows after `snake` are needed. The backend may
+        overwrite `residual`.
         """
 
     @abstractmethod
     def samples(self, x: Signal, conv: Conv) -> Tensor:
-        """A convolution to one channel: samples [B * time]."""
+        """Convolve to one channel. Returns samples [B * time]."""
 
     @abstractmethod
     def pieces(self, x: Signal, block: Block) -> "Iterable[tuple[ForwardPass, Signal]]":
-        """The parts in which x passes a block and all later layers, each with the pass of its streams."""
+        """Split x for a block and all later layers. Each part comes with the forward pass of its streams."""
 
 
 def latents(run: ForwardPass, folded: FoldedWeights) -> Signal:
-    """The input of the convolutions that make samples."""
+    """Compute the input of the convolutions that produce samples."""
     x = run.linear(run.conv(run.embed(), folded.pre_conv), folded.input_proj)
     for layer in folded.layers:
         y = run.attend(run.linear(x, layer.qkv, norm=True), layer)
@@ -81,14 +80,14 @@ def latents(run: ForwardPass, folded: FoldedWeights) -> Signal:
 
 
 def waveform(run: ForwardPass, folded: FoldedWeights, x: Signal) -> Tensor:
-    """Samples of latents, [B * time], stream after stream."""
+    """Convert latents to samples [B * time], stream after stream."""
     return _convolved(run, folded, x, lambda x, _: x)
 
 
 def last_samples(run: ForwardPass, folded: FoldedWeights, x: Signal) -> Tensor:
-    """The last samples of latents, and all that the convolutions have to remember of them.
+    """Convert latents to their last samples, and store all rows that the convolutions need later.
 
-    Each layer drops rows that do not reach as far first. So few are left that no block is split into pieces.
+    Each layer first drops the rows that affect neither of them. The rest is too small to split blocks.
     """
     needed = folded.rows_needed()
     return _convolved(run, folded, x, lambda x, layer: Signal(x.values[:, -needed[layer] :].contiguous(), x.snake))

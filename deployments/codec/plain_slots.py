@@ -1,4 +1,4 @@
-"""Slots over any `Backend`, for CPUs and for shapes that the kernels of `TritonSlots` do not support."""
+"""Slots for any `Backend`: for CPUs, and for shapes that the kernels of `TritonSlots` do not support."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -25,7 +25,7 @@ class PlainSlots(SlotDecoder):
         self.reach = decoder.config.reach
         self._decoder = decoder
         self._states: dict[int, DecoderState] = {}
-        self._codes: dict[int, list[Frame]] = {}  # frames that the state lacks yet
+        self._codes: dict[int, list[Frame]] = {}  # frames that are not decoded yet
 
     @classmethod
     def load(
@@ -36,7 +36,7 @@ class PlainSlots(SlotDecoder):
 
     @staticmethod
     def gpu_bytes(config: DecoderConfig, *, num_weights: int, num_slots: int, within_reach: int) -> int:
-        """Layers of few channels have their weights twice."""
+        """Return the bytes for weights, counted twice because layers with few channels have two copies, and states."""
         return 2 * num_weights * torch.float32.itemsize + num_slots * PlainSlots.state_bytes(config)
 
     @staticmethod
@@ -61,7 +61,7 @@ class PlainSlots(SlotDecoder):
     def write(self, slots: Sequence[int], positions: Sequence[int], codes: Tensor) -> None:
         for slot, position, frame in zip(slots, positions, codes.cpu().numpy(), strict=True):
             if position < self._states[slot].position:
-                continue  # the state has it already
+                continue  # the state already includes this frame
             assert position == self._states[slot].position + len(self._codes[slot])
             self._codes[slot].append(frame)
 
@@ -71,11 +71,11 @@ class PlainSlots(SlotDecoder):
         except EngineError as error:
             if len(slots) == 1:
                 return _FinishedCall([error])
-        # One by one, to find the slot whose frames raise.
+        # Decode each slot separately, to find the slot whose frames raise.
         return _FinishedCall([pcm for slot in slots for pcm in self.decode([slot], frames).result()])
 
     def barrier(self) -> None:
-        """Calls are over when they return."""
+        """Do nothing, because calls are synchronous."""
 
     def _decode(self, slots: Sequence[int], frames: int) -> NDArray[np.int16]:
         written = [self._codes[slot][:frames] for slot in slots]

@@ -1,49 +1,49 @@
-"""How many frames of a stream to decode next, on a CPU and on a GPU.
+"""Number of frames of a stream to decode next, on a CPU and on a GPU.
 
-The first call of a shape costs 20 to 170 ms more, because a CPU's matrix library generates kernels for it, and a GPU
-replays captured calls. So there are few shapes, and all are called before a replica is ready.
+The first call of a shape costs 20 to 170 ms more: a CPU's matrix library generates kernels for the shape, and a GPU
+captures the call. There are therefore few shapes, and a replica calls each shape once before it is ready.
 """
 
 import math
 from collections.abc import Iterable
 
-MIN_LEAD_S = 0.25  # covers a decode and a frame of the talker
-RAMP = (1, 1, 2, 4, 8, 12)  # a CPU may need longer for a second chunk of two frames than the first one plays
-# For streams that share calls. If the replica dies while a first chunk plays, another one takes over in time, because a
-# takeover (notice the death, prefill the prompt again, decode) takes 0.18 s on a busy host.
+MIN_LEAD_S = 0.25  # covers one decode call and one frame of the talker
+RAMP = (1, 1, 2, 4, 8, 12)  # a second chunk of two frames may take a CPU longer than the first chunk plays
+# Ramp for streams that share calls. If the replica dies while a first chunk plays, another replica takes over in time:
+# a takeover (detect the death, repeat the prefill, decode) takes 0.18 s on a busy host.
 SHARED_RAMP = (3, 3, 4, 8)
-GPU_RAMP = (1, 2, 4, 8, 12)  # its sizes are all that one call of a GPU decodes of each stream
-# These bound a worker's call: more frames are not cheaper per frame, and busy cores, which share memory, take far
-# longer.
+GPU_RAMP = (1, 2, 4, 8, 12)  # the only numbers of frames per stream in a call on a GPU
+# Limits of a worker's call. More frames do not reduce the cost per frame, and take far longer on busy cores that share
+# memory.
 MAX_BATCH_SIZE = 16
 MAX_BATCH_FRAMES = 16
-# Streams share a call only while it takes no longer than this, because an urgent stream may have to wait for it.
+# Streams share a call only while it takes at most this long, because an urgent stream may have to wait for the call.
 MAX_CALL_S = 0.25
-# From this number of workers on, another worker is soon free, so streams share longer calls, and may wait for each
+# With at least this many workers, a worker is soon idle again. Streams then share longer calls and may wait for each
 # other.
 MANY_WORKERS = 4
 LONG_CALL_S = 0.4
-# The cost of a call besides its frames, in frames: 4 on a Xeon with AMX, 3 with the embedded voice.
+# Fixed cost of a call, expressed in frames: 4 on a Xeon with AMX, 3 with the embedded voice.
 CALL_FRAMES = 4.0
 _LONGEST_FIRST = 4  # frames of a first chunk
-_OF_PLAYING = 0.6  # share of a chunk's playing time that the next chunk may take: some take half as long again
-# Calls that make no samples (a recall) may have these many frames, besides the sizes of chunks.
+_OF_PLAYING = 0.6  # share of a chunk's duration that the next chunk may take, because some calls take 50 % longer
+# Additional call sizes for recalls, which compute states without samples
 RECALL_SIZES = (12, 24, 48, 96, 192)
 
 
 def chosen_ramp(workers: int) -> tuple[int, ...]:
-    """Maximum frames of a stream's first, second, ... chunk, for this number of workers; the last entry repeats."""
+    """Return the maximum frames of a stream's chunks for this number of workers, in order. The last entry repeats."""
     return SHARED_RAMP if workers >= MANY_WORKERS else RAMP
 
 
 def fitted_ramp(
     ramp: tuple[int, ...], seconds_per_frame: float, *, wait_s: float, frame_s: float, shared: bool
 ) -> tuple[int, ...]:
-    """The ramp, starting with chunks that play as long as it takes to make the next one.
+    """Return the ramp with first chunks that play as long as the next chunk takes to decode.
 
-    `seconds_per_frame` is the cost of a frame besides the call (CALL_FRAMES). `wait_s` is the mean time that urgent
-    chunks wait for a worker; some wait twice as long. `frame_s` is how long a frame plays. If calls are `shared`, the
-    ramp ends with chunks that play while a full call is made: the shorter they are, the more streams share one.
+    `seconds_per_frame` is the cost of a frame without the fixed cost of a call (CALL_FRAMES). `wait_s` is the mean time
+    that urgent chunks wait for a worker; some wait twice as long. `frame_s` is the duration of a frame. If calls are
+    `shared`, the last chunks play only as long as a full call takes, because more streams share calls of short chunks.
     """
     sizes = [size for size in sorted({*ramp}) if size <= _LONGEST_FIRST] or [ramp[0]]
 
@@ -61,17 +61,17 @@ def fitted_ramp(
 
 
 def longest_call_s(workers: int) -> float:
-    """The longest call that streams share, with this number of workers."""
+    """Return the maximum duration of a call that streams share, with this number of workers."""
     return LONG_CALL_S if workers >= MANY_WORKERS else MAX_CALL_S
 
 
 def call_sizes(ramp: Iterable[int]) -> tuple[int, ...]:
-    """Frames that one call may have of a stream whose chunks grow by `ramp`, the largest first."""
+    """Return the numbers of frames that a call may have for chunks of `ramp`, in descending order."""
     return tuple(sorted({1, *ramp}, reverse=True))
 
 
 def parts(frames: int, sizes: tuple[int, ...]) -> list[int]:
-    """The sizes of the calls for `frames` frames, out of `sizes`, which are in descending order and end in 1."""
+    """Split `frames` frames into calls with sizes from `sizes`, which are in descending order and end with 1."""
     calls: list[int] = []
     for size in sizes:
         count, frames = divmod(frames, size)
@@ -80,16 +80,16 @@ def parts(frames: int, sizes: tuple[int, ...]) -> list[int]:
 
 
 def recall_sizes(frames: int, sizes: tuple[int, ...]) -> list[int]:
-    """The sizes of `parts`, the largest last: then the last call alone has to reach through the convolutions."""
+    """Return the sizes of `parts` in ascending order. Only the last call then has to run the convolutions."""
     return parts(frames, sizes)[::-1]
 
 
 class ChunkPlan:
-    """Chunk sizes of one stream: a ramp, for an early start and cheap decoding later, that yields to playback.
+    """Chunk sizes of one stream: a ramp from an early start to cheap decoding, adjusted to the state of playback.
 
-    `ramp` holds the largest size of the first, second, ... chunk; its last entry repeats. A fast talker fills every
-    chunk. With a talker near real time, a chunk is cut short when waiting would let the lead fall below `min_lead_s`. A
-    chunk widened by load takes a CPU so long that the listener must have buffered `in_hand` of its playing time.
+    `ramp` holds the maximum size of each chunk in order; the last entry repeats. A fast talker fills each chunk. With a
+    talker near real time, a chunk is cut short if waiting would reduce the lead below `min_lead_s`. Load widens chunks,
+    which then take a CPU longer, so the listener must have buffered the share `in_hand` of a widened chunk's duration.
     """
 
     def __init__(
@@ -102,11 +102,11 @@ class ChunkPlan:
         self._num_chunks = 0
 
     def next_size(self, available: int, *, ended: bool, lead_s: float, load: int = 0) -> int:
-        """Frames to decode now, out of those available; 0 means wait for more. A size above 0 counts as decoded.
+        """Return the number of frames to decode now, or 0 to wait for more. A number above 0 counts as decoded.
 
-        The end of a stream is one call if there is time for it, perhaps of more frames than there are. `lead_s` is the
-        audio delivered minus the time since its first delivery. It does not affect the first chunk. Under load (a
-        number of steps), a stream that already plays takes wider chunks, which cost less per frame.
+        The end of a stream is one call if there is time, perhaps with more frames than are available. `lead_s` is the
+        delivered audio minus the time since the first delivery. The lead does not affect the first chunk. Under `load`
+        (a number of steps), a playing stream gets wider chunks, which cost less per frame.
         """
         size = self.size(available, ended=ended, lead_s=lead_s, load=load)
         if size:
@@ -114,7 +114,7 @@ class ChunkPlan:
         return size
 
     def size(self, available: int, *, ended: bool, lead_s: float, load: int = 0) -> int:
-        """The result of `next_size`, without counting it: the caller calls `count` once it has decoded them."""
+        """Return the result of `next_size` without counting it. The caller calls `count` after decoding the frames."""
         full_size = self._wanted(load, lead_s)
         size = min(available, full_size)
         if not size or (size < full_size and not ended and not self._must_hurry(lead_s)):
@@ -124,7 +124,7 @@ class ChunkPlan:
         return parts(size, self._sizes)[0]
 
     def lead_to_decode_s(self, available: int) -> float:
-        """The largest `lead_s` with which `size` may be above 0 for a stream that has not ended; inf: any."""
+        """Return the maximum `lead_s` at which `size` may be above 0 for a running stream; inf if any lead suffices."""
         if available >= self._ramp[min(self._num_chunks, len(self._ramp) - 1)]:
             return math.inf
         return self._min_lead_s if self._num_chunks else -math.inf
@@ -133,26 +133,26 @@ class ChunkPlan:
         self._num_chunks += 1
 
     def patience_s(self, lead_s: float) -> float | None:
-        """How long to wait for a frame before asking again; None before the first chunk, when nothing plays yet."""
+        """Return the seconds to wait for another frame; None before the first chunk, while playback has not started."""
         return max(0.0, lead_s - self._min_lead_s) if self._num_chunks else None
 
     def recall_sizes(self, frames: int) -> list[int]:
-        """The sizes of the calls that recall the decoder's state after `frames` frames."""
+        """Return the sizes of the calls that recall the decoder's state after `frames` frames."""
         return recall_sizes(frames, call_sizes((*self._ramp, *RECALL_SIZES)))
 
     def restart(self) -> None:
-        """Begin the ramp again, because all audio so far was quiet."""
+        """Restart the ramp, because all audio so far was quiet."""
         self._num_chunks = 0
 
     def skip(self, frames: int) -> None:
-        """Continue the ramp after `frames` frames that were decoded elsewhere."""
+        """Advance the ramp past `frames` frames that were decoded elsewhere."""
         decoded = 0
         while self._num_chunks < len(self._ramp) and decoded + self._ramp[self._num_chunks] <= frames:
             decoded += self._ramp[self._num_chunks]
             self._num_chunks += 1
 
     def _wanted(self, load: int, lead_s: float) -> int:
-        """The ramp's size; under load as wide as the listener's lead allows."""
+        """Return the ramp's size; under load a wider size, as far as the listener's lead permits."""
         first = min(self._num_chunks, len(self._ramp) - 1)
         planned = self._ramp[first]
         if not self._num_chunks or not load:

@@ -1,11 +1,11 @@
-"""Rotary position embedding, as the codec's encoder and decoder have it."""
+"""Rotary position embedding of the codec's encoder and decoder."""
 
 import torch
 from torch import Tensor
 
 
 def rotary_tables(positions: Tensor, *, head_dim: int, theta: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Cosine and sine, each [B, 1, T, head_dim], of absolute positions [B, T]."""
+    """Return cosine and sine, each [B, 1, T, head_dim], for absolute positions [B, T]."""
     exponents = torch.arange(0, head_dim, 2, device=positions.device, dtype=torch.float32) / head_dim
     angles = positions[:, None, :, None].float() / theta**exponents
     angles = torch.cat((angles, angles), dim=-1)
@@ -13,7 +13,7 @@ def rotary_tables(positions: Tensor, *, head_dim: int, theta: float, dtype: torc
 
 
 def rotate(x: Tensor, tables: tuple[Tensor, Tensor]) -> Tensor:
-    """Rotary position embedding of [B, heads, T, head_dim], the two halves of a head paired."""
+    """Apply rotary position embedding to [B, heads, T, head_dim]. The two halves of a head are paired."""
     cos, sin = tables
     first, second = x.chunk(2, dim=-1)
     return x * cos + torch.cat((-second, first), dim=-1) * sin

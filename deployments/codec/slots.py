@@ -1,6 +1,4 @@
-"""The codec decoder on a talker's device. It keeps each stream's state in a slot, and a call may return before it is
-done.
-"""
+"""Codec decoder on a talker's device. The decoder keeps the state of each stream in a slot and works asynchronously."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -18,30 +16,30 @@ from deployments.protocol import Pcm
 if TYPE_CHECKING:  # not every kind of slots has one
     from deployments.codec.decoder import Backend
 
-CODE_RING = 2048  # frames whose codes a slot holds: half of them may wait, earlier ones may be needed again
+CODE_RING = 2048  # frames of codes per slot; half may wait for decoding, and older frames may be needed again
 Prepare = Callable[[Callable[[], None]], None]
-"""Makes sure that the kernels which some work launches are compiled; runs it without launching them."""
+"""Compiles all kernels that some work launches, by running the work without the launches."""
 
 
 class DecodeCall(ABC):
-    """A decode call that may still run."""
+    """Handle of a decode call that may still be running."""
 
     @property
     @abstractmethod
     def done(self) -> bool:
-        """Whether `result` returns at once."""
+        """Whether `result` returns immediately."""
 
     @abstractmethod
     def result(self) -> list[Pcm | EngineError]:
-        """Wait for the samples of each stream of the call, in its order, or its error. Call it once."""
+        """Wait for the call and return the samples or the error of each stream, in order. May be called only once."""
 
 
 class SlotDecoder(ABC):
-    """A decoder that keeps the state of its streams itself."""
+    """Decoder that stores the states of its streams."""
 
     num_slots: int
-    precision: str  # its name
-    reach: int  # number of earlier frames on which the next sample depends
+    precision: str  # name of the number format
+    reach: int  # number of earlier frames that affect the next sample
 
     @classmethod
     @abstractmethod
@@ -49,46 +47,46 @@ class SlotDecoder(ABC):
         cls, directory: Path, backend: "type[Backend]", *, num_slots: int, device: torch.device, prepare: Prepare,
         report: Callable[[str], None],
     ) -> "SlotDecoder":  # fmt: skip
-        """Loads a checkpoint's `speech_tokenizer` folder. Raises CheckpointError. `report` gets the precision.
+        """Load a checkpoint's `speech_tokenizer` folder. Raises CheckpointError. `report` receives the precision.
 
-        `backend` is in the same row of `BACKENDS`. `prepare` is given all the work of a GPU before any of it is done.
+        `backend` belongs to the same entry of `BACKENDS`. `prepare` receives all GPU work before the first launch.
         """
 
     @staticmethod
     @abstractmethod
     def gpu_bytes(config: DecoderConfig, *, num_weights: int, num_slots: int, within_reach: int) -> int:
-        """Bytes of GPU memory that the decoder will take. `within_reach`: bytes that this process can get."""
+        """Return the bytes of GPU memory that the decoder needs. `within_reach` bytes are available to the process."""
 
     @staticmethod
     @abstractmethod
     def state_bytes(config: DecoderConfig) -> int:
-        """Bytes of one stream's state, about."""
+        """Return the approximate bytes of one stream's state."""
 
     @property
     @abstractmethod
     def repaired(self) -> int:
-        """Streams so far that reached NaN or infinity and were decoded in float32 from there on."""
+        """Number of streams so far that reached NaN or infinity and were decoded in float32 from there on."""
 
     @abstractmethod
     def largest_batch(self, frames: int) -> int:
-        """Streams that one call of `frames` takes."""
+        """Return the maximum number of streams in a call of `frames` frames."""
 
     @abstractmethod
     def begin(self, slot: int, state: DecoderState | None = None) -> None:
-        """Start a new stream in a slot, or one that continues from a state."""
+        """Start a new stream in a slot, or continue a stream from `state`."""
 
     @abstractmethod
     def state(self, slot: int) -> DecoderState:
-        """A slot's state after the calls made so far; on a GPU, perhaps not computed yet."""
+        """Return a slot's state after all previous calls. On a GPU the state may not be computed yet."""
 
     @abstractmethod
     def write(self, slots: Sequence[int], positions: Sequence[int], codes: Tensor) -> None:
-        """Give each slot its frame number `position`: codes [slots, groups], on any device."""
+        """Store the frame at `position` of each slot: codes [slots, groups], on any device."""
 
     @abstractmethod
     def decode(self, slots: Sequence[int], frames: int) -> DecodeCall:
-        """The next `frames` (of GPU_RAMP) of each slot. The caller cuts off samples after a stream's last frame."""
+        """Decode the next `frames` (an entry of GPU_RAMP) of each slot. The caller trims samples after the end."""
 
     @abstractmethod
     def barrier(self) -> None:
-        """Make the caller's next work on the device wait for the calls made so far."""
+        """Make the caller's next work on the device wait for all previous calls."""

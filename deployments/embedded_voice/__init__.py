@@ -1,1 +1,1 @@
-"""The voice that needs no download: its packed checkpoint, kernels for CPUs, the English that it has learnt to read."""
+"""Embedded voice, which needs no download: its packed checkpoint, kernels for CPUs, and text normalization."""

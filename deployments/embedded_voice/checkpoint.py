@@ -1,8 +1,8 @@
-"""The embedded checkpoints: packed in this folder, and unpacked into the user's cache when they are first used.
+"""Embedded checkpoints, which are packed in this folder and unpacked to the user's cache on first use.
 
-A packed folder is a checkpoint whose large tensors are int8: `x` [rows, ...] beside `x.row_scale` [rows] float32. The
-others are float16. Files are gzipped, which compresses rows of zeros and exploits that large values are rare. A second
-packed folder may add tensors to the first one's files, and replaces its small files.
+A packed folder is a checkpoint whose large tensors are int8: `x` [rows, ...] with `x.row_scale` [rows] float32. The
+other tensors are float16. Files are gzipped, which compresses rows of zeros and benefits from the rarity of large
+values. A second packed folder may add tensors to the files of the first one, and replaces its small files.
 """
 
 import gzip
@@ -15,24 +15,25 @@ from typing import TYPE_CHECKING
 
 from deployments.errors import CheckpointError
 
-if TYPE_CHECKING:  # the application, too, asks which checkpoints there are
+if TYPE_CHECKING:  # the application imports this module without torch
     from torch import Tensor
 
 EMBEDDED = "embedded"
-EMBEDDED_BASE = "embedded-base"  # the same networks with a speaker encoder: it speaks with the voice of a recording
-EMBEDDED_BYTES = 37_000_000  # of the disk for each, at most
+EMBEDDED_BASE = "embedded-base"  # the same networks with a speaker encoder, which clones the voice of a recording
+EMBEDDED_BYTES = 37_000_000  # maximum disk space of each
 _HERE = Path(__file__).parent
-# Folders that are unpacked one over the other; the last one has all small files that differ.
+# Folders that are unpacked over each other. The last folder contains all small files that differ.
 PACKED = {EMBEDDED: (_HERE / "packed",), EMBEDDED_BASE: (_HERE / "packed", _HERE / "packed_base")}
-ROW_SCALE = ".row_scale"  # ends the name of a packed tensor's factors
+ROW_SCALE = ".row_scale"  # suffix of the scales of a packed tensor
 FORMAT = {"format": "pt"}
-_DIGITS = 12  # of the digest that names a folder
+_DIGITS = 12  # length of the digest in a folder's name
 
 
 def unpacked(model: str, cache: Path) -> Path:
-    """The directory of an embedded checkpoint below `cache`, written if there is none yet. Raises CheckpointError.
+    """Return the directory of an embedded checkpoint below `cache`. Unpacks it if missing. Raises CheckpointError.
 
-    It is written elsewhere and renamed, so that readers see all of it or nothing, and two writers at once are safe.
+    The checkpoint is written to a temporary folder and renamed, so readers never see a part of it, and concurrent
+    writers are safe.
     """
     directory = place(model, cache)
     if directory.is_dir():
@@ -47,19 +48,19 @@ def unpacked(model: str, cache: Path) -> Path:
             try:
                 written.rename(directory)
             except OSError:
-                if not directory.is_dir():  # else another process was first
+                if not directory.is_dir():  # otherwise another process has created it
                     raise
     except (OSError, SafetensorError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise CheckpointError(
-            f"the embedded voice takes {EMBEDDED_BYTES / 1e6:.0f} MB in {cache} ({reason}): "
-            "make room there, or name another folder in TALKRAY_CACHE"
+            f"the embedded voice needs {EMBEDDED_BYTES / 1e6:.0f} MB in {cache} ({reason}): "
+            "free space there, or set TALKRAY_CACHE to another folder"
         ) from error
     return directory
 
 
 def place(model: str, cache: Path) -> Path:
-    """The directory of `unpacked` for a checkpoint. The digest in its name separates a voice from older ones."""
+    """Return the directory of `unpacked` for a checkpoint. The digest in its name distinguishes versions."""
     digest = hashlib.sha256()
     for folder in PACKED[model]:
         for file in sorted(file for file in folder.rglob("*") if file.is_file()):
@@ -69,7 +70,7 @@ def place(model: str, cache: Path) -> Path:
 
 
 def unpack(packed: Sequence[Path], checkpoint: Path) -> None:
-    """Write the new folder `checkpoint` in the official layout, in float16; the same bytes every time."""
+    """Write `checkpoint`, a new folder in the official layout in float16. Always writes the same bytes."""
     from safetensors.torch import load, save_file
 
     stored: dict[Path, dict[str, Tensor]] = {}

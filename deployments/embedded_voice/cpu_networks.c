@@ -1,8 +1,8 @@
-/* The talker on a CPU: decoder stacks over a few rows in float32.
+/* Talker on a CPU: decoder stacks over a few rows in float32.
  *
- * torch takes forty calls for a layer, which cost more than the arithmetic as long as the model is small. A row's
- * result depends on nothing but the row: each sum has one order, however many rows a call has. Built at install time
- * where a compiler is there (pyproject.toml); cpu_networks.py calls it, and torch does the same without it.
+ * torch makes forty calls per layer, which cost more than the arithmetic of a small model. A row's result depends only
+ * on the row, because each sum has a fixed order for any number of rows. The package build compiles this file if a
+ * compiler is available (pyproject.toml). cpu_networks.py calls it; otherwise torch computes the same.
  */
 #include <math.h>
 #include <stddef.h>
@@ -12,19 +12,19 @@
 #ifdef __aarch64__
 #define LANES 4
 #else
-#define LANES 8 /* of a vector; GCC makes slow code of vectors that are wider than the CPU's */
+#define LANES 8 /* of a vector; GCC generates slow code for vectors wider than those of the CPU */
 #endif
-#define TILE 16 /* outputs whose weights stand side by side */
+#define TILE 16 /* outputs whose weights are stored side by side */
 #define PARTS (TILE / LANES)
-#define MOST_ROWS 4 /* that share a reading of the weights */
+#define MOST_ROWS 4 /* rows that share one read of the weights */
 #define MOST_TILES 4
 
 typedef float vector __attribute__((vector_size(LANES * sizeof(float)), aligned(4)));
 
-/* Version of this file's functions. A library whose version is not `_INTERFACE` of cpu_networks.py is not called. */
+/* Version of this file's functions. cpu_networks.py ignores a library whose version differs from its `_INTERFACE`. */
 int interface(void) { return 5; }
 
-/* Whether this CPU has such vectors; without them torch is faster. */
+/* Return whether this CPU has vectors of LANES floats. Without them, torch is faster. */
 int suits(void) {
 #ifdef __x86_64__
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
@@ -40,7 +40,8 @@ ALWAYS_INLINE float sum_of(const vector *x) {
     return total;
 }
 
-/* out [rows, outputs] of in [rows, inputs], for `tiles` of TILE outputs; `left` outputs are in the last one */
+/* Compute out [rows, outputs] from in [rows, inputs] for `tiles` tiles of TILE outputs. The last tile has `left`
+ * outputs. */
 ALWAYS_INLINE void multiply_tiles(float *out, const float *in, const float *weights, ptrdiff_t inputs, ptrdiff_t outputs,
                                   int rows, int tiles, int left) {
     vector sums[MOST_ROWS][MOST_TILES * PARTS];
@@ -72,7 +73,7 @@ ALWAYS_INLINE void multiply_rows(float *out, const float *in, const float *weigh
                        tile + 1 == tiles ? left : TILE);
 }
 
-/* out [rows, outputs] = in [rows, inputs] by weights, packed as [outputs / TILE, inputs, TILE] */
+/* Compute out [rows, outputs] = in [rows, inputs] * weights, packed as [outputs / TILE, inputs, TILE]. */
 ALWAYS_INLINE void product(float *out, const float *in, const float *weights, ptrdiff_t rows, ptrdiff_t inputs,
                            ptrdiff_t outputs) {
     ptrdiff_t row = 0;
@@ -87,7 +88,7 @@ FOR_THIS_CPU void multiply(float *out, const float *in, const float *weights, pt
     product(out, in, weights, rows, inputs, outputs);
 }
 
-/* RMS norm of `size` values, a multiple of LANES */
+/* RMS norm of `size` values, a multiple of LANES. */
 ALWAYS_INLINE void norm(float *out, const float *in, const float *weight, ptrdiff_t size, float eps) {
     vector squares = {0};
     for (ptrdiff_t place = 0; place < size; place += LANES) {
@@ -99,7 +100,7 @@ ALWAYS_INLINE void norm(float *out, const float *in, const float *weight, ptrdif
         *(vector *)(out + place) = *(const vector *)(weight + place) * (*(const vector *)(in + place) * scale);
 }
 
-/* The norm of one head, turned by its position */
+/* Normalize one head and rotate it by its position. */
 ALWAYS_INLINE void turn(float *out, const float *in, const float *weight, const float *cosines, const float *sines,
                         ptrdiff_t size, float eps) {
     float normed[size];
@@ -111,12 +112,12 @@ ALWAYS_INLINE void turn(float *out, const float *in, const float *weight, const 
     }
 }
 
-/* Where keys and values stand: position p of row r has the slot tables[r, p / block] * block + p % block. */
+/* Location of keys and values: position p of row r is in slot tables[r, p / block] * block + p % block. */
 typedef struct {
     float *keys, *values; /* of layer 0, [slots, kv_heads, head_dim] */
-    ptrdiff_t layer; /* floats from a layer to the next */
+    ptrdiff_t layer; /* stride between layers in floats */
     const int32_t *tables;
-    ptrdiff_t width; /* of a row of the tables */
+    ptrdiff_t width; /* number of columns of the tables */
     ptrdiff_t block;
 } Cache;
 
@@ -129,7 +130,7 @@ typedef struct {
     float eps;
 } Shape;
 
-/* One head of one row over `count` positions; the weights [count] of its attention are left in `weights`. */
+/* Attend with one head of one row to `count` positions. Stores the attention weights [count] in `weights`. */
 ALWAYS_INLINE void attend(float *out, const float *query, const Cache *cache, const Shape *shape, ptrdiff_t layer,
                           ptrdiff_t row, ptrdiff_t kv_head, ptrdiff_t count, float *weights) {
     ptrdiff_t size = shape->head_dim, step = shape->kv_heads * size;
@@ -158,10 +159,10 @@ ALWAYS_INLINE void attend(float *out, const float *query, const Cache *cache, co
     }
 }
 
-/* Rows x [rows, hidden] at their positions become hidden states behind the final norm. `tensors`: input norm, q and k
- * and v in one, q norm, k norm, o, norm behind attention, gate, up, down of each layer, and the final norm. Products
- * are packed. `cosines` and `sines` [positions, head_dim]. `followed` [rows, followed_width], or none: the weights of
- * the attention of `followed_head` in `followed_layer`. `scratch`: see cpu_networks.py. */
+/* Convert rows x [rows, hidden] at their positions to hidden states after the final norm, in place. `tensors` holds for
+ * each layer: input norm, q, k and v in one, q norm, k norm, o, post-attention norm, gate, up, down; then the final
+ * norm. Products are packed. `cosines` and `sines` are [positions, head_dim]. `followed` [rows, followed_width], unless
+ * NULL, receives the attention weights of `followed_head` in `followed_layer`. cpu_networks.py sizes `scratch`. */
 FOR_THIS_CPU void run_stack(const Shape *shape, const float *const *tensors, const Cache *cache, float *x, ptrdiff_t rows,
                             const int32_t *positions, const float *cosines, const float *sines, float *followed,
                             ptrdiff_t followed_width, ptrdiff_t followed_layer, ptrdiff_t followed_head, float *scratch) {

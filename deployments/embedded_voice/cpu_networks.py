@@ -1,7 +1,7 @@
-"""The networks in C (cpu_networks.c), on a CPU: all of a decoding step, and prompts, in float32.
+"""Networks in C for CPUs (cpu_networks.c): decoding steps and prompts in float32.
 
-They are used if a C compiler built them, and on x86 only if the CPU has AVX2. ctypes calls them and releases the GIL. A
-row's result depends on that row alone.
+The networks are used if a C compiler is available, and on x86 only if the CPU has AVX2. ctypes releases the GIL.
+A row's result does not depend on other rows.
 """
 
 import ctypes
@@ -20,9 +20,9 @@ from deployments.talker.networks.unfused_networks import UnfusedNetworks
 from deployments.talker.state.batch_state import BatchState, Context
 from deployments.talker.state.kv_cache import KVCache
 
-_INTERFACE = 5  # version of the functions and their arguments; both files change it together
-_TILE = 16  # outputs of a product whose weights are stored side by side
-_WIDEST = 512  # hidden sizes: the weights of wider stacks are read by several threads
+_INTERFACE = 5  # version of the functions and their arguments; must be equal in cpu_networks.c
+_TILE = 16  # number of outputs whose weights are stored side by side
+_WIDEST = 512  # maximum hidden size; weights of wider stacks are better read by several threads
 _PARAMETERS = {
     "multiply": [*[POINTER] * 3, *[COUNT] * 3],
     "run_stack": [*[POINTER] * 4, COUNT, *[POINTER] * 4, *[COUNT] * 3, POINTER],
@@ -48,24 +48,24 @@ _built = _suited_library()
 
 
 def fits(*configs: TransformerConfig) -> bool:
-    """Whether the kernels are built, support stacks of these shapes, and are faster than torch's threads with them."""
+    """Return whether the kernels are built, support stacks of these shapes, and are faster than torch's threads."""
     sizes = [size for config in configs for size in (config.hidden_size, config.intermediate_size, config.head_dim)]
     widest = max(config.hidden_size for config in configs)
     return _built is not None and widest <= _WIDEST and not any(size % _TILE for size in sizes)
 
 
 class RowProduct:
-    """A matrix product without bias. The order of each sum is the same for any number of rows."""
+    """Matrix product without bias, with the same summation order for any number of rows."""
 
     def __init__(self, *weights: Tensor) -> None:
-        """`weights` [outputs, inputs] float32; the outputs of several are concatenated."""
+        """Pack `weights` [outputs, inputs] float32. Outputs of several weights are concatenated."""
         joined = torch.cat(weights).float()
         self.outputs, self.inputs = joined.shape
         padded = nn.functional.pad(joined, (0, 0, 0, -self.outputs % _TILE))
         self.packed = padded.view(-1, _TILE, self.inputs).transpose(1, 2).contiguous()
 
     def __call__(self, x: Tensor) -> Tensor:
-        """[rows, inputs] float32 -> [rows, outputs]."""
+        """Multiply float32 x [rows, inputs]. Returns [rows, outputs]."""
         assert _built is not None
         x, out = x.contiguous(), torch.empty(len(x), self.outputs)
         _built.multiply(out.data_ptr(), x.data_ptr(), self.packed.data_ptr(), len(x), self.inputs, self.outputs)
@@ -76,14 +76,14 @@ class RowProduct:
 class RowCache:
     """Location of the keys and values of rows."""
 
-    keys: Tensor  # [layers, slots, kv_heads, head_dim]; layers may lie apart
+    keys: Tensor  # [layers, slots, kv_heads, head_dim]; layers need not be adjacent
     values: Tensor
-    tables: Tensor  # [rows, blocks] int32: position p has the slot tables[row, p // block] * block + p % block
+    tables: Tensor  # [rows, blocks] int32; position p is in slot tables[row, p // block] * block + p % block
     block: int
 
 
 class CpuStack:
-    """A decoder stack behind its embeddings."""
+    """Decoder stack without embeddings."""
 
     def __init__(self, stack: DecoderStack, config: TransformerConfig, rotary: RotaryTable) -> None:
         self._config, self._rotary = config, rotary
@@ -98,10 +98,10 @@ class CpuStack:
     def run(
         self, x: Tensor, positions: Tensor, where: RowCache, *, followed: tuple[int, int] | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """Rows [rows, hidden] float32 at `positions` [rows] int32 -> hidden states [rows, hidden].
+        """Convert rows [rows, hidden] float32 at `positions` [rows] int32 to hidden states [rows, hidden].
 
-        Stores their keys and values first: rows of one sequence may follow each other. Also returns the attention
-        weights [rows, positions] of the layer and head in `followed`.
+        Stores keys and values first, so consecutive rows may belong to one sequence. Also returns the attention weights
+        [rows, positions] of the layer and head in `followed`.
         """
         assert _built is not None
         config = self._config
@@ -128,7 +128,7 @@ class CpuStack:
 
     @staticmethod
     def _of_layer(layer: nn.Module) -> list[Tensor]:
-        """In the order that `run_stack` has."""
+        """Return the tensors of a layer in the order of `run_stack`."""
         assert isinstance(layer, DecoderLayer)
         attention, mlp = layer.self_attn, layer.mlp
 
@@ -149,7 +149,7 @@ class CpuStack:
 
 
 class CpuNetworks(UnfusedNetworks):
-    """The `cpu` kind. A pass may have any number of rows, because none depends on another."""
+    """Networks of the `cpu` kind. A pass may have any number of rows, because rows are independent."""
 
     kind: NetworkKind = "cpu"
 

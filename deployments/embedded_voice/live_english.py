@@ -1,42 +1,42 @@
-"""English text in its spoken form while it is being written."""
+"""Conversion of English text to its spoken form while the text is being written."""
 
 import re
 from dataclasses import dataclass
 
 from deployments.embedded_voice.english import spoken_english
 
-# The two halves of a cut text are read alone, so the text is cut only after a plain word, once another word has begun.
-# Other words may be a part of a number, an abbreviation or an address. The next word begins with several letters, one
-# of them a small vowel, so that a small letter remains when it is spoken: neither half is then taken for shouted.
-_DEPENDENT = "St|Dr|Ave|King|Queen|Pope|Emperor|Tsar|Prince|per|Mon|Tues?|Wed|Thu|Thurs|Fri|Sat|Sun"  # on the next one
+# Both parts of a split text are normalized separately, so the text is split only after a plain word, once the next word
+# has begun. Other words may belong to a number, an abbreviation or an address. The next word must begin with several
+# letters and contain a lower-case vowel, so its spoken form has lower case, and neither part counts as shouted.
+_DEPENDENT = "St|Dr|Ave|King|Queen|Pope|Emperor|Tsar|Prince|per|Mon|Tues?|Wed|Thu|Thurs|Fri|Sat|Sun"  # need a next word
 _WORD = rf"(?!(?:{_DEPENDENT})\b)(?:[A-Z]?[a-z]++|[AI])(?:['’][a-z]++)?[,;:?!]?"  # noqa: RUF001
 _NEXT = r"(?=[A-Za-z]{2}|a\s)[A-Z]?[a-z]*?[aeiouy]"
 _CUT = re.compile(rf"(?<![^\s]){_WORD}(?=[ \t]++{_NEXT})")
 _BEGUN = re.compile(rf"\s*+{_NEXT}")
 _SPACE = re.compile(r"\s(?=\S)")
-LONGEST_UNCUT = 1000  # most characters that wait for a place to cut: speaking this many takes milliseconds
+LONGEST_UNCUT = 1000  # maximum number of characters that wait for a split; normalizing them takes milliseconds
 
 
 @dataclass(frozen=True, slots=True)
 class TextPart:
-    """Consecutive text as it was written, and as it is spoken; either side joins with that of other parts."""
+    """Consecutive text as written, and in its spoken form. Concatenated parts form the whole text."""
 
     written: str
     spoken: str
 
 
 class LiveEnglish:
-    """`spoken_english` of a text that arrives in parts. The result is the same wherever the text is cut.
+    """Incremental `spoken_english` for a text that arrives in parts. The result does not depend on the parts.
 
-    Text without a place to cut is still cut after `LONGEST_UNCUT` characters, so its text bounds the work of one call.
+    Text without a place to split is still split after `LONGEST_UNCUT` characters, which limits the work of one call.
     """
 
     def __init__(self) -> None:
         self._rest = ""
-        self._seen = 0  # `_rest` has no cut before
+        self._seen = 0  # `_rest` has no split before this index
 
     def feed(self, text: str, *, is_last: bool) -> list[TextPart]:
-        """Returns the spoken text that is certain with `text`; with the last part the rest, and ends the sentence."""
+        """Return spoken text that later text cannot change. The last part returns the rest and ends the sentence."""
         parts = []
         for start in range(0, len(text), LONGEST_UNCUT):
             self._rest += text[start : start + LONGEST_UNCUT]
@@ -50,13 +50,13 @@ class LiveEnglish:
 
     @property
     def will_speak(self) -> bool:
-        """Whether the waiting text becomes a word with any later text."""
+        """Whether the waiting text becomes a word regardless of later text."""
         return _BEGUN.match(self._rest) is not None
 
     def _first_cut(self) -> int:
-        """The first place where the text can be cut; 0 if there is none."""
+        """Return the index of the first place to split the text; 0 if there is none."""
         while match := _CUT.search(self._rest, self._seen):
-            if not self._rest[: match.start()].rstrip()[-1:].isdigit():  # "5 km" may describe what follows
+            if not self._rest[: match.start()].rstrip()[-1:].isdigit():  # the next word decides how "5 km" is read
                 return match.end()
             self._seen = match.end()
         if len(self._rest) <= LONGEST_UNCUT:
@@ -66,5 +66,5 @@ class LiveEnglish:
 
 
 def _spoken_before_a_word(text: str) -> str:
-    """The spoken form in the middle of a sentence, with a space at its end, because that completes a word's tokens."""
+    """Return the spoken form within a sentence. Ends with a space, which completes the tokens of the last word."""
     return spoken_english(f"{text} so").removesuffix("so.")

@@ -1,4 +1,4 @@
-"""Numbers in English text, spoken: dates, times, money, measures, telephone numbers and all other numbers."""
+"""Conversion of numbers in English text to words: dates, times, money, measures, telephone and other numbers."""
 
 import calendar
 import re
@@ -10,22 +10,22 @@ from num2words import num2words
 Speak = Callable[[re.Match[str]], str]
 Rules = tuple[tuple[re.Pattern[str], Speak | str], ...]
 
-LARGEST_DIGITS = 15  # an integer of more digits is not read as a whole: hundreds of trillions
+LARGEST_DIGITS = 15  # longer integers are read digit by digit; 15 digits are hundreds of trillions
 _PLAIN_DIGITS = 6  # longer digit strings without separators are codes, unless they are round
 
 
 def cardinal(number: int) -> str:
-    """`0 <= number < 10**LARGEST_DIGITS`, without "and": one hundred five."""
+    """Return a cardinal without "and" for `0 <= number < 10**LARGEST_DIGITS`: one hundred five."""
     return _words(number, "cardinal")
 
 
 def ordinal(number: int) -> str:
-    """Twenty-first for 21; the range is `cardinal`'s."""
+    """Return an ordinal in the range of `cardinal`: twenty-first for 21."""
     return _words(number, "ordinal")
 
 
 def year(number: int) -> str:
-    """Nineteen oh five, two thousand five, twenty twenty-six; outside 1100 to 2099 the cardinal."""
+    """Return a year, such as nineteen oh five or twenty twenty-six. Outside 1100 to 2099 return the cardinal."""
     return _words(number, "year").replace("oh-", "oh ") if 1100 <= number < 2100 else cardinal(number)
 
 
@@ -36,17 +36,17 @@ def _words(number: int, kind: str) -> str:
 
 
 def plural(words: str) -> str:
-    """The words with the last one in the plural: nineteen nineties."""
+    """Return the words with the last word in the plural: nineteen nineties."""
     return words[:-1] + "ies" if words.endswith("y") else words + "s"
 
 
 def digits(figures: str) -> str:
-    """One word a digit; anything between them is left out."""
+    """Return one word per digit. Ignores other characters."""
     return " ".join(cardinal(int(figure)) for figure in figures if figure.isdigit())
 
 
 def pairs(figures: str) -> str:
-    """As houses, flights and models are numbered: forty ninety, three twenty, four oh five, two hundred."""
+    """Return a number in pairs, as for houses, flights and models: forty ninety, three twenty, four oh five."""
     first, last = figures[:-2], figures[-2:]
     if last == "00":
         return cardinal(int(figures))
@@ -54,7 +54,7 @@ def pairs(figures: str) -> str:
 
 
 def table(entries: str) -> dict[str, str]:
-    """`key:value` entries; an underscore is a space in a value."""
+    """Parse `key:value` entries. An underscore in a value means a space."""
     return {key: value.replace("_", " ") for key, _, value in (entry.rpartition(":") for entry in entries.split())}
 
 
@@ -63,16 +63,17 @@ def rules(*written: tuple[str, Speak | str]) -> Rules:
 
 
 def substitute(text: str, rules: Rules) -> str:
-    """Apply the rules to the text, one after the other."""
+    """Apply the rules to the text in order."""
     for pattern, speak in rules:
         text = pattern.sub(speak, text)
     return text
 
 
 def integer(figures: str) -> str:
-    """A digit string, with or without thousands separators.
+    """Return the words for a digit string, with or without thousands separators.
 
-    Numbers with a leading zero, and long ones that are neither separated nor round, are codes: digit by digit.
+    Numbers with a leading zero are codes and read digit by digit, as are long numbers without separators that are not
+    round.
     """
     if re.search(r",\d\d,", figures):
         return _indian(figures.replace(",", ""))
@@ -89,18 +90,18 @@ def _indian(figures: str) -> str:
 
 
 def decimal(figures: str) -> str:
-    """An integer, or one with decimals: three point one four. Further points are read too."""
+    """Return the words for an integer or a decimal: three point one four. Further points are read too."""
     whole, *parts = figures.split(".")
     return " point ".join((integer(whole or "0"), *(digits(part) for part in parts)))
 
 
-# A repetition never gives back what it took (`++`) and starts where no other could: time stays linear in the text.
+# Repetitions are possessive (`++`) and start where no other match can start, which keeps the time linear in the text.
 _WHOLE = r"(?:\d{1,2}(?:,\d\d){1,4},\d{3}(?![\d,])|\d{1,3}(?:,\d{3}){1,4}(?!\d)|\d++)"
 _AMOUNT = rf"(?:{_WHOLE}(?:\.\d++)?|\.\d++)"
 _NUMBER = rf"(?<![\w.]){_AMOUNT}"
 _HALF_OF_DAY = r"([aApP])\.?[mM](?![\w'])"
 _HALF_OR_NOT = rf"(?: ?{_HALF_OF_DAY})?"
-# A noun that an amount in front of it describes: a $5 bill, a 5 km run.
+# A noun that an amount before it describes: a $5 bill, a 5 km run
 _DESCRIBED = re.compile(
     r"[ -](?!(?:or|and|to|in|for|of|on|at|is|was|per|from|more|less|each|by|with|than|if|but|as|that|so)\b)[a-z]{2}"
 )
@@ -123,7 +124,7 @@ _SCALES = table("k:thousand m:million mn:million b:billion bn:billion t:trillion
 _SCALES |= {name: name for name in _LARGE.split()}
 _SCALE = rf"(?:(?:[ -]?({_LARGE.replace(' ', '|')}|[mbt]n)|([kKmMbBtT]))(?![\w']))?"
 SIGNS = "$£€¥₹₩₽₺₪₿₫₴₱฿₦"  # of currencies
-_MONEY = (  # signs and codes; one, several, one hundredth, several, where these are not regular or cent, cents
+_MONEY = (  # signs and codes: singular, plural, singular hundredth, plural hundredth, unless regular or cent, cents
     "$ USD:dollar £ GBP:pound/pounds/penny/pence € EUR:euro ¥ JPY:yen/yen/sen/sen ₩ KRW:won/won/jeon/jeon ₹ INR Rs "
     "Rs.:rupee/rupees/paisa/paise ₽ RUB:ruble/rubles/kopek/kopeks ₺:lira/lira ₪ ILS:shekel ₿ BTC:bitcoin ₫ "
     "VND:dong/dong ₴ UAH:hryvnia ₱:peso ฿ THB:baht/baht ₦ NGN:naira/naira R$ BRL:real/reais CHF:Swiss_franc kr "
@@ -139,7 +140,7 @@ _CODES = "|".join(sorted((re.escape(sign) for sign in _CURRENCIES if sign not in
 _CURRENCY = rf"(?:(?<![A-Za-z])(?:{_CODES})|[{SIGNS}])"
 
 _PREFIXES = table("k:kilo M:mega G:giga T:tera P:peta c:centi d:deci h:hecto m:milli μ:micro n:nano :")
-_MEASURED = (  # symbols, with the prefixes that they take
+_MEASURED = (  # unit symbols with their prefixes
     "m,kdcmμn:meter g,kmμ:gram l,mdc:liter L,md:liter V,km:volt W,kmMG:watt Wh,kMG:watt-hour Pa,khM:pascal mol,m:mole "
     "Hz,kMG:hertz cal,k:calorie Ω,kM:ohm s,mμn:second bps,kMG:bit_per_second kB:kilobyte KB:kilobyte MB:megabyte "
     "GB:gigabyte TB:terabyte PB:petabyte kb:kilobyte mb:megabyte gb:gigabyte tb:terabyte KiB:kibibyte MiB:mebibyte "
@@ -167,7 +168,7 @@ _PERIOD = r"(sec|s|min|hr|h|d|wk|mo|yr|ea|kg|lb|oz|km|mi|ml|GB|MB|L|l)(?![\w'])"
 
 
 def speak_numbers(text: str) -> str:
-    """`text`, one line of folded characters, with every number as words. No digit is left."""
+    """Return `text`, one line of folded characters, with all numbers as words. The result has no digits."""
     return substitute(text, _RULES)
 
 
@@ -186,7 +187,7 @@ def _date_in_figures(match: re.Match[str]) -> str:
 
 
 def _groups(match: re.Match[str]) -> str:
-    """A number in groups, such as a telephone number: digit by digit with a pause after each group."""
+    """Read a number in groups, such as a telephone number, digit by digit with a pause after each group."""
     sign = " plus " if match[0].startswith("+") else " "
     return sign + ", ".join(digits(group) for group in re.findall(r"\d+", match[0])) + " "
 
@@ -210,7 +211,7 @@ def _time(match: re.Match[str]) -> str:
 
 
 def _price(match: re.Match[str]) -> str:
-    """Currency before the amount, and a scale after it: $5.20, €1m; one of the currency before a noun: a $5 bill."""
+    """Read an amount with a scale, such as $5.20 or €1m. The currency is singular before a noun: a $5 bill."""
     article, currency, figures, *scales = match.groups()
     noun = _DESCRIBED if article else _PRICED
     is_one = noun.match(match.string, match.end()) is not None
@@ -282,7 +283,7 @@ def _with_commas(match: re.Match[str]) -> str:
 
 
 _DAYS_NOT_PARTS = frozenset(range(13, 32)) - {15, 16, 20, 24, 30}
-_ALONE = rf"(?<![\w.,:/+-])(?<!\d )(?<![{SIGNS}]\d )"  # no part of another number
+_ALONE = rf"(?<![\w.,:/+-])(?<!\d )(?<![{SIGNS}]\d )"  # not part of another number
 _OF_DECADES = "[Tt]he|[Ii]n|[Mm]id|[Ee]arly|[Ll]ate|to|his|her|their|my|our|your"
 _DASH = r" ?- ?"
 RANGED = r"(?:(?<=\d)|(?<=\d[kKmMbB%])|(?<=\d[mbt]n)|(?<=°[CF]))"  # the first end of a range

@@ -1,1 +1,1 @@
-"""Graphs, kernels that are compiled ahead, and how both are launched."""
+"""CUDA graphs, ahead-of-time compilation of Triton kernels, and GPU capabilities."""

@@ -1,7 +1,7 @@
-"""Suspends another process's use of a GPU, and resumes it, with the driver's checkpoints (Linux, driver 570 or newer).
+"""Suspend and resume another process's use of a GPU with the driver's checkpoint API (Linux, driver 570 or newer).
 
-While a process sleeps its memory on the GPU is copied to the host's, and the GPU is released completely. Its CUDA calls
-wait. After waking, everything is at the same addresses, so that captured work (CUDA graphs) stays valid.
+While a process is suspended, its GPU memory is kept in host memory, and the GPU is released completely. CUDA calls of
+the process block. Resuming restores all addresses, so captured CUDA graphs stay valid.
 """
 
 import ctypes
@@ -11,7 +11,7 @@ from deployments.errors import EngineError
 
 _LIBRARY = "libcuda.so.1"
 _LEAST_DRIVER = 570
-_LOCK_TIMEOUT_MS = 2000  # for work that already runs on the GPU
+_LOCK_TIMEOUT_MS = 2000  # limit for work that already runs on the GPU
 
 
 class _LockArguments(ctypes.Structure):
@@ -19,7 +19,7 @@ class _LockArguments(ctypes.Structure):
 
 
 def send_to_sleep(process: int) -> None:
-    """Return once the process has left the GPU. Raises EngineError, and leaves the process awake, if that fails."""
+    """Suspend the process and release its GPU memory. Raises EngineError and leaves the process running on failure."""
     locking = _LockArguments(timeout_ms=_LOCK_TIMEOUT_MS)
     _call_driver("cuCheckpointProcessLock", process, ctypes.byref(locking))
     try:
@@ -30,7 +30,7 @@ def send_to_sleep(process: int) -> None:
 
 
 def wake(process: int) -> None:
-    """Return once the process has its GPU memory back. Raises EngineError, for instance if others took the memory."""
+    """Resume the process and restore its GPU memory. Raises EngineError, for instance if the GPU lacks free memory."""
     _call_driver("cuCheckpointProcessRestore", process, None)
     _call_driver("cuCheckpointProcessUnlock", process, None)
 
@@ -41,12 +41,12 @@ def _call_driver(function: str, process: int, arguments: object) -> None:
         status = getattr(driver, function)(ctypes.c_int(process), arguments)
     except AttributeError:
         raise EngineError(
-            f"keep_alive needs an NVIDIA driver {_LEAST_DRIVER} or newer: this one has no {function}"
+            f"keep_alive_s requires NVIDIA driver {_LEAST_DRIVER} or newer: this driver lacks {function}"
         ) from None
     if status:
         name = ctypes.c_char_p()
         driver.cuGetErrorName(status, ctypes.byref(name))
-        raise EngineError(f"{function} of process {process}: {(name.value or b'error').decode()} ({status})")
+        raise EngineError(f"{function} failed for process {process}: {(name.value or b'error').decode()} ({status})")
 
 
 @cache
@@ -54,7 +54,7 @@ def _driver() -> ctypes.CDLL:
     try:
         driver = ctypes.CDLL(_LIBRARY)
     except OSError as error:
-        raise EngineError(f"keep_alive needs NVIDIA's driver: {error}") from None
+        raise EngineError(f"keep_alive_s requires NVIDIA's driver: {error}") from None
     if status := driver.cuInit(0):
-        raise EngineError(f"keep_alive needs NVIDIA's driver, which does not start here ({status})")
+        raise EngineError(f"keep_alive_s requires NVIDIA's driver, which failed to initialize (status {status})")
     return driver

@@ -1,4 +1,4 @@
-"""The compute capability of a GPU, by PyTorch. `card.py` lists the abilities of each one."""
+"""Lookup of a GPU's compute capability with PyTorch. `card.py` lists the features of each capability."""
 
 import torch
 
@@ -6,5 +6,5 @@ from deployments.gpu.card import AMPERE, Capability
 
 
 def capability_of(device: torch.device) -> Capability:
-    """The GPU's capability. Without a GPU, as in a prediction: that of the first one that all kernels support."""
+    """Return the GPU's compute capability, or Ampere's on a machine without a GPU, to plan memory there."""
     return torch.cuda.get_device_capability(device) if torch.cuda.is_available() else AMPERE

@@ -1,5 +1,6 @@
-"""Requirements of a GPU and its number format, by compute capability, driver and the CUDA of PyTorch. Knows
-neither torch nor a GPU, so that `talkray doctor` can ask before either is loaded.
+"""GPU requirements and number formats, by compute capability, driver, and the CUDA version of PyTorch.
+
+This module uses neither torch nor a GPU, so `talkray doctor` can run its checks first.
 """
 
 import importlib.util
@@ -11,13 +12,13 @@ from typing import Literal
 Capability = tuple[int, int]
 
 MIB = 1 << 20
-# Tensor cores for float16 (Turing). CUDA 13, which PyTorch's wheels are built with, has no kernels for less.
+# Turing has tensor cores for float16. CUDA 13, the version of PyTorch's wheels, does not support older GPUs.
 LEAST_CAPABILITY: Capability = (7, 5)
-# Matrix units for bfloat16 and TF32 (Ampere), which our Triton kernels are written for.
+# Ampere has tensor cores for bfloat16 and TF32, which the Triton kernels require.
 AMPERE: Capability = (8, 0)
-# The least driver of each CUDA: NVIDIA's table of minor version compatibility.
+# Minimum driver of each CUDA version, from NVIDIA's table of minor version compatibility
 _LEAST_DRIVER = {11: 450, 12: 525, 13: 580}
-SMALL_BYTES = 24 << 30  # of free memory: on a GPU with less a talker's settings follow from what it carries
+SMALL_BYTES = 24 << 30  # a talker derives its settings from the GPU's free memory if there is less than this
 _NAMES = {5: "Maxwell", 6: "Pascal", 7: "Volta"}
 _CUDA = re.compile(r"^cuda\b[^=\n]*=\s*['\"](\d+)\.(\d+)", re.MULTILINE)
 
@@ -30,11 +31,11 @@ class Card:
     capability: Capability
     driver: str
     total: int  # bytes
-    free: int  # bytes that no process has
+    free: int  # bytes not used by any process
 
     @staticmethod
     def parse(line: str) -> "Card | None":
-        """From a line of `nvidia-smi --query-gpu=QUERY --format=csv,noheader,nounits`; None for any other line."""
+        """Parse a line of `nvidia-smi --query-gpu=QUERY --format=csv,noheader,nounits`; None for any other line."""
         fields = [field.strip() for field in line.split(",")]
         try:
             name, capability, driver, total, free = fields
@@ -48,22 +49,22 @@ QUERY = "name,compute_cap,driver_version,memory.total,memory.free"
 
 
 def half_precision(capability: Capability) -> Literal["bfloat16", "float16"]:
-    """The type of a talker's weights. Turing multiplies float16 only."""
+    """Return the number format of a talker's weights. Turing's tensor cores support only float16."""
     return "bfloat16" if capability >= AMPERE else "float16"
 
 
 def why_not(card: Card, cuda: Capability | None) -> str | None:
-    """Why a card cannot serve anything, and the remedy; None if it can. `cuda` is PyTorch's."""
+    """Return why the card cannot run Talkray, with the remedy, or None. `cuda` is the CUDA version of PyTorch."""
     if card.capability < LEAST_CAPABILITY:
         family = _NAMES.get(card.capability[0], "too old")
         return (
-            f"{card.name} has compute capability {_dotted(card.capability)} ({family}), the least is "
-            f"{_dotted(LEAST_CAPABILITY)} (Turing): another GPU, or the CPU with a --config without num_gpus"
+            f"{card.name} has compute capability {_dotted(card.capability)} ({family}), Talkray requires "
+            f"{_dotted(LEAST_CAPABILITY)} (Turing): use another GPU, or the CPU with a --config without num_gpus"
         )
     if cuda is None:
         return (
-            f"{card.name} is here, and the installed torch is one for CPUs: uninstall it, and install the build for "
-            "CUDA as pytorch.org says"
+            f"{card.name} is present, but the installed torch is a CPU build: uninstall it, and install the CUDA "
+            "build (see pytorch.org)"
         )
     least = _LEAST_DRIVER.get(cuda[0])
     major = card.driver.partition(".")[0]
@@ -76,17 +77,17 @@ def why_not(card: Card, cuda: Capability | None) -> str | None:
 
 
 def remark(card: Card) -> str:
-    """A hint for the user of the card, or nothing."""
+    """Return a hint for the user of the card, or an empty string."""
     if card.capability < AMPERE:
         return (
-            f"; compute capability {_dotted(card.capability)} has no bfloat16: float16 in plain PyTorch, without our "
-            "kernels, and untested"
+            f"; compute capability {_dotted(card.capability)} lacks bfloat16: Talkray runs in float16 with plain "
+            "PyTorch instead of its kernels, which is untested"
         )
     return ""
 
 
 def torch_cuda() -> Capability | None:
-    """The CUDA that the installed torch was built with, read from its files; None without one."""
+    """Return the CUDA version of the installed torch, read from torch's files; None for a CPU build."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         return None

@@ -1,8 +1,8 @@
-"""Triton kernels compiled ahead, in as many processes as there are CPUs.
+"""Ahead-of-time compilation of Triton kernels, in as many processes as there are CPUs.
 
-Triton compiles each kernel at its first launch, one after the other. Here the work runs once, and its launches are
-noted instead of made. Processes of our own compile the noted kernels into the cache folder that Triton reads, and later
-launches find them there. These processes use no GPU.
+Triton compiles each kernel at its first launch, one after the other. This module runs the work once and records its
+launches instead of making them. Worker processes compile the recorded kernels into Triton's cache folder, where later
+launches find them. The workers do not use the GPU.
 """
 
 import hashlib
@@ -29,16 +29,16 @@ from triton.compiler import compile as compile_source
 
 logger = logging.getLogger(__name__)
 
-_MAX_WORKERS = 16  # each imports torch: about a third of a gigabyte of memory
+_MAX_WORKERS = 16  # each worker imports torch, which takes about a third of a gigabyte of memory
 _WORKER = "import torch; from deployments.gpu.compile_ahead import serve_standard_streams as serve; serve()"
 
 Progress = Callable[[int, int], None]
-"""(kernels done, kernels in all)."""
+"""Called with the number of compiled kernels and the number of all kernels."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """One kernel for one kind of arguments: the input of Triton's compiler."""
+    """Input of Triton's compiler: one kernel with one combination of argument types."""
 
     module: str
     function: str
@@ -53,10 +53,10 @@ class Kernel:
 def compiling_ahead(
     facts: str, phase: Callable[[str], AbstractContextManager[None]], progress: Progress
 ) -> Iterator[Callable[[Callable[[], None]], None]]:
-    """Offer a function that compiles the kernels which some work launches, within a `phase` for each of its steps.
+    """Yield a function that compiles in parallel the kernels which some work launches, within a `phase` for each step.
 
-    `facts`: all that the kernels depend on besides code and versions. The cache remembers for which facts all kernels
-    were compiled; kernels that were deleted since are compiled at their launch.
+    `facts` are their dependencies besides code and versions. A stamp in the cache marks the facts for which all kernels
+    are compiled. Kernels deleted later are compiled at their launch.
     """
     stamp = Path(knobs.cache.dir) / "complete" / _digest(f"{triton.__version__} {facts}")
     if stamp.exists():
@@ -84,7 +84,7 @@ def _digest(facts: str) -> str:
 
 @contextmanager
 def noted_launches() -> Iterator[list[Kernel]]:
-    """Launches in the block are not made, unless their kernel is loaded already; each missing kernel is noted once."""
+    """Record each kernel that is launched in this block and not loaded yet, once, instead of launching it."""
     noted: dict[str, Kernel] = {}
 
     def note(*, key: str, fn: Any, compile: dict[str, Any], **_: object) -> bool:  # noqa: A002  # Triton's name
@@ -122,12 +122,12 @@ def _as_tuple(value: object) -> object:
 
 
 class CompileWorkers:
-    """Processes that compile. They start at once, so that they import while the caller loads weights."""
+    """Pool of compiler processes. The processes start in the constructor, to import while the caller loads weights."""
 
     def __init__(self) -> None:
         number = min(_MAX_WORKERS, len(os.sched_getaffinity(0)))
-        command = [sys.executable, "-c", _WORKER]  # the kernels' modules want torch: imported while nothing waits
-        # A worker ends when its input closes, so none outlives this process.
+        command = [sys.executable, "-c", _WORKER]  # import torch early, because the kernels' modules need it
+        # A worker exits when its standard input closes, so workers never outlive this process.
         self._processes = [
             subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(number)
         ]
@@ -139,13 +139,13 @@ class CompileWorkers:
         for process in self._processes:
             assert process.stdin is not None
             assert process.stdout is not None
-            process.kill()  # it may still be importing; the cache is written by renaming whole files
+            process.kill()  # safe at any time, because Triton renames whole files into its cache
             process.stdin.close()
             process.stdout.close()
             process.wait()
 
     def compile(self, kernels: Sequence[Kernel], report: Progress) -> None:
-        """Return once all kernels are in the cache. One that fails is logged; its launch raises the error again."""
+        """Compile all kernels into the cache. A failure is logged, and the kernel's launch raises the error again."""
         idle: queue.SimpleQueue[subprocess.Popen[bytes]] = queue.SimpleQueue()
         for process in self._processes:
             idle.put(process)
@@ -166,7 +166,7 @@ class CompileWorkers:
 
 
 def _ask(process: "subprocess.Popen[bytes]", kernel: Kernel) -> str | None:
-    """The worker's error; None if there was none."""
+    """Return the error of the worker, or None on success."""
     assert process.stdin is not None
     assert process.stdout is not None
     try:
@@ -174,16 +174,16 @@ def _ask(process: "subprocess.Popen[bytes]", kernel: Kernel) -> str | None:
         process.stdin.flush()
         problem: str | None = pickle.load(process.stdout)
     except (EOFError, OSError) as error:
-        return f"its process has ended: {error!r}"
+        return f"the compiler process ended: {error!r}"
     except (pickle.PickleError, TypeError, AttributeError) as error:
-        return f"it cannot be handed to another process: {error!r}"
+        return f"the kernel cannot be pickled: {error!r}"
     return problem
 
 
 def serve_standard_streams() -> None:
-    """The loop of a worker: pickled kernels in; None or an error out for each. It ends when its input does.
+    """Run a worker: read pickled kernels, and write None or an error for each, until standard input ends.
 
-    Printed text goes to standard error.
+    Text that kernels print goes to standard error.
     """
     with os.fdopen(os.dup(sys.stdout.fileno()), "wb") as answers:
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
@@ -199,13 +199,13 @@ def serve_standard_streams() -> None:
 def _try(kernel: Kernel) -> str | None:
     try:
         compile_kernel(kernel)
-    except Exception as error:  # the kernel's launch raises it again, with a traceback
+    except Exception as error:  # the kernel's launch raises the error again, with a traceback
         return f"{type(error).__name__}: {error}"
     return None
 
 
 def compile_kernel(kernel: Kernel) -> None:
-    """Compile a kernel into the cache, unless it is there already."""
+    """Compile a kernel into the cache, unless the cache already holds it."""
     function = getattr(importlib.import_module(kernel.module), kernel.function)
     source = ASTSource(function, kernel.signature, kernel.constants, kernel.attributes)
     compile_source(source, target=GPUTarget(*kernel.target), options=kernel.options)

@@ -1,4 +1,4 @@
-"""Work of a GPU that is captured once and replayed, and pinned memory for the small writes before each replay."""
+"""Capture and replay of CUDA graphs, and pinned memory for small writes before each replay."""
 
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
@@ -16,10 +16,10 @@ T = TypeVar("T")
 
 
 class Graphs:
-    """Captured GPU work by key, in one memory pool. Work without a capture, as on a CPU, runs directly."""
+    """CUDA graphs by key, in one memory pool. Work without a captured graph, as on a CPU, runs directly."""
 
     def __init__(self, cuda_stream: torch.cuda.Stream | None = None) -> None:
-        """Work is captured on `cuda_stream`, by default one of its own: captured kernels keep its priority."""
+        """Capture on `cuda_stream`, by default on a new stream. Captured kernels keep the stream's priority."""
         self._graphs: dict[Hashable, torch.cuda.CUDAGraph] = {}
         self._pool = torch.cuda.graph_pool_handle() if torch.cuda.is_available() else None
         self._cuda_stream = cuda_stream
@@ -27,7 +27,7 @@ class Graphs:
 
     @torch.inference_mode()
     def capture(self, key: Hashable, work: Callable[[], T]) -> T:
-        """Capture `work`, which has to read and write static tensors only; each replay writes its result."""
+        """Capture `work`, which must only read and write static tensors. Each replay overwrites the returned result."""
         side = self._cuda_stream or torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
@@ -44,7 +44,7 @@ class Graphs:
         self._graphs[key].replay()
 
     def run(self, key: Hashable, work: Callable[[], None]) -> None:
-        """Replay the work that was captured under `key`; without a capture run `work`, and count that."""
+        """Replay the graph captured under `key`. Without a graph run `work` directly and count it in `num_eager`."""
         if key in self._graphs:
             self.replay(key)
             return
@@ -53,23 +53,23 @@ class Graphs:
 
 
 def buckets(largest: int, sizes: Iterable[int]) -> list[int]:
-    """The sizes of batches that work is captured for: `sizes` below the largest, and that one."""
+    """Return the batch sizes to capture: all `sizes` below `largest`, and `largest` itself."""
     return [size for size in sizes if size < largest] + [largest]
 
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """A row to fill and then to copy: the same memory as an array and as a tensor."""
+    """A row of staging memory, as an array to fill and as a tensor to copy from. Array and tensor share memory."""
 
     values: NDArray[np.int32]
     tensor: Tensor
 
 
 class Staging:
-    """A ring of pinned rows of host memory, from which small writes to the GPU start without waiting for it.
+    """Ring buffer of pinned host memory for small writes to the GPU that do not block the CPU.
 
-    A half is used again once all copies out of it are known to be done. `next_row` blocks only if the GPU is half a
-    ring (hundreds of copies) behind.
+    Reuse a half of the buffer only after all copies from it have completed. `next_row` blocks only if the GPU is half
+    a buffer (hundreds of copies) behind.
     """
 
     def __init__(self, width: int, *, device: torch.device, rows: int = _STAGED_ROWS) -> None:
@@ -77,10 +77,10 @@ class Staging:
         memory = torch.zeros((rows, width), dtype=torch.int32, pin_memory=self._pinned)
         self._rows = [Staged(row.numpy(), row) for row in memory]
         self._half, self._next = rows // 2, 0
-        self._left: list[torch.cuda.Event | None] = [None, None]  # the copies out of a half that was left end before it
+        self._left: list[torch.cuda.Event | None] = [None, None]  # recorded after all copies from the half
 
     def next_row(self) -> Staged:
-        """The next row; its old contents are still in it."""
+        """Return the next row, which still holds its old contents."""
         if self._next % self._half == 0:
             self._enter(self._next // self._half)
         staged = self._rows[self._next]

@@ -1,1 +1,1 @@
-"""Replicas as Ray Serve sees them, and the calls between them."""
+"""Ray Serve replicas, and calls between deployments."""

@@ -1,11 +1,12 @@
-"""Python's garbage collector in processes that speak."""
+"""Garbage collection settings for processes that serve streams."""
 
 import gc
 
 
 def freeze_loaded() -> None:
-    """Take all objects that exist now out of later collections: collecting everything that is loaded stops speech for
-    0.1 s. Forked processes also keep sharing the memory of these objects.
+    """Exclude all existing objects from later garbage collections, which would pause audio for 0.1 s.
+
+    Forked processes also keep sharing the memory of these objects.
     """
     gc.collect()
     gc.freeze()

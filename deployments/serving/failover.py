@@ -1,7 +1,7 @@
-"""Continues a lost stream on any other replica, from its codes.
+"""Failover of a stream: if its replica is lost, another replica continues from its codes.
 
-The reader of a stream keeps its codes. When its replica is lost, the codes are sent to another one with the same
-request. Sampling is keyed by seed and frame, so the next codes are the ones that the lost replica would have made.
+The reader of a stream keeps the stream's codes. After a loss, the reader sends the codes with the same request to
+another replica. Sampling depends only on seed and frame, so that replica makes the same codes as the lost one would.
 """
 
 import asyncio
@@ -24,24 +24,24 @@ from deployments.serving import metrics
 
 logger = logging.getLogger(__name__)
 
-_FIRST_DELAY_S = 0.02  # before the second retry; the first one is immediate
+_FIRST_DELAY_S = 0.02  # before the second retry; the first retry is immediate
 _MAX_DELAY_S = 0.5
-# A stream is given up _GIVE_UP_S after a loss without a new frame, and after _MAX_LOSSES replicas that died. Moves and
-# calls that Serve cancelled do not count. It is also given up after _MAX_FUTILE_LOSSES replicas in a row died without a
-# new frame, because the request itself may kill them.
+# A stream fails after _GIVE_UP_S without a new frame since a loss, or after _MAX_LOSSES dead replicas. Moves and calls
+# that Serve cancelled do not count. A stream also fails after _MAX_FUTILE_LOSSES replicas in a row died without a new
+# frame, because the request itself may crash them.
 _GIVE_UP_S = 30.0
 _MAX_LOSSES = 12
 _MAX_FUTILE_LOSSES = 3
 
-Sent = TypeVar("Sent", FrameChunk, PcmChunk)  # by the replica
-Given = TypeVar("Given", FrameChunk, PcmChunk)  # to the reader
+Sent = TypeVar("Sent", FrameChunk, PcmChunk)  # chunks from the replica
+Given = TypeVar("Given", FrameChunk, PcmChunk)  # chunks for the reader
 
 
 class Received:
-    """Collects the part of a stream that its reader has. Another replica continues from it."""
+    """Part of a stream that its reader has received. Another replica continues from this part."""
 
     def __init__(self, earlier: Progress | None = None) -> None:
-        """`earlier`: the part that came before."""
+        """Start with `earlier`, the part that was received before."""
         self._was_asked_for = False
         self._listener = Listener.of(background=False, in_hand_s=0.0 if earlier is None else earlier.in_hand_s)
         self._codes = [] if earlier is None else [earlier.codes]
@@ -49,21 +49,22 @@ class Received:
         self.samples = 0 if earlier is None else earlier.samples
 
     def add(self, chunk: FrameChunk | PcmChunk, samples: int) -> None:
-        """Add a chunk. `samples`: delivered so far, with its own."""
+        """Add a chunk. `samples` is the number of samples delivered up to the end of this chunk."""
         if len(chunk.codes):
             self._codes.append(chunk.codes)
         self._clone_prompt = chunk.clone_prompt or self._clone_prompt
         self.samples = samples
 
     def deliver(self, audio_s: float) -> None:
-        """Count seconds of audio that are sent to the listener now."""
+        """Count `audio_s` seconds of audio that are sent to the listener now."""
         if audio_s:
             self._listener.deliver(audio_s, now_s=time.monotonic())
 
     def begin_attempt(self, request: SynthesisRequest) -> SynthesisRequest:
-        """The request for the rest of the stream. Each call begins an attempt: from the second on the request says
-        `is_retry`, because the replica that was asked before may hang. The prompt that a replica made of a recording is
-        sent in place of the recording.
+        """Return the request for the rest of the stream. Each call begins a new attempt.
+
+        From the second attempt on, the request sets `is_retry`, because the previous replica may hang. A clone prompt
+        that a replica has made replaces the recording.
         """
         is_retry = self._was_asked_for
         self._was_asked_for = True
@@ -73,7 +74,7 @@ class Received:
 
     @property
     def progress(self) -> Progress | None:
-        """The part so far; None before the first frame."""
+        """The received part; None before the first frame."""
         if not self._codes:
             return None
         in_hand_s = max(0.0, self._listener.lead_s(time.monotonic()))
@@ -81,54 +82,54 @@ class Received:
 
 
 class ReplicaStream(ABC, Generic[Sent, Given]):
-    """One stream that replicas make: the call for its chunks, and the chunk that its reader gets for each."""
+    """Stream made by replicas. Subclasses call a replica for chunks, and convert each chunk for the reader."""
 
     def __init__(self, request_id: str, lost: type[ReplicaLost], *, is_background: bool = False) -> None:
-        """`lost`: the error of a lost replica of the pool that is asked."""
+        """Create a stream. A lost replica of the called pool raises `lost`."""
         self.request_id, self.lost, self.is_background = request_id, lost, is_background
 
     @abstractmethod
     def ask(self) -> AsyncGenerator[Sent, None]:
-        """Call a replica for the chunks after those that came."""
+        """Call a replica for the chunks after the received ones."""
 
     @abstractmethod
     def receive(self, chunk: Sent) -> Given | None:
-        """The chunk for the reader, None if there is none for this one. Notes what the next `ask` needs."""
+        """Return the chunk for the reader, or None. Stores the progress that the next `ask` needs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Handover:
-    """A stream on its way from one replica to the next."""
+    """A stream that moves from one replica to the next."""
 
     reason: str
-    began_s: float  # time.monotonic() of the loss
-    is_loss: bool = True  # False: the reader paused, so the call was closed
+    began_s: float  # time of the loss, from time.monotonic()
+    is_loss: bool = True  # False if the reader paused, so the call was closed
 
 
 class AttemptStage(Enum):
-    """How far a stream has come at the replica that was asked last."""
+    """Progress of a stream at the replica that was called last."""
 
     ASKED = auto()
     ACCEPTED = auto()
-    PROGRESSED = auto()  # it has brought a new frame, or the end
+    PROGRESSED = auto()  # a new frame or the end has arrived
 
 
 class Attempts:
-    """Decides after each loss whether and when a stream asks again. Logs and measures each change of replica."""
+    """Retry policy of one stream: decides after each loss whether and when to retry. Logs each change of replica."""
 
     def __init__(self, lost: type[ReplicaLost], request_id: str, *, most_losses: int = _MAX_LOSSES) -> None:
-        """`lost`: the error of a lost replica of the pool that is asked."""
+        """Create a policy. A lost replica of the called pool raises `lost`."""
         self._lost, self._request_id, self._most_losses = lost, request_id, most_losses
         self._stage = AttemptStage.ASKED
-        self._handover: Handover | None = None  # set from a loss to the next new frame
+        self._handover: Handover | None = None  # set between a loss and the next new frame
         self._num_losses = 0
         self._num_futile = 0  # losses in a row without a new frame between them
         self._delay_s = 0.0  # before the next attempt
         self._unreported_losses: Marks = ()
-        self.has_ended = False  # the last chunk has come
+        self.has_ended = False  # whether the last chunk has arrived
 
     def received(self, chunk: FrameChunk | PcmChunk) -> None:
-        """Note a chunk. A chunk without codes says that the replica has accepted the stream."""
+        """Record a chunk. A chunk without codes shows that the replica has accepted the stream."""
         self.has_ended = chunk.finish_reason is not None
         if len(chunk.codes) or self.has_ended:
             if self._handover is not None:
@@ -140,7 +141,7 @@ class Attempts:
             self._stage = AttemptStage.ACCEPTED
 
     def with_losses(self, item: Given) -> Given:
-        """`item` with the losses that no chunk has reported yet, in front of its trail."""
+        """Return `item` with all unreported losses at the start of its trail."""
         if not self._unreported_losses:
             return item
         trail = self._unreported_losses + item.trail
@@ -148,17 +149,17 @@ class Attempts:
         return replace(item, trail=trail)
 
     def resume(self) -> None:
-        """The reader reads again, after the call was closed because the reader paused."""
+        """Prepare a new call after the reader paused and the previous call was closed."""
         self._stage = AttemptStage.ASKED
-        self._handover = Handover("its reader came back", time.monotonic(), is_loss=False)
+        self._handover = Handover("its reader returned", time.monotonic(), is_loss=False)
 
     def delay_after(self, error: TalkrayError) -> float:
-        """Note a failure. Returns the seconds until the next attempt; raises `error`, or `lost`, if there is none."""
+        """Record a failure. Returns the seconds until the next attempt. Raises `error` or `lost` if none remains."""
         now_s = time.monotonic()
         died = isinstance(error, self._lost)
         if self._handover is None:
             if not died and not isinstance(error, Moved):
-                raise error  # refused from the start, or lost in a later stage
+                raise error  # refused at the start, or lost in a later stage
             self._handover = Handover(f"{type(error).__name__}: {error}", now_s)
         is_loss = died and self._stage is not AttemptStage.ASKED
         self._num_losses += is_loss
@@ -166,7 +167,7 @@ class Attempts:
         self._stage = AttemptStage.ASKED
         waited_s = now_s - self._handover.began_s
         if waited_s > _GIVE_UP_S or self._num_losses >= self._most_losses or self._num_futile >= _MAX_FUTILE_LOSSES:
-            reason = f"given up after {self._num_losses} losses, the first of now: {self._handover.reason}"
+            reason = f"given up after {self._num_losses} losses; the last outage began with: {self._handover.reason}"
             raise self._lost(reason, error.beside if isinstance(error, ReplicaLost) else 0) from error
         delay_s = self._delay_s
         self._delay_s = min(max(2 * delay_s, _FIRST_DELAY_S), _MAX_DELAY_S)
@@ -175,26 +176,26 @@ class Attempts:
     def _report(self, handover: Handover) -> None:
         gap_s = time.monotonic() - handover.began_s
         if not handover.is_loss:
-            logger.info("request %s goes on %.3f s after %s", self._request_id, gap_s, handover.reason)
+            logger.info("request %s continues %.3f s after %s", self._request_id, gap_s, handover.reason)
             return
         lost = self._lost.__name__
         self._unreported_losses += ((lost, time.time_ns() - int(gap_s * 1e9)),)
         metrics.FAILOVERS.record(1, reason=lost)
         metrics.FAILOVER_GAP.record(max(gap_s, 1e-6), reason=lost)
-        logger.warning("request %s goes on %.3f s after %s: %s", self._request_id, gap_s, lost, handover.reason)
+        logger.warning("request %s continues %.3f s after %s: %s", self._request_id, gap_s, lost, handover.reason)
 
 
 async def with_failover(stream: ReplicaStream[Sent, Given]) -> AsyncGenerator[Given, None]:
-    """A stream to its last chunk, from as many replicas as that needs.
+    """Yield the chunks of a stream until its last chunk, from as many replicas as necessary.
 
-    If the replica raises `lost` or Moved another one is asked; from then on NotReady and Overloaded too lead to further
-    attempts. Raises other errors, and `lost` if the stream is given up. The stream ends early if `receive` returns a
-    finish reason for a chunk without one.
+    If the replica raises `lost` or Moved, another replica is called. NotReady and Overloaded then also lead to retries.
+    Other errors are raised, and `lost` if all attempts fail. The stream ends early if `receive` returns a finish reason
+    for a chunk without one.
 
-    If the reader takes nothing for UNREAD_S, the call is closed, and a replica is asked again when the reader
-    continues. This does not hold for the first item, because a reader that asks ahead takes only that.
+    If the reader takes nothing for UNREAD_S, the call is closed. Another call starts when the reader continues. The
+    first item has no such limit, because a reader that prefetches takes only the first item.
     """
-    # The desk of jobs decides whether a segment that was lost is tried again, because it may kill replicas.
+    # The job queue decides whether to retry a lost segment, because the segment may crash replicas.
     most_losses = 1 if stream.is_background else _MAX_LOSSES
     attempts = Attempts(stream.lost, stream.request_id, most_losses=most_losses)
     has_begun = False
@@ -208,21 +209,22 @@ async def with_failover(stream: ReplicaStream[Sent, Given]) -> AsyncGenerator[Gi
                     if item.finish_reason is not None and not attempts.has_ended:
                         return
         except (ReplicaLost, NotReady, Overloaded) as error:
-            if not attempts.has_ended:  # else nothing is missing
+            if not attempts.has_ended:  # a loss after the last chunk is harmless
                 await asyncio.sleep(attempts.delay_after(error))
 
 
 async def _next_item(
     stream: ReplicaStream[Sent, Given], chunks: AsyncGenerator[Sent, None], attempts: Attempts, reader: ReaderWatch
 ) -> Given | None:
-    """The next chunk for the reader; None after the last one, and if the call was closed because the reader paused.
+    """Return the reader's next chunk; None after the last chunk, or if the call was closed because the reader paused.
+
     Raises `lost` if the chunks end without a last one.
     """
     if reader.was_away:
         return None
     async for chunk in chunks:
         if attempts.has_ended:
-            continue  # let the call end by itself: Serve would cancel others with it
+            continue  # let the call end by itself, because Serve would cancel other calls of the request with it
         attempts.received(chunk)
         if (item := stream.receive(chunk)) is not None:
             return attempts.with_losses(item)

@@ -1,4 +1,4 @@
-"""Calls to another deployment: the choice of a replica, Ray's exceptions, and the end of abandoned streams."""
+"""Calls to other deployments: routing, translation of Ray's exceptions, and cancellation of abandoned streams."""
 
 import asyncio
 import random
@@ -16,18 +16,18 @@ from ray.serve.request_router import FIFOMixin, LocalityMixin, PendingRequest, R
 from deployments.errors import Moved, NotReady, Overloaded, ReplicaLost
 from deployments.limits import Rate
 
-_finished: defaultdict[str, Rate] = defaultdict(Rate)  # of streams that ended in this process, by deployment
-# After this time a call that no replica took is made again, because it may wait for a replica that hangs.
+_finished: defaultdict[str, Rate] = defaultdict(Rate)  # rate of ended streams in this process, by deployment
+# A call that no replica accepts within this time is repeated, because the call may wait for a hung replica.
 _ACCEPT_S = 4.0
-# After this time without a chunk or heartbeat a stream is lost, because a replica that hangs, or whose host is cut off,
-# closes no connection.
+# A stream without chunks and heartbeats for this time is lost. A replica that hangs or loses its network closes no
+# connection.
 _PEER_TIMEOUT_S = 3.0
-_CATCH_UP_S = 0.25  # for messages that came while this process could not run
-# How many replicas are asked for their number of calls, and how many of them may be on the caller's node. Answers are
-# ten seconds valid, so in a large pool each call would ask many replicas anew.
+_CATCH_UP_S = 0.25  # for messages that arrived while this process could not run
+# Maximum numbers of replicas to query for their queue length, in total and on the caller's node. Answers are valid for
+# ten seconds, so calls in a large pool would otherwise query many replicas each time.
 _MOST = 16
 _MOST_OWN = 12
-_cancelling: set[asyncio.Task[None]] = set()  # of calls that were closed before a replica had taken them
+_cancelling: set[asyncio.Task[None]] = set()  # cancellations of calls that no replica had accepted yet
 
 T = TypeVar("T")
 
@@ -35,11 +35,11 @@ T = TypeVar("T")
 async def read_replica(
     handle: DeploymentHandle, method: str, request: object, *, lost: type[ReplicaLost]
 ) -> AsyncGenerator[Any, None]:
-    """The items of a streaming method. Closing the generator cancels the call.
+    """Yield the items of a streaming method. Closing the generator cancels the call.
 
-    Raises the method's error; Overloaded or NotReady if no replica takes the call; `lost` if the replica died or
-    sends not even heartbeats (`Replica.with_heartbeats`); Moved if Serve cancelled the call. Serve does so if another
-    call of the same HTTP request is cancelled.
+    Raises the method's error. Raises Overloaded or NotReady if no replica accepts the call, `lost` if the replica died
+    or sends no heartbeats (`Replica.with_heartbeats`), and Moved if Serve cancelled the call. Serve cancels a call if
+    another call of the same HTTP request is cancelled.
     """
     response = handle.options(method_name=method, stream=True).remote(request)
     items = ItemReader(aiter(response))
@@ -54,7 +54,7 @@ async def read_replica(
             except StopAsyncIteration:
                 _finished[handle.deployment_name].count(time.monotonic())
                 return
-            except asyncio.CancelledError:  # Serve's: a cancellation of this task is raised by the wait above
+            except asyncio.CancelledError:  # raised by Serve; a cancellation of this task interrupts the wait above
                 raise Moved("Serve has cancelled the call") from None
             is_taken = True
             yield item
@@ -72,22 +72,23 @@ async def read_replica(
 
 
 async def _cancel_once_taken(response: Any, items: "ItemReader[Any]") -> None:
-    """Cancel a call once a replica has taken it, because Serve may lose a cancellation that comes before."""
+    """Cancel a call after a replica has accepted it, because Serve may lose an earlier cancellation."""
     await items.wait(_ACCEPT_S)
     response.cancel()
     await items.drop()
 
 
 class ItemReader(Generic[T]):
-    """Reads an iterator one item at a time, and detects when none comes. One task reads all items: a task and a wait
-    for each item take three times as long.
+    """Reader of an async iterator with a timeout for each item.
+
+    One task reads all items, because a task and a wait for each item take three times as long.
     """
 
     def __init__(self, items: AsyncIterator[T]) -> None:
         self._loop = asyncio.get_running_loop()
         self._item: list[T] = []  # at most one
-        self._taken: asyncio.Future[None] | None = None  # the task waits for it behind each item
-        self._coming: asyncio.Future[None] | None = None  # the reader waits for it
+        self._taken: asyncio.Future[None] | None = None  # the task waits for this future after each item
+        self._coming: asyncio.Future[None] | None = None  # the reader waits for this future
         self._task = self._loop.create_task(self._read(items))
         self._task.add_done_callback(self._wake)
 
@@ -104,12 +105,13 @@ class ItemReader(Generic[T]):
 
     @property
     def has_come(self) -> bool:
-        """Whether `take` would return an item or report the end."""
+        """Whether `take` would return an item or report the end immediately."""
         return bool(self._item) or self._task.done()
 
     async def wait(self, within_s: float) -> bool:
-        """Wait for the next item or the end, at most `within_s`. The iterator is asked for the item after the latest
-        taken one only now.
+        """Wait for the next item or the end, at most `within_s`. Returns whether `take` is ready.
+
+        Only this call makes the iterator produce the item after the last taken item.
         """
         if not self._item and self._taken is not None and not self._taken.done():
             self._taken.set_result(None)
@@ -123,15 +125,16 @@ class ItemReader(Generic[T]):
         return self.has_come
 
     def take(self) -> T:
-        """The item that has come. Raises StopAsyncIteration at the end, and what the iterator raises."""
+        """Return the next item. Raises StopAsyncIteration at the end, and exceptions of the iterator."""
         if self._item:
             return self._item.pop()
         self._task.result()
         raise StopAsyncIteration
 
     async def drop(self) -> None:
-        """End the reading and drop its outcome: the traceback of an exception holds its reader, and with it a request,
-        which may be megabytes.
+        """Stop reading and discard the task's result.
+
+        The traceback of an exception would otherwise keep the reader and its request alive, which may be megabytes.
         """
         task = self._task
         task.cancel()
@@ -142,7 +145,7 @@ class ItemReader(Generic[T]):
 
 
 async def ask_replica(handle: DeploymentHandle, method: str, *arguments: object, lost: type[ReplicaLost]) -> Any:
-    """The result of a method. Raises as `read_replica` does."""
+    """Return the result of a method call. Raises as `read_replica` does."""
     try:
         return await handle.options(method_name=method).remote(*arguments)
     except asyncio.CancelledError:
@@ -155,7 +158,7 @@ async def ask_replica(handle: DeploymentHandle, method: str, *arguments: object,
 
 
 async def ask_all_replicas(handle: DeploymentHandle, method: str, argument: object) -> list[Any]:
-    """The results of a method on every running replica. Raises NotReady if a replica does not answer in time."""
+    """Return the results of a method on each running replica. Raises NotReady if a replica does not answer in time."""
     try:
         results: list[Any] = await handle.broadcast(method, argument).results_async(timeout_s=_PEER_TIMEOUT_S)
     except (TimeoutError, RayActorError, RayTaskError, RpcError, DeploymentUnavailableError) as error:
@@ -164,14 +167,14 @@ async def ask_all_replicas(handle: DeploymentHandle, method: str, argument: obje
 
 
 def from_ray_error(error: Exception, lost: type[ReplicaLost], finished: Rate) -> Exception:
-    """Our error for an exception of Ray's. An error that the method raised is returned as it was raised there."""
+    """Return Talkray's error for an exception of Ray. An error raised by the method itself is returned unchanged."""
     if isinstance(error, BackPressureError):
-        queued = error.args[0]  # calls of this process that wait for a replica with room
+        queued = error.args[0]  # calls of this process that wait for a replica with capacity
         after_s = finished.retry_after_s(queued, time.monotonic())
-        full = f"Every replica is full (waiting for one with room: {queued}); more replicas raise the limit."
+        full = f"Every replica is at its limit ({queued} requests wait). More replicas raise the limit."
         return Overloaded(full, after_s)
     if isinstance(error, RayActorError | RpcError):
-        return lost(f"the replica serving this stream is gone: {type(error).__name__}")
+        return lost(f"the replica that served this stream died: {type(error).__name__}")
     if isinstance(error, DeploymentUnavailableError):
         return NotReady("the next stage has no replica yet")
     if isinstance(error, RayTaskError) and isinstance(error.cause, Exception):
@@ -179,19 +182,20 @@ def from_ray_error(error: Exception, lost: type[ReplicaLost], finished: Rate) ->
     return error
 
 
-class LeastBusy(FIFOMixin, LocalityMixin, RequestRouter):  # type: ignore[misc]  # Ray has no types
-    """Takes the replica with the fewest calls. Serve's own router takes the better of two random ones.
+class LeastBusy(FIFOMixin, LocalityMixin, RequestRouter):  # type: ignore[misc]  # Ray has no type annotations
+    """Request router that selects the replica with the fewest calls.
 
-    Two random replicas are often both busy while others are idle, and a first frame that waits is late. A request that
-    is made again may go to any node, because the replica on this one may hang. Serve sends this class by value.
+    Serve's own router compares two random replicas. Both replicas are often busy while others are idle, which delays
+    the first frame. A retry may go to any node, because the replica on the caller's node may hang. Serve sends this
+    class by value.
     """
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        """One list, of which Serve takes the replica with the shortest queue."""
+        """Return one list of candidates. Serve selects the candidate with the shortest queue."""
         if pending_request is not None:
-            pending_request.routing_context.should_backoff = True  # Serve asks again and again while all are full
+            pending_request.routing_context.should_backoff = True  # else Serve polls without pause while all are full
         if _was_asked_for(pending_request):
             return [_some(candidate_replicas, _MOST)]
         own, zone, elsewhere = self.rank_replicas_via_locality(candidate_replicas)

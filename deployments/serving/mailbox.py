@@ -1,8 +1,9 @@
-"""A text on its way from the ingress, to which the client writes, to the talker that speaks it.
+"""Transfer of a text from the ingress to a talker while the client is still writing the text.
 
-Handles of Ray Serve cannot stream a request, so each talker reads by a TCP connection of its own. It sends the text's
-token and the number of characters it has. It gets the rest in parts, each after its length, and an empty part at the
-end. `MailboxServer` of the extension `live` keeps the text, so that another talker can read it again.
+Handles of Ray Serve cannot stream requests, so each talker reads the text over its own TCP connection. The talker sends
+the text's token and the number of characters that it already has. The ingress answers with the rest in parts, each
+preceded by its length, and an empty part at the end. The ingress keeps the text in the
+`MailboxServer` of the extension `live`, so another talker can read it again.
 """
 
 import asyncio
@@ -21,9 +22,9 @@ _DELAYS_S = (0.05, 0.2, 1.0)  # before each further attempt; a received part res
 
 
 async def read(mailbox: Mailbox) -> AsyncGenerator[str, None]:
-    """The parts of a text as they are written, to its end. Reconnects if the connection breaks.
+    """Yield the parts of a text as the client writes them, until its end. Reconnects after a broken connection.
 
-    Raises TalkerLost if the ingress cannot be reached, because another talker may reach it.
+    Raises TalkerLost if the ingress is unreachable, because another talker may be able to reach it.
     """
     offset = 0
     delays = iter(_DELAYS_S)
@@ -35,7 +36,7 @@ async def read(mailbox: Mailbox) -> AsyncGenerator[str, None]:
                 offset += len(part)
                 delays = iter(_DELAYS_S)
                 yield part
-            reason = "it was cut off"
+            reason = "the connection closed early"
         except (OSError, TimeoutError) as error:
             reason = str(error) or type(error).__name__
         delay_s = next(delays, None)
@@ -49,8 +50,8 @@ async def read(mailbox: Mailbox) -> AsyncGenerator[str, None]:
 
 
 async def _parts(mailbox: Mailbox, offset: int) -> AsyncGenerator[str, None]:
-    """The parts that come by one connection. An empty part is the end of the text."""
-    async with asyncio.timeout(_CONNECT_S):  # wait_for would lose a cancellation that comes with the connection
+    """Yield the parts that arrive over one connection. An empty part marks the end of the text."""
+    async with asyncio.timeout(_CONNECT_S):  # wait_for would swallow a cancellation that coincides with the connect
         reader, writer = await asyncio.open_connection(mailbox.host, mailbox.port)
     try:
         writer.write(f"{mailbox.token} {offset}\n".encode())

@@ -1,7 +1,7 @@
-"""Talkray's metrics: instruments under Prometheus names, and calls that feed several of them at once.
+"""Prometheus metrics of Talkray, and functions that record several metrics at once.
 
-A replica gives each instrument Ray's recorder (`ray_metrics.py`), once in its process. In a process without recorders
-records do nothing: in tests, and in the talker's engine, which sends its numbers to the replica (`Produced`).
+Each replica process installs Ray's recorder once (`ray_metrics.py`). Without a recorder, records are dropped. Tests
+have no recorder, and the talker's engine process sends its values to the replica instead (`Produced`).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -19,10 +19,10 @@ MODEL = "model"
 
 
 class Instrument:
-    """One name in Prometheus: a histogram if it has boundaries, a counter if it ends in `_total`, else a gauge.
+    """One Prometheus metric: a histogram if it has boundaries, a counter if it ends in `_total`, else a gauge.
 
-    `record` takes a value and, by keyword, its tags. Every instrument has the tag MODEL besides: the name of one of
-    several models, else empty. A replica that serves one sets it when it installs Ray's instruments.
+    `record` takes a value and the tags as keywords. Each metric also has the tag MODEL, which is empty with a single
+    model. A replica of one of several models sets the tag when it installs Ray's instruments.
     """
 
     def __init__(
@@ -110,13 +110,14 @@ DIED = Instrument(
 
 INSTRUMENTS = (*(value for value in list(globals().values()) if isinstance(value, Instrument)), *USED.values())
 
-_REFUSED = ("streams", "pauses", "line", "late", "starting", "stage")  # by a model's limits
+_REFUSED = ("streams", "pauses", "line", "late", "starting", "stage")  # reasons that depend on one model's limits
 _REFUSED_AT_THE_DOOR = ("key", "client", "uploads", "whole", "invalid_api_key", "forbidden", "headers_too_large")
 
 
 def zeros(pool: str, models: Sequence[str]) -> Iterator[tuple[Instrument, dict[str, str]]]:
-    """The counters that replicas of a pool increment, with their tags. They begin at zero, because Prometheus sees no
-    rise of a series whose first value is not zero, and a panel of events that never happened is empty.
+    """Yield the counters that replicas of a pool increment, with their tags, to initialize them with zero.
+
+    Prometheus detects no increase if the first value of a series is not zero, and panels of missing series are empty.
     """
     for model in models if pool == "ingress" else ():
         of = {MODEL: model}
@@ -140,7 +141,7 @@ def zeros(pool: str, models: Sequence[str]) -> Iterator[tuple[Instrument, dict[s
 
 
 def audio(audio_s: float, *, late_s: float, model: str = "") -> None:
-    """Record a chunk that goes out now, `late_s` after its listener ran dry; 0.0: in time."""
+    """Record a chunk that is sent now. `late_s` is the time since its listener's player ran dry, 0.0 if in time."""
     LATENESS.record(late_s, model=model)
     if late_s:
         UNDERRUNS.record(1, model=model)
@@ -148,7 +149,7 @@ def audio(audio_s: float, *, late_s: float, model: str = "") -> None:
 
 
 def finished(elapsed_s: float, *, audio_s: float, reason: FinishReason | None, model: str = "") -> None:
-    """Record a whole stream, and why it ended if that is known."""
+    """Record a complete stream, and why it ended if `reason` is known."""
     if reason is not None:
         ENDINGS.record(1, reason=reason, model=model)
     if audio_s:
@@ -156,7 +157,7 @@ def finished(elapsed_s: float, *, audio_s: float, reason: FinishReason | None, m
 
 
 def talker_step(step_s: float, batch_size: int, kv_used_ratio: float, *, waiting: int) -> None:
-    """Record one step of a talker engine that made `batch_size` frames; an idle engine only reports its queue."""
+    """Record one step of a talker engine with `batch_size` frames. An idle engine records only its queue and cache."""
     if batch_size:
         STEP.record(step_s, pool="talker")
         BATCH.record(batch_size, pool="talker")
@@ -165,7 +166,7 @@ def talker_step(step_s: float, batch_size: int, kv_used_ratio: float, *, waiting
 
 
 def codec_call(call_s: float, batch_size: int, *, waiting: int, lag_s: float) -> None:
-    """Record one decode call, and the jobs that wait meanwhile."""
+    """Record one decode call, and the tasks that wait during the call."""
     STEP.record(call_s, pool="codec")
     BATCH.record(batch_size, pool="codec")
     QUEUE.record(waiting, pool="codec")
@@ -173,6 +174,6 @@ def codec_call(call_s: float, batch_size: int, *, waiting: int, lag_s: float) ->
 
 
 def references(wanted: str, lookups: Lookups) -> None:
-    """Count lookups of kept results of reference recordings."""
+    """Record cache lookups of reference recordings."""
     RECORDINGS.record(lookups.hits, wanted=wanted, known="yes")
     RECORDINGS.record(lookups.misses, wanted=wanted, known="no")

@@ -1,8 +1,8 @@
-"""Recorders for the instruments of `metrics.py`: Ray's metrics.
+"""Recorders that pass the metrics of `metrics.py` to Ray.
 
-Ray's metrics agent on each node exports the metrics of all processes there, with `ray_` in front of each name. It adds
-the tag `WorkerId`, which tells replicas apart. A record of Ray's takes 3 microseconds, and up to 95 in a process that
-was idle, so no stream waits for one: a thread hands them to Ray a moment later.
+Ray's metrics agent on each node exports the metrics of all processes there. The agent prefixes each name with `ray_`
+and adds the tag `WorkerId`, which distinguishes replicas. Recording through Ray takes 3 microseconds, and up to 95 in a
+process that was idle. A separate thread calls Ray shortly afterwards, so streams never wait for Ray.
 """
 
 import logging
@@ -19,14 +19,14 @@ from deployments.serving import metrics
 logger = logging.getLogger(__name__)
 
 _HAND_ON_S = 0.05
-# Ray's agent drops a gauge that is not set for two of its reports, which are ten seconds apart.
+# Ray's agent drops a gauge that is not set during two reports. Reports are ten seconds apart.
 _REPEAT_S = 5.0
 
 Record = Callable[[float, dict[str, str]], None]
 
 
-class LastingGauge(ray.Gauge):  # type: ignore[misc]  # Ray has no types here
-    """A gauge that keeps its last values while this process lives, because they are set again every _REPEAT_S."""
+class LastingGauge(ray.Gauge):  # type: ignore[misc]  # Ray has no type annotations here
+    """Gauge that sets its last values again every _REPEAT_S, so they stay exported while the process lives."""
 
     def __init__(self, name: str, description: str, tag_keys: tuple[str, ...]) -> None:
         super().__init__(name, description, tag_keys)
@@ -43,14 +43,14 @@ class LastingGauge(ray.Gauge):  # type: ignore[misc]  # Ray has no types here
 
 
 class Recorder:
-    """Keeps what is recorded until a thread of its own hands it to Ray, in this order."""
+    """Queue of recorded values, which a separate thread passes to Ray in order."""
 
     def __init__(self) -> None:
         self.gauges: list[LastingGauge] = []
         self._records = queue.SimpleQueue[tuple[Record, float, dict[str, str]]]()
 
     def of(self, record: Record, known: dict[str, str]) -> Callable[..., None]:
-        """The `record` of an instrument. `known`: the model of this process, in place of none."""
+        """Return the `record` function of an instrument. `known` holds the default model tag of this process."""
 
         def keep(value: float, **tags: str) -> None:
             self._records.put((record, value, known | tags if tags.get(metrics.MODEL) else tags | known))
@@ -58,7 +58,7 @@ class Recorder:
         return keep
 
     def deliver(self) -> None:
-        """Only one thread may call this."""
+        """Pass all queued records to Ray. Only one thread may call this method."""
         while not self._records.empty():
             record, value, tags = self._records.get()
             try:
@@ -78,16 +78,16 @@ class Recorder:
 
 
 def _count(counter: ray.Counter, value: float, tags: dict[str, str]) -> None:
-    if value:  # Ray refuses a zero
+    if value:  # Ray rejects a zero
         counter.inc(value, tags)
 
 
 @cache
 def install(model: str = "", *, pool: str | None = None, models: tuple[str, ...] = ("",)) -> Recorder:
-    """Let Ray export the metrics of this process. `model`: the name of one of several models. Counters of a `pool`
-    begin at zero, those of an ingress for all `models`.
+    """Export the metrics of this process through Ray. A replica's constructor calls this function first.
 
-    The constructor of a replica calls this first.
+    `model` is the name of one of several models. The counters of `pool` start at zero; an ingress has one counter for
+    each of `models`.
     """
     recorder, counters = Recorder(), {}
     for instrument in metrics.INSTRUMENTS:
@@ -102,6 +102,6 @@ def install(model: str = "", *, pool: str | None = None, models: tuple[str, ...]
             record = recorder.gauges[-1].set
         instrument.record = recorder.of(record, {metrics.MODEL: model})
     for instrument, counted in metrics.zeros(pool, models) if pool else ():
-        counters[instrument.name]._record(0, {metrics.MODEL: model, **counted})  # which `_count` leaves out
+        counters[instrument.name]._record(0, {metrics.MODEL: model, **counted})  # `_count` would ignore a zero
     threading.Thread(target=recorder.run, name="metrics", daemon=True).start()
     return recorder

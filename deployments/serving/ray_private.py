@@ -1,6 +1,7 @@
-"""All that we use of Ray outside its public interface.
+"""Access to private interfaces of Ray.
 
-Based on the source code of Ray `CHECKED_WITH`. A test fails with any other version: look here before you raise it.
+All code here was checked against the source of Ray `CHECKED_WITH`. A test fails with any other version. Check this
+module before you change the version.
 """
 
 import time
@@ -28,39 +29,39 @@ from deployments.errors import StartError
 
 CHECKED_WITH = "2.60.0"
 
-PROXY = "proxy"  # among the dead
+PROXY = "proxy"  # key of Serve's proxies in `count_deaths`
 _POLL_S = 0.25
-_NOTES = b"talkray"  # namespace of the control store's keys
+_NOTES = b"talkray"  # namespace of keys in the control store
 _PROXY_ACTOR, _REPLICA_ACTOR = "SERVE_PROXY_ACTOR", "SERVE_REPLICA"
-# Serve itself kills the actors that it stops, which is another reason.
+# Actors that Serve stops have a different reason.
 _UNINTENDED = (ActorDiedErrorContext.WORKER_DIED, ActorDiedErrorContext.NODE_DIED)
 
 
 def proxy_host() -> str | None:
-    """The address on which Serve's proxies listen; None is every address."""
+    """Return the address on which Serve's proxies listen; None means every address."""
     host: str | None = _get_global_client().http_config.host
     return host
 
 
 def give_uvicorn(**settings: Any) -> None:
-    """Give settings to the uvicorn that Serve starts in this replica after its constructor. Serve passes none."""
+    """Set options of the uvicorn server that Serve starts after this replica's constructor. Serve passes none."""
     uvicorn.Config.__init__ = partialmethod(uvicorn.Config.__init__, **settings)  # type: ignore[assignment, method-assign]
 
 
-# A new controller is recovering, and about to migrate, replicas that take requests all the while.
+# A new controller marks replicas as recovering or pending migration. The replicas still accept requests then.
 _TAKING_REQUESTS = ("RUNNING", "RECOVERING", "PENDING_MIGRATION")
 
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """The replicas of one deployment."""
+    """Replica counts of one deployment."""
 
-    wanted: int  # counts replicas that start, but none that stop
-    running: tuple[str, ...]  # ids of the actors of replicas that take requests
+    wanted: int  # includes replicas that are starting, excludes replicas that are stopping
+    running: tuple[str, ...]  # actor ids of replicas that accept requests
 
     @classmethod
     def of(cls, replicas: Iterable[Mapping[str, Any]]) -> Self:
-        """From Serve's details, which name no actor for a replica that was only just requested."""
+        """Return the pool for Serve's replica details. A replica that was just requested has no actor id yet."""
         states = [(_name(replica["state"]), replica.get("actor_id")) for replica in replicas]
         running = tuple(actor for state, actor in states if state in _TAKING_REQUESTS and actor)
         return cls(sum(state != "STOPPING" for state, _ in states), running)
@@ -71,9 +72,9 @@ def _name(state: Any) -> str:
 
 
 def pools(app_name: str) -> dict[str, Pool]:
-    """The replicas of each deployment, as the controller knows them: it learns of a death at the next health check.
+    """Return the replicas of each deployment. The controller learns of a death only at the next health check.
 
-    `serve.status()` has pydantic check all of it again, which blocks all streams of this process for 20 to 40 ms.
+    `serve.status()` would validate all details again with pydantic, which blocks this process for 20 to 40 ms.
     """
     details = _get_global_client().get_serve_details()
     application = details["applications"].get(app_name, {"deployments": {}})
@@ -85,35 +86,36 @@ def num_nodes() -> int:
 
 
 def num_dead_nodes() -> int:
-    """Nodes that the cluster has lost since it began."""
+    """Return the number of nodes that the cluster has lost since its start."""
     return sum(not node["Alive"] for node in ray.nodes())
 
 
 def is_alive(actor_id: str) -> bool:
-    """Whether the control store, which learns of a death at once, has no record of one."""
+    """Return whether the control store lists the actor as alive. The control store learns of a death immediately."""
     return bool(ray._private.state.actors(actor_id).get("State") == "ALIVE")
 
 
 def put_note(key: str, note: bytes) -> None:
-    """Keep a note for all processes of the cluster in its control store, replacing the last one."""
+    """Store a note for all processes of the cluster in the control store, replacing the previous note under `key`."""
     internal_kv._internal_kv_put(key, note, overwrite=True, namespace=_NOTES)
 
 
 def get_note(key: str) -> bytes | None:
-    """The latest note under `key`, None without one."""
+    """Return the latest note under `key`, or None."""
     note: bytes | None = internal_kv._internal_kv_get(key, namespace=_NOTES)
     return note
 
 
 _starting: list[Node] = []
-# Of Ray's agents. Where Ray chooses a port itself, its raylet ends unless the agent has told the port within 15 s.
+# Ports of Ray's agents. If Ray chooses a port itself, the raylet exits unless the agent reports the port within 15 s.
 AGENT_PORTS = ("metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_port", "runtime_env_agent_port")
 
 
 def start_patiently(patience_s: float, agent_ports: Sequence[int]) -> None:
-    """Let `ray.init` wait longer for its parts, which `ended_part` already knows then, and Serve for its proxy.
+    """Extend the time limits of `ray.init` and of Serve's proxy to `patience_s`, and register parts for `ended_part`.
 
-    `agent_ports` are free ports, one for each of AGENT_PORTS. `ray.init` raises StartError, Serve TimeoutError.
+    `agent_ports` are free ports, one for each of AGENT_PORTS. After `patience_s`, `ray.init` raises StartError and
+    Serve raises TimeoutError.
     """
     start = Node.start_head_processes
 
@@ -121,7 +123,7 @@ def start_patiently(patience_s: float, agent_ports: Sequence[int]) -> None:
         _starting.append(started)
         for name, port in zip(AGENT_PORTS, agent_ports, strict=True):
             setattr(started._ray_params, name, port)
-            persist_port(started._session_dir, started._node_id, name, port)  # as the agent will, when it listens
+            persist_port(started._session_dir, started._node_id, name, port)  # the agent writes the same value later
         start(started)
 
     def patient(ask: Callable[..., Any], **short: int) -> Callable[..., Any]:
@@ -130,7 +132,7 @@ def start_patiently(patience_s: float, agent_ports: Sequence[int]) -> None:
             while True:
                 try:
                     return ask(*which, **limits | short)
-                except RuntimeError as error:  # it is not there yet, or the control store does not answer
+                except RuntimeError as error:  # the part is not registered yet, or the control store does not answer
                     if time.monotonic() > until_s:
                         raise StartError(f"Ray did not start within {patience_s:.0f} s: {error}") from error
                     time.sleep(_POLL_S)
@@ -139,13 +141,13 @@ def start_patiently(patience_s: float, agent_ports: Sequence[int]) -> None:
 
     Node.start_head_processes = remembered
     services.get_node = patient(services.get_node)
-    # No other thread runs while it waits.
+    # `wait_for_persisted_port` blocks all other threads while it waits, so it waits briefly and repeatedly.
     node.wait_for_persisted_port = patient(node.wait_for_persisted_port, timeout_ms=100)
     api.HTTP_PROXY_TIMEOUT = client.HTTP_PROXY_TIMEOUT = patience_s
 
 
 def ended_part(names: Iterable[str]) -> str | None:
-    """Which named part of the Ray that this process started has ended, and how; None while all run."""
+    """Describe the first of the named Ray processes of this node that has ended; None while all are running."""
     nodes = [*_starting, ray._private.worker._global_node]
     started = dict(next((node.all_processes for node in nodes if node is not None), {}))
     for name in names:
@@ -158,15 +160,15 @@ def ended_part(names: Iterable[str]) -> str | None:
 
 
 def count_deaths(app_name: str) -> Counter[str]:
-    """The number of replicas, by deployment, and of proxies (PROXY) that ended since Ray started without being stopped.
+    """Count replicas by deployment, and proxies under PROXY, that ended unexpectedly since Ray started.
 
-    Asks the control store for all dead actors, whose list may be long.
+    Queries the control store for all dead actors, which may be a long list.
     """
     return deaths(ray._private.state.actors(actor_state_name="DEAD").values(), app_name)
 
 
 def deaths(dead: Iterable[Mapping[str, Any]], app_name: str) -> Counter[str]:
-    """The counts of `count_deaths`, from Ray's table of dead actors."""
+    """Return the counts of `count_deaths` from Ray's table of dead actors."""
     names = (_deployment(actor["Name"], app_name) for actor in dead if _died(actor["DeathCause"]))
     return Counter(name for name in names if name)
 
@@ -176,7 +178,7 @@ def _died(cause: Any) -> bool:
 
 
 def _deployment(actor_name: str, app_name: str) -> str | None:
-    """Serve calls its actors SERVE_PROXY_ACTOR-NODE and SERVE_REPLICA::APP#DEPLOYMENT#ID."""
+    """Parse Serve's actor names: SERVE_PROXY_ACTOR-NODE and SERVE_REPLICA::APP#DEPLOYMENT#ID."""
     if actor_name.startswith(_PROXY_ACTOR):
         return PROXY
     kind, _, replica = actor_name.partition("::")
@@ -185,7 +187,7 @@ def _deployment(actor_name: str, app_name: str) -> str | None:
 
 
 def this_replica() -> Any:
-    """Serve's own object around the user's class; None outside a replica."""
+    """Return Serve's wrapper object of this replica; None outside a replica."""
     try:
         serve.get_replica_context()
     except RayServeException:
@@ -195,7 +197,7 @@ def this_replica() -> Any:
 
 
 def replica_name() -> str:
-    """DEPLOYMENT#ID, as in the names of Serve's log files; empty outside a replica."""
+    """Return DEPLOYMENT#ID, as in the names of Serve's log files; an empty string outside a replica."""
     try:
         context = serve.get_replica_context()
     except RayServeException:
@@ -204,11 +206,11 @@ def replica_name() -> str:
 
 
 def log_folder() -> Path:
-    """The folder of this node's Serve logs, where Ray's dashboard finds them."""
+    """Return the folder of this node's Serve logs, which Ray's dashboard displays."""
     return Path(get_serve_logs_dir())
 
 
 def is_stopping(replica: Any) -> bool:
-    """Whether Serve is stopping `this_replica`. Serve does not tell user code, and has no event for it."""
+    """Return whether Serve is stopping `replica`. Serve neither calls user code nor sets an event when it stops one."""
     stopping: bool = replica._shutting_down
     return stopping

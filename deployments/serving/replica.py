@@ -1,7 +1,7 @@
-"""The common part of replicas: they send heartbeats, hand their streams over, and end when they are broken.
+"""Common behavior of replicas: they send heartbeats, hand over their streams, and exit when they are broken.
 
-Serve 2.60 does not tell a replica that it is stopped, but waits for the streams, at most two minutes. This is so for a
-scale-down, a redeploy, and a node that is drained (a spot notice, `ray drain-node`).
+When Serve 2.60 stops a replica, it does not notify user code, but waits at most two minutes for the streams. Serve
+stops replicas at a scale-down, at a redeploy, and on a node that drains (a spot notice, `ray drain-node`).
 """
 
 import asyncio
@@ -23,29 +23,29 @@ from deployments.serving.handles import ItemReader
 
 logger = logging.getLogger(__name__)
 
-_HEARTBEAT_S = 0.5  # without a chunk
+_HEARTBEAT_S = 0.5  # interval without a chunk
 _POLL_S = 0.25
-_LAST_WORDS_S = 0.25  # for the errors of a broken replica to reach its callers
+_LAST_WORDS_S = 0.25  # time for the errors of a broken replica to reach its callers
 
-# Errors by which a replica refuses a request. Nothing has failed.
+# Errors with which a replica refuses a request. They are not failures of the replica.
 _REFUSALS = (InvalidRequest, Moved, NotReady, Overloaded)
 
 C = TypeVar("C", FrameChunk, PcmChunk)
 
 
 def is_failure(record: logging.LogRecord) -> bool:
-    """Whether a log record of Serve is more than the traceback of a refusal.
+    """Return False for tracebacks of refusals, to filter Serve's log. The line of the call itself stays in the log.
 
-    Serve logs a traceback for each call that raises, and an overload makes hundreds. Serve's line for the call stays.
+    Serve logs a traceback for each call that raises, and an overload causes hundreds of refusals.
     """
     return record.exc_info is None or not isinstance(record.exc_info[1], _REFUSALS)
 
 
 class Replica:
-    """Health and streams of a replica. Outside Serve it is never stopped and ends no process."""
+    """Health checks and streams of one replica. Outside Serve, a replica is never stopped and never exits."""
 
     def __init__(self, lost: type[ReplicaLost], failure: Callable[[], str | None]) -> None:
-        """`failure` returns the reason why the replica cannot recover, or None. Streams then end with `lost`."""
+        """Create it with `failure`, which returns why the replica cannot recover, or None. `lost` ends its streams."""
         if ray_private.this_replica() is not None:
             freeze_loaded()
         self._lost, self._failure = lost, failure
@@ -56,14 +56,14 @@ class Replica:
         logging.getLogger("ray.serve").addFilter(is_failure)
 
     def check_health(self) -> None:
-        """Raise `lost` if this replica is broken. Its process then ends."""
+        """Raise `lost` if this replica is broken, and schedule the exit of its process."""
         reason = self._failure()
         if reason is not None:
             self._ending = self._ending or asyncio.create_task(_end_process(reason))
             raise self._lost(reason)
 
     def check(self) -> None:
-        """Raise `lost` if this replica is broken, Moved if Serve stops it while another one runs."""
+        """Raise `lost` if this replica is broken, or Moved if Serve stops this replica while another one runs."""
         self.check_health()
         self._noticing = self._noticing or asyncio.create_task(self._notice())
         if self._is_leaving:
@@ -72,16 +72,16 @@ class Replica:
     async def with_heartbeats(
         self, chunks: AsyncGenerator[C, None], heartbeat: C, stage: str
     ) -> AsyncGenerator[C, None]:
-        """`chunks` with heartbeats: one at once, and one after each _HEARTBEAT_S without a chunk.
+        """Yield `chunks` with heartbeats: one at the start, and one after each _HEARTBEAT_S without a chunk.
 
-        Chunks with marks get one for `stage`, the first chunk gets this replica's. Raises as `check` does.
+        Adds a mark for `stage` to chunks with marks, and this replica's name to the first trail. Raises as `check`.
         """
         name = self._name
         async with aclosing(chunks):
             self.check()
             items = ItemReader(chunks)
             try:
-                await asyncio.sleep(0)  # `chunks` asks the next stage before the heartbeat is packed and sent
+                await asyncio.sleep(0)  # lets `chunks` call the next stage before the heartbeat is sent
                 yield heartbeat
                 while True:
                     self.check()
@@ -105,26 +105,26 @@ class Replica:
             return
         while not ray_private.is_stopping(replica):  # noqa: ASYNC110, Serve has no event for it
             await asyncio.sleep(_POLL_S)
-        while not await asyncio.to_thread(_others_run):  # noqa: ASYNC110, nor for this
-            await asyncio.sleep(_POLL_S)  # the only replica continues to speak while Serve lets it
-        logger.warning("this replica is stopped: its streams go on elsewhere")
+        while not await asyncio.to_thread(_others_run):  # noqa: ASYNC110, Serve has no event for this either
+            await asyncio.sleep(_POLL_S)  # the only replica continues its streams until Serve stops it
+        logger.warning("Serve is stopping this replica: its streams continue on other replicas")
         self._is_leaving = True
 
 
 async def _end_process(reason: str) -> None:
-    """End the process of a broken replica, so that Serve replaces it. Outside Serve nothing happens.
+    """Exit the process of a broken replica, so Serve replaces it. Does nothing outside Serve.
 
-    Else a router would send it most requests, because a replica that fails at once has the fewest.
+    A router would send most requests to a broken replica, because a replica that fails at once has the fewest calls.
     """
     if ray_private.this_replica() is None:
         return
-    logger.error("this replica ends: %s", reason)
+    logger.error("this replica exits: %s", reason)
     await asyncio.sleep(_LAST_WORDS_S)
     os._exit(1)
 
 
 def _others_run() -> bool:
-    """Whether this deployment has running replicas. Serve does not count a replica that it stops."""
+    """Return whether this deployment has other running replicas. Serve does not count a replica that is stopping."""
     context = serve.get_replica_context()
     application = serve.status().applications.get(context.app_name)
     deployment = application.deployments.get(context.deployment) if application else None

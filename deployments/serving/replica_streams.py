@@ -1,8 +1,8 @@
-"""Frames of one segment, even if talkers die, and their audio on its way to the client.
+"""Streams of frames and audio of one segment that survive the loss of replicas.
 
-The ingress reads `with_failover(TalkerAudio(...))` or `with_failover(CodecAudio(...))`, a codec replica
-`with_failover(AllFrames(...))`. `ask` calls a replica, and `receive` gets each chunk of it. If the replica is lost, the
-next `ask` begins after the codes that came.
+The ingress reads `with_failover(TalkerAudio(...))` or `with_failover(CodecAudio(...))`. A codec replica reads
+`with_failover(AllFrames(...))`. `ask` calls a replica, and `receive` handles each of its chunks. After the loss of a
+replica, the next `ask` continues after the received codes.
 """
 
 from collections.abc import AsyncGenerator, Callable
@@ -34,7 +34,7 @@ Synthesize = Callable[[SynthesisRequest], AsyncGenerator[PcmChunk, None]]
 
 
 class TalkerStream(ReplicaStream[FrameChunk, Given]):
-    """Asks talkers for those frames of one stream that have not come."""
+    """Stream of frames from talkers. Each call requests the frames that have not arrived yet."""
 
     def __init__(self, generate: Generate, request: SynthesisRequest, frame_samples: int) -> None:
         super().__init__(request.request_id, TalkerLost, is_background=request.background)
@@ -54,7 +54,7 @@ class TalkerStream(ReplicaStream[FrameChunk, Given]):
 
 
 class AllFrames(TalkerStream[FrameChunk]):
-    """All frames after the request's prefix, as they come."""
+    """Stream of all frames after the request's prefix, without changes."""
 
     def receive(self, chunk: FrameChunk) -> FrameChunk:
         self._collect(chunk)
@@ -62,7 +62,7 @@ class AllFrames(TalkerStream[FrameChunk]):
 
 
 class TalkerAudio(TalkerStream[PcmChunk]):
-    """Audio of one segment, all made by talkers. `receive` raises EngineError if audio is missing at the end."""
+    """Audio of one segment, decoded by talkers. `receive` raises EngineError if audio is missing at the end."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class TalkerAudio(TalkerStream[PcmChunk]):
             return None
         codes, pcm = frames.take_audio()
         if frames.finish_reason is not None and frames.available:
-            raise EngineError(f"the talker has left {frames.available} frames without audio: speech is missing")
+            raise EngineError(f"the talker sent {frames.available} frames without audio, so speech is missing")
         item = self._audio.chunk(codes, pcm, chunk.finish_reason)
         self._received.deliver(item.num_samples / self._sample_rate)
         self._each_chunk(item)
@@ -95,7 +95,7 @@ class TalkerAudio(TalkerStream[PcmChunk]):
 
 
 class CodecAudio(ReplicaStream[PcmChunk, PcmChunk]):
-    """Audio of one segment, made by codec replicas, which ask talkers."""
+    """Audio of one segment, decoded by codec replicas, which call the talkers."""
 
     def __init__(
         self,
@@ -123,12 +123,10 @@ class CodecAudio(ReplicaStream[PcmChunk, PcmChunk]):
 
 
 class PendingFrames:
-    """Frames of one stream that have arrived and were not taken yet. A talker may have made the audio of the first
-    ones.
-    """
+    """Frames of one stream that have arrived and not been taken yet. Talkers may have decoded the first of them."""
 
     def __init__(self, frame_samples: int, first: Codes | None = None) -> None:
-        """`first`: frames before those of the chunks."""
+        """Start with the frames `first`, which precede those of the chunks."""
         self._frame_bytes = 2 * frame_samples
         self._frames: list[Frame] = [] if first is None else list(first)
         self._num_code_groups = 0
@@ -141,7 +139,7 @@ class PendingFrames:
         self.finish_reason: FinishReason | None = None
 
     def add(self, chunk: FrameChunk) -> None:
-        """Add a chunk. Its audio may be of earlier codes."""
+        """Add a chunk. The audio of a chunk may belong to earlier codes."""
         self._frames.extend(chunk.codes)
         self._pcm += chunk.pcm
         if chunk.marks:
@@ -159,23 +157,23 @@ class PendingFrames:
 
     @property
     def over(self) -> FinishReason | None:
-        """Why the stream ended, once all its frames were taken."""
+        """Why the stream ended; None until all frames have been taken."""
         return None if self._frames else self.finish_reason
 
     def take(self, count: int) -> Codes:
-        """At most `count` frames, [frames, num_code_groups]."""
+        """Remove and return at most `count` frames, [frames, num_code_groups]."""
         taken = self._frames[:count]
         del self._frames[:count]
         return np.stack(taken) if taken else np.zeros((0, self._num_code_groups), dtype=np.int16)
 
     def take_audio(self) -> tuple[Codes, Pcm]:
-        """The talker's audio since the last call, and its frames."""
+        """Remove and return the talker's audio since the last call, with its frames."""
         pcm = bytes(self._pcm)
         self._pcm.clear()
         return self.take(len(pcm) // self._frame_bytes), np.frombuffer(pcm, np.int16)
 
     def take_extras(self) -> tuple[Marks, tuple[Reading, ...], ClonePrompt | None, Marks]:
-        """Data received since the last call besides codes and audio: marks, readings, prompt and trail."""
+        """Remove and return marks, readings, clone prompt and trail received since the last call."""
         news = self._marks, self._readings, self._clone_prompt, self._trail
         self._marks, self._readings, self._clone_prompt, self._trail = (), (), None, ()
         return news
@@ -185,8 +183,9 @@ class PendingFrames:
 
 
 class OutgoingAudio:
-    """Makes the PcmChunks of one stream: drops the quiet start, ends the stream if the talker missed the end, and
-    counts the samples.
+    """Producer of the PcmChunks of one stream. Removes the quiet start and counts the samples.
+
+    If the talker missed the end of the speech, the producer ends the stream.
     """
 
     def __init__(
@@ -197,15 +196,16 @@ class OutgoingAudio:
         *,
         position: int = 0,
     ) -> None:
-        """`position`: samples that were delivered before."""
+        """Start after `position` samples that were delivered before."""
         self._frames, self._silence, self._guard = frames, silence, guard
-        self._position = position  # of the next sample, with the quiet start
-        self._delivered = position  # as in chunks: without a quiet start that no sound has followed yet
+        self._position = position  # of the next sample, counting the quiet start
+        self._delivered = position  # as in chunks: counts the quiet start only after the first sound
 
     def chunk(self, codes: Codes, pcm: Pcm, finish_reason: FinishReason | None) -> PcmChunk:
-        """The chunk for the next frames and their audio. Its position counts the quiet start once sound follows.
+        """Return the chunk for the next frames and their audio. Its position counts the quiet start after first sound.
 
-        A chunk with a finish reason where `finish_reason` is None ends the stream, because the rest is not speech.
+        The stream ends if the returned chunk has a finish reason, even if `finish_reason` is None, because the rest of
+        the audio is not speech.
         """
         if self._guard is not None:
             codes, pcm, finish_reason = self._guard.pass_on(codes, pcm, finish_reason, self._frames.num_text_tokens)

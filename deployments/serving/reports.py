@@ -1,7 +1,7 @@
-"""The stages of a start, from replicas to the command that started the application.
+"""Progress of a start, sent from replicas to the command that started the application.
 
-The environment variable TALKRAY_TOLD names a pipe, and replicas inherit it. They never wait for its reader: a line is
-lost if the pipe has no room or no reader.
+The environment variable TALKRAY_TOLD contains the path of a pipe, and replicas inherit it. Replicas never wait for the
+pipe's reader. A line is lost if the pipe is full or has no reader.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 
 def report_stage(stage: str) -> None:
-    """Log the stage that a start has reached, and send it to the command."""
+    """Log the stage that a start has reached, and send the stage to the command."""
     logger.info("%s", stage)
     named = os.environ.get(VARIABLE)
     if not named:
@@ -25,21 +25,21 @@ def report_stage(stage: str) -> None:
     with contextlib.suppress(OSError):
         pipe = os.open(named, os.O_WRONLY | os.O_NONBLOCK)
         try:
-            os.write(pipe, f"{json.dumps(stage)}\n".encode())  # short, so lines of replicas do not mix
+            os.write(pipe, f"{json.dumps(stage)}\n".encode())  # short, so writes of several replicas are atomic
         finally:
             os.close(pipe)
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """The latest start of a pool. Its replica keeps this note in the cluster's control store for other processes."""
+    """Latest start of a pool. A replica stores this note in the cluster's control store for other processes."""
 
     began_s: float  # time.time()
     stage: str = "starting"
-    took_s: float | None = None  # set at the end
+    took_s: float | None = None  # seconds; set at the end of the start
     failed: str | None = None  # why the start failed
-    usual_s: float | None = None  # how long the start before took
-    is_asleep: bool = False  # started, and its replica has left the GPU since (`talker.keep_alive_s`)
+    usual_s: float | None = None  # seconds that the previous start took
+    is_asleep: bool = False  # the replica is started and has released the GPU (`talker.keep_alive_s`)
 
     def note(self) -> bytes:
         return json.dumps(asdict(self)).encode()
@@ -49,7 +49,7 @@ class Start:
         return None if note is None else cls(**json.loads(note))
 
     def next(self, now_s: float) -> "Start":
-        """The start that follows this one."""
+        """Return the next start of the same pool, with the duration of this start as `usual_s`."""
         return Start(now_s, usual_s=self.usual_s if self.took_s is None else self.took_s)
 
     def ended(self, now_s: float, *, failed: str | None = None) -> "Start":
@@ -57,5 +57,5 @@ class Start:
 
 
 def start_key(app_name: str, deployment: str) -> str:
-    """The key of a deployment's note in the control store."""
+    """Return the key of a deployment's note in the control store."""
     return f"start of {deployment} in {app_name}"

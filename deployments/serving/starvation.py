@@ -1,4 +1,4 @@
-"""Tells a thread that hangs from a thread that waits for a processor, for seconds on a busy machine."""
+"""Detection of hung threads. On a busy machine a thread may also wait seconds for a processor without being hung."""
 
 import contextlib
 import threading
@@ -9,7 +9,7 @@ _RUNNABLE = "R"
 
 
 def is_runnable(process: int | str, thread: int) -> bool:
-    """Whether a thread runs or waits for a processor. `process` may be "self". False once the thread has ended."""
+    """Return whether a thread runs or waits for a processor; False if it has ended. `process` may be "self"."""
     with contextlib.suppress(OSError):
         return _state(Path(f"/proc/{process}/task/{thread}/stat")) == _RUNNABLE
     return False
@@ -22,7 +22,7 @@ def any_runnable(process: int) -> bool:
 
 
 class ThreadWork:
-    """Lets other threads see whether a thread works: the one that constructs this, or the only one of `process`."""
+    """Activity monitor, called by other threads, of the constructing thread or of the only thread of `process`."""
 
     def __init__(self, process: int | None = None) -> None:
         self._process, self._thread = process or "self", process or threading.get_native_id()
@@ -32,9 +32,9 @@ class ThreadWork:
         self._seen_working_s = time.monotonic()
 
     def idle_s(self, now_s: float) -> float:
-        """Seconds since a call of this method last saw it use a processor or wait for one.
+        """Return the seconds since a call of this method last saw the thread use or wait for a processor.
 
-        Raises OSError once the thread has ended.
+        Raises OSError if the thread has ended.
         """
         worked_s = time.clock_gettime(self._clock)
         if worked_s != self._worked_s or is_runnable(self._process, self._thread):
@@ -44,4 +44,4 @@ class ThreadWork:
 
 
 def _state(stat: Path) -> str:
-    return stat.read_text().rpartition(")")[2].split()[0]  # the name in parentheses may hold anything
+    return stat.read_text().rpartition(")")[2].split()[0]  # the name in parentheses may contain any character

@@ -1,1 +1,1 @@
-"""The talker: text in, codec frames out, on a GPU."""
+"""Talker, which converts text to codec frames on a GPU or a CPU."""

@@ -1,4 +1,4 @@
-"""The talker as a Ray Serve deployment: a thin shell around the engine process."""
+"""Ray Serve deployment of the talker, a thin wrapper around the engine process."""
 
 import time
 from collections.abc import AsyncGenerator
@@ -19,7 +19,7 @@ from deployments.talker.process.engine_client import EngineClient
 
 
 class StartNotes:
-    """Records the progress of this replica's start in the cluster's control store; outside Serve it does nothing."""
+    """Writer of this replica's start progress to the cluster's control store. Does nothing outside Serve."""
 
     def __init__(self) -> None:
         self._key: str | None = None
@@ -41,7 +41,7 @@ class StartNotes:
         self._leave(self._start.ended(time.time(), failed=None if error is None else str(error)))
 
     def sleep(self, is_asleep: bool) -> None:
-        """The replica has left its GPU, or is back."""
+        """Record whether the replica has released its GPU."""
         self._leave(replace(self._start, is_asleep=is_asleep))
 
     def _leave(self, start: Start) -> None:
@@ -51,10 +51,10 @@ class StartNotes:
 
 
 class TalkerReplica:
-    """One replica of the GPU pool. It is ready once its engine process has loaded the model and warmed up."""
+    """One replica of a talker pool, which is ready after its engine process has loaded the model and warmed up."""
 
     def __init__(self, model: str, config: TalkerConfig, name: str = "", *, makes_audio: bool) -> None:
-        """Metrics have `name` as a label if there are several models. `makes_audio` is passed to `EngineClient`."""
+        """Start the engine. `name` labels metrics if there are several models. See `EngineClient` for `makes_audio`."""
         ray_metrics.install(name, pool="talker")
         with StartNotes() as notes:
             self._engine = EngineClient(model, config, notes.report, makes_audio=makes_audio)
@@ -62,38 +62,38 @@ class TalkerReplica:
         self._watches_idleness = config.keep_alive_s is not None
         if makes_audio:
             metrics.PRECISION.record(1, pool="talker", precision=self._engine.info.codec_precision)
-        failure = "the engine process of this talker replica is lost"
+        failure = "the engine process of this talker replica has died"
         self._replica = Replica(TalkerLost, lambda: None if self._engine.is_alive else failure)
         no_codes = np.zeros((0, self._engine.info.num_code_groups), np.int16)
         self._heartbeat = FrameChunk(codes=no_codes, num_text_tokens=0)
 
     async def generate(self, request: SynthesisRequest) -> AsyncGenerator[FrameChunk, None]:
-        """Frames of one segment; closing the generator frees the sequence. Empty chunks are heartbeats.
+        """Yield the frames of one segment. Closing the generator frees the sequence. Empty chunks are heartbeats.
 
-        Raises InvalidRequest and Overloaded; TalkerLost and Moved if another talker should continue.
+        Raises InvalidRequest or Overloaded, and TalkerLost or Moved if another talker should continue.
         """
         request = with_mark(request, "to-talker")
-        # Not an async generator itself: Serve streams the one that this coroutine returns, and one more between them
-        # would cost time for each chunk.
+        # This coroutine returns an async generator instead of being one, because another generator between Serve and
+        # the chunks would cost time for each chunk.
         return self._replica.with_heartbeats(self._engine.submit(request), self._heartbeat, "from-engine")
 
     async def describe(self) -> ModelInfo:
         return self._engine.info
 
     async def forget(self, voices: tuple[bytes, ...]) -> int:
-        """Drop cached results of stored voices (`ByRecording.forget`). Returns how many results there were."""
+        """Drop cached results of stored voices (`ByRecording.forget`). Returns the number of dropped results."""
         return await self._engine.forget(voices)
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        """A `TalkerRecord`, for Serve's controller."""
+        """Return a `TalkerRecord` for Serve's controller."""
         load = self._engine.load
         numbers = float(load.num_running), float(load.num_waiting), load.kv_used_ratio
         return asdict(TalkerRecord(*numbers, background=float(load.num_background)))
 
     async def check_health(self) -> None:
-        """Serve replaces the replica when this raises, or when it ends: a dead engine cannot be revived in place."""
+        """Raise an error to make Serve replace the replica, because a dead engine cannot be restarted in place."""
         self._replica.check_health()
-        if self._watches_idleness:  # also of a replica that had no request yet
+        if self._watches_idleness:  # also for a replica that has had no requests yet
             await self._engine.attach()
 
     def __del__(self) -> None:

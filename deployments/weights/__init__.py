@@ -1,1 +1,1 @@
-"""From the name of a model to its tensors."""
+"""Lookup, download, validation and reading of checkpoints."""

@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 def tensor_files(directory: Path) -> dict[str, Path]:
-    """File that holds each tensor of the checkpoint in `directory`, by the tensor's name."""
+    """Return the file of each tensor of the checkpoint in `directory`, by the tensor's name."""
     single, index = directory / SINGLE_FILE, directory / INDEX_FILE
     if single.is_file():
         with _opened(single) as file:
@@ -31,17 +31,17 @@ def tensor_files(directory: Path) -> dict[str, Path]:
 
 
 def read_shapes(directory: Path, prefix: str = "") -> dict[str, tuple[int, ...]]:
-    """Shape of every tensor under `prefix`, by its name without the prefix. Reads the files' headers only."""
+    """Return the shape of each tensor under `prefix`, by its name without the prefix. Reads only the files' headers."""
     return _collect(directory, prefix, lambda file, name: tuple(file.get_slice(name).get_shape()))
 
 
 def read_tensors(directory: Path, prefix: str = "", *, device: torch.device | str = "cpu") -> dict[str, Tensor]:
-    """Every tensor under `prefix` as it is stored, by its name without the prefix. The other tensors are not read."""
+    """Read each tensor under `prefix`, by its name without the prefix. Tensors keep their stored dtype."""
     return _collect(directory, prefix, lambda file, name: file.get_tensor(name), device=str(device))
 
 
 class _NoDraws(TorchFunctionMode):
-    """Leaves out the random first values of embeddings: drawing them on the meta device imports a thousand modules."""
+    """Skip random initialization of embeddings, because drawing on the meta device imports a thousand modules."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -51,7 +51,7 @@ class _NoDraws(TorchFunctionMode):
 
 @contextmanager
 def without_values() -> Iterator[None]:
-    """Modules constructed in the block have shapes and no values, as `load_strict` wants them."""
+    """Construct modules in this block on the meta device, without values, for `load_strict`."""
     with torch.device("meta"), _NoDraws():
         yield
 
@@ -65,12 +65,12 @@ def load_strict(
     device: torch.device | str,
     ignore: tuple[str, ...] = (),
 ) -> None:
-    """Fill a module, best constructed `without_values`, as in `read_strict`. Floating point tensors get `dtype`."""
+    """Fill a module, preferably constructed `without_values`, through `read_strict`. Casts float tensors to `dtype`."""
     shapes = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
     tensors = read_strict(directory, shapes, prefix=prefix, device=device, ignore=ignore)
     module.load_state_dict(
         {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in tensors.items()},
-        strict=False,  # the names are known to match, except for what may be missing
+        strict=False,  # `read_strict` has checked the names; tensors in `ignore` may be missing
         assign=True,
     )
     module.requires_grad_(requires_grad=False)
@@ -84,10 +84,10 @@ def read_strict(
     device: torch.device | str,
     ignore: tuple[str, ...] = (),
 ) -> dict[str, Tensor]:
-    """The tensors under `prefix` whose names, without it, and shapes are `shapes`.
+    """Read the tensors under `prefix` and check that their names, without the prefix, and shapes match `shapes`.
 
-    A missing, unexpected or mis-shaped tensor raises CheckpointError with its name, before any weight is read. `ignore`
-    holds shell patterns of names that may be missing or unexpected.
+    Raises CheckpointError with the name of each missing, unexpected or wrongly shaped tensor before any weight is read.
+    `ignore` holds shell patterns of names that may be missing or unexpected.
     """
     problems = list(_differences(shapes, read_shapes(directory, prefix), ignore))
     if problems:
@@ -132,7 +132,7 @@ def _collect(directory: Path, prefix: str, take: Callable[[Any, str], T], *, dev
 
 
 @contextmanager
-def _opened(path: Path, device: str = "cpu") -> Iterator[Any]:  # safetensors has no types for it
+def _opened(path: Path, device: str = "cpu") -> Iterator[Any]:  # safetensors has no type stubs
     try:
         with safe_open(path, framework="pt", device=device) as file:
             yield file

@@ -1,4 +1,4 @@
-"""Describes a checkpoint from its small files, without torch, also for a model without replicas."""
+"""Description of a checkpoint from its small files. Needs neither torch nor running replicas."""
 
 import hashlib
 from collections.abc import Mapping
@@ -23,36 +23,36 @@ from deployments.weights.store import (
 )
 
 _PIECE = 1 << 20
-_BLOCKS, _BLOCK_BYTES = 64, 1 << 16  # of a file that represent all of it
-_ROWS_A_CHAR = 1.5  # in the prompt and as frames: a slow voice says twelve characters in a second
+_BLOCKS, _BLOCK_BYTES = 64, 1 << 16  # blocks of a file that the fingerprint hashes
+_ROWS_A_CHAR = 1.5  # in the prompt and as frames; a slow voice speaks twelve characters per second
 _RELEASED = "12 Hz, released"
-# Next to a checkpoint: facts that Talkray has found out about it. It takes precedence over the section `talkray` of
-# config.json.
+# File next to a checkpoint with facts that Talkray has determined. Its values override those of the section `talkray`
+# in config.json.
 OWN_FACTS = "talkray.json"
 
 
 @dataclass(frozen=True, slots=True)
 class TextNeeds:
-    """The form that text needs before the checkpoint can speak it: Talkray's own addition to `config.json`."""
+    """Form in which a checkpoint needs its text: Talkray's own section of `config.json`."""
 
-    spoken_form: Literal["english"] | None = None  # normalised to spoken words
-    follows_instructions: Annotated[bool, Field(strict=True)] = False  # with a spoken form
+    spoken_form: Literal["english"] | None = None  # language in which text is normalized to spoken words
+    follows_instructions: Annotated[bool, Field(strict=True)] = False  # applies to voices with a spoken form
     max_segment_chars: Annotated[int, Field(ge=1, strict=True)] = 1000
     alignment_head: tuple[int, int] | None = None  # layer and head of the talker whose attention follows the text
-    clones_by_vector: Annotated[bool, Field(strict=True)] = False  # its codec has no encoder
+    clones_by_vector: Annotated[bool, Field(strict=True)] = False  # for checkpoints whose codec lacks an encoder
 
 
 def describe(model: str, config: TalkerConfig, *, on_gpu: bool) -> ModelInfo | None:
-    """The facts of a checkpoint as its talkers would report them, except for the precision in which a GPU decodes.
+    """Return the facts that the talkers of a checkpoint would report, except for a GPU's decoding precision.
 
-    None if the checkpoint is not on this machine. Raises CheckpointError.
+    Returns None if the checkpoint is not on this machine. Raises CheckpointError if its files are invalid.
     """
     directory = found(model)
     return None if directory is None else described(directory, model, config, on_gpu=on_gpu)
 
 
 def described(directory: Path, name: str, config: TalkerConfig, *, on_gpu: bool) -> ModelInfo:
-    """The same for a checkpoint directory, under the given `name`. Raises CheckpointError."""
+    """Return the facts of the checkpoint in `directory` under the given `name`. Raises CheckpointError if invalid."""
     top, codec = read_json(directory / "config.json"), read_json(directory / "speech_tokenizer" / "config.json")
     needs = as_config(TextNeeds, own_facts(directory, top), directory / "config.json")
     try:
@@ -64,13 +64,13 @@ def described(directory: Path, name: str, config: TalkerConfig, *, on_gpu: bool)
 
 
 def own_facts(directory: Path, top: Mapping[str, Any]) -> dict[str, Any]:
-    """Talkray's own section of a checkpoint whose config.json holds `top`. Raises CheckpointError."""
+    """Return Talkray's own section of a checkpoint whose config.json holds `top`. Raises CheckpointError."""
     file = directory / OWN_FACTS
     return {**(top.get("talkray") or {}), **(read_json(file) if file.exists() else {})}
 
 
 def cloning_fingerprint(directory: Path) -> str:
-    """A hash of the files that make a clone prompt of a recording. Blocks of each file represent all of it."""
+    """Return a hash of the files that determine clone prompts. Only some blocks of each file are hashed."""
     digest = hashlib.sha256()
     for folder in (directory, directory / "speech_tokenizer"):
         digest.update((folder / "config.json").read_bytes())
@@ -87,8 +87,8 @@ def cloning_fingerprint(directory: Path) -> str:
 def _info(top: Any, codec: Any, needs: TextNeeds, config: TalkerConfig, *, on_gpu: bool) -> ModelInfo:
     kind = ModelKind(top["tts_model_type"])
     talker = top["talker_config"]
-    # The official package takes no instructions for clones, and drops those for the small CustomVoice model. A voice
-    # that needs a spoken form only reads, unless its files say otherwise.
+    # The official package ignores instructions for clones and for the small CustomVoice model. A voice with a spoken
+    # form accepts instructions only if its files contain `follows_instructions`.
     is_small = kind is ModelKind.CUSTOM_VOICE and top.get("tts_model_size") == "0b6"
     only_reads = needs.spoken_form is not None and not needs.follows_instructions
     return ModelInfo(
@@ -114,7 +114,7 @@ def _names(table: Mapping[str, object] | None) -> tuple[str, ...]:
 
 
 def speakers(model: str) -> tuple[str, ...] | None:
-    """The voices that a checkpoint names, in lower case; None if it is not on this machine (yet)."""
+    """Return the voices of a checkpoint in lower case; None if the checkpoint is not on this machine."""
     directory = found(model)
     if directory is None:
         return None
@@ -122,7 +122,7 @@ def speakers(model: str) -> tuple[str, ...] | None:
 
 
 def clones(model: str) -> bool:
-    """Whether it speaks with the voice of a recording; judged by its name if its files are not here."""
+    """Return whether the model clones recordings, judged by its name if the checkpoint is not on this machine."""
     directory = found(model)
     if directory is None:
         return model.lower().endswith("-base")
@@ -130,15 +130,16 @@ def clones(model: str) -> bool:
 
 
 def encodes(directory: Path) -> bool:
-    """Whether the checkpoint in `directory` clones, and its codec makes codes of the recording."""
+    """Return whether the checkpoint in `directory` clones recordings and its codec encodes them."""
     config = read_json(directory / "config.json")
     return config["tts_model_type"] == ModelKind.BASE and not own_facts(directory, config).get("clones_by_vector")
 
 
 def tokenizer_of(model: str) -> str:
-    """Equal for models with the same speech tokenizer, whose codes one codec pool decodes.
+    """Return a value that is equal for models with the same speech tokenizer, which can share a codec pool.
 
-    The released models have the same. For others the files decide if they are here, else the name.
+    All released models have the same tokenizer. Other models are compared by their files, or by their names if the
+    files are not on this machine.
     """
     if model in REPOSITORIES.values() or model in REPOSITORIES:
         return _RELEASED

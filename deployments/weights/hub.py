@@ -28,20 +28,20 @@ from deployments.weights.store import (
 
 _HUB_S = 2.0
 _ATTEMPTS = 5
-# The progress of a download, as tqdm writes it, and how often.
+# Format of the download progress of tqdm, and the interval of its lines in seconds
 _LINE = "{n_fmt}B of {total_fmt}B, {rate_fmt}, {remaining} left"
 _LINE_S = 2.0
 _REFUSALS = {
     401: "it requires authentication: set HF_TOKEN to a token with read access",
-    403: "this account may not read it: accept its terms on the hub, or set HF_TOKEN to a token that may",
-    404: "there is no such repository",
+    403: "this account has no access: accept the repository's terms on the hub, or set HF_TOKEN to a token with access",
+    404: "the repository does not exist",
 }
 
 
 def ask_hub(name: str) -> None:
-    """Raises CheckpointError unless the Hugging Face hub confirms within two seconds that it has repository `name`."""
+    """Raise CheckpointError unless the Hugging Face hub confirms within two seconds that repository `name` exists."""
     answers: queue.Queue[OSError | None] = queue.Queue()
-    # A thread asks, because no timeout bounds how long a name server is asked for the hub's address.
+    # Run the request in a thread, because timeouts do not limit the DNS lookup of the hub's address.
     threading.Thread(target=lambda: answers.put(_asked(name)), daemon=True).start()
     try:
         error = answers.get(timeout=_HUB_S)
@@ -69,7 +69,7 @@ def _asked(name: str) -> OSError | None:
 
 
 def download(name: str, report: Report) -> Path:
-    """The directory of repository `name` in the cache, once the hub's client has all of it and the hashes are right."""
+    """Download repository `name` with the hub's client, verify all hashes, and return its directory in the cache."""
     import httpx2
 
     try:
@@ -96,7 +96,7 @@ def _fetch(name: str, report: Report) -> Path:
         try:
             directory = Path(snapshot_download(name, tqdm_class=_progress_lines(name, report)))
             break
-        except httpx2.TransportError as error:  # such as a reset, after which the client does not continue by itself
+        except httpx2.TransportError as error:  # such as a connection reset, which the client does not retry
             if attempt == _ATTEMPTS:
                 raise
             report(f"downloading {name}: the connection broke ({_reason(error)}), trying again")
@@ -105,15 +105,15 @@ def _fetch(name: str, report: Report) -> Path:
     for wrong in HfApi().verify_repo_checksums(name, revision=info.sha).mismatches:
         (directory / wrong["path"]).resolve().unlink()
         raise CheckpointError(
-            f"{wrong['path']} of {name} did not arrive as the hub has it: its {wrong['algorithm']} is"
-            f" {wrong['actual']}, the hub says {wrong['expected']}. It was deleted: start again, and if it comes like"
-            f" this once more ask who runs the proxy or mirror behind {constants.ENDPOINT}"
+            f"{wrong['path']} of {name} is corrupt: its {wrong['algorithm']} is {wrong['actual']}, the hub expects"
+            f" {wrong['expected']}. The file was deleted. Start again. If the error repeats, ask the operator of the"
+            f" proxy or mirror behind {constants.ENDPOINT}"
         )
     return directory
 
 
 def _progress_lines(name: str, report: Report) -> type:
-    """A class of progress bars for the hub's client: the one that counts bytes from the network becomes lines."""
+    """Return a progress bar class for the hub's client that reports the downloaded bytes as lines."""
     from tqdm import tqdm
 
     class Lines(tqdm):  # type: ignore[misc,type-arg,unused-ignore]
@@ -134,14 +134,14 @@ def _download_failed(name: str, error: Exception) -> str:
 
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return (
-            f"the disk is full: {name} does not fit in {HF_HUB_CACHE}: make room, or set HF_HOME to a folder on"
-            " another disk. Files that have arrived are kept"
+            f"the disk is full: {name} does not fit in {HF_HUB_CACHE}. Free space, or set HF_HOME to a folder on"
+            " another disk. Downloaded files are kept"
         )
     close = difflib.get_close_matches(name, REPOSITORIES.values(), n=1, cutoff=0.8)
     meant = f"Did you mean {close[0]}? " if close and close[0] != name else ""
     return (
         f"{name} is not in the cache {HF_HUB_CACHE} and could not be downloaded: {_reason(error)}. {meant}"
-        f"Check the network and HF_HOME, or fetch it elsewhere with `hf download {name}` and name its directory here."
+        f"Check the network and HF_HOME, or download it elsewhere with `hf download {name}` and use its directory here."
     )
 
 

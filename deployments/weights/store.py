@@ -1,7 +1,7 @@
-"""From the name of a model to a local checkpoint directory: a folder, the Hugging Face hub, or the embedded voice.
+"""Resolution of a model's name to a checkpoint directory: a local folder, the Hugging Face hub, or the embedded voice.
 
-Imports no torch: the application, too, asks which checkpoint `auto` is. The hub's library takes half a second to
-import, so it is imported where it is needed.
+This module does not import torch, because the application uses it to resolve `auto`. Importing the hub's library takes
+half a second, so only functions that need the library import it.
 """
 
 import difflib
@@ -20,7 +20,7 @@ from deployments.errors import CheckpointError, StartError
 
 T = TypeVar("T")
 
-# `auto` prefers the first ones.
+# `auto` prefers earlier entries.
 REPOSITORIES = {
     "1.7B-CustomVoice": "Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice",
     "0.6B-CustomVoice": "Qwen/Qwen3-TTS-12Hz-0.6B-CustomVoice",
@@ -41,16 +41,16 @@ Report = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class ResolvedModel:
-    """A concrete model, and why it is this one."""
+    """A concrete model, and the reason for its selection."""
 
     model: str
     reason: str
 
 
 def resolve_auto(model: str, *, models_dir: Path | None, gpu: bool) -> ResolvedModel:
-    """Resolve `auto`; any other name is returned unchanged."""
+    """Resolve `auto` to a concrete model. Any other name is returned unchanged."""
     if model != "auto":
-        return ResolvedModel(model, "asked for")
+        return ResolvedModel(model, "requested by name")
     if not gpu:
         return ResolvedModel(EMBEDDED, "no GPU here: the embedded checkpoint keeps up with real time on a CPU")
     from huggingface_hub import try_to_load_from_cache
@@ -67,12 +67,11 @@ def resolve_auto(model: str, *, models_dir: Path | None, gpu: bool) -> ResolvedM
 
 
 def locate(model: str, *, report: Report | None = None) -> Path:
-    """The directory of a complete checkpoint; `report` gets the progress of a download, a line every two seconds at
-    most.
+    """Return the directory of a complete checkpoint. `report` receives a line of download progress every two seconds.
 
     `model` is a directory, "embedded", "embedded-base", or a Hugging Face name such as
-    "Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice", of which "1.7B-CustomVoice" is enough. A checkpoint that is not in the
-    Hugging Face cache is downloaded. Raises CheckpointError with the attempts made and the remedy.
+    "Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice", which may be shortened to "1.7B-CustomVoice". A checkpoint that is not in
+    the Hugging Face cache is downloaded. Raises CheckpointError with the attempts made and the remedy.
     """
     if model in PACKED:
         return unpacked(model, cache_directory())
@@ -83,7 +82,7 @@ def locate(model: str, *, report: Report | None = None) -> Path:
 
 
 def find(model: str) -> Path | None:
-    """The result of `locate` without its work; None if the checkpoint would have to be downloaded or written."""
+    """Return the result of `locate` without download or unpacking; None if either would be needed."""
     if model in PACKED:
         directory = place(model, cache_directory())
         return directory if directory.is_dir() else None
@@ -91,13 +90,13 @@ def find(model: str) -> Path | None:
     if directory.is_dir():
         return check_complete(directory)
     if model.startswith((".", "~", os.sep)) or model.count("/") > 1:  # a path
-        raise CheckpointError(f"there is no checkpoint directory {directory}")
+        raise CheckpointError(f"checkpoint directory {directory} does not exist")
     cached = _cached(repository(model))
     return check_complete(cached) if cached is not None and not missing_files(cached) else None
 
 
 def found(model: str) -> Path | None:
-    """A folder with the small files of a checkpoint, without any work; None if it is not on this machine."""
+    """Return a folder with the small files of a checkpoint, or None if the checkpoint is not on this machine."""
     try:
         return PACKED[model][-1] if model in PACKED else find(model)
     except CheckpointError:
@@ -105,9 +104,9 @@ def found(model: str) -> Path | None:
 
 
 def check_complete(directory: Path) -> Path:
-    """`directory`, after a check that it is a complete checkpoint of this family.
+    """Return `directory` after checking that it contains a complete checkpoint of Qwen3-TTS.
 
-    CheckpointError names its family or the missing files.
+    Raises CheckpointError with the other family or the missing files.
     """
     if (directory / ADAPTER).is_file() and not (directory / "config.json").is_file():
         raise CheckpointError(unmerged(str(directory)))
@@ -132,7 +131,7 @@ def missing_of(has: Callable[[str], bool]) -> list[str]:
 
 
 def _shards(directory: Path) -> list[Path]:
-    """The files that the indices of `directory` name."""
+    """Return the shard files that the indices in `directory` list."""
     shards: set[Path] = set()
     for part in (directory / name for name in _WEIGHTS):
         if (part / INDEX_FILE).is_file() and not (part / SINGLE_FILE).is_file():
@@ -141,7 +140,7 @@ def _shards(directory: Path) -> list[Path]:
 
 
 def read_index(index: Path) -> dict[str, str]:
-    """The file of each tensor, as an index of shards names it."""
+    """Return the file of each tensor according to an index of shards. Raises CheckpointError for an invalid index."""
     try:
         return dict(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
     except (ValueError, KeyError, TypeError) as error:
@@ -149,7 +148,7 @@ def read_index(index: Path) -> dict[str, str]:
 
 
 def read_json(file: Path) -> Any:
-    """The object in a checkpoint's JSON file; raises CheckpointError."""
+    """Return the content of a checkpoint's JSON file. Raises CheckpointError for a missing or invalid file."""
     try:
         return json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -159,7 +158,7 @@ def read_json(file: Path) -> Any:
 
 
 def as_config(kind: type[T], values: object, source: Path) -> T:
-    """Decoded JSON as the dataclass `kind`, other keys ignored; raises CheckpointError with each key that is wrong."""
+    """Return decoded JSON as the dataclass `kind`, ignoring extra keys. Raises CheckpointError with each wrong key."""
     try:
         return TypeAdapter(kind).validate_python(values)
     except ValidationError as error:
@@ -176,7 +175,7 @@ def unmerged(checkpoint: str) -> str:
 
 
 def check_family(checkpoint: str, name: str, file: Path) -> None:
-    """Raises CheckpointError unless `file`, the `name` of `checkpoint`, is of a model that Talkray speaks."""
+    """Raise CheckpointError unless `file`, the file `name` of `checkpoint`, describes a supported model."""
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -184,7 +183,7 @@ def check_family(checkpoint: str, name: str, file: Path) -> None:
     family = config.get("model_type") if isinstance(config, dict) else None
     if family != FAMILY[name]:
         raise CheckpointError(
-            f"{checkpoint} is a checkpoint of another family: {name} says model_type {family!r}, and Talkray speaks"
+            f"{checkpoint} is a checkpoint of another family: {name} has model_type {family!r}, but Talkray requires"
             f" Qwen3-TTS at 12 Hz ({FAMILY[name]!r})"
         )
     if "quantization_config" in config:
@@ -192,7 +191,7 @@ def check_family(checkpoint: str, name: str, file: Path) -> None:
 
 
 def repository(model: str) -> str:
-    """The full Hugging Face name of `model`; raises CheckpointError for an impossible name."""
+    """Return the full Hugging Face name of `model`. Raises CheckpointError if the name is unknown."""
     short = model.rsplit("/", 1)[-1].removeprefix("Qwen3-TTS-12Hz-")
     full_name = {name.lower(): full_name for name, full_name in REPOSITORIES.items()}.get(short.lower())
     if full_name is not None and model.removesuffix(short) in ("", "Qwen/", "Qwen/Qwen3-TTS-12Hz-", "Qwen3-TTS-12Hz-"):
@@ -224,7 +223,7 @@ def _cached(name: str) -> Path | None:
 
 
 def cache_directory() -> Path:
-    """The folder of generated files: TALKRAY_CACHE, else the user's cache. Raises StartError if there is neither."""
+    """Return TALKRAY_CACHE, or else a folder in the user's cache. Raises StartError if the user has no home folder."""
     named = os.environ.get("TALKRAY_CACHE")
     try:
         return Path(named) if named else Path.home() / ".cache" / "talkray"

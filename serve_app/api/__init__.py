@@ -1,1 +1,1 @@
-"""The HTTP surface: access control, the meaning of requests, and their responses."""
+"""HTTP API: access control, request parsing, and responses."""

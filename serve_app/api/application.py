@@ -1,4 +1,4 @@
-"""The application of an ingress replica: all HTTP routes and WebSockets."""
+"""FastAPI application of an ingress replica, with all HTTP routes and WebSockets."""
 
 import logging
 import re
@@ -37,7 +37,7 @@ from serve_app.visitor import VISITOR
 logger = logging.getLogger(__name__)
 
 _OWN_METRIC = re.compile(rb"(# (HELP|TYPE) )?ray_talkray_")
-# Tags of Talkray's own routes: /docs shows these expanded, in this order.
+# Tags of Talkray's own routes. `/docs` expands these tags, in this order.
 OWN_TAGS = ("Speech", "Models and voices", "Stored voices", "Jobs", "Codec frames", "This server")
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -51,13 +51,13 @@ def create_api(
     node: Node | None = None,
     added: Mapping[str, object] | None = None,
 ) -> FastAPI:
-    """The application with the dialects of the core and of all extensions.
+    """Create the application with the dialects of the core and of all extensions.
 
-    `synthesizers`: each model's synthesizer and limits, by the model's name. The first model is the default; a single
-    one has the empty name. `opened`: states of extensions that are already open, by their names; all others are opened
-    here, and `api.state.opened` has all of them. `echo_request_id` is False if the server in front adds `x-request-id`
-    to responses, as Ray Serve does. Without a `node` there are no routes for metrics. `added`: Ray Serve's handles of
-    extensions' deployments, by extension name.
+    `synthesizers`: each model's synthesizer and limits, by model name. The first model is the default; the name of a
+    single model is empty. `opened`: states of extensions that are already open, by extension name. The function opens
+    all other extensions and stores all states in `api.state.opened`. Set `echo_request_id` to False if the server in
+    front adds `x-request-id` to responses, as Ray Serve does. Without `node`, the application has no metrics routes.
+    `added`: Ray Serve handles of extensions' deployments, by extension name.
     """
     extensions = load_extensions(settings.extensions)
     dialects = dialects_of(extensions)
@@ -68,7 +68,7 @@ def create_api(
     opening = Opening(settings, models, dialects, opened, node)
     states = open_all(extensions, opening, added or {})
     joined = {name: state for name, state in states.items() if isinstance(state, Opened)}
-    joined = dict(sorted(joined.items(), key=lambda item: item[0] not in BUILT_IN))  # other extensions run last
+    joined = dict(sorted(joined.items(), key=lambda item: item[0] not in BUILT_IN))  # third-party extensions run last
     resolver = Resolver(models, settings)
     for name, state in joined.items():
         state.join(resolver)
@@ -84,7 +84,7 @@ def create_api(
         title="Talkray",
         version=version(),
         description=_about(dialects),
-        openapi_tags=[{"name": tag} for tag in own_tags],  # other services' follow
+        openapi_tags=[{"name": tag} for tag in own_tags],  # tags of other services follow
         docs_url=None,  # FastAPI's page loads its scripts from a CDN
         redoc_url=None,
     )
@@ -116,13 +116,13 @@ def create_api(
             try:
                 state.receive(record)
             except Exception:
-                logger.exception("request %s: the extension %s does not take its record", record.request_id, name)
+                logger.exception("request %s: the extension %s failed to process its record", record.request_id, name)
 
-    api.add_middleware(RequestContext, echo_request_id=echo_request_id, keep=keep, dialects=by_path)  # the outermost
+    api.add_middleware(RequestContext, echo_request_id=echo_request_id, keep=keep, dialects=by_path)  # outermost
     api.add_exception_handler(TalkrayError, _answer_error)
     api.add_exception_handler(HTTPException, _answer_error)
     api.include_router(docs_routes(api.title, open_tags=own_tags))
-    # Only for the OpenAPI page: AccessControl has already checked the key.
+    # These dependencies only feed the OpenAPI page: AccessControl has already checked the key.
     keyed = [Depends(HTTPBearer(auto_error=False))] if settings.access.keys_file else []
     api.include_router(http_router(dialects, service), dependencies=keyed)
     api.include_router(status_routes(models, settings, node.is_ready if node else always), tags=["This server"])
@@ -133,7 +133,7 @@ def create_api(
 
 
 def _about(dialects: Iterable[Dialect]) -> str:
-    """The introduction of `/docs`. OpenAPI cannot describe WebSockets."""
+    """Return the introduction of `/docs`. It lists the WebSockets, which OpenAPI cannot describe."""
     paths = ", ".join(sorted({f"`{path}`" for dialect in dialects for path, _ in dialect.sockets}))
     sockets = f"\n\nWebSockets, which OpenAPI cannot list: {paths}." if paths else ""
     has_page = any(route.operation == "GET /" for dialect in dialects for route in dialect.routes)
@@ -162,7 +162,7 @@ def _speech_model(
 
 async def _answer_error(request: HTTPConnection, error: Exception) -> Response:
     reply = translate(error)
-    # A GET while the server is not ready is not logged, because load balancers poll `/ready`.
+    # Do not log a GET while the server is not ready, because load balancers poll `/ready`.
     if request.scope.get("method", "POST") == "POST" or not isinstance(error, NotReady):
         state_of(request).record.error = reply.code
     if reply.status == INTERNAL.status:
@@ -177,12 +177,12 @@ def status_routes(models: SpeechModels, settings: ApiSettings, is_ready: Callabl
     @router.get("/v1/", include_in_schema=False)
     @router.get("/health", summary="Whether the process is alive")
     async def health() -> dict[str, str]:
-        """The process is alive. Some clients ask for `/v1/` before they send speech requests."""
+        """Return 200 while the process is alive. Some clients request `/v1/` before they send speech requests."""
         return {"status": "ok"}
 
-    @router.get("/ready", summary="Whether speech can be asked for")
+    @router.get("/ready", summary="Whether the server is ready for speech requests")
     async def readiness(model: str | None = None) -> dict[str, object]:
-        """Whether `model`, or any model, can speak. With several models the answer has the state of each."""
+        """Return 200 if `model`, or any model, is ready. With several models, the answer lists each model's state."""
         if len(models) > 1:
             return await _ready_of(models, settings, model)
         if not is_ready():
@@ -190,7 +190,7 @@ def status_routes(models: SpeechModels, settings: ApiSettings, is_ready: Callabl
         info = await models.describe()
         check_model(model, info, settings)
         clones = info.kind is ModelKind.BASE
-        check_default(settings, info.name, info.voices, clones=clones)  # the checkpoint may be on no other node
+        check_default(settings, info.name, info.voices, clones=clones)  # for nodes without the checkpoint
         [state] = models.states().values()
         return {"status": "asleep" if state.status is ModelStatus.ASLEEP else "ready", "model": info.name}
 
@@ -201,7 +201,7 @@ _SPEAKING = (ModelStatus.READY, ModelStatus.ASLEEP, ModelStatus.AT_ZERO)
 
 
 async def _ready_of(models: SpeechModels, settings: ApiSettings, name: str | None) -> dict[str, object]:
-    """The answer of `/ready` with several models. Raises NotReady, ModelNotFound."""
+    """Return the answer of `/ready` with several models. Raises NotReady, ModelNotFound."""
     states = models.states()
     known = await models.infos()
     named = [voice for info in known for voice in info.voices]
@@ -217,31 +217,31 @@ async def _ready_of(models: SpeechModels, settings: ApiSettings, name: str | Non
 
 
 def metrics_routes(node: Node) -> APIRouter:
-    """Metrics of this node. On a cluster Prometheus scrapes the agent of each node instead."""
+    """Create the metrics routes of this node. On a cluster, Prometheus scrapes each node's metrics agent instead."""
     router = APIRouter()
 
     @router.get("/metrics", summary="Talkray's metrics", response_class=Response)
     async def metrics() -> Response:
-        """Talkray's metrics of this node, without Ray's, which are a hundred times as many."""
+        """Return Talkray's metrics of this node, without Ray's metrics, which are a hundred times as many."""
         return Response(visible(own_metrics(await run_in_threadpool(node.scrape))), media_type=METRICS_TYPE)
 
     counted = charging(Charge.REQUEST)
 
     @router.get("/metrics/all", summary="Ray's metrics too", response_class=Response, dependencies=counted)
     async def all_metrics() -> Response:
-        """All metrics of this node's agent."""
+        """Return all metrics of this node's agent."""
         return Response(visible(await run_in_threadpool(node.scrape)), media_type=METRICS_TYPE)
 
     return router
 
 
 def visible(exported: bytes) -> bytes:
-    """The metrics that the caller may see. Only an admin key reveals the names of all keys and their use."""
+    """Return the metrics that the caller may see. Usage by key name requires an admin key."""
     if VISITOR.get().sees_all:
         return exported
     return b"".join(line for line in exported.splitlines(keepends=True) if b"talkray_usage_" not in line)
 
 
 def own_metrics(exported: bytes) -> bytes:
-    """The lines of Prometheus' text format that are about Talkray."""
+    """Return the lines of the Prometheus text format that belong to Talkray."""
     return b"".join(line for line in exported.splitlines(keepends=True) if _OWN_METRIC.match(line))

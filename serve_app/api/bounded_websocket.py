@@ -1,4 +1,4 @@
-"""uvicorn's WebSockets, with bounded unfinished messages, and close reasons that reach the client."""
+"""uvicorn's WebSocket protocol, with a bound on unfinished messages and with close reasons that reach the client."""
 
 from asyncio.transports import BaseTransport, Transport
 from collections.abc import Callable
@@ -16,18 +16,18 @@ from serve_app.api.parsing.client_input import MAX_BODY_BYTES
 from serve_app.api.parsing.uploads import Pace
 from serve_app.config import AdmissionSettings
 
-MAX_MESSAGE_BYTES = 128 << 10  # without reference audio
-# Scope key of a function, present if the client's connection ends in this process. The function takes a callback, which
+MAX_MESSAGE_BYTES = 128 << 10  # of messages without reference audio
+# Scope key of a function, set if the client's connection ends in this process. The function registers a callback, which
 # is called from any thread when the server stops.
 LEAVING = "talkray.leaving"
-# Bytes that the large unfinished messages of all connections may hold together: enough for three recordings.
+# Bytes that the large unfinished messages of all connections may hold together, enough for three recordings.
 MAX_LARGE_BYTES = 48 << 20
-# A client that is still sending loses the server's last messages when its connection is closed. It has this time to
-# read them.
+# Seconds that a client has to read the server's last messages. A client that is still sending would lose these messages
+# if the server closed the connection at once.
 _LAST_WORDS_S = 2.0
 _PONG = b"\x8a"  # first byte of a pong frame
-# Data is read in pieces. If a connection's pieces took longer than _MOST_READING_S, it leaves the event loop to others
-# for _REST times as long, because one read may contain thousands of pings.
+# Input is processed in pieces. After more than _MOST_READING_S, a connection pauses for _REST times as long, because
+# one read may contain thousands of pings and block the event loop.
 _PIECE_BYTES = 16 << 10
 _MOST_READING_S, _REST = 0.005, 4
 
@@ -38,20 +38,20 @@ def uvicorn_settings(admission: AdmissionSettings) -> dict[str, Any]:
         "ws": partial(BoundedWebSocket, trusted_proxies=admission.trusted_proxies),
         "ws_max_size": MAX_BODY_BYTES,
         "ws_per_message_deflate": False,
-        "ws_ping_timeout": None,  # a paused reader does not answer pings; `MAX_UNREAD_S` limits it
+        "ws_ping_timeout": None,  # paused clients do not answer pings; `MAX_UNREAD_S` limits the pause
     }
 
 
 class BoundedWebSocket(WebSocketsSansIOProtocol):
-    """Unfinished messages over `MAX_MESSAGE_BYTES` share `MAX_LARGE_BYTES`. A message that stalls gives up its room if
-    others need it. A client that finds no room has to try again later.
+    """WebSocket protocol whose unfinished messages over `MAX_MESSAGE_BYTES` share `MAX_LARGE_BYTES`. If there is not
+    enough room, stalled messages are dropped first. Otherwise the client gets `TRY_AGAIN_LATER`.
     """
 
     _room: ClassVar[FairShare] = FairShare(MAX_LARGE_BYTES)
-    _large: ClassVar[list["BoundedWebSocket"]] = []  # connections with such a message
+    _large: ClassVar[list["BoundedWebSocket"]] = []  # connections with a large unfinished message
 
     def __init__(self, *args: Any, trusted_proxies: int, **kwargs: Any) -> None:
-        """`api.admission.trusted_proxies` determines the address of a client."""
+        """Create the protocol. `trusted_proxies`: see `api.admission.trusted_proxies`."""
         super().__init__(*args, **kwargs)
         self._trusted_proxies = trusted_proxies
 
@@ -60,21 +60,21 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         self._has_failed = False
         self._is_leaving = False
         self._leave: Callable[[], object] | None = None
-        self._unread = bytearray()  # bytes received while it rests
+        self._unread = bytearray()  # bytes received while reading is paused
         self._is_resting = False
-        self._pong = b""  # kept while the client reads nothing
+        self._pong = b""  # latest pong, kept until the client reads again
         self._reader = ReaderClock(cast("Transport", transport), self.loop)
         super().connection_made(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.conn.parser.close()  # it holds the last frame
+        self.conn.parser.close()  # the parser holds the last frame
         self._reader.stop()
-        self._leave = None  # it holds the application's side of the connection
+        self._leave = None  # the callback references the application's side of the connection
         self._drop_message()
         super().connection_lost(exc)
 
     async def run_asgi(self) -> None:
-        """Called by uvicorn once a client asks for a WebSocket."""
+        """Run the application. uvicorn calls this when a client requests a WebSocket."""
         cast("dict[str, Any]", self.scope)[LEAVING] = self._on_leaving
         try:
             await super().run_asgi()
@@ -83,8 +83,8 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
                 self.queue.get_nowait()
 
     def shutdown(self) -> None:
-        """Called by uvicorn when this server stops; uvicorn then waits for its connections. The application decides
-        when this one may be closed. uvicorn's own method closes it at once, in the middle of a word.
+        """Ask the application to close this WebSocket. uvicorn calls this when the server stops, and then waits for its
+        connections. uvicorn's own method would close the connection at once, in the middle of an utterance.
         """
         self._is_leaving = True
         if self.close_sent or (self.handshake_complete and self._leave is None):
@@ -93,7 +93,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
             self._leave()
 
     def _on_leaving(self, leave: Callable[[], object]) -> None:
-        """`leave` is called when this server stops."""
+        """Register `leave`, which is called when the server stops."""
         self._leave = leave
         if self._is_leaving:
             leave()
@@ -103,7 +103,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
             return
         self._unread += data
         if self._is_resting:
-            self.transport.pause_reading()  # uvicorn has resumed it, for the application
+            self.transport.pause_reading()  # uvicorn has resumed reading for the application
         else:
             self._read()
 
@@ -137,7 +137,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
             self._refuse("too many large messages, retry after 1 s")
 
     def handle_ping(self) -> None:
-        """Answers a ping. If the client reads nothing, keeps the answer to the last ping for later."""
+        """Answer a ping. If the client does not read, keep only the latest pong for later."""
         answers = self.conn.data_to_send()
         if not self.writable.is_set():
             pongs = [answer for answer in answers if answer[:1] == _PONG]
@@ -146,7 +146,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         self.transport.write(b"".join(answers))
 
     def send_keepalive_ping(self) -> None:
-        """Called every 20 s. `ReaderClock` ends connections whose client reads nothing."""
+        """Send a ping, every 20 s. `ReaderClock` ends connections whose client does not read."""
         if self.writable.is_set():
             super().send_keepalive_ping()
         else:
@@ -164,7 +164,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
             self.transport.write(pong)
 
     def handle_parser_exception(self) -> None:
-        """Send the reason for closing, then read and discard all input until the client has had time to read it."""
+        """Send the close reason, then discard input until the client has had time to read the reason."""
         assert self.conn.close_sent is not None
         self._has_failed = True
         code, reason = self.conn.close_sent.code, self.conn.close_sent.reason
@@ -178,7 +178,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
             self.transport.resume_reading()
 
     def _drop_message(self) -> None:
-        """Drop the received part of a message; the connection's objects may live on for long."""
+        """Drop the received part of a message, because the connection's objects may stay in memory for long."""
         self.frames = []
         self._unread.clear()
         self.conn.reader.buffer.clear()
@@ -189,7 +189,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         self.handle_parser_exception()
 
     def _hold(self, num_bytes: int) -> bool:
-        """Reserve room for this number of bytes of a message; False if there is none."""
+        """Reserve room for this number of bytes of a message. Return False if there is not enough room."""
         if num_bytes <= self._held:
             self._let_go(num_bytes)
             return True

@@ -1,4 +1,4 @@
-"""The loaded model and its voices: the checkpoint's own, and OpenAI's thirteen names as aliases."""
+"""Voices and model names: the speakers of the loaded models, and OpenAI's thirteen voice names as aliases."""
 
 import re
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from serve_app.speech.speech_models import SpeechModels
 
 @dataclass(frozen=True, slots=True)
 class Voice:
-    """One entry of the voice list."""
+    """Entry of the voice list."""
 
     id: str
     name: str
@@ -23,12 +23,12 @@ class Voice:
     gender: str
     description: str
     type: str  # "builtin", "alias" or "stored"
-    alias_of: str | None = None  # the id of the voice that an alias means
+    alias_of: str | None = None  # id of the voice that the alias refers to
 
 
 @dataclass(frozen=True, slots=True)
 class Character:
-    """A released speaker as the model card describes it."""
+    """Released speaker, as described in the model card."""
 
     language: str
     gender: str
@@ -57,11 +57,12 @@ EMBEDDED = {
     "edith": Character("english", "female", "Older, slower voice"),
 }
 UNKNOWN = Character("", "", "")
-# How vendors pin a model: gpt-4o-mini-tts-2025-12-15, tts-1-1106, qwen-tts-latest, NAME@20251215.
+# Dates and versions that vendors append to model names: gpt-4o-mini-tts-2025-12-15, tts-1-1106, qwen-tts-latest,
+# NAME@20251215.
 _PINNED = re.compile(r"[-@:](?:[0-9]{4}-?[0-9]{2}-?[0-9]{2}|[0-9]{2}-?[0-9]{2}|latest)$")
 
-# Matched by gender and weight of the voice: a released speaker and an embedded one. Without eric and dylan, because
-# with language "auto" they turn any text into their dialect.
+# For each alias, a released and an embedded speaker of similar gender and pitch. The speakers eric and dylan are left
+# out, because with language "auto" they speak any text in their dialect.
 ALIASES = {
     "alloy": ("vivian", "nora"),
     "ash": ("ryan", "felix"),
@@ -80,14 +81,16 @@ ALIASES = {
 
 
 def aliases(speakers: Sequence[str]) -> dict[str, str]:
-    """Map OpenAI's voice names to `speakers`: to the preferred speaker if there is one, else in turn."""
+    """Map OpenAI's voice names to `speakers`. A name whose preferred speakers are missing gets the next speaker in
+    turn.
+    """
     spread = dict(zip(ALIASES, cycle(speakers), strict=False))
     preferred = {name: speaker for name, targets in ALIASES.items() for speaker in targets if speaker in speakers}
     return {name: target for name, target in (spread | preferred).items() if name not in speakers}
 
 
 def resolve(name: str, speakers: Sequence[str]) -> str:
-    """The speaker that `name` means, in any case. Raises InvalidRequest with the valid names."""
+    """Return the speaker for `name`, ignoring case. Raises InvalidRequest with the valid names."""
     known = {speaker: speaker for speaker in speakers} | aliases(speakers)
     if (wanted := name.lower()) in known:
         return known[wanted]
@@ -95,29 +98,31 @@ def resolve(name: str, speakers: Sequence[str]) -> str:
 
 
 def is_named(name: str, speakers: Sequence[str]) -> bool:
-    """Whether `resolve` knows `name`."""
+    """Return whether `resolve` accepts `name`."""
     return name.lower() in speakers or name.lower() in aliases(speakers)
 
 
 def check_default(settings: ApiSettings, model: str, speakers: Sequence[str], *, clones: bool) -> None:
-    """Raises StartError if `api.default_voice` is not a voice of `model`. If the model `clones`, the setting may name a
-    stored voice, which requests look up.
+    """Raise StartError if `api.default_voice` is not a voice of `model`. If the model `clones` voices, the setting may
+    be a stored voice, which each request looks up.
     """
     try:
         if settings.default_voice is not None and not clones:
             resolve(settings.default_voice, speakers)
     except InvalidRequest:
-        valid = f"set one of {listing(speakers)}" if speakers else "it has no named voices: leave the setting out"
+        valid = f"set one of {listing(speakers)}" if speakers else "the model has no named voices; remove the setting"
         raise StartError(f"api.default_voice: {settings.default_voice!r} is not a voice of {model}; {valid}") from None
 
 
 def listing(speakers: Sequence[str]) -> str:
-    """Every accepted name, for an error message."""
+    """Return every accepted name, for an error message."""
     return ", ".join([*speakers, *aliases(speakers)])
 
 
 def voice_list(*models: ModelInfo) -> list[Voice]:
-    """The speakers, then the aliases, as `GET /v1/audio/voices` shows them, each once; speakers hide equal aliases."""
+    """Return the speakers, then the aliases, for `GET /v1/audio/voices`. A speaker replaces an alias with the same
+    name.
+    """
     listed = [voice for info in models for voice in _voices(info)]
     own = {voice.id: voice for voice in reversed(listed) if voice.type == "builtin"}
     first = {voice.id: own.get(voice.id, voice) for voice in reversed(listed)}
@@ -132,25 +137,29 @@ def _voices(info: ModelInfo) -> list[Voice]:
 
 
 def stored_voice(voice: KeptVoice) -> Voice:
-    """A stored voice as an entry of the list."""
+    """Convert a stored voice to an entry of the list."""
     return Voice(
         voice.id, voice.name, language=voice.language or "", gender="", description=voice.description, type="stored"
     )
 
 
 async def all_voices(models: Sequence[ModelInfo], voices: VoiceSource) -> list[Voice]:
-    """The models' voices, then the caller's stored voices."""
+    """Return the models' voices, then the caller's stored voices."""
     return [*voice_list(*models), *map(stored_voice, await voices.voices())]
 
 
 def page_of_voices(voices: Sequence[Voice], paging: Paging, source: VoiceSource) -> tuple[list[Voice], str | None]:
-    """Like `Paging.cut`, with room for a full quota and the models' voices: a client that does not page sees all."""
+    """Return a page like `Paging.cut`. A client that does not page gets all of its stored voices and the models'
+    voices.
+    """
     most = source.most + sum(voice.type != "stored" for voice in voices)
     return replace(paging, default=most, most=most).cut(voices)
 
 
 async def find_voice(voice_id: str, models: SpeechModels, voices: VoiceSource) -> Voice:
-    """A stored voice, a speaker or an alias, the last two in any case. Raises InvalidRequest with the valid names."""
+    """Find a stored voice, speaker or alias. Speakers and aliases ignore case. Raises InvalidRequest with the valid
+    names.
+    """
     if (stored := await voices.find(voice_id)) is not None:
         return stored_voice(stored)
     infos = await models.infos()
@@ -167,13 +176,13 @@ def _voice(voice_id: str, speaker: str, character: Character, kind: str) -> Voic
 
 
 def check_model(name: str | None, info: ModelInfo, settings: ApiSettings) -> None:
-    """Raises ModelNotFound if `name` is for another model. None, its own name and every alias are for this one."""
+    """Raise ModelNotFound if `name` belongs to another model. Accepts None, the model's own name and every alias."""
     if name is not None and not is_known(name, info, settings):
         raise not_loaded(name, [info], settings)
 
 
 def is_known(name: object, info: ModelInfo, settings: ApiSettings) -> bool:
-    """Whether a request with this name is for this model."""
+    """Return whether a request with this model name is for this model."""
     if not isinstance(name, str):
         return False
     clones = unpinned(name) == CLONE_ALIAS and info.kind is ModelKind.BASE
@@ -181,19 +190,19 @@ def is_known(name: object, info: ModelInfo, settings: ApiSettings) -> bool:
 
 
 def means(name: str, info: ModelInfo) -> bool:
-    """Whether `name` is this model's own name, or its checkpoint's with or without the folder or owner."""
+    """Return whether `name` is the model's own name, or its checkpoint's name with or without the folder or owner."""
     return name == info.name or (
         bool(info.checkpoint) and name in (info.checkpoint, info.checkpoint.rpartition("/")[2])
     )
 
 
 def is_alias(name: str, settings: ApiSettings) -> bool:
-    """Whether `name` may mean any model: the request's other fields decide which, else it is the default."""
+    """Return whether `name` is an alias for any model. The other fields of the request select the model."""
     return name in settings.model_aliases or unpinned(name) in settings.model_aliases
 
 
 def unpinned(name: str) -> str:
-    """The name of a model without the date or version that a client pins."""
+    """Return the name of a model without the date or version that a client pins."""
     return _PINNED.sub("", name)
 
 

@@ -1,4 +1,6 @@
-"""The outermost layer of the API: gives every request an id, measures its first byte, and answers unexpected errors."""
+"""Outermost middlewares of the API. They assign request ids, measure the time to first byte, and reply to unexpected
+errors.
+"""
 
 import asyncio
 import contextlib
@@ -25,14 +27,14 @@ from serve_app.api.request_record import LEFT, RequestRecord
 logger = logging.getLogger(__name__)
 
 SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
-_STATE = "talkray"  # the key of the `RequestState`
-ENDPOINT_DIALECT = "dialect"  # the attribute of an endpoint with its dialect's name
+_STATE = "talkray"  # key of the `RequestState`
+ENDPOINT_DIALECT = "dialect"  # attribute of an endpoint that holds its dialect's name
 
-# Statuses after which a client has no further use for its connection.
+# Statuses after which the server closes the connection.
 _ENDS_CONNECTION = frozenset({401, 403, 408, 413, 431})
-# How long the rest of a refused request is read.
+# Seconds during which the server reads the rest of a refused request.
 _READ_ON_S = 1.0
-# Scope key of a function that the application calls after it has taken a part of a body.
+# Scope key of a function that the application calls after it has consumed a part of a body.
 _TAKEN = "talkray.taken"
 _STOP_POLL_S = 0.5
 _SLASHES = re.compile(r"/{2,}")
@@ -40,24 +42,24 @@ _SLASHES = re.compile(r"/{2,}")
 
 @dataclass(slots=True)
 class RequestState:
-    """The server's state of a request, from its headers on. Starlette keeps it in `request.state`."""
+    """State of a request from the moment its headers arrive. Starlette stores it in `request.state`."""
 
     record: RequestRecord
-    caller: Caller = field(init=False)  # that AccessControl admitted
-    upload: Upload = field(init=False)  # the body, from AccessControl on
-    held: contextlib.ExitStack = field(init=False)  # released when the whole answer has been sent
-    repaired: str = ""  # for IGNORED_HEADER: fields of the body that were not text
+    caller: Caller = field(init=False)  # set by AccessControl
+    upload: Upload = field(init=False)  # the body; set by AccessControl
+    held: contextlib.ExitStack = field(init=False)  # closed after the whole response has been sent
+    repaired: str = ""  # for IGNORED_HEADER: body fields that were not valid text
 
 
 def state_of(request: Mapping[str, Any]) -> RequestState:
-    """The state of a request or a WebSocket, or of its ASGI scope."""
+    """Return the state of a request, a WebSocket or an ASGI scope."""
     state: RequestState = request["state"][_STATE]
     return state
 
 
 async def replica_stops() -> None:
-    """Return once Serve stops this replica; outside a replica, never return."""
-    from deployments.serving.ray_private import is_stopping, this_replica  # imports Ray, which commands do without
+    """Return once Serve stops this replica. Outside a replica, never return."""
+    from deployments.serving.ray_private import is_stopping, this_replica  # imports Ray, which commands avoid
 
     replica = this_replica()
     while replica is None or not is_stopping(replica):  # noqa: ASYNC110, Serve has no event for it
@@ -65,17 +67,17 @@ async def replica_stops() -> None:
 
 
 def outermost() -> list[Middleware]:
-    """The middlewares that Ray Serve puts around its applications (RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH)."""
+    """Return the middlewares that Ray Serve adds around its apps (RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH)."""
     from deployments.serving.ray_private import this_replica
 
-    if this_replica() is None:  # Serve's own proxy, which sends scopes to other processes
+    if this_replica() is None:  # Serve's own proxy, which forwards scopes to other processes
         return [Middleware(with_sane_id)]
     return [Middleware(with_sane_id), Middleware(without_read_ahead)]
 
 
 def with_sane_id(app: ASGIApp) -> ASGIApp:
-    """ASGI middleware around Serve's own, which echoes and logs `x-request-id` as received. It leaves one sane id: the
-    client's own, or a new one.
+    """Wrap an application in middleware that leaves one valid `x-request-id` header: the client's own id, or a new id.
+    Ray Serve echoes and logs the header as received, so this middleware runs around Serve's own middleware.
     """
 
     id_header = REQUEST_ID_HEADER.encode()
@@ -92,8 +94,9 @@ def with_sane_id(app: ASGIApp) -> ASGIApp:
 
 
 def without_read_ahead(app: ASGIApp) -> ASGIApp:
-    """ASGI middleware around Serve's own, which queues whole bodies before the application reads them
-    (`ASGIDIReceiveProxy`). It receives a part of a body once RequestContext has taken the one before it.
+    """Wrap an application in middleware that receives the next part of a body after RequestContext has consumed the
+    previous part. Without this middleware, Ray Serve queues whole bodies before the application reads them
+    (`ASGIDIReceiveProxy`).
     """
 
     async def paced_app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -103,7 +106,7 @@ def without_read_ahead(app: ASGIApp) -> ASGIApp:
         loop = asyncio.get_running_loop()
         taken = asyncio.Event()
         taken.set()
-        # The application may run in a loop of its own.
+        # The application may run in its own event loop.
         scope[_TAKEN] = lambda: loop.call_soon_threadsafe(taken.set)
 
         async def receive_next() -> Message:
@@ -119,11 +122,11 @@ def without_read_ahead(app: ASGIApp) -> ASGIApp:
 
 
 class RequestContext:
-    """ASGI middleware that begins the `RequestState` of each request and publishes its record at the end. The request's
-    id is the client's own `x-request-id` if it is sane, else a new one.
+    """ASGI middleware that creates the `RequestState` of each request and publishes its record when the request ends.
 
-    `echo_request_id` is False if the server in front adds `x-request-id` to responses. `dialects`: their names, by
-    path, for requests that are refused before they reach one.
+    The request's id is the client's `x-request-id` if that header is valid, otherwise a new id. Set `echo_request_id`
+    to False if the server in front adds `x-request-id` to responses. `dialects`: dialect names by path, for requests
+    that are refused before routing.
     """
 
     def __init__(
@@ -133,12 +136,12 @@ class RequestContext:
         self._echo_request_id = echo_request_id
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on. This has the only `except Exception` of the HTTP surface that does not re-raise."""
+        """Handle a request. This method has the only `except Exception` of the HTTP API that does not re-raise."""
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
-        # Done before keys and public paths are checked, so that all later code sees the same path. A base URL may end
-        # in a slash.
+        # Normalize the path before keys and public paths are checked, so all later code sees the same path. Base URLs
+        # may end in a slash.
         scope["path"] = _SLASHES.sub("/", scope.get("path", ""))
         headers = Headers(scope=scope)
         request_id = sane_id(headers.get(REQUEST_ID_HEADER, ""))
@@ -153,7 +156,7 @@ class RequestContext:
             record.error = LEFT
             logger.info("request %s: the client left", request_id)
         except Exception as error:
-            # Starlette wraps an error that is raised after the response has started.
+            # Starlette wraps an error that an application raises after the response has started.
             record.error = translate(error.__cause__ if answer.has_started and error.__cause__ else error).code
             logger.exception("request %s failed", request_id)
             if answer.has_started or scope["type"] != "http":
@@ -166,10 +169,10 @@ class RequestContext:
 
 
 class _Answer:
-    """One answer. It gets the request's id if that is to be echoed, and its first byte is measured if it is speech.
+    """Response to one request. Adds the request id if requested, and records the time to first byte of speech.
 
-    A refusal closes its connection if no request can follow, or if the rest of this request is missing, because a
-    client that never sends the rest would hold the connection.
+    An error response closes the connection if no request can follow. It also closes the connection if the rest of the
+    request body has not arrived, because a stalled client would hold the connection.
     """
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, request_id: str | None) -> None:
@@ -178,7 +181,7 @@ class _Answer:
         self._taken: Callable[[], object] = scope.get(_TAKEN, lambda: None)
         self._request_id, self._state = request_id, state_of(scope)
         self._began_s = time.perf_counter()
-        self._is_awaited = scope.get("method") == "POST"  # whether its first byte is still to come
+        self._is_awaited = scope.get("method") == "POST"  # whether the first byte has not been sent yet
         headers = Headers(scope=scope)
         self._is_unread = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
 
@@ -210,7 +213,9 @@ class _Answer:
         await self._send(message)
 
     async def _read_on(self) -> None:
-        """Read the rest of a request if it arrives: a client still sending at the close loses its answer."""
+        """Read the rest of the request if it arrives. A client that is still sending when the connection closes loses
+        the response.
+        """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_READ_ON_S):
                 while self._is_unread and (await self.receive())["type"] != "http.disconnect":
@@ -218,11 +223,11 @@ class _Answer:
 
 
 class HeadDone(Exception):
-    """The answer to a HEAD has been sent: its GET need not continue."""
+    """The response to a HEAD request has been sent, so its GET handler can stop."""
 
 
 class HeadAsGet:
-    """ASGI middleware: handles a HEAD as a GET, and stops it before the body."""
+    """ASGI middleware that handles HEAD requests as GET requests and stops the handler before the body."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -244,5 +249,5 @@ class HeadAsGet:
 
 
 def sane_id(offered: str) -> str:
-    """`offered`, or a new one if it is not safe in a header or a log line."""
+    """Return `offered`, or a new id if `offered` is not safe in a header or a log line."""
     return offered if SANE_ID.fullmatch(offered) else secrets.token_hex(16)

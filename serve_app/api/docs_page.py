@@ -1,4 +1,4 @@
-"""The page at `/docs`, which lists all routes. It loads nothing from elsewhere."""
+"""API page at `/docs`, which lists all routes. The page loads all its files from this server."""
 
 import json
 import re
@@ -23,7 +23,8 @@ ICON = (
     "rx='4' fill='%230a5fc0'/%3E%3Cpath d='M4 6v4M8 3v10M12 5v6' stroke='%23fff' stroke-width='2'/%3E%3C/svg%3E"
 )
 _SETTINGS = "SwaggerUIBundle({"
-# Swagger UI's own player would request the URL again, with a GET; the answer is already there.
+# Swagger UI's player would request the URL again with a GET, so this plugin plays the response that the page already
+# has.
 _PLAYS_THE_ANSWER = """plugins: [() => ({ wrapComponents: { responseBody: (Body, { React }) => (props) => {
   const { content, url } = props;
   const own = React.useMemo(() => content instanceof Blob ? URL.createObjectURL(content) : url, [content, url]);
@@ -34,7 +35,7 @@ _OPENS_TAGS = 'onComplete: () => %s.forEach((tag) => ui.layoutActions.show(["ope
 
 
 def docs_routes(title: str, *, open_tags: Sequence[str]) -> APIRouter:
-    """`/docs` and its files. It shows the routes of `open_tags`, and only the names of other tags."""
+    """Create the routes of `/docs` and its files. The page expands `open_tags` and collapses all other tags."""
     router = APIRouter(include_in_schema=False)
 
     @router.get("/docs")
@@ -45,7 +46,7 @@ def docs_routes(title: str, *, open_tags: Sequence[str]) -> APIRouter:
             swagger_js_url="docs/swagger-ui-bundle.js",
             swagger_css_url="docs/swagger-ui.css",
             swagger_favicon_url=ICON,
-            swagger_ui_parameters={"validatorUrl": None, "docExpansion": "none"},  # the default validator is elsewhere
+            swagger_ui_parameters={"validatorUrl": None, "docExpansion": "none"},  # the default validator is external
         )
         opens = _OPENS_TAGS % json.dumps(list(open_tags))
         own = f"{_SETTINGS}\n{_PLAYS_THE_ANSWER}\n{opens}"
@@ -67,7 +68,7 @@ def _read(name: str) -> bytes:
 
 
 def html_page(page: str, allowed: Mapping[str, str]) -> Response:
-    """`page` with headers that allow only its own scripts and styles, and requests to this server only."""
+    """Return `page` with headers that allow only its own scripts and styles, and requests to this server only."""
     policy = {
         "default-src": "'none'",
         "script-src": " ".join(("'self'", *_hashes("script", page))),
@@ -84,6 +85,6 @@ def html_page(page: str, allowed: Mapping[str, str]) -> Response:
 
 
 def _hashes(tag: str, page: str) -> list[str]:
-    """Hashes of the contents of each `tag` element, in the policy's syntax."""
+    """Return the hash of each `tag` element's content, in the syntax of Content-Security-Policy."""
     contents = re.findall(rf"<{tag}>(.*?)</{tag}>", page, re.DOTALL)
     return [f"'sha256-{b64encode(sha256(content.encode()).digest()).decode()}'" for content in contents]

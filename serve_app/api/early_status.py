@@ -1,9 +1,10 @@
-"""A replica starts its answer when it takes a request, so that HAProxy does not send the request to another replica.
+"""Early status lines, which keep HAProxy from retrying a request that a replica has accepted.
 
-HAProxy retries a request without any answer on the next replica (RAY_SERVE_HAPROXY_RETRY_ON), because the connection
-may just have been closing. A request that kills its replica would then kill one replica after the other. The beginning
-of the status line, which all answers share, prevents this: HAProxy retries only while it has no byte of an answer, and
-forwards no byte before it has the whole head.
+HAProxy retries a request that got no response bytes on the next replica (RAY_SERVE_HAPROXY_RETRY_ON), because the
+connection may have closed at that moment. A request that crashes its replica would therefore crash one replica after
+another. To prevent this, a replica writes the beginning of the status line when it accepts a request. This beginning is
+the same in all responses. HAProxy stops retrying after the first response byte, and forwards nothing to the client
+until it has all headers.
 """
 
 from asyncio import AbstractEventLoop, TimerHandle
@@ -14,27 +15,27 @@ from uvicorn._types import ASGI3Application, ASGIReceiveCallable, ASGISendCallab
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 _BEGINNING = b"HTTP/1.1 "
-_CONTINUE = b"HTTP/1.1 100 "  # precedes the answer's own status line
-# A client that reads nothing for this long counts as gone. A paused player or page stays connected: see `UNREAD_S`
-# (listener.py).
+_CONTINUE = b"HTTP/1.1 100 "  # precedes the final status line
+# Seconds after which a client that reads nothing is disconnected. A paused player or page stays connected: see
+# `UNREAD_S` (listener.py).
 MAX_UNREAD_S = 600.0
 
 
 class ReaderClock:
-    """Ends a connection whose client has read nothing for MAX_UNREAD_S although data waits for it."""
+    """Timer that aborts a connection whose client has read nothing for MAX_UNREAD_S although data is waiting."""
 
     def __init__(self, transport: Transport, loop: AbstractEventLoop) -> None:
         self._transport, self._loop = transport, loop
         self._timer: TimerHandle | None = None
 
     def start(self) -> None:
-        """Start the clock: data waits for the client to read."""
+        """Start the timer, because data is waiting for the client."""
         if self._timer is None:
             unread = self._transport.get_write_buffer_size()
             self._timer = self._loop.call_later(MAX_UNREAD_S, self._look, unread)
 
     def stop(self) -> None:
-        """Stop the clock: the client has taken the data, or has gone."""
+        """Stop the timer, because the client has read the data or has disconnected."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -48,7 +49,7 @@ class ReaderClock:
 
 
 class _EarlyAnswers:
-    """A transport on which the beginning of an answer may have been written before the answer is known."""
+    """Transport that may write the beginning of a response before the response is known."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
@@ -58,13 +59,13 @@ class _EarlyAnswers:
         return getattr(self._transport, name)
 
     def write_beginning(self) -> None:
-        """Write the beginning that every answer has."""
+        """Write the beginning that all responses share."""
         if not self._beginning_is_written:
             self._beginning_is_written = True
             self._transport.write(_BEGINNING)
 
     def write(self, data: bytes) -> None:
-        """Write `data` without the bytes that are written already."""
+        """Write `data` without the bytes that are already written."""
         if not self._beginning_is_written or not data:
             self._transport.write(data)
             return
@@ -74,7 +75,9 @@ class _EarlyAnswers:
 
 
 class EarlyStatusProtocol(HttpToolsProtocol):
-    """uvicorn's HTTP protocol. Answers begin when their requests are taken, and end if the client does not read."""
+    """uvicorn's HTTP protocol, extended to begin a response when its request is accepted, and to disconnect clients
+    that do not read.
+    """
 
     def connection_made(self, transport: BaseTransport) -> None:
         self._answers = _EarlyAnswers(cast("Transport", transport))
@@ -94,7 +97,7 @@ class EarlyStatusProtocol(HttpToolsProtocol):
         self._reader.stop()
 
     def handle_websocket_upgrade(self) -> None:
-        """Called with the head of a handshake."""
+        """Begin the response to a handshake."""
         self._answers.write_beginning()
         super().handle_websocket_upgrade()
 
@@ -104,13 +107,13 @@ class EarlyStatusProtocol(HttpToolsProtocol):
 
 
 def _until_close(cycle: RequestResponseCycle, app: ASGI3Application) -> ASGI3Application:
-    """`app` for an HTTP/1.0 client, which cannot read chunks: the body is sent raw and ends with the connection."""
+    """Wrap `app` for an HTTP/1.0 client, which cannot read chunks. The raw body ends when the connection closes."""
     cycle.chunked_encoding = False
 
     async def unframed_app(scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
         async def send_unframed(message: ASGISendEvent) -> None:
             if message["type"] == "http.response.body":
-                cycle.expected_content_length = len(message.get("body", b""))  # uvicorn counts it down to zero
+                cycle.expected_content_length = len(message.get("body", b""))  # uvicorn counts this number down to zero
             await send(message)
 
         await app(scope, receive, send_unframed)

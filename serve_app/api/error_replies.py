@@ -1,4 +1,6 @@
-"""Every error as an HTTP status, OpenAI's envelope or a WebSocket close: the only translation table."""
+"""Translation of errors to HTTP statuses, OpenAI's error envelope and WebSocket close codes. Errors are translated only
+here.
+"""
 
 import math
 from dataclasses import dataclass, field
@@ -25,9 +27,9 @@ from serve_app.api.headers import SHOULD_RETRY_HEADER
 
 Envelope = dict[str, dict[str, str | None]]
 
-RETRY_AFTER_S = 1.0  # a lost replica is replaced, a loading one becomes ready, in seconds
-POLICY_VIOLATION = 1008  # close code of a WebSocket that may not, or may no longer, be open
-TRY_AGAIN_LATER = 1013  # close code for any limit that was met; `close_reason` has the time to retry
+RETRY_AFTER_S = 1.0  # a lost replica is replaced, or a loading replica becomes ready, within seconds
+POLICY_VIOLATION = 1008  # close code of a WebSocket that is not, or no longer, allowed
+TRY_AGAIN_LATER = 1013  # close code if a limit is reached; `close_reason` has the time to retry
 
 
 class Unauthorized(TalkrayError):
@@ -52,7 +54,7 @@ class UnsupportedMedia(TalkrayError):
 
 @dataclass(frozen=True, slots=True)
 class ErrorKind:
-    """How one class of errors is answered: with `message`, or with the error's own if it is meant for the client."""
+    """Reply to one class of errors. An empty `message` means that the error's own text is sent to the client."""
 
     status: int
     type: str
@@ -62,16 +64,16 @@ class ErrorKind:
 
 
 class ExtensionError(TalkrayError):
-    """An error of an extension, with its own `kind`."""
+    """Base class for errors of extensions, each with its own `kind`."""
 
     kind: ClassVar[ErrorKind]
 
 
 _ROUTING = {
-    404: ("not_found", ": nothing has this path, /docs lists what there is."),
-    405: ("method_not_allowed", ": this path takes {}."),
+    404: ("not_found", ": this path does not exist. See /docs for all paths."),
+    405: ("method_not_allowed", ": use {} for this path."),
 }
-INTERNAL = ErrorKind(500, "server_error", "internal_error", "The server failed on this request.")
+INTERNAL = ErrorKind(500, "server_error", "internal_error", "An internal error occurred.")
 KINDS: dict[type[BaseException], ErrorKind] = {
     Unauthorized: ErrorKind(401, "authentication_error", "invalid_api_key"),
     Forbidden: ErrorKind(403, "permission_error", "forbidden"),
@@ -86,15 +88,15 @@ KINDS: dict[type[BaseException], ErrorKind] = {
     Overloaded: ErrorKind(429, "rate_limit_error", "rate_limit_exceeded", retry=True),
     NotReady: ErrorKind(503, "server_error", "not_ready", "The model is still loading.", retry=True),
     Starting: ErrorKind(503, "server_error", "not_ready", retry=True),
-    StartError: ErrorKind(503, "server_error", "not_ready"),  # until the settings change
-    ReplicaLost: ErrorKind(503, "server_error", "replica_lost", "A replica was lost while it served this.", retry=True),
-    EngineError: ErrorKind(500, "server_error", "engine_error", "The engine failed on this request."),
+    StartError: ErrorKind(503, "server_error", "not_ready"),  # a restart with other settings is needed
+    ReplicaLost: ErrorKind(503, "server_error", "replica_lost", "The replica failed during this request.", retry=True),
+    EngineError: ErrorKind(500, "server_error", "engine_error", "The engine failed during this request."),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorReply:
-    """One error, ready for any transport."""
+    """Translated error that HTTP and WebSocket handlers can send."""
 
     status: int
     message: str
@@ -104,7 +106,7 @@ class ErrorReply:
     headers: dict[str, str] = field(default_factory=dict)
 
     def envelope(self) -> Envelope:
-        """OpenAI's error object, always with its four keys."""
+        """Return OpenAI's error object, always with all four keys."""
         error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
         return {"error": error}
 
@@ -113,7 +115,7 @@ class ErrorReply:
 
 
 def translate(error: BaseException) -> ErrorReply:
-    """The reply to any error; an error that is not one of ours becomes a bare 500."""
+    """Return the reply to any error. Unknown errors become a 500 without details."""
     if isinstance(error, HTTPException):
         return _translate_http(error)
     found = (KINDS[cls] for cls in type(error).__mro__ if cls in KINDS)
@@ -128,12 +130,12 @@ def translate(error: BaseException) -> ErrorReply:
 
 
 def close_reason(error: Overloaded) -> str:
-    """The reason of a WebSocket that is closed with 1013: at most 123 bytes."""
+    """Return the close reason, at most 123 bytes, of a WebSocket that is closed with code 1013."""
     return f"overloaded, retry after {max(1, math.ceil(error.retry_after_s))} s"
 
 
 def _translate_http(error: HTTPException) -> ErrorReply:
-    """The reply to Starlette's own errors: unknown route or method."""
+    """Return the reply to Starlette's own errors, such as an unknown path or method."""
     code, remedy = _ROUTING.get(error.status_code, ("invalid_request", ""))
     headers = dict(error.headers or {})
     message = error.detail + remedy.format(headers.get("Allow", "other methods"))

@@ -1,29 +1,29 @@
-"""Names of our own HTTP headers, in lower case. Headers of one dialect are in the dialect's file."""
+"""Names of Talkray's own HTTP headers, in lower case. Headers of a single dialect are in that dialect's file."""
 
-# Of requests.
+# Request headers.
 FORWARDED_FOR_HEADER = "x-forwarded-for"
-TIMING_HEADER = "x-server-timing"  # the answer then has a Server-Timing header
+TIMING_HEADER = "x-server-timing"  # requests a Server-Timing header in the response
 
-# Of requests and answers.
+# Request and response headers.
 REQUEST_ID_HEADER = "x-request-id"
 
-# Of answers.
-IGNORED_HEADER = "x-ignored"  # fields without effect, each with its reason
+# Response headers.
+IGNORED_HEADER = "x-ignored"  # ignored fields, each with the reason
 SAMPLE_RATE_HEADER = "x-sample-rate"
 SEED_HEADER = "x-seed"
 MODEL_HEADER = "x-model"
 VOICE_HEADER = "x-voice"
-CHOSEN_VOICE_HEADER = "x-talkray-voice"  # the voice that speaks if the request names none
-TAKE_HEADER = "x-voice-take"  # which recording of a stored voice speaks
+CHOSEN_VOICE_HEADER = "x-talkray-voice"  # the voice that is used if the request names none
+TAKE_HEADER = "x-voice-take"  # the selected recording of a stored voice
 WORD_TIMES_HEADER = "x-word-times"
-FINISH_HEADER = "x-finish-reason"  # of a whole answer
-TOKENS_HEADER = "x-vllm-omni-{}"  # of a whole answer, in any dialect: vLLM-Omni's names of the counts
-SOURCE_HEADER = "x-digital-source-type"  # of synthetic speech, if the server discloses it
+FINISH_HEADER = "x-finish-reason"  # only in responses that are not streamed
+TOKENS_HEADER = "x-vllm-omni-{}"  # only in responses that are not streamed: token counts under vLLM-Omni's names
+SOURCE_HEADER = "x-digital-source-type"  # marks synthetic speech if the server discloses it
 SHOULD_RETRY_HEADER = "x-should-retry"
-# HAProxy does not see our `Connection` header. `refusals.cfg` reads this header in its place, and removes it.
+# HAProxy does not see the `Connection` header of a response. `refusals.cfg` reads this header instead, and removes it.
 CLOSE_HEADER = "x-talkray-close"
 
-# Response headers that a web page of an allowed origin may read.
+# Response headers that web pages of allowed origins may read.
 EXPOSED_HEADERS = (
     REQUEST_ID_HEADER,
     SAMPLE_RATE_HEADER,
@@ -40,5 +40,5 @@ EXPOSED_HEADERS = (
     CHOSEN_VOICE_HEADER,
 )
 
-# Make proxies forward parts of the answer as they arrive, and cache none.
+# Headers that stop proxies from buffering or caching a stream.
 UNBUFFERED_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}

@@ -1,4 +1,4 @@
-"""Lists of models and voices in OpenAI's form, and in those that clients of other servers expect at the same paths."""
+"""Lists of models and voices in OpenAI's format, extended with the fields that other clients read on the same paths."""
 
 from dataclasses import fields
 
@@ -20,7 +20,9 @@ _VOICE_FIELDS = [field.name for field in fields(Voice)]
 
 
 async def list_models(service: SpeechService, request: Request) -> Json | list[Json]:
-    """OpenAI's list: the models, then the names that mean the default. ElevenLabs' clients read another."""
+    """List the models, then the aliases of the default model, in OpenAI's format. ElevenLabs clients get their own
+    format.
+    """
     if "xi-api-key" in request.headers:
         known = await service.models.infos()
         return [{"model_id": info.name, "name": info.name, "can_do_text_to_speech": True} for info in known]
@@ -28,7 +30,7 @@ async def list_models(service: SpeechService, request: Request) -> Json | list[J
 
 
 async def show_model(service: SpeechService, model_id: str) -> Json:
-    """One model; checkpoint names have slashes."""
+    """Show one model. Checkpoint names may contain slashes."""
     known = await service.models.infos()
     names = await _entries(service)
     if model_id in names:
@@ -44,12 +46,14 @@ async def show_model(service: SpeechService, model_id: str) -> Json:
 
 
 async def list_audio_models(service: SpeechService) -> Json:
-    """Open WebUI's list."""
+    """List the models in Open WebUI's format."""
     return {"models": [{"id": name, "name": name} for name in await _entries(service)]}
 
 
 async def list_voices(service: SpeechService, limit: str = "", after: str = "", legacy: str = "") -> Response:
-    """One answer for every client: some read `voices`, some `data`, some the languages; some ask for bare names."""
+    """List the voices in one response for all clients, which read `voices`, `data` or `languages`. With `legacy`, list
+    only names.
+    """
     bare = switch({"legacy": legacy}, "legacy")
     loaded = await service.models.infos()
     voices = await all_voices(loaded, service.resolver.voices)
@@ -72,24 +76,26 @@ async def list_voices(service: SpeechService, limit: str = "", after: str = "", 
 
 
 def _entry_of(voice: Voice) -> Json:
-    """Clients send back the id or the name, so both are the id for a model's own voice."""
+    """Convert a voice to an entry of the list. Clients send back the id or the name, so a model's own voice has its id
+    in both.
+    """
     fields_of_voice: Json = {name: getattr(voice, name) for name in _VOICE_FIELDS}
     return fields_of_voice if voice.type == "stored" else {**fields_of_voice, "name": voice.id}
 
 
 async def _entries(service: SpeechService) -> dict[str, Json]:
-    """An entry for each name: the models' own names first, then the aliases of the default."""
+    """Return one entry for each model name: the models' own names first, then the aliases of the default model."""
     known = await service.models.infos()
     states = service.models.states()
     own = {info.name: _model(info.name, info, states[info.route]) for info in known}
-    # Models whose files are elsewhere, and whose talkers have not described them yet.
+    # Add models whose files are on other nodes, and whose talkers have not described them yet.
     own |= {name: _entry(name, name, state) for name, state in states.items() if name and name not in own}
     aliases = service.settings.model_aliases
     return own | {alias: _model(alias, known[0], states[known[0].route]) for alias in aliases}
 
 
 def _model(name: str, info: ModelInfo, state: ModelState) -> Json:
-    """`root` is the checkpoint of an alias, as in vLLM."""
+    """Describe a model under `name`. As in vLLM, `root` of an alias is the checkpoint."""
     described = {"kind": info.kind, "sample_rate": info.sample_rate, "languages": info.languages}
     return {**_entry(name, info.checkpoint or info.name, state), **described}
 

@@ -1,4 +1,4 @@
-"""OpenAI's `POST /v1/audio/speech`, also in Azure's form, and with the fields of compatible servers."""
+"""OpenAI's `POST /v1/audio/speech`, with Azure's variant and the extra fields of compatible servers."""
 
 from collections.abc import Mapping
 
@@ -14,14 +14,14 @@ from serve_app.extension import Dialect, JsonRoute, Route, Sample
 
 
 async def speak(service: SpeechService, request: Request, fields: Mapping[str, object]) -> Response:
-    """Speaks `input`, streaming unless `stream` is false."""
+    """Speak `input`. The response is streamed unless `stream` is false."""
     return await respond(service, request, await strict_request(service.resolver, fields, accept=_accept(request)))
 
 
 async def speak_deployment(service: SpeechService, request: Request, deployment: str) -> Response:
-    """The same for Azure's clients, whose deployments have names of their own."""
+    """Speak `input` for Azure's clients, whose deployments may have any name."""
     fields = await service.read_fields(request)
-    reasons = {"model": "a deployment of any name is the loaded model"} if "model" in fields else {}
+    reasons = {"model": "every deployment name selects the loaded model"} if "model" in fields else {}
     speech = await strict_request(
         service.resolver, fields, accept=_accept(request), overrides={"model": None}, reasons=reasons
     )
@@ -32,25 +32,25 @@ def _accept(request: Request) -> str:
     return ", ".join(request.headers.getlist("accept"))
 
 
-# The page at `/docs` sends the example as it is; all fields at once would be refused.
+# The page at `/docs` sends this example unchanged. A body with all fields would be refused.
 _EXAMPLE = {"model": "qwen3-tts", "input": "Hello from Talkray.", "voice": "alloy", "response_format": "mp3"}
-_ERROR = {"message": "what was wrong", "type": "invalid_request_error", "param": "input", "code": "invalid_value"}
+_ERROR = {"message": "the problem", "type": "invalid_request_error", "param": "input", "code": "invalid_value"}
 SPEECH_DOCS = {
-    "operationId": "speech_v1_audio_speech_post",  # names of methods in generated clients
+    "operationId": "speech_v1_audio_speech_post",  # sets method names in generated clients
     "requestBody": {
         "required": True,
         "content": {"application/json": {"schema": SpeechBody.model_json_schema(), "example": _EXAMPLE}},
     },
     "responses": {
         "200": {
-            "description": "Audio in the format that was asked for, or events that carry it.",
+            "description": "Audio in the requested format, or events with encoded audio.",
             "content": {
                 **{kind: {"schema": {"type": "string", "format": "binary"}} for kind in CONTENT_TYPES.values()},
                 EVENT_STREAM: {"schema": {"type": "string"}},
             },
         },
         "default": {
-            "description": "OpenAI's envelope; 429 and 503 say when to come again.",
+            "description": "OpenAI's error object. Retry a 429 or 503 after the time in Retry-After.",
             "content": {"application/json": {"example": {"error": _ERROR}}},
         },
     },

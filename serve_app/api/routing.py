@@ -1,4 +1,4 @@
-"""Turns a server's dialects into the routes and sockets of its application."""
+"""Routing of all dialects' HTTP routes and WebSockets."""
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
@@ -20,42 +20,42 @@ from serve_app.extension import Charge, Dialect, Extension, JsonRoute, Route, So
 
 
 def dialects_of(extensions: Iterable[Extension]) -> tuple[Dialect, ...]:
-    """The core's own dialects, then those of the extensions. Raises StartError if two have the same place."""
+    """Return the core's dialects, then those of the extensions. Raises StartError if two extensions share a path."""
     core = Extension("the core", dialects=(openai_speech.DIALECT, openai_models.DIALECT))
     _check_places(every := (core, *extensions))
     return tuple(dialect for extension in every for dialect in extension.dialects)
 
 
 def _check_places(extensions: Iterable[Extension]) -> None:
-    """Raises StartError if two extensions have the same place and no field or subprotocol distinguishes them, or if one
+    """Raise StartError if two extensions share a path that no field or subprotocol distinguishes, or if an extension
     has the name of a setting.
     """
     owners: dict[object, str] = {}
     for extension in extensions:
         if extension.name in ApiSettings.model_fields:
-            raise StartError(f"api.extensions: {extension.name} is the name of a setting: rename the extension")
+            raise StartError(f"api.extensions: {extension.name} is also the name of a setting. Rename the extension")
         for dialect in extension.dialects:
             routes = [(route.operation, route.json_field) for route in dialect.routes]
             for place in (*routes, *((path, kind.subprotocol) for path, kind in dialect.sockets)):
                 if (owner := owners.setdefault(place, extension.name)) != extension.name:
                     both = f"{owner} and {extension.name} both have {place[0]}"
-                    raise StartError(f"api.extensions: {both}: leave one of them out")
+                    raise StartError(f"api.extensions: {both}. Remove one of them")
 
 
 def http_router(dialects: Iterable[Dialect], service: SpeechService) -> APIRouter:
-    """All HTTP routes, in the order of `dialects`."""
+    """Create all HTTP routes, in the order of `dialects`."""
     operations: dict[str, dict[str | None, tuple[Dialect, Route]]] = {}  # by `json_field`
     for dialect in dialects:
         for route in dialect.routes:
             sharing = operations.setdefault(route.operation, {})
-            assert route.json_field not in sharing, f"{dialect.name}: {route.operation} is another's: see JsonRoute"
+            assert route.json_field not in sharing, f"{dialect.name}: {route.operation} is taken: see JsonRoute"
             sharing[route.json_field] = dialect, route
     router = APIRouter()
     for operation, sharing in operations.items():
         dialect, route = sharing[None]
         json_routes = {name: (owner, one) for name, (owner, one) in sharing.items() if isinstance(one, JsonRoute)}
         assert len(sharing) == 1 or len(json_routes) == len(sharing), (
-            f"{operation} is shared: each has to be a JsonRoute"
+            f"{operation} is shared, so each route has to be a JsonRoute"
         )
         answer = partial(_answer_by_field, json_routes) if json_routes else route.answer
         method, path = operation.split()
@@ -75,7 +75,7 @@ def http_router(dialects: Iterable[Dialect], service: SpeechService) -> APIRoute
 
 
 def charging(charge: Charge) -> list[params.Depends]:
-    """The dependencies of a GET route with this charge."""
+    """Return the dependencies that apply `charge` to a GET route."""
 
     async def count(request: Request) -> None:
         state = state_of(request)
@@ -87,7 +87,7 @@ def charging(charge: Charge) -> list[params.Depends]:
 
 
 def socket_router(dialects: Iterable[Dialect], service: SpeechService) -> APIRouter:
-    """Routes of all WebSockets. A handshake on any other path gets a 404; Starlette's own answer would be a 403."""
+    """Create the routes of all WebSockets. A handshake on any other path gets status 404 instead of Starlette's 403."""
     kinds: dict[str, dict[type[SocketKind], str]] = {}
     for dialect in dialects:
         for path, kind in dialect.sockets:
@@ -108,7 +108,7 @@ def _endpoint(route: Route, bound: partial[Awaitable[object]], dialect: str) -> 
 async def _answer_by_field(
     sharing: Mapping[str | None, tuple[Dialect, JsonRoute]], service: SpeechService, request: Request
 ) -> Response:
-    """Answer with the route whose `json_field` is in the body, else with the route that has none."""
+    """Answer with the route whose `json_field` is in the body, or with the route without a `json_field`."""
     fields = await service.read_fields(request)
     dialect, route = sharing[next((name for name in sharing if name in fields), None)]
     state_of(request).record.dialect = dialect.name
@@ -116,8 +116,8 @@ async def _answer_by_field(
 
 
 async def _converse(kinds: Mapping[type[SocketKind], str], service: SpeechService, socket: WebSocket) -> None:
-    """Serves the socket with the kind whose subprotocol the client offers, else with the kind that has none. `kinds`:
-    each with its dialect's name.
+    """Serve the socket with the kind whose subprotocol the client offers, or with the kind without a subprotocol.
+    `kinds` maps each kind to the name of its dialect.
     """
     offered = socket.scope["subprotocols"]
     named = next((kind for kind in kinds if kind.subprotocol in offered), None)
@@ -127,7 +127,7 @@ async def _converse(kinds: Mapping[type[SocketKind], str], service: SpeechServic
 
 
 async def refuse_handshake(socket: WebSocket, error: Exception, *, reason_header: str | None = None) -> None:
-    """Answers the handshake of a WebSocket with a status, and the reason in `reason_header` for some clients."""
+    """Refuse a WebSocket handshake with an HTTP status. Some clients read the message from `reason_header`."""
     reply = translate(error)
     state_of(socket).record.error = reply.code
     response = reply.response()

@@ -1,12 +1,12 @@
-"""The common part of the routes and sockets of all dialects. A server has one `SpeechService`.
+"""Functions that the routes and sockets of all dialects share. A server has one `SpeechService`.
 
 | part | used by |
 |---|---|
-| `read_body`, `read_fields` | routes that ask for speech, before they make a `SpeechRequest` |
-| `resolver` | `strict_request` and `lenient_request`, which make it |
+| `read_body`, `read_fields` | routes for speech, before they build a `SpeechRequest` |
+| `resolver` | `strict_request` and `lenient_request`, which build the `SpeechRequest` |
 | `begin_utterance` | `respond` (responses/respond.py), and routes that read the chunks of speech themselves |
-| `models`, `settings` | routes that list or change them; `resolver` holds the same |
-| `opened_by` | routes and sockets of extensions, for what their `open` returned |
+| `models`, `settings` | routes that list or change them; `resolver` has the same objects |
+| `opened_by` | routes and sockets of extensions, to get the result of their `open` |
 """
 
 from collections.abc import Mapping
@@ -25,34 +25,34 @@ from serve_app.api.resolve.speech_request import SpeechRequest
 
 
 class SpeechService:
-    """The common path of all dialects to speech, with the same limits, checks and log."""
+    """Path from all dialects to speech, with common limits, checks and logs."""
 
     def __init__(self, resolver: Resolver, opened: Mapping[str, object]) -> None:
-        """`opened`: the states of extensions, by their names."""
+        """Create the service. `opened`: states of extensions, by extension name."""
         self.resolver, self._opened = resolver, opened
         self.models, self.settings = resolver.models, resolver.settings
 
     def opened_by(self, extension: str) -> Any:
-        """The state that `open` of an extension returned, None if it has none."""
+        """Return the state that the extension's `open` returned, or None."""
         return self._opened.get(extension)
 
     async def read_body(self, request: Request) -> bytes:
-        """The body of a request for speech. Raises Overloaded if no stream has room, for any body."""
+        """Read the body of a request for speech. Raises Overloaded if the limit of streams is reached."""
         content = await read_body(request)
         self.models.check_room(state_of(request).caller.name)
         return content
 
     async def read_fields(self, request: Request) -> dict[str, object]:
-        """The JSON object that asks for speech. Raises as `read_body` does, and InvalidRequest."""
+        """Read the JSON object of a request for speech. Raises the errors of `read_body`, and InvalidRequest."""
         return object_of(request, await self.read_body(request))
 
     async def begin_utterance(
         self, request: HTTPConnection, speech: SpeechRequest, *, record: RequestRecord | None = None
     ) -> Draft:
-        """The utterance of a request, or of a socket's message with its own `record`. Raises InvalidRequest.
+        """Build the utterance of a request, or of a socket's message with its own `record`. Raises InvalidRequest.
 
-        Success has two side effects: the room that the request's body took is free for others, and the record gets the
-        utterance's characters, voice and seed.
+        On success, releases the upload slot of the request's body, and adds the utterance's characters, voice and seed
+        to the record.
         """
         state = state_of(request)
         record = record or state.record

@@ -1,4 +1,4 @@
-"""Voices in addition to those of the models. The core has none: the extension `voices` stores them."""
+"""Interface of stored voices. The core has none; the extension `voices` provides them."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
@@ -8,7 +8,7 @@ from deployments.protocol import ModelInfo, Reference
 
 
 class KeptVoice(Protocol):
-    """A voice that speaks from a stored recording."""
+    """Voice that is cloned from a stored recording."""
 
     @property
     def id(self) -> str: ...
@@ -21,7 +21,7 @@ class KeptVoice(Protocol):
 
     @property
     def language(self) -> str | None:
-        """The language of requests that name none."""
+        """Language of requests that do not set one."""
         ...
 
     @property
@@ -36,49 +36,49 @@ class KeptVoice(Protocol):
 
     @property
     def styles(self) -> tuple[str, ...]:
-        """The styles of its recordings."""
+        """Styles of the voice's recordings."""
         ...
 
     def has_style(self, words: str | None) -> bool:
-        """Whether words, such as instructions, name one of its recordings."""
+        """Return whether `words`, such as instructions, name one of the voice's recordings."""
         ...
 
     def take_note(self, words: str | None, *, is_tagged: bool) -> str:
-        """Which recording speaks, and why: a tag of the text or these words named it, or it is the first."""
+        """Return the recording in use and the reason: a style tag or `words` named it, or it is the first recording."""
         ...
 
 
 class VoiceSource(Protocol):
-    """The kept voices that the caller of this context may use (`VISITOR`)."""
+    """Stored voices that the current caller may use (`VISITOR`)."""
 
     @property
     def most(self) -> int:
-        """How many of them a caller may have."""
+        """Maximum number of stored voices of one caller."""
         ...
 
     async def voices(self) -> Sequence[KeptVoice]:
-        """All of them."""
+        """Return all stored voices that the caller may use."""
         ...
 
     async def find(self, id_or_name: str | None) -> KeptVoice | None:
-        """The voice that a client means, in any case."""
+        """Find a voice by its id or name, ignoring case."""
         ...
 
     def known(self, id_or_name: str | None) -> KeptVoice | None:
-        """The voice that `find` would return, without a look at the store."""
+        """Return the same voice as `find`, but without reading the store."""
         ...
 
     def missing(self, name: str | None) -> NotFound | None:
-        """The error for a name that can only be a kept voice's id, if no voice has it."""
+        """Return the error for a name that has the form of a stored voice's id, if no such voice exists."""
         ...
 
     async def reference(self, voice: Any, words: str | None, info: ModelInfo, *, x_vector_only: bool) -> Reference:
-        """The recording that `words` name, for replicas. `voice`: as `find` returned it."""
+        """Return the recording that `words` name, in the form for replicas. `voice` is a result of `find`."""
         ...
 
 
 class NoVoices:
-    """The source of a server that keeps no voices."""
+    """Voice source of a server without stored voices."""
 
     most = 0
 
@@ -95,4 +95,4 @@ class NoVoices:
         return None
 
     async def reference(self, voice: Any, words: str | None, info: ModelInfo, *, x_vector_only: bool) -> Reference:
-        raise NotFound("No voices are kept here.", "voice", "voice_not_found")
+        raise NotFound("This server does not store voices.", "voice", "voice_not_found")

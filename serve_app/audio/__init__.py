@@ -1,1 +1,1 @@
-"""Formats that clients get, and recordings that they send."""
+"""Audio formats of responses, and recordings that clients send."""

@@ -1,10 +1,10 @@
-"""Data before the audio of a file: headers, and tags that mark the speech as machine-made."""
+"""Data before the audio of a file: headers, and tags that mark the speech as synthetic."""
 
 import struct
 from functools import cache
 
-UNKNOWN_LENGTH = 0xFFFFFFFF  # players take this for "until the end"; 0 would be an empty file
-# Marks of audio that a machine made: the term of the IPTC's vocabulary, and a sentence.
+UNKNOWN_LENGTH = 0xFFFFFFFF  # players read this as "until the end"; 0 would be an empty file
+# Marks of synthetic audio: the term of the IPTC's vocabulary, and a sentence.
 SYNTHETIC = "http://cv.iptc.org/newscodes/digitalsourcetype/trainedAlgorithmicMedia"
 DISCLOSURE = {"digital_source_type": SYNTHETIC, "comment": f"Synthetic speech. digital_source_type={SYNTHETIC}"}
 
@@ -12,8 +12,8 @@ DISCLOSURE = {"digital_source_type": SYNTHETIC, "comment": f"Synthetic speech. d
 def wav_header(
     sample_rate: int, num_bytes: int | None, *, tag: int = 1, sample_bytes: int = 2, disclosed: bool
 ) -> bytes:
-    """The 44-byte header of mono audio made from `num_bytes` of PCM; None: a stream of unknown length. `tag`: RIFF's
-    tag for its samples. `disclosed`: adds a LIST chunk, which marks the speech as synthetic.
+    """Return the 44-byte header of mono audio made from `num_bytes` of PCM. None: a stream of unknown length. `tag`:
+    RIFF's format tag. `disclosed`: add a LIST chunk that marks the speech as synthetic.
     """
     tags = _info_chunk() if disclosed else b""
     data_size = UNKNOWN_LENGTH if num_bytes is None else num_bytes // 2 * sample_bytes
@@ -26,7 +26,7 @@ def wav_header(
 
 @cache
 def _info_chunk() -> bytes:
-    """RIFF's tags: software and comment."""
+    """Return a RIFF chunk with the tags software and comment."""
     fields = b"INFO"
     for name, text in ((b"ISFT", "Talkray"), (b"ICMT", DISCLOSURE["comment"])):
         value = text.encode() + b"\0"
@@ -36,7 +36,7 @@ def _info_chunk() -> bytes:
 
 @cache
 def id3_tag() -> bytes:
-    """An ID3v2.4 tag in UTF-8 with the term and the sentence. It precedes the first frame of MP3."""
+    """Return an ID3v2.4 tag in UTF-8 that marks the speech as synthetic. The tag precedes the first MP3 frame."""
     texts = {
         b"TXXX": f"\3digital_source_type\0{SYNTHETIC}",
         b"COMM": f"\3eng\0{DISCLOSURE['comment']}",
@@ -46,16 +46,15 @@ def id3_tag() -> bytes:
 
 
 def _synchsafe(size: int) -> bytes:
-    """`size` as ID3 writes it: four bytes of seven bits each."""
+    """Encode `size` in ID3's format, four bytes of seven bits each."""
     return bytes(size >> shift & 0x7F for shift in (21, 14, 7, 0))
 
 
 def with_flac_length(stream: bytes, num_samples: int) -> bytes:
-    """The beginning of a FLAC stream of unknown length, with the number of samples in the 36 bits that STREAMINFO has
-    for it.
+    """Write the number of samples into the 36-bit field of STREAMINFO at the start of a FLAC stream.
 
     libsndfile does not read a stream of unknown length to its end.
     """
-    end = 26  # "fLaC", the block's header, block and frame sizes; rate, channels, bits and length are 8 bytes
+    end = 26  # "fLaC", block header, block and frame sizes; then 8 bytes of rate, channels, bits and length
     fields = int.from_bytes(stream[end - 8 : end], "big") | num_samples
     return stream[: end - 8] + fields.to_bytes(8, "big") + stream[end:]

@@ -1,4 +1,4 @@
-"""Audio of a response: turns s16le mono PCM, as it arrives, into the bytes sent at the wanted speed and format."""
+"""Encoding of responses: converts streamed s16le mono PCM to the requested speed, sample rate and format."""
 
 import asyncio
 import math
@@ -20,8 +20,8 @@ from serve_app.audio.file_headers import DISCLOSURE, id3_tag, wav_header, with_f
 if TYPE_CHECKING:
     from av import AudioFrame
 
-_STEP = 1 << 20  # bytes of a whole body that are encoded at once
-OutputRate = Literal[8000, 11025, 12000, 16000, 22050, 24000, 32000, 44100, 48000]  # that every format supports
+_STEP = 1 << 20  # bytes of a complete body that are encoded at once
+OutputRate = Literal[8000, 11025, 12000, 16000, 22050, 24000, 32000, 44100, 48000]  # all formats support these rates
 
 
 class AudioFormat(StrEnum):
@@ -40,20 +40,22 @@ class AudioFormat(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class AudioForm:
-    """The requested form of one answer's audio."""
+    """Requested form of a response's audio."""
 
     audio_format: AudioFormat
-    whole: bool = False  # one body of known length, which begins once it is complete, instead of a stream
+    whole: bool = False  # one complete body of known length instead of a stream
     speed: float = 1.0
-    sample_rate: int | None = None  # None: the model's
-    bit_rate: int | None = None  # None: the format's usual one
-    in_wav: bool = False  # a raw format after a RIFF header
-    disclosed: bool = False  # marks the speech as synthetic
+    sample_rate: int | None = None  # None: the model's sample rate
+    bit_rate: int | None = None  # None: the default of the format
+    in_wav: bool = False  # a raw format with a RIFF header
+    disclosed: bool = False  # mark the speech as synthetic
 
 
 @cache
 def mulaw_table() -> NDArray[np.uint8]:
-    """[65536] mu-law bytes of all samples (ITU-T G.711): sign, exponent and mantissa of the biased value, inverted."""
+    """Return the mu-law bytes of all samples, [65536] (ITU-T G.711): sign, exponent and mantissa of the biased value,
+    inverted.
+    """
     samples = np.arange(65536, dtype=np.uint16).view(np.int16).astype(np.int32)
     biased = np.minimum(np.abs(samples), 32635) + 0x84
     exponent = np.floor(np.log2(biased)).astype(np.int32) - 7
@@ -65,7 +67,7 @@ def mulaw_table() -> NDArray[np.uint8]:
 
 @cache
 def alaw_table() -> NDArray[np.uint8]:
-    """[65536] A-law bytes of all samples (ITU-T G.711): of 13 bits, every second one inverted."""
+    """Return the A-law bytes of all samples, [65536] (ITU-T G.711): 13-bit values with every second bit inverted."""
     samples = np.arange(65536, dtype=np.uint16).view(np.int16).astype(np.int32) >> 3
     magnitude = np.where(samples < 0, -samples - 1, samples)
     exponent = np.floor(np.log2(np.maximum(magnitude, 32))).astype(np.int32) - 4
@@ -78,35 +80,35 @@ def alaw_table() -> NDArray[np.uint8]:
 
 @dataclass(frozen=True, slots=True)
 class RawFormat:
-    """Samples one by one, without a container, or after a RIFF header."""
+    """Format of independently coded samples, without a container or after a RIFF header."""
 
     content_type: str
-    convert: Callable[[bytes], bytes]  # s16le mono PCM, whole samples
+    convert: Callable[[bytes], bytes]  # input: s16le mono PCM, whole samples
     riff_tag: int
     sample_bytes: int
-    in_wav: bool = False  # always after a header
+    in_wav: bool = False  # the header is always present
 
 
 @dataclass(frozen=True, slots=True)
 class CompressedFormat:
-    """A compressed format, which PyAV encodes."""
+    """Compressed format that PyAV encodes."""
 
     content_type: str
     container: str
     codec: str
     bit_rate: int | None = None
-    bit_rates: tuple[int, int] | None = None  # the lowest and highest that can be requested, in mono
+    bit_rates: tuple[int, int] | None = None  # lowest and highest bit rate in mono
     codec_options: Mapping[str, str] = field(default_factory=dict)
     container_options: Mapping[str, str] = field(default_factory=dict)
-    rates: tuple[int, ...] = ()  # sample rates that its encoder takes, if not all
-    says_length: bool = False  # its header has the length, if that is known
-    rewrites_header: bool = False  # its muxer writes the length into the header at the end: LAME's, of MP3
+    rates: tuple[int, ...] = ()  # sample rates of the encoder; empty: all
+    says_length: bool = False  # the header contains the length if it is known
+    rewrites_header: bool = False  # the muxer writes the length into the header at the end (LAME, for MP3)
     has_comments: bool = False  # the container has Vorbis comments
-    has_id3: bool = False  # players expect ID3 tags in front of it
+    has_id3: bool = False  # players expect ID3 tags before the audio
 
 
 FORMATS: dict[AudioFormat, RawFormat | CompressedFormat] = {
-    # Below 128 kbit/s an MP3 decoder waits longer for its first frame.
+    # Below 128 kbit/s, MP3 decoders wait longer for the first frame.
     AudioFormat.MP3: CompressedFormat(
         "audio/mpeg",
         "mp3",
@@ -151,34 +153,34 @@ FORMATS: dict[AudioFormat, RawFormat | CompressedFormat] = {
 
 
 def check_bit_rate(audio_format: AudioFormat, bit_rate: int) -> None:
-    """Raises InvalidRequest if the format's encoder lacks this rate. Formats without a bit rate accept any."""
+    """Raise InvalidRequest if the format's encoder does not support this rate. Formats without a bit rate pass."""
     row = FORMATS[audio_format]
     if isinstance(row, RawFormat) or row.bit_rates is None:
         return
     least, most = row.bit_rates
     if not least <= bit_rate <= most:
-        message = f"bit_rate: {bit_rate} bits a second; {audio_format} can have from {least} to {most}."
+        message = f"bit_rate: {bit_rate} bit/s is not supported. For {audio_format}, use {least} to {most}."
         raise InvalidRequest(message, "bit_rate")
 
 
 def kept_bytes(audio_format: AudioFormat) -> int:
-    """Bytes per sample that a whole answer takes: PCM is kept, and the answer made from it may be larger."""
+    """Return the memory in bytes per sample of a complete response. PCM is kept, and the response may be larger."""
     row = FORMATS[audio_format]
     return max(2, row.sample_bytes) if isinstance(row, RawFormat) else 2
 
 
 class RawEncoder:
-    """Encodes samples one by one, after a header that is output once. Do not use it after `close`."""
+    """Encoder for raw samples, preceded by a header. It cannot be used after `close`."""
 
     def __init__(self, raw: RawFormat, header: bytes = b"") -> None:
         self._convert, self._header = raw.convert, header
 
     def encode(self, pcm: bytes) -> bytes:
-        """Encodes `pcm` (s16le, mono, whole samples) in this format."""
+        """Encode `pcm` (s16le, mono, whole samples) in this format."""
         return self._take_header() + self._convert(pcm) if pcm else b""
 
     def close(self) -> bytes:
-        """The header, if there was no audio at all."""
+        """Return the header if there was no audio, otherwise nothing."""
         return self._take_header()
 
     def _take_header(self) -> bytes:
@@ -187,7 +189,7 @@ class RawEncoder:
 
 
 class _Sink:
-    """A file that cannot seek, so that no muxer goes back to rewrite bytes that have been sent."""
+    """File without seek, so muxers cannot rewrite bytes that have already been sent."""
 
     def __init__(self) -> None:
         self._out = bytearray()
@@ -203,25 +205,25 @@ class _Sink:
 
 
 class CompressedEncoder:
-    """Encodes with PyAV: s16le mono PCM in, bytes of the container out. Do not use it after `close`."""
+    """PyAV encoder that converts s16le mono PCM to bytes of the container. It cannot be used after `close`."""
 
     def __init__(
         self, codec: CompressedFormat, form: AudioForm, sample_rate: int, *, frame_samples: int, num_bytes: int | None
     ) -> None:
-        """Parameters as in `open_encoder`."""
+        """Create the encoder. Parameters: see `open_encoder`."""
         import av
         from av.audio.stream import AudioStream
 
         self._sample_rate = sample_rate
         self._num_samples = 0
         self._announced = num_bytes // 2 if num_bytes and codec.says_length else 0  # samples
-        # The muxer rewrites the header at the end, so keep all bytes until then.
+        # The muxer rewrites the header at the end, so all bytes are kept until then.
         self._sink = BytesIO() if codec.rewrites_header and num_bytes is not None else _Sink()
         self._tag = id3_tag() if form.disclosed and codec.has_id3 else b""
         options = {**codec.container_options, "flush_packets": "1"}
         self._container = av.open(self._sink, mode="w", format=codec.container, options=options, buffer_size=256)
         rate = max(codec.rates) if codec.rates and sample_rate not in codec.rates else sample_rate
-        # frame_size is for FLAC, which would otherwise collect several codec frames; the others have a fixed one.
+        # Without frame_size, FLAC would collect several codec frames. The other codecs have a fixed frame size.
         codec_options = {**codec.codec_options, "frame_size": str(frame_samples)}
         stream = self._container.add_stream(codec.codec, rate=rate, options=codec_options, layout="mono")
         assert isinstance(stream, AudioStream)
@@ -232,7 +234,7 @@ class CompressedEncoder:
             self._container.metadata.update(DISCLOSURE)
 
     def encode(self, pcm: bytes) -> bytes:
-        """The compressed frames that `pcm` completes."""
+        """Return the compressed frames that `pcm` completes."""
         if not pcm:
             return b""
         samples = np.frombuffer(pcm, "<i2")
@@ -241,7 +243,7 @@ class CompressedEncoder:
         return self._take()
 
     def close(self) -> bytes:
-        """The audio that the codec held back, and the container's last page."""
+        """Return the audio that the encoder still holds, and the container's last page."""
         self._container.mux(self._stream.encode(None))
         self._container.close()
         return self._take(is_over=True)
@@ -258,9 +260,9 @@ class CompressedEncoder:
 def open_encoder(
     form: AudioForm, sample_rate: int, *, frame_samples: int, num_bytes: int | None = None
 ) -> RawEncoder | CompressedEncoder:
-    """An encoder for one response, of PCM at `sample_rate`. If `num_bytes` of PCM are known, the headers of WAV, FLAC
-    and MP3 have the length; all of the MP3 is then returned at the end. `form.disclosed` adds tags in formats that have
-    any.
+    """Open an encoder for one response from PCM at `sample_rate`. If `num_bytes` of PCM is known, the headers of WAV,
+    FLAC and MP3 contain the length, and MP3 is returned only at the end. `form.disclosed` adds tags in formats that
+    support tags.
     """
     row = FORMATS[form.audio_format]
     if isinstance(row, CompressedFormat):
@@ -272,8 +274,8 @@ def open_encoder(
 
 
 class Filter:
-    """Converts streamed s16le mono PCM to `speed` times its speed and to another rate, a few milliseconds late. The
-    result does not depend on how the input is cut.
+    """Filter that changes the speed and sample rate of streamed s16le mono PCM, with a delay of a few milliseconds. The
+    output does not depend on how the input is split.
     """
 
     def __init__(self, sample_rate: int, *, speed: float = 1.0, output_rate: int | None = None) -> None:
@@ -281,7 +283,7 @@ class Filter:
 
         self._sample_rate = sample_rate
         self._num_samples = 0
-        # atempo holds back about as much as the frame it was given: short frames keep a long chunk from waiting.
+        # FFmpeg's atempo filter delays audio by about one input frame, so short frames keep long chunks from waiting.
         self._step = sample_rate // 50 if speed != 1 else sys.maxsize
         self._graph = Graph()
         time_base = Fraction(1, sample_rate)
@@ -292,7 +294,7 @@ class Filter:
         self._graph.link_nodes(source, *steps, self._graph.add("abuffersink")).configure()
 
     def feed(self, pcm: bytes) -> bytes:
-        """The audio that `pcm` makes available; may be empty."""
+        """Return the audio that `pcm` makes available, which may be empty."""
         samples = np.frombuffer(pcm, "<i2")
         filtered = b""
         for start in range(0, samples.size, self._step):
@@ -320,7 +322,7 @@ class Filter:
 
 
 def _frame(samples: NDArray[np.int16], rate: int, position: int) -> "AudioFrame":
-    """Samples of a stream, which has `position` samples before them."""
+    """Return samples of a stream as a frame at `position`, in samples."""
     from av import AudioFrame
 
     frame = AudioFrame.from_ndarray(samples[np.newaxis], format="s16", layout="mono")
@@ -329,42 +331,44 @@ def _frame(samples: NDArray[np.int16], rate: int, position: int) -> "AudioFrame"
 
 
 def factors(speed: float) -> list[float]:
-    """`speed` as atempo steps of 0.5 to 2: a step skips samples above 2 and does not go below 0.5."""
+    """Split `speed` into atempo steps of 0.5 to 2. A single step drops samples above 2 and does not support less than
+    0.5.
+    """
     count = max(1, math.ceil(abs(math.log2(speed))))
     return [speed ** (1 / count)] * count
 
 
 class Rendering:
-    """Applies speed, rate, then encoding. Slow encodings run in a thread, away from the other streams' event loop."""
+    """Conversion of speed and rate, then encoding. Slow encodings run in a thread, off the event loop."""
 
     def __init__(self, form: AudioForm, sample_rate: int, frame_samples: int) -> None:
-        """The input is audio at `sample_rate` in Hz, whose frames have `frame_samples`."""
+        """Create the rendering of audio at `sample_rate` Hz in frames of `frame_samples` samples."""
         self._form, self._sample_rate, self._frame_samples = form, sample_rate, frame_samples
         self._output_rate = form.sample_rate or sample_rate
         self._speed = form.speed
-        self._filter: Filter | None = None  # from the first audio on, if there is something to filter
-        self._collected = bytearray()  # filtered PCM of a whole body
+        self._filter: Filter | None = None  # created with the first audio, if a filter is needed
+        self._collected = bytearray()  # filtered PCM of a complete body
         self._encoder = None if form.whole else self._open()
         self._is_compressed = isinstance(FORMATS[form.audio_format], CompressedFormat)
         self._threaded = form.speed != 1 or self._is_compressed
-        self.samples = 0  # that have gone into the encoder, at the output's rate
+        self.samples = 0  # passed to the encoder, at the output rate
 
     @property
     def num_kept(self) -> int:
-        """Bytes of a whole body that are kept until `close`."""
+        """Bytes of a complete body that are kept until `close`."""
         return len(self._collected) // 2 * kept_bytes(self._form.audio_format)
 
     def play(self, *, speed: float) -> None:
-        """Set the speed from now on; nothing may have been fed since the last `drain`."""
+        """Set the speed of the following audio. Call this before any audio, or directly after `drain`."""
         self._speed = speed
         self._threaded = speed != 1 or self._is_compressed
 
     async def feed(self, pcm: bytes) -> bytes:
-        """The bytes that `pcm` makes available; none before `close` for a whole body."""
+        """Return the encoded bytes that `pcm` makes available. A complete body is only returned by `close`."""
         return await asyncio.to_thread(self._feed, pcm) if self._threaded and pcm else self._feed(pcm)
 
     async def drain(self) -> bytes:
-        """The rest of the audio that was fed, as far as the encoder outputs it; the next audio starts afresh."""
+        """Return the rest of the audio as far as the encoder outputs it. The next audio starts with a new filter."""
         return await asyncio.to_thread(self._drain) if self._threaded else self._drain()
 
     async def close(self) -> bytes:

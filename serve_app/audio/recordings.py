@@ -1,6 +1,6 @@
-"""The recording a client sends to be cloned: decoded within limits, mono, at the model's sample rate.
+"""Recordings that clients send for cloning, decoded within limits to mono at the model's sample rate.
 
-Replicas return a prompt that they made from its samples. Later requests send replicas the prompt instead of the
+Replicas return a prompt that they made from the samples. Later requests send the prompt to replicas instead of the
 samples.
 """
 
@@ -23,13 +23,13 @@ from deployments.protocol import ClonePrompt, ModelInfo, Reference
 from deployments.recording_cache import ByRecording, Lookups
 from deployments.serving import metrics
 
-Preparation = Literal["auto", "none"]  # what is done to a recording before it is cloned
+Preparation = Literal["auto", "none"]  # processing of a recording before it is cloned
 PREPARATIONS: tuple[Preparation, ...] = get_args(Preparation)
-Decode = Callable[[bytes, str], tuple[NDArray[np.float32], int]]  # as `decode_file`
+Decode = Callable[[bytes, str], tuple[NDArray[np.float32], int]]  # signature of `decode_file`
 
-# Without playlists and other formats that open further files; no protocol is allowed either.
+# Excludes playlists and other formats that open further files. Protocols are also disabled.
 DEMUXERS = "aac,ac3,aiff,amr,asf,au,caf,flac,matroska,mov,mp3,ogg,w64,wav,webm"
-# Without decoders of pictures, because opening a file probes all of its streams, and a cover may claim any size.
+# Excludes image decoders, because opening a file probes all its streams, and a cover image may claim any size.
 DECODERS = (
     "aac,ac3,adpcm_ima_qt,adpcm_ima_wav,adpcm_ms,alac,amrnb,amrwb,flac,libopus,libvorbis,mp3,mp3float,opus,pcm_alaw,"
     "pcm_f32be,pcm_f32le,pcm_f64be,pcm_f64le,pcm_mulaw,pcm_s16be,pcm_s16le,pcm_s24be,pcm_s24le,pcm_s32be,pcm_s32le,"
@@ -41,30 +41,29 @@ OPEN_OPTIONS = {
     "protocol_whitelist": "none",
     "max_streams": "8",
 }
-MAX_BYTES = 10 << 20  # of the file, before base64
+MAX_BYTES = 10 << 20  # of the file, before base64 encoding
 MIN_SECONDS, MAX_SECONDS = 0.5, 30.0
-_MOST = 1e6  # of a sample: squares in the spectrum of much larger ones overflow float32, and the voice becomes NaN
+_MOST = 1e6  # maximum sample; the spectrum of much larger samples overflows float32 and turns the voice into NaN
 TIMEOUT_S = 10.0  # for decoding
 MAX_CHANNELS = 8
 _PLAIN_WAV = ("PCM_U8", "PCM_16", "PCM_24", "PCM_32", "FLOAT", "DOUBLE")
 MIN_SAMPLE_RATE, MAX_SAMPLE_RATE = 4000, 192_000
 
-# Separate from the threads that encode other clients' audio, so that uploads cannot occupy those.
+# Separate from the threads that encode audio for other clients, so uploads cannot block them.
 _DECODING = ThreadPoolExecutor(2, "reference-audio")
-# Samples of recordings, by the bytes that were sent, because clients may send a voice with every request. Holds 11
-# minutes.
+# Decoded recordings by the bytes sent, because clients may send a recording with every request. Holds 11 minutes.
 _DECODED: ByRecording[NDArray[np.float32]] = ByRecording(max_bytes=64 << 20)
-# Prompts of recordings. Holds 2,700 of ten seconds each.
+# Prompts of recordings. Holds 2,700 prompts of ten seconds each.
 _PROMPTS: ByRecording[ClonePrompt] = ByRecording(max_bytes=32 << 20)
 
 
 async def read_aside(
     ref_audio: str, text: str | None, info: ModelInfo, *, x_vector_only: bool, prepare: Decode | None = None
 ) -> Reference:
-    """The recording for a request to replicas: its prompt if there is one, else its samples. `prepare` decodes in place
-    of `decode_file`. Raises what `decode_reference` raises.
+    """Prepare a recording for replicas: its prompt if known, otherwise its samples. `prepare` replaces `decode_file`.
+    Raises the errors of `decode_reference`.
 
-    Decoding runs off the event loop, a few at a time, and once for equal recordings.
+    Decoding runs off the event loop with limited concurrency, and once for equal recordings.
     """
     loop = asyncio.get_running_loop()
     reference = await loop.run_in_executor(_DECODING, _read, ref_audio, text, info, x_vector_only, prepare)
@@ -84,20 +83,20 @@ def _read(ref_audio: str, text: str | None, info: ModelInfo, x_vector_only: bool
 
 
 def by_prompt(reference: Reference) -> Reference:
-    """`reference` with its prompt instead of samples, if the prompt is known and has all that the request needs."""
+    """Replace the samples of `reference` by its prompt, if the prompt is known and complete for this request."""
     return reference.by_prompt(None if reference.prompt is not None else _PROMPTS.find(reference.key))
 
 
 def keep_clone_prompt(reference: Reference, prompt: ClonePrompt) -> None:
-    """Keep a replica's prompt of a recording: the first one with codes, so that clones stay the same."""
+    """Store a replica's prompt of a recording. The first prompt with codes is kept, so clones stay the same."""
     known = _PROMPTS.find(reference.key)
     if known is None or known.codes is None:
         codes = None if prompt.codes is None else prompt.codes.copy()
-        _PROMPTS.keep(reference.key, ClonePrompt(prompt.speaker.copy(), codes))  # views would keep the whole message
+        _PROMPTS.keep(reference.key, ClonePrompt(prompt.speaker.copy(), codes))  # a view would keep the whole message
 
 
 def read_flac(key: bytes, load: Callable[[], bytes], sample_rate: int) -> NDArray[np.float32]:
-    """Samples of a stored mono recording, as `decode_reference` returns them. Blocks."""
+    """Return the samples of a stored mono recording, in the format of `decode_reference`. Blocks."""
     import soundfile
 
     def read() -> NDArray[np.float32]:
@@ -108,7 +107,7 @@ def read_flac(key: bytes, load: Callable[[], bytes], sample_rate: int) -> NDArra
 
 
 def forget(voices: Iterable[bytes]) -> int:
-    """Drop all samples and prompts of these voices. Returns how many there were."""
+    """Drop all samples and prompts of these voices, and return how many were dropped."""
     return _DECODED.forget(voices) + _PROMPTS.forget(voices)
 
 
@@ -117,17 +116,21 @@ def _resampled(audio: NDArray[np.float32], rate: int, sample_rate: int) -> NDArr
 
 
 def decode_file(data: bytes, field: str) -> tuple[NDArray[np.float32], int]:
-    """Mono float32 [samples] at the file's own rate, and this rate. Raises InvalidRequest about `field`."""
+    """Decode mono float32 [samples] at the file's own rate, and return this rate too. Raises InvalidRequest about
+    `field`.
+    """
     audio, rate = _read_wav(data, field) or _decode(data, field)
     if audio.size < MIN_SECONDS * rate:
-        raise _unusable(field, f"shorter than {MIN_SECONDS:g} seconds")
+        raise _unusable(field, f"the recording is shorter than {MIN_SECONDS:g} seconds")
     if not (np.abs(audio) <= _MOST).all():  # NaN fails this too
-        raise _unusable(field, "its samples are far above 1, which is full scale, or not numbers")
+        raise _unusable(field, "the samples exceed full scale (1.0) or are not finite")
     return audio, rate
 
 
 def decode_reference(ref_audio: str, sample_rate: int, decode: Decode = decode_file) -> NDArray[np.float32]:
-    """float32 [samples] at `sample_rate`. Raises InvalidRequest, PayloadTooLarge. Takes too long for an event loop."""
+    """Decode to float32 [samples] at `sample_rate`. Blocks for too long for an event loop. Raises InvalidRequest,
+    PayloadTooLarge.
+    """
     return _resampled(*decode(_payload(ref_audio), "ref_audio"), sample_rate)
 
 
@@ -136,21 +139,21 @@ def _unusable(field: str, reason: str) -> InvalidRequest:
 
 
 def _payload(ref_audio: str) -> bytes:
-    """The file inside a data URL or plain base64."""
+    """Decode the file in a data URL or in plain base64."""
     head, comma, encoded = ref_audio.partition(",") if ref_audio[:5].lower() == "data:" else ("", ",", ref_audio)
     if not comma or (head and not head.lower().endswith(";base64")):
-        raise _unusable("ref_audio", "a data URL must read data:audio/...;base64,...")
+        raise _unusable("ref_audio", "a data URL must have the form data:audio/...;base64,...")
     encoded = "".join(encoded.split())
     if len(encoded) // 4 * 3 > MAX_BYTES + 2:
         raise PayloadTooLarge(f"ref_audio is larger than {MAX_BYTES} bytes.", "ref_audio")
     try:
         return binascii.a2b_base64(encoded, strict_mode=True)
     except (binascii.Error, ValueError) as error:
-        raise _unusable("ref_audio", "send a data URL or base64; paths and URLs are not opened") from error
+        raise _unusable("ref_audio", "send a data URL or base64; other URLs and paths are not read") from error
 
 
 def _read_wav(data: bytes, field: str) -> tuple[NDArray[np.float32], int] | None:
-    """The result of `_decode`, in a tenth of the time; None if it is not a WAV of plain samples."""
+    """Return the result of `_decode` in a tenth of the time, or None if the file is not a WAV of plain samples."""
     import soundfile
 
     if data[:4] != b"RIFF" or data[8:12] != b"WAVE":
@@ -161,16 +164,18 @@ def _read_wav(data: bytes, field: str) -> tuple[NDArray[np.float32], int] | None
                 return None
             _check_frame(field, file.channels, file.samplerate, 0)
             most = int(MAX_SECONDS * file.samplerate)
-            samples = file.read(most + 1, dtype="float32", always_2d=True)  # whatever its header promises
+            samples = file.read(most + 1, dtype="float32", always_2d=True)  # regardless of the length in the header
     except soundfile.LibsndfileError:
         return None
     if len(samples) > most:
-        raise _unusable(field, f"longer than {MAX_SECONDS:g} seconds")
+        raise _unusable(field, f"the recording is longer than {MAX_SECONDS:g} seconds")
     return (_mono(samples.T), file.samplerate) if len(samples) else None
 
 
 def _decode(data: bytes, field: str) -> tuple[NDArray[np.float32], int]:
-    """Mono samples and their rate, of the first audio stream. Stops at the limits, whatever the file promises."""
+    """Decode the first audio stream to mono samples, and return their rate. Enforces the limits regardless of the
+    headers.
+    """
     import av
 
     deadline_s = time.monotonic() + TIMEOUT_S
@@ -184,20 +189,20 @@ def _decode(data: bytes, field: str) -> tuple[NDArray[np.float32], int]:
                 rate = frame.sample_rate
                 num_samples += frame.samples
                 if num_samples > MAX_SECONDS * rate:
-                    raise _unusable(field, f"longer than {MAX_SECONDS:g} seconds")
+                    raise _unusable(field, f"the recording is longer than {MAX_SECONDS:g} seconds")
                 if time.monotonic() > deadline_s:
-                    raise _unusable(field, f"decoding it takes longer than {TIMEOUT_S:g} seconds")
+                    raise _unusable(field, f"decoding takes longer than {TIMEOUT_S:g} seconds")
                 channels = frame.layout.nb_channels
                 parts += [_mono(part.to_ndarray().reshape(-1, channels).T) for part in to_float.resample(frame)]
     except (av.FFmpegError, ValueError, IndexError) as error:
-        raise _unusable(field, "it is not an audio file in a supported format") from error
+        raise _unusable(field, "the file is not in a supported audio format") from error
     if not parts:
-        raise _unusable(field, "it holds no audio")
+        raise _unusable(field, "the file contains no audio")
     return np.concatenate(parts), rate
 
 
 def _mono(channels: NDArray[Any]) -> NDArray[np.float32]:
-    """The mean of float32 [channels, samples]; infinities of both signs give NaN, which is refused later."""
+    """Average float32 [channels, samples]. Infinities of both signs give NaN, which is refused later."""
     with np.errstate(invalid="ignore", over="ignore"):
         mean: NDArray[np.float32] = channels.mean(axis=0)
     return mean
@@ -205,6 +210,6 @@ def _mono(channels: NDArray[Any]) -> NDArray[np.float32]:
 
 def _check_frame(field: str, num_channels: int, rate: int, rate_before: int) -> None:
     if num_channels > MAX_CHANNELS or not MIN_SAMPLE_RATE <= rate <= MAX_SAMPLE_RATE:
-        raise _unusable(field, f"more than {MAX_CHANNELS} channels, or not {MIN_SAMPLE_RATE} to {MAX_SAMPLE_RATE} Hz")
+        raise _unusable(field, f"use at most {MAX_CHANNELS} channels and {MIN_SAMPLE_RATE} to {MAX_SAMPLE_RATE} Hz")
     if rate_before not in (0, rate):
-        raise _unusable(field, "its sample rate changes")
+        raise _unusable(field, "the sample rate changes within the file")

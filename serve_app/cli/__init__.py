@@ -1,1 +1,1 @@
-"""The `talkray` command."""
+"""Command line interface, `talkray`."""

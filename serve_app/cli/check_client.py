@@ -1,4 +1,4 @@
-"""Check a running server with the requests of other services' clients, and print the lines that point them to it."""
+"""Check of a running server with requests of other services' clients. Prints the client settings for this server."""
 
 import asyncio
 import time
@@ -19,7 +19,7 @@ _BOUND_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """The outcome of one request."""
+    """Outcome of one request."""
 
     dialect: str
     sample: Sample
@@ -34,7 +34,7 @@ class CheckResult:
 
 
 async def check(url: str, *, key: str | None) -> AsyncIterator[CheckResult]:
-    """Try every dialect in turn. Raises TalkrayError if no server answers."""
+    """Try every dialect in turn. Raises TalkrayError if the server does not respond."""
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     timeout = aiohttp.ClientTimeout(total=_BOUND_S)
     async with aiohttp.ClientSession(url, headers=headers, timeout=timeout) as http:
@@ -61,11 +61,11 @@ async def _try(http: aiohttp.ClientSession, dialect: str, sample: Sample) -> Che
 
 
 async def _post(http: aiohttp.ClientSession, sample: Sample) -> str | None:
-    """Return the fault, if any, as soon as audio arrives or the answer ends without audio."""
+    """Return the problem, or None as soon as audio arrives."""
     async with http.post(sample.path, json=sample.body) as answer:
         if answer.status != 200:
             return f"{answer.status}: {await answer.text()}"
-        return None if await answer.content.readany() else "no audio came"
+        return None if await answer.content.readany() else "the response has no audio"
 
 
 async def _converse(http: aiohttp.ClientSession, sample: Sample) -> str | None:

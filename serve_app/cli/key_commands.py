@@ -1,4 +1,4 @@
-"""`talkray key`: API keys in a file, which running servers follow."""
+"""`talkray key`: manages API keys in a file that running servers follow."""
 
 from pathlib import Path
 from typing import Annotated
@@ -10,7 +10,7 @@ from loadtest.command_app import CommandApp
 from serve_app.api.access.keys import KeyRecord, read_keys
 from serve_app.cli.key_file import create_key, revoke_keys
 
-keys = CommandApp("Create, list and revoke API keys. Running servers notice at once.")
+keys = CommandApp("Create, list and revoke API keys. Running servers apply changes at once.")
 _KEY_FILE = "~/.config/talkray/keys.json"
 
 
@@ -18,7 +18,7 @@ def _default_key_file() -> Path:
     try:
         return Path(_KEY_FILE).expanduser()
     except RuntimeError:
-        raise StartError("this user has no home folder: set HOME, or name the key file in --file") from None
+        raise StartError("this user has no home folder: set HOME, or select the key file with --file") from None
 
 
 KeyFile = Annotated[
@@ -26,7 +26,7 @@ KeyFile = Annotated[
     typer.Option(
         "--file",
         envvar="TALKRAY_KEYS_FILE",
-        help="The key file.",
+        help="Key file.",
         default_factory=_default_key_file,
         show_default=_KEY_FILE,
     ),
@@ -43,7 +43,7 @@ def create(
     ] = None,
     admin: Annotated[bool, typer.Option("--admin", help="Allow access to the stored voices of all owners.")] = False,
 ) -> None:
-    """Create a key and print it. It is shown only once, because the file stores its hash."""
+    """Create a key and print it. The key is shown only once, because the file stores its hash."""
     print(create_key(file, name, requests_per_minute=requests_per_minute, max_streams=max_streams, admin=admin))
 
 
@@ -56,7 +56,7 @@ def list_keys(file: KeyFile) -> None:
 
 @keys.command()
 def revoke(id_or_name: Annotated[str, typer.Argument(help="Id or name of a key.")], file: KeyFile) -> None:
-    """Revoke a key, or all keys with a name."""
+    """Revoke one key by its id, or all keys with a name."""
     for record in revoke_keys(file, id_or_name):
         print(f"revoked {record.id} ({record.name})")
 

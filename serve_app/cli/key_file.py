@@ -18,9 +18,11 @@ _ID_BYTES, _SECRET_BYTES = 4, 32
 def create_key(
     file: Path, name: str, *, requests_per_minute: Limit = None, max_streams: Limit = None, admin: bool = False
 ) -> str:
-    """Add a key to the file, which is made where there is none; returns the key, which is kept nowhere."""
+    """Add a key to the file and return the key. Creates the file if it is missing. The file stores only a hash of the
+    key.
+    """
     if len(name) > LONGEST_NAME:
-        raise ConfigError(f"the name of a key has {len(name)} characters, at most {LONGEST_NAME} are allowed")
+        raise ConfigError(f"the name of a key has {len(name)} characters; use at most {LONGEST_NAME}")
     with _rewriting(file) as document:
         key_id = secrets.token_hex(_ID_BYTES)
         key = f"{KEY_PREFIX}{key_id}-{secrets.token_urlsafe(_SECRET_BYTES)}"
@@ -38,7 +40,7 @@ def create_key(
 
 
 def revoke_keys(file: Path, id_or_name: str) -> list[KeyRecord]:
-    """End the valid keys with this id or name; returns them. Raises ConfigError where there is none."""
+    """Revoke all valid keys with this id or name and return their records. Raises ConfigError if the file has none."""
     with _rewriting(file) as document:
         ended = [key for key in document.keys if key.revoked is None and id_or_name in (key.id, key.name)]
         if not ended:
@@ -51,7 +53,7 @@ def revoke_keys(file: Path, id_or_name: str) -> list[KeyRecord]:
 
 @contextlib.contextmanager
 def _rewriting(file: Path) -> Iterator[KeyDocument]:
-    """The file's records, while no other command changes it. Raises ConfigError."""
+    """Yield the contents of the file while a lock keeps other commands from changing it. Raises ConfigError."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         directory = os.open(file.parent, os.O_RDONLY)
@@ -61,11 +63,11 @@ def _rewriting(file: Path) -> Iterator[KeyDocument]:
         finally:
             os.close(directory)
     except OSError as error:
-        raise ConfigError(f"the key file {file} cannot be written ({error.strerror}). It is unchanged") from None
+        raise ConfigError(f"the key file {file} cannot be written ({error.strerror}). The file is unchanged") from None
 
 
 def _write(file: Path, document: KeyDocument) -> None:
-    """Replace the file at once, so that a server never reads half of it; owner and mode stay."""
+    """Replace the file atomically, so a server never reads a partial file. Keeps the owner and mode of the file."""
     file = file.resolve()
     new = file.with_name(f".{file.name}.new")
     new.unlink(missing_ok=True)

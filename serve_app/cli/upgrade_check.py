@@ -1,8 +1,8 @@
-"""The replicas that `serve deploy` with another configuration replaces: `talkray upgrade-check OLD NEW`.
+"""`talkray upgrade-check OLD NEW`: lists the replicas that `serve deploy` with another configuration replaces.
 
-Ray Serve 2.60 replaces every replica of an application whose `args`, `import_path`, `runtime_env` or policies changed,
-whatever the change is. It replaces the replicas of one deployment if its resources changed, and none if only its size,
-bounds or limits changed.
+If `args`, `import_path`, `runtime_env` or policies change, Ray Serve 2.60 replaces every replica of the application,
+whatever the change is. If the resources of one deployment change, it replaces the replicas of this deployment. If only
+sizes, bounds or limits change, it replaces no replicas.
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,7 +15,7 @@ import yaml
 from serve_app.config import AppConfig, read_config
 
 _OF_ALL = ("import_path", "runtime_env", "args", "autoscaling_policy")
-_OF_ALL_BELOW = ("request_router_config", "deployment_actors")  # under `deployments`
+_OF_ALL_BELOW = ("request_router_config", "deployment_actors")  # keys under `deployments`
 _OF_ONE = (
     "ray_actor_options",
     "placement_group_bundles",
@@ -25,12 +25,12 @@ _OF_ONE = (
     "max_replicas_per_node",
     "gang_scheduling_config",
 )
-_OF_SERVE = ("proxy_location", "http_options", "grpc_options")  # read when Serve starts
+_OF_SERVE = ("proxy_location", "http_options", "grpc_options")  # Serve reads these keys only at its start
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A setting that differs, and the pools whose replicas are replaced for it; empty: none."""
+    """Changed setting, with the pools whose replicas are replaced. Empty: no replicas are replaced."""
 
     setting: str
     before: object
@@ -40,11 +40,11 @@ class Change:
 
     def line(self) -> str:
         change = f"{self.setting}: {_shown(self.before)} -> {_shown(self.after)}"
-        return f"{change}\n    {f'replaces {self.replaces}' if self.replaces else f'replaces no replica{self.remark}'}"
+        return f"{change}\n    {f'replaces {self.replaces}' if self.replaces else f'replaces no replicas{self.remark}'}"
 
 
 def upgrade_changes(old: Path, new: Path) -> list[Change]:
-    """Differences between two Serve config files, in the order of the files. Raises ConfigError."""
+    """Return the differences between two Serve config files, in the order of the files. Raises ConfigError."""
     ours, theirs = read_config(old), read_config(new)
     before, after = (yaml.safe_load(file.read_text(encoding="utf-8")) or {} for file in (old, new))
     talkers = [f"Talker-{name}" if name else "Talker" for name in theirs.by_model()]
@@ -53,13 +53,13 @@ def upgrade_changes(old: Path, new: Path) -> list[Change]:
 
 
 def _application(document: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The application's part of a config file; a file that contains only settings becomes its `args`."""
+    """Return the application's part of a config file. A file that contains only settings is returned as `args`."""
     applications = document.get("applications")
     return dict(applications[0]) if applications else {"args": document}
 
 
 def _of_serve(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[Change]:
-    remark = ", and `serve deploy` does not change it: end Serve and start it again"
+    remark = ", but `serve deploy` does not apply it: restart Serve"
     for name in _OF_SERVE:
         for setting, old, new in _different(name, before.get(name), after.get(name)):
             yield Change(setting, old, new, remark=remark)
@@ -75,27 +75,27 @@ def _of_application(before: Mapping[str, Any], after: Mapping[str, Any], everybo
             kind = setting.partition(".")[0]
             of_all = kind in _OF_ALL_BELOW or setting.startswith("autoscaling_config.policy")
             replaces = everybody if of_all else f"the replicas of {name}" if kind in _OF_ONE else ""
-            remark = f": {name} alone starts or ends some, or is told" if not replaces else ""
+            remark = f": only {name} starts or stops replicas, or gets the new value" if not replaces else ""
             if kind != "name":
                 yield Change(f"{name}: {setting}", old, new, replaces=replaces, remark=remark)
 
 
 def _warning(ours: AppConfig, theirs: AppConfig) -> str:
-    """Why the change must not be deployed in place, where replicas of both configurations talk to each other."""
+    """Return why the change must not be deployed in place, if replicas of both configurations would call each other."""
     new = theirs.by_model()
     both = [(own, new[name]) for name, own in ours.by_model().items() if name in new]
     if any(old.model != own.model for old, own in both):
-        return ". Another checkpoint: do not deploy it in place, where a stream may go on in another voice"
+        return ". The checkpoint changes: do not deploy in place, because a stream may continue in another voice"
     if any(old.codec.placement != "pool" == own.codec.placement and own.talker_pool.num_gpus for old, own in both):
         return (
-            ". codec.placement: pool: do not deploy it in place, where old replicas ask new talkers for audio, which"
-            " have loaded no codec decoder"
+            ". codec.placement becomes pool: do not deploy in place, because old replicas request audio from talkers"
+            " without a codec decoder"
         )
     return ""
 
 
 def _different(where: str, before: Any, after: Any) -> Iterator[tuple[str, object, object]]:
-    """The settings below `where` that differ, each with its two values."""
+    """Yield the settings below `where` that differ, each with both values."""
     if before == after:
         return
     inner = _inner(before), _inner(after)

@@ -1,7 +1,8 @@
-"""The built-in extensions, and the loader of all extensions. `Dialect` describes the effect of their order.
+"""Load built-in and custom extensions. See `Dialect` for the effect of their order.
 
-Each name is a folder here, whose `extension.py` declares an `EXTENSION`. A process imports only those that it loads.
-COMMANDS are groups of the command line: the help, and the Typer app that is imported when one of them is called.
+Each name in BUILT_IN is a folder of this package whose `extension.py` declares an `EXTENSION`. A process imports only
+the extensions that it loads. COMMANDS maps each command group to its help text and its Typer app. The command line
+imports the app when a user calls one of its commands.
 """
 
 from collections.abc import Sequence
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from deployments.errors import StartError
 
-if TYPE_CHECKING:  # the settings import this module
+if TYPE_CHECKING:  # avoids an import cycle, because the settings import this module
     from serve_app.extension import Extension
 
 _FOLDER, _DEFAULT = "serve_app.extensions", "default"
@@ -21,7 +22,7 @@ BUILT_IN = (
     "cartesia",
     "realtime",
     "dashscope",
-    "designs",  # before voices, which would take `design` as the name of a voice
+    "designs",  # before voices, because its routes would match `design` as a voice name
     "voices",
     "other_servers",
     "native",
@@ -44,24 +45,24 @@ COMMANDS = {
 
 
 def load_extensions(selected: Sequence[str] | None = None) -> "tuple[Extension, ...]":
-    """The extensions that `api.extensions` selects, in its order; all built-in ones if it is unset.
+    """Return the extensions that `api.extensions` selects, in the same order. The default is all built-in extensions.
 
-    Raises StartError for an unknown or repeated name, for one that cannot be imported, and for a missing requirement.
+    Raises StartError if a name is unknown or repeated, if an import fails, or if a required extension is missing.
     """
     listed = (_DEFAULT,) if selected is None else selected
     names = [each for name in listed for each in (BUILT_IN if name == _DEFAULT else (name,))]
     extensions = tuple(map(_load, names))
     loaded = [extension.name for extension in extensions]
     if repeated := next((name for name in loaded if loaded.count(name) > 1), None):
-        raise StartError(f"api.extensions: {repeated!r} is listed twice: delete one of them")
+        raise StartError(f"api.extensions: {repeated!r} is listed twice. Delete one of the entries")
     for extension in extensions:
         if missing := [name for name in _required(extension) if name not in loaded]:
-            raise StartError(f"api.extensions: {extension.name} requires {', '.join(missing)}: add them to the list")
+            raise StartError(f"api.extensions: {extension.name} requires {', '.join(missing)}. Add them to the list")
     return extensions
 
 
 def _required(extension: "Extension") -> list[str]:
-    """Names of the extensions that it requires, and of those that these require."""
+    """Return the names of all direct and indirect requirements of the extension."""
     names: dict[str, None] = {}
     for name in extension.requires:
         names |= dict.fromkeys((*(_required(_load(name)) if name in BUILT_IN else ()), name))
@@ -79,11 +80,11 @@ def _load(name: str) -> "Extension":
         found = resolve_name(name)
     except (ImportError, AttributeError, ValueError) as error:
         raise StartError(
-            f"api.extensions: {name!r} cannot be imported ({error}): the package must be installed on every node that "
-            "builds the application or runs an ingress replica"
+            f"api.extensions: {name!r} cannot be imported ({error}). Install the package on every node that builds the "
+            "application or runs an ingress replica"
         ) from None
-    kind = resolve_name("serve_app.extension:Extension")  # it imports the settings, and they import this module
+    kind = resolve_name("serve_app.extension:Extension")  # a lazy import, because its settings import this module
     if isinstance(found, kind):
         own: Extension = found
         return own
-    raise StartError(f"api.extensions: {name!r} is a {type(found).__name__}: name an object of the class Extension")
+    raise StartError(f"api.extensions: {name!r} is a {type(found).__name__}. Name an instance of Extension")

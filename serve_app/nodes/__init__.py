@@ -1,1 +1,1 @@
-"""Cloud nodes: termination notices, and fallback from spot to on-demand."""
+"""Cloud nodes: termination notices, and fallback from spot to on-demand instances."""

@@ -1,8 +1,8 @@
-"""Ray's provider of AWS nodes, which starts an on-demand instance if spot is refused.
+"""Ray node provider for AWS that starts an on-demand instance if a spot instance is refused.
 
-Ray 2.60's autoscaler asks for a refused spot type again every five seconds and never turns to another one: it counts
-requests that time out as a shortage, not refusals. Name this provider in a cluster's file:
-`provider: {type: external, module: serve_app.nodes.aws.AwsNodes}`.
+Ray 2.60's autoscaler requests a refused spot type again every five seconds and never switches to another type, because
+it only treats timeouts as a shortage. Set this provider in a cluster's file: `provider: {type: external, module:
+serve_app.nodes.aws.AwsNodes}`.
 """
 
 import logging
@@ -14,23 +14,23 @@ from ray.autoscaler.node_launch_exception import NodeLaunchException
 logger = logging.getLogger(__name__)
 
 _MARKET = "InstanceMarketOptions"
-# Error codes of EC2: no spot capacity in any zone that was tried, or the account's spot limit is reached.
+# EC2 error codes: no spot capacity in any of the zones tried, or the account's spot limit is reached.
 _REFUSALS = frozenset(
     ("InsufficientInstanceCapacity", "MaxSpotInstanceCountExceeded", "SpotMaxPriceTooLow", "UnfulfillableCapacity")
 )
 
 
 class AwsNodes(AWSNodeProvider):  # type: ignore[misc]
-    """A node keeps its type's name and labels, including `market: spot`, however it was bought."""
+    """AWS nodes. On-demand instances keep the name and labels of the node type, including `market: spot`."""
 
     def create_node(self, node_config: dict[str, Any], tags: dict[str, str], count: int) -> dict[str, Any]:
-        """Create nodes; Ray tries every subnet. Raises NodeLaunchException if on-demand is refused too."""
+        """Create nodes; Ray tries every subnet. Raises NodeLaunchException if on-demand instances are refused too."""
         try:
             created: dict[str, Any] = super().create_node(node_config, tags, count)
         except NodeLaunchException as refusal:
             if _MARKET not in node_config or refusal.category not in _REFUSALS:
                 raise
-            logger.warning("spot is refused (%s): %d on-demand", refusal.category, count)
+            logger.warning("spot instances are refused (%s), starting %d on-demand", refusal.category, count)
             on_demand = {name: value for name, value in node_config.items() if name != _MARKET}
             created = super().create_node(on_demand, tags, count)
         return created

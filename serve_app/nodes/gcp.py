@@ -1,6 +1,6 @@
-"""Ray's provider of Google Cloud nodes, which starts a standard instance if spot is refused (see aws.py).
+"""Ray node provider for Google Cloud that starts a standard instance if a spot instance is refused (see aws.py).
 
-Set in a cluster's file: `provider: {type: external, module: serve_app.nodes.gcp.GcpNodes}`.
+Set this provider in a cluster's file: `provider: {type: external, module: serve_app.nodes.gcp.GcpNodes}`.
 """
 
 import logging
@@ -10,18 +10,18 @@ from ray.autoscaler._private.gcp.node_provider import GCPNodeProvider
 
 logger = logging.getLogger(__name__)
 
-# In the errors of Compute Engine's operation.
+# Texts in the errors of Compute Engine operations.
 _REFUSALS = ("ZONE_RESOURCE_POOL_EXHAUSTED", "QUOTA_EXCEEDED", "STOCKOUT")
-# Fields that make an instance a spot one; older configs say `preemptible`.
+# Fields that request a spot instance. Older configs use `preemptible`.
 _SPOT = ("provisioningModel", "preemptible", "instanceTerminationAction")
 
 
 class GcpNodes(GCPNodeProvider):  # type: ignore[misc]
-    """A node keeps its type's name and labels, however it was bought."""
+    """Google Cloud nodes. Standard instances keep the name and labels of the node type."""
 
     def create_node(self, base_config: dict[str, Any], tags: dict[str, str], count: int) -> dict[str, Any]:
-        """Create nodes one at a time, because some may be refused. Raises Ray's Exception if standard ones are refused
-        too.
+        """Create nodes one at a time, because some may be refused. Raises Ray's Exception if standard instances are
+        refused too.
         """
         return {name: result for _ in range(count) for name, result in self._create(base_config, tags).items()}
 
@@ -31,7 +31,7 @@ class GcpNodes(GCPNodeProvider):  # type: ignore[misc]
         except Exception as refusal:  # Ray does not raise a specific class
             if not _is_spot(base_config) or not any(words in str(refusal) for words in _REFUSALS):
                 raise
-            logger.warning("spot is refused (%s): a standard instance", refusal)
+            logger.warning("spot instances are refused (%s), starting a standard instance", refusal)
             created = super().create_node(_standard(base_config), tags, 1)
         return created
 

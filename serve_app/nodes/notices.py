@@ -1,8 +1,9 @@
-"""Drain this node when its cloud is about to take it: `python -m serve_app.nodes.notices aws|gcp`, next to `ray start`.
+"""`python -m serve_app.nodes.notices aws|gcp`: drains this node before its cloud terminates it. Run it next to `ray
+start`.
 
-Ray 2.60 does not read such notices. Replicas of a draining node start elsewhere, and its streams continue there from
-their codes (docs/reliability.md), even streams that would outlast the notice. Standard library only: it runs on every
-node.
+Ray 2.60 does not read termination notices. Replicas of a draining node start on other nodes, and its streams continue
+there from their codes (docs/reliability.md), even streams that would outlast the notice. This module uses only the
+standard library, because it runs on every node.
 """
 
 import argparse
@@ -27,17 +28,17 @@ logger = logging.getLogger(__name__)
 _POLL_S = 5.0
 _ANSWER_S = 2.0
 _TOKEN_S = 21_600
-# For notices without a time: a recommendation, and Google's two kinds of end.
+# Assumed seconds for notices without a time: a recommendation, and Google's two kinds of termination.
 _RECOMMENDED_S, _PREEMPTED_S, _MAINTENANCE_S = 600.0, 30.0, 3600.0
-# Serve stops a replica, whether or not another one runs, once the deadline is nearer than `graceful_shutdown_timeout_s`
-# (`_DRAIN_S` in app.py). Until then it keeps speaking while its replacement starts: the deadline that Ray gets is later
-# than the node's end, so that the stop happens _HAND_OVER_S before the end.
+# Serve stops a replica `graceful_shutdown_timeout_s` (`_DRAIN_S` in app.py) before the deadline, even if its
+# replacement is not running yet. Ray therefore gets a deadline after the node's end, so replicas stop only _HAND_OVER_S
+# before the end and keep speaking until then.
 _SHUTDOWN_S, _HAND_OVER_S = 120.0, 15.0
 
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """An announcement that a node will end."""
+    """Announcement that a node will be terminated."""
 
     reason: str
     left_s: float
@@ -48,11 +49,11 @@ class Notice:
 
 
 class MetadataUnreachable(Exception):
-    """The cloud's metadata server does not answer."""
+    """The cloud's metadata server does not respond."""
 
 
 def _ask(url: str, headers: Mapping[str, str], *, method: str = "GET") -> str | None:
-    """Text of the answer; None for a 404, the usual answer."""
+    """Return the response text, or None for status 404, which means that there is no notice."""
     request = urllib.request.Request(url, headers=dict(headers), method=method)
     try:
         with open_direct(request, timeout_s=_ANSWER_S) as answer:
@@ -66,13 +67,13 @@ def _ask(url: str, headers: Mapping[str, str], *, method: str = "GET") -> str | 
 
 
 class Aws:
-    """Interruptions of spot instances, two minutes ahead, and rebalance recommendations (IMDSv2)."""
+    """AWS notices (IMDSv2): spot interruptions, two minutes ahead, and rebalance recommendations."""
 
     def __init__(self, base: str) -> None:
         self._base, self._token, self._token_ends_s = base, "", 0.0
 
     def notice(self) -> Notice | None:
-        """The current announcement. Raises MetadataUnreachable."""
+        """Return the current notice. Raises MetadataUnreachable."""
         if action := self._get("meta-data/spot/instance-action"):
             announced = json.loads(action)
             left_s = datetime.fromisoformat(announced["time"]).timestamp() - time.time()
@@ -90,16 +91,18 @@ class Aws:
 
 
 class Gcp:
-    """Preemption, up to 30 s ahead, and maintenance that ends the instance (one with GPUs: an hour ahead)."""
+    """Google Cloud notices: preemption, up to 30 s ahead, and maintenance that terminates the instance (an hour ahead
+    with GPUs).
+    """
 
     def __init__(self, base: str) -> None:
         self._base = base
 
     def notice(self) -> Notice | None:
-        """The current announcement. Raises MetadataUnreachable."""
+        """Return the current notice. Raises MetadataUnreachable."""
         if self._get("preempted") == "TRUE":
             return Notice("spot instance: preempted", _PREEMPTED_S)
-        if (event := self._get("maintenance-event")) and event.startswith("TERMINATE"):  # others move it while it runs
+        if (event := self._get("maintenance-event")) and event.startswith("TERMINATE"):  # others migrate it
             return Notice(f"maintenance: {event}", _MAINTENANCE_S)
         return None
 
@@ -109,22 +112,22 @@ class Gcp:
 
 
 def cloud(name: str, environment: Mapping[str, str]) -> Aws | Gcp:
-    """The cloud with this name. Environment variables of the clouds' own libraries override the address."""
+    """Return the cloud with this name. The environment variables of the clouds' own libraries override the address."""
     if name == "aws":
         return Aws(environment.get("AWS_EC2_METADATA_SERVICE_ENDPOINT", "http://169.254.169.254").rstrip("/"))
     return Gcp(f"http://{environment.get('GCE_METADATA_HOST', 'metadata.google.internal')}")
 
 
 def watch(metadata: Aws | Gcp, drain: Callable[[Notice], None]) -> None:
-    """Poll until the node's end is announced, and drain it. A recommendation may be followed by an earlier end."""
-    reachable, drained_s = True, float("inf")  # of time.monotonic()
+    """Poll for a notice, then drain the node. A recommendation may be followed by an earlier termination."""
+    reachable, drained_s = True, float("inf")  # time.monotonic() of the announced end
     while True:
         try:
             notice, problem = metadata.notice(), None
         except (MetadataUnreachable, ValueError, KeyError) as error:
             notice, problem = None, error
-        if reachable and problem:  # once, not every five seconds
-            logger.warning("no notice can come while this lasts: %s", problem)
+        if reachable and problem:  # logged once, not every five seconds
+            logger.warning("termination notices cannot be read: %s", problem)
         reachable = problem is None
         if notice is not None and (ends_s := time.monotonic() + notice.left_s) < drained_s - _POLL_S:
             logger.warning("%s: draining, %.0f s left", notice.reason, notice.left_s)
@@ -137,11 +140,13 @@ def watch(metadata: Aws | Gcp, drain: Callable[[Notice], None]) -> None:
 
 
 class NotDrained(Exception):
-    """Ray does not drain this node; the message has the reason."""
+    """Ray did not drain this node. The message has the reason."""
 
 
 def raylet_options(processes: Path) -> dict[str, str]:
-    """Options of the raylet among these `processes`: they name the node and the control store. Raises NotDrained."""
+    """Return the options of the raylet among `processes`, which include the node's id and the control store. Raises
+    NotDrained.
+    """
     for process in processes.glob("[0-9]*/cmdline"):
         try:
             executable, *options = process.read_bytes().decode(errors="replace").split("\0")
@@ -150,11 +155,11 @@ def raylet_options(processes: Path) -> dict[str, str]:
         if executable.endswith("/raylet"):
             pairs = (option.lstrip("-").partition("=") for option in options if "=" in option)
             return {name: value for name, _, value in pairs}
-    raise NotDrained("no raylet runs here: start this beside `ray start`, in the same container")
+    raise NotDrained("no raylet is running: start this program next to `ray start`, in the same container")
 
 
 def drain_node(notice: Notice) -> None:
-    """Have Ray drain this node. Raises NotDrained."""
+    """Drain this node. Raises NotDrained."""
     options = raylet_options(Path("/proc"))
     order = [sys.executable, "-m", "ray.scripts.scripts", "drain-node", "--address", options["gcs-address"]]
     order += ["--node-id", options["node_id"], "--reason", "DRAIN_NODE_REASON_PREEMPTION"]

@@ -1,1 +1,1 @@
-"""The configuration of HAProxy."""
+"""HAProxy configuration and restarts."""

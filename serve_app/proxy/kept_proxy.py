@@ -1,11 +1,12 @@
-"""Restart HAProxy as soon as it dies, and keep it when the actor that manages it dies.
+"""HAProxy manager that restarts HAProxy as soon as it dies, and keeps HAProxy running when its actor dies.
 
-Serve polls HAProxy's admin socket every ten seconds, takes three misses for its death, and then replaces the actor,
-which must first learn of all replicas: 26 s without a listener, then 404. Here the actor, which knows the replicas,
-starts another HAProxy. If the actor died, its successor would find the port taken by a HAProxy that does not learn of
-new replicas. Here it takes over from that process, as in a reload.
+Serve polls HAProxy's admin socket every ten seconds, restarts its actor after three missed answers, and then waits
+until the new actor has learned of all replicas. Clients get no connection for 26 s, then status 404. With this manager,
+the actor, which knows the replicas, starts HAProxy again. If the actor died, Serve's next actor would find the port
+occupied by a HAProxy process that does not learn of new replicas. With this manager, the next actor takes over from
+that process, as in a reload.
 
-Serve has no setting for the actor's class, but calls a function of ours in its controller before the first one is made
+Serve has no setting for the actor's class. It calls `install` in its controller before it creates the first actor
 (RAY_SERVE_CONTROLLER_CALLBACK_IMPORT_PATH).
 """
 
@@ -25,11 +26,10 @@ _REPLICAS_KNOWN_S = 10.0
 
 
 class KeptHAProxyManager(HAProxyManager.__ray_metadata__.modified_class.__ray_actor_class__):  # type: ignore[misc]
-    """Serve's manager of HAProxy, extended to keep it alive.
+    """Serve's HAProxy manager, extended to keep HAProxy running.
 
-    It derives from the class as Serve wrote it, not from the one that `ray.remote` made. Ray would take a class derived
-    from the latter for the same class, and a controller that restarts while such actors run could not start more of
-    them.
+    It derives from Serve's original class, not from the class that `ray.remote` made. Ray would treat a class derived
+    from the latter as the same class, and a restarted controller could then not start more such actors.
     """
 
     def __init__(self, *args: object, **kwargs: object) -> None:
@@ -45,11 +45,11 @@ class KeptHAProxyManager(HAProxyManager.__ray_metadata__.modified_class.__ray_ac
         await super().shutdown()
 
     def _running(self) -> list[str]:
-        """HAProxy processes left by an earlier actor."""
+        """Return HAProxy processes that an earlier actor left running."""
         return [path.name for path in Path("/proc").glob("[0-9]*") if self._haproxy._is_our_haproxy(int(path.name))]
 
     async def _take_over(self, orphans: list[str]) -> None:
-        """Start HAProxy once a configuration has replicas; until then the old process serves."""
+        """Start HAProxy once its configuration contains replicas. Until then, the old process serves requests."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_REPLICAS_KNOWN_S):
                 while not self._haproxy.backend_configs:  # noqa: ASYNC110, Serve has no event for it
@@ -65,10 +65,10 @@ class KeptHAProxyManager(HAProxyManager.__ray_metadata__.modified_class.__ray_ac
             async with self._reload_lock:  # a reload replaces the process
                 process = self._haproxy._proc
                 if process is not None and process.returncode is not None:
-                    logger.warning("HAProxy ended with status %s: starting it again", process.returncode)
+                    logger.warning("HAProxy ended with status %s, restarting it", process.returncode)
                     await self._haproxy.start()
 
 
 def install() -> None:
-    """Have Serve's controller, in whose process this is called, make managers of our class."""
+    """Make Serve's controller, which calls this function, create managers of this class."""
     controller.HAProxyManager = ray.remote(num_cpus=0)(KeptHAProxyManager)

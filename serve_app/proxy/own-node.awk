@@ -1,5 +1,5 @@
-# Replicas of this node come first where there are others too: of a backend's servers those on the loopback address, each
-# up to a hundred connections and with the same chance. What is left to all has the fewest connections.
+# Prefer replicas of this node if there are others too. These are a backend's servers on the loopback address, each chosen
+# with equal probability up to a hundred connections. Otherwise, HAProxy chooses the server with the fewest connections.
 $1 == "server" && / check/ && !/ backup/ {
     if ($3 ~ /^(127\.0\.0\.1|\[::1\]):/)
         own[NR] = ++left

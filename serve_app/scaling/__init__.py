@@ -1,1 +1,1 @@
-"""Autoscaling policies of the pools, and a watch on their sizes."""
+"""Autoscaling policies of the pools, and monitoring of the pool sizes."""

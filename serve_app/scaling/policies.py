@@ -1,16 +1,16 @@
-"""How many replicas the talker pool and the codec pool should have.
+"""Autoscaling policies of the talker pool and the codec pool.
 
-`decide_talker` and `decide_codec` are pure: they take the replicas' records, the present counts, the settings, the
-state that the last decision returned, and a clock; they return a decision and the next state. The simulator calls the
-same functions. `TalkerPolicy` and `CodecPolicy` wrap them for Ray Serve's controller, which calls them every 0.1 s.
-Standard library only and no Ray import: Serve pickles this module by value and runs it on a head node without torch; it
-imports `deployments.autoscaling_records` there.
+`decide_talker` and `decide_codec` are pure functions. Their arguments are the replicas' records, the current counts,
+the settings, the state that the last decision returned, and a clock. They return a decision and the next state. The
+simulator calls the same functions. `TalkerPolicy` and `CodecPolicy` wrap them for Ray Serve's controller, which calls
+them every 0.1 s. This module uses only the standard library and does not import Ray. Serve pickles the module by value
+and runs it on a head node without torch, where it imports `deployments.autoscaling_records`.
 
-Replicas are added at once. If a request waits, or less than one replica's room is free, the number follows the present
-streams; otherwise it follows their mean over some seconds, because bursts end before a replica has started. Replicas
-are removed slowly, a step at a time: only replicas that were not needed during a whole window and that slightly more
-load would not need again, and never replicas that the streams in flight occupy. Serve lets a removed replica finish its
-streams.
+Replicas are added at once. If a request waits, or if less than one replica's capacity is free, the number of replicas
+follows the current streams. Otherwise it follows their mean over some seconds, because bursts end before a replica has
+started. Replicas are removed slowly, one step at a time. A replica is removed only if it was not needed during a whole
+window and if slightly more load would not need it again. Replicas with streams in flight are never removed. Serve lets
+a removed replica finish its streams.
 """
 
 import logging
@@ -29,39 +29,39 @@ _Record = TypeVar("_Record", TalkerRecord, CodecRecord)
 _logger = logging.getLogger("ray.serve")  # the controller's own log
 
 _TARGET_KV_USE = 0.85  # of the KV blocks of all replicas
-_TARGET_BACKLOG_S = 0.5  # of undecoded audio for each core
-_STEP_DOWN = 0.1  # share of the replicas removed at once, at least one
-_TREND_WINDOW_S = 2.0  # over which the growth of the queue is measured
-# Below this much time a slope is noise.
+_TARGET_BACKLOG_S = 0.5  # seconds of undecoded audio for each core
+_STEP_DOWN = 0.1  # share of the replicas to remove in one step, at least one replica
+_TREND_WINDOW_S = 2.0  # window for the growth of the queue
+# Below this time span, a slope is only noise.
 _MIN_TREND_S = 0.4
-# Keeps rounding from adding a replica if the demand is a whole number of replicas.
+# Tolerance for rounding, if the demand is a whole number of replicas.
 _ROUNDING = 1e-6
-# If there is no stream, a mean below this counts as zero.
+# Without streams, a mean below this value counts as zero.
 _NOBODY = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """A pool as Serve sees it."""
+    """Size and load of a pool, as Serve reports them."""
 
-    running: int  # replicas that take requests
-    wanted: int  # replicas currently requested: some may be starting, others draining
-    queued: float = 0.0  # requests that wait at their callers because every replica is full
-    ongoing: float = 0.0  # requests that callers have running at replicas
+    running: int  # replicas that accept requests
+    wanted: int  # replicas requested from Serve; some may be starting, others draining
+    queued: float = 0.0  # requests that wait at their callers because all replicas are full
+    ongoing: float = 0.0  # requests that are running at replicas
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Parameters of either policy; `AppConfig` sets some. Raises ValueError for invalid ones."""
+    """Parameters that both policies share, partly set by `AppConfig`. Raises ValueError for invalid values."""
 
-    smoothing_s: float = 10.0  # time constant of the mean that counts while no request waits
-    scale_down_margin: float = 0.1  # a replica stays if this much more load would need it again
-    min_replicas: int = 1  # 0: the pool stops without requests, and the next request waits for a start
+    smoothing_s: float = 10.0  # time constant of the mean, which applies while no request waits
+    scale_down_margin: float = 0.1  # a replica is kept if this much more load would need it again
+    min_replicas: int = 1  # 0: the pool stops while idle, and the next request waits for a start
     max_replicas: int = 4
-    target_use: float = 0.75  # of the sequences, or of the streams and cores, that all replicas can take
-    scale_down_window_s: float = 120.0  # a replica is removed if it was not needed during the whole window
-    scale_to_zero_after_s: float = 600.0  # without a single request
-    jobs: str = "hold"  # "neither": segments of jobs keep no replica; "wake" is for those who ask (jobs/deployment.py)
+    target_use: float = 0.75  # share of the sequences, or of the streams and cores, of all replicas
+    scale_down_window_s: float = 120.0  # a replica is removed if it was not needed in this window
+    scale_to_zero_after_s: float = 600.0  # time without requests after which the pool stops
+    jobs: str = "hold"  # "neither": segments of jobs keep no replica alive; for "wake", see jobs/deployment.py
 
     @property
     def scale_down_interval_s(self) -> float:
@@ -69,18 +69,18 @@ class Bounds:
 
     def __post_init__(self) -> None:
         if not 0 <= self.min_replicas <= self.max_replicas or self.max_replicas < 1:
-            raise ValueError("0 <= min_replicas <= max_replicas and 1 <= max_replicas must hold")
+            raise ValueError("min_replicas must be 0 to max_replicas, and max_replicas at least 1")
         for field in fields(self):
             if field.name != "jobs" and getattr(self, field.name) < 0:
-                raise ValueError(f"{field.name} is negative")
+                raise ValueError(f"{field.name} must not be negative")
 
 
 @dataclass(frozen=True, slots=True)
 class TalkerScaling(Bounds):
     """Parameters of the talker pool's policy."""
 
-    sequences_per_replica: float = 8.0  # that a replica batches: talker.max_num_seqs
-    trend_horizon_s: float = 5.0  # the queue is expected to grow for this long; about a replica's start time
+    sequences_per_replica: float = 8.0  # batch size of a replica: talker.max_num_seqs
+    trend_horizon_s: float = 5.0  # expected duration of the queue's growth, about a replica's start time
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,13 +88,14 @@ class CodecScaling(Bounds):
     """Parameters of the codec pool's policy."""
 
     streams_per_replica: float = 16.0  # streams that a replica decodes in real time
-    # Streams that the talker pool can run at its maximum size: further waiting requests do not need a decoder yet.
+    # Streams that the talker pool can run at its maximum size. Further waiting requests do not need a codec replica
+    # yet.
     max_talker_streams: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)
 class TimedValue:
-    """A number at a time."""
+    """Value with the time of its measurement."""
 
     at_s: float
     value: float
@@ -102,35 +103,37 @@ class TimedValue:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """The state that a decision passes to the next one. The first decision gets `State()`."""
+    """State that each decision passes to the next decision. The first decision gets `State()`."""
 
-    line: tuple[TimedValue, ...] = ()  # waiting requests, over the trend window
-    mean: TimedValue | None = None  # of the present streams
-    peaks: tuple[TimedValue, ...] = ()  # the need over the scale-down window, in replicas; values fall
+    line: tuple[TimedValue, ...] = ()  # waiting requests in the trend window
+    mean: TimedValue | None = None  # mean of the current streams
+    peaks: tuple[TimedValue, ...] = ()  # peaks of the need in the scale-down window, in replicas, in decreasing order
     busy_s: float = -math.inf  # when a request was last present
     removed_s: float = -math.inf  # when replicas were last removed
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Replicas wanted now."""
+    """Number of replicas wanted now."""
 
     replicas: int
     state: State
-    reason: str  # of the number, for a log line
+    reason: str  # reason for the number, for a log line
 
 
 def decide_talker(
     records: Sequence[TalkerRecord], counts: Counts, *, settings: TalkerScaling, state: State, now_s: float
 ) -> Decision:
-    """Replicas needed for the running and waiting sequences, the KV blocks in use, and the growth of the queue."""
+    """Return the replicas needed for the running and waiting sequences, the KV blocks in use, and the growth of the
+    queue.
+    """
     running = sum(record.running for record in records)
     waiting = sum(record.waiting for record in records)
     background = sum(record.background for record in records)
-    # A new replica has not recorded anything yet.
+    # New replicas have not recorded anything yet.
     demand = max(running + waiting, counts.ongoing - background) + counts.queued
     line = _recent(state.line, TimedValue(now_s, waiting + counts.queued), window_s=_TREND_WINDOW_S)
-    growth = min(_growth(line) * settings.trend_horizon_s, demand)  # at most as much as the demand
+    growth = min(_growth(line) * settings.trend_horizon_s, demand)  # at most the demand
     per_replica = settings.sequences_per_replica * settings.target_use
     mean = _smoothed(state.mean, TimedValue(now_s, demand), over_s=settings.smoothing_s)
     needs = {
@@ -154,10 +157,11 @@ def decide_talker(
 def decide_codec(
     records: Sequence[CodecRecord], counts: Counts, *, settings: CodecScaling, state: State, now_s: float
 ) -> Decision:
-    """Replicas needed for the waiting audio, the busy cores, and the streams whose frames are still to come.
+    """Return the replicas needed for the waiting audio, the busy cores, and the streams whose frames are still
+    expected.
 
-    Every request passes the codec before it reaches the talker: the streams that wait for a talker, and the requests
-    that wait for a codec, predict the frames of a talker pool that is about to grow.
+    Every request passes the codec before the talker. Streams that wait for a talker, and requests that wait for a codec
+    replica, therefore predict the frames of a talker pool that is about to grow.
     """
     background = sum(record.background for record in records)
     streams = max(sum(record.streams for record in records), counts.ongoing - background) + counts.queued
@@ -173,7 +177,7 @@ def decide_codec(
         "busy cores": len(records) * sum(record.busy_cores for record in records) / (cores * settings.target_use)
         if cores
         else 0.0,
-        # At most, the replicas are doubled to work off the audio that waits now.
+        # The backlog at most doubles the number of replicas.
         "backlog": min(replicas_behind, 2.0 * len(records)) if replicas_behind > len(records) else 0.0,
     }
     return _settle(
@@ -199,23 +203,23 @@ def _settle(
     background: float,
     occupied: float,
 ) -> Decision:
-    """Follow the greatest need: at once if it exceeds the present replicas, slowly if it is lower. Segments of jobs do
-    not count as demand; they keep the last replica at most.
+    """Follow the greatest need: at once if it exceeds the current replicas, slowly if it is lower. Segments of jobs do
+    not count as demand, and keep at most the last replica alive.
     """
     reason, need = max(needs.items(), key=lambda item: item[1])
     is_wanted = demand or (background and settings.jobs != "neither")
     needed = max(math.ceil(need - _ROUNDING), 1 if is_wanted else 0)
-    is_first = state.busy_s == -math.inf  # the replicas present then count as needed
+    is_first = state.busy_s == -math.inf  # the current replicas then count as needed
     peak = TimedValue(now_s, max(need, counts.wanted) if is_first else need)
     state = replace(state, peaks=_peaks(state.peaks, peak, window_s=settings.scale_down_window_s))
-    if is_wanted or is_first or counts.running < counts.wanted:  # a starting replica was wanted
+    if is_wanted or is_first or counts.running < counts.wanted:  # a starting replica was requested for a reason
         state = replace(state, busy_s=now_s)
     may_be_none = counts.wanted == 0 or now_s - state.busy_s >= settings.scale_to_zero_after_s
-    lowest = max(settings.min_replicas, 0 if may_be_none else 1)  # the last replica stays for a while
+    lowest = max(settings.min_replicas, 0 if may_be_none else 1)  # the last replica is kept for a while
     needed = min(max(needed, lowest), settings.max_replicas)
     if needed > counts.wanted:
         return Decision(needed, state, reason)
-    again = math.ceil(state.peaks[0].value * (1.0 + settings.scale_down_margin) - _ROUNDING)  # would be needed at once
+    again = math.ceil(state.peaks[0].value * (1.0 + settings.scale_down_margin) - _ROUNDING)  # with slightly more load
     floor = max(lowest, again, math.ceil(occupied - _ROUNDING))
     if floor >= counts.wanted or now_s - state.removed_s < settings.scale_down_interval_s:
         return Decision(_within(counts.wanted, settings), state, "hold")
@@ -224,7 +228,7 @@ def _settle(
 
 
 def _smoothed(mean: TimedValue | None, new: TimedValue, *, over_s: float) -> TimedValue:
-    """The moving mean at the time of the new sample; zero after a long time without streams."""
+    """Return the moving mean at the time of the new sample. Return zero after a long time without streams."""
     if mean is None or not over_s:
         return new
     weight = -math.expm1(-max(0.0, new.at_s - mean.at_s) / over_s)
@@ -241,12 +245,14 @@ def _recent(samples: tuple[TimedValue, ...], new: TimedValue, *, window_s: float
 
 
 def _peaks(peaks: tuple[TimedValue, ...], new: TimedValue, *, window_s: float) -> tuple[TimedValue, ...]:
-    """The samples that no later sample exceeds: few, however long the window, and the first is its maximum."""
+    """Return the samples that no later sample exceeds. The list stays short, and its first value is the maximum."""
     return (*(peak for peak in peaks if new.at_s - peak.at_s <= window_s and peak.value > new.value), new)
 
 
 def _growth(samples: tuple[TimedValue, ...]) -> float:
-    """Steady growth per second: the smaller of the two halves' slopes, so that a single burst is ignored."""
+    """Return the steady growth per second, as the smaller slope of the two halves of the window. Single bursts are
+    ignored.
+    """
     middle = samples[len(samples) // 2]
     return max(0.0, min(_slope(samples[0], middle), _slope(middle, samples[-1])))
 
@@ -257,10 +263,10 @@ def _slope(first: TimedValue, last: TimedValue) -> float:
 
 
 class _Policy:
-    """Holds the state between two decisions, and logs decisions that change the number."""
+    """Autoscaling policy that keeps the state between two decisions and logs decisions that change the number."""
 
     def __init__(self, kind: type[Any], decide: Callable[..., Decision], settings: Bounds) -> None:
-        """`decide` takes records of this `kind`."""
+        """Create the policy. `decide` takes records of this `kind`."""
         self._kind = kind
         self._decide = decide
         self._settings = settings
@@ -284,8 +290,8 @@ class _Policy:
 
 
 class TalkerPolicy(_Policy):
-    """`decide_talker` as a deployment's autoscaling policy. Takes the arguments of TalkerScaling except its bounds,
-    which the deployment sets.
+    """Ray Serve autoscaling policy that calls `decide_talker`. Takes the arguments of TalkerScaling except for the
+    bounds, which the deployment sets.
     """
 
     def __init__(self, **settings: Any) -> None:
@@ -293,14 +299,16 @@ class TalkerPolicy(_Policy):
 
 
 class CodecPolicy(_Policy):
-    """`decide_codec` as a deployment's autoscaling policy, with the arguments of CodecScaling except its bounds."""
+    """Ray Serve autoscaling policy that calls `decide_codec`. Takes the arguments of CodecScaling except for the
+    bounds.
+    """
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(CodecRecord, decide_codec, CodecScaling(**settings))
 
 
 def recorded(metrics: Mapping[str, Mapping[Any, Sequence[Any]]] | None, kind: type[_Record]) -> list[_Record]:
-    """The newest record of each replica that has recorded something."""
+    """Return the newest record of each replica that has recorded metrics."""
     replicas: dict[Any, dict[str, float]] = {}
     for field in fields(kind):
         for replica, samples in (metrics or {}).get(field.name, {}).items():

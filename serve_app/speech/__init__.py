@@ -1,1 +1,1 @@
-"""One utterance in time: admission, its segments, and the times of its words."""
+"""Synthesis of one utterance: admission, segments, and word times."""

@@ -1,7 +1,7 @@
-"""Decides which requests are admitted now, and makes the errors for those that are not.
+"""Admission control, which accepts or refuses requests for speech.
 
-The queues of the replicas are bounded too, but no replica knows the queue of another. An ingress sees all its requests
-from arrival to first audio, so it knows how long a request waits for a replica.
+Each replica also bounds its own queue, but does not know the queues of other replicas. An ingress sees all its requests
+from arrival to first audio, so it knows how long requests wait for a replica.
 """
 
 import math
@@ -15,21 +15,21 @@ from deployments.serving import metrics
 from serve_app.config import AdmissionSettings
 from serve_app.speech.model_state import ModelState, ModelStatus
 
-# The usual time to first audio is the minimum of the latest _LATEST times, or _USUAL_S while there are none.
+# The usual time to first audio is the minimum of the latest _LATEST times, or _USUAL_S before the first measurement.
 _LATEST = 50
 _USUAL_S = 1.0
-# What raises the limit, by the reason of a refusal.
-_MORE_REPLICAS = "more or faster replicas raise the limit"
+# How to raise the limit, by the reason of a refusal.
+_MORE_REPLICAS = "add more or faster replicas"
 _REMEDIES = {
-    "streams": "api.admission.max_streams ({settings.max_streams}) raises the limit",
-    "pauses": f"more would be heard with pauses, so {_MORE_REPLICAS}",
-    "line": f"{_MORE_REPLICAS}, api.admission.max_line_s ({{settings.max_line_s:g}}) lets more of them wait",
-    "late": f"{_MORE_REPLICAS}, api.admission.max_wait_s ({{settings.max_wait_s:g}}) lets them wait longer",
+    "streams": "raise api.admission.max_streams ({settings.max_streams})",
+    "pauses": f"more streams would pause during playback: {_MORE_REPLICAS}",
+    "line": f"{_MORE_REPLICAS}, or raise api.admission.max_line_s ({{settings.max_line_s:g}})",
+    "late": f"{_MORE_REPLICAS}, or raise api.admission.max_wait_s ({{settings.max_wait_s:g}})",
 }
 
 
 class AdmissionControl:
-    """Counts the streams of one model at one ingress replica, and estimates how long the line for first audio is."""
+    """Admission control of one model at one ingress replica. Counts streams and estimates the wait for first audio."""
 
     def __init__(
         self,
@@ -39,29 +39,29 @@ class AdmissionControl:
         state: Callable[[], ModelState],
         model: str,
     ) -> None:
-        """`is_running`, `state`, `model`: those of SpeechModel."""
+        """Create the admission control. `is_running`, `state` and `model` are those of SpeechModel."""
         self.settings, self.is_running, self.state, self.model = settings, is_running, state, model
         self.num_streams = 0
-        self.num_speaking = 0  # of these streams: those whose first audio has arrived
-        # Arrival time and client of each waiting request, oldest first. Two kinds are left out, because the pools do
-        # not cause their wait: requests whose recording has to be read, and clients that are still writing their text.
+        self.num_speaking = 0  # streams whose first audio has arrived
+        # Arrival time and client of each waiting request, oldest first. Requests whose recording has to be read, and
+        # clients that are still writing their text, are left out, because the pools do not cause their wait.
         self._waiting: dict[object, tuple[float, str]] = {}
         self._limit = StreamLimit(least=settings.min_streams)
         self._starts = Rate()
         self._waits_s: deque[float] = deque(maxlen=_LATEST)
-        self._heard_s = -math.inf  # when audio last arrived
-        self._stopped_s = -math.inf  # when no pool was running
+        self._heard_s = -math.inf  # time of the latest audio
+        self._stopped_s = -math.inf  # time when no pool was running
 
     def check(self, client: str) -> None:
-        """Raises Overloaded or NotReady if a request of this client would be refused now, and counts the refusal."""
+        """Raise Overloaded or NotReady if a request of this client is refused now, and count the refusal."""
         if not self._runs():
-            self._waiting.clear()  # these requests wait for a start, not for a free replica
+            self._waiting.clear()  # these requests wait for the pool to start, not for a free replica
         reason = self.would_refuse(client)
         if reason is not None:
             raise self.refusal(reason)
 
     def would_refuse(self, client: str) -> str | None:
-        """Why a request of this client would be refused now; None if it would be let in."""
+        """Return the reason for refusing a request of this client now, or None if it would be admitted."""
         if self.num_streams >= self.settings.max_streams:
             return "streams"
         if not self._runs():
@@ -71,7 +71,7 @@ class AdmissionControl:
         longest_s = self._usual_s + self.settings.max_line_s
         since_s = self._line_since_s(client)
         now_s = time.monotonic()
-        # If no audio arrives while a line waits, a replica may have died unnoticed, and `max_wait_s` bounds that wait.
+        # If no audio arrives while requests wait, a replica may have died unnoticed. `max_wait_s` bounds this wait.
         silent_s = now_s - max(since_s, self._heard_s)
         return "line" if now_s - since_s > longest_s >= silent_s else None
 
@@ -82,15 +82,15 @@ class AdmissionControl:
         return is_running
 
     def has_run_since(self, came_s: float) -> bool:
-        """Whether replicas run, and every request since `came_s` has found some running."""
+        """Return whether replicas are running, and have been running at every request since `came_s`."""
         return self.is_running() and self._stopped_s < came_s
 
     def _line_since_s(self, client: str) -> float:
-        """Arrival time of the oldest waiting request that counts for this client; inf if none does.
+        """Return the arrival time of the oldest waiting request that counts for this client, or inf.
 
-        The client's own requests count. The oldest of the other clients' requests does not count, because its text
-        alone may be the reason for its wait. If the line is too long for all, the next client has waited nearly as
-        long.
+        All requests of the client count. Of the other clients' requests, the oldest does not count, because its long
+        wait may be due to its text. If the line is too long for all clients, the second oldest client has waited nearly
+        as long.
         """
         oldest: dict[str, float] = {}
         for since_s, whose in self._waiting.values():
@@ -101,33 +101,33 @@ class AdmissionControl:
 
     @property
     def _usual_s(self) -> float:
-        """The time to first audio when nothing waits."""
+        """Time to first audio if no request waits."""
         return min(self._waits_s, default=_USUAL_S)
 
     def join_line(self, ticket: object, client: str) -> None:
-        """Count a request, identified by `ticket`, as waiting for a free replica from now on."""
+        """Count a request, identified by `ticket`, as waiting for a free replica."""
         self._waiting[ticket] = time.monotonic(), client
 
     def leave_line(self, ticket: object) -> None:
-        """Count the request as no longer waiting. It need not have joined the line."""
+        """Count the request as no longer waiting. Unknown tickets are ignored."""
         self._waiting.pop(ticket, None)
 
     def count_start(self, wait_s: float | None) -> None:
-        """Count the first audio of a request in the line. `wait_s`: its wait, None if its client was writing."""
+        """Count the first audio of a request in the line. `wait_s`: its wait, or None if its client was writing."""
         self._starts.count(time.monotonic())
         if wait_s is not None:
             self._waits_s.append(wait_s)
 
     def count_audio(self) -> None:
-        """Note that audio of a stream has arrived."""
+        """Record that audio of a stream has arrived."""
         self._heard_s = time.monotonic()
 
     def delivered(self, *, late: bool) -> None:
-        """Note that a chunk was sent. The limit on streams learns from `late` ones."""
+        """Record that a chunk was sent. A `late` chunk lowers the limit on streams."""
         self._limit.delivered(late=late, streams=self.num_streams, now_s=time.monotonic())
 
     def add_stream(self) -> None:
-        """Count a stream from now on, before its first audio."""
+        """Count a new stream, before its first audio."""
         self._count(+1)
 
     def begin_speaking(self) -> None:
@@ -141,13 +141,13 @@ class AdmissionControl:
         self._count(-1)
 
     def refusal(self, reason: str) -> Exception:
-        """The error to raise now: it is counted as a refusal."""
+        """Return the error for `reason`, and count the refusal."""
         metrics.REFUSALS.record(1, reason=reason, model=self.model)
         if reason == "starting":
             return self._starting()
         after_s = self._starts.retry_after_s(len(self._waiting), time.monotonic())
         num_waiting = self.num_streams - self.num_speaking
-        load = f"being spoken: {self.num_speaking}, waiting for their first audio: {num_waiting}"
+        load = f"active streams: {self.num_speaking}, waiting for first audio: {num_waiting}"
         remedy = _REMEDIES[reason].format(settings=self.settings)
         return Overloaded(f"The server is at its limit ({load}); {remedy}.", after_s)
 
@@ -158,15 +158,15 @@ class AdmissionControl:
         name = f"The model {self.model}" if self.model else "The model"
         percent = "" if state.percent is None else f", {state.percent} %"
         failed = state.status is ModelStatus.FAILED
-        how = "its start failed, /v1/models says why" if failed else f"{state.status}{percent}"
+        how = "its start failed, see /v1/models for the reason" if failed else f"{state.status}{percent}"
         return Starting(f"{name} is not ready: {how}.", state.ready_in_s)
 
     async def give_up_place(self) -> None:
-        """Stop counting a speaking stream while its reader takes nothing."""
+        """Stop counting a stream while its client does not read."""
         self.remove_stream(was_speaking=True)
 
     def regain_place(self) -> None:
-        """Count the stream again, whatever the limits, because its reader takes audio again."""
+        """Count the stream again, regardless of limits, because its client reads again."""
         self.begin_speaking()
         self.add_stream()
 

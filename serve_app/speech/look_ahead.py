@@ -1,4 +1,4 @@
-"""Requests the next segment before it is needed, so that players do not run dry between segments."""
+"""Prefetching of segments, which prevents underruns between two segments."""
 
 import asyncio
 import time
@@ -11,17 +11,17 @@ from deployments.protocol import FinishReason, PcmChunk, SynthesisRequest
 from serve_app.speech.segments import Segments
 from serve_app.speech.stream_tail import StreamTail
 
-# A later segment is read before it is sent while more than this much sent audio is not played yet.
+# A later segment is read ahead while more than this many seconds of sent audio have not been played yet.
 _LEAD_S = 1.0
 
 Redraw = Callable[[FinishReason], AsyncGenerator[PcmChunk, None]]
 
 
 class SegmentAudio:
-    """One segment's audio. Its first chunk is requested at once, the others as they are read."""
+    """Audio of one segment. The first chunk is requested at once, and each further chunk when it is read."""
 
     def __init__(self, chunks: AsyncGenerator[PcmChunk, None], redraw: Redraw) -> None:
-        """`redraw` requests the segment with another seed."""
+        """Start reading `chunks`. `redraw` requests the segment again with another seed."""
         self._chunks = chunks
         self._redraw = redraw
         self.end = StreamTail()
@@ -29,7 +29,7 @@ class SegmentAudio:
         self._next: asyncio.Task[PcmChunk | None] | None = self._start_next()
 
     async def next(self) -> PcmChunk | None:
-        """The next chunk, None after the last one."""
+        """Return the next chunk, or None after the last chunk."""
         if self._ahead:
             return self._ahead.popleft()
         if (task := self._next) is None:
@@ -39,10 +39,10 @@ class SegmentAudio:
         return chunk
 
     async def read_ahead(self, due_s: float | None) -> bool:
-        """Read until the listener will soon need the segment, at `due_s` of the monotonic clock. If it ends badly, it
-        is redrawn.
+        """Read chunks until playback approaches the segment, at `due_s` of the monotonic clock. Redraw the segment if
+        it ends badly.
 
-        Returns whether its end was read: text written from then on belongs to the next segment.
+        Return whether the end of the segment was read. Text that is written later then belongs to the next segment.
         """
         while (task := self._next) is not None:
             left_s = 0.0 if due_s is None else due_s - _LEAD_S - time.monotonic()
@@ -64,7 +64,7 @@ class SegmentAudio:
         return True
 
     async def aclose(self) -> None:
-        """Cancels the calls that make its audio."""
+        """Cancel the calls that generate the audio."""
         await stop_reading(self._chunks, self._next)
 
     def _start_next(self) -> "asyncio.Task[PcmChunk | None]":
@@ -79,7 +79,7 @@ class SegmentAudio:
 
 
 class LookAhead:
-    """Requests segments, each while the one before it is spoken. Exiting the context cancels all requests."""
+    """Requests each segment while the previous segment is sent. Exiting the context cancels all requests."""
 
     def __init__(self, segments: Segments, open_segment: Callable[[SynthesisRequest], SegmentAudio]) -> None:
         self._segments, self._open_segment = segments, open_segment
@@ -93,37 +93,40 @@ class LookAhead:
         await self._opened.aclose()
 
     def ask(self, request: SynthesisRequest | None) -> None:
-        """Request the next segment, if it is known."""
+        """Request the next segment, unless `request` is None."""
         if request is not None:
             self._next = self._open_segment(request)
             self._opened.push_async_callback(self._next.aclose)
 
     def ask_after(self, number: int, current: SegmentAudio, chunk: PcmChunk) -> None:
-        """Request the segment after `number` once this one begins to sound or, if they are joined, has ended.
+        """Request the segment after `number` as soon as this segment has audio. If segments are joined, wait for its
+        end.
 
-        `chunk`: the latest one of the `current` segment.
+        `chunk`: the latest chunk of the `current` segment.
         """
         if self._next is None and (current.end.is_over if self._segments.joins else chunk.pcm):
             self.ask(self._segments.joined(number + 1, current.end))
 
     async def ensure_asked(self, number: int, before: SegmentAudio) -> None:
-        """Request the segment `number` once it is known, unless that was done or there is none."""
+        """Wait until the segment `number` is known, then request it. Does nothing if it is already requested or does
+        not exist.
+        """
         if self._next is None and await self._segments.segment(number) is not None:
             self.ask(self._segments.joined(number, before.end))
 
     def pop(self) -> SegmentAudio | None:
-        """Take the requested segment, which is spoken now."""
+        """Return the requested segment, which becomes the current segment."""
         segment, self._next = self._next, None
         return segment
 
     async def drop(self) -> None:
-        """End the calls of the requested segment until it is requested again, because the reader has paused."""
+        """Cancel the requested segment because the client has paused. The segment is requested again later."""
         if (segment := self.pop()) is not None:
             await segment.aclose()
 
 
 async def stop_reading(chunks: AsyncGenerator[PcmChunk, None], reading: "asyncio.Future[Any] | None") -> None:
-    """Cancel the task that reads `chunks`, if one does, and close them."""
+    """Cancel the task that reads `chunks`, if there is one, and close `chunks`."""
     try:
         if reading is not None:
             reading.cancel()
@@ -134,6 +137,6 @@ async def stop_reading(chunks: AsyncGenerator[PcmChunk, None], reading: "asyncio
 
 
 def retrieve_error(task: "asyncio.Future[Any]") -> None:
-    """Retrieve a task's error, so that asyncio does not log it for a task that is no longer awaited."""
+    """Retrieve a task's error, so asyncio does not log the error of a task that is not awaited."""
     if not task.cancelled():
         task.exception()

@@ -1,4 +1,4 @@
-"""Observers of the audio of an utterance while it is sent."""
+"""Observers of an utterance's audio while it is sent."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -12,14 +12,14 @@ T = TypeVar("T")
 
 
 class Observer(Protocol):
-    """Sees the audio of one utterance."""
+    """Receives the audio of one utterance."""
 
     def feed(self, chunk: PcmChunk) -> None:
-        """Called with each chunk that is sent."""
+        """Process a chunk that is being sent."""
         ...
 
     def end(self) -> None:
-        """Called after all chunks were sent, but not if the speech fails or the client leaves."""
+        """Finish after all chunks were sent. Not called if synthesis fails or the client disconnects."""
         ...
 
 
@@ -27,12 +27,12 @@ Observe = Callable[[Utterance, ModelInfo], Observer | None]
 
 
 class Observers:
-    """The observers of one utterance. If one raises, the error is logged, it sees no more chunks, and the speech
-    continues.
+    """Observers of one utterance. If an observer raises, the error is logged and the observer is removed, and the
+    speech continues.
     """
 
     def __init__(self, observe: Mapping[str, Observe], utterance: Utterance, info: ModelInfo) -> None:
-        """`observe`: each extension's function, by the extension's name."""
+        """Start the observers. `observe`: each extension's function, by extension name."""
         self._request_id = utterance.synthesis.request_id
         self._watching: dict[str, Observer] = {}
         for name, begin in observe.items():
@@ -51,6 +51,6 @@ class Observers:
         try:
             return call()
         except Exception:
-            logger.exception("request %s: the extension %s observes it no more", self._request_id, name)
+            logger.exception("request %s: the extension %s failed and no longer observes it", self._request_id, name)
             self._watching.pop(name, None)
             return None

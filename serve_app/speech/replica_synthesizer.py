@@ -1,4 +1,4 @@
-"""Calls a model's replicas through Ray Serve's handles, for the ingress and the jobs."""
+"""Calls to a model's replicas through Ray Serve handles, from the ingress and from jobs."""
 
 import asyncio
 import logging
@@ -23,35 +23,35 @@ from serve_app.config import AdmissionSettings
 
 logger = logging.getLogger(__name__)
 
-# A handle call waits for a replica without a limit. A request waits _DESCRIBE_TIMEOUT_S for the model's description.
-# The call that all requests share is made again after _ASK_TIMEOUT_S, because its replica may hang.
+# A handle call waits for a replica without a time limit. A request waits at most _DESCRIBE_TIMEOUT_S for the model's
+# description. The shared call is repeated after _ASK_TIMEOUT_S, because its replica may hang.
 _DESCRIBE_TIMEOUT_S, _ASK_TIMEOUT_S = 2.0, 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class Deployed:
-    """A model, as `build_app` binds it."""
+    """Model with its deployments, as bound by `build_app`."""
 
-    name: str  # "" if there is only one
+    name: str  # empty for a single model
     checkpoint: str
     config: TalkerConfig
     on_gpu: bool
     admission: AdmissionSettings
-    deployments: tuple[str, str]  # names of its talker and codec deployments
+    deployments: tuple[str, str]  # names of the model's talker and codec deployments
     codec: DeploymentHandle
-    # Its talkers, if they also make the samples (placement `inline`), else None. The ingress then calls them itself,
-    # and the codec pool only reads recordings to clone, for talkers on a CPU.
+    # Talkers that also decode audio (placement `inline`), or None. The ingress calls these talkers directly. For
+    # talkers on a CPU, the codec pool then only encodes recordings for cloning.
     inline_talker: DeploymentHandle | None = None
 
     def known_info(self) -> ModelInfo | None:
-        """The description of one of several models, from its files, else from another ingress's note, because a call to
-        its talkers might start them. None for a single model, whose talkers are asked.
+        """Return the description of one of several models, from its files or from another ingress's note. A call to the
+        talkers might start them. Return None for a single model, whose description comes from its talkers.
         """
         if not self.name:
             return None
         try:
             info = describe(self.checkpoint, self.config, on_gpu=self.on_gpu)
-        except CheckpointError as error:  # its talkers will not start; talkers of other models do
+        except CheckpointError as error:  # this model's talkers cannot start, but other models' talkers can
             logger.error("the model %s: %s", self.name, error)
             return None
         if info is not None:
@@ -60,7 +60,7 @@ class Deployed:
         return None if note is None else TypeAdapter(ModelInfo).validate_json(note)
 
     def remember(self, info: ModelInfo) -> ModelInfo:
-        """Note a talker's description for other ingresses."""
+        """Store a talker's description for other ingresses."""
         info = self._named(info)
         ray_private.put_note(self._note_key, TypeAdapter(ModelInfo).dump_json(info))
         return info
@@ -74,7 +74,9 @@ class Deployed:
 
 
 class ReplicaSynthesizer:
-    """Calls a model's codec pool, which calls its talkers; or, if the talker's GPU also decodes, the talkers."""
+    """Synthesizer that calls a model's codec pool, which calls the talkers. If the talkers also decode, it calls the
+    talkers.
+    """
 
     def __init__(self, served: Deployed) -> None:
         self._served = served
@@ -82,14 +84,14 @@ class ReplicaSynthesizer:
         self._asking: asyncio.Task[ModelInfo] | None = None
 
     async def describe(self) -> ModelInfo:
-        """The loaded checkpoint, asked once for all requests; raises NotReady while the pools load."""
+        """Describe the loaded checkpoint. All requests share one call. Raises NotReady while the pools load."""
         if self._info is not None:
             return self._info
         if self._asking is None or self._asking.done():
-            # In the context of a request Serve would cancel the call when that request's client leaves.
+            # In the context of a request, Serve would cancel the call when that request's client disconnects.
             self._asking = asyncio.create_task(self._remember(), context=Context())
             self._asking.add_done_callback(self._log_failure)
-        # With several models a request does not wait, because another model may answer it.
+        # With several models, a request does not wait, because another model may serve it.
         wait_s = 0.0 if self._served.name else _DESCRIBE_TIMEOUT_S
         try:
             return await asyncio.wait_for(asyncio.shield(self._asking), wait_s)
@@ -97,7 +99,7 @@ class ReplicaSynthesizer:
             raise NotReady("the model is still loading") from None
 
     async def _remember(self) -> ModelInfo:
-        """Ask for the description and keep it. With several models, this starts one at zero."""
+        """Request the description and store it. With several models, this call starts a pool at zero."""
         if self._served.name:
             self._info = self._served.remember(await self._ask())
         else:
@@ -109,7 +111,7 @@ class ReplicaSynthesizer:
             logger.info("the model %s cannot be described yet: %r", self._served.name, error)
 
     async def _ask(self) -> ModelInfo:
-        """Calls `TalkerReplica.describe` or `CodecReplica.describe`. Waits for a talker, however long that takes."""
+        """Call `TalkerReplica.describe` or `CodecReplica.describe`. Waits for a talker without a time limit."""
         info: ModelInfo
         if self._served.inline_talker is not None:
             info = await ask_replica(self._served.inline_talker, "describe", lost=TalkerLost)
@@ -118,9 +120,9 @@ class ReplicaSynthesizer:
         return info
 
     def synthesize(self, request: SynthesisRequest, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
-        """Audio of one segment. Closing the generator ends all calls for it and frees its KV blocks.
+        """Yield the audio of one segment. Closing the generator cancels all its calls and frees the KV blocks.
 
-        If a replica is lost, another replica continues with the next sample.
+        If a replica is lost, another replica continues at the next sample.
         """
         if request.reference is not None:
             request = replace(request, reference=by_prompt(request.reference))
@@ -130,22 +132,22 @@ class ReplicaSynthesizer:
         return with_failover(TalkerAudio(request, self._generate, info, each_chunk=keep))
 
     def _needs_codec_pool(self, request: SynthesisRequest, info: ModelInfo) -> bool:
-        """Whether the codec pool makes the audio, or, for talkers on a CPU, has a recording to read."""
+        """Return whether the codec pool decodes the audio, or has to encode a recording for talkers on a CPU."""
         reference = request.reference
         has_codes = reference is None or reference.x_vector_only or reference.prompt is not None
         return self._served.inline_talker is None or not (has_codes or info.talker_on_gpu)
 
     def _synthesize(self, request: SynthesisRequest) -> AsyncGenerator[PcmChunk, None]:
-        """Calls `CodecReplica.synthesize`."""
+        """Call `CodecReplica.synthesize`."""
         return read_replica(self._served.codec, "synthesize", request, lost=CodecLost)
 
     def _generate(self, request: SynthesisRequest) -> AsyncGenerator[FrameChunk, None]:
-        """Calls `TalkerReplica.generate`."""
+        """Call `TalkerReplica.generate`."""
         assert self._served.inline_talker is not None
         return read_replica(self._served.inline_talker, "generate", request, lost=TalkerLost)
 
 
 def _keep_clone_prompt(request: SynthesisRequest, chunk: PcmChunk) -> None:
-    """Keep the prompt that a replica has made of the request's recording, for later requests."""
+    """Store the prompt that a replica made from the request's recording, for later requests."""
     if request.reference is not None and chunk.clone_prompt is not None:
         keep_clone_prompt(request.reference, chunk.clone_prompt)

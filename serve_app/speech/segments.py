@@ -1,4 +1,4 @@
-"""An utterance, and its segments: the text, pause and speed of each."""
+"""Utterances and their segments, with the text, pause and speed of each segment."""
 
 import hashlib
 import logging
@@ -18,69 +18,72 @@ from serve_app.text.spoken import TextSpan
 
 logger = logging.getLogger(__name__)
 
-_SEED_BITS = 53  # JavaScript's numbers hold this many, and a client may send the seed back
+_SEED_BITS = 53  # JavaScript numbers hold 53 bits, and clients may send the seed back
 _SEED_BYTES = 8
-SECOND_ATTEMPT = -1  # in place of the number of a segment in `segment_seed`; segments count from 0
+SECOND_ATTEMPT = -1  # replaces the segment's number in `segment_seed`; segments count from 0
 _SPACES = re.compile(r"\s*+")
 
 
 @dataclass(frozen=True, slots=True)
 class Utterance:
-    """A text that is spoken as one piece, and how the ingress cuts it into segments. It never leaves the ingress."""
+    """Text that is spoken as one unit, and the settings for its split into segments. It stays in the ingress."""
 
-    synthesis: SynthesisRequest  # with the whole text; a replica gets one with the text of each segment
+    synthesis: SynthesisRequest  # contains the whole text; replicas receive the text of one segment
     _: KW_ONLY
-    spans: tuple[TextSpan, ...] = ()  # the text, cut at its pauses
-    styles: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # fields of `synthesis` of spans in a style
-    max_segment_chars: int | None = None  # None: the model's
-    languages: tuple[str, ...] = ()  # each segment is in one of these; if it is uncertain, in the utterance's
-    joins: bool = False  # each segment continues from the tail of the one before
-    may_redraw: bool = False  # whether speech that ended badly is made again: see `second_attempt`
-    live_text: "Segments | None" = None  # its segments, if the client still writes the text
+    spans: tuple[TextSpan, ...] = ()  # the text, split at pauses
+    styles: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # fields of `synthesis`, by style of the span
+    max_segment_chars: int | None = None  # None: the model's limit
+    languages: tuple[str, ...] = ()  # languages to detect for each segment; the utterance's language is the fallback
+    joins: bool = False  # each segment continues from the tail of the previous segment
+    may_redraw: bool = False  # whether to repeat speech that ended badly: see `second_attempt`
+    live_text: "Segments | None" = None  # segments of a text that the client is still writing
 
     def changed(self, **fields: Any) -> Self:
-        """The utterance with other values of these fields of `synthesis`."""
+        """Return a copy with changed fields of `synthesis`."""
         return replace(self, synthesis=replace(self.synthesis, **fields))
 
     def second_attempt(self, seed: int | None = None) -> Self:
-        """The last attempt at speech that ended badly before any of it was sent. Without a `seed`, one is drawn.
+        """Return the second and last attempt at speech that ended badly before any audio was sent. Draw a seed if
+        `seed` is None.
 
-        `UtteranceSynthesizer` makes it if speech ends with its first samples. Answers that are sent whole and segments
-        of jobs are judged only at their end: `WholeResponse` and `SegmentMaker` redraw them.
+        `UtteranceSynthesizer` makes this attempt if speech ends with its first samples. Complete responses and segments
+        of jobs are judged after their end: `WholeResponse` and `SegmentMaker` redraw them.
         """
         return replace(self.changed(seed=draw_seed() if seed is None else seed), may_redraw=False)
 
 
 def draw_seed() -> int:
-    """A seed for a request whose client gave none."""
+    """Return a random seed for a request without a seed."""
     return secrets.randbits(_SEED_BITS)
 
 
 def ended_badly(reason: FinishReason | None) -> bool:
-    """Whether speech has ended, but not as it should."""
+    """Return whether speech has ended for a bad reason, such as a limit or an error."""
     return reason is not None and not reason.is_good
 
 
 def count_redraw(request: SynthesisRequest, reason: FinishReason | None) -> None:
-    """Count and log that `request` is made again. `reason`: why it ended, None if it ended without samples."""
+    """Count and log the redraw of `request`. `reason`: why speech ended, or None if it ended without samples."""
     metrics.REDRAWN.record(1, reason=reason or "none", model=request.model)
-    logger.warning("request %s ended before it was sent (%s): another seed", request.request_id, reason)
+    logger.warning("request %s ended badly before it was sent (%s), trying another seed", request.request_id, reason)
 
 
 class Segments:
-    """The parts of a text that are spoken one after the other, counted from 0. Here all are known from the start."""
+    """Segments of a text, numbered from 0 and spoken in order. In this class, all segments are known from the start."""
 
     def __init__(self, utterance: Utterance) -> None:
         self._text = utterance.synthesis.text
         self.joins = utterance.joins
         self._segments: list[SynthesisRequest] = []
-        self._pauses_s: dict[int, float] = {}  # in front of segments
-        self._speeds: dict[int, float] = {}  # of segments that are faster or slower than the others
+        self._pauses_s: dict[int, float] = {}  # before each segment, by number
+        self._speeds: dict[int, float] = {}  # by segment number, if not 1
         self._styles: dict[int, str] = {}
 
     @classmethod
     def of(cls, utterance: Utterance, max_chars: int) -> "Segments":
-        """The segments of a whole text: at most `max_chars` characters each, or the utterance's limit if lower."""
+        """Split a whole text into segments of at most `max_chars` characters, or of the utterance's limit if that is
+        lower.
+        """
         max_chars = min(max_chars, utterance.max_segment_chars or max_chars)
         texts: list[str] = []
         segments = cls(utterance)
@@ -101,7 +104,7 @@ class Segments:
         return segments
 
     def plan(self) -> list[TextSpan]:
-        """All segments, and an empty one if a pause ends the text."""
+        """Return all segments, plus an empty segment if the text ends with a pause."""
         texts = [request.text for request in self._segments]
         if len(texts) in self._pauses_s:
             texts.append("")
@@ -112,51 +115,51 @@ class Segments:
 
     @property
     def spoken(self) -> str:
-        """The text so far, in its spoken form."""
+        """Normalized text so far."""
         return self._text
 
     @property
     def is_taken_in(self) -> bool:
-        """Whether the spoken form of the whole text is known."""
+        """Whether the normalized form of the whole text is known."""
         return True
 
     async def is_plenty(self) -> None:
-        """Wait until the text is long enough for first audio, whatever the client writes next."""
+        """Wait until the text suffices for first audio, regardless of later text."""
 
     def smoothed(
         self, chunks: AsyncGenerator[PcmChunk, None], sample_rate: int, listener: Listener
     ) -> AsyncGenerator[PcmChunk, None]:
-        """The audio, without clicks when it stops because the client writes nothing."""
+        """Return `chunks`, smoothed to avoid clicks where the audio stops because the client has not written more."""
         return chunks
 
     @property
     def is_single(self) -> bool:
-        """Whether there is a single segment, without a pause or a speed of its own."""
+        """Whether there is only one segment, without a pause or a speed of its own."""
         return len(self._segments) == 1 and not self._pauses_s and not self._speeds
 
     def known_segment(self, number: int) -> SynthesisRequest | None:
-        """The request for a segment, None if there is none yet."""
+        """Return the request for a segment, or None if the segment is not known yet."""
         return self._segments[number] if number < len(self._segments) else None
 
     async def segment(self, number: int) -> SynthesisRequest | None:
-        """The segment that `known_segment` returns once it is known; None after the last one."""
+        """Wait until a segment is known and return its request. Return None after the last segment."""
         return self.known_segment(number)
 
     def is_last(self, number: int) -> bool:
-        """Whether it is certain that no segment and no pause follow."""
+        """Return whether this is certainly the last segment, without a pause after it."""
         return number == len(self._segments) - 1 and number + 1 not in self._pauses_s
 
     def start(self, number: int) -> int:
-        """How many characters of the whole spoken text are before a segment."""
+        """Return the number of characters of the whole normalized text before a segment."""
         return segment_start(self._text, [request.text for request in self._segments[:number]])
 
     def segment_text(self, number: int) -> str:
-        """The text of a segment as far as it is known."""
+        """Return the known part of a segment's text."""
         return self._segments[number].text
 
     def joined(self, number: int, before: StreamTail) -> SynthesisRequest | None:
-        """The known segment, which continues from the end of the segment `before` if segments are joined. A segment
-        with another recording does not, because it would keep the manner of the one before.
+        """Return the known segment. If segments are joined, the segment continues from the tail of `before`. A segment
+        with another recording starts fresh, because it would otherwise imitate the previous speaking style.
         """
         request = self.known_segment(number)
         last = self.known_segment(number - 1)
@@ -165,23 +168,23 @@ class Segments:
         return replace(request, tail=before.tail(self.segment_text(number - 1)))
 
     def pause_s(self, number: int) -> float:
-        """Seconds of silence before a segment, or after the last one."""
+        """Return the seconds of silence before a segment, or after the last segment."""
         return self._pauses_s.get(number, 0.0)
 
     def speed(self, number: int) -> float:
-        """How fast a segment is played."""
+        """Return the playback speed of a segment."""
         return self._speeds.get(number, 1.0)
 
     def style(self, number: int) -> str:
-        """The style in which a segment is spoken."""
+        """Return the speaking style of a segment."""
         return self._styles.get(number, "")
 
     def close_segment(self, number: int) -> None:
-        """Add no more text to a segment, because its speech has ended."""
+        """Stop adding text to a segment whose speech has ended."""
 
 
 def segment_start(text: str, before: list[str]) -> int:
-    """Where in `text` a segment begins. Only whitespace separates the segments `before` it."""
+    """Return the offset in `text` where a segment begins. Only whitespace separates the previous segments, `before`."""
     start = 0
     for segment in before:
         start = behind_space(text, start) + len(segment)
@@ -189,17 +192,17 @@ def segment_start(text: str, before: list[str]) -> int:
 
 
 def behind_space(text: str, start: int) -> int:
-    """The end of the whitespace that begins at `start`."""
+    """Return the end of the whitespace that starts at `start`."""
     space = _SPACES.match(text, start)
     assert space is not None
     return space.end()
 
 
 def _requests(request: SynthesisRequest, texts: list[str]) -> list[SynthesisRequest]:
-    """One request for each segment. The first is `request` itself, with the segment's text.
+    """Return one request for each segment. The first is `request` itself, with the segment's text.
 
-    A later segment continues speech that is being heard. Its seed is derived from the request's seed and its number, so
-    that the same request makes the same segments.
+    Later segments continue speech that is already playing. Their seeds are derived from the request's seed and the
+    segment number, so equal requests produce equal segments.
     """
     first, *later = texts
     return [replace(request, text=first, following=tuple(later))] + [
@@ -212,7 +215,7 @@ def _in_its_language(request: SynthesisRequest, languages: tuple[str, ...]) -> S
 
 
 def segment_request(request: SynthesisRequest, number: int) -> SynthesisRequest:
-    """The request for the segment `number`, which is `request` itself for 0. Ids count from 1: "id", "id.2", "id.3"."""
+    """Return the request for segment `number`. Segment 0 is `request` itself. Ids count from 1: "id", "id.2"."""
     if number == 0:
         return request
     seed = segment_seed(request.seed, number)
@@ -220,7 +223,7 @@ def segment_request(request: SynthesisRequest, number: int) -> SynthesisRequest:
 
 
 def segment_seed(seed: int, number: int) -> int:
-    """The seed of the segment or part `number` of speech whose seed is `seed`; with SECOND_ATTEMPT, of a redraw."""
+    """Derive the seed of segment or part `number` from `seed`. With SECOND_ATTEMPT, derive the seed of a redraw."""
     if number == 0:
         return seed
     digest = hashlib.blake2b(f"{seed}.{number + 1}".encode(), digest_size=_SEED_BYTES)

@@ -1,6 +1,6 @@
-"""Speaks with the models, refuses utterances whose audio would be late, and measures the audio.
+"""Synthesis with all models: refuses utterances whose audio would be late, and measures the audio.
 
-`admission_control.py` admits requests. The first audio has to arrive within a time limit.
+`admission_control.py` admits requests. This module enforces the time limit for first audio.
 """
 
 import asyncio
@@ -27,29 +27,29 @@ from serve_app.text.characters import is_speakable
 
 logger = logging.getLogger(__name__)
 
-_LOG_EVERY_S = 5.0  # the progress of a start that a request waits for
-# The length of audio for a text with nothing to speak, because clients treat an answer without audio as a failure.
+_LOG_EVERY_S = 5.0  # how often to log the progress of a start that a request waits for
+# Length of the audio for a text without anything to speak, because clients treat a response without audio as a failure.
 SILENCE_S = 0.1
 
 
 def always() -> bool:
-    """The `is_running` of a pool that always has replicas."""
+    """Implement `is_running` for a pool that always has replicas."""
     return True
 
 
 def silence(info: ModelInfo) -> PcmChunk:
-    """A moment of silence, as the whole audio of an utterance."""
+    """Return SILENCE_S seconds of silence as the whole audio of an utterance."""
     codes = np.zeros((0, info.num_code_groups), np.int16)
     pcm = bytes(int(SILENCE_S * info.sample_rate) * SAMPLE_BYTES)
     return PcmChunk(pcm, codes, num_text_tokens=0, finish_reason=FinishReason.STOP)
 
 
 class SpeechModel:
-    """Speaks with one model of the pools. Limits its streams in this process and their wait for first audio, and
-    measures them.
+    """Synthesis with one model. Limits the model's streams in this process and their wait for first audio, and measures
+    the audio.
 
-    `is_running` is false for a pool at zero, which first has to start a replica. `state` is the progress of that start.
-    `model` is its name, if there are several.
+    `is_running` returns false for a pool at zero, which first has to start a replica. `state` returns the progress of
+    that start. `model` is the model's name, or empty for a single model.
     """
 
     def __init__(
@@ -62,7 +62,9 @@ class SpeechModel:
         model: str = "",
         observe: Mapping[str, Observe] | None = None,
     ) -> None:
-        """`observe`: extensions' functions to call for each utterance, by extension name; more may be added later."""
+        """Create the model. `observe` maps extension names to functions that are called for each utterance. More
+        functions may be added later.
+        """
         self._synthesizer, self._observe = synthesizer, {} if observe is None else observe
         self.admission = AdmissionControl(settings, is_running=is_running, state=state, model=model)
         self._utterances = UtteranceSynthesizer(synthesizer)
@@ -71,9 +73,9 @@ class SpeechModel:
         return await self._synthesizer.describe()
 
     async def speak(self, utterance: Utterance, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
-        """The audio of one utterance, if there is room for its stream.
+        """Yield the audio of one utterance if admission control admits it.
 
-        A text with nothing to speak is answered with a moment of silence. Raises Overloaded if the audio would be late,
+        A text without anything to speak gets a moment of silence. Raises Overloaded if the audio would be late, and
         NotReady while no talker has started.
         """
         request, live, admission = utterance.synthesis, utterance.live_text, self.admission
@@ -101,17 +103,17 @@ class SpeechModel:
 
 
 class SpeechModels:
-    """All models of this process, by their names; the first is the default. A single one has the empty name."""
+    """All models of this process, by name. The first model is the default. The name of a single model is empty."""
 
     def __init__(self, models: Mapping[str, SpeechModel]) -> None:
         self._models = models
 
     async def describe(self) -> ModelInfo:
-        """The default model. Raises NotReady."""
+        """Describe the default model. Raises NotReady."""
         return await next(iter(self._models.values())).describe()
 
     async def infos(self) -> Sequence[ModelInfo]:
-        """Every model that can be described now, the default first. Raises NotReady if none can."""
+        """Describe every available model, the default first. Raises NotReady if none is available."""
         if len(self._models) == 1:
             return [await self.describe()]
         descriptions = [model.describe() for model in self._models.values()]
@@ -131,15 +133,17 @@ class SpeechModels:
         return self._models[utterance.synthesis.model]
 
     def check_room(self, client: str) -> None:
-        """Raises Overloaded or NotReady if every model would refuse a request of this client now.
+        """Raise Overloaded or NotReady if every model would refuse a request of this client now.
 
-        Only the default model's refusal is counted, and none if another model would admit the request.
+        This counts one refusal, for the default model. If any model would admit the request, no refusal is counted.
         """
         if all(model.admission.would_refuse(client) for model in self._models.values()):
             next(iter(self._models.values())).admission.check(client)
 
     def stream_counts(self) -> tuple[int, int, int]:
-        """Stream counts over all models of this process: playing, waiting for first audio, and the most allowed."""
+        """Return stream counts over all models of this process: playing, waiting for first audio, and the maximum
+        allowed.
+        """
         admissions = [model.admission for model in self._models.values()]
         speaking, streams = (
             sum(admission.num_speaking for admission in admissions),
@@ -148,14 +152,14 @@ class SpeechModels:
         return speaking, streams - speaking, sum(admission.settings.max_streams for admission in admissions)
 
     def states(self) -> dict[str, ModelState]:
-        """The state of each model, by its name."""
+        """Return the state of each model, by name."""
         return {name: model.admission.state() for name, model in self._models.items()}
 
 
 class StreamMeter:
-    """Counts one stream for admission control, and measures its audio against the time when the listener needs it.
+    """Counter of one stream for admission control, which also compares the arrival of audio with the playback time.
 
-    A chunk is not late if the client was slow to read the audio before it, or to write the text.
+    A chunk does not count as late if the client was slow to read the previous audio, or to write the text.
     """
 
     def __init__(
@@ -163,11 +167,11 @@ class StreamMeter:
     ) -> None:
         self._admission, self._sample_rate, self._listener, self._live = admission, sample_rate, listener, live
         self._came_s = time.monotonic()
-        self._sent_s = self._came_s  # when the latest chunk was sent
+        self._sent_s = self._came_s  # time when the latest chunk was sent
         self._sound = FirstSound(sample_rate)
-        self._reason: FinishReason | None = None  # of the latest chunk
-        self._is_speaking = False  # its first audio has arrived
-        self._was_writing = False  # when the latest chunk was sent
+        self._reason: FinishReason | None = None  # finish reason of the latest chunk
+        self._is_speaking = False  # whether the first audio has arrived
+        self._was_writing = False  # whether the client was writing when the latest chunk was sent
 
     def __enter__(self) -> Self:
         self._admission.add_stream()
@@ -179,13 +183,13 @@ class StreamMeter:
         self._admission.remove_stream(was_speaking=self._is_speaking)
 
     def begin_speaking(self) -> None:
-        """Note that the first audio has arrived."""
+        """Record that the first audio has arrived."""
         self._is_speaking = True
         self._admission.begin_speaking()
 
     def begin_send(self, chunk: PcmChunk, *, was_away: bool) -> None:
-        """Measure a chunk that is sent now. `was_away`: the client read the one before so late that its place was given
-        up.
+        """Measure a chunk that is about to be sent. `was_away`: the client read the previous chunk so late that the
+        stream was no longer counted.
         """
         is_writing = self._live is not None and not self._live.is_taken_in
         if was_away or self._was_writing or is_writing:
@@ -197,16 +201,16 @@ class StreamMeter:
         self._sent_s = time.monotonic()
 
     def end_send(self) -> None:
-        """Note that the client has read the chunk."""
+        """Record that the client has read the chunk."""
         self._listener.postpone(time.monotonic() - self._sent_s)
 
     def finish(self) -> None:
-        """Record the totals of the stream, after all chunks are sent."""
+        """Record the stream's totals after all chunks were sent."""
         spoken_s = time.monotonic() - self._came_s
         metrics.finished(spoken_s, audio_s=self._listener.audio_s, reason=self._reason, model=self._admission.model)
 
     def _measure(self, chunk: PcmChunk) -> None:
-        """Admission control counts the chunk as late if the listener's stalls add up to more than `max_late_s`."""
+        """Measure one chunk. If the stream's stalls exceed `max_late_s`, admission control counts a late chunk."""
         admission, listener = self._admission, self._listener
         now_s = time.monotonic()
         admission.count_audio()
@@ -225,9 +229,9 @@ class StreamMeter:
 
 @asynccontextmanager
 async def _start_limit(admission: AdmissionControl, utterance: Utterance) -> AsyncIterator[None]:
-    """Limits the block's wait for first audio, and counts it in the line of admission control.
+    """Limit the wait for first audio in this context, and count the request in the line of admission control.
 
-    Raises Overloaded, or NotReady if no replica ran.
+    Raises Overloaded, or NotReady if no replica was running.
     """
     request, live = utterance.synthesis, utterance.live_text
     is_starting = not admission.is_running()
@@ -256,10 +260,10 @@ async def _start_limit(admission: AdmissionControl, utterance: Utterance) -> Asy
 
 @asynccontextmanager
 async def _timeout(limit_s: float, live: Segments | None, on_start: Callable[[], None]) -> AsyncIterator[None]:
-    """Raises TimeoutError if the block takes longer than `limit_s` seconds.
+    """Raise TimeoutError if the context takes longer than `limit_s` seconds.
 
-    The time starts at once, or for a `live` text as soon as the client has written enough of it to be spoken.
-    `on_start` is called then.
+    The time starts at once. For a `live` text, it starts as soon as the client has written enough text to speak.
+    `on_start` is called at that moment.
     """
     if live is None:
         on_start()
@@ -283,7 +287,7 @@ async def _timeout(limit_s: float, live: Segments | None, on_start: Callable[[],
 
 @asynccontextmanager
 async def _log_start(admission: AdmissionControl, request_id: str, is_starting: bool) -> AsyncIterator[None]:
-    """If the model `is_starting`, logs the progress of its start every _LOG_EVERY_S seconds."""
+    """Log the progress of the model's start every _LOG_EVERY_S seconds while it `is_starting`."""
 
     async def log() -> None:
         while not admission.is_running():

@@ -1,4 +1,4 @@
-"""State at the end of a stream: the words and codes that later speech continues from."""
+"""Tail of a stream: the last words and codes, from which later speech continues."""
 
 from collections import deque
 
@@ -7,12 +7,12 @@ import numpy as np
 from deployments.protocol import FinishReason, Frame, PcmChunk, Tail
 from serve_app.text.characters import is_ideograph
 
-_MOST_FRAMES, _LEAST_FRAMES = 25, 5  # of a tail: at most 2 s
+_MOST_FRAMES, _LEAST_FRAMES = 25, 5  # length of a tail in frames, at most 2 s
 _MOST_CHARS = 100
 
 
 class StreamTail:
-    """Collects the end of a stream from its chunks."""
+    """Collector of a stream's last codes."""
 
     def __init__(self) -> None:
         self._codes: deque[Frame] = deque(maxlen=_MOST_FRAMES)
@@ -29,9 +29,9 @@ class StreamTail:
         return self._reason is not None
 
     def tail(self, text: str) -> Tail | None:
-        """The tail of a stream that has spoken `text`; None if it did not end by itself, or is too short.
+        """Return the tail of a stream that has spoken `text`, or None if the stream was cut off or is too short.
 
-        The tail begins at a word. All characters are assumed to be equally long.
+        The tail starts at a word boundary, assuming that all characters take equally long.
         """
         text = text.strip()
         if self._reason is not FinishReason.STOP or not text:

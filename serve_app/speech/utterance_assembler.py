@@ -1,4 +1,4 @@
-"""Turns the chunks of several segments into the chunks of one utterance."""
+"""Assembly of the chunks of several segments into the chunks of one utterance."""
 
 import asyncio
 from dataclasses import replace
@@ -12,27 +12,27 @@ from serve_app.speech.segments import ended_badly
 
 
 class UtteranceAssembler:
-    """Turns the chunks of segments into chunks of one utterance.
+    """Assembler that converts the chunks of segments to chunks of one utterance.
 
-    `num_text_tokens` counts the segments so far. Only the very last chunk has a finish reason: the first other than
-    STOP of any segment, else STOP.
+    `num_text_tokens` is the sum over the segments so far. Only the last chunk of the utterance has a finish reason: the
+    first reason other than STOP of any segment, or STOP.
     """
 
     def __init__(self, info: ModelInfo) -> None:
         self._timeline = _Timeline(info)
         self._info = info
-        self._filter: Filter | None = None  # of a segment that is faster or slower
+        self._filter: Filter | None = None  # of a segment with another speed
         self._number = 0  # of the current segment
-        self._tokens_before = 0  # in the segments before it
-        self._tokens = 0  # in it
+        self._tokens_before = 0  # tokens of the previous segments
+        self._tokens = 0  # tokens of the current segment
         self._cut_short: FinishReason | None = None
         no_codes = np.zeros((0, info.num_code_groups), np.int16)
-        self._nothing = PcmChunk(b"", no_codes, num_text_tokens=0)  # as the last chunk, but empty
+        self._nothing = PcmChunk(b"", no_codes, num_text_tokens=0)  # empty copy of the last chunk
         self.has_audio = False
         self.has_ended = False
 
     def start_segment(self, number: int, start: int, *, speed: float) -> None:
-        """Start the segment `number`, before which the text has `start` characters."""
+        """Start segment `number`, which begins after `start` characters of the text."""
         self._timeline.start_segment(start, speed)
         self._filter = Filter(self._info.sample_rate, speed=speed) if speed != 1 else None
         self._number = number
@@ -40,13 +40,13 @@ class UtteranceAssembler:
         self._tokens = 0
 
     def has_failed(self, chunk: PcmChunk) -> bool:
-        """Whether the chunk ends the speech, badly or without audio, before any of it was sent."""
+        """Return whether the chunk ends the speech badly or without audio before any audio was sent."""
         if chunk.finish_reason is None or self.has_audio:
             return False
         return not chunk.pcm or ended_badly(chunk.finish_reason)
 
     async def add(self, chunk: PcmChunk, *, is_last: bool) -> PcmChunk:
-        """Add a chunk of the current segment. `is_last`: it is certain that no other segment follows."""
+        """Add a chunk of the current segment. Set `is_last` if certainly no other segment follows."""
         positions = self._timeline.add(chunk)
         if self._filter is not None:
             chunk = replace(chunk, pcm=await asyncio.to_thread(_filtered, self._filter, chunk))
@@ -67,7 +67,7 @@ class UtteranceAssembler:
         )
 
     def silence(self, seconds: float) -> PcmChunk:
-        """A pause of the text, in front of a segment or at the end."""
+        """Return a pause of the text, before a segment or at the end."""
         self.has_audio = True
         return self._empty(pcm=self._timeline.silence(seconds))
 
@@ -79,20 +79,20 @@ class UtteranceAssembler:
 
 
 class _Timeline:
-    """Maps times in the delivered audio of an utterance to the parts of its text that its talkers have read."""
+    """Mapping of times in the delivered audio of an utterance to the parts of the text that the talkers have read."""
 
     def __init__(self, info: ModelInfo) -> None:
         self._sample_rate, self._frame_samples = info.sample_rate, info.frame_samples
         self._start = 0  # characters of the text before the segment
         self._before = 0  # samples before the segment
         self._made = 0  # samples of the segment as received
-        self._delivered = 0  # the same after a change of speed
+        self._delivered = 0  # samples of the segment after a change of speed
         self._speed = 1.0
-        self._dropped: int | None = None  # quiet samples that were dropped at the start of the segment
+        self._dropped: int | None = None  # silent samples that were dropped at the start of the segment
         self._readings: list[Reading] = []
 
     def start_segment(self, start: int, speed: float) -> None:
-        """Start a segment, before which the text has `start` characters."""
+        """Start a segment that begins after `start` characters of the text."""
         self._before += self._delivered
         self._start = start
         self._speed = speed
@@ -106,7 +106,9 @@ class _Timeline:
         return bytes(SAMPLE_BYTES * samples)
 
     def add(self, chunk: PcmChunk) -> tuple[tuple[float, float], ...]:
-        """The chunk's `text_positions`: the middle of each frame that was read. Empty before the first sound."""
+        """Return the chunk's `text_positions`, one for the middle of each frame that was read. Empty before the first
+        sound.
+        """
         self._readings += chunk.readings
         self._made += chunk.num_samples
         if chunk.pcm:
@@ -121,7 +123,7 @@ class _Timeline:
         )
 
     def deliver(self, num_samples: int) -> None:
-        """Count samples that were sent, after a change of speed."""
+        """Count samples that were sent, after the change of speed."""
         self._delivered += num_samples
 
     def _seconds(self, frame: int, dropped: int) -> float:
@@ -130,6 +132,6 @@ class _Timeline:
 
 
 def _filtered(faster: Filter, chunk: PcmChunk) -> bytes:
-    """The chunk's audio at its segment's speed; for the last chunk, also the rest of the filter."""
+    """Return the chunk's audio at the segment's speed. For the last chunk, append the audio left in the filter."""
     pcm = faster.feed(chunk.pcm)
     return pcm + faster.close() if chunk.finish_reason is not None else pcm

@@ -1,4 +1,4 @@
-"""The audio of an utterance, from one call for each segment of its text, without gaps between segments."""
+"""Synthesis of an utterance, with one call for each segment of its text and without gaps between segments."""
 
 import asyncio
 from collections import deque
@@ -14,28 +14,28 @@ from serve_app.speech.look_ahead import LookAhead, SegmentAudio
 from serve_app.speech.segments import SECOND_ATTEMPT, Segments, Utterance, count_redraw, ended_badly, segment_seed
 from serve_app.speech.utterance_assembler import UtteranceAssembler
 
-# How often, and for how long, a later segment that was refused is requested again.
+# Interval of retries for a later segment that was refused, and the time after which the retries stop.
 _RETRY_AFTER_S, _GIVE_UP_AFTER_S = 0.25, 30.0
 
 
 class Synthesizer(Protocol):
-    """Speaks with a loaded checkpoint: `ReplicaSynthesizer` in the ingress, which depends on Ray; a fake in tests."""
+    """Synthesizer for a loaded checkpoint: `ReplicaSynthesizer`, which depends on Ray, or a fake in tests."""
 
     async def describe(self) -> ModelInfo:
-        """The loaded checkpoint. Raises NotReady while the replicas are loading."""
+        """Describe the loaded checkpoint. Raises NotReady while the replicas are loading."""
         ...
 
     def synthesize(self, request: SynthesisRequest, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
-        """The audio of one segment, as it is made. Closing the generator cancels all of its calls.
+        """Yield the audio of one segment as it is generated. Closing the generator cancels all of its calls.
 
         `info` is the result of `describe` for the request's model. Raises InvalidRequest, Overloaded, NotReady,
-        ReplicaLost or EngineError from any step.
+        ReplicaLost or EngineError at any point.
         """
         ...
 
 
 class UtteranceSynthesizer:
-    """Speaks utterances of any length with a synthesizer that takes texts of at most `max_segment_chars`."""
+    """Synthesizer of utterances of any length. The wrapped synthesizer accepts at most `max_segment_chars` per text."""
 
     def __init__(self, synthesizer: Synthesizer) -> None:
         self._synthesizer = synthesizer
@@ -43,10 +43,10 @@ class UtteranceSynthesizer:
     async def begin(
         self, utterance: Utterance, info: ModelInfo, listener: Listener, *, calls: AsyncExitStack
     ) -> "BegunSpeech":
-        """The audio of one utterance, read up to its first samples. If the speech ends badly with them, it begins once
-        more, with another seed for all segments.
+        """Begin one utterance and read its audio up to the first samples. If the speech ends badly with these samples,
+        begin once more with another seed for all segments.
 
-        `listener`: as in `speak`. `calls` closes all calls that this makes.
+        `listener`: see `speak`. `calls` closes all calls that this method makes.
         """
         begun = BegunSpeech(await calls.enter_async_context(aclosing(self.speak(utterance, info, listener))))
         await begun.read_start()
@@ -60,11 +60,10 @@ class UtteranceSynthesizer:
         return begun
 
     def speak(self, utterance: Utterance, info: ModelInfo, listener: Listener) -> AsyncGenerator[PcmChunk, None]:
-        """The audio of one utterance, from one call for each segment of its text. It is silent while a client that is
-        still writing the text pauses.
+        """Yield the audio of one utterance, with one call for each segment of its text. If a client that is still
+        writing the text pauses, the audio pauses too.
 
-        `listener` gets the audio. The caller counts the audio that it sends, and a later segment is read ahead until it
-        is due.
+        Later segments are read ahead until `listener` needs their audio. The caller reports sent audio to `listener`.
         """
         if (live := utterance.live_text) is not None:
             chunks = self.speak_segments(utterance.synthesis, live, info, listener, may_redraw=utterance.may_redraw)
@@ -79,16 +78,16 @@ class UtteranceSynthesizer:
     async def speak_segments(
         self, first: SynthesisRequest, segments: Segments, info: ModelInfo, listener: Listener, *, may_redraw: bool
     ) -> AsyncGenerator[PcmChunk, None]:
-        """The audio of all segments in order. `first` is the request for the first one, with the utterance's own tail
-        and seed. The next segment is requested once it is known and this one begins to sound. A segment that joins this
-        one is requested when this one has ended.
+        """Yield the audio of all segments in order. `first` is the request for the first segment, with the utterance's
+        own tail and seed. The next segment is requested once it is known and the current segment has audio. A joined
+        segment is requested after the current segment has ended.
 
-        Sampling options apply to each segment separately: `max_new_tokens` bounds a segment, not the whole. With
-        `may_redraw`, speech that ends badly with its first audio ends there, because the caller redraws it. Segments
+        Sampling options apply to each segment separately: `max_new_tokens` limits one segment, not the utterance. With
+        `may_redraw`, speech that ends badly with its first audio stops there, because the caller redraws it. Segments
         after the first audio are redrawn here.
         """
         assembler = UtteranceAssembler(info)
-        number = 0  # of the segment that is spoken
+        number = 0  # of the current segment
 
         def open_segment(request: SynthesisRequest) -> SegmentAudio:
             return self._open_segment(request, info)
@@ -115,14 +114,14 @@ class UtteranceSynthesizer:
                 await look_ahead.ensure_asked(number, segment)
                 if pause_s := segments.pause_s(number):
                     yield assembler.silence(pause_s)
-            if not assembler.has_ended:  # the end was not known when the last chunk arrived
+            if not assembler.has_ended:  # the end was still unknown when the last chunk arrived
                 yield assembler.end()
 
     def _open_segment(self, request: SynthesisRequest, info: ModelInfo) -> SegmentAudio:
-        """The segment's audio, which is requested now."""
+        """Request a segment and return its audio."""
 
         def redraw(reason: FinishReason) -> AsyncGenerator[PcmChunk, None]:
-            """Audio with another seed, because the first attempt ended badly."""
+            """Request the audio again with another seed, because the first attempt ended badly."""
             count_redraw(request, reason)
             second = replace(request, seed=segment_seed(request.seed, SECOND_ATTEMPT))
             return self._ask_with_retries(second, info)
@@ -135,8 +134,8 @@ class UtteranceSynthesizer:
         return self._synthesizer.synthesize(request, info)
 
     async def _ask_with_retries(self, request: SynthesisRequest, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
-        """The audio of a later segment, requested again if it is refused, because the segment before it still plays,
-        and even a stall is better than stopping in the middle.
+        """Yield the audio of a later segment. If the segment is refused, request it again: the previous segment is
+        still playing, and a stall is better than an abort in the middle.
         """
         loop = asyncio.get_running_loop()
         until_s = loop.time() + _GIVE_UP_AFTER_S
@@ -155,10 +154,10 @@ class UtteranceSynthesizer:
 
 
 class BegunSpeech:
-    """Speech that was read up to its first samples. `next` returns all of its chunks, starting with these."""
+    """Speech that was read up to its first samples. `next` returns all chunks, including these."""
 
     def __init__(self, chunks: AsyncGenerator[PcmChunk, None], *, seed: int | None = None) -> None:
-        """The chunks of the start get the `seed`, if it is not the request's."""
+        """Wrap `chunks`. `seed` is set in the first chunks if it differs from the request's seed."""
         self._chunks, self._seed = chunks, seed
         self._start: deque[PcmChunk] = deque()
 

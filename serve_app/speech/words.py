@@ -1,4 +1,4 @@
-"""Words of a text with their times in its audio."""
+"""Words of a text with their times in the audio."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -9,38 +9,38 @@ from deployments.protocol import PcmChunk
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """A word as written, and its time in the utterance's audio, after a change of speed."""
+    """Word as written, with its time in the utterance's audio after a change of speed."""
 
     text: str
-    start: int  # characters of the written text before it
+    start: int  # offset in characters in the written text
     end: int
     start_s: float
     end_s: float
-    is_estimate: bool = False  # whether its time is an estimate
+    is_estimate: bool = False  # whether the times are estimated
 
 
 class WordSource(Protocol):
-    """The words of one utterance, as its chunks arrive."""
+    """Words of one utterance, which become known as its chunks arrive."""
 
     @property
     def text(self) -> str:
-        """The text so far, as written."""
+        """Written text so far."""
         ...
 
     def feed(self, chunk: PcmChunk) -> None:
-        """Take the utterance's next chunk. The ends of more words may then be known."""
+        """Process the utterance's next chunk, which may determine the ends of more words."""
         ...
 
     def take(self) -> list[Word]:
-        """The words whose end has become known since the last call, in order."""
+        """Return the words whose end has become known since the last call, in order."""
         ...
 
 
 def marked(words: Iterable[Word]) -> dict[str, object]:
-    """The extra field of a message with the times of words, if any of them is an estimate."""
+    """Return the extra field of a message with word times, if any time is an estimate."""
     return {"estimated": True} if any(word.is_estimate for word in words) else {}
 
 
 def word_entries(words: Iterable[Word]) -> list[dict[str, object]]:
-    """The words for JSON, in seconds of the audio."""
+    """Convert words for JSON, with times in seconds of the audio."""
     return [{"word": word.text, "start": round(word.start_s, 3), "end": round(word.end_s, 3)} for word in words]

@@ -1,1 +1,1 @@
-"""Turns a text as sent into its spoken form: markup, lexicon, numbers in words, languages, sentences."""
+"""Text normalization: markup, lexicon, numbers in words, languages, and sentence splitting."""

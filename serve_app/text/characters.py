@@ -1,4 +1,4 @@
-"""Characters of texts that clients send: which of them can be spoken, and where texts may be cut."""
+"""Properties of characters: which characters can be spoken, and where a text may be split."""
 
 import re
 import unicodedata
@@ -7,12 +7,12 @@ from itertools import groupby
 _CJK = r"[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\u3000-\u303f\uff00-\uff65]"
 _CJK_SPACE = re.compile(rf"(?<={_CJK})\s+(?={_CJK})")
 _IDEOGRAPH = re.compile(_CJK)
-_MARKS = re.compile(r"[^\w\s]{31,}")  # a letter has fewer
+_MARKS = re.compile(r"[^\w\s]{31,}")  # no letter has this many combining marks
 _HIDDEN = ("Cc", "Cf")
 
 
 def clean(text: str) -> str:
-    """NFC without control and format (zero-width) characters, runs of whitespace as one space, no space at the ends."""
+    """Normalize to NFC, remove control and format (zero-width) characters, collapse whitespace, and strip both ends."""
     if not text.isprintable():
         hidden = {ord(char): None for char in set(text) if not char.isspace() and unicodedata.category(char) in _HIDDEN}
         text = text.translate(hidden)
@@ -20,50 +20,52 @@ def clean(text: str) -> str:
 
 
 def letters(text: str) -> str:
-    """NFKC without combining marks."""
+    """Normalize to NFKC and remove combining marks."""
     return unicodedata.normalize("NFKC", "".join(char for char in text if unicodedata.category(char)[0] != "M"))
 
 
 def _in_order(marks: re.Match[str]) -> str:
-    """The marks in canonical order: in any other order, Python's NFC takes time quadratic in a letter's marks."""
+    """Sort combining marks in canonical order. Otherwise Python's NFC takes time quadratic in the number of marks."""
     decomposed = "".join(unicodedata.normalize("NFD", char) for char in marks[0])
     runs = groupby(decomposed, lambda char: unicodedata.combining(char) > 0)
     return "".join("".join(sorted(run, key=unicodedata.combining) if are_marks else run) for are_marks, run in runs)
 
 
 def is_speakable(text: str) -> bool:
-    """Whether a spoken text has any letters or numbers."""
+    """Return whether a text contains letters or numbers."""
     return any(unicodedata.category(char)[0] in "LN" for char in text)
 
 
 def without_halves(text: str) -> str:
-    """`text` with surrogate pairs joined into characters; a half by itself is replaced."""
+    """Join surrogate pairs into characters, and replace unpaired surrogates."""
     return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def whole_characters(text: str) -> tuple[str, str]:
-    """`text` with surrogate pairs joined into characters, and half a pair from its end, which may be continued."""
+    """Join surrogate pairs into characters. Also return a high surrogate from the end, whose pair may follow later."""
     end = len(text) - ("\ud800" <= text[-1:] <= "\udbff")
     return without_halves(text[:end]), text[end:]
 
 
 def is_ideograph(char: str) -> bool:
-    """Whether `char` belongs to a script without spaces between words."""
+    """Return whether `char` belongs to a script without spaces between words."""
     return _IDEOGRAPH.match(char) is not None
 
 
 def without_cjk_spaces(text: str) -> str:
-    """`text` without spaces between ideographs, because clients cut texts there and add spaces."""
+    """Remove spaces between ideographs, because clients split texts there and add spaces."""
     return _CJK_SPACE.sub("", text)
 
 
 def end_of_certain(text: str) -> int:
-    """The end of `text`, before any spaces after a last ideograph, because another ideograph may follow."""
+    """Return the end of the stable part of `text`. Spaces after a final ideograph are not stable, because another
+    ideograph may follow.
+    """
     stripped = text.rstrip()
     return len(stripped) if is_ideograph(stripped[-1:]) else len(text)
 
 
 def end_of_visible(text: str, num_visible: int) -> int:
-    """The place in `text` after `num_visible` characters, not counting spaces."""
+    """Return the offset in `text` after `num_visible` characters, not counting spaces."""
     ends = [place for place, char in enumerate(text, start=1) if not char.isspace()]
     return ends[min(num_visible, len(ends)) - 1] if num_visible and ends else 0

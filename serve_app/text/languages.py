@@ -1,4 +1,4 @@
-"""Clients' names of languages, and detection of a text's language by its letters and words, or with py3langid."""
+"""Clients' language names, and language detection by letters and frequent words, or with py3langid."""
 
 import re
 import unicodedata
@@ -14,10 +14,10 @@ from serve_app.text.characters import letters
 if TYPE_CHECKING:
     from py3langid.langid import LanguageIdentifier
 
-AUTO, DETECT = "auto", "detect"  # values from clients: the model decides, or the words of the text do
-_LEAST_CONFIDENCE = 0.9  # docs/text.md has its cost
+AUTO, DETECT = "auto", "detect"  # request values: the model selects the language, or it is detected from the text
+_LEAST_CONFIDENCE = 0.9  # docs/text.md explains the cost
 
-# ISO 639-1, then 639-2 and 639-3; a region or script after it, as in zh-CN, is ignored.
+# ISO 639-1 codes, then 639-2 and 639-3 codes. A region or script after the code, as in zh-CN, is ignored.
 _CODES = {
     "zh": "chinese", "en": "english", "fr": "french", "de": "german", "it": "italian", "ja": "japanese",
     "ko": "korean", "pt": "portuguese", "ru": "russian", "es": "spanish",
@@ -25,7 +25,7 @@ _CODES = {
     "deu": "german", "ger": "german", "ita": "italian", "jpn": "japanese", "kor": "korean", "por": "portuguese",
     "rus": "russian", "spa": "spanish",
 }  # fmt: skip
-# In addition to Latin letters, which every voice reads.
+# Scripts in addition to Latin letters, which every voice can read.
 _SCRIPTS = {
     "chinese": {"CJK"},
     "japanese": {"CJK", "HIRAGANA", "KATAKANA"},
@@ -34,7 +34,7 @@ _SCRIPTS = {
 }
 _SCRIPT_NAMES = {"CJK": "Chinese", "HIRAGANA": "Japanese", "KATAKANA": "Japanese", "HANGUL": "Korean"}
 _LETTERS = ("Lu", "Ll", "Lt", "Lo")
-# Frequent words that are neither words of another of these languages nor names.
+# Frequent words that are neither names nor words of another language in this table.
 _WORDS = {
     "english": "the and is of to that it you was for are with this have not be at i my we they your from there what "
     "he she her his our has had will would can could do does did please how who where when why which but or if so",
@@ -57,31 +57,31 @@ _WORDS = {
     "puede llegó",
 }
 _FREQUENT = {language: frozenset(words.split()) for language, words in _WORDS.items()}
-_KNOWN = _SCRIPTS.keys() | _FREQUENT.keys()  # languages whose scripts are known
-_LEAST_WORDS, _LEAST_SHARE = 3, 0.2  # of distinct matches, and of matches among the words of the text
+_KNOWN = _SCRIPTS.keys() | _FREQUENT.keys()  # languages with known scripts
+_LEAST_WORDS, _LEAST_SHARE = 3, 0.2  # number of distinct matches, and their share of the words in the text
 _GREEK_SIGN = re.compile(r"(?<![Ͱ-Ͽἀ-῿])[Ͱ-ϿΩµ]{1,2}(?![Ͱ-Ͽἀ-῿])")  # π, Δx, 5 Ω, 20 µm
 _WORD = re.compile(r"[^\W\d_]+(?:'[^\W\d_]+)?")
 
 
 def language_name(tag: str) -> str:
-    """The name that checkpoints use: "de", "DE", "de-AT" and "deu" are "german". Others are only put in lower case."""
+    """Return the name that checkpoints use: "de", "DE", "de-AT" and "deu" become "german". Others are lowercased."""
     return _CODES.get(re.split("[-_]", tag.lower(), maxsplit=1)[0], tag.lower())
 
 
 def has_region(tag: str) -> bool:
-    """Whether a code has a part that `language_name` ignores, as in "en-GB" and "zh-Hans"."""
+    """Return whether a code has a part that `language_name` ignores, as in "en-GB" and "zh-Hans"."""
     return re.split("[-_]", tag.lower(), maxsplit=1)[0] in _CODES and tag.lower() not in _CODES
 
 
 def language_code(name: str) -> str | None:
-    """The code of two letters for a name that checkpoints use."""
+    """Return the two-letter code for a language name that checkpoints use."""
     return next((code for code, known in _CODES.items() if known == name), None)
 
 
 def foreign_language(text: str, languages: tuple[str, ...]) -> str | None:
-    """The language or script of `text`, if it is clear and not among `languages`.
+    """Return the language or script of `text` if it is certain and not one of `languages`.
 
-    None if nothing is clear. A language that is not known here may have any script.
+    Return None if the language is uncertain. Languages that this module does not know may use any script.
     """
     read = {"LATIN"}.union(*(_SCRIPTS.get(language, ()) for language in languages))
     has_known_scripts = bool(languages) and _KNOWN.issuperset(languages)
@@ -96,14 +96,14 @@ def foreign_language(text: str, languages: tuple[str, ...]) -> str | None:
 
 
 def looks_foreign(text: str, languages: tuple[str, ...]) -> str | None:
-    """A language that `text` may be in, without certainty: the text has more of its words than of `languages`."""
+    """Return a likely language of `text`, or None. The text has more frequent words of it than of `languages`."""
     likely, matches, known, share = _likely(text, languages)
     return likely.title() if len(matches) > known and share >= _LEAST_SHARE else None
 
 
 def _likely(text: str, languages: tuple[str, ...]) -> tuple[str, set[str], int, float]:
-    """The language outside `languages` that has the most frequent words in `text`, these words, their number for the
-    best of `languages`, and the share of the text that these words are.
+    """Find the language outside `languages` with the most frequent words in `text`. Return the language, these words,
+    the number of frequent words of the best of `languages`, and the share of these words in the text.
     """
     words = _WORD.findall(text.lower().replace("\u2019", "'"))
     different = set(words)
@@ -120,14 +120,14 @@ def _scripts(text: str) -> Counter[str]:
 
 @lru_cache(maxsize=4096)
 def _script(char: str) -> str:
-    """The first word of the character's name: LATIN, CJK, CYRILLIC, ..."""
+    """Return the first word of the character's Unicode name: LATIN, CJK, CYRILLIC, ..."""
     return re.split("[ -]", unicodedata.name(char, "UNKNOWN"), maxsplit=1)[0]
 
 
 def detected(text: str, languages: tuple[str, ...]) -> str | None:
-    """The one of `languages` that `text` is in; None if this is uncertain. The first call takes a second.
+    """Detect which of `languages` the text is in. Return None if this is uncertain. The first call takes a second.
 
-    Raises InvalidRequest if the package is missing.
+    Raises InvalidRequest if py3langid is not installed.
     """
     codes = {code: name for name in languages if (code := language_code(name)) is not None}
     if len(codes) < 2:
@@ -140,7 +140,7 @@ def detected(text: str, languages: tuple[str, ...]) -> str | None:
 def _identifier(codes: tuple[str, ...]) -> "LanguageIdentifier":
     if find_spec("py3langid") is None:
         how = pip_install("py3langid")
-        message = f"language: 'detect' needs py3langid, which is not installed: {how}, or name the language."
+        message = f"language: 'detect' needs py3langid, which is not installed: {how}, or set the language."
         raise InvalidRequest(message, "language", "extra_not_installed")
     from py3langid.langid import MODEL_FILE, LanguageIdentifier
 

@@ -1,4 +1,4 @@
-"""Cuts a long text into parts, also while it is being written."""
+"""Splitting of long texts into parts, including texts that are still being written."""
 
 # ruff: noqa: RUF001 (characters that look like others are what a part of this file is about)
 
@@ -18,7 +18,7 @@ _SENTENCE = re.compile(
 _CLAUSE = re.compile(rf"[,;:—][{_CLOSING}“]*+(?=\s)|\s[–-](?=\s)|[，、；：]")
 _WORD = re.compile(r"\s(?=\S)")
 _SPACE = re.compile(r"\s")
-# No sentence ends after these, nor after a single letter, except English "I".
+# A sentence does not end after these abbreviations or after a single letter, except English "I".
 _ABBREVIATIONS = (
     r"mrs?|ms|dra?|profa?|ste?|sra?|srta|sigg?|dott|ing|avv|hr|fr|fa|mme?|mlle|pr|rev|gen|exm[oa]|jr|av|ul|dña|ee|uu"
     r"|e\.g|i\.e|z\.b|d\.h|u\.a|p\.ex|p\.es|p\.ej|bzw|ca|cfr?|vgl|ggf|inkl|zzgl|evtl|bspw|approx|aprox|env|vs"
@@ -35,18 +35,18 @@ _LISTED = re.compile(r"(^|\D[.!?]\s)\d\d?\.$")
 _I = re.compile(r"[a-z] I\.$")
 _DOTS = re.compile(r"(?:\.\.|…)\W*$")
 _NEXT = re.compile(r"[\s—–\-«„“\"'(\[¿¡‘「『]*+(.)", re.S)
-# After a quotation: he said.
+# Speech tags after a quotation, such as "he said".
 _SAID = re.compile(rf"と|って|\s*(?:라고|이라고|하고|고)|[{_CJK}]{{1,4}}(?:说道?|[问喊答叫]道?)[。，：]")
-_CONTEXT = 24  # characters before an end
-_AHEAD = 8  # characters after it
-_WIDE_WEIGHT = 3  # an ideograph takes about as long to say as three letters
+_CONTEXT = 24  # characters to check before an end
+_AHEAD = 8  # characters to check after an end
+_WIDE_WEIGHT = 3  # an ideograph takes about as long to speak as three letters
 
 
 def split_text(text: str, max_chars: int) -> list[str]:
-    """`text` in parts of at most `max_chars` characters; wide characters count as three.
+    """Split `text` into parts of at most `max_chars` characters. Wide characters count as three.
 
-    The parts neither begin nor end with whitespace, and contain every other character in order. A part ends with a
-    paragraph, else a sentence, a clause or a word; only a word longer than a part is cut.
+    Parts neither begin nor end with whitespace, and contain all other characters in order. A part ends with a
+    paragraph, otherwise with a sentence, a clause or a word. Only words longer than a part are split.
     """
     positions = _positions(text)
     parts, start = [], 0
@@ -60,23 +60,24 @@ def split_text(text: str, max_chars: int) -> list[str]:
 
 
 class LiveSplit:
-    """Segments of a text that is spoken while it is being written.
+    """Splitter of a text that is spoken while the client is writing it.
 
-    A segment ends with the first sentence whose end is in its second half, or the first clause in its last quarter, or
-    else before the word that no longer fits. Each character is measured once, however the text is cut.
+    A segment ends with the first sentence whose end is in the second half of the segment, or with the first clause in
+    the last quarter. Otherwise, it ends before the first word that does not fit. Each character is measured once,
+    however the text arrives.
     """
 
     def __init__(self, max_chars: int) -> None:
-        """`max_chars` as in `split_text`."""
+        """Create the splitter. `max_chars`: see `split_text`."""
         self._max_chars = max_chars
-        self._text = ""  # of the segment
-        self._given = 0  # characters of it that were returned
-        self._positions = [0]  # of `_text`
-        self._sure = 0  # an end is found at this place or after it
-        self._space = self._looked = 0  # its last whitespace; no end of a sentence or clause is before this place
+        self._text = ""  # text of the current segment
+        self._given = 0  # number of characters already returned
+        self._positions = [0]  # positions in `_text`
+        self._sure = 0  # the segment ends at or after this offset
+        self._space = self._looked = 0  # last whitespace; sentences and clauses before `_looked` are already checked
 
     def feed(self, text: str) -> list[str]:
-        """The text that can be spoken now, of the current segment and of later ones."""
+        """Return the text that can be spoken now, in one part per segment."""
         texts = [""]
         for start in range(0, len(text), self._max_chars):
             self._add(text[start : start + self._max_chars])
@@ -91,7 +92,7 @@ class LiveSplit:
         return [self._take(len(self._text))]
 
     def restart(self) -> None:
-        """Start a new segment after the text so far."""
+        """Start a new segment after the current text."""
         rest = self._text[self._given :]
         self._text = ""
         self._given = 0
@@ -114,17 +115,17 @@ class LiveSplit:
         return self._text[start : self._given]
 
     def _reached(self, quarters: int) -> int:
-        """The last place in the text with at most this many quarters of a segment before it."""
+        """Return the last offset with at most this many quarters of a segment before it."""
         return bisect_right(self._positions, self._max_chars * quarters / 4) - 1
 
     def _end(self) -> int:
-        """Where the segment ends; 0 while it may continue."""
+        """Return the end of the segment, or 0 while the segment may continue."""
         text = self._text
         middle, late, limit = map(self._reached, (2, 3, 4))
         self._sure = len(text)
         if middle >= len(text) - 1:
             return 0
-        known = len(text) - _AHEAD  # the text after an end decides whether it is one
+        known = len(text) - _AHEAD  # the following text decides whether a sentence ends here
         matches = [match for match in _SENTENCE.finditer(text, self._looked) if match.end() > middle]
         open_matches = [match for match in matches if match.end() > known]
         ends = [match.end() for match in matches if match.end() > known or _ends_sentence(text, match.end())]
@@ -144,7 +145,7 @@ class LiveSplit:
 
 
 def _positions(text: str, before: int = 0) -> list[int]:
-    """The length before each place in `text` and before its end, in narrow characters, counted from `before`."""
+    """Return the cumulative length at each offset of `text`, in narrow characters, starting from `before`."""
     if text.isascii():
         return list(range(before, before + len(text) + 1))
     widths = (_WIDE_WEIGHT if unicodedata.east_asian_width(char) in "WF" else 1 for char in text)
@@ -152,10 +153,10 @@ def _positions(text: str, before: int = 0) -> list[int]:
 
 
 def _best_end(text: str, start: int, middle: int, limit: int) -> int:
-    """Where the part that begins at `start` ends: at `limit` or before it.
+    """Return the end of the part that begins at `start`, at most `limit`.
 
-    In the first half, up to `middle`, ends of paragraphs, sentences and clauses do not count, because parts that are
-    too short sound cut off from each other.
+    In the first half of the part, up to `middle`, ends of paragraphs, sentences and clauses are ignored, because very
+    short parts sound disconnected.
     """
     for find_ends in (partial(_ends, _PARAGRAPH), sentence_ends, partial(_ends, _CLAUSE)):
         if good := [end for end in find_ends(text, start, limit + 1) if middle < end <= limit]:
@@ -165,7 +166,7 @@ def _best_end(text: str, start: int, middle: int, limit: int) -> int:
 
 
 def sentence_ends(text: str, start: int, stop: int) -> list[int]:
-    """Where sentences end, from `start` up to `stop`."""
+    """Return where sentences end, from `start` up to `stop`."""
     return [end for end in _ends(_SENTENCE, text, start, stop) if _ends_sentence(text, end)]
 
 
@@ -191,7 +192,7 @@ def _ends_sentence(text: str, end: int) -> bool:
 
 
 def _hard_end(text: str, start: int, limit: int) -> int:
-    """`limit`, or the last place before it that does not separate a character from its accents and joiners."""
+    """Return `limit`, or the last offset before it that does not separate a character from its accents and joiners."""
     end = limit
     while end > start + 1 and _continues(text, end):
         end -= 1

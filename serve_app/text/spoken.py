@@ -1,13 +1,13 @@
-"""A text and its spoken form. Extensions handle markup, lexicons and numbers; the core speaks text as it is given."""
+"""Text and its spoken form. Extensions normalize markup, lexicons and numbers; the core speaks a text unchanged."""
 
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-LEFT_OUT = "\ue000"  # a character of no script
-# For a voice that speaks only words: the function that makes them, and the one that counts characters that it cannot
-# speak.
+LEFT_OUT = "\ue000"  # private-use character
+# For voices that only speak words: the function that writes a text in words, and the function that counts characters
+# that the voice cannot speak.
 SPOKEN_FORMS = {
     "english": ("deployments.embedded_voice.english:spoken_english", "deployments.embedded_voice.english:unspoken"),
 }
@@ -16,46 +16,46 @@ UNSPOKEN = "characters that the voice cannot speak"
 
 @dataclass(frozen=True, slots=True)
 class TextSpan:
-    """Text that is spoken without an explicit pause in it."""
+    """Text that is spoken without an explicit pause inside."""
 
     text: str  # empty if nothing follows the last pause
-    pause_s: float = 0.0  # silence before it
+    pause_s: float = 0.0  # silence before the text
     speed: float = 1.0
-    style: str = ""  # of an extension: see `Utterance.styles`
+    style: str = ""  # from an extension: see `Utterance.styles`
 
 
 @dataclass(frozen=True, slots=True)
 class SpokenPiece:
-    """A consecutive piece of text as it was sent, and its spoken form."""
+    """Consecutive piece of a text as sent, with its spoken form."""
 
-    written: str  # with LEFT_OUT for each character that is not read aloud
-    spoken: str  # concatenates with that of other pieces
-    pause_s: float = 0.0  # silence in its place
-    speed: float | None = None  # of all text after it; None: unchanged
-    style: str | None = None  # the same
+    written: str  # contains LEFT_OUT for each character that is not read aloud
+    spoken: str  # can be concatenated with the spoken form of other pieces
+    pause_s: float = 0.0  # silence in place of the piece
+    speed: float | None = None  # speed of all following text; None: unchanged
+    style: str | None = None  # style of all following text; None: unchanged
 
     @property
     def is_border(self) -> bool:
-        """Whether the texts before and after it are spoken separately."""
+        """Whether the texts before and after this piece are spoken separately."""
         return self.pause_s > 0 or self.speed is not None or self.style is not None
 
 
 @dataclass(frozen=True, slots=True)
 class SpokenText:
-    """The spoken and the omitted parts of a whole text."""
+    """Spoken and omitted parts of a whole text."""
 
     sent: str
     spans: tuple[TextSpan, ...]
-    left_out: Counter[str]  # how often each kind of thing is not read aloud
+    left_out: Counter[str]  # number of omitted pieces, by kind
 
     @property
     def max_segment_chars(self) -> int | None:
-        """The limit of a long text's segments; None: the model's."""
+        """Maximum segment length of a long text. None: the model's limit."""
         return None
 
     @property
     def style(self) -> str:
-        """The style of the whole text; "" if it has several."""
+        """Style of the whole text, or "" if it has several styles."""
         styles = {span.style for span in self.spans if span.text}
         return styles.pop() if len(styles) == 1 else ""
 
@@ -64,12 +64,12 @@ class SpokenText:
         return " ".join(span.text for span in self.spans if span.text)
 
     def pieces(self) -> Iterator[SpokenPiece]:
-        """All of the text, as it was sent and as it is spoken."""
+        """Yield all of the text, as sent and as spoken."""
         yield SpokenPiece(self.sent, self.text)
 
 
 class WrittenSoFar(Protocol):
-    """A text that is still being written."""
+    """Text that is still being written."""
 
-    text: str  # as it was sent
+    text: str  # the text as sent
     parts: list[SpokenPiece]  # the same text with its spoken forms

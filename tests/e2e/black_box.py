@@ -89,7 +89,7 @@ class ServerCommand:
             time.sleep(_POLL_S)
 
     def ready(self) -> None:
-        self.reach("Ctrl-C stops.")
+        self.reach("Press Ctrl-C to stop.")
 
     def wait(self, within_s: float) -> int:
         """The exit status of the command, negative for a signal."""

@@ -52,7 +52,7 @@ def test_it_speaks(through: list[str], host: str, tmp_path: Path) -> None:
     (within("--mount", f"{FROZEN} && mount -o remount,bind,ro /tmp"), {}, "disk: cannot write to /tmp"),
     (as_user(USER), {"HOME": None}, "this user has no home folder: set HOME, or name a folder in TALKRAY_CACHE"),
     (as_user(USER), {"HOME": "/nowhere"}, "disk: cannot write to /;.*Set TALKRAY_CACHE to a writable folder"),
-    ([], {"RAY_TMPDIR": f"/tmp/{80 * 'x'}"}, "is not a folder: set RAY_TMPDIR to another one"),
+    ([], {"RAY_TMPDIR": f"/tmp/{80 * 'x'}"}, "is not a folder: set RAY_TMPDIR to an existing folder"),
     (within("--net", "true"), {}, r"loopback: 127.0.0.1 cannot be used \(Network is unreachable"),
     (within("--net", f"{LOOPBACK} && ip addr del 127.0.0.1/8 dev lo"), {}, "loopback: 127.0.0.1 cannot be used"),
 ])  # fmt: skip

@@ -73,7 +73,7 @@ def test_ctrl_c_at_any_moment_of_a_start(tmp_path: Path, port: int) -> None:
 
 def interrupt(server: ServerCommand, after_s: float) -> None:
     time.sleep(after_s)
-    speaks = "Ctrl-C stops." in server.output
+    speaks = "Press Ctrl-C to stop." in server.output
     server.signal_group(signal.SIGINT)
     server.leaves_nothing()
     assert server.wait(1) in STOPPED

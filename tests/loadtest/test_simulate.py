@@ -179,7 +179,7 @@ def test_a_settings_file_names_policies_as_production_does(tmp_path: Path) -> No
 @pytest.mark.parametrize(("text", "complaint"), [
     ("talkers: 3", "unknown keys.*valid keys:.*talker_scaling"),
     ("talker_nodes: {boot: 3}", "talker_nodes.*valid keys:.*boot_s"),
-    ("talker_scaling: {min_replicas: -1}", "talker_scaling: 0 <= min_replicas"),
+    ("talker_scaling: {min_replicas: -1}", "talker_scaling: min_replicas must be 0 to max_replicas"),
     ("[1]", "not a mapping"), ("a: [", "cannot be read"),
 ])  # fmt: skip
 def test_wrong_settings_are_explained(tmp_path: Path, text: str, complaint: str) -> None:

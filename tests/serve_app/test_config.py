@@ -49,15 +49,15 @@ def test_a_file_of_its_own_or_of_serve(file: Path, text: str, config: AppConfig)
         ("talker: {max_seqs: 3}", ["talker.max_seqs", "max_num_seqs"]),
         ("codec_pool: {replicas: 0}", ["codec_pool.replicas", "greater than or equal to 1"]),
         ("talker_scaling: {max_replica: 3}", ["talker_scaling.max_replica", "max_replicas, min_replicas"]),
-        ("codec_scaling: {min_replicas: 9}", ["codec_scaling", "min_replicas <= max_replicas"]),
+        ("codec_scaling: {min_replicas: 9}", ["codec_scaling", "min_replicas must not exceed max_replicas"]),
         ("talker_scaling: {sequences_per_replica: 8}", ["talker_scaling.sequences_per_replica", "max_replicas, min"]),
         ("api: {admission: {max_line: 1}}", ["api.admission.max_line", "max_line_s"]),
         ("model: [", ["cannot be read"]),
         ("just words", ["valid dictionary"]),
         ("{model: embedded, models: [{name: a, model: b}]}", ["model and models exclude each other"]),
-        ("models: [{name: a, model: x}, {name: A, model: y}]", ["the name 'A' is taken"]),
-        ("models: [{name: tts-1, model: x}]", ["the name 'tts-1' is taken"]),
-        ("models: [{name: qwen3-tts-clone, model: x}]", ["the name 'qwen3-tts-clone' is taken"]),
+        ("models: [{name: a, model: x}, {name: A, model: y}]", ["the name 'A' is already a model"]),
+        ("models: [{name: tts-1, model: x}]", ["the name 'tts-1' is already a model"]),
+        ("models: [{name: qwen3-tts-clone, model: x}]", ["the name 'qwen3-tts-clone' is already a model"]),
         ("models: [{name: a/b, model: x}]", ["models.0.name"]),
         ("models: [{name: a, model: x, talker: {seqs: 1}}]", ["models.0.talker.seqs"]),
         ("models: [{name: a, model: x, seqs: 1}]", ["valid keys: admission, model, name, placement"]),
@@ -75,7 +75,7 @@ def test_a_wrong_file_is_named_with_what_is_right(file: Path, text: str, named: 
     ("talker.kv_block_size", "16 positions on a CPU"), ("talker.dtype", "bfloat16 on a GPU"),
     ("codec.chunk_frames", "follows from codec.workers"), ("codec.gpu_frames", "9 frames while the pool is idle"),
     ("codec.max_late_s", "codec replicas use api.admission.max_late_s"), ("api.records.stages", "always recorded"),
-    ("api.records.lines", "each request has a line"), ("api.jobs.max_segments", "32 at most"),
+    ("api.records.lines", "each request has a line"), ("api.jobs.max_segments", "at most 32"),
 ])  # fmt: skip
 def test_a_removed_setting_is_named_with_what_holds_instead(file: Path, name: str, reason: str) -> None:
     settings: Any = 1

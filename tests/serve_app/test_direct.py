@@ -114,7 +114,7 @@ OWN: dict[str, Callable[[int], object]] = {
     "metrics of a node": scraped,
     "doctor finds a server": lambda port: doctor._runs_talkray(Address("127.0.0.1", port)),
     "doctor asks for the precision": lambda port: (
-        "names no precision" in doctor._codec(Address("127.0.0.1", port)).text
+        "does not report the precision" in doctor._codec(Address("127.0.0.1", port)).text
     ),
     "plan --measure": waited,
     "metadata of a cloud": lambda port: Aws(f"http://127.0.0.1:{port}")._get("meta-data/x"),

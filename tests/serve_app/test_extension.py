@@ -98,13 +98,13 @@ async def test_without_an_extension_its_places_are_404_and_all_others_answer(nam
         (("voices", "voices"), "'voices' is listed twice"),
         (("default", BUILT_IN[-1]), f"'{BUILT_IN[-1]}' is listed twice"),
         *(
-            ((name,), f"{name} requires {', '.join(_required(ALL[name]))}: add them")
+            ((name,), f"{name} requires {', '.join(_required(ALL[name]))}. Add them")
             for name in ALL
             if _required(ALL[name])
         ),
         (("nowhere.at_all:EXTENSION",), "cannot be imported (No module named 'nowhere')"),
         (("house:MISSING",), "cannot be imported (module 'house' has no attribute 'MISSING')"),
-        (("house:OTHER",), "'house:OTHER' is a int: name an object of the class Extension"),
+        (("house:OTHER",), "'house:OTHER' is a int. Name an instance of Extension"),
         (("house:",), "'house:' is unknown"),
     ],
 )
@@ -157,7 +157,7 @@ def test_the_document_names_each_and_what_it_requires() -> None:
         ("GET /ours", {"dialects": (Dialect("House", sockets=((TAKEN, Socket),)),)}, f"both have {TAKEN}"),
         ("GET /ours", {"requires": ("magic",)}, "house requires magic"),
         ("GET /ours", {"name": BUILT_IN[-1]}, f"'{BUILT_IN[-1]}' is listed twice"),
-        ("GET /ours", {"name": "access"}, "access is the name of a setting"),
+        ("GET /ours", {"name": "access"}, "access is also the name of a setting"),
     ],
 )
 def test_one_that_does_not_fit_fails(
@@ -248,7 +248,7 @@ async def test_a_step_that_fails_fails_its_request_and_is_named(monkeypatch: pyt
     answer = await spoken(monkeypatch, resolve=fail)
     error = answer.json()["error"]
     assert (answer.status_code, error["code"]) == (500, "extension_failed")
-    assert error["message"] == "The extension house failed on this request."
+    assert error["message"] == "The extension house failed during this request."
 
 
 async def test_a_step_may_refuse_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -285,14 +285,14 @@ async def test_an_observer_that_fails_is_logged_once_and_the_speech_goes_on(
     answer = await spoken(monkeypatch, observe=observe)
     assert (answer.status_code, answer.content) == (200, PCM)
     [logged] = [each for each in caplog.messages if "the extension house" in each]
-    assert logged.endswith("observes it no more")
+    assert logged.endswith("no longer observes it")
 
 
 async def test_a_record_that_it_does_not_take_is_logged(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert (await spoken(monkeypatch, receive=fail)).content == PCM
-    assert [each for each in caplog.messages if each.endswith("the extension house does not take its record")]
+    assert [each for each in caplog.messages if each.endswith("the extension house failed to process its record")]
 
 
 async def test_an_extension_opens_behind_what_it_requires(monkeypatch: pytest.MonkeyPatch) -> None:

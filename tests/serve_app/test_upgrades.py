@@ -80,7 +80,7 @@ async def test_jobs_of_every_state_are_found_and_end(
     assert listed == {**ended, failed_at_once: "failed"}
     spoken = sorted(request.text for request in speaker.requests)
     assert spoken == ["Later.", "Never begun.", "Wait for ever."]  # and not what was finished
-    assert caplog.text.count("the folder files/ of the store is left as it is") == 1
+    assert caplog.text.count("the folder files/ of the store contains data of OpenAI's files and batches") == 1
     assert len([file for file in (tmp_path / "store/files").rglob("file-*") if file.is_file()]) == 2
     removed = (Path(__file__).parents[2] / "CHANGELOG.md").read_text(encoding="utf-8")
     assert all(f"`{path.rpartition('/')[0]}`" in removed for path in TOLD["removed"])

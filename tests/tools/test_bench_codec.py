@@ -34,7 +34,7 @@ def test_what_a_cpu_lacks_is_left_out(
 def test_a_checkpoint_that_is_not_there_is_said_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["--model", "/nowhere/at/all"])
-    assert "there is no checkpoint directory /nowhere/at/all" in capsys.readouterr().err
+    assert "checkpoint directory /nowhere/at/all does not exist" in capsys.readouterr().err
 
 
 def test_the_embedded_voice_is_measured(tmp_path: Path) -> None:

@@ -175,7 +175,7 @@ def test_a_recording_at_another_rate_is_refused(tiny_checkpoint: Checkpoints, ou
 
 def test_a_missing_checkpoint_is_a_failure_in_words(tmp_path: Path, said: pytest.LogCaptureFixture) -> None:
     assert run(tmp_path / "nothing", tmp_path / "out") == 1
-    assert f"there is no checkpoint directory {tmp_path / 'nothing'}" in lines(said)[0]
+    assert f"checkpoint directory {tmp_path / 'nothing'} does not exist" in lines(said)[0]
 
 
 def test_an_interpreter_that_is_not_there_has_no_official_package(tmp_path: Path) -> None:

@@ -308,7 +308,7 @@ class _Server:
                         raise refused
             except (aiohttp.ClientError, TimeoutError) as error:
                 if loop.time() > until_s or (method == "POST" and path == ""):
-                    reason = f"{self._url} does not answer as a Talkray server ({error or type(error).__name__})"
+                    reason = f"{self._url} does not respond like a Talkray server ({error or type(error).__name__})"
                     raise RefusedError(f"{reason}: the same command goes on once it runs") from None
             await asyncio.sleep(_PAUSE_S)
 

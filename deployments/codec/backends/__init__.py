@@ -1,1 +1,1 @@
-"""The codec decoder for each kind of device: `registry.py` names all."""
+"""Backends of the codec decoder for each kind of device. `registry.py` lists the backends."""

@@ -1,9 +1,9 @@
-/* What the codec does on a CPU faster than torch: products, with what follows them, and a snake in one pass.
+/* CPU kernels of the codec that are faster than torch: products with fused epilogues, and the snake in one pass.
  *
- * torch takes five passes for a snake (a product, a sine, a square, a sum and a rounding). oneDNN reads the weights of
- * a product of few rows at 10 GB/s, of which a core can read 15, and reaches a third of what its matrix units can do
- * for a convolution of few channels. Built at install time where a compiler is there (pyproject.toml); c_kernels.py
- * calls it, and torch_backend.py calls torch where it was not built.
+ * torch takes five passes for a snake (product, sine, square, sum and rounding). For products of few rows, oneDNN reads
+ * weights at 10 GB/s although a core can read 15 GB/s. For convolutions of few channels, it reaches a third of the
+ * speed of the matrix units. The package build compiles this file if a compiler is available (pyproject.toml).
+ * c_kernels.py calls the kernels, and torch_backend.py uses torch if they are not built.
  */
 #include <stddef.h>
 #include <stdint.h>
@@ -11,7 +11,7 @@
 
 #include "../../c_library.h"
 
-/* Version of this file's functions. A library with another version than c_kernels.py's is not called. */
+/* Version of this file's functions. c_kernels.py ignores a library with a different version. */
 int interface(void) { return 4; }
 
 ALWAYS_INLINE float widened(uint16_t half) {
@@ -21,7 +21,7 @@ ALWAYS_INLINE float widened(uint16_t half) {
     return value;
 }
 
-/* To the nearest bfloat16, to even between two; NaN stays NaN. */
+/* Round to the nearest bfloat16, ties to even. NaN stays NaN. */
 ALWAYS_INLINE uint16_t rounded(float value) {
     uint32_t bits;
     memcpy(&bits, &value, sizeof bits);
@@ -29,7 +29,7 @@ ALWAYS_INLINE uint16_t rounded(float value) {
     return (bits & 0x7fffffffu) > 0x7f800000u ? 0x7fc0u : (uint16_t)nearest;
 }
 
-/* sin(x)^2: its period is pi. The Taylor series of the sine up to x^11, within 6e-8 on half of that. */
+/* sin(x)^2, which has a period of pi. Uses the Taylor series of the sine up to x^11, within 6e-8 for |r| <= pi / 2. */
 ALWAYS_INLINE float sine_squared(float x) {
     float turns = __builtin_rintf(x * 0.318309886183790672f);
     float r = ((x - turns * 3.140625f) - turns * 9.67502593994140625e-4f) - turns * 1.509957990978376432e-7f;
@@ -43,7 +43,7 @@ ALWAYS_INLINE float sine_squared(float x) {
     return sine * sine;
 }
 
-/* x times the normal distribution's integral up to it, by Abramowitz and Stegun's 7.1.26: within 2e-7 of that. */
+/* GELU: x times the normal cumulative distribution function, by Abramowitz and Stegun 7.1.26, within 2e-7. */
 ALWAYS_INLINE float gelu(float x) {
     float z = __builtin_fabsf(x) * 0.707106781186547524f;
     float t = 1.0f / (1.0f + 0.3275911f * z);
@@ -74,7 +74,7 @@ ALWAYS_INLINE void snake_rows(const void *in, int halves_in, void *out, int halv
     }
 }
 
-/* in as it is, in another type */
+/* Copy `in` to `out` and convert between float32 and bfloat16. */
 ALWAYS_INLINE void convert_rows(const void *in, int halves_in, void *out, int halves_out, ptrdiff_t count) {
     if (halves_in == halves_out) {
         memcpy(out, in, count * (halves_in ? sizeof(uint16_t) : sizeof(float)));
@@ -88,9 +88,9 @@ ALWAYS_INLINE void convert_rows(const void *in, int halves_in, void *out, int ha
     }
 }
 
-/* What a convolution reads: out [context + rows, channels] = past [context, channels], then of in [rows, channels]
- * x + amplitude * sin(frequency * x)^2. No frequency: each is 1. No amplitude: x. The last `context` rows of out are the
- * next past. */
+/* Build the input of a convolution: out [context + rows, channels] = past [context, channels], followed by
+ * x + amplitude * sin(frequency * x)^2 for x in `in` [rows, channels]. NULL for frequency means 1. NULL for amplitude
+ * means x itself. The last `context` rows of out are copied to `next`, the past of the next call. */
 #define GATHER(name, halves_in, halves_out)                                                                      \
     FOR_THIS_CPU void name(const void *in, void *out, const float *frequency, const float *amplitude,            \
                            const void *past, void *next, ptrdiff_t context, ptrdiff_t rows, ptrdiff_t channels) { \
@@ -115,12 +115,12 @@ FOR_THIS_CPU void add_bfloat16(float *restrict sum, const uint16_t *restrict hal
         sum[place] += widened(halves[place]);
 }
 
-/* Convolutions in bfloat16; a matrix product is one of one tap. The weight stands in the order in which it is read, in
- * tiles of 32 inputs and 16 outputs as the units of a core want them:
- * [outputs / 32][taps][inputs / 32][2][16 pairs of inputs][16 outputs][2], c_kernels.py packs it. */
+/* Convolutions in bfloat16. A matrix product is a convolution with one tap. The weight is stored in the order of its
+ * reads, in tiles of 32 inputs and 16 outputs, the format of the matrix units. c_kernels.py packs it as
+ * [outputs / 32][taps][inputs / 32][2][16 pairs of inputs][16 outputs][2]. */
 enum { NONE, AVX512_BF16, AMX_BF16 };
-enum { SIDE = 32, HALF = SIDE / 2, TILE = SIDE * HALF }; /* inputs and outputs of a step; values of one tile of weights */
-enum { AHEAD = 2048 }; /* bytes: weights are fetched so far before they are multiplied with */
+enum { SIDE = 32, HALF = SIDE / 2, TILE = SIDE * HALF }; /* inputs and outputs of a step; values of a weight tile */
+enum { AHEAD = 2048 }; /* prefetch distance of weights in bytes */
 
 struct convolution {
     const uint16_t *rows; /* [streams, context + time, inputs] */
@@ -128,14 +128,14 @@ struct convolution {
     ptrdiff_t streams, time, taps, dilation, inputs;
 };
 
-/* Up to 16 rows of one stream, which are multiplied together. */
+/* Up to 16 rows of one stream that are multiplied together. */
 struct row_group {
-    const uint16_t *first; /* where they begin for the first tap */
+    const uint16_t *first; /* first input row of the first tap */
     ptrdiff_t count;
-    ptrdiff_t place, num_before; /* of the results: the row of the first one, and how many rows were there before */
+    ptrdiff_t place, num_before; /* index of the first result row, and number of leading rows that are repeated */
 };
 
-/* The sixteens of all streams have numbers. The last one of a stream has some rows again, where others precede it. */
+/* Number of groups of 16 rows over all streams. The last group of a stream overlaps the group before it. */
 static ptrdiff_t sixteens(const struct convolution *c) { return c->streams * ((c->time + HALF - 1) / HALF); }
 
 static struct row_group sixteen(const struct convolution *c, ptrdiff_t number) {
@@ -147,7 +147,7 @@ static struct row_group sixteen(const struct convolution *c, ptrdiff_t number) {
     return group;
 }
 
-/* sums [count, 32] of a group of rows, for 32 outputs whose weights begin at `weight`. */
+/* Compute sums [count, 32] of a group of rows, for 32 outputs whose weights begin at `weight`. */
 static void sums_plain(const struct convolution *c, const struct row_group *group, const uint16_t *weight, float *sums) {
     memset(sums, 0, HALF * SIDE * sizeof *sums);
     for (ptrdiff_t tap = 0; tap < c->taps; tap++)
@@ -161,7 +161,7 @@ static void sums_plain(const struct convolution *c, const struct row_group *grou
         }
 }
 
-/* sums [count, 32] of rows [count, inputs] float32, for 32 outputs with weights [inputs, 32]. */
+/* Compute sums [count, 32] of float32 rows [count, inputs], for 32 outputs with weights [inputs, 32]. */
 static void float_sums_plain(const float *rows, const float *weight, ptrdiff_t count, ptrdiff_t inputs, float *sums) {
     memset(sums, 0, HALF * SIDE * sizeof *sums);
     for (ptrdiff_t row = 0; row < count; row++)
@@ -179,7 +179,7 @@ static void float_sums_plain(const float *rows, const float *weight, ptrdiff_t c
 #define FOR_AMX __attribute__((target("amx-tile,amx-bf16,avx512f,avx512bw,avx512vl,avx512bf16")))
 enum { ARCH_REQ_XCOMP_PERM = 0x1023, XFEATURE_XTILEDATA = 18 };
 
-/* Which of them this CPU has, and the kernel lets this process use. */
+/* Return the best matrix unit of this CPU that the operating system permits this process to use. */
 int matrix_units(void) {
     __builtin_cpu_init();
     if (!__builtin_cpu_supports("avx512bf16") || !__builtin_cpu_supports("avx512bw"))
@@ -192,14 +192,14 @@ int matrix_units(void) {
     return AVX512_BF16;
 }
 
-/* For the block of rows that comes first; the others find the weights in the cache. */
+/* Prefetch weights for the first group of rows. Later groups find the weights in the cache. */
 FOR_AVX512 ALWAYS_INLINE void fetch(const void *weight, ptrdiff_t bytes) {
 #pragma GCC unroll 32
     for (ptrdiff_t line = 0; line < bytes; line += 64)
         _mm_prefetch((const char *)weight + AHEAD + line, _MM_HINT_T0);
 }
 
-/* sums [2, 16, 32] of two groups of rows, as sums_plain; or of one, and `second` is NULL. */
+/* Compute sums [2, 16, 32] of two groups of rows, as in sums_plain. `second` is NULL for a single group. */
 FOR_AMX ALWAYS_INLINE void sums_of_tiles(const struct convolution *c, const struct row_group *group,
                                          const struct row_group *second, const uint16_t *weight, int is_new,
                                          float *sums) {
@@ -244,7 +244,7 @@ FOR_AMX static void sums_amx(const struct convolution *c, const struct row_group
         sums_of_tiles(c, group, second, weight, 0, sums);
 }
 
-/* As sums_plain, of `count` rows from `row` on. */
+/* Compute the sums of sums_plain for `count` rows from `row` on. */
 FOR_AVX512 ALWAYS_INLINE void sums_of_dots(const struct convolution *c, const struct row_group *group, ptrdiff_t row,
                                            int count, const uint16_t *weight, float *sums) {
     __m512 left[8], right[8];
@@ -275,7 +275,7 @@ FOR_AVX512 ALWAYS_INLINE void sums_of_dots(const struct convolution *c, const st
     }
 }
 
-/* As float_sums_plain, of `count` rows. */
+/* Compute the sums of float_sums_plain for `count` rows. */
 FOR_AVX512 ALWAYS_INLINE void float_sums_of(const float *rows, const float *weight, int count, ptrdiff_t inputs,
                                             int is_new, float *sums) {
     __m512 left[8], right[8];
@@ -298,7 +298,7 @@ FOR_AVX512 ALWAYS_INLINE void float_sums_of(const float *rows, const float *weig
     }
 }
 
-/* `work` for eight rows at a time, then for as many as are left: registers are named when this is compiled. */
+/* Run `work` for eight rows at a time, then for the remaining rows. Constant counts keep rows in registers. */
 #define EIGHT_BY_EIGHT(count, work)                                                                              \
     for (ptrdiff_t row = 0, rows_left = (count); rows_left > 0;) {                                               \
         int some_of_them = rows_left >= 8 ? 8 : rows_left >= 4 ? 4 : rows_left >= 2 ? 2 : 1;                     \
@@ -332,8 +332,8 @@ FOR_AVX512 static void float_sums_avx512(const float *rows, const float *weight,
     EIGHT_BY_EIGHT(count, FLOATS)
 }
 
-/* Of the tiles of rows and their sums, 1 to 16 rows each. The instruction is written out: GCC 12 tells its optimiser
- * only of the first eight bytes that the intrinsic reads, and the other values are never written. */
+/* Configure tiles for rows and sums of 1 to 16 rows. Uses inline assembly, because GCC 12 declares only the first eight
+ * bytes of the configuration as read by the intrinsic, and would omit writing the other bytes. */
 FOR_AMX static void configure_tiles(ptrdiff_t rows) {
     struct {
         uint8_t palette, start, reserved[14];
@@ -367,9 +367,10 @@ static void configure_tiles(ptrdiff_t rows) { (void)rows; }
 static void release_tiles(void) {}
 #endif
 
-/* What becomes of sums and their bias [outputs] float32, as c_kernels.py numbers it: `out` [rows, outputs] is float32,
- * or has that added to it, or is bfloat16, also after a snake of that amplitude [outputs], after gelu, or, with half
- * as many outputs, the product of silu of the first 16 of 32 with the others. */
+/* Form of the results, numbered as in c_kernels.py, for sums plus bias [outputs] float32. `out` [rows, outputs] is
+ * float32 for WIDE and ADDED, where ADDED adds to `out`, and bfloat16 otherwise. SNAKED applies a snake with amplitude
+ * [outputs], and GELU applies gelu. GATED stores half as many outputs: of each 32, silu of the first 16 times the
+ * others. */
 enum { WIDE, ADDED, ROUNDED, SNAKED, GELU, GATED };
 
 struct results {
@@ -379,7 +380,7 @@ struct results {
     ptrdiff_t outputs;
 };
 
-/* `count` rows of sums, 32 outputs from `output` on, whose first row is `place`. */
+/* Store `count` rows of sums for 32 outputs from `output` on. The first row is `place`. */
 FOR_THIS_CPU static void finish(const struct results *r, const float *sums, ptrdiff_t place, ptrdiff_t count,
                                 ptrdiff_t output) {
     const float *bias = r->bias + output;
@@ -413,9 +414,9 @@ FOR_THIS_CPU static void finish(const struct results *r, const float *sums, ptrd
     }
 }
 
-/* A convolution of rows [streams, (taps - 1) * dilation + time, inputs] bfloat16; inputs and outputs are multiples of
- * 32. Less than 16 rows of time are those of one stream. `units` are those of matrix_units, or fewer. See `results` for
- * the rest. */
+/* Convolve bfloat16 rows [streams, (taps - 1) * dilation + time, inputs]. Inputs and outputs are multiples of 32. If
+ * time is less than 16, there must be one stream. `units` is a value of matrix_units that this CPU supports. `results`
+ * describes the other parameters. */
 void convolve(ptrdiff_t units, ptrdiff_t kind, const uint16_t *rows, const uint16_t *weight, const float *bias,
               const float *amplitude, void *out, ptrdiff_t streams, ptrdiff_t time, ptrdiff_t taps, ptrdiff_t dilation,
               ptrdiff_t inputs, ptrdiff_t outputs) {
@@ -446,7 +447,7 @@ void convolve(ptrdiff_t units, ptrdiff_t kind, const uint16_t *rows, const uint1
         release_tiles();
 }
 
-/* out [time, outputs] = rows [time, inputs] times a weight [outputs / 32][inputs][32] plus bias, all float32. */
+/* Compute out [time, outputs] = rows [time, inputs] * weight [outputs / 32][inputs][32] + bias, all in float32. */
 void multiply(ptrdiff_t units, const float *rows, const float *weight, const float *bias, float *out, ptrdiff_t time,
               ptrdiff_t inputs, ptrdiff_t outputs) {
     const struct results r = {WIDE, out, bias, 0, outputs};
@@ -462,8 +463,8 @@ void multiply(ptrdiff_t units, const float *rows, const float *weight, const flo
         }
 }
 
-/* out [streams, time, taps, bytes]: what each row of a convolution is a product of, of rows of so many bytes
- * [streams, (taps - 1) * dilation + time]. */
+/* Unfold rows of `bytes` bytes [streams, (taps - 1) * dilation + time] to out [streams, time, taps, bytes], which
+ * contains the input of each product of a convolution. */
 void unfold(const char *rows, char *out, ptrdiff_t streams, ptrdiff_t time, ptrdiff_t taps, ptrdiff_t dilation,
             ptrdiff_t bytes) {
     for (ptrdiff_t stream = 0; stream < streams; stream++, rows += (taps - 1) * dilation * bytes)
@@ -472,8 +473,8 @@ void unfold(const char *rows, char *out, ptrdiff_t streams, ptrdiff_t time, ptrd
                 memcpy(out, rows + tap * dilation * bytes, bytes);
 }
 
-/* out [frames, channels] = the sum of the tables' entries [.., channels] of codes [frames, groups], each in the table
- * that begins at the group's offset. */
+/* Compute out [frames, channels] as sums of table entries [.., channels] for codes [frames, groups]. The table of a
+ * group begins at the group's offset. */
 FOR_THIS_CPU void embed(const int64_t *codes, const int64_t *offsets, const float *tables, float *restrict out,
                         ptrdiff_t frames, ptrdiff_t groups, ptrdiff_t channels) {
     for (ptrdiff_t frame = 0; frame < frames; frame++, codes += groups, out += channels) {
@@ -486,8 +487,8 @@ FOR_THIS_CPU void embed(const int64_t *codes, const int64_t *offsets, const floa
     }
 }
 
-/* out [rows, channels], bfloat16 where asked: rows of float32 over their root mean square. Channels are a multiple of
- * 32. */
+/* Divide float32 rows by their root mean square. out [rows, channels] is bfloat16 if `halves` is set. Channels are a
+ * multiple of 32. */
 FOR_THIS_CPU void norm(const float *in, void *out, ptrdiff_t halves, const float *eps, ptrdiff_t rows,
                        ptrdiff_t channels) {
     for (ptrdiff_t row = 0; row < rows; row++, in += channels) {
@@ -509,7 +510,7 @@ FOR_THIS_CPU void norm(const float *in, void *out, ptrdiff_t halves, const float
     }
 }
 
-/* Sixteen values, of anywhere in memory. */
+/* Sixteen values, unaligned. */
 typedef float sixteen_floats __attribute__((vector_size(64), aligned(4)));
 
 ALWAYS_INLINE float sum_of(const sixteen_floats *values) {
@@ -521,7 +522,7 @@ ALWAYS_INLINE float sum_of(const sixteen_floats *values) {
     return sums[0];
 }
 
-/* Of size values each, a multiple of 16. */
+/* Dot product of two vectors of `size` values, a multiple of 16. */
 ALWAYS_INLINE float dot(const float *a, const float *b, ptrdiff_t size) {
     sixteen_floats sum = {0};
     for (ptrdiff_t place = 0; place < size; place += HALF)
@@ -529,7 +530,7 @@ ALWAYS_INLINE float dot(const float *a, const float *b, ptrdiff_t size) {
     return sum_of(&sum);
 }
 
-/* x [size] with its first half and its second one as pairs, each turned by an angle. */
+/* Rotary embedding in place: rotate each pair of values from the first and the second half of x [size]. */
 ALWAYS_INLINE void rotate(float *x, const float *cosines, const float *sines, ptrdiff_t size) {
     for (ptrdiff_t first = 0, second = size / 2; second < size; first++, second++) {
         float one = x[first], other = x[second];
@@ -538,17 +539,17 @@ ALWAYS_INLINE void rotate(float *x, const float *cosines, const float *sines, pt
     }
 }
 
-/* Rows of one head, those of the past and those of this call. */
+/* Rows of one head: those of earlier calls, then those of this call. */
 struct head_rows {
     const float *past, *now;
-    ptrdiff_t count, stride; /* of the past; from one row of now to the next */
+    ptrdiff_t count, stride; /* number of past rows; distance between rows of `now` */
 };
 
 ALWAYS_INLINE const float *row_of(const struct head_rows *rows, ptrdiff_t number, ptrdiff_t size) {
     return number < rows->count ? rows->past + number * size : rows->now + (number - rows->count) * rows->stride;
 }
 
-/* next [count, size]: the last rows. */
+/* Copy the last rows to next [count, size]. */
 static void keep(const struct head_rows *rows, float *next, ptrdiff_t frames, ptrdiff_t size) {
     ptrdiff_t old = frames < rows->count ? rows->count - frames : 0;
     memcpy(next, rows->past + (rows->count - old) * size, old * size * sizeof *next);
@@ -558,7 +559,7 @@ static void keep(const struct head_rows *rows, float *next, ptrdiff_t frames, pt
 
 enum { MOST_KEYS = 256, MOST_SIZE = 256 };
 
-/* out [size] bfloat16: values [first to last] weighted by the softmax of their keys' products with q [size]. */
+/* Compute out [size] bfloat16: values first to last, weighted by the softmax of key dot products with q [size]. */
 ALWAYS_INLINE void weigh(const float *q, const struct head_rows *keys, const struct head_rows *values, ptrdiff_t first,
                          ptrdiff_t last, ptrdiff_t size, uint16_t *out) {
     float weights[MOST_KEYS], total = 0.0f, largest = -__builtin_inff(), scale = 1.0f / __builtin_sqrtf((float)size);
@@ -582,11 +583,11 @@ ALWAYS_INLINE void weigh(const float *q, const struct head_rows *keys, const str
         out[place] = rounded(((const float *)sums)[place] / total);
 }
 
-/* Attention of one stream's frames to themselves and those before them, at most `window` in all.
+/* Attention of one stream. Each frame attends to itself and earlier frames, at most `window` frames in total.
  *
- * qkv [frames, heads + 2 * kv_heads, size], whose queries and keys are turned in place by angles with these cosines and
- * sines [frames, size]; history and next [2, kv_heads, window - 1, size], of which as many rows as `num_past` says are
- * those of frames; out [frames, heads, size] bfloat16. A window has at most 256 frames, size is a multiple of 32 up to
+ * Queries and keys in qkv [frames, heads + 2 * kv_heads, size] are rotated in place by cosines and sines
+ * [frames, size]. history and next are [2, kv_heads, window - 1, size]. The last `num_past` rows of history contain
+ * frames. out is [frames, heads, size] bfloat16. A window has at most 256 frames, and size is a multiple of 32 up to
  * 256. */
 FOR_THIS_CPU void attend(float *qkv, const float *cosines, const float *sines, const float *history, float *next,
                          uint16_t *out, ptrdiff_t frames, ptrdiff_t heads, ptrdiff_t kv_heads, ptrdiff_t window,
@@ -609,10 +610,11 @@ FOR_THIS_CPU void attend(float *qkv, const float *cosines, const float *sines, c
     }
 }
 
-/* A convolution of each channel of one stream, each row then over its deviation from its mean.
+/* Depthwise convolution of one stream. Each row is then normalized to mean 0 and deviation 1.
  *
- * past [count - 1, channels] and now [time, channels] are its rows, taps are [count, channels], bias [channels]; out
- * [time, channels] bfloat16; next [count - 1, channels]: the last rows. Channels are at most 4096. */
+ * The input rows are past [count - 1, channels] and now [time, channels]. taps is [count, channels], bias is
+ * [channels], out is [time, channels] bfloat16, and next [count - 1, channels] receives the last input rows. Channels
+ * are at most 4096. */
 FOR_THIS_CPU void depthwise_norm(const float *past, const float *now, const float *taps, const float *bias, float *next,
                                  uint16_t *out, const float *eps, ptrdiff_t time, ptrdiff_t count,
                                  ptrdiff_t channels) {
@@ -638,16 +640,16 @@ FOR_THIS_CPU void depthwise_norm(const float *past, const float *now, const floa
     keep(&rows, next, time, channels);
 }
 
-/* out [time] = bias + a convolution to one channel of rows [count - 1 + time, channels], taps are [count, channels];
- * channels are a multiple of 16. */
+/* Compute out [time] = bias + a convolution of rows [count - 1 + time, channels] to one channel, with taps
+ * [count, channels]. Channels are a multiple of 16. */
 FOR_THIS_CPU void convolve_to_one(const float *rows, const float *taps, const float *bias, float *out, ptrdiff_t time,
                                   ptrdiff_t count, ptrdiff_t channels) {
     for (ptrdiff_t row = 0; row < time; row++)
         out[row] = *bias + dot(rows + row * channels, taps, count * channels);
 }
 
-/* A call of one of the functions above: its address, and its arguments, which are all pointers or ptrdiff_t so that any
- * of them can be called in one way. */
+/* A captured call: the address of a function above, and its arguments. All arguments are pointers or ptrdiff_t, so one
+ * signature fits all functions. */
 enum { MOST_ARGUMENTS = 15 };
 struct step {
     void (*function)(int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t,

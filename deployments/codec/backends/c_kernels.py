@@ -1,6 +1,6 @@
-"""The codec's own kernels for CPUs, from c_kernels.c. If it was not built, torch computes everything.
+"""Interface to the codec's C kernels for CPUs in c_kernels.c. If they are not built, torch computes everything.
 
-They are called through ctypes, which releases the GIL during calls.
+Kernels are called through ctypes, which releases the GIL during calls.
 """
 
 import ctypes
@@ -17,13 +17,13 @@ from deployments.c_library import COUNT, POINTER, built_library
 from deployments.codec.fold import ConvNeXt, Snake
 
 _Function = Callable[..., int]
-New = Callable[[str, Sequence[int], torch.dtype], Tensor]  # memory for one of the results, of a shape and a type
+New = Callable[[str, Sequence[int], torch.dtype], Tensor]  # allocates memory for a named result of a shape and a dtype
 _TYPES = {torch.float32: "float", torch.bfloat16: "bfloat16"}
-SIDE = 32  # inputs and outputs of the blocks that a product is made of
-_HALF = SIDE // 2  # and rows
-_LINE = 64  # bytes
-_MOST = 256  # keys of a query, and values of each
-_INTERFACE = 4  # version of the functions and their arguments; both files change it together
+SIDE = 32  # number of inputs and outputs of one block of a product
+_HALF = SIDE // 2  # number of rows of a block
+_LINE = 64  # bytes of a cache line
+_MOST = 256  # maximum number of keys per query, and of values per key
+_INTERFACE = 4  # version of the functions and their arguments; must be equal in c_kernels.c
 _GATHERS = [f"gather_{source}_{target}" for source in _TYPES.values() for target in _TYPES.values()]
 _PARAMETERS = {
     **{name: [*[POINTER] * 6, *[COUNT] * 3] for name in _GATHERS},
@@ -38,15 +38,15 @@ _PARAMETERS = {
     "depthwise_norm": [*[POINTER] * 7, *[COUNT] * 3],
     "replay": [POINTER, COUNT],
 }
-_WORDS = 16  # one step of a replay: the function and its arguments
+_WORDS = 16  # size of one replay step: the function and its arguments
 
 
 class Epilogue(IntEnum):
-    """The form in which the sums of a convolution are stored, numbered as in c_kernels.c."""
+    """Form in which a convolution stores its sums, numbered as in c_kernels.c."""
 
     WIDE = 0  # float32
-    ADDED = 1  # to float32
-    ROUNDED = 2  # bfloat16, as the kinds below
+    ADDED = 1  # added to float32
+    ROUNDED = 2  # bfloat16, as for all later kinds
     SNAKED = 3
     GELU = 4
     GATED = 5
@@ -59,12 +59,12 @@ def _built() -> dict[str, _Function]:
 
 _functions = _built()
 BUILT = bool(_functions)
-# This CPU's unit for bfloat16 products: 0 none, 1 AVX-512's dot products, 2 AMX. Asked once, because AMX needs the
-# kernel's permission.
+# Hardware unit of this CPU for bfloat16 products: 0 none, 1 AVX-512 dot products, 2 AMX. Queried once, because the
+# query asks the kernel for permission to use AMX.
 MATRIX_UNITS = _functions["matrix_units"]() if BUILT else 0
 
 
-# Per thread: the calls so far, while they are captured.
+# Calls captured so far in this thread; None if calls are not captured
 _captured: ContextVar[list[tuple[int, ...]] | None] = ContextVar("captured", default=None)
 
 
@@ -77,13 +77,14 @@ def _invoke(name: str, *words: int | None) -> None:
 
 
 class CapturedCalls:
-    """Captured calls of kernels, which can be repeated at once with some tensors replaced.
+    """Captured kernel calls that can be replayed with some tensors replaced.
 
-    Between two kernels Python and torch take 50 us, because the weights have pushed their memory out of the cache.
+    A replay avoids the 50 us that Python and torch take between two kernels, because the weights have evicted
+    their memory from the cache.
     """
 
     def __init__(self, calls: Callable[[], object], tensors: Sequence[Tensor]) -> None:
-        """Capture the `calls` of this module. All tensors that they use, except `tensors`, stay where they are."""
+        """Run `calls` and capture their kernel calls. All used tensors except `tensors` must keep their memory."""
         steps: list[tuple[int, ...]] = []
         token = _captured.set(steps)
         try:
@@ -97,7 +98,7 @@ class CapturedCalls:
         self._numbers = torch.tensor([numbers[word] for word in words if word in numbers])
 
     def replay(self, tensors: Sequence[Tensor]) -> None:
-        """Make the calls again, with these tensors in place of the captured ones."""
+        """Repeat the calls with these tensors in place of the captured ones."""
         pointers = torch.tensor([tensor.data_ptr() for tensor in tensors])
         self._words[self._places] = pointers[self._numbers]
         _functions["replay"](self._words.data_ptr(), len(self._words) // _WORDS)
@@ -108,15 +109,15 @@ def _empty(_: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
 
 
 def fits(weight: Tensor) -> bool:
-    """Whether this CPU has units for a decoder in bfloat16 with such a weight [taps, in, out]."""
+    """Return whether this CPU has bfloat16 units, and the kernels support a weight of shape [taps, in, out]."""
     return weight.is_cpu and MATRIX_UNITS > 0 and not any(size % SIDE for size in weight.shape[1:])
 
 
 class _HugePages:
-    """Memory for weights in pages of 2 MB, if the kernel has them.
+    """Memory for weights in pages of 2 MB, if the operating system supports them.
 
-    A core reads weights a quarter faster from large pages, because prefetching stops at page boundaries, and each
-    page's address has to be looked up.
+    A core reads weights a quarter faster from large pages, because prefetching stops at page boundaries, and each page
+    needs an address translation.
     """
 
     _CHUNK, _PAGE = 32 << 20, 2 << 20
@@ -125,7 +126,7 @@ class _HugePages:
         self._free = torch.empty(0, dtype=torch.uint8)
 
     def copy(self, tensor: Tensor) -> Tensor:
-        """A copy of a tensor, without gaps. Its memory is never freed."""
+        """Return a contiguous copy of a tensor. The memory of the copy is never freed."""
         size = -(-tensor.nbytes // _LINE) * _LINE
         if size > len(self._free):
             self._free = self._mapped(max(size, self._CHUNK))
@@ -135,7 +136,7 @@ class _HugePages:
     def _mapped(self, size: int) -> Tensor:
         memory = mmap.mmap(-1, size + self._PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         if hasattr(mmap, "MADV_HUGEPAGE"):
-            with suppress(OSError):  # a kernel without them
+            with suppress(OSError):  # the operating system does not support huge pages
                 memory.madvise(mmap.MADV_HUGEPAGE)
         chunk = torch.frombuffer(memory, dtype=torch.uint8)
         return chunk[-chunk.data_ptr() % self._PAGE :][:size]
@@ -145,13 +146,14 @@ _pages = _HugePages()
 
 
 class Convolution:
-    """A convolution of each stream's rows in bfloat16 on the matrix units of a core, with sums in float32."""
+    """Convolution of each stream's rows in bfloat16 on the matrix units of a core, with sums in float32."""
 
     dtype = torch.bfloat16
 
     def __init__(self, weight: Tensor, bias: Tensor | None, dilation: int = 1, *, gated: bool = False) -> None:
-        """`weight` is [taps, in, out], `bias` [out]; `gated` multiplies silu of the first half of the outputs by the
-        second half.
+        """Pack `weight` [taps, in, out] and `bias` [out].
+
+        `gated` multiplies silu of the first half of the outputs by the second half.
         """
         taps, inputs, outputs = self._shape = weight.shape
         bias = weight.new_zeros(outputs) if bias is None else bias
@@ -174,10 +176,10 @@ class Convolution:
         wide: bool = False,
         new: New = _empty,
     ) -> Tensor:
-        """`rows` [B, context + time, in] bfloat16 without gaps -> [B, time, out] bfloat16, or float32 if `wide`.
+        """Convolve `rows` [B, context + time, in] contiguous bfloat16 to [B, time, out] bfloat16, or float32 if `wide`.
 
-        The results go through a `snake` without a frequency, or through `gelu`; or they are added to `total`
-        [B, time, out] float32.
+        The results pass through a `snake` without a frequency, or through `gelu`, or are added to `total` [B, time,
+        out] float32.
         """
         assert snake is None or snake.frequency is None
         assert rows.dtype == torch.bfloat16, rows.dtype
@@ -209,7 +211,7 @@ class Convolution:
 
 
 class ExactConvolution:
-    """A convolution of few rows in float32, for a CPU with such units."""
+    """Convolution of a few rows in float32, for CPUs with bfloat16 units."""
 
     dtype = torch.float32
 
@@ -220,7 +222,7 @@ class ExactConvolution:
         self._bias = weight.new_zeros(outputs) if bias is None else bias.float().contiguous()
 
     def __call__(self, rows: Tensor, *, new: New = _empty) -> Tensor:
-        """`rows` [B, context + time, in] float32 without gaps -> [B, time, out] float32."""
+        """Convolve `rows` [B, context + time, in] contiguous float32 to [B, time, out] float32."""
         assert rows.dtype == torch.float32, rows.dtype
         rows = unfolded(rows, self._taps, self._dilation, new) if self._taps > 1 else rows
         assert rows.is_contiguous(), rows.stride()
@@ -232,7 +234,7 @@ class ExactConvolution:
 
 
 def unfolded(rows: Tensor, taps: int, dilation: int, new: New) -> Tensor:
-    """The rows [B, time, taps * in] whose products are a convolution of rows [B, context + time, in]."""
+    """Return the rows [B, time, taps * in] whose products are a convolution of rows [B, context + time, in]."""
     streams, length, channels = rows.shape
     time = length - (taps - 1) * dilation
     out = new("unfolded", (streams, time, taps * channels), rows.dtype)
@@ -241,7 +243,7 @@ def unfolded(rows: Tensor, taps: int, dilation: int, new: New) -> Tensor:
 
 
 def embed(codes: Tensor, offsets: Tensor, tables: Tensor, *, new: New = _empty) -> Tensor:
-    """Sums [B, frames, channels] of the entries of codes [B, frames, groups], all tensors without gaps."""
+    """Return sums [B, frames, channels] of the table entries for codes [B, frames, groups]. Tensors are contiguous."""
     streams, frames, groups = codes.shape
     channels = tables.shape[1]
     out = new("out", (streams, frames, channels), torch.float32)
@@ -251,7 +253,7 @@ def embed(codes: Tensor, offsets: Tensor, tables: Tensor, *, new: New = _empty) 
 
 
 def normed(x: Tensor, eps: Tensor, dtype: torch.dtype, *, new: New = _empty) -> Tensor:
-    """x [..., channels] float32 over its root mean square, in another type; channels are a multiple of 32."""
+    """Divide float32 x [..., channels] by its root mean square. Channels must be a multiple of 32. Returns `dtype`."""
     assert x.is_contiguous(), x.stride()
     out, channels = new("out", x.shape, dtype), x.shape[-1]
     rows = x.numel() // channels
@@ -260,18 +262,18 @@ def normed(x: Tensor, eps: Tensor, dtype: torch.dtype, *, new: New = _empty) -> 
 
 
 def attends(size: int, window: int) -> bool:
-    """Whether `attend` supports heads of this size and windows of this number of frames."""
+    """Return whether `attend` supports heads of `size` values and windows of `window` frames."""
     return size % SIDE == 0 and max(size, window) <= _MOST
 
 
 def attend(
     qkv: Tensor, rotary: Sequence[Tensor], histories: tuple[Tensor, Tensor], num_past: Tensor, out: Tensor
 ) -> None:
-    """Attention of one stream, `out` [frames, heads * size] bfloat16.
+    """Compute the attention of one stream into `out` [frames, heads * size] bfloat16.
 
-    `qkv` [frames, (heads + 2 * kv_heads) * size] float32 is overwritten, `rotary` holds cosines and sines [frames,
-    size]. The last `num_past` [1] int64 rows of the history [2, kv_heads, window - 1, size] float32 hold frames. The
-    next history is a separate tensor, which is filled.
+    Overwrites `qkv` [frames, (heads + 2 * kv_heads) * size] float32. `rotary` holds cosines and sines [frames, size].
+    The last `num_past` [1] int64 rows of the history [2, kv_heads, window - 1, size] float32 contain frames. The next
+    history is written to a separate tensor.
     """
     _, kv_heads, past, size = histories[0].shape
     tensors = (qkv, *rotary, *histories, out)
@@ -281,10 +283,10 @@ def attend(
 
 
 def depthwise_norm(x: Tensor, memories: tuple[Tensor, Tensor], block: ConvNeXt, eps: Tensor, out: Tensor) -> None:
-    """One stream's rows [time, channels] after the convolution of each channel, normed, `out` in bfloat16.
+    """Convolve each channel of one stream's rows [time, channels] and normalize them into `out` bfloat16.
 
-    x and the memory [taps - 1, channels] are float32, channels at most 4096. The next memory is a separate tensor,
-    which is filled.
+    x and the memory [taps - 1, channels] are float32, with at most 4096 channels. The next memory is written to a
+    separate tensor.
     """
     past, following = memories
     tensors = (past, x, block.taps, block.bias, following, out, eps)
@@ -297,8 +299,8 @@ def gather(
 ) -> bool:
     """Fill `out` [B, context + time, channels] with the streams' pasts [context, channels], and x after the snake.
 
-    Its last rows fill `nexts`, which may be the pasts. Returns False if nothing was done. Rows of each stream have no
-    gaps, and pasts have the type of `out`.
+    The last rows of `out` fill `nexts`, which may be the pasts. Returns False if the kernels do not support the inputs.
+    Rows of each stream must be contiguous, and pasts must have the dtype of `out`.
     """
     name = f"gather_{_TYPES.get(x.dtype)}_{_TYPES.get(out.dtype)}"
     streams, time, channels = x.shape
@@ -319,9 +321,9 @@ def gather(
 
 
 def convolve_to_one(rows: Tensor, taps: Tensor, bias: Tensor, *, new: New = _empty) -> Tensor | None:
-    """A convolution of rows [B, count - 1 + time, channels] with taps [count, channels] -> [B, time, 1], or None.
+    """Convolve rows [B, count - 1 + time, channels] with taps [count, channels] to [B, time, 1], all in float32.
 
-    None means that nothing was computed. All in float32.
+    Returns None if the kernels do not support the inputs.
     """
     (streams, length, channels), count = rows.shape, len(taps)
     if "convolve_to_one" not in _functions or not rows.is_cpu or channels % _HALF or not rows.is_contiguous():
@@ -334,7 +336,7 @@ def convolve_to_one(rows: Tensor, taps: Tensor, bias: Tensor, *, new: New = _emp
 
 
 def add(total: Tensor, x: Tensor) -> Tensor:
-    """Add x to `total` float32 of the same shape, in place. Returns `total`."""
+    """Add x in place to the float32 tensor `total` of the same shape. Returns `total`."""
     fits = x.dtype == torch.bfloat16 and total.dtype == torch.float32 and total.is_contiguous() and x.is_contiguous()
     if "add_bfloat16" not in _functions or not x.is_cpu or not fits:
         return total.add_(x)

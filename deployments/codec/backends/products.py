@@ -1,7 +1,7 @@
-"""Products of layers in torch, with weights packed once; on a CPU that multiplies bfloat16, the products of
-c_kernels.py.
+"""Matrix products and convolutions of the decoder's layers in torch, with weights packed once.
 
-Also the memory of calls: on a CPU each thread reuses its own.
+On a CPU with bfloat16 units, the products come from c_kernels.py instead. This module also holds the scratch memory of
+calls, which each thread reuses on a CPU.
 """
 
 import threading
@@ -20,18 +20,18 @@ from deployments.codec.fold import Conv, FoldedWeights, Linear, Snake
 
 _TYPICAL_ROWS = 128
 MANY_CHANNELS = 512
-# With more rows a convolution of many channels beats a matrix product. oneDNN takes a path that is hundreds of times
-# slower for some lengths: with torch 2.11 for 768 channels and 96 to 112 rows, with 2.13 for 100.
+# With more rows, a convolution of many channels is faster than a matrix product. For some lengths oneDNN is hundreds of
+# times slower: with torch 2.11 for 768 channels and 96 to 112 rows, with torch 2.13 for 100 rows.
 _ENOUGH_ROWS = 128
 
 
 @cache
 def onednn_packs(dtype: torch.dtype) -> bool:
-    """Whether oneDNN packs weights of this type, and multiplies with them, on this CPU."""
+    """Return whether oneDNN can pack weights of this type and multiply with them on this CPU."""
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False
     matrix = torch.zeros(16, 16, dtype=dtype)
-    try:  # which instructions it needs depends on its version, on ONEDNN_MAX_CPU_ISA and on the architecture
+    try:  # required instructions depend on oneDNN's version, on ONEDNN_MAX_CPU_ISA and on the architecture
         packed = torch.ops.mkldnn._reorder_linear_weight(matrix, len(matrix))
         torch.ops.mkldnn._linear_pointwise(matrix, packed, None, "none", [], "")
     except RuntimeError:
@@ -40,16 +40,16 @@ def onednn_packs(dtype: torch.dtype) -> bool:
 
 
 class TorchProduct:
-    """A convolution [B, context + time, in] -> [B, time, out] whose weight is stored in the order in which it is read.
+    """Convolution [B, context + time, in] -> [B, time, out], with the weight stored in the order of its reads.
 
-    Few rows are copied tap by tap and multiplied as a matrix. Many rows are computed as a convolution, which needs no
-    copies, but takes milliseconds for a handful of rows, however few the channels are.
+    A few rows are copied tap by tap and multiplied as a matrix. Many rows run as a convolution, which needs no copies
+    but takes milliseconds even for a few rows of a few channels.
     """
 
     def __init__(
         self, weight: Tensor, bias: Tensor | None, dilation: int, dtype: torch.dtype, *, may_be_long: bool = False
     ) -> None:
-        """`weight` is [taps, in, out]. A layer of many channels has few rows, unless it `may_be_long`."""
+        """Pack `weight` [taps, in, out]. A layer with many channels has few rows, unless `may_be_long` is set."""
         self._taps, channels, _ = weight.shape
         self._dilation = dilation
         self._context = (self._taps - 1) * dilation
@@ -59,12 +59,12 @@ class TorchProduct:
         weight = weight.to(dtype)
         has_few_rows = channels >= MANY_CHANNELS and not may_be_long
         self._matrix = self._packed_matrix(weight)
-        self._enough = inf if has_few_rows else _ENOUGH_ROWS  # rows of results for a convolution
+        self._enough = inf if has_few_rows else _ENOUGH_ROWS  # number of output rows from which a convolution is used
         if not has_few_rows:
             self._kernel = self._packed_kernel(weight)
 
     def __call__(self, rows: Tensor) -> Tensor:
-        """`rows` must be contiguous."""
+        """Convolve `rows`, which must be contiguous."""
         rows = rows.to(self.dtype)
         return self._multiply(rows) if rows.shape[1] - self._context < self._enough else self._convolve(rows)
 
@@ -101,7 +101,7 @@ class TorchProduct:
         return out.squeeze(2).transpose(1, 2)
 
     def _unfolded(self, rows: Tensor) -> Tensor:
-        """The rows [B, time, taps * in] whose products are the output rows."""
+        """Return the rows [B, time, taps * in] whose products are the output rows."""
         batch, length, channels = rows.shape
         shape = (batch, length - self._context, self._taps, channels)
         strides = (length * channels, channels, self._dilation * channels, 1)
@@ -109,7 +109,7 @@ class TorchProduct:
 
 
 class ProductToOneChannel:
-    """A convolution [B, context + time, in] -> [B, time, 1]: every row times all taps, then sums along diagonals."""
+    """Convolution [B, context + time, in] -> [B, time, 1] by multiplying rows with all taps and summing diagonals."""
 
     dtype = torch.float32
 
@@ -130,8 +130,9 @@ class ProductToOneChannel:
 
 
 class _Scratch(threading.local):
-    """Memory that a thread reuses, because new memory costs a page fault for every 4 KB. Not used on a GPU, where torch
-    itself keeps freed memory.
+    """Scratch memory that a thread reuses, because new memory costs a page fault for every 4 KB.
+
+    Unused on a GPU, where torch keeps freed memory itself.
     """
 
     def __init__(self) -> None:
@@ -141,7 +142,7 @@ class _Scratch(threading.local):
     def buffer(
         self, name: str, shape: Sequence[int], device: torch.device, dtype: torch.dtype = torch.float32
     ) -> Tensor:
-        """The buffer of that name. Its former content is lost."""
+        """Return the buffer `name` with the given shape. Overwrites earlier contents of the buffer."""
         if device.type != "cpu":
             return torch.empty(tuple(shape), dtype=dtype, device=device)
         size, key = prod(shape), (name, dtype)
@@ -154,7 +155,7 @@ class _Scratch(threading.local):
 
     @contextmanager
     def kept(self) -> Iterator[list[Tensor]]:
-        """Buffers used inside the block. They stay in place while the list is held."""
+        """Yield the list of buffers used inside the block. The buffers are kept while the caller holds the list."""
         used: list[Tensor] = []
         self._used = used
         try:
@@ -169,7 +170,7 @@ scratch = _Scratch()
 def gather(
     x: Tensor, out: Tensor, snake: Snake | None = None, pasts: Sequence[Tensor] = (), nexts: Sequence[Tensor] = ()
 ) -> None:
-    """Fill `out` [B, context + time, channels] with the streams' pasts, and x after the snake, and then `nexts`."""
+    """Fill `out` [B, context + time, channels] with the streams' pasts and x after the snake, and then fill `nexts`."""
     if c_kernels.gather(x, out, snake, pasts, nexts):
         return
     time = x.shape[1]
@@ -198,7 +199,7 @@ def packed(folded: FoldedWeights, dtype: torch.dtype) -> Iterator[tuple[Conv | L
     is_own = dtype == torch.bfloat16
 
     def exact(weight: Tensor, bias: Tensor | None, dilation: int = 1) -> AnyProduct:
-        # The whole signal goes through these products: rounding is most audible there, and exactness costs least.
+        # These products carry the whole signal, so rounding is most audible here, and float32 costs the least.
         if is_own and fits(weight):
             return ExactConvolution(weight, bias, dilation)
         return TorchProduct(weight, bias, dilation, torch.float32)

@@ -1,4 +1,4 @@
-"""The choice of the decoder backend: the only file that names them all."""
+"""Selection of the decoder backend. Only this module knows all backends."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,11 +19,11 @@ if TYPE_CHECKING:  # a talker on a GPU needs neither
 
 @dataclass(frozen=True, slots=True)
 class DecoderPair:
-    """A row of BACKENDS: the names of two classes that decode a codec, and the codecs and devices they support."""
+    """Entry of BACKENDS: the names of two decoder classes, and the codecs and devices that they support."""
 
-    backend_name: str  # its callers keep the streams' states: in the codec pool
-    slots_name: str  # it keeps the streams' states itself: on a talker's device
-    decodes: Callable[[SpeechTokenizerConfig, torch.device], bool]  # this codec, on this device
+    backend_name: str  # for the codec pool, whose callers keep the states of streams
+    slots_name: str  # for a talker's device; the class itself keeps the states of streams
+    decodes: Callable[[SpeechTokenizerConfig, torch.device], bool]  # whether the pair supports a codec on a device
 
     @property
     def backend(self) -> "type[Backend]":
@@ -46,21 +46,21 @@ def _on_matrix_units(config: SpeechTokenizerConfig, device: torch.device) -> boo
     return device.type == "cuda" and config.decoder.suits_matrix_units and capability_of(device) >= AMPERE
 
 
-# The first row that supports a codec on a device is used. A new backend is a row here, and a row in
+# The first entry that supports a codec on a device is used. A new backend needs an entry here, and an entry in
 # tests/deployments/codec/backends/test_backends.py.
 BACKENDS = (
     DecoderPair(_TORCH, _TRITON_SLOTS, _on_matrix_units),
-    DecoderPair(_TORCH, _PLAIN_SLOTS, lambda config, device: True),  # with c_kernels.py, if it fits
+    DecoderPair(_TORCH, _PLAIN_SLOTS, lambda config, device: True),  # uses c_kernels.py if it fits
 )
 
 
 def choose_decoders(config: SpeechTokenizerConfig, device: torch.device) -> DecoderPair:
-    """The row of a codec on a device."""
+    """Return the first entry of BACKENDS that supports a codec on a device."""
     return next(row for row in BACKENDS if row.decodes(config, device))
 
 
 def load_decoder(directory: Path, *, device: torch.device | str = "cpu", precision: str = "float32") -> "CodecDecoder":
-    """The decoder of `directory`, the checkpoint's `speech_tokenizer` folder. Raises CheckpointError."""
+    """Load the decoder in `directory`, the checkpoint's `speech_tokenizer` folder. Raises CheckpointError."""
     place = torch.device(device)
     chosen = choose_decoders(SpeechTokenizerConfig.load(directory), place)
     decoder: CodecDecoder = resolve_name(_DECODER)(chosen.backend.load(directory, device=place, precision=precision))

@@ -1,11 +1,12 @@
-"""The forward pass in torch, on any device. On a CPU every layer is one convolution, its weights packed once.
+"""Forward pass of the decoder in torch, on any device. On a CPU each layer is one convolution with packed weights.
 
-In bfloat16 on a CPU that multiplies it, kernels of our own (c_kernels.py) compute the layers that they fit. If they
-compute all layers, as for the released shape, the calls of a batch are captured and replayed.
+On a CPU with bfloat16 units, C kernels (c_kernels.py) compute the layers that they support in bfloat16. If they support
+all layers, as for the released shape, the calls of a batch are captured and replayed.
 
-A lower precision applies to products only: sums, the snakes, the last convolution and attention stay in float32. On a
-CPU, layers of many channels are bound by their weights and take all streams together. The others are bound by their
-activations and take one stream and a short piece of time through all remaining layers, so that it stays in the cache.
+A lower precision applies only to products. Sums, snakes, the last convolution and attention stay in float32. On a CPU,
+layers with many channels are limited by reading weights and process all streams together. The other layers are limited
+by reading activations. Such layers process one stream and a short piece of time through all remaining layers, which
+keeps the piece in the cache.
 """
 
 import threading
@@ -37,20 +38,20 @@ from deployments.codec.forward import ForwardPass, Signal, last_samples, latents
 from deployments.codec.rotary import rotary_tables, rotate
 
 _LAYER_NORM_EPS = 1e-6
-_POSITIONS = 2048  # frames whose angles are computed in advance
-_CAPTURED_FRAMES = 64  # larger calls of all streams are rare, and Python's part of them is small
-_PIECE = 250_000  # values that a block computes at once: a few buffers of this size fit a second-level cache of 2 MB
-_ROWS_OF_A_PIECE = 16  # pieces are multiples of it: with torch 2.11 others, such as 520 or 587 rows, may take that path
+_POSITIONS = 2048  # frames whose rotary angles are precomputed
+_CAPTURED_FRAMES = 64  # limit over all streams; larger calls are rare, and Python's share of their time is small
+_PIECE = 250_000  # values that a block computes at once; a few buffers of this size fit a second-level cache of 2 MB
+_ROWS_OF_A_PIECE = 16  # pieces are multiples of 16, because oneDNN is slow for others (520 or 587 with torch 2.11)
 
 
 class TorchBackend(Backend):
-    """Folded weights, packed."""
+    """Backend with folded and packed weights."""
 
     def __init__(self, folded: FoldedWeights, precision: str = "float32") -> None:
-        """`precision` is the precision of the products.
+        """Pack the weights. `precision` is the number format of the products.
 
-        Stops cuDNN from truncating float32 to TF32 in this process. TF32 reaches only 34 dB on stressed weights, and
-        float32 has to judge other types and to repair streams.
+        Disables TF32 in cuDNN for this process. TF32 only reaches 34 dB on stressed weights, and float32 serves as the
+        reference for other formats and repairs streams.
         """
         torch.backends.cudnn.allow_tf32 = False
         self.config = folded.config
@@ -78,7 +79,7 @@ class TorchBackend(Backend):
     @staticmethod
     def precisions(device: torch.device) -> tuple[str, ...]:
         if device.type != "cpu":
-            return "float16", "bfloat16"  # which does not overflow
+            return "float16", "bfloat16"  # bfloat16 does not overflow
         return ("bfloat16",) if _multiplies_bfloat16() else ()
 
     def at(self, precision: str) -> "TorchBackend":
@@ -88,7 +89,7 @@ class TorchBackend(Backend):
     def advice(self) -> str:
         if self.device.type != "cpu" or c_kernels.BUILT:
             return ""
-        return "torch decodes, half as fast as our kernels: install Talkray (again) where a C compiler is"
+        return "torch decodes at half the speed of the C kernels: install a C compiler and reinstall Talkray"
 
     def decode(self, codes: Tensor, states: Sequence[DecoderState]) -> tuple[Tensor, list[DecoderState]]:
         if not self._is_own_throughout or codes[:, :, 0].numel() > _CAPTURED_FRAMES:
@@ -103,7 +104,7 @@ class TorchBackend(Backend):
         return call.audio.view(len(states), -1).clone(), call.states()
 
     def decoded(self, call: "_TorchPass") -> Tensor:
-        """Unbounded samples [B, frames * frame_samples], perhaps in memory that the thread's next call reuses."""
+        """Return unclipped samples [B, frames * frame_samples], in memory that the thread's next call may reuse."""
         return waveform(call, self.folded, latents(call, self.folded)).view(call.streams, -1)
 
     def recall(
@@ -116,7 +117,7 @@ class TorchBackend(Backend):
         return last_samples(call, self.folded, x).view(len(states), -1), call.states()
 
     def rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines and sines [..., head_dim] of positions [...]."""
+        """Return cosines and sines [..., head_dim] of positions [...]."""
         last = int(positions.max())
         cosines, sines = self._rotary
         if last >= len(cosines):
@@ -130,11 +131,11 @@ class TorchBackend(Backend):
         return tables[0][0, 0], tables[1][0, 0]
 
     def _is_own(self, *layers: Conv | Linear) -> bool:
-        """Whether our kernels compute these products."""
+        """Return whether the C kernels compute these products."""
         return all(isinstance(self.products[layer], Convolution | ExactConvolution) for layer in layers)
 
     def _silence(self) -> Iterator[Tensor]:
-        """The state of a stream before its first frame."""
+        """Yield the tensors of a stream's state before its first frame."""
         config = self.config
         for layer in self.folded.remembering:
             self.memories[layer] = len(self.memories)
@@ -148,7 +149,7 @@ class TorchBackend(Backend):
 
 
 class _TorchPass(ForwardPass):
-    """One pass. Every layer reads its tensor of each stream and replaces it with the one for the next call."""
+    """One forward pass. Each layer reads its tensor of each stream and replaces it for the next call."""
 
     def __init__(self, backend: TorchBackend, codes: Tensor, states: Sequence[DecoderState]) -> None:
         self._backend = backend
@@ -164,10 +165,10 @@ class _TorchPass(ForwardPass):
         if not backend.attends:
             self._mask = _window_mask(self.num_past, frames, window=backend.config.sliding_window)
         self.audio = scratch.buffer("audio", (len(states) * frames * backend.config.frame_samples,), device)
-        self._samples = [self.audio]  # the next samples go here
+        self._samples = [self.audio]  # remaining memory for the next samples
 
     def states(self) -> list[DecoderState]:
-        """The states of the streams after this call."""
+        """Return the states of the streams after this call."""
         frames = self.codes.shape[1]
         return [
             DecoderState(position + frames, tuple(memory))
@@ -182,13 +183,13 @@ class _TorchPass(ForwardPass):
         return Signal(F.embedding(self.codes + folded.offsets, folded.tables).sum(dim=2))
 
     def _new(self, name: str) -> New:
-        """Memory for a kernel's result, until another kernel takes the same name."""
+        """Return a memory allocator for a kernel's result, valid until another kernel uses the same name."""
         device = self._backend.device
         return lambda part, shape, dtype: scratch.buffer(f"{name} {part}", shape, device, dtype)
 
     def linear(self, x: Signal, linear: Linear, *, norm: bool = False, gate: Linear | None = None, gelu: bool = False,
                residual: Signal | None = None) -> Signal:  # fmt: skip
-        """A gate is packed together with its product."""
+        """Multiply. The weight of a gate is packed together with the weight of `linear`."""
         product = self._backend.products[linear]
         if isinstance(product, Convolution | ExactConvolution):
             new = self._new(str(id(linear)))
@@ -227,8 +228,9 @@ class _TorchPass(ForwardPass):
         return Signal(y.transpose(1, 2).flatten(2))
 
     def _turned(self, index: int) -> list[tuple[Tensor, Tensor]]:
-        """A layer's memory of each stream, and the tensors for its next memory. From the second piece on both are the
-        same.
+        """Return a layer's memory of each stream, and the tensor for its next memory.
+
+        From the second piece on, both are the same tensor.
         """
         pairs = [(memory[index], following[index]) for memory, following in zip(self.memories, self.nexts, strict=True)]
         for memory, (_, following) in zip(self.memories, pairs, strict=True):
@@ -253,7 +255,7 @@ class _TorchPass(ForwardPass):
     def conv(
         self, x: Signal, conv: Conv, *, snake: Snake | None = None, residual: Signal | None = None, plain: bool = True
     ) -> Signal:
-        """A snake is applied with the product, or left to the next layer, which copies its rows anyway."""
+        """Convolve. A snake is applied with the product, or by the next layer, which copies its rows anyway."""
         batch, time, _ = x.values.shape
         product, rows = self._backend.products[conv], self._rows(x, conv)
         if isinstance(product, Convolution):
@@ -273,7 +275,7 @@ class _TorchPass(ForwardPass):
         return Signal(y if residual is None else add(residual.values, y), snake)
 
     def _rows(self, x: Signal, conv: Conv) -> Tensor:
-        """The rows that a convolution reads, its context first."""
+        """Return the input rows of a convolution, its context first."""
         batch, time, channels = x.values.shape
         dtype = self._backend.products[conv].dtype
         if not conv.context and x.snake is None and x.values.dtype == dtype:
@@ -295,7 +297,7 @@ class _TorchPass(ForwardPass):
         return product(rows, new=new).flatten()
 
     def pieces(self, x: Signal, block: Block) -> Iterator[tuple["_TorchPass", Signal]]:
-        """Units add in place to a copy, because new memory for each of their sums would not stay in the cache."""
+        """Split x. Units add in place to a copy, because new memory for each sum would not stay in the cache."""
         for call, rows in self._cut(x.values):
             if block.units:
                 signal = scratch.buffer("signal", rows.shape, rows.device)
@@ -313,7 +315,7 @@ class _TorchPass(ForwardPass):
             yield from ((call, piece) for piece in torch.split(row, piece_rows(time, channels), dim=1))
 
     def _alone(self) -> "Iterator[_TorchPass]":
-        """A pass for each stream, with only that stream's memories, which stay in this pass. The rest is shared."""
+        """Yield a pass for each stream that has only the memories of that stream. All other attributes are shared."""
         if len(self.memories) == 1:
             yield self
             return
@@ -324,8 +326,9 @@ class _TorchPass(ForwardPass):
 
 
 def _multiplies_bfloat16() -> bool:
-    """Whether our kernels or oneDNN multiply bfloat16 with units of this CPU. oneDNN also packs for CPUs that emulate
-    it slowly.
+    """Return whether the C kernels or oneDNN multiply bfloat16 with hardware units of this CPU.
+
+    Checks CPU flags for oneDNN, because it also packs for CPUs on which it emulates bfloat16 slowly.
     """
     has_units = not {"amx_bf16", "avx512_bf16"}.isdisjoint(_cpu_flags())
     return c_kernels.MATRIX_UNITS > 0 or (has_units and onednn_packs(torch.bfloat16))
@@ -338,10 +341,10 @@ def _cpu_flags() -> list[str]:
 
 
 class _CapturedCall:
-    """The kernel calls for a batch of one shape, repeated for later batches. Belongs to one thread."""
+    """Captured kernel calls for batches of one shape, which later batches replay. Belongs to one thread."""
 
     def __init__(self, backend: TorchBackend, call: "_TorchPass") -> None:
-        """Capture them during this call, whose streams share no state."""
+        """Capture the kernel calls of `call`, whose streams must not share states."""
         tensors = [*_tensors(call.memories), *_tensors(call.nexts)]
         self._backend = backend
         self._inputs = (call.codes, call.num_past, *call.rotary)
@@ -359,7 +362,7 @@ class _CapturedCall:
 
 
 class _Captured(threading.local):
-    """Captured calls of a thread, by numbers of streams and frames."""
+    """Captured calls of a thread, by number of streams and number of frames."""
 
     def __init__(self) -> None:
         self.calls: dict[tuple[int, ...], _CapturedCall] = {}
@@ -372,7 +375,7 @@ def _tensors(states: Iterable[Iterable[Tensor]]) -> Iterator[Tensor]:
 
 
 def _attend(q: Tensor, new: Tensor, mask: Tensor, histories: tuple[Tensor, Tensor]) -> Tensor:
-    """Attention of one stream: queries [1, heads, frames, size], new keys and values [2, heads, frames, size]."""
+    """Attend within one stream: queries [1, heads, frames, size], new keys and values [2, heads, frames, size]."""
     past, following = histories
     joined = torch.cat((past, new), dim=2)
     following.copy_(joined[:, :, -past.shape[2] :])
@@ -381,9 +384,10 @@ def _attend(q: Tensor, new: Tensor, mask: Tensor, histories: tuple[Tensor, Tenso
 
 
 def _window_mask(positions: Tensor, num_frames: int, *, window: int) -> Tensor:
-    """Which keys each new frame sees, [B, 1, num_frames, window - 1 + num_frames] bool.
+    """Return the keys that each new frame attends to, [B, 1, num_frames, window - 1 + num_frames] bool.
 
-    Key j is the frame at position - (window - 1) + j: the history is right-aligned, and empty before a stream began.
+    Key j is the frame at position - (window - 1) + j. The history is right-aligned. Keys before a stream's first frame
+    are masked.
     """
     query = torch.arange(num_frames, device=positions.device)[:, None]
     key = torch.arange(window - 1 + num_frames, device=positions.device)
@@ -393,12 +397,12 @@ def _window_mask(positions: Tensor, num_frames: int, *, window: int) -> Tensor:
 
 
 def _normed(x: Tensor, eps: float) -> Tensor:
-    """x over its root mean square; the norm's weight is folded away."""
+    """Divide x by its root mean square. The norm's weight is folded into the next layer."""
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
 
 
 def piece_rows(time: int, channels: int) -> int:
-    """Number of rows of each piece in which `time` rows pass a block."""
+    """Return the number of rows of each piece in which `time` rows pass a block."""
     count = -(-time * channels // _PIECE)
     rows = -(-time // count)
     return -(-rows // _ROWS_OF_A_PIECE) * _ROWS_OF_A_PIECE

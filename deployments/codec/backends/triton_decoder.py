@@ -1,7 +1,7 @@
-"""The forward pass in Triton kernels: streams live in slots of static tensors, and a call runs over any of them.
+"""Forward pass of the decoder in Triton kernels. Streams have slots in static tensors, and a call reads any of them.
 
-Only the list of slots comes from the host, so a call can be captured. `slots` may hold the scratch slot any number of
-times, as padding.
+Only the list of slots comes from the host, so calls can be captured. `slots` may contain the scratch slot several times
+as padding.
 """
 
 from collections.abc import Iterator
@@ -23,14 +23,14 @@ from deployments.gpu.launch import launches_early, shared_bytes
 _MIN_DOT = 16
 _TILES = ((128, 128), (128, 64), (64, 64), (32, 32))
 _ENOUGH_BLOCKS = 100  # an H200 has 132 multiprocessors
-_SMALL_BLOCKS = 90  # fewer blocks of 32 columns are cut once more
-_MANY_BLOCKS = 640  # several for each: then blocks of fewer threads, two of them at once, are faster
+_SMALL_BLOCKS = 90  # with fewer blocks of 32 columns, blocks of 16 columns are used
+_MANY_BLOCKS = 640  # several per multiprocessor; running two smaller blocks of threads at once is then faster
 _SHORT_CALL_FRAMES = 16
 _LAYER_NORM_EPS = 1e-6
 
 
 class TritonDecoder:
-    """Weights and slots of the decoder. Calls are issued on the current CUDA stream and do not synchronise."""
+    """Weights and slots of the decoder. Calls are enqueued on the current CUDA stream and do not synchronize."""
 
     def __init__(
         self,
@@ -42,16 +42,16 @@ class TritonDecoder:
         dtype: torch.dtype,
         products: str = "tf32",
     ) -> None:
-        """`code_ring` is how many frames' codes a slot holds.
+        """Allocate slots with the codes of `code_ring` frames each.
 
-        `dtype` is that of products and activations; sums are float32. `products` is how Triton multiplies float32:
-        "tf32" cuts off the digits that float16 rounds away, "tf32x3" hardly any.
+        Products and activations use `dtype`; sums use float32. `products` is Triton's method for float32 products:
+        "tf32" truncates the digits that float16 rounds, and "tf32x3" keeps almost all digits.
         """
         self.device, self.dtype, self.products = torch.device(device), dtype, products
         self.folded = _place(folded, self.device, dtype)
         self.config = config = folded.config
         self.frame_samples = config.frame_samples
-        self.shared_bytes = shared_bytes(self.device)  # that one block may use
+        self.shared_bytes = shared_bytes(self.device)  # available to one block
         self.launches_early = launches_early(self.device)
         self.scratch_slot = num_slots
         self.ring = config.cached_frames
@@ -60,7 +60,7 @@ class TritonDecoder:
         shape = (num_slots + 1, 2, heads, self.ring, size)
         self.caches = {layer: torch.zeros(shape, device=device, dtype=dtype) for layer in self.folded.layers}
         self.positions = torch.zeros(num_slots + 1, device=device, dtype=torch.int32)
-        # Frame p of a slot is at p % code_ring.
+        # Frame p of a slot is stored at p % code_ring.
         self.codes = torch.zeros((num_slots + 1, code_ring, config.num_quantizers), device=device, dtype=torch.int16)
 
     @torch.inference_mode()
@@ -70,12 +70,12 @@ class TritonDecoder:
 
     @torch.inference_mode()
     def state(self, slot: int, position: int) -> DecoderState:
-        """A copy of a slot's state after `position` frames."""
+        """Return a copy of a slot's state after `position` frames."""
         return DecoderState(position, tuple(tensor.clone() for tensor in self._remembered(slot)))
 
     @torch.inference_mode()
     def resume(self, slot: int, state: DecoderState) -> None:
-        """Continue in a slot from another slot's state."""
+        """Continue in `slot` from the state of another slot."""
         torch._foreach_copy_(self._remembered(slot), list(state.tensors))
         self.positions[slot].fill_(state.position)
 
@@ -84,9 +84,10 @@ class TritonDecoder:
 
     @torch.inference_mode()
     def decode(self, slots: Tensor, frames: int) -> tuple[Tensor, Tensor]:
-        """Decode the next `frames` frames of the streams in `slots` [B] int32, which hold their codes.
+        """Decode the next `frames` frames of the streams in `slots` [B] int32, which contain the codes.
 
-        Returns int16 [B, samples], and int32 [B]: 1 for a stream that reached NaN or infinity. Its slot keeps them.
+        Returns int16 [B, samples], and int32 [B] with 1 for a stream that reached NaN or infinity. The slot of such a
+        stream keeps the invalid values.
         """
         call = _TritonPass(self, slots, frames)
         pcm = waveform(call, self.folded, latents(call, self.folded))
@@ -94,9 +95,9 @@ class TritonDecoder:
         return pcm.view(len(slots), frames * self.frame_samples), call.broken
 
     def _allocate(self, num_slots: int) -> dict[Conv | ConvNeXt, Tensor]:
-        """One row of memory for each slot, so that a reset is one call.
+        """Allocate one row of memory per slot, so a reset is one call.
 
-        Returns views of it: by layer, its last input rows in each slot [slots, context, channels].
+        Returns views of the memory by layer: the last input rows in each slot, [slots, context, channels].
         """
         layers = list(self.folded.remembering)
         sizes = [layer.context * layer.channels for layer in layers]
@@ -109,13 +110,13 @@ class TritonDecoder:
 
 
 class _TritonPass(ForwardPass):
-    """One pass over the streams in `slots`. Rows are [B * time, channels] throughout."""
+    """One forward pass over the streams in `slots`. All rows are [B * time, channels]."""
 
     def __init__(self, decoder: TritonDecoder, slots: Tensor, frames: int) -> None:
         self.decoder, self.slots, self.frames, self.batch = decoder, slots, frames, len(slots)
         self.config: DecoderConfig = decoder.config
         self.broken = torch.zeros_like(slots)
-        # A short call is bound by the launches. In a long one, waiting blocks would take the places of others.
+        # Launches limit short calls. In long calls, blocks that wait for a predecessor would occupy multiprocessors.
         pdl = decoder.launches_early and self.batch * frames <= _SHORT_CALL_FRAMES
         self._launch = {"pdl": pdl, "launch_pdl": pdl}
 
@@ -167,7 +168,7 @@ class _TritonPass(ForwardPass):
     def conv(
         self, x: Signal, conv: Conv, *, snake: Snake | None = None, residual: Signal | None = None, plain: bool = True
     ) -> Signal:
-        """Applies the next layer's snake while the rows are at hand."""
+        """Convolve, and apply the next layer's snake to the results while they are in registers."""
         memory = self.decoder.memories[conv] if conv.context else None
         rows = x.values if x.snaked is None else x.snaked
         added = None if residual is None else residual.values
@@ -183,7 +184,7 @@ class _TritonPass(ForwardPass):
         return Signal(values, snaked=None if y.snaked is None else y.snaked.view(-1, channels))
 
     def samples(self, x: Signal, conv: Conv) -> Tensor:
-        """Samples in int16."""
+        """Convolve to int16 samples."""
         assert x.snaked is not None
         rows, memory = x.snaked, self.decoder.memories[conv]
         pcm = torch.empty(len(rows), device=rows.device, dtype=torch.int16)
@@ -210,8 +211,9 @@ class _TritonPass(ForwardPass):
         )  # fmt: skip
 
     def _multiply(self, x: Tensor, step: "_Launch", *, time: int) -> Signal:
-        """The output, [rows, outs], and the same after the snake, if there is one. If the step is not `plain`, the
-        values are x, which nothing reads.
+        """Return the output [rows, outs], and the output after the snake, if any.
+
+        If the step is not `plain`, the returned values are x, which later layers ignore.
         """
         taps, num_in, num_out = step.weight.shape
         y = self._empty(len(x), num_out) if step.plain else x
@@ -242,7 +244,7 @@ class _TritonPass(ForwardPass):
 
 @dataclass(frozen=True, slots=True)
 class _Launch:
-    """The flags of one launch, as `conv_kernel` describes them."""
+    """Arguments of one launch of `conv_kernel`, which documents them."""
 
     weight: Tensor  # [taps, in, out]
     bias: Tensor | None
@@ -259,11 +261,11 @@ class _Launch:
 def choose_tiles(
     num_rows: int, num_in: int, num_out: int, *, value_bytes: int, weights: int, shared_bytes: int
 ) -> dict[str, int]:
-    """Tile sizes and launch options of a product [num_rows, taps * num_in] x [.., num_out].
+    """Return tile sizes and launch options for a product [num_rows, taps * num_in] x [.., num_out].
 
-    The largest tile that still occupies the GPU and leaves no more of its columns empty than a narrower one; if none
-    does, small ones with long steps, bound by latency. Few kinds of tiles, since each is compiled for each kind of
-    layer. `weights` matrices share the rows.
+    Selects the largest tile that still occupies the GPU and pads no more columns than a narrower tile. If none does,
+    selects small tiles with long steps, which are limited by latency. The choices are few, because Triton compiles each
+    tile for each kind of layer. `weights` is the number of matrices that share the rows.
     """
 
     def blocks(block_m: int, block_n: int) -> int:
@@ -296,7 +298,7 @@ def choose_tiles(
 
 
 def _place(folded: FoldedWeights, device: torch.device, dtype: torch.dtype) -> FoldedWeights:
-    """Matrices of products in `dtype`, everything that is added or scaled by in float32."""
+    """Move weights to `device`: matrices of products in `dtype`, summands and factors in float32."""
     return map_tensors(
         folded,
         lambda tensor: tensor.to(device, dtype if tensor.is_floating_point() and tensor.dim() > 1 else tensor.dtype),

@@ -1,7 +1,7 @@
-"""Triton kernels of the decoder on a GPU: few and large, since a frame is bound by launches.
+"""Triton kernels of the decoder on a GPU. Kernels are few and large, because launches limit the time per frame.
 
-Rows are [B * time, channels]; a stream's state is found through its slot, so that gathering and scattering state costs
-no copies. `triton_decoder.py` launches them; the tests compare them with plain PyTorch.
+Rows are [B * time, channels]. Kernels find a stream's state through its slot, so states are not copied for a call.
+`triton_decoder.py` launches the kernels, and the tests compare them with plain PyTorch.
 """
 
 import triton
@@ -12,14 +12,14 @@ from deployments.gpu.launch import wait_for_predecessor
 
 @triton.jit
 def wave(x, frequency, amplitude):
-    """x [rows, n] + amplitude * sin(frequency * x)^2, whose factors are [n].
+    """Compute x [rows, n] + amplitude * sin(frequency * x)^2 with factors [n].
 
-    tl.sin, which serves any angle, took longer than the products. sin(r)^2 for |r| <= pi / 2, to which its period of pi
-    brings every angle, is a polynomial of r^2 within 7e-7.
+    tl.sin supports any angle and takes longer than the products. sin(r)^2 has a period of pi. For |r| <= pi / 2, a
+    polynomial of r^2 approximates it within 7e-7.
     """
     angle = frequency[None, :] * x
     turns = tl.floor(angle * 0.3183098861837907 + 0.5)
-    r = (angle - turns * 3.140625) - turns * 9.67653589793e-4  # pi in two parts
+    r = (angle - turns * 3.140625) - turns * 9.67653589793e-4  # pi is split in two parts for accuracy
     square = r * r
     sine = 1.1298744357191026e-4 * square - 3.1012322288006544e-3
     sine = sine * square + 4.435602203011513e-2
@@ -37,14 +37,14 @@ def conv_kernel(
     residual: tl.constexpr, plain: tl.constexpr, snaked: tl.constexpr, precision: tl.constexpr, pdl: tl.constexpr,
     block_m: tl.constexpr, block_n: tl.constexpr, block_k: tl.constexpr,
 ):  # fmt: skip
-    """y = x (through `taps` rows; 1 is a plain product) * weight + ..., then the operations of the flags.
+    """Compute y = x (through `taps` rows; 1 is a plain product) * weight + ..., then the operations of the flags.
 
-    weight is [taps * in, out]. Rows before the call's first come from state [slots, context, in], whose slots lie
-    `state_stride` apart. `norm` divides each input row by its root mean square. `gated` makes
+    weight is [taps * in, out]. Rows before the call's first row come from state [slots, context, in], whose slots are
+    `state_stride` apart. `norm` divides each input row by its root mean square. `gated` computes
     silu(x gate) * (x weight). `plain` stores the result. `snaked` stores
     result + amplitude * sin(frequency * result)^2, whose factors repeat every num_wave outputs.
     """
-    n = tl.program_id(0) * block_n + tl.arange(0, block_n)  # neighbours read the same rows
+    n = tl.program_id(0) * block_n + tl.arange(0, block_n)  # neighboring programs read the same rows
     m = tl.program_id(1) * block_m + tl.arange(0, block_m)
     k = tl.arange(0, block_k)
     wait_for_predecessor(pdl)
@@ -64,7 +64,7 @@ def conv_kernel(
             tap = step // steps
             first = (step - tap * steps) * block_k
             shift = tap * dilation
-            back = context - shift  # how many rows before this one the tap looks at
+            back = context - shift  # distance in rows from this row to the row that the tap reads
             source = tl.where(row >= back, here - back * num_in, remembered + shift * num_in) + first
         else:
             source = here + step * block_k
@@ -106,17 +106,17 @@ def remember_kernel(
     x_ptr, state_ptr, slots_ptr, time, context, channels, state_stride,
     block_rows: tl.constexpr, block: tl.constexpr, pdl: tl.constexpr,
 ):  # fmt: skip
-    """state [slots, context, channels] becomes the last `context` rows of (state, x), x being [B, time, channels]."""
+    """Replace state [slots, context, channels] by the last `context` rows of (state, x), with x [B, time, channels]."""
     wait_for_predecessor(pdl)
     stream = tl.program_id(0)
     c = tl.program_id(1) * block + tl.arange(0, block)
     rows = tl.arange(0, block_rows)
     state = state_ptr + tl.load(slots_ptr + stream) * state_stride
-    source = rows + time  # among the remembered rows, then those of x
+    source = rows + time  # index into the stored rows, followed by those of x
     old = tl.where(source < context, state + source * channels, x_ptr + (stream * time + source - context) * channels)
     ok = (rows < context)[:, None] & (c < channels)[None, :]
     values = tl.load(old[:, None] + c[None, :], mask=ok, other=0.0)
-    tl.debug_barrier()  # rows move within the state: everything is read before anything is written
+    tl.debug_barrier()  # rows move within the state, so all reads must precede all writes
     tl.store(state + rows[:, None] * channels + c[None, :], values, mask=ok)
 
 
@@ -125,7 +125,7 @@ def embed_kernel(
     ring_ptr, slots_ptr, positions_ptr, tables_ptr, y_ptr, frames, ring, codebook_size, channels,
     groups: tl.constexpr, block: tl.constexpr, pdl: tl.constexpr,
 ):  # fmt: skip
-    """Latents [B * frames, channels]: sums of codebook rows.
+    """Compute latents [B * frames, channels] as sums of codebook rows.
 
     A stream's frame p is at p % ring in ring [slots, ring, groups].
     """
@@ -138,7 +138,7 @@ def embed_kernel(
     total = tl.zeros((block,), dtype=tl.float32)
     for group in range(groups):
         code = tl.load(codes + group).to(tl.int64)
-        code = tl.minimum(tl.maximum(code, 0), codebook_size - 1)  # after an overflow it may hold any value
+        code = tl.minimum(tl.maximum(code, 0), codebook_size - 1)  # codes are arbitrary after an overflow
         entry = tables_ptr + (group * codebook_size + code) * channels
         total += tl.load(entry + c, mask=c < channels, other=0.0).to(tl.float32)
     tl.store(y_ptr + row * channels + c, total.to(y_ptr.dtype.element_ty), mask=c < channels)
@@ -150,11 +150,11 @@ def attention_kernel(
     heads: tl.constexpr, kv_heads: tl.constexpr, size: tl.constexpr, window: tl.constexpr, ring: tl.constexpr,
     block_frames: tl.constexpr, precision: tl.constexpr, pdl: tl.constexpr,
 ):  # fmt: skip
-    """Sliding-window attention of one stream and head.
+    """Compute the sliding-window attention of one stream and head.
 
-    New keys and values go to cache [slots, 2, kv_heads, ring, size]. qkv is [B * frames, (heads + 2 kv_heads) * size]
-    before rotation, y [B * frames, heads * size]. The key of frame p is at p % ring, and ring >= window - 1 + frames,
-    so that overwritten frames are outside every window of this call.
+    New keys and values are stored in cache [slots, 2, kv_heads, ring, size]. qkv is [B * frames, (heads + 2 kv_heads) *
+    size] before rotation, y is [B * frames, heads * size]. The key of frame p is at p % ring. Since ring >= window - 1
+    + frames, overwritten frames are outside each window of this call.
     """
     stream, head = tl.program_id(0), tl.program_id(1)
     wait_for_predecessor(pdl)
@@ -182,7 +182,7 @@ def attention_kernel(
     keys = cache_ptr + ((slot * 2 * kv_heads + kv_head) * ring) * size
     values = keys + kv_heads * ring * size
     places = r[:, None] * size + d[None, :]
-    # Slot r of the ring holds the last frame before this call whose number is r modulo ring.
+    # Slot r of the ring holds the last frame before this call whose number is congruent to r modulo ring.
     number = begin - 1 - (begin - 1 - r + ring * 2) % ring
     valid = number >= 0
     old1 = tl.load(keys + places, mask=valid[:, None], other=0.0)
@@ -194,7 +194,7 @@ def attention_kernel(
     past = tl.where(valid[None, :] & (number[None, :] > position - window), past, -1e30)
     new = tl.dot(q1, tl.trans(k1), input_precision=precision)
     new = tl.dot(q2, tl.trans(k2), new, input_precision=precision) * scale
-    age = f[:, None] - f[None, :]  # frames from the key to the query
+    age = f[:, None] - f[None, :]  # distance in frames from the key to the query
     new = tl.where((age >= 0) & (age < window), new, -1e30)
     peak = tl.maximum(tl.max(past, axis=1), tl.max(new, axis=1))[:, None]
     past, new = tl.exp(past - peak), tl.exp(new - peak)
@@ -207,8 +207,8 @@ def attention_kernel(
     y2 = tl.dot(new, v2, tl.dot(past, old2, input_precision=precision), input_precision=precision) / total
     tl.store(out, y1.to(y_ptr.dtype.element_ty), mask=ok)
     tl.store(out + half, y2.to(y_ptr.dtype.element_ty), mask=ok)
-    # Several heads may share keys; the first of them writes. Others never read these places in this call: `number`
-    # of an overwritten place is older than every window.
+    # Several heads may share keys, and the first of these heads writes. The other heads never read the overwritten
+    # places in this call, because their `number` is older than each window.
     if head % (heads // kv_heads) == 0:
         target = ((begin + f) % ring)[:, None] * size + d[None, :]
         tl.store(keys + target, k1, mask=ok)
@@ -222,7 +222,7 @@ def depthwise_norm_kernel(
     x_ptr, state_ptr, slots_ptr, weight_ptr, bias_ptr, y_ptr, time, channels, state_stride, eps,
     taps: tl.constexpr, block: tl.constexpr, pdl: tl.constexpr,
 ):  # fmt: skip
-    """Depthwise convolution of one row, then mean 0 and deviation 1 over its channels."""
+    """Compute the depthwise convolution of one row, then normalize its channels to mean 0 and deviation 1."""
     wait_for_predecessor(pdl)
     m = tl.program_id(0)
     row = m % time
@@ -249,7 +249,7 @@ def waveform_kernel(
     num_rows, time, channels, state_stride, full_scale,
     taps: tl.constexpr, block_rows: tl.constexpr, block: tl.constexpr, pdl: tl.constexpr,
 ):  # fmt: skip
-    """The last convolution, to one channel: int16, clipped. broken [B] becomes 1 where a sample is not finite."""
+    """Compute the last convolution, to one channel of clipped int16. Sets broken [B] to 1 if a sample is not finite."""
     wait_for_predecessor(pdl)
     m = tl.program_id(0) * block_rows + tl.arange(0, block_rows)
     c = tl.arange(0, block)
@@ -267,8 +267,8 @@ def waveform_kernel(
         weight = tl.load(weight_ptr + tap * channels + c, mask=c < channels, other=0.0)
         total += tl.sum(value * weight[None, :], axis=1)
     total += tl.load(bias_ptr)
-    broken = (total != total) | (tl.abs(total) == float("inf"))  # NaN equals nothing
+    broken = (total != total) | (tl.abs(total) == float("inf"))  # NaN differs from itself
     tl.store(broken_ptr + m // time, 1, mask=row_ok & broken)
     scaled = tl.minimum(tl.maximum(total, -1.0), 1.0) * full_scale
-    rounded = tl.floor(scaled + 0.5)  # ties never matter: the value is not that exact
+    rounded = tl.floor(scaled + 0.5)  # rounding of ties is irrelevant at this accuracy
     tl.store(pcm_ptr + m, rounded.to(tl.int16), mask=row_ok)

@@ -1,4 +1,4 @@
-"""Slots over captured calls of Triton kernels, for a GPU."""
+"""Decoder slots on a GPU, with captured calls of Triton kernels."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -21,13 +21,13 @@ from deployments.errors import EngineError
 from deployments.gpu.graphs import Graphs, Staging, buckets
 from deployments.protocol import Pcm
 
-# Numbers of streams in a call. They are close together, so that the padding of a call stays small.
+# Numbers of streams for which calls are captured. They are close together to keep the padding of a call small.
 BATCHES = (1, 2, 4, 8, 16, 32, 48, 64, *range(96, 4096, 32))
-_STAGED_WRITES = 16  # each may hold all codes of a slot
-_SWEPT_FRAMES = 64  # frames of one call that holds many codes
-_SWEPT_BYTES = 4e9  # of a GPU for each stream of such a call, up to _SWEPT_AT_ONCE: float32 takes a quarter of it
+_STAGED_WRITES = 16  # rows of staging memory; each may hold all codes of a slot
+_SWEPT_FRAMES = 64  # frames of a call in the sweep over all codes
+_SWEPT_BYTES = 4e9  # GPU memory for each stream of a sweep call, up to _SWEPT_AT_ONCE; float32 uses a quarter of it
 _SWEPT_AT_ONCE = 4
-# Memory of captured calls for each frame of the largest one, and memory of convolutions and of the allocator. Both were
+# Memory of captured calls for each frame of the largest one, and memory of convolutions and of the allocator. Both are
 # measured with 8, 128 and 256 streams.
 _CALL_FRAME_BYTES = 5_700_000
 _MORE_BYTES = 600 << 20
@@ -35,14 +35,14 @@ _MORE_BYTES = 600 << 20
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """How a GPU computes: the type of products and activations, and how Triton multiplies float32."""
+    """Number format of products and activations on a GPU, and Triton's method for float32 products."""
 
     name: str
     dtype: torch.dtype
     products: str = "tf32"
 
 
-# The fastest first. Bfloat16 has fewer digits than float16, but does not overflow. The last one is always exact enough.
+# Fastest first. bfloat16 has fewer digits than float16, but does not overflow. The last entry is always exact enough.
 PRECISIONS = (
     Precision("float16", torch.float16),
     Precision("bfloat16", torch.bfloat16),
@@ -52,7 +52,7 @@ PRECISIONS = (
 
 
 class CallShape(NamedTuple):
-    """The shape for which a call is captured: its streams, including padding, and the frames of each."""
+    """Shape for which a call is captured: number of streams, including padding, and frames per stream."""
 
     batch: int
     frames: int
@@ -60,21 +60,21 @@ class CallShape(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _SlotStream:
-    """Frames that a slot has decoded since its stream began."""
+    """Progress of a slot's stream."""
 
     slot: int
     called: int = 0  # frames in launched calls
-    float32: DecoderState | None = None  # the stream reached NaN or infinity, and continues in float32 from this state
+    float32: DecoderState | None = None  # state from which a stream continues in float32 after NaN or infinity
 
 
 class TritonSlots(SlotDecoder):
-    """Slots over captured calls on a CUDA stream of their own.
+    """Decoder slots with captured calls on a separate CUDA stream.
 
-    `capture` makes a graph of `TritonDecoder.decode` for each `CallShape` before any stream opens. `decode` launches a
-    call: it replays the graph of the call's shape. The `_GpuCall` that it returns has the call's buffers on the host.
+    `capture` captures `TritonDecoder.decode` as a graph for each `CallShape` before the first stream starts. `decode`
+    replays the graph for a call's shape and returns a `_GpuCall` with the call's buffers on the host.
 
-    When codes are written the CUDA stream waits for the work queued on the current stream, so that a frame starts the
-    moment its codes exist.
+    `write` makes the CUDA stream wait for the work queued on the current stream, so decoding of a frame starts when its
+    codes are available.
     """
 
     def __init__(
@@ -87,11 +87,11 @@ class TritonSlots(SlotDecoder):
         load_float32: Callable[[], CodecDecoder],
         batches: Sequence[int] | None = None,
     ) -> None:
-        """`batches` are the sizes that calls are captured for.
+        """Create slots whose calls are captured for batches of `batches` streams.
 
-        `load_float32` loads the float32 decoder with which a stream continues after NaN or infinity.
+        `load_float32` loads the decoder for streams that reached NaN or infinity.
         """
-        from deployments.codec.backends.triton_decoder import TritonDecoder  # Triton is available only with a GPU
+        from deployments.codec.backends.triton_decoder import TritonDecoder  # Triton is only installed with a GPU
 
         self.decoder = TritonDecoder(
             folded,
@@ -111,11 +111,11 @@ class TritonSlots(SlotDecoder):
         self.batches = sorted(batches) if batches is not None else buckets(num_slots, BATCHES)
         self.cuda_stream = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
         self._graphs = Graphs(self.cuda_stream)
-        self._inputs: dict[CallShape, Tensor] = {}  # slots that a captured call reads
-        self._outputs: dict[CallShape, tuple[Tensor, Tensor]] = {}  # samples it writes, and which streams are broken
+        self._inputs: dict[CallShape, Tensor] = {}  # slot numbers that a captured call reads
+        self._outputs: dict[CallShape, tuple[Tensor, Tensor]] = {}  # samples of a captured call, and its broken streams
         self._free_calls: list[_GpuCall] = []
         self._columns = 2 + self.decoder.config.num_quantizers
-        width = max(num_slots, CODE_RING) * self._columns * 2  # columns have 64 bits, staging has 32
+        width = max(num_slots, CODE_RING) * self._columns * 2  # columns have 64 bits, staging rows have 32
         self._staging = Staging(width, device=device, rows=_STAGED_WRITES)
 
     @classmethod
@@ -123,7 +123,7 @@ class TritonSlots(SlotDecoder):
         cls, directory: Path, backend: type[Backend], *, num_slots: int, device: torch.device, prepare: Prepare,
         report: Callable[[str], None],
     ) -> "TritonSlots":  # fmt: skip
-        """Load in the first of PRECISIONS that is close enough to float32 on this checkpoint."""
+        """Load with the first of PRECISIONS that is close enough to float32 on this checkpoint."""
         folded = FoldedWeights.load(directory, device=device)
 
         def load_float32() -> CodecDecoder:
@@ -140,7 +140,7 @@ class TritonSlots(SlotDecoder):
 
     @staticmethod
     def gpu_bytes(config: DecoderConfig, *, num_weights: int, num_slots: int, within_reach: int) -> int:
-        """Bytes of a decoder in float16."""
+        """Return the bytes of a decoder in float16."""
         calls = min(call_frames(within_reach), num_slots * MAX_FRAMES) * _CALL_FRAME_BYTES
         slots = (num_slots + 1) * TritonSlots.state_bytes(config)
         return num_weights * torch.float16.itemsize + slots + calls + _MORE_BYTES
@@ -156,7 +156,7 @@ class TritonSlots(SlotDecoder):
 
     @torch.inference_mode()
     def capture(self) -> None:
-        torch.cuda.synchronize()  # weights and slots were filled on another stream
+        torch.cuda.synchronize()  # another CUDA stream filled weights and slots
         with torch.cuda.stream(self.cuda_stream):
             for shape in self._shapes():
                 slots = self._padding(shape.batch)
@@ -166,7 +166,7 @@ class TritonSlots(SlotDecoder):
 
     @torch.inference_mode()
     def rehearse(self) -> None:
-        """Run a call of every shape once, not captured."""
+        """Run each call shape once without capture."""
         with torch.cuda.stream(self.cuda_stream):
             for shape in self._shapes():
                 self.decoder.decode(self._padding(shape.batch), shape.frames)
@@ -175,15 +175,16 @@ class TritonSlots(SlotDecoder):
         return torch.full((batch,), self.decoder.scratch_slot, device=self.decoder.device, dtype=torch.int32)
 
     def _shapes(self) -> Iterator[CallShape]:
-        """Batch buckets times GPU_RAMP; the largest first, because all share its memory."""
+        """Yield all pairs of batch bucket and GPU_RAMP entry, largest first, because all share the first's memory."""
         for frames in reversed(GPU_RAMP):
             for batch in reversed([size for size in self.batches if size <= self.largest_batch(frames)]):
                 yield CallShape(batch, frames)
 
     @torch.inference_mode()
     def snr_db(self, every: Tensor, audio: Tensor) -> float:
-        """Signal over error of codes [streams, frames, groups], not captured, against `audio`: int16 [streams,
-        samples]; minus infinity where the samples are not finite.
+        """Return the signal-to-error ratio of codes [streams, frames, groups] decoded here, without capture.
+
+        `audio` is the reference, int16 [streams, samples]. Returns minus infinity if samples are not finite.
         """
         frames = every.shape[1]
         sizes = parts(frames, call_sizes(GPU_RAMP))
@@ -220,7 +221,7 @@ class TritonSlots(SlotDecoder):
 
     @torch.inference_mode()
     def write(self, slots: Sequence[int], positions: Sequence[int], codes: Tensor) -> None:
-        """The current CUDA stream may not have computed `codes` yet."""
+        """Enqueue a write of `codes`, which the current CUDA stream may still be computing."""
         self.cuda_stream.wait_stream(torch.cuda.current_stream())
         if codes.is_cuda:
             codes.record_stream(self.cuda_stream)
@@ -230,7 +231,7 @@ class TritonSlots(SlotDecoder):
             self.decoder.codes[sent[:, 0], sent[:, 1]] = frames.to(torch.int16)
 
     def _sent(self, slots: Sequence[int], positions: Sequence[int], codes: Tensor) -> Tensor:
-        """[rows, 2 + groups] int64 on the GPU: slot, position, and the codes if they come from the host."""
+        """Copy to the GPU: [rows, 2 + groups] int64 with slot, position, and the codes if they are on the host."""
         staged, shape = self._staging.next_row(), (len(slots), self._columns)
         rows = staged.values.view(np.int64)[: len(slots) * self._columns].reshape(shape)
         rows[:, 0], rows[:, 1] = slots, positions
@@ -240,7 +241,7 @@ class TritonSlots(SlotDecoder):
 
     @torch.inference_mode()
     def decode(self, slots: Sequence[int], frames: int) -> DecodeCall:
-        """Launch the call, and return at once."""
+        """Launch the call and return without waiting for it."""
         shape = CallShape(next(size for size in self.batches if size >= len(slots)), frames)
         call = self._free_calls.pop() if self._free_calls else _GpuCall(self)
         padded = [*slots, *[self.decoder.scratch_slot] * (shape.batch - len(slots))]
@@ -258,7 +259,7 @@ class TritonSlots(SlotDecoder):
 
     @torch.inference_mode()
     def decode_again(self, stream: _SlotStream, position: int, frames: int) -> Pcm | EngineError:
-        """Samples of `frames` at `position` in float32; the state before them comes from the stream's codes."""
+        """Decode `frames` frames at `position` in float32. Computes the state before them from the stream's codes."""
         with torch.cuda.stream(self.cuda_stream):
             try:
                 if stream.float32 is None:
@@ -267,7 +268,7 @@ class TritonSlots(SlotDecoder):
                 codes = self._written(stream, position, position + frames)
                 audio, (stream.float32,) = self._float32.decode(codes[None], [stream.float32])
             except torch.OutOfMemoryError:
-                return EngineError("the audio came to NaN or infinity, and the GPU has no memory to make it in float32")
+                return EngineError("the audio reached NaN or infinity, and the GPU lacks memory to use float32")
             except EngineError as error:
                 return error
             return to_pcm16(audio[0])
@@ -277,35 +278,35 @@ class TritonSlots(SlotDecoder):
         return self._load_float32()
 
     def _written(self, stream: _SlotStream, begin: int, end: int) -> Tensor:
-        """Codes [frames, groups] of a stream's frames from `begin`, or from its first one."""
+        """Return codes [frames, groups] of a stream's frames `begin` to `end`, excluding negative numbers."""
         numbers = torch.arange(max(0, begin), end, device=self.decoder.device)
         return self.decoder.codes[stream.slot, numbers % CODE_RING].long()
 
     def release(self, call: "_GpuCall") -> None:
-        """The call's samples were read: another call may reuse its buffers."""
+        """Return the buffers of a finished call to the pool of free calls."""
         self._free_calls.append(call)
 
 
 class _GpuCall(DecodeCall):
-    """A launched call's buffers in pinned memory: the slots that it reads, and its results."""
+    """Buffers of a launched call in pinned memory: the slots that it reads, and its results."""
 
     def __init__(self, owner: TritonSlots) -> None:
         self._owner = owner
         samples = MAX_CALL_FRAMES * owner.decoder.frame_samples
         self._pcm = torch.empty(samples, dtype=torch.int16, pin_memory=True)
         self._slots, self._broken = torch.empty((2, owner.batches[-1]), dtype=torch.int32, pin_memory=True)
-        self._rows: list[tuple[_SlotStream, int]] = []  # each stream, and its position at the call's first frame
+        self._rows: list[tuple[_SlotStream, int]] = []  # each stream, and its position before the call
         self._landed = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._samples = self._frames = 0  # of each stream
 
     def fill_slots(self, slots: list[int]) -> Tensor:
-        """`slots` in pinned memory."""
+        """Copy `slots` to pinned memory and return the tensor."""
         host: Tensor = self._slots[: len(slots)]
         host.copy_(torch.tensor(slots, dtype=torch.int32))
         return host
 
     def fetch(self, outputs: tuple[Tensor, Tensor], streams: list[_SlotStream], frames: int) -> None:
-        """Enqueue the copy of a call's outputs to the host; `streams` have the first rows, the other rows pad."""
+        """Enqueue the copy of a call's outputs to the host. The rows after those of `streams` are padding."""
         pcm, broken = outputs
         count = len(streams)
         self._frames = frames
@@ -335,7 +336,7 @@ class _GpuCall(DecodeCall):
 
 
 def within_reach(device: torch.device) -> int:
-    """Bytes of a GPU that this process has or could get, excluding those of other processes."""
+    """Return the bytes of GPU memory that this process has or could allocate, excluding other processes' memory."""
     free, _ = torch.cuda.mem_get_info(device)
     return free + torch.cuda.memory_reserved(device)
 
@@ -343,19 +344,17 @@ def within_reach(device: torch.device) -> int:
 def fitting_slots(
     exact: CodecDecoder, make: Callable[[Precision], TritonSlots], *, prepare: Prepare, report: Callable[[str], None]
 ) -> TritonSlots:
-    """The result of `make` for the first of PRECISIONS that is as good as `exact` on every code, else for the last, so
-    that no start fails here.
-    """
+    """Return `make` for the first of PRECISIONS that matches `exact` on each code, or for the last if none matches."""
     every = every_code(exact.config)
     at_once = _SWEPT_AT_ONCE
     if exact.device.type == "cuda":
         at_once = max(1, min(at_once, int(within_reach(exact.device) / _SWEPT_BYTES)))
     audio = torch.cat([_audio(exact, codes) for codes in torch.split(every, at_once)])
-    torch.cuda.empty_cache()  # weights and slots in this memory would keep it from the rest of the engine
+    torch.cuda.empty_cache()  # otherwise weights and slots would reuse this memory and keep it from the engine
     noise_db, failed = 0.0, ""
     for precision in PRECISIONS:
         if precision.dtype is torch.bfloat16 and noise_db > -inf:
-            continue  # float16 has not overflowed, and has more digits
+            continue  # float16 did not overflow and has more digits
         slots = make(precision)
         prepare(slots.rehearse)
         noise_db = slots.snr_db(every, audio)
@@ -367,13 +366,11 @@ def fitting_slots(
 
 
 def every_code(config: DecoderConfig) -> Tensor:
-    """[streams, frames, groups]: in all but the last stream each code occurs once in each codebook; the last one is
-    random.
-    """
+    """Return codes [streams, frames, groups] in which each code occurs once per codebook, plus one random stream."""
     frames = min(_SWEPT_FRAMES, config.codebook_size)
     groups = torch.arange(config.num_quantizers)
     count = -(-config.codebook_size // frames) * frames
-    # The factor lets codes of different numbers meet in a frame.
+    # The factor combines codes of different numbers in one frame.
     codes = (torch.arange(count)[:, None] + 131 * groups) % config.codebook_size
     generator = torch.Generator().manual_seed(0)
     random = torch.randint(config.codebook_size, (frames, config.num_quantizers), generator=generator)
@@ -381,7 +378,7 @@ def every_code(config: DecoderConfig) -> Tensor:
 
 
 def _audio(exact: CodecDecoder, codes: Tensor) -> Tensor:
-    """int16 [streams, samples]; silence if float32 reaches NaN or infinity, because no result is close to silence."""
+    """Decode to int16 [streams, samples]. Returns silence after NaN or infinity, which matches none of the results."""
     try:
         return torch.from_numpy(to_pcm16(exact.decode(codes, [exact.initial_state()] * len(codes))[0]))
     except EngineError:

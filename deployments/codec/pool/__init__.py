@@ -1,1 +1,1 @@
-"""Streams that share the decoder: their order, and how many there may be."""
+"""Scheduling and admission of streams that share the codec decoder."""

@@ -1,4 +1,4 @@
-"""The load of a codec replica: its streams, the frames that wait for a decoder, and its workers. Knows no Ray."""
+"""Load of a codec replica: its streams, the frames waiting for a decoder, and its workers. Independent of Ray."""
 
 import asyncio
 import math
@@ -16,13 +16,13 @@ from deployments.protocol import ALL_FRAMES, FrameChunk, PcmChunk, SynthesisRequ
 from deployments.serving import metrics
 from deployments.serving.replica_streams import Generate
 
-if TYPE_CHECKING:  # torch stays out of processes that only compose the application
+if TYPE_CHECKING:  # keep torch out of processes that only compose the application
     from deployments.codec.batch import DecodeTask
 
-# One chunk keeps a core busy for a moment: the mean work over this time counts.
+# Time constant of the moving mean of busy cores. A single chunk keeps a core busy only for a moment.
 _BUSY_MEMORY_S = 4.0
 
-# This many clients have a place each, even on a slow machine.
+# This many clients get one place each, even on a slow machine.
 _CLIENTS = 2
 
 T = TypeVar("T")
@@ -30,21 +30,23 @@ DecodeStream = Callable[[SynthesisRequest, Generate], AsyncGenerator[PcmChunk, N
 
 
 class Capacity:
-    """How many streams a replica decodes at once: no more than its workers can make in real time, judged by the time of
-    their calls, and no more than were in time so far. They enter in order.
+    """Limit of the streams that a replica decodes at once, with a FIFO queue for further streams.
 
-    On a machine that is too slow for one stream there would be one place, and a client that speaks without a pause
-    would hold it for good. So a client that has none of the places competes with other clients, not with how many
-    places they hold; two clients have a place in any case.
+    The limit is the number of streams that the workers can decode in real time, estimated from the time of their calls,
+    and at most the number that recently received audio in time.
+
+    A machine that is too slow for one stream would have a single place. One client that speaks continuously could then
+    hold the place forever. A client without a place therefore competes with the number of other clients instead of
+    their places, and two clients always get a place.
 
     Call all methods on one event loop, with times of one clock.
     """
 
     def __init__(self, *, max_late_s: float, workers_carry: Callable[[], float] = lambda: math.inf) -> None:
-        """Listeners may hear `max_late_s` of silence in total. `workers_carry()`: streams that workers carry now."""
+        """Listeners may hear `max_late_s` of silence in total. `workers_carry()` returns the streams in real time."""
         self._max_late_s, self._workers_carry = max_late_s, workers_carry
         self.limit = StreamLimit(least=1)
-        self._places: dict[object, str] = {}  # whose they are
+        self._places: dict[object, str] = {}  # the client that holds each place
         self._line: deque[tuple[str, asyncio.Future[object]]] = deque()
 
     @property
@@ -53,8 +55,8 @@ class Capacity:
 
     @asynccontextmanager
     async def enter(self, client: str, *, at_once: bool) -> AsyncIterator[None]:
-        """Hold a place while the context lasts: after the waiting line, or at once, even if there is no room."""
-        enters = at_once or self._has_room(client)  # waiting streams have none
+        """Hold a place during the context. Waits in the queue for it; with `at_once`, exceeds the limit instead."""
+        enters = at_once or self._has_room(client)  # streams in the queue have no room, so the order is kept
         place = self._claim(client) if enters else await self._wait(client)
         try:
             yield
@@ -62,7 +64,7 @@ class Capacity:
             self._leave(place)
 
     def decoded(self, stall_s: float, *, now_s: float) -> None:
-        """Learn from a call. `stall_s`: total silence of a listener for whom it was late; 0.0 if there is none."""
+        """Update the limit after a call. `stall_s` is the total silence of the listener it was late for, or 0.0."""
         self.limit.delivered(late=stall_s > self._max_late_s, streams=len(self._places), now_s=now_s)
         self._admit()
 
@@ -73,7 +75,7 @@ class Capacity:
         return client not in clients and (len(clients) < _CLIENTS or self._is_below_limits(len(clients)))
 
     def _is_below_limits(self, streams: int) -> bool:
-        """Whether one more stream may join `streams` streams."""
+        """Return whether one more stream may join `streams` running streams."""
         return streams + 1 <= self._workers_carry() and self.limit.has_room(streams)
 
     def _claim(self, client: str) -> object:
@@ -92,14 +94,14 @@ class Capacity:
         try:
             return await turn
         except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():  # both came at the same time: the room goes to the next one
+            if turn.done() and not turn.cancelled():  # admitted and cancelled at once: pass the place on
                 self._leave(turn.result())
             elif waiter in self._line:
                 self._line.remove(waiter)
             raise
 
     def _admit(self) -> None:
-        """Admit the first in line that has room, until none has."""
+        """Admit waiters in the order of the queue, as long as any of them has room."""
         while waiter := next((waiter for waiter in self._line if self._has_room(waiter[0])), None):
             self._line.remove(waiter)
             client, turn = waiter
@@ -109,51 +111,51 @@ class Capacity:
 
 @dataclass(slots=True, eq=False)
 class _Counts:
-    """Frames of one stream."""
+    """Numbers of frames of one stream."""
 
     arrived: int = 0
     decoded: int = 0
 
     @property
     def waiting(self) -> int:
-        return max(0, self.arrived - self.decoded)  # a stream that continues here brings its own frames
+        return max(0, self.arrived - self.decoded)  # a resumed stream decodes frames that did not arrive here
 
 
 class CodecLoad:
-    """Counts the frames that pass through. Call all methods on one event loop."""
+    """Counters of the frames that pass through a replica. Call all methods on one event loop."""
 
     def __init__(
         self, workers: int, *, frame_s: float, max_late_s: float, workers_carry: Callable[[], float] = lambda: math.inf
     ) -> None:
-        """`frame_s`: seconds that a frame plays. See `Capacity` for the rest."""
+        """Create counters for frames of `frame_s` seconds. See `Capacity` for the other parameters."""
         self._workers, self._frame_s = workers, frame_s
-        # A stream holds these back on purpose: others wait for a worker.
+        # Up to this many frames per stream wait for a full chunk, not for a worker.
         self._chunk_frames = chosen_ramp(workers)[-1]
         self._capacity = Capacity(max_late_s=max_late_s, workers_carry=workers_carry)
         self._streams: set[_Counts] = set()
-        self._num_background = 0  # streams of jobs, which are in no other count and wait for no room
-        self._calls = 0  # that decode now
-        self._busy_s = 0.0  # seconds of all workers since the last record
+        self._num_background = 0  # streams of jobs, which are excluded from other counts and from the limit
+        self._calls = 0  # calls in progress
+        self._busy_s = 0.0  # seconds of all workers' calls since the last record
         self._busy_cores = 0.0
         self._counted_s = self._recorded_s = time.monotonic()
 
     @property
     def lag_s(self) -> float:
-        """Audio that has arrived as codes and is not decoded, over all streams."""
+        """Seconds of audio received as codes and not yet decoded, over all streams."""
         return self._frame_s * sum(stream.waiting for stream in self._streams)
 
     @property
     def backlog_s(self) -> float:
-        """Audio of the frames that would be decoded if there were a worker."""
+        """Seconds of audio that wait for a worker."""
         return self._frame_s * sum(max(0, stream.waiting - self._chunk_frames) for stream in self._streams)
 
     async def counted(
         self, decode_stream: DecodeStream, request: SynthesisRequest, generate: Generate
     ) -> AsyncGenerator[PcmChunk, None]:
-        """The chunks of `decode_stream(request, generate)`, counted on their way in and out.
+        """Yield the chunks of `decode_stream(request, generate)`, and count frames on arrival and after decoding.
 
-        A stream that has delivered no audio is decoded once there is room for it. The talker begins at once, because
-        its pool must see the demand, and codes are small.
+        A stream without delivered audio waits for room before decoding. The talker starts immediately, because its pool
+        must see the demand, and codes are small.
         """
         if request.background:
             self._num_background += 1
@@ -171,7 +173,7 @@ class CodecLoad:
             async with aclosing(generate(request)) as chunks:
                 async for chunk in chunks:
                     if len(chunk.codes) and not counts.arrived and request.gpu_frames < ALL_FRAMES:
-                        # Samples that a GPU has made must not wait.
+                        # Samples that a GPU has already made must not wait.
                         at_once = is_continuation or request.gpu_frames > 0
                         await room.enter_async_context(self._capacity.enter(client, at_once=at_once))
                     counts.arrived += len(chunk.codes)
@@ -188,10 +190,10 @@ class CodecLoad:
             metrics.CODEC_LAG.record(self.lag_s)
 
     async def measure_call(self, decoding: Awaitable[T], tasks: "Sequence[DecodeTask]", *, waiting: int) -> T:
-        """The outcome of the call that decodes `tasks`, which is measured; `waiting` other tasks wait for a worker."""
+        """Await the call that decodes `tasks`, and measure it. `waiting` further tasks wait for a worker."""
         began_s = time.monotonic()
         if all(task.deadline_s == math.inf for task in tasks):
-            return await decoding  # background work: nothing is learnt, and no worker counts as busy
+            return await decoding  # background work does not affect the limit, and its workers do not count as busy
         self._change_calls(+1)
         try:
             return await decoding
@@ -202,7 +204,7 @@ class CodecLoad:
             metrics.codec_call(now_s - began_s, len(tasks), waiting=waiting, lag_s=self.lag_s)
 
     def record(self) -> CodecRecord:
-        """The load of this replica, for Serve's controller; `busy_cores` is a moving mean."""
+        """Return the load of this replica for Serve's controller. `busy_cores` is a moving mean."""
         self._change_calls(0)
         elapsed_s = max(self._counted_s - self._recorded_s, 1e-6)
         weight = 1.0 - math.exp(-elapsed_s / _BUSY_MEMORY_S)

@@ -1,4 +1,4 @@
-"""Loads the decoder of a codec replica, and its encoder if the checkpoint clones."""
+"""Loading of a codec replica's decoder, and of its encoder if the checkpoint clones."""
 
 from dataclasses import dataclass, field
 from math import inf
@@ -22,16 +22,16 @@ from deployments.weights.description import encodes
 from deployments.weights.store import locate
 
 _PROBE_FRAMES = 4
-# A replica that decodes nothing may use several cores for a recording: two make its codes in 0.6 of the time. All
-# replicas use as many, because sums, and so codes, depend on it, and another replica must make the same codes.
+# A replica that only encodes recordings may use several cores: two take 0.6 of the time of one. All replicas use the
+# same number, because sums and therefore codes depend on the number, and replicas must produce equal codes.
 _INLINE_THREADS = 4
-# Limits of the cache of recordings: codes of a thousand recordings of 24 seconds, states of about fifty.
+# Limits of the recording cache: codes for a thousand recordings of 24 seconds, and about fifty decoder states
 _CODES_BYTES, _STATE_BYTES = 8 << 20, 256 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Codec:
-    """A loaded speech tokenizer."""
+    """Loaded speech tokenizer with caches of reference recordings."""
 
     directory: Path
     decoder: CodecDecoder
@@ -39,7 +39,7 @@ class Codec:
     sample_rate: int
     tried: WarmUpResult = field(default_factory=WarmUpResult)
     references: ByRecording[Codes] = field(default_factory=lambda: ByRecording(max_bytes=_CODES_BYTES))
-    states: ByRecording[DecoderState] = field(  # by key and codes: encoders of two replicas may differ
+    states: ByRecording[DecoderState] = field(  # by key and codes, because encoders of two replicas may differ
         default_factory=lambda: ByRecording(max_bytes=_STATE_BYTES, size=_state_bytes)
     )
 
@@ -48,30 +48,30 @@ class Codec:
         return self.decoder.frame_samples / self.sample_rate
 
     def read(self, reference: Reference) -> tuple[Codes, DecoderState]:
-        """Codes [frames, num_code_groups] of a recording, and the decoder's state after them."""
+        """Return codes [frames, num_code_groups] of a recording, and the decoder's state after the codes."""
         codes = self.codes(reference)
         return codes, self.states.get(
             reference.key + codes.tobytes(), lambda: self.decoder.state_after(torch.from_numpy(codes).long())
         )
 
     def find(self, reference: Reference) -> tuple[Codes, DecoderState] | None:
-        """The cached result of `read` for a recording that comes without samples; None if there is none."""
+        """Return the cached result of `read` for a recording without samples, or None."""
         codes = None if reference.prompt is None else reference.prompt.codes
         state = None if codes is None else self.states.find(reference.key + codes.tobytes())
         return None if codes is None or state is None else (codes, state)
 
     def codes(self, reference: Reference) -> Codes:
-        """Codes [frames, num_code_groups] of a recording. Raises InvalidRequest."""
+        """Return codes [frames, num_code_groups] of a recording. Raises InvalidRequest if the codec has no encoder."""
         if reference.prompt is not None:
-            assert reference.prompt.codes is not None, "the ingress sends samples where codes are missing"
-            return reference.prompt.codes.copy()  # torch takes no arrays that it may not write to
+            assert reference.prompt.codes is not None, "the ingress sends samples if codes are missing"
+            return reference.prompt.codes.copy()  # torch requires writable arrays
         if self.encoder is None:
             raise InvalidRequest("this checkpoint has no speech encoder, so it cannot clone a recording", "ref_audio")
         encoder = self.encoder
         return self.references.get(reference.key, lambda: encoder.encode(reference.samples))
 
     def forget(self, voices: tuple[bytes, ...]) -> int:
-        """Drop codes and states of these voices, see `ByRecording.forget`. Returns how many there were."""
+        """Drop codes and states of `voices`. Returns the number of dropped results. See `ByRecording.forget`."""
         return self.references.forget(voices) + self.states.forget(voices)
 
 
@@ -80,7 +80,7 @@ def _state_bytes(state: DecoderState) -> int:
 
 
 def load_codec(model: str, config: CodecConfig) -> Codec:
-    """Find and load the speech tokenizer of `model`; raises CheckpointError."""
+    """Find and load the speech tokenizer of `model`. Raises CheckpointError."""
     torch.set_num_threads(_INLINE_THREADS if config.placement == "inline" else 1)
     checkpoint = locate(model, report=lambda line: report_stage(f"codec: {line}"))
     directory = checkpoint / "speech_tokenizer"
@@ -90,14 +90,14 @@ def load_codec(model: str, config: CodecConfig) -> Codec:
     if decoder.backend.advice:
         report_stage(f"codec: {decoder.backend.advice}")
     encoder = CodecEncoder.load(directory) if encodes(checkpoint) else None
-    # With `inline` nothing is decoded here, so no start waits for a warm-up.
+    # With `inline` placement this replica decodes nothing, so its start needs no warm-up.
     warms = config.placement != "inline" and not decodes_in_processes(config, decoder)
     tried = warm_up(decoder, chosen_ramp(config.workers), longest_call_s(config.workers)) if warms else WarmUpResult()
     return Codec(directory, decoder, encoder, SpeechTokenizerConfig.load(directory).sample_rate, tried)
 
 
 def decodes_in_processes(config: CodecConfig, decoder: CodecDecoder) -> bool:
-    """Whether a replica's workers are processes, which warm up by themselves."""
+    """Return whether a replica's workers are processes. Worker processes run their own warm-up."""
     return config.workers > 1 and config.placement != "inline" and decoder.device.type == "cpu"
 
 
@@ -123,8 +123,9 @@ def _load_decoder(directory: Path, config: CodecConfig, device: str) -> CodecDec
 
 
 def noise(decoder: CodecDecoder, exact: CodecDecoder) -> float:
-    """Signal over error of a decoder, in dB, on codes drawn at random. Independent of time, so that all replicas decode
-    alike.
+    """Return a decoder's signal-to-error ratio in dB on random codes with a fixed seed.
+
+    The result does not depend on time, so all replicas choose the same precision.
     """
     config = decoder.config
     generator = torch.Generator().manual_seed(0)

@@ -1,6 +1,6 @@
-"""The gate: streams wait here for a decoder worker, and enter a call together.
+"""Scheduler in front of the decoder workers, which groups waiting streams into calls.
 
-`AudioStreams` of the talker chooses the calls of its GPU by rules of its own: these are short, and need no worker.
+`AudioStreams` of the talker schedules GPU calls by different rules, because GPU calls are short and need no worker.
 """
 
 import asyncio
@@ -16,20 +16,20 @@ from deployments.codec.batch import Decoded, DecodeTask
 from deployments.codec.plan import CALL_FRAMES, MANY_WORKERS, MAX_BATCH_FRAMES, MAX_BATCH_SIZE, longest_call_s
 
 _SMOOTHING = 0.1  # weight of the newest batch
-_HICCUP = 4.0  # a call counts as at most this many times the mean, because in a longer one the machine stood still
-_USABLE = 0.9  # share of the workers' time: busier workers are late at the next burst
-_LONG = 1.2  # times the mean of calls; a stream expects this time where others share its call
-# Until a stream was decoded, the capacity is half of the streams that the calls at the start suggest, because those
-# calls had cores and memory to themselves. It is at least two, because such calls take too long on a busy machine.
+_HICCUP = 4.0  # limits a call's duration to this multiple of the mean, because the machine stalled in longer calls
+_USABLE = 0.9  # usable share of the workers' time; busier workers are late at the next burst
+_LONG = 1.2  # expected duration of a shared call for a stream, as a multiple of the mean
+# Before the first decoded stream, the capacity is half of the estimate from the calls at the start, because those calls
+# had all cores and memory to themselves. It is at least two, because such calls take too long on a busy machine.
 _UNTRIED = 0.5
 _LEAST_UNTRIED = 2.0
-_USUAL_FRAMES = 8  # of a call, on average: it has fewer at a stream's beginning and more later
-# A stream whose listener has less than _URGENT_S in hand after its chunk asks again as soon as the chunk is sent. Its
-# worker waits _RETURN_S for it, because a call for a stream that has time would take far longer.
+_USUAL_FRAMES = 8  # mean frames of a call; calls have fewer at a stream's beginning and more later
+# A stream with less than _URGENT_S of buffered audio after its chunk submits its next task immediately. Its worker
+# waits _RETURN_S for that task, because a call for a stream that is not urgent would take far longer.
 _URGENT_S = 0.5
 _RETURN_S = 0.02
-# With many workers, a task whose listener has more than _PLENTY_S in hand after the call waits _SHARE_WAIT_S for others
-# to share the call, and _LAST_WORKER_S before it takes the last idle worker.
+# With many workers, a task with more than _PLENTY_S of buffered audio after the call waits _SHARE_WAIT_S for other
+# tasks to share the call. Before it takes the last idle worker, it waits _LAST_WORKER_S.
 _PLENTY_S = 0.6
 _SHARE_WAIT_S = 0.3
 _LAST_WORKER_S = 1.0
@@ -47,7 +47,7 @@ class _Waiter:
         return self.deadline_s - now_s <= _URGENT_S
 
     def settle(self, task: asyncio.Future[Decoded]) -> None:
-        if self.decoded.done():  # its stream left while it was decoded
+        if self.decoded.done():  # its stream was closed during the call
             return
         if task.cancelled():
             self.decoded.cancel()
@@ -58,14 +58,14 @@ class _Waiter:
 
 
 class DecodeGate:
-    """Holds tasks back while every worker is busy, then lets the most urgent ones through together.
+    """Scheduler that holds tasks back while all workers are busy, and then starts the most urgent tasks together.
 
-    With many workers one may be idle while tasks wait that are not needed soon. They share a later call, which costs
-    less, and an urgent task finds the idle worker.
+    With many workers, a worker may stay idle while tasks without urgency wait. Those tasks share a later call, which
+    costs less, and an urgent task finds the idle worker.
 
-    `decode` takes one task. All tasks of a batch reach it in one tick of the event loop, and `@serve.batch`, which has
-    no wait, gathers them again (codec/deployment.py says why it is used). The next batch waits until this one is
-    gathered, because `@serve.batch` would put the tasks of both into one call. A batch holds its worker until its last
+    `decode` takes one task. All tasks of a batch call it in one tick of the event loop, and `@serve.batch` without a
+    wait time gathers them again (codec/deployment.py gives the reason for its use). The next batch waits until this
+    batch is gathered, because `@serve.batch` would otherwise merge both. A batch occupies its worker until its last
     task is done. Call all methods on one event loop.
     """
 
@@ -78,11 +78,11 @@ class DecodeGate:
         largest: Mapping[int, int] | None = None,
         tried_s: float = 0.0,
     ) -> None:
-        """`frame_s`: seconds that a frame plays.
+        """Create a gate for frames of `frame_s` seconds.
 
-        Tasks share a batch only while the call is expected to end within `longest_call_s`. `largest` is by frames how
-        many tasks have been decoded together: more would be a new shape. `tried_s` is `seconds_per_frame` as the start
-        measured it, 0 if that is not known.
+        Tasks share a batch only if the call should end within `longest_call_s`. `largest` maps numbers of frames to the
+        largest batch decoded so far, because a larger one would be a new shape. `tried_s` is `seconds_per_frame` from
+        measurements at the start, 0 if unknown.
         """
         self._decode, self._frame_s = decode, frame_s
         self._max_batch_size, self._max_batch_frames = MAX_BATCH_SIZE, MAX_BATCH_FRAMES  # tasks; frames of all of them
@@ -91,16 +91,16 @@ class DecodeGate:
         self._workers = workers
         self._has_many_workers = workers >= MANY_WORKERS
         self._idle_workers = workers
-        self._returns_s: list[float] = []  # until each of these times one idle worker is kept for an urgent stream
-        self._waiting: list[_Waiter] = []  # the earliest deadline first
-        self._gathered: list[_Waiter] | None = None  # the batch that `@serve.batch` gathers
+        self._returns_s: list[float] = []  # until each time, one idle worker is reserved for an urgent stream
+        self._waiting: list[_Waiter] = []  # in order of deadlines
+        self._gathered: list[_Waiter] | None = None  # the batch that `@serve.batch` is gathering
         self._numbers = count()
         self._running: set[asyncio.Future[list[Decoded | BaseException]]] = set()
-        self.batches = 0  # let through so far
-        self.tasks = 0  # let through so far
-        # The cost of a frame besides that of the call (CALL_FRAMES), smoothed. It is 0 before the first batch.
+        self.batches = 0  # batches started so far
+        self.tasks = 0  # tasks started so far
+        # Smoothed cost of a frame without the fixed cost of a call (CALL_FRAMES). It is 0 before the first batch.
         self.seconds_per_frame, self._tried_s = 0.0, tried_s
-        self.wait_s = 0.0  # smoothed time that urgent tasks wait for a worker
+        self.wait_s = 0.0  # smoothed seconds that urgent tasks wait for a worker
 
     @property
     def num_waiting(self) -> int:
@@ -108,17 +108,17 @@ class DecodeGate:
 
     @property
     def load(self) -> int:
-        """How many times over the waiting tasks would fill the workers; 0 while each task finds one at once.
+        """Number of waiting tasks per worker, rounded down; 0 while each task finds an idle worker immediately.
 
-        Tasks without a deadline do not count, because no listener waits for them.
+        Tasks without a deadline do not count, because they have no listener.
         """
         return sum(waiter.deadline_s < inf for waiter in self._waiting) // self._workers
 
     @property
     def capacity(self) -> float:
-        """Streams that the workers decode in real time judged by the time of calls so far; infinite if that is unknown.
+        """Number of streams that the workers can decode in real time, estimated from calls so far; infinite if unknown.
 
-        A replica that has just started has the fewest streams, so the next streams all come to it at once.
+        The estimate is low after a start, because a new replica has the fewest streams and receives all new ones.
         """
         seconds_per_frame = self.seconds_per_frame or self._tried_s
         if not seconds_per_frame:
@@ -128,7 +128,7 @@ class DecodeGate:
         return carried if self.seconds_per_frame else max(_UNTRIED * carried, _LEAST_UNTRIED)
 
     async def submit(self, task: DecodeTask) -> Decoded:
-        """Wait for a worker and decode. Cancelling takes a waiting task back; a running one ends without its caller."""
+        """Wait for a worker and decode. Cancellation removes a waiting task, but does not stop a running task."""
         loop = asyncio.get_running_loop()
         waiter = _Waiter(task.deadline_s, next(self._numbers), task, loop.create_future(), time.monotonic())
         insort(self._waiting, waiter)
@@ -140,7 +140,7 @@ class DecodeGate:
                 self._waiting.remove(waiter)
 
     def note_gathered(self) -> None:
-        """The batch that was let through last has been gathered."""
+        """Mark the latest batch as gathered by `@serve.batch`, so the next batch can start."""
         self._gathered = None
         asyncio.get_running_loop().call_soon(self._dispatch)
 
@@ -156,17 +156,17 @@ class DecodeGate:
             asyncio.get_running_loop().call_later(min(starts_s) - now_s, self._dispatch)
             return
         if first.is_urgent(now_s):
-            self._returns_s = self._returns_s[1:]  # it may be the stream for which a worker was kept
+            self._returns_s = self._returns_s[1:]  # this may be the stream for which a worker is reserved
         elif self._idle_workers <= len(self._returns_s):
-            asyncio.get_running_loop().call_later(self._returns_s[0] - now_s, self._dispatch)  # or a little earlier
+            asyncio.get_running_loop().call_later(self._returns_s[0] - now_s, self._dispatch)  # at the latest
             return
         self._start(self._next_batch(first, now_s))
 
     def _starts_s(self, waiter: _Waiter, alike: int) -> float:
-        """The time until which a task waits although a worker is idle. `alike`: waiting tasks of the same shape."""
+        """Return the time until which a task waits although a worker is idle. `alike` tasks have the same shape."""
         frames, silent = shape = waiter.task.shape
         if silent or not self._has_many_workers or self._idle_workers == self._workers:
-            return waiter.came_s  # without a call under way no other task may come to share one
+            return waiter.came_s  # without a running call, further tasks may never arrive to share one
         share_wait_s = _SHARE_WAIT_S if alike < self._size(self._max_batch_size, shape) else 0.0
         if self._idle_workers == 1:
             share_wait_s = _LAST_WORKER_S
@@ -174,11 +174,11 @@ class DecodeGate:
         return min(waiter.came_s + share_wait_s, waiter.deadline_s - call_s - _PLENTY_S)
 
     def _next_batch(self, first: _Waiter, now_s: float) -> list[_Waiter]:
-        """Tasks that share a call with `first`: as many as can be decoded without making the most urgent one late.
+        """Remove and return the tasks that share a call with `first`, as many as keep the most urgent task in time.
 
-        With many workers only urgent tasks share an urgent one's call: another worker is soon free for the others.
+        With many workers, an urgent call contains only urgent tasks, because another worker is soon idle for the rest.
         """
-        if first.deadline_s == inf:  # a longer call would keep the worker from others
+        if first.deadline_s == inf:  # a longer call would delay tasks with listeners
             self._waiting.remove(first)
             return [first]
         listened = [waiter for waiter in self._waiting if waiter.deadline_s < inf]
@@ -191,17 +191,17 @@ class DecodeGate:
         return batch
 
     def _size(self, waiting: int, shape: tuple[int, bool], left_s: float = inf) -> int:
-        """Tasks of one call: few sizes, all of which were called before (see plan.py); silent tasks go alone."""
+        """Return the number of tasks in one call: a power of two that was called before. Silent tasks run alone."""
         frames, silent = shape
         largest = self._largest.get(frames, self._max_batch_size)
         most_frames, in_time = self._frames_within(self._max_call_s), self._frames_within(left_s / _LONG)
-        if in_time >= frames:  # else it is late alone as well, and should cost no more than it must
+        if in_time >= frames:  # otherwise the task is late in any case, and a larger call costs less per frame
             most_frames = min(most_frames, in_time)
         most = min(waiting, self._max_batch_size, most_frames // frames, largest)
         return 1 if silent else 1 << max(0, most.bit_length() - 1)
 
     def _frames_within(self, call_s: float) -> int:
-        """Frames of one call that takes at most `call_s`, by the cost of frames so far."""
+        """Return how many frames one call of at most `call_s` can have, from the cost of frames so far."""
         most = call_s / self.seconds_per_frame - CALL_FRAMES if self.seconds_per_frame else inf
         return max(0, int(min(self._max_batch_frames, most)))
 
@@ -225,9 +225,9 @@ class DecodeGate:
         self, running: asyncio.Future[list[Decoded | BaseException]], batch: list[_Waiter], seconds: float
     ) -> None:
         self._running.discard(running)
-        if self._gathered is batch:  # the whole batch was cancelled, or failed, before
+        if self._gathered is batch:  # the whole batch was cancelled or failed before it was gathered
             self._gathered = None
-        if not batch[0].task.silent:  # which costs far less a frame
+        if not batch[0].task.silent:  # silent tasks cost far less per frame
             frames = sum(len(waiter.task.codes) for waiter in batch) + CALL_FRAMES
             taken_s, known_s = seconds / frames, self.seconds_per_frame
             if known_s:

@@ -1,4 +1,4 @@
-"""The work of a codec replica, without Ray: a request and a source of frames in, PCM out."""
+"""Work of a codec replica, independent of Ray: takes a request and a source of frames, and yields PCM."""
 
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import aclosing, contextmanager
@@ -21,25 +21,25 @@ from deployments.serving.failover import with_failover
 from deployments.serving.replica_streams import AllFrames, Generate
 from deployments.speech_detection import EndingGuard, LeadingSilence
 
-_GPU_FRAMES = 9  # of a stream's first ones, with an idle pool: a CPU needs this time to take over
+_GPU_FRAMES = 9  # first frames of a stream on the GPU while the pool is idle; a CPU needs this time to take over
 
 
 class Placement:
-    """How much of a stream the talker's GPU decodes: the part for which this replica has no time."""
+    """Split of streams between the talker's GPU and this replica, by the replica's free capacity."""
 
     def __init__(self, placement: CodecPlacement, *, beside: "Placement | None" = None) -> None:
-        """The `placement` of one of several models. `beside`: the placement of another one that is decoded here too."""
+        """Create the `placement` of one of several models. `beside` is another model's placement on this replica."""
         self._placement = placement
         self._counter = beside or self
-        self._num_here = 0  # streams that this replica decodes, of all models
-        self.talker_on_gpu = False  # known once a talker has been asked
+        self._num_here = 0  # streams that this replica decodes, over all models
+        self.talker_on_gpu = False  # set after a talker has reported its device
 
     @contextmanager
     def admit(self, capacity: float, *, background: bool = False) -> Iterator[int]:
-        """Admit a stream while the context lasts. Yields the number of frames to request from the GPU. Workers carry
-        `capacity` streams.
+        """Admit a stream during the context. Yields the number of frames to request from the GPU.
 
-        A segment of a job takes no worker from others, and so does not count.
+        `capacity` is the number of streams that the workers can decode. A segment of a job does not count, because it
+        takes no worker from other streams.
         """
         gpu_frames = 0 if background and self._placement != "inline" else self._gpu_frames(capacity)
         decodes_here = gpu_frames < ALL_FRAMES and not background
@@ -50,7 +50,7 @@ class Placement:
             self._counter._num_here -= decodes_here
 
     def _gpu_frames(self, capacity: float) -> int:
-        """An idle pool takes over after `_GPU_FRAMES`, a busier one later, a full one never."""
+        """Return the number of frames for the GPU: `_GPU_FRAMES` for an idle pool, more for a busy one, else all."""
         if self._placement == "inline":
             return ALL_FRAMES
         if self._placement == "pool" or not self.talker_on_gpu:
@@ -60,7 +60,7 @@ class Placement:
 
 
 class CodecService:
-    """Streams share the workers through a gate in which the most urgent ones go first."""
+    """Decoding service of one replica. Streams share the workers through a gate that serves urgent streams first."""
 
     def __init__(
         self,
@@ -70,9 +70,9 @@ class CodecService:
         decode: Decode,
         placements: Mapping[str, CodecPlacement] = MappingProxyType({}),
     ) -> None:
-        """`decode` takes one task; it is called for all tasks of a batch at once and ends in `decode_batch`.
+        """Load the codec of `model`. `decode` takes one task; its batched implementation ends in `decode_batch`.
 
-        `placements`: one for each of several models; always "pool" for talkers without a GPU.
+        `placements` has an entry for each of several models. The placement is always "pool" for talkers without a GPU.
         """
         self._codec = load_codec(model, config)
         self._ramp = chosen_ramp(config.workers)
@@ -80,7 +80,7 @@ class CodecService:
         self._shares_calls = config.workers >= MANY_WORKERS
         decoder, tried = self._codec.decoder, self._codec.tried
         self.workers = Workers(config.workers, on_gpu=decoder.device.type == "cuda")
-        self._readers = Workers(config.workers, on_gpu=False)  # of recordings, for which no chunk waits
+        self._readers = Workers(config.workers, on_gpu=False)  # for recordings, separate from decoding of chunks
         self._processes: WorkerProcesses | None = None
         if decodes_in_processes(config, decoder):
             longest_s = longest_call_s(config.workers)
@@ -97,27 +97,27 @@ class CodecService:
         self.placement = Placement(config.placement)
         self._placements = {name: Placement(own, beside=self.placement) for name, own in placements.items()}
         for placement in self._placements.values():
-            placement.talker_on_gpu = True  # otherwise its placement would differ
+            placement.talker_on_gpu = True  # talkers without a GPU have the placement "pool"
 
     @property
     def frame_s(self) -> float:
         return self._codec.frame_s
 
     def placement_of(self, model: str) -> Placement:
-        """The placement of one of several models, or of the only one."""
+        """Return the placement of one of several models, or of the single model."""
         return self._placements.get(model, self.placement)
 
     @property
     def failure(self) -> str | None:
-        """The part that has failed for good; None if there is none."""
+        """Description of a permanent failure, or None."""
         if self.workers.hang or self._readers.hang:
-            return "a decoder thread of this codec replica hangs"
+            return "a decoder thread of this codec replica is hung"
         if self._processes is not None and self._processes.is_broken:
-            return "the process that this codec replica's decoder processes are forked from has ended"
+            return "the parent process of this codec replica's decoder processes has ended"
         return None
 
     async def decode_stream(self, request: SynthesisRequest, generate: Generate) -> AsyncGenerator[PcmChunk, None]:
-        """Audio of one segment whose frames come from `generate`; raises what `generate` raises."""
+        """Yield the audio of one segment, made from the frames of `generate`. Raises the errors of `generate`."""
         reference_codes, state = await self._begin(request)
         start = self._start(request.resume, reference_codes, state)
         frame_samples, sample_rate = self._codec.decoder.frame_samples, self._codec.sample_rate
@@ -137,7 +137,7 @@ class CodecService:
         )
         with self.placement_of(request.model).admit(self.gate.capacity, background=request.background) as gpu_frames:
             if start.undelivered is not None and len(start.undelivered):
-                gpu_frames = 0  # audio is missing that a talker will not bring
+                gpu_frames = 0  # the talker does not decode the frames whose audio is missing here
             asked = replace(request, reference_codes=reference_codes, gpu_frames=gpu_frames)
             frames = with_failover(AllFrames(generate, asked, frame_samples))
             async with aclosing(decoder.run(frames, gpu_frames=gpu_frames)) as chunks:
@@ -145,11 +145,11 @@ class CodecService:
                     yield chunk
 
     def forget(self, voices: tuple[bytes, ...]) -> int:
-        """Drop the cached results of these voices. Returns how many results there were."""
+        """Drop the cached results of `voices`. Returns the number of dropped results."""
         return self._codec.forget(voices)
 
     async def decode_batch(self, tasks: list[DecodeTask]) -> list[Decoded | Exception]:
-        """Decode chunks of several streams on one worker; a task that fails gets its own exception."""
+        """Decode chunks of several streams on one worker. Each failing task gets its own exception."""
         self.gate.note_gathered()
         decoder = self._codec.decoder
         if self._processes is None:
@@ -161,19 +161,19 @@ class CodecService:
         return outcomes
 
     async def _begin(self, request: SynthesisRequest) -> tuple[Codes | None, DecoderState]:
-        """The reference's codes, and the state decoding begins in: speech continues where the recording ends."""
+        """Return the reference's codes, and the decoder state after the reference, from which the speech continues."""
         reference = request.reference
         if reference is None or reference.x_vector_only:
             return None, self._codec.decoder.initial_state()
         cached = self._codec.find(reference)
         if cached is not None:
-            return cached  # and waits for no worker
+            return cached  # without waiting for a worker
         prepared = await self._readers.run(self._codec.read, reference)
         metrics.references("codes", self._codec.references.take_lookups())
         return prepared
 
     def _start(self, resume: Progress | None, reference_codes: Codes | None, state: DecoderState) -> DecodingStart:
-        """Decoding begins after the reference, or where another replica stopped, whose state is recalled from codes."""
+        """Return the start of decoding: after the reference, or at the position where another replica stopped."""
         if resume is None or not len(resume.codes):
             return DecodingStart(state)
         decoder, to_recall = self._codec.decoder, None

@@ -1,4 +1,4 @@
-"""One stream through the codec: frames are read ahead, cut into chunks, decoded, and leave as PCM with their codes."""
+"""Decoding of one stream: reads frames ahead, splits them into chunks, and yields PCM with codes."""
 
 import asyncio
 import contextlib
@@ -26,10 +26,10 @@ _NO_PCM: Pcm = np.zeros(0, np.int16)
 
 
 class FrameBuffer(PendingFrames):
-    """Frames of one stream, read ahead by a task of its own: codes are small, so the talker never waits for us."""
+    """Buffer of one stream's frames, filled by a separate task. Codes are small, so the talker never waits."""
 
     def __init__(self, chunks: AsyncGenerator[FrameChunk, None], frame_samples: int, first: Codes | None) -> None:
-        """`first` as in PendingFrames."""
+        """Read `chunks` after the frames `first`, as in PendingFrames."""
         super().__init__(frame_samples, first)
         self._chunks = chunks
         self._changed = asyncio.Event()
@@ -49,15 +49,15 @@ class FrameBuffer(PendingFrames):
 
     @property
     def ended(self) -> bool:
-        """Whether no further frame will come. Once all are taken, raises the error that ended the stream."""
+        """Whether no further frame will arrive. Raises the stream's error after all frames have been taken."""
         if self._error is not None and not self._frames:
             raise self._error
         return self.finish_reason is not None or self._error is not None
 
     async def wait(self, timeout_s: float | None) -> None:
-        """Return when something has arrived, or after `timeout_s`."""
+        """Wait until a chunk, an error or the end has arrived, or until `timeout_s` has passed."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):  # wait_for would lose a cancellation that comes with the change
+            async with asyncio.timeout(timeout_s):  # wait_for would swallow a cancellation that coincides with it
                 await self._changed.wait()
         self._changed.clear()
 
@@ -67,7 +67,7 @@ class FrameBuffer(PendingFrames):
                 self.add(chunk)
                 self._changed.set()
             if self.finish_reason is None:
-                raise EngineError("the talker's frames end without a reason: speech may be missing")
+                raise EngineError("the talker's frames ended without a finish reason, so speech may be missing")
         except Exception as error:
             self._error = error
         self._changed.set()
@@ -75,18 +75,18 @@ class FrameBuffer(PendingFrames):
 
 @dataclass(frozen=True, slots=True)
 class DecodingStart:
-    """Where decoding begins: at a stream's first frame, or after the samples that its listener has."""
+    """Position at which decoding starts: a stream's first frame, or the end of the samples that its listener has."""
 
     state: DecoderState
-    to_recall: Codes | None = None  # delivered frames that `state` lacks yet
-    undelivered: Codes | None = None  # frames whose audio is missing although the caller has their codes
-    position: int = 0  # samples that were delivered
-    skipped: int = 0  # delivered samples of the first frame in `undelivered`
+    to_recall: Codes | None = None  # delivered frames that `state` does not include yet
+    undelivered: Codes | None = None  # frames with missing audio whose codes the caller already has
+    position: int = 0  # number of delivered samples
+    skipped: int = 0  # number of delivered samples of the first frame in `undelivered`
     in_hand_s: float = 0.0  # see `Progress`
 
 
 class StreamDecoder:
-    """Decodes one stream from `start` on. Holds the decoder's state, and drops it after `run`."""
+    """Decoder of one stream from `start` on. Holds the decoder's state until `run` ends."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class StreamDecoder:
         load: Callable[[], int] = lambda: 0,
         background: bool = False,
     ) -> None:
-        """`load` returns by how many steps chunks should be wider than planned. `background`: a segment of a job."""
+        """`load` returns the number of steps by which to widen chunks. `background` marks a segment of a job."""
         self._decode, self._plan, self._start, self._load = decode, plan, start, load
         self._silence, self._guard = silence, guard
         self._frame_samples, self._sample_rate = frame_samples, sample_rate
@@ -109,15 +109,15 @@ class StreamDecoder:
         if start.in_hand_s and not background:
             plan.skip(start.position // frame_samples)
         self._state = start.state
-        self._to_recall = [] if start.to_recall is None else list(start.to_recall)  # frames that `_state` lacks yet
+        self._to_recall = [] if start.to_recall is None else list(start.to_recall)  # frames not included in `_state`
 
     async def run(
         self, chunks: AsyncGenerator[FrameChunk, None], *, gpu_frames: int = 0
     ) -> AsyncGenerator[PcmChunk, None]:
-        """Audio of the frames that `chunks` brings. The last chunk has the finish reason, of `chunks` or of the guard.
+        """Yield the audio of the frames from `chunks`. The last chunk has the finish reason of `chunks` or the guard.
 
-        The audio of the first `gpu_frames` is taken from `chunks`, while the decoder's state after it is recalled.
-        Raises the errors of `chunks`, after the audio of the frames before them.
+        Takes the audio of the first `gpu_frames` frames from `chunks`, and meanwhile computes the state after them.
+        Raises the errors of `chunks` after yielding the audio of all earlier frames.
         """
         skipped, undelivered = self._start.skipped, self._start.undelivered
         num_known, reason = 0 if undelivered is None else len(undelivered), None
@@ -139,11 +139,11 @@ class StreamDecoder:
                 chunk = self._deliver(audio.chunk(new_codes, pcm, buffer.over))
                 reason = chunk.finish_reason
                 if count and not self._listener.has_begun:
-                    self._plan.restart()  # quiet so far: the first sound must not wait for a wider chunk
+                    self._plan.restart()  # quiet so far; a wider chunk would delay the first sound
                 yield chunk
 
     async def _decoded(self, codes: Codes, count: int) -> Pcm:
-        """Audio of `codes` by a call of `count` frames: at the end of a stream perhaps more frames than `codes` has."""
+        """Return the audio of `codes` from a call of `count` frames, which pads `codes` at the end of a stream."""
         deadline_s = self._listener.deadline_s(time.monotonic())
         padded = np.pad(codes, ((0, count - len(codes)), (0, 0)), mode="edge")
         task = DecodeTask(padded, self._state, deadline_s, stalled_s=self._listener.stalled_s)
@@ -161,10 +161,11 @@ class StreamDecoder:
     async def _forward(
         self, buffer: FrameBuffer, audio: OutgoingAudio, gpu_frames: int
     ) -> AsyncGenerator[PcmChunk, None]:
-        """Forward the talker's audio as it arrives. Once all of its codes have arrived, their recall starts in
-        parallel.
+        """Yield the talker's audio as it arrives.
+
+        After all codes for it have arrived, the decoder's state is recalled in parallel.
         """
-        received: list[Codes] = []  # frames whose audio has come
+        received: list[Codes] = []  # frames whose audio has arrived
         recall: asyncio.Task[DecoderState] | None = None
         reason = None
         try:
@@ -179,9 +180,9 @@ class StreamDecoder:
                 reason = buffer.over
                 if not len(codes) and reason is None:
                     if buffer.ended:
-                        await _cancel(recall)  # it counts the frames that are left as delivered
+                        await _cancel(recall)  # its codes include frames whose audio will not arrive
                         recall = None
-                        break  # no audio will come for the frames that are left
+                        break  # the remaining frames are decoded here
                     await buffer.wait(None)
                     continue
                 chunk = self._deliver(audio.chunk(codes, pcm, reason))
@@ -196,7 +197,7 @@ class StreamDecoder:
             await _cancel(recall)
 
     async def _recall(self, codes: Codes, ahead_s: float) -> DecoderState:
-        """The state after `codes`; the last `ahead_s` of their audio is still to be delivered."""
+        """Return the state after `codes`. The last `ahead_s` seconds of their audio are not delivered yet."""
         state = self._state
         deadline_s = self._listener.deadline_s(time.monotonic()) + ahead_s
         for size in self._plan.recall_sizes(len(codes)):
@@ -206,7 +207,7 @@ class StreamDecoder:
         return state
 
     async def _next_count(self, buffer: FrameBuffer) -> int:
-        """Wait for frames. Returns how many to decode next; 0 only after the last frame."""
+        """Wait for frames. Returns the number of frames to decode next; 0 only after the last frame."""
         while True:
             ended, lead_s = buffer.ended, self._listener.lead_s(time.monotonic())
             count = self._plan.next_size(buffer.available, ended=ended, lead_s=lead_s, load=self._load())
@@ -216,7 +217,7 @@ class StreamDecoder:
 
 
 async def _cancel(task: asyncio.Task[DecoderState] | None) -> None:
-    """Cancel a task, if there is one, whose result is no longer needed."""
+    """Cancel `task` if its result is no longer needed, and wait for its end. None is ignored."""
     if task is not None:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)

@@ -1,8 +1,9 @@
-"""Decodes for a replica of several workers: `python -m deployments.codec.pool.worker_process CONTROL STATES DECODER`.
+"""Worker process of a replica: `python -m deployments.codec.pool.worker_process CONTROL STATES DECODER`.
 
-The first process loads the decoder and makes every call once. Then it forks a worker for each socket that it is sent,
-so all of them share one copy of the weights, in memory and in the processor's cache, and a dead one is replaced at
-once. Neither runs a second thread: a fork would lose it. Each ends when its socket does.
+The first process loads the decoder and runs each call shape once. The process then forks a worker for each socket
+received on CONTROL. All workers share one copy of the weights in memory and in the processor's cache, and a dead worker
+is replaced immediately. The processes stay single-threaded, because a fork copies only one thread. Each process exits
+when its socket closes.
 """
 
 import json
@@ -26,7 +27,7 @@ from deployments.serving.collector import freeze_loaded
 
 
 def serve(connection: Connection, decoder: CodecDecoder, states: SharedStates) -> None:
-    """Decode incoming tasks until the other end closes."""
+    """Decode tasks from `connection` until the replica closes it."""
     initial = decoder.initial_state()
 
     def state(task: SharedTask) -> DecoderState:
@@ -55,15 +56,15 @@ def _kept(task: SharedTask, outcome: Decoded | Exception, states: SharedStates) 
 
 
 def main(control: int, descriptor: int, choice: str) -> None:
-    """Load, then fork until the replica closes `control`."""
+    """Load the checkpoint once, then fork a worker for each socket received on `control`, until it closes."""
     torch.set_num_threads(1)
     asked = DecoderChoice(**json.loads(choice))
     decoder = load_decoder(Path(asked.directory), precision=asked.precision)
     tried = warm_up(decoder, asked.chunk_frames, asked.max_call_s)
     states = SharedStates(decoder.initial_state(), descriptor)
-    assert len(list(Path("/proc/self/task").iterdir())) == 1, "a process that has threads must not be forked"
+    assert len(list(Path("/proc/self/task").iterdir())) == 1, "a multi-threaded process must not fork"
     freeze_loaded()
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps workers that end
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps workers that exit
     with socket.socket(fileno=control) as ours:
         ours.sendall(json.dumps(asdict(tried)).encode() + b"\n")
         while received := _received(ours):
@@ -75,7 +76,7 @@ def main(control: int, descriptor: int, choice: str) -> None:
 
 
 def _received(control: socket.socket) -> Sequence[int]:
-    """The next worker's socket; empty once the replica is gone."""
+    """Return the next worker's socket; empty after the replica has closed `control`."""
     try:
         _, descriptors, _, _ = socket.recv_fds(control, 1, 1)
     except ConnectionResetError:

@@ -1,8 +1,8 @@
-"""Threads and processes that decode for a replica: calls them, notices that one hangs, replaces ended processes.
+"""Threads and processes that decode for a replica, with detection of hangs and replacement of ended processes.
 
-Decoding is hundreds of short steps of Python, so that threads of one process wait for each other and for the event loop
-in which everything else of the replica runs: on sixteen cores two replicas of seven threads made 27 seconds of audio
-per second, seven replicas of two threads 63. This file also defines the messages of the processes.
+Decoding consists of hundreds of short Python steps, so threads of one process wait for each other and block the event
+loop. On sixteen cores, two replicas with seven threads made 27 seconds of audio per second, and seven replicas with two
+threads made 63. This module also defines the messages between the processes.
 """
 
 import asyncio
@@ -37,22 +37,22 @@ from deployments.serving.starvation import ThreadWork
 logger = logging.getLogger(__name__)
 
 _CHECK_S = 0.25
-# A thread that decodes on a CPU uses it all the time. On a GPU it may wait, but no call takes nearly as long.
+# A decoding thread on a CPU is always busy. On a GPU it may wait, but calls are much shorter than this limit.
 _LONGEST_IDLENESS_S = 1.25
 _LONGEST_GPU_CALL_S = 1.5
-_FORK_S = 10.0  # that a new worker may take to send its number
+_FORK_S = 10.0  # time limit for a new worker to send its process id
 _STOP_S = 5.0
-# A process that is forked must not have threads.
+# A process with several threads must not fork.
 _ALONE = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
-FORK = b"f"  # goes with the socket of a new worker
+FORK = b"f"  # message that accompanies the socket of a new worker
 
-SharedOutcome = tuple[NDArray[np.int16], int] | Exception  # audio and the position after it, or the error
+SharedOutcome = tuple[NDArray[np.int16], int] | Exception  # audio and the position after the audio, or the error
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 class Workers:
-    """Runs calls in threads. Once a call hangs, it and all others raise CodecLost: Python cannot end a thread."""
+    """Thread pool for calls. After one call hangs, all calls raise CodecLost, because Python cannot stop a thread."""
 
     def __init__(self, count: int, *, on_gpu: bool) -> None:
         self._threads = ThreadPoolExecutor(count, thread_name_prefix="codec")
@@ -60,13 +60,13 @@ class Workers:
         self.hang = False
 
     async def run(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """The result of a call; raises what it raises."""
+        """Run a call in a thread and return its result. Raises the call's exceptions, and CodecLost if it hangs."""
         watched = _Watched()
         running = asyncio.get_running_loop().run_in_executor(self._threads, watched.run, lambda: call(*args, **kwargs))
         while not running.done():
             if self.hang or watched.hangs(on_gpu=self._on_gpu):
                 self.hang = True
-                raise CodecLost("a decoder thread of this codec replica hangs")
+                raise CodecLost("a decoder thread of this codec replica is hung")
             await asyncio.wait((running,), timeout=_CHECK_S)
         try:
             return running.result()
@@ -75,10 +75,10 @@ class Workers:
 
 
 class _Watched:
-    """One call, seen from outside."""
+    """A call whose progress another thread can observe."""
 
     def __init__(self) -> None:
-        self._work: ThreadWork | None = None  # while it runs
+        self._work: ThreadWork | None = None  # set while the call runs
         self._began_s = 0.0
 
     def run(self, call: Callable[[], T]) -> T:
@@ -99,27 +99,27 @@ class _Watched:
 
 @dataclass(frozen=True, slots=True)
 class SharedTask:
-    """A DecodeTask whose state is in shared memory, as the next state will be."""
+    """DecodeTask whose current and next state are in shared memory."""
 
     codes: Codes
     position: int
-    source: int | None  # cell of the state; None at a stream's beginning
-    target: int  # cell for the state after it
+    source: int | None  # cell of the current state; None at the beginning of a stream
+    target: int  # cell for the next state
     silent: bool
     followed_by: int
 
 
 @dataclass(frozen=True, slots=True)
 class SharedOutcomes:
-    """Outcomes of the tasks of a call, in their order."""
+    """Outcomes of the tasks of one call, in order."""
 
     outcomes: list[SharedOutcome]
-    repaired: int  # calls of a stream that were made again in float32
+    repaired: int  # number of streams whose call was repeated in float32
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderChoice:
-    """The decoder to load, and the shapes of its calls."""
+    """Decoder to load, and the shapes of its calls."""
 
     directory: str
     precision: str
@@ -128,13 +128,14 @@ class DecoderChoice:
 
 
 class WorkerProcesses:
-    """Decodes in `count` processes that are forked from one which has loaded; see worker_process.py.
+    """Pool of `count` decoder processes, forked from one process that has loaded the weights. See worker_process.py.
 
-    A process that dies or hangs is replaced, and another one repeats its call: states are never written in place.
+    A process that dies or hangs is replaced, and another process repeats the call. A repetition is safe because states
+    are never written in place.
     """
 
     def __init__(self, count: int, decoder: CodecDecoder, choice: DecoderChoice) -> None:
-        """Blocks until they can decode. Raises EngineError."""
+        """Block until all processes can decode. Raises EngineError if the decoder cannot be loaded."""
         self._decoder, self._counting = decoder, threading.Lock()
         descriptor = os.memfd_create("talkray-states")
         self._states = SharedStates(decoder.initial_state(), descriptor)
@@ -147,7 +148,7 @@ class WorkerProcesses:
             )
         os.close(descriptor)
         self._idle: SimpleQueue[_WorkerProcess] = SimpleQueue()
-        # Called once this object is gone, or Python ends. In a cycle connections would be closed first, and twice.
+        # Runs when this object is deleted or Python exits. In a reference cycle, connections would be closed twice.
         self.stop = weakref.finalize(self, _stop, self._control, self._first, self._idle)
         with ExitStack() as failed:
             failed.callback(self.stop)
@@ -155,7 +156,7 @@ class WorkerProcesses:
                 loaded = lines.readline()
             if not loaded:
                 code = self._first.wait()
-                raise EngineError(f"the decoder process ended with code {code} while it loaded; its output says why")
+                raise EngineError(f"the decoder process exited with code {code} while loading; see its output")
             tried = json.loads(loaded)
             batches = {int(frames): most for frames, most in tried["largest_batches"].items()}
             self.tried = WarmUpResult(batches, tried["seconds_per_frame"])
@@ -165,17 +166,17 @@ class WorkerProcesses:
 
     @property
     def is_broken(self) -> bool:
-        """Whether a worker that dies could not be replaced."""
+        """Whether the parent process has ended, so dead workers cannot be replaced."""
         return self._first.poll() is not None
 
     def decode(self, tasks: list[DecodeTask]) -> list[Decoded | Exception]:
-        """The outcomes of `decode_batch` in a process. As many threads as processes may call it. Raises CodecLost."""
+        """Run `decode_batch` in a process. Permits as many concurrent calls as processes. Raises CodecLost."""
         cells = [self._states.acquire() for _ in tasks]
-        copies: list[Cell] = []  # hold states from elsewhere while this call runs
+        copies: list[Cell] = []  # cells for states from outside shared memory, held during this call
         shared = [self._shared(task, cell.number, copies) for task, cell in zip(tasks, cells, strict=True)]
         done = self._call(shared) or self._call(shared)
         if done is None:
-            raise CodecLost("two decoder processes of this codec replica ended over the same frames")
+            raise CodecLost("two decoder processes of this codec replica ended while decoding the same frames")
         with self._counting:
             self._decoder.repaired += done.repaired
         return [
@@ -194,7 +195,7 @@ class WorkerProcesses:
         return SharedTask(task.codes, state.position, source, target, task.silent, task.followed_by)
 
     def _call(self, tasks: list[SharedTask]) -> SharedOutcomes | None:
-        """A worker's outcomes; None if it died."""
+        """Return the outcomes of one worker; None if the worker died."""
         worker = self._idle.get()
         try:
             outcomes = worker.call(tasks)
@@ -214,22 +215,22 @@ class WorkerProcesses:
             if connection.poll(_FORK_S):
                 return _WorkerProcess(connection, connection.recv())
         connection.close()
-        raise CodecLost("the process that this codec replica's decoder processes are forked from has ended")
+        raise CodecLost("the parent process of this codec replica's decoder processes has ended")
 
 
 class _WorkerProcess:
-    """One process that decodes, and the connection to it."""
+    """A decoder process and the connection to it."""
 
     def __init__(self, connection: Connection, process: int) -> None:
         self._connection, self._process = connection, process
 
     def call(self, tasks: list[SharedTask]) -> SharedOutcomes:
-        """Raises EOFError and OSError if it has died, or was ended because it hangs."""
+        """Decode `tasks` in the process. Raises EOFError or OSError if the process died or was killed while hung."""
         self._connection.send(tasks)
         work = ThreadWork(self._process)
         while not self._connection.poll(_CHECK_S):
             if work.idle_s(time.monotonic()) > _LONGEST_IDLENESS_S:
-                logger.error("a decoder process hangs, and is ended")
+                logger.error("a decoder process is hung and will be killed")
                 os.kill(self._process, signal.SIGKILL)
         outcomes: SharedOutcomes = self._connection.recv()
         return outcomes

@@ -1,1 +1,1 @@
-"""Samples made on the talker's device: the choice of the codes that the codec decodes in one call."""
+"""Audio decoding on the talker's device, and scheduling of its codec calls."""

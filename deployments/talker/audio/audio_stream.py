@@ -1,4 +1,4 @@
-"""A stream whose audio is made on the talker's device, and the choice of streams for the next codec call."""
+"""A stream that is decoded on the talker's device, and the selection of streams for the next codec call."""
 
 import math
 from collections.abc import Callable, Collection
@@ -9,43 +9,44 @@ from deployments.codec.slots import CODE_RING
 from deployments.listener import Listener
 
 MAX_WAITING = CODE_RING // 2
-_MIN_LEAD_S = 0.06  # covers a decode and a frame of the talker
+_MIN_LEAD_S = 0.06  # covers one decode call and one frame of the talker
 _CALL_SIZES = call_sizes(GPU_RAMP)
-_RECALL_PATIENCE_S = 0.1  # a recall takes many calls, so younger streams may go first for this time
-# A stream whose listener has _SHARING_LEAD_S of audio in hand waits for others that share its call, for _SHARE_WAIT_S.
+_RECALL_PATIENCE_S = 0.1  # during this time, newer streams may precede a recall, which takes many calls
+# A stream with _SHARING_LEAD_S of buffered audio waits up to _SHARE_WAIT_S for other streams to share its call.
 _SHARING_LEAD_S = 0.4
 _SHARE_WAIT_S = 0.1
-_FEW_STREAMS = 15  # with more streams, some steps of the ramp are left out
-# A shared call (rule 3) is made once one in _SHARING streams wants the same number of frames. It has at most
-# _BULK_FRAMES, so that a first frame does not wait for long, and twice as many from _MANY_STREAMS streams on: long
-# calls take less time for each frame, and the device has no time to spare.
+_FEW_STREAMS = 15  # with more streams, some steps of the ramp are skipped
+# A shared call (rule 3) starts once one in _SHARING streams wants the same number of frames. It has at most
+# _BULK_FRAMES frames, to limit the wait of first frames. From _MANY_STREAMS streams on, the limit is doubled, because
+# long calls take less time per frame, and the device is fully used.
 _SHARING = 4
 _BULK_FRAMES = 96
 _MANY_STREAMS = 128
-_BACKGROUND_FRAMES = 48  # of a call of background streams while there are listeners, whose newcomers wait for its end
+_BACKGROUND_FRAMES = 48  # limit for a call of background streams while listeners may have to wait for it
 
 
 @dataclass(slots=True, eq=False)
 class AudioStream:
-    """How many frames of a stream are written, in calls, and decoded. Only its methods change it, and each finds out
-    when it may want a call.
+    """Progress of a stream's frames: written, in calls, and decoded.
+
+    Only methods of this class modify the progress. Each of them updates when the stream may need its next call.
     """
 
     sequence_id: int
     slot: int
-    num_recalled: int  # frames at the beginning whose audio exists already
-    num_wanted: int  # frames to decode in all, with the recalled ones
+    num_recalled: int  # leading frames whose audio already exists
+    num_wanted: int  # frames to decode in total, including recalled frames
     opened_s: float
-    frame_s: float  # seconds of audio of a frame
-    is_background: bool  # a segment of a job
+    frame_s: float  # duration of a frame in seconds
+    is_background: bool  # whether it is a segment of a job
     listener: Listener
-    num_before: int = 0  # frames of the sequence whose audio its listener had when it opened
-    begins_with: bytes = b""  # key and codes of a recording that is being recalled and may be shared
+    num_before: int = 0  # frames of the sequence whose audio the listener had at the start
+    begins_with: bytes = b""  # key and codes of a recording whose state is being recalled and may be cached
     num_written: int = 0  # frames whose codes are in the slot
-    num_called: int = 0  # frames in calls, finished or not
+    num_called: int = 0  # frames in running and finished calls
     num_decoded: int = 0
-    earliest_call_s: float = math.inf  # before then `call_size` is 0
-    ready_since_s: float = math.inf  # when its next chunk could have been decoded
+    earliest_call_s: float = math.inf  # `call_size` is 0 before this time
+    ready_since_s: float = math.inf  # time from which the next chunk could be decoded
     _plan: ChunkPlan = field(init=False)
 
     def __post_init__(self) -> None:
@@ -57,7 +58,7 @@ class AudioStream:
 
     @property
     def num_delivered(self) -> int:
-        """Frames of the sequence whose audio its listener has, once nothing is left to recall."""
+        """Frames of the sequence whose audio the listener has, after all recalls."""
         return self.num_before + self.num_decoded - self.num_recalled
 
     @property
@@ -66,7 +67,7 @@ class AudioStream:
 
     @property
     def goes_last(self) -> bool:
-        """Whether it waits until no other stream wants to be decoded: a background stream, while its slot has room."""
+        """Whether the stream is decoded last: a background stream whose slot has room for further codes."""
         return self.is_background and 2 * self.num_waiting < MAX_WAITING
 
     def deadline_s(self) -> float:
@@ -75,18 +76,18 @@ class AudioStream:
         return self.listener.deadline_s(self.opened_s)
 
     def awaits_first_sound(self, now_s: float) -> bool:
-        """Whether its listener hears it soon. One that opened long ago may wait for text that is not written."""
+        """Return whether the listener hears a first sound soon. A stream opened long ago may be waiting for text."""
         return not self.listener.has_begun and now_s - self.opened_s < _SHARE_WAIT_S
 
     def has_slack(self, now_s: float) -> bool:
-        """Whether it may wait for others to share its call."""
+        """Return whether the stream may wait for others to share its call."""
         is_playing = not self.is_recalling and self.listener.has_begun and self.num_waiting < 2 * _CALL_SIZES[0]
         return (
             is_playing and self.listener.lead_s(now_s) >= _SHARING_LEAD_S and now_s - self.ready_since_s < _SHARE_WAIT_S
         )
 
     def call_size(self, now_s: float, load: int) -> int:
-        """How many of the waiting frames its next call decodes; 0: it waits for more. `load` is that of `ChunkPlan`."""
+        """Return the number of waiting frames for the next call, 0 to wait for more. See `ChunkPlan` for `load`."""
         if self.is_recalling:
             return parts(min(self.num_waiting, self.num_recalled - self.num_called), _CALL_SIZES)[0]
         lead_s = self.listener.lead_s(now_s) + self._under_way_s
@@ -94,12 +95,12 @@ class AudioStream:
         return self._plan.size(self.num_waiting, ended=ended, lead_s=lead_s, load=load)
 
     def write(self, num_frames: int) -> None:
-        """Count the codes of `num_frames` more frames in the slot."""
+        """Count `num_frames` frames whose codes were written to the slot."""
         self.num_written += num_frames
         self._replan()
 
     def enter_call(self, num_frames: int) -> None:
-        """A call decodes its next frames; it may reach beyond the end."""
+        """Count the frames of the stream's next call, which may extend beyond the stream's end."""
         if not self.is_recalling:
             self._plan.count()
         self.num_called = min(self.num_called + num_frames, self.num_written)
@@ -107,24 +108,24 @@ class AudioStream:
         self._replan()
 
     def recall(self, num_frames: int) -> None:
-        """Frames that the listener has heard are decoded again."""
+        """Count frames that were decoded again although the listener has heard them."""
         self.num_decoded += num_frames
         self._replan()
 
     def deliver(self, num_frames: int, now_s: float) -> None:
-        """Count the audio of its next frames, which leaves now."""
+        """Count the audio of the next frames, which is delivered now."""
         self.num_decoded += num_frames
         self.listener.deliver(num_frames * self.frame_s, now_s=now_s)
         self._replan()
 
     def drop_quiet(self, num_frames: int) -> None:
-        """The audio of its next frames is quiet, and nothing was heard before: the ramp begins with the first sound."""
+        """Count the next frames as quiet, and restart the ramp because the listener has not heard a sound yet."""
         self.num_decoded += num_frames
         self._plan.restart()
         self._replan()
 
     def finish(self) -> None:
-        """No more frames are written."""
+        """Mark the end of the stream's frames."""
         self.num_wanted = self.num_written if self.num_written > self.num_recalled else 0
         self._replan()
 
@@ -133,7 +134,7 @@ class AudioStream:
         return (self.num_called - self.num_decoded) * self.frame_s
 
     def _replan(self) -> None:
-        """Find out from when on `call_size` may be above 0."""
+        """Update the time from which `call_size` may be above 0."""
         if not self.num_waiting:
             self.earliest_call_s = math.inf
         elif self.is_recalling or self.num_written == self.num_wanted:
@@ -146,7 +147,7 @@ class AudioStream:
 
 @dataclass(frozen=True, slots=True)
 class ChosenCall:
-    """The next `num_frames` frames of each stream."""
+    """A call that decodes the next `num_frames` frames of each stream."""
 
     streams: list[AudioStream]
     num_frames: int
@@ -154,7 +155,7 @@ class ChosenCall:
 
 @dataclass(slots=True, eq=False)
 class _Candidate:
-    """A stream that has enough frames for a call now."""
+    """A stream with enough frames for a call."""
 
     stream: AudioStream
     num_frames: int
@@ -170,17 +171,17 @@ class _Candidate:
 def choose_call(
     streams: Collection[AudioStream], now_s: float, *, is_busy: bool, largest_batch: Callable[[int], int]
 ) -> ChosenCall | None:
-    """The call to make now, if it is time for one.
+    """Return the call to start now, or None to wait.
 
-    All streams of a call want the same number of frames. The first rule that fits decides:
+    All streams of a call want the same number of frames. The first matching rule applies:
 
-    1. A stream is urgent: the call has this stream, and others that want as many frames.
-    2. A call runs already: no call is made, because no stream is urgent.
-    3. Enough streams whose listeners have audio in hand want the same number of frames: the call has these.
-    4. A listener waits for a first sound: no call is made.
-    5. Background streams want frames: the call has these.
+    1. Serve an urgent stream, together with other streams that want the same number of frames.
+    2. Wait if a call is running, because none of the streams is urgent.
+    3. Batch the streams that are ahead of playback once enough of them want the same number of frames.
+    4. Wait if a listener waits for a first sound.
+    5. Serve background streams.
 
-    `is_busy`: a call runs. `largest_batch`: how many streams a call takes, by the frames of each.
+    `is_busy` is set while a call is running. `largest_batch` maps frames per stream to the number of streams per call.
     """
     candidates = _candidates(streams, now_s)
     if not candidates:
@@ -198,7 +199,7 @@ def choose_call(
 
 
 def _candidates(streams: Collection[AudioStream], now_s: float) -> list[_Candidate]:
-    """Streams with enough frames for a call: urgent ones first, then by when their listeners need audio."""
+    """Return the streams with enough frames for a call, urgent streams first, then in order of deadlines."""
     load = max(0, len(streams).bit_length() - _FEW_STREAMS.bit_length())
     candidates = list[_Candidate]()
     for stream in streams:
@@ -213,7 +214,7 @@ def _candidates(streams: Collection[AudioStream], now_s: float) -> list[_Candida
 
 
 def _shared_call(candidates: list[_Candidate], streams: Collection[AudioStream]) -> ChosenCall | None:
-    """A call of streams that may wait, once enough of them want as many frames."""
+    """Return a call for streams that may wait, once enough of them want the same number of frames."""
     for num_frames in dict.fromkeys(candidate.num_frames for candidate in candidates):
         alike = [candidate.stream for candidate in candidates if candidate.num_frames == num_frames]
         most = _most_sharing(streams, num_frames)
@@ -223,7 +224,7 @@ def _shared_call(candidates: list[_Candidate], streams: Collection[AudioStream])
 
 
 def _background_call(candidates: list[_Candidate], streams: Collection[AudioStream], now_s: float) -> ChosenCall | None:
-    """A call of background streams, unless it would delay a listener's first sound."""
+    """Return a call for background streams, unless it would delay a listener's first sound."""
     last = [candidate for candidate in candidates if candidate.goes_last]
     if not last or any(stream.awaits_first_sound(now_s) for stream in streams):
         return None
@@ -236,11 +237,11 @@ def _background_call(candidates: list[_Candidate], streams: Collection[AudioStre
 
 
 def _most_sharing(streams: Collection[AudioStream], num_frames: int) -> int:
-    """The most streams that share a call of `num_frames` frames each."""
+    """Return the maximum number of streams that share a call of `num_frames` frames each."""
     bulk = 2 * _BULK_FRAMES if len(streams) >= _MANY_STREAMS else _BULK_FRAMES
     return max(1, bulk // num_frames)
 
 
 def _power_of_two(most: int) -> int:
-    """The largest one up to `most`: calls of a power of two streams are captured, others would be padded."""
+    """Round down to a power of two. Calls of these sizes are captured, and other sizes would be padded."""
     return 1 << most.bit_length() - 1

@@ -1,7 +1,7 @@
-"""Streams whose audio is made on the talker's device: their first frames or all of them.
+"""Streams that are decoded on the talker's device, in part or completely.
 
-Frames go in as they are made, PCM comes out as it is ready; the engine knows nothing of slots, batches or graphs.
-`choose_call` chooses the calls. `DecodeGate` chooses those of the codec pool, by rules of its own.
+Frames are added as the talker makes them, and PCM is returned as it becomes ready. The engine does not depend on slots,
+batches or graphs. `choose_call` schedules the calls. `DecodeGate` schedules calls of the codec pool by different rules.
 """
 
 import math
@@ -23,10 +23,10 @@ from deployments.recording_cache import ByRecording
 from deployments.speech_detection import first_sound
 from deployments.talker.audio.audio_stream import MAX_WAITING, AudioStream, choose_call
 
-SLOTS_PER_RECORDING = 4  # states kept of recordings take a quarter of the memory of streams
-_MAX_CALLS = 2  # one runs and one waits, so that later frames make a larger call
-_WRITTEN_AT_ONCE = MAX_WAITING // 2  # frames that exist when a stream opens
-_LOOK_S = 0.001  # how often to look for a call that only the passing of time makes due
+SLOTS_PER_RECORDING = 4  # one cached state of a recording per four slots
+_MAX_CALLS = 2  # one running and one queued, so later frames form a larger call
+_WRITTEN_AT_ONCE = MAX_WAITING // 2  # frames per write when a stream opens
+_LOOK_S = 0.001  # interval of checks for calls that become due with time
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +38,14 @@ class _RunningCall:
 
 
 class AudioStreams:
-    """Streams that want audio from the talker's device. All methods belong to the engine's thread."""
+    """Streams with audio from the talker's device. Call all methods in the engine's thread."""
 
     def __init__(
         self, load: Callable[[], SlotDecoder], *, num_slots: int, frame_s: float, precision: str = "float32"
     ) -> None:
-        """`load` is called when the first stream asks for audio: a talker on a CPU is asked in trials only.
+        """Create without streams. `load` is called for the first stream. A CPU decodes audio only in trials.
 
-        `precision` is that of the decoder.
+        `precision` is the number format of the decoder.
         """
         self.precision = precision
         self._load, self._num_slots, self._frame_s = load, num_slots, frame_s
@@ -53,9 +53,9 @@ class AudioStreams:
         self._streams: dict[int, AudioStream] = {}
         self._calls: list[_RunningCall] = []  # oldest first
         self._next_look_s = -math.inf
-        self._pcm: list[tuple[int, bytes, int]] = []  # sequence id, samples, and the stream's frames up to there
+        self._pcm: list[tuple[int, bytes, int]] = []  # sequence id, samples, and number of the stream's frames so far
         self._failed: dict[int, EngineError] = {}
-        # Decoder states after recordings, by the recordings' keys and codes: a number of them, not of bytes.
+        # Decoder states after recordings, by key and codes. The limit is a number of states instead of bytes.
         self._recordings = ByRecording[DecoderState](
             max_bytes=max(1, num_slots // SLOTS_PER_RECORDING), size=lambda _: 1
         )
@@ -66,7 +66,7 @@ class AudioStreams:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no call runs and none can be made."""
+        """Whether calls are neither running nor possible."""
         waiting = any(stream.num_waiting for stream in self._streams.values())
         return not (self._calls or self._pcm or self._failed or waiting)
 
@@ -90,12 +90,12 @@ class AudioStreams:
         background: bool = False,
         due_s: float | None = None,
     ) -> None:
-        """Decode `num_frames` frames of a stream that follow the first `num_delivered` of `prefix` [frames, groups].
+        """Start to decode `num_frames` frames after the first `num_delivered` of `prefix` [frames, groups].
 
-        `num_delivered` is by default all of `prefix`. These frames are recalled, after the codes of a recording that
-        speech continues from; `key` is the recording's. Raises Overloaded if every slot is taken. A `background` stream
-        is refused as soon as half of the slots are taken. A stream that has ended in the talker keeps its slot until
-        its audio is complete. `due_s`: when the listener needs more, if it has a part already.
+        `num_delivered` defaults to the length of `prefix`. The delivered frames are recalled, after the codes of
+        `recording`, from which the speech continues; `key` identifies the recording. Raises Overloaded if all slots are
+        in use, or half of them for a `background` stream. A stream that has ended in the talker keeps its slot until
+        its audio is complete. `due_s` is the time at which a listener with a part of the audio needs more.
         """
         if num_frames <= 0:
             return
@@ -103,9 +103,7 @@ class AudioStreams:
             self._collect_call(self._calls.pop(0))
         if not self._free or (background and 2 * len(self._free) <= self._num_slots):
             most = len(self._streams)
-            raise Overloaded(
-                f"The GPU makes the audio of as many streams as it can ({most}); more replicas raise the limit."
-            )
+            raise Overloaded(f"The GPU decodes {most} streams, which is its limit. More replicas raise the limit.")
         slot = self._free.pop()
         codes = np.zeros((0, 0), np.int16) if prefix is None else prefix
         delivered = num_before = len(codes) if num_delivered is None else num_delivered
@@ -130,14 +128,14 @@ class AudioStreams:
         )
         state = self._recordings.find(begins_with)
         if state is not None:
-            stream.num_called = stream.num_decoded = stream.num_recalled  # the decoder has its state after these
+            stream.num_called = stream.num_decoded = stream.num_recalled  # the cached state includes these frames
         self._decoder.begin(slot, state)
         self._streams[sequence_id] = stream
         self._write(stream, codes[: stream.num_wanted])
         self._dispatch()
 
     def add_frames(self, sequence_ids: list[int], codes: Tensor) -> None:
-        """The next frame of each stream: codes [streams, groups], on any device, perhaps not computed yet."""
+        """Add the next frame of each stream: codes [streams, groups] on any device, possibly not computed yet."""
         rows = [row for row, sequence_id in enumerate(sequence_ids) if self._wants(sequence_id)]
         if not rows:
             return
@@ -147,17 +145,17 @@ class AudioStreams:
         for stream in streams:
             stream.write(1)
         self._dispatch()
-        while any(stream.num_waiting >= MAX_WAITING for stream in streams):  # the slot holds no more
+        while any(stream.num_waiting >= MAX_WAITING for stream in streams):  # the slot is full
             self._collect_call(self._calls.pop(0))
             self._dispatch()
 
     def prioritise_newest_call(self) -> None:
-        """Let the next work on the talker's device wait for the call that was just made, if it is the only one."""
+        """Make the next work on the talker's device wait for the call that was just started, if it is the only one."""
         if len(self._calls) == 1:
             self._decoder.barrier()
 
     def finish(self, sequence_id: int) -> bool:
-        """No more frames are added. Returns whether there is audio that was not taken yet."""
+        """Mark the end of a stream's frames. Returns whether some of its audio has not been taken yet."""
         stream = self._streams.get(sequence_id)
         if stream is not None:
             stream.finish()
@@ -169,19 +167,19 @@ class AudioStreams:
         self._failed.pop(sequence_id, None)
         stream = self._streams.pop(sequence_id, None)
         if stream is not None:
-            self._free.append(stream.slot)  # calls run in order: its call under way ends before its next stream
+            self._free.append(stream.slot)  # calls run in order, so a running call ends before the slot's next stream
 
     def is_pending(self, sequence_id: int) -> bool:
-        """Whether there is, or will be, audio that was not taken yet."""
+        """Return whether the stream has, or will have, audio that has not been taken yet."""
         stream = self._streams.get(sequence_id)
         is_decoded = any(owner == sequence_id for owner, *_ in self._pcm) or sequence_id in self._failed
         return is_decoded or (stream is not None and stream.num_decoded < stream.num_written)
 
     def take(self, num_known: Callable[[int], float] = lambda sequence_id: math.inf) -> list[tuple[int, bytes]]:
-        """Audio that is ready: s16le samples by sequence id, each stream's in order and without gaps.
+        """Return the audio that is ready: s16le samples by sequence id, in order for each stream, without gaps.
 
-        `num_known`: of how many frames of a sequence the host has the codes. Audio of later ones stays, because a
-        device may have made it before the host has looked for the codes.
+        `num_known` returns the number of frames of a sequence whose codes the host has read. Audio of later frames is
+        held back, because a device may decode frames before the host reads their codes.
         """
         while self._calls and self._calls[0].decode_call.done:
             self._collect_call(self._calls.pop(0))
@@ -198,17 +196,17 @@ class AudioStreams:
         return ready
 
     def take_failures(self) -> list[tuple[int, EngineError]]:
-        """Streams whose audio cannot be made; they are closed."""
+        """Return the streams whose audio cannot be decoded, with errors. The streams are already closed."""
         failed, self._failed = list(self._failed.items()), {}
         return failed
 
     def check_integrity(self) -> None:
-        """Assert that every slot is held exactly once, by the free list or by one stream."""
+        """Assert that each slot belongs either to the free list or to exactly one stream."""
         slots = sorted([*self._free, *(stream.slot for stream in self._streams.values())])
         assert slots == list(range(self._num_slots)), f"slots lost or held twice: {slots}"
 
     def _write(self, stream: AudioStream, codes: Codes) -> None:
-        """Frames that exist when a stream opens; there may be more than a slot holds."""
+        """Write the frames that exist when a stream opens. The frames may exceed the capacity of a slot."""
         for start in range(0, len(codes), _WRITTEN_AT_ONCE):
             part = codes[start : start + _WRITTEN_AT_ONCE]
             while stream.num_waiting + len(part) > MAX_WAITING:
@@ -228,7 +226,7 @@ class AudioStreams:
 
     def _start_next_call(self) -> _RunningCall | None:
         if not self._streams:
-            return None  # the decoder is loaded with the first stream
+            return None  # the decoder may not be loaded yet
         streams, largest = self._streams.values(), self._decoder.largest_batch
         chosen = choose_call(streams, time.monotonic(), is_busy=bool(self._calls), largest_batch=largest)
         return None if chosen is None else self._start_call(chosen.streams, chosen.num_frames)
@@ -243,18 +241,18 @@ class AudioStreams:
         return _RunningCall(decode_call, streams, audible, num_frames)
 
     def forget(self, voices: tuple[bytes, ...]) -> int:
-        """Drop the cached results of these voices. Returns how many results there were."""
+        """Drop the cached results of `voices`. Returns the number of dropped results."""
         return self._recordings.forget(voices)
 
     def _collect_call(self, call: _RunningCall) -> None:
         for stream, audible, pcm in zip(call.streams, call.audible, call.decode_call.result(), strict=True):
             if self._streams.get(stream.sequence_id) is not stream:
-                continue  # closed meanwhile
+                continue  # closed during the call
             if isinstance(pcm, EngineError):
                 self.close(stream.sequence_id)
                 self._failed[stream.sequence_id] = pcm
                 continue
-            # The call may have reached beyond the end.
+            # The call may have extended beyond the end.
             num_frames = min(call.num_frames, stream.num_wanted - stream.num_decoded)
             if audible:
                 self._deliver(stream, num_frames, pcm[: num_frames * (len(pcm) // call.num_frames)])

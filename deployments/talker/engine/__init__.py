@@ -1,1 +1,1 @@
-"""The steps of the engine, and the choice of their sequences. No tensors but in `startup.py` and `fit.py`."""
+"""Steps of the engine, and scheduling of sequences. Only `startup.py` and `fit.py` use tensors."""

@@ -1,4 +1,4 @@
-"""The talker engine: requests in, frames out, one step at a time. Knows neither processes nor Ray."""
+"""Talker engine: converts requests to frames, one step at a time. Independent of processes and Ray."""
 
 import time
 from collections.abc import Callable
@@ -16,34 +16,34 @@ from deployments.talker.runner.model_runner import ModelRunner, QueuedStep
 from deployments.talker.state.sequence import Sequence
 from deployments.talker.text.prompt import PromptBuilder
 
-_START_NS = 800_000  # from the host's choice of a step's sequences to the start of the step on the device
-# How often to look for audio while no step is under way.
+_START_NS = 800_000  # time from scheduling on the host to the start of the step on the device
+# Interval of checks for audio between two steps
 _AUDIO_POLL_S = 0.0002
 
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """The results of a step, by sequence id. A sequence that failed is no longer in the engine."""
+    """Results of a step by sequence id. Failed sequences are already removed from the engine."""
 
     chunks: tuple[tuple[int, FrameChunk], ...] = ()
     failures: tuple[tuple[int, TalkrayError], ...] = ()
 
 
 class Engine:
-    """Continuous batching over one checkpoint on one device. `startup.build_engine` puts one together.
+    """Continuous batching for one checkpoint on one device. `startup.build_engine` constructs engines.
 
-    A step makes one frame for each running sequence. It has two halves: `predict` makes the frames, and `advance` has
-    the talker read them, which needs no answer from the host. On a GPU the host works beside both:
+    A step makes one frame for each running sequence. A step has two halves: `predict` makes the frames, and `advance`
+    feeds the frames to the talker without waiting for the host. On a GPU, the host works in parallel with both:
 
         talker   | prefill | predict 1 | advance 1     | predict 2 | advance 2      |
         codec    |                     | first frames 1 | other frames 1 | ...
         host     | start 1 | wait      | collect 1: codes leave, ends are found | start 2 at `next_start_ns` | wait
 
     `StepMaker.queue` queues both halves, so the device has work while the host collects. A GPU decodes a sequence's
-    first frames without asking the host. On a CPU `StepMaker.queue` returns when the frames exist, the step returns
-    them, and the runner puts `advance` off until the next step: no listener waits for it.
+    first frames without waiting for the host. On a CPU, `StepMaker.queue` returns after the frames are computed, and
+    the step returns the frames. The runner defers `advance` to the next step, because no listener waits for it.
 
-    A newcomer that arrives while a step runs on a GPU does not wait for it: see `Lanes`.
+    `Lanes` runs sequences that arrive while a step runs on a GPU.
     """
 
     def __init__(
@@ -62,15 +62,15 @@ class Engine:
         self.intake = Intake(info, prompts, limits)
         self.step_maker = StepMaker(scheduler, self.intake, self.outgoing, audio, eos=prompts.config.codes.eos)
         self.lanes = Lanes(runner, scheduler, self.step_maker)
-        self._step: StepInFlight | None = None  # the one that was queued last, without those of lanes
-        self._advance_ns: dict[int, int] = {}  # how long `advance` takes, by `_size` of the step
-        self.num_steps = 0  # since the start, of which the host has read the frames
-        self.waited_ns = 0  # the host's waiting time for codes since the start
+        self._step: StepInFlight | None = None  # the last queued step of the engine, excluding lanes
+        self._advance_ns: dict[int, int] = {}  # mean duration of `advance`, by `_size` of the step
+        self.num_steps = 0  # number of steps whose frames the host has read
+        self.waited_ns = 0  # total time that the host has waited for codes
 
     def add(self, sequence_id: int, request: SynthesisRequest) -> None:
-        """Queue a request. Raises InvalidRequest if it can never run, and Overloaded if the waiting line is full.
+        """Queue a request. Raises InvalidRequest if it can never run, and Overloaded if the queue is full.
 
-        A request is never refused as Overloaded if its listener has a part of the audio.
+        A request whose listener already has a part of the audio is never refused as Overloaded.
         """
         if request.background or not request.is_continuation:
             self.scheduler.check_room(background=request.background)
@@ -79,12 +79,11 @@ class Engine:
             self._enqueue(sequence)
 
     def step(self, meanwhile: Callable[[], None] = lambda: None) -> StepOutput:
-        """Admit the sequences that fit, make one frame for each running sequence, and return the frames, audio and
-        failures.
+        """Admit sequences that fit, make one frame for each running sequence, and return frames, audio and failures.
 
-        On a GPU a call may return without frames: if audio is ready before them, or if new requests still have time to
-        join the next step. `meanwhile` is called repeatedly while the device works, and may add and abort. Raises if
-        the engine itself is at fault.
+        On a GPU, a call may return without frames if audio is ready earlier, or if new requests can still join the next
+        step. `meanwhile` is called repeatedly while the device works, and may add and abort requests. Raises an error
+        if the engine itself has failed.
         """
         self.runner.run_pending_advance()
         if self._needs_step and (batch := self.scheduler.schedule()) is not None:
@@ -100,21 +99,21 @@ class Engine:
 
     @property
     def is_idle(self) -> bool:
-        """Whether a step would do nothing."""
+        """Whether a step would have nothing to do."""
         works = self._is_running or not self.lanes.is_idle or self.runner.has_pending_advance
         return self.scheduler.is_idle and self.outgoing.is_idle and not works
 
     @property
     def poll_timeout_s(self) -> float:
-        """Seconds that the host may wait for new requests before the device is idle."""
+        """Seconds that the host may wait for new requests before the device becomes idle."""
         if self._step is None or self._is_running or not self.lanes.is_idle:
             return 0.0
         return min(max(0.0, (self._step.next_start_ns - time.perf_counter_ns()) / 1e9), _AUDIO_POLL_S)
 
     def append_text(self, sequence_id: int, text: str, *, is_last: bool) -> None:
-        """Add to a live request's text. Raises as `add` does. A request that has ended meanwhile is not an error.
+        """Append to a live request's text. Raises the errors of `add`. Ignores a request that has ended.
 
-        A sequence begins once there is text enough for its prompt. Each later frame needs one more token.
+        A sequence starts when there is enough text for its prompt. Each later frame needs one more token.
         """
         begun = self.intake.sequence(sequence_id)
         num_ids = 0 if begun is None else len(begun.prompt.trailing)
@@ -126,43 +125,43 @@ class Engine:
             self.runner.extend_text(sequence, num_ids)
 
     def abort(self, sequence_id: int) -> None:
-        """Stop a sequence and free what it holds. A sequence that has ended meanwhile is not an error."""
+        """Stop a sequence and free its resources. Ignores a sequence that has ended."""
         self.intake.close(sequence_id)
         self.lanes.await_sequence(sequence_id)
         self.scheduler.abort(sequence_id)
         self.outgoing.close(sequence_id)
 
     def forget(self, voices: tuple[bytes, ...]) -> int:
-        """Drop what is kept of these stored voices. Returns how many results were kept."""
+        """Drop cached results of these stored voices. Returns the number of dropped results."""
         prompts = self.prompts
         return prompts.speakers.forget(voices) + prompts.references.forget(voices) + self.audio.forget(voices)
 
     def check_integrity(self) -> None:
-        """Assert that rows, blocks and decoder slots are each held exactly once."""
+        """Assert that each row, block and decoder slot has exactly one owner."""
         self.scheduler.check_integrity()
         self.audio.check_integrity()
 
     def _enqueue(self, sequence: Sequence) -> None:
         if sequence.num_frames >= sequence.limit.frames:
-            self.outgoing.open(sequence)  # the client may not have all audio of its frames
+            self.outgoing.open(sequence)  # the client may lack audio of its last frames
             self.outgoing.end(sequence, sequence.limit.reason)
         else:
             self.scheduler.add(sequence)
 
     @property
     def _needs_step(self) -> bool:
-        """Whether no step runs, and the device has little work left."""
+        """Whether no step is running, and the device has little queued work left."""
         return not self._is_running and (self._step is None or time.perf_counter_ns() >= self._step.next_start_ns)
 
     @property
     def _is_running(self) -> bool:
-        """Whether the device makes frames of the last step which the host has not read."""
+        """Whether the last step has frames that the host has not read yet."""
         return self._step is not None and not self._step.is_collected
 
     def _await_codes(self, meanwhile: Callable[[], None]) -> StepInFlight | None:
-        """Wait for the frames of the running step, and meanwhile serve the lanes.
+        """Wait for the frames of the running step, and run the lanes meanwhile.
 
-        Returns the step once it has frames. Returns None if no step runs, or if audio or a lane's frames come first.
+        Returns the step once it has frames. Returns None if no step is running, or if audio or lane frames are first.
         """
         start = time.perf_counter_ns()
         while True:
@@ -171,23 +170,23 @@ class Engine:
             has_codes = self._step is not None and self._is_running and self._step.queued.has_codes
             if lane_has_frames or has_codes or not self._is_running or self.audio.has_audio:
                 break
-            meanwhile()  # this keeps a core busy: waking up from a sleep would take longer
+            meanwhile()  # busy waiting, because waking up from a sleep would take longer
         self.waited_ns += time.perf_counter_ns() - start
         return self._step if has_codes else None
 
     def _collect(self, step: StepInFlight) -> Codes:
-        """Frames [sequences, groups] of the running step. From now on it is known when to start the next one."""
+        """Return frames [sequences, groups] of the running step, and compute when to start the next step."""
         frames = step.queued.result()
         step.is_collected, self.num_steps = True, self.num_steps + 1
         if step.previous is not None:
             measured_ns, size = step.previous.advance_ns(), _size(step.previous)
             average_ns = self._advance_ns.get(size, measured_ns)
-            self._advance_ns[size] = min(measured_ns, (7 * average_ns + measured_ns) // 8)  # beside a lane it is longer
+            self._advance_ns[size] = min(measured_ns, (7 * average_ns + measured_ns) // 8)  # lanes prolong `advance`
         step.next_start_ns = time.perf_counter_ns() + self._advance_ns.get(_size(step.queued), 0) - _START_NS
         return frames
 
     def _abort_failed(self) -> tuple[tuple[int, TalkrayError], ...]:
-        """Stop the sequences that failed in this step. Returns their errors."""
+        """Stop the sequences that failed in this step and return their errors."""
         failures = self.step_maker.take_failures()
         for sequence_id, _ in failures:
             self.abort(sequence_id)
@@ -195,5 +194,5 @@ class Engine:
 
 
 def _size(step: QueuedStep) -> int:
-    """Steps of one size take about as long."""
+    """Return a size class. Steps of one class take about the same time."""
     return len(step.sequences) // 16

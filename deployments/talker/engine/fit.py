@@ -1,7 +1,7 @@
-"""The sequences of a checkpoint that fit a GPU, and settings that fit it, before anything is loaded: `python -m
-deployments.talker.engine.fit`, for `talkray doctor` and `talkray serve`.
+"""Prediction of the sequences that fit on a GPU, and selection of settings, before anything is loaded.
 
-The weights' size comes from the headers of their files, the rest of the arithmetic is the engine's own.
+`talkray doctor` and `talkray serve` run `python -m deployments.talker.engine.fit`. The size of the weights is read from
+the headers of their files. The remaining arithmetic is shared with the engine.
 """
 
 import argparse
@@ -26,27 +26,29 @@ from deployments.talker.state.kv_cache import BESIDE_BYTES, CONTEXT_BYTES, KVCac
 from deployments.weights.checkpoint import read_shapes
 
 _TEXT_EMBEDDING = "talker.model.text_embedding.weight"
-_USUAL_POSITIONS = 320  # about twenty seconds of speech, and its prompt
-_SPARE_BYTES = 128 << 20  # of a small GPU, that the engine leaves
-_UNCOUNTED_BYTES = 256 << 20  # besides the tensors of a talker without a codec; 200 MiB were seen on an H100
+_USUAL_POSITIONS = 320  # about twenty seconds of speech with their prompt
+_SPARE_BYTES = 128 << 20  # memory of a small GPU that the engine does not use
+_UNCOUNTED_BYTES = 256 << 20  # besides the tensors of a talker without a codec; 200 MiB were measured on an H100
 _LEAST_ROWS = 4
-_SHORTER = (2048, 1024)  # positions: 160 and 80 seconds; texts are spoken in segments of about a minute
+_SHORTER = (2048, 1024)  # positions for 160 and 80 seconds; segments of a text last about a minute
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """The load of a checkpoint that a GPU can hold."""
+    """Predicted load of a checkpoint on a GPU."""
 
     loaded: int  # bytes of weights and codec
     kv: int  # bytes of keys and values
-    usual: int  # sequences of twenty seconds at once
-    longest: int  # sequences of the greatest length at once
-    beside: int = BESIDE_BYTES  # bytes of CUDA and of a step
+    usual: int  # concurrent sequences of twenty seconds
+    longest: int  # concurrent sequences of the maximum length
+    beside: int = BESIDE_BYTES  # bytes for CUDA and for a step
 
 
 def choose(directory: Path, config: TalkerConfig, total: int, free: int, *, makes_audio: bool = True) -> TalkerConfig:
-    """`config` for a GPU with `free` of `total` bytes: on a small one with the fewest rows that still allow the most
-    streams of twenty seconds, and with shorter sequences if none fits otherwise. Raises EngineError if nothing fits.
+    """Return `config` with settings for a GPU with `free` of `total` bytes. Raises EngineError if nothing fits.
+
+    On a small GPU, selects the fewest rows that still permit the most streams of twenty seconds. Sequences become
+    shorter if none would fit otherwise.
     """
     if free >= SMALL_BYTES:
         return config
@@ -63,12 +65,12 @@ def choose(directory: Path, config: TalkerConfig, total: int, free: int, *, make
             rows //= 2
         if chosen is not None:
             return chosen
-    predict(directory, tried, total, free, makes_audio=makes_audio)  # raises with the reason
-    raise AssertionError("the smallest settings fit after all")
+    predict(directory, tried, total, free, makes_audio=makes_audio)  # raises the reason
+    raise AssertionError("the smallest settings fit, although none were selected")
 
 
 def predict(directory: Path, config: TalkerConfig, total: int, free: int, *, makes_audio: bool = True) -> Fit:
-    """The load that fits a GPU with `free` of `total` bytes. Raises EngineError if no sequence fits."""
+    """Predict the load on a GPU with `free` of `total` bytes. Raises EngineError if no sequence fits."""
     model_config, gpu = ModelConfig.load(directory), EngineDevice(config, "cuda")
     size, dtype = gpu.block_size, gpu.dtype
     block_bytes = KVCache.bytes_per_position(model_config.talker, dtype) * size
@@ -87,7 +89,7 @@ def predict(directory: Path, config: TalkerConfig, total: int, free: int, *, mak
 
 
 def _talker_bytes(directory: Path, model_config: ModelConfig, dtype: torch.dtype) -> int:
-    """Bytes of the talker, whose text table replaces its embedding, and of the speaker encoder of a base model."""
+    """Return the bytes of the talker with its text table instead of the embedding, and of a base's speaker encoder."""
     shapes = read_shapes(directory)
     talker = _count(shapes, "talker.") - math.prod(shapes.get(_TEXT_EMBEDDING, (0,)))
     table = (model_config.text_vocab_size + 1) * model_config.talker.hidden_size
@@ -95,10 +97,10 @@ def _talker_bytes(directory: Path, model_config: ModelConfig, dtype: torch.dtype
 
 
 def _codec_bytes(directory: Path, num_slots: int, within_reach: int, *, clones: bool) -> int:
-    """Bytes of the codec decoder with `num_slots` streams (0: there is no decoder).
+    """Return the bytes of the codec decoder with `num_slots` streams. 0 means that there is no decoder.
 
-    `within_reach`: bytes that the process can get. A model that `clones` also has the encoder of recordings, and the
-    decoder's states after recordings.
+    `within_reach` is the number of bytes that the process can allocate. A model that `clones` also has the encoder of
+    recordings, and decoder states after recordings.
     """
     folder = directory / "speech_tokenizer"
     shapes = read_shapes(folder)
@@ -117,13 +119,13 @@ def _count(shapes: dict[str, tuple[int, ...]], prefix: str) -> int:
 
 
 def main(arguments: list[str]) -> int:
-    """Command line: the settings and their `Fit` as JSON, or why nothing fits and 1."""
+    """Print the settings and their `Fit` as JSON. If nothing fits, print the reason and return 1."""
     parser = argparse.ArgumentParser(prog="python -m deployments.talker.engine.fit")
     parser.add_argument("directory", type=Path)
     parser.add_argument("total", type=int, help="bytes of the GPU")
-    parser.add_argument("free", type=int, help="bytes of it that no process has")
+    parser.add_argument("free", type=int, help="unused bytes of the GPU")
     parser.add_argument("config", help="the settings of the talker, as JSON")
-    parser.add_argument("--choose", action="store_true", help="settings that fit, like these")
+    parser.add_argument("--choose", action="store_true", help="select settings that fit")
     parser.add_argument("--no-audio", dest="makes_audio", action="store_false", help="codec.placement: pool")
     options = parser.parse_args(arguments)
     config = TalkerConfig.model_validate_json(options.config)

@@ -1,5 +1,6 @@
-"""Makes sequences from requests: from a complete text at once, from a text that the client still writes once it is long
-enough for a prompt. Limits the length of prompts and of speech.
+"""Conversion of requests to sequences, with limits for the length of prompts and speech.
+
+A complete text becomes a sequence immediately. An unfinished text becomes a sequence once a prompt is possible.
 """
 
 from collections.abc import Iterable
@@ -13,12 +14,12 @@ from deployments.talker.state.sequence import FrameLimit, Sequence, TextProgress
 from deployments.talker.text.prompt import Prompt, PromptBuilder
 from deployments.talker.text.tokenizer import LiveTokens, TextTokenizer
 
-_TOKEN_S = 0.3  # duration of a token of text, until utterances have been measured
-# An utterance moves the estimate by this share of the difference. Its own duration of a token counts as at least half
-# and at most twice _TOKEN_S, because speech may end early.
+_TOKEN_S = 0.3  # initial estimate for the duration of a text token
+# Each measured utterance moves the estimate by this share of the difference. A measured duration is limited to between
+# half and twice _TOKEN_S, because speech may end early.
 _SHOWS = 0.05
-_LONG_CHARS = 16_384  # of a text that takes the tokenizer more than 10 ms
-_END_CHARS = 64  # characters at the end of a text among which tokens are looked for that need not be spoken
+_LONG_CHARS = 16_384  # length from which tokenization takes more than 10 ms
+_END_CHARS = 64  # characters at the end of a text that are searched for tokens that need not be spoken
 
 
 @dataclass(slots=True)
@@ -28,21 +29,21 @@ class LiveRequest:
     request: SynthesisRequest
     tokens: LiveTokens
     body: list[int] = field(default_factory=list)  # token ids so far
-    sequence: Sequence | None = None  # once there is text enough
+    sequence: Sequence | None = None  # set when there is enough text
 
 
 class LengthLimits:
-    """How many positions and frames a sequence may have."""
+    """Limits for the positions and frames of a sequence."""
 
     def __init__(self, tokenizer: TextTokenizer, *, max_positions: int, frame_s: float) -> None:
-        """`max_positions`: of one sequence, prompt and frames together. `frame_s`: seconds of audio of a frame."""
+        """Limit prompt and frames together to `max_positions`. A frame lasts `frame_s` seconds."""
         self._tokenizer, self._max_positions, self._frame_s = tokenizer, max_positions, frame_s
 
     def frame_limit(self, request: SynthesisRequest, sampling: Sampling, prompt: Prompt) -> FrameLimit:
-        """The lowest limit of a sequence. Raises InvalidRequest if its prompt or a later segment is too long.
+        """Return the lowest limit of a sequence. Raises InvalidRequest if its prompt or a later segment is too long.
 
-        The last of `max_new_tokens` becomes no frame, as in the official package. A text that is still being written
-        has no limit for runaways, because its length is unknown.
+        As in the official package, the last of `max_new_tokens` yields no frame. An unfinished text has no runaway
+        limit, because its length is unknown.
         """
         room = self._max_positions - prompt.num_positions
         if room < 1:
@@ -55,16 +56,16 @@ class LengthLimits:
         return runaway
 
     def check_bytes(self, texts: Iterable[str]) -> None:
-        """Raise InvalidRequest if a text is too long by its bytes alone: to tokenize it would take seconds."""
+        """Raise InvalidRequest if a text is too long by its bytes alone, because tokenizing it would take seconds."""
         for text in texts:
             if (num_tokens := self._tokenizer.least_tokens(text)) >= self._max_positions:
                 raise self._too_long(num_tokens)
 
     def check_following(self, texts: tuple[str, ...], prompt: Prompt) -> None:
-        """Raise InvalidRequest if a later segment does not fit, before any of the text is spoken."""
+        """Raise InvalidRequest if a later segment does not fit, before the speech starts."""
         num_others = prompt.num_positions - prompt.num_text_tokens
         for text in texts:
-            most = 2 * len(text.encode("utf-8", "replace"))  # a token has a byte or more of the text's NFC form
+            most = 2 * len(text.encode("utf-8", "replace"))  # a token covers at least one byte of the text's NFC form
             fits_anyway = num_others + most < self._max_positions
             num_positions = num_others + (most if fits_anyway else len(self._tokenizer.encode(text)))
             if num_positions >= self._max_positions:
@@ -72,14 +73,14 @@ class LengthLimits:
 
     def _too_long(self, num_positions: int) -> InvalidRequest:
         return InvalidRequest(
-            f"input and reference make {num_positions} positions, at most {self._max_positions - 1} fit: shorten them",
+            f"input and reference need {num_positions} positions, at most {self._max_positions - 1} fit: shorten them",
             "input",
             "context_length_exceeded",
         )
 
 
 class Intake:
-    """Makes the sequences of requests. All methods raise InvalidRequest if a sequence can never run."""
+    """Factory of sequences for requests. All methods raise InvalidRequest if a sequence can never run."""
 
     def __init__(self, info: ModelInfo, prompts: PromptBuilder, limits: LengthLimits) -> None:
         self._info, self._prompts, self._limits = info, prompts, limits
@@ -87,12 +88,12 @@ class Intake:
         self._token_s = _TOKEN_S
 
     def prepare(self, sequence_id: int, request: SynthesisRequest) -> Sequence | None:
-        """The sequence of a request. A live request has none yet: `append_text` brings its text."""
+        """Return the sequence of a request. Returns None for a live request, whose text arrives by `append_text`."""
         self._limits.check_bytes(self._prompts.texts(request))
         request = self._prompts.with_codes(request)
         if request.mailbox is None:
             prompt = self._prompts.build(request)
-            if request.tail is not None and prompt.num_positions > MAX_PASS_POSITIONS:  # a second pass
+            if request.tail is not None and prompt.num_positions > MAX_PASS_POSITIONS:  # would need a second pass
                 return self.prepare(sequence_id, replace(request, tail=None))
             sequence = self._make(sequence_id, request, prompt)
             self._count_unspoken(sequence, request.text)
@@ -101,7 +102,7 @@ class Intake:
         return None
 
     def long_texts(self, request: SynthesisRequest) -> list[str]:
-        """Texts of a request that take the tokenizer long; none if `prepare` refuses them by their bytes."""
+        """Return the texts of a request that take long to tokenize; empty if `prepare` would reject their bytes."""
         texts = [text for text in self._prompts.texts(request) if len(text) > _LONG_CHARS]
         try:
             self._limits.check_bytes(texts)
@@ -110,12 +111,12 @@ class Intake:
         return texts
 
     def sequence(self, sequence_id: int) -> Sequence | None:
-        """The sequence of a live request, once it has one, until its text or its speech ends."""
+        """Return the sequence of a live request; None before it has enough text, and after its text or speech ends."""
         live = self._live.get(sequence_id)
         return None if live is None else live.sequence
 
     def append_text(self, sequence_id: int, text: str, *, is_last: bool) -> Sequence | None:
-        """The sequence, if its text has grown or is now enough to begin. None if it has ended or needs more text."""
+        """Return the sequence if its text has grown or now suffices, or None if it has ended or needs more text."""
         live = self._live.get(sequence_id)
         if live is None:
             return None
@@ -132,11 +133,11 @@ class Intake:
         return live.sequence
 
     def close(self, sequence_id: int) -> None:
-        """The sequence takes no more text."""
+        """Stop accepting text for a sequence."""
         self._live.pop(sequence_id, None)
 
     def measure_pace(self, sequence: Sequence) -> None:
-        """Learn from speech that has ended by itself how long a token takes, in order to place later words."""
+        """Update the estimated duration of a token, which places later words, from speech that ended normally."""
         if sequence.finish_reason is FinishReason.STOP:
             took_s = sequence.num_frames * sequence.frame_s / sequence.prompt.num_text_positions
             self._token_s += _SHOWS * (min(max(took_s, _TOKEN_S / 2), 2 * _TOKEN_S) - self._token_s)
@@ -144,7 +145,7 @@ class Intake:
     def _make(
         self, sequence_id: int, request: SynthesisRequest, prompt: Prompt, tokens: LiveTokens | None = None
     ) -> Sequence:
-        """`tokens`: those of a live request."""
+        """Create a sequence. `tokens` are those of a live request."""
         model = self._prompts.config
         starts = list[int]()
         if request.word_times:
@@ -163,9 +164,9 @@ class Intake:
         )
 
     def _count_unspoken(self, sequence: Sequence, text: str | list[int]) -> None:
-        """Count the tokens at the end of the text that need not be spoken, if an alignment head follows the text.
+        """Count the tokens at the end of `text`, or of its token ids, that need not be spoken.
 
-        `text`: the text or its token ids.
+        The count is only needed with an alignment head.
         """
         if self._prompts.config.text.alignment_head is not None:
             tokenizer = self._prompts.tokenizer
@@ -178,5 +179,5 @@ class Intake:
 
 
 def complete(asked: Sampling, defaults: Sampling) -> Sampling:
-    """`asked`, with `defaults` in place of None."""
+    """Return `asked`, with `defaults` instead of None."""
     return replace(defaults, **{key: value for key, value in asdict(asked).items() if value is not None})

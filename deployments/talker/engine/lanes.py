@@ -1,4 +1,4 @@
-"""First frames of requests that come while a step runs."""
+"""Parallel first frames for requests that arrive while a step runs."""
 
 from dataclasses import replace
 
@@ -9,18 +9,18 @@ from deployments.talker.engine.step_maker import StepInFlight, StepMaker
 from deployments.talker.runner.model_runner import ModelRunner
 from deployments.talker.state.sequence import Sequence
 
-# How many lanes there are, how many newcomers a step of a lane has, and how many positions their prompts have together.
-# With one lane, at 20 requests a second, one newcomer in eight waits for another one.
+# Number of lanes, rows per lane, and total positions of the prompts in a lane. With one lane and 20 requests per
+# second, one new sequence in eight would wait for another.
 _LANES, _LANE_ROWS, _LANE_POSITIONS = 2, 8, 256
-_LANE_PRIORITY = -2  # before the codec's stream
-# Beside a step with more listeners than this, newcomers wait for the next step: the lane would make the step longer.
+_LANE_PRIORITY = -2  # higher than the priority of the codec's stream
+# With more listeners in a step, new sequences wait for the next step, because a lane would prolong the running step.
 _MOST_BESIDE_LANE = 96
 
 
 class Lanes:
-    """Has a GPU make newcomers' first frames in parallel with the running step, so that they need not wait for its end.
+    """Makes first frames of new sequences on a GPU in parallel with the running step.
 
-    A lane makes one frame for each of its newcomers, which then join the engine's next step. A CPU has no lanes.
+    A lane makes one frame for each of its sequences, which then join the engine's next step. A CPU has no lanes.
 
         lane     | prefill | predict | advance |
         codec              |         | its first frame |
@@ -30,9 +30,9 @@ class Lanes:
     def __init__(self, runner: ModelRunner, scheduler: Scheduler, step_maker: StepMaker) -> None:
         self.runners = build_lanes(runner)
         self._scheduler, self._step_maker = scheduler, step_maker
-        self._in_flight: list[StepInFlight] = []  # each until its sequences have joined the engine's step
-        # A lane may take only rows and blocks that no step uses, because the last step may still run. These were free
-        # when that step was chosen, and no lane has taken them since.
+        self._in_flight: list[StepInFlight] = []  # lane steps whose sequences have not joined the engine's step yet
+        # A lane may only take rows and blocks that steps do not use, because the last step may still run. These counts
+        # were free when the last step was scheduled, minus those that lanes have taken since.
         self._unused_rows = self._unused_blocks = 0
 
     @property
@@ -40,14 +40,14 @@ class Lanes:
         return not self._in_flight
 
     def begin_step(self) -> None:
-        """The engine has chosen its next step. Later work of lanes waits for the device's work so far, not for it."""
+        """Start a new engine step. Later lane work waits for the device's work so far, but not for the new step."""
         self._unused_rows, self._unused_blocks = self._scheduler.num_free_rows, self._scheduler.blocks.num_free
         for lane in self.runners:
             if lane.cuda_stream is not None:
                 lane.cuda_stream.wait_stream(torch.cuda.current_stream())
 
     def start_step(self, beside: StepInFlight | None) -> None:
-        """Let a free lane take newcomers from the waiting line, if it is worth it next to the engine's step."""
+        """Start a lane step for waiting sequences if a lane is free and the engine's step has few listeners."""
         if not self.runners or beside is None or not self._scheduler.waiting:
             return
         busy = [step.runner for step in self._in_flight]
@@ -65,31 +65,31 @@ class Lanes:
             self._in_flight.append(self._step_maker.queue(ready, lane, after=None))
 
     def collect(self) -> bool:
-        """Hand on the frames of the first lane that has some, and let the sequences of finished lanes join.
+        """Deliver the frames of the first lane that has some, and let sequences of finished lanes join the engine.
 
         Returns whether there were frames.
         """
         return any(self._collect(step) for step in [*self._in_flight])
 
     def await_sequence(self, sequence_id: int) -> None:
-        """If a lane has this sequence: steps that are queued from now on wait for the lane."""
+        """If a lane runs this sequence, make later engine steps wait for the lane."""
         if any(sequence.id == sequence_id for sequence in self._scheduler.in_lanes):
             self._await_all()
 
     def _await_all(self) -> None:
-        """The device's work that is queued from now on waits for the work of the lanes so far."""
+        """Make later work of the engine's stream wait for all lane work so far."""
         for lane in self.runners:
             if lane.cuda_stream is not None:
                 torch.cuda.current_stream().wait_stream(lane.cuda_stream)
 
     def _take_newcomers(self, lane: ModelRunner) -> list[Sequence]:
-        """Sequences from the line's head that get a row now, while the lane accepts them and there is unused room."""
+        """Return waiting sequences, in order, that now have a row. Stops at the first one that the lane cannot run."""
         taken: list[Sequence] = []
         for sequence in [sequence for sequence in self._scheduler.waiting if not sequence.awaits_text]:
             needed = self._scheduler.blocks.blocks_for(sequence.num_positions + 1)
             has_room = self._unused_rows > 0 and needed <= self._unused_blocks
             if len(taken) == lane.buckets[-1] or not has_room or not _accepts(lane, sequence):
-                break  # no other sequence overtakes it
+                break  # sequences keep their order
             self._scheduler.give_to_lane(sequence)
             self._unused_rows -= 1
             self._unused_blocks -= needed
@@ -97,14 +97,14 @@ class Lanes:
         return taken
 
     def _collect(self, step: StepInFlight) -> bool:
-        """Hand a lane's frames on, or have its sequences join once `advance` is over. Returns whether it had frames."""
+        """Deliver a lane's frames, or join its sequences after `advance`. Returns whether it delivered frames."""
         if not step.queued.has_codes:
             return False
         if not step.is_collected:
             step.is_collected = True
             self._step_maker.deliver(step, step.queued.result())
             if any(sequence.finish_reason is not None for sequence in step.queued.sequences):
-                self._await_all()  # a lane still reads and writes the rows that are free now
+                self._await_all()  # the lane may still read and write the rows that are being freed
             self._scheduler.retire(step.queued.sequences)
             return True
         step.runner.run_pending_advance()
@@ -116,16 +116,16 @@ class Lanes:
 
 
 def _accepts(lane: ModelRunner, sequence: Sequence) -> bool:
-    """Whether a lane runs this newcomer: not with a cloned voice or frames, whose buffer is there only once."""
+    """Return whether a lane can run this sequence. Cloned voices and frames need a buffer that lanes do not have."""
     has_dense = sequence.prompt.dense is not None or sequence.num_frames > 0
     return not has_dense and sequence.num_positions <= lane.most_positions
 
 
 def build_lanes(runner: ModelRunner) -> list[ModelRunner]:
-    """Runners on CUDA streams of high priority, which share the weights, keys, values and rows of `runner`.
+    """Build runners on CUDA streams of high priority that share the weights, KV cache and rows of `runner`.
 
-    Other buffers of a step are in `FrameNetworks` and `ModelRunner`, of which each lane has its own, because two steps
-    may run at once. Only `fused` networks have lanes, and no deterministic ones: a lane has other buckets.
+    Each lane has separate step buffers in `FrameNetworks` and `ModelRunner`, because two steps may run concurrently.
+    Only `fused` networks without `deterministic` have lanes, because the buckets of lanes differ.
     """
     shape = runner.shape
     if shape.networks != "fused" or shape.deterministic:

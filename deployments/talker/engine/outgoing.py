@@ -1,6 +1,4 @@
-"""The chunks that leave the engine: frames of sequences, audio that is made on the talker's device, and ends of
-streams.
-"""
+"""Chunks that leave the engine: frames of sequences, audio from the talker's device, and ends of streams."""
 
 import math
 from collections.abc import Callable
@@ -12,32 +10,32 @@ from deployments.protocol import ALL_FRAMES, Codes, FinishReason, FrameChunk, Mo
 from deployments.talker.audio.audio_streams import AudioStreams
 from deployments.talker.state.sequence import Sequence
 
-_MAX_HELD = 8  # frames that are sent together at most
-# Frames of a sequence may wait for more of them if its listener has more audio in hand than this.
+_MAX_HELD = 8  # maximum number of frames that are held to send them together
+# Frames of a sequence may wait for further frames if its listener has more than this much buffered audio.
 _HOLDING_LEAD_S = 0.41
 
 
 class Outgoing:
-    """Chunks on their way to the readers of streams.
+    """Queue of chunks for the readers of streams.
 
-    Frames leave at once, or together with later ones if the listener has audio in hand. Audio never leaves before
-    its codes. The last chunk of a stream leaves after all audio of the stream.
+    Frames leave immediately, or together with later frames if the listener has buffered audio. Audio never leaves
+    before its codes. The last chunk of a stream leaves after all audio of the stream.
     """
 
     def __init__(self, audio: AudioStreams, info: ModelInfo, *, on_gpu: bool) -> None:
-        """A step on a CPU is so long that no frame waits for the next one."""
+        """Create a queue. On a CPU, a step takes so long that frames do not wait for later frames."""
         self._audio, self._frame_samples = audio, info.frame_samples
         self._no_codes: Codes = np.zeros((0, info.num_code_groups), dtype=np.int16)
         self.max_held = _MAX_HELD if on_gpu else 1
         self._chunks: list[tuple[int, FrameChunk]] = []  # since the last `take`
-        self._ends: dict[int, FrameChunk] = {}  # last chunks that wait for their stream's audio
+        self._ends: dict[int, FrameChunk] = {}  # last chunks that wait for the audio of their streams
 
     @property
     def is_idle(self) -> bool:
         return not self._chunks and not self._ends and self._audio.is_idle
 
     def open(self, sequence: Sequence) -> None:
-        """Open the sequence at the decoder, unless it was open before a preemption. Raises Overloaded."""
+        """Open the sequence at the decoder, unless it is already open after a preemption. Raises Overloaded."""
         if sequence.is_open:
             return
         request = sequence.request
@@ -55,22 +53,22 @@ class Outgoing:
         sequence.is_open = True
 
     def add(self, sequence: Sequence, now_s: float) -> None:
-        """The sequence has a new frame, or has ended. Frames that may wait do so."""
+        """Add the new frame or the end of a sequence. Frames that may wait are held."""
         if not self._can_wait(sequence, now_s):
             self._chunks.append((sequence.id, self._unsent(sequence)))
 
     def end(self, sequence: Sequence, reason: FinishReason) -> None:
-        """End a stream that had all its frames when it came."""
+        """End a stream whose frames already existed when the request arrived."""
         end = FrameChunk(codes=self._no_codes, num_text_tokens=sequence.prompt.num_text_tokens, finish_reason=reason)
         self._chunks.append((sequence.id, end))
 
     def close(self, sequence_id: int) -> None:
-        """The stream is not read any more."""
+        """Drop a stream whose reader has left."""
         self._ends.pop(sequence_id, None)
         self._audio.close(sequence_id)
 
     def take(self, find: Callable[[int], Sequence | None]) -> list[tuple[int, FrameChunk]]:
-        """The chunks that leave now, by sequence id. `find` returns a sequence that has not ended."""
+        """Return the chunks to send now, by sequence id. `find` returns a sequence unless it has ended."""
         added, self._chunks = self._chunks, []
         leaving = []
         for sequence_id, chunk in added:
@@ -95,13 +93,13 @@ class Outgoing:
         return leaving + [(sequence_id, self._ends.pop(sequence_id)) for sequence_id in over]
 
     def _can_wait(self, sequence: Sequence, now_s: float) -> bool:
-        """Whether frames may wait for more, because each message costs time in every later stage."""
+        """Return whether frames may wait for further frames, because each message costs time in all later stages."""
         if sequence.request.gpu_frames >= ALL_FRAMES:
-            return sequence.finish_reason is None  # their audio will carry them
+            return sequence.finish_reason is None  # the audio of the frames will carry them
         return sequence.num_frames - sequence.num_sent < self.max_held and _may_wait(sequence, now_s)
 
     def _unsent(self, sequence: Sequence, pcm: bytes = b"") -> FrameChunk:
-        """All of a sequence that was not sent yet."""
+        """Return a chunk with all unsent data of a sequence."""
         first, frames = sequence.num_sent, sequence.frames[sequence.num_sent :]
         places = sequence.progress.take()
         readings = (Reading(first, places),) if places else ()
@@ -119,6 +117,6 @@ class Outgoing:
 
 
 def _may_wait(sequence: Sequence, now_s: float) -> bool:
-    """Whether frames that were not sent may wait for the next ones: the listener has audio, and they will come."""
+    """Return whether unsent frames may wait: the listener has buffered audio, and further frames will follow."""
     goes_on = sequence.finish_reason is None and not sequence.awaits_text
     return goes_on and sequence.sent_lead_s(now_s) > _HOLDING_LEAD_S

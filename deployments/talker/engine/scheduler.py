@@ -1,17 +1,16 @@
-"""Chooses the sequences of the next step: admission by free rows and KV blocks, preemption when blocks run out.
+"""Scheduling of sequences: admission by free rows and KV blocks, and preemption when blocks run out.
 
-Segments of jobs are called background sequences. They wait in a line of their own:
+Segments of jobs are called background sequences. Background sequences have a separate queue:
 
-- They enter one a step, if no other sequence waits.
-- They have at most seven eighths of the rows. Beside other sequences they have at most half of them and at most 18,
-  and the more others there are the fewer.
-- They are preempted only if another sequence would otherwise have no row or no blocks.
+- One of them is admitted per step, if no other sequence waits.
+- Background sequences occupy at most seven eighths of the rows. Beside other sequences, they occupy at most half of the
+  rows and at most 18 rows. The number falls as the number of other sequences rises.
+- Background sequences are preempted only if another sequence would otherwise have no row or no blocks.
 
-A listener's newcomer may get its row while a step runs: `Lanes` takes it (`give_to_lane`), and lets it `join` the
-steps later.
+`Lanes` may give a listener's new sequence a row while a step runs (`give_to_lane`), and lets it `join` later steps.
 
-A sequence that sits out for want of text (`Pacing`) gives its row and blocks up if others wait for them. It is
-prefilled again once no other waits, so that new text waits for one frame only.
+A sequence that waits for text (`Pacing`) releases its row and blocks if other sequences wait for them. The sequence is
+prefilled again when no other sequence waits, so new text only waits for one frame.
 """
 
 import math
@@ -27,24 +26,24 @@ from deployments.talker.state.kv_cache import BlockManager
 from deployments.talker.state.sequence import Sequence
 
 _RESERVED = 8  # background sequences leave one row in eight free
-# Background sequences have at most _MOST_BESIDE rows beside a listener, one row fewer for every fourth listener, and
-# never fewer than _FEWEST_BESIDE. More rows make each step longer, and their samples take the device's time.
+# Background sequences have at most _MOST_BESIDE rows beside a listener, one row fewer for each four listeners, and at
+# least _FEWEST_BESIDE rows. More rows would prolong each step, and decoding their samples takes time of the device.
 _MOST_BESIDE, _LISTENERS_A_ROW, _FEWEST_BESIDE = 18, 4, 4
-# A frame is nearly due if the listener has less audio in hand than this time, and than this number of steps takes.
+# A frame is nearly due if the listener has less buffered audio than this, and than this number of steps takes.
 _NEARLY_DUE_STEPS = 3
 _NEARLY_DUE_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One step's work. Sequences of `prefill` are also in `decode`, unless they sit out."""
+    """Work of one step. Sequences in `prefill` are also in `decode`, unless they sit out."""
 
     prefill: list[Sequence]
     decode: list[Sequence]
 
 
 class Scheduler:
-    """Continuous batching: sequences join and leave between two frames."""
+    """Scheduler for continuous batching. Sequences join and leave between two frames."""
 
     def __init__(
         self, blocks: BlockManager, *, max_num_seqs: int, max_num_waiting: int, max_lead_s: float = math.inf
@@ -54,22 +53,22 @@ class Scheduler:
         self._pacing = Pacing(max_num_seqs=max_num_seqs, max_lead_s=max_lead_s)
         self.waiting: deque[Sequence] = deque()
         self.waiting_background: deque[Sequence] = deque()
-        # All sequences with a row: those in `running`, and those that a lane has. By id, in the order of admission.
+        # All sequences with a row, in `running` or in a lane, by id in the order of admission
         self._with_row: dict[int, Sequence] = {}
-        self.running: dict[int, Sequence] = {}  # may take part in steps: of listeners, and of jobs
-        self._running_background: dict[int, Sequence] = {}  # those of jobs once more, because each step asks for them
-        self._free_rows = deque(range(max_num_seqs))  # as blocks, handed out in the order in which they became free
+        self.running: dict[int, Sequence] = {}  # may take part in steps; with and without listeners
+        self._running_background: dict[int, Sequence] = {}  # subset of `running`, because each step needs it
+        self._free_rows = deque(range(max_num_seqs))  # like blocks, reused in the order in which they became free
         self._finished = Rate()
 
     @property
     def is_idle(self) -> bool:
-        """Whether a step would have nothing to do: all await text, and nothing that waits could enter."""
+        """Whether a step would have nothing to do: all sequences await text or do not fit."""
         all_await_text = all(sequence.awaits_text for sequence in chain(self.running.values(), self.waiting))
         return all_await_text and not self._has_room_for_background() and not any(map(self._fits, self.waiting))
 
     @property
     def num_listeners(self) -> int:
-        """Listeners' sequences with a row, in `running` or in lanes: all but those of the background."""
+        """Number of sequences with listeners that have a row, in `running` or in lanes."""
         return len(self._with_row) - len(self._running_background)
 
     @property
@@ -78,38 +77,39 @@ class Scheduler:
 
     @property
     def in_lanes(self) -> list[Sequence]:
-        """Sequences with a row that have not joined the steps yet. A lane makes their first frames."""
+        """Sequences with a row that have not joined the steps yet. Lanes make their first frames."""
         return [sequence for sequence in self._with_row.values() if sequence.id not in self.running]
 
     @property
     def num_background(self) -> int:
-        """Background sequences, running, parked or waiting."""
+        """Number of background sequences: running, parked or waiting."""
         return len(self._running_background) + len(self.waiting_background)
 
     @property
     def kv_used_ratio(self) -> float:
-        """The share of KV blocks that sequences hold, without those of the background."""
+        """Share of KV blocks in use, excluding those of background sequences."""
         of_background = sum(len(self.blocks.table(sequence_id)) for sequence_id in self._running_background)
         return self.blocks.used_ratio - of_background / (self.blocks.num_blocks - 1)
 
     def check_room(self, *, background: bool = False) -> None:
-        """Raise Overloaded if the waiting line is full. A free row counts as room. The line of background sequences is
-        full with an eighth of the rows.
+        """Raise Overloaded if the queue is full. A free row counts as room.
+
+        The queue of background sequences is limited to an eighth of the number of rows.
         """
         if background:
             if len(self.waiting_background) >= max(1, self.max_num_seqs // _RESERVED):
-                raise Overloaded("The talker leaves no more rows to jobs now.")
+                raise Overloaded("The talker has no free rows for jobs.")
             return
         ahead = len(self.waiting) + self.num_listeners
         if ahead >= self.max_num_seqs + self.max_num_waiting:
             raise Overloaded(
-                f"The talker is full (running or waiting: {ahead}); more replicas, or talker.max_num_seqs "
-                f"({self.max_num_seqs}) and talker.max_num_waiting ({self.max_num_waiting}), raise the limit.",
+                f"The talker is at its limit ({ahead} running or waiting). More replicas, or a higher talker.max_num_seqs "
+                f"({self.max_num_seqs}) or talker.max_num_waiting ({self.max_num_waiting}), raise the limit.",
                 self._finished.retry_after_s(len(self.waiting), time.monotonic()),
             )
 
     def add(self, sequence: Sequence) -> None:
-        """Put a sequence at the end of the waiting line, or at its head if the client has a part of the audio."""
+        """Append a sequence to the queue, or insert it at the head if the client has a part of the audio."""
         if sequence.is_background:
             self.waiting_background.append(sequence)
         elif sequence.request.is_continuation:
@@ -118,18 +118,18 @@ class Scheduler:
             self.waiting.append(sequence)
 
     def find(self, sequence_id: int) -> Sequence | None:
-        """The sequence, if it runs or waits, else None."""
+        """Return a running or waiting sequence, else None."""
         if with_row := self._with_row.get(sequence_id):
             return with_row
         waiting = chain(self.waiting, self.waiting_background)
         return next((sequence for sequence in waiting if sequence.id == sequence_id), None)
 
     def holds(self, sequence: Sequence) -> bool:
-        """Whether the sequence has a row, and was not aborted."""
+        """Return whether the sequence has a row and has not been aborted."""
         return self._with_row.get(sequence.id) is sequence
 
     def abort(self, sequence_id: int) -> None:
-        """Drop a sequence, running or waiting. One that has ended meanwhile is not an error."""
+        """Remove a running or waiting sequence. Ignores a sequence that has ended."""
         if with_row := self._with_row.get(sequence_id):
             self._release(with_row)
         else:
@@ -139,7 +139,7 @@ class Scheduler:
             )
 
     def schedule(self) -> Batch | None:
-        """The next step's batch, None when there is nothing to do."""
+        """Return the batch of the next step; None if there is nothing to do."""
         preempted = self._grow_running()
         admitted = [] if preempted else self._admit_waiting() or self._admit_background()
         due = self._pacing.due(self.running.values(), time.monotonic(), self._most_background())
@@ -148,15 +148,15 @@ class Scheduler:
         return Batch(prefill=admitted, decode=due)
 
     def give_to_lane(self, sequence: Sequence) -> None:
-        """Give a sequence of the line a row and blocks, and leave it out of the steps until it joins."""
+        """Give a waiting sequence a row and blocks. The sequence takes part in steps after `join`."""
         self._give_row(sequence)
 
     def join(self, sequences: list[Sequence]) -> None:
-        """Let sequences of a lane take part in the next step, unless they were aborted."""
+        """Let sequences of a lane take part in the next step, unless they have been aborted."""
         self.running.update({sequence.id: sequence for sequence in sequences if self.holds(sequence)})
 
     def retire(self, sequences: list[Sequence]) -> None:
-        """Free the rows and blocks of a batch's finished sequences. Aborted sequences hold none."""
+        """Free the rows and blocks of a batch's finished sequences. Aborted sequences have none."""
         now_s = time.monotonic()
         for sequence in sequences:
             sequence.play(now_s)
@@ -165,15 +165,16 @@ class Scheduler:
                 self._finished.count(now_s)
 
     def check_integrity(self) -> None:
-        """Assert that rows and blocks are each held exactly once."""
+        """Assert that each row and block has exactly one owner."""
         held = (sequence.row for sequence in self._with_row.values() if sequence.row is not None)
         rows = sorted([*self._free_rows, *held])
         assert rows == list(range(self.max_num_seqs)), f"rows lost or held twice: {rows}"
         self.blocks.check_integrity()
 
     def _grow_running(self) -> bool:
-        """Allocate blocks for every running sequence's next position, and preempt others if none are free. Returns
-        whether a sequence was preempted.
+        """Allocate blocks for the next position of each running sequence, and preempt sequences if none are free.
+
+        Returns whether a sequence was preempted.
         """
         preempted = False
         for sequence in list(self.running.values()):
@@ -188,12 +189,12 @@ class Scheduler:
         return preempted
 
     def _preempt(self, sequence: Sequence) -> None:
-        """Put a sequence back at the head of the line. It is prefilled again with its frames, and then continues."""
+        """Move a sequence back to the head of the queue, to continue later after a prefill with its frames."""
         self._release(sequence)
         (self.waiting_background if sequence.is_background else self.waiting).appendleft(sequence)
 
     def _most_background(self) -> int:
-        """Background sequences that may have rows, and that a step beside other sequences may have."""
+        """Return the maximum number of background sequences that may have rows now, and run beside other sequences."""
         num_wanting = self.num_listeners + sum(not sequence.awaits_text for sequence in self.waiting)
         left = self.max_num_seqs - self.max_num_seqs // _RESERVED - num_wanting
         if not num_wanting:
@@ -202,7 +203,7 @@ class Scheduler:
         return max(0, min(left, self.max_num_seqs // 2, beside))
 
     def _admit_background(self) -> list[Sequence]:
-        """One background sequence, because the prefill of many would make others wait."""
+        """Admit at most one background sequence, because prefilling many would delay other sequences."""
         return [self._admit(self.waiting_background[0])] if self._has_room_for_background() else []
 
     def _has_room_for_background(self) -> bool:
@@ -235,8 +236,9 @@ class Scheduler:
         sequence.row = self._free_rows.popleft()
 
     def _make_room(self, sequence: Sequence) -> bool:
-        """Preempt sequences until a row and blocks are free: those of the background, then those that wait for text,
-        each time the youngest. Returns whether there is room.
+        """Preempt sequences until a row and blocks are free. Returns whether there is room.
+
+        Preempts background sequences first, then sequences that wait for text, in each case the youngest first.
         """
         awaiting_text = [running for running in self.running.values() if running.awaits_text]
         preemptible = [*awaiting_text, *self._running_background.values()]
@@ -260,26 +262,27 @@ class Scheduler:
 
 
 class Pacing:
-    """Chooses the sequences of each step among those that have a row.
+    """Selection of the sequences for each step among those with a row.
 
-    Every sequence with a row takes part in a step, with three exceptions.
+    Each sequence with a row takes part in a step, with three exceptions.
 
-    1. Sequences far ahead of their listeners sit out while another sequence waits for its first frame or for a frame
-       that is nearly due, because a step with fewer sequences is shorter. They then keep their rows for longer. So once
-       half of the rows are taken, they sit out for frames that are nearly due only.
+    1. Sequences far ahead of playback sit out while another sequence waits for its first frame or for a frame that is
+       nearly due, because a step with fewer sequences is shorter. Sequences that sit out keep their rows for longer.
+       When more than half of the rows are in use, they therefore sit out only for frames that are nearly due.
     2. A sequence sits out while its next frame needs text that the client has not written yet.
-    3. Background sequences sit out wherever others would, and beyond a number that follows the load: they are parked,
-       which means that they keep their rows and KV blocks. They never make others sit out.
+    3. Background sequences sit out in the same cases, and beyond a number that depends on the load. Such
+       sequences are parked: they keep their rows and KV blocks. Background sequences never make others sit out.
     """
 
     def __init__(self, *, max_num_seqs: int, max_lead_s: float) -> None:
-        """`max_lead_s`: with less audio in hand no sequence sits out for another one."""
+        """Create a selection. Sequences with less than `max_lead_s` of buffered audio never sit out for others."""
         self._max_num_seqs, self._max_lead_s = max_num_seqs, max_lead_s
-        self._scheduled_s = self._step_s = 0.0  # when the last step began, and how long the step before took
+        self._scheduled_s = self._step_s = 0.0  # start of the last step, and duration of the step before
 
     def due(self, running: Collection[Sequence], now_s: float, most_background: int) -> list[Sequence]:
-        """The sequences of the step that begins now. Beside others it has at most `most_background` background
-        sequences, the oldest. Call it once a step, because the time between two calls is the duration of a step.
+        """Return the sequences for the step that starts now. Call this once per step, because it measures step times.
+
+        Beside other sequences, the step has at most `most_background` background sequences, oldest first.
         """
         self._step_s, self._scheduled_s = now_s - self._scheduled_s, now_s
         background = [sequence for sequence in running if sequence.is_background]
@@ -293,7 +296,7 @@ class Pacing:
         return due or ready
 
     def _has_urgent(self, ready: list[Sequence], leads: list[float], *, has_rows: bool) -> bool:
-        """Whether one of these waits for a frame for which others sit out."""
+        """Return whether one of these waits for a frame for which other sequences should sit out."""
         nearly_due_s = min(_NEARLY_DUE_S, _NEARLY_DUE_STEPS * self._step_s)
         return any(
             lead_s < nearly_due_s if sequence.listener.has_begun else has_rows

@@ -1,4 +1,4 @@
-"""Builds an engine: loads weights, compiles kernels, divides memory, captures CUDA graphs, speaks a first utterance."""
+"""Construction of an engine: load weights, compile kernels, size the KV cache, capture CUDA graphs, and warm up."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -43,22 +43,22 @@ _CODEC_ENCODER = "deployments.codec.encoder:CodecEncoder"
 _SPEAKER_ENCODER = "deployments.talker.model.speaker_encoder:SpeakerEncoder"
 # Needed only by networks that Triton compiles.
 _COMPILING_AHEAD = "deployments.gpu.compile_ahead:compiling_ahead"
-_CPU_CACHE_BYTES = GIB  # of keys and values on a CPU, if the settings do not set it
+_CPU_CACHE_BYTES = GIB  # default size of the KV cache on a CPU
 _WORTH_SAYING_S = 0.05
 _REPORT_S = 1.0
 
 
 class StartClock:
-    """Measures the phases of a start. `report` is called as each one begins."""
+    """Timer for the phases of a start. Calls `report` at the beginning of each phase."""
 
     def __init__(self, report: Report = lambda stage: None) -> None:
         self.report = report
         self.seconds: dict[str, float] = {}
-        self._nested_s = 0.0  # duration of phases within the one that runs
+        self._nested_s = 0.0  # duration of phases nested in the current phase
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Add the block's time to `name`, without the phases inside it."""
+        """Return a context that adds its duration, without nested phases, to phase `name`."""
         self.report(name)
         start_s, outer_s, self._nested_s = time.perf_counter(), self._nested_s, 0.0
         try:
@@ -69,13 +69,13 @@ class StartClock:
             self._nested_s = outer_s + whole_s
 
     def summary(self) -> str:
-        """All phases of at least _WORTH_SAYING_S, in one line."""
+        """Return all phases of at least _WORTH_SAYING_S in one line."""
         parts = [f"{name} {seconds:.1f} s" for name, seconds in self.seconds.items() if seconds >= _WORTH_SAYING_S]
         return f"{sum(self.seconds.values()):.1f} s in all: " + ", ".join(parts)
 
 
 def throttled(stage: str, report: Report) -> Callable[[int, int], None]:
-    """Reports such as "compiling kernels 12/345", at most one a second."""
+    """Return a callback that reports progress such as "compiling kernels 12/345" at most once a second."""
     last_s = -_REPORT_S
 
     def progress(done: int, total: int) -> None:
@@ -89,11 +89,11 @@ def throttled(stage: str, report: Report) -> Callable[[int, int], None]:
 
 
 def prepare_nothing(work: Callable[[], None]) -> None:
-    """Prepare nothing: each kernel is compiled at its first launch."""
+    """Do nothing. Each kernel is compiled at its first launch instead."""
 
 
 def load_engine(directory: Path, config: TalkerConfig, clock: StartClock, *, makes_audio: bool = True) -> Engine:
-    """An engine that is ready: loaded, compiled, captured, warmed up. Engines of one GPU start one after the other."""
+    """Load, compile, capture and warm up an engine. Engines on the same GPU start one after the other."""
     chosen = EngineDevice(config)
     with chosen.turn(clock.report):
         with clock.phase("starting the device"):
@@ -114,7 +114,7 @@ def build_engine(
     makes_audio: bool = True,
     on: EngineDevice | None = None,
 ) -> Engine:
-    """An engine whose first requests capture what they need and, unless it `compiles_ahead`, compile it."""
+    """Build an engine whose first requests capture graphs and, unless it `compiles_ahead`, compile kernels."""
     torch.set_num_threads(config.threads)
     clock, chosen = clock or StartClock(), on or EngineDevice(config)
     model_config, codec = ModelConfig.load(directory), SpeechTokenizerConfig.load(directory / "speech_tokenizer")
@@ -137,14 +137,14 @@ def build_engine(
             tables = InputTables(talker)
         speaker_encoder = load_speaker_encoder(directory, model_config, device=device)
         encode = None
-        # A CPU has the codec pool for it.
+        # On a CPU, the codec pool encodes recordings instead.
         if speaker_encoder is not None and chosen.on_gpu and not model_config.text.clones_by_vector:
             encode = resolve_name(_CODEC_ENCODER).load(directory / "speech_tokenizer", device=device).encode
         with clock.phase("loading the tokenizer"):
             tokenizer = TextTokenizer(directory, model_config.tokens)
             follows = info.supports_instructions
             prompts = PromptBuilder(tables, tokenizer, speaker_encoder, encode, follows_instructions=follows)
-        # A stream that has ended in the talker may still hold its slot while another one has taken its row.
+        # A stream keeps its slot until its audio is complete, while another stream may already have its row.
         num_slots = 2 * config.max_num_seqs
         audio = _load_audio(directory, num_slots, device, clock, prepare, makes_audio=makes_audio)
         blocks = BlockManager(_num_blocks(config, model_config, dtype, size, memory), size)
@@ -166,9 +166,9 @@ def build_engine(
 
 
 def warm_up(engine: Engine, clock: StartClock | None = None, *, makes_audio: bool = True) -> None:
-    """Capture graphs and run one short utterance, so that the first request meets warm code paths.
+    """Capture graphs and run one short utterance, so the first request does not run cold code.
 
-    Raises EngineError if even that fails: such an engine must not take requests.
+    Raises EngineError if the utterance fails, because the engine must then reject requests.
     """
     clock = clock or StartClock()
     on_gpu = engine.runner.on_gpu
@@ -177,11 +177,11 @@ def warm_up(engine: Engine, clock: StartClock | None = None, *, makes_audio: boo
             capture([engine.runner, *engine.lanes.runners], throttled("capturing GPU work", clock.report))
     with clock.phase("speaking a warm-up"):
         _speak(engine, on_gpu=on_gpu, gpu_frames=2 if on_gpu and makes_audio else 0)
-    torch.cuda.empty_cache()  # memory of the runs before each capture, on a GPU
+    torch.cuda.empty_cache()  # releases memory of the warm-up runs before each capture
 
 
 def _speak(engine: Engine, *, on_gpu: bool, gpu_frames: int) -> None:
-    """Speak a short utterance in each possible way: with audio on a GPU, with a cloned voice if the model clones."""
+    """Run a short utterance, with audio on a GPU, and with a cloned voice if the model clones."""
     voice = next(iter(engine.model_config.speakers), None)
     options = Sampling(max_new_tokens=3)
     request = SynthesisRequest(
@@ -195,13 +195,13 @@ def _speak(engine: Engine, *, on_gpu: bool, gpu_frames: int) -> None:
     engine.add(-1, request)
     while not engine.is_idle:
         for _, error in engine.step().failures:
-            raise EngineError(f"the engine fails before its first request: {error}") from error
+            raise EngineError(f"the engine failed during its warm-up: {error}") from error
     engine.prompts.speakers.take_lookups()
     engine.prompts.references.take_lookups()
 
 
 def load_talker(directory: Path, config: ModelConfig, *, dtype: torch.dtype, device: torch.device) -> Talker:
-    """The talker with its code predictor; raises CheckpointError for a missing, unexpected or mis-shaped tensor."""
+    """Load the talker and its code predictor. Raises CheckpointError for missing, unexpected or misshaped tensors."""
     with without_values():
         talker = Talker(config)
     load_strict(talker, directory, prefix="talker.", dtype=dtype, device=device)
@@ -209,7 +209,7 @@ def load_talker(directory: Path, config: ModelConfig, *, dtype: torch.dtype, dev
 
 
 def load_speaker_encoder(directory: Path, config: ModelConfig, *, device: torch.device) -> "SpeakerEncoder | None":
-    """The x-vector network of a base checkpoint, in float32; None for other kinds."""
+    """Load the x-vector network of a base checkpoint in float32; None for other kinds."""
     if config.speaker_encoder is None:
         return None
     with without_values():
@@ -221,8 +221,9 @@ def load_speaker_encoder(directory: Path, config: ModelConfig, *, device: torch.
 def _load_audio(
     directory: Path, num_slots: int, device: torch.device, clock: StartClock, prepare: Prepare, *, makes_audio: bool
 ) -> AudioStreams:
-    """The decoder that shares the talker's device. On a CPU, and on a GPU that makes no audio, it is loaded when the
-    first stream asks for audio.
+    """Load the decoder on the talker's device.
+
+    On a CPU, and on a GPU without audio decoding, the first stream that requests audio loads the decoder.
     """
     folder = directory / "speech_tokenizer"
     codec = SpeechTokenizerConfig.load(folder)
@@ -232,18 +233,18 @@ def _load_audio(
         report=clock.report,
     )  # fmt: skip
     if device.type == "cpu" or not makes_audio:
-        torch.cuda.empty_cache()  # the talker's text embedding, which is in its table now
+        torch.cuda.empty_cache()  # releases the talker's text embedding, which its table has replaced
         return AudioStreams(load, num_slots=num_slots, frame_s=codec.frame_s)
     with clock.phase("loading and capturing the codec"):
         slots = load()
-    torch.cuda.empty_cache()  # memory that loading needed for a moment
+    torch.cuda.empty_cache()  # releases temporary memory of loading
     return AudioStreams(lambda: slots, num_slots=num_slots, frame_s=codec.frame_s, precision=slots.precision)
 
 
 def _num_blocks(
     config: TalkerConfig, model_config: ModelConfig, dtype: torch.dtype, block_size: int, memory: GpuMemory | None
 ) -> int:
-    """The KV blocks that the memory set aside holds, but no more than all rows at full length could use."""
+    """Return the number of KV blocks that fit into the reserved memory, at most what all rows at full length need."""
     block_bytes = KVCache.bytes_per_position(model_config.talker, dtype) * block_size
     useful = config.max_num_seqs * -(-config.max_model_len // block_size) + 1
     if config.kv_cache_bytes is not None:

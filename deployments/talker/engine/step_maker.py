@@ -1,4 +1,4 @@
-"""A step from its prompts to its frames, as the engine and its lanes make it."""
+"""Execution of one step from prompts to frames, for the engine and for lanes."""
 
 import logging
 import time
@@ -20,44 +20,44 @@ from deployments.talker.state.sequence import Sequence
 
 logger = logging.getLogger(__name__)
 
-# While a step has at most this many rows, `advance` waits until a first frame is decoded, because a listener waits.
+# In steps of at most this many rows, `advance` waits until a first frame is decoded, because a listener waits for it.
 _FEW_ROWS = 8
-_MAX_FAILED_PREFILLS = 3  # after this many failures in a row the engine is at fault, not the requests
+_MAX_FAILED_PREFILLS = 3  # after this many consecutive failures the engine is assumed to be broken
 
 
 @dataclass(slots=True)
 class StepInFlight:
-    """A step that was queued on a runner: the engine's last one, or one of a lane.
+    """A step queued on a runner, by the engine or by a lane.
 
-    It wraps the runner's `QueuedStep`, which has the results, and adds what the engine notes until they are handed on.
+    Contains the runner's `QueuedStep` with the results, and the engine's notes until the results are delivered.
     """
 
     queued: QueuedStep
     runner: ModelRunner
-    # The first sequences of the batch. The host gives their frames to the codec; those of the rest stay on the device.
+    # First sequences of the batch, whose frames the host passes to the codec. Frames of the others stay on the device.
     decoded_late: list[Sequence]
-    previous: QueuedStep | None = None  # the step before it, whose `advance` is over once this one has codes
-    is_collected: bool = False  # the host has its frames, and the talker reads them
-    next_start_ns: int = 0  # when to start the next step: earlier fewer requests join it, later the device is idle
+    previous: QueuedStep | None = None  # previous step, whose `advance` ends before this step has codes
+    is_collected: bool = False  # whether the host has read the frames
+    next_start_ns: int = 0  # earlier, fewer requests join the next step; later, the device idles
 
 
 class StepMaker:
-    """The common part of engine and lane steps: prefill sequences, queue their step, hand its frames on."""
+    """Common steps of engine and lanes: prefill sequences, queue a step, and deliver its frames."""
 
     def __init__(
         self, scheduler: Scheduler, intake: Intake, outgoing: Outgoing, audio: AudioStreams, *, eos: int
     ) -> None:
-        """`eos` in place of codebook 0 ends speech."""
+        """Create a step maker. `eos` as codebook 0 ends speech."""
         self._scheduler, self._intake, self._outgoing, self._audio = scheduler, intake, outgoing, audio
         self._eos = eos
         self._failures: list[tuple[int, TalkrayError]] = []  # since `take_failures`
         self._num_failed_prefills = 0  # in a row
-        self._num_not_finite = 0  # sequences since the start
+        self._num_not_finite = 0  # number of sequences since the start
 
     def admit(self, sequences: list[Sequence], runner: ModelRunner) -> list[Sequence]:
-        """Prefill sequences that have a row now, and open them at the decoder. Returns those that failed."""
+        """Prefill sequences that now have a row, and open them at the decoder. Returns the sequences that failed."""
         failed = self._prefill(sequences, runner)
-        for sequence in (each for each in sequences if each not in failed):  # the device works on their prompts
+        for sequence in (each for each in sequences if each not in failed):  # while the device runs their prompts
             try:
                 self._outgoing.open(sequence)
             except Overloaded as error:
@@ -66,9 +66,9 @@ class StepMaker:
         return failed
 
     def queue(self, sequences: list[Sequence], runner: ModelRunner, after: StepInFlight | None) -> StepInFlight:
-        """Queue both halves of a step. `after`: the engine's step before it; a lane's step has none.
+        """Queue both halves of a step. `after` is the engine's previous step; None for a lane.
 
-        A GPU decodes frames below MIN_NEW_TOKENS at once, because a listener waits, and speech cannot end there.
+        A GPU decodes frames before MIN_NEW_TOKENS immediately, because a listener waits and speech cannot end there.
         """
         decoded_early, decoded_late = list[Sequence](), list[Sequence]()
         for sequence in sequences:
@@ -78,34 +78,34 @@ class StepMaker:
         return StepInFlight(queued, runner, decoded_late, previous=None if after is None else after.queued)
 
     def deliver(self, step: StepInFlight, frames: Codes) -> None:
-        """Give frames [sequences, groups] of a step to the codec, as far as it lacks them, and to their sequences."""
+        """Pass frames [sequences, groups] of a step to their sequences, and to the codec if it lacks them."""
         self._decode_late(step, frames)
         if step.previous is not None:
             self.follow_text(step.previous)
         self._append_frames(step.queued.sequences, frames)
 
     def follow_text(self, step: QueuedStep) -> None:
-        """Find out where `advance` of `step` read in the texts: the next frames speak these places."""
+        """Update the text progress from the readings of `advance` of `step`, which places the next frames."""
         for sequence, (mass, moment) in zip(step.sequences, step.readings(), strict=False):
             if self._scheduler.holds(sequence):
                 sequence.progress.read(mass, moment, sequence.prompt)
 
     def take_failures(self) -> tuple[tuple[int, TalkrayError], ...]:
-        """Errors of sequences, by id, since the last call."""
+        """Return errors of sequences since the last call, by id."""
         failures, self._failures = (*self._failures, *self._audio.take_failures()), []
         return failures
 
     def _prefill(self, sequences: list[Sequence], runner: ModelRunner) -> list[Sequence]:
-        """Prefill sequences together, or one by one if that raises. Returns the sequences that failed alone too.
+        """Prefill sequences together, or separately if that fails. Returns the sequences that failed separately.
 
-        Raises the device's errors, and the last error after _MAX_FAILED_PREFILLS in a row.
+        Raises errors of the device, and the last error after _MAX_FAILED_PREFILLS consecutive failures.
         """
         try:
             runner.prefill(sequences)
         except torch.AcceleratorError:
             raise  # the device is lost
         except Exception:
-            logger.exception("a prefill of %d sequences failed: each is tried by itself", len(sequences))
+            logger.exception("a prefill of %d sequences failed: retrying each sequence separately", len(sequences))
             return [sequence for sequence in sequences if not self._prefill_alone(sequence, runner)]
         self._num_failed_prefills = 0 if sequences else self._num_failed_prefills
         return []
@@ -123,24 +123,24 @@ class StepMaker:
         return True
 
     def _decode_early(self, decoded_early: list[Sequence], frames: Tensor) -> None:
-        """Decode frames as soon as they exist: the last ones of `frames` [rows, groups], which are on the device."""
+        """Decode frames without the host: the last rows of `frames` [rows, groups], which are on the device."""
         if decoded_early:
             self._audio.add_frames([sequence.id for sequence in decoded_early], frames[-len(decoded_early) :].clone())
             if len(frames) <= _FEW_ROWS and not decoded_early[-1].num_frames:
                 self._audio.prioritise_newest_call()
 
     def _decode_late(self, step: StepInFlight, frames: Codes) -> None:
-        """Have the codec make samples of the frames that `_decode_early` left."""
+        """Pass the frames that `_decode_early` has not decoded to the codec."""
         no_frame = (NOT_FINITE, self._eos)
         rows = [row for row in range(len(step.decoded_late)) if frames[row, 0] not in no_frame]
         self._audio.add_frames([step.decoded_late[row].id for row in rows], torch.from_numpy(frames[rows]))
 
     def _append_frames(self, sequences: list[Sequence], frames: Codes) -> None:
-        """Give each sequence its frame, or the end of speech instead of one."""
+        """Append its frame or the end of speech to each sequence."""
         now_s = time.monotonic()
         for sequence, frame in zip(sequences, frames, strict=True):
             if not self._scheduler.holds(sequence):
-                continue  # aborted meanwhile
+                continue  # aborted during the step
             if frame[0] == NOT_FINITE:
                 self._failures.append((sequence.id, self._count_not_finite()))
                 continue
@@ -154,11 +154,11 @@ class StepMaker:
             self._outgoing.add(sequence, now_s)
 
     def _count_not_finite(self) -> TalkerLost:
-        """Count a sequence whose hidden state is NaN or infinite. Returns its error: another talker may continue it.
+        """Count a sequence with NaN or infinity, and return its error. Another talker may continue the sequence.
 
-        Raises EngineError at the second such sequence, because the weights or the device are then at fault.
+        Raises EngineError at the second such sequence, because the weights or the device are then broken.
         """
         self._num_not_finite += 1
         if self._num_not_finite > 1:
-            raise EngineError("two sequences came to NaN or infinity: the weights or the device are broken")
-        return TalkerLost("the stream came to NaN or infinity on this talker")
+            raise EngineError("two sequences reached NaN or infinity: the weights or the device are broken")
+        return TalkerLost("the stream reached NaN or infinity on this talker")

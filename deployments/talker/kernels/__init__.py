@@ -1,1 +1,1 @@
-"""Kernels of the decode loop, equal to plain PyTorch: Triton's, imported only if Triton exists, and C's for CPUs."""
+"""Triton kernels of decoding steps, which match plain PyTorch. Only installations with Triton import the kernels."""

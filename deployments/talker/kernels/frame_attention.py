@@ -1,7 +1,7 @@
-"""Attention within a frame: one new position per row over at most sixteen, with everything around it.
+"""Attention within a frame: one new position per row over at most sixteen positions, fused with surrounding work.
 
-QK-norm, RoPE, the cache write and the softmax. The new position's key and value are taken from the QKV product, not
-from the cache, so nothing waits for the write.
+The kernel includes QK-norm, RoPE, the cache write and the softmax. The kernel reads the new position's key and
+value from the QKV product instead of the cache, so it does not wait for the write.
 """
 
 import triton
@@ -17,9 +17,9 @@ def _frame_attention(
     qkv, q_weight, k_weight, cos, sin, keys, values, out, position, eps,
     heads: tl.constexpr, kv_heads: tl.constexpr, head_dim: tl.constexpr, length: tl.constexpr, pdl: tl.constexpr,
 ):  # fmt: skip
-    """One program of one warp per (row, query head). Caches [rows, kv_heads, length, head_dim].
+    """Run one program of one warp per (row, query head). Caches are [rows, kv_heads, length, head_dim].
 
-    All tensors have the shape [length, head_dim / 2], with values of one position repeated, so that no value changes
+    All tensors have the shape [length, head_dim / 2]. Values of one position are repeated, so no value moves between
     threads.
     """
     row, head = tl.program_id(0), tl.program_id(1)
@@ -32,7 +32,7 @@ def _frame_attention(
     both = past * 0 + column
     cached = (row * kv_heads + kv_head).to(tl.int64) * length * head_dim + past * head_dim + column
     known = (past < position) & (column < half)
-    # Earlier positions were written by the previous pass at the latest.
+    # The previous pass or an earlier one has written these positions.
     past_1 = tl.load(keys + cached, mask=known, other=0.0, cache_modifier=".cg").to(tl.float32)
     past_2 = tl.load(keys + cached + half, mask=known, other=0.0, cache_modifier=".cg").to(tl.float32)
     values_1 = tl.load(values + cached, mask=known, other=0.0, cache_modifier=".cg").to(tl.float32)
@@ -74,7 +74,7 @@ def _frame_start_attention(
     qkv, q_weight, k_weight, cos, sin, keys, values, out, num_rows, eps,
     heads: tl.constexpr, kv_heads: tl.constexpr, head_dim: tl.constexpr, length: tl.constexpr, pdl: tl.constexpr,
 ):  # fmt: skip
-    """`_frame_attention` for positions 0 and 1 at once: row `rows + r` is position 1 of row `r`."""
+    """Run `_frame_attention` for positions 0 and 1 together. Row `rows + r` is position 1 of row `r`."""
     wait_for_predecessor(pdl)
     row, head = tl.program_id(0), tl.program_id(1)
     group: tl.constexpr = heads // kv_heads
@@ -109,10 +109,10 @@ def _frame_start_attention(
 
 def attend_frame(qkv: Tensor, norms: HeadNorms, heads: Heads, caches: tuple[Tensor, Tensor], position: int,
                  out: Tensor, *, pdl: bool = False) -> None:  # fmt: skip
-    """Attention over one frame's few positions, of which `position` is new.
+    """Attend from the new `position` of each row to all positions of its frame so far.
 
-    `caches`: keys and values [rows, kv_heads, length, head_dim] with room for `position`;
-    `out` [rows, heads * head_dim].
+    `caches` are keys and values [rows, kv_heads, length, head_dim] with room for `position`. `out` is [rows, heads *
+    head_dim].
     """
     keys, values = caches
     _frame_attention[(qkv.shape[0], heads.query)](
@@ -124,7 +124,7 @@ def attend_frame(qkv: Tensor, norms: HeadNorms, heads: Heads, caches: tuple[Tens
 
 def attend_frame_start(qkv: Tensor, norms: HeadNorms, heads: Heads, caches: tuple[Tensor, Tensor], out: Tensor, *,
                        pdl: bool = False) -> None:  # fmt: skip
-    """Positions 0 and 1 of frames in one pass: the first half of the rows of `qkv` and `out`, and the second."""
+    """Attend for positions 0 and 1 of frames in one pass: the first and the second half of the rows."""
     keys, values = caches
     num_rows = qkv.shape[0] // 2
     _frame_start_attention[(num_rows, heads.key)](

@@ -1,8 +1,8 @@
-"""Few rows times a weight matrix: the weights are read once, at full bandwidth, and everything around them is fused.
+"""Product of a few rows with a weight matrix, fused with surrounding operations. Reads the weights once.
 
-Three forms cover a decoder layer. All may divide by the root mean square of their input: RMSNorm's weight is folded
-into the matrix, and `1 / rms` is a factor of the whole row, so it is applied after the product. The sums of squares
-come from the kernel that wrote the row: each of its programs leaves the sum over its columns.
+Three forms cover a decoder layer. Each form can divide by the root mean square of its input. RMSNorm's weight is folded
+into the matrix. `1 / rms` is a factor of the whole row and is applied after the product. The sums of squares come from
+the kernel that wrote the row. Each of its programs stores the sum over its columns.
 """
 
 from dataclasses import dataclass
@@ -16,32 +16,32 @@ from deployments.gpu.launch import prefetch_to_l2, shared_bytes, wait_for_predec
 from deployments.talker.kernels.tiles import SHARED_ROWS, Form, Tile, tile_for
 
 _MAX_BLOCK_M = 128
-_MAX_PARTS = 1024  # of a row, whose sums of squares are stored together
+_MAX_PARTS = 1024  # maximum number of partial sums of squares per row
 
 
 @dataclass(slots=True)
 class Activations:
-    """Activations [rows, width] and the partial sums of their squares [parts, max rows] float32."""
+    """Activations [rows, width], with partial sums of their squares [parts, max rows] float32."""
 
     values: Tensor
     squares: Tensor
     parts: int
 
 
-# `matmul` launches one of three kernels, whose parameters are the same:
+# `matmul` launches one of three kernels with equal parameters:
 #
-#   x, weight, bias, residual, out   as in `matmul`; None leaves out what it is for, at compile time
-#   squares, parts                   partial sums of the squares of x, and how many there are; None: x is not normalised
-#   squares_out                      where each program leaves the sum over its columns; None without `leave_squares`
-#   num_rows, parts_stride           of x; floats from one partial sum to the next, in both buffers of squares
+#   x, weight, bias, residual, out   as in `matmul`; None omits the operation at compile time
+#   squares, parts                   partial sums of the squares of x, and their number; None: x is not normalized
+#   squares_out                      receives each program's sum over its columns; None without `leave_squares`
+#   num_rows, parts_stride           rows of x; stride between partial sums in both buffers of squares
 #   n_size, k_size                   columns of the output, and depth
 #   eps, gated, pdl                  as in `Product`
-#   block_m, block_n, block_k        as in `Tile`, but `block_m` is decided; also stages, chains and warps
+#   block_m, block_n, block_k        as in `Tile`, with the final `block_m`; also stages, chains and warps
 
 
 @triton.jit
 def _load_squares(squares, parts_stride, m, parts: tl.constexpr):
-    """The partial sums of squares [parts, block_m]: asked for before the product, added up after it."""
+    """Load the partial sums of squares [parts, block_m] before the product, to sum them after the product."""
     part = tl.arange(0, triton.next_power_of_2(parts))
     return tl.load(squares + part[:, None] * parts_stride + m[None, :], mask=part[:, None] < parts, other=0.0)
 
@@ -53,13 +53,13 @@ def _silu(x):
 
 @triton.jit
 def _prefetched_residual(residual, place, inside):
-    """Rows that were complete before the predecessor began: see launch.py."""
+    """Load residual rows early. The rows were complete before the predecessor started, see launch.py."""
     return tl.load(residual + place, mask=inside, other=0.0, cache_modifier=".cg").to(tl.float32)
 
 
 @triton.jit
 def _grid(num_rows, n_size: tl.constexpr, block_m: tl.constexpr, block_n: tl.constexpr):
-    """A program's columns, its rows, and where they meet: which places exist, and where in the output they are."""
+    """Return a program's columns and rows, the mask of its output, and its output offsets."""
     n = tl.program_id(0) * block_n + tl.arange(0, block_n)
     m = tl.program_id(1) * block_m + tl.arange(0, block_m)
     return n, m, m[:, None] < num_rows, m[:, None] * n_size + n[None, :]
@@ -70,7 +70,7 @@ def _finish(
     total, up, partial, bias, added, out, squares_out, n, m, inside, place, parts_stride, eps,
     k_size: tl.constexpr, gated: tl.constexpr,
 ):  # fmt: skip
-    """All work after the product [block_m, block_n], and the sums of squares of the stored values."""
+    """Run all operations after the product [block_m, block_n], and store the sums of squares of the results."""
     if partial is not None:
         scale = tl.rsqrt(tl.sum(partial, axis=0) / k_size + eps)[:, None]
         total *= scale
@@ -90,7 +90,7 @@ def _finish(
 
 @triton.jit
 def _link(x_tile, w_tile, inside, acc, up, up_from: tl.constexpr, gated: tl.constexpr):
-    """One more part of the depth of one chain of sums, and of the second half's where there is one."""
+    """Add one part of the depth to a chain of sums, and to the sums of the second half if gated."""
     values = tl.load(x_tile, mask=inside, other=0.0)
     acc = tl.dot(values, tl.load(w_tile), acc, input_precision="ieee")
     if gated:
@@ -104,7 +104,7 @@ def pipelined_matmul(
     n_size: tl.constexpr, k_size: tl.constexpr, parts: tl.constexpr, gated: tl.constexpr, pdl: tl.constexpr,
     block_m: tl.constexpr, block_n: tl.constexpr, block_k: tl.constexpr, stages: tl.constexpr, chains: tl.constexpr,
 ):  # fmt: skip
-    """`Form.PIPELINED`. A sum waits tens of cycles for the one before: 1, 2 or 4 chains take turns."""
+    """Compute `Form.PIPELINED`. Each sum waits tens of cycles for the previous one, so 1, 2 or 4 chains alternate."""
     n, m, inside, place = _grid(num_rows, n_size, block_m, block_n)
     part_k: tl.constexpr = block_k // chains
     up_from: tl.constexpr = n_size * k_size
@@ -146,7 +146,7 @@ def split_matmul(
     n_size: tl.constexpr, k_size: tl.constexpr, parts: tl.constexpr, gated: tl.constexpr, pdl: tl.constexpr,
     block_m: tl.constexpr, block_n: tl.constexpr, block_k: tl.constexpr, stages: tl.constexpr, chains: tl.constexpr,
 ):  # fmt: skip
-    """`Form.SPLIT`. The product is batched, with one part of the depth for each of the `warps`."""
+    """Compute `Form.SPLIT` as a batched product, with one part of the depth for each of the `warps`."""
     n, m, inside, place = _grid(num_rows, n_size, block_m, block_n)
     k = tl.arange(0, block_k)
     depth: tl.constexpr = k_size // warps
@@ -154,7 +154,7 @@ def split_matmul(
     chunks: tl.constexpr = depth // block_k
     matrices: tl.constexpr = 2 if gated else 1
     w_tile = weight + first + n[None, :, None] * k_size + k[None, None, :]
-    if pdl and chunks > 1:  # one chunk is waited for before the next is asked for
+    if pdl and chunks > 1:  # otherwise each load would wait for the previous one
         slab: tl.constexpr = block_n * k_size * weight.dtype.element_ty.primitive_bitwidth // 8
         start = weight + tl.program_id(0).to(tl.int64) * block_n * k_size
         prefetch_to_l2(start, slab)
@@ -187,7 +187,7 @@ def split_matmul(
 
 @triton.jit
 def _weighted(inputs, weights, chunks: tl.constexpr, first: tl.constexpr, stride: tl.constexpr):
-    """Sums over k of one row times the chunks `first`, `first + stride`, ... of `weights`: [block_n] float32."""
+    """Return one row's products with the chunks `first`, `first + stride`, ... of `weights`, [block_n] float32."""
     acc = inputs[0].to(tl.float32) * weights[first].to(tl.float32)
     for chunk in tl.static_range(1, chunks):
         acc += inputs[chunk].to(tl.float32) * weights[first + chunk * stride].to(tl.float32)
@@ -200,7 +200,7 @@ def vector_matmul(
     n_size: tl.constexpr, k_size: tl.constexpr, parts: tl.constexpr, gated: tl.constexpr, pdl: tl.constexpr,
     block_m: tl.constexpr, block_n: tl.constexpr, block_k: tl.constexpr, stages: tl.constexpr, chains: tl.constexpr,
 ):  # fmt: skip
-    """`Form.VECTOR`. `block_m` is the number of rows."""
+    """Compute `Form.VECTOR`. `block_m` is the number of rows."""
     n = tl.program_id(0) * block_n + tl.arange(0, block_n)
     k = tl.arange(0, block_k)
     chunks: tl.constexpr = k_size // block_k
@@ -220,7 +220,7 @@ def vector_matmul(
     for row in tl.static_range(block_m):
         if squares is not None:
             partial = tl.load(squares + part * parts_stride + row, mask=part < parts, other=0.0)
-        # The row is repeated for every column: loaded in the weights' own layout it needs no exchange.
+        # The row is repeated for each column, because loading it in the layout of the weights avoids an exchange.
         repeated = x + row * k_size + n[:, None] * 0 + k[None, :]
         inputs = ()
         for chunk in tl.static_range(chunks):
@@ -271,29 +271,28 @@ def _normalise(x, squares, weight, out, parts_stride, eps, parts: tl.constexpr, 
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """The operations around `x @ weight.T`, in this order: `/ rms(x)`, the gate, the bias, the residual."""
+    """Operations of a product besides `x @ weight.T`, in order: `/ rms(x)`, the gate, the bias, the residual."""
 
-    eps: float | None = None  # normalise the input rows, whose norm weight is folded into the matrix
-    gated: bool = False  # weight [2 * n, k]: silu of the first half's product times the second's
+    eps: float | None = None  # normalizes the input rows; the norm weight is folded into the matrix
+    gated: bool = False  # weight [2 * n, k]: silu of the first half's product times the second half's product
     pdl: bool = False
 
 
 def matmul(x: Activations | Tensor, weight: Tensor, out: Activations, product: Product, *,
            bias: Tensor | None = None, residual: Tensor | None = None, leave_squares: bool = False,
            tile: Tile | None = None) -> None:  # fmt: skip
-    """Fill `out.values` [rows, n]. With `leave_squares` fill `out.squares` and set `out.parts` too, for a product that
-    normalises `out`.
+    """Fill `out.values` [rows, n]. With `leave_squares`, also fill `out.squares` for a product that normalizes `out`.
 
-    `weight` is [n, k] as in nn.Linear ([2n, k] where gated), `x` [rows, k]; sums are float32. A product that normalises
-    needs `x` with its squares. With `product.pdl` the kernel launched just before this one must not be the one that
-    wrote `residual`. `tile` is by default the one that `tile_for` chooses.
+    `weight` is [n, k] as in nn.Linear ([2n, k] if gated), and `x` is [rows, k]. Sums are float32. A product that
+    normalizes requires `x` with its squares. With `product.pdl`, the kernel launched directly before this one must not
+    be the one that wrote `residual`. `tile` defaults to the choice of `tile_for`.
     """
     values = x if isinstance(x, Tensor) else x.values
     squares, parts, parts_stride = None, 1, out.squares.stride(0)
     if product.eps is not None:
-        assert isinstance(x, Activations), "a product that normalises needs the squares of its rows"
+        assert isinstance(x, Activations), "a product that normalizes needs the squares of its rows"
         squares, parts, parts_stride = x.squares, x.parts, x.squares.stride(0)
-        assert parts_stride == out.squares.stride(0) or not leave_squares, "one stride serves both buffers of squares"
+        assert parts_stride == out.squares.stride(0) or not leave_squares, "both buffers of squares share one stride"
     num_rows, k_size = values.shape
     n_size = weight.shape[0] // (2 if product.gated else 1)
     tile = tile or tile_for(n_size, k_size, gated=product.gated, num_rows=num_rows)
@@ -302,7 +301,7 @@ def matmul(x: Activations | Tensor, weight: Tensor, out: Activations, product: P
         block_m = num_rows
     elif block_m < SHARED_ROWS:
         block_m = max(block_m, triton.next_power_of_2(num_rows))
-    # `num_warps` and `launch_pdl` are Triton's, for the launch; the kernel itself reads `warps` and `pdl`.
+    # Triton's launch reads `num_warps` and `launch_pdl`. The kernel reads `warps` and `pdl`.
     _KERNELS[tile.form][(n_size // tile.block_n, triton.cdiv(num_rows, block_m))](
         values, weight, bias, squares, residual, out.values,
         out.squares if leave_squares else None, num_rows, parts_stride, product.eps or 0.0,
@@ -316,14 +315,14 @@ def matmul(x: Activations | Tensor, weight: Tensor, out: Activations, product: P
 
 
 def _stages(tile: Tile, block_m: int, x: Tensor, *, gated: bool) -> int:
-    """How deep a pipeline is. Its depth changes no sum. A stage has a part of the rows and of each matrix."""
+    """Return the depth of the pipeline, which affects no sums. A stage holds parts of the rows and of each matrix."""
     stage_bytes = (block_m + (2 if gated else 1) * tile.block_n) * tile.block_k * x.element_size()
     room = shared_bytes(x.device)
     return min(tile.stages, room // stage_bytes) if room and tile.form is Form.PIPELINED else tile.stages
 
 
 def measure_squares(x: Activations, *, pdl: bool = False) -> None:
-    """Fill `x.squares` for rows that no product wrote."""
+    """Fill `x.squares` for rows that were not written by a product."""
     num_rows, width = x.values.shape
     _row_squares[(num_rows,)](
         x.values, x.squares, width=width, block=triton.next_power_of_2(width), pdl=pdl, launch_pdl=pdl
@@ -332,7 +331,7 @@ def measure_squares(x: Activations, *, pdl: bool = False) -> None:
 
 
 def normalise(x: Activations, weight: Tensor, out: Tensor, eps: float, *, pdl: bool = False) -> None:
-    """RMSNorm of rows whose squares are summed: out [rows, width] = x / rms(x) * weight, float32 inside."""
+    """Apply RMSNorm to rows with squares: out [rows, width] = x / rms(x) * weight, computed in float32."""
     num_rows, width = x.values.shape
     _normalise[(num_rows,)](
         x.values, x.squares, weight, out, x.squares.stride(0), eps, parts=x.parts, width=width,
@@ -341,7 +340,7 @@ def normalise(x: Activations, weight: Tensor, out: Tensor, eps: float, *, pdl: b
 
 
 def like_rows(num_rows: int, width: int, like: Tensor) -> Activations:
-    """Uninitialised rows of the type and device of `like`."""
+    """Allocate uninitialized rows with the dtype and device of `like`."""
     squares = torch.empty(
         (_MAX_PARTS, max(_MAX_BLOCK_M, triton.next_power_of_2(num_rows))), dtype=torch.float32, device=like.device
     )

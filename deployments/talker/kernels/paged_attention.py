@@ -1,7 +1,7 @@
-"""Attention of one new position per row over its paged context: QK-norm, RoPE, the cache write, the softmax.
+"""Attention of one new position per row over its paged context, with QK-norm, RoPE, cache write and softmax.
 
-The new position's key and value are taken from the QKV product, not from the cache, so nothing waits for the write.
-The backend, our kernel or flash-attn's, is chosen once, when the engine starts. Prompts have a kernel of their own.
+The kernel reads the new position's key and value from the QKV product instead of the cache, so it does not wait for the
+write. The backend, this kernel or flash-attn, is selected once at the engine's start. Prompts have a separate kernel.
 """
 
 import importlib.util
@@ -20,10 +20,10 @@ from deployments.talker.state.batch_state import Context
 
 logger = logging.getLogger(__name__)
 
-_FLASH_PAGE = 256  # rows that a page of flash-attn's paged kernel is a multiple of
-MIN_BLOCK = 16  # positions: the tensor cores' smallest product
-_MAX_TILE = 64  # positions of a paged context that one iteration covers
-# Of prompts: rows of a program, and rows whose scores are in registers at a time.
+_FLASH_PAGE = 256  # flash-attn's paged kernel requires pages of a multiple of this number of rows
+MIN_BLOCK = 16  # positions in the smallest product of tensor cores
+_MAX_TILE = 64  # positions of a paged context per iteration
+# For prompts: rows per program, and rows whose scores are in registers at a time
 _QUERIES, _KEYS = 16, 128
 
 
@@ -32,7 +32,7 @@ def _load_context(
     keys, values, table, start, end, head,
     kv_heads: tl.constexpr, head_dim: tl.constexpr, block_size: tl.constexpr, tile: tl.constexpr,
 ):  # fmt: skip
-    """Keys [tile, head_dim / 2] twice and values [tile, head_dim] of positions from `start` on, zero from `end` on."""
+    """Load keys 2 x [tile, head_dim / 2] and values [tile, head_dim] from position `start`, zero from `end` on."""
     half: tl.constexpr = head_dim // 2
     offset = tl.arange(0, tile)[:, None]
     inside = start + offset < end
@@ -48,7 +48,7 @@ def _load_context(
 
 @triton.jit
 def _fold(q_1, q_2, k_1, k_2, value, inside, top, total, acc, scale: tl.constexpr):
-    """One more tile of a softmax whose maximum, sum and weighted values so far are `top`, `total` and `acc`."""
+    """Add one tile to an online softmax with maximum `top`, sum `total` and weighted values `acc`."""
     scores = tl.dot(q_1, k_1.T, input_precision="ieee")
     scores = tl.dot(q_2, k_2.T, scores, input_precision="ieee") * scale
     scores = tl.where(inside[None, :], scores, float("-inf"))
@@ -66,10 +66,10 @@ def _paged_attention(
     heads: tl.constexpr, kv_heads: tl.constexpr, head_dim: tl.constexpr, block_size: tl.constexpr,
     tile: tl.constexpr, splits: tl.constexpr, stages: tl.constexpr, pdl: tl.constexpr,
 ):  # fmt: skip
-    """One program per (row, kv head, split of the context). Caches [slots, kv_heads, head_dim].
+    """Run one program per (row, kv head, split of the context). Caches are [slots, kv_heads, head_dim].
 
-    The last program of a row's head merges, always in the order of the splits, so that the sum does not depend on which
-    program is last.
+    The last program of a row's head merges all splits in a fixed order, so the result does not depend on the order of
+    the programs.
     """
     row, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     group: tl.constexpr = heads // kv_heads
@@ -80,7 +80,7 @@ def _paged_attention(
     column = tl.arange(0, half)[None, :]
     wide = tl.arange(0, head_dim)[None, :]
     in_tile = tl.arange(0, tile)
-    # Places and earlier positions were written before the predecessor began: the first tile is under way at once.
+    # Block tables and earlier positions were written before the predecessor started, so the first tile loads early.
     position = tl.load(positions + row, cache_modifier=".cg")
     known = tl.load(lengths + row, cache_modifier=".cg") - 1
     share = tl.cdiv(tl.cdiv(known, tile), splits) * tile
@@ -92,7 +92,7 @@ def _paged_attention(
     wq_1, wq_2 = tl.load(q_weight + column).to(tl.float32), tl.load(q_weight + half + column).to(tl.float32)
     wait_for_predecessor(pdl)
     qkv_row = qkv + row.to(tl.int64) * (heads + 2 * kv_heads) * head_dim
-    # Queries padded to the tensor cores' 16 rows: members past the group repeat its last one and are never stored.
+    # Queries are padded to the tensor cores' 16 rows. Rows after the group repeat its last one and are never stored.
     member = tl.minimum(tl.arange(0, padded), group - 1)[:, None] + head * group
     q_1 = tl.load(qkv_row + member * head_dim + column).to(tl.float32)
     q_2 = tl.load(qkv_row + member * head_dim + half + column).to(tl.float32)
@@ -149,7 +149,7 @@ def _paged_attention(
 
 
 def splits_for(num_rows: int) -> int:
-    """Number of programs into which a row's context is split: enough to fill the GPU at eight heads a row."""
+    """Return the number of programs per row's context that fills a GPU with eight heads per row."""
     wanted: int = triton.next_power_of_2(64 // max(1, num_rows))
     return max(1, min(8, wanted))
 
@@ -159,7 +159,7 @@ def _prepare_rows(
     qkv, q_weight, k_weight, cos, sin, keys, values, positions, slot_mapping, queries, eps,
     heads: tl.constexpr, kv_heads: tl.constexpr, head_dim: tl.constexpr, pdl: tl.constexpr,
 ):  # fmt: skip
-    """One program per (row, kv head): queries for a foreign attention kernel, key and value to their slot."""
+    """Run one program per (row, kv head): write queries for another kernel, and key and value to the cache."""
     wait_for_predecessor(pdl)
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     group: tl.constexpr = heads // kv_heads
@@ -182,7 +182,7 @@ def _prepare_rows(
 
 def prepare_rows(qkv: Tensor, norms: HeadNorms, heads: Heads, caches: tuple[Tensor, Tensor], context: Context,
                  queries: Tensor, *, pdl: bool = False) -> None:  # fmt: skip
-    """Everything of `TritonAttention` but the attention: fill `queries` [rows, heads, head_dim] and the new slots."""
+    """Run `TritonAttention` without the attention: fill `queries` [rows, heads, head_dim] and the new cache slots."""
     keys, values = caches
     _prepare_rows[(qkv.shape[0], heads.key)](
         qkv, norms.query, norms.key, norms.cos, norms.sin, keys, values, context.positions, context.slot_mapping,
@@ -192,27 +192,27 @@ def prepare_rows(qkv: Tensor, norms: HeadNorms, heads: Heads, caches: tuple[Tens
 
 
 class PagedBackend(Protocol):
-    """Attention of one new position per row, from the rows of the QKV product on."""
+    """Attention backend for one new position per row. Its input is the QKV product."""
 
     name: str
 
     def __call__(self, qkv: Tensor, norms: HeadNorms, caches: tuple[Tensor, Tensor], context: Context) -> Tensor:
-        """Write the rows' keys and values [slots, kv_heads, head_dim]; returns [rows, heads * head_dim]."""
+        """Write the rows' keys and values [slots, kv_heads, head_dim]. Returns [rows, heads * head_dim]."""
         ...
 
 
 class TritonAttention:
-    """One kernel for everything: it reads the block tables and splits long contexts."""
+    """Backend with a single kernel, which reads the block tables and splits long contexts."""
 
     name = "triton"
 
     def __init__(self, heads: Heads, *, block_size: int, pdl: bool) -> None:
-        """`block_size`: a multiple of MIN_BLOCK."""
+        """Create a backend. `block_size` must be a multiple of MIN_BLOCK."""
         self.heads, self.block_size, self.pdl = heads, block_size, pdl
         self._buffers: dict[int, tuple[Tensor, Tensor, Tensor, Tensor]] = {}  # by rows
 
     def __call__(self, qkv: Tensor, norms: HeadNorms, caches: tuple[Tensor, Tensor], context: Context) -> Tensor:
-        """The result is valid until the next call with as many rows."""
+        """Attend. The result is valid until the next call with the same number of rows."""
         num_rows, heads, (keys, values) = len(qkv), self.heads, caches
         if num_rows not in self._buffers:
             self._buffers[num_rows] = self._allocate(qkv)
@@ -228,7 +228,7 @@ class TritonAttention:
         return out
 
     def _allocate(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Partial results of a split context's programs for the one that merges, how many have come; the result."""
+        """Allocate partial results of splits, the counters of finished splits, and the result."""
         num_rows, heads, splits, device = len(qkv), self.heads, splits_for(len(qkv)), qkv.device
         parts = torch.empty((num_rows, splits, heads.query, heads.dim), dtype=torch.float32, device=device)
         statistics = torch.empty((num_rows, splits, heads.query, 2), dtype=torch.float32, device=device)
@@ -237,7 +237,7 @@ class TritonAttention:
 
 
 class FlashAttention:
-    """Our kernel up to the cache write, then flash-attn's paged decode."""
+    """Backend that writes the cache with a Triton kernel, and runs flash-attn's paged decode."""
 
     name = "flash_attn"
 
@@ -263,12 +263,12 @@ class FlashAttention:
 def choose_attention(
     setting: str, heads: Heads, *, block_size: int, dtype: torch.dtype, pdl: bool = True
 ) -> PagedBackend:
-    """`setting`: "triton", "flash_attn" or "auto", which is our own: it measures as fast or faster.
+    """Return the backend for `setting`: "triton", "flash_attn" or "auto". "auto" is "triton", which is not slower.
 
-    Raises ValueError, with the reason, if flash-attn is demanded and cannot be used, or no kernel supports the blocks.
+    Raises ValueError with the reason if flash-attn is requested and not usable, or if the block size is not supported.
     """
     if block_size % MIN_BLOCK:
-        raise ValueError(f"KV blocks hold a multiple of {MIN_BLOCK} positions on a GPU, not {block_size}")
+        raise ValueError(f"KV blocks on a GPU must hold a multiple of {MIN_BLOCK} positions, not {block_size}")
     if setting != "flash_attn":
         logger.info("attention backend: triton")
         return TritonAttention(heads, block_size=block_size, pdl=pdl)
@@ -280,13 +280,13 @@ def choose_attention(
 
 
 def _why_not_flash(block_size: int, dtype: torch.dtype) -> str | None:
-    """The reason why flash-attn cannot be used, None if it can."""
+    """Return the reason why flash-attn cannot be used, or None."""
     if importlib.util.find_spec("flash_attn") is None:
         return "flash-attn is not installed"
     if block_size % _FLASH_PAGE:
-        return f"flash-attn needs KV blocks of a multiple of {_FLASH_PAGE} positions, they have {block_size}"
+        return f"flash-attn needs KV blocks of a multiple of {_FLASH_PAGE} positions, but they have {block_size}"
     if dtype not in (torch.bfloat16, torch.float16):
-        return f"flash-attn computes in half precision, the model is {dtype}"
+        return f"flash-attn supports half precision, but the model is {dtype}"
     return None
 
 
@@ -296,9 +296,9 @@ def _prompt_attention(
     heads: tl.constexpr, kv_heads: tl.constexpr, head_dim: tl.constexpr, block: tl.constexpr, tile: tl.constexpr,
     tiles: tl.constexpr, pdl: tl.constexpr,
 ):  # fmt: skip
-    """One program per head and `block` queries. Caches [slots, kv_heads, head_dim].
+    """Run one program per head and `block` queries. Caches are [slots, kv_heads, head_dim].
 
-    Each row sees the rows of its own sequence up to itself, in the order of their positions.
+    Each row attends to the rows of its own sequence up to itself, in order of their positions.
     """
     wait_for_predecessor(pdl)
     head = tl.program_id(0)
@@ -329,16 +329,16 @@ def _prompt_attention(
         fade = tl.exp(top - higher)
         acc = tl.dot(weights.to(value.dtype), value, acc * fade[:, None], input_precision="ieee")
         top, total = higher, total * fade + tl.sum(weights, axis=1)
-    total = tl.where(is_mine, total, 1.0)  # a padding row sees no row
+    total = tl.where(is_mine, total, 1.0)  # a padding row attends to nothing
     tl.store(out + place, (acc / total[:, None]).to(out.dtype.element_ty), mask=is_mine[:, None])
 
 
 @dataclass(slots=True)
 class PromptAttention:
-    """The attention backend of a pass whose rows begin at their sequences' position 0."""
+    """Attention backend of a pass in which each sequence starts at position 0."""
 
     heads: Heads
-    owners: Tensor  # [rows] int32 or int64: rows of one sequence have one owner
+    owners: Tensor  # [rows] int32 or int64: equal for rows of the same sequence
     pdl: bool
 
     name = "prompt"
@@ -354,7 +354,7 @@ class PromptAttention:
 
 def attend_prompt(queries: Tensor, caches: tuple[Tensor, Tensor], context: Context, owners: Tensor, heads: Heads,
                   out: Tensor, *, pdl: bool = False) -> None:  # fmt: skip
-    """Queries [rows, heads, head_dim] over keys and values at the rows' own slots -> out [rows, heads * head_dim]."""
+    """Attend with queries [rows, heads, head_dim] to the rows' own slots. `out` is [rows, heads * head_dim]."""
     num_rows = len(queries)
     keys, values = caches
     tile = min(_KEYS, max(_QUERIES, triton.next_power_of_2(num_rows)))

@@ -1,4 +1,4 @@
-"""From the rows of a QKV product to queries and keys: normalised by head, and rotated by position.
+"""Normalization per head, and rotation by position, of queries and keys from rows of a QKV product.
 
 Rows are [rows, (heads + 2 * kv_heads) * head_dim].
 """
@@ -12,7 +12,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class HeadNorms:
-    """Weights and rotations that turn raw queries and keys into the compared ones."""
+    """Norm weights and rotary tables for queries and keys."""
 
     query: Tensor  # [head_dim] weight of the queries' RMSNorm
     key: Tensor  # [head_dim]
@@ -23,7 +23,7 @@ class HeadNorms:
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """How many heads share how many keys."""
+    """Numbers of query heads and key heads, and their dimension."""
 
     query: int
     key: int
@@ -32,7 +32,7 @@ class Heads:
 
 @triton.jit
 def rotated(first, second, weight_1, weight_2, cos, sin, eps, head_dim: tl.constexpr):
-    """RMSNorm and rotate-half of two tensors [..., head_dim / 2], in float32."""
+    """Apply RMSNorm and rotate-half to the two halves [..., head_dim / 2] of heads, in float32."""
     scale = tl.rsqrt((tl.sum(first * first, axis=1) + tl.sum(second * second, axis=1)) / head_dim + eps)[:, None]
     first, second = first * scale * weight_1, second * scale * weight_2
     return first * cos - second * sin, second * cos + first * sin
@@ -43,7 +43,7 @@ def new_position(
     qkv, q_weight, k_weight, cos, sin, position, head, eps,
     heads: tl.constexpr, kv_heads: tl.constexpr, head_dim: tl.constexpr, dtype: tl.constexpr,
 ):  # fmt: skip
-    """Queries [group, half] twice, key [1, half] twice and value [1, head_dim] of a row, float32 rounded to `dtype`."""
+    """Return a row's queries 2 x [group, half], key 2 x [1, half] and value [1, head_dim], rounded to `dtype`."""
     group: tl.constexpr = heads // kv_heads
     half: tl.constexpr = head_dim // 2
     column = tl.arange(0, half)[None, :]

@@ -1,4 +1,4 @@
-"""Where in its text each row reads: the alignment head's attention, summed over the text's positions."""
+"""Position in its text that each row reads: the alignment head's attention, summed over the text's positions."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from deployments.talker.kernels.qkv import HeadNorms, Heads, rotated
 from deployments.talker.state.batch_state import BatchState, Columns, Context
 
 _TEXT_START, _NUM_TEXT = tl.constexpr(Columns.TEXT_START), tl.constexpr(Columns.NUM_TEXT)
-_TILE = 64  # positions of a context that one iteration covers
+_TILE = 64  # positions of a context per iteration
 
 
 @triton.jit
@@ -20,7 +20,7 @@ def _read_text(
     head: tl.constexpr, heads: tl.constexpr, kv_heads: tl.constexpr, head_dim: tl.constexpr,
     block_size: tl.constexpr, tile: tl.constexpr, pdl: tl.constexpr,
 ):  # fmt: skip
-    """One program per row, after the attention that wrote the row's key. A row without text costs its launch."""
+    """Run one program per row after the attention that wrote the row's key. Rows without text exit early."""
     wait_for_predecessor(pdl)
     index = tl.program_id(0)
     source = packed + tl.load(rows + index) * packed_width
@@ -64,10 +64,10 @@ def _read_text(
 
 @dataclass(frozen=True, slots=True)
 class AlignmentReader:
-    """Reads the text of a batch's rows with one head of one layer."""
+    """Reader of text positions for a batch, from one attention head of one layer."""
 
     layer: int
-    head: int  # of the layer's query heads
+    head: int  # index among the layer's query heads
     heads: Heads
     state: BatchState
     rows: Tensor  # [batch] int64: rows of the state
@@ -75,7 +75,7 @@ class AlignmentReader:
     pdl: bool
 
     def read(self, qkv: Tensor, norms: HeadNorms, keys: Tensor, context: Context) -> None:
-        """`qkv` [rows, ...] is the layer's product, `keys` [slots, kv_heads, head_dim] its cache with the new keys."""
+        """Read from the layer's product `qkv` [rows, ...] and its cache `keys` [slots, kv_heads, head_dim]."""
         packed, tables = self.state.packed, context.block_tables
         _read_text[(len(qkv),)](
             self.rows, packed, qkv, norms.query, norms.cos, norms.sin, keys, context.positions, tables,

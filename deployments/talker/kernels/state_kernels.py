@@ -1,4 +1,4 @@
-"""Kernels between the state of a batch, which is stored by row, and other kernels, which use the index in the batch."""
+"""Kernels that convert between the batch state, indexed by row, and the inputs of other kernels, by batch index."""
 
 from dataclasses import dataclass
 
@@ -88,23 +88,23 @@ def _settle(rows, packed, hidden, out, packed_width, scratch_row, width: tl.cons
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """The state that the first half of a step reads of the rows of a batch, by index."""
+    """State of a batch's rows for the first half of a step, by batch index."""
 
     hidden: Tensor  # [batch, hidden]
     seeds: Tensor  # [batch] int64
     frames: Tensor  # [batch] int64
     penalty: Tensor  # [batch, 1] float32
     ignore_eos: Tensor  # [batch] bool
-    sound: Tensor  # [batch, 1] bool: the hidden state is finite
+    sound: Tensor  # [batch, 1] bool: whether the hidden state is finite
     talker_options: BatchOptions
     predictor_options: BatchOptions
 
 
 class StateKernels:
-    """Gathers from and scatters to one state; owns the gathered tensors. Results are valid until the next call."""
+    """Gather and scatter kernels for one state, with their buffers. Results are valid until the next call."""
 
     def __init__(self, state: BatchState, text: Tensor, *, padding: int, num_rows: int) -> None:
-        """A batch has at most `num_rows` rows."""
+        """Allocate buffers for batches of at most `num_rows` rows."""
         self.state, self.text, self.padding = state, text, padding
         device = state.hidden.device
         self._hidden = torch.zeros((num_rows, state.hidden.shape[1]), dtype=state.hidden.dtype, device=device)
@@ -117,7 +117,7 @@ class StateKernels:
         self._tables = torch.zeros((num_rows, state.size.blocks), dtype=torch.int32, device=device)
 
     def gather(self, rows: Tensor) -> Gathered:
-        """The state of rows [batch] int64, as far as sampling needs it."""
+        """Return the state that sampling needs for rows [batch] int64."""
         state, count = self.state, len(rows)
         width = state.hidden.shape[1]
         _gather[(count,)](
@@ -137,14 +137,14 @@ class StateKernels:
         )
 
     def deliver(self, codes: Tensor, sound: Tensor, out: Tensor, *, not_finite: int) -> None:
-        """Codes [batch, groups] into the first rows of `out`; all are `not_finite` where the state is not `sound`."""
+        """Copy codes [batch, groups] to the first rows of `out`, or `not_finite` for rows that are not `sound`."""
         count, groups = codes.shape
         _deliver[(count,)](
             codes, sound.view(torch.int8), out, not_finite, groups=groups, block=triton.next_power_of_2(groups)
         )
 
     def feed(self, rows: Tensor, sums: Tensor) -> tuple[Tensor, Context]:
-        """The talker's next input rows from the sums of frames' embeddings [batch, hidden], and their positions."""
+        """Return the talker's next input rows from embedding sums [batch, hidden], and their positions."""
         state, count = self.state, len(rows)
         width, blocks = sums.shape[1], state.size.blocks
         _feed[(count,)](
@@ -157,7 +157,7 @@ class StateKernels:
         return self._inputs[:count], Context(*(each[:count] for each in places))
 
     def settle(self, rows: Tensor, hidden: Tensor) -> None:
-        """Store the talker's output [batch, hidden] as the hidden state of `rows`, and count a frame more for each."""
+        """Store the talker's output [batch, hidden] as the hidden state of `rows`, and count a frame for each."""
         state, width = self.state, hidden.shape[1]
         _settle[(len(rows),)](
             rows, state.packed, state.hidden, hidden, state.packed.stride(0), state.scratch_row, width=width,

@@ -1,49 +1,49 @@
-"""How a matrix product is split into programs: the tiles that were measured, and the choice for a product."""
+"""Tiles of matrix products: measured tiles, and selection of a tile for a product."""
 
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
-# Rows up to which plain multiply-adds beat the tensor cores' padding to 16 rows.
+# Up to this number of rows, multiply-adds are faster than the tensor cores' padding to 16 rows.
 MAX_VECTOR_ROWS = 4
-# From this number of rows on a program may cover a part of them, so that several programs share the rows.
+# From this number of rows on, a program may cover a part of the rows.
 SHARED_ROWS = 64
 
 
 class Form(StrEnum):
-    """How a program multiplies its columns."""
+    """Method with which a program multiplies its columns."""
 
-    VECTOR = "vector"  # multiply-adds, for at most MAX_VECTOR_ROWS rows; the weights wait in registers
-    SPLIT = "split"  # tensor cores, each warp a part of the depth; the weights wait in registers
-    PIPELINED = "pipelined"  # tensor cores, weights and rows streamed through shared memory
+    VECTOR = "vector"  # multiply-adds for at most MAX_VECTOR_ROWS rows; weights are loaded to registers early
+    SPLIT = "split"  # tensor cores, with a part of the depth per warp; weights are loaded to registers early
+    PIPELINED = "pipelined"  # tensor cores, with weights and rows streamed through shared memory
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """A program owns `block_n` columns and takes `block_k` of the depth at a time.
+    """Split of a product into programs of `block_n` columns, which process `block_k` of the depth at a time.
 
-    `block_n` has to divide the columns, `block_k` the depth; if it is split, a warp's part of the depth.
+    `block_n` must divide the number of columns. `block_k` must divide the depth, or with SPLIT a warp's part of it.
     """
 
     form: Form
     block_n: int
     block_k: int
     warps: int
-    stages: int = 1  # of a pipeline, at most: fewer where the GPU lacks shared memory
-    chains: int = 1  # of a pipeline: sums that do not wait for each other, each over a part of `block_k`
-    block_m: int = 16  # rows that a program on tensor cores covers at least; from SHARED_ROWS on no more either
+    stages: int = 1  # maximum depth of a pipeline; lower if the GPU lacks shared memory
+    chains: int = 1  # independent sums of a pipeline, each over a part of `block_k`
+    block_m: int = 16  # minimum number of rows per program on tensor cores; from SHARED_ROWS on also the maximum
 
 
 class ProductShape(NamedTuple):
-    """The inputs for the choice of a tile, besides the number of rows."""
+    """Shape of a product, which selects its tile together with the number of rows."""
 
     columns: int  # of the output
     depth: int
-    gated: bool  # the weight makes twice as many: see `Product`
+    gated: bool  # whether the weight has twice as many columns, see `Product`
 
 
 def tile_for(columns: int, depth: int, *, gated: bool, num_rows: int) -> Tile:
-    """The tile measured for the least number of rows that is not below `num_rows`, else one that divides the shape."""
+    """Return the tile measured for at least `num_rows` rows, or a default tile that divides the shape."""
     measured = MEASURED.get(shape := ProductShape(columns, depth, gated), {})
     fitting = [most_rows for most_rows in measured if num_rows <= most_rows]
     return measured[min(fitting)] if fitting else _default_tile(shape, num_rows)
@@ -60,15 +60,15 @@ def _default_tile(shape: ProductShape, num_rows: int) -> Tile:
 
 
 def _divisor(size: int, largest: int) -> int:
-    """The largest power of two up to `largest` that divides `size`."""
+    """Return the largest power of two up to `largest` that divides `size`."""
     return min(size & -size, largest)
 
 
 VECTOR, SPLIT, PIPELINED = Form.VECTOR, Form.SPLIT, Form.PIPELINED
-# By number of rows. Written by `python -m tools.kernels.sweep --save` on one NVIDIA H200. Set by hand, by the time of
-# whole steps and whole prompts: 8, 16, 256 and 512 rows, 32 rows (the tiles of 64), and at 128 rows those of
-# (4096, 2048) and (3072, 2048). `--save` loses these: without `--rows` the sweep clears the table, with it it replaces
-# the rows that are named. Set them again from git.
+# Tiles by number of rows, written by `python -m tools.kernels.sweep --save` on one NVIDIA H200. These were set by hand
+# from the time of whole steps and prompts: 8, 16, 256 and 512 rows, 32 rows (tiles of 64), and at 128 rows those of
+# (4096, 2048) and (3072, 2048). `--save` overwrites them: without `--rows` the sweep clears the table, and with it the
+# sweep replaces the named rows. Restore them from git.
 MEASURED: dict[ProductShape, dict[int, Tile]] = {
     ProductShape(columns=2048, depth=1024, gated=False): {
         1: Tile(VECTOR, block_n=16, block_k=256, warps=8),

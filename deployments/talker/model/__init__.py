@@ -1,1 +1,1 @@
-"""The talker's networks, with the module names of the official checkpoints."""
+"""Networks of the talker, with the module names of the official checkpoints."""

@@ -1,7 +1,7 @@
-"""The tables of the talker's input rows: the text vocabulary after its projection, and the codec's embeddings.
+"""Lookup tables for the talker's input rows: projected text embeddings, and the codec's embeddings.
 
-A row is the sum of an entry of each. A row that is not an entry (a speaker vector, the frames of a reference or of a
-resumed stream) is a *dense* row: it is placed after the codec's entries for the time of one prefill pass.
+An input row is the sum of one entry from each table. *Dense* rows are not table entries: speaker vectors, frames of a
+reference, and frames of a resumed stream. Dense rows are stored after the codec's entries during one pass.
 """
 
 import numpy as np
@@ -13,16 +13,18 @@ from deployments.talker.model.talker import Talker
 
 Ids = NDArray[np.int32]
 
-# The number of dense rows after the codec table, and so the most rows of a prefill pass.
+# Number of dense rows after the codec table, and therefore the maximum number of rows in a prefill pass
 MAX_PASS_POSITIONS = 512
-# Rows of each projection on a CPU. The number is fixed, so that a row's result does not depend on other rows.
+# Rows per projection on a CPU. The number is fixed because a row's rounding depends on the number of rows.
 _CPU_ROWS = 16
 _GPU_ROWS = 8192
 
 
 class InputTables:
-    """Both tables of one talker. A GPU projects all text at load and then drops the talker's text embedding. A CPU
-    projects each token when it first occurs.
+    """Input tables of one talker.
+
+    On a GPU, all text is projected at load, and the talker's text embedding is deleted. On a CPU, each token is
+    projected at its first occurrence.
     """
 
     def __init__(self, talker: Talker) -> None:
@@ -32,7 +34,7 @@ class InputTables:
         self.no_text, self.no_code = config.text_vocab_size, config.vocab_size
         self.first_dense = config.vocab_size + 1
         hidden = config.talker.hidden_size
-        # Not zeroed: on a CPU only the pages of tokens in use become resident.
+        # Not initialized, because on a CPU only the pages of used tokens should become resident.
         self.text = torch.empty((config.text_vocab_size + 1, hidden), dtype=self.dtype, device=self.device)
         self.codec = torch.zeros((self.first_dense + MAX_PASS_POSITIONS, hidden), dtype=self.dtype, device=self.device)
         self._known = np.zeros(config.text_vocab_size, dtype=bool)
@@ -41,11 +43,11 @@ class InputTables:
 
     @property
     def dense(self) -> Tensor:
-        """[MAX_PASS_POSITIONS, hidden]: the rows after the codec table."""
+        """Dense rows after the codec table, [MAX_PASS_POSITIONS, hidden]."""
         return self.codec[self.first_dense :]
 
     def project(self, ids: Ids) -> None:
-        """Make sure that the text table holds `ids`."""
+        """Project the tokens in `ids` that the text table does not contain yet."""
         missing = ids[ids < self.no_text]
         missing = np.unique(missing[~self._known[missing]])
         for start in range(0, len(missing), _CPU_ROWS):
@@ -55,7 +57,7 @@ class InputTables:
         self._known[missing] = True
 
     def rows(self, text_ids: Tensor, codec_ids: Tensor) -> Tensor:
-        """Input rows [rows, hidden] for table indices [rows] int32 or int64."""
+        """Return input rows [rows, hidden] for table indices [rows] int32 or int64."""
         return self.text[text_ids] + self.codec[codec_ids]
 
     @torch.inference_mode()
@@ -69,4 +71,4 @@ class InputTables:
             stop = min(start + _GPU_ROWS, self.no_text)
             self.text[start:stop] = self.talker.text_projection(self.talker.model.text_embedding.weight[start:stop])
         self._known[:] = True
-        del self.talker.model.text_embedding  # a sixth of a checkpoint's memory, never read again
+        del self.talker.model.text_embedding  # frees a sixth of the checkpoint's memory; the table replaces it

@@ -1,8 +1,8 @@
-"""The Qwen3 decoder stack over rows.
+"""Qwen3 decoder stack over rows.
 
-A *row* is one position of one sequence. Rows of many sequences, prompts and running speech alike, go through the stack
-together; the `Attend` callback, which owns the keys and values, decides to which rows a row attends. Source: the
-official `modeling_qwen3_tts.py`, whose interleaved multi-axis RoPE has three equal positions: plain rotate-half RoPE.
+A *row* is one position of one sequence. Rows of many sequences, from prompts and from decoding, run through the stack
+together. The `Attend` callback stores keys and values and selects the rows to which a row attends. Source: the official
+`modeling_qwen3_tts.py`. Its interleaved multi-axis RoPE has three equal positions, which is plain rotate-half RoPE.
 """
 
 from collections.abc import Callable
@@ -13,13 +13,13 @@ from torch.nn import functional as F  # noqa: N812
 
 from deployments.talker.model.model_config import TransformerConfig
 
-# Stores the rows' keys and values [rows, kv_heads, head_dim] of a layer (its number comes first) and returns the
-# attention of their queries, [rows, heads, head_dim] as these.
+# Called with a layer's number, and its queries [rows, heads, head_dim], keys and values [rows, kv_heads, head_dim].
+# Stores keys and values, and returns the attention output, shaped like the queries.
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
 
 class RMSNorm(nn.Module):
-    """Normalises in float32 and multiplies by the weight after casting back, as the official code does."""
+    """RMSNorm in float32, with a cast before the multiplication with the weight, as in the official code."""
 
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class RMSNorm(nn.Module):
 
 
 class RotaryTable(nn.Module):
-    """Cosines and sines of every position, computed once at load, of the type and on the device of `like`."""
+    """Cosines and sines of all positions, computed once at load, with the dtype and device of `like`."""
 
     cos: Tensor
     sin: Tensor
@@ -51,17 +51,17 @@ class RotaryTable(nn.Module):
 
 
 def rotate(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
-    """Apply a rotation to [rows, heads, head_dim]."""
+    """Apply a rotary embedding to x [rows, heads, head_dim]."""
     cos, sin = rotation
     first, second = x.chunk(2, dim=-1)
     return x * cos + torch.cat((-second, first), dim=-1) * sin
 
 
 def attend_rows(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
-    """Queries [rows, heads, head_dim] over keys and values [rows, kv_heads, length, head_dim] -> like the queries.
+    """Compute attention of queries [rows, heads, head_dim] over keys and values [rows, kv_heads, length, head_dim].
 
-    `mask` [rows, 1, 1, length] is True where a row may attend, None if it may attend everywhere. On CPU these are plain
-    matrix products: how the fused kernel splits its work, and so how it rounds, depends on the other rows.
+    `mask` [rows, 1, 1, length] is True where a row may attend; None permits all. On a CPU this uses plain matrix
+    products, because the fused kernel's rounding of a row depends on the other rows.
     """
     if query.device.type != "cpu":
         return F.scaled_dot_product_attention(query[:, :, None], keys, values, attn_mask=mask, enable_gqa=True)[:, :, 0]
@@ -98,7 +98,7 @@ class Attention(nn.Module):
 
 
 class GatedMLP(nn.Module):
-    """SwiGLU."""
+    """Gated MLP with SiLU (SwiGLU)."""
 
     def __init__(self, hidden_size: int, intermediate_size: int) -> None:
         super().__init__()
@@ -113,7 +113,7 @@ class GatedMLP(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """Pre-norm attention and MLP with residuals."""
+    """Transformer layer with pre-norm attention and MLP, each with a residual connection."""
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
@@ -130,7 +130,7 @@ class DecoderLayer(nn.Module):
 
 
 class DecoderStack(nn.Module):
-    """All layers and the final norm."""
+    """All layers of a decoder, and the final norm."""
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""`config.json` and `generation_config.json` of a checkpoint as frozen values. Every dimension comes from here."""
+"""Contents of a checkpoint's `config.json` and `generation_config.json`, including all dimensions, as frozen values."""
 
 import operator
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from deployments.weights.store import as_config, read_json
 
 
 def _named(values: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    """The entries of a table by lower-case names, without those that are false or null; empty for a missing table."""
+    """Return the entries of a table with lower-case names, except false and null values; empty for a missing table."""
     return {name.lower(): value for name, value in (values or {}).items() if value is not False and value is not None}
 
 
@@ -26,7 +26,7 @@ _IN_WORDS = {"gt": (operator.gt, "more than"), "ge": (operator.ge, "at least"), 
 
 
 def _check_bounds(sampling: Sampling, file: Path) -> None:
-    """Raises CheckpointError for an option with a value that no request may have."""
+    """Raise CheckpointError for an option whose value is outside the bounds for requests."""
     for option in fields(sampling):
         for bound, limit in option.metadata["bounds"].items():
             is_within, words = _IN_WORDS[bound]
@@ -35,13 +35,13 @@ def _check_bounds(sampling: Sampling, file: Path) -> None:
 
 
 def _at(*path: str) -> Any:
-    """The keys of a value in the file."""
+    """Return a field that is read from these nested keys of the file."""
     return Field(validation_alias=AliasPath(*path))
 
 
 @dataclass(frozen=True, slots=True)
 class TransformerConfig:
-    """A Qwen3 decoder stack: the talker's, or the code predictor's."""
+    """Dimensions of a Qwen3 decoder stack, for the talker or the code predictor."""
 
     hidden_size: int
     intermediate_size: int
@@ -55,7 +55,7 @@ class TransformerConfig:
 
 @dataclass(frozen=True, slots=True)
 class ControlCodes:
-    """Ids of the talker's codec vocabulary that are not codes."""
+    """Ids of the talker's codec vocabulary that control speech and are not codes."""
 
     pad: Annotated[int, _at("codec_pad_id")]
     bos: Annotated[int, _at("codec_bos_id")]
@@ -68,7 +68,7 @@ class ControlCodes:
 
 @dataclass(frozen=True, slots=True)
 class ControlTokens:
-    """Ids of the text vocabulary that only Talkray may write, never user text."""
+    """Ids of the text vocabulary that user text must never contain."""
 
     im_start: Annotated[int, _at("im_start_token_id")]
     im_end: Annotated[int, _at("im_end_token_id")]
@@ -79,7 +79,7 @@ class ControlTokens:
 
 @dataclass(frozen=True, slots=True)
 class SpeakerEncoderConfig:
-    """`speaker_encoder_config`; the released files leave out fields that equal these defaults."""
+    """Contents of `speaker_encoder_config`. The released files omit fields that are equal to these defaults."""
 
     enc_dim: int = 1024
     mel_dim: int = 128
@@ -94,7 +94,7 @@ class SpeakerEncoderConfig:
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """Everything the talker needs to know of a checkpoint besides its tensors."""
+    """All facts about a checkpoint that the talker needs besides the tensors."""
 
     kind: Annotated[ModelKind, _at("tts_model_type")]
     text_hidden_size: Annotated[int, _at("talker_config", "text_hidden_size")]
@@ -112,12 +112,12 @@ class ModelConfig:
     text: Annotated[TextNeeds, _at("talkray")]
     speakers: Annotated[Mapping[str, int], Named, _at("talker_config", "spk_id")] = Field(default_factory=dict)
     dialects: Annotated[Mapping[str, str], Named, _at("talker_config", "spk_is_dialect")] = Field(default_factory=dict)
-    """speaker -> language it always speaks"""
+    """Maps a speaker to the language that the speaker always uses."""
     speaker_encoder: Annotated[SpeakerEncoderConfig | None, _at("speaker_encoder_config")] = None
 
     @classmethod
     def load(cls, directory: Path) -> "ModelConfig":
-        """Read a checkpoint directory; raises CheckpointError with the file and each key that is wrong."""
+        """Read a checkpoint directory. Raises CheckpointError with the file and each wrong key."""
         file, options = directory / "config.json", directory / "generation_config.json"
         top = read_json(file)
         named = {
@@ -126,4 +126,4 @@ class ModelConfig:
         values = {**top, "tokens": top, "generation": SAMPLING_DEFAULTS | named, "talkray": own_facts(directory, top)}
         config = as_config(cls, values, file)
         _check_bounds(config.generation, options)
-        return config if config.kind is ModelKind.BASE else replace(config, speaker_encoder=None)  # others lack tensors
+        return config if config.kind is ModelKind.BASE else replace(config, speaker_encoder=None)  # has no such tensors

@@ -1,6 +1,7 @@
-"""The speaker encoder of base checkpoints: turns a recording into the vector that is used in place of a named voice's.
+"""Speaker encoder of base checkpoints, which converts a recording to the vector that replaces a named speaker.
 
-ECAPA-TDNN (Desplanques et al. 2020, arXiv:2005.07143) on a log-mel spectrogram, with the official tensor names.
+The network is ECAPA-TDNN (Desplanques et al. 2020, arXiv:2005.07143) on a log-mel spectrogram, with the official tensor
+names.
 """
 
 import math
@@ -13,23 +14,23 @@ from torch.nn import functional as F  # noqa: N812
 from deployments.errors import InvalidRequest
 from deployments.talker.model.model_config import SpeakerEncoderConfig
 
-# The front end the released encoders were trained on; no configuration names it.
+# Parameters of the spectrogram on which the released encoders were trained. Configuration files omit them.
 _FFT_SIZE, _HOP, _MAX_HZ = 1024, 256, 12000.0
 _PADDING = (_FFT_SIZE - _HOP) // 2
 
 
 def reflected_convolution(inputs: int, outputs: int, kernel: int = 1, dilation: int = 1) -> nn.Conv1d:
-    """A convolution that keeps the length, over reflected edges."""
+    """Return a convolution with reflection padding that keeps the length."""
     return nn.Conv1d(inputs, outputs, kernel, dilation=dilation, padding="same", padding_mode="reflect")
 
 
 def time_delay_block(inputs: int, outputs: int, kernel: int = 1, dilation: int = 1) -> nn.Sequential:
-    """Convolution and ReLU: [batch, inputs, frames] -> [batch, outputs, frames]."""
+    """Return a convolution with ReLU: [batch, inputs, frames] -> [batch, outputs, frames]."""
     return nn.Sequential(OrderedDict(conv=reflected_convolution(inputs, outputs, kernel, dilation), relu=nn.ReLU()))
 
 
 class Res2NetBlock(nn.Module):
-    """Channel groups in a chain: each is convolved together with the result of the one before."""
+    """Chain of channel groups. Each group is added to the previous group's result and then convolved."""
 
     def __init__(self, channels: int, scale: int, kernel: int, dilation: int) -> None:
         super().__init__()
@@ -49,7 +50,7 @@ class Res2NetBlock(nn.Module):
 
 
 class SqueezeExcitation(nn.Module):
-    """Channel gates from the mean over time."""
+    """Channel gates computed from the mean over time."""
 
     def __init__(self, channels: int, squeezed: int) -> None:
         super().__init__()
@@ -63,7 +64,7 @@ class SqueezeExcitation(nn.Module):
 
 
 class SERes2NetBlock(nn.Module):
-    """TDNN, Res2Net, TDNN and squeeze-excitation with a residual."""
+    """TDNN, Res2Net, TDNN and squeeze-excitation with a residual connection."""
 
     def __init__(self, config: SpeakerEncoderConfig, layer: int) -> None:
         super().__init__()
@@ -75,13 +76,13 @@ class SERes2NetBlock(nn.Module):
         self.se_block = SqueezeExcitation(channels, config.enc_se_channels)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[batch, inputs, frames] -> [batch, channels, frames]; the residual asks for inputs == channels."""
+        """[batch, inputs, frames] -> [batch, channels, frames]. The residual requires inputs == channels."""
         out: Tensor = self.se_block(self.tdnn2(self.res2net_block(self.tdnn1(x)))) + x
         return out
 
 
 class AttentiveStatisticsPooling(nn.Module):
-    """Mean and standard deviation over time, weighted by attention that sees the whole recording."""
+    """Mean and standard deviation over time, weighted by attention over the whole recording."""
 
     def __init__(self, channels: int, attention_channels: int) -> None:
         super().__init__()
@@ -103,12 +104,12 @@ def _statistics(x: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class SpeakerEncoder(nn.Module):
-    """`speaker_encoder.*` of a base checkpoint, built from its `speaker_encoder_config`."""
+    """Network of a base checkpoint's `speaker_encoder.*` tensors, built from its `speaker_encoder_config`."""
 
     def __init__(self, shape: SpeakerEncoderConfig) -> None:
         super().__init__()
         self.shape = shape
-        # The shortest audio whose spectrogram is longer than any layer's reflection at an edge.
+        # The shortest audio whose spectrogram is longer than the reflection padding of each layer
         layers = zip(shape.enc_kernel_sizes, shape.enc_dilations, strict=True)
         reflected = max((kernel - 1) * dilation // 2 for kernel, dilation in layers)
         self.min_samples = max(_PADDING + 1, (reflected + 1) * _HOP)
@@ -122,20 +123,20 @@ class SpeakerEncoder(nn.Module):
 
     @torch.inference_mode()
     def embed(self, audio: Tensor) -> Tensor:
-        """Mono float32 audio [samples] at the configured sample rate -> [enc_dim] in the encoder's dtype.
+        """Convert mono float32 audio [samples] at the configured sample rate to a vector [enc_dim] in weight dtype.
 
-        Raises InvalidRequest for audio too short to reflect at its edges.
+        Raises InvalidRequest if the audio is too short for reflection padding.
         """
         if audio.shape[0] < self.min_samples:
             needed = f"{self.min_samples} samples at {self.shape.sample_rate} Hz"
-            raise InvalidRequest(f"ref_audio is too short: {audio.shape[0]} samples, need {needed}", "ref_audio")
+            raise InvalidRequest(f"ref_audio is too short: it has {audio.shape[0]} of at least {needed}", "ref_audio")
         weight = self.fc.weight
         mel = log_mel(audio.to(weight.device), sample_rate=self.shape.sample_rate, num_mels=self.shape.mel_dim)
         out: Tensor = self(mel[None].to(weight.dtype))[0]
         return out
 
     def forward(self, mel: Tensor) -> Tensor:
-        """Log-mel spectrogram [batch, mels, frames] -> [batch, enc_dim]."""
+        """Convert a log-mel spectrogram [batch, mels, frames] to vectors [batch, enc_dim]."""
         outputs = []
         for block in self.blocks:
             mel = block(mel)
@@ -145,7 +146,7 @@ class SpeakerEncoder(nn.Module):
 
 
 def log_mel(audio: Tensor, *, sample_rate: int, num_mels: int) -> Tensor:
-    """Audio [samples] float32 -> log magnitudes [mels, frames]."""
+    """Convert float32 audio [samples] to log magnitudes [mels, frames]."""
     padded = F.pad(audio[None, None], (_PADDING, _PADDING), mode="reflect")[0, 0]
     window = torch.hann_window(_FFT_SIZE, device=audio.device)
     spectrum = torch.stft(padded, _FFT_SIZE, _HOP, window=window, center=False, return_complex=True)
@@ -154,7 +155,7 @@ def log_mel(audio: Tensor, *, sample_rate: int, num_mels: int) -> Tensor:
 
 
 def mel_filters(sample_rate: int, num_mels: int) -> Tensor:
-    """Slaney's triangular filters with equal area, [mels, fft bins] float32, computed in float64 as librosa does."""
+    """Return Slaney's triangular filters with equal area, [mels, fft bins] float32. Uses float64 as librosa does."""
     bins = torch.linspace(0, sample_rate / 2, _FFT_SIZE // 2 + 1, dtype=torch.float64)
     top = _hz_to_mel(torch.tensor(_MAX_HZ, dtype=torch.float64))
     edges = _mel_to_hz(torch.linspace(0, float(top), num_mels + 2, dtype=torch.float64))

@@ -1,4 +1,4 @@
-"""The talker makes codebook 0 of each frame. Its code predictor fills the others, one after the other."""
+"""Talker network, which samples codebook 0 of each frame, and code predictor, which samples the others in order."""
 
 from collections import OrderedDict
 from collections.abc import Callable
@@ -9,21 +9,21 @@ from torch import Tensor, nn
 from deployments.talker.model.layers import Attend, DecoderStack, RotaryTable, attend_rows
 from deployments.talker.model.model_config import ModelConfig
 
-_NUM_SUPPRESSED = 1024  # ids at the end of the vocabulary that are never sampled, except end of speech
+_NUM_SUPPRESSED = 1024  # ids at the end of the vocabulary that are never sampled, except for the end of speech
 SampleCode = Callable[[Tensor, int], Tensor]  # (logits [rows, vocab] float32, codebook) -> codes [rows] int64
 
 
 class FrameAttention:
-    """Causal attention over one frame's few positions."""
+    """Causal attention over the positions of one frame."""
 
     def __init__(self, shape: tuple[int, int, int, int, int], *, like: Tensor) -> None:
-        """`shape`: layers, rows, kv_heads, positions, head_dim."""
+        """Allocate keys and values of `shape`: layers, rows, kv_heads, positions, head_dim."""
         self.keys = torch.zeros(shape, dtype=like.dtype, device=like.device)
         self.values = torch.zeros_like(self.keys)
         self.step = 0
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """One new position for each row."""
+        """Add one position for each row and attend to all positions so far."""
         self.keys[layer, :, :, self.step] = key
         self.values[layer, :, :, self.step] = value
         past = slice(None, self.step + 1)
@@ -31,7 +31,7 @@ class FrameAttention:
 
 
 class PredictorStack(DecoderStack):
-    """The decoder stack and the embeddings of codebooks 1 and up, as the official checkpoint nests them."""
+    """Decoder stack with the embeddings of codebooks 1 and up, nested as in the official checkpoint."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config.predictor)
@@ -42,7 +42,7 @@ class PredictorStack(DecoderStack):
 
 
 class CodePredictor(nn.Module):
-    """Depth transformer over the codebooks of one frame. Its embeddings have the talker's width."""
+    """Depth transformer over the codebooks of one frame. Its embeddings have the width of the talker."""
 
     rotary: RotaryTable
     small_to_mtp_projection: nn.Module
@@ -64,15 +64,15 @@ class CodePredictor(nn.Module):
         return self.model.codec_embedding
 
     def prepare(self, *, like: Tensor) -> None:
-        """Compute the rotations, of the type and on the device of `like`."""
+        """Compute the rotary table with the dtype and device of `like`."""
         positions = self.config.num_code_groups + 1
         self.rotary = RotaryTable(self.config.predictor, positions=positions, like=like)
 
     def forward(self, hidden: Tensor, code0: Tensor, embed0: Tensor, *, sample: SampleCode) -> tuple[Tensor, Tensor]:
-        """Fill the frames of a batch.
+        """Sample codebooks 1 and up for a batch of frames.
 
-        `hidden` [rows, talker hidden] follows the final norm; `embed0` [rows, talker hidden] embeds `code0` [rows].
-        Returns codes [rows, groups] and the sum of the codebooks' embeddings [rows, talker hidden].
+        `hidden` [rows, talker hidden] is the output of the final norm. `embed0` [rows, talker hidden] embeds `code0`
+        [rows]. Returns codes [rows, groups] and the sums of their embeddings [rows, talker hidden].
         """
         stack = self.config.predictor
         shape = (stack.num_layers, hidden.shape[0], stack.num_kv_heads, self.config.num_code_groups, stack.head_dim)
@@ -93,7 +93,7 @@ class CodePredictor(nn.Module):
 
 
 class TalkerStack(DecoderStack):
-    """The decoder stack together with both embedding tables, as the official checkpoint nests them."""
+    """Decoder stack with both embedding tables, nested as in the official checkpoint."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config.talker)
@@ -102,7 +102,7 @@ class TalkerStack(DecoderStack):
 
 
 class Talker(nn.Module):
-    """Text and codes in, hidden states and logits of codebook 0 out. Holds the code predictor, as checkpoints do."""
+    """Network from text and codes to hidden states and logits of codebook 0. Contains the code predictor."""
 
     suppressed: Tensor
     rotary: RotaryTable
@@ -119,7 +119,7 @@ class Talker(nn.Module):
         self.code_predictor = CodePredictor(config)
 
     def prepare(self, *, max_positions: int) -> None:
-        """Compute constants after the weights are in place: rotations and the mask of ids never sampled."""
+        """Compute constants after loading the weights: the rotary tables and the mask of ids that are never sampled."""
         weight = self.codec_head.weight
         self.rotary = RotaryTable(self.config.talker, positions=max_positions, like=weight)
         self.code_predictor.prepare(like=weight)
@@ -129,24 +129,24 @@ class Talker(nn.Module):
         self.register_buffer("suppressed", suppressed, persistent=False)
 
     def embed_text(self, tokens: list[int]) -> Tensor:
-        """Token ids -> projected rows [tokens, hidden]."""
+        """Convert token ids to projected rows [tokens, hidden]."""
         ids = torch.tensor(tokens, dtype=torch.long, device=self.codec_head.weight.device)
         out: Tensor = self.text_projection(self.model.text_embedding(ids))
         return out
 
     def embed_frames(self, frames: Tensor) -> Tensor:
-        """Frames [n, groups] -> rows [n, hidden]: the sum over the codebooks' embeddings, in their order."""
+        """Convert frames [n, groups] to rows [n, hidden], the sums of the codebooks' embeddings in order."""
         first = self.model.codec_embedding(frames[:, 0])
         rest = (table(frames[:, group + 1]) for group, table in enumerate(self.code_predictor.embeddings))
         out: Tensor = sum(rest, start=first)
         return out
 
     def forward(self, rows: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """Input rows [rows, hidden] at positions [rows] -> hidden states [rows, hidden]."""
+        """Convert input rows [rows, hidden] at positions [rows] to hidden states [rows, hidden]."""
         out: Tensor = self.model(rows, self.rotary(positions), attend)
         return out
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Hidden states [rows, hidden] -> float32 logits of codebook 0 [rows, vocab], suppressed ids not yet masked."""
+        """Return float32 logits of codebook 0 [rows, vocab] for hidden states [rows, hidden], without suppression."""
         out: Tensor = self.codec_head(hidden).float()
         return out

@@ -1,1 +1,1 @@
-"""The two networks of a step, in PyTorch and in Triton; small ones in C are in embedded_voice/."""
+"""Talker and code predictor in PyTorch and in Triton. Small networks in C are in embedded_voice/."""

@@ -1,9 +1,9 @@
 """Device work for a batch as pure functions of tensors: the two halves of a frame, and prefill.
 
-No function looks at values on the host, so that each can be captured as a CUDA graph; on a CPU the same functions run
-as they are. A frame is made in two halves: `predict` samples codebook 0 from the talker's hidden state and lets the
-predictor complete the frame, after which the codes can leave; `advance` feeds the frame to the talker. A sequence has
-ended when codebook 0 is the end of speech; the other codes do not form a frame then.
+The functions never read tensor values on the host, so each can be captured as a CUDA graph. On a CPU the same functions
+run directly. A frame has two halves. `predict` samples codebook 0 from the talker's hidden state and runs the code
+predictor; the codes are then complete. `advance` feeds the frame to the talker. A sequence ends when codebook 0 is the
+end of speech. The other codes of that step are meaningless.
 """
 
 from abc import ABC, abstractmethod
@@ -19,77 +19,77 @@ from deployments.talker.state.batch_state import NARROW, WIDE, BatchState, Bread
 from deployments.talker.state.kv_cache import KVCache
 
 NetworkKind = Literal["fused", "cpu", "exact", "plain"]
-"""The kinds are those of `registry.py`."""
+"""Kinds of networks, as in `registry.py`."""
 
-# Replaces a code if the talker's state has become NaN or infinite.
+# Marks a code if the talker's state contains NaN or infinity.
 NOT_FINITE = -1
-# The official generation never ends speech before this many codes of codebook 0.
+# As in the official generation, speech never ends before this many codes of codebook 0.
 MIN_NEW_TOKENS = 2
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillTensors:
-    """One prefill pass: positions of any number of sequences, and the sequences that end in it."""
+    """Inputs of one prefill pass: positions of any number of sequences, and the sequences whose prompts end in it."""
 
     text_ids: Tensor  # [positions] int32
     codec_ids: Tensor  # [positions] int32
-    owners: Tensor  # [positions] int32: the sequences' rows of the state
-    positions: Tensor  # [positions] int32: within their sequence
-    last: Tensor  # [sequences] int32: which of the positions are the last of their sequence
-    finished: Tensor  # [sequences] int32: the sequences' rows of the state; padded with the scratch row
+    owners: Tensor  # [positions] int32: state row of each position's sequence
+    positions: Tensor  # [positions] int32: position within the sequence
+    last: Tensor  # [sequences] int32: index of each sequence's last position
+    finished: Tensor  # [sequences] int32: state row of each sequence; padded with the scratch row
 
 
 class FrameNetworks(ABC):
-    """The networks of one talker over the state of a batch. `registry.py` has the kinds."""
+    """Networks of one talker over the state of a batch. `registry.py` lists the kinds."""
 
     kind: NetworkKind
-    breadths: tuple[Breadth, ...] = (NARROW, WIDE)  # breadths that are worth a capture of their own
+    breadths: tuple[Breadth, ...] = (NARROW, WIDE)  # breadths for which steps are captured
 
     def __init__(self, tables: InputTables, state: BatchState, cache: KVCache, *, attention: str) -> None:
-        """`attention` is the setting."""
+        """Create networks over shared state. `attention` is the value of `talker.attention`."""
         self.tables, self.state, self.cache = tables, state, cache
         self.talker, self.config = tables.talker, tables.talker.config
         self._make_buffers(num_rows=state.size.max_num_seqs, num_positions=MAX_PASS_POSITIONS)
 
     def another(self, *, num_rows: int, num_positions: int) -> Self:
-        """Networks of a lane: the same weights, state and cache, and buffers of their own."""
+        """Return networks for a lane, with the same weights, state and cache, and with separate buffers."""
         lane = copy(self)
         lane._make_buffers(num_rows=num_rows, num_positions=num_positions)
         return lane
 
     def _make_buffers(self, *, num_rows: int, num_positions: int) -> None:
-        """Buffers that steps of at most `num_rows` rows and prefills of at most `num_positions` positions write."""
+        """Allocate buffers for steps of at most `num_rows` rows and prefills of at most `num_positions` positions."""
         like = self.state.hidden
-        # Results of `predict`, by index in the batch: other CUDA streams may read them after the event of the codes.
+        # Results of `predict` by batch index. Other CUDA streams may read them after the event of the codes.
         self.codes = torch.zeros((num_rows, self.config.num_code_groups), dtype=torch.int16, device=like.device)
-        self.given = torch.zeros_like(self.codes, dtype=torch.int32)  # for `feed_given`, by index in the batch
-        # Of the last `advance`, by index in the batch: how much of the alignment head's attention is on the text, and
-        # the same times the text positions. Zero if no head is known.
+        self.given = torch.zeros_like(self.codes, dtype=torch.int32)  # input of `feed_given` by batch index
+        # Results of the last `advance` by batch index: the sum of the alignment head's attention on text positions,
+        # and the attention-weighted sum of these positions. Both are zero without an alignment head.
         self.readings = torch.zeros((num_rows, 2), dtype=torch.float32, device=like.device)
         self._embeds = torch.zeros((num_rows, like.shape[1]), dtype=like.dtype, device=like.device)
 
     @property
     def name(self) -> str:
-        """The kind and what its speed depends on, for reports."""
+        """Kind and variant of the networks, for the start-up log."""
         return self.kind
 
     @abstractmethod
     def predict(self, rows: Tensor, breadth: Breadth) -> None:
-        """The next frames of state rows [rows] int64 into `codes`, and the sums of their embeddings into `_embeds`."""
+        """Sample the next frames of state rows [rows] int64 into `codes`, and sum their embeddings into `_embeds`."""
 
     @abstractmethod
     def advance(self, rows: Tensor, *, length: int) -> None:
-        """The talker's step after `predict`; no position is at or beyond `length`."""
+        """Run the talker's step after `predict`. All positions must be below `length`."""
 
     def feed_given(self, rows: Tensor) -> None:
-        """Take the next frames of state rows [rows] from `given`, in place of `predict`."""
+        """Take the next frames of state rows [rows] from `given` instead of sampling them with `predict`."""
         self._embeds[: len(rows)] = self._embed(self.given[: len(rows)].long())
 
     def prefill(self, tensors: PrefillTensors, *, length: int) -> None:
-        """Run positions of prompts; the hidden states of last positions become their sequences'.
+        """Run positions of prompts, and store the hidden state of each sequence's last position.
 
-        `length` 0: each sequence's positions begin at 0. Else all are of one sequence, and none attends beyond `length`
-        positions.
+        If `length` is 0, the positions of each sequence begin at 0. Otherwise all positions belong to one sequence, and
+        attend to at most `length` positions.
         """
         owners = tensors.owners.long()
         context = self._context(owners, tensors.positions)
@@ -98,13 +98,14 @@ class FrameNetworks(ABC):
         self.state.hidden[tensors.finished.long()] = hidden[tensors.last.long()]
 
     def _embed(self, frames: Tensor) -> Tensor:
-        """Sums [rows, hidden] of the embeddings of frames [rows, groups], bit for bit as `predict` adds them."""
+        """Return the sums [rows, hidden] of the embeddings of frames [rows, groups], bitwise equal to `predict`."""
         return self.talker.embed_frames(frames)
 
     @abstractmethod
     def _run_prompt(self, owners: Tensor, inputs: Tensor, context: Context, length: int) -> Tensor:
-        """Input rows [rows, hidden] of the state rows `owners` [rows] -> hidden states [rows, hidden]; `length` is that
-        of `prefill`.
+        """Convert input rows [rows, hidden] of the state rows `owners` [rows] to hidden states [rows, hidden].
+
+        `prefill` describes `length`.
         """
 
     def _context(self, owners: Tensor, positions: Tensor) -> Context:

@@ -1,6 +1,6 @@
-"""The networks in Triton, on a GPU: what `UnfusedNetworks` compute, in a tenth of the launches.
+"""Networks in Triton for GPUs, equivalent to `UnfusedNetworks` with a tenth of the kernel launches.
 
-The code predictor of a whole frame is one chain of kernels: nothing else runs between two codebooks.
+The code predictor of a whole frame is one chain of kernels, without other work between two codebooks.
 """
 
 from dataclasses import dataclass
@@ -34,18 +34,18 @@ from deployments.talker.state.kv_cache import KVCache
 
 @dataclass(frozen=True, slots=True)
 class PackedPredictor:
-    """The weights of a talker's `CodePredictor` as the kernels read them."""
+    """Weights of a talker's `CodePredictor` in the layout of the kernels."""
 
     config: ModelConfig
     stack: PackedStack
-    heads: list[Tensor]  # of codebook 1 and on: [vocab, hidden], the final norm folded in
+    heads: list[Tensor]  # for codebooks 1 and up: [vocab, hidden], with the final norm folded in
     projection: torch.nn.Module  # from the talker's hidden size to the predictor's
-    tables: list[Embeddings]  # of codebook 0 and on
+    tables: list[Embeddings]  # for codebooks 0 and up
 
     @classmethod
     @torch.no_grad()
     def pack_in_place(cls, talker: Talker) -> "PackedPredictor":
-        """As `PackedStack.pack_in_place` does with the predictor's stack."""
+        """Pack the weights of the predictor in place, as `PackedStack.pack_in_place` does."""
         config, predictor = talker.config, talker.code_predictor
         stack = PackedStack.pack_in_place(predictor.model, config.predictor, positions=config.num_code_groups + 1)
         norm = predictor.model.norm.weight
@@ -57,10 +57,10 @@ class PackedPredictor:
 
 
 class FusedPredictor:
-    """Makes a frame, and the sum of its embeddings, of the talker's hidden state and codebook 0. Not reentrant."""
+    """Predictor of a whole frame and its embedding sum from the talker's hidden state and codebook 0. Not reentrant."""
 
     def __init__(self, weights: PackedPredictor, *, max_rows: int, pdl: bool = True) -> None:
-        """`weights` may belong to other predictors too, which may run at the same time."""
+        """Allocate buffers. Concurrent predictors may share `weights`."""
         self.heads, self.tables, self._projection = weights.heads, weights.tables, weights.projection
         config, like = weights.config, self.heads[0]
         self.groups, self.pdl, self.eps = config.num_code_groups, pdl, config.predictor.rms_norm_eps
@@ -77,14 +77,15 @@ class FusedPredictor:
 
     @property
     def totals(self) -> Tensor:
-        """[max rows, talker hidden]: where `predict_frame` leaves its sums."""
+        """Embedding sums of the last `predict_frame`, [max rows, talker hidden]."""
         return self._outputs.total
 
     def predict_frame(self, hidden: Tensor, code0: Tensor, options: BatchOptions, draw: Draw) -> Tensor:
-        """`CodePredictor.forward` in kernels: codes [rows, groups]. The sums of their embeddings are left in `totals`.
+        """Run `CodePredictor.forward` in kernels. Returns codes [rows, groups], and stores embedding sums in `totals`.
 
-        `hidden` [rows, talker hidden] follows the final norm; `draw.codebook` is ignored. Seeds and frame numbers are
-        read before earlier kernels of the chain end, so they must not be written by one. Valid until the next call.
+        `hidden` [rows, talker hidden] is the output of the final norm. `draw.codebook` is ignored. Kernels read seeds
+        and frame numbers before earlier kernels of the chain have finished, so these kernels must not write them. The
+        result is valid until the next call.
         """
         num_rows = len(code0)
         outputs = FrameOutputs(
@@ -101,7 +102,7 @@ class FusedPredictor:
         return outputs.codes
 
     def _start(self, hidden: Tensor, code0: Tensor, outputs: FrameOutputs) -> Activations:
-        """The first two positions: the talker's hidden state and codebook 0. Returns the rows of the second."""
+        """Run the first two positions, the talker's hidden state and codebook 0. Returns the rows of the second."""
         num_rows = len(hidden)
         both = Activations(self._first.values[: 2 * num_rows], self._first.squares, 1)
         self._enter_stack(hidden, both)
@@ -110,7 +111,7 @@ class FusedPredictor:
         return Activations(done.values[num_rows:], done.squares[:, num_rows:], done.parts)
 
     def _enter_stack(self, hidden: Tensor, out: Activations) -> None:
-        """The talker's hidden states become the first rows of `out`. Launched plainly: the kernel before is unknown."""
+        """Write the talker's hidden states to the first rows of `out`. Launches plainly after an unknown kernel."""
         if isinstance(self._projection, torch.nn.Identity):
             out.values[: len(hidden)].copy_(hidden)
             return
@@ -126,16 +127,16 @@ class FusedPredictor:
 
 
 class FusedNetworks(FrameNetworks):
-    """The `fused` kind: all of a decoding step, and prompts. The later passes of a long prompt are plain.
+    """Networks of the `fused` kind, for decoding steps and prompts. Later passes of a long prompt run in PyTorch.
 
-    With `pdl` the order of the launches is a part of the result: see `FusedStack`.
+    With `pdl`, results depend on the order of launches. See `FusedStack`.
     """
 
     kind: NetworkKind = "fused"
     breadths = (WIDE,)
 
     def __init__(self, tables: InputTables, state: BatchState, cache: KVCache, *, attention: str) -> None:
-        """The talker reads the packed weights from now on, and computes the same: see `PackedStack.pack_in_place`."""
+        """Pack the talker's weights in place. The talker then reads the packed weights, with equal results."""
         talker, self.pdl, self._attention = tables.talker, launches_early(tables.device), attention
         positions = state.size.max_model_len
         self._packed_stack = PackedStack.pack_in_place(talker.model, talker.config.talker, positions=positions)
@@ -147,11 +148,11 @@ class FusedNetworks(FrameNetworks):
         tables, pdl = self.tables, self.pdl
         self.stack = FusedStack(self._packed_stack, max_rows=max(num_rows, num_positions), pdl=pdl)
         self.predictor = FusedPredictor(self._packed_predictor, max_rows=num_rows, pdl=pdl)
-        self.attention = choose_attention(  # it counts the programs that have come, in memory of its own
+        self.attention = choose_attention(  # owns a counter of finished programs
             self._attention, self.stack.heads, block_size=self.cache.block_size, dtype=tables.dtype, pdl=pdl
         )
         self.kernels = StateKernels(self.state, tables.text, padding=tables.pad, num_rows=num_rows)
-        # `predict` has `predict_frame` write these sums, and `advance` reads them: one buffer, no copy between.
+        # `predict_frame` writes the sums to this buffer and `advance` reads it, without a copy.
         self._embeds = self.predictor.totals
         self._code0 = torch.zeros(num_rows, dtype=torch.long, device=tables.device)
         self._logits = like_rows(num_rows, self.config.vocab_size, self.talker.codec_head.weight)
@@ -160,7 +161,7 @@ class FusedNetworks(FrameNetworks):
     def name(self) -> str:
         return f"{self.kind}, attention: {self.attention.name}"
 
-    def predict(self, rows: Tensor, breadth: Breadth) -> None:  # one kernel serves every breadth
+    def predict(self, rows: Tensor, breadth: Breadth) -> None:  # one kernel supports all breadths
         gathered = self.kernels.gather(rows)
         draw = Draw(gathered.seeds, gathered.frames, 0)
         code0 = self._first_codes(rows, gathered, draw)
@@ -205,7 +206,7 @@ class FusedNetworks(FrameNetworks):
         return code0
 
     def _first_logits(self, hidden: Tensor) -> Tensor:
-        """Logits of codebook 0 [rows, vocab]; the library would choose its kernel by the number of rows."""
+        """Return logits of codebook 0 [rows, vocab]. cuBLAS would select its kernel by the number of rows."""
         out = Activations(self._logits.values[: len(hidden)], self._logits.squares, 1)
         matmul(hidden, self.talker.codec_head.weight, out, Product(pdl=self.pdl))
         return out.values

@@ -1,4 +1,4 @@
-"""A decoder stack for decoding: one new position per row, five kernels a layer."""
+"""Decoder stack for decoding steps: one new position per row, with five kernels per layer."""
 
 from dataclasses import dataclass
 
@@ -19,7 +19,7 @@ from deployments.talker.state.kv_cache import KVCache
 
 @dataclass(frozen=True, slots=True)
 class PackedLayer:
-    """A layer's matrices as the kernels read them."""
+    """Matrices of a layer in the layout of the kernels."""
 
     qkv: Tensor  # [(heads + 2 * kv_heads) * head_dim, hidden], input norm folded in
     out: Tensor  # [hidden, heads * head_dim]
@@ -30,19 +30,19 @@ class PackedLayer:
 
 @dataclass(frozen=True, slots=True)
 class PackedStack:
-    """The weights of a `DecoderStack` as the kernels read them. No kernel writes them."""
+    """Weights of a `DecoderStack` in the layout of the kernels, which only read them."""
 
     config: TransformerConfig
     heads: Heads
-    norm: Tensor  # [hidden]: the weight of the final norm
+    norm: Tensor  # [hidden], weight of the final norm
     layers: list[PackedLayer]
 
     @classmethod
     def pack_in_place(cls, stack: DecoderStack, config: TransformerConfig, *, positions: int) -> "PackedStack":
-        """Fold the norms of `stack` into its matrices. `positions`: one more than the largest position ever asked for.
+        """Fold the norms of `stack` into its matrices. `positions` is one more than the largest position used.
 
-        The stack computes the same function afterwards: its layers read the packed matrices, so that weights are there
-        once, and the folded norms are ones.
+        `stack` still computes the same function. Its layers share the packed matrices, which are stored only once, and
+        its folded norms become ones.
         """
         norm = stack.norm.weight.detach()
         cos, sin = rotations(config, positions, norm.device)
@@ -51,7 +51,7 @@ class PackedStack:
 
 
 class FrameCache:
-    """Keys and values of one frame's few positions, [layers, rows, kv_heads, positions, head_dim]."""
+    """Keys and values for the positions of one frame, [layers, rows, kv_heads, positions, head_dim]."""
 
     def __init__(self, config: TransformerConfig, *, num_rows: int, positions: int, like: Tensor) -> None:
         shape = (config.num_layers, num_rows, config.num_kv_heads, triton.next_power_of_2(positions), config.head_dim)
@@ -60,15 +60,15 @@ class FrameCache:
 
 
 class FusedStack:
-    """Computes what a `DecoderStack` does, for one position a row. Not reentrant, because it owns its activations.
+    """Fused equivalent of a `DecoderStack` for one position per row. Not reentrant, because it owns its activations.
 
-    With `pdl` the order of launches has a meaning: each kernel may read early what kernels before its predecessor wrote
-    (gpu/launch.py), so that moving, adding or removing a kernel can make another one read data that is not written yet:
-    test_launch_order.py detects that.
+    With `pdl`, the order of launches matters. Each kernel may read early the results of kernels before its predecessor
+    (gpu/launch.py). After a kernel is moved, added or removed, another kernel may read data before it is written.
+    test_launch_order.py detects such errors.
     """
 
     def __init__(self, weights: PackedStack, *, max_rows: int, pdl: bool = True) -> None:
-        """`weights` may belong to other stacks too, which may run at the same time."""
+        """Allocate activations. Concurrent stacks may share `weights`."""
         self.config, self.heads, self.layers, self.norm = weights.config, weights.heads, weights.layers, weights.norm
         self.pdl = pdl
         config, like = self.config, self.norm
@@ -82,7 +82,7 @@ class FusedStack:
 
     def talker_step(self, inputs: Tensor, context: Context, cache: KVCache, attend: PagedBackend,
                     reader: AlignmentReader | None = None) -> Tensor:  # fmt: skip
-        """One position of each row over its paged context: [rows, hidden] -> [rows, hidden] after the final norm.
+        """Run one position of each row over its paged context: [rows, hidden] -> [rows, hidden] after the final norm.
 
         `reader` reads the attention of its layer. The result is valid until the next call.
         """
@@ -98,7 +98,7 @@ class FusedStack:
         return out
 
     def frame_start(self, x: Activations, cache: FrameCache) -> Activations:
-        """Positions 0, the first half of the rows of `x`, and 1, the second, in one pass; before the final norm."""
+        """Run positions 0 (first half of the rows of `x`) and 1 (second half) in one pass, without the final norm."""
         num_rows = len(x.values)
         for number, layer in enumerate(self.layers):
             qkv = self._project(layer, x)
@@ -109,7 +109,7 @@ class FusedStack:
         return x
 
     def codebook_step(self, x: Activations, position: int, cache: FrameCache) -> Activations:
-        """One position of a frame; before the final norm, which the next product can fold in."""
+        """Run one position of a frame without the final norm, which the next product can fold in."""
         num_rows = len(x.values)
         for number, layer in enumerate(self.layers):
             qkv = self._project(layer, x)
@@ -120,13 +120,13 @@ class FusedStack:
         return x
 
     def measured(self, values: Tensor) -> Activations:
-        """Values [rows, hidden] that no kernel of this stack wrote, with the sums of their squares."""
+        """Return activations for values [rows, hidden] from outside this stack, with the sums of their squares."""
         x = Activations(values, self._input.squares, 1)
-        measure_squares(x)  # launched plainly, because the kernel before it is unknown
+        measure_squares(x)  # a plain launch, because the previous kernel is unknown
         return x
 
     def input_rows(self, num_rows: int) -> Activations:
-        """Where a kernel may put the stack's next input."""
+        """Return the buffer for the stack's next input."""
         return self._first_rows(self._input, num_rows)
 
     def _project(self, layer: PackedLayer, x: Activations) -> Activations:
@@ -135,7 +135,7 @@ class FusedStack:
         return qkv
 
     def _finish_layer(self, layer: PackedLayer, x: Activations, attended: Tensor) -> Activations:
-        """The output projection and the MLP, both added to the residual stream, which is normalised next."""
+        """Run the output projection and the MLP. Adds both to the residual stream, which the next layer normalizes."""
         num_rows = len(x.values)
         residual, inner = self._first_rows(self._residual, num_rows), self._first_rows(self._inner, num_rows)
         matmul(attended, layer.out, residual, Product(pdl=self.pdl), residual=x.values, leave_squares=True)
@@ -149,20 +149,20 @@ class FusedStack:
 
 
 def rotations(config: TransformerConfig, positions: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Cosines and sines [positions, head_dim / 2] float32."""
+    """Return cosines and sines [positions, head_dim / 2] float32."""
     exponents = torch.arange(0, config.head_dim, 2, device=device).double() / config.head_dim
     angles = torch.arange(positions, device=device).double()[:, None] / (config.rope_theta**exponents)[None]
     return angles.cos().float(), angles.sin().float()
 
 
 def fold_norm(weight: Tensor, norm: Tensor) -> Tensor:
-    """The matrix [n, k] whose product with a row is that of `weight` with the row times `norm` [k]."""
+    """Return the matrix [n, k] whose product with a row equals the product of `weight` with row * `norm` [k]."""
     return (weight.float() * norm.float()).to(weight.dtype)
 
 
 @torch.no_grad()
 def _pack(layer: DecoderLayer, cos: Tensor, sin: Tensor, config: TransformerConfig) -> PackedLayer:
-    """A layer's weights, packed. `layer` reads the packed ones from now on."""
+    """Pack a layer's weights. `layer` then reads the packed weights."""
     attention, mlp = layer.self_attn, layer.mlp
     qkv = torch.cat([attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight])
     gate_up = torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight])
@@ -179,7 +179,7 @@ def _pack(layer: DecoderLayer, cos: Tensor, sin: Tensor, config: TransformerConf
 
 
 def _share(layer: DecoderLayer, packed: PackedLayer) -> None:
-    """Let the layer in PyTorch, which later passes of long prompts take, read the packed matrices."""
+    """Make the PyTorch layer, which runs later passes of long prompts, read the packed matrices."""
     attention, mlp = layer.self_attn, layer.mlp
     sizes = [len(linear.weight) for linear in (attention.q_proj, attention.k_proj, attention.v_proj)]
     shared = [*packed.qkv.split_with_sizes(sizes), *packed.gate_up.chunk(2)]

@@ -1,4 +1,4 @@
-"""The networks in PyTorch, on any device."""
+"""Networks in PyTorch, for any device."""
 
 import torch
 from torch import Tensor
@@ -13,12 +13,12 @@ from deployments.talker.state.kv_cache import KVCache
 
 
 class GatheredAttention:
-    """The `Attend` of one pass: writes the rows' keys and values, then gathers each row's context."""
+    """`Attend` callback of one pass that stores keys and values of rows, and gathers each row's context."""
 
     def __init__(
         self, cache: KVCache, context: Context, length: int, *, followed: tuple[int, int] | None = None
     ) -> None:
-        """`followed`: the layer and the head whose weights are kept."""
+        """Prepare one pass. `followed` is the layer and the head whose attention weights are kept."""
         self.cache, self.slot_mapping, self._followed = cache, context.slot_mapping, followed
         self.weights: Tensor | None = None  # [rows, length] float32
         offsets = torch.arange(length, device=context.positions.device)
@@ -37,14 +37,14 @@ class GatheredAttention:
         return attend_rows(query, seen, values[context].transpose(1, 2), self.mask)
 
     def _weights(self, query: Tensor, keys: Tensor, head: int) -> Tensor:
-        """[rows, heads, head_dim], [rows, kv_heads, length, head_dim] -> [rows, length]."""
+        """Return weights [rows, length] for [rows, heads, head_dim] and [rows, kv_heads, length, head_dim]."""
         head_keys = keys[:, head * keys.shape[1] // query.shape[1]]
         scores: Tensor = (head_keys.float() @ query[:, head, :, None].float())[..., 0] * query.shape[2] ** -0.5
         return scores.masked_fill(~self.mask[:, 0, 0], -torch.inf).softmax(-1)
 
 
 class SharedAttention:
-    """The `Attend` of one pass in which every row looks at the same context, as far as `mask` lets it."""
+    """`Attend` callback of one pass in which all rows share one context, limited for each row by `mask`."""
 
     def __init__(self, cache: KVCache, slot_mapping: Tensor, context: Tensor, mask: Tensor) -> None:
         self.cache, self.slot_mapping, self.context, self.mask = cache, slot_mapping, context, mask
@@ -62,7 +62,7 @@ class SharedAttention:
 
 
 def run_together(networks: FrameNetworks, owners: Tensor, inputs: Tensor, context: Context, length: int) -> Tensor:
-    """`_run_prompt` with one context for all rows: that of the pass itself, or with `length` that of one sequence."""
+    """Run `_run_prompt` with one context for all rows: the pass itself, or with `length` that of one sequence."""
     positions, cache = context.positions, networks.cache
     if length:
         offsets = torch.arange(length, device=positions.device)
@@ -77,7 +77,7 @@ def run_together(networks: FrameNetworks, owners: Tensor, inputs: Tensor, contex
 
 
 class PlainNetworks(UnfusedNetworks):
-    """The `plain` kind: all rows of a prompt attend to one context. A row's rounding depends on its pass."""
+    """Networks of the `plain` kind. All rows of a prompt share one context, so rounding depends on the pass."""
 
     kind: NetworkKind = "plain"
 
@@ -98,9 +98,9 @@ class PlainNetworks(UnfusedNetworks):
 
 
 class ExactNetworks(PlainNetworks):
-    """The `exact` kind: each row of a prompt attends to its own gathered context, whatever its position in the pass.
+    """Networks of the `exact` kind. Each row of a prompt attends to its own gathered context.
 
-    A row's result is the same in all passes of as many rows.
+    A row's result is equal in all passes with the same number of rows.
     """
 
     kind: NetworkKind = "exact"

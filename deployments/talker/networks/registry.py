@@ -1,13 +1,13 @@
-"""The kinds of networks, and where each of them runs: the only file that names them all.
+"""Kinds of networks and the devices on which they run. Only this module knows all kinds.
 
 | kind    | class           | runs                                                    |
 |---------|-----------------|---------------------------------------------------------|
 | `fused` | `FusedNetworks` | on a GPU with Triton, in 16 bits, from Ampere on        |
-| `cpu`   | `CpuNetworks`   | on a CPU, in float32, where the kernels in C fit        |
+| `cpu`   | `CpuNetworks`   | on a CPU, in float32, if the C kernels support the size |
 | `exact` | `ExactNetworks` | on any other CPU                                        |
 | `plain` | `PlainNetworks` | on any other GPU; anywhere with `talker.kernels: plain` |
 
-With `cpu` and `exact` a stream has the same codes alone, in a batch and resumed. `sampling/` has the samplers of each.
+With `cpu` and `exact`, a stream has the same codes alone, in a batch, and resumed. `sampling/` has the samplers.
 """
 
 import importlib.util
@@ -21,9 +21,9 @@ from deployments.talker.model.model_config import ModelConfig
 from deployments.talker.networks.frame_networks import FrameNetworks, NetworkKind
 
 _HERE = "deployments.talker.networks"
-_IN_C = "deployments.embedded_voice.cpu_networks"  # a network of its size, which no released talker has
+_IN_C = "deployments.embedded_voice.cpu_networks"  # only for networks of its size, unlike the released talkers
 NETWORKS: dict[NetworkKind, str] = {
-    "fused": f"{_HERE}.fused_networks:FusedNetworks",  # needs Triton, which does not run on CPUs
+    "fused": f"{_HERE}.fused_networks:FusedNetworks",  # requires Triton, which does not run on CPUs
     "cpu": f"{_IN_C}:CpuNetworks",
     "exact": f"{_HERE}.plain_networks:ExactNetworks",
     "plain": f"{_HERE}.plain_networks:PlainNetworks",
@@ -36,7 +36,7 @@ def networks_class(kind: NetworkKind) -> type[FrameNetworks]:
 
 
 def choose_networks(kernels: str, config: ModelConfig, *, dtype: torch.dtype, device: torch.device) -> NetworkKind:
-    """The kind for a checkpoint on a device. `kernels` is the setting."""
+    """Return the kind of networks for a checkpoint on a device. `kernels` is the value of `talker.kernels`."""
     if kernels == "plain":
         return "plain"
     if device.type == "cpu":

@@ -1,4 +1,4 @@
-"""Networks that leave sampling and the state of rows to PyTorch: of all kinds but `fused`."""
+"""Networks with sampling and row state in PyTorch: the base of all kinds except `fused`."""
 
 from abc import abstractmethod
 
@@ -41,18 +41,18 @@ class UnfusedNetworks(FrameNetworks):
 
     @abstractmethod
     def _first_logits(self, hidden: Tensor) -> Tensor:
-        """Float32 logits of codebook 0 [rows, vocab]."""
+        """Return the float32 logits of codebook 0 [rows, vocab]."""
 
     @abstractmethod
     def _complete(self, hidden: Tensor, code0: Tensor, *, sample: SampleCode) -> tuple[Tensor, Tensor]:
-        """Frames [rows, groups] whose first codes are known, and the sums [rows, hidden] of their embeddings."""
+        """Return frames [rows, groups] that begin with `code0`, and the sums [rows, hidden] of their embeddings."""
 
     @abstractmethod
     def _step(self, inputs: Tensor, context: Context, length: int) -> tuple[Tensor, Tensor | None]:
-        """Input rows [rows, hidden] -> hidden states, and the alignment head's attention [rows, length]."""
+        """Convert input rows [rows, hidden] to hidden states, and the alignment head's attention [rows, length]."""
 
     def _sample_code0(self, rows: Tensor, hidden: Tensor, breadth: Breadth) -> Tensor:
-        """Codebook 0 [rows] int64 of the next frames of state rows [rows], whose hidden states are [rows, hidden]."""
+        """Sample codebook 0 [rows] int64 of the next frames of state rows [rows] from hidden states [rows, hidden]."""
         state, eos = self.state, self.config.codes.eos
         frames = state.num_frames[rows].long()
         logits = penalise_repetition(self._first_logits(hidden), state.seen[rows], state.penalty(rows))
@@ -64,13 +64,13 @@ class UnfusedNetworks(FrameNetworks):
         return code0
 
     def choose(self, logits: Tensor, options: BatchOptions, draw: Draw) -> Tensor:
-        """Logits [rows, vocab] float32 -> codes [rows] int64. `sampling/` has the sampler of each device."""
+        """Sample codes [rows] int64 from float32 logits [rows, vocab]. `sampling/` contains a sampler per device."""
         if torch_sampler.IN_C and logits.is_cpu and self.noise is philox_noise:
             return torch_sampler.sample_in_c(logits, options, draw)
         return torch_sampler.sample(logits, options, draw, self.noise)
 
     def _read(self, rows: Tensor, weights: Tensor) -> None:
-        """The `readings` of state rows [rows] from attention weights [rows, length]."""
+        """Compute the `readings` of state rows [rows] from attention weights [rows, length]."""
         start, count = self.state.text(rows)
         token = torch.arange(weights.shape[1], device=weights.device) - start[:, None]
         on_text = weights * ((token >= 0) & (token < count[:, None]))

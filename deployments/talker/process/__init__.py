@@ -1,1 +1,1 @@
-"""The engine as a process of its own: its client in the replica, their messages, its loop."""
+"""Engine process: its client in the replica, its messages, and its main loop."""

@@ -1,6 +1,6 @@
-"""Messages between the talker replica and its engine process: over a socket pair, but for `EngineStart`.
+"""Messages between the talker replica and its engine process over a socket pair. `EngineStart` is an argument instead.
 
-The replica imports no torch, so this file does not either.
+This module does not import torch, because the replica does not need it.
 """
 
 import pickle
@@ -15,16 +15,16 @@ _LENGTH = struct.Struct("<I")
 
 
 class EngineStart(Strict):
-    """The model that an engine process loads: an argument of its command line, as JSON."""
+    """Model and settings that an engine process loads, passed as JSON on its command line."""
 
     model: str
     config: TalkerConfig
-    makes_audio: bool  # False if no stream asks for audio
+    makes_audio: bool  # False if all audio is decoded elsewhere
 
 
 @dataclass(frozen=True, slots=True)
 class Submit:
-    """A new request, and the id of its sequence, which the replica chose."""
+    """A new request, with the sequence id assigned by the replica."""
 
     sequence_id: int
     request: SynthesisRequest
@@ -32,7 +32,7 @@ class Submit:
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """The next part of a live request's text."""
+    """Next part of a live request's text."""
 
     sequence_id: int
     text: str
@@ -41,62 +41,62 @@ class Append:
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """The reader of a stream has left."""
+    """Request to stop a sequence, because its reader has closed the stream."""
 
     sequence_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class Forget:
-    """Stored voices that were deleted: see `ByRecording.forget`."""
+    """Request to drop the data of deleted voices. See `ByRecording.forget`."""
 
     voices: tuple[bytes, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Loading:
-    """A stage of the engine's start."""
+    """A stage of the engine's start has begun."""
 
     stage: str
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The engine takes requests from now on."""
+    """The engine accepts requests from now on."""
 
     info: ModelInfo
 
 
 @dataclass(frozen=True, slots=True)
 class EngineLoad:
-    """The current work of an engine, and its counts."""
+    """Current load of an engine, and counters."""
 
     num_running: int = 0
     num_waiting: int = 0
     kv_used_ratio: float = 0.0
-    speakers: Lookups = field(default_factory=Lookups)  # of speaker vectors since the last report
-    references: Lookups = field(default_factory=Lookups)  # of codes of recordings since the last report
-    num_background: int = 0  # sequences of jobs, which count in neither of the numbers above
-    repaired: int = 0  # streams so far whose audio reached NaN or infinity and was made again
+    speakers: Lookups = field(default_factory=Lookups)  # lookups of speaker vectors since the last report
+    references: Lookups = field(default_factory=Lookups)  # lookups of codes of recordings since the last report
+    num_background: int = 0  # sequences of jobs, not included in the numbers above
+    repaired: int = 0  # number of streams so far whose audio reached NaN or infinity and was decoded again
 
 
 @dataclass(frozen=True, slots=True)
 class Produced:
-    """New frames by sequence id, and the engine's load after the step."""
+    """New frames by sequence id, with the engine's load after the step."""
 
     chunks: tuple[tuple[int, FrameChunk], ...]
-    step_s: float  # duration of the step; 0 if no frame was made
+    step_s: float  # duration of the step; 0 if it made no frames
     load: EngineLoad
 
 
 @dataclass(frozen=True, slots=True)
 class Alive:
-    """The engine process runs, though a step may take long."""
+    """Heartbeat of the engine process, also sent during long steps."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestFailed:
-    """The error of a request, which brings no more frames. Without an id it is the engine's."""
+    """Error that ends a request. Without an id, the error ends the engine."""
 
     sequence_id: int | None
     error: Exception
@@ -104,7 +104,7 @@ class RequestFailed:
 
 @dataclass(frozen=True, slots=True)
 class HasForgotten:
-    """The answer to a `Forget`: the number of dropped results."""
+    """Reply to a `Forget` with the number of dropped results."""
 
     num_results: int
 
@@ -114,13 +114,13 @@ Report = Loading | Ready | Produced | Alive | RequestFailed | HasForgotten
 
 
 def encode(message: Command | Report) -> bytes:
-    """A message with its length in front. Pickle is safe, because both ends run the same code on one machine."""
+    """Serialize a message with a length prefix. Pickle is safe, because both ends run the same code on one machine."""
     body = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
     return _LENGTH.pack(len(body)) + body
 
 
 class Unpacker:
-    """Assembles messages from bytes as they arrive."""
+    """Parser that assembles messages from received bytes."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
@@ -134,7 +134,7 @@ class Unpacker:
 
     @property
     def is_inside(self) -> bool:
-        """Whether a part of a message has arrived."""
+        """Whether an incomplete message has arrived."""
         return bool(self._buffer)
 
     def _next_message(self) -> Command | Report | None:

@@ -1,4 +1,4 @@
-"""The replica's side of the engine process: starts it, sends it requests, gives its frames to their streams."""
+"""Client of the engine process in the replica. Starts the process, sends requests, and passes frames to streams."""
 
 import asyncio
 import contextlib
@@ -26,24 +26,24 @@ logger = logging.getLogger(__name__)
 
 _RECEIVE_BYTES = 1 << 18
 _STOP_TIMEOUT_S = 5.0
-# The engine process reports four times a second that it is alive.
+# The engine process sends a heartbeat four times a second.
 _PEER_TIMEOUT_S = 1.5
-_LONGEST_PEER_TIMEOUT_S = 10.0  # for a process that has no processor to run on
+_LONGEST_PEER_TIMEOUT_S = 10.0  # for a process that waits for a processor
 _WATCH_S = 0.25
-# Frames that a job's segment sends together: no listener waits, and each chunk takes time of this event loop. Ray's
-# object store would take chunks above 100 kB, and that takes more of it.
+# Number of frames that a job's segment sends together. Jobs have no listeners, and each chunk takes time of this event
+# loop. Larger chunks above 100 kB would go through Ray's object store, which takes more time.
 _BACKGROUND_FRAMES = 20
 
 Item = FrameChunk | Exception
 
 
 class EngineClient:
-    """Owns one engine process. Constructing it blocks until the model is loaded."""
+    """Owner of one engine process. The constructor blocks until the model is loaded."""
 
     def __init__(
         self, model: str, config: TalkerConfig, report: Report = report_stage, *, makes_audio: bool = True
     ) -> None:
-        """`report` is called with each stage of the start. `makes_audio`: False if no stream asks for audio."""
+        """Start the process. `report` receives each stage. `makes_audio` is False if all audio is decoded elsewhere."""
         self._report = report
         self._socket, theirs = socket.socketpair()
         with theirs:
@@ -52,7 +52,7 @@ class EngineClient:
             self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
         self._unpacker = channel.Unpacker()
         self._streams: dict[int, asyncio.Queue[Item]] = {}
-        self._forgetting: deque[asyncio.Future[int]] = deque()  # the engine answers in their order
+        self._forgetting: deque[asyncio.Future[int]] = deque()  # in the order of the engine's replies
         self._sequence_ids = itertools.count()
         self._writer: asyncio.StreamWriter | None = None
         self._connecting: asyncio.Task[None] | None = None
@@ -62,7 +62,7 @@ class EngineClient:
         self._keep_alive_s = config.keep_alive_s
         self._idle_since_s = time.monotonic()
         self._asleep, self._changing = False, asyncio.Lock()
-        self.on_sleep: Callable[[bool], None] = lambda is_asleep: None  # called on another thread
+        self.on_sleep: Callable[[bool], None] = lambda is_asleep: None  # called in another thread
         self.load = channel.EngineLoad()  # of the last step
         with contextlib.ExitStack() as failed:
             failed.callback(self.stop)
@@ -71,14 +71,14 @@ class EngineClient:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the engine process runs, and has reported lately."""
+        """Whether the engine process is running and has reported recently."""
         return self._process.poll() is None and (self._reading is None or not self._reading.done())
 
     async def submit(self, request: SynthesisRequest) -> AsyncGenerator[FrameChunk, None]:
-        """Frames as the engine makes them. Frames that wait together become one chunk, and so do many of a background
-        request. Closing the generator aborts the request.
+        """Yield frames as the engine makes them. Closing the generator aborts the request.
 
-        Raises InvalidRequest and Overloaded before the first frame, TalkerLost when the engine process dies.
+        Frames that have arrived together form one chunk. A background request combines at least _BACKGROUND_FRAMES.
+        Raises InvalidRequest or Overloaded before the first frame, and TalkerLost if the engine process dies.
         """
         await self.attach()
         sequence_id = next(self._sequence_ids)
@@ -108,7 +108,7 @@ class EngineClient:
                 self._send(channel.Abort(sequence_id))
 
     async def _write(self, sequence_id: int, mailed: Mailbox) -> None:
-        """Send the engine the text of a live request as it comes. The stream fails if the text cannot be read."""
+        """Send the text of a live request to the engine as it arrives. The stream fails if the text is unreadable."""
         try:
             async with aclosing(mailbox.read(mailed)) as parts:
                 async for part in parts:
@@ -119,7 +119,7 @@ class EngineClient:
                 self._streams[sequence_id].put_nowait(error)
 
     async def forget(self, voices: tuple[bytes, ...]) -> int:
-        """Have the engine drop its results of these voices. Returns how many results it had. Raises TalkerLost."""
+        """Drop the engine's results of `voices`. Returns the number of dropped results. Raises TalkerLost."""
         await self.attach()
         if self._keep_alive_s is not None:
             await asyncio.shield(self._wake())
@@ -129,9 +129,9 @@ class EngineClient:
         return await forgotten
 
     def stop(self) -> None:
-        """Close the socket, which ends the process. Kill it if it continues."""
+        """Close the socket, which ends the process. Kill the process if it does not exit in time."""
         with contextlib.suppress(OSError):  # already disconnected
-            self._socket.shutdown(socket.SHUT_RDWR)  # after a mere close uvloop would keep the descriptor open
+            self._socket.shutdown(socket.SHUT_RDWR)  # uvloop would keep the descriptor open after a close alone
         self._socket.close()
         if self._writer is not None:
             self._writer.close()
@@ -150,12 +150,12 @@ class EngineClient:
                     self._report(report.stage)
                 if isinstance(report, channel.RequestFailed):
                     raise report.error
-        raise TalkerLost(f"the engine process ended with code {self._process.wait()} at its start; its output says why")
+        raise TalkerLost(f"the engine process exited with code {self._process.wait()} during its start; see its output")
 
     async def attach(self) -> None:
-        """Give the socket to the event loop, at the first call: when the client is made, no loop runs yet.
+        """Connect the socket to the event loop on the first call, because the constructor has no running loop.
 
-        Raises TalkerLost.
+        Raises TalkerLost if the engine process has died.
         """
         if self._connecting is None:
             self._connecting = asyncio.create_task(self._connect())
@@ -171,27 +171,27 @@ class EngineClient:
         self._watching = asyncio.create_task(self._watch(self._reading))
 
     async def _watch(self, reading: asyncio.Task[None]) -> None:
-        """End the reading, and all streams with it, when the engine process sends nothing for too long."""
+        """Stop reading and fail all streams if the engine process sends nothing for too long."""
         while not reading.done():
             slept_s = time.monotonic()
             await asyncio.sleep(_WATCH_S)
             now_s = time.monotonic()
             if now_s - slept_s > 2 * _WATCH_S:
-                self._reported_s = now_s  # this process did not run, so nothing is known of the other
+                self._reported_s = now_s  # this process was suspended, so the silence proves nothing
             silence_s = now_s - self._reported_s
             if silence_s > _PEER_TIMEOUT_S and (
                 silence_s > _LONGEST_PEER_TIMEOUT_S or not any_runnable(self._process.pid)
             ):
                 logger.error("the engine process has been silent for %.1f s", silence_s)
                 self._process.kill()
-                reading.cancel()  # a process that hangs in a driver keeps its socket even when it is killed
+                reading.cancel()  # a process that hangs in a driver keeps its socket open even after a kill
             if self._streams or self._forgetting:
                 self._idle_since_s = now_s
             elif self._keep_alive_s is not None and now_s - self._idle_since_s > self._keep_alive_s:
                 await self._sleep()
 
     async def _sleep(self) -> None:
-        """Leave the GPU, unless a request comes first. If the driver cannot, the engine stays awake for good."""
+        """Release the GPU, unless a request arrives first. On a driver error, the engine keeps its GPU permanently."""
         async with self._changing:
             if self._asleep or self._streams:
                 return
@@ -202,7 +202,7 @@ class EngineClient:
                 self._keep_alive_s = None
 
     async def _wake(self) -> None:
-        """Return once the engine has its GPU. Raises TalkerLost if others have taken its memory."""
+        """Return after the engine has its GPU memory again. Raises TalkerLost if other processes use the memory."""
         async with self._changing:
             if not self._asleep:
                 return
@@ -210,8 +210,8 @@ class EngineClient:
             try:
                 await asyncio.to_thread(self._change, asleep.wake, to_sleep=False)
             except EngineError as error:
-                self._process.kill()  # it no longer receives anything
-                raise TalkerLost(f"the engine did not come back to its GPU: {error}") from error
+                self._process.kill()  # the suspended process cannot receive messages
+                raise TalkerLost(f"the engine could not restore its GPU memory: {error}") from error
             self._idle_since_s = time.monotonic()
             logger.info("the engine is back on its GPU after %.2f s", time.monotonic() - began_s)
 
@@ -233,7 +233,7 @@ class EngineClient:
             for forgotten in self._forgetting:
                 if not forgotten.done():
                     forgotten.set_exception(self._lost())
-            writer.close()  # here, while its event loop still runs
+            writer.close()  # while its event loop is still running
 
     def _deliver(self, report: channel.Command | channel.Report) -> None:
         if isinstance(report, channel.Produced):
@@ -261,8 +261,9 @@ class EngineClient:
 
 
 async def _next_chunk(queue: "asyncio.Queue[Item]", least: int) -> FrameChunk:
-    """One chunk of all that have arrived, and of at least `least` frames unless the stream ends. An error waits until
-    the frames before it are read.
+    """Return one chunk of all frames that have arrived, at least `least` unless the stream ends.
+
+    An error is raised only after all earlier frames have been returned.
     """
     chunks, num_frames = list[FrameChunk](), 0
     while not chunks or ((num_frames < least or not queue.empty()) and chunks[-1].finish_reason is None):

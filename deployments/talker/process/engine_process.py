@@ -1,8 +1,8 @@
-"""The engine's own process: `python -m deployments.talker.process.engine_process SOCKET START`.
+"""Engine process: `python -m deployments.talker.process.engine_process SOCKET START`.
 
-A busy Python thread next to the replica's event loop triples the time to the first byte; a child process costs nothing.
-The process ends when its socket does, so it never outlives its replica, and it starts no session of its own. A thread
-next to the engine reports that it is alive, and ends the process if a step does not end.
+A busy Python thread would share the GIL with the replica's event loop and triple the time to the first byte, so the
+engine runs in a child process. The process exits when its socket closes, so it never outlives its replica. The process
+stays in the replica's session. A watchdog thread sends heartbeats, and ends the process if a step hangs.
 """
 
 import contextlib
@@ -32,21 +32,21 @@ from deployments.weights.store import cache_directory, locate
 logger = logging.getLogger(__name__)
 
 _PERIOD_S = 0.25
-# A step on a GPU takes milliseconds. A step on a CPU may take long, but then it uses a processor.
+# A step on a GPU takes milliseconds. A step on a CPU may take long, but it keeps a processor busy.
 _LONGEST_STEP_S = {"cuda": 1.5, "cpu": 60.0}
 _LONGEST_IDLENESS_S = 1.25
 EXIT_CODE = 70
 _RECEIVE_BYTES = 1 << 20
 _REST_S = 0.005
-_TOKENIZING_S = 0.01  # how often an idle engine looks whether long texts are tokenized
+_TOKENIZING_S = 0.01  # interval at which an idle engine checks for tokenized texts
 _MOST_UNSENT_BYTES = 1 << 26
 
 
 class Watchdog:
-    """Watches the thread that constructs it."""
+    """Monitor of the constructing thread."""
 
     def __init__(self, device_type: str, alive: Callable[[], None], *, give_up: Callable[[int], object]) -> None:
-        """The watchdog's thread calls `alive` four times a second, and `give_up` with an exit status."""
+        """Create a watchdog that calls `alive` four times a second, and `give_up` with an exit status after a hang."""
         self._longest_step_s = _LONGEST_STEP_S.get(device_type, _LONGEST_STEP_S["cpu"])
         self._alive, self._give_up = alive, give_up
         self._work = ThreadWork()
@@ -55,7 +55,7 @@ class Watchdog:
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Context for work that has to end in time. Nested work has time of its own."""
+        """Return a context with a time limit. A nested context has a separate limit."""
         is_within = self._step_began_s is not None
         self._step_began_s = time.monotonic()
         try:
@@ -65,7 +65,7 @@ class Watchdog:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Context for all steps, in which the watchdog's thread runs."""
+        """Return a context in which the watchdog's thread runs."""
         thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
         thread.start()
         try:
@@ -84,34 +84,34 @@ class Watchdog:
 
     def _judge(self, step_s: float, idle_s: float) -> None:
         if step_s > self._longest_step_s or idle_s > _LONGEST_IDLENESS_S:
-            logger.error("a step hangs: it takes %.1f s, the last %.1f s without work; giving up", step_s, idle_s)
+            logger.error("a step hangs: it has run for %.1f s, the last %.1f s idle; exiting", step_s, idle_s)
             self._give_up(EXIT_CODE)
 
 
 @dataclass(slots=True)
 class _MarkedRequest:
     marks: list[Mark]
-    has_audio: bool  # the engine makes audio too; else a codec replica decodes the codes
+    has_audio: bool  # whether the engine decodes audio; otherwise a codec replica decodes the codes
 
     def add(self, stage: str) -> None:
         self.marks.append((stage, time.time_ns()))
 
 
 class FirstAudioMarks:
-    """Marks of requests whose first audio has not left the engine process."""
+    """Marks of requests whose first audio has not left the engine process yet."""
 
     def __init__(self) -> None:
         self._requests: dict[int, _MarkedRequest] = {}
 
     def begin(self, sequence_id: int, request: SynthesisRequest, *, came_ns: int) -> None:
-        """Follow a request if it has marks. It came at `came_ns` (time.time_ns()), and the engine has its prompt."""
+        """Track a request with marks. The request arrived at `came_ns` (time.time_ns()), and its prompt is built."""
         if request.marks:
             marked = _MarkedRequest([*request.marks, ("to-engine", came_ns)], bool(request.gpu_frames))
             marked.add("prompt")
             self._requests[sequence_id] = marked
 
     def follow(self, chunks: tuple[tuple[int, FrameChunk], ...]) -> tuple[tuple[int, FrameChunk], ...]:
-        """`chunks`, with its marks in the first audio of each request that has marks."""
+        """Return `chunks` with marks added to the first audio of each tracked request."""
         if not self._requests:
             return chunks
         return tuple((sequence_id, self._follow(sequence_id, chunk)) for sequence_id, chunk in chunks)
@@ -126,7 +126,7 @@ class FirstAudioMarks:
         if len(chunk.codes) and request.marks[-1][0] != "codes":
             request.add("codes")
         if request.has_audio and not chunk.pcm and chunk.finish_reason is None:
-            return chunk  # its audio comes with a later chunk
+            return chunk  # the audio follows in a later chunk
         self.end(sequence_id)
         if request.has_audio:
             request.add("audio")
@@ -134,7 +134,7 @@ class FirstAudioMarks:
 
 
 def take_load(engine: Engine) -> channel.EngineLoad:
-    """The current load. Lookups are counted from the last call on."""
+    """Return the current load, with the cache lookups since the last call."""
     scheduler, prompts = engine.scheduler, engine.prompts
     return channel.EngineLoad(
         num_running=scheduler.num_listeners,
@@ -148,8 +148,9 @@ def take_load(engine: Engine) -> channel.EngineLoad:
 
 
 class LongTexts:
-    """Tokenizes long texts on a thread of its own, so that the engine's steps and the watchdog continue. Commands of a
-    sequence wait for its texts.
+    """Tokenizer thread for long texts, which keeps the engine's steps and the watchdog running.
+
+    Commands of a sequence wait until its texts are tokenized.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -161,7 +162,7 @@ class LongTexts:
         return bool(self._waiting)
 
     def due(self, commands: list[channel.Command]) -> list[channel.Command]:
-        """The commands that can be executed now, each sequence's in their order."""
+        """Return the commands that can run now, in order for each sequence."""
         due = list[channel.Command]()
         for command in commands:
             sequence_id = None if isinstance(command, channel.Forget) else command.sequence_id
@@ -185,22 +186,25 @@ class LongTexts:
 
 
 class EngineProcess:
-    """Passes commands from the socket to the engine, frames back. Raises ConnectionError once the replica is gone."""
+    """Main loop that passes commands from the socket to the engine, and frames back.
+
+    Raises ConnectionError after the replica has closed the socket.
+    """
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
         self.unpacker = channel.Unpacker()
         self.first_audio_marks = FirstAudioMarks()
-        self._sending = threading.Lock()  # the watchdog sends too
-        self._unsent = bytearray()  # reports for which the socket had no room yet
+        self._sending = threading.Lock()  # the watchdog thread sends too
+        self._unsent = bytearray()  # reports that did not fit into the socket yet
 
     def run(self, start: channel.EngineStart) -> None:
-        """Load the model, then serve until the socket closes."""
+        """Load the model, then serve requests until the socket closes."""
         try:
             engine, info = self._load(start)
         except Exception as error:
             failure = error if isinstance(error, TalkrayError) else EngineError(f"the engine does not start: {error!r}")
-            self._send(channel.RequestFailed(None, failure))  # only our own errors are sure to unpickle
+            self._send(channel.RequestFailed(None, failure))  # only Talkray's errors are certain to unpickle
             raise
         self._send(channel.Ready(info))
         self._long_texts = LongTexts(engine)
@@ -219,15 +223,15 @@ class EngineProcess:
             output = engine.step(meanwhile=lambda: self._execute_all(engine, self._receive(timeout_s=0), watchdog))
             chunks = self.first_audio_marks.follow(output.chunks)
             step_s = time.perf_counter() - began_s if chunks else 0.0
-        if chunks or was_idle or engine.is_idle:  # the last report before it idles shows that nothing runs
+        if chunks or was_idle or engine.is_idle:  # the last report before idling shows an empty batch
             self._send(channel.Produced(chunks, step_s, take_load(engine)))
         for sequence_id, error in output.failures:
             self._send(channel.RequestFailed(sequence_id, error))
         if engine.is_idle and not was_idle:
-            engine.check_integrity()  # an engine that has lost a row or a block has to be replaced
+            engine.check_integrity()  # raises if a row or block is lost, to replace the engine
 
     def _execute_all(self, engine: Engine, commands: list[channel.Command], watchdog: Watchdog) -> None:
-        """Many recordings that come at once take longer to read than a step may."""
+        """Run commands, each with its own time limit, because several recordings take longer than a step may."""
         for command in self._long_texts.due(commands):
             with watchdog.step():
                 self._execute(engine, command)
@@ -253,7 +257,7 @@ class EngineProcess:
         except TalkrayError as error:
             engine.abort(sequence_id)
             self._send(channel.RequestFailed(sequence_id, error))
-        except Exception as error:  # the other streams continue
+        except Exception as error:  # other streams continue
             logger.exception("request %d could not be added", sequence_id)
             engine.abort(sequence_id)
             failure = EngineError(f"the engine failed on this request: {error!r}")
@@ -271,15 +275,16 @@ class EngineProcess:
         return engine, replace(engine.info, name=start.model)
 
     def _receive(self, *, timeout_s: float | None) -> list[channel.Command]:
-        """The commands that have arrived. Waits at most `timeout_s` for a first byte, and _REST_S for the rest of a
-        command, because a recording takes several reads and the engine would make a step between two of them.
+        """Return the commands that have arrived. Waits at most `timeout_s` for data, and _REST_S for a whole command.
+
+        A recording takes several reads, and the engine would otherwise run a step between two of them.
         """
         messages: list[channel.Command | channel.Report] = []
         until_s = math.inf
         while self._await_data(timeout_s):
             data = self.connection.recv(_RECEIVE_BYTES)
             if not data:
-                raise ConnectionResetError("the replica has closed its end")
+                raise ConnectionResetError("the replica has closed the socket")
             messages += self.unpacker.feed(data)
             now_s = time.monotonic()
             until_s = min(until_s, now_s + _REST_S)
@@ -289,7 +294,7 @@ class EngineProcess:
         return [command for command in messages if isinstance(command, channel.Command)]
 
     def _await_data(self, timeout_s: float | None) -> bool:
-        """Whether there is something to receive in time. Sends unsent data meanwhile."""
+        """Wait for data, and meanwhile send unsent data. Returns whether data is available."""
         while True:
             waiting = [self.connection] if self._unsent else []
             readable, writable, _ = select.select([self.connection], waiting, [], timeout_s)
@@ -300,17 +305,17 @@ class EngineProcess:
                 return bool(readable)
 
     def _say_alive(self) -> None:
-        with contextlib.suppress(ConnectionError):  # the engine's thread notices by itself
+        with contextlib.suppress(ConnectionError):  # the engine's thread detects a closed socket itself
             self._send(channel.Alive())
 
     def _send(self, report: channel.Report) -> None:
-        """Data that does not fit into the socket is sent later: the engine does not wait for a busy replica."""
+        """Send a report without blocking. The rest of a report that does not fit into the socket is sent later."""
         with self._sending:
             self._unsent += channel.encode(report)
             self._flush()
 
     def _flush(self) -> None:
-        """Send what the socket takes at once, or all of it if the replica has not read for long."""
+        """Send as much as the socket accepts immediately. Blocks if the replica has not read for a long time."""
         if len(self._unsent) > _MOST_UNSENT_BYTES:
             self.connection.sendall(self._unsent)
             self._unsent.clear()
@@ -320,8 +325,8 @@ class EngineProcess:
 
 
 def main(descriptor: int, start: str) -> None:
-    """`descriptor` is the file descriptor of the socket to the replica. `start` is a `channel.EngineStart` as JSON."""
-    os.environ.setdefault("TRITON_CACHE_DIR", str(cache_directory() / "triton"))  # compiled kernels outlive the process
+    """Run the process. `descriptor` is the socket to the replica, and `start` a `channel.EngineStart` as JSON."""
+    os.environ.setdefault("TRITON_CACHE_DIR", str(cache_directory() / "triton"))  # reused by later processes
     with socket.socket(fileno=descriptor) as connection, contextlib.suppress(ConnectionError):
         EngineProcess(connection).run(channel.EngineStart.model_validate_json(start))
 

@@ -1,1 +1,1 @@
-"""From sequences to rows of tensors: prompts, the batch's state, sampling, captured steps."""
+"""Execution of batches on the device: prompts, batch state, sampling and captured steps."""

@@ -1,9 +1,9 @@
-"""Runs a batch of sequences on the device: prefill, and the step that makes one frame for each.
+"""Execution of prefills, and of steps that make one frame for each sequence of a batch.
 
-On a CPU codes are equal whether a sequence runs by itself, in a batch, or is resumed, and `advance` of a step comes
-when its codes have been handed on. On a GPU a batch takes the smallest bucket it fits in, all work is replayed from
-CUDA graphs, and the host waits for the codes only: `advance` of a step still runs while the host hands the codes on and
-prepares the next step. `BatchMode` has the differences.
+On a CPU, a sequence has the same codes alone, in a batch, and resumed. The runner defers `advance` of a step until the
+engine has delivered the step's codes. On a GPU, a batch uses the smallest bucket that fits, and all work is replayed
+from CUDA graphs. The host waits only for the codes. `advance` of a step still runs while the host delivers the codes
+and prepares the next step. `BatchMode` describes the differences.
 """
 
 from collections import deque
@@ -26,42 +26,42 @@ from deployments.talker.state.batch_state import BatchState, Breadth, DrawingOpt
 from deployments.talker.state.kv_cache import LENGTH_STEP, BlockManager, KVCache
 from deployments.talker.state.sequence import Sequence
 
-_KEPT_STEPS = 2  # steps whose results the host can still read
-# Powers of two, with finer steps above 32; no 4: the kernels are faster with 8 rows (measured).
+_KEPT_STEPS = 2  # number of steps whose results the host can still read
+# Powers of two, with finer steps above 32. There is no bucket of 4, because the kernels are faster with 8 rows.
 BATCHES = (1, 2, 8, 16, 32, 48, 64, 96, 128, 192, 256)
 _PREFILL_POSITIONS = (16, 32, 64, 128, 256, MAX_PASS_POSITIONS)
 
 
 @dataclass(frozen=True, slots=True)
 class BatchMode:
-    """How sequences become batches. These are all modes; `RunnerShape.mode` chooses one."""
+    """Rules for combining sequences into batches. `RunnerShape.mode` selects one of the modes below."""
 
     one_size: bool = False  # each step has max_num_seqs rows
-    fixed_shapes: bool = False  # passes have sizes of a list, contexts their greatest length, as CUDA graphs need
+    fixed_shapes: bool = False  # passes have listed sizes and contexts have the maximum length, as CUDA graphs require
     shares_passes: bool = False  # prompts of several sequences run in one pass
-    retraces: bool = False  # a resumed sequence's frames run step by step: a prefill would round to other bits
+    retraces: bool = False  # frames of a resumed sequence run step by step, because a prefill rounds differently
 
 
 BUCKETS = BatchMode(fixed_shapes=True, shares_passes=True)
 _MODES: dict[NetworkKind, BatchMode] = {
-    "cpu": BatchMode(),  # its products round a row in the same way for any number of rows
-    "exact": BatchMode(one_size=True),  # PyTorch's products round by the number of rows
+    "cpu": BatchMode(),  # its products round a row equally for any number of rows
+    "exact": BatchMode(one_size=True),  # rounding of PyTorch's products depends on the number of rows
     "plain": BUCKETS,
     "fused": BUCKETS,
 }
-# With `deterministic: true`, in place of BUCKETS: codes do not depend on what else runs either.
+# Replaces BUCKETS if `deterministic` is set: codes are then independent of concurrent sequences.
 DETERMINISTIC = BatchMode(one_size=True, fixed_shapes=True, retraces=True)
 
 
 @dataclass(frozen=True, slots=True)
 class RunnerShape:
-    """The parameters that determine the shapes of a runner's batches, and the kernels that compute them."""
+    """Parameters that determine the shapes of a runner's batches, and the kernels for them."""
 
     max_num_seqs: int
     max_model_len: int
     networks: NetworkKind
-    deterministic: bool = False  # `cpu` and `exact` are so anyway
-    attention: str = "auto"  # how `fused` attends: see `choose_attention`
+    deterministic: bool = False  # has no effect for `cpu` and `exact`, which are always deterministic
+    attention: str = "auto"  # attention kernel of `fused`, see `choose_attention`
 
     @property
     def mode(self) -> BatchMode:
@@ -69,7 +69,7 @@ class RunnerShape:
         return DETERMINISTIC if self.deterministic and mode is BUCKETS else mode
 
     def sizes(self, *, most_positions: int) -> tuple[list[int], list[int]]:
-        """Numbers of rows of a step, and numbers of positions of a prefill pass, at most `most_positions`."""
+        """Return the row counts of steps, and the position counts of prefill passes up to `most_positions`."""
         mode, most = self.mode, self.max_num_seqs
         positions = [size for size in _PREFILL_POSITIONS if size <= most_positions]
         if mode.fixed_shapes:
@@ -79,15 +79,15 @@ class RunnerShape:
 
 @dataclass(frozen=True, slots=True)
 class _DeviceBatch:
-    """A batch on the device, which is uploaded again only when its members change."""
+    """A batch on the device, which is only uploaded again when its members change."""
 
     members: tuple[tuple[int, int], ...]  # each sequence's id and row
-    rows: Tensor  # [bucket] int64: rows of the state, padded with the scratch row
+    rows: Tensor  # [bucket] int64, rows of the state; padded with the scratch row
     breadth: Breadth
 
 
 class _HostResults:
-    """A step's results in the host's memory, which is pinned if there is a GPU. Later steps use the memory again."""
+    """Results of a step in host memory, which is pinned if there is a GPU. Later steps reuse the memory."""
 
     def __init__(self, networks: FrameNetworks, *, pinned: bool) -> None:
         self.codes = torch.zeros_like(networks.codes, device="cpu", pin_memory=pinned)  # [rows, groups] int16
@@ -97,42 +97,42 @@ class _HostResults:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class QueuedStep:
-    """A step that may still run. Its results can be read until _KEPT_STEPS later steps are queued."""
+    """A step that may still be running. Its results are readable until _KEPT_STEPS later steps are queued."""
 
     sequences: list[Sequence]
     _results: _HostResults
     _has_readings: bool  # whether the talker has an alignment head
-    _codes_event: torch.cuda.Event | None  # the codes are there; None on a CPU, where `queue_step` waits for them
-    _advance_event: torch.cuda.Event | None  # `advance` is over
+    _codes_event: torch.cuda.Event | None  # recorded after the codes; None on a CPU, where `queue_step` is synchronous
+    _advance_event: torch.cuda.Event | None  # recorded after `advance`
 
     @property
     def has_codes(self) -> bool:
-        """Whether `result` returns at once."""
+        """Whether `result` returns immediately."""
         return self._codes_event is None or bool(self._codes_event.query())  # type: ignore[no-untyped-call]
 
     @property
     def is_over(self) -> bool:
-        """Whether `advance` has run. On a CPU `run_pending_advance` has it run."""
+        """Whether `advance` has finished. On a CPU, `run_pending_advance` runs it."""
         return self._advance_event is None or bool(self._advance_event.query())  # type: ignore[no-untyped-call]
 
     def result(self) -> Codes:
-        """Frames [sequences, groups]. A row that starts with the end of speech or NOT_FINITE is not a frame.
+        """Wait for the codes and return frames [sequences, groups].
 
-        `advance` of the step may still run.
+        A row that begins with the end of speech or NOT_FINITE is not a frame. `advance` of the step may still run.
         """
         if self._codes_event is not None:
             self._codes_event.synchronize()
-        assert self._results.owner is self, "a later step has these buffers"
+        assert self._results.owner is self, "a later step has reused these buffers"
         frames: Codes = self._results.codes[: len(self.sequences)].numpy().copy()
         return frames
 
     def readings(self) -> list[list[float]]:
-        """[sequences, 2] of `FrameNetworks.readings`, complete once the step is over; empty without such a head."""
-        assert self._results.owner is self, "a later step has these buffers"
+        """Return `FrameNetworks.readings` [sequences, 2], complete after `advance`; empty without an alignment head."""
+        assert self._results.owner is self, "a later step has reused these buffers"
         return self._results.readings[: len(self.sequences)].tolist() if self._has_readings else []
 
     def advance_ns(self) -> int:
-        """How long `advance` took; 0 while it runs."""
+        """Return the duration of `advance`; 0 while it is running."""
         codes, over = self._codes_event, self._advance_event
         if codes is None or over is None or not over.query():  # type: ignore[no-untyped-call]
             return 0
@@ -140,7 +140,7 @@ class QueuedStep:
 
 
 class ModelRunner:
-    """Runs batches of a talker's sequences."""
+    """Executor of a talker's batches."""
 
     def __init__(
         self,
@@ -151,7 +151,7 @@ class ModelRunner:
         most_positions: int = MAX_PASS_POSITIONS,
         cuda_stream: torch.cuda.Stream | None = None,
     ) -> None:
-        """Prefill passes have at most `most_positions` positions. Work is queued on `cuda_stream`, if there is one."""
+        """Create a runner with prefill passes of at most `most_positions` positions. Work runs on `cuda_stream`."""
         self.networks, self.blocks, self.shape, self.cuda_stream = networks, blocks, shape, cuda_stream
         self.state, self.device = networks.state, networks.tables.device
         self._writer = RowWriter(self.state)
@@ -165,12 +165,12 @@ class ModelRunner:
         self._rows = torch.zeros(shape.max_num_seqs, dtype=torch.long, device=self.device)
         self._staging = Staging(2 * shape.max_num_seqs, device=self.device)
         self._batch: _DeviceBatch | None = None
-        self._pending: tuple[list[Sequence], Callable[[], None]] | None = None  # of a CPU: `advance` of the last step
+        self._pending: tuple[list[Sequence], Callable[[], None]] | None = None  # deferred `advance` on a CPU
         self._results = deque(_HostResults(networks, pinned=self.on_gpu) for _ in range(_KEPT_STEPS))
 
     @torch.inference_mode()
     def prefill(self, sequences: list[Sequence]) -> None:
-        """Take sequences in: write their rows of the state, and run their prompts and the frames they have."""
+        """Admit sequences: write their state rows, and run their prompts and existing frames."""
         self.run_pending_advance()
         if sequences:
             self._batch = None
@@ -187,10 +187,10 @@ class ModelRunner:
 
     @torch.inference_mode()
     def queue_step(self, sequences: list[Sequence], on_codes: Callable[[Tensor], None] | None = None) -> QueuedStep:
-        """Queue the step that makes each sequence's next frame; a CPU makes the frames before this returns.
+        """Queue the step that makes the next frame of each sequence. On a CPU the frames exist when this returns.
 
         `on_codes` is called with the frames [sequences, groups] int16 on the device, after their computation is queued
-        and before later work is.
+        and before later work is queued.
         """
         self.run_pending_advance()
         with self.on_stream():
@@ -216,42 +216,42 @@ class ModelRunner:
 
     @property
     def has_pending_advance(self) -> bool:
-        """Whether a CPU still has to run `advance` of the last step, because a sequence of it continues."""
+        """Whether `advance` of the last step is pending on a CPU, because a sequence of that step continues."""
         return self._pending is not None and any(sequence.row is not None for sequence in self._pending[0])
 
     @torch.inference_mode()
     def run_pending_advance(self) -> None:
-        """Have a CPU run `advance` of the last step, if it is needed. A step and a prefill do so first."""
+        """Run a pending `advance` on a CPU, if any. Steps and prefills do this first."""
         pending, self._pending = self._pending if self.has_pending_advance else None, None
         if pending is not None:
             pending[1]()
 
     @torch.inference_mode()
     def extend_text(self, sequence: Sequence, start: int) -> None:
-        """Upload the sequence's text from trailing id `start` on. A sequence without a row gets it with its prefill."""
+        """Upload the sequence's text from trailing id `start` on. Without a row, the prefill uploads the text later."""
         if sequence.row is not None:
             self._writer.extend_text(sequence, start)
 
     @torch.inference_mode()
     def repeat_step(self, sequences: list[Sequence]) -> None:
-        """A step for benchmarks, whose frames the host does not take."""
+        """Run a step for benchmarks without copying its frames to the host."""
         self.run_pending_advance()
         batch = self._as_batch(sequences)
         self._predict(batch)
         self._advance(batch, length=self._length(0))
 
     def on_stream(self) -> AbstractContextManager[object]:
-        """Put the device work that the block queues on the runner's CUDA stream."""
+        """Return a context that queues device work on the runner's CUDA stream."""
         return torch.cuda.stream(self.cuda_stream)
 
     @torch.inference_mode()
     def rehearse(self) -> None:
-        """Run once, without a capture, everything that `capture` makes graphs of."""
+        """Run all work that `capture` captures, once and without capture."""
         for _, work in self.shapes():
             work()
 
     def _as_batch(self, sequences: list[Sequence]) -> _DeviceBatch:
-        """The batch on the device, uploaded again if a sequence has joined, left or moved to another row."""
+        """Return the batch on the device. Uploads it if a sequence has joined, left or moved to another row."""
         members = tuple((sequence.id, _row(sequence)) for sequence in sequences)
         if self._batch is None or self._batch.members != members:
             bucket = next(size for size in self.buckets if size >= len(sequences))
@@ -271,7 +271,7 @@ class ModelRunner:
         return next(breadth for breadth in self.networks.breadths if breadth.covers(needed))
 
     def _send_new_blocks(self, sequences: list[Sequence], positions: list[int]) -> None:
-        """Upload the number of a sequence's new block, if its next position, of `positions`, is the first in one."""
+        """Upload the block number of each sequence whose next position, in `positions`, is the first in a block."""
         for sequence, position in zip(sequences, positions, strict=True):
             if position % self.blocks.block_size == 0:
                 index = position // self.blocks.block_size
@@ -287,7 +287,7 @@ class ModelRunner:
             readings.copy_(self.networks.readings[: len(readings)], non_blocking=True)
 
     def _length(self, num_positions: int) -> int:
-        """How many positions contexts are padded to: all, or as few as possible."""
+        """Return the padded context length: the maximum for fixed shapes, otherwise the smallest that suffices."""
         most = self.state.size.blocks * self.blocks.block_size
         return most if self.mode.fixed_shapes else min(-(-num_positions // LENGTH_STEP) * LENGTH_STEP, most)
 
@@ -308,9 +308,9 @@ class ModelRunner:
         self.graphs.run(key, lambda: self.networks.prefill(inputs.tensors, length=length))
 
     def _retrace(self, sequences: list[Sequence]) -> None:
-        """Run the frames that sequences have, one step after the other.
+        """Run the existing frames of sequences, one step after the other.
 
-        A prefill would add in another order than the steps that made the frames, and so round to other bits.
+        A prefill would sum in a different order than the steps that made the frames, and therefore round differently.
         """
         for number in range(max((sequence.num_frames for sequence in sequences), default=0)):
             going = [sequence for sequence in sequences if number < sequence.num_frames]
@@ -327,7 +327,7 @@ class ModelRunner:
         given.copy_(staged.tensor.view(given.shape), non_blocking=True)
 
     def shapes(self) -> Iterator[tuple[Hashable, Callable[[], None]]]:
-        """Every shape of a step or a prefill on a GPU, and its work."""
+        """Yield each shape of a step or prefill on a GPU, with its work."""
         assert self.mode.fixed_shapes
         most = self._length(0)
         for bucket in reversed(self.buckets):
@@ -348,7 +348,7 @@ class ModelRunner:
 
 
 def build_runner(tables: InputTables, cache: KVCache, blocks: BlockManager, shape: RunnerShape) -> ModelRunner:
-    """The runner of one talker's steps."""
+    """Create the runner for one talker."""
     size = StateSize(shape.max_num_seqs, shape.max_model_len, blocks.block_size)
     state = BatchState(tables.talker.config, size, dtype=tables.dtype, device=tables.device)
     networks = networks_class(shape.networks)(tables, state, cache, attention=shape.attention)
@@ -356,9 +356,9 @@ def build_runner(tables: InputTables, cache: KVCache, blocks: BlockManager, shap
 
 
 def capture(runners: list[ModelRunner], progress: Callable[[int, int], None]) -> None:
-    """Capture each shape of a step or a prefill on a GPU, the largest of a runner first because all share its memory.
+    """Capture each shape of steps and prefills on a GPU, largest first, because all graphs of a runner share memory.
 
-    `progress` is called with the number of shapes that are done, and of all.
+    `progress` is called with the number of captured shapes and the number of all shapes.
     """
     shapes = [(runner.graphs, key, work) for runner in runners for key, work in runner.shapes()]
     for number, (graphs, key, work) in enumerate(shapes):
@@ -368,5 +368,5 @@ def capture(runners: list[ModelRunner], progress: Callable[[int, int], None]) ->
 
 
 def _row(sequence: Sequence) -> int:
-    assert sequence.row is not None, "only running sequences are run"
+    assert sequence.row is not None, "only sequences with a row can run"
     return sequence.row

@@ -1,4 +1,4 @@
-"""How prompts, and the frames of resumed sequences, are cut and packed into passes."""
+"""Splitting and packing of prompts, and of a resumed sequence's frames, into prefill passes."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -21,16 +21,16 @@ class SequencePart:
     sequence: Sequence
     start: int
     stop: int
-    is_last: bool  # whether the last position that the prefill runs is among them
+    is_last: bool  # whether it contains the last position to prefill
 
 
 Pass = list[SequencePart]
 
 
 def pack(sized: Iterable[tuple[Sequence, int]], *, num_positions: int, together: int) -> Iterator[Pass]:
-    """Passes of at most `num_positions` positions. Each sequence comes with the number of positions to run.
+    """Yield passes of at most `num_positions` positions. Each sequence has the number of its positions to run.
 
-    Sequences share a pass of up to `together` positions; a longer sequence has passes of its own.
+    Sequences of up to `together` positions share passes. A longer sequence has separate passes.
     """
     packed: Pass = []
     for sequence, size in sized:
@@ -49,7 +49,7 @@ def pack(sized: Iterable[tuple[Sequence, int]], *, num_positions: int, together:
 
 
 class PrefillInputs:
-    """The static inputs of passes with one number of positions, filled with one copy."""
+    """Static input buffers for passes with one number of positions, filled with a single copy."""
 
     def __init__(self, num_positions: int, *, scratch_row: int, tables: InputTables) -> None:
         self._tables, self._scratch_row = tables, scratch_row
@@ -63,7 +63,7 @@ class PrefillInputs:
         return sum(part.stop - part.start for part in parts) <= self.num_positions and len(parts) <= self.num_sequences
 
     def fill(self, parts: Pass) -> None:
-        """Write the inputs of a prefill pass. Rows of padding point to the scratch row."""
+        """Write the inputs of a prefill pass. Padding refers to the scratch row."""
         staged = self._staging.next_row()
         text_ids, codec_ids, owners, positions, last, finished = (staged.values[bounds] for bounds in self._fields())
         text_ids[:], codec_ids[:] = self._tables.no_text, self._tables.no_code
@@ -81,7 +81,7 @@ class PrefillInputs:
         self._memory.copy_(staged.tensor, non_blocking=True)
 
     def _ids(self, part: SequencePart, at: int) -> tuple[Ids, Ids]:
-        """Table indices of a part's rows; its dense rows are put where rows `at` and on of the pass find them."""
+        """Return the table indices of a part's rows. Stores its dense rows for the rows of the pass from `at` on."""
         tables, prompt, frames = self._tables, part.sequence.prompt, part.sequence.frames
         first, rows = tables.first_dense, slice(part.start, part.stop)
         trailing = np.full(len(frames), tables.pad, dtype=np.int32)
@@ -99,7 +99,7 @@ class PrefillInputs:
         return text_ids, codec_ids
 
     def _dense(self, sequence: Sequence, start: int, stop: int) -> Tensor:
-        """The dense rows numbered `start` to `stop`: rows of the prompt, then rows of frames."""
+        """Return the dense rows numbered `start` to `stop`: rows of the prompt, then rows of frames."""
         prompt = sequence.prompt.dense
         num_prompt = 0 if prompt is None else len(prompt)
         rows = [] if prompt is None else [prompt[start:stop]]
@@ -110,7 +110,7 @@ class PrefillInputs:
         return torch.cat(rows)
 
     def _fields(self) -> list[slice]:
-        """Location of each field of PrefillTensors in the memory."""
+        """Return the location of each PrefillTensors field in the memory."""
         n, m = self.num_positions, self.num_sequences
         bounds = [0, n, 2 * n, 3 * n, 4 * n, 4 * n + m, 4 * n + 2 * m]
         return [slice(start, stop) for start, stop in pairwise(bounds)]

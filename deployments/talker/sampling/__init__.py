@@ -1,8 +1,8 @@
-"""From logits to codes. Three samplers choose the same code; tests compare them on random logits.
+"""Samplers, which convert logits to codes. All three sample the same code; tests compare them on random logits.
 
-| file                | samples                                                                                      |
+| file                | used for                                                                                     |
 |---------------------|----------------------------------------------------------------------------------------------|
-| `triton_sampler.py` | in `fused` networks (`networks/registry.py` has the kinds)                                   |
-| `c_sampler.c`       | in the other networks on a CPU, where a C compiler built it; `torch_sampler.py` calls it     |
-| `torch_sampler.py`  | in the other networks: on a GPU, without a C compiler, and with other noise, as of `verify`  |
+| `triton_sampler.py` | `fused` networks (`networks/registry.py` lists the kinds)                                    |
+| `c_sampler.c`       | other networks on a CPU, if a C compiler is available; called by `torch_sampler.py`          |
+| `torch_sampler.py`  | other networks on a GPU, without a C compiler, and with other noise, such as for `verify`    |
 """

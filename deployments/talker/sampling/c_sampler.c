@@ -1,15 +1,15 @@
-/* The sampler in C, for a CPU. Built at install time where a compiler is there (pyproject.toml); torch_sampler.py calls
- * it. */
+/* Sampler in C for CPUs. The package build compiles this file if a compiler is available (pyproject.toml).
+ * torch_sampler.py calls it. */
 #include <math.h>
 #include <stddef.h>
 #include <stdlib.h>
 
 #include "../../c_library.h"
 
-/* Version of this file's functions. A library whose version is not `_INTERFACE` of torch_sampler.py is not called. */
+/* Version of this file's functions. torch_sampler.py ignores a library whose version differs from its `_INTERFACE`. */
 int interface(void) { return 5; }
 
-/* The first word of Philox4x32-10 (Salmon et al. 2011), keyed by a row's seed, counting (code, codebook, frame, 0). */
+/* Return the first word of Philox4x32-10 (Salmon et al. 2011) for key `seed` and counter (code, codebook, frame, 0). */
 ALWAYS_INLINE uint32_t first_word(uint64_t seed, uint32_t code, uint32_t codebook, uint32_t frame) {
     uint32_t low = (uint32_t)seed, high = (uint32_t)(seed >> 32), first = code, second = codebook, third = frame, fourth = 0;
     for (int round = 0; round < 10; round++) {
@@ -24,7 +24,7 @@ ALWAYS_INLINE uint32_t first_word(uint64_t seed, uint32_t code, uint32_t codeboo
     return first;
 }
 
-/* The columns of a packed DrawingOptions, in its order; torch_sampler.py compares types and names. */
+/* Columns of a packed DrawingOptions, in order. torch_sampler.py compares types and names. */
 #define OPTIONS(COLUMN) \
     COLUMN(int32_t, do_sample) \
     COLUMN(float, temperature) \
@@ -39,7 +39,7 @@ typedef struct {
 
 const char *option_columns(void) { return OPTIONS(AS_TEXT); }
 
-/* The first of the largest values; NaN is none. */
+/* Return the index of the first largest value, ignoring NaN. */
 ALWAYS_INLINE ptrdiff_t largest(const float *values, ptrdiff_t count) {
     ptrdiff_t best = 0;
     for (ptrdiff_t place = 1; place < count; place++)
@@ -48,7 +48,7 @@ ALWAYS_INLINE ptrdiff_t largest(const float *values, ptrdiff_t count) {
     return best;
 }
 
-/* The k-th largest value. `heap` [k]: the k largest so far, the least of them first. */
+/* Return the k-th largest value. `heap` [k] holds the k largest values so far as a min-heap. */
 ALWAYS_INLINE float kth_largest(const float *values, ptrdiff_t count, float *heap, ptrdiff_t k) {
     for (ptrdiff_t place = 0; place < k; place++)
         heap[place] = -INFINITY;
@@ -73,8 +73,8 @@ static int ascending(const void *one, const void *other) {
     return (left > right) - (left < right);
 }
 
-/* The least value that top-p keeps of those from `least` on, with all that equal it: the smaller ones sum to at most
- * 1 - top_p. */
+/* Return the smallest value that top-p keeps among those from `least` on, including equal values. Smaller values have a
+ * total probability of at most 1 - top_p. */
 ALWAYS_INLINE float least_of_top_p(const float *values, ptrdiff_t count, float *kept, float least, float most, float top_p) {
     ptrdiff_t num_kept = 0, first = 0;
     double total = 0.0, sum = 0.0;
@@ -92,8 +92,8 @@ ALWAYS_INLINE float least_of_top_p(const float *values, ptrdiff_t count, float *
     return num_kept ? kept[first] : most;
 }
 
-/* Codes [rows] of logits [rows, vocab]: `sample` of torch_sampler.py, with its noise, row by row. Exponentials and
- * logarithms are rounded from float64, so that any C library has the same. `scratch` [2 * vocab]. */
+/* Sample codes [rows] from logits [rows, vocab] like `sample` of torch_sampler.py, with the same noise. Exponentials
+ * and logarithms are rounded from float64, so all C libraries give equal results. `scratch` has 2 * vocab values. */
 FOR_THIS_CPU void sample(int64_t *codes, const float *logits, const Options *options, const int64_t *seeds,
                          const int64_t *frames, ptrdiff_t codebook, ptrdiff_t rows, ptrdiff_t vocab, float *scratch) {
     float *scaled = scratch, *largest_values = scratch + vocab;

@@ -1,8 +1,8 @@
-"""The sampler in PyTorch, and the call of the one in C, which CPUs use if a C compiler built it.
+"""Sampler in PyTorch, and interface to the sampler in C, which CPUs use if a C compiler is available.
 
-A code is `argmax(probs / noise)` with exponential noise, which is how `torch.multinomial` draws. In production the
-noise is a function of (seed, frame, codebook, code) alone, so a stream's codes do not depend on its batch, its row or
-on where it was resumed. The order of the filters is Hugging Face's: temperature, top-k, top-p.
+A code is `argmax(probs / noise)` with exponential noise, as in `torch.multinomial`. In production the noise is a
+function of (seed, frame, codebook, code). The codes of a stream therefore do not depend on its batch, its row, or the
+position at which it was resumed. Filters apply in Hugging Face's order: temperature, top-k, top-p.
 """
 
 import ctypes
@@ -20,7 +20,7 @@ from deployments.talker.state.batch_state import BatchOptions, DrawingOptions
 
 Words = TypeVar("Words", Tensor, NDArray[np.int64])
 
-_INTERFACE = 5  # version of c_sampler.c's functions and their arguments; both files change it together
+_INTERFACE = 5  # version of the functions and their arguments; must be equal in c_sampler.c
 _C_TYPES: dict[object, str] = {bool: "int32_t", int: "int32_t", float: "float"}
 _PARAMETERS = {"sample": [*[POINTER] * 5, *[COUNT] * 3, POINTER]}
 _MASK = 0xFFFFFFFF
@@ -29,7 +29,7 @@ _ROUNDS, _MULTIPLIERS, _KEY_STEPS = 10, (0xD2511F53, 0xCD9E8D57), (0x9E3779B9, 0
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """Which noise a batch draws: each row's seed and frame, and their common codebook."""
+    """Key of a batch's noise: seed and frame of each row, and the codebook of all rows."""
 
     seeds: Tensor  # [rows] int64, the bits of an unsigned seed
     frames: Tensor  # [rows] int64
@@ -40,9 +40,9 @@ NoiseSource = Callable[[Draw, Tensor], Tensor]  # candidate codes [rows, n] -> e
 
 
 def philox_noise(draw: Draw, codes: Tensor) -> Tensor:
-    """Philox4x32-10 keyed by the seed, counting (code, codebook, frame); Salmon et al. 2011.
+    """Return Philox4x32-10 noise with the seed as key and (code, codebook, frame) as counter (Salmon et al. 2011).
 
-    The logarithm runs in float64, so that vector and scalar code paths round to the same float32.
+    The logarithm uses float64, so vector and scalar code paths round to the same float32.
     """
     words = _first_words(draw, codes)
     uniform = (words.double() + 0.5) / 2**32
@@ -55,13 +55,13 @@ def _first_words(draw: Draw, codes: Tensor) -> Tensor:
     codebook, zero = torch.full_like(seed, draw.codebook), torch.zeros_like(seed)
     if not codes.is_cpu:
         return philox4x32((codes, codebook, frame, zero), (low, high))[0]
-    # For a hundred small operations NumPy takes a third of the time that torch takes on a CPU.
+    # For a hundred small operations on a CPU, NumPy takes a third of torch's time.
     counter = (codes.numpy(), codebook.numpy(), frame.numpy(), zero.numpy())
     return torch.from_numpy(philox4x32(counter, (low.numpy(), high.numpy()))[0])
 
 
 def philox4x32(counter: tuple[Words, Words, Words, Words], key: tuple[Words, Words]) -> tuple[Words, ...]:
-    """Ten rounds. Every word is 32 bits in an int64 array; the least significant word comes first."""
+    """Run ten rounds. All words are 32 bits in int64 arrays, least significant word first."""
     first, second, third, fourth = counter
     low, high = key
     for _ in range(_ROUNDS):
@@ -73,7 +73,7 @@ def philox4x32(counter: tuple[Words, Words, Words, Words], key: tuple[Words, Wor
 
 
 def sample(logits: Tensor, options: BatchOptions, draw: Draw, noise: NoiseSource = philox_noise) -> Tensor:
-    """Logits [rows, vocab] float32 -> codes [rows] int64."""
+    """Sample codes [rows] int64 from float32 logits [rows, vocab]."""
     vocab = logits.shape[-1]
     num_candidates = options.breadth.num_candidates
     count = vocab if num_candidates is None else min(num_candidates, vocab)
@@ -81,22 +81,23 @@ def sample(logits: Tensor, options: BatchOptions, draw: Draw, noise: NoiseSource
     values = _keep_top_k(values, options)
     if options.breadth.top_p:
         values = _keep_top_p(values, options)
-    weights = (values - values[:, :1]).exp()  # not normalised: a sum would depend on the number of candidates
+    weights = (values - values[:, :1]).exp()  # not normalized, because a sum depends on the number of candidates
     best = (weights / noise(draw, codes)).argmax(-1, keepdim=True)
     sampled = codes.gather(-1, best)
     return torch.where(options.ints("do_sample") != 0, sampled, logits.argmax(-1, keepdim=True))[:, 0]
 
 
 def _keep_top_k(values: Tensor, options: BatchOptions) -> Tensor:
-    """Values in descending order: values below each row's k-th one are removed."""
+    """Mask values below each row's k-th value. `values` are in descending order."""
     top_k = options.ints("top_k").long()
     last = torch.where(top_k > 0, top_k, values.shape[-1]).clamp(max=values.shape[-1]) - 1
     return values.masked_fill(values < values.gather(-1, last), -torch.inf)
 
 
 def _keep_top_p(values: Tensor, options: BatchOptions) -> Tensor:
-    """Values in descending order: the tail that sums to a probability of at most 1 - top_p is removed, but never the
-    best.
+    """Mask the tail of each row with a total probability of at most 1 - top_p, but never the best value.
+
+    `values` are in descending order.
     """
     tail = values.softmax(-1).flip(-1).cumsum(-1).flip(-1)
     top_p = options.floats("top_p")
@@ -106,7 +107,7 @@ def _keep_top_p(values: Tensor, options: BatchOptions) -> Tensor:
 
 
 def penalise_repetition(logits: Tensor, seen: Tensor, penalty: Tensor) -> Tensor:
-    """Logits [rows, vocab]; logits of codes already `seen` [rows, vocab] are pushed down by `penalty` [rows, 1]."""
+    """Reduce the logits [rows, vocab] of codes already `seen` [rows, vocab] by `penalty` [rows, 1]."""
     pushed = torch.where(logits < 0, logits * penalty, logits / penalty)
     return torch.where(seen, pushed, logits)
 
@@ -120,11 +121,11 @@ def _checked_library() -> ctypes.CDLL | None:
 
 
 def check_columns(built: str) -> None:
-    """Raises RuntimeError if the columns of a library are not those of `DrawingOptions`, in their order."""
+    """Raise RuntimeError unless the library's option columns equal those of `DrawingOptions`, in order."""
     packed = "".join(f"{_C_TYPES[option.type]} {option.name};" for option in fields(DrawingOptions))
     if built != packed:
         raise RuntimeError(
-            f"c_sampler.c was built with OPTIONS `{built}`, but DrawingOptions packs `{packed}`: make them alike, "
+            f"c_sampler.c was built with OPTIONS `{built}`, but DrawingOptions packs `{packed}`: make both equal, "
             "and run `make install`"
         )
 
@@ -134,7 +135,7 @@ IN_C = _built is not None
 
 
 def sample_in_c(logits: Tensor, options: BatchOptions, draw: Draw) -> Tensor:
-    """The codes of `sample` with `philox_noise`, if the library is available (IN_C)."""
+    """Return the codes of `sample` with `philox_noise`. Requires the C library (IN_C)."""
     assert _built is not None
     assert logits.dtype is torch.float32
     rows, vocab = logits.shape

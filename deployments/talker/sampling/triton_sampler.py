@@ -1,8 +1,8 @@
-"""The sampler in Triton: from logits to a code and its embedding, one program per row.
+"""Sampler in Triton, which converts logits to a code and its embedding with one program per row.
 
-The code equals the one of `torch_sampler.sample`: the same filters in the same order, the same noise bits. Top-k and
-top-p are thresholds found by bisecting the logits' bits, so nothing is sorted. If several candidates equal the one at
-the border of top-p, all stay: a sort keeps an arbitrary part of them.
+The code equals that of `torch_sampler.sample`, because filters, order and noise bits are equal. Thresholds of top-k and
+top-p are found by bisection over the logits' bits, without sorting. If several candidates equal the last one within
+top-p, all of them remain. A sort keeps an arbitrary part of them.
 """
 
 from dataclasses import dataclass
@@ -20,12 +20,12 @@ from deployments.talker.state.batch_state import OPTION_COLUMNS, BatchOptions
 
 _DO_SAMPLE, _TEMPERATURE = tl.constexpr(OPTION_COLUMNS["do_sample"]), tl.constexpr(OPTION_COLUMNS["temperature"])
 _TOP_K, _TOP_P = tl.constexpr(OPTION_COLUMNS["top_k"]), tl.constexpr(OPTION_COLUMNS["top_p"])
-assert set(OPTION_COLUMNS) == {"do_sample", "temperature", "top_k", "top_p"}, "an option that `_choose` does not read"
+assert set(OPTION_COLUMNS) == {"do_sample", "temperature", "top_k", "top_p"}, "`_choose` does not read all options"
 
 
 @triton.jit
 def _noise(seed, frame, codebook, codes):
-    """Exponential noise of candidate `codes` as float32, through a float64 logarithm as on the CPU."""
+    """Return float32 exponential noise of candidate `codes`, through a float64 logarithm as on the CPU."""
     zero = codes.to(tl.uint32) * 0
     low, high = (seed & 0xFFFFFFFF).to(tl.uint32), ((seed >> 32) & 0xFFFFFFFF).to(tl.uint32)
     word, _, _, _ = philox_impl(
@@ -37,16 +37,16 @@ def _noise(seed, frame, codebook, codes):
 
 @triton.jit
 def _ordered(values):
-    """float32 -> uint32 of the same order; both zeros are one."""
+    """Map float32 to uint32 with the same order. Both zeros are equal."""
     bits = tl.where(values == 0.0, 0.0, values).to(tl.int32, bitcast=True)
     return tl.where(bits < 0, ~bits, bits ^ -2147483648).to(tl.uint32, bitcast=True)
 
 
 @triton.jit
 def _last_of(keys, wanted, bits: tl.constexpr):
-    """The largest number that at least `wanted` keys reach, in its first `bits` bits: two bits with each sum.
+    """Return the largest threshold of `bits` leading bits that at least `wanted` keys reach. Each sum finds two bits.
 
-    Three counts of 20 bits share an int64: the cost of a sum over the program is its latency.
+    Three counts of 20 bits share an int64, because latency dominates the cost of a sum over the program.
     """
     one = tl.full([], 1, tl.uint32)
     threshold = one * 0
@@ -63,7 +63,7 @@ def _last_of(keys, wanted, bits: tl.constexpr):
 
 @triton.jit
 def _choose(values, inside, noise, filters, vocab: tl.constexpr, bits: tl.constexpr):
-    """The code of one row from float32 logits, whose order shows in the first `bits` bits of `_ordered`.
+    """Return the code of one row from float32 logits, whose order is in the first `bits` bits of `_ordered`.
 
     `filters` points to the row's packed `DrawingOptions`.
     """
@@ -87,12 +87,12 @@ def _choose(values, inside, noise, filters, vocab: tl.constexpr, bits: tl.conste
         best = tl.max(tl.where(inside, scaled, float("-inf")), axis=0)
         keep = keep & ((keys >= border) | (scaled == best))
     code = tl.argmax(tl.where(do_sample, tl.where(keep, weights / noise, -1.0), values), axis=0, tie_break_left=True)
-    return tl.minimum(code, vocab - 1)  # among NaNs the largest may be anywhere in the block
+    return tl.minimum(code, vocab - 1)  # with NaN logits, argmax may return a place in the padding
 
 
 @triton.jit
 def _embed(row, code, table, inputs, squares, width: tl.constexpr, block: tl.constexpr):
-    """The code's projected embedding becomes the row's next input."""
+    """Store the code's projected embedding as the row's next input."""
     column = tl.arange(0, block)
     projected = tl.load(table + code * width + column, mask=column < width, other=0.0)
     tl.store(inputs + row * width + column, projected, mask=column < width)
@@ -174,32 +174,32 @@ def _sample_first_code(
 
 @dataclass(frozen=True, slots=True)
 class Embeddings:
-    """Embeddings of a codebook's codes."""
+    """Embeddings of the codes of one codebook."""
 
-    projected: Tensor  # [vocab, predictor hidden]: the predictor's next input
-    summed: Tensor  # [vocab, talker hidden]: the term of the talker's next input
+    projected: Tensor  # [vocab, predictor hidden]: next input of the predictor
+    summed: Tensor  # [vocab, talker hidden]: summand of the talker's next input
 
 
 @dataclass(frozen=True, slots=True)
 class FrameOutputs:
-    """Results for each codebook of a frame."""
+    """Buffers for the codes of a frame and the sum of their embeddings."""
 
     codes: Tensor  # [rows, groups] int64
-    sums: Tensor  # [rows, talker hidden] float32, the terms so far
-    total: Tensor  # [rows, talker hidden]: the finished sum
+    sums: Tensor  # [rows, talker hidden] float32: sum so far
+    total: Tensor  # [rows, talker hidden]: complete sum
 
 
 def order_bits(dtype: torch.dtype) -> int:
-    """How many leading bits tell two different logits apart."""
+    """Return the number of leading bits that distinguish two different logits."""
     return 16 if dtype == torch.bfloat16 else 32
 
 
 def begin_frame(
     code0: Tensor, embeddings: Embeddings, inputs: Activations, outputs: FrameOutputs, *, pdl: bool = False
 ) -> None:
-    """Codebook 0 [rows]: its embedding becomes the predictor's second input and the first term of the sum.
+    """Embed codebook 0 [rows] as the predictor's second input, and as the first summand of the embedding sum.
 
-    `inputs` [2 * rows, width] holds the first inputs in front, whose squares are summed here as well.
+    `inputs` [2 * rows, width] begins with the first inputs, whose squares are computed here too.
     """
     width, wide = embeddings.projected.shape[1], embeddings.summed.shape[1]
     _begin_frame[(len(code0),)](
@@ -212,7 +212,7 @@ def begin_frame(
 
 def sample_code(logits: Tensor, options: BatchOptions, draw: Draw, embeddings: Embeddings, inputs: Activations,
                 outputs: FrameOutputs, *, pdl: bool = False) -> None:  # fmt: skip
-    """Sample codebook `draw.codebook` from logits [rows, vocab], embed it into `inputs` and add it to the sum."""
+    """Sample codebook `draw.codebook` from logits [rows, vocab], embed the codes into `inputs`, and add to the sum."""
     num_rows, vocab = logits.shape
     last = draw.codebook == outputs.codes.shape[1] - 1
     width, wide = embeddings.projected.shape[1], embeddings.summed.shape[1]
@@ -229,10 +229,10 @@ def sample_code(logits: Tensor, options: BatchOptions, draw: Draw, embeddings: E
 
 @dataclass(frozen=True, slots=True)
 class FirstCodeRules:
-    """Rules that keep codes of codebook 0 from being sampled."""
+    """Rules that exclude or penalize codes of codebook 0."""
 
-    state_rows: Tensor  # [rows] int64: each row's place in `seen`
-    seen: Tensor  # [state rows, vocab] bool: codes that the row has had
+    state_rows: Tensor  # [rows] int64: row of each sequence in `seen`
+    seen: Tensor  # [state rows, vocab] bool: codes that the sequence has sampled
     penalty: Tensor  # [rows, 1] float32
     suppressed: Tensor  # [vocab] bool
     ignore_eos: Tensor  # [rows] bool
@@ -242,7 +242,7 @@ class FirstCodeRules:
 
 def sample_first_code(logits: Tensor, options: BatchOptions, draw: Draw, rules: FirstCodeRules, code0: Tensor,
                       *, pdl: bool = False) -> None:  # fmt: skip
-    """Sample codebook 0 from logits [rows, vocab] into `code0` [rows] int64 and mark it as seen."""
+    """Sample codebook 0 from logits [rows, vocab] into `code0` [rows] int64, and mark the codes as seen."""
     num_rows, vocab = logits.shape
     _sample_first_code[(num_rows,)](
         logits, options.packed, options.packed.stride(0), draw.seeds, draw.frames, rules.state_rows,

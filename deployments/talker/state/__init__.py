@@ -1,1 +1,1 @@
-"""State of a running sequence: on the host, its row of tensors, its keys and values, and its sampling."""
+"""State of running sequences on the host and on the device, including the KV cache."""

@@ -1,7 +1,7 @@
-"""The state of the running sequences between two frames: one row for each, in tensors that CUDA graphs read and write.
+"""State of the running sequences between two frames: one row per sequence, in static tensors for CUDA graphs.
 
-The host writes a row once, when its sequence is admitted. From then on each step updates it on the device. One row, the
-scratch row, belongs to no sequence: batches are padded with it.
+The host writes a row once, when its sequence is admitted. Each step then updates the row on the device. One additional
+row, the scratch row, pads batches.
 """
 
 from dataclasses import dataclass, fields
@@ -16,13 +16,13 @@ from deployments.protocol import DRAWING_OPTIONS, SUBTALKER, Sampling
 from deployments.talker.model.model_config import ModelConfig
 from deployments.talker.state.sequence import Sequence
 
-# Top-k keeps every candidate equal to the k-th; bfloat16 logits are often equal. Room for that many more.
+# Top-k keeps all candidates equal to the k-th, and bfloat16 logits are often equal. Room for additional candidates.
 _TIES = 14
 
 
 @dataclass(frozen=True, slots=True)
 class DrawingOptions:
-    """How one codebook of one sequence is sampled: `do_sample` and DRAWING_OPTIONS, whose defaults change nothing."""
+    """Sampling options of one codebook: `do_sample` and DRAWING_OPTIONS. The defaults have no effect."""
 
     do_sample: bool = False
     temperature: float = 1.0
@@ -31,12 +31,12 @@ class DrawingOptions:
 
     @classmethod
     def for_talker(cls, sampling: Sampling) -> "DrawingOptions":
-        """Options of codebook 0 from a complete `Sampling`."""
+        """Return the options of codebook 0 from a complete `Sampling`."""
         return cls._of(sampling, bool(sampling.do_sample), "")
 
     @classmethod
     def for_predictor(cls, sampling: Sampling) -> "DrawingOptions":
-        """Options of codebooks 1 and up from a complete `Sampling`."""
+        """Return the options of codebooks 1 and up from a complete `Sampling`."""
         return cls._of(sampling, bool(sampling.subtalker_dosample), SUBTALKER)
 
     @classmethod
@@ -44,7 +44,7 @@ class DrawingOptions:
         return cls(do_sample, **{name: getattr(sampling, prefix + name) for name in DRAWING_OPTIONS})
 
     def pack(self) -> NDArray[np.int32]:
-        """[options]: a column each, a float as its bits."""
+        """Pack the options into int32 [options], with floats stored as their bits."""
         packed = np.zeros(len(OPTION_COLUMNS), dtype=np.int32)
         for option in fields(self):
             column = packed[OPTION_COLUMNS[option.name], None]
@@ -52,26 +52,26 @@ class DrawingOptions:
         return packed
 
 
-# The column of each option in a packed `DrawingOptions`, by name.
+# Column of each option in a packed `DrawingOptions`, by name
 OPTION_COLUMNS = {option.name: column for column, option in enumerate(fields(DrawingOptions))}
 
 
 @dataclass(frozen=True, slots=True)
 class Breadth:
-    """How many candidates a batch looks at, and whether top-p is among its filters. A CUDA graph fixes both."""
+    """Number of candidates that sampling considers, and whether it applies top-p. A CUDA graph fixes both."""
 
     num_candidates: int | None  # None: the whole vocabulary
     top_p: bool
 
     @classmethod
     def of(cls, options: list[DrawingOptions]) -> "Breadth":
-        """The least that serves all of `options`."""
+        """Return the smallest breadth that supports all of `options`."""
         limited = all(option.top_k > 0 or not option.do_sample for option in options)
         largest = max((option.top_k for option in options if option.do_sample), default=0)
         return cls(largest + _TIES if limited else None, any(option.top_p < 1.0 for option in options))
 
     def covers(self, other: "Breadth") -> bool:
-        """Whether options that need `other` are served."""
+        """Return whether this breadth supports options that need `other`."""
         if other.top_p and not self.top_p:
             return False
         if self.num_candidates is None or other.num_candidates is None:
@@ -79,38 +79,38 @@ class Breadth:
         return other.num_candidates <= self.num_candidates
 
 
-# The breadth that nearly all requests need, with the checkpoints' defaults, and the breadth that serves every request.
+# NARROW suffices for nearly all requests with the checkpoints' defaults. WIDE supports all requests.
 NARROW = Breadth(50 + _TIES, top_p=False)
 WIDE = Breadth(None, top_p=True)
 
 
 class BatchOptions:
-    """The options of a batch of rows, each row with its own."""
+    """Sampling options of the rows of a batch."""
 
     def __init__(self, packed: Tensor, breadth: Breadth) -> None:
-        """`packed` [rows, options] int32: each row as `DrawingOptions.pack` has it."""
+        """Wrap `packed` [rows, options] int32, in the format of `DrawingOptions.pack`."""
         self.packed, self.breadth = packed, breadth
 
     @classmethod
     def of(cls, options: list[DrawingOptions], *, device: torch.device) -> "BatchOptions":
-        """A row for each of `options`."""
+        """Pack one row for each of `options`."""
         packed = np.stack([option.pack() for option in options])
         return cls(torch.from_numpy(packed).to(device), Breadth.of(options))
 
     def ints(self, name: str) -> Tensor:
-        """[rows, 1] int32: each row's option `name`."""
+        """Return option `name` of each row, [rows, 1] int32."""
         return self.packed[:, OPTION_COLUMNS[name], None]
 
     def floats(self, name: str) -> Tensor:
-        """[rows, 1] float32."""
+        """Return option `name` of each row, [rows, 1] float32."""
         return self.ints(name).view(torch.float32)
 
 
 class Columns:
-    """The columns of a packed row of 32-bit values. The header is followed by trailing text ids, then by the blocks.
+    """Columns of a packed row of 32-bit values: a header, then trailing text ids, then block numbers.
 
-    The talker's `DrawingOptions` and the predictor's are packed side by side. The header is a multiple of 16 columns
-    wide, because Triton loads aligned block tables as vectors.
+    The `DrawingOptions` of talker and predictor are packed side by side. The header's width is a multiple of 16
+    columns, because Triton loads aligned block tables as vectors.
     """
 
     SEED, _SEED_HIGH, POSITION, FRAME, NUM_TRAILING, NUM_TEXT, TEXT_START, IGNORE_EOS, PENALTY, FILTERS = range(10)
@@ -122,7 +122,7 @@ class Columns:
 
 @dataclass(frozen=True, slots=True)
 class StateSize:
-    """Dimensions of the state."""
+    """Dimensions of the batch state."""
 
     max_num_seqs: int
     max_model_len: int
@@ -134,22 +134,22 @@ class StateSize:
 
     @property
     def width(self) -> int:
-        """Columns of a packed row; even, so that seeds are aligned."""
+        """Number of columns of a packed row; even, to align seeds."""
         return Columns.HEADER + self.max_model_len + self.blocks + (self.max_model_len + self.blocks) % 2
 
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """Locations of the rows of one pass of the talker. Rows of one sequence may be adjacent: a prefill."""
+    """Positions and cache locations of the rows in one talker pass. A prefill has adjacent rows of one sequence."""
 
     positions: Tensor  # [rows] int32
-    slot_mapping: Tensor  # [rows] int64: cache index each row's key and value go to
+    slot_mapping: Tensor  # [rows] int64: cache index of each row's key and value
     block_tables: Tensor  # [rows, blocks] int32
-    lengths: Tensor  # [rows] int32: positions each row attends to, its own included
+    lengths: Tensor  # [rows] int32: number of positions that each row attends to, including its own
 
 
 class BatchState:
-    """One row for each sequence that runs, and one for padding."""
+    """State tensors with one row for each running sequence, and one row for padding."""
 
     def __init__(self, config: ModelConfig, size: StateSize, *, dtype: torch.dtype, device: torch.device) -> None:
         rows = size.max_num_seqs + 1
@@ -170,21 +170,19 @@ class BatchState:
             self.packed[:, columns] = torch.from_numpy(DrawingOptions().pack()).to(device)
 
     def trailing(self, rows: Tensor, padding: int) -> Tensor:
-        """[rows] int32: the text id that goes into the talker together with each row's next frame."""
+        """Return the text id that is added to each row's next frame, [rows] int32."""
         frames = self.num_frames[rows]
         has_id = frames < self._num_trailing[rows]
         ids = self._trailing[rows, frames.clamp(max=self.size.max_model_len - 1)]
         return torch.where(has_id, ids, padding)
 
     def slot_mapping(self, rows: Tensor, positions: Tensor) -> Tensor:
-        """[rows] int64: cache indices of positions [rows] of sequences' rows."""
+        """Return the cache indices of positions [rows] for state rows [rows], [rows] int64."""
         index = (positions // self.size.block_size).clamp(max=self.size.blocks - 1)
         return self.block_tables[rows, index].long() * self.size.block_size + positions % self.size.block_size
 
     def text(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Two int32 tensors of shape [rows]: the position of each row's first text token, and how many positions are
-        text.
-        """
+        """Return two int32 tensors [rows]: position of the first text token, and number of text positions."""
         return self.packed[rows, Columns.TEXT_START], self.packed[rows, Columns.NUM_TEXT]
 
     def talker_options(self, rows: Tensor, breadth: Breadth) -> BatchOptions:
@@ -194,25 +192,25 @@ class BatchState:
         return BatchOptions(self.packed[rows, Columns.PREDICTOR], breadth)
 
     def penalty(self, rows: Tensor) -> Tensor:
-        """[rows, 1]: repetition penalties."""
+        """Return the repetition penalties, [rows, 1]."""
         return self._penalty[rows][:, None]
 
     def ignore_eos(self, rows: Tensor) -> Tensor:
-        """[rows] bool."""
+        """Return `ignore_eos` of each row, [rows] bool."""
         return self._ignore_eos[rows] != 0
 
     def move_on(self, rows: Tensor) -> None:
-        """Count one more frame for each row of a sequence; the scratch row stays as it is."""
+        """Count one more frame for each row except the scratch row."""
         step = (rows != self.scratch_row).int()
         self.positions[rows] = self.positions[rows] + step
         self.num_frames[rows] = self.num_frames[rows] + step
 
 
 class RowWriter:
-    """Writes rows of a state from the host, on the current CUDA stream.
+    """Writer of state rows from the host, on the current CUDA stream.
 
-    A lane has its own, because the pinned memory of one serves one CUDA stream. Two may write the scratch row at the
-    same time: no row of a sequence depends on it.
+    Each lane has its own writer, because pinned memory may be used on only one CUDA stream. Two writers may write the
+    scratch row concurrently, because sequences do not depend on it.
     """
 
     def __init__(self, state: BatchState) -> None:
@@ -220,7 +218,7 @@ class RowWriter:
         self._staging = Staging(state.size.width, device=state.packed.device)
 
     def admit(self, sequence: Sequence, blocks: list[int], *, num_frames: int) -> None:
-        """Write the row of a sequence that is about to be prefilled together with `num_frames` of its frames."""
+        """Write the row of a sequence before its prefill, which includes `num_frames` of its frames."""
         assert sequence.row is not None
         staged = self._staging.next_row()
         self._pack(staged.values, sequence, blocks)
@@ -234,7 +232,7 @@ class RowWriter:
             seen[codes.to(seen.device, non_blocking=True)] = True
 
     def extend_text(self, sequence: Sequence, start: int) -> None:
-        """Give a running sequence the trailing text ids of its prompt from `start` on."""
+        """Write the trailing text ids of a running sequence's prompt from `start` on."""
         assert sequence.row is not None
         ids = sequence.prompt.trailing[start : self._state.size.max_model_len]
         staged = self._staging.next_row()
@@ -246,7 +244,7 @@ class RowWriter:
         row[Columns.COUNTS].copy_(staged.tensor[len(ids) : len(ids) + 2], non_blocking=True)
 
     def add_block(self, row: int, index: int, block: int) -> None:
-        """Give a running sequence the block at `index` of its table."""
+        """Write `block` at `index` of a running sequence's block table."""
         staged = self._staging.next_row()
         staged.values[0] = block
         column = self._state.first_block + index

@@ -1,4 +1,4 @@
-"""One request inside the engine, and how far its speech has come in its text."""
+"""A request inside the engine, and the progress of its speech through its text."""
 
 from dataclasses import dataclass, field
 
@@ -9,58 +9,61 @@ from deployments.protocol import ClonePrompt, FinishReason, Frame, Sampling, Syn
 from deployments.speech_detection import LATE_PATIENCE_S, frames_of
 from deployments.talker.text.prompt import Prompt
 
-# The alignment head's attention is _AHEAD_TOKENS ahead of the speech. With at most ATTENTIVE on the text it is noise.
+# The alignment head attends _AHEAD_TOKENS ahead of the speech. Attention of at most ATTENTIVE on the text is noise.
 _AHEAD_TOKENS = 0.75
 ATTENTIVE = 0.2
-# A frame that reads more than this many tokens before the furthest one reads a passage again.
+# A frame that reads more than this many tokens before the furthest token repeats a passage.
 _BACK_TOKENS = 10
-# A good end leaves 2.8 positions unread at most, one without its last word 3.8 or more: docs/reliability.md. With more
-# than _UNSAID_TOKENS left words are missing, with at most _SAID_TOKENS all is said.
+# A good ending leaves at most 2.8 positions unread, and an ending without the last word at least 3.8
+# (docs/reliability.md). More than _UNSAID_TOKENS unread positions mean missing words. At most _SAID_TOKENS unread
+# positions mean that all text is spoken.
 _UNSAID_TOKENS, _SAID_TOKENS = 3.25, 2.8
-_WITNESSES = 8  # the head is believed once this many frames have read the text; a resumed stream begins with none
+_WITNESSES = 8  # minimum number of frames that read the text to trust the head; a resumed stream starts with none
 
 
 @dataclass(frozen=True, slots=True)
 class FrameLimit:
-    """How many frames a sequence may have, and its finish reason at that number."""
+    """Maximum number of frames of a sequence, and the finish reason at that number."""
 
     frames: int
     reason: FinishReason
 
 
 class TextProgress:
-    """How far speech has come in its text: where words are, and whether all was said when speech ends.
+    """Progress of speech through its text: the position of each frame, and whether all text was spoken at the end.
 
-    An alignment head of the talker attends to the token that is spoken. Without one the number of frames serves as an
-    estimate.
+    An alignment head of the talker attends to the token that is being spoken. Without such a head, the position is
+    estimated from the number of frames.
     """
 
     def __init__(self, *, starts: list[int] | None = None, token_frames: float | None = None) -> None:
-        """`starts`, for word times: characters before each token, and in all; it grows with a live text.
-        `token_frames`: how many frames a token may take; None with an alignment head.
+        """Start at the beginning of the text.
+
+        `starts` enables word times. The list holds the number of characters before each token and in total, and grows
+        with a live text. `token_frames` is the expected number of frames per token; None with an alignment head.
         """
         self._starts = [] if starts is None else starts
         self._token_frames = token_frames
-        self.num_unspoken = 0  # tokens at the end of the text that hold no letter or digit
-        self._furthest = 0.0  # token that a frame has read
-        self._num_read = 0  # frames that read the text
-        self._num_reread = 0  # frames that read a passage again
-        self._num_after = 0  # frames since all of the text was said
-        self._place = 0.0  # of the next frame, in characters
-        self._places: list[float] = []  # of the frames since the last `take`
+        self.num_unspoken = 0  # tokens at the end of the text without letters and digits
+        self._furthest = 0.0  # furthest token that a frame has read
+        self._num_read = 0  # number of frames that read the text
+        self._num_reread = 0  # number of frames that repeated a passage
+        self._num_after = 0  # number of frames since all text was spoken
+        self._place = 0.0  # position of the next frame in characters
+        self._places: list[float] = []  # positions of the frames since the last `take`
 
     def begin(self, num_frames: int) -> None:
-        """Speech continues after `num_frames` frames."""
+        """Continue after `num_frames` existing frames."""
         self._estimate(num_frames)
 
     def add_frame(self, num_frames: int) -> None:
-        """The next frame was made, the last one of `num_frames`."""
+        """Count a new frame, the last one of `num_frames`."""
         if self._starts:
             self._places.append(self._place)
             self._estimate(num_frames)
 
     def read(self, mass: float, moment: float, prompt: Prompt) -> None:
-        """Find the next frame's place in the text: see `FrameNetworks.readings`."""
+        """Update the next frame's position in the text from `FrameNetworks.readings`."""
         token = moment / mass - _AHEAD_TOKENS if mass > ATTENTIVE else None
         if token is not None:
             self._num_read += 1
@@ -72,16 +75,16 @@ class TextProgress:
             self._come_to(token)
 
     def end(self, prompt: Prompt, *, patience: int) -> FinishReason:
-        """Why speech that ended by itself has ended: in a loop, if `patience` frames or more read a passage again."""
+        """Return why speech ended by itself. The reason is LOOP if at least `patience` frames repeated a passage."""
         if self._num_reread >= patience:
             return FinishReason.LOOP
         is_early = self._num_read >= _WITNESSES and self._num_unread(prompt) > _UNSAID_TOKENS
         return FinishReason.EARLY if is_early else FinishReason.STOP
 
     def overrun(self, *, patience: int) -> FinishReason | None:
-        """Why speech that continues after its text is over; None: it may continue.
+        """Return why speech that continues after its text must end, or None if it may continue.
 
-        `patience`: for how many frames it may; half as many if they read a passage again.
+        Speech may continue for `patience` frames, or half as many if they repeat a passage.
         """
         if not self._num_after:
             return None
@@ -90,21 +93,21 @@ class TextProgress:
         return FinishReason.RUNAWAY if self._num_after >= patience else None
 
     def take(self) -> tuple[float, ...]:
-        """The places of the frames since the last call, in characters; empty without word times."""
+        """Return the positions of the frames since the last call, in characters; empty without word times."""
         places, self._places = self._places, []
         return tuple(places)
 
     def _num_unread(self, prompt: Prompt) -> float:
-        """Positions of the text beyond the furthest token, without the marks at its end, which need not be read."""
+        """Return the number of text positions after the furthest token, without punctuation at the end of the text."""
         return prompt.num_text_positions - self.num_unspoken - self._furthest
 
     def _estimate(self, num_frames: int) -> None:
-        """Estimate the next frame's place in the text from the number of frames, if no alignment head reads it."""
+        """Estimate the next frame's position from the number of frames, unless an alignment head reads the position."""
         if self._starts and self._token_frames is not None:
             self._come_to(num_frames / self._token_frames)
 
     def _come_to(self, token: float) -> None:
-        """The next frame speaks that token, unless an earlier frame has spoken a later one."""
+        """Set the next frame's position to that of `token`, but never before an earlier frame's position."""
         last = len(self._starts) - 1
         before = min(max(int(token), 0), last)
         after = min(before + 1, last)
@@ -115,7 +118,7 @@ class TextProgress:
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """A request in the engine. It has a row while it runs. `prompt` and `limit` grow while its text is written."""
+    """A request in the engine. A running sequence owns one row. `prompt` and `limit` grow with an unfinished text."""
 
     id: int
     request: SynthesisRequest
@@ -124,14 +127,14 @@ class Sequence:
     limit: FrameLimit
     progress: TextProgress = field(default_factory=TextProgress)
     frames: list[Frame] = field(default_factory=list)  # a resumed sequence starts with its prefix
-    frame_s: float = field(kw_only=True)  # seconds of audio of a frame
+    frame_s: float = field(kw_only=True)  # duration of a frame in seconds
     row: int | None = None
-    is_open: bool = False  # whether `AudioStreams` has it
+    is_open: bool = False  # whether `AudioStreams` has opened it
     finish_reason: FinishReason | None = None
-    clone_prompt: ClonePrompt | None = None  # until it is sent
+    clone_prompt: ClonePrompt | None = None  # set until it is sent
     listener: Listener = field(init=False)
-    num_sent: int = field(init=False)  # frames that were sent
-    _num_played: int = field(init=False)  # frames that `listener` counts; those of a prefix were played before
+    num_sent: int = field(init=False)  # number of frames sent
+    _num_played: int = field(init=False)  # number of frames counted in `listener`, including those of a prefix
 
     def __post_init__(self) -> None:
         in_hand_s = self.request.in_hand_s
@@ -141,17 +144,17 @@ class Sequence:
 
     @property
     def is_background(self) -> bool:
-        """Whether it is a segment of a batch job, so that no client waits for it."""
+        """Whether the sequence is a segment of a job, which has no listener."""
         return self.request.background
 
     @property
     def num_frames(self) -> int:
-        """Frames that exist, the prefix included."""
+        """Number of frames, including the prefix."""
         return len(self.frames)
 
     @property
     def num_positions(self) -> int:
-        """Positions of the prompt and of the frames so far."""
+        """Number of positions of the prompt and of all frames."""
         return self.prompt.num_positions + self.num_frames
 
     @property
@@ -161,11 +164,11 @@ class Sequence:
 
     @property
     def signed_seed(self) -> int:
-        """The seed's 64 bits as the signed integer that tensors hold."""
+        """Seed as a signed 64-bit integer, the type of the tensors."""
         return int(np.uint64(self.request.seed).astype(np.int64))
 
     def append(self, frame: Frame) -> None:
-        """Add a frame, and end the sequence at its limit or if it continues with no words left."""
+        """Append a frame. Ends the sequence at its limit, or if speech continues too long after the text."""
         self.frames.append(frame)
         self.progress.add_frame(self.num_frames)
         if self.num_frames >= self.limit.frames:
@@ -174,12 +177,12 @@ class Sequence:
             self.finish_reason = self.progress.overrun(patience=self._patience)
 
     def end(self) -> None:
-        """End the sequence: the talker sampled its end-of-speech code."""
+        """End the sequence after the talker sampled its end-of-speech code."""
         self.finish_reason = self.progress.end(self.prompt, patience=self._patience)
 
     @property
     def _patience(self) -> int:
-        """Number of frames for which speech may continue in a way that it should not."""
+        """Number of frames for which invalid speech may continue."""
         return frames_of(LATE_PATIENCE_S, self.frame_s)
 
     def play(self, now_s: float) -> None:
@@ -189,5 +192,5 @@ class Sequence:
             self.listener.deliver(num_new * self.frame_s, now_s=now_s)
 
     def sent_lead_s(self, now_s: float) -> float:
-        """Seconds of audio that were sent and are not played yet."""
+        """Return the seconds of audio that are sent and not played yet."""
         return self.listener.lead_s(now_s) - (self._num_played - self.num_sent) * self.frame_s

@@ -1,8 +1,8 @@
-"""Turns a request into the rows with which the talker is prefilled.
+"""Conversion of a request to the rows of the talker's prefill.
 
-A row is the sum of a text track and a codec track. In streaming-text mode the rows end with the first text token and
-the rest of the text *trails*, one token a frame; in full-text mode all text is in the prompt. Source: `generate` of
-the official package; golden codes pin it down. Both tracks are indices into `InputTables`.
+A row is the sum of a text track and a codec track. In streaming-text mode, the rows end with the first text token, and
+each later frame adds one token of the *trailing text*. In full-text mode, the prompt contains all text. Source:
+`generate` of the official package; golden codes verify the result. Both tracks are indices into `InputTables`.
 """
 
 from collections.abc import Callable
@@ -21,24 +21,24 @@ from deployments.talker.model.input_tables import Ids, InputTables
 from deployments.talker.model.model_config import ModelConfig
 from deployments.talker.text.tokenizer import TextTokenizer
 
-if TYPE_CHECKING:  # only models that clone have one
+if TYPE_CHECKING:  # only models that clone have a speaker encoder
     from deployments.talker.model.speaker_encoder import SpeakerEncoder
 
-_SPEAKER_BYTES = 8 << 20  # of speaker vectors that are kept: a thousand
-_CODES_BYTES = 8 << 20  # of codes that are kept: of a thousand recordings of 24 seconds
+_SPEAKER_BYTES = 8 << 20  # cache for a thousand speaker vectors
+_CODES_BYTES = 8 << 20  # cache for codes of a thousand recordings of 24 seconds
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """Positions to prefill, and the text tokens that are added to later frames, as indices into the tables."""
+    """Positions to prefill, and text tokens to add to later frames, as indices into the tables."""
 
     text_ids: Ids  # [positions]
-    codec_ids: Ids  # [positions]; ids from `InputTables.first_dense` on count the rows of `dense`
-    trailing: Ids  # [frames]: text ids; beyond them every frame gets padding
+    codec_ids: Ids  # [positions]; ids from `InputTables.first_dense` on are numbers of rows in `dense`
+    trailing: Ids  # [frames]: text ids; all later frames get padding
     num_text_tokens: int
     dense: Tensor | None = None  # [n, hidden]
-    has_all_text: bool = True  # no text is still being written
-    text_start: int = 0  # position of the first token of the request's text; the others follow it
+    has_all_text: bool = True  # False while the client is still writing the text
+    text_start: int = 0  # position of the first token of the request's text; the other tokens follow it
 
     @property
     def num_positions(self) -> int:
@@ -46,13 +46,13 @@ class Prompt:
 
     @property
     def num_text_positions(self) -> int:
-        """Positions that hold the text, and the one that ends it: once speech reads that one, all of it is said."""
+        """Number of text tokens plus the end token. All text is spoken once the talker has read the end token."""
         return self.num_text_tokens + 1
 
 
 @dataclass(frozen=True, slots=True)
 class _Track:
-    """Consecutive codec rows: indices, and the dense rows among them in their order."""
+    """Consecutive codec rows: indices, and the dense rows among them in order."""
 
     ids: list[int]
     dense: tuple[Tensor, ...] = ()
@@ -60,12 +60,12 @@ class _Track:
 
 @dataclass(frozen=True, slots=True)
 class _Speaker:
-    vector: Tensor  # [hidden], as the text table has its rows
-    on_host: Tensor  # as the encoder made it; the copy is queued before any work that reads it: no wait is needed
+    vector: Tensor  # [hidden], with dtype and device of the text table
+    on_host: Tensor  # output of the encoder; its copy is queued before any work that reads it, so reads need no wait
 
 
 class PromptBuilder:
-    """Builds prompts for one loaded checkpoint."""
+    """Builder of prompts for one loaded checkpoint."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class PromptBuilder:
         *,
         follows_instructions: bool = True,
     ) -> None:
-        """`encode` makes the codes [frames, groups] of a recording [samples] whose request brings none."""
+        """Create a builder. `encode` converts a recording [samples] to codes [frames, groups] for requests without."""
         self._follows_instructions = follows_instructions
         self.tables = tables
         self.talker = tables.talker
@@ -89,13 +89,13 @@ class PromptBuilder:
         self.references: ByRecording[Codes] = ByRecording(max_bytes=_CODES_BYTES)
 
     def with_codes(self, request: SynthesisRequest) -> SynthesisRequest:
-        """`request` with the codes of its recording, if it clones in context. Raises InvalidRequest."""
+        """Return `request` with the codes of its recording if it clones in context. Raises InvalidRequest."""
         reference, encode = request.reference, self.encode
         if reference is None or reference.x_vector_only or request.reference_codes is not None:
             return request
         if reference.prompt is not None:
-            assert reference.prompt.codes is not None, "the ingress sends samples where codes are missing"
-            return replace(request, reference_codes=reference.prompt.codes.copy())  # torch wants to write to arrays
+            assert reference.prompt.codes is not None, "the ingress sends samples if codes are missing"
+            return replace(request, reference_codes=reference.prompt.codes.copy())  # torch requires writable arrays
         if encode is None:
             return request
         try:
@@ -103,12 +103,12 @@ class PromptBuilder:
         except torch.OutOfMemoryError:
             many = f"{len(reference.samples)} samples"
             raise InvalidRequest(
-                f"the GPU has no memory to read a recording of {many}: send a shorter one", "ref_audio"
+                f"the GPU has too little free memory to encode a recording of {many}: send a shorter one", "ref_audio"
             ) from None
         return replace(request, reference_codes=codes)
 
     def clone_prompt(self, request: SynthesisRequest) -> ClonePrompt | None:
-        """The clone prompt of a recording that came as samples; None before the prompt is built."""
+        """Return the clone prompt of a recording that arrived as samples; None before the prompt is built."""
         reference = request.reference
         if reference is None or reference.prompt is not None:
             return None
@@ -117,25 +117,25 @@ class PromptBuilder:
         return None if speaker is None else ClonePrompt(speaker.on_host.numpy(), codes)
 
     def build(self, request: SynthesisRequest) -> Prompt:
-        """The prompt of a request with all its text. Raises InvalidRequest if the text is empty."""
+        """Build the prompt of a request with all its text. Raises InvalidRequest if the text is empty."""
         body, _ = self.tokenizer.encode_body(request.text, gap=request.gap)
         return self.begin(request, body, has_all_text=True)
 
     def texts(self, request: SynthesisRequest) -> list[str]:
-        """All texts of a request, each as the tokenizer is given it."""
+        """Return all texts of a request in the form that the tokenizer receives."""
         reference = request.reference
         spoken = "" if reference is None or reference.x_vector_only else reference.text or ""
         others = (spoken, request.instructions or "", "" if request.tail is None else request.tail.text.rstrip())
         return [request.gap + request.text.lstrip(), *(each.lstrip() for each in (*others, *request.following))]
 
     def least_tokens(self, request: SynthesisRequest) -> int:
-        """Number of tokens of a text still being written that a prefill needs: one more than there are frames."""
+        """Return the number of tokens that a prefill of unfinished text needs: one more than the number of frames."""
         codes = request.before
         beside = 0 if codes is None else 1 + max(0, len(codes) - len(self._text_before(request)))
         return beside + (0 if request.prefix is None else len(request.prefix)) + 1
 
     def extend(self, prompt: Prompt, more: list[int], *, has_all_text: bool) -> Prompt:
-        """`prompt` with further tokens of a text that is still being written."""
+        """Return `prompt` with further tokens of a text that the client is still writing."""
         trailing = [*more, self.config.tokens.tts_eos] if has_all_text else more
         new = np.array(trailing, dtype=np.int32)
         self.tables.project(new)
@@ -148,7 +148,7 @@ class PromptBuilder:
 
     @torch.inference_mode()
     def begin(self, request: SynthesisRequest, body: list[int], *, has_all_text: bool) -> Prompt:
-        """The prompt of a request. `body`: the tokens of its text, all or at least `least_tokens`."""
+        """Build the prompt of a request. `body` holds all tokens of its text, or at least `least_tokens` of them."""
         tokens, codes = self.config.tokens, self.config.codes
         if not body:
             raise InvalidRequest("input has no text to speak", "input", "empty_input")
@@ -180,7 +180,7 @@ class PromptBuilder:
         return Prompt(text, codec, trailing, num_text_tokens, torch.cat(dense) if dense else None)
 
     def _head(self, request: SynthesisRequest) -> tuple[list[int], list[int], tuple[Tensor, ...]]:
-        """Instructions, role, codec tags with the speaker: text ids, codec ids, dense rows."""
+        """Return text ids, codec ids and dense rows for instructions, role, codec tags and speaker."""
         tokens, lead = self.config.tokens, list(self.tokenizer.role)
         if request.instructions and self._follows_instructions:
             lead = self.tokenizer.encode_instructions(request.instructions) + lead
@@ -189,7 +189,7 @@ class PromptBuilder:
         return text, [self.tables.no_code] * len(lead) + tags.ids, tags.dense
 
     def _codec_tags(self, request: SynthesisRequest) -> _Track:
-        """The codec rows in front of the beginning of speech."""
+        """Return the codec rows before the beginning of speech."""
         codes = self.config.codes
         language = self._language(request)
         if language is None:
@@ -200,25 +200,25 @@ class PromptBuilder:
         return _Track([*tags, *speaker.ids, codes.pad], speaker.dense)
 
     def _language(self, request: SynthesisRequest) -> int | None:
-        """The language's id, None for automatic. Dialect speakers keep to it unless another language is asked for."""
+        """Return the language's id; None for automatic. Dialect speakers use their dialect for automatic or Chinese."""
         dialect = self.config.dialects.get(request.voice or "")
         if dialect and request.language in ("auto", "chinese"):
             return self.config.languages[dialect]
         return None if request.language == "auto" else self.config.languages[request.language]
 
     def _speaker(self, request: SynthesisRequest) -> _Track:
-        """The row of a built-in speaker or of the reference's x-vector; none for described voices."""
+        """Return the row of a built-in speaker or of the reference's x-vector; empty for described voices."""
         if request.reference is not None:
-            assert self.speaker_encoder is not None, "only base checkpoints are asked to clone"
+            assert self.speaker_encoder is not None, "the ingress sends references only to base checkpoints"
             row = self._speaker_vector(self.speaker_encoder, request.reference)
             return _Track(self._dense(1), (row[None],))
         if self.config.kind is ModelKind.CUSTOM_VOICE:
-            assert request.voice is not None, "the ingress names a speaker"
+            assert request.voice is not None, "the ingress sets a speaker"
             return _Track([self.config.speakers[request.voice]])
         return _Track([])
 
     def _speaker_vector(self, encoder: "SpeakerEncoder", reference: Reference) -> Tensor:
-        """The row [hidden] of the text table's type and device."""
+        """Return the speaker's row [hidden] with dtype and device of the text table."""
 
         def embed() -> _Speaker:
             vector = encoder.embed(torch.from_numpy(reference.samples.copy()))
@@ -227,7 +227,7 @@ class PromptBuilder:
         if reference.prompt is None:
             return self.speakers.get(reference.key, embed).vector
         speaker = self.speakers.find(reference.key)
-        if speaker is None:  # on the device once, because each copy waits for the device
+        if speaker is None:  # copy once, because each copy waits for the device
             on_host = torch.from_numpy(reference.prompt.speaker.copy())
             speaker = _Speaker(on_host.to(self.tables.text), on_host)
             self.speakers.keep(reference.key, speaker)
@@ -236,9 +236,9 @@ class PromptBuilder:
     def _going_on(
         self, request: SynthesisRequest, text: list[int], frames: _Track
     ) -> tuple[list[int], list[int], list[int]]:
-        """Rows of speech that continues from `frames`: text and frames side by side or one after the other.
+        """Return the rows of speech that continues from `frames`, with text and frames in parallel or in sequence.
 
-        `text` begins with that of the frames. It ends with the end of text once it is whole.
+        `text` begins with the text of the frames. A complete text ends with the end token.
         """
         codes, pad = self.config.codes, self.config.tokens.tts_pad
         codec = [codes.bos, *frames.ids]
@@ -249,7 +249,7 @@ class PromptBuilder:
         return text + [pad] * (len(codec) - len(text)), codec, [pad]
 
     def _text_before(self, request: SynthesisRequest) -> list[int]:
-        """The tokens spoken by the frames of `SynthesisRequest.before`."""
+        """Return the tokens that the frames of `SynthesisRequest.before` speak."""
         reference = "" if request.reference_codes is None or request.reference is None else request.reference.text
         tail = "" if request.tail is None else request.tail.text.rstrip()
         return self.tokenizer.encode(reference or "") + self.tokenizer.encode(tail)
@@ -258,13 +258,14 @@ class PromptBuilder:
         return self.talker.embed_frames(torch.from_numpy(codes).long().to(self.tables.device))
 
     def _dense(self, count: int) -> list[int]:
-        """Marks for rows that no table holds; `_prompt` numbers them."""
+        """Return placeholders for rows outside the tables, which `_prompt` numbers."""
         return [self.tables.first_dense] * count
 
 
 def full_text(kind: ModelKind, request: SynthesisRequest) -> bool:
-    """Whether the prompt has all text. By default clones stream their text and the other kinds do not. Text that is
-    still being written always streams.
+    """Return whether the prompt contains all text. By default, only clones stream their text.
+
+    Text that the client is still writing is always streamed.
     """
     if request.mailbox is not None:
         return False

@@ -1,4 +1,4 @@
-"""Text to token ids in which user text can never become a control token."""
+"""Tokenizer that never converts user text to a control token."""
 
 import json
 import unicodedata
@@ -12,23 +12,23 @@ from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
 from deployments.errors import CheckpointError
 from deployments.talker.model.model_config import ControlTokens
 
-# How Qwen2's tokenizer cuts text before it merges bytes; `transformers`, which does the same, takes seconds to import.
+# Pre-tokenization of Qwen2's tokenizer. Importing `transformers`, which contains the same rule, takes seconds.
 _WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
 _MOST_UNSPOKEN = 32
-_MOST_AHEAD = 4  # texts
-_MOST_COMPOSED = 3  # times the bytes of its NFC form that a text has
-_PARTIAL = "\ufffd"  # of a character whose first bytes are in an id before
+_MOST_AHEAD = 4  # number of texts
+_MOST_COMPOSED = 3  # maximum ratio of a text's bytes to those of its NFC form
+_PARTIAL = "\ufffd"  # decoded from a part of a character whose other bytes are in another id
 
 
 class TextTokenizer:
-    """The checkpoint's byte-level BPE without any added token: `<|im_end|>` or `<think>` in user text stays text."""
+    """Byte-level BPE of the checkpoint without added tokens. `<|im_end|>` or `<think>` in user text stays text."""
 
     def __init__(self, directory: Path, tokens: ControlTokens) -> None:
         self._bpe = _plain_tokenizer(directory)
-        self._most_bytes = max(map(len, self._bpe.get_vocab()))  # of a token: its name has a character for each byte
+        self._most_bytes = max(map(len, self._bpe.get_vocab()))  # of one token; its name has one character per byte
         self._ahead: dict[str, Encoding] = {}
         self._tokens = tokens
         self._newline = self.encode_exact("\n")
@@ -37,38 +37,39 @@ class TextTokenizer:
             raise CheckpointError(f"{directory}: the assistant role is {len(self.role)} tokens, the model expects 3")
 
     def encode_exact(self, text: str) -> list[int]:
-        """Token ids of `text` as it is."""
+        """Return the token ids of `text` without modification."""
         return self.encode_places(text)[0]
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of a text body. Leading whitespace is removed, because a leading newline would merge into the
-        role's.
+        """Return the token ids of a text body without its leading whitespace.
+
+        A leading newline would merge with the newline of the role.
         """
         return self.encode_exact(text.lstrip())
 
     def encode_places(self, text: str) -> tuple[list[int], list[int]]:
-        """Token ids of `text` as it is, and how many of its characters precede each."""
+        """Return the token ids of `text` without modification, and the number of characters before each token."""
         encoded = self._ahead.get(text) or self._bpe.encode(text)
         return encoded.ids, [start for start, _ in encoded.offsets]
 
     def encode_ahead(self, text: str) -> None:
-        """Tokenize a text that is soon encoded as it is. Other threads run meanwhile: plain `encode` keeps the GIL."""
+        """Tokenize and cache a text that is encoded soon. Releases the GIL, unlike `encode`."""
         [encoded] = self._bpe.encode_batch([text])
         while len(self._ahead) >= _MOST_AHEAD:
             self._ahead.pop(next(iter(self._ahead)))
         self._ahead[text] = encoded
 
     def least_tokens(self, text: str) -> int:
-        """How many tokens a text has at least, by its length alone."""
+        """Return a lower bound for the number of tokens of a text, from its length alone."""
         return len(text.encode("utf-8", "replace")) // (_MOST_COMPOSED * self._most_bytes)
 
     def encode_body(self, text: str, *, gap: str) -> tuple[list[int], list[int]]:
-        """Tokens and places of a text body after a `gap`, which belongs to the first word and counts no character."""
+        """Return ids and places of a text body after `gap`, which joins the first word and counts no characters."""
         ids, places = self.encode_places(gap + text.lstrip())
         return ids, [max(0, place - len(gap)) for place in places]
 
     def num_unspoken(self, ids: list[int]) -> int:
-        """How many ids at the end of a text hold no part of a letter or digit, of the last _MOST_UNSPOKEN."""
+        """Return the number of trailing ids, at most _MOST_UNSPOKEN, without any part of a letter or digit."""
         num = 0
         for most in range(1, min(_MOST_UNSPOKEN, len(ids)) + 1):
             end: str = self._bpe.decode(ids[-most:])
@@ -78,9 +79,9 @@ class TextTokenizer:
         return num
 
     def settled(self, text: str) -> int:
-        """How many characters of `text`, in NFC, are in words that end as they do whatever follows `text`.
+        """Return how many characters of `text`, in NFC, are in words that later text cannot change.
 
-        A word is over once something else follows; whitespace may go to either side until the other side is there.
+        A word is complete once another word follows. Whitespace may join either side until both sides are known.
         """
         words = self._bpe.pre_tokenizer.pre_tokenize_str(text)
         last = len(text.rstrip())
@@ -88,28 +89,28 @@ class TextTokenizer:
         return max((end for end in over if not unicodedata.combining(text[end])), default=0)
 
     def encode_instructions(self, text: str) -> list[int]:
-        """The user turn that carries voice instructions."""
+        """Return the token ids of the user turn that contains voice instructions."""
         body = [*self.encode_exact("user\n"), *self.encode(text)]
         return [self._tokens.im_start, *body, self._tokens.im_end, *self._newline]
 
 
 class LiveTokens:
-    """Token ids of a text that arrives in parts, cut anywhere: together they equal the token ids of the whole text.
+    """Incremental tokenizer for a text that arrives in parts. All ids together equal the ids of the whole text.
 
-    Byte pairs are merged within a word. So a word's tokens are known once the next character is not part of it.
+    Byte pairs are merged only within a word. The tokens of a word are therefore known once another word follows.
     """
 
     def __init__(self, tokenizer: TextTokenizer, *, gap: str = "") -> None:
-        """`gap`: see `TextTokenizer.encode_body`."""
+        """Start with an empty text. `TextTokenizer.encode_body` describes `gap`."""
         self._tokenizer, self._gap = tokenizer, gap
-        self._rest = ""  # whose tokens depend on later text
+        self._rest = ""  # text whose tokens depend on later text
         self._begun = False
         self._num_chars = -len(gap)
-        # Characters before each id so far, without leading whitespace of the text; the last one counts the whole text.
+        # Characters before each id so far, without leading whitespace; the last entry counts all characters.
         self.starts: list[int] = []
 
     def feed(self, text: str, *, is_last: bool) -> list[int]:
-        """Returns the ids that are certain with `text`, none twice; with the last part all that are left."""
+        """Return the new ids that later text cannot change. The last part returns all remaining ids."""
         self._rest = unicodedata.normalize("NFC", self._rest + text)
         if not self._begun:
             self._rest = self._rest.lstrip()

@@ -1,1 +1,1 @@
-"""Access and limits: the checks before a body is read."""
+"""Access control and limits that are checked before a request's body is read."""

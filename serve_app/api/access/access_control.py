@@ -1,4 +1,6 @@
-"""The checks before a body is read: key, address, host, origin, rate. The request's head alone decides."""
+"""Checks of the API key, client address, host, origin and rate. They read only the headers of a request, never its
+body.
+"""
 
 import ipaddress
 from collections.abc import Callable, Iterator, Sequence
@@ -27,8 +29,8 @@ from serve_app.api.parsing.uploads import Upload, Uploads
 from serve_app.config import ApiSettings
 from serve_app.visitor import EVERYBODY, STRANGER, VISITOR, Visitor
 
-# To be read without a key: probes have none, Open WebUI asks for these two lists without one, and a browser cannot send
-# one with a page.
+# Paths that need no API key: probes send none, Open WebUI requests the two lists without a key, and a browser cannot
+# send a key when it loads a page.
 EXEMPT = frozenset({"/health", "/ready", "/v1/audio/voices", "/v1/audio/models"})
 
 _READING = ("GET", "HEAD")
@@ -37,18 +39,18 @@ _CHANGING = ("POST", "PUT", "PATCH", "DELETE")
 MAX_HEADER_BYTES = 16 << 10  # all header lines together; HAProxy refuses more than about 15,000 bytes
 
 _SCHEMES = ("bearer", "token")
-# A browser cannot set the headers of a WebSocket: there, a key may stand in the query or among the subprotocols.
+# A browser cannot set the headers of a WebSocket, so WebSockets also accept a key in the query or as a subprotocol.
 _KEY_PARAMETERS = ("api_key", "token", "access_token", "single_use_token")
 
-_CLIENT_BITS = 64  # of an IPv6 address, that are one client's
+_CLIENT_BITS = 64  # prefix length of the network that counts as one IPv6 client
 
 
 class AccessControl:
-    """ASGI middleware, inside RequestContext: sets the `caller` and the `upload` of the request's state.
+    """ASGI middleware inside RequestContext that sets `caller` and `upload` in the state of each request.
 
-    A request that changes something or may cost speech counts as a request, and as a stream while it lasts. Others
-    count as their route says (`Route.charge`). A WebSocket counts as a stream while it is open; its handler counts each
-    utterance as a request.
+    A request that changes data or may start synthesis counts as one request, and as one stream until its response ends.
+    The charge of other requests is `Route.charge`. A WebSocket counts as a stream while it is open, and its handler
+    counts each utterance as a request.
     """
 
     def __init__(
@@ -61,9 +63,9 @@ class AccessControl:
         public_paths: frozenset[str],
         grants: Sequence[Callable[[str, Scope], Granted | None]],
     ) -> None:
-        """A key may be in one of `key_headers` instead of `Authorization`, and of a WebSocket in a subprotocol,
-        alone or behind one of `key_protocols`. GETs of EXEMPT and of `public_paths` need none. `grants`: see
-        `Opened.grant`.
+        """Accept keys in `key_headers` in addition to `Authorization`. A WebSocket may also offer its key as a
+        subprotocol, alone or after a prefix in `key_protocols`. GET requests to EXEMPT and `public_paths` need no key.
+        `grants`: see `Opened.grant`.
         """
         self._grants = grants
         self._public = EXEMPT | public_paths
@@ -76,7 +78,7 @@ class AccessControl:
         self._uploads = Uploads()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Passes the request on, or answers it with a refusal."""
+        """Forward an admitted request to the application, or send a refusal."""
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
@@ -131,7 +133,9 @@ class AccessControl:
         return caller
 
     def _offered_keys(self, scope: Scope) -> Iterator[str]:
-        """The key of the request, in any place that one of the APIs uses; the first one counts."""
+        """Yield the keys in a request, from all headers, query parameters and subprotocols that an API uses. The first
+        key counts.
+        """
         headers = Headers(scope=scope)
         scheme, _, credentials = headers.get("authorization", "").partition(" ")
         if scheme.lower() in _SCHEMES:
@@ -145,14 +149,16 @@ class AccessControl:
                 yield protocol.removeprefix(prefix)
 
     def _with_keys(self, protocols: Sequence[str]) -> list[str]:
-        """Those that are or contain a key: by their beginning, or behind the name of a scheme, as in `token, KEY`."""
+        """Return the subprotocols that are or contain a key. A key follows a known prefix, or the name of a scheme as
+        in `token, KEY`.
+        """
         beginnings = (*self._key_protocols, KEY_PREFIX)
         named = [second for first, second in pairwise(protocols) if first.lower() in _SCHEMES]
         return [each for each in protocols if each in named or each.startswith(beginnings)]
 
     def _naming_a_protocol(self, scope: Scope, send: Send) -> Send:
-        """Browsers drop a WebSocket that offered subprotocols and was accepted without one: name one that is not a
-        key, also not of another service.
+        """Wrap `send` to select an offered subprotocol that is not a key, including a key of another service. Browsers
+        drop a WebSocket that offered subprotocols if the server accepts it without selecting any.
         """
         offered = scope["subprotocols"] if scope["type"] == "websocket" else []
         secret = self._with_keys(offered)
@@ -168,10 +174,12 @@ class AccessControl:
         return send_named
 
     async def _refuse(self, error: TalkrayError, scope: Scope, receive: Receive, send: Send) -> None:
-        """Over HTTP its reply. A WebSocket too many is accepted and closed: a handshake that fails says no reason."""
+        """Send the error reply over HTTP. Accept and then close a WebSocket over a limit, because a failed handshake
+        has no reason.
+        """
         reply = translate(error)
         state_of(scope).record.error = reply.code
-        if not isinstance(error, Overloaded):  # its meter has counted that one
+        if not isinstance(error, Overloaded):  # the meter has already counted an Overloaded error
             metrics.REFUSALS.record(1, reason=reply.code)
         if isinstance(error, Overloaded) and scope["type"] == "websocket":
             await self._naming_a_protocol(scope, send)({"type": "websocket.accept"})
@@ -187,15 +195,15 @@ class AccessControl:
     def _check_host(self, host: str | None) -> None:
         allowed = self._access.allowed_hosts
         if allowed is not None and host is not None and _host_name(host) not in allowed:
-            raise Forbidden("This host name is not allowed; access.allowed_hosts lists those that are.")
+            raise Forbidden("This host name is not allowed. Add it to access.allowed_hosts.")
 
     def _check_origin(self, origin: str | None, host: str | None) -> None:
-        """Browsers name the page behind a request, even if they send the request without asking CORS."""
+        """Check the `Origin` header, which browsers send even with requests that skip the CORS preflight."""
         allowed = self._access.allowed_origins
         if origin is None or origin in allowed or "*" in allowed:
             return
         if host is None or origin not in (f"http://{host}", f"https://{host}"):
-            raise Forbidden("This web page is not allowed; access.allowed_origins lists those that are.")
+            raise Forbidden("The origin of this web page is not allowed. Add it to access.allowed_origins.")
 
 
 def _check_size(scope: Scope) -> None:
@@ -204,8 +212,8 @@ def _check_size(scope: Scope) -> None:
 
 
 def client_address(scope: Scope, *, trusted_proxies: int) -> str:
-    """The client's address. Each trusted proxy added the address that it saw at the end of X-Forwarded-For. Entries
-    before these were written by the client and prove nothing. Without such a proxy it is the peer of the connection.
+    """Return the client's IP address. Each trusted proxy appends the address of its peer to X-Forwarded-For, and the
+    client can forge all earlier entries. Without trusted proxies, return the peer address of the connection.
     """
     peer: str = (scope.get("client") or ("unknown", 0))[0]
     if not trusted_proxies:
@@ -215,7 +223,7 @@ def client_address(scope: Scope, *, trusted_proxies: int) -> str:
 
 
 def one_client(address: str) -> str:
-    """Whom `address` stands for where clients are told apart: an IPv6 client has a /64 of its own, 2**64 addresses."""
+    """Return the unit that counts as one client: an IPv4 address, or the /64 network of an IPv6 address."""
     try:
         parsed = ipaddress.ip_address(address)
     except ValueError:
@@ -228,7 +236,7 @@ def one_client(address: str) -> str:
 
 
 def _host_name(host: str) -> str | None:
-    """Without its port, and without the dot that may end a full name."""
+    """Return the host name without its port and without a trailing dot, or None if `host` is malformed."""
     try:
         return (urlsplit(f"//{host}").hostname or "").removesuffix(".")
     except ValueError:

@@ -1,4 +1,4 @@
-"""A caller, and how much of the server it may use: requests, streams, and a share of what all callers use."""
+"""Callers and their limits: requests, streams, and a fair share of a resource that all callers use."""
 
 import math
 import time
@@ -12,30 +12,30 @@ from deployments.serving import metrics
 from serve_app.visitor import Visitor
 
 _MINUTE_S = 60.0
-# The settings that raise a limit, by the reason of a refusal.
+# How to raise a limit, by the reason of the refusal.
 _REMEDIES = {
     "key": "a key with higher limits (`talkray key create`) has more",
     "client": "api.admission has the limits (client_requests_per_minute, client_streams)",
 }
-# A client that holds a stream is asked to come back when it may have ended.
+# Seconds for `Retry-After` if a client has too many streams, because one of the streams may have ended by then.
 _STREAM_S = 1.0
-# How many keys, and how many addresses, are remembered. Then the oldest one without a stream is forgotten.
+# Number of keys, and of addresses, with a meter. Beyond this number, the oldest meter without a stream is dropped.
 _MOST_METERS = 10_000
 
 
 class Meter:
-    """The use of one key or one address. `reason` names its refusals in metrics, `holder` names it in messages."""
+    """Usage of one key or address. `reason` labels its refusals in metrics; `holder` names the client in messages."""
 
     def __init__(self, reason: str, holder: str) -> None:
-        self.requests_per_minute: float | None = None  # in bursts of up to as many; None: no limit
+        self.requests_per_minute: float | None = None  # also the largest burst; None: no limit
         self.max_streams: int | None = None
         self.num_streams = 0
         self._reason, self._holder = reason, holder
-        self._tokens = math.inf  # requests that may be made at once; refilled steadily, up to `requests_per_minute`
+        self._tokens = math.inf  # requests left in the token bucket, at most `requests_per_minute`
         self._counted_s = time.monotonic()
 
     def count_request(self) -> None:
-        """Count a request. Raises Overloaded if it is one too many in this minute."""
+        """Count a request. Raises Overloaded if the caller has used up its requests per minute."""
         per_minute = self.requests_per_minute
         if per_minute is None:
             return
@@ -48,7 +48,7 @@ class Meter:
 
     @contextmanager
     def stream(self) -> Iterator[None]:
-        """Count a stream for as long as this holds. Raises Overloaded if it is one too many at once."""
+        """Count a stream while the context is open. Raises Overloaded if the caller has too many open streams."""
         most = self.max_streams
         if most is not None and self.num_streams >= most:
             raise self._refusal(f"may have {most} streams open at once", _STREAM_S)
@@ -64,14 +64,14 @@ class Meter:
 
 
 class Meters:
-    """The meters of all keys, or of all addresses."""
+    """Meters of all keys, or of all addresses."""
 
     def __init__(self, reason: str, holder: str) -> None:
         self._reason, self._holder = reason, holder
         self._meters: dict[str, Meter] = {}
 
     def of(self, name: str, requests_per_minute: float | None, *, max_streams: int | None) -> Meter:
-        """The meter of one key or address. It gets the present limits and keeps what it has counted."""
+        """Return the meter of one key or address. An existing meter keeps its counts and gets the new limits."""
         meter = self._meters.get(name)
         if meter is None:
             if len(self._meters) >= _MOST_METERS:
@@ -83,21 +83,21 @@ class Meters:
 
 
 class FairShare:
-    """Places or bytes that the requests of a process share.
+    """Slots or bytes that all callers of a process share.
 
-    No claim brings a caller above what is free before it, so that other callers find some.
+    After each claim, at least as much is left as the caller holds, so other callers find some free.
     """
 
     def __init__(self, size: int) -> None:
         self._size = size
-        self._held: Counter[str] = Counter()  # by the callers that hold any
+        self._held: Counter[str] = Counter()  # by caller; callers that hold nothing have no entry
 
     def has(self, caller: str, amount: int) -> bool:
-        """Whether `amount` is free for this caller."""
+        """Return whether `amount` is free for this caller."""
         return self._held[caller] + amount <= self._size - self._held.total()
 
     def claim(self, caller: str, amount: int) -> bool:
-        """Takes `amount` for this caller if it is free. Returns whether it was."""
+        """Take `amount` for this caller if it is free. Return whether the claim succeeded."""
         if not self.has(caller, amount):
             return False
         self._held[caller] += amount
@@ -111,37 +111,40 @@ class FairShare:
 
 @dataclass(frozen=True, slots=True)
 class Granted:
-    """The API key that an extension's credential, such as an access token, stands for in one request."""
+    """API key that an extension's credential, such as an access token, represents in one request."""
 
     key_id: str
-    session: Mapping[str, object]  # settings that the credential brings to a socket
-    spend: Callable[[], Awaitable[None]] | None  # called once the request is admitted; raises if it was spent before
+    session: Mapping[str, object]  # session settings that the credential sets for a WebSocket
+    spend: Callable[[], Awaitable[None]] | None  # called after admission; raises if the credential was already used
 
 
 class Caller:
-    """The client that sent a request: its address and, where the server has keys, its key. A request counts for both.
+    """Client that sent a request, identified by its address and, if the server uses keys, its API key. The limits of
+    both apply.
 
-    `name` identifies callers: by the key, without one by the address.
+    `name` is unique to the key, or to the address if the client has no key.
     """
 
-    key_id: str | None = None  # of the API key; None: it has none
-    granted: Granted | None = None  # if its key did not come with the request
+    key_id: str | None = None  # id of the API key; None: the client has no key
+    granted: Granted | None = None  # set if an extension's credential replaces the key
 
     def __init__(self, name: str, *meters: Meter, visitor: Visitor, check: Callable[[], None] = lambda: None) -> None:
-        """`visitor` determines the voices that it may see. `check` raises if the caller may not ask any more."""
+        """Create a caller. `visitor` selects the stored voices that the caller may see. `check` raises if its key was
+        revoked.
+        """
         self.name, self.visitor = name, visitor
         self._meters = meters
         self._check = check
 
     def count_request(self) -> None:
-        """Count a request. Raises Overloaded, and Unauthorized if the key has been revoked since."""
+        """Count a request. Raises Overloaded, or Unauthorized if the key has been revoked."""
         self._check()
         for meter in self._meters:
             meter.count_request()
 
     @contextmanager
     def stream(self) -> Iterator[None]:
-        """Count a stream for as long as this holds. Raises Overloaded."""
+        """Count a stream while the context is open. Raises Overloaded."""
         with ExitStack() as streams:
             for meter in self._meters:
                 streams.enter_context(meter.stream())

@@ -1,7 +1,7 @@
-"""API keys: the key file, and how it is read.
+"""API keys and the key file.
 
-A key is `talkray-ID-SECRET`. Its 256 random bits cannot be guessed, so a plain SHA-256 of it is safe to keep; a slow
-hash would only cost time on every request. The key file is JSON:
+A key is `talkray-ID-SECRET`. Its 256 random bits cannot be guessed, so a plain SHA-256 hash is safe to store. A slow
+hash would only add latency to every request. The key file is JSON:
 
     {"version": 1, "keys": [{"id": "1f0c9a3e", "name": "ada", "sha256": "...", "created": "2026-11-21T12:00:00+00:00",
                              "requests_per_minute": 600, "max_streams": 8, "revoked": null}]}
@@ -27,17 +27,19 @@ _KEY = re.compile(rf"{KEY_PREFIX}([0-9a-f]{{8}})-[A-Za-z0-9_-]{{43}}")
 _NO_DIGEST = "0" * 64
 
 LONGEST_NAME = 512
-Limit = Annotated[int, Field(ge=1)] | None  # None: as much as the server can do
+Limit = Annotated[int, Field(ge=1)] | None  # None: no limit
 Stamp = tuple[int, int, int, int]
 
 
 def _cut(name: object) -> object:
-    """Of a key from before the limit; owners of stored voices are cut to as many characters."""
+    """Cut a key's name that is over the limit, as older files may have. Owners of stored voices are cut to the same
+    length.
+    """
     return name[:LONGEST_NAME] if isinstance(name, str) else name
 
 
 class KeyRecord(Strict):
-    """The record of one key. Its limits hold for each ingress replica on its own."""
+    """Record of one key. Each ingress replica applies the limits separately."""
 
     id: Annotated[str, Field(pattern=r"^[0-9a-f]{8}$")]
     name: Annotated[str, BeforeValidator(_cut), Field(max_length=LONGEST_NAME)]
@@ -45,23 +47,23 @@ class KeyRecord(Strict):
     created: Annotated[str, Field(max_length=40)]  # ISO 8601
     requests_per_minute: Limit = None
     max_streams: Limit = None
-    admin: bool = False  # sees the stored voices of all names
-    # ISO 8601. A revoked key stays in the file, so that its id says whose it was.
+    admin: bool = False  # may see the stored voices of all owners
+    # ISO 8601. A revoked key stays in the file to show the owner of its id.
     revoked: Annotated[str, Field(max_length=40)] | None = None
 
 
 class KeyDocument(Strict):
-    """The key file."""
+    """Contents of the key file."""
 
     version: Literal[1] = 1
     keys: Annotated[tuple[KeyRecord, ...], Field(max_length=1_000_000)] = ()
 
 
 class Keys:
-    """The keys of a file, read again whenever the file changes: a new key works and a revoked one fails at once.
+    """Valid keys from the key file. Changes to the file, such as new and revoked keys, apply to the next request.
 
-    While the file cannot be read, or holds something else than keys, the last good ones stay and every call tries
-    again; a file that is gone leaves none.
+    If the file cannot be read or is invalid, the last valid keys stay in use, and every call tries to read the file
+    again. If the file was deleted, all keys are invalid.
     """
 
     def __init__(self, file: Path) -> None:
@@ -69,11 +71,11 @@ class Keys:
         self._records: dict[str, KeyRecord] = {}
         self._names = frozenset[str]()
         self._seen = file_stamp(file)
-        self._failure = ""  # of the last read; said once
+        self._failure = ""  # error of the last read, logged once
         self._use(read_keys(file))
 
     def find(self, key: str | None) -> KeyRecord:
-        """The record of `key`. Raises Unauthorized."""
+        """Return the record of `key`. Raises Unauthorized."""
         self._refresh()
         if key is None:
             raise Unauthorized("An API key is required, for example as 'Authorization: Bearer KEY'.")
@@ -85,7 +87,7 @@ class Keys:
         return record
 
     def of_id(self, key_id: str) -> KeyRecord:
-        """The record of the valid key with this id. Raises Unauthorized."""
+        """Return the record of the valid key with this id. Raises Unauthorized."""
         self._refresh()
         if (record := self._records.get(key_id)) is None:
             raise Unauthorized("The API key that issued this credential has been revoked.")
@@ -99,16 +101,16 @@ class Keys:
         return True
 
     def has_name(self, name: str) -> bool:
-        """Whether a valid key has the name."""
+        """Return whether a valid key has this name."""
         self._refresh()
         return name in self._names
 
     def still(self, record: KeyRecord) -> KeyRecord:
-        """The present record of a key that was valid. Raises Unauthorized where it has been revoked since."""
+        """Return the current record of a key that was valid before. Raises Unauthorized if the key has been revoked."""
         self._refresh()
         now = self._records.get(record.id)
         if now is None or now.sha256 != record.sha256:
-            raise Unauthorized("The API key is not valid any more.")
+            raise Unauthorized("The API key is no longer valid.")
         return now
 
     def _refresh(self) -> None:
@@ -119,7 +121,7 @@ class Keys:
             self._use(read_keys(self._file) if stamp else KeyDocument())
         except ConfigError as error:
             if str(error) != self._failure:
-                logger.error("keeping the API keys that were read before: %s", error)
+                logger.error("cannot read the API keys again, the previous keys stay valid: %s", error)
             self._failure = str(error)
         else:
             self._seen, self._failure = stamp, ""
@@ -131,11 +133,11 @@ class Keys:
 
 
 def read_keys(file: Path) -> KeyDocument:
-    """Raises ConfigError."""
+    """Read and validate the key file. Raises ConfigError."""
     try:
         return KeyDocument.model_validate_json(file.read_bytes())
     except OSError as error:
-        hint = "`talkray key create NAME` writes it"
+        hint = "create it with `talkray key create NAME`"
         raise ConfigError(f"the key file {file} cannot be read ({error.strerror}): {hint}") from None
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
@@ -144,16 +146,15 @@ def read_keys(file: Path) -> KeyDocument:
 
 
 def file_stamp(file: Path) -> Stamp | None:
-    """Changes whenever the file does, also where its time is set back; None where there is no file.
-
-    Raises ConfigError where the file cannot be looked at.
+    """Return a value that changes with every change of the file, even if its mtime is set back. Return None if the file
+    is missing. Raises ConfigError if the file cannot be accessed.
     """
     try:
         status = file.stat()
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise ConfigError(f"the key file {file} cannot be seen ({error.strerror})") from None
+        raise ConfigError(f"the key file {file} cannot be accessed ({error.strerror})") from None
     return status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino
 
 

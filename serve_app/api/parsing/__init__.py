@@ -1,1 +1,1 @@
-"""Client input over HTTP: bodies, forms, JSON."""
+"""Parsing of HTTP bodies, forms and JSON."""

@@ -1,4 +1,4 @@
-"""Client input: the body of an HTTP request, JSON, and the numbers, texts and formats in it."""
+"""Parsing of HTTP bodies and JSON, and of the numbers, texts and formats in them."""
 
 import asyncio
 import json
@@ -15,17 +15,17 @@ from serve_app.api.error_replies import BodyTooSlow, UnsupportedMedia
 from serve_app.audio.formats import AudioFormat
 from serve_app.text.characters import without_halves
 
-MAX_BODY_BYTES = 16 << 20  # of an HTTP request, and of a WebSocket message with reference audio
-_LONGEST_KEY = 255  # of an Idempotency-Key
-BODY_TIMEOUT_S = 30.0  # for a whole body to arrive
-_MOST_VALUES = 1 << 15  # of one JSON text: checking this number takes the event loop 50 ms
+MAX_BODY_BYTES = 16 << 20  # limit of an HTTP body, and of a WebSocket message with reference audio
+_LONGEST_KEY = 255  # characters of an Idempotency-Key
+BODY_TIMEOUT_S = 30.0  # time for the whole body to arrive
+_MOST_VALUES = 1 << 15  # per JSON text; checking this number blocks the event loop for 50 ms
 _ABOVE_ALL_NUMBERS = 2**64  # a seed has 64 bits
 _NUMBER = re.compile(r"[+-]?(?:[0-9]{1,20}(?:\.[0-9]{0,20})?|\.[0-9]{1,20})(?:[eE][+-]?[0-9]{1,2})?")
-_SEARCHED = 1 << 20  # bytes that are searched for a number with too many digits
+_SEARCHED = 1 << 20  # bytes to search for a number with too many digits
 _MANY_DIGITS = re.compile(r"[0-9]{4000,}")
 _HALF = re.compile(r"\\u[dD][89a-fA-F]|[\ud800-\udfff]")
 _ENCODINGS = ("identity", "gzip", "x-gzip", "deflate")
-_STEP = 128 << 10  # bytes that are inflated at once
+_STEP = 128 << 10  # bytes to inflate at once
 _TOO_LARGE = f"The body is larger than {MAX_BODY_BYTES} bytes."
 _FORMS = ("application/x-www-form-urlencoded", "multipart/form-data")
 _UNPLAIN = re.compile(r"[^A-Za-z0-9_.:-]")
@@ -35,7 +35,7 @@ _SWITCHES = {"true": True, "1": True, "false": False, "0": False}
 
 
 def idempotency_key(request: Request) -> str | None:
-    """Raises InvalidRequest."""
+    """Return the request's Idempotency-Key, or None. Raises InvalidRequest if the key is empty or too long."""
     key = request.headers.get("idempotency-key")
     if key is not None and not 0 < len(key) <= _LONGEST_KEY:
         raise InvalidRequest(f"Idempotency-Key must have 1 to {_LONGEST_KEY} characters.", "Idempotency-Key")
@@ -43,8 +43,10 @@ def idempotency_key(request: Request) -> str | None:
 
 
 async def read_body(request: Request) -> bytes:
-    """The body without its Content-Encoding, given up as soon as it is too large or too slow, whatever its
-    Content-Length says.
+    """Return the decompressed body. Stops reading as soon as the body is too large or too slow, regardless of
+    Content-Length.
+
+    Raises PayloadTooLarge, BodyTooSlow, UnsupportedMedia, InvalidRequest.
     """
     body = bytearray()
     upload = state_of(request).upload
@@ -57,13 +59,13 @@ async def read_body(request: Request) -> bytes:
                 await upload.grow(len(body))
     except TimeoutError:
         if upload.is_stalled:
-            raise BodyTooSlow("The body stalled while others waited to send theirs: send it again.") from None
+            raise BodyTooSlow("The body stalled while other uploads were waiting. Send the request again.") from None
         raise BodyTooSlow(f"The body did not arrive within {BODY_TIMEOUT_S:g} seconds.") from None
     return bytes(body)
 
 
 async def _unpacked(request: Request) -> AsyncGenerator[bytes, None]:
-    """The body in parts, each of at most _STEP bytes if it was compressed. Raises UnsupportedMedia, InvalidRequest."""
+    """Yield parts of the body, at most _STEP bytes each if compressed. Raises UnsupportedMedia, InvalidRequest."""
     encoding = request.headers.get("content-encoding", "").strip().lower() or "identity"
     if encoding not in _ENCODINGS:
         reason = "is not supported. Send JSON without compression, or with gzip or deflate"
@@ -77,13 +79,13 @@ async def _unpacked(request: Request) -> AsyncGenerator[bytes, None]:
             if encoding == "identity" or not part:
                 yield part
                 continue
-            # Some clients send deflate without the header of zlib, whose first byte ends in 8.
+            # Some clients send deflate data without the zlib header, whose first byte ends in 8.
             bits = 31 if encoding.endswith("gzip") else 15 if part[0] & 15 == 8 else -15
             inflating = inflating or zlib.decompressobj(bits)
             while piece := inflating.decompress(part, _STEP):
                 part = inflating.unconsumed_tail
                 yield piece
-                await asyncio.sleep(0)  # other requests are answered meanwhile
+                await asyncio.sleep(0)  # let other requests run
     except zlib.error:
         inflating = zlib.decompressobj()
     if inflating is not None and (not inflating.eof or inflating.unused_data):
@@ -91,12 +93,12 @@ async def _unpacked(request: Request) -> AsyncGenerator[bytes, None]:
 
 
 async def read_object(request: Request) -> dict[str, object]:
-    """The JSON object that is the body. Raises InvalidRequest, UnsupportedMedia."""
+    """Read the body as a JSON object. Raises InvalidRequest, UnsupportedMedia."""
     return object_of(request, await read_body(request))
 
 
 def object_of(request: Request, content: bytes, *, most_values: int = _MOST_VALUES) -> dict[str, object]:
-    """The JSON object that is `content`, the body of `request`. Raises InvalidRequest, UnsupportedMedia."""
+    """Parse `content`, the body of `request`, as a JSON object. Raises InvalidRequest, UnsupportedMedia."""
     repaired: list[str] = []
     try:
         fields = parse_object(content, most_values=most_values, repaired=repaired)
@@ -109,32 +111,34 @@ def object_of(request: Request, content: bytes, *, most_values: int = _MOST_VALU
 
 
 def check_form(request: Request, error: InvalidRequest) -> None:
-    """Raise UnsupportedMedia if `error` is that a body is not JSON, and it is a form."""
+    """Raise UnsupportedMedia if `error` reports invalid JSON and the body is a form."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if error.code == "invalid_json" and kind in _FORMS:
         raise UnsupportedMedia(f"The body is a form ({kind}). Send JSON: Content-Type: application/json.") from None
 
 
 def text_of(fields: Mapping[str, object], name: str = "text") -> str:
-    """The text of a message or a body. Raises InvalidRequest."""
+    """Return the text in a message or body. Raises InvalidRequest if the text is missing."""
     text = fields.get(name)
     if not isinstance(text, str):
-        raise InvalidRequest(f"{name} is required, as a string.", name, "missing_required_parameter")
+        raise InvalidRequest(f"{name} is required and must be a string.", name, "missing_required_parameter")
     return text
 
 
 def format_named(param: str, value: str, choices: Mapping[str, AudioFormat]) -> AudioFormat:
-    """The format that a dialect names `value`. Raises InvalidRequest with the valid names."""
+    """Return the audio format that a dialect calls `value`. Raises InvalidRequest with the valid names."""
     if (known := value.strip().lower()) not in choices:
-        raise InvalidRequest(f"{param}: {value[:40]!r} is none of {', '.join(choices)}.", param)
+        raise InvalidRequest(f"{param}: {value[:40]!r} is unknown. Use one of: {', '.join(choices)}.", param)
     return choices[known]
 
 
 def switch(fields: Mapping[str, object], name: str) -> bool:
-    """A boolean, which may come as text or as 0 or 1; False where it is absent. Raises InvalidRequest."""
+    """Parse a boolean that may be sent as text or as 0 or 1. Return False if the field is absent. Raises
+    InvalidRequest.
+    """
     value = fields.get(name) or False
     if (known := _SWITCHES.get(str(value).strip().lower())) is None:
-        raise InvalidRequest(f"{name}: {str(value)[:40]!r} is neither true nor false.", name)
+        raise InvalidRequest(f"{name}: {str(value)[:40]!r} is not a boolean. Use true or false.", name)
     return known
 
 
@@ -145,11 +149,12 @@ def parse_object(
     repaired: list[str] | None = None,
     cut_fields: Sequence[str] = (),
 ) -> dict[str, object]:
-    """A JSON object without its null fields. Raises InvalidRequest; its message names the field of a bad number.
+    """Parse a JSON object and remove its null fields. Raises InvalidRequest, which names the field of an invalid
+    number.
 
-    `raw` is the bytes of a body, in UTF-8 or UTF-16 and with or without a byte order mark, or the text of a message.
-    Either may have halves of surrogate pairs: see `_repaired_json`. `repaired` gets the names of fields that had some.
-    `cut_fields`: texts of a message that the next message may continue.
+    `raw` is a body in UTF-8 or UTF-16, with or without a byte order mark, or the text of a message. Unpaired surrogates
+    are repaired (see `_repaired_json`), and `repaired` receives the names of repaired fields. `cut_fields` are text
+    fields that may continue in the next message.
     """
     commas = raw.count(b",") if isinstance(raw, bytes) else raw.count(",")
     if commas >= most_values:
@@ -162,7 +167,7 @@ def parse_object(
         value = _repaired_json(raw, repaired if repaired is not None else [], cut_fields)
         if value is None:
             _check_digits(raw)
-            raise InvalidRequest(f"Not valid JSON: {error}.", None, "invalid_json") from error
+            raise InvalidRequest(f"The JSON is invalid: {error}.", None, "invalid_json") from error
     if not isinstance(value, dict):
         raise InvalidRequest("The body must be a JSON object.", None, "invalid_json")
     _check_numbers(value)
@@ -170,7 +175,7 @@ def parse_object(
 
 
 def number(param: str, value: object) -> int | float | None:
-    """A number from JSON, or from the text of a query; None for None and "". Raises InvalidRequest."""
+    """Parse a number from JSON or from query text. Return None for None and "". Raises InvalidRequest."""
     if value is None or value == "":
         return None
     parsed = plain_number(value) if isinstance(value, str) else value
@@ -180,14 +185,14 @@ def number(param: str, value: object) -> int | float | None:
 
 
 def plain_number(value: str) -> int | float | str:
-    """The number that a text is; the text itself where that is not certain."""
+    """Parse `value` as a number. Return the text itself if it is not clearly a number."""
     if not _NUMBER.fullmatch(text := value.strip()):
         return value
     return int(text) if text.isdigit() else float(text)
 
 
 def _fits_a_field(value: float) -> bool:
-    """False for NaN, infinity and integers above 64 bits, which no field takes."""
+    """Return False for NaN, infinity and integers above 64 bits, which all fields refuse."""
     return -_ABOVE_ALL_NUMBERS < value < _ABOVE_ALL_NUMBERS
 
 
@@ -198,7 +203,7 @@ def _no_number(param: str, value: object, *, within: str = "") -> InvalidRequest
 
 
 def _check_numbers(fields: Mapping[str, object]) -> None:
-    """Raises InvalidRequest for a number at any depth that no field takes. The message names its field."""
+    """Raise InvalidRequest if any nested number is NaN, infinite or above 64 bits. The message names the field."""
     waiting: list[tuple[str, str, object]] = [(name, name, value) for name, value in fields.items()]
     while waiting:
         top, name, value = waiting.pop()
@@ -211,7 +216,7 @@ def _check_numbers(fields: Mapping[str, object]) -> None:
 
 
 def _check_digits(raw: bytes | str) -> None:
-    """Raises InvalidRequest if the parser failed on a number of too many digits. The message names its field."""
+    """Raise InvalidRequest if the parser failed on a number with too many digits. The message names the field."""
     text = raw[:_SEARCHED].decode("utf-8", "replace") if isinstance(raw, bytes) else raw
     if _MANY_DIGITS.search(text):
         try:
@@ -223,10 +228,11 @@ def _check_digits(raw: bytes | str) -> None:
 
 
 def _repaired_json(raw: bytes | str, repaired: list[str], cut_fields: Sequence[str]) -> object:
-    """The object of a body or a message with halves of surrogate pairs; None if it is not JSON for another reason.
+    """Parse JSON that contains unpaired surrogates. Return None if the text is invalid for another reason.
 
-    JavaScript writes a half where it cuts a text. Fields of `cut_fields` keep a half at their start and
-    end, because the neighbouring message has the other half. All other halves become U+FFFD.
+    JavaScript produces an unpaired surrogate when it cuts a text inside a surrogate pair. Fields of `cut_fields` keep
+    surrogates at their start and end, because the neighboring message has the other half. All other unpaired surrogates
+    become U+FFFD.
     """
     try:
         text = raw.decode("utf-8", "surrogatepass") if isinstance(raw, bytes) else raw
@@ -253,7 +259,7 @@ def _repaired(value: object) -> object:
 
 
 def _repaired_inside(text: str) -> str:
-    """`text` repaired, except for a second half at its start and a first half at its end."""
+    """Repair `text`, but keep a low surrogate at its start and a high surrogate at its end."""
     start = int("\udc00" <= text[:1] <= "\udfff")
     end = max(start, len(text) - ("\ud800" <= text[-1:] <= "\udbff"))
     return text[:start] + without_halves(text[start:end]) + text[end:]

@@ -1,4 +1,4 @@
-"""From the names of a dialect's fields to those of a `SpeechBody`."""
+"""Mapping of a dialect's field names to the fields of `SpeechBody`."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -6,14 +6,14 @@ from contextlib import contextmanager
 
 from deployments.errors import InvalidRequest
 
-# A dialect's fields, fields of nested objects after a dot, and which field of a SpeechBody each becomes. None: it has
-# another effect. "bit_rate" is no field of a SpeechBody, but treated as one.
+# Maps a dialect's fields to fields of SpeechBody. Fields of nested objects follow a dot. Fields with another effect map
+# to None. The name "bit_rate" is not in SpeechBody, but is treated as a field of it.
 Names = Mapping[str, str | None]
 
 
 def flat(fields: Mapping[str, object], names: Names) -> dict[str, object]:
-    """`fields` that were sent, with dotted names for fields of the nested objects that `names` knows. A null is an
-    absent field, and so is an object of nothing else.
+    """Flatten `fields`, with dotted names for the nested objects that `names` contains. Leave out nulls and objects
+    that contain only nulls.
     """
     outer = {name[:end] for name in names for end, char in enumerate(name) if char == "."}
     return dict(_flat(fields, outer, ""))
@@ -21,7 +21,7 @@ def flat(fields: Mapping[str, object], names: Names) -> dict[str, object]:
 
 def _flat(fields: Mapping[str, object], outer: set[str], prefix: str) -> Iterator[tuple[str, object]]:
     for name, value in fields.items():
-        path = prefix + name.replace(".", "?")  # a dot of the client's own is no nesting
+        path = prefix + name.replace(".", "?")  # a dot in the client's own name does not mean nesting
         if path in outer and isinstance(value, Mapping):
             yield from _flat(value, outer, f"{path}.")
         elif value is not None and not _is_all_null(value):
@@ -29,18 +29,20 @@ def _flat(fields: Mapping[str, object], outer: set[str], prefix: str) -> Iterato
 
 
 def _is_all_null(value: object) -> bool:
-    """Whether it is an object of nulls. An empty one is none: some clients switch a feature on with it."""
+    """Return whether `value` is an object of nulls. An empty object is not, because some clients enable a feature with
+    it.
+    """
     return isinstance(value, Mapping) and bool(value) and all(entry is None for entry in value.values())
 
 
 def renamed(sent: Mapping[str, object], names: Names) -> dict[str, object]:
-    """The fields of a SpeechBody. Of two that mean the same the first in `names` counts."""
+    """Rename `sent` to fields of SpeechBody. If two sent fields have the same meaning, the first in `names` wins."""
     return {ours: sent[theirs] for theirs, ours in reversed(list(names.items())) if ours is not None and theirs in sent}
 
 
 def theirs(sent: Mapping[str, object], names: Names) -> dict[str, str]:
-    """The client's own names of the fields of a SpeechBody that it sent under another name, without the objects around
-    them.
+    """Return the client's own names of SpeechBody fields that it sent under another name, without the enclosing
+    objects.
     """
     other = {ours: name for name, ours in reversed(list(names.items())) if ours is not None and name in sent}
     return {ours: name.rpartition(".")[2] for ours, name in other.items() if ours not in sent}
@@ -48,7 +50,7 @@ def theirs(sent: Mapping[str, object], names: Names) -> dict[str, str]:
 
 @contextmanager
 def in_their_words(names: Mapping[str, str]) -> Iterator[None]:
-    """The block's errors about a field name the client's own one. `names`: as `theirs` returned them."""
+    """Rename the field in errors of this context to the client's own name. `names` is a result of `theirs`."""
     try:
         yield
     except InvalidRequest as error:

@@ -1,4 +1,4 @@
-"""Bodies that are forms: text fields, and the bytes of files."""
+"""Parsing of forms: text fields and uploaded files."""
 
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ _MOST_FIELDS, _MOST_FILES = 32, 16
 
 @dataclass(frozen=True, slots=True)
 class FormFile:
-    """One file of a form."""
+    """Uploaded file of a form."""
 
     field: str
     name: str  # without folders
@@ -27,17 +27,19 @@ class FormFile:
 
 @dataclass(frozen=True, slots=True)
 class SentForm:
-    """The fields of a body, and its files in their order."""
+    """Fields of a form, and its files in order."""
 
     fields: dict[str, object]
     files: tuple[FormFile, ...] = ()
 
     def text(self, *names: str) -> str | None:
-        """The first of these fields that is there and not empty. Raises InvalidRequest if it is not text."""
+        """Return the first of these fields that is present and not empty. Raises InvalidRequest if the field is not
+        text.
+        """
         for name in names:
             value = self.fields.get(name)
             if value is not None and not isinstance(value, str):
-                raise InvalidRequest(f"{name} must be text.", name)
+                raise InvalidRequest(f"{name} must be a string.", name)
             if value:
                 return value
         return None
@@ -49,24 +51,26 @@ class SentForm:
         return value
 
     def preparation(self) -> Preparation:
-        """The preparation of the form's recordings. Raises InvalidRequest."""
+        """Return how to prepare the form's recordings. Raises InvalidRequest."""
         sent = self.text("prepare") or "auto"
         for preparation in PREPARATIONS:
             if sent == preparation:
                 return preparation
-        raise InvalidRequest(f"prepare: {sent[:40]!r} is none of {', '.join(PREPARATIONS)}.", "prepare")
+        raise InvalidRequest(f"prepare: {sent[:40]!r} is unknown. Use one of: {', '.join(PREPARATIONS)}.", "prepare")
 
     def files_of(self, *fields: str) -> Sequence[FormFile]:
         return [file for file in self.files if file.field.removesuffix("[]") in fields]
 
 
 async def read_form(request: Request) -> SentForm:
-    """The form that is the body, or the object of a JSON body. Raises InvalidRequest, PayloadTooLarge."""
+    """Read the body as a form or a JSON object. Raises InvalidRequest, PayloadTooLarge."""
     return await parse_form(request, await read_body(request))
 
 
 async def parse_form(request: Request, content: bytes) -> SentForm:
-    """The form of a body in any of the three ways that clients send, or of none. Raises InvalidRequest."""
+    """Parse a multipart form, a URL-encoded form, or a JSON object. An empty body is an empty form. Raises
+    InvalidRequest.
+    """
     if not content:
         return SentForm({})
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -74,7 +78,7 @@ async def parse_form(request: Request, content: bytes) -> SentForm:
         try:
             return SentForm(dict(parse_qsl(content.decode("utf-8", "replace"), max_num_fields=_MOST_FIELDS)))
         except ValueError as error:
-            raise InvalidRequest(f"Not a valid form: {error}.", None, "invalid_form") from error
+            raise InvalidRequest(f"The form is invalid: {error}.", None, "invalid_form") from error
     if kind != "multipart/form-data":
         return SentForm(object_of(request, content))
     return await _multipart(content, request.headers)
@@ -89,7 +93,7 @@ async def _multipart(content: bytes, headers: Headers) -> SentForm:
     try:
         form = await parser.parse()
     except (MultiPartException, KeyError) as error:
-        raise InvalidRequest(f"Not a valid form: {error}.", None, "invalid_form") from error
+        raise InvalidRequest(f"The form is invalid: {error}.", None, "invalid_form") from error
     try:
         files = [(name, value) for name, value in form.multi_items() if isinstance(value, UploadFile)]
         return SentForm(

@@ -1,4 +1,4 @@
-"""The body of a speech request: our own fields, other servers' spellings of them, the checks that need no model."""
+"""Body of a speech request: its fields, spellings of other servers, and the checks that do not need a model."""
 
 import re
 from collections.abc import Mapping
@@ -28,13 +28,13 @@ from serve_app.text.languages import language_name
 
 Model = TypeVar("Model", bound=BaseModel)
 
-# tts-1-hd-zh: servers of Qwen3-TTS name the language with the model.
+# Qwen3-TTS servers append the language to the model name, as in tts-1-hd-zh.
 _WITH_LANGUAGE = re.compile(r"(tts-1(?:-hd)?)-([a-z]{2})")
 _KOKORO_LANGUAGES = {"a": "en-US", "b": "en-GB", "e": "es", "f": "fr", "i": "it", "j": "ja", "p": "pt-BR", "z": "zh"}
 
 
 def _voice_name(value: object) -> object:
-    """OpenAI sends a voice as its name or as {"id": name}; an empty one is none."""
+    """Return the voice name. OpenAI's clients send a name or {"id": name}; an empty name becomes None."""
     name = value.get("id", value) if isinstance(value, dict) else value
     return name.strip() or None if isinstance(name, str) else name
 
@@ -44,7 +44,7 @@ def _joined_halves(value: object) -> object:
 
 
 def _with_sampling(body: type[Model]) -> type[Model]:
-    """`body` with a field for each option of `Sampling`, in its bounds."""
+    """Add a field to `body` for each option of `Sampling`, with the option's bounds."""
     options: dict[str, Any] = {
         option.name: (Annotated[get_args(option.type)[0], Field(**option.metadata["bounds"])] | None, None)
         for option in fields(Sampling)
@@ -54,7 +54,7 @@ def _with_sampling(body: type[Model]) -> type[Model]:
 
 @_with_sampling
 class SpeechBody(BaseModel):
-    """Body of `POST /v1/audio/speech`. Unknown keys are ignored, and the answer says so; a null is an absent field."""
+    """Body of `POST /v1/audio/speech`. The response lists ignored unknown fields. A null counts as an absent field."""
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True, allow_inf_nan=False, loc_by_alias=False)
 
@@ -74,26 +74,26 @@ class SpeechBody(BaseModel):
         AudioFormat | None, Field(strict=False), WithJsonSchema({"type": "string", "enum": list(AudioFormat)})
     ] = None
     stream_format: Literal["audio", "sse"] | None = None
-    sample_rate: OutputRate | None = None  # None: the model's
+    sample_rate: OutputRate | None = None  # None: the model's sample rate
     stream: bool = True
     speed: Annotated[float, Field(ge=0.25, le=4)] = 1.0
 
-    language: str = "auto"  # a name or an ISO code; "detect": of each segment
-    any_language: bool = False  # also one that the loaded voice has not learnt
+    language: str = "auto"  # a name, an ISO code, "auto", or "detect" to detect the language of each segment
+    any_language: bool = False  # also accept languages that the loaded voice was not trained on
     ref_audio: Annotated[str | None, Field(validation_alias=AliasChoices("ref_audio", "reference_audio"))] = None
     ref_text: Annotated[str | None, Field(validation_alias=AliasChoices("ref_text", "reference_text"))] = None
     x_vector_only_mode: bool = False
-    prepare: Preparation | None = None  # of ref_audio; None: "none"
+    prepare: Preparation | None = None  # preparation of ref_audio; None: "none"
     non_streaming_mode: bool | None = None
     seed: Annotated[int, Field(ge=0, lt=2**64)] | None = None
     ignore_eos: bool = False
     leading_silence: bool = False
-    word_timestamps: bool = False  # events say when which word is heard
-    markup: Markup | None = None  # None: as api.text.markup
-    text_normalization: Literal["on", "off"] | None = None  # on: figures and signs become words
-    lexicon: dict[str, str] | None = None  # how words are said
-    max_segment_chars: Annotated[int, Field(ge=LEAST_SEGMENT_CHARS)] | None = None  # None: as api.text has it
-    previous_request_id: str | None = None  # the voice goes on from where this request ended
+    word_timestamps: bool = False  # send events with the time of each word
+    markup: Markup | None = None  # None: use api.text.markup
+    text_normalization: Literal["on", "off"] | None = None  # on: write numbers and symbols as words
+    lexicon: dict[str, str] | None = None  # pronunciations by word
+    max_segment_chars: Annotated[int, Field(ge=LEAST_SEGMENT_CHARS)] | None = None  # None: as in api.text
+    previous_request_id: str | None = None  # continue the voice from the end of this request
     # `_with_sampling` adds do_sample, temperature, top_k and the other fields of `Sampling` (deployments/protocol.py).
 
     @property
@@ -101,7 +101,7 @@ class SpeechBody(BaseModel):
         return Sampling(**{option.name: getattr(self, option.name) for option in fields(Sampling)})
 
 
-# Those that only extensions read.
+# Fields that only extensions read.
 EXTENSION_FIELDS = (
     "prepare",
     "word_timestamps",
@@ -111,13 +111,13 @@ EXTENSION_FIELDS = (
     "max_segment_chars",
     "previous_request_id",
 )
-# Its fields' names, with their aliases.
+# Field names of SpeechBody and their aliases.
 SPEECH: Names = {
     str(choice): name
     for name, field in SpeechBody.model_fields.items()
     for choice in (field.validation_alias.choices if isinstance(field.validation_alias, AliasChoices) else [name])
 }
-# With the spellings of Dify and Kokoro-FastAPI, which serve `/v1/audio/speech` too.
+# The same, with the spellings of Dify and Kokoro-FastAPI, which also serve `/v1/audio/speech`.
 ALL_SPELLINGS: Names = {
     **SPEECH,
     "instruction": "instructions",
@@ -128,7 +128,7 @@ ALL_SPELLINGS: Names = {
 
 
 def in_our_spelling(fields: Mapping[str, object]) -> dict[str, object]:
-    """`fields` with our names in place of the names of other servers of this API. Raises InvalidRequest."""
+    """Replace other servers' names in `fields` with Talkray's own names. Raises InvalidRequest."""
     ours = dict(fields)
     if "instruction" in ours and "instructions" not in ours:  # Dify
         ours["instructions"] = ours.pop("instruction")
@@ -152,8 +152,8 @@ def in_our_spelling(fields: Mapping[str, object]) -> dict[str, object]:
 
 
 def parse_speech(fields: Mapping[str, object], settings: ApiSettings) -> SpeechBody:
-    """The fields of one utterance. Raises InvalidRequest that names the first bad one, also of a text that is too long,
-    before anything looks at the text.
+    """Parse the fields of one utterance. Raises InvalidRequest, which names the first invalid field. The length of the
+    text is checked before any other code reads the text.
     """
     body = validated(SpeechBody, fields)
     check_length("input", body.input, settings)
@@ -161,8 +161,8 @@ def parse_speech(fields: Mapping[str, object], settings: ApiSettings) -> SpeechB
 
 
 def validated(model: type[Model], fields: Mapping[str, object]) -> Model:
-    """`fields` as `model` has them. A number, a boolean or a choice may also come as text that can mean nothing else.
-    Raises InvalidRequest that names the first bad one.
+    """Validate `fields` as `model`. Text is accepted for a number, boolean or choice if its meaning is unambiguous.
+    Raises InvalidRequest, which names the first invalid field.
     """
     try:
         return model.model_validate(fields)
@@ -181,7 +181,7 @@ def _unquoted(text: str) -> object:
 
 
 def _invalid(error: ValidationError) -> InvalidRequest:
-    """The first problem, with the field that it is of."""
+    """Return the first validation error, with its field."""
     first = error.errors(include_url=False, include_input=False, include_context=False)[0]
     param = str(first["loc"][0])
     code = "missing_required_parameter" if first["type"] == "missing" else "invalid_value"
@@ -189,7 +189,7 @@ def _invalid(error: ValidationError) -> InvalidRequest:
 
 
 def check_length(param: str, text: str, settings: ApiSettings) -> None:
-    """Raises InvalidRequest if the text is too long."""
+    """Raise InvalidRequest if the text is too long."""
     if len(text) > settings.max_input_chars:
-        message = f"{param} has {len(text)} characters, at most {settings.max_input_chars} are allowed."
+        message = f"{param} has {len(text)} characters. Use at most {settings.max_input_chars}."
         raise InvalidRequest(message, param, "string_above_max_length")

@@ -1,4 +1,4 @@
-"""The bodies of requests as they arrive. Few large ones are read at once, and one that stalls may be ended."""
+"""Limits on request bodies in transfer. Few large bodies are read at once, and stalled bodies may be ended."""
 
 import asyncio
 import contextlib
@@ -10,24 +10,25 @@ from deployments.errors import Overloaded
 from deployments.serving import metrics
 from serve_app.api.access.callers import FairShare
 
-# How many bodies that may hold a recording are read at once. Each holds its place until it is decoded; others wait.
-MAX_UPLOADS = 3  # each takes up to 100 MB
-_SMALL_BYTES = 128 << 10  # a larger body may hold a recording
+# Number of large bodies, which may contain a recording, that are read at once. Each body keeps its slot until the
+# recording is decoded. Further bodies wait.
+MAX_UPLOADS = 3  # each body needs up to 100 MB
+_SMALL_BYTES = 128 << 10  # larger bodies may contain a recording
 _UPLOAD_WAIT_S = 10.0
-# A body has stalled where less than this comes in this time: 16 MiB would take eight minutes.
+# A body has stalled if fewer bytes than this arrive in this time. At this rate, 16 MiB would take eight minutes.
 _LEAST_BYTES, _STALL_S = 64 << 10, 2.0
-_LOOK_S = 0.25  # how often a waiting body looks whether another has stalled
+_LOOK_S = 0.25  # how often a waiting body checks for stalled bodies
 _RETRY_AFTER_S = 1.0
 
 
 class Pace:
-    """Whether a body still comes, or has stalled."""
+    """Progress of a body, used to detect a stall."""
 
     def __init__(self) -> None:
         self._num_bytes, self._since_s = 0, time.monotonic()
 
     def come(self, num_bytes: int) -> None:
-        """`num_bytes` have come in all."""
+        """Update the total number of received bytes."""
         if num_bytes - self._num_bytes >= _LEAST_BYTES:
             self._num_bytes, self._since_s = num_bytes, time.monotonic()
 
@@ -37,7 +38,7 @@ class Pace:
 
 
 class Uploads:
-    """Places for large bodies. A body that stalls while others wait is ended, because it holds a place for nothing."""
+    """Slots for large bodies. If other bodies wait for a slot, stalled bodies are ended."""
 
     def __init__(self) -> None:
         self._places = FairShare(MAX_UPLOADS)
@@ -46,7 +47,7 @@ class Uploads:
         self._changed = asyncio.Event()
 
     async def claim(self, upload: "Upload") -> None:
-        """Waits until `upload` gets a place, in turn. Raises Overloaded if that takes long."""
+        """Wait until `upload` gets a slot, in order of arrival. Raises Overloaded after _UPLOAD_WAIT_S."""
         self._waiting.append(upload)
         try:
             async with asyncio.timeout(_UPLOAD_WAIT_S):
@@ -60,7 +61,7 @@ class Uploads:
             self._claimed.append(upload)
         except TimeoutError:
             metrics.REFUSALS.record(1, reason="uploads")
-            raise Overloaded(f"{MAX_UPLOADS} large bodies are being received already.", _RETRY_AFTER_S) from None
+            raise Overloaded(f"The server is already receiving {MAX_UPLOADS} large bodies.", _RETRY_AFTER_S) from None
         finally:
             self._waiting.remove(upload)
             self._changed.set()
@@ -75,12 +76,12 @@ class Uploads:
 
 
 class Upload:
-    """The body of one request. A large one takes one of the places for bodies."""
+    """Body of one request. A large body takes one of the slots of `Uploads`."""
 
     def __init__(self, uploads: Uploads, caller: str) -> None:
-        """`caller` is the name of its sender."""
+        """Create the upload of the client named `caller`."""
         self.caller = caller
-        self.is_stalled = False  # whether it was ended because it stalled
+        self.is_stalled = False  # whether the upload was ended because it stalled
         self._uploads = uploads
         self._is_large = False
         self._pace = Pace()
@@ -88,7 +89,9 @@ class Upload:
 
     @asynccontextmanager
     async def arriving(self, within_s: float) -> AsyncIterator[None]:
-        """The body is read inside. Raises TimeoutError after `within_s`, or as soon as it stalls while others wait."""
+        """Limit the time to read the body in this context. Raises TimeoutError after `within_s`, or if the body stalls
+        while other bodies wait.
+        """
         async with asyncio.timeout(within_s) as self._limit:
             try:
                 yield
@@ -96,7 +99,9 @@ class Upload:
                 self._limit = None
 
     async def grow(self, num_bytes: int) -> None:
-        """Returns once more of the body may be read; `num_bytes` have come. Raises Overloaded if that takes long."""
+        """Wait until more of the body may be read. `num_bytes` is the total received so far. Raises Overloaded on a
+        timeout.
+        """
         self._pace.come(num_bytes)
         if self._is_large or num_bytes <= _SMALL_BYTES:
             return

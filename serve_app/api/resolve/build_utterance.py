@@ -1,4 +1,4 @@
-"""From a `SpeechRequest` to an utterance, checked against the loaded model."""
+"""Conversion of a `SpeechRequest` to an utterance, with checks against the selected model."""
 
 import asyncio
 
@@ -18,7 +18,8 @@ from serve_app.text.characters import clean, is_speakable
 from serve_app.text.languages import AUTO, DETECT, detected, language_name
 from serve_app.text.spoken import UNSPOKEN, SpokenText, TextSpan
 
-# Figures and signs become words: prose with many of them grows by less than a half, nothing but figures fivefold.
+# Limit on the growth of a text when numbers and symbols become words. Prose with many numbers grows by less than a
+# half, digits alone grow fivefold.
 _MOST_GROWTH = 2
 
 
@@ -30,11 +31,10 @@ async def build_utterance(
     client: str,
     live: bool = False,
 ) -> Draft:
-    """One utterance for the model that was chosen for the request, after the steps of all extensions. Raises
-    InvalidRequest that names the field, and as `Resolver.resolved` does.
+    """Build one utterance for the request's model and run the steps of all extensions.
 
-    A `live` request has no text yet. The text of another request may have nothing to speak, such as "...": see
-    `is_speakable`.
+    Set `live` for a request whose text arrives later. The text of any other request may contain nothing to speak, such
+    as "...": see `is_speakable`. Raises InvalidRequest, which names the field, and the errors of `Resolver.resolved`.
     """
     with in_their_words(speech.fields):
         utterance = await _utterance(resolver, speech, request_id, client, live=live)
@@ -47,7 +47,7 @@ async def _utterance(
     settings = resolver.settings
     info, spoken, stored = speech.info, speech.spoken, speech.stored
     if speech.body.ref_audio is not None and info.kind is not ModelKind.BASE:
-        # Before the missing `voice` is told, which would not help.
+        # This check precedes the check for a missing `voice`, whose error would not help.
         raise InvalidRequest(f"{NO_CLONES.format(info.name)}.", "ref_audio")
     body = speech.body if stored is None else _with_defaults(speech.body, stored, info)
     speaker = body.voice if info.kind is ModelKind.CUSTOM_VOICE else None
@@ -82,7 +82,7 @@ async def _utterance(
 
 
 def segments_of(speech: SpeechRequest) -> list[TextSpan]:
-    """The segments in which the text will be asked for, each with the silence before it."""
+    """Return the segments that the text is split into, each with the silence before it."""
     spoken = speech.spoken
     max_chars = spoken.max_segment_chars
     synthesis = SynthesisRequest("", spoken.text)
@@ -95,13 +95,13 @@ def _missing(param: str, reason: str) -> InvalidRequest:
 
 
 def _cleaned(param: str, text: str | None, settings: ApiSettings) -> str:
-    """Nothing sent and nothing to speak are the same: an empty string."""
+    """Clean a text. Return an empty string if the text is missing or contains nothing to speak."""
     check_length(param, text or "", settings)
     return clean(text or "")
 
 
 def _text(body: SpeechBody, info: ModelInfo, settings: ApiSettings, spoken: SpokenText, speaker: str | None) -> str:
-    """The text that the model reads. It may have nothing to speak."""
+    """Return the text for the model, which may contain nothing to speak. Raises InvalidRequest."""
     text = spoken.text
     is_unspoken = not text and is_speakable(body.input)
     if is_unspoken and (error := unspoken_script(spoken.sent, info, speaker)) is not None:
@@ -109,27 +109,29 @@ def _text(body: SpeechBody, info: ModelInfo, settings: ApiSettings, spoken: Spok
     check_language(body.input, body, info, speaker)
     names = ", ".join(kind for kind in spoken.left_out if kind != UNSPOKEN)
     if names and is_unspoken and not body.any_language:
-        raise InvalidRequest(f'input: all of it is left out ({names}); "markup": "none" reads it as it is.', "input")
+        raise InvalidRequest(f'input: all text is left out ({names}). Set "markup" to "none" to read it.', "input")
     if not clean(body.input) or (is_unspoken and not names):
-        raise InvalidRequest(f"input has no characters that can be spoken: {speaks(info, speaker)}.", "input")
+        raise InvalidRequest(f"input has no characters that can be spoken; {speaks(info, speaker)}.", "input")
     if len(text) > (most := _MOST_GROWTH * settings.max_input_chars):
-        message = f"input takes {len(text)} characters in words, at most {most} are allowed: send it in parts."
+        message = f"input has {len(text)} characters after normalization. Use at most {most}, or split the text."
         raise InvalidRequest(message, "input", "string_above_max_length")
     return text
 
 
 def _instructions(body: SpeechBody, info: ModelInfo, settings: ApiSettings) -> str | None:
-    """Checkpoints that cannot follow instructions speak without them, as in the official package."""
+    """Return the instructions for the model. Like the official package, ignore instructions that the checkpoint cannot
+    follow.
+    """
     if not info.supports_instructions:
         return None
     instructions = _cleaned("instructions", body.instructions, settings) or None
     if info.kind is ModelKind.VOICE_DESIGN and instructions is None:
-        raise _missing("instructions", "the loaded model designs its voice from them")
+        raise _missing("instructions", "the loaded model creates the voice from instructions")
     return instructions
 
 
 def _with_defaults(body: SpeechBody, stored: KeptVoice, info: ModelInfo) -> SpeechBody:
-    """The body with the voice's own language and sampling options, if it names none."""
+    """Fill in the stored voice's language and sampling options if the request does not set them."""
     added: dict[str, object] = {name: value for name, value in stored.sampling.items() if getattr(body, name) is None}
     if "language" not in body.model_fields_set and language_name(stored.language or "") in info.languages:
         added["language"] = stored.language
@@ -146,10 +148,10 @@ async def _reference(
         return await resolver.voices.reference(stored, body.instructions, info, x_vector_only=by_vector)
     if body.ref_audio is None:
         named = f"no voice {body.voice[:80]!r} is stored, and " if body.voice else ""
-        remedy = "send one, or name a stored voice in voice"
-        raise _missing("ref_audio", f"{named}the loaded model speaks with the voice of a recording: {remedy}")
+        remedy = "Send ref_audio, or set voice to a stored voice"
+        raise _missing("ref_audio", f"{named}the loaded model clones the voice of a recording. {remedy}")
     text = _cleaned("ref_text", body.ref_text, resolver.settings) or None
     if text is None and not by_vector:
-        raise _missing("ref_text", "what ref_audio says, unless x_vector_only_mode is true")
+        raise _missing("ref_text", "send the transcript of ref_audio, or set x_vector_only_mode to true")
     prepare = resolver.prepare_recording if body.prepare == "auto" else None
     return await read_aside(body.ref_audio, text, info, x_vector_only=by_vector, prepare=prepare)

@@ -1,9 +1,9 @@
-"""From the fields that a client sent to its `SpeechRequest`, in one of two ways.
+"""Conversion of a client's fields to a `SpeechRequest`.
 
-`strict_request` is for clients that can know the models and voices here: an unknown name is an error. `lenient_request`
-is for clients of other services, which cannot know them: the default speaks instead, and `SpeechRequest.ignored`
-reports it. A dialect whose fields need a translation has a function `speech_request`, which translates them and calls
-one of the two.
+`strict_request` is for clients that can know the models and voices of this server: an unknown name is an error.
+`lenient_request` is for clients of other services, which cannot know these names. For unknown names, it uses the
+default and reports it in `SpeechRequest.ignored`. A dialect that has to translate its fields does so in a function
+`speech_request`, which calls one of the two.
 """
 
 from collections.abc import Mapping
@@ -30,11 +30,11 @@ async def strict_request(
     overrides: Mapping[str, object] | None = None,
     reasons: Mapping[str, str] | None = None,
 ) -> SpeechRequest:
-    """The request of a client that can know the models and voices here: unknown names are errors.
+    """Build the request of a client that can know this server's models and voices. Unknown names are errors.
 
-    `fields`: a SpeechBody's, as they were sent. `accept`: the Accept header. `default`: the format if neither the
-    body nor `accept` names one. `overrides`: fields that the dialect sets itself. `reasons`: why fields have no effect,
-    by field. Raises InvalidRequest, ModelNotFound, NotReady.
+    `fields`: SpeechBody fields as sent. `accept`: the Accept header. `default`: the format if neither the body nor
+    `accept` names one. `overrides`: fields that the dialect sets itself. `reasons`: why fields have no effect, by
+    field. Raises InvalidRequest, ModelNotFound, NotReady.
     """
     overrides = overrides or {}
     ignored = Ignored(fields, ALL_SPELLINGS, reasons)
@@ -45,10 +45,10 @@ async def strict_request(
     voice = await choose_voice(resolver, body.voice, body, info, lenient=False)
     ignored.note("voice", voice.reason)
     if isinstance(options := fields.get("normalization_options"), dict) and set(options) - {"normalize"}:
-        ignored.note("normalization_options", "of these only normalize has an effect")
+        ignored.note("normalization_options", "only the option normalize has an effect")
     delivery = negotiate(body, accept, default=default)
     if body.word_timestamps and not delivery.events and "word_timestamps" not in overrides:
-        ignored.note("word_timestamps", "only events carry words: stream_format")
+        ignored.note("word_timestamps", "only events contain words. Set stream_format to sse")
         body = body.model_copy(update={"word_timestamps": False})
     return await complete_request(resolver, body, info, delivery=delivery, ignored=ignored, voice=voice)
 
@@ -62,13 +62,13 @@ async def lenient_request(
     overrides: Mapping[str, object] | None = None,
     reasons: Mapping[str, str] | None = None,
 ) -> SpeechRequest:
-    """The request of a client of another service, which cannot know the models and voices here.
+    """Build the request of a client of another service, which cannot know this server's models and voices.
 
-    An unknown model or voice becomes the default one, and `SpeechRequest.ignored` names it.
+    An unknown model or voice is replaced by the default and listed in `SpeechRequest.ignored`.
 
-    `sent`: the fields, flat as `field_names.flat` returns them. `names`: the dialect's names of fields. `overrides`:
-    fields of a SpeechBody that the dialect sets itself. `reasons`: why fields have no effect, by field. Raises
-    InvalidRequest that names the client's field, NotReady.
+    `sent`: flattened fields, as returned by `field_names.flat`. `names`: the dialect's field names. `overrides`:
+    SpeechBody fields that the dialect sets itself. `reasons`: why fields have no effect, by field. Raises NotReady, and
+    InvalidRequest that names the client's field.
     """
     ignored, theirs = Ignored(sent, names, reasons), field_names.theirs(sent, names)
     renamed = {**field_names.renamed(sent, names), **(overrides or {})}
@@ -83,7 +83,7 @@ async def lenient_request(
         if model is not None and not catalogue.is_known(model, info, resolver.settings):
             ignored.note("model", f"the loaded model is {info.name}")
         if bit_rate is not None and not delivery.has_bit_rate:
-            ignored.note("bit_rate", f"{delivery.audio_format} has none")
+            ignored.note("bit_rate", f"{delivery.audio_format} has no bit rate")
         delivery = replace(delivery, speed=body.speed, sample_rate=body.sample_rate or delivery.sample_rate)
         body = body.model_copy(update={"voice": named or None, "model": model})
         speech = await complete_request(resolver, body, info, delivery=delivery, ignored=ignored, voice=voice)
@@ -93,7 +93,7 @@ async def lenient_request(
 
 
 async def request_in_voice(resolver: Resolver, speech: SpeechRequest, voice: str) -> SpeechRequest:
-    """The same lenient request in another voice; `ignored` is about that voice only."""
+    """Copy a lenient request for another voice. The copy's `ignored` only concerns this voice."""
     chosen = await choose_voice(resolver, voice, speech.body, speech.info, lenient=True)
     body = speech.body.model_copy(update={"voice": chosen.name})
     spoken, _ = await resolver.read_text(resolver, body, speech.info, chosen.stored)
@@ -111,22 +111,21 @@ async def complete_request(
     ignored: Ignored,
     voice: ChosenVoice,
 ) -> SpeechRequest:
-    """The last steps to every request: the text is read, its style chooses the recording, and fields without effect
-    are listed.
+    """Complete a request: read the text, apply its style tag to the recording, and list the fields without effect.
 
-    `body` was made for the model `info`; `voice` speaks, in place of what the client named in it. Raises as
-    `Resolver.read_text` does.
+    `body` was parsed for the model `info`. `voice` replaces the voice in `body`. Raises the errors of
+    `Resolver.read_text`.
     """
     chosen_voice = None if body.voice else voice.name
     body, stored = body.model_copy(update={"voice": voice.name}), voice.stored
     spoken, unread = await resolver.read_text(resolver, body, info, stored)
     if is_tagged := stored is not None and bool(spoken.style):
         if body.instructions is not None:
-            ignored.note("instructions", "a tag of the text chose the recording")
+            ignored.note("instructions", "a style tag in the text selected the recording")
         body = body.model_copy(update={"instructions": spoken.style})
     ignored.note_all(unread)
     reasons = ignored.reasons_for(body, info, further=resolver.further_fields, read=resolver.fields, stored=stored)
-    if resolver.time_words is None:  # `reasons` say so
+    if resolver.time_words is None:  # `reasons` lists this field
         body = body.model_copy(update={"word_timestamps": False})
     delivery = replace(delivery, disclosed=resolver.settings.disclose_synthetic)
     return SpeechRequest(

@@ -1,4 +1,4 @@
-"""The context in which requests are checked and built. Extensions replace the core's answers when they open."""
+"""Context in which requests are validated and built. Extensions replace the core's functions when they open."""
 
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
@@ -25,26 +25,26 @@ from serve_app.text.spoken import SPOKEN_FORMS, UNSPOKEN, SpokenText, TextSpan
 
 
 class ModelResolver(Protocol):
-    """Says which model answers a request."""
+    """Selects the model for a request."""
 
     async def __call__(
         self, resolver: "Resolver", fields: Mapping[str, object], *, task_type: object, lenient: bool = False
     ) -> ModelInfo:
-        """`fields` have the names of a SpeechBody, not yet checked if `lenient`. Then a name that is unknown decides
-        nothing. Raises InvalidRequest, ModelNotFound, NotReady.
+        """Return the model for `fields`, which have the names of SpeechBody. If `lenient`, the fields are not validated
+        yet, and an unknown model name is ignored. Raises InvalidRequest, ModelNotFound, NotReady.
         """
         ...
 
 
 class WordTimer(Protocol):
-    """Says when the words of a text are heard."""
+    """Determines the times of the words of a text."""
 
     def __call__(self, source: SpokenText, info: ModelInfo, *, speed: float = 1.0) -> WordSource: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A request that is resolved: steps of extensions may change both."""
+    """Resolved request. The steps of extensions may change both fields."""
 
     speech: SpeechRequest
     utterance: Utterance
@@ -65,7 +65,7 @@ class StepFailed(ExtensionError):
 async def model_by_name(
     resolver: "Resolver", fields: Mapping[str, object], *, task_type: object, lenient: bool = False
 ) -> ModelInfo:
-    """The model whose name the request has, else the default one."""
+    """Return the model that the request names, or the default model."""
     models = await resolver.models.infos()
     name = fields.get("model")
     if not isinstance(name, str):
@@ -79,7 +79,7 @@ async def model_by_name(
 async def read_plainly(
     resolver: "Resolver", body: SpeechBody, info: ModelInfo, stored: KeptVoice | None
 ) -> tuple[SpokenText, Reasons]:
-    """The text as it is, or in the words that the voice reads."""
+    """Return the unchanged text, or the words that the model reads in place of numbers and symbols."""
     form = info.spoken_form
     speak, count_lost = map(resolve_name, SPOKEN_FORMS[form]) if form else (clean, lambda text: 0)
     text, lost = speak(body.input), count_lost(body.input)
@@ -90,9 +90,9 @@ async def read_plainly(
 
 @dataclass(slots=True)
 class Resolver:
-    """The context of a request: models, settings, voices. And who answers the questions about it.
+    """Context of requests: models, settings, voices, and the functions that resolve a request.
 
-    The answering functions take the resolver, because jobs use a copy of it with settings of their own.
+    The functions receive the resolver as an argument, because jobs use a copy with other settings.
     """
 
     models: SpeechModels
@@ -100,22 +100,22 @@ class Resolver:
     voices: VoiceSource = field(default_factory=NoVoices)
     choose_model: ModelResolver = model_by_name
     read_text: TextResolver = read_plainly
-    time_words: WordTimer | None = None  # None: no times of words
-    prepare_recording: Decode | None = None  # None: recordings stay as they are
-    lexicon_for_all: Callable[[], Awaitable[Any]] | None = None  # a Lexicon of the extension `text`
-    # Fields of SpeechBody that have an effect here beside the core's own, and further fields of requests.
+    time_words: WordTimer | None = None  # None: word times are unavailable
+    prepare_recording: Decode | None = None  # None: recordings are used unchanged
+    lexicon_for_all: Callable[[], Awaitable[Any]] | None = None  # returns a Lexicon of the extension `text`
+    # Additional SpeechBody fields that extensions read, and names of additional request fields.
     fields: set[str] = field(default_factory=set)
     further_fields: Names = field(default_factory=dict)
-    steps: dict[str, Step] = field(default_factory=dict)  # the last ones to each utterance, by extension
+    steps: dict[str, Step] = field(default_factory=dict)  # the last steps for each utterance, by extension
     on_discard: list[Callable[[Utterance], None]] = field(default_factory=list)  # called for speech that is not sent
 
     async def resolved(self, draft: Draft) -> Draft:
-        """After the steps of all extensions. Raises StepFailed, and TalkrayError that a step raises."""
+        """Run the steps of all extensions. Raises StepFailed, and TalkrayError from a step."""
         for name, step in self.steps.items():
             try:
                 draft = await step(draft)
             except TalkrayError:
                 raise
             except Exception as error:
-                raise StepFailed(f"The extension {name} failed on this request.") from error
+                raise StepFailed(f"The extension {name} failed during this request.") from error
         return draft

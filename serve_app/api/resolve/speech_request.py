@@ -1,4 +1,4 @@
-"""A client's request for speech: model, voice and text, and the form in which its audio is delivered."""
+"""Client's request for speech: model, voice, text, and the format of the audio."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -24,32 +24,32 @@ EVENT_STREAM = "text/event-stream"
 L16 = "audio/l16"
 
 CONTENT_TYPES = {audio_format: row.content_type for audio_format, row in FORMATS.items()}
-# Without a container.
+# Formats without a container.
 RAW = tuple(each for each, row in FORMATS.items() if isinstance(row, RawFormat) and not row.in_wav)
-# Anything else in an Accept header, such as the */* and application/octet-stream of every client, is no preference.
+# Other types in an Accept header, such as */* and application/octet-stream, do not express a preference.
 ACCEPTED = {content_type: audio_format for audio_format, content_type in CONTENT_TYPES.items()} | {L16: AudioFormat.PCM}
 
 
 @dataclass(frozen=True, slots=True)
 class Delivery(AudioForm):
-    """The form of one response: its audio, and what carries it."""
+    """Audio format and transport of one response."""
 
-    events: bool = False  # server-sent events instead of bare audio
-    l16: bool = False  # PCM under its RTP name
-    files: bool = False  # of a session: the audio of each turn is a file of its own, else all of it is one stream
+    events: bool = False  # server-sent events instead of raw audio
+    l16: bool = False  # PCM under its RTP name, audio/L16
+    files: bool = False  # session option: send a separate file per turn instead of one stream
 
     @property
     def has_bit_rate(self) -> bool:
-        """Whether the bit rate of the format may be chosen."""
+        """Whether clients may choose the bit rate of the format."""
         row = FORMATS[self.audio_format]
         return isinstance(row, CompressedFormat) and row.bit_rate is not None
 
     def rate(self, info: ModelInfo) -> int:
-        """Samples a second of the answer."""
+        """Return the sample rate of the response, in Hz."""
         return self.sample_rate or info.sample_rate
 
     def rendering(self, info: ModelInfo) -> Rendering:
-        """The rendering that turns the model's audio into its bytes."""
+        """Create the rendering that converts the model's audio to this format."""
         return Rendering(self, info.sample_rate, info.frame_samples)
 
     def content_type(self, sample_rate: int) -> str:
@@ -65,33 +65,33 @@ class Delivery(AudioForm):
 
 @dataclass(frozen=True, slots=True)
 class SpeechRequest:
-    """A client's request in our own fields; the text is `body.input`, or comes later."""
+    """Client's request in Talkray's own fields. The text is `body.input`, or arrives later."""
 
     info: ModelInfo
     body: SpeechBody
     delivery: Delivery
     ignored: ignored_fields.Reasons
-    spoken: SpokenText  # what is spoken of `body.input`, and the rules for text that comes later
-    stored: KeptVoice | None = None  # that speaks
-    is_tagged: bool = False  # whether a tag of the text chose its recording
-    chosen_voice: str | None = None  # that speaks because the request names none
-    fields: Mapping[str, str] = field(default_factory=dict)  # the client's names, of fields that have others than ours
+    spoken: SpokenText  # spoken text of `body.input`, and the rules for text that arrives later
+    stored: KeptVoice | None = None  # the stored voice of the request
+    is_tagged: bool = False  # whether a style tag in the text selected the recording
+    chosen_voice: str | None = None  # the voice in use if the request names none
+    fields: Mapping[str, str] = field(default_factory=dict)  # client's names of fields with other names in Talkray
 
     @property
     def voice_id(self) -> str | None:
-        """Of a stored voice that speaks."""
+        """Id of the request's stored voice."""
         return None if self.stored is None else self.stored.id
 
     @property
     def voice_take(self) -> str | None:
-        """Which recording of a stored voice speaks, and what chose it."""
+        """Recording of the stored voice that is used, and the reason for the choice."""
         if self.stored is None:
             return None
         return self.stored.take_note(self.body.instructions, is_tagged=self.is_tagged)
 
     def headers(self) -> dict[str, str]:
-        """Headers of an HTTP response or a handshake. They say what was ignored, which recording speaks, and how the
-        times of words are known.
+        """Return headers for an HTTP response or a handshake. The headers report ignored fields, the recording in use,
+        and how word times are determined.
         """
         take = {} if self.voice_take is None else {TAKE_HEADER: quote(self.voice_take, safe=" (),:")}
         known = "exact" if self.info.word_times else "estimated"
@@ -101,7 +101,9 @@ class SpeechRequest:
         return {**notes, **disclosure(self.delivery.disclosed)}
 
     def notes(self) -> dict[str, object]:
-        """Fields of a socket's message that say what was ignored, which recording speaks, and that a machine does."""
+        """Return the fields of a socket's message that report ignored fields, the recording in use, and synthetic
+        speech.
+        """
         take = {} if self.voice_take is None else {"voice_take": self.voice_take}
         source = {"digital_source_type": SYNTHETIC} if self.delivery.disclosed else {}
         chosen = {} if self.chosen_voice is None else {"voice": self.chosen_voice}
@@ -109,7 +111,7 @@ class SpeechRequest:
 
 
 def negotiate(body: SpeechBody, accept: str, *, default: AudioFormat = AudioFormat.MP3) -> Delivery:
-    """The body's fields decide; the Accept header only if they say nothing, and the `default` after both."""
+    """Choose the delivery from the body's fields, then from the Accept header, then from `default`."""
     wanted = preferred_type(accept)
     events = body.stream_format == "sse" or (body.stream_format is None and wanted == EVENT_STREAM)
     accepted = ACCEPTED.get(wanted or "", default)
@@ -124,7 +126,7 @@ def negotiate(body: SpeechBody, accept: str, *, default: AudioFormat = AudioForm
 
 
 def preferred_type(accept: str) -> str | None:
-    """The known media type that the header likes best, the first of equals."""
+    """Return the supported media type with the highest quality in the header. Among equals, return the first."""
     ranges = [_media_range(part) for part in accept.split(",")]
     known = [(quality, name) for name, quality in ranges if quality > 0 and (name in ACCEPTED or name == EVENT_STREAM)]
     return max(known, key=lambda entry: entry[0])[1] if known else None
@@ -140,12 +142,12 @@ def _media_range(part: str) -> tuple[str, float]:
 
 
 def disclosure(is_disclosed: bool) -> dict[str, str]:
-    """The header of an answer or a handshake that says that the speech is synthetic."""
+    """Return the header of a response or handshake that marks the speech as synthetic."""
     return {SOURCE_HEADER: SYNTHETIC} if is_disclosed else {}
 
 
 def speech_headers(delivery: Delivery, info: ModelInfo) -> Mapping[str, str]:
-    """Headers that keep proxies from buffering and describe raw PCM."""
+    """Return headers that disable proxy buffering and describe raw PCM."""
     return {
         "content-type": delivery.content_type(delivery.rate(info)),
         **UNBUFFERED_HEADERS,

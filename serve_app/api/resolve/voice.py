@@ -1,4 +1,4 @@
-"""The voice of a request: a speaker of the model, a kept voice, or a recording in the request."""
+"""Choice of a request's voice: a speaker of the model, a stored voice, or a recording in the request."""
 
 from dataclasses import dataclass
 
@@ -14,22 +14,22 @@ NO_CLONES = "{} does not clone voices: load a Base checkpoint"
 
 @dataclass(frozen=True, slots=True)
 class ChosenVoice:
-    """The voice that speaks a request."""
+    """Voice of a request."""
 
-    name: str | None  # as `SpeechBody.voice`; a speaker has the model's own name
+    name: str | None  # as in `SpeechBody.voice`; speakers have the model's own name
     stored: KeptVoice | None = None
-    reason: str | None = None  # why it is not the voice that the client named
+    reason: str | None = None  # why the voice differs from the requested voice
 
 
 async def choose_voice(
     resolver: Resolver, named: object, body: SpeechBody, info: ModelInfo, *, lenient: bool
 ) -> ChosenVoice:
-    """The voice that the client `named`, or the default one if it named none. A recording in `body` takes precedence
-    over a kept voice.
+    """Choose the voice that the client `named`, or the default voice. A recording in `body` takes precedence over a
+    stored voice.
 
-    If the voice is unknown, the default one speaks for a `lenient` request, and `reason` reports it. For others a model
-    with speakers raises InvalidRequest. A model that clones keeps the name: `build_utterance` raises the error, which
-    also says how to send a recording.
+    For a `lenient` request, the default voice replaces an unknown voice, and `reason` reports this. For a strict
+    request, a model with speakers raises InvalidRequest. A model that clones keeps the unknown name: `build_utterance`
+    then raises an error that explains how to send a recording.
     """
     if info.kind is ModelKind.CUSTOM_VOICE:
         return _speaker(resolver, named, info, lenient=lenient)
@@ -45,12 +45,14 @@ async def choose_voice(
         return ChosenVoice(name)
     if (default := await resolver.voices.find(resolver.settings.default_voice)) is None:
         return ChosenVoice(name, reason=reason)
-    instead = f"no such voice here, {default.name} speaks"
+    instead = f"unknown voice, used {default.name}"
     return ChosenVoice(default.id, default, None if named is None else instead)
 
 
 def _speaker(resolver: Resolver, named: object, info: ModelInfo, *, lenient: bool) -> ChosenVoice:
-    """One of the model's own. Clients of other services cannot know their names: they hear the default voice."""
+    """Choose a speaker of the model. For an unknown name, a lenient request gets the default voice, because clients of
+    other services cannot know the speakers.
+    """
     wanted = resolver.settings.default_voice
     is_here = wanted is not None and catalogue.is_named(wanted, info.voices)
     default = catalogue.resolve(wanted if wanted and is_here else info.voices[0], info.voices)
@@ -63,10 +65,10 @@ def _speaker(resolver: Resolver, named: object, info: ModelInfo, *, lenient: boo
     except InvalidRequest as error:
         stored = _stored(resolver, named, info)
         if lenient:
-            return ChosenVoice(default, reason=stored or f"no such voice here, {default} speaks")
+            return ChosenVoice(default, reason=stored or f"unknown voice, used {default}")
         raise InvalidRequest(f"voice: {named[:80]!r} is {stored}.", "voice") if stored else error from None
 
 
 def _stored(resolver: Resolver, name: str | None, info: ModelInfo) -> str | None:
-    """The reason why a kept voice does not speak, if `name` is one."""
+    """Return why a stored voice cannot be used, or None if `name` is not a stored voice."""
     return None if resolver.voices.known(name) is None else f"a stored voice, {NO_CLONES.format(info.name)}"

@@ -1,1 +1,1 @@
-"""Answers over HTTP: speech that is streamed, or sent whole."""
+"""HTTP responses with streamed or complete audio."""

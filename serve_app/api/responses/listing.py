@@ -1,4 +1,4 @@
-"""Lists of what clients have stored: pages, and threads that keep the event loop and live speech free."""
+"""Paging and serialization of stored items, in threads that keep the event loop and live speech responsive."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
@@ -18,24 +18,24 @@ from serve_app.api.parsing.client_input import number
 
 P = ParamSpec("P")
 T = TypeVar("T")
-STARTING_AFTER = ("limit", "starting_after")  # Cartesia's names
-_APART = ThreadPoolExecutor(2, "stored")  # asyncio's default threads are for live speech
+STARTING_AFTER = ("limit", "starting_after")  # names in Cartesia's API
+_APART = ThreadPoolExecutor(2, "stored")  # asyncio's default threads are reserved for live speech
 
 
 async def apart(work: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
-    """Call it in a thread that live speech does not use: to read, encode or serialize what is stored."""
+    """Run `work` in a thread that live speech does not use, to read, encode or serialize stored items."""
     call = partial(copy_context().run, work, *arguments, **options)
     return await asyncio.get_running_loop().run_in_executor(_APART, call)
 
 
 async def json_apart(work: Callable[P, Mapping[str, object]], *arguments: P.args, **options: P.kwargs) -> Response:
-    """The result of `work` as JSON, both made in such a thread."""
+    """Run `work` in such a thread and return its result as a JSON response."""
     content = await apart(lambda: to_json(work(*arguments, **options)))
     return Response(content, media_type="application/json")
 
 
 async def begun(body: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
-    """The same body, whose first part was read: an error before it can still be a status."""
+    """Read the first part of `body` and return the same body, so an earlier error can still set the status."""
     first = await anext(body, b"")
 
     async def rest() -> AsyncGenerator[bytes, None]:
@@ -49,28 +49,28 @@ async def begun(body: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None
 
 @dataclass(frozen=True, slots=True)
 class Paging:
-    """The page that a client asks for, in the words of its dialect; "" where it says nothing."""
+    """Page that a client requests. Absent parameters are ""."""
 
     limit: str
-    after: str  # id of the item before the page
+    after: str  # id of the item before this page
     names: tuple[str, str] = ("limit", "after")
-    default: int = 100  # items of a page
+    default: int = 100  # items per page
     most: int = 100
 
     def cut(self, items: Sequence[T], *, key: Callable[[Any], str] = attrgetter("id")) -> tuple[list[T], str | None]:
-        """The page and, if more follow, the id of its last item, which `key` returns. Raises InvalidRequest."""
+        """Return the page and, if more items follow, the id (`key`) of its last item. Raises InvalidRequest."""
         limit, after = self.names
         wanted = limit_of(self.limit or str(self.default), most=self.most, name=limit)
         places = {key(item): index for index, item in enumerate(items)}
         if self.after and self.after not in places:
-            raise InvalidRequest(f"{after}: {self.after[:80]!r} is not in this list. Start again without it.", after)
+            raise InvalidRequest(f"{after}: {self.after[:80]!r} is not in this list. Omit it to start again.", after)
         start = places[self.after] + 1 if self.after else 0
         page, has_more = items[start : start + wanted], start + wanted < len(items)
         return list(page), key(page[-1]) if has_more else None
 
 
 def limit_of(limit: str, *, most: int, name: str = "limit") -> int:
-    """The `limit` of a query. Raises InvalidRequest."""
+    """Parse the `limit` of a query. Raises InvalidRequest."""
     wanted = number(name, limit)
     if not isinstance(wanted, int) or not 1 <= wanted <= most:
         raise InvalidRequest(f"{name} must be 1 to {most}.", name)
@@ -80,7 +80,7 @@ def limit_of(limit: str, *, most: int, name: str = "limit") -> int:
 def page_of(
     items: Sequence[T], entry: Callable[[T], Mapping[str, object]], after: str, limit: str, *, most: int = 100
 ) -> dict[str, object]:
-    """The entries of at most `limit` items after the one whose id is `after`. Raises InvalidRequest."""
+    """Return a list object with at most `limit` items after the item with id `after`. Raises InvalidRequest."""
     page, more = Paging(limit, after, most=most).cut(items)
     data = [entry(item) for item in page]
     ends = {"first_id": data[0]["id"] if data else None, "last_id": data[-1]["id"] if data else None}

@@ -1,7 +1,7 @@
-"""From a `SpeechRequest` to the HTTP response that speaks it: streamed or whole.
+"""HTTP response to a `SpeechRequest`, with streamed or complete audio.
 
-A socket does not come here: it has a `Session`. A route that makes no such response, as that of codec frames, begins
-with `SpeechService.begin_utterance` and reads the utterance's chunks itself.
+Sockets use `Session` instead. A route with another kind of response, such as codec frames, calls
+`SpeechService.begin_utterance` and reads the utterance's chunks itself.
 """
 
 from collections.abc import AsyncGenerator, Sequence
@@ -32,28 +32,27 @@ from serve_app.speech.words import WordSource
 async def respond(
     service: SpeechService, request: Request, speech: SpeechRequest, answer: StreamedAnswer | WholeAnswer | None = None
 ) -> Response:
-    """`speech.body.input` over HTTP.
+    """Return the HTTP response that speaks `speech.body.input`.
 
-    `answer`: the dialect's own. None: the audio, streamed or whole by `speech.delivery`. A text
-    that is sent whole and ends badly is spoken again, once, with another seed. Raises InvalidRequest.
-
-    The response counts in the record's `usage` while it is sent. `RequestContext` publishes the record after it.
+    `answer`: the dialect's own response format. None: audio that is streamed or complete, according to
+    `speech.delivery`. If a complete response ends badly, the text is synthesized once more with another seed. Sending
+    the response updates the record's `usage`; `RequestContext` then publishes the record. Raises InvalidRequest.
     """
     draft = await service.begin_utterance(request, speech)
     return AudioSource(service, draft.speech, [draft.utterance]).response(request, answer)
 
 
 class AudioSource:
-    """Makes the audio of one request, streamed or whole."""
+    """Audio of one request, streamed or complete."""
 
     may_redraw = True
 
     def __init__(self, service: SpeechService, speech: SpeechRequest, utterances: Sequence[Utterance]) -> None:
-        """`utterances`: one, as `speech` asks for it; a kind of source that speaks several says how."""
+        """Create the source. `utterances` has one item; subclasses that speak several override `chunks`."""
         self.service, self.speech, self.utterances = service, speech, utterances
 
     def words(self) -> WordSource | None:
-        """The words of the text, if their times are wanted and an extension knows them."""
+        """Return the source of word times, if the request wants them and an extension provides them."""
         body, time_words = self.speech.body, self.service.resolver.time_words
         if time_words is None or not body.word_timestamps:
             return None
@@ -64,7 +63,7 @@ class AudioSource:
         return self.service.models.of(utterance).speak(utterance, self.speech.info)  # SpeechModel.speak
 
     def response(self, request: Request, answer: StreamedAnswer | WholeAnswer | None) -> Response:
-        """The response that sends it; `answer` as in `respond`."""
+        """Return the response with this audio. `answer`: see `respond`."""
         usage, delivery = state_of(request).record.usage, self.speech.delivery
         own_type = {} if answer is None else {"content-type": answer.content_type}
         headers = {**speech_headers(delivery, self.speech.info), **self.speech.headers(), **usage.headers(), **own_type}
@@ -77,13 +76,15 @@ class AudioSource:
     def _audio(
         self, utterances: Sequence[Utterance], usage: Usage, times: WordSource | None, quota: ByteQuota | None = None
     ) -> AsyncGenerator[bytes, None]:
-        """The audio of the utterances in the form that was asked for: bare, or as events. Nothing of it runs yet."""
+        """Return the audio of the utterances in the requested format, raw or as events. Synthesis starts with the first
+        read.
+        """
         delivery = self.speech.delivery
         encode = partial(event_body, ignored=self.speech.ignored) if delivery.events else audio_body
         return encode(self.chunks(utterances), delivery.rendering(self.speech.info), usage, times, quota)
 
     def _whole(self, usage: Usage, headers: dict[str, str], answer: WholeAnswer | None, *, caller: str) -> Response:
-        """All audio in one body, which is spoken again, once, if it ended badly."""
+        """Return all audio in one body. If synthesis ends badly, repeat it once."""
         first = self.utterances[0]
         quota = ByteQuota(caller)
         quota.expect(self.speech.body, self.speech.delivery, self.speech.info)

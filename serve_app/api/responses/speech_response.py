@@ -1,6 +1,6 @@
-"""The HTTP response that carries speech: bare audio or events, streamed or whole.
+"""HTTP responses with speech, as raw audio or events, streamed or complete.
 
-A body yields nothing before there is audio, so that an error before the first audio can still become a status code.
+A body yields nothing before the first audio, so an earlier error can still become a status code.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class StreamedAnswer:
-    """A dialect's own answer, made of audio and words while they come."""
+    """Response format of a dialect that is built from audio and words as they arrive."""
 
     content_type: str
     make: Callable[[AsyncGenerator[bytes, None], WordSource | None], AsyncGenerator[bytes, None]]
@@ -43,7 +43,7 @@ class StreamedAnswer:
 
 @dataclass(frozen=True, slots=True)
 class WholeAnswer:
-    """A dialect's own answer, made of all audio and words once they are complete."""
+    """Response format of a dialect that is built from the complete audio and words."""
 
     content_type: str
     make: Callable[[bytes, WordSource | None], Iterable[bytes]]
@@ -51,16 +51,16 @@ class WholeAnswer:
 
 @dataclass(frozen=True, slots=True)
 class AnswerAttempt:
-    """Speech for a whole answer. Another seed makes another attempt at the same text."""
+    """Attempt to synthesize a complete response. A second attempt uses another seed."""
 
     body: AsyncGenerator[bytes, None]
-    usage: Usage  # what `body` counts
-    whole: WholeAnswer | None = None  # None: the audio is the answer
-    times: WordSource | None = None  # the words of `body`
-    discard: Callable[[], None] = lambda: None  # called if it is not sent
+    usage: Usage  # updated while `body` is read
+    whole: WholeAnswer | None = None  # None: the response is the audio itself
+    times: WordSource | None = None  # word times of `body`
+    discard: Callable[[], None] = lambda: None  # called if the response is not sent
 
     def parts(self, content: bytes) -> Iterable[bytes]:
-        """The answer, of all that `body` made."""
+        """Return the parts of the response, made from the collected `body`."""
         return parts_of(content) if self.whole is None else self.whole.make(content, self.times)
 
 
@@ -71,7 +71,7 @@ async def audio_body(
     times: WordSource | None = None,
     quota: ByteQuota | None = None,
 ) -> AsyncGenerator[bytes, None]:
-    """Bare audio. `usage` and `times` follow the chunks, `quota` the bytes of a whole answer."""
+    """Yield raw audio. Each chunk updates `usage` and `times`; `quota` counts the bytes of a complete response."""
     async with aclosing(chunks):
         async for chunk in chunks:
             usage.add(chunk)
@@ -95,9 +95,9 @@ async def event_body(
     *,
     ignored: Reasons,
 ) -> AsyncGenerator[bytes, None]:
-    """Audio as server-sent events, with words if `times` are given. The last one tells of the `ignored` fields.
+    """Yield audio as server-sent events, with words if `times` is given. The last event lists the `ignored` fields.
 
-    An error after the first event becomes an event, and is raised again.
+    An error after the first event is sent as an event and raised again.
     """
     has_sent = False
     try:
@@ -139,14 +139,14 @@ def _event(fields: dict[str, object]) -> bytes:
 
 
 def named_event(fields: Mapping[str, object]) -> bytes:
-    """An event with its type as its name, for clients that listen by name."""
+    """Encode an event whose name is its type, for clients that listen by event name."""
     return f"event: {fields['type']}\ndata: {json.dumps(fields)}\n\n".encode()
 
 
 async def in_parts(
     audio: AsyncGenerator[bytes, None], encode: Callable[[bytes], bytes], last: Callable[[], bytes] = bytes
 ) -> AsyncGenerator[bytes, None]:
-    """A body of `encode(part)` for each part of the audio, with `last()` at its end."""
+    """Yield `encode(part)` for each part of the audio, then `last()` unless it is empty."""
     async with aclosing(audio):
         async for part in audio:
             yield encode(part)
@@ -155,8 +155,8 @@ async def in_parts(
 
 
 def server_timing(marks: Marks) -> str:
-    """A Server-Timing header: milliseconds from each mark to the next, by the next one's name. The first mark is a time
-    of day in seconds.
+    """Return a Server-Timing header with the milliseconds between consecutive marks, named for the later mark. The
+    first entry is the time of day in seconds.
     """
     (first, first_ns), *_ = marks
     later = [f"{stage};dur={(at_ns - before_ns) / 1e6:.3f}" for (_, before_ns), (stage, at_ns) in pairwise(marks)]
@@ -164,15 +164,15 @@ def server_timing(marks: Marks) -> str:
 
 
 class SpeechResponse(Response):
-    """Sends its status with the first bytes of `body`, so an error before them can have a status of its own.
+    """Response that sends its status with the first bytes of `body`, so an earlier error can still set the status.
 
-    An error after them is raised, and the server then breaks the connection off: the body has no clean end. A client
-    that leaves raises ClientDisconnect. `body` is always closed. Starlette's StreamingResponse leaves that to the
-    garbage collector if the client leaves early.
+    An error after the first bytes is raised, and the server then aborts the connection, so the client sees an
+    incomplete body. A disconnect of the client raises ClientDisconnect. `body` is always closed; Starlette's
+    StreamingResponse would leave this to the garbage collector if the client disconnects early.
     """
 
     def __init__(self, body: AsyncGenerator[bytes, None], headers: Mapping[str, str], *, usage: Usage) -> None:
-        """`usage`: what `body` counts."""
+        """Create the response. Reading `body` updates `usage`."""
         self.status_code = 200  # Starlette's constructor would render a body
         self.background = None
         self._body, self._usage = body, usage
@@ -191,7 +191,7 @@ class SpeechResponse(Response):
         await _deliver(send, _part(b"", more=False))
 
     def _start(self) -> Message:
-        if SEED_HEADER in self.headers:  # the first audio may have brought another one
+        if SEED_HEADER in self.headers:  # the first chunk may have changed the seed
             self.headers[SEED_HEADER] = str(self._usage.seed)
         self._usage.mark_response()
         if self._usage.marks and self._usage.tells_timing:
@@ -200,7 +200,7 @@ class SpeechResponse(Response):
 
 
 class WholeResponse(SpeechResponse):
-    """Sends speech once it is complete, with headers that say how it ended."""
+    """Response that sends speech once it is complete, with headers that report how synthesis ended."""
 
     def __init__(
         self,
@@ -210,7 +210,9 @@ class WholeResponse(SpeechResponse):
         quota: ByteQuota,
         redraw: Callable[[], AnswerAttempt] | None = None,
     ) -> None:
-        """`quota` counts the bytes that are held. `redraw` makes another attempt if the first one ends badly."""
+        """Create the response. `quota` counts the bytes in memory. `redraw` makes a second attempt if the first ends
+        badly.
+        """
         super().__init__(attempt.body, headers, usage=attempt.usage)
         self._attempt, self._quota, self._redraw = attempt, quota, redraw
 
@@ -232,19 +234,19 @@ class WholeResponse(SpeechResponse):
             await _deliver(send, _part(b"", more=False))
 
     async def _read_second(self, second: AnswerAttempt, content: bytes) -> tuple[AnswerAttempt, bytes]:
-        """The second attempt at an answer that ended badly and was not sent, the first if the second one fails."""
+        """Read the second attempt. If it fails, keep the first attempt, which ended badly and has not been sent."""
         try:
             content = await collected(second.body, self._quota, beside=len(content))
         except TalkrayError as error:
             second.discard()
-            logger.warning("an answer that ended badly (%s) stays: %s", self._usage.finish_reason, error)
+            logger.warning("the redraw of a bad response (%s) failed: %s", self._usage.finish_reason, error)
             return self._attempt, content
         self._usage.become(second.usage)
         return second, content
 
 
 async def while_connected(work: Coroutine[Any, Any, T], receive: Receive) -> T:
-    """The result of `work`, which ends when the client leaves. Raises ClientDisconnect then."""
+    """Return the result of `work`. If the client disconnects, cancel `work` and raise ClientDisconnect."""
     working = asyncio.create_task(work)
     leaving = asyncio.create_task(_disconnected(receive))
     try:
@@ -263,9 +265,9 @@ def _part(body: bytes, *, more: bool = True) -> Message:
 
 
 async def _deliver(send: Send, message: Message) -> None:
-    """Sends; the OSError by which ASGI servers report a closed connection becomes ClientDisconnect.
+    """Send a message. Raises ClientDisconnect in place of the OSError by which ASGI servers report a closed connection.
 
-    Other streams get a turn behind each large part: `send` returns at once while a client reads as fast as it can.
+    Other streams run after each large part, because `send` returns immediately while the client reads fast.
     """
     try:
         await send(message)

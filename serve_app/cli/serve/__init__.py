@@ -1,1 +1,1 @@
-"""`talkray serve`: Ray and the application on one machine, and the process that watches both."""
+"""`talkray serve`: runs Ray and the application on one machine, with a process that supervises both."""

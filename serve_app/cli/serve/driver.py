@@ -1,9 +1,9 @@
-"""`python -m serve_app.cli.serve.driver`: the process that starts Ray and the application for a supervisor, and watches
+"""`python -m serve_app.cli.serve.driver`: process that starts Ray and the application for a supervisor, and monitors
 Ray.
 
-Its standard input is one line of JSON, then stays open until the supervisor ends, for whatever reason. Its standard
-output has a line of JSON for each event. It never shuts down in order: nothing would be lost here, and Ray hangs on
-shutdown if it has lost a part.
+Standard input contains one line of JSON, and stays open until the supervisor ends for any reason. The driver writes a
+line of JSON for each event to standard output. The driver does not shut down gracefully: no data would be lost, and
+Ray's shutdown hangs if one of its processes is missing.
 """
 
 import json
@@ -22,20 +22,20 @@ from serve_app.cli.serve.run_folder import RunFolder
 from serve_app.config import AppConfig
 
 _POLL_S = 0.25
-# Without the one nothing is scheduled or replaced, though streams go on for a while; without the other Ray ends the
-# process that has started it a minute later.
+# Without the raylet, Ray schedules and replaces nothing, although streams continue for a while. Without the GCS server,
+# Ray ends the process that started it after a minute.
 _VITAL = ("raylet", "gcs_server")
 
 
 class SupervisorLink:
-    """The process that started this one, at the other end of two pipes."""
+    """Connection to the supervisor over two pipes."""
 
     def __init__(self, events: TextIO) -> None:
         self._events = events
         self._lock = threading.Lock()
 
     def say(self, kind: str, text: str) -> None:
-        """Pass an event on, if the supervisor still runs."""
+        """Send an event to the supervisor, if the supervisor is still running."""
         try:
             with self._lock:
                 self._events.write(f"{json.dumps([kind, text])}\n")
@@ -55,8 +55,8 @@ class SupervisorLink:
 
 
 def watch(supervisor: SupervisorLink) -> None:
-    """Report when a part of Ray that cannot be replaced has ended."""
-    from deployments.serving import ray_private  # imports Ray, which reads the settings at import
+    """Report the end of a part of Ray that cannot be replaced."""
+    from deployments.serving import ray_private  # imports Ray, which reads its settings at import
 
     while (lost := ray_private.ended_part(_VITAL)) is None:
         time.sleep(_POLL_S)
@@ -64,13 +64,13 @@ def watch(supervisor: SupervisorLink) -> None:
 
 
 def main() -> None:
-    """Start, then stay until the supervisor kills this process or ends itself."""
+    """Start the server, then wait until the supervisor ends or kills this process."""
     order: dict[str, Any] = json.loads(sys.stdin.readline())
     folder = RunFolder(Path(order["folder"]))
     address = Address(order["host"], order["port"])
-    with os.fdopen(os.dup(1), "w", encoding="utf-8") as events:  # its EOF announces our end, after a traceback too
+    with os.fdopen(os.dup(1), "w", encoding="utf-8") as events:  # EOF marks our end, even after a traceback
         ray_settings.apply_local()  # before anything imports Ray
-        os.dup2(2, 1)  # whatever a library prints is no event
+        os.dup2(2, 1)  # output of libraries must not mix with the events
         supervisor = SupervisorLink(events)
         end = threading.Thread(target=supervisor.clear_up_after, args=(folder,), daemon=True)
         end.start()

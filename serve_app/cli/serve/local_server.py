@@ -1,4 +1,4 @@
-"""Ray and the application on this machine, in this process."""
+"""Start of Ray and the application in this process."""
 
 import itertools
 import logging
@@ -23,16 +23,16 @@ from serve_app.config import AppConfig, PoolConfig
 from serve_app.direct import open_direct
 
 APP_NAME = "talkray"
-# Clients such as LiveKit keep idle connections for two minutes.
+# Clients such as LiveKit keep idle connections open for two minutes.
 _KEEP_ALIVE_S = 130
 _POLL_S = 0.25
-LOOPBACK = "127.0.0.1"  # of Ray, also where networks have IPv6 alone
-# For each of Ray's steps on a busy machine; printed every _BUSY_S.
+LOOPBACK = "127.0.0.1"  # Ray uses IPv4 loopback even on IPv6-only networks
+# Maximum wait for each of Ray's steps on a busy machine, and the interval of progress lines.
 _PATIENCE_S, _BUSY_S = 600.0, 10.0
 _IDLE_PATIENCE_S = 60.0
-# Serve's message for a deployment whose constructor raised, even while it retries.
+# Serve's message for a deployment whose constructor raised, even while Serve retries.
 _RAISED = "failed to start"
-# The exception's line in a traceback: all others are indented, or a "Traceback" line without a message.
+# Matches the exception's line in a traceback. All other lines are indented, or are a "Traceback" line.
 _EXCEPTION = re.compile(r"^(?:\w+\.)*[A-Z]\w*: ", re.MULTILINE)
 
 Report = Callable[[str], None]
@@ -40,7 +40,7 @@ Report = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where the server listens."""
+    """Address on which the server listens."""
 
     host: str
     port: int
@@ -51,25 +51,25 @@ class Address:
 
     @property
     def in_url(self) -> str:
-        """The host as written in URLs and HAProxy's configuration: IPv6 addresses in brackets."""
+        """Host as written in URLs and HAProxy's configuration, with IPv6 addresses in brackets."""
         return f"[{self.host}]" if ":" in self.host else self.host
 
 
 def start(config: AppConfig, address: Address, folder: RunFolder, report: Report) -> None:
-    """Start Ray and the application; return once it is ready to speak.
+    """Start Ray and the application, and return once the server is ready.
 
-    `report` gets a line whenever the start advances. Raises StartError.
+    `report` receives a line for each step. Raises StartError.
     """
     config = _for_host(config, address.host)
     check_port(address)
     talkers = [own.talker_pool for own in config.by_model().values()]
     if any(pool.label_selector for pool in (config.ingress_pool, config.codec_pool, *talkers, *_added(config))):
-        raise StartError("label_selector: one machine has no labels: leave it out, or `serve deploy` the file")
+        raise StartError("label_selector: a local server has no labels. Remove it, or use `serve deploy`")
     for name, value in folder.environment.items():
         os.environ.setdefault(name, value)
     ray_settings.apply_local()
-    os.environ["TALKRAY_HOST"] = address.in_url  # HAProxy alone listens there
-    import ray  # after the settings, which it reads at import
+    os.environ["TALKRAY_HOST"] = address.in_url  # only HAProxy listens on this address
+    import ray  # imported after the settings are set, because Ray reads them at import
 
     from deployments.serving import ray_private
 
@@ -93,13 +93,13 @@ def start(config: AppConfig, address: Address, folder: RunFolder, report: Report
 
 
 def _load() -> tuple[float, int]:
-    """Number of processes that want a CPU, and of CPUs for them."""
+    """Return the number of processes that want a CPU, and the number of CPUs."""
     return os.getloadavg()[0], len(os.sched_getaffinity(0))
 
 
 @contextmanager
 def _waiting(stage: str, report: Report) -> Iterator[None]:
-    """Report a line at once, then every ten seconds until the block ends."""
+    """Report a line at once, then every ten seconds until the context ends."""
     done = threading.Event()
     report(stage)
 
@@ -108,7 +108,7 @@ def _waiting(stage: str, report: Report) -> Iterator[None]:
             if done.wait(_BUSY_S):
                 return
             load, cpus = _load()
-            busy = f", this machine is busy, load {load:.0f} on {cpus} CPUs; waiting for up to {_PATIENCE_S:.0f} s"
+            busy = f"; this machine is busy (load {load:.0f} on {cpus} CPUs), waiting for up to {_PATIENCE_S:.0f} s"
             report(f"{stage}: {turn * _BUSY_S:.0f} s{busy if load > cpus else ''}")
 
     threading.Thread(target=repeat, daemon=True).start()
@@ -119,9 +119,9 @@ def _waiting(stage: str, report: Report) -> Iterator[None]:
 
 
 def why_unusable(host: str, port: int) -> str | None:
-    """Why nothing can listen on this address, None if it is usable."""
+    """Return why no process can listen on this address, or None if the address is usable."""
     try:
-        family, *_, where = min(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))  # of IPv4 where it has both
+        family, *_, where = min(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))  # prefers IPv4
         with socket.socket(family) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(where)
@@ -131,7 +131,7 @@ def why_unusable(host: str, port: int) -> str | None:
 
 
 def why_no_loopback() -> str | None:
-    """Why processes of this machine cannot connect over LOOPBACK, None if they can."""
+    """Return why processes on this machine cannot connect over LOOPBACK, or None if they can connect."""
     try:
         with (
             socket.create_server((LOOPBACK, 0)) as server,
@@ -143,34 +143,36 @@ def why_no_loopback() -> str | None:
 
 
 def check_port(address: Address) -> None:
-    """Raises StartError if nothing can listen on the address."""
+    """Raise StartError if no process can listen on the address."""
     reason = why_unusable(address.host, address.port)
     if reason is not None:
         raise StartError(f"{address.in_url}:{address.port} cannot be used ({reason}): choose another --port")
 
 
 def _for_host(config: AppConfig, host: str) -> AppConfig:
-    """The settings for a server at `host`. The ingress sees only where Serve listens. Raises StartError."""
+    """Apply the host to the access settings, because the ingress only sees where Serve listens. Raises StartError."""
     access = config.api.access.for_host(host)
     return config.model_copy(update={"api": config.api.model_copy(update={"access": access})})
 
 
 def _added(config: AppConfig) -> list[PoolConfig]:
-    """The pools of extensions."""
-    from serve_app.extensions import load_extensions  # with all dialects, which other commands do without
+    """Return the pools of extensions."""
+    from serve_app.extensions import load_extensions  # imports all dialects, which other commands avoid
 
     return [each.deploy(config, ()).pool for each in load_extensions(config.api.extensions) if each.deploy is not None]
 
 
 def logical_cpus(config: AppConfig) -> int:
-    """CPUs to declare to Ray: this process's, or as many as all replicas request, so that a small machine runs them."""
+    """Return the CPUs to declare to Ray: the CPUs of this process, or as many as all replicas request. Small machines
+    can then run all replicas.
+    """
     models = config.by_model().values()
     codec = config.codec_scaling.max_replicas if config.codec_scaling else config.codec_pool.replicas
     talkers = [
         (own.talker_pool, own.talker_scaling.max_replicas if own.talker_scaling else own.talker_pool.replicas)
         for own in models
     ]
-    # At most each model has a codec pool of its own.
+    # There are at most as many codec pools as models.
     codecs = (config.codec_pool, codec * len(models))
     added = [(pool, pool.replicas) for pool in _added(config)]
     pools = [(config.ingress_pool, config.ingress_pool.replicas), codecs, *added, *talkers]
@@ -181,13 +183,13 @@ def _start_proxy(address: Address) -> None:
     from ray import serve
     from ray.exceptions import RayError
 
-    # Replicas listen on loopback, because a client that reaches the ports behind HAProxy can claim any address.
+    # Replicas listen on loopback, because clients that bypass HAProxy could forge their address.
     options = {"host": "127.0.0.1", "port": address.port, "keep_alive_timeout_s": _KEEP_ALIVE_S}
     try:
         serve.start(proxy_location="HeadOnly", http_options=options)
     except (RayError, TimeoutError) as error:
         lines = str(error).strip().splitlines()
-        reason = next((line for line in lines if "cannot bind" in line), lines[-1])  # which address it was
+        reason = next((line for line in lines if "cannot bind" in line), lines[-1])  # this line contains the address
         raise StartError(f"the HTTP proxy did not start: {reason}") from error
 
 
@@ -198,7 +200,7 @@ def _check(beside: Future[None]) -> None:
 
 
 def _await_controller(starting: Future[None]) -> None:
-    """Return once Serve's controller accepts applications; its proxy needs a few more seconds."""
+    """Return once Serve's controller accepts applications. The proxy needs a few more seconds."""
     from ray.util import list_named_actors
 
     while not any(actor["namespace"] == "serve" for actor in list_named_actors(all_namespaces=True)):
@@ -206,16 +208,16 @@ def _await_controller(starting: Future[None]) -> None:
         time.sleep(_POLL_S / 5)
 
 
-# Replaces Serve's terms, which newcomers do not know.
+# Names for newcomers, in place of Serve's terms.
 PARTS = {"Talker": "speech model", "Codec": "audio decoder", "Ingress": "web server", "Jobs": "long work"}
 _STATES = {"UPDATING": "starting", "HEALTHY": "ready"}
 
 
 def roll_out(config: AppConfig, report: Report, *, check: Callable[[], None] = lambda: None) -> None:
-    """Deploy the application on a running Serve; return once all of it runs.
+    """Deploy the application on a running Serve, and return once all deployments run.
 
-    `report` gets a line whenever a deployment's state changes; `check` raises if waiting has become pointless. Raises
-    StartError as soon as a constructor has raised, because on one machine it would raise again.
+    `report` receives a line whenever a deployment's state changes. `check` raises if the start has failed elsewhere.
+    Raises StartError as soon as a constructor has raised, because a retry on the same machine would fail too.
     """
     from ray import serve
 
@@ -244,7 +246,7 @@ def _part(deployment: str) -> str:
 
 
 def _failures(application: Any) -> list[str]:
-    """Final failures in Serve's ApplicationStatusOverview, a line each."""
+    """Return final failures in Serve's ApplicationStatusOverview, one line each."""
     failed = [
         f"{name} did not start: {root_cause(deployment.message)}"
         for name, deployment in application.deployments.items()
@@ -256,7 +258,9 @@ def _failures(application: Any) -> list[str]:
 
 
 def root_cause(message: str) -> str:
-    """Message of the last exception in the traceback that Serve quotes; all of `message` if there is no traceback."""
+    """Return the message of the last exception in the traceback that Serve quotes, or all of `message` without a
+    traceback.
+    """
     return _EXCEPTION.split(message)[-1].strip()
 
 
@@ -269,18 +273,18 @@ def _is_ready(address: Address) -> bool:
 
 
 def _await_ready(address: Address, report: Report) -> None:
-    """Poll /ready: the proxy may need a moment more than the replicas."""
+    """Poll /ready, because the proxy may become ready after the replicas."""
     start_s = time.monotonic()
-    with _waiting("waiting for the first answer", report):
+    with _waiting("waiting for the first response", report):
         while not _is_ready(address):
             waited_s, (load, cpus) = time.monotonic() - start_s, _load()
             if waited_s > (_PATIENCE_S if load > cpus else _IDLE_PATIENCE_S):
-                raise StartError(f"{address.url}/ready did not answer within {waited_s:.0f} s")
+                raise StartError(f"{address.url}/ready did not respond within {waited_s:.0f} s")
             time.sleep(_POLL_S)
 
 
 def curl_command(url: str, *, with_key: bool) -> str:
-    """A curl command that synthesizes a sentence."""
+    """Return a curl command that synthesizes a sentence."""
     key = ' -H "Authorization: Bearer $TALKRAY_API_KEY"' if with_key else ""
     body = '{"model": "qwen3-tts", "input": "Hello from Talkray.", "voice": "alloy", "response_format": "mp3"}'
     return f"curl {url}/v1/audio/speech -H 'Content-Type: application/json'{key} -d '{body}' -o hello.mp3"

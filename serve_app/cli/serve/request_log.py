@@ -1,4 +1,4 @@
-"""Prints one line per request in the command that started the server, by following the files of ingress replicas."""
+"""Request log of `talkray serve`, which follows the files of the ingress replicas and prints one line per request."""
 
 import contextlib
 import json
@@ -27,7 +27,7 @@ def line(entry: Entry) -> str:
 
 @contextlib.contextmanager
 def followed(folder: Path, show: Callable[[Entry], None]) -> Iterator[None]:
-    """Pass entries that are written to the request files in Ray's `folder` to `show`, on a separate thread."""
+    """Pass entries of the request files in Ray's `folder` to `show` as they are written, on a separate thread."""
     is_over = threading.Event()
     reader = threading.Thread(target=_follow, args=(folder, show, is_over), daemon=True)
     reader.start()
@@ -39,22 +39,22 @@ def followed(folder: Path, show: Callable[[Entry], None]) -> Iterator[None]:
 
 
 def _follow(folder: Path, show: Callable[[Entry], None], is_over: threading.Event) -> None:
-    places: dict[int, int] = {}  # bytes that were read, by inode: a full file is renamed
+    places: dict[int, int] = {}  # bytes already read, by inode, because full files are renamed
     is_last = False
     while not is_last:
         is_last = is_over.wait(_POLL_S)
         if is_last and places:
-            time.sleep(HAND_ON_S + _POLL_S)  # a replica may still hold the records of requests that have ended
+            time.sleep(HAND_ON_S + _POLL_S)  # replicas may still hold the records of ended requests
         for each in _new_lines(folder, places):
-            with contextlib.suppress(OSError):  # of our own output, as after `talkray serve | head`, or on a full disk
+            with contextlib.suppress(OSError):  # closed output, as in `talkray serve | head`, or a full disk
                 show(json.loads(each))
 
 
 def _new_lines(folder: Path, places: dict[int, int]) -> Iterator[bytes]:
     replicas = {path.parent / f"{path.name.partition('.')[0]}.jsonl" for path in folder.glob(_FILES)}
     for newest in sorted(replicas):
-        # A file is renamed to a higher number, perhaps while we look: in this order none is missed, but one may be read
-        # twice.
+        # Files may be renamed to a higher number at any moment. In this order, no file is missed, but a file may be
+        # read twice.
         names = [newest, *(newest.with_name(f"{newest.name}.{number}") for number in range(1, OLDER_FILES + 1))]
         with contextlib.ExitStack() as opened:
             files: list[BinaryIO] = []
@@ -68,7 +68,7 @@ def _new_lines(folder: Path, places: dict[int, int]) -> Iterator[bytes]:
 def _new_lines_of(file: BinaryIO, places: dict[int, int]) -> list[bytes]:
     status = os.fstat(file.fileno())
     known = places.get(status.st_ino, 0)
-    start = known if known <= status.st_size else 0  # a new file may have the inode of a deleted one
+    start = known if known <= status.st_size else 0  # a new file may reuse the inode of a deleted file
     file.seek(start)
     read = file.read()
     whole = read[: read.rfind(b"\n") + 1]

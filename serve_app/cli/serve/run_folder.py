@@ -1,14 +1,15 @@
-"""The private folder of one running server, which also marks its processes.
+"""Private folder of one running server, which also identifies its processes.
 
-Ray's sessions and HAProxy's configuration have well-known paths in /tmp, which belong to the first user that creates
-them and which Ray opens to all users. Here each server has a folder that only its user may enter and whose name cannot
-be guessed. It is short, because AF_UNIX takes 107 bytes, of which HAProxy's admin socket needs 80 and Ray's sockets 64
-below it; it is not in /run/user, which is a small tmpfs, and gone at logout.
+By default, Ray's sessions and HAProxy's configuration have well-known paths in /tmp. These belong to the first user
+that creates them, and Ray opens them to all users. Talkray gives each server a folder with a random name that only its
+user may enter. The path is short, because a Unix socket's path may have 107 bytes, of which HAProxy's admin socket
+needs 80 and Ray's sockets need 64 below the folder. The folder is not in /run/user, which is a small tmpfs and is
+removed at logout.
 
-Everything that Ray starts writes its output into the folder, also what opens a session of its own (workers), erases
-its environment (Ray's agents) or outlives who started it (HAProxy). So a process belongs to a server if it has a file
-of the server's folder open for writing (`tail -f` only reads), and a folder with a free lock belongs to a server
-that died.
+All processes that Ray starts write their output into the folder. This includes processes that open a new session
+(workers), clear their environment (Ray's agents) or outlive their parent (HAProxy). A process therefore belongs to a
+server if it has a file in the server's folder open for writing (`tail -f` only reads). A folder whose lock is free
+belongs to a dead server.
 """
 
 import contextlib
@@ -26,16 +27,16 @@ from pathlib import Path
 from deployments.errors import StartError
 
 _PREFIX = "talkray-"
-_KEPT = ".failed"  # ends the name of the folder that is kept for its logs
+_KEPT = ".failed"  # suffix of a folder that is kept for its logs
 _LOCK = "lock"
 _LONGEST = 107 - len("/" + 56 * "n" + "/admin.sock.1234567.tmp")  # HAProxy binds this name first; n is the node's id
 _POLL_S = 0.02
-_PATIENCE_S = 5.0  # a process killed while in the kernel (GPU calls) may take a moment
+_PATIENCE_S = 5.0  # a killed process may need a moment to leave the kernel (GPU calls)
 
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:
-    """One folder, private to this user."""
+    """Folder of one server, private to this user."""
 
     path: Path
 
@@ -48,23 +49,23 @@ class RunFolder:
 
     @property
     def ray(self) -> Path:
-        """Ray's own folder, which Ray opens to all users; it is inside ours, which only this user may enter."""
+        """Ray's own folder. Ray opens it to all users, but the enclosing folder admits only this user."""
         return self.path / "ray"
 
     @property
     def driver_log(self) -> Path:
-        """The standard error of the process that started Ray."""
+        """Standard error of the process that started Ray."""
         return self.path / "driver.log"
 
     def processes(self) -> list[int]:
-        """Processes that work for this server, except the calling one."""
+        """Return the process ids of this server, except for the calling process."""
         processes = {int(process.name): process for process in Path("/proc").glob("[0-9]*")}
         return [number for number, process in processes.items() if number != os.getpid() and self._is_written(process)]
 
     def _is_written(self, process: Path) -> bool:
-        with contextlib.suppress(OSError):  # it may end while we look, or be another user's
+        with contextlib.suppress(OSError):  # the process may end at any moment, or belong to another user
             for file in (process / "fd").iterdir():
-                with contextlib.suppress(FileNotFoundError):  # closed since
+                with contextlib.suppress(FileNotFoundError):  # closed in the meantime
                     if os.readlink(file).startswith(f"{self.path}/"):
                         flags = (process / "fdinfo" / file.name).read_text().partition("flags:")[2].split()[0]
                         if int(flags, 8) & os.O_ACCMODE != os.O_RDONLY:
@@ -72,7 +73,7 @@ class RunFolder:
         return False
 
     def end_processes(self) -> int:
-        """Kill these processes until none is left (one may start another meanwhile); returns how many there were."""
+        """Kill the server's processes until none is left, because they may start others. Return how many there were."""
         ended: set[int] = set()
         until_s = time.monotonic() + _PATIENCE_S
         while (left := self.processes()) and time.monotonic() < until_s:
@@ -87,8 +88,8 @@ class RunFolder:
         shutil.rmtree(self.path, ignore_errors=True)
 
     def keep_logs(self) -> Path | None:
-        """Keep the unusable folder for its logs; returns its new path if it may contain the reason. Only the latest is
-        kept.
+        """Keep the folder of a failed server for its logs, and return its new path if it contains logs. Only the latest
+        folder is kept.
         """
         if not self.ray.exists():
             self.remove()
@@ -101,17 +102,19 @@ class RunFolder:
 
 @contextlib.contextmanager
 def created(report: Callable[[str], None]) -> Iterator[RunFolder]:
-    """A new folder, locked until the end of the block. First removes the folders of dead servers and reports it."""
+    """Create a folder that is locked until the context ends. First removes the folders of dead servers and reports
+    this.
+    """
     clear_dead(report)
     folder = RunFolder(Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent())))  # 0700
     if len(str(folder.path)) > _LONGEST:
         folder.remove()
-        raise StartError(f"{parent()} is too long a path for sockets: set RAY_TMPDIR to a shorter one")
-    # Another start would take an unlocked folder for a dead server's.
+        raise StartError(f"the path {parent()} is too long for sockets: set RAY_TMPDIR to a shorter path")
+    # Another start would treat an unlocked folder as a dead server's folder.
     lock = os.open(folder.path / f"{_LOCK}.new", os.O_CREAT | os.O_RDWR, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX)
     (folder.path / f"{_LOCK}.new").rename(folder.path / _LOCK)
-    # systemd-tmpfiles, which removes files of /tmp after some days, leaves a folder with a lock of its own alone.
+    # systemd-tmpfiles removes old files from /tmp, but skips folders that are locked themselves.
     in_use = os.open(folder.path, os.O_RDONLY)
     fcntl.flock(in_use, fcntl.LOCK_SH)
     try:
@@ -122,20 +125,20 @@ def created(report: Callable[[str], None]) -> Iterator[RunFolder]:
 
 
 def parent() -> Path:
-    """Parent of the servers' folders. Raises StartError if another user could replace our folder with his own."""
+    """Return the parent of the servers' folders. Raises StartError if another user could replace a server's folder."""
     folder = Path(os.environ.get("RAY_TMPDIR") or "/tmp").resolve()
     if not folder.is_dir():
-        raise StartError(f"{folder} is not a folder: set RAY_TMPDIR to another one")
+        raise StartError(f"{folder} is not a folder: set RAY_TMPDIR to an existing folder")
     status = folder.stat()
     if status.st_uid not in (0, os.getuid()):
-        raise StartError(f"{folder} belongs to another user, who could replace what is in it: set RAY_TMPDIR")
+        raise StartError(f"{folder} belongs to another user, who could replace its contents: change RAY_TMPDIR")
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not status.st_mode & stat.S_ISVTX:
-        raise StartError(f"other users may rename files in {folder}: set RAY_TMPDIR, or its sticky bit")
+        raise StartError(f"other users may rename files in {folder}: change RAY_TMPDIR, or set the sticky bit")
     return folder
 
 
 def log_folders() -> list[Path]:
-    """Folders with the logs of Serve's replicas on this machine: those of our servers, and of a cluster node."""
+    """Return the log folders of Serve's replicas on this machine, for local servers and for a cluster node."""
     servers = [folder / "ray" for folder in _ours(f"{_PREFIX}*", parent())]
     return [logs for ray in (*servers, parent() / "ray") for logs in sorted(ray.glob("session_2*/logs/serve"))]
 
@@ -148,11 +151,11 @@ def clear_dead(report: Callable[[str], None]) -> None:
             folder = RunFolder(path)
             ended = folder.end_processes()
             folder.keep_logs()
-            report(f"cleared what a dead server left in {path} (processes ended: {ended})")
+            report(f"cleaned up after a dead server in {path} (processes ended: {ended})")
 
 
 def _ours(pattern: str, folder: Path) -> list[Path]:
-    """Matching folders that this user owns; those of other users are ignored."""
+    """Return matching folders that this user owns."""
     folders = []
     for path in folder.glob(pattern):
         with contextlib.suppress(FileNotFoundError):

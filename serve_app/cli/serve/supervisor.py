@@ -1,11 +1,11 @@
-"""Run a server in a separate process. Whatever ends it, no process is left and the port is free.
+"""Supervision of a server in a separate process. After any kind of end, no process is left and the port is free.
 
-Two processes watch each other. This one, the command's, does not import Ray, so that nothing in Ray can end it; it
-receives the signals and kills all the others. The other one, the driver, starts Ray; it runs in its own session, so
-that neither Ctrl-C nor a signal to the command's process group reaches Ray before us. When this process is killed, the
-driver reads the end of its standard input and cleans up in its place. When both are killed at once, the next start
-cleans up (`run_folder`). Nothing is shut down in order: clients are cut off either way, and Ray's own shutdown waits
-for parts that may be the reason for the end.
+Two processes watch each other. The supervisor, which is the command's process, does not import Ray, so no error in Ray
+can end it. It receives the signals and kills all other processes. The driver starts Ray in its own session, so neither
+Ctrl-C nor a signal to the command's process group reaches Ray before the supervisor. If the supervisor is killed, the
+driver reads EOF on its standard input and cleans up. If both are killed at once, the next start cleans up
+(`run_folder`). There is no graceful shutdown: clients are disconnected in any case, and Ray's own shutdown waits for
+parts that may have caused the failure.
 """
 
 import contextlib
@@ -31,12 +31,12 @@ from serve_app.config import AppConfig
 
 _DRIVER = ("-m", "serve_app.cli.serve.driver")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-# systemd signals all processes of a service: the driver's end may be seen before our own signal.
+# systemd signals all processes of a service, so the driver may end before the supervisor receives its signal.
 _SAME_MOMENT_S = 0.5
 
 
 class ServerLost(TalkrayError):
-    """The server ended, or lost a process that it needs; the message names the process."""
+    """The server ended, or lost a process that it needs. The message names the process."""
 
 
 class Stopped(SystemExit):
@@ -44,7 +44,7 @@ class Stopped(SystemExit):
 
 
 class Driver:
-    """The process behind `serve_app.cli.serve.driver`."""
+    """Process that runs `serve_app.cli.serve.driver`."""
 
     def __init__(self, config: AppConfig, address: Address, folder: RunFolder, report: Report) -> None:
         self.url = address.url
@@ -61,12 +61,12 @@ class Driver:
         order = {"config": config.model_dump(mode="json"), "host": address.host, "port": address.port}
         order["folder"] = str(folder.path)
         assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it has ended: its output says so below
+        with contextlib.suppress(BrokenPipeError):  # the driver has ended, which `await_ready` reports
             self._process.stdin.write(f"{json.dumps(order)}\n")
             self._process.stdin.flush()
 
     def await_ready(self) -> None:
-        """Return once the server is ready to speak. Raises StartError."""
+        """Return once the server is ready. Raises StartError."""
         for kind, text in self._events():
             if kind == "ready":
                 return
@@ -76,7 +76,7 @@ class Driver:
         raise StartError(self._how_it_ended())
 
     def wait(self) -> None:
-        """Return when the server should end. Raises ServerLost."""
+        """Return when the server should stop. Raises ServerLost."""
         try:
             _, lost = next(self._events(), ("", ""))
             time.sleep(_SAME_MOMENT_S)
@@ -91,15 +91,15 @@ class Driver:
             yield kind, text
 
     def _how_it_ended(self) -> str:
-        with contextlib.suppress(subprocess.TimeoutExpired):  # Ray may not let it go
+        with contextlib.suppress(subprocess.TimeoutExpired):  # Ray may keep the process alive
             self._process.wait(_SAME_MOMENT_S)
         status = self._process.returncode or 0
         how = f"was killed by signal {-status}" if status < 0 else "ended"
         last = self.folder.driver_log.read_text(errors="replace").strip().rpartition("\n")[2]
-        return f"the process that had started Ray {how}{last and f': {last}'}"
+        return f"the process that started Ray {how}{last and f': {last}'}"
 
     def end(self) -> None:
-        """Kill the process and everything it has started."""
+        """Kill the driver and all processes that it has started."""
         with self._process:
             self._process.kill()
         self.folder.end_processes()
@@ -111,7 +111,7 @@ def running(
 ) -> Iterator[Driver]:
     """Start the application, yield once it is ready, then end all its processes. Raises StartError and ServerLost.
 
-    `show` gets an entry for each request that has ended.
+    `show` receives an entry for each request that has ended.
     """
     is_ready = threading.Event()
 
@@ -142,13 +142,13 @@ def running(
 
 @contextlib.contextmanager
 def received(folder: Path, report: Callable[[str], None]) -> Iterator[None]:
-    """Pass the stages of all replicas that start within the context to `report`, on a separate thread.
+    """Pass the start stages of all replicas to `report` on a separate thread, while the context is open.
 
-    The pipe is made in `folder`, which only this user may enter.
+    The pipe is in `folder`, which only this user may enter.
     """
     pipe = folder / "reports"
     os.mkfifo(pipe)
-    with open(os.open(pipe, os.O_RDWR), encoding="utf-8") as lines:  # also open for writing: never reads EOF
+    with open(os.open(pipe, os.O_RDWR), encoding="utf-8") as lines:  # also open for writing, so reads never return EOF
         reader = threading.Thread(target=_read, args=(lines, report), daemon=True)
         reader.start()
         os.environ[VARIABLE] = str(pipe)
@@ -161,19 +161,19 @@ def received(folder: Path, report: Callable[[str], None]) -> Iterator[None]:
 
 
 def _read(lines: Iterable[str], report: Callable[[str], None]) -> None:
-    """Pass lines to `report` until an empty one."""
+    """Pass lines to `report` until an empty line."""
     for line in itertools.takewhile(lambda line: line != "\n", lines):
         report(json.loads(line))
 
 
 @contextlib.contextmanager
 def _ended_by_signals() -> Iterator[None]:
-    """The first signal raises Stopped wherever this process is; later signals are ignored."""
+    """Raise Stopped at the first signal, wherever this process is. Later signals are ignored."""
 
     def stop(number: int, _: FrameType | None) -> None:
         for later in _SIGNALS:
             signal.signal(later, signal.SIG_IGN)
-        if number == signal.SIGHUP:  # the terminal is gone: a print would be an error from here on
+        if number == signal.SIGHUP:  # the terminal is gone, so further output would fail
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, sys.stdout.fileno())
             os.dup2(nowhere, sys.stderr.fileno())

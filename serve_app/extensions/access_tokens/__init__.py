@@ -1,1 +1,1 @@
-"""Access tokens: short-lived credentials for browsers and apps, which an API key issues."""
+"""Access tokens: short-lived credentials for browsers and apps, issued with an API key."""

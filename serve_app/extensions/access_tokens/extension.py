@@ -11,15 +11,15 @@ from serve_app.extensions.voices.library import Voices
 
 
 class TokenSettings(Strict):
-    """Access tokens that API keys issue (docs/access-tokens.md)."""
+    """Settings of access tokens (docs/access-tokens.md)."""
 
-    # Secrets that sign the tokens, on all nodes with an ingress replica. Unset is `token-secrets` beside the key file,
-    # which a server on one node writes itself.
+    # File with the secrets that sign tokens, on all nodes with an ingress replica. The default is `token-secrets` next
+    # to the key file. A server on one node creates this file.
     secrets_file: Path | None = None
 
 
 def open_tokens(opening: Opening) -> AccessTokens | None:
-    """None if there are no API keys. Raises StartError if the settings name a file that cannot be used."""
+    """Open the access tokens, or return None without API keys. Raises StartError if `secrets_file` is not usable."""
     keys_file, file = opening.settings.access.keys_file, opening.settings.of(TokenSettings).secrets_file
     if keys_file is None:
         return None

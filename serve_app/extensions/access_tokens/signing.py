@@ -1,4 +1,4 @@
-"""Sign access tokens: HMAC-SHA256 with the secrets of a file that all ingress replicas have."""
+"""Sign access tokens with HMAC-SHA256 and secrets from a file that all ingress replicas have."""
 
 import hashlib
 import logging
@@ -20,54 +20,56 @@ from serve_app.config import ConfigError
 
 logger = logging.getLogger(__name__)
 
-PREFIX = "ek_"  # OpenAI's clients refuse other tokens in a browser
+PREFIX = "ek_"  # OpenAI's clients reject other tokens in a browser
 _TOKEN = re.compile(rf"{PREFIX}\.?[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+")
 _LEAST_CHARS = 32
-_SALT = "talkray.access_tokens.1"  # separates tokens from other uses of the same secret; 1 is the payload version
+_SALT = "talkray.access_tokens.1"  # separates tokens from other uses of a secret; 1 is the payload version
 _HOW = {"key_derivation": "hmac", "digest_method": hashlib.sha256}
 
 
 class NoSecrets(ExtensionError):
-    """This server cannot sign tokens; the message says what to set."""
+    """This server cannot sign access tokens. The message names the setting to change."""
 
     kind = ErrorKind(503, "server_error", "tokens_unavailable")
 
 
 class Secrets:
-    """The secrets of a file, one per line. The first signs, all are accepted. Read again whenever the file changes.
+    """Secrets from a file with one secret per line. The first one signs, and all of them verify.
 
-    While the file cannot be read or is invalid, the last good secrets stay. If the file is deleted, there are none.
+    The server reads the file again after each change. If the file is invalid or unreadable, the previous secrets remain
+    valid. If the file is deleted, all tokens become invalid.
     """
 
     def __init__(self, file: Path, *, is_ours: bool) -> None:
-        """`is_ours`: no other node needs the file, so this process creates it if it is missing."""
+        """With `is_ours`, this process creates a missing file, because other nodes do not need the file."""
         self._file, self._is_ours = file, is_ours
         self._seen: Stamp | None = None
         self._serializer: URLSafeSerializer | None = None
-        self._failure = ""  # the last one
+        self._failure = ""  # the last logged failure
 
     def check(self) -> None:
-        """Raises StartError if the file cannot be used."""
+        """Raise StartError if the file is not usable."""
         try:
             _read(self._file)
         except (ConfigError, OSError) as error:
             raise StartError(f"api.access_tokens.secrets_file: {error}") from None
 
     def sign(self, payload: Mapping[str, object]) -> str:
-        """The token with this payload. Raises NoSecrets."""
+        """Return a signed token with this payload. Raises NoSecrets if the file does not contain a secret."""
         if self._is_ours:
             self._create()
         if (serializer := self._current()) is None:
             raise NoSecrets(
-                "This server has no secret to sign access tokens. Put one into `token-secrets` beside the key file, or "
-                "into api.access_tokens.secrets_file, on every node with an ingress replica (docs/access-tokens.md)."
+                "This server cannot sign access tokens without a secret. Write one to `token-secrets` next to the key "
+                "file, or to api.access_tokens.secrets_file, on every ingress node (docs/access-tokens.md)."
             )
         return PREFIX + serializer.dumps(payload)
 
     def read(self, token: str) -> dict[str, Any]:
-        """The payload of a token. Raises Unauthorized if exactly this token was not signed with one of the secrets.
+        """Verify a token and return its payload. Raises Unauthorized if the signature is wrong.
 
-        Base64 of 32 bytes has two spare bits: other characters can mean the same signature. They are refused too.
+        Base64 of 32 bytes leaves two bits unused, so several strings decode to the same signature. Accept only the
+        canonical string.
         """
         serializer = self._current()
         signature = token.rpartition(".")[2]
@@ -78,7 +80,7 @@ class Secrets:
                     return payload
         except BadData:
             pass
-        raise Unauthorized("The access token is not valid: it was altered, or this server did not issue it.")
+        raise Unauthorized("The access token is invalid, because it was altered or comes from another server.")
 
     def _current(self) -> URLSafeSerializer | None:
         try:
@@ -89,17 +91,17 @@ class Secrets:
                 self._serializer = URLSafeSerializer(newest_last, salt=_SALT, signer_kwargs=_HOW) if kept else None
                 self._seen, self._failure = stamp, ""
         except (ConfigError, OSError) as error:
-            self._log(f"keeping the secrets of access tokens that were read before: {error}")
+            self._log(f"the secrets of access tokens cannot be read, so the previous ones remain valid: {error}")
         return self._serializer
 
     def _log(self, failure: str) -> None:
-        """Log a failure once, until a different one occurs."""
+        """Log a failure once, until another failure occurs."""
         if failure != self._failure:
             logger.error("%s", failure)
         self._failure = failure
 
     def _create(self) -> None:
-        """Write a file with a new secret if there is none. Raises nothing: `_current` finds no file then."""
+        """Create the file with a new secret, unless the file exists. Log errors instead of raising them."""
         new = self._file.with_name(f".{self._file.name}.{secrets.token_hex(4)}.new")
         try:
             if self._file.exists():
@@ -107,17 +109,17 @@ class Secrets:
             with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as out:
                 out.write(secrets.token_hex(_LEAST_CHARS) + "\n")
             with suppress(FileExistsError):
-                os.link(new, self._file)  # unlike a rename it replaces no file that another replica has just made
+                os.link(new, self._file)  # unlike rename, link does not replace the file of another replica
             new.unlink()
         except OSError as error:
-            self._log(f"no secret for access tokens can be written to {self._file}: {error.strerror}")
+            self._log(f"the secret of access tokens cannot be written to {self._file}: {error.strerror}")
 
 
 def _read(file: Path) -> list[str]:
-    """Raises ConfigError, OSError."""
+    """Return the secrets of a file. Raises ConfigError if none is valid, and OSError."""
     found = [line.strip() for line in file.read_text(encoding="ascii", errors="replace").splitlines()]
     kept = [line for line in found if line and not line.startswith("#")]
     if not kept or min(map(len, kept)) < _LEAST_CHARS:
-        reason = f"has no secret, or one with fewer than {_LEAST_CHARS} characters"
-        raise ConfigError(f"{file} {reason}: write one secret in each line, such as `openssl rand -hex 32` prints")
+        reason = f"needs one secret of at least {_LEAST_CHARS} characters per line"
+        raise ConfigError(f"{file} {reason}. Create a secret with `openssl rand -hex 32`")
     return kept

@@ -1,4 +1,4 @@
-"""Routes that issue access tokens: Talkray's own, and those of OpenAI, ElevenLabs, Deepgram and Cartesia."""
+"""Routes that issue access tokens for the APIs of Talkray, OpenAI, ElevenLabs, Deepgram and Cartesia."""
 
 import json
 import math
@@ -22,23 +22,24 @@ Json = dict[str, object]
 _LEAST_S = 60
 _DEFAULT_S, _DEEPGRAM_S, _ELEVENLABS_S = 600, 60, 900
 _OWN_PURPOSES = ("speech", "socket")
-_LONGEST_SESSION = 4096  # characters of JSON: browsers send the token in a header
+_LONGEST_SESSION = 4096  # characters of JSON, because browsers send the token in a header
 
 
 class NoKeys(ExtensionError):
-    """Tokens stand for API keys, and this server has none."""
+    """This server does not require API keys, so it cannot issue tokens."""
 
     kind = ErrorKind(403, "permission_error", "tokens_unavailable")
 
 
 async def issue_own(service: SpeechService, request: Request) -> Response:
-    """Issues a token for `speech` (POST /v1/audio/speech) or a `socket` (any WebSocket), for a browser or an app. It
-    works for `expires_in` seconds, from 60 to 3600, and once if `single_use` is true.
+    """Issue a token for a browser or an app, with purpose `speech` (POST /v1/audio/speech) or `socket` (WebSockets).
+
+    The token is valid for `expires_in` seconds, from 60 to 3600. With `single_use`, the token is valid only once.
     """
     fields = await _fields(request)
     purpose = text_of(fields, "purpose")
     if purpose not in _OWN_PURPOSES:
-        raise InvalidRequest(f"purpose: {purpose[:40]!r} is none of {', '.join(_OWN_PURPOSES)}.", "purpose")
+        raise InvalidRequest(f"purpose: {purpose[:40]!r} is unknown. Use {' or '.join(_OWN_PURPOSES)}.", "purpose")
     once = switch(fields, "single_use")
     lifetime_s = _lifetime(fields, "expires_in", _DEFAULT_S)
     issued = _issue(service, request, purpose, lifetime_s, is_single_use=once)
@@ -48,13 +49,13 @@ async def issue_own(service: SpeechService, request: Request) -> Response:
 
 
 async def issue_openai(service: SpeechService, request: Request) -> Response:
-    """Issues a client secret for OpenAI's Realtime WebSocket, with the settings of its `session`."""
+    """Issue a client secret for OpenAI's Realtime WebSocket. The secret contains the settings of `session`."""
     fields = await _fields(request)
     expiry, session = _object(fields, "expires_after"), _object(fields, "session")
     if expiry.get("anchor", "created_at") != "created_at":
         raise InvalidRequest("expires_after.anchor must be created_at.", "expires_after.anchor")
     if session.get("type", "realtime") != "realtime":
-        raise InvalidRequest("session.type must be realtime: this server speaks, and does not listen.", "session.type")
+        raise InvalidRequest("session.type must be realtime. This server does not transcribe.", "session.type")
     if len(json.dumps(session)) > _LONGEST_SESSION:
         message = f"session has more than {_LONGEST_SESSION} characters. Send the rest in session.update."
         raise InvalidRequest(message, "session", "string_above_max_length")
@@ -66,16 +67,16 @@ async def issue_openai(service: SpeechService, request: Request) -> Response:
 
 
 async def issue_elevenlabs(service: SpeechService, request: Request, token_type: str) -> Response:
-    """Issues a token for one ElevenLabs WebSocket, within 15 minutes."""
+    """Issue a token for one connection to an ElevenLabs WebSocket. The token is valid for 15 minutes."""
     if token_type != "tts_websocket":
-        message = f"type: {token_type[:40]!r} is not tts_websocket: this server speaks, and does not listen."
+        message = f"type: {token_type[:40]!r} is not supported. Use tts_websocket."
         raise InvalidRequest(message, "type")
     issued = _issue(service, request, token_type, _ELEVENLABS_S, is_single_use=True)
     return _answer({"token": issued.value}, {})
 
 
 async def issue_deepgram(service: SpeechService, request: Request) -> Response:
-    """Issues a token for Deepgram's speech, over HTTP and WebSockets."""
+    """Issue a token for Deepgram's text-to-speech API over HTTP and WebSockets."""
     fields = await _fields(request)
     lifetime_s = _lifetime(fields, "ttl_seconds", _DEEPGRAM_S)
     issued = _issue(service, request, "deepgram", lifetime_s)
@@ -84,13 +85,13 @@ async def issue_deepgram(service: SpeechService, request: Request) -> Response:
 
 
 async def issue_cartesia(service: SpeechService, request: Request) -> Response:
-    """Issues a token for Cartesia's speech, over HTTP and WebSockets."""
+    """Issue a token for Cartesia's text-to-speech API over HTTP and WebSockets."""
     fields = await _fields(request)
     grants = _object(fields, "grants")
     if grants and not switch(grants, "tts"):
-        raise InvalidRequest("grants.tts must be true: this server speaks, and does not listen.", "grants.tts")
+        raise InvalidRequest("grants.tts must be true. This server supports only text-to-speech.", "grants.tts")
     issued = _issue(service, request, "cartesia", _lifetime(fields, "expires_in", _DEFAULT_S))
-    reasons = {f"grants.{name}": "this server only speaks" for name, value in grants.items() if name != "tts" and value}
+    reasons = {f"grants.{name}": "only tts is supported" for name, value in grants.items() if name != "tts" and value}
     return _answer({"token": issued.value}, ignored_fields.with_unknown(fields, ("expires_in", "grants"), reasons))
 
 
@@ -107,8 +108,8 @@ def _issue(
     key_id = state_of(request).caller.key_id
     if tokens is None or key_id is None:
         raise NoKeys(
-            "This server has no API keys, so clients connect without a token. Start it with a key file to issue tokens "
-            "(`talkray key create`, docs/access-tokens.md)."
+            "This server does not require API keys, so clients do not need tokens. To issue tokens, start the server "
+            "with a key file (`talkray key create`, docs/access-tokens.md)."
         )
     return tokens.issue(key_id, purpose, lifetime_s=lifetime_s, is_single_use=is_single_use, session=session or {})
 
@@ -118,18 +119,18 @@ def _answer(body: Json, ignored: dict[str, str]) -> Response:
 
 
 async def _fields(request: Request) -> dict[str, object]:
-    """The JSON object of the body; empty if there is no body. Raises InvalidRequest."""
+    """Return the JSON object of the body, or an empty one without a body. Raises InvalidRequest."""
     content = await read_body(request)
     return object_of(request, content) if content else {}
 
 
 def _lifetime(fields: Mapping[str, object], name: str, default_s: int, *, within: str = "") -> int:
-    """Whole seconds. Raises InvalidRequest."""
+    """Return a lifetime in whole seconds. Raises InvalidRequest if the value is out of range."""
     wanted = number(within + name, fields.get(name))
     if wanted is None:
         return default_s
     if not _LEAST_S <= wanted <= MOST_S:
-        message = f"{within}{name}: {wanted:g} is not from {_LEAST_S} to {MOST_S} seconds."
+        message = f"{within}{name}: {wanted:g} is out of range. Use {_LEAST_S} to {MOST_S} seconds."
         raise InvalidRequest(message, within + name)
     return math.floor(wanted)
 
@@ -159,7 +160,7 @@ DIALECTS = (
         "OpenAI Realtime",
         (
             Route("POST /v1/realtime/client_secrets", issue_openai, "Issue a client secret (OpenAI)", _OPENAI),
-            Route("POST /openai/v1/realtime/client_secrets", issue_openai),  # Azure's
+            Route("POST /openai/v1/realtime/client_secrets", issue_openai),  # path of Azure's clients
         ),
     ),
     Dialect(

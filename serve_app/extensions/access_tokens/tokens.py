@@ -1,4 +1,4 @@
-"""Access tokens of one ingress replica: issued for a key and a purpose, read with each request, spent in the store."""
+"""Issue access tokens for a key and a purpose, verify tokens of requests, and record used tokens in the store."""
 
 import asyncio
 import logging
@@ -24,15 +24,15 @@ logger = logging.getLogger(__name__)
 MOST_S = 3600
 _MARKS = "tokens/"
 _SWEEP_S = 3600.0
-_OLD_S = 2 * MOST_S  # by then a token has expired by every clock of the cluster
+_OLD_S = 2 * MOST_S  # a token of this age has expired by every clock of the cluster
 
 
 @dataclass(frozen=True, slots=True)
 class Purpose:
-    """The requests that a token is valid for."""
+    """Set of requests for which a token is valid."""
 
-    label: str  # in messages
-    places: tuple[str, ...]  # methods and paths; WS means a WebSocket
+    label: str  # for messages
+    places: tuple[str, ...]  # methods and paths; WS stands for WebSockets
 
     def fits(self, method: str, path: str) -> bool:
         own = (place.split() for place in self.places)
@@ -69,28 +69,28 @@ PURPOSES = {
 
 @dataclass(frozen=True, slots=True)
 class Claims:
-    """The signed content of a token."""
+    """Signed content of a token."""
 
-    key: str  # id of the API key that issued it
+    key: str  # ID of the API key that issued the token
     purpose: str
     expires_at: int  # seconds since 1970
-    session: Mapping[str, object] = field(default_factory=dict)  # settings for a socket
-    once: str = ""  # the name of its mark in the store; "": it can be used repeatedly
+    session: Mapping[str, object] = field(default_factory=dict)  # settings of a WebSocket session
+    once: str = ""  # name of the mark that records its use, or "" for a reusable token
 
 
 @dataclass(frozen=True, slots=True)
 class Issued:
-    """A new token."""
+    """Signed token and its time of expiry in seconds since 1970."""
 
     value: str
     expires_at: int
 
 
 class AccessTokens(Opened):
-    """Issues and reads tokens."""
+    """Issuer and verifier of access tokens in one ingress replica."""
 
     def __init__(self, keyring: Secrets, voices: Voices, clock: Callable[[], float]) -> None:
-        """`clock`: seconds since 1970."""
+        """`clock` returns seconds since 1970."""
         self._keyring, self._voices, self._clock = keyring, voices, clock
         self._swept_s = float("-inf")
         self._sweeping: asyncio.Task[None] | None = None
@@ -98,11 +98,11 @@ class AccessTokens(Opened):
     def issue(
         self, key_id: str, purpose: str, *, lifetime_s: int, is_single_use: bool, session: Mapping[str, object]
     ) -> Issued:
-        """Raises NoSecrets, also for a single-use token if there is no shared store."""
+        """Issue a token. Raises NoSecrets without a secret, or without a store for single-use tokens."""
         if is_single_use and self._voices.store is None:
             raise NoSecrets(
-                "A token that works once needs a store that all ingress replicas share. Set api.voices.store to a "
-                "bucket (docs/voices.md), or ask for a token that works until it expires."
+                "Single-use tokens require a store that all ingress replicas share. Set api.voices.store to a bucket "
+                "(docs/voices.md), or request a token without single_use."
             )
         expires_at = int(self._clock()) + lifetime_s
         once = secrets.token_hex(16) if is_single_use else ""
@@ -121,12 +121,12 @@ class AccessTokens(Opened):
         return Granted(token.key, token.session, partial(self._spend, token) if token.once else None)
 
     async def _spend(self, token: Claims) -> None:
-        """Raises Unauthorized if any replica has spent it before, and StoreFailed."""
+        """Mark a token as used. Raises Unauthorized if a request has already used the token, and StoreFailed."""
         if not await self._voices.aside(self._voices.files().create, _MARKS + token.once):
-            raise Unauthorized("The access token has been used: it works once. Issue a new one for each connection.")
+            raise Unauthorized("The access token is valid once and was already used. Issue one for each connection.")
 
     def follow(self) -> None:
-        """Remove the marks of old tokens now and then."""
+        """Delete the marks of old tokens once an hour."""
         if self._voices.store is not None and time.monotonic() - self._swept_s > _SWEEP_S:
             self._swept_s = time.monotonic()
             self._sweeping = asyncio.create_task(self._sweep())
@@ -135,10 +135,10 @@ class AccessTokens(Opened):
         try:
             await self._voices.aside(self._remove_old)
         except TalkrayError as error:
-            logger.warning("marks of used access tokens stay for another hour: %s", error)
+            logger.warning("marks of used access tokens cannot be deleted; the server retries in an hour: %s", error)
 
     def _remove_old(self) -> None:
-        """Age is measured by the store's own clock. Raises StoreFailed."""
+        """Delete old marks. Measure their age with the clock of the store. Raises StoreFailed."""
         store = self._voices.files()
         before_s = store.now_s() - _OLD_S
         old = [meta["path"] for meta in store.listed(_MARKS) if meta["last_modified"].timestamp() < before_s]

@@ -1,1 +1,1 @@
-"""Cartesia's API."""
+"""Compatibility with the text-to-speech API of Cartesia."""

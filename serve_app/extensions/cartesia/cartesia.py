@@ -1,4 +1,4 @@
-"""Cartesia: contexts over a WebSocket, one transcript as bytes or as events, and its list of voices."""
+"""Cartesia's API: contexts over a WebSocket, a transcript as bytes or events over HTTP, and voices."""
 
 import base64
 import re
@@ -66,7 +66,7 @@ _PHONEMES = re.compile(r"<<[^<>]{1,200}>>")
 
 
 async def speak_bytes(service: SpeechService, request: Request) -> Response:
-    """Speaks `transcript`."""
+    """Speak `transcript`, and respond with audio bytes."""
     fields = await service.read_fields(request)
     text_of(fields, "transcript")
     overrides = {"word_timestamps": False}
@@ -75,7 +75,7 @@ async def speak_bytes(service: SpeechService, request: Request) -> Response:
 
 
 async def speak_events(service: SpeechService, request: Request) -> Response:
-    """Speaks `transcript` as the messages that a WebSocket would have."""
+    """Speak `transcript`, and respond with server-sent events that equal the messages of the WebSocket."""
     fields = await service.read_fields(request)
     text_of(fields, "transcript")
     speech = await _speech_request(service, fields)
@@ -85,7 +85,7 @@ async def speak_events(service: SpeechService, request: Request) -> Response:
 
 
 async def list_voices(service: SpeechService, limit: str = "", starting_after: str = "") -> Response:
-    """All of them on one page, unless a `limit` is sent."""
+    """Return all voices, or one page of voices if the client sends a `limit`."""
     voices = await catalogue.all_voices(await service.models.infos(), voices_of(service))
     paging = Paging(limit, starting_after, STARTING_AFTER)
     page, more = catalogue.page_of_voices(voices, paging, service.resolver.voices)
@@ -93,16 +93,16 @@ async def list_voices(service: SpeechService, limit: str = "", starting_after: s
 
 
 async def show_voice(service: SpeechService, voice_id: str) -> dict[str, object]:
-    """One voice. Raises InvalidRequest with the valid names."""
+    """Return one voice. Raises InvalidRequest with the valid names if the voice is unknown."""
     return _voice(await catalogue.find_voice(voice_id, service.models, voices_of(service)))
 
 
 async def clone_voice(service: SpeechService, request: Request) -> Response:
-    """Stores the voice of a `clip`."""
+    """Store a voice from a recording in `clip`."""
     form = await read_form(request)
     clips = form.files_of("clip")
     if len(clips) != 1:
-        raise InvalidRequest("clip is required: one recording.", "clip", "missing_required_parameter")
+        raise InvalidRequest("clip is required. Send one recording.", "clip", "missing_required_parameter")
     details = Details(
         form.required("name"),
         language=form.text("language"),
@@ -119,7 +119,7 @@ async def clone_voice(service: SpeechService, request: Request) -> Response:
 
 
 async def remove_voice(service: SpeechService, voice_id: str) -> Response:
-    """Deletes a stored voice."""
+    """Delete a stored voice."""
     await voices_of(service).remove(await voices_of(service).get(voice_id))
     return Response(status_code=204)
 
@@ -150,7 +150,7 @@ async def _speech_request(
     overrides: Mapping[str, object] | None = None,
     reasons: Mapping[str, str] | None = None,
 ) -> SpeechRequest:
-    """Raises InvalidRequest."""
+    """Create a request from the fields of a message or body. Raises InvalidRequest."""
     sent = field_names.flat(fields, names)
     _check_phonemes(sent.get("transcript"))
     container = str(sent.get("output_format.container", "raw")).strip().lower()
@@ -161,16 +161,16 @@ async def _speech_request(
     if container != "raw" and format_named("output_format.container", container, _CONTAINERS) is AudioFormat.MP3:
         audio_format = AudioFormat.MP3
         if "output_format.encoding" in sent:
-            ignored["output_format.encoding"] = "mp3 is one"
+            ignored["output_format.encoding"] = "mp3 is the encoding"
     if sent.get("voice.mode", "id") != "id":
-        ignored["voice.mode"] = "voices have ids here"
+        ignored["voice.mode"] = "only id is supported"
     bit_rate = number("output_format.bit_rate", sent.get("output_format.bit_rate"))
     delivery = Delivery(audio_format, bit_rate=None if bit_rate is None else int(bit_rate), in_wav=container == "wav")
     return await lenient_request(service.resolver, sent, names, delivery=delivery, overrides=overrides, reasons=ignored)
 
 
 async def _words(service: SpeechService, dictionary_id: object, reasons: dict[str, str]) -> dict[str, str]:
-    """The words of a pronunciation dictionary. If it has no effect, the reason is added to `reasons`."""
+    """Return the words of a pronunciation dictionary. If it cannot be used, add the reason to `reasons`."""
     try:
         return (await voices_of(service).get_other(StoredLexicon, str(dictionary_id))).words
     except (NotFound, StoreFailed) as error:
@@ -179,9 +179,9 @@ async def _words(service: SpeechService, dictionary_id: object, reasons: dict[st
 
 
 def _check_phonemes(text: object) -> None:
-    """Raises InvalidRequest if words are written as phonemes in angle brackets."""
+    """Raise InvalidRequest if the text contains phonemes in angle brackets."""
     if isinstance(text, str) and (phonemes := _PHONEMES.search(text)):
-        reason = "no model here reads phonemes: write the word, or a respelling"
+        reason = "phonemes are not supported. Write the word or a respelling"
         message = f"transcript: {phonemes[0][:40]!r} at character {phonemes.start()}: {reason}."
         raise InvalidRequest(message, "transcript", "phonemes_not_supported")
 
@@ -239,7 +239,7 @@ class _Context(NamedSession):
 
 
 class CartesiaSocket(ContextConnection[_Context]):
-    """`WS /tts/websocket`."""
+    """Connection of `WS /tts/websocket`."""
 
     kind = _Context
 

@@ -1,4 +1,4 @@
-"""Cartesia's pronunciation dictionaries, of aliases: a stored lexicon that requests name by its id."""
+"""Cartesia's pronunciation dictionaries, stored as lexicons with aliases. Requests select a dictionary by its ID."""
 
 from datetime import UTC, datetime
 
@@ -21,14 +21,14 @@ _ONE = f"{_BASE}/{{dictionary_id}}"
 
 
 async def add(service: SpeechService, request: Request) -> Response:
-    """Stores a dictionary of `items` with a `name`."""
+    """Store a dictionary of `items` with a `name`."""
     fields = await read_object(request)
     made = StoredLexicon.named(text_of(fields, "name"), _words(fields.get("items") or []))
     return JSONResponse(_entry(await voices_of(service).keep(made, {})))
 
 
 async def change(service: SpeechService, request: Request, dictionary_id: str) -> Json:
-    """Gives a dictionary another `name` or other `items`."""
+    """Change the `name` or the `items` of a dictionary."""
     fields = await read_object(request)
     changes: Json = {} if fields.get("name") is None else {"name": text_of(fields, "name")}
     changes |= {} if fields.get("items") is None else {"words": _words(fields["items"])}
@@ -37,25 +37,25 @@ async def change(service: SpeechService, request: Request, dictionary_id: str) -
 
 
 async def show(service: SpeechService, dictionary_id: str) -> Json:
-    """One dictionary with its items."""
+    """Return a dictionary with its items."""
     return _entry(await voices_of(service).get_other(StoredLexicon, dictionary_id))
 
 
 async def list_all(service: SpeechService, limit: str = "", starting_after: str = "") -> Response:
-    """The oldest first, ten on a page unless a `limit` is sent."""
+    """Return a page of dictionaries, oldest first. A page has ten entries unless the client sends a `limit`."""
     paging = Paging(limit, starting_after, STARTING_AFTER, default=10)
     page, more = paging.cut(await voices_of(service).all_of(StoredLexicon))
     return await json_apart(lambda: {"data": list(map(_entry, page)), "has_more": more is not None})
 
 
 async def remove(service: SpeechService, dictionary_id: str) -> Response:
-    """Deletes a dictionary."""
+    """Delete a dictionary."""
     await voices_of(service).remove(await voices_of(service).get_other(StoredLexicon, dictionary_id))
     return Response(status_code=204)
 
 
 def _words(items: object) -> dict[str, str]:
-    """Words and how they are said. Raises InvalidRequest, also of items that have phonemes."""
+    """Return the respelling of each word. Raises InvalidRequest for invalid items, such as items with phonemes."""
     words: dict[str, str] = {}
     for item in items if isinstance(items, list) else [None]:
         fields = item if isinstance(item, dict) else {}

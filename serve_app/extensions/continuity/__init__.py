@@ -1,1 +1,1 @@
-"""Speech that continues earlier speech, and dialogues."""
+"""Dialogues, and speech that continues the voice and pace of earlier speech."""

@@ -1,4 +1,4 @@
-"""A dialogue: parts with different voices, spoken one after the other as one utterance."""
+"""Dialogues, which consist of parts with different voices in a single response."""
 
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
@@ -28,8 +28,9 @@ async def respond_in_parts(
     answer: StreamedAnswer | WholeAnswer | None,
     parts: Sequence[SpeechRequest],
 ) -> Response:
-    """Answer with the `parts` of a dialogue, as `respond` does with one text. `speech` has their whole text and form.
-    Speech that ends badly is not spoken again. Raises InvalidRequest.
+    """Respond with the audio of all `parts` of a dialogue. `speech` contains their whole text and the audio format.
+
+    Unlike `respond`, do not repeat speech that ends badly. Raises InvalidRequest.
     """
     opening = await service.begin_utterance(request, speech)
     whole, client = opening.utterance, state_of(request).caller.name
@@ -45,7 +46,7 @@ async def respond_in_parts(
 
 
 class _Dialogue(AudioSource):
-    """The audio of all parts."""
+    """Audio source that speaks all parts of a dialogue in order."""
 
     may_redraw = False
 
@@ -74,8 +75,8 @@ Speak = Callable[[Utterance], AsyncGenerator[PcmChunk, None]]
 
 
 def as_dialogue(utterances: Sequence[Utterance]) -> list[Utterance]:
-    """The same utterances as parts of one dialogue: later ones continue speech that is being heard. Their seeds derive
-    from the first seed and the part number.
+    """Return the utterances as parts of one dialogue. Mark all but the first as continuations, and derive their seeds
+    from the first seed and the number of the part.
     """
     first, *later = utterances
     return [first] + [
@@ -92,9 +93,10 @@ def as_dialogue(utterances: Sequence[Utterance]) -> list[Utterance]:
 
 
 async def one_after_another(utterances: Sequence[Utterance], speak: Speak) -> AsyncGenerator[PcmChunk, None]:
-    """The audio of all parts. A chunk's `segment` is the number of its part; its `text_positions` refer to that part.
+    """Yield the audio of all parts. The `segment` of a chunk is the number of its part. `text_positions` refer to the
+    text of this part.
 
-    The very last chunk has the finish reason: the first one of any part that is not STOP.
+    The last chunk has the first finish reason of a part other than STOP, or else STOP.
     """
     num_tokens = 0
     cut_short: FinishReason | None = None
@@ -117,16 +119,16 @@ async def one_after_another(utterances: Sequence[Utterance], speak: Speak) -> As
 
 
 class DialogueTimes(WordTimes):
-    """The words of all parts: times count from the start of the first part, characters from the start of their own."""
+    """Word times of all parts. Times count from the start of the dialogue, and characters from the start of a part."""
 
     def __init__(self, texts: Sequence[SpokenText], info: ModelInfo, *, speed: float) -> None:
-        """`texts` has the text of each part."""
+        """`texts` contains the text of each part."""
         super().__init__(texts[0], info, speed=speed)
         self._by_part = [WordTimes(text, info, speed=speed) for text in texts]
         self._number, self._begun_s, self._samples_per_s = 0, 0.0, info.sample_rate * speed
 
     def feed(self, chunk: PcmChunk) -> None:
-        """The next chunk of `one_after_another`."""
+        """Process the next chunk of `one_after_another`."""
         if chunk.segment != self._number:
             self._hear_part(replace(chunk.emptied(), finish_reason=FinishReason.STOP))
             self._number, self._begun_s = chunk.segment, self._num_samples / self._samples_per_s

@@ -1,6 +1,6 @@
-"""Joints: the end of earlier speech is kept, so that later speech continues in the same voice, pace and mood.
+"""Keep the end of earlier speech, so later speech continues in the same voice, pace and mood.
 
-A tail is a few words and the codes that speak them. A talker that gets one generates the codes that follow.
+A *tail* consists of a few words and the codes of these words. From a tail, a talker generates the codes that follow.
 """
 
 import time
@@ -17,11 +17,11 @@ from serve_app.speech.observers import Observer
 from serve_app.speech.segments import Utterance
 from serve_app.speech.stream_tail import StreamTail
 
-NO_TAIL = "no finished request of yours in this voice that is kept has this id"
+NO_TAIL = "no recent finished request with this voice has this ID"
 
-_LEAD_S = 1.0  # audio that is left to play when the next utterance begins
+_LEAD_S = 1.0  # audio left to play when the next utterance begins
 _KEPT_S = 600.0
-_MOST_BYTES = 8 << 20  # of the tails that are kept, for about 4,000 requests
+_MOST_BYTES = 8 << 20  # of all tails, enough for about 4,000 requests
 _ENTRY_BYTES = 500  # in addition to text, codes and names
 
 
@@ -34,16 +34,16 @@ class _KeptTail:
 
 
 class ContinuitySettings(Strict):
-    """Continuity between segments (docs/joints.md)."""
+    """Settings of continuity between segments (docs/joints.md)."""
 
-    joints: bool = False  # continues the voice and pace of the previous segment of a long text
+    joints: bool = False  # continue the voice and pace of the previous segment in a long text
 
 
 class TailStore(Opened):
-    """The tails of finished requests, each kept for some minutes. Over a number of bytes the oldest is dropped."""
+    """Store of the tails of finished requests, for up to ten minutes. Over a size limit, drop the oldest tail."""
 
     def __init__(self, *, joins: bool) -> None:
-        """`joins`: whether each segment, and each utterance of a conversation, continues the one before it."""
+        """With `joins`, each segment and each utterance of a conversation continues the previous one."""
         self.joins = joins
         self._kept: OrderedDict[tuple[str, str], _KeptTail] = OrderedDict()
         self._num_bytes = 0
@@ -52,8 +52,8 @@ class TailStore(Opened):
         resolver.fields.add("previous_request_id")
 
     async def resolve(self, draft: Draft) -> Draft:
-        """Make the utterance continue the request in `previous_request_id`. If that is not kept, the speech request
-        lists the field as ignored.
+        """Continue the speech of the request in `previous_request_id`. If its tail is not stored, report the field as
+        ignored.
         """
         speech, utterance = draft.speech, replace(draft.utterance, joins=self.joins)
         draft = replace(draft, utterance=utterance)
@@ -71,7 +71,7 @@ class TailStore(Opened):
         self._remove((utterance.synthesis.client, utterance.synthesis.request_id))
 
     def save(self, request: SynthesisRequest, tail: Tail | None) -> None:
-        """Keeps `tail` for later requests of the client of `request`. None means that no speech can continue it."""
+        """Store the tail of `request` for later requests of the same client. None deletes the stored tail."""
         key = request.client, request.request_id
         self._remove(key)
         if tail is None:
@@ -83,7 +83,7 @@ class TailStore(Opened):
             self._remove(next(iter(self._kept)))
 
     def find(self, request: SynthesisRequest, previous_id: str) -> Tail | None:
-        """The tail of the client's own request `previous_id`, if it is kept and has the voice of `request`."""
+        """Return the tail of the client's request `previous_id` if it has the voice of `request`, or None."""
         kept = self._kept.get((request.client, previous_id))
         is_fit = kept is not None and kept.until_s > time.monotonic() and kept.voice == _voice(request)
         return kept.tail if kept is not None and is_fit else None
@@ -94,7 +94,7 @@ class TailStore(Opened):
 
 
 class _KeepTail:
-    """Keeps the tail of an utterance that is spoken to its end."""
+    """Observer that stores the tail of an utterance after its last chunk."""
 
     def __init__(self, tails: TailStore, utterance: Utterance) -> None:
         self._tails, self._utterance, self._end = tails, utterance, StreamTail()
@@ -108,39 +108,39 @@ class _KeepTail:
 
 
 class Continuation:
-    """Utterances that follow each other in one conversation. Each continues from the end of the one before."""
+    """State of a conversation in which each utterance continues from the end of the previous one."""
 
     def __init__(self, tails: TailStore) -> None:
         self._tails = tails
         self._listener = Listener()
-        self.previous_id: str | None = None  # the request that the next one continues
+        self.previous_id: str | None = None  # request that the next utterance continues
 
     def tail(self, request: SynthesisRequest) -> Tail | None:
-        """The speech that `request` continues: None if nothing was spoken before, or in another voice."""
+        """Return the tail that `request` continues, or None for a first utterance or a new voice."""
         return None if self.previous_id is None else self._tails.find(request, self.previous_id)
 
     @property
     def patience_s(self) -> float:
-        """How long the next one may wait for more of its text, because the one before is still being played."""
+        """Seconds for which the next utterance may wait for more text, because earlier audio is still playing."""
         now_s = time.monotonic()
         return max(0.0, self._listener.lead_s(now_s) - _LEAD_S)
 
     def deliver(self, audio_s: float) -> None:
-        """Record that this many seconds of audio were sent."""
+        """Record that the server has sent `audio_s` seconds of audio."""
         self._listener.deliver(audio_s, now_s=time.monotonic())
 
     def count(self, request: SynthesisRequest) -> None:
-        """Record that an utterance has been spoken."""
+        """Record the end of an utterance, which the next utterance continues."""
         self.previous_id = request.request_id if self._tails.joins else None
 
     def break_off(self) -> None:
-        """The listener interrupted, and may not have heard all speech so far."""
+        """Reset after an interruption, because the listener may not have heard all earlier speech."""
         self.previous_id = None
         self._listener = Listener()
 
 
 def _voice(request: SynthesisRequest) -> tuple[object, ...]:
-    """Equal for requests with the same voice."""
+    """Return a key that is equal for requests with the same voice."""
     reference = request.reference
     described = request.instructions if request.voice is None and reference is None else None
     return request.model, request.voice, described, reference and (reference.key, reference.x_vector_only)

@@ -1,1 +1,1 @@
-"""Alibaba's DashScope API."""
+"""Compatibility with the text-to-speech API of Alibaba's DashScope."""

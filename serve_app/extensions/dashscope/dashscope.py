@@ -1,4 +1,4 @@
-"""DashScope, Qwen's own cloud: `qwen3-tts-flash-realtime` over a WebSocket, and one text over HTTP."""
+"""API of DashScope, the cloud of Qwen: `qwen3-tts-flash-realtime` over a WebSocket, and a whole text over HTTP."""
 
 import secrets
 from collections.abc import AsyncGenerator, Iterator, Mapping
@@ -49,11 +49,11 @@ _MODES = ("server_commit", "commit")
 
 
 async def speak_text(service: SpeechService, request: Request) -> Response:
-    """Speaks `input.text`: as WAV in JSON, or as PCM in events with `X-DashScope-SSE: enable`."""
+    """Speak `input.text`, as WAV in a JSON body, or as PCM in server-sent events with `X-DashScope-SSE: enable`."""
     fields = await service.read_fields(request)
     sent = field_names.flat(fields, _REST_NAMES)
     if not isinstance(sent.get("input.text"), str):
-        raise InvalidRequest("input.text is required, as a string.", "input", "missing_required_parameter")
+        raise InvalidRequest("input.text is required. Send a string.", "input", "missing_required_parameter")
     streams = request.headers.get("x-dashscope-sse") == "enable"
     speech = await _speech_request(service, sent, _REST_NAMES, default="pcm" if streams else "wav")
     usage = state_of(request).record.usage
@@ -79,7 +79,7 @@ async def _speech_request(
     overrides: Mapping[str, object] | None = None,
     default: str = "pcm",
 ) -> SpeechRequest:
-    """The request of a session, or of a body. Raises InvalidRequest."""
+    """Create a request from the settings of a session or from a body. Raises InvalidRequest."""
     flat = {name.rpartition(".")[2]: sent[name] for name in reversed(list(names)) if name in sent}
     bit_rate = number("bit_rate", flat.get("bit_rate"))  # kbit/s
     audio_format = format_named("response_format", str(flat.get("response_format", default)), _FORMATS)
@@ -90,7 +90,11 @@ async def _speech_request(
 
 
 class DashScopeSocket(ResponseSocket, ConversationConnection):
-    """`server_commit`: words are spoken as they arrive. `commit`: a response speaks the text before each commit."""
+    """Connection of DashScope's WebSocket, which has two modes.
+
+    In `server_commit` mode, the server speaks text on arrival. In `commit` mode, each commit starts a response that
+    speaks the text before it.
+    """
 
     audio_kind = "response.audio"
 
@@ -99,8 +103,8 @@ class DashScopeSocket(ResponseSocket, ConversationConnection):
         self._model = socket.query_params.get("model")
         self._settings: Json = {"mode": _MODES[0]}
         self._buffer = ""  # text waiting for a commit
-        self._begun: set[int] = set()  # turns that are responses to the client
-        self._has_sent_notes, self._pending_notes = False, Json()  # `SpeechRequest.notes`
+        self._begun: set[int] = set()  # numbers of turns with a `response.created` event
+        self._has_sent_notes, self._pending_notes = False, Json()  # results of `SpeechRequest.notes`
 
     @property
     def owes_speech(self) -> bool:
@@ -128,17 +132,17 @@ class DashScopeSocket(ResponseSocket, ConversationConnection):
                     await self._commit()
                 (await self._opened_session()).close()
             case _:
-                raise InvalidRequest(f"type: {str(fields.get('type'))[:40]!r} is not a message of DashScope.", "type")
+                raise InvalidRequest(f"type: {str(fields.get('type'))[:40]!r} is not a DashScope message.", "type")
 
     def _shown(self) -> Json:
         return {"object": "realtime.session", "id": f"sess_{self.request_id}", "model": self._model, **self._settings}
 
     async def _update(self, settings: object) -> None:
-        """Applies to text that is appended from now on."""
+        """Change the settings of the session. Raises InvalidRequest after the first text."""
         if not isinstance(settings, Mapping) or settings.get("mode", _MODES[0]) not in _MODES:
-            raise InvalidRequest(f"session must be an object, and its mode one of {', '.join(_MODES)}.", "session")
+            raise InvalidRequest(f"session must be an object with mode {' or '.join(_MODES)}.", "session")
         if self._session is not None:
-            raise InvalidRequest("The session speaks already; update it before the first text.", "session")
+            raise InvalidRequest("The session has already started. Update it before the first text.", "session")
         updated = field_names.flat({**self._settings, **settings}, _SESSION_NAMES)
         speech = await self._speech_request(updated)
         self._settings = {name: value for name, value in updated.items() if name in _SESSION_NAMES}
@@ -158,7 +162,7 @@ class DashScopeSocket(ResponseSocket, ConversationConnection):
     async def _append(self, text: str) -> None:
         if self._settings["mode"] == "commit":
             if len(self._buffer) + len(text) > MAX_UNSPOKEN_CHARS:
-                message = f"More than {MAX_UNSPOKEN_CHARS} characters wait for a commit; commit or clear them."
+                message = f"More than {MAX_UNSPOKEN_CHARS} characters wait for a commit. Commit or clear them."
                 raise InvalidRequest(message, "text", "string_above_max_length")
             self._buffer += text
         else:

@@ -1,1 +1,1 @@
-"""Deepgram's API."""
+"""Compatibility with the text-to-speech API of Deepgram."""

@@ -1,5 +1,6 @@
-"""Deepgram: words over a WebSocket, spoken on arrival, or one text over HTTP. Aura (`/v1/speak`) has a `Clear`, Flux
-(`/v2/speak`) turns with a beginning, an end and an `Interrupt`.
+"""Deepgram's API: speak streamed text over a WebSocket, or a whole text over HTTP.
+
+Aura (`/v1/speak`) supports `Clear`. Flux (`/v2/speak`) reports the start and end of turns, and supports `Interrupt`.
 """
 
 import re
@@ -27,15 +28,15 @@ from serve_app.extensions.live.turns import Audio, Cleared, Event, Flushed, Star
 
 RAW = {"linear16": AudioFormat.PCM, "mulaw": AudioFormat.MULAW, "alaw": AudioFormat.ALAW}
 FILES = {name: AudioFormat(name) for name in ("mp3", "opus", "flac", "aac")}
-# Names a word together with how to say it.
+# Inline pronunciation of a word.
 _PRONUNCIATION = re.compile(r'\\?\{\s*"word"\s*:\s*"((?:[^"\\]++|\\.)*+)"\s*,\s*"pronounce"\s*:\s*"[^"]*"\s*\\?\}')
 _PAUSE = re.compile(r"\\?\{\s*pause\s*:\s*(\d{1,5}\s*m?s)\s*\\?\}")
-_MOST_CHARS = 1 << 17  # to search: longer texts are refused anyway
-# Their models are named for a voice and a language: aura-2-thalia-en, flux-alexis-en.
+_MOST_CHARS = 1 << 17  # search limit; the server rejects longer texts
+# Deepgram's model names contain a voice and a language: aura-2-thalia-en, flux-alexis-en.
 _MODEL = re.compile(r"(?:aura(?:-\d+)?|flux)-(.+)-[a-z]{2}")
-_TELEPHONE_HZ = 8000  # the rate of mu-law and A-law unless the client asks for another one
+_TELEPHONE_HZ = 8000  # default rate of mu-law and A-law
 _CONTAINERS = ("none", "wav", "ogg")
-_NAMES: field_names.Names = {  # query parameters, and the text of the body
+_NAMES: field_names.Names = {  # query parameters, and the text in the body
     "text": "input",
     "model": "voice",
     "sample_rate": "sample_rate",
@@ -51,7 +52,7 @@ _SLOWEST, _FASTEST, _STEP = 0.5, 1.5, 0.05
 async def speech_request(
     service: SpeechService, query: Mapping[str, str], *, body: Mapping[str, object] | None = None, words: bool = False
 ) -> SpeechRequest:
-    """The request of a query, over HTTP with a `body`; `words`: with the time of each word. Raises InvalidRequest."""
+    """Create a request from a query. HTTP requests have a `body`. `words` enables word times. Raises InvalidRequest."""
     choices, default = (RAW, "linear16") if body is None else (RAW | FILES, "mp3")
     encoding, container = query.get("encoding", default).strip().lower(), query.get("container", "").strip().lower()
     audio_format = format_named("encoding", encoding, choices)
@@ -72,35 +73,35 @@ async def speech_request(
         "speed": number("speed", query.get("speed")),
         "word_timestamps": words,
     }
-    reasons = {name: "it counts in the query" for name in _NAMES if name in (body or {}) and name != "text"}
+    reasons = {name: "send it in the query instead" for name in _NAMES if name in (body or {}) and name != "text"}
     comes_in = "wav" if in_wav else "ogg" if audio_format is AudioFormat.OPUS else "none"
     if container not in ("", comes_in):
-        reasons["container"] = "a WebSocket has none" if body is None else f"{encoding} has {comes_in}"
+        reasons["container"] = "WebSockets have none" if body is None else f"{encoding} uses {comes_in}"
     if body is not None and _PRONUNCIATION.search(text_of(body)[:_MOST_CHARS]):
-        reasons["pronounce"] = "no model here reads phonemes: the word is spoken"
+        reasons["pronounce"] = "phonemes are not supported: the word itself is spoken"
     if named:
-        reasons.setdefault("model", "it names a voice here, and no language")
+        reasons.setdefault("model", "selects only a voice")
     return await lenient_request(
         service.resolver, {**(body or {}), **query}, _NAMES, delivery=delivery, overrides=overrides, reasons=reasons
     )
 
 
 async def speak_text(service: SpeechService, request: Request) -> Response:
-    """Speaks `text` of a JSON body, MP3 unless the query says otherwise."""
+    """Speak the `text` of a JSON body, as MP3 unless the query selects another encoding."""
     speech = await speech_request(service, request.query_params, body=await service.read_fields(request))
     return await respond(service, request, speech)
 
 
 def plain(text: str) -> str:
-    """Replace inline pronunciations, which are phonemes, by their words, and pauses by our own markup for them."""
+    """Replace inline pronunciations, which are phonemes, with their words, and pauses with Talkray's markup."""
     return _PAUSE.sub(r"[pause:\1]", _PRONUNCIATION.sub(r"\1", text)) if len(text) <= _MOST_CHARS else text
 
 
 class TurnSocket(HandshakeConnection, ConversationConnection):
-    """One session with the settings of the handshake; `words`: whether word times are determined."""
+    """Base class of sockets with one session, whose settings are in the handshake."""
 
     reason_header = "dg-error"
-    words: ClassVar[bool] = False
+    words: ClassVar[bool] = False  # whether the session determines word times
 
     @classmethod
     async def speech_request(cls, socket: WebSocket, service: SpeechService) -> SpeechRequest:
@@ -111,7 +112,7 @@ class TurnSocket(HandshakeConnection, ConversationConnection):
 
 
 class AuraSocket(TurnSocket):
-    """`WS /v1/speak`."""
+    """Connection of Aura's `WS /v1/speak`."""
 
     async def opened(self) -> None:
         await super().opened()
@@ -134,7 +135,7 @@ class AuraSocket(TurnSocket):
                 raise unknown_type("Speak", "Flush", "Clear", "Close")
 
     async def refuse(self, error: InvalidRequest) -> None:
-        # LiveKit shows `warn_msg`, other clients the description.
+        # LiveKit shows `warn_msg`; other clients show `description`.
         code, said = error.code, error.message
         await self.send("Warning", code=code, description=said, warn_code=code, warn_msg=said)
 
@@ -155,17 +156,17 @@ class AuraSocket(TurnSocket):
 
 
 class FluxSocket(TurnSocket):
-    """`WS /v2/speak`."""
+    """Connection of Flux's `WS /v2/speak`."""
 
     words = True
 
     async def opened(self) -> None:
         await super().opened()
         self._rate = self.speech.delivery.rate(self.speech.info)
-        self._finished_ms = self._interrupted_ms = 0  # of the session: audio of finished turns, and the last offset
+        self._finished_ms = self._interrupted_ms = 0  # audio of finished turns; offset of the last interrupt
         self._turn_samples = 0
         self._characters = 0
-        self._num_ended = 0  # the last turn whose end the client was told of
+        self._num_ended = 0  # number of the last turn with a reported end
         self._offset_ms: int | None = None
         self._is_interrupting = False
         named = {"model_name": self.speech.info.name, "model_version": "1", "model_uuids": []}
@@ -200,7 +201,7 @@ class FluxSocket(TurnSocket):
             await self.send("Flushed", speech_id=self._speech_id(self.session.flush()))
             return
         await self._warn("NO_ACTIVE_SPEECH", "There is no text to flush.")
-        if not self.session.is_speaking:  # LiveKit waits for the end of a segment even if it had no words
+        if not self.session.is_speaking:  # LiveKit waits for the end of an empty segment too
             await self.send(
                 "SpeechMetadata", **self._metadata(_speech_id(secrets.token_hex()), samples=0, characters=0)
             )
@@ -209,16 +210,16 @@ class FluxSocket(TurnSocket):
         sent = playback_offset.get("value") if isinstance(playback_offset, Mapping) else playback_offset
         offset_ms = number("playback_offset", sent)
         if offset_ms is not None and not 0 <= offset_ms <= _MOST_MS:
-            message = f"playback_offset: its value must be milliseconds, from 0 to {_MOST_MS}."
+            message = f"playback_offset must be in milliseconds, from 0 to {_MOST_MS}."
             raise InvalidRequest(message, "playback_offset")
         is_active = self.session.is_speaking or self.session.is_writing
-        is_playing = offset_ms is not None and offset_ms < self._finished_ms  # although all audio was made and sent
+        is_playing = offset_ms is not None and offset_ms < self._finished_ms  # although all audio was sent
         if self._is_interrupting:
-            await self._warn("INTERRUPT_IN_PROGRESS", "The last interrupt has not been answered yet.")
+            await self._warn("INTERRUPT_IN_PROGRESS", "The previous interrupt is still in progress.")
         elif not is_active and not is_playing:
-            await self._warn("NO_ACTIVE_SPEECH", "Nothing is being spoken.")
+            await self._warn("NO_ACTIVE_SPEECH", "There is no speech to interrupt.")
         elif offset_ms is not None and offset_ms <= self._interrupted_ms:
-            await self._warn("INVALID_INTERRUPT_OFFSET", "The offset is not after the offset of the last interrupt.")
+            await self._warn("INVALID_INTERRUPT_OFFSET", "The offset must be greater than the previous one.")
         else:
             self._offset_ms = None if offset_ms is None else int(offset_ms)
             self._is_interrupting = True
@@ -256,7 +257,7 @@ class FluxSocket(TurnSocket):
 
     async def _end_turn(self, turn: Turn) -> None:
         if turn.utterance is None:
-            await self._warn("NO_SYNTHESIZABLE_TEXT", "Nothing of the text can be spoken.")
+            await self._warn("NO_SYNTHESIZABLE_TEXT", "The text does not contain speakable characters.")
         samples, self._turn_samples = self._turn_samples, 0
         self._characters, self._num_ended = self._characters + len(turn.text), turn.number
         self._finished_ms += self._ms(samples)
@@ -264,9 +265,9 @@ class FluxSocket(TurnSocket):
         await self.send("SpeechMetadata", **metadata, finish_reason=turn.finish_reason, **turn.usage.answer)
 
     async def _tell_interrupted(self, cleared: Cleared) -> None:
-        """Only the client knows how much was played, and sends it; the session counts from there."""
+        """Report an interrupted turn. Continue to count from the client's offset, the real playback position."""
         turn, spoken = cleared.heard, cleared.spoken
-        assert turn is not None, "there is something to interrupt"
+        assert turn is not None, "an interrupt requires a turn"
         samples, self._turn_samples = self._turn_samples, 0
         generated_ms = self._finished_ms + self._ms(samples)
         played_ms = generated_ms if self._offset_ms is None else self._offset_ms

@@ -1,1 +1,1 @@
-"""Voices that clients design from a description and store."""
+"""Voice design: voices that clients create from a description."""

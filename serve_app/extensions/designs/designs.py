@@ -1,8 +1,8 @@
-"""Voices from descriptions. `POST /v1/audio/voices/design` makes three candidates for a voice that is described in
-words; `POST /v1/audio/voices` with `design` locks one, which is a stored voice then.
+"""Design voices from descriptions. `POST /v1/audio/voices/design` creates three candidates from a description, and
+`POST /v1/audio/voices` with `design` stores a candidate as a voice.
 
-Candidates stay in the store for an hour, with their owner, so that any replica can lock one. An owner has MOST_KEPT of
-them; the oldest is dropped first.
+The store keeps candidates and their owners for an hour, so any replica can store a candidate as a voice. An owner has
+at most MOST_KEPT candidates; new ones replace the oldest.
 """
 
 import asyncio
@@ -47,11 +47,11 @@ from serve_app.visitor import VISITOR
 Json = dict[str, object]
 
 NUM_CANDIDATES = 3
-MOST_KEPT = 30  # per owner: 45 MB, because none is longer than LONGEST_S
-LONGEST_S, SHORTEST_S = 28.0, MIN_SECONDS  # of a candidate, which is later cloned as a recording
-_MOST_CHARS = 500  # of the text: more takes longer than LONGEST_S to say
-_BYTES_PER_S = 3 * 48_000 * 2  # of a candidate: its samples, and its audio as the client has it
-_NO_PERSON = "none needed: made from a description, no person was recorded"
+MOST_KEPT = 30  # maximum per owner, at most 45 MB in total
+LONGEST_S, SHORTEST_S = 28.0, MIN_SECONDS  # duration of a candidate, which serves as a recording for clones
+_MOST_CHARS = 500  # longer texts take more than LONGEST_S to speak
+_BYTES_PER_S = 3 * 48_000 * 2  # per candidate, for its samples and the audio in the response
+_NO_PERSON = "not required: designed from a description, without a recording of a person"
 _NAMES: field_names.Names = {
     "instructions": "instructions",
     "description": "instructions",
@@ -61,7 +61,7 @@ _NAMES: field_names.Names = {
     "ignore_eos": "ignore_eos",
     **{option.name: option.name for option in fields(Sampling)},
 }
-# Everyday sentences of five to nine seconds each, for requests without a text.
+# Default texts: everyday sentences of five to nine seconds each.
 _TEXTS = {
     "english": "Hello, it is good to hear from you. Take a seat by the window, and I will tell you about my day.",
     "german": "Hallo, schön, von dir zu hören. Setz dich ans Fenster, dann erzähle ich dir, wie mein Tag gewesen ist.",
@@ -75,37 +75,37 @@ _TEXTS = {
     "korean": "안녕하세요, 목소리를 들으니 반갑습니다. 창가에 앉으세요, 오늘 하루가 어땠는지 이야기해 드릴게요.",
 }
 _FAULTS = {
-    FinishReason.EARLY: "it ended before its text",
-    **dict.fromkeys((FinishReason.SILENCE, FinishReason.LOOP, FinishReason.RUNAWAY), "it missed its end"),
+    FinishReason.EARLY: "the speech ended too early",
+    **dict.fromkeys((FinishReason.SILENCE, FinishReason.LOOP, FinishReason.RUNAWAY), "the speech did not end"),
     FinishReason.LENGTH: f"longer than {LONGEST_S:g} s",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class DesignedSpeech:
-    """Speech of a model with a designed voice."""
+    """Speech of a VoiceDesign model for one candidate."""
 
     pcm: bytes  # s16le, mono
     text: str
     seed: int
-    fault: str | None  # why it cannot be used
+    fault: str | None  # the reason why the speech is not usable
 
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """The audio of the candidate."""
+    """Candidates of one request, and the reasons why others are missing."""
 
-    made: list[tuple[StoredDesign, bytes]]  # each with its audio in the client's format
-    left_out: list[Json]  # the others, with the reason
+    made: list[tuple[StoredDesign, bytes]]  # candidates and their audio in the requested format
+    left_out: list[Json]  # seeds of unusable candidates, with the reason
 
     @property
     def text(self) -> str | None:
-        """The text that all candidates speak."""
+        """Text that all candidates speak."""
         return self.made[0][0].take.text
 
 
 async def design_voice(service: SpeechService, request: Request) -> Response:
-    """Speaks a text with three voices of one description. Each can be locked within an hour."""
+    """Speak a text with three candidate voices for a description. Clients may store a candidate within an hour."""
     sent = await service.read_fields(request)
     overrides = {"any_language": sent.get("any_language", False)}
     delivery = Delivery(AudioFormat.MP3, whole=True)
@@ -140,9 +140,9 @@ async def speech_request(
     delivery: Delivery,
     overrides: Mapping[str, object] | None = None,
 ) -> SpeechRequest:
-    """The request for a model that designs voices, made as by `lenient_request`; a request without a text gets ours.
+    """Create the request for a VoiceDesign model, like `lenient_request`, with a default text.
 
-    Raises InvalidRequest if no such model is deployed.
+    Raises InvalidRequest if the server does not run a VoiceDesign model.
     """
     models = await service.models.infos()
     if all(info.kind is not ModelKind.VOICE_DESIGN for info in models):
@@ -150,23 +150,23 @@ async def speech_request(
     design_fields: Json = {**dict.fromkeys(service.resolver.further_fields, "VoiceDesign"), **sent}
     speech = await lenient_request(service.resolver, design_fields, names, delivery=delivery, overrides=overrides)
     if speech.info.kind is not ModelKind.VOICE_DESIGN:
-        raise InvalidRequest(f"model: {speech.info.name} is of kind {speech.info.kind}, not VoiceDesign.", "model")
+        raise InvalidRequest(f"model: {speech.info.name} cannot design voices. Use a VoiceDesign model.", "model")
     body = speech.body
     if not any(name in sent for name, ours in names.items() if ours == "input"):
         text = _TEXTS.get(language_name(body.language), _TEXTS["english"])
         body = body.model_copy(update={"input": text})
     if len(body.input) > _MOST_CHARS:
-        message = f"text has {len(body.input)} characters: a candidate says {_MOST_CHARS} at most."
+        message = f"text has {len(body.input)} characters. Send at most {_MOST_CHARS}."
         raise InvalidRequest(message, "text", "string_above_max_length")
     spoken, _ = await service.resolver.read_text(service.resolver, body, speech.info, speech.stored)
     return replace(speech, body=body, spoken=spoken)
 
 
 async def candidates(service: SpeechService, request: Request, speech: SpeechRequest) -> Candidates:
-    """Speaks all candidates in parallel and keeps them for an hour. Raises InvalidRequest if none can be used."""
-    await voices_of(service).all_of(StoredDesign)  # raises if there is no store to keep them in
+    """Speak all candidates in parallel, and store them for an hour. Raises InvalidRequest if none is usable."""
+    await voices_of(service).all_of(StoredDesign)  # raises early if the server does not have a store
     caller = state_of(request).caller
-    for _ in range(NUM_CANDIDATES - 1):  # access control has counted one already
+    for _ in range(NUM_CANDIDATES - 1):  # access control has already counted one
         caller.count_request()
     with ByteQuota(caller.name) as quota:
         quota.hold(int(NUM_CANDIDATES * LONGEST_S * _BYTES_PER_S))
@@ -174,7 +174,7 @@ async def candidates(service: SpeechService, request: Request, speech: SpeechReq
         usable = [each for each in spoken if each.fault is None]
         if not usable:
             why = "; ".join(str(each.fault) for each in spoken)
-            raise InvalidRequest(f"text: no candidate can be used ({why}): send another text.", "text", "design_failed")
+            raise InvalidRequest(f"text: all candidates failed ({why}). Send another text.", "text", "design_failed")
         designs = await _kept(voices_of(service), usable, speech)
         audio = [await _rendered(each, speech) for each in usable]
     left_out: list[Json] = [{"seed": each.seed, "reason": each.fault} for each in spoken if each.fault is not None]
@@ -215,7 +215,7 @@ async def _speak(service: SpeechService, request: Request, speech: SpeechRequest
 
 
 async def _kept(voices: Voices, spoken: Sequence[DesignedSpeech], speech: SpeechRequest) -> list[StoredDesign]:
-    """Store the candidates as VISITOR's. Raises StoreFailed."""
+    """Store the candidates, owned by VISITOR, and delete the oldest ones over the limit. Raises StoreFailed."""
     owner, language = VISITOR.get().name or "", language_name(speech.body.language)
     own = [each for each in await voices.all_of(StoredDesign) if each.owner == owner]
     for each in own[: max(0, len(own) + len(spoken) - MOST_KEPT)]:
@@ -241,20 +241,20 @@ async def _rendered(spoken: DesignedSpeech, speech: SpeechRequest) -> bytes:
 
 
 async def find(voices: Voices, design_id: str, *, field: str = "design") -> StoredDesign:
-    """The candidate that VISITOR means; `field` is the client's name for its id. Raises NotFound."""
+    """Return the caller's candidate with this ID. `field` is the name of the ID in errors. Raises NotFound."""
     designs = await voices.all_of(StoredDesign)
     matches = [each for each in designs if each.id == design_id.lower() and each.expires_at > now()]
     if not matches:
-        why = "it was made more than an hour ago, others took its place, or it is not yours"
-        raise NotFound(f"{field}: no design {design_id[:80]!r} is kept: {why}.", field, "design_not_found")
+        why = "The design has expired, was replaced by newer ones, or belongs to another key"
+        raise NotFound(f"{field}: {design_id[:80]!r} is unknown. {why}.", field, "design_not_found")
     return matches[0]
 
 
 async def lock(voices: Voices, design_id: str, details: Details, *, field: str = "design") -> StoredVoice:
-    """Store a candidate's audio and text as a voice; values missing in `details` are the candidate's.
+    """Store the audio and text of a candidate as a voice. The candidate provides values missing in `details`.
 
-    The audio is authoritative, as for every voice: Base clones from it, as the official package does to repeat a
-    design. The original codes are not stored: they would lack the preparation of a recording.
+    As for every voice, the audio is authoritative. A Base model clones the voice from the audio, as in the official
+    package. The store does not keep the original codes, because they lack the preparation of a recording.
 
     Raises NotFound, InvalidRequest, Conflict.
     """
@@ -276,5 +276,5 @@ _SCHEMA = {"type": "object", "required": ["instructions"], "properties": _PROPER
 _DOCS = {"requestBody": {"required": True, "content": {"application/json": {"schema": _SCHEMA}}}}
 DIALECT = Dialect(
     "Stored voices",
-    routes=(Route("POST /v1/audio/voices/design", design_voice, "Design a voice: three candidates", docs=_DOCS),),
+    routes=(Route("POST /v1/audio/voices/design", design_voice, "Design three candidates for a voice", docs=_DOCS),),
 )

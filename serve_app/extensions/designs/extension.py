@@ -9,6 +9,6 @@ EXTENSION = Extension(
     "designs",
     requires=("voices", "models"),
     dialects=(designs.DIALECT,),
-    # `lock` in the voices of this ingress, for the route that stores voices.
+    # The route that stores voices calls `lock` with the voice library of this ingress.
     open=lambda opening: partial(designs.lock, cast("Voices", opening.opened["voices"])),
 )

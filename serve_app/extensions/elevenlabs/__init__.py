@@ -1,1 +1,1 @@
-"""ElevenLabs' API."""
+"""Compatibility with the text-to-speech API of ElevenLabs."""

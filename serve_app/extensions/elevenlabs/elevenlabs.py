@@ -1,4 +1,4 @@
-"""ElevenLabs over HTTP: one text, or a dialogue, as audio or as JSON."""
+"""ElevenLabs' HTTP API: speak a text or a dialogue, and respond with audio or JSON."""
 
 import base64
 from collections import Counter
@@ -56,10 +56,10 @@ NAMES: field_names.Names = {
     LOCATORS: None,
     _PREVIOUS: None,
 }
-_LONGEST_NAME = 40  # of a format
+_LONGEST_NAME = 40  # maximum length of a format name
 _MOST_LOCATORS = 3
 _AROUND = ("previous_text", "next_text")
-_ONLY_HTTP = "a list of ids, in the body over HTTP"
+_ONLY_HTTP = "must be a list of IDs in an HTTP body"
 _JSON, _LINES = "application/json", "application/x-ndjson"
 
 
@@ -67,7 +67,7 @@ def _speaking(
     *, stream: bool = False, timestamps: bool = False
 ) -> Callable[[SpeechService, Request], Awaitable[Response]]:
     async def speak(service: SpeechService, request: Request) -> Response:
-        """Speaks `text`, or the `inputs` of a dialogue, as MP3 without `output_format`."""
+        """Speak `text`, or the `inputs` of a dialogue. The default of `output_format` is MP3."""
         fields = await service.read_fields(request)
         voice = request.path_params.get("voice_id")
         speech = await speech_request(service, fields, request.query_params, voice=voice, words=timestamps)
@@ -86,12 +86,12 @@ def _speaking(
 
 
 def texts_around(sent: Iterable[str]) -> dict[str, str]:
-    """The fields in `sent` that hold the text before or after this one, and why they have no effect."""
-    return {name: "text without its audio; over HTTP previous_request_ids count" for name in _AROUND if name in sent}
+    """Return the fields in `sent` with the text before or after this text, and the reason why they have no effect."""
+    return {name: "needs its audio: over HTTP use previous_request_ids" for name in _AROUND if name in sent}
 
 
 def beside_text(sent: Iterable[str]) -> dict[str, str]:
-    """The same for a message on a socket, whose request continues the one before it automatically."""
+    """Return the ignored context fields of a WebSocket message, which always continues the previous message."""
     return texts_around(sent) | ({_PREVIOUS: _ONLY_HTTP} if _PREVIOUS in sent else {})
 
 
@@ -117,12 +117,12 @@ async def speech_request(
     words: bool,
     names: field_names.Names = NAMES,
 ) -> SpeechRequest:
-    """The request of a body and a query, with the times of its `words`. Of a dialogue it has the text of all inputs,
-    and the voice of the first input. Raises InvalidRequest.
+    """Create a request from a body and a query. `words` enables word times. The request for a dialogue contains the
+    text of all inputs and the voice of the first input. Raises InvalidRequest.
     """
     audio_format, sample_rate, bit_rate = output(query.get("output_format", DEFAULT_FORMAT))
     sent: dict[str, object] = {**query, **field_names.flat(fields, names)}
-    reasons = {"output_format": "it counts in the query"} if "output_format" in fields else {}
+    reasons = {"output_format": "send it in the query instead"} if "output_format" in fields else {}
     if "inputs" in fields:
         text, voice = dialogue(fields["inputs"])
         reasons |= unknown(fields["inputs"])
@@ -133,7 +133,7 @@ async def speech_request(
     if switch(sent, "enable_ssml_parsing"):
         overrides["markup"] = "ssml"
     if sent.get("apply_text_normalization") == "auto":
-        overrides["text_normalization"] = "off"  # the model reads figures itself
+        overrides["text_normalization"] = "off"  # the model normalizes text itself
     if LOCATORS in sent:
         overrides["lexicon"] = await located(service, sent[LOCATORS], reasons)
     match sent.get(_PREVIOUS):
@@ -151,8 +151,8 @@ async def speech_request(
 
 
 async def located(service: SpeechService, locators: object, reasons: dict[str, str]) -> dict[str, str]:
-    """The words of pronunciation dictionaries; the first takes precedence. Missing ones are added to `reasons`.
-    Raises InvalidRequest.
+    """Return the words of the pronunciation dictionaries. The first dictionary takes precedence. Add the errors of
+    missing dictionaries to `reasons`. Raises InvalidRequest if `locators` is not a list of up to three objects.
     """
     named = locators if isinstance(locators, list) else [None]
     if len(named) > _MOST_LOCATORS or not all(isinstance(locator, dict) for locator in named):
@@ -167,25 +167,25 @@ async def located(service: SpeechService, locators: object, reasons: dict[str, s
             continue
         words |= lexicon.words
         if locator.get("version_id") not in (None, lexicon.version):
-            reasons[LOCATORS] = f"of {lexicon.id} only the newest version is kept"
+            reasons[LOCATORS] = f"only the newest version of {lexicon.id} exists"
     return words
 
 
 def output(name: str) -> tuple[AudioFormat, int, int | None]:
-    """Format, rate in Hz and bits per second from a name such as mp3_22050_32. Raises InvalidRequest."""
+    """Parse format, rate in Hz and bits per second from a name such as mp3_22050_32. Raises InvalidRequest."""
     kind, *numbers = name[:_LONGEST_NAME].strip().split("_")
     audio_format = format_named("output_format", kind, FORMATS)
     if not 1 <= len(numbers) <= 2 or not all(
         number.isascii() and number.isdigit() and len(number) < 8 for number in numbers
     ):
         raise InvalidRequest(
-            f"output_format: {name[:_LONGEST_NAME]!r} is not of the form mp3_44100_128.", "output_format"
+            f"output_format: {name[:_LONGEST_NAME]!r} is invalid. Use the form mp3_44100_128.", "output_format"
         )
     return audio_format, int(numbers[0]), int(numbers[1]) * 1000 if len(numbers) > 1 else None
 
 
 def dialogue(inputs: object) -> tuple[str, str | None]:
-    """The text of all inputs, and the voice of the first. Raises InvalidRequest."""
+    """Return the text of all inputs, and the voice of the first input. Raises InvalidRequest."""
     parts = inputs if isinstance(inputs, list) else []
     if not all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in parts) or not parts:
         raise InvalidRequest("inputs must be a list of objects with a text.", "inputs")
@@ -194,7 +194,7 @@ def dialogue(inputs: object) -> tuple[str, str | None]:
 
 
 def unknown(inputs: object) -> dict[str, str]:
-    """Fields without effect in a dialogue's inputs, and the reasons."""
+    """Return the unknown fields in the inputs of a dialogue, and the reasons."""
     parts = [part for part in inputs if isinstance(part, Mapping)] if isinstance(inputs, list) else []
     names = (name for part in parts for name in part if name not in ("text", "voice_id"))
     return {f"inputs.{name}": "unknown field" for name in names}
@@ -203,8 +203,10 @@ def unknown(inputs: object) -> dict[str, str]:
 async def _dialogue(
     service: SpeechService, speech: SpeechRequest, inputs: object
 ) -> tuple[SpeechRequest, list[SpeechRequest]]:
-    """A request for each part of a dialogue of several voices; inputs in a row with one voice are one part. No
-    parts for other texts. The request for the whole also lists unknown voices.
+    """Split a dialogue into parts. Consecutive inputs with the same voice form one part.
+
+    Return the request for the whole, which also lists unknown voices, and a request for each part. Return no parts for
+    a single voice.
     """
     spoken = inputs if isinstance(inputs, list) else []
     runs = [
@@ -234,8 +236,9 @@ def encoded(audio: bytes) -> str:
 
 
 def characters(words: Sequence[Word]) -> tuple[list[str], list[float], list[float]]:
-    """All characters, and the seconds at which each begins and ends. A word's time is split evenly over its characters.
-    A space, which marks the end of a word for clients, follows each word that does not end with an ideograph.
+    """Return all characters, and the start and end of each in seconds. Split the time of a word evenly.
+
+    Add a space after each word, unless the word ends with an ideograph. The space marks the end of a word for clients.
     """
     chars: list[str] = []
     starts_s: list[float] = []
@@ -251,7 +254,7 @@ def characters(words: Sequence[Word]) -> tuple[list[str], list[float], list[floa
 
 
 def _timed(audio: bytes, times: WordSource | None, **more: object) -> Iterator[bytes]:
-    """Audio and the newly timed words, with `more` fields."""
+    """Yield a JSON object with audio, new word times, and `more` fields."""
     alignment = None
     words = [] if times is None else times.take()
     if words:
@@ -268,8 +271,8 @@ def _timed(audio: bytes, times: WordSource | None, **more: object) -> Iterator[b
 def _lines(
     audio: AsyncGenerator[bytes, None], times: WordSource | None, *, usage: Usage
 ) -> AsyncGenerator[bytes, None]:
-    """A line for each part of at most one second, because some clients read only short lines. The last line has no
-    audio, only the finish reason.
+    """Yield a line for each part of at most one second, because some clients limit the length of lines. The last line
+    contains only the finish reason.
     """
 
     def line(part: bytes, **more: object) -> bytes:

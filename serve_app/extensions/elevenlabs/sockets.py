@@ -1,4 +1,4 @@
-"""ElevenLabs over WebSockets: contexts (multi-stream-input), one text (stream-input), contexts of a dialogue."""
+"""ElevenLabs' WebSocket API: contexts (multi-stream-input), one text (stream-input), and contexts of a dialogue."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -32,7 +32,7 @@ from serve_app.extensions.live.contexts import MAX_CONTEXTS, ContextConnection, 
 from serve_app.extensions.live.turns import Audio, Done, Event, Failed, Flushed, Rest, Words
 from serve_app.speech.words import Word, marked
 
-_ONLY = ""  # the name of the one context of stream-input
+_ONLY = ""  # name of the only context of stream-input
 _SPEED = "voice_settings.speed"
 _FIELDS: field_names.Names = dict.fromkeys(
     ("text", "inputs", "context_id", "flush", "close_context", "close_socket", "keep_alive", LOCATORS, _SPEED)
@@ -41,21 +41,24 @@ _FIELDS: field_names.Names = dict.fromkeys(
 
 @dataclass(slots=True, eq=False)
 class _Context(NamedSession):
-    is_ending: bool = False  # its last message was an empty flush
+    is_ending: bool = False  # whether the last message was an empty flush
     is_draining: bool = False
     words: list[Word] = field(default_factory=list)  # to send with the next audio
-    clock_ms: float = 0.0  # the zero point of its times
+    clock_ms: float = 0.0  # origin of the reported times
 
 
 class _Contexts(ContextConnection[_Context], HandshakeConnection):
-    """A context ends with `close_context` right after an empty flush; without the flush it is an interruption."""
+    """Connection of multi-stream-input. After an empty flush, `close_context` ends a context after its last text.
+
+    Without the flush, `close_context` interrupts the context.
+    """
 
     kind = _Context
     names: ClassVar[field_names.Names] = {**NAMES, "sync_alignment": None}
 
     def __init__(self, socket: WebSocket, service: SpeechService) -> None:
         super().__init__(socket, service)
-        self._early: dict[str, ignored_fields.Reasons] = {}  # of contexts that have no text yet
+        self._early: dict[str, ignored_fields.Reasons] = {}  # reasons by context without text
         self._is_cumulative = switch(socket.query_params, "sync_alignment")
 
     @classmethod
@@ -86,8 +89,8 @@ class _Contexts(ContextConnection[_Context], HandshakeConnection):
     async def _write(self, name: str, fields: Mapping[str, object]) -> None:
         text, flush = self._text(fields), switch(fields, "flush")
         context = self.find(name)
-        if context.is_draining if context else not text:  # too late, or only keeps the socket alive
-            reasons = _reasons(fields, {_SPEED: "it counts with the first text"})
+        if context.is_draining if context else not text:  # text after the end, or a keep-alive message
+            reasons = _reasons(fields, {_SPEED: "send it with the first text"})
             if context:
                 context.reasons |= reasons
             elif reasons and (name in self._early or len(self._early) < MAX_CONTEXTS):
@@ -113,7 +116,7 @@ class _Contexts(ContextConnection[_Context], HandshakeConnection):
         if isinstance(speed, int | float) and 0.25 <= speed <= 4:
             context.session.configure(speed=float(speed))
         elif speed is not None:
-            reasons = {**reasons, _SPEED: "no number from 0.25 to 4"}
+            reasons = {**reasons, _SPEED: "must be a number from 0.25 to 4"}
         context.reasons |= _reasons(fields, reasons)
         return context
 
@@ -159,7 +162,7 @@ class _Contexts(ContextConnection[_Context], HandshakeConnection):
         await self.socket.send_json({**timed, **context.notes()})
 
     def _timed(self, context: _Context, audio: bytes) -> dict[str, object]:
-        """Audio and the newly timed words. Clients without a common clock add up the times of messages."""
+        """Return audio and new word times. Without `sync_alignment`, times count from the end of the last message."""
         mark = marked(context.words)
         chars, starts_ms, durations_ms = _take_alignment(context)
         timed = {"chars": chars, "charStartTimesMs": starts_ms, "charDurationsMs": durations_ms} if chars else None
@@ -175,12 +178,12 @@ class _Contexts(ContextConnection[_Context], HandshakeConnection):
 
 
 class _OneText(_Contexts):
-    """Ends with an empty text; clients then wait for the server to close."""
+    """Connection of stream-input. After an empty text, the server speaks the remaining text and closes the socket."""
 
     async def obey(self, fields: dict[str, object]) -> None:
         text = self._text(fields)
         await self._write(_ONLY, {**fields, "text": text})
-        if not text and not switch(fields, "flush"):  # closes once all text is spoken
+        if not text and not switch(fields, "flush"):  # closes after all text is spoken
             context = self.find(_ONLY) or await self._open(_ONLY, {})
             context.is_draining = True
             context.session.close()
@@ -194,7 +197,7 @@ class _OneText(_Contexts):
 
 
 class _Dialogues(_Contexts):
-    """Texts are inputs with a voice; the voice of the first speaks the whole context. Names are in snake case."""
+    """Connection of text-to-dialogue. The voice of the first input speaks the whole context. Fields use snake case."""
 
     names = NAMES
 
@@ -212,7 +215,7 @@ class _Dialogues(_Contexts):
         return "".join(dialogue([part])[0] for part in inputs) if isinstance(inputs, list) else ""
 
     async def _send_audio(self, context: _Context, audio: bytes) -> None:
-        """Times count from the beginning of the message's audio."""
+        """Send audio and word times, which count from the start of the audio in this message."""
         mark = marked(context.words)
         chars, starts_ms, durations_ms = _take_alignment(context)
         timed = {"chars": chars, "char_start_times_ms": starts_ms, "char_durations_ms": durations_ms}
@@ -230,7 +233,7 @@ class _Dialogues(_Contexts):
 
 
 def _take_alignment(context: _Context) -> tuple[list[str], list[int], list[int]]:
-    """Characters of the words to report, and their times in milliseconds of the context's clock."""
+    """Return the characters of the words to report, and their starts and durations in ms. Clear these words."""
     chars, starts_s, ends_s = characters(context.words)
     context.words = []
     clock_ms = round(context.clock_ms)
@@ -239,7 +242,7 @@ def _take_alignment(context: _Context) -> tuple[list[str], list[int], list[int]]
 
 
 def _reasons(fields: Mapping[str, object], reasons: Mapping[str, str]) -> ignored_fields.Reasons:
-    """Fields without effect in a message; `reasons` has some already."""
+    """Return the ignored fields of a message. `reasons` contains known reasons."""
     sent = field_names.flat(fields, _FIELDS)
     ignored = {field: reason for field, reason in reasons.items() if field != _SPEED or field in sent}
     ignored |= beside_text(sent) | _unheard(fields.get("inputs"))
@@ -247,10 +250,10 @@ def _reasons(fields: Mapping[str, object], reasons: Mapping[str, str]) -> ignore
 
 
 def _unheard(inputs: object) -> dict[str, str]:
-    """Fields without effect in a message's inputs, and the reasons."""
+    """Return the ignored fields in the inputs of a message, and the reasons."""
     parts = [part for part in inputs if isinstance(part, Mapping)] if isinstance(inputs, list) else []
     voices = {str(part.get("voice_id")) for part in parts}
-    reason = {"inputs.voice_id": "one voice speaks a context: that of its first input"} if len(voices) > 1 else {}
+    reason = {"inputs.voice_id": "the voice of the first input speaks the context"} if len(voices) > 1 else {}
     return {**unknown(inputs), **reason}
 
 

@@ -1,4 +1,4 @@
-"""Stored objects of ElevenLabs' clients: voices of recordings, and voices from descriptions with their previews."""
+"""ElevenLabs' API for stored voices, and for the design of voices with previews."""
 
 from pathlib import PurePath
 
@@ -36,7 +36,7 @@ _DESIGNED = ("voice_name", "voice_description", "generated_voice_id", "labels", 
 
 
 async def list_voices(service: SpeechService, page_size: str = "", next_page_token: str = "") -> Response:
-    """All of them on one page, unless a `page_size` is sent."""
+    """Return all voices, or one page of voices if the client sends a `page_size`."""
     voices = await catalogue.all_voices(await service.models.infos(), voices_of(service))
     paging = Paging(page_size, next_page_token, names=("page_size", "next_page_token"))
     page, more = catalogue.page_of_voices(voices, paging, service.resolver.voices)
@@ -45,12 +45,12 @@ async def list_voices(service: SpeechService, page_size: str = "", next_page_tok
 
 
 async def show_voice(service: SpeechService, voice_id: str) -> Json:
-    """One voice. Raises InvalidRequest with the valid names."""
+    """Return one voice. Raises InvalidRequest with the valid names if the voice is unknown."""
     return voice_entry(await catalogue.find_voice(voice_id, service.models, voices_of(service)))
 
 
 async def add_voice(service: SpeechService, request: Request) -> Response:
-    """Stores a voice. The first of `files` is the one that is spoken with; others are takes, named as their files."""
+    """Store a voice. The first of `files` is the default recording. The others are takes, named like their files."""
     form = await read_form(request)
     details = Details(
         form.required("name"),
@@ -65,7 +65,7 @@ async def add_voice(service: SpeechService, request: Request) -> Response:
 
 
 async def edit_voice(service: SpeechService, request: Request, voice_id: str) -> Response:
-    """Changes `name`, `description` and the language among the `labels`; `files` are further takes."""
+    """Change `name`, `description` and the language in `labels`, and add `files` as further takes."""
     form = await read_form(request)
     changes: Json = {name: form.text(name) for name in ("name", "description") if form.text(name)}
     if (language := _language(form)) is not None:
@@ -78,7 +78,7 @@ async def edit_voice(service: SpeechService, request: Request, voice_id: str) ->
 
 
 async def remove_voice(service: SpeechService, voice_id: str) -> Json:
-    """Deletes a stored voice."""
+    """Delete a stored voice."""
     await voices_of(service).remove(await voices_of(service).get(voice_id))
     return {"status": "ok"}
 
@@ -86,7 +86,7 @@ async def remove_voice(service: SpeechService, voice_id: str) -> Json:
 def _takes(form: SentForm, *, is_new: bool) -> list[SentRecording]:
     files = form.files_of("files")
     if is_new and not files:
-        raise InvalidRequest("files is required: recordings of the voice.", "files", "missing_required_parameter")
+        raise InvalidRequest("files is required. Send recordings.", "files", "missing_required_parameter")
     text = form.text("ref_text", "reference_text")
     prepare = form.preparation()
     main = [SentRecording(file.data, text, style=NEUTRAL, prepare=prepare) for file in files[: int(is_new)]]
@@ -96,7 +96,7 @@ def _takes(form: SentForm, *, is_new: bool) -> list[SentRecording]:
 
 
 def _language(form: SentForm) -> str | None:
-    """The language in the `labels`, which forms send as JSON."""
+    """Return the language in `labels`, which is a JSON string in forms."""
     labels = parse_object(form.text("labels") or "{}") if form.text("labels") != "null" else {}
     language = labels.get("language")
     return language if isinstance(language, str) else None
@@ -104,19 +104,19 @@ def _language(form: SentForm) -> str | None:
 
 def _stored(answer: Json, form: SentForm) -> Response:
     sent = [*form.fields, *(file.field.removesuffix("[]") for file in form.files)]
-    reasons = {"remove_background_noise": "noise stays as it is"}
+    reasons = {"remove_background_noise": "noise is not removed"}
     unheard = {name: reason for name, reason in reasons.items() if form.fields.get(name) == "true"}
     without_effect = ignored_fields.with_unknown(sent, (*_FORM_FIELDS, *reasons), unheard)
     return JSONResponse(answer, headers=ignored_fields.as_header(without_effect))
 
 
 async def show_user(_: SpeechService) -> Json:
-    """There are no accounts."""
+    """Return a placeholder, because this server does not have accounts."""
     return {"user_id": "talkray", "is_new_user": False, "xi_api_key": "", "subscription": _SUBSCRIPTION}
 
 
 async def show_subscription(_: SpeechService) -> Json:
-    """Nor subscriptions."""
+    """Return a placeholder, because this server does not have subscriptions."""
     return _SUBSCRIPTION
 
 
@@ -130,7 +130,7 @@ _SUBSCRIPTION: Json = {
 
 
 def voice_entry(voice: catalogue.Voice) -> Json:
-    """The voice as ElevenLabs' clients read it."""
+    """Return a voice in the format of ElevenLabs."""
     labels = {"language": voice.language, "gender": voice.gender}
     described = {"description": voice.description, "labels": labels}
     category = "cloned" if voice.type == "stored" else "premade"
@@ -138,7 +138,7 @@ def voice_entry(voice: catalogue.Voice) -> Json:
 
 
 async def preview_voices(service: SpeechService, request: Request) -> Response:
-    """Three voices of one `voice_description`, that speak `text` or a text of ours."""
+    """Speak `text` or a default text with three candidate voices for a `voice_description`."""
     fields = await service.read_fields(request)
     text_of(fields, "voice_description")
     if switch(fields, "auto_generate_text"):
@@ -162,13 +162,13 @@ async def preview_voices(service: SpeechService, request: Request) -> Response:
 
 
 async def hear_preview(service: SpeechService, generated_voice_id: str) -> Response:
-    """A preview's audio, as FLAC."""
+    """Return the audio of a preview, as FLAC."""
     design = await find(voices_of(service), generated_voice_id, field="generated_voice_id")
     return Response(await voices_of(service).recording(design, design.take), media_type="audio/flac")
 
 
 async def create_voice(service: SpeechService, request: Request) -> Response:
-    """Stores a preview as a voice."""
+    """Store a preview as a voice."""
     form = await read_form(request)
     labels = form.fields.get("labels")
     language = labels.get("language") if isinstance(labels, dict) else None
@@ -179,7 +179,7 @@ async def create_voice(service: SpeechService, request: Request) -> Response:
         consent=form.text("consent"),
     )
     voice = await lock(voices_of(service), form.required("generated_voice_id"), details, field="generated_voice_id")
-    reasons = {"played_not_selected_voice_ids": "nothing learns from it"}
+    reasons = {"played_not_selected_voice_ids": "the server does not use feedback"}
     unheard = {name: reason for name, reason in reasons.items() if form.fields.get(name)}
     headers = ignored_fields.as_header(ignored_fields.with_unknown(form.fields, (*_DESIGNED, *reasons), unheard))
     return JSONResponse(voice_entry(catalogue.stored_voice(voice)), headers=headers)
@@ -199,9 +199,9 @@ DIALECT = Dialect(
         Route("GET /v1/user", show_user, "Show the account"),
         Route("GET /v1/user/subscription", show_subscription, "Show the subscription"),
         Route(f"POST {_PATH}/design", preview_voices, "Design a voice (ElevenLabs)"),
-        Route(f"POST {_PATH}/create-previews", preview_voices, "Design a voice (ElevenLabs, before)"),
+        Route(f"POST {_PATH}/create-previews", preview_voices, "Design a voice (ElevenLabs, previous version)"),
         Route(f"GET {_HEARD}", hear_preview, "Hear a designed voice (ElevenLabs)", charge=Charge.STREAM),
         Route(f"POST {_PATH}", create_voice, "Store a designed voice (ElevenLabs)"),
-        Route(f"POST {_PATH}/create-voice-from-preview", create_voice, "Store a designed voice (ElevenLabs, before)"),
+        Route(f"POST {_PATH}/create-voice-from-preview", create_voice, "Store a designed voice (ElevenLabs, old)"),
     ),
 )

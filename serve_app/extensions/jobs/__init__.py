@@ -1,1 +1,1 @@
-"""Jobs: many texts, synthesized in the background of live requests and kept until they are fetched."""
+"""Batch jobs that synthesize many texts in the background and store the audio until clients download it."""

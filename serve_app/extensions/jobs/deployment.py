@@ -1,4 +1,4 @@
-"""Jobs as a Ray Serve deployment of one replica, which Serve can replace because its results are in the store."""
+"""Ray Serve deployment of one replica that runs jobs. The store keeps all results, so Serve can replace the replica."""
 
 import asyncio
 from collections.abc import Sequence
@@ -29,15 +29,15 @@ _POLL_S = 0.25
 
 
 class JobsReplica:
-    """The only replica that makes segments of jobs."""
+    """Deployment class of the single replica that synthesizes the segments of jobs."""
 
     def __init__(self, settings: ApiSettings, models: Sequence[Deployed], waking: Sequence[str]) -> None:
-        """`models`: the same as in the ingress. `waking`: the models whose talkers a job may start."""
+        """`models` is the same list as in the ingress. `waking` names the models whose talkers a job may start."""
         ray_metrics.install()
         app_name = serve.get_replica_context().app_name
         self._waking = waking
         self._watch = PoolWatch(app_name, {model.name: model.deployments for model in models})
-        # An only ingress replica may be killed before it has notified the others of a deletion.
+        # If the only ingress replica is killed during a deletion, this process notifies the other replicas instead.
         forget = partial(forget_everywhere, app_name)
         self._voices = open_voices(settings.of(VoiceSettings), num_nodes=ray_private.num_nodes(), forget=forget)
         synthesizers = {model.name: ReplicaSynthesizer(model) for model in models}
@@ -55,28 +55,28 @@ class JobsReplica:
         self._working: asyncio.Task[None] | None = None
 
     def __del__(self) -> None:
-        """Serve calls it before it ends the process."""
+        """Close the records. Serve calls `__del__` before Serve ends the process."""
         if hasattr(self, "_keeper"):
             self._keeper.close()
 
     async def check_health(self) -> None:
-        """Serve calls it first of all, and then periodically."""
+        """Start the work on jobs. Serve calls this method right after construction, and then periodically."""
         self._voices.follow()
         await asyncio.to_thread(return_memory)
         if self._working is None or self._working.done():
             self._working = asyncio.create_task(self._work())
 
     async def call(self, method: str, *arguments: object) -> Any:
-        """Call a method of the job manager by its name."""
+        """Call the named method of the job manager and return its result."""
         self._manager.is_stopping = self._is_stopping
         return await getattr(self._manager, method)(*arguments)
 
     async def forget(self, voices: tuple[bytes, ...]) -> int:
-        """Drop all cached data of deleted stored voices from this process. Returns how many items were dropped."""
+        """Drop the cached data of deleted stored voices from this process. Return the number of dropped items."""
         return recordings.forget(voices)
 
     async def _work(self) -> None:
-        """Make segments until Serve stops this replica and its successor takes over."""
+        """Synthesize segments until Serve stops this replica. The next replica then continues."""
         running = asyncio.create_task(self._manager.run())
         try:
             while not running.done() and not self._is_stopping:
@@ -94,5 +94,5 @@ class JobsReplica:
     def _hindrance(self, model: str) -> str | None:
         state = self._watch.state(model)
         if state.status is ModelStatus.AT_ZERO and model not in self._waking:
-            return "Its talkers are at zero, and talker_scaling.jobs lets no job start them: it waits for a request."
+            return "The model has no talkers, and talker_scaling.jobs does not let jobs start any. A live request does."
         return None

@@ -12,13 +12,13 @@ from serve_app.extensions.jobs.settings import JobSettings
 if TYPE_CHECKING:
     from serve_app.speech.replica_synthesizer import Deployed
 
-_REQUESTS = 256  # concurrent requests about jobs: each is short
-# For an answer about jobs; a new job of a long book is checked text by text.
+_REQUESTS = 256  # concurrent calls of the job replica; each call is short
+# Creating a job takes longer than other calls, because the replica checks every text of a long book.
 _TIMEOUT_S, _CREATE_TIMEOUT_S = 10.0, 120.0
 
 
 def deploy(config: AppConfig, models: "Sequence[Deployed]") -> DeploymentSpec:
-    """Deploy the one replica that makes jobs."""
+    """Return the deployment of the single replica that runs jobs."""
     scaling = {name: own.talker_scaling for name, own in config.by_model().items()}
     waking = tuple(name for name, own in scaling.items() if own is None or own.jobs == "wake")
     return DeploymentSpec(
@@ -31,7 +31,7 @@ def deploy(config: AppConfig, models: "Sequence[Deployed]") -> DeploymentSpec:
 
 
 def open_client(opening: Opening) -> JobsClient | None:
-    """Calls the job manager in that replica; None if none was deployed."""
+    """Return a function that calls the job manager of the job replica, or None without such a replica."""
     from deployments.serving.handles import ask_replica  # imports Ray
 
     if (handle := opening.handle) is None:
@@ -42,7 +42,7 @@ def open_client(opening: Opening) -> JobsClient | None:
             calling = ask_replica(handle, "call", method, *arguments, lost=ReplicaLost)
             return await asyncio.wait_for(calling, _CREATE_TIMEOUT_S if method == "create" else _TIMEOUT_S)
         except TimeoutError:
-            raise Starting("The replica that makes jobs does not answer: it is starting.", 1.0) from None
+            raise Starting("The job replica is starting and does not respond yet.", 1.0) from None
 
     return ask
 

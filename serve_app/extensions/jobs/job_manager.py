@@ -1,7 +1,7 @@
-"""All jobs of a server, in one process: accepts them, makes their segments and reports their progress.
+"""Accept all jobs of a server, synthesize their segments and report their progress, in one process.
 
-The store is authoritative. If the process dies, its successor repeats the segments that were running. While two
-processes use the same store, as during an update, each follows the changes of the other.
+The store is authoritative. If the process dies, its successor repeats the running segments. During an update, two
+processes may use the same store, and each process follows the changes of the other.
 """
 
 import asyncio
@@ -48,24 +48,24 @@ from serve_app.visitor import VISITOR, Visitor
 
 logger = logging.getLogger(__name__)
 
-_FIRST_SEGMENTS, _MOST_SEGMENTS = 2.0, 32.0  # in parallel: at the start, and at most
-_RETRY_S, _LONGEST_RETRY_S = 0.25, 15.0  # after a refusal, and at most while the store cannot be written
-_LOOK_S = 1.0  # between checks whether a hindrance is over
-_FOLLOW_S = 5.0  # between checks for changes of other processes in the store
-_TOGETHER_S = 1.0  # within this time all streams of a lost replica end
-_NODE_LOST_S = 30.0  # within this time all replicas of a lost node end
-_REMOVAL_S = 2.0  # wait for the removal of a deleted job's files; a bucket may take longer
-_EXPIRE_S, _SWEEP_ROUNDS = 60.0, 10  # between checks for old jobs; checks per sweep of files without jobs
-_ABANDONED_S = 180.0  # age of such files; a job is planned in less time
-_MOST_FAILURES = 3  # of one segment
-_MOST_CALLS, _CALL_AGAIN_S = 8, 2.0  # of a webhook; each wait is four times the one before: six hours in total
-_MOST_VALUES = 1 << 20  # of a body: the texts of a book have many commas
-_MOST_LISTED = 1000  # jobs, and parts of a job
-_PROBLEMS, _PROBLEMS_LISTED = 1000, 10  # reported for a single job, and for each job in a list
+_FIRST_SEGMENTS, _MOST_SEGMENTS = 2.0, 32.0  # number of parallel segments: initial and maximum
+_RETRY_S, _LONGEST_RETRY_S = 0.25, 15.0  # delay after a refusal, and maximum delay of writes
+_LOOK_S = 1.0  # between checks whether a paused job can continue
+_FOLLOW_S = 5.0  # between reads of the changes that other processes made in the store
+_TOGETHER_S = 1.0  # all streams of a lost replica end within this time
+_NODE_LOST_S = 30.0  # all replicas of a lost node end within this time
+_REMOVAL_S = 2.0  # maximum wait until the files of a deleted job are gone; a bucket may take longer
+_EXPIRE_S, _SWEEP_ROUNDS = 60.0, 10  # between checks for old jobs; every tenth check sweeps files without jobs
+_ABANDONED_S = 180.0  # minimum age of files without a job; planning a job takes less time
+_MOST_FAILURES = 3  # maximum per segment
+_MOST_CALLS, _CALL_AGAIN_S = 8, 2.0  # per webhook; each delay is four times the previous one, six hours in total
+_MOST_VALUES = 1 << 20  # JSON values in a body; the parser also counts commas in texts
+_MOST_LISTED = 1000  # jobs or parts on one page
+_PROBLEMS, _PROBLEMS_LISTED = 1000, 10  # maximum per job: shown alone, and in a list
 
 
 class JobManager:
-    """The one process that makes the segments of jobs. All methods belong to one event loop."""
+    """Owner of all jobs in the only process that synthesizes them. Call all methods from the same event loop."""
 
     def __init__(
         self,
@@ -76,21 +76,23 @@ class JobManager:
         hindrance: Callable[[str], str | None] = lambda model: None,
         dead_nodes: Callable[[], int] = lambda: 0,
     ) -> None:
-        """`hindrance` returns why jobs may not use a model now, given its name. `dead_nodes` counts lost nodes."""
+        """`hindrance` takes a model name and returns the reason why jobs may not use the model now, or None.
+        `dead_nodes` returns the number of lost nodes.
+        """
         self._resolver, self._voices, self._maker = resolver, voices, maker
         self._settings = settings = resolver.settings.of(JobSettings)
         self._hindrance, self._dead_nodes = hindrance, dead_nodes
         self._webhooks, self._keys, self._limit = Webhooks(settings), keys_of(resolver), _FIRST_SEGMENTS
-        self._failure: str | None = None  # why the store is unavailable
-        self._losses = deque[tuple[float, SegmentId]](maxlen=1000)  # when segments were lost with their replica
+        self._failure: str | None = None  # the reason why the store is unavailable
+        self._losses = deque[tuple[float, SegmentId]](maxlen=1000)  # time of each loss of a segment's replica
         self._num_dead_nodes, self._node_lost_s = 0, float("-inf")
         self._changed, self._creating = asyncio.Event(), asyncio.Lock()
         self._jobs = KnownJobs(settings, self._store, self._fail, changed=self._changed.set)
         self._works = self._jobs.works
-        self.is_stopping = False  # changes are refused
+        self.is_stopping = False  # if True, the manager refuses changes
 
     async def create(self, visitor: Visitor, body: bytes, key: str | None) -> tuple[Json, Reasons]:
-        """A new job, and its fields without effect. If its owner used the same `key` before, the job made then.
+        """Create a job. Return the job and the fields without effect. For a repeated `key`, return the earlier job.
 
         Raises InvalidRequest, Conflict, NotReady, StoreFailed.
         """
@@ -127,7 +129,7 @@ class JobManager:
                     return self._as_json(known), {}
                 self._jobs.check_room(owner, made.num_bytes)
                 self._check_open()
-                is_kept = True  # even if the client disconnects now: the thread continues
+                is_kept = True  # even if the client disconnects now, because the thread continues
                 await asyncio.to_thread(self._store().create, job)
                 self._works.setdefault(job_id, Work(job, JobState(), made={}, num_bytes=job.plan_bytes))
         except StoreFailed:
@@ -140,7 +142,7 @@ class JobManager:
         return self._as_json(self._works[job_id]), made.ignored | halves
 
     async def all_of(self, visitor: Visitor, after: str, limit: str) -> Json:
-        """A page of jobs, newest first. Raises InvalidRequest."""
+        """Return a page of jobs, newest first. Raises InvalidRequest if `after` or `limit` is wrong."""
         await self._jobs.follow(_LOOK_S)
         visible = sorted((work for work in self._works.values() if sees(visitor, work)), key=age, reverse=True)
         held = self._jobs.held()
@@ -151,7 +153,7 @@ class JobManager:
         return page_of(visible, entry, after, limit, most=_MOST_LISTED)
 
     async def parts(self, visitor: Visitor, job_id: str, after: str, limit: str) -> Json:
-        """A page with the progress of each part of a job. Raises NotFound, InvalidRequest, Damaged."""
+        """Return a page with the progress of each part of a job. Raises NotFound, InvalidRequest, Damaged."""
         work = await self._find(visitor, job_id)
         total = len(work.job.num_segments)
         if after and not work.has_part(after):
@@ -165,12 +167,12 @@ class JobManager:
         return {"object": "list", "data": listed, "has_more": end < total}
 
     async def ask(self, visitor: Visitor, action: str, job_id: str) -> Json:
-        """Do `action`, "get", "cancel", "resume" or "delete", and return the job. Raises NotFound, StoreFailed, and
-        NotReady for a change while another process takes over.
+        """Get, cancel, resume or delete a job, as named by `action`, and return the job. Raises NotFound, StoreFailed,
+        and NotReady if `action` is a change while another process takes over.
         """
         if action != "get":
             self._check_open()
-        if action == "delete" and JOB_ID.fullmatch(job_id):  # perhaps again, after an interrupted deletion
+        if action == "delete" and JOB_ID.fullmatch(job_id):  # completes an interrupted deletion
             await asyncio.to_thread(self._store().remove, job_id)
         work = await self._find(visitor, job_id)
         if action == "cancel" and not work.is_complete:
@@ -183,19 +185,19 @@ class JobManager:
         return self._as_json(work)
 
     async def track(self, visitor: Visitor, job_id: str, part: str | None) -> Track:
-        """A finished part, or all of a finished job. Raises NotFound, Conflict."""
+        """Return the track of a finished part, or of the whole job without `part`. Raises NotFound, Conflict."""
         work = await self._find(visitor, job_id)
         names = await apart(work.names, part)
         infos = [work.job.info(model) for model in work.job.models]
         if part is None and len({info.sample_rate for info in infos}) > 1:
-            raise Conflict("Its models have different sample rates: fetch its parts.", None, "mixed_sample_rates")
+            raise Conflict("The models have different sample rates. Get each part instead.", None, "mixed_sample_rates")
         return Track(job_id, infos[0].sample_rate, frame_samples=infos[0].frame_samples, names=names)
 
     async def run(self) -> None:
-        """Make segments until this is cancelled. The next process repeats those that are running then."""
+        """Synthesize segments until cancelled. The next process repeats the segments that were running."""
         self._num_dead_nodes = await asyncio.to_thread(self._dead_nodes)
         for work in self._works.values():
-            work.queue_all()  # includes segments that ran in an earlier call
+            work.queue_all()  # includes segments that an earlier call left unfinished
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._expire())
@@ -205,13 +207,13 @@ class JobManager:
             await asyncio.gather(*map(cancel_tasks, self._works.values()), return_exceptions=True)
 
     async def _take_turn(self) -> None:
-        """Start as many segments as the limit allows, then wait for a change."""
+        """Start as many segments as the current limit allows. Then wait for a change."""
         try:
             await self._jobs.follow(_FOLLOW_S)
         except StoreFailed as error:
             self._fail(error)
         else:
-            if self._failure is not None and not self._num_running:  # a segment that waits for the store retries itself
+            if self._failure is not None and not self._num_running:  # a running segment retries the store
                 self._failure = None
         self._changed.clear()
         for ended in self._works.values():
@@ -230,8 +232,8 @@ class JobManager:
         return sum(len(work.running) for work in self._works.values())
 
     def _next(self) -> tuple[Work, SegmentId] | None:
-        """The next segment: from the owner, then the job, with the fewest running segments; oldest first. A lost
-        segment is retried first, while no other segment of its model runs.
+        """Select the next segment. Prefer the owner, then the job, with the fewest running segments, then the oldest
+        job. Retry a lost segment first, while no other segment of its model runs.
         """
         held = self._jobs.held()
         of_owners = Counter(work.job.owner for work in self._works.values() for _ in work.running)
@@ -249,9 +251,9 @@ class JobManager:
         return None if first is None else (first, first.todo[0])
 
     async def _make(self, work: Work, segment_id: SegmentId) -> None:
-        """Synthesize one segment and store it. It returns to the queue if it cannot be made now."""
+        """Synthesize and store one segment. Return the segment to the queue if no model has room for it now."""
         try:
-            async with work.lock:  # one segment reads a piece of the plan for all
+            async with work.lock:  # so only one of the segments reads the piece of the plan
                 if (plan := work.plan) is None or not plan.has(segment_id.part):
                     plan = work.plan = await asyncio.to_thread(self._store().plan, work.job, segment_id.part)
             made, content = await self._maker.make(work.job, plan, segment_id)
@@ -261,37 +263,37 @@ class JobManager:
         except (Overloaded, NotReady, Moved) as error:
             self._limit = max(1.0, self._limit / 2)
             logger.info("%s: %s waits: %s", work.job.id, segment_id, error)
-            await asyncio.sleep(_RETRY_S)  # and keeps its slot while it waits
+            await asyncio.sleep(_RETRY_S)  # the waiting segment still counts as running
             work.todo.appendleft(segment_id)
         except ReplicaLost as error:
             logger.warning("%s: %s was lost: %s", work.job.id, segment_id, error)
             lost_s = time.monotonic()
             self._losses.append((lost_s, segment_id))
             work.suspects[segment_id] = None
-            await asyncio.sleep(_TOGETHER_S)  # others may be lost with it in this time
+            await asyncio.sleep(_TOGETHER_S)  # other losses of the same cause may follow
             is_culprit = await self._is_culprit(lost_s, error)
-            await self._count_failure(work, segment_id, f"its replica was lost: {error}" if is_culprit else None)
+            await self._count_failure(work, segment_id, f"the replica was lost: {error}" if is_culprit else None)
         except EngineError as error:
             await self._count_failure(work, segment_id, str(error))
-        except StoreFailed as error:  # its voice, or its texts, cannot be read now
+        except StoreFailed as error:  # while reading the voice or the texts
             self._fail(error)
             await asyncio.sleep(_LOOK_S)
             work.todo.appendleft(segment_id)
         except Damaged as error:
             logger.error("%s: %s: %s", work.job.id, segment_id, error)
-            await self._stop(work, f"{segment_id}: its text or its voice is missing or damaged in the store")
+            await self._stop(work, f"{segment_id}: the text or the voice is missing or damaged in the store")
         except (JobStopped, InvalidRequest) as error:
             await self._stop(work, f"{segment_id}: {error}")
         except Exception:
             logger.exception("%s: %s failed", work.job.id, segment_id)
-            await self._stop(work, f"{segment_id}: the server failed, see its log")
+            await self._stop(work, f"{segment_id}: the server failed. See the log of the server")
         finally:
             work.running.pop(segment_id, None)
             self._changed.set()
 
     async def _is_culprit(self, lost_s: float, error: ReplicaLost) -> bool:
-        """Whether a lost replica counts as a failure of the segment: not if its node, other segments or live streams
-        were lost at the same time.
+        """Return whether the segment may have crashed its replica. Return False if a node, other segments or live
+        streams were lost at the same time.
         """
         num_dead = await asyncio.to_thread(self._dead_nodes)
         if num_dead > self._num_dead_nodes:
@@ -303,7 +305,7 @@ class JobManager:
         return len(together) == 1 and not error.beside and lost_s - self._node_lost_s > _NODE_LOST_S
 
     async def _count_failure(self, work: Work, segment_id: SegmentId, reason: str | None) -> None:
-        """Retry the segment, unless it failed too often. `reason`: None if this failure does not count."""
+        """Queue the segment again, or stop the job after too many failures. Count only failures with a `reason`."""
         work.failures[segment_id] = work.failures.get(segment_id, 0) + (reason is not None)
         if work.failures[segment_id] >= _MOST_FAILURES:
             await self._stop(work, f"{segment_id}: {reason}")
@@ -311,7 +313,7 @@ class JobManager:
             work.todo.appendleft(segment_id)
 
     async def _call_webhook(self, work: Work) -> None:
-        """Notify the webhook of a job that the job has ended."""
+        """Notify the webhook of a job of its end, and store the result of the call."""
         assert work.job.webhook is not None
         before = work.state
         try:
@@ -329,7 +331,7 @@ class JobManager:
             work.webhook_task = None
 
     async def _save(self, work: Work, made: MadeSegment, content: bytes) -> None:
-        """Store a segment, however long that takes. No new segment begins while the store is unavailable."""
+        """Store a segment, and retry until the write succeeds. No segment starts while the store is unavailable."""
         delay_s = _RETRY_S
         while True:
             try:
@@ -340,18 +342,18 @@ class JobManager:
                 await asyncio.sleep(delay_s)
                 delay_s = min(2 * delay_s, _LONGEST_RETRY_S)
         self._failure = None
-        if mark is None or work.job.id not in self._works:  # the job was deleted meanwhile, here or by another process
+        if mark is None or work.job.id not in self._works:  # a process deleted the job meanwhile
             self._jobs.forget(work.job.id)
             return
         work.add(made, len(content))
         if mark != work.mark:
-            with suppress(StoreFailed):  # the next check adopts it
+            with suppress(StoreFailed):  # the next check reads the state again
                 await self._jobs.adopt(work, mark)
         if work.is_complete:
             await self._jobs.end(work, JobState(ended_at=now()))
 
     def _fail(self, error: StoreFailed) -> None:
-        """Pause all jobs. The reason shown to clients contains no path or bucket."""
+        """Pause all jobs. The reason for clients contains neither paths nor bucket names."""
         problem = error.__cause__.strerror if isinstance(error.__cause__, OSError) else None
         failure = f"The job store is not available{f': {problem}' if problem else ''}. The server retries."
         if failure != self._failure:
@@ -359,19 +361,19 @@ class JobManager:
         self._failure = failure
 
     async def _stop(self, work: Work, reason: str) -> None:
-        """Begin no further segment of the job until it is resumed."""
+        """Mark the job as failed, so no segment of the job starts until the owner resumes the job."""
         logger.error("%s failed: %s", work.job.id, reason)
         await self._jobs.end(work, JobState(failed=reason[:LONGEST_LINE], ended_at=now()))
 
     def _hindered(self, work: Work, held: Counter[str]) -> str | None:
-        """Why no segment of the job can begin now. `held`: bytes by owner."""
+        """Return the reason why the job cannot start a segment now, or None. `held` counts stored bytes by owner."""
         if self._failure is not None:
             return self._failure
         owner, most = work.job.owner, self._settings.max_bytes
         if self._keys is not None and owner and not self._keys.has_name(owner):
-            return f"No valid key is named {owner!r}. Create one to continue this job."
+            return f"No valid key is named {owner!r}. Create a key with this name to continue the job."
         if held[owner] >= most:
-            return f"Your jobs hold {held[owner]} bytes. api.jobs.max_bytes allows {most}. Delete a job."
+            return f"Your jobs take {held[owner]} bytes, and api.jobs.max_bytes allows {most}. Delete a job."
         return next(filter(None, map(self._hindrance, work.job.models)), None)
 
     def _as_json(self, work: Work) -> Json:
@@ -379,7 +381,7 @@ class JobManager:
 
     def _check_open(self) -> None:
         if self.is_stopping:
-            raise Starting("Another replica takes over the jobs.")
+            raise Starting("Another replica is taking over the jobs.")
 
     async def _find(self, visitor: Visitor, job_id: str) -> Work:
         if JOB_ID.fullmatch(job_id) and job_id not in self._jobs.deleted:
@@ -394,7 +396,7 @@ class JobManager:
         return work
 
     async def _expire(self) -> None:
-        """Remove jobs that ended long ago and files without a job, at the start those of an interrupted deletion."""
+        """Delete jobs that ended more than `retention_s` ago, and files that an interrupted deletion left."""
         store, retention_s = self._store(), self._settings.retention_s
         clock = SteadyClock(shortest_s=retention_s)
         for number in count():
@@ -414,14 +416,14 @@ class JobManager:
             await asyncio.sleep(min(_EXPIRE_S, retention_s))
 
     async def _remove(self, work: Work) -> None:
-        """Stop and delete a job. Raises StoreFailed; the job then continues."""
+        """Stop and delete a job. If the store fails, raise StoreFailed; the job then continues."""
         self._works.pop(work.job.id, None)
         self._jobs.deleted.append(work.job.id)
         try:
             await cancel_tasks(work)
             await asyncio.to_thread(self._store().forget, work.job.id)
         except BaseException:
-            self._jobs.deleted.remove(work.job.id)  # the next check reads it again
+            self._jobs.deleted.remove(work.job.id)  # the next check reads the job again
             raise
         removing = asyncio.create_task(asyncio.to_thread(self._store().remove, work.job.id))
         await asyncio.wait((removing,), timeout=_REMOVAL_S)
@@ -431,8 +433,9 @@ class JobManager:
 
 
 def _read(body: bytes) -> tuple[Json, str, Reasons]:
-    """The fields that a client sent, their fingerprint, and those that contained a lone surrogate. Blocks. Raises
-    InvalidRequest.
+    """Return the fields of the body, their fingerprint, and the fields that contained a lone surrogate.
+
+    Blocks for a long body. Raises InvalidRequest.
     """
     repaired: list[str] = []
     fields = parse_object(body, most_values=_MOST_VALUES, repaired=repaired)

@@ -1,4 +1,4 @@
-"""Long work: `/v1/audio/jobs` (docs/jobs.md)."""
+"""Routes below `/v1/audio/jobs` for long texts (docs/jobs.md)."""
 
 import re
 from collections.abc import Awaitable, Callable
@@ -23,7 +23,7 @@ from serve_app.extensions.voices.library import voices_of
 from serve_app.extensions.voices.voice_store import NoStore
 from serve_app.visitor import VISITOR
 
-# Calls a method of the job manager's replica by name; also raises NotReady while there is no replica.
+# Calls a method of the job manager by name. Raises NotReady if the job replica is not running.
 JobsClient = Callable[..., Awaitable[Any]]
 
 _RANGE = re.compile(r"bytes=(\d{1,15})?-(\d{1,15})?")
@@ -31,7 +31,7 @@ _FORMATS = {each.value: each for each in AudioFormat}
 
 
 async def _ask(service: SpeechService, method: str, *arguments: object) -> Any:
-    """Call a method of the job manager on behalf of the caller. Raises as the method does."""
+    """Call a method of the job manager on behalf of the caller. Raises NoStore, and all errors of the method."""
     ask = cast("JobsClient | None", service.opened_by("jobs"))
     if ask is None:
         raise NoStore("This server does not run jobs.")
@@ -39,7 +39,7 @@ async def _ask(service: SpeechService, method: str, *arguments: object) -> Any:
 
 
 async def create(service: SpeechService, request: Request) -> Response:
-    """Takes a list of texts, and makes their speech whenever live requests leave room."""
+    """Create a job from a list of texts. The server synthesizes the texts in the background of live requests."""
     key = idempotency_key(request)
     try:
         job, ignored = await _ask(service, "create", await read_body(request), key)
@@ -50,51 +50,51 @@ async def create(service: SpeechService, request: Request) -> Response:
 
 
 async def list_all(service: SpeechService, after: str = "", limit: str = "1000") -> Response:
-    """The caller's jobs, the newest first, as pages."""
+    """Return a page of the caller's jobs, newest first."""
     return await json_apart(dict, await _ask(service, "all_of", after, limit))
 
 
 async def show(service: SpeechService, job_id: str) -> Response:
-    """A job, with how far it is."""
+    """Return a job with its progress."""
     return await json_apart(dict, await _ask(service, "ask", "get", job_id))
 
 
 async def cancel(service: SpeechService, job_id: str) -> Response:
-    """Makes no further segment; what is made stays."""
+    """Stop a job. The server keeps the finished segments."""
     return JSONResponse(await _ask(service, "ask", "cancel", job_id))
 
 
 async def resume(service: SpeechService, job_id: str) -> Response:
-    """Goes on with a job that was cancelled or has failed."""
+    """Resume a cancelled or failed job."""
     return JSONResponse(await _ask(service, "ask", "resume", job_id))
 
 
 async def remove(service: SpeechService, job_id: str) -> Json:
-    """Deletes a job with its audio."""
+    """Delete a job and its audio."""
     return dict(await _ask(service, "ask", "delete", job_id))
 
 
 async def list_parts(service: SpeechService, job_id: str, after: str = "", limit: str = "1000") -> Response:
-    """How far each part of a job is, with its `custom_id` and its seed, as pages. `after` is the number of a part."""
+    """Return a page with progress, `custom_id` and seed of each part of a job. `after` is the number of a part."""
     return await json_apart(dict, await _ask(service, "parts", job_id, after, limit))
 
 
 async def part_audio(
     service: SpeechService, request: Request, job_id: str, part: str, response_format: str = "flac"
 ) -> Response:
-    """The audio of a finished part, also while the job runs."""
+    """Return the audio of a finished part. The job itself may still be running."""
     wanted = format_named("response_format", response_format, _FORMATS)
     return await _audio(service, request, await _ask(service, "track", job_id, part), wanted)
 
 
 async def part_words(service: SpeechService, job_id: str, part: str) -> Response:
-    """When each word and each segment of a finished part is heard."""
+    """Return the start and end of each word and each segment of a finished part."""
     track = await _ask(service, "track", job_id, part)
     return await json_apart(dict, await words_of(JobStore(voices_of(service).files()), track, int(part)))
 
 
 async def whole_audio(service: SpeechService, request: Request, job_id: str, response_format: str = "flac") -> Response:
-    """All parts of a finished job in order. `wav` and `pcm` take a Range."""
+    """Return the audio of all parts of a finished job, in order. `wav` and `pcm` support Range requests."""
     wanted = format_named("response_format", response_format, _FORMATS)
     return await _audio(service, request, await _ask(service, "track", job_id, None), wanted)
 
@@ -119,8 +119,10 @@ async def _audio(service: SpeechService, request: Request, track: Track, audio_f
 
 
 def _span(range_header: str | None, size: int) -> tuple[int, int] | None:
-    """Start and end (exclusive) of the bytes in a Range header; an empty span if it cannot be satisfied. None: all
-    bytes, also for an unsupported header, such as one with several ranges.
+    """Return start and end (exclusive) of the requested bytes, or None if the response should contain all bytes.
+
+    An unsupported header, such as a header with several ranges, also yields None. An unsatisfiable one yields an empty
+    range.
     """
     match = _RANGE.fullmatch(range_header.strip()) if range_header else None
     if match is None or match[1] is match[2] is None:
@@ -151,8 +153,8 @@ DIALECT = Dialect(
         Route(f"POST {_JOB}/resume", resume, "Resume a job"),
         Route(f"DELETE {_JOB}", remove, "Delete a job"),
         Route(f"GET {_JOB}/parts", list_parts, "List the parts of a job", charge=_STREAM),
-        Route(f"GET {_JOB}/parts/{{part}}", part_audio, "The audio of a finished part", charge=_STREAM),
-        Route(f"GET {_JOB}/parts/{{part}}/words", part_words, "The words of a finished part", charge=_STREAM),
-        Route(f"GET {_JOB}/audio", whole_audio, "The audio of a finished job", charge=_STREAM),
+        Route(f"GET {_JOB}/parts/{{part}}", part_audio, "Get the audio of a finished part", charge=_STREAM),
+        Route(f"GET {_JOB}/parts/{{part}}/words", part_words, "Get the words of a finished part", charge=_STREAM),
+        Route(f"GET {_JOB}/audio", whole_audio, "Get the audio of a finished job", charge=_STREAM),
     ),
 )

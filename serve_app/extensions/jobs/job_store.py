@@ -1,11 +1,11 @@
-"""The jobs in the store of voices. All methods block, and raise StoreFailed.
+"""Files of jobs in the voice store. All methods block and raise StoreFailed.
 
-    jobs/ID.json           the description: a job exists once it is written
-    plans/ID/N.json        its texts in pieces, written first; plans/ID.json for a job of an older version
-    states/ID.json         whether it was cancelled or failed
-    segments/ID/NAME       a finished segment: codes, audio as FLAC, times of its text. `MadeSegment.name` is its NAME.
+    jobs/ID.json           description, written after the plan: a job exists if this file exists
+    plans/ID/N.json        texts of the job in pieces; older versions wrote plans/ID.json
+    states/ID.json         whether the job was cancelled or failed
+    segments/ID/NAME       a finished segment: codes, FLAC audio, times of its text. NAME is `MadeSegment.name`.
 
-A segment is one object, complete as soon as it has its name. A crash never leaves a partial segment.
+The store writes each segment atomically, so a crash never leaves a partial segment.
 """
 
 import contextlib
@@ -32,15 +32,15 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """The content of a finished segment."""
+    """Codes, audio and text positions of a finished segment."""
 
     codes: Codes
-    pcm: bytes  # s16le, mono, at the model's sample rate
-    positions: tuple[tuple[float, float], ...]  # seconds of the segment, characters of its text
+    pcm: bytes  # s16le, mono, at the sample rate of the model
+    positions: tuple[tuple[float, float], ...]  # (seconds into the segment, characters of its text)
 
 
 class JobStore:
-    """The jobs of one store. One process writes segments, any number may read."""
+    """Reads and writes the jobs of one voice store. Only one process writes segments; any process may read them."""
 
     def __init__(self, files: VoiceStore) -> None:
         self._files = files
@@ -50,17 +50,17 @@ class JobStore:
         return sorted(name for name in names if JOB_ID.fullmatch(name))
 
     def create(self, job: StoredJob) -> None:
-        """Write the description. Its plan must already be stored."""
+        """Write the description of a job. The caller must have stored the plan."""
         self._files.put_record(f"jobs/{job.id}.json", job)
 
     def keep_piece(self, job_id: str, number: int, plan: JobPlan) -> int:
-        """Store a piece of the plan. Returns its size in bytes."""
+        """Store a piece of the plan. Return its size in bytes."""
         content = record_file(plan)
         self._files.put(f"plans/{job_id}/{number:06d}.json", content)
         return len(content)
 
     def parts(self, job: StoredJob, start: int, end: int) -> Iterator[tuple[int, Part, str]]:
-        """Each part with its number and its model; only one piece of the plan is in memory. Raises Damaged."""
+        """Yield number, part and model of each part, with one piece of the plan in memory. Raises Damaged."""
         while start < end:
             plan = self.plan(job, start)
             for part in plan.parts[start - plan.first : end - plan.first]:
@@ -68,7 +68,7 @@ class JobStore:
                 start += 1
 
     def marks(self, job_id: str | None = None) -> dict[str, str]:
-        """All jobs, or only one, each with a mark that changes whenever its state does."""
+        """Return a mark by job ID, for one job or for all. The mark of a job changes with its state."""
         if job_id is not None:
             mark = self.mark(job_id)
             return {} if mark is None else {job_id: mark}
@@ -76,24 +76,24 @@ class JobStore:
         return {job_id: states.get(f"states/{job_id}.json", "") for job_id in self.jobs()}
 
     def mark(self, job_id: str) -> str | None:
-        """The mark of one job; None once it is deleted."""
+        """Return the mark of a job, or None if the job was deleted."""
         if self._files.meta(f"jobs/{job_id}.json") is None:
             return None
         state = self._files.meta(f"states/{job_id}.json")
         return "" if state is None else _mark(state)
 
     def idle_s(self, job_id: str) -> float:
-        """Seconds since the job or its state last changed, by the clock of the store."""
+        """Return the seconds since the last change of the job or its state, by the clock of the store."""
         metas = [self._files.meta(f"{kind}/{job_id}.json") for kind in ("jobs", "states")]
         latest_s = max((meta["last_modified"].timestamp() for meta in metas if meta is not None), default=0.0)
         return self._files.now_s() - latest_s
 
     def job(self, job_id: str) -> StoredJob | None:
-        """None if it was deleted. Raises Damaged."""
+        """Return the description, or None if the job was deleted. Raises Damaged."""
         return self._files.get_record(f"jobs/{job_id}.json", StoredJob)
 
     def plan(self, job: StoredJob, part: int) -> JobPlan:
-        """The piece of the plan that contains this part. Raises Damaged."""
+        """Return the piece of the plan that contains the part. Raises Damaged."""
         number = bisect_right(job.pieces, part) - 1
         path = f"plans/{job.id}/{number:06d}.json" if job.pieces else f"plans/{job.id}.json"
         plan = self._files.get_record(path, JobPlan)
@@ -105,24 +105,26 @@ class JobStore:
         return self._files.get_record(f"states/{job_id}.json", JobState) or JobState()
 
     def write_state(self, job_id: str, state: JobState) -> None:
-        """Removes the state again if the job was deleted meanwhile."""
+        """Write the state of a job, and delete the state again if the job was deleted meanwhile."""
         self._files.put_record(f"states/{job_id}.json", state)
         if self.mark(job_id) is None:
             self._files.delete(f"states/{job_id}.json")
 
     def made(self, job_id: str) -> Iterator[tuple[MadeSegment, int]]:
-        """The finished segments, each once, with its size in bytes."""
+        """Yield each finished segment once, with its size in bytes."""
         segments: dict[SegmentId, tuple[MadeSegment, int]] = {}
         prefix = f"segments/{job_id}/"
         for meta in self._files.listed(prefix):
             made = MadeSegment.of(meta["path"].removeprefix(prefix))
             if made is not None and (made.id not in segments or made.name < segments[made.id][0].name):
-                segments[made.id] = made, meta["size"]  # if two runners made one, all processes choose the same
+                segments[made.id] = made, meta["size"]  # all processes choose the same of two copies
         return iter(segments.values())
 
     def save(self, job_id: str, made: MadeSegment, content: bytes) -> str | None:
-        """Keep a finished segment, made by `packed`, and return the job's mark. If the job was deleted meanwhile, this
-        or the deletion removes the segment, because the deletion removes the description first.
+        """Store a finished segment as returned by `packed`. Return the mark of the job, or None if it was deleted.
+
+        If the job is deleted meanwhile, either `save` or the deletion removes the segment, because a deletion removes
+        the description first.
         """
         self._files.put(f"segments/{job_id}/{made.name}", content)
         mark = self.mark(job_id)
@@ -131,10 +133,10 @@ class JobStore:
         return mark
 
     def content(self, job_id: str, made: MadeSegment, *, with_audio: bool = True) -> Content:
-        """Without audio its `pcm` is empty. Raises Damaged."""
+        """Read a segment. `pcm` is empty unless `with_audio` is set. Raises Damaged."""
         packed = self._files.get(f"segments/{job_id}/{made.name}")
         try:
-            with np.load(io.BytesIO(packed or b""), allow_pickle=False) as arrays:  # a zip verifies its checksums
+            with np.load(io.BytesIO(packed or b""), allow_pickle=False) as arrays:  # the zip format contains checksums
                 positions = tuple((float(seconds), float(chars)) for seconds, chars in arrays["positions"])
                 pcm = _from_flac(arrays["flac"].tobytes()) if with_audio else b""
                 return Content(arrays["codes"], pcm, positions=positions)
@@ -143,18 +145,18 @@ class JobStore:
             raise Damaged(f"{made.id} of {job_id} is {fault}") from None
 
     def forget(self, job_id: str) -> None:
-        """Remove the description. `remove` then removes the rest."""
+        """Delete the description of a job. Call `remove` to delete the other files."""
         self._files.delete(f"jobs/{job_id}.json")
 
     def discard(self, job_id: str) -> None:
-        """Remove a job whose creation failed: its description may exist if the store's response was lost."""
+        """Delete a job whose creation failed. Its description may exist if the response of the store was lost."""
         with contextlib.suppress(StoreFailed):
             self.forget(job_id)
             self.remove(job_id)
 
     def remove(self, job_id: str) -> None:
-        """Remove the files of a job without a description; a bucket takes a minute for some thousand segments."""
-        with contextlib.suppress(StoreFailed):  # `sweep` removes the rest
+        """Delete the files of a job without a description. A bucket takes about a minute for thousands of segments."""
+        with contextlib.suppress(StoreFailed):  # `sweep` later deletes the remaining files
             if self._files.meta(f"jobs/{job_id}.json") is None:
                 self._files.delete(f"plans/{job_id}.json", f"states/{job_id}.json")
                 for kind in ("plans", "segments"):
@@ -164,12 +166,12 @@ class JobStore:
     def log_files_of_batches(self) -> None:
         if next(self._files.listed("files/"), None) is not None:
             logger.warning(
-                "the folder files/ of the store is left as it is: it holds what OpenAI's files and batches kept, which "
-                "this version does not support. Delete it to free its space"
+                "the folder files/ of the store contains data of OpenAI's files and batches, which this version does "
+                "not support. Delete the folder to free its space"
             )
 
     def sweep(self, older_s: float) -> None:
-        """Remove the files of jobs without a description that wrote one of them more than `older_s` ago."""
+        """Delete the files of jobs without a description if one of these files is older than `older_s` seconds."""
         before_s = self._files.now_s() - older_s
         old = {
             meta["path"].split("/")[1].removesuffix(".json")
@@ -186,7 +188,7 @@ def _mark(meta: "obstore.ObjectMeta") -> str:
 
 
 def packed(codes: Codes, pcm: bytes, positions: list[tuple[float, float]], sample_rate: int) -> bytes:
-    """A segment in its stored form. Blocks."""
+    """Encode a segment for the store, as an NPZ archive with FLAC audio. Blocks."""
     import soundfile
 
     flac, file = io.BytesIO(), io.BytesIO()

@@ -1,6 +1,6 @@
-"""The jobs of a store, as one process knows them.
+"""In-memory copy of the jobs in a store.
 
-The store is authoritative: any number of processes may change it, and each follows the changes of the others.
+The store is authoritative. Several processes may change jobs in the store, and each process follows these changes.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 
 class KnownJobs:
-    """The `Work` of each job, by id. All methods belong to one event loop."""
+    """Map from job IDs to `Work`. Call all methods from the same event loop."""
 
     def __init__(
         self,
@@ -36,29 +36,29 @@ class KnownJobs:
         *,
         changed: Callable[[], None],
     ) -> None:
-        """Calls `failed` if a state could not be stored, and `changed` if one has changed."""
+        """Call `failed` if the store rejects a state of a job, and `changed` after a state has changed."""
         self._settings, self._store, self._failed, self._changed = settings, store, failed, changed
         self.works: dict[str, Work] = {}
-        self.deleted = deque[str](maxlen=1000)  # the latest ids
+        self.deleted = deque[str](maxlen=1000)  # most recently deleted IDs
         self._following = asyncio.Lock()
         self._followed_s = float("-inf")
 
     async def follow(self, within_s: float) -> None:
-        """Read the changes of all jobs, unless that was done in the last `within_s` seconds. Raises StoreFailed."""
+        """Read the changes of all jobs, at most once in `within_s` seconds. Raises StoreFailed."""
         async with self._following:
             if time.monotonic() - self._followed_s >= within_s:
                 await self.look()
                 self._followed_s = time.monotonic()
 
     async def look(self, job_id: str | None = None) -> None:
-        """Follow the changes of other processes to one job, or to all. Raises StoreFailed."""
+        """Read the changes that other processes made to a job, or to all jobs by default. Raises StoreFailed."""
         known = {each for each in self.works if job_id in (None, each)}
         marks = await asyncio.to_thread(partial(self._store().marks, job_id))
         for gone in known - marks.keys():
             self.forget(gone)
         new = [each for each in marks if each not in self.works and each not in self.deleted]
         for work in await asyncio.to_thread(_works_of, self._store(), new):
-            if work.job.id not in self.deleted:  # deleted here meanwhile
+            if work.job.id not in self.deleted:  # this process may have deleted the job meanwhile
                 self.works.setdefault(work.job.id, work)
         for work in [self.works[each] for each in known & marks.keys() & self.works.keys()]:
             if work.mark != marks[work.id]:
@@ -67,7 +67,7 @@ class KnownJobs:
     async def adopt(self, work: Work, mark: str) -> None:
         """Read the state of a job, which another process may have changed."""
         async with work.lock:
-            state = work.state  # kept if the stored one is damaged
+            state = work.state  # remains if the stored state is damaged
             with suppress(Damaged):
                 state = await asyncio.to_thread(self._store().state, work.job.id)
             work.mark = mark
@@ -80,15 +80,15 @@ class KnownJobs:
             cancel_tasks(work)
 
     async def end(self, work: Work, state: JobState) -> None:
-        """Set the final state, unless the job has ended already: two of its segments may fail at once."""
+        """Set the final state. Keep an earlier final state, because two segments of a job may fail at the same time."""
         async with work.lock:
             if not work.state.ended_at:
                 work.plan, work.next_webhook_s = None, 0.0
                 await self.write(work, state)
 
     async def write(self, work: Work, state: JobState) -> None:
-        """Must hold the job's lock. If the store fails, only this process knows the state. The next process makes the
-        missing segments again, with the same result.
+        """Write the state of a job. The caller must hold the job's lock. If the store fails, only this process knows
+        the state. The next process then synthesizes the missing segments again, with the same result.
         """
         work.state = state
         try:
@@ -97,7 +97,7 @@ class KnownJobs:
             self._failed(error)
 
     async def change(self, work: Work, state: JobState) -> None:
-        """Apply a change by the owner. Raises StoreFailed; the state is then unchanged."""
+        """Apply a change by the owner. Raises StoreFailed and keeps the old state if the store is not available."""
         async with work.lock:
             await asyncio.to_thread(self._store().write_state, work.job.id, state)
             await self._obey(work, state)
@@ -115,14 +115,17 @@ class KnownJobs:
         self._changed()
 
     def held(self) -> Counter[str]:
-        """Bytes in the store, by owner."""
+        """Return the number of bytes in the store for each owner."""
         held = Counter[str]()
         for work in self.works.values():
             held[work.job.owner] += work.num_bytes
         return held
 
     def known(self, owner: str, key: str | None, fingerprint: str) -> Work | None:
-        """The job that the owner made with this key. Raises Conflict if its body was different."""
+        """Return the job that the owner created with this idempotency key, or None.
+
+        Raises Conflict if the owner used the key with a different body.
+        """
         own = (work for work in self.works.values() if work.job.owner == owner)
         known = next((work for work in own if key is not None and work.job.key == key), None)
         if known is not None and known.job.fingerprint != fingerprint:
@@ -131,24 +134,24 @@ class KnownJobs:
         return known
 
     def check_room(self, owner: str, num_bytes: int) -> None:
-        """Raises Conflict if the quota of the owner has no room for a further job of this size."""
+        """Raise Conflict if another job of `num_bytes` bytes would exceed the quota of the owner."""
         own = [work.num_bytes for work in self.works.values() if work.job.owner == owner]
         num_bytes += sum(own)
         if len(own) >= self._settings.max_jobs or num_bytes >= self._settings.max_bytes:
-            limits = f"api.jobs.max_jobs allows {self._settings.max_jobs}, max_bytes {self._settings.max_bytes}"
-            message = f"You keep {len(own)} jobs. With this one they have {num_bytes} bytes. {limits}. Delete a job."
+            limits = f"{self._settings.max_jobs} jobs (max_jobs) and {self._settings.max_bytes} bytes (max_bytes)"
+            message = f"You have {len(own)} jobs, {num_bytes} bytes with the new one. Limits: {limits}. Delete a job."
             raise Conflict(message, None, "quota_exceeded")
 
 
 def _works_of(store: JobStore, job_ids: list[str]) -> list[Work]:
-    """Blocks."""
+    """Read the jobs, and leave out damaged and deleted ones. Blocks."""
     works = []
     for job_id in job_ids:
         try:
             mark = store.mark(job_id) or ""
             job, state = store.job(job_id), store.state(job_id)
         except Damaged as error:
-            logger.error("a job is left out: %s", error)
+            logger.error("skipping a damaged job: %s", error)
             continue
         if job is not None:
             stored = list(store.made(job_id))
@@ -159,7 +162,7 @@ def _works_of(store: JobStore, job_ids: list[str]) -> list[Work]:
 
 
 def cancel_tasks(work: Work) -> asyncio.Future[list[BaseException | None]]:
-    """Cancel the running segments and webhook call of a job. Await the result to wait until they have ended."""
+    """Cancel the running segments and the webhook call of a job. Await the returned future to wait for their end."""
     tasks = [*work.running.values(), *filter(None, (work.webhook_task,))]
     tasks = [task for task in tasks if task is not asyncio.current_task()]
     for task in tasks:
@@ -172,7 +175,7 @@ def keys_of(resolver: Resolver) -> Keys | None:
     try:
         return None if file is None else Keys(file)
     except ConfigError as error:
-        logger.error("jobs continue without a check for revoked keys: %s", error)
+        logger.error("jobs do not check for revoked keys, because the keys file cannot be read: %s", error)
         return None
 
 

@@ -1,4 +1,4 @@
-"""Checks the request for a job and plans its texts. A mistake in any text is an error: no job is made."""
+"""Check the request for a job and plan its texts. An error in any text rejects the whole job."""
 
 import asyncio
 import time
@@ -36,33 +36,36 @@ from serve_app.text.characters import is_speakable
 T = TypeVar("T", Rules, Manner)
 INPUTS, CUSTOM_ID, DETERMINISTIC = "inputs", "custom_id", "deterministic"
 _LONGEST_ID = 200
-# The client chooses these when it fetches the audio.
+# Fields that the client sets when it downloads the audio.
 _AT_FETCH = ("response_format", "sample_rate", "stream", "stream_format", "word_timestamps")
 _LONGEST_PLANNING_S = 60.0
-_EARLY_S, _FAR_TOO_LONG = 2.0, 4  # after this time, refuse a job that would take so many times the limit
-_PIECE_PARTS, _PIECE_CHARS = 256, 1 << 18  # a piece of the plan ends with the part that reaches either limit
+_EARLY_S, _FAR_TOO_LONG = 2.0, 4  # after these seconds, refuse a job that would take four times the limit
+_PIECE_PARTS, _PIECE_CHARS = 256, 1 << 18  # limits of a piece of the plan
 
 
 class Planned:
-    """A job during planning. Its texts are stored in pieces, so that only one is in memory."""
+    """A job during planning. The store receives the texts in pieces, so only one piece is in memory."""
 
     def __init__(self, store: JobStore, job_id: str, check_room: Callable[[int], None]) -> None:
-        """`check_room` is called with the bytes of the plan so far, and raises Conflict over the quota."""
+        """`check_room` takes the current size of the plan in bytes, and raises Conflict if it exceeds the quota."""
         self._store, self._job_id, self._check_room = store, job_id, check_room
         self.deterministic = False
-        self.models: dict[str, dict[str, object]] = {}  # as in StoredJob
+        self.models: dict[str, dict[str, object]] = {}  # as in StoredJob.models
         self.ignored: Reasons = {}
-        self.left_out: Counter[str] = Counter()  # of all texts
+        self.left_out: Counter[str] = Counter()  # left-out characters of all texts
         self.num_segments: list[int] = []  # of each part
-        self.pieces: list[int] = []  # the first part of each
-        self.num_bytes = 0  # of the pieces
+        self.pieces: list[int] = []  # number of the first part of each piece
+        self.num_bytes = 0  # total of the stored pieces
         self._rules: list[Rules] = []
         self._manners: list[Manner] = []
         self._parts: list[Part] = []
         self._num_chars = 0
 
     def indices(self, rules: Rules, manner: Manner) -> dict[str, int]:
-        """The fields of a part that refer to both. A piece needs its first rules; further ones make it end earlier."""
+        """Return the fields of a part that refer to its rules and its manner.
+
+        Every piece needs one set of rules. Further sets count toward the maximum size of the piece.
+        """
         num_rules = len(self._rules)
         indices = {"rules": _index_of(self._rules, rules), "manner": _index_of(self._manners, manner)}
         if 0 < num_rules < len(self._rules):
@@ -70,7 +73,7 @@ class Planned:
         return indices
 
     async def add(self, part: Part) -> None:
-        """Raises as `keep_piece` does."""
+        """Add a part, and store the piece if it is full. Raises StoreFailed, Conflict."""
         self._parts.append(part)
         self.num_segments.append(len(part.segments))
         self._num_chars += len(part.sent)
@@ -78,7 +81,7 @@ class Planned:
             await self.keep_piece()
 
     async def keep_piece(self) -> None:
-        """Keep what was added since the last piece. Raises StoreFailed, and Conflict beyond the quota."""
+        """Store the parts added since the last piece. Raises StoreFailed, and Conflict if they exceed the quota."""
         if self._parts:
             first = len(self.num_segments) - len(self._parts)
             rules, manners = tuple(self._rules), tuple(self._manners)
@@ -90,24 +93,25 @@ class Planned:
 
 
 async def plan_into(made: Planned, resolver: Resolver, fields: Mapping[str, object]) -> None:
-    """Raises InvalidRequest with the entry and its field, PayloadTooLarge, ModelNotFound, NotReady, StoreFailed,
-    Conflict. The caller then removes the pieces that are in the store.
+    """Plan all parts of a job. After an error, the caller removes the stored pieces.
+
+    Raises InvalidRequest with the entry and its field, PayloadTooLarge, ModelNotFound, NotReady, StoreFailed, Conflict.
     """
     settings = resolver.settings
     inputs, defaults = fields.get(INPUTS), {name: value for name, value in fields.items() if name != INPUTS}
     if not isinstance(inputs, list) or not inputs:
         raise InvalidRequest(
-            'inputs is required: a list of objects with "input", the text of each part.',
+            'inputs is required. Send a list of objects with "input", the text of a part.',
             INPUTS,
             "missing_required_parameter",
         )
     if len(inputs) > MOST_PARTS:
-        raise InvalidRequest(f"inputs has {len(inputs)} entries, at most {MOST_PARTS} are allowed.", INPUTS)
+        raise InvalidRequest(f"inputs has {len(inputs)} entries. Send at most {MOST_PARTS}.", INPUTS)
     if misplaced := next((name for name in ("input", "text", CUSTOM_ID) if name in defaults), None):
         raise InvalidRequest(f'{misplaced} belongs in each entry of inputs: {{"input": "..."}}.', misplaced)
     made.deterministic = switch(defaults, DETERMINISTIC)
     defaults.pop(DETERMINISTIC, None)
-    # A part may be longer than the text of a request.
+    # A part may be longer than the text of a speech request.
     long = replace(
         resolver, settings=settings.model_copy(update={"max_input_chars": settings.of(JobSettings).max_input_chars})
     )
@@ -128,37 +132,40 @@ async def plan_into(made: Planned, resolver: Resolver, fields: Mapping[str, obje
 
 
 def _check_time(spent_s: float, done: int, total: int) -> None:
-    """Raises PayloadTooLarge if planning takes too long, or certainly will."""
+    """Raise PayloadTooLarge if planning takes too long, or is certain to take too long."""
     is_certain = spent_s > _EARLY_S and spent_s * total > _FAR_TOO_LONG * _LONGEST_PLANNING_S * max(1, done)
     if is_certain or spent_s > _LONGEST_PLANNING_S:
         most = max(1, int(done * _LONGEST_PLANNING_S / spent_s) // 2)
-        advice = f"Send them as several jobs of at most {most} parts."
+        advice = f"Split the parts into jobs of at most {most} parts."
         raise PayloadTooLarge(f"{INPUTS}: {total} parts take too long to plan now. {advice}", INPUTS)
 
 
 async def _planned_part(made: Planned, long: Resolver, settings: ApiSettings, fields: dict[str, object]) -> Part:
-    """Adds its rules, manner and model to `made`. `settings`: limits of a request, for all fields but the text."""
+    """Return the part that `fields` describe. Add its rules, manner and model to `made`.
+
+    `settings` limits all fields except the text, which `long` limits. Raises InvalidRequest.
+    """
     custom_id = fields.pop(CUSTOM_ID, None)
     if custom_id is not None and (not isinstance(custom_id, str) or len(custom_id) > _LONGEST_ID):
         raise InvalidRequest(f"{CUSTOM_ID} must be a string of at most {_LONGEST_ID} characters.", CUSTOM_ID)
     if DETERMINISTIC in fields:
-        raise InvalidRequest(f"{DETERMINISTIC} is a field of the job: write it beside inputs.", DETERMINISTIC)
+        raise InvalidRequest(f"{DETERMINISTIC} is a field of the job. Move it next to inputs.", DETERMINISTIC)
     for name in ("ref_audio", "reference_audio"):
         if name in fields:
-            advice = "store the recording (POST /v1/audio/voices), and name it in voice"
-            raise InvalidRequest(f"{name}: a job speaks with stored voices: {advice}.", name)
+            advice = "Store the recording with POST /v1/audio/voices, and send the name of the voice in voice"
+            raise InvalidRequest(f"{name}: jobs support only stored voices. {advice}.", name)
     at_fetch = [name for name in _AT_FETCH if fields.pop(name, None) is not None]
     speech = await strict_request(long, fields)
     check_length("instructions", speech.body.instructions or "", settings)
     if made.deterministic and not speech.info.deterministic:
-        reason = f"the codes of {speech.info.name} depend on what else its talkers do: set talker.deterministic"
-        raise InvalidRequest(f"{DETERMINISTIC}: {reason}, or leave the field out.", DETERMINISTIC)
+        reason = f"the codes of {speech.info.name} depend on concurrent requests. Set talker.deterministic"
+        raise InvalidRequest(f"{DETERMINISTIC}: {reason}, or remove the field.", DETERMINISTIC)
     utterance = (await build_utterance(long, speech, request_id="", client="")).utterance
     request = utterance.synthesis
     assert isinstance(speech.spoken, ReadText)
     stored = {}
     if speech.stored is not None:
-        assert request.reference is not None, "a stored voice speaks by its recording"
+        assert request.reference is not None, "a stored voice has a reference recording"
         assert isinstance(speech.stored, StoredVoice)
         take = speech.stored.take_for(speech.body.instructions)
         by_vector = request.reference.x_vector_only
@@ -170,13 +177,13 @@ async def _planned_part(made: Planned, long: Resolver, settings: ApiSettings, fi
     unread = {
         name: left_out(made.left_out) for name in ("input", "text") if speech.spoken.left_out and name in speech.ignored
     }
-    chosen = {} if speech.chosen_voice is None else {"voice": f"none was sent: {speech.chosen_voice} speaks"}
-    made.ignored |= speech.ignored | unread | chosen | dict.fromkeys(at_fetch, "asked for when audio is fetched")
+    chosen = {} if speech.chosen_voice is None else {"voice": f"not set: {speech.chosen_voice} speaks"}
+    made.ignored |= speech.ignored | unread | chosen | dict.fromkeys(at_fetch, "set it when you download the audio")
     return await asyncio.to_thread(_part, utterance, speech, custom_id=custom_id, **indices)
 
 
 def _part(utterance: Utterance, speech: SpeechRequest, *, custom_id: str | None, rules: int, manner: int) -> Part:
-    """Blocks. Raises InvalidRequest."""
+    """Split the text of a part into segments. Blocks for a long text. Raises InvalidRequest."""
     request = utterance.synthesis
     segments = Segments.of(utterance, speech.info.max_segment_chars)
     end = segments.plan()[-1]
@@ -198,7 +205,7 @@ def _segments(segments: Segments, speech: SpeechRequest, language: str) -> tuple
         own = None if request.language == language else request.language
         speed = segments.speed(number) * speech.body.speed
         if number == MOST_SEGMENTS:
-            raise InvalidRequest(f"input makes more than {MOST_SEGMENTS} segments. Send it in several parts.", "input")
+            raise InvalidRequest(f"input has more than {MOST_SEGMENTS} segments. Split it into several parts.", "input")
         styled: dict[str, str | None] = {}
         if (style := segments.style(number)) and not speech.is_tagged:
             styled = {"instructions": request.instructions} if speech.stored is None else {"take": style}
@@ -208,7 +215,7 @@ def _segments(segments: Segments, speech: SpeechRequest, language: str) -> tuple
 
 
 def _index_of(known: list[T], wanted: T) -> int:
-    """The index of `wanted` in the list, to which it is added if missing."""
+    """Return the index of `wanted` in `known`. Append `wanted` if the list does not contain it."""
     if wanted not in known:
         known.append(wanted)
     return known.index(wanted)

@@ -1,4 +1,4 @@
-"""Makes one segment of a job: requests it from the pools as background work, and redraws it if it ends badly."""
+"""Synthesize one segment of a job as background work. If the segment ends badly, repeat it with another seed."""
 
 import asyncio
 import time
@@ -21,12 +21,12 @@ from serve_app.visitor import VISITOR, Visitor
 
 
 class JobStopped(TalkrayError):
-    """A job cannot continue as planned; the message explains what to do."""
+    """Raised if a job cannot continue as planned. The message says what to do."""
 
 
 @dataclass(slots=True)
 class _Speech:
-    """The speech of a segment."""
+    """Codes, audio and usage of one attempt to synthesize a segment."""
 
     usage: Usage
     codes: list[Codes] = field(default_factory=list)
@@ -36,16 +36,16 @@ class _Speech:
 
 
 class SegmentMaker:
-    """Asks the synthesizer of each model, by `SynthesisRequest.model`, without any admission."""
+    """Synthesizes segments with the synthesizer of their model, without admission control."""
 
     def __init__(
         self, synthesizers: Mapping[str, Synthesizer], voices: Voices, keep: Callable[[RequestRecord], None]
     ) -> None:
-        """`keep` gets the record of each segment that is made."""
+        """`synthesizers` maps `SynthesisRequest.model` to its synthesizer. `keep` takes the record of each segment."""
         self._synthesizers, self._voices, self._keep = synthesizers, voices, keep
 
     async def make(self, job: StoredJob, plan: JobPlan, segment_id: SegmentId) -> tuple[MadeSegment, bytes]:
-        """A segment as `JobStore.save` takes it. Raises JobStopped, and what a synthesizer raises."""
+        """Synthesize a segment. Return the arguments for `JobStore.save`. Raises JobStopped and synthesizer errors."""
         part = plan.part(segment_id.part)
         manner = plan.manners[part.manner]
         info = job.info(manner.model)
@@ -68,7 +68,7 @@ class SegmentMaker:
             speech.began_ns,
             method="JOB",
             key=job.owner or None,
-            dialect="Jobs",  # the name in usage counts
+            dialect="Jobs",  # the name of this API in usage counts
             characters=len(request.text),
             samples_per_s=info.sample_rate,
             usage=speech.usage,
@@ -77,22 +77,22 @@ class SegmentMaker:
         return await asyncio.to_thread(_packed_segment, speech, part, segment_id, info, was_redrawn)
 
     async def _check(self, job: StoredJob, manner: Manner, info: ModelInfo) -> None:
-        """Raises JobStopped if a different model is loaded by now: the rest would have another voice."""
+        """Raise JobStopped if the loaded model has changed, because the voice of the job would change too."""
         if manner.model not in self._synthesizers:
-            raise JobStopped(f"the model {manner.model or info.name} is no longer served")
+            raise JobStopped(f"the model {manner.model or info.name} is no longer served. Serve it, and resume the job")
         now = await self._synthesizers[manner.model].describe()
         if (now.name, now.fingerprint) != (info.name, info.fingerprint):
-            raise JobStopped(f"the job was made for {info.name}, and {now.name} is loaded: load that model, and resume")
+            raise JobStopped(f"the job's model {info.name} differs from {now.name}. Load that model, and resume")
         if job.deterministic and not now.deterministic:
-            raise JobStopped("the job is deterministic, and its talkers no longer are: set talker.deterministic")
+            raise JobStopped("the job is deterministic, but its talkers are not. Set talker.deterministic, and resume")
 
     async def _reference(self, job: StoredJob, manner: Manner, info: ModelInfo) -> Reference | None:
         if manner.stored_voice is None:
             return None
-        VISITOR.set(Visitor(job.owner, sees_all=True))  # for this task; planning has checked the owner's rights
+        VISITOR.set(Visitor(job.owner, sees_all=True))  # planning has checked the rights of the owner
         voice = await self._voices.find(manner.stored_voice)
         if voice is None:
-            raise JobStopped(f"the voice {manner.stored_voice} was deleted")
+            raise JobStopped(f"the voice {manner.stored_voice} was deleted. Create a new job")
         return await self._voices.reference(voice, manner.style, info, x_vector_only=manner.x_vector_only)
 
     async def _speak(self, utterance: Utterance, info: ModelInfo, voice: str | None) -> _Speech:
@@ -107,14 +107,14 @@ class SegmentMaker:
                 speech.positions += chunk.text_positions
                 speech.usage.add(chunk)
         if speech.usage.finish_reason is None:
-            raise EngineError("a segment ended without a reason: speech is missing")
+            raise EngineError("the speech of a segment is incomplete: the stream ended without a finish reason")
         return speech
 
 
 def _packed_segment(
     speech: _Speech, part: Part, segment_id: SegmentId, info: ModelInfo, was_redrawn: bool
 ) -> tuple[MadeSegment, bytes]:
-    """The segment with the silence before it and, after the last one, the silence at the part's end. Blocks."""
+    """Add the silence before the segment, and the silence after the last segment of a part. Blocks."""
     assert speech.usage.finish_reason is not None
     before = int(part.segments[segment_id.segment].pause_s * info.sample_rate)
     is_last = segment_id.segment == len(part.segments) - 1

@@ -1,5 +1,6 @@
-"""The audio of finished segments, read from the store one at a time and encoded as it is
-fetched, and when its words are heard.
+"""Read the audio of finished segments from the store, encode the audio during the download, and compute word times.
+
+Only one segment is in memory at a time.
 """
 
 from collections.abc import AsyncGenerator
@@ -15,28 +16,31 @@ from serve_app.extensions.voices.voice_store import Damaged
 from serve_app.extensions.word_times.word_times import WordTimes
 from serve_app.speech.segments import behind_space
 
-_LONGEST_WAV = 2**32 - 4096  # with its header
-_LONGEST_MP3_KEPT = 16 << 20  # PCM, almost six minutes: an MP3 with its length in the header is sent once complete
+_LONGEST_WAV = 2**32 - 4096  # bytes of audio that leave room for the header
+_LONGEST_MP3_KEPT = 16 << 20  # bytes of PCM, almost six minutes; the header of a shorter MP3 contains its length
 
 
 class StoredAudio:
-    """The audio of one track in one form."""
+    """Audio of a finished part or job in one format."""
 
     def __init__(self, store: JobStore, track: Track, form: AudioForm) -> None:
-        """Blocks."""
+        """Parse the segment names, which blocks for a long job."""
         self._store, self._track, self._form = store, track, form
         self._made = _made(track)
         self._pcm_bytes = 2 * sum(made.samples for made in self._made)
 
     @property
     def num_bytes(self) -> int | None:
-        """Size of the whole audio, if it is known before encoding: any range can then be read."""
+        """Size of the whole audio in bytes, or None if the size is unknown before encoding.
+
+        `read` requires a known size.
+        """
         if self._form.audio_format is AudioFormat.WAV:
             return len(self._header()) + self._pcm_bytes if self._pcm_bytes <= _LONGEST_WAV else None
         return self._pcm_bytes if self._form.audio_format is AudioFormat.PCM else None
 
     async def read(self, start: int, end: int) -> AsyncGenerator[bytes, None]:
-        """Bytes `start` to `end` of audio of known length. Raises Damaged and StoreFailed."""
+        """Yield the bytes from `start` to `end` (exclusive) of audio with a known size. Raises Damaged, StoreFailed."""
         header = self._header()
         if start < len(header):
             yield header[start:end]
@@ -49,11 +53,11 @@ class StoredAudio:
                 yield content.pcm[max(0, start - begins) : end - begins]
 
     def _header(self) -> bytes:
-        """The WAV header; empty for PCM."""
+        """Return the WAV header, or empty bytes for PCM."""
         return self._open(self._pcm_bytes).close()
 
     async def encoded(self) -> AsyncGenerator[bytes, None]:
-        """The whole audio, in any format. Raises Damaged and StoreFailed."""
+        """Yield the whole audio in any format. Raises Damaged and StoreFailed."""
         is_streamed = self._form.audio_format is AudioFormat.MP3 and self._pcm_bytes > _LONGEST_MP3_KEPT
         encoder = self._open(None if is_streamed else self._pcm_bytes)
         for made in self._made:
@@ -73,7 +77,7 @@ def _made(track: Track) -> list[MadeSegment]:
 
 
 async def words_of(store: JobStore, track: Track, number: int) -> Json:
-    """When each word and each segment of a finished part is heard, in seconds of its audio. Raises Damaged."""
+    """Return the start and end of each word and segment in a finished part, in seconds of its audio. Raises Damaged."""
     content = partial(store.content, with_audio=False)
     heard = [(made, await apart(content, track.job_id, made)) for made in _made(track)]
     return await apart(_words, store, track.job_id, number, heard)
@@ -81,19 +85,19 @@ async def words_of(store: JobStore, track: Track, number: int) -> Json:
 
 def _words(store: JobStore, job_id: str, number: int, heard: list[tuple[MadeSegment, Content]]) -> Json:
     if (job := store.job(job_id)) is None:
-        raise Damaged(f"the description of {job_id} is missing: it was deleted meanwhile")
+        raise Damaged(f"the description of {job_id} is missing: the job was deleted during this request")
     plan = store.plan(job, number)
     part = plan.part(number)
     info = job.info(plan.manners[part.manner].model)
     text = plan.spoken_text(part)
-    times, spoken = WordTimes(text, info), text.text  # the property joins it on each access
+    times, spoken = WordTimes(text, info), text.text  # read once, because the property joins the text on each access
     segments: list[Json] = []
     begun_s, chars = 0.0, 0
     for (made, content), segment in zip(heard, part.segments, strict=True):
         ends_s = begun_s + made.samples / info.sample_rate
         chars = behind_space(spoken, chars)
         positions = tuple((begun_s + seconds, chars + count) for seconds, count in content.positions)
-        silence = bytes(2 * made.samples)  # only its length counts
+        silence = bytes(2 * made.samples)  # WordTimes uses only the length of the audio
         reason = FinishReason.STOP if made is heard[-1][0] else None
         times.feed(PcmChunk(silence, content.codes, num_text_tokens=0, finish_reason=reason, text_positions=positions))
         begins = round(begun_s + segment.pause_s, 3)

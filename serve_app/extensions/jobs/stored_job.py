@@ -1,7 +1,7 @@
-"""The stored records of a job: its description, its plan, its state, and the names of its finished segments.
+"""Stored records of a job: its description, its plan, its state, and the names of its finished segments.
 
-A job has *parts*, one for each entry of `inputs`. A part is spoken in *segments*, whose texts are fixed when the job is
-made: a later start makes only the missing segments.
+A job has one *part* for each entry of `inputs`. Each part consists of *segments*, whose texts are fixed when the client
+creates the job. A restarted job synthesizes only the missing segments.
 """
 
 import re
@@ -22,29 +22,29 @@ from serve_app.text.spoken import SpokenText, TextSpan
 
 JOB_ID = re.compile(r"job_[0-9a-f]{24}")
 _NAME = re.compile(r"(\d{6})\.(\d{5})\.(\d+)\.([a-z]+)\.([01])")
-MOST_PARTS = 10**6 - 1  # limited by the digits in a segment's name
-MOST_SEGMENTS = 5000  # of one part: 200,000 characters have 4,000 of the shortest ones
+MOST_PARTS = 10**6 - 1  # the name of a segment has six digits for the part
+MOST_SEGMENTS = 5000  # per part; 200,000 characters make at most 4,000 segments
 LONGEST_LINE = 2000
-_MOST_WORDS = 1000 * MAX_WORDS  # total of the request, its voice and all lexicons for all requests
+_MOST_WORDS = 1000 * MAX_WORDS  # total of the request's, the voice's and the server's lexicons
 _INFO = TypeAdapter(ModelInfo)
-_OLDER = ConfigDict(extra="ignore")  # jobs that OpenAI's batches made have further fields
+_OLDER = ConfigDict(extra="ignore")  # jobs from OpenAI's batches have more fields
 _Line = Annotated[str, Field(max_length=LONGEST_LINE)]
-_Text = Annotated[str, Field(max_length=1 << 24)]  # no body has more characters
+_Text = Annotated[str, Field(max_length=1 << 24)]  # maximum size of a request body
 
 
 class JobStatus(StrEnum):
-    """The status of a job."""
+    """Status of a job, as the API reports it."""
 
-    QUEUED = "queued"  # none of its segments runs yet
+    QUEUED = "queued"  # before the first segment
     RUNNING = "running"
-    PAUSED = "paused"  # it continues by itself, or after `resume` if the reason says so
+    PAUSED = "paused"  # the job continues when the reported reason no longer holds
     COMPLETED = "completed"
     CANCELLED = "cancelled"
     FAILED = "failed"
 
 
 class Rules(Strict):
-    """The `TextRules` at the time when the job was made."""
+    """Stored form of the `TextRules` that applied when the client created the job."""
 
     markup: Markup
     paragraph_pause_s: float
@@ -64,12 +64,12 @@ class Rules(Strict):
 
 
 class Manner(Strict):
-    """The voice of some parts, and its options."""
+    """Voice and sampling options, which several parts may share."""
 
     model: _Line  # `SynthesisRequest.model`
-    voice: _Line | None  # a speaker of the checkpoint
-    stored_voice: _Line | None = None  # or the id of a stored voice, and the style of its recording
-    style: _Line = ""
+    voice: _Line | None  # a built-in speaker of the checkpoint
+    stored_voice: _Line | None = None  # the ID of a stored voice, instead of `voice`
+    style: _Line = ""  # of the recording of the stored voice
     x_vector_only: bool = False
     language: _Line
     instructions: _Text | None
@@ -87,38 +87,38 @@ class Manner(Strict):
 
 
 class Segment(Strict):
-    """A text that one request speaks."""
+    """Text that one `SynthesisRequest` speaks. An option that is None has the value from the part's `Manner`."""
 
     text: _Text
-    pause_s: float = 0.0  # silence before it
+    pause_s: float = 0.0  # silence before the segment
     speed: float = 1.0
-    language: _Line | None = None  # None: the language of its manner
-    instructions: _Text | None = None  # the same
-    take: _Line | None = None  # style of a recording of the stored voice; the same
+    language: _Line | None = None
+    instructions: _Text | None = None
+    take: _Line | None = None  # style of the recording of the stored voice
 
 
 class Part(Strict):
-    """One entry of `inputs`."""
+    """Plan of one entry of `inputs`."""
 
     model_config = _OLDER
 
     sent: _Text
-    rules: int  # its index in the plan's list
-    manner: int
+    rules: int  # index in JobPlan.rules
+    manner: int  # index in JobPlan.manners
     seed: int
-    redraws: bool  # whether a segment that ends badly is drawn again
+    redraws: bool  # whether the server repeats a segment that ends badly, with another seed
     segments: Annotated[tuple[Segment, ...], Field(max_length=MOST_SEGMENTS)]
     end_pause_s: float = 0.0  # silence after the last segment
     custom_id: _Line | None = None
 
 
 class JobPlan(Strict):
-    """The texts of some consecutive parts."""
+    """One piece of the plan of a job: consecutive parts with their rules and manners."""
 
     rules: Annotated[tuple[Rules, ...], Field(max_length=MOST_PARTS)]
     manners: Annotated[tuple[Manner, ...], Field(max_length=MOST_PARTS)]
     parts: Annotated[tuple[Part, ...], Field(max_length=MOST_PARTS)]
-    first: int = 0  # the number of its first part
+    first: int = 0  # number of the first part
 
     def has(self, part: int) -> bool:
         return self.first <= part < self.first + len(self.parts)
@@ -127,7 +127,7 @@ class JobPlan(Strict):
         return self.parts[number - self.first]
 
     def spoken_text(self, part: Part) -> SpokenText:
-        """The part's text with its spoken form. Blocks for a long one."""
+        """Return the text of the part with its spoken form. Blocks for a long text."""
         return read(part.sent, self.rules[part.rules].text_rules())
 
     def utterance(self, job: "StoredJob", segment_id: "SegmentId", reference: Reference | None) -> Utterance:
@@ -153,49 +153,49 @@ class JobPlan(Strict):
 
 
 class StoredJob(Strict):
-    """The description of a job. It never changes: progress is in its state and its segments."""
+    """Immutable description of a job. The state and the finished segments record the progress."""
 
     model_config = _OLDER
 
     id: _Line
     owner: _Line
     created_at: int  # seconds since 1970
-    key: _Line | None = None  # the client's Idempotency-Key
-    fingerprint: _Line  # of the client's fields
+    key: _Line | None = None  # Idempotency-Key of the client
+    fingerprint: _Line  # SHA-256 of the fields in the request
     # ModelInfo by `SynthesisRequest.model`
     models: Annotated[dict[_Line, Annotated[dict[_Line, Any], Field(max_length=100)]], Field(max_length=1000)]
-    num_segments: Annotated[tuple[int, ...], Field(max_length=MOST_PARTS)]  # of each part
-    pieces: Annotated[tuple[int, ...], Field(max_length=MOST_PARTS)] = ()  # the first part of each piece of its plan
-    plan_bytes: int = 0  # of all pieces in the store
-    webhook: _Line | None = None  # called when the job ends
-    deterministic: bool = False  # whether it fails rather than get different codes after a replica is lost
+    num_segments: Annotated[tuple[int, ...], Field(max_length=MOST_PARTS)]  # per part
+    pieces: Annotated[tuple[int, ...], Field(max_length=MOST_PARTS)] = ()  # first part of each piece of the plan
+    plan_bytes: int = 0  # total size of all pieces in the store
+    webhook: _Line | None = None  # URL to call when the job ends
+    deterministic: bool = False  # whether the job fails if a retry could give different codes
 
     def info(self, model: str) -> ModelInfo:
         return _INFO.validate_python(self.models[model])
 
     @staticmethod
     def described(info: ModelInfo) -> dict[str, Any]:
-        """The entry of `models`."""
+        """Return an entry for `models`, as JSON values."""
         fields: dict[str, Any] = _INFO.dump_python(info, mode="json")
         return fields
 
 
 class JobState(Strict):
-    """Whether and how a job has ended, and the calls of its webhook."""
+    """How a job has ended, if it has, and the calls of its webhook."""
 
     model_config = _OLDER
 
     cancelled: bool = False
-    failed: _Line | None = None  # why no further segments are made
+    failed: _Line | None = None  # the reason of the failure
     ended_at: int | None = None  # seconds since 1970
     calls: int = 0  # number of webhook calls made
-    call_error: _Line | None = None  # why the last one failed
-    called_at: int | None = None  # when one succeeded, or the last one was given up
+    call_error: _Line | None = None  # why the last call failed
+    called_at: int | None = None  # time of the first successful call, or of the last failed one
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class SegmentId:
-    """One segment of a job, both counted from 0."""
+    """Address of a segment in a job. Both numbers start at 0."""
 
     part: int
     segment: int
@@ -206,10 +206,10 @@ class SegmentId:
 
 @dataclass(frozen=True, slots=True)
 class MadeSegment:
-    """A finished segment, parsed from its file name. The list of these files is the progress of a job."""
+    """A finished segment, parsed from its file name. The names of all segment files record the progress of a job."""
 
     id: SegmentId
-    samples: int  # at the model's rate, after a change of speed
+    samples: int  # at the sample rate of the model, after a change of speed
     finish_reason: FinishReason
     was_redrawn: bool
 
@@ -224,7 +224,7 @@ class MadeSegment:
 
     @classmethod
     def of(cls, name: str) -> Self | None:
-        """Parse a file name; None if it is not the name of a segment."""
+        """Parse the file name of a segment. Return None for any other file name."""
         match = _NAME.fullmatch(name)
         if match is None or match[4] not in set(FinishReason):
             return None

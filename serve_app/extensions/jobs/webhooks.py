@@ -1,7 +1,7 @@
-"""Notifies a client's server that a job has ended, as specified by https://www.standardwebhooks.com.
+"""Notify the server of a client that a job has ended, as specified by https://www.standardwebhooks.com.
 
-No other part of Talkray connects to an address from a client. Only hosts in `api.jobs.webhook_hosts` are called, and
-redirects are not followed.
+No other part of Talkray connects to an address from a client. Webhooks connect only to hosts in
+`api.jobs.webhook_hosts` and do not follow redirects.
 """
 
 import base64
@@ -27,16 +27,16 @@ _TIMEOUT = aiohttp.ClientTimeout(total=10)
 
 
 class Webhooks:
-    """Calls webhooks on the hosts that the settings allow."""
+    """Client that calls webhooks on the hosts that the settings allow."""
 
     def __init__(self, settings: JobSettings) -> None:
-        """Raises StartError if the secret cannot be read."""
+        """Read the secret from its file. Raises StartError if the file is unreadable or its secret has a wrong size."""
         self._hosts = settings.webhook_hosts
         file = settings.webhook_secret_file
         self._secret = b"" if file is None else _secret_of(file)
 
     def checked(self, url: object) -> str | None:
-        """The `webhook` field of a job. Raises InvalidRequest."""
+        """Check and return the `webhook` field of a job. Raises InvalidRequest if the server may not call the URL."""
         if url is None:
             return None
         if not isinstance(url, str) or len(url) > _LONGEST_URL:
@@ -47,17 +47,18 @@ class Webhooks:
         except ValueError as error:
             raise InvalidRequest(f"{WEBHOOK}: {error}.", WEBHOOK) from None
         if host not in self._hosts:
-            message = f"{WEBHOOK}: {str(host)[:80]!r} is none of the hosts that api.jobs.webhook_hosts allows."
+            message = f"{WEBHOOK}: host {str(host)[:80]!r} is not allowed. Use a host from api.jobs.webhook_hosts."
             raise InvalidRequest(message, WEBHOOK)
         if parts.scheme != "https" and not (parts.scheme == "http" and is_loopback(host)):
-            raise InvalidRequest(f"{WEBHOOK}: write https://; http:// is for this machine only.", WEBHOOK)
+            raise InvalidRequest(f"{WEBHOOK}: use https://. Only a loopback host may use http://.", WEBHOOK)
         if "@" in parts.netloc or parts.fragment:
-            raise InvalidRequest(f"{WEBHOOK}: leave out user, password and fragment.", WEBHOOK)
+            raise InvalidRequest(f"{WEBHOOK}: remove the user, password and fragment from the URL.", WEBHOOK)
         return url
 
     async def notify(self, url: str, owner: str, job: Json) -> str | None:
-        """Why the call failed; None if the response was 2xx. All calls are signed with one secret, so the body also
-        contains the owner and, in the job, the address.
+        """Call the webhook. Return None after a 2xx response, and otherwise the reason for the failure.
+
+        One secret signs the calls of all owners, so the signed body also contains the owner and the URL.
         """
         told = {"type": f"audio.job.{job['status']}", "timestamp": now(), "owner": owner, "data": job}
         content = json.dumps(told).encode()
@@ -70,18 +71,18 @@ class Webhooks:
             "webhook-signature": f"v1,{base64.b64encode(signed).decode()}",
         }
         try:
-            self.checked(url)  # the settings may have changed
+            self.checked(url)  # the allowed hosts may have changed since the job was created
             async with (
                 aiohttp.ClientSession(timeout=_TIMEOUT) as session,
                 session.post(url, data=content, headers=headers, allow_redirects=False) as answer,
             ):
-                return None if answer.ok and answer.status < 300 else f"it answered {answer.status}"
+                return None if answer.ok and answer.status < 300 else f"the server returned {answer.status}"
         except InvalidRequest as error:
             return error.message
         except TimeoutError:
-            return f"it did not answer within {_TIMEOUT.total:g} s"
+            return f"the server did not respond within {_TIMEOUT.total:g} s"
         except (aiohttp.ClientError, OSError) as error:
-            return f"it cannot be reached: {str(error)[:200]}"
+            return f"the server cannot be reached: {str(error)[:200]}"
 
 
 def _secret_of(file: Path) -> bytes:
@@ -90,5 +91,5 @@ def _secret_of(file: Path) -> bytes:
     except (OSError, UnicodeError, binascii.Error) as error:
         raise StartError(f"api.jobs.webhook_secret_file: {file} cannot be read: {error}") from None
     if not 24 <= len(secret) <= 64:
-        raise StartError(f"api.jobs.webhook_secret_file: {file} needs 24 to 64 bytes, as `openssl rand -base64 32` has")
+        raise StartError(f"api.jobs.webhook_secret_file: {file} needs 24 to 64 bytes. Run `openssl rand -base64 32`")
     return secret

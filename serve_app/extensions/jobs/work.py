@@ -1,4 +1,4 @@
-"""One job in the process that makes it: its finished, running and remaining segments."""
+"""Progress of a job in the process that runs it: the finished, running and remaining segments."""
 
 import asyncio
 import time
@@ -16,37 +16,37 @@ Json = dict[str, object]
 
 @dataclass(frozen=True, slots=True)
 class Track:
-    """Finished audio, with the facts needed to read it."""
+    """Finished audio of a part or a job, described by the names of its segments."""
 
     job_id: str
     sample_rate: int
     frame_samples: int
-    names: tuple[str, ...]  # of its segments, in order: strings, because a job may have 100,000
+    names: tuple[str, ...]  # of the segments, in order; strings save memory, because a job may have 100,000
 
 
 @dataclass(slots=True, eq=False)
 class Work:
-    """A job and its progress. While segments are made, it holds one piece of the plan: a book's takes megabytes."""
+    """A job and its progress. While the job runs, this object holds only one piece of the plan, to save memory."""
 
     job: StoredJob
     state: JobState
     made: dict[SegmentId, MadeSegment]
-    num_bytes: int  # in the store, with its plan
-    mark: str = ""  # of its state in the store
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)  # held while its state is written or read
+    num_bytes: int  # size in the store, including the plan
+    mark: str = ""  # changes with the stored state
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)  # held while the state is written or read
     todo: deque[SegmentId] = field(default_factory=deque)
     running: dict[SegmentId, asyncio.Task[None]] = field(default_factory=dict)
     plan: JobPlan | None = None
-    webhook_task: asyncio.Task[None] | None = None  # notifies the webhook that the job ended
+    webhook_task: asyncio.Task[None] | None = None  # notifies the webhook of the end of the job
     next_webhook_s: float = 0.0
-    failures: dict[SegmentId, int] = field(default_factory=dict)  # of segments that are retried
-    suspects: dict[SegmentId, None] = field(default_factory=dict)  # lost with a replica: each is retried alone
-    parts: dict[int, list[int]] = field(default_factory=dict)  # number of segments and samples made, by part
-    samples: int = 0  # of all parts
+    failures: dict[SegmentId, int] = field(default_factory=dict)  # number of failures of each retried segment
+    suspects: dict[SegmentId, None] = field(default_factory=dict)  # segments lost with a replica; each is retried alone
+    parts: dict[int, list[int]] = field(default_factory=dict)  # [finished segments, their samples] by part
+    samples: int = 0  # total of all parts
     problems: list[MadeSegment] = field(default_factory=list)
     num_parts_done: int = 0
-    _began_s: float = 0.0  # when the first segment of this process began
-    _num_new: int = 0  # segments that this process has made
+    _began_s: float = 0.0  # start of the first segment in this process
+    _num_new: int = 0  # number of segments finished in this process
     num_segments: int = 0
 
     def __post_init__(self) -> None:
@@ -57,7 +57,7 @@ class Work:
         self.queue_all()
 
     def queue_all(self) -> None:
-        """Queue all segments that are neither made nor running, in order."""
+        """Queue all segments that are neither finished nor running, in order."""
         ids = self._ids(range(len(self.job.num_segments)))
         self.todo = deque(segment for segment in ids if segment not in self.made and segment not in self.running)
 
@@ -73,7 +73,7 @@ class Work:
         return len(self.made) == self.num_segments
 
     def status(self, hindrance: str | None) -> JobStatus:
-        """`hindrance`: why none of its segments can begin now."""
+        """Return the status. `hindrance` is the reason why the job cannot start a segment now."""
         if self.state.cancelled:
             return JobStatus.CANCELLED
         if self.state.failed is not None:
@@ -89,7 +89,7 @@ class Work:
         self.running[segment_id] = task
 
     def add(self, made: MadeSegment, num_bytes: int) -> None:
-        """Count a segment that was stored."""
+        """Count a stored segment. `num_bytes` is its size in the store."""
         self.num_bytes += num_bytes
         self._num_new += 1
         if made.id not in self.made:
@@ -109,25 +109,28 @@ class Work:
         return number.isascii() and number.isdigit() and len(number) < 10 and int(number) < len(self.job.num_segments)
 
     def names(self, part: str | None) -> tuple[str, ...]:
-        """Segment names of a finished part or job, in order. Blocks if it is long. Raises NotFound, Conflict."""
+        """Return the segment names of a finished part, or of the whole job without `part`. Blocks for a long job.
+
+        Raises NotFound if the part is unknown, and Conflict if the part or job is not finished.
+        """
         last = len(self.job.num_segments) - 1
         if part is not None and not self.has_part(part):
             message = f"part {part[:80]!r} is unknown. {self.job.id} has parts 0 to {last}."
             raise NotFound(message, "part", "part_not_found")
         if part is None and (not self.is_complete or self.state.failed is not None):
-            message = f"{self.job.id} is not finished: {len(self.made)} of {self.num_segments} segments are made."
+            message = f"{self.job.id} is not finished: {len(self.made)} of {self.num_segments} segments are ready."
             raise Conflict(message, None, "job_not_finished")
         ids = [*self._ids(range(last + 1) if part is None else [int(part)])]
         done = sum(segment_id in self.made for segment_id in ids)
         if done < len(ids):
-            message = f"Part {part} of {self.job.id} is not finished: {done} of {len(ids)} segments are made."
+            message = f"Part {part} of {self.job.id} is not finished: {done} of {len(ids)} segments are ready."
             raise Conflict(message, "part", "part_not_finished")
         return tuple(self.made[segment_id].name for segment_id in ids)
 
     def as_json(self, hindrance: str | None, *, most_problems: int) -> Json:
-        """The object that the API returns to the owner."""
+        """Return the object that the API sends to the owner, with at most `most_problems` problems."""
         status = self.status(hindrance)
-        rate = next((self.job.info(name).sample_rate for name in self.job.models), 1)  # a failed batch has no model
+        rate = next((self.job.info(name).sample_rate for name in self.job.models), 1)  # some old jobs have no model
         reason = self.state.failed if status is JobStatus.FAILED else hindrance if status is JobStatus.PAUSED else None
         return {
             "id": self.job.id,
@@ -153,7 +156,7 @@ class Work:
         }
 
     def part_as_json(self, number: int, part: Part, model: str) -> Json:
-        """An entry in the list of parts."""
+        """Return one entry for the list of parts."""
         done, samples = self.parts.get(number, (0, 0))
         return {
             "part": number,
@@ -165,12 +168,12 @@ class Work:
 
     @property
     def owes_webhook(self) -> bool:
-        """Whether its webhook still has to be notified of its end."""
+        """Whether the server still has to notify the webhook of the end of the job."""
         has_ended = self.status(None) in (JobStatus.COMPLETED, JobStatus.FAILED)
         return has_ended and self.job.webhook is not None and self.state.called_at is None
 
     def _eta_s(self) -> float | None:
-        """Estimated from the pace since this process began; None before the first segment."""
+        """Estimate the remaining seconds from the pace of this process. Return None before the first segment."""
         if not self._num_new:
             return None
         left = self.num_segments - len(self.made)

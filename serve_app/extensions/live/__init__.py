@@ -1,1 +1,1 @@
-"""WebSockets of all dialects, and the sessions that speak on them."""
+"""WebSocket connections of all dialects, and speech sessions on these connections."""

@@ -1,4 +1,4 @@
-"""One WebSocket of any dialect. It reads while it speaks, because only a read detects that the client left."""
+"""Base classes of WebSocket connections. A connection reads while it speaks, because only reads detect disconnects."""
 
 import asyncio
 import logging
@@ -34,13 +34,13 @@ from serve_app.extensions.live.turns import Done, Event, Failed
 
 logger = logging.getLogger(__name__)
 
-IDLE_TIMEOUT_S = 600.0  # a socket on which neither side sends anything for this time is closed
+IDLE_TIMEOUT_S = 600.0  # the server closes a socket without any messages for this time
 _ENGINE_FAILED = 1011
 _SERVICE_RESTART = 1012
-_REPLACED = "this server is being replaced: connect again"
-# A server that shuts down closes a socket if no speech is pending. It first waits until neither side has sent anything
-# for `quiet_s`, because a client that continues would have sent its next message by then. After _PATIENCE_S it no
-# longer waits for that. After MAX_LEAVING_S it closes the socket in mid-turn, because `LONGEST_STREAM_S` is near.
+_REPLACED = "this server is being replaced, please reconnect"
+# During a shutdown, the server closes a socket without pending speech. The server first waits until neither side has
+# sent anything for `quiet_s`, because an active client would send its next message in this time. After _PATIENCE_S,
+# the server closes active sockets between turns. After MAX_LEAVING_S, close to `LONGEST_STREAM_S`, it cuts off speech.
 _QUIET_S = 1.0
 _PATIENCE_S, MAX_LEAVING_S = 60.0, 540.0
 _LEAVING_POLL_S = 0.1
@@ -48,11 +48,11 @@ _RECORDING = re.compile(r'"(ref_audio|reference_audio)"\s*+:\s*+("(?:[^"\\]|\\.)
 
 
 class Connection(ABC):
-    """Reads messages and lets sessions speak until the client leaves, or `end` is called."""
+    """WebSocket connection that reads messages and sends speech until the client leaves or `end` is called."""
 
-    subprotocol: ClassVar[str | None] = None  # its name in the handshake
-    text_fields: ClassVar[tuple[str, ...]] = ("text", "transcript")  # of messages, which may split a text anywhere
-    takes_recordings: ClassVar[bool] = False  # whether a message may have a `ref_audio`
+    subprotocol: ClassVar[str | None] = None  # name in the handshake
+    text_fields: ClassVar[tuple[str, ...]] = ("text", "transcript")  # fields that may split a surrogate pair
+    takes_recordings: ClassVar[bool] = False  # whether a message may contain `ref_audio`
 
     def __init__(self, socket: WebSocket, service: SpeechService) -> None:
         self.socket, self.service = socket, service
@@ -60,50 +60,50 @@ class Connection(ABC):
         self._speaking: set[asyncio.Task[None]] = set()
         self._sessions: set[Session] = set()
         self._leaving: asyncio.Task[None] | None = None
-        self._num_untold = 0  # events taken from a session but not yet sent to the client
+        self._num_untold = 0  # session events not yet sent to the client
         self._num_ids = 0
         self._is_ending = False
         self._ended = asyncio.Event()
-        self._active_s = asyncio.get_running_loop().time()  # when either side last sent something
+        self._active_s = asyncio.get_running_loop().time()  # time of the last message in either direction
 
     def next_id(self) -> str:
-        """A request id for the next of several utterances."""
+        """Return a request ID for the next utterance of this connection."""
         self._num_ids += 1
         return f"{self.request_id}-{self._num_ids}"
 
     @classmethod
     async def run(cls, socket: WebSocket, service: SpeechService) -> None:
-        """Accepts a client and serves it."""
+        """Accept and serve a client."""
         await cls(socket, service).serve()
 
     @abstractmethod
     async def obey(self, fields: dict[str, object]) -> None:
-        """Carries out a message. Raises InvalidRequest, which `refuse` answers."""
+        """Handle a message from the client. Raises InvalidRequest, which `refuse` reports to the client."""
 
     async def tell_error(self, reply: ErrorReply) -> None:
-        """Tell the client what was wrong with its message, or how its speech failed."""
+        """Send an error message to the client, after an invalid message or failed speech."""
         await self.send("error", request_id=None, **reply.envelope())
 
     async def refuse(self, error: InvalidRequest) -> None:
-        """Answer a bad message. The socket stays open."""
+        """Report an invalid message to the client, and keep the socket open."""
         await self.tell_error(translate(error))
 
     @property
     def is_busy(self) -> bool:
-        """Whether anything is being spoken."""
+        """Whether the connection is speaking."""
         return bool(self._speaking)
 
     @property
     def owes_speech(self) -> bool:
-        """Whether there is text not yet spoken to its end, or an event not yet sent."""
+        """Whether the connection has unspoken text or unsent events."""
         is_speaking = any(session.is_speaking or session.is_writing for session in self._sessions)
         return is_speaking or self._num_untold > 0 or len(self._speaking) > len(self._sessions)
 
-    async def opened(self) -> None:  # noqa: B027, most send nothing here
-        """Called after the handshake."""
+    async def opened(self) -> None:  # noqa: B027, an optional hook
+        """Send the first messages. `serve` calls this method after the handshake."""
 
     async def stop(self) -> None:
-        """Cancels all speech."""
+        """Cancel all speech."""
         speaking = tuple(self._speaking)
         for task in speaking:
             task.cancel()
@@ -111,9 +111,9 @@ class Connection(ABC):
             await asyncio.wait(speaking)
 
     async def serve(self, headers: Mapping[str, str] | None = None) -> None:
-        """Answers messages until the client leaves, the socket is idle for too long or the server cancels the handler.
+        """Handle messages until the client leaves, the socket is idle for too long, or the server cancels the handler.
 
-        All speech then stops. `headers` are added to the handshake.
+        Then stop all speech. `headers` are added to the handshake.
         """
         named = {**disclosure(self.service.settings.disclose_synthetic), **(headers or {})}
         encoded = [(name.encode(), value.encode("latin-1")) for name, value in named.items()]
@@ -137,25 +137,26 @@ class Connection(ABC):
             await self.stop()
 
     async def send(self, kind: str, **fields: object) -> None:
-        """Sends a JSON message with a type."""
+        """Send a JSON message with a type."""
         await self.socket.send_json({"type": kind, **fields})
 
     def start(self, speaking: Coroutine[None, None, None]) -> asyncio.Task[None]:
-        """Runs `speaking` in parallel with reading, until `stop` or the end of the connection."""
+        """Run `speaking` in parallel with reading, until `stop` or the end of the connection."""
         task = asyncio.create_task(self._guarded(speaking))
         self._speaking.add(task)
         task.add_done_callback(lambda done: self._stopped(done, speaking))
         return task
 
     def new_continuation(self) -> Continuation:
-        """The speech that the utterances of one conversation continue."""
+        """Create the state of a conversation, in which each utterance continues the previous one."""
         return Continuation(self.service.opened_by("continuity"))
 
     def new_session(
         self, speech: SpeechRequest, *, request_id: str, live: bool = True, continuation: Continuation | None = None
     ) -> Session:
-        """Speech of one conversation, while it is written if `live`; see `Session`. `continuation`: of a conversation
-        that has several sessions.
+        """Create a session, which speaks text while the client writes the text if `live` is set. See `Session`.
+
+        Pass the same `continuation` to several sessions of one conversation.
         """
         return Session(
             self.service.resolver,
@@ -167,7 +168,7 @@ class Connection(ABC):
         )
 
     async def pass_on(self, session: Session, say: Callable[[Event], Awaitable[None]]) -> None:
-        """Passes the session's events to `say`, until the session ends."""
+        """Pass the events of a session to `say` until the session ends."""
         self._sessions.add(session)
         try:
             async with session:
@@ -182,7 +183,7 @@ class Connection(ABC):
             self._sessions.discard(session)
 
     async def end(self, code: int = 1000, reason: str = "") -> None:
-        """Closes the socket, and ends `serve`."""
+        """Close the socket, and end `serve`."""
         self._is_ending = True
         try:
             await self.socket.close(code, reason)
@@ -191,8 +192,8 @@ class Connection(ABC):
         self._ended.set()
 
     async def end_for(self, error: Exception) -> None:
-        """Closes the socket with the code for `error`. Clients use it to decide whether to reconnect."""
-        if isinstance(error, Overloaded):  # the proxy in front may find a server with capacity
+        """Close the socket with the code for `error`, which tells clients whether to reconnect."""
+        if isinstance(error, Overloaded):  # after a reconnect, the proxy may find a server with capacity
             await self.end(TRY_AGAIN_LATER, close_reason(error))
         else:
             code = POLICY_VIOLATION if isinstance(error, Unauthorized | InvalidRequest) else _ENGINE_FAILED
@@ -206,7 +207,7 @@ class Connection(ABC):
 
         if (tell := self.socket.scope.get(LEAVING)) is not None:
             tell(lambda: loop.call_soon_threadsafe(leave))
-        else:  # HAProxy had no replica for a moment, so the socket came through Serve's own proxy
+        else:  # the socket came through Serve's proxy, because HAProxy did not have a replica
             self._leaving = loop.create_task(self._leave_with_replica())
 
     async def _leave_with_replica(self) -> None:
@@ -214,7 +215,7 @@ class Connection(ABC):
         await self._leave()
 
     async def _leave(self) -> None:
-        """Closes the socket as soon as no speech would be lost, at the latest after MAX_LEAVING_S."""
+        """Close the socket as soon as all speech has ended, at the latest after MAX_LEAVING_S seconds."""
         clock = asyncio.get_running_loop().time
         began_s = clock()
         while self.owes_speech or clock() < self._quiet_from_s(began_s):
@@ -225,15 +226,15 @@ class Connection(ABC):
 
     @property
     def quiet_s(self) -> float:
-        """How long a client may be silent before a server that shuts down closes the socket."""
+        """Seconds without messages after which a server that shuts down closes the socket."""
         return _QUIET_S
 
     def _quiet_from_s(self, began_s: float) -> float:
-        """When a server that shuts down may close the socket, if neither side sends anything more."""
+        """Return the time at which a server that shuts down may close the socket without further messages."""
         return min(self._active_s + self.quiet_s, max(self._active_s, began_s + _PATIENCE_S))
 
     def failure(self, error: Exception, request_id: str) -> ErrorReply:
-        """The reply to the client for an error that ended its speech."""
+        """Return the reply for an error that ended the speech, and log internal errors."""
         reply = translate(error)
         if reply.status == INTERNAL.status:
             logger.error("request %s failed", request_id, exc_info=error)
@@ -249,12 +250,12 @@ class Connection(ABC):
             await self.end(_ENGINE_FAILED)
 
     def _stopped(self, task: asyncio.Task[None], speaking: Coroutine[None, None, None]) -> None:
-        speaking.close()  # a task that is cancelled before it runs leaves its coroutine open
+        speaking.close()  # a task cancelled before its start does not close its coroutine
         self._speaking.discard(task)
         self._touch()
 
     async def _receive(self) -> Message:
-        """The next message. Raises TimeoutError if the socket is idle for too long."""
+        """Return the next message. Raises TimeoutError if the socket is idle for too long."""
         if self._ended.is_set():
             return {"type": "websocket.disconnect"}
         receiving, ending = asyncio.create_task(self.socket.receive()), asyncio.create_task(self._ended.wait())
@@ -273,7 +274,7 @@ class Connection(ABC):
             ending.cancel()
 
     def _remaining_s(self) -> float:
-        """Seconds until the socket has been idle for too long, if nothing happens."""
+        """Return the seconds until the idle timeout of the socket."""
         if self.is_busy:
             return IDLE_TIMEOUT_S
         return self._active_s + IDLE_TIMEOUT_S - asyncio.get_running_loop().time()
@@ -294,15 +295,15 @@ class Connection(ABC):
 
 
 class HandshakeConnection(Connection):
-    """A connection whose handshake carries the whole request except the text. A bad request refuses the handshake."""
+    """Connection whose handshake contains the request without its text. An invalid request fails the handshake."""
 
-    reason_header: ClassVar[str | None] = None  # the header with the reason of a refusal
+    reason_header: ClassVar[str | None] = None  # response header with the reason of a failed handshake
     speech: SpeechRequest  # set after the handshake
 
     @classmethod
     @abstractmethod
     async def speech_request(cls, socket: WebSocket, service: SpeechService) -> SpeechRequest:
-        """Raises InvalidRequest."""
+        """Return the request of a handshake. Raises InvalidRequest."""
 
     @classmethod
     async def run(cls, socket: WebSocket, service: SpeechService) -> None:
@@ -317,35 +318,35 @@ class HandshakeConnection(Connection):
 
 
 class ConversationConnection(Connection):
-    """A connection with one session. Both end together."""
+    """Connection with one session. The connection and the session end together."""
 
     first_message: ClassVar[str] = ""  # type of the message that opens the session
     _session: Session | None = None
 
     @abstractmethod
     async def say(self, event: Event) -> None:
-        """Sends the client an event other than the session's end."""
+        """Send the message for an event to the client. The base class handles the end of the session."""
 
     @property
     def is_busy(self) -> bool:
-        """Whether it is the server's turn."""
+        """Whether the session has complete turns that are unspoken, or unread events."""
         return self._session is not None and self._session.is_speaking
 
     @property
     def session(self) -> Session:
-        """Raises InvalidRequest before the message that opens it."""
+        """The open session. Raises InvalidRequest before the first message, which opens the session."""
         if self._session is None:
-            raise InvalidRequest(f"{self.first_message} comes first.", "type")
+            raise InvalidRequest(f"The first message must be {self.first_message}.", "type")
         return self._session
 
     def converse(self, speech: SpeechRequest) -> Session:
-        """Opens the session, which speaks while `serve` reads."""
+        """Open the session, which speaks while `serve` reads."""
         self._session = self.new_session(speech, request_id=self.request_id)
         self.start(self.pass_on(self._session, self._say_or_end))
         return self._session
 
     async def finish(self) -> None:
-        """Called when the client has closed the session and all its text has been spoken."""
+        """Close the connection after the client has closed the session and all its text is spoken."""
         await self.end()
 
     async def _say_or_end(self, event: Event) -> None:
@@ -362,16 +363,16 @@ class ConversationConnection(Connection):
 
 
 def unknown_type(*valid: str) -> InvalidRequest:
-    """The error for a message of any other type than these."""
+    """Return the error for a message with another type than `valid`."""
     return InvalidRequest(f"type must be {', '.join(valid[:-1])} or {valid[-1]}.", "type")
 
 
 def _parse(text: str | None, *, recordings: bool, text_fields: tuple[str, ...]) -> dict[str, object]:
-    """The JSON object of a message. Its size is limited before it is parsed, because objects may take thirty times its
-    bytes. With `recordings` the characters of its `ref_audio` do not count for MAX_MESSAGE_BYTES.
+    """Parse the JSON object of a message. Check the size first, because parsed objects may take thirty times as much
+    memory. With `recordings`, `ref_audio` does not count toward MAX_MESSAGE_BYTES.
     """
     if text is None:
-        raise InvalidRequest("Messages are JSON text, not binary.", None, "invalid_json")
+        raise InvalidRequest("Messages must be JSON text. Send no binary messages.", None, "invalid_json")
     size = len(text.encode())
     if size <= MAX_MESSAGE_BYTES:
         return parse_object(text, cut_fields=text_fields)
@@ -383,5 +384,5 @@ def _parse(text: str | None, *, recordings: bool, text_fields: tuple[str, ...]) 
     without = f'{text[: recording.start(2)]}"{stand_in}"{text[recording.end(2) :]}'
     fields = parse_object(without, cut_fields=text_fields)
     if fields.get(recording[1]) != stand_in:
-        raise PayloadTooLarge(f"The message is larger than {MAX_MESSAGE_BYTES} bytes, without a ref_audio of its own.")
+        raise PayloadTooLarge(f"The message is larger than {MAX_MESSAGE_BYTES} bytes without its ref_audio.")
     return fields | parse_object(f'{{"{recording[1]}": {recording[2]}}}')

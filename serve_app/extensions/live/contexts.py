@@ -1,4 +1,4 @@
-"""WebSockets with several parallel sessions, named by the client: contexts."""
+"""WebSocket connections with several parallel sessions, named by the client. ElevenLabs calls a session a context."""
 
 import asyncio
 from abc import abstractmethod
@@ -18,14 +18,14 @@ from serve_app.extensions.live.connection import Connection
 from serve_app.extensions.live.session import Session
 from serve_app.extensions.live.turns import Event, Failed
 
-MAX_CONTEXTS = 16  # on one socket
-MAX_NAME_CHARS = 128  # of a context
+MAX_CONTEXTS = 16  # per socket
+MAX_NAME_CHARS = 128  # per context name
 _CONTEXT_QUIET_S = 20.0
 
 
 @dataclass(slots=True, eq=False)
 class NamedSession:
-    """One session of a socket, and the notes for its next message: fields without effect, and the voice."""
+    """A session of a socket, and the notes for its next message: ignored fields, and the voice."""
 
     name: str
     session: Session
@@ -34,7 +34,7 @@ class NamedSession:
     voice: dict[str, object]
 
     def notes(self) -> dict[str, object]:
-        """Fields to add to the next message. Later messages do not repeat them."""
+        """Return the fields to add to the next message, and clear these fields."""
         notes = {**self.voice, **ignored_fields.in_message(self.reasons)}
         self.voice, self.reasons = {}, {}
         return notes
@@ -44,9 +44,9 @@ C = TypeVar("C", bound=NamedSession)
 
 
 class ContextConnection(Connection, Generic[C]):
-    """A connection with several contexts. All but the first count as streams."""
+    """Connection with several contexts. Each context except the first counts as another stream."""
 
-    kind: type[C]  # of its contexts
+    kind: type[C]  # class of the contexts
 
     def __init__(self, socket: WebSocket, service: SpeechService) -> None:
         super().__init__(socket, service)
@@ -54,11 +54,11 @@ class ContextConnection(Connection, Generic[C]):
 
     @abstractmethod
     async def say_in(self, context: C, event: Event) -> None:
-        """Tell the client of an event of a context."""
+        """Send the message for an event of a context to the client."""
 
     @property
     def quiet_s(self) -> float:
-        """With open contexts, the time after which ElevenLabs closes a silent one."""
+        """Seconds of silence before a shutdown closes the socket. Open contexts have the timeout of ElevenLabs."""
         return _CONTEXT_QUIET_S if self._contexts else super().quiet_s
 
     @property
@@ -66,7 +66,7 @@ class ContextConnection(Connection, Generic[C]):
         return any(context.session.is_speaking for context in self._contexts.values())
 
     def name_of(self, fields: Mapping[str, object], default: str) -> str:
-        """The context that a message names. Raises InvalidRequest."""
+        """Return the context name in a message, or `default`. Raises InvalidRequest if the name is invalid."""
         name = default if (sent := fields.get("context_id")) is None else sent
         if not isinstance(name, str) or len(name) > MAX_NAME_CHARS:
             message = f"context_id must be a string of at most {MAX_NAME_CHARS} characters."
@@ -74,15 +74,15 @@ class ContextConnection(Connection, Generic[C]):
         return name
 
     def find(self, name: str) -> C | None:
-        """The context of this name, if it still takes text."""
+        """Return the context with this name if it still accepts text, or None."""
         context = self._contexts.get(name)
         return None if context is None or context.session.has_ended else context
 
     async def open(self, name: str, speech: SpeechRequest, reasons: ignored_fields.Reasons) -> C:
-        """Open a context, whose first message has the `reasons`. Raises InvalidRequest if MAX_CONTEXTS are open."""
-        await self._end_of(name)  # the last events of an earlier, ended one may still be being sent
+        """Open a context. Its first message contains `reasons`. Raises InvalidRequest if MAX_CONTEXTS are open."""
+        await self._end_of(name)  # an ended context with this name may still send its last events
         if len(self._contexts) >= MAX_CONTEXTS:
-            message = f"{MAX_CONTEXTS} contexts are open; close one before you open another."
+            message = f"{MAX_CONTEXTS} contexts are open. Close one before you open another."
             raise InvalidRequest(message, "context_id", "too_many_contexts")
         session = self.new_session(speech, request_id=f"{self.request_id}-{name[:40]}")
         voice = {note: told for note, told in speech.notes().items() if note in ("voice", "voice_take")}
@@ -92,7 +92,7 @@ class ContextConnection(Connection, Generic[C]):
         return context
 
     async def cancel(self, name: str) -> None:
-        """Stop a context at once, if there is one of this name."""
+        """Stop the context with this name immediately, if the context is open."""
         if name in self._contexts:
             self._contexts[name].speaking.cancel()
             await self._end_of(name)

@@ -1,8 +1,8 @@
-"""An utterance that is spoken while the client still writes its text. The text may be split anywhere.
+"""Speak an utterance while the client still writes its text. The client may split the text anywhere.
 
-A part becomes spoken text as soon as no later part can change it. The spoken text goes into the mailbox of the current
-segment, where a talker reads it. A text that is too long for one segment continues in the next. While the client
-writes nothing, the audio fades to silence.
+A part becomes spoken text as soon as later parts cannot change its spoken form. A talker reads the spoken text of the
+current segment from a mailbox. A text that exceeds one segment continues in the next segment. While the client does not
+write, the audio fades to silence.
 """
 
 import asyncio
@@ -31,28 +31,28 @@ from serve_app.text.characters import is_speakable
 from serve_app.text.splitting import LiveSplit
 from serve_app.text.spoken import SpokenPiece
 
-_IDLE_S = 60.0  # a text is finished if nothing is added for this time
+_IDLE_S = 60.0  # the text ends if the client does not add any for this time
 _FADE_S = 0.01
-_MARGIN_S = 0.06  # faded sound is sent this time before a player without a buffer runs dry
+_MARGIN_S = 0.06  # send a fade-out this long before a player without a buffer runs dry
 _TOKEN_BYTES = 16
-# A talker reads one text token per frame of the tail before it makes a new frame.
+# A talker reads one text token per frame of the tail before the first new frame.
 _JOINED_CHARS = 80
-_PLENTY_CHARS = 40  # enough characters for audio, even if the client writes no more
+_PLENTY_CHARS = 40  # enough characters for audio, even if the client does not write more
 
 # Returns the fields of SynthesisRequest that a style changes.
 Restyle = Callable[[str], Awaitable[Mapping[str, Any]]]
 
 
 async def no_change(style: str) -> Mapping[str, Any]:
-    """The `restyle` of texts whose styles have no effect."""
+    """Return an empty change, as the `restyle` for texts whose styles do not have an effect."""
     return {}
 
 
 class LiveTexts(Opened):
-    """The live texts of one ingress process, and the address at which talkers read them."""
+    """Factory of live texts in one ingress process, with the server from which talkers read the texts."""
 
     def __init__(self, host: str = "127.0.0.1") -> None:
-        """`host`: this node's address for talkers on other nodes."""
+        """`host` is the address of this node for talkers on other nodes."""
         self.server = MailboxServer(host)
 
     async def open(
@@ -64,10 +64,10 @@ class LiveTexts(Opened):
         rules: TextRules | None = None,
         restyle: Restyle = no_change,
     ) -> "LiveText":
-        """Open an utterance without text. It takes at most `max_chars` characters, and ends after a minute without
-        any. Without `rules` it is spoken as it is written. `restyle` is called once for each style of the text.
+        """Open an utterance without text. The utterance accepts at most `max_chars` characters, and ends after a minute
+        without new text. Without `rules`, the text is spoken as written. `restyle` is called once per style.
 
-        Raises OSError if the server cannot listen on the address.
+        Raises OSError if the mailbox server cannot listen on its address.
         """
         await self.server.start()
         rules = rules or TextRules(spoken_form=info.spoken_form)
@@ -78,7 +78,7 @@ class LiveTexts(Opened):
 
 
 class LiveText(Segments):
-    """One utterance while it is written. Its speech can be requested before it has any text."""
+    """Utterance whose text is still arriving. Callers can request its speech before the first text."""
 
     def __init__(
         self,
@@ -102,32 +102,32 @@ class LiveText(Segments):
             self._check.without_effect = self._reader.left_out
         self._split = LiveSplit(min(info.max_segment_chars, rules.max_segment_chars or info.max_segment_chars))
         self._waiting = ""  # text not yet converted to spoken text
-        self._next_take_in: asyncio.Handle | None = None  # the scheduled call that converts more of it
-        self._num_chars = 0  # as written
-        self._num_words = 0  # of words that can be spoken
+        self._next_take_in: asyncio.Handle | None = None  # the next scheduled call of `_take_in`
+        self._num_chars = 0  # of the written text
+        self._num_words = 0  # number of speakable words
         self._num_spoken_chars = 0
         self._changed = asyncio.Event()
-        self._writing: WrittenText | None = None  # the segment that takes the text
+        self._writing: WrittenText | None = None  # the segment that receives new text
         self._mailboxes: list[WrittenText] = []  # by segment
-        self._begun_anew: set[int] = set()  # segments before which speech ended while its text was still written
+        self._begun_anew: set[int] = set()  # segments after speech that ended before its text did
         self._utterance = utterance
         self._idling: asyncio.TimerHandle | None = None
-        self.parts: list[SpokenPiece] = []  # the text so far, as written and as spoken
-        self.text = ""  # the text so far, as it was written
-        self.is_complete = False  # the client adds no more
-        self._is_taken_in = False  # and all of it was converted to spoken text
+        self.parts: list[SpokenPiece] = []  # written text so far, with its spoken form
+        self.text = ""  # written text so far
+        self.is_complete = False  # whether the client has finished the text
+        self._is_taken_in = False  # whether the whole text is complete and converted to spoken text
         self._begin_segment()
         self._be_patient()
 
     @property
     def utterance(self) -> Utterance:
-        """The request to `SpeechModel`, for use after `wait_for_words`."""
+        """Request to `SpeechModel`, available after `wait_for_words`."""
         first = self.known_segment(0) or self._segments[0]
         styled = {"instructions": first.instructions, "reference": first.reference}
         return replace(self._utterance.changed(mailbox=first.mailbox, **styled), live_text=self)
 
     async def going_on(self, conversation: Continuation) -> Utterance:
-        """As `utterance`, but continuing the speech before it if enough text is written in time for that."""
+        """Return `utterance`. Continue the previous speech if the client writes enough text in time."""
         if (tail := conversation.tail(self.utterance.synthesis)) is not None:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(conversation.patience_s):
@@ -136,14 +136,14 @@ class LiveText(Segments):
         return self.utterance.changed(tail=tail if self._is_long(0) else None)
 
     def append(self, text: str) -> None:
-        """Add to the text. A long addition is converted over several iterations of the event loop.
+        """Append to the text. Convert a long addition over several iterations of the event loop.
 
-        Raises InvalidRequest if the text would become too long, or is not SSML, and then adds nothing. Must not
-        be called after `finish`.
+        Raises InvalidRequest, without any change, if the text would become too long or is invalid SSML. Do not call
+        this method after `finish`.
         """
-        assert not self.is_complete, "a finished text takes no more"
+        assert not self.is_complete, "append was called after finish"
         if self._num_chars + len(text) > self._max_chars:
-            message = f"The text has more than {self._max_chars} characters: send it in several utterances."
+            message = f"The text has more than {self._max_chars} characters. Split it into several utterances."
             raise InvalidRequest(message, "text", "string_above_max_length")
         if self._check is not None:
             self._check.feed(text, is_last=False)
@@ -154,13 +154,13 @@ class LiveText(Segments):
             self._take_in()
 
     def finish(self) -> None:
-        """Declare the text complete. The speech ends when all of it has been spoken."""
+        """Mark the text as complete. The speech ends after the whole text is spoken."""
         self.is_complete = True
         if self._next_take_in is None and not self.is_taken_in:
             self._finish()
 
     def close(self) -> None:
-        """Drop the text, and end its speech."""
+        """Discard the text, and end its speech."""
         self._end()
         for restyling in self._restyling.values():
             restyling.cancel()
@@ -169,13 +169,13 @@ class LiveText(Segments):
             self._server.remove(segment.mailbox.token)
 
     async def wait_for_words(self) -> bool:
-        """Wait until the text certainly has a word; False if it ends without one.
+        """Wait until the text contains a word. Return False if the text ends without a word.
 
-        The word may be incomplete. The talker can prepare while the rest arrives.
+        The word may be incomplete, because the talker can run its prefill while the rest arrives.
         """
         while not (self.is_taken_in or self._num_words or self._reader.will_speak):
             await self._changed.wait()
-        await self.segment(0)  # until its style is known
+        await self.segment(0)  # waits for the style of the segment
         return not self.is_taken_in or self._num_words > 0
 
     @property
@@ -188,7 +188,7 @@ class LiveText(Segments):
 
     @property
     def left_out(self) -> Counter[str]:
-        """As in SpokenText, for the text so far: later text adds to the same counter."""
+        """Counts as in SpokenText for the text so far. Later text adds to the same counter."""
         return self._reader.left_out
 
     async def is_plenty(self) -> None:
@@ -201,7 +201,7 @@ class LiveText(Segments):
         return without_clicks(chunks, sample_rate, listener, may_stall=lambda: not self.is_taken_in)
 
     def known_segment(self, number: int) -> SynthesisRequest | None:
-        """Also None while its style is being prepared. Raises what `restyle` raises."""
+        """Return a segment, or None if its text or its style is not ready yet. Raises the errors of `restyle`."""
         request = super().known_segment(number)
         if request is None or (restyling := self._restyling.get(self.style(number))) is None:
             return request
@@ -221,8 +221,8 @@ class LiveText(Segments):
         return self._mailboxes[number].text
 
     def joined(self, number: int, before: StreamTail) -> SynthesisRequest | None:
-        """A segment continues the one before if its text is long enough to be spoken at once, and if the one before has
-        spoken all of its text.
+        """Return a segment that continues the previous one, if its text is long enough to be spoken immediately, and if
+        the previous segment has spoken its whole text.
         """
         joined = super().joined(number, before)
         if joined is None or joined.tail is None:
@@ -230,7 +230,7 @@ class LiveText(Segments):
         return joined if self._is_long(number) and number not in self._begun_anew else replace(joined, tail=None)
 
     def _is_long(self, number: int) -> bool:
-        """Whether enough of a segment is written to be spoken at once after a tail."""
+        """Return whether the text of a segment is long enough to be spoken immediately after a tail."""
         written = self._mailboxes[number]
         return written.is_complete or len(written.text) >= _JOINED_CHARS
 
@@ -238,7 +238,7 @@ class LiveText(Segments):
         return segment_start(self.spoken, [mailbox.text for mailbox in self._mailboxes[:number]])
 
     def close_segment(self, number: int) -> None:
-        """Put later text into the next segment, which then continues no tail."""
+        """End a segment. Later text starts a new segment, which does not continue a tail."""
         if number == len(self._segments) - 1 and self._writing is not None:
             self._split.restart()
             self._end_segment()
@@ -251,7 +251,7 @@ class LiveText(Segments):
         self.close()
 
     def _take_in(self) -> None:
-        """Convert CHARS_AT_ONCE waiting characters to spoken text, and more in the event loop's next iteration."""
+        """Convert CHARS_AT_ONCE waiting characters to spoken text, and schedule the rest on the event loop."""
         part = self._waiting[:CHARS_AT_ONCE]
         self._waiting = self._waiting[CHARS_AT_ONCE:]
         self._write(part, is_last=False)
@@ -277,7 +277,7 @@ class LiveText(Segments):
         self._notify()
 
     def _begin_stretch(self, border: SpokenPiece) -> None:
-        """End the segment, unless it has no text yet, and put the border's silence before the next one."""
+        """End the current segment if it has text, and add the silence of the border before the next segment."""
         self._say_certain(self._split.finish())
         if self._writing is not None and self._writing.text:
             self._split.restart()
@@ -291,7 +291,7 @@ class LiveText(Segments):
             self._set_manner(number)
 
     def _say_certain(self, texts: list[str]) -> None:
-        """Add text to the current segment. Each of `texts` except the last ends a segment."""
+        """Append text to the current segment. Each of `texts` except the last ends a segment."""
         for number, text in enumerate(texts):
             if number:
                 self._end_segment()
@@ -309,7 +309,7 @@ class LiveText(Segments):
         self._segments.append(segment_request(request, len(self._segments)))
 
     def _set_manner(self, number: int) -> None:
-        """Set the speed and style of a segment. A style is prepared at once: it may need a recording of the store."""
+        """Set the speed and style of a segment. Start to prepare a new style, which may read a recording."""
         self._speeds[number], self._styles[number] = self._speed, self._style
         if self._style and self._style not in self._restyling:
             restyling = self._restyling[self._style] = asyncio.ensure_future(self._restyle(self._style))
@@ -344,14 +344,15 @@ class LiveText(Segments):
 async def without_clicks(
     chunks: AsyncGenerator[PcmChunk, None], sample_rate: int, listener: Listener, *, may_stall: Callable[[], bool]
 ) -> AsyncGenerator[PcmChunk, None]:
-    """`chunks` without clicks at stalls. Audio that arrives in time is unchanged.
+    """Yield `chunks` without clicks at stalls. Audio that arrives in time does not change.
 
-    While they `may_stall` the last 10 ms are held back, and faded out if no chunk arrives in time.
+    While `may_stall` returns True, hold the last 10 ms back, and fade them out if the next chunk does not arrive in
+    time.
     """
     size = int(_FADE_S * sample_rate) * SAMPLE_BYTES
-    held = b""  # the last 10 ms, not sent yet
-    last: PcmChunk | None = None  # the latest chunk, emptied
-    is_silent = False  # the sound has faded out
+    held = b""  # the last 10 ms, not yet sent
+    last: PcmChunk | None = None  # the latest chunk, without audio
+    is_silent = False  # whether the audio has faded out
     coming: asyncio.Future[PcmChunk | None] | None = None
     try:
         while True:

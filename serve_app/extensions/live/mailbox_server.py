@@ -7,11 +7,11 @@ from deployments.protocol import Mailbox
 from deployments.serving.mailbox import LENGTH
 
 _MAX_REQUEST_BYTES = 256
-_REQUEST_S = 5.0  # for a reader to send its request
+_REQUEST_S = 5.0  # time limit for a reader to send its request
 
 
 class WrittenText:
-    """The text of one segment so far, and whether it is complete."""
+    """Text of one segment received so far, and whether the text is complete."""
 
     def __init__(self) -> None:
         self.text = ""
@@ -19,7 +19,7 @@ class WrittenText:
         self._changed = asyncio.Event()
 
     def append(self, text: str) -> None:
-        """Add text without halves of surrogate pairs."""
+        """Append text, which must not contain unpaired surrogates."""
         self.text += text
         self._wake()
 
@@ -28,7 +28,7 @@ class WrittenText:
         self._wake()
 
     async def wait(self, offset: int) -> str:
-        """The text after `offset` characters, as soon as there is any; empty at the end of the text."""
+        """Wait for text after `offset` characters and return it; an empty string at the end of the text."""
         while len(self.text) <= offset and not self.is_complete:
             await self._changed.wait()
         return self.text[offset:]
@@ -39,7 +39,7 @@ class WrittenText:
 
 
 class MailboxServer:
-    """Serves the texts of this process, each to readers with its token."""
+    """TCP server for the texts of this process. A reader needs the token of its text."""
 
     def __init__(self, host: str) -> None:
         self._host = host
@@ -48,7 +48,7 @@ class MailboxServer:
         self._readers: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        """Start listening, unless it already does. Raises OSError if it cannot listen at the address."""
+        """Start listening, unless the server is already running. Raises OSError if the address is not available."""
         self._starting = self._starting or asyncio.create_task(self._start())
         try:
             await asyncio.shield(self._starting)
@@ -57,14 +57,14 @@ class MailboxServer:
             raise
 
     def share(self, token: str, text: WrittenText) -> Mailbox:
-        """Serve `text`. Returns where readers find it."""
+        """Serve `text` under `token`. Returns the address for readers."""
         assert self._starting is not None, "start comes first"
         _, port, *_ = self._starting.result().sockets[0].getsockname()
         self._texts[token] = text
         return Mailbox(self._host, port, token)
 
     def remove(self, token: str) -> None:
-        """Stop serving a text. Its readers are cut off unless it is complete."""
+        """Stop serving a text. If the text is incomplete, the server closes the connections of its readers."""
         text = self._texts.pop(token, None)
         if text is not None:
             text.finish()
@@ -100,13 +100,13 @@ class MailboxServer:
             writer.write(LENGTH.pack(len(part)) + part)
             await writer.drain()
             offset += len(more)
-        if token in self._texts:  # a text that was removed has no end
+        if token in self._texts:  # omit the end marker of a removed text
             writer.write(LENGTH.pack(0))
             await writer.drain()
 
 
 async def _request(reader: asyncio.StreamReader) -> tuple[str, int]:
-    """A token, and the offset to read its text from."""
+    """Return the requested token and the character offset at which to start."""
     token, offset = (await reader.readline()).decode("ascii").split()
     if int(offset) < 0:
         raise ValueError(offset)

@@ -1,4 +1,4 @@
-"""A session: a dialect adds text as the client writes it, and receives events as the text is spoken."""
+"""Speech session: a dialect appends text while the client writes, and receives events while the server speaks."""
 
 import asyncio
 from collections import Counter, deque
@@ -49,17 +49,17 @@ from serve_app.text.languages import foreign_language
 from serve_app.text.spoken import SpokenText
 
 MAX_UNSPOKEN_CHARS = 1 << 16  # an hour of speech
-_SCRIPT_CHARS = 1000  # enough to detect a text's script; checking all of it would block the event loop for 0.3 s
-MAX_AUDIO_BYTES = 4096  # in one event
-_MOST_UNSENT = 8  # events not yet taken by the reader; decoding waits at this number
-_MOST_TURNS = 256  # turns that wait to be spoken
+_SCRIPT_CHARS = 1000  # prefix for script detection; checking a whole text would block the event loop for 0.3 s
+MAX_AUDIO_BYTES = 4096  # per event
+_MOST_UNSENT = 8  # maximum number of unread events, at which decoding waits
+_MOST_TURNS = 256  # maximum number of waiting turns
 
 
 class Session:
-    """Speaks turns one after the other; `flush` ends a turn. Iterate over it for its events. Decoding waits until the
-    iterating task takes them.
+    """Sequence of turns, spoken in order. `flush` ends a turn. Iterate over the session to receive its events.
 
-    Use it as an asynchronous context manager: leaving it cancels all speech.
+    Decoding waits while events are not read. Use a session as an asynchronous context manager, whose exit cancels all
+    speech.
     """
 
     def __init__(
@@ -72,19 +72,19 @@ class Session:
         continuation: Continuation,
         live_texts: LiveTexts | None = None,
     ) -> None:
-        """`speech`: everything but the text. With `live_texts` a turn is spoken while it is written, else when it is
-        complete. A turn's id is `request_id` with the turn's number, or without `live_texts` the bare `request_id`.
-        `continuation`: the speech that the turns continue. `handshake`: the state of the socket's request.
+        """`speech` contains all fields of the request except the text. With `live_texts`, a turn is spoken while the
+        client writes, and its ID is `request_id` with its number. Without `live_texts`, a turn is spoken when it is
+        complete, and its ID is `request_id`. The turns continue the speech of `continuation`.
         """
         assert isinstance(speech.spoken, ReadText)
         self._resolver, self._speech = resolver, speech
         self._info, self._delivery, self._rules = speech.info, speech.delivery, speech.spoken.rules
-        self._body = speech.body.model_copy(update={"previous_request_id": None})  # with the speed of later turns
+        self._body = speech.body.model_copy(update={"previous_request_id": None})  # for turns that have not started
         self._handshake, self._request_id = handshake, request_id
         self._continuation, self._live_texts = continuation, live_texts
         self._turns: deque[Turn] = deque()  # in speaking order
-        self._over: deque[Turn] = deque(maxlen=_MOST_TURNS)  # spoken since the session was last cleared
-        # Closed: no more text is added. Ended: text that is added now will not be spoken.
+        self._over: deque[Turn] = deque(maxlen=_MOST_TURNS)  # spoken since the last `clear`
+        # A closed session does not accept text. An ended session does not speak text that is appended.
         self._num_turns, self._is_closed, self.has_ended = 0, False, False
         self._changed, self._events = asyncio.Event(), asyncio.Queue[Event](_MOST_UNSENT)
         self._rendering = self._delivery.rendering(self._info)
@@ -100,20 +100,20 @@ class Session:
 
     @property
     def is_speaking(self) -> bool:
-        """Whether it is the server's turn."""
+        """Whether complete turns are unspoken, or events are unread."""
         return any(turn.is_complete for turn in self._turns) or not self._events.empty()
 
     @property
     def is_writing(self) -> bool:
-        """Whether a turn waits for more text, or for its end."""
+        """Whether the last turn still accepts text."""
         return bool(self._turns) and self._turns[-1].takes_text
 
     def append(self, text: str) -> None:
-        """Adds text, split anywhere, to the current turn or a new one. Raises InvalidRequest if too much text waits."""
+        """Append text, split anywhere, to the current or a new turn. Raises InvalidRequest if too much text waits."""
         if not text:
             return
         if sum(len(turn.text) - turn.num_taken for turn in self._turns) + len(text) > MAX_UNSPOKEN_CHARS:
-            message = f"More than {MAX_UNSPOKEN_CHARS} characters wait to be spoken; send more when some have been."
+            message = f"More than {MAX_UNSPOKEN_CHARS} characters wait to be spoken. Send more text later."
             raise InvalidRequest(message, "text", "string_above_max_length")
         turn = self._turns[-1] if self.is_writing else self._open_turn()
         text, turn.half = whole_characters(turn.half + text)
@@ -121,20 +121,21 @@ class Session:
         turn.write()
 
     def flush(self) -> Turn:
-        """Ends the current turn, or an empty new one; its `Flushed` will follow."""
+        """End the current turn, or an empty new one. A `Flushed` event of the turn follows."""
         turn = self._turns[-1] if self.is_writing else self._open_turn()
         turn.is_complete, turn.text, turn.half = True, turn.text + without_halves(turn.half), ""
         turn.write()
         return turn
 
     def configure(self, *, speed: float) -> None:
-        """Changes the speed of turns that have not begun."""
+        """Change the speed of turns that have not started."""
         self._body = self._body.model_copy(update={"speed": speed})
 
     async def clear(self, played_s: float | None = None) -> Cleared:
-        """Stops speaking and drops the waiting turns. Returns the event after which no events of them follow.
+        """Stop speaking and drop the waiting turns. Return the `Cleared` event, after which no events of these turns
+        follow.
 
-        `played_s` is how much of the session's audio the listener has heard, since its beginning or the last `clear`.
+        `played_s` counts the seconds of audio heard by the listener since the start of the session or the last `clear`.
         """
         before = self._drop_events()
         await self._stop()
@@ -153,21 +154,21 @@ class Session:
         return cleared
 
     def close(self) -> None:
-        """Adds no more text: `Done` follows once all text so far is spoken."""
+        """Close the session to new text. A `Done` event follows after all earlier text is spoken."""
         if self.is_writing:
             self.flush()
         self._is_closed = True
         self._changed.set()
 
     async def aclose(self, outcome: str = "cancelled") -> None:
-        """Cancels all speech at once. `outcome` is for the log."""
+        """Cancel all speech immediately. `outcome` is for the log."""
         await self._stop()
         for turn in self._turns:
             self._end(turn, outcome)
         self._turns.clear()
 
     async def __aiter__(self) -> AsyncIterator[Event]:
-        """Events until `Done` or `Failed`."""
+        """Yield events up to `Done` or `Failed`."""
         event: Event | None = None
         while not isinstance(event, Done | Failed):
             event = await self._events.get()
@@ -175,7 +176,7 @@ class Session:
 
     def _open_turn(self) -> Turn:
         if len(self._turns) >= _MOST_TURNS:
-            raise InvalidRequest(f"More than {_MOST_TURNS} turns wait to be spoken.", "text", "too_many_turns")
+            raise InvalidRequest(f"{_MOST_TURNS} turns wait to be spoken. Send more later.", "text", "too_many_turns")
         self._num_turns += 1
         own_id = f"{self._request_id}-{self._num_turns}" if self._live_texts else self._request_id
         turn = Turn(self._num_turns, self._handshake.record.another(own_id))
@@ -187,7 +188,7 @@ class Session:
         try:
             while (turn := await self._next_turn()) is not None:
                 await self._speak(turn)
-                self._over.append(replace(self._turns.popleft(), utterance=None, live=None))  # large, no longer needed
+                self._over.append(replace(self._turns.popleft(), utterance=None, live=None))  # saves memory
                 self._end(turn)
                 if turn.utterance is not None:
                     self._continuation.count(turn.utterance.synthesis)
@@ -206,7 +207,7 @@ class Session:
             await self._events.put(Failed(error))
 
     async def _next_turn(self) -> Turn | None:
-        """The next turn, once there is one; None if the session was closed."""
+        """Wait for the next turn. Return None if the session is closed and all turns are spoken."""
         while not self._turns and not self._is_closed:
             self._changed.clear()
             await self._changed.wait()
@@ -237,7 +238,7 @@ class Session:
         await self._send(turn, rest)
 
     async def _chunks(self, turn: Turn) -> AsyncGenerator[PcmChunk, None]:
-        """The turn's audio: a moment of silence if its text contains nothing to speak."""
+        """Yield the audio of a turn, or a short silence if its text does not contain words."""
         has_spoken = False
         is_there = turn.is_complete and len(turn.text) <= self._resolver.settings.max_input_chars
         texts = None if is_there else self._live_texts
@@ -255,17 +256,17 @@ class Session:
 
     @asynccontextmanager
     async def _whole(self, turn: Turn) -> AsyncIterator[Utterance | None]:
-        """The utterance of the turn's text once it is complete; None if there is nothing to speak."""
+        """Wait for the whole text of a turn. Yield its utterance, or None if the text does not contain words."""
         while not turn.is_complete:
             turn.changed.clear()
             await turn.changed.wait()
         text = turn.take()
-        # Check before reading the text: a longer text takes longer to read.
+        # Check the length first, because converting a longer text takes longer.
         check_length("input", text, self._resolver.settings)
         spoken = read(text, self._rules, field="text")
         turn.usage.left_out = spoken.left_out
         if self._live_texts is not None and not is_speakable(spoken.text):
-            yield None  # in a conversation, an empty text is not an error
+            yield None  # an empty text is not an error in a conversation
             return
         utterance = (await self._draft(turn, self._body.model_copy(update={"input": text}), spoken)).utterance
         turn.utterance = utterance.changed(tail=self._continuation.tail(utterance.synthesis))
@@ -274,7 +275,7 @@ class Session:
 
     @asynccontextmanager
     async def _live(self, turn: Turn, texts: LiveTexts) -> AsyncIterator[Utterance | None]:
-        """The utterance of a text while it is written; None if there is nothing to speak."""
+        """Yield the utterance of a turn whose text is still arriving, or None if the text ends without words."""
         draft = await self._draft(turn, self._body, read("", self._rules), live=True)
         restyle = partial(in_style, self._resolver, draft)
         asked = texts.open(
@@ -285,7 +286,7 @@ class Session:
             self._follow(turn, live)
             turn.write()
             if has_words := await live.wait_for_words():
-                if foreign_language(turn.text[:_SCRIPT_CHARS], self._info.languages):  # so far: maybe only a name
+                if foreign_language(turn.text[:_SCRIPT_CHARS], self._info.languages):  # perhaps only a name
                     await live.is_plenty()
                     check_language(turn.text[:_SCRIPT_CHARS], self._body, self._info, self._body.voice)
                 turn.utterance = await live.going_on(self._continuation)
@@ -294,7 +295,7 @@ class Session:
     async def _draft(self, turn: Turn, body: SpeechBody, spoken: SpokenText, *, live: bool = False) -> Draft:
         self._handshake.caller.count_request()
         identity = {"request_id": turn.record.request_id, "client": self._handshake.caller.name}
-        # A turn may begin an hour after the request: by then its voice may have a new version, or be deleted.
+        # A turn may start an hour after the request. Its voice may then have a new version, or may be deleted.
         voice = await choose_voice(self._resolver, body.voice, body, self._info, lenient=False)
         speech = replace(self._speech, body=body, spoken=spoken, stored=voice.stored)
         draft = await build_utterance(self._resolver, speech, live=live, **identity)
@@ -312,14 +313,14 @@ class Session:
     async def _stop(self) -> None:
         if (task := self._speaking) is None:
             return
-        if not task.cancelling():  # a second cancellation would interrupt its cleanup
+        if not task.cancelling():  # a second cancellation would interrupt the cleanup
             task.cancel()
         await asyncio.wait((task,))
         if self._speaking is task:
-            self._speaking = None  # its error references its frames, and these the session and all text sent to it
+            self._speaking = None  # the task's error refers to frames that keep the session and its text in memory
 
     def _at_playback(self, played_s: float | None) -> tuple[Turn | None, Spoken | None]:
-        """The turn at this position of the session's audio, or the first one, and how much of its text was spoken."""
+        """Return the turn at this position of the session's audio, or the first turn, and its heard text."""
         turns = [*self._over, *self._turns]
         if played_s is None or not turns:
             return next(iter(self._turns), turns[-1] if turns else None), None
@@ -327,7 +328,7 @@ class Session:
         return heard, heard.spoken(played_s)
 
     def _drop_events(self) -> list[Cleared]:
-        """Drops all waiting events except the results of earlier `clear` calls, which it returns."""
+        """Drop all unread events, but return those of earlier `clear` calls."""
         return [event for _ in range(self._events.qsize()) if isinstance(event := self._events.get_nowait(), Cleared)]
 
     def _end(self, turn: Turn, outcome: str | None = None) -> None:

@@ -1,4 +1,4 @@
-"""The turns of a session, and the events that report the progress of their speech."""
+"""Turns of a session, and events that report the progress of their speech."""
 
 import asyncio
 from collections.abc import Mapping
@@ -16,18 +16,18 @@ from serve_app.text.characters import end_of_certain, end_of_visible, without_cj
 
 @dataclass(slots=True)
 class Turn:
-    """Text that is spoken as one utterance, and the progress of its speech."""
+    """Text that the session speaks as one utterance, and the progress of its speech."""
 
-    number: int  # from 1
+    number: int  # starts at 1
     record: RequestRecord
     text: str = ""  # the whole text so far
-    half: str = ""  # half of a surrogate pair that follows the text
+    half: str = ""  # half of a surrogate pair at the end of the text so far
     is_complete: bool = False
-    utterance: Utterance | None = None  # None until speech is requested
-    live: LiveText | None = None  # None if it is spoken once it is complete
-    num_taken: int = 0  # characters that are being spoken, or have been
+    utterance: Utterance | None = None  # None until the speech starts
+    live: LiveText | None = None  # None if the session speaks the turn only when it is complete
+    num_taken: int = 0  # number of characters passed on to speech
     times: WordTimes | None = None  # None if the client did not request word times
-    start_s: float | None = None  # start of its audio, counted from the last `clear`; None: it has none
+    start_s: float | None = None  # start of the audio since the last `clear`; None before the audio starts
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -36,23 +36,23 @@ class Turn:
 
     @property
     def finish_reason(self) -> FinishReason:
-        """Why its speech ended. Valid only once it has."""
+        """The reason why the speech ended. Valid only after the end."""
         return self.usage.finish_reason or FinishReason.STOP
 
     @property
     def takes_text(self) -> bool:
-        """Whether text may be added. A live text ends by itself if nothing is added for a long time."""
+        """Whether the turn accepts text. A live text ends by itself after a long time without new text."""
         return not self.is_complete and not (self.live is not None and self.live.is_complete)
 
     def take(self) -> str:
-        """The text not taken yet, without spaces between ideographs."""
+        """Return the text that is not yet passed on to speech, without spaces between ideographs."""
         end = len(self.text) if self.is_complete else end_of_certain(self.text)
         before = self.text[max(0, self.num_taken - 1) : self.num_taken]
         text, self.num_taken = self.text[self.num_taken : end], max(end, self.num_taken)
         return without_cjk_spaces(before + text)[len(before) :]
 
     def spoken(self, played_s: float) -> Spoken | None:
-        """The part of its text heard after `played_s` of the session's audio; None without word times."""
+        """Return the text heard after `played_s` seconds of the session's audio, or None without word times."""
         if self.start_s is None or played_s <= self.start_s:
             return Spoken("", self.text, last_word=None)
         if self.times is None or not self.times.are_known:
@@ -62,7 +62,7 @@ class Turn:
         return replace(heard, text_spoken=self.text[:end], text_remaining=self.text[end:])
 
     def write(self) -> None:
-        """Pass new text on to the live text. Raises InvalidRequest if that becomes too long."""
+        """Append new text to the live text. Raises InvalidRequest if the live text becomes too long."""
         if self.live is not None and not self.live.is_complete:
             self.live.append(self.take())
             if self.is_complete:
@@ -72,14 +72,14 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A turn's audio follows."""
+    """Event before the first audio of a turn."""
 
     turn: Turn
 
 
 @dataclass(frozen=True, slots=True)
 class Audio:
-    """The next bytes in the output's format; raw formats have whole samples."""
+    """Event with the next audio bytes in the output format. Raw formats contain whole samples."""
 
     turn: Turn
     data: bytes
@@ -87,30 +87,30 @@ class Audio:
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """When the next words of a turn are heard, in seconds of its audio, which may be sent before or after."""
+    """Event with the times of the next words, in seconds of the turn's audio. The audio may arrive earlier or later."""
 
     turn: Turn
     words: tuple[Word, ...]
 
     def in_session(self) -> list[Word]:
-        """The words, with times in seconds of the session's audio."""
+        """Return the words with times in seconds of the session's audio."""
         before_s = self.turn.start_s or 0.0
         return [replace(word, start_s=word.start_s + before_s, end_s=word.end_s + before_s) for word in self.words]
 
 
 @dataclass(frozen=True, slots=True)
 class Flushed:
-    """All text of a turn, up to its `flush`, has been spoken."""
+    """Event after the whole text of a turn, up to its `flush`, is spoken."""
 
     turn: Turn
 
 
 @dataclass(frozen=True, slots=True)
 class Cleared:
-    """Earlier turns were dropped: no more events of them follow.
+    """Event after which no events of the dropped `turns` follow.
 
-    `heard`: the turn that was playing at `played_s`, if the client sent it, else the turn being made. `spoken`: how
-    much of its text was heard; None without word times or `played_s`.
+    `heard` is the turn that was playing at `played_s`, or the turn in progress if the client did not send `played_s`.
+    `spoken` is the heard part of its text, or None without word times or `played_s`.
     """
 
     turns: tuple[Turn, ...]
@@ -120,14 +120,17 @@ class Cleared:
 
 @dataclass(frozen=True, slots=True)
 class Rest:
-    """Bytes that the audio encoder had left after the last turn."""
+    """Event with the remaining bytes of the audio encoder after the last turn."""
 
     data: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """All of a closed session is spoken. `finish_reason`: the first of its turns but STOP. `answer`: the last's."""
+    """Event after all text of a closed session is spoken.
+
+    `finish_reason` is the first finish reason other than STOP of a turn, or STOP. `answer` belongs to the last turn.
+    """
 
     finish_reason: FinishReason
     answer: Mapping[str, object]
@@ -135,10 +138,10 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The session has ended with an error."""
+    """Event at the end of a session that failed."""
 
     error: Exception
 
 
-# InvalidRequest: none of a turn's text can be spoken. The turn continues to its end, with a moment of silence.
+# An InvalidRequest event reports a turn without speakable text. The turn then consists of a short silence.
 Event = Started | Audio | Words | InvalidRequest | Flushed | Cleared | Rest | Done | Failed

@@ -1,1 +1,1 @@
-"""Choosing among several models."""
+"""Selection of one of several models for each request."""

@@ -1,4 +1,4 @@
-"""Choose which of several models answers a request. docs/models.md lists the criteria, in this order."""
+"""Choose the model that serves a request. docs/models.md lists the criteria in the same order."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from serve_app.config import CLONE_ALIAS, ApiSettings
 from serve_app.extension import Opened
 
 _TASKS = {"customvoice": ModelKind.CUSTOM_VOICE, "voicedesign": ModelKind.VOICE_DESIGN, "base": ModelKind.BASE}
-_CHECKPOINTS = {  # the model to deploy
+_CHECKPOINTS = {  # names in error messages
     ModelKind.CUSTOM_VOICE: "a CustomVoice checkpoint",
     ModelKind.VOICE_DESIGN: "a VoiceDesign checkpoint",
     ModelKind.BASE: "a Base checkpoint",
@@ -20,18 +20,18 @@ _CHECKPOINTS = {  # the model to deploy
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelHints:
-    """The fields of a request that decide. Absent ones are None or False."""
+    """Fields of a request that determine its model. Missing fields are None or False."""
 
     model: str | None = None
-    has_recording: bool = False  # in the request, or stored
+    has_recording: bool = False  # the recording is in the request, or `voice` is a stored voice
     task_type: object = None
     voice: str | None = None
-    lost_voice: NotFound | None = None  # if `voice` can only be the id of a stored voice, and none has it
+    lost_voice: NotFound | None = None  # error if `voice` has the form of a voice ID but does not exist
     instructions: object = None
 
 
 class ModelChoice(Opened):
-    """Chooses the model of every request."""
+    """Extension object that chooses the model of every request."""
 
     def join(self, resolver: Resolver) -> None:
         resolver.choose_model = model_for
@@ -42,9 +42,10 @@ class ModelChoice(Opened):
 async def model_for(
     resolver: Resolver, fields: Mapping[str, object], *, task_type: object, lenient: bool = False
 ) -> ModelInfo:
-    """The model for a request whose `fields` have the names of a SpeechBody, not yet checked if `lenient`.
+    """Return the model for a request. `fields` are named as in SpeechBody, and unchecked if `lenient`.
 
-    A single model answers all requests. Its name is checked unless `lenient`. Raises NotReady, and as `choose_model`.
+    A single model serves all requests. Unless `lenient`, check the name of the model in the request. Raises NotReady,
+    and the errors of `choose_model`.
     """
     models = await resolver.models.infos()
     model, voice = (value if isinstance(value, str) else None for value in (fields.get("model"), fields.get("voice")))
@@ -64,10 +65,10 @@ async def model_for(
 
 
 async def _is_stored(resolver: Resolver, voice: str | None, models: Sequence[ModelInfo]) -> bool:
-    """Whether `voice` is a stored voice; False with a single model, because then nothing depends on it.
+    """Return whether `voice` is a stored voice. Return False with a single model, because the result is irrelevant.
 
-    If a model has a speaker of that name, only voices that this replica already knows count. Most requests name such a
-    speaker, and asking the store would cost each of them a round trip.
+    If a model has a speaker of this name, search only the voices in memory. Most requests name a speaker, and each
+    would otherwise wait for the store.
     """
     if len(models) == 1 or voice is None:
         return False
@@ -76,10 +77,10 @@ async def _is_stored(resolver: Resolver, voice: str | None, models: Sequence[Mod
 
 
 def choose_model(wanted: ModelHints, models: Sequence[ModelInfo], settings: ApiSettings, *, lenient: bool) -> ModelInfo:
-    """The model for a request, from `models`, whose first is the default.
+    """Choose the model for a request. The first of `models` is the default.
 
-    Clients of a `lenient` dialect cannot know our names: unknown models and voices are not considered. Raises
-    InvalidRequest and ModelNotFound, which name the model to deploy or the field to send.
+    With `lenient`, ignore unknown models and voices, because clients of other APIs cannot know the names of this
+    server. Raises InvalidRequest and ModelNotFound, which name the model to deploy or the field to send.
     """
     if len(models) == 1:
         return models[0]
@@ -101,7 +102,10 @@ def choose_model(wanted: ModelHints, models: Sequence[ModelInfo], settings: ApiS
 def _by_model(
     name: str | None, models: Sequence[ModelInfo], settings: ApiSettings, *, lenient: bool
 ) -> ModelInfo | None:
-    """None if `name` is missing or an alias such as "tts-1": other fields then decide."""
+    """Return the model with this name, or None for a missing name or an alias such as "tts-1".
+
+    For None, other fields determine the model.
+    """
     is_own = any(catalogue.means(name, info) for info in models) if name else False
     if name is None or (catalogue.is_alias(name, settings) and not is_own):
         return None
@@ -120,12 +124,15 @@ def _by_task(task: object, models: Sequence[ModelInfo]) -> ModelInfo | None:
         return None
     kind = _TASKS.get(task.lower()) if isinstance(task, str) else None
     if kind is None:
-        raise InvalidRequest(f"task_type: {str(task)[:40]!r} is none of CustomVoice, VoiceDesign, Base.", "task_type")
+        raise InvalidRequest(f"task_type: {str(task)[:40]!r} is not CustomVoice, VoiceDesign or Base.", "task_type")
     return _of_kind(kind, models, "task_type", "task_type")
 
 
 def _by_voice(name: str | None, models: Sequence[ModelInfo], *, lenient: bool) -> ModelInfo | None:
-    """A model's own speakers take precedence over OpenAI's names, which every model with speakers accepts."""
+    """Return the model that speaks with the voice `name`, or None.
+
+    Speakers of a model take precedence over OpenAI's voice names, which every model with speakers accepts.
+    """
     speaking = [info for info in models if info.voices]
     wanted = (name or "").lower()
     if not wanted or not speaking:
@@ -138,7 +145,7 @@ def _by_voice(name: str | None, models: Sequence[ModelInfo], *, lenient: bool) -
 
 
 def _of_kind(kind: ModelKind, models: Sequence[ModelInfo], need: str, param: str) -> ModelInfo:
-    """The model of the kind that `need`, in field `param`, requires. Raises InvalidRequest for none or several."""
+    """Return the only or default model of the kind that `need` requires. Raises InvalidRequest for none or several."""
     chosen = _only([info for info in models if info.kind is kind], need, models[0])
     if chosen is None:
         raise not_deployed(kind, models, need, param)
@@ -146,17 +153,17 @@ def _of_kind(kind: ModelKind, models: Sequence[ModelInfo], need: str, param: str
 
 
 def not_deployed(kind: ModelKind, models: Sequence[ModelInfo], need: str, param: str | None = None) -> InvalidRequest:
-    """The error that names the model to deploy for `need`."""
+    """Return an error that names the model to deploy for `need`."""
     here = ", ".join(f"{info.name} ({info.kind})" for info in models)
-    message = f"{need} needs {_CHECKPOINTS[kind]}, and none is deployed here: {here}."
+    message = f"{need} requires {_CHECKPOINTS[kind]}, but this server runs only {here}."
     return InvalidRequest(message, param, "model_not_deployed")
 
 
 def _only(candidates: Sequence[ModelInfo], need: str, default: ModelInfo) -> ModelInfo | None:
-    """The default model if it is a candidate, else the only candidate."""
+    """Return the default model if it is a candidate, or the only candidate. Raises InvalidRequest for several."""
     if default in candidates:
         return default
     if len(candidates) > 1:
         names = ", ".join(info.name for info in candidates)
-        raise InvalidRequest(f"{need} fits several models ({names}): name one in model.", "model", "ambiguous_model")
+        raise InvalidRequest(f"{need} fits several models ({names}). Set model to one.", "model", "ambiguous_model")
     return candidates[0] if candidates else None

@@ -1,1 +1,1 @@
-"""Talkray's own WebSocket, and streams of codec frames."""
+"""Talkray's native WebSocket, and streams of codec frames."""

@@ -1,6 +1,6 @@
-"""Codec frames instead of audio, for clients that decode them: docs/codec-frames.md has every bit.
+"""Stream codec frames instead of audio to clients that decode the frames. See docs/codec-frames.md for the format.
 
-The server decodes as well, to detect the quiet start, which it drops, and runaways, which it ends.
+The server decodes the frames too, to drop the quiet start, and to stop runaway speech.
 """
 
 import struct
@@ -32,12 +32,12 @@ HEADER = struct.Struct("<4sBBHII")  # magic, version, codebooks, 0, samples per 
 RECORD = struct.Struct("<BxxxI")  # kind, number
 FRAMES, PLAY, DROP, SILENCE, RESTART, END = b"fpdsre"
 END_REASONS = tuple(FinishReason)
-# They would change the audio of the frames.
+# Fields that would change the decoded audio.
 _OF_AUDIO = ("response_format", "stream_format", "sample_rate", "speed", "word_timestamps")
 
 
 async def speak(service: SpeechService, request: Request) -> Response:
-    """Speaks `input` as a stream of records; the other fields are those of `/v1/audio/speech`."""
+    """Speak `input` as a stream of records. The other fields are the same as in `/v1/audio/speech`."""
     speech = await _speech_request(service, await service.read_fields(request))
     utterance = (await service.begin_utterance(request, speech)).utterance
     usage = state_of(request).record.usage
@@ -52,33 +52,33 @@ async def speak(service: SpeechService, request: Request) -> Response:
 async def _speech_request(
     service: SpeechService, fields: Mapping[str, object], *, reasons: Mapping[str, str] | None = None
 ) -> SpeechRequest:
-    """Raises InvalidRequest."""
+    """Create a request for frames. Raises InvalidRequest if a field would change the decoded audio."""
     if named := next((name for name in _OF_AUDIO if name in fields), None):
-        raise InvalidRequest(f"{named}: frames are the model's own, before any audio is made of them.", named)
+        raise InvalidRequest(f"{named} changes only audio, not codec frames. Remove the field.", named)
     reasons = {
         **(reasons or {}),
-        **({ignored_fields.PREVIOUS: "for audio only"} if fields.get(ignored_fields.PREVIOUS) else {}),
+        **({ignored_fields.PREVIOUS: "only for audio"} if fields.get(ignored_fields.PREVIOUS) else {}),
     }
     speech = await strict_request(
         service.resolver, fields, default=AudioFormat.PCM, reasons=reasons, overrides={ignored_fields.PREVIOUS: None}
     )
     if any(span.speed != 1 for span in speech.spoken.spans):
-        raise InvalidRequest("input: a rate changes audio, and frames have none: leave <prosody rate> out.", "input")
+        raise InvalidRequest("input: <prosody rate> changes only audio, not codec frames. Remove it.", "input")
     if speech.body.ref_audio is not None and not (speech.body.x_vector_only_mode or speech.info.clones_by_vector):
-        reason = "speech goes on from the recording's own frames, which are not sent; x_vector_only_mode needs none"
+        reason = "speech would continue frames of the recording, which are not sent. Set x_vector_only_mode"
         raise InvalidRequest(f"ref_audio: {reason}.", "ref_audio")
     return speech
 
 
 class Records:
-    """Chunks of one utterance as bytes."""
+    """Encoder that converts the chunks of one utterance to bytes."""
 
     def __init__(self, info: ModelInfo) -> None:
         self._header = HEADER.pack(MAGIC, VERSION, info.num_code_groups, 0, info.sample_rate, info.frame_samples)
         self._segment = self._position = 0
 
     def add(self, chunk: PcmChunk) -> bytes:
-        """The records of a chunk: its frames, how many of their samples to drop, and how many to play."""
+        """Return the records of a chunk: its frames, the number of samples to drop, and the number to play."""
         records = bytearray()
         if chunk.segment != self._segment:
             self._segment, self._position = chunk.segment, 0
@@ -113,14 +113,14 @@ async def _records(
 
 
 class FramesSocket(Connection):
-    """`speak` and `cancel`, as on the native WebSocket; a stream of records for each utterance."""
+    """Connection with the `speak` and `cancel` messages of the native WebSocket, which sends records."""
 
     takes_recordings = True
 
     async def obey(self, fields: dict[str, object]) -> None:
         match fields.pop("type", None):
             case "speak" if self.is_busy:
-                raise InvalidRequest("An utterance is being spoken; cancel it or wait for its end.", "type", "busy")
+                raise InvalidRequest("An utterance is in progress. Cancel it or wait for its end.", "type", "busy")
             case "speak":
                 speech = await _speech_request(self.service, fields, reasons=ignored_fields.always_streamed(fields))
                 self.start(self._speak(speech, self.next_id()))

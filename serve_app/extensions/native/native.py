@@ -1,4 +1,4 @@
-"""The native WebSocket: one utterance per message, PCM as binary frames, cancel at any time."""
+"""Native WebSocket. Each `speak` message starts an utterance, whose PCM arrives in binary frames. `cancel` stops it."""
 
 import asyncio
 from collections.abc import Mapping
@@ -31,10 +31,10 @@ from serve_app.speech.words import marked, word_entries
 
 
 class Resumption(BaseModel):
-    """The fields of a `speak` message that resumes an utterance whose connection was lost.
+    """Fields of a `speak` message that resumes an utterance after a lost connection.
 
-    The seed determines the codes, so the utterance is spoken again and the first frames are skipped. The client sends
-    `request_id`, `seed` and `previous_request_id` from `started`, and how many whole frames of audio it has.
+    The seed determines the codes, so the server repeats the utterance and skips the first frames. The client sends
+    `request_id`, `seed` and `previous_request_id` from `started`, and the number of received whole frames.
     """
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
@@ -46,7 +46,7 @@ class Resumption(BaseModel):
 
 
 class Cancellation(BaseModel):
-    """The fields of a `cancel` message."""
+    """Fields of a `cancel` message."""
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
 
@@ -54,32 +54,35 @@ class Cancellation(BaseModel):
 
 
 def parse_resumption(fields: Mapping[str, object]) -> Resumption:
-    """Raises InvalidRequest with the field. Without the seed, the rest would be from another utterance."""
+    """Parse the fields of a resumption. Raises InvalidRequest with the wrong field.
+
+    `from_frame` requires the seed, because another seed gives a different utterance.
+    """
     resumption = validated(Resumption, fields)
     if resumption.from_frame and resumption.seed is None:
-        raise InvalidRequest("seed is required with from_frame.", "seed", "missing_required_parameter")
+        raise InvalidRequest("from_frame requires seed. Send both.", "seed", "missing_required_parameter")
     return resumption
 
 
-# The fields of a `speak` message.
+# Fields of a `speak` message.
 _NAMES: field_names.Names = {**dict.fromkeys(("type", *Resumption.model_fields)), **SPEECH}
 
 
 class SpeakMessage:
-    """One `speak` message in progress; `samples` and `usage` count the audio passed to the socket."""
+    """A `speak` message in progress. `samples` and `usage` count the audio sent to the client."""
 
     def __init__(self, request_id: str, connection: Connection, continuation: Continuation) -> None:
         self.request_id = request_id
         self._continuation = continuation
         self.usage = Usage()
         self.samples = 0
-        self.is_over = False  # and its client was notified
+        self.is_over = False  # whether the utterance has ended and the last message is on its way
         self.turn: Turn | None = None
         self._connection = connection
-        self._had = 0  # bytes of audio that the client has already
+        self._had = 0  # bytes of audio that the client already has
 
     async def run(self, fields: dict[str, object], service: SpeechService) -> None:
-        """Speaks, or sends the client an error."""
+        """Speak the utterance, or send an error to the client."""
         try:
             session = await self._open(fields, service)
         except Exception as error:
@@ -93,8 +96,8 @@ class SpeakMessage:
         body = parse_speech(fields, service.settings)
         resumption = parse_resumption(fields)
         if body.response_format not in (None, AudioFormat.PCM):
-            raise InvalidRequest("The WebSocket sends pcm only.", "response_format")
-        if body.previous_request_id is not None or body.seed is not None:  # a seed must reproduce the same speech
+            raise InvalidRequest("response_format must be pcm on this WebSocket.", "response_format")
+        if body.previous_request_id is not None or body.seed is not None:  # the seed must determine the speech
             self._continuation.previous_id = body.previous_request_id
         info = await service.resolver.choose_model(service.resolver, dict(body), task_type=fields.get("task_type"))
         reasons = ignored_fields.always_streamed(fields)
@@ -140,7 +143,7 @@ class SpeakMessage:
                 await self._report(error)
 
     def _joint(self, turn: Turn) -> dict[str, object]:
-        """The earlier speech that this utterance continues, if any."""
+        """Return the ID of the request that this utterance continues, if there is one."""
         is_joined = turn.utterance is not None and turn.utterance.synthesis.tail is not None
         return {"previous_request_id": self._continuation.previous_id} if is_joined else {}
 
@@ -167,7 +170,7 @@ class SpeakMessage:
 
 
 class SpeechSocket(Connection):
-    """One connection of the native WebSocket."""
+    """Connection of the native WebSocket."""
 
     takes_recordings = True
 
@@ -181,10 +184,10 @@ class SpeechSocket(Connection):
         try:
             await super().serve(headers)
         finally:
-            self._task = self._utterance = None  # both reference this connection
+            self._task = self._utterance = None  # both refer to this connection
 
     async def obey(self, fields: dict[str, object]) -> None:
-        """`speak` or `cancel`."""
+        """Handle a `speak` or `cancel` message."""
         match fields.get("type"):
             case "speak":
                 await self._start(fields)
@@ -195,17 +198,17 @@ class SpeechSocket(Connection):
 
     async def _start(self, fields: dict[str, object]) -> None:
         if self._task is not None and self._utterance is not None and self._utterance.is_over:
-            await asyncio.wait((self._task,))  # the client may learn of the end before the task is done
+            await asyncio.wait((self._task,))  # the client may receive the end before the task ends
         if self.is_busy:
-            raise InvalidRequest("An utterance is being spoken; cancel it or wait for it to end.", "type", "busy")
+            raise InvalidRequest("An utterance is in progress. Cancel it or wait for its end.", "type", "busy")
         own_id = self.next_id()
         self._utterance = SpeakMessage(parse_resumption(fields).request_id or own_id, self, self._continuation)
         self._task = self.start(self._utterance.run(fields, self.service))
 
     async def _cancel(self, played_ms: float | None) -> None:
-        """Always answers: with null as the request if nothing was being spoken, or if the end was already being sent.
+        """Stop the utterance and always reply. `request_id` is null without an utterance, or if it had just ended.
 
-        `played_ms` is how much of the utterance's audio was heard; the answer contains the text of that part.
+        `played_ms` is the heard duration of the utterance's audio. The reply contains the heard text.
         """
         task, self._task = self._task, None
         await self.stop()

@@ -1,1 +1,1 @@
-"""The APIs of other speech servers."""
+"""Compatibility with the APIs of other speech servers."""

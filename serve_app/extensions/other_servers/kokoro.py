@@ -1,4 +1,4 @@
-"""Kokoro-FastAPI's API in addition to `/v1/audio/speech`: `/dev/captioned_speech`, audio with word times."""
+"""Kokoro-FastAPI's `/dev/captioned_speech`, which returns audio with word times."""
 
 import base64
 import json
@@ -16,18 +16,19 @@ from serve_app.api.speech_service import SpeechService
 from serve_app.extension import Dialect, Route, Sample
 from serve_app.speech.words import WordSource, marked
 
-# Fields for parts that every answer has; other values of them have no effect.
+# Fields for parts of every response, with the only supported values.
 _ALWAYS = {"word_timestamps": True, "return_timestamps": True, "return_timing": True, "stream_format": "audio"}
 
 
 async def speak(service: SpeechService, request: Request) -> Response:
-    """Speaks `input` as lines of JSON, one line with `stream` false; a word is in the line where it ends, and the
-    finish reason in the last line.
+    """Speak `input`, and respond with lines of JSON, or with one line if `stream` is false.
+
+    Each line contains the words that end in its audio. The last line contains the finish reason.
     """
     fields = await service.read_fields(request)
     for name in [name for name, value in _ALWAYS.items() if fields.get(name) == value]:
         del fields[name]
-    reasons = {name: "lines of JSON with times always come" for name in _ALWAYS if name in fields}
+    reasons = {name: "the response is always JSON lines with times" for name in _ALWAYS if name in fields}
     overrides = {"word_timestamps": True, "stream_format": "audio"}
     speech = await strict_request(service.resolver, fields, overrides=overrides, reasons=reasons)
     audio_format = speech.delivery.audio_format
@@ -54,7 +55,7 @@ def _line(audio: bytes, times: WordSource | None, audio_format: str, **more: obj
 
 DIALECT = Dialect(
     "Kokoro-FastAPI",
-    routes=(Route("POST /dev/captioned_speech", speak, "Speak a text, with times of its words"),),
+    routes=(Route("POST /dev/captioned_speech", speak, "Speak a text with word times"),),
     sample=Sample(
         "/dev/captioned_speech",
         body={"input": "$text", "voice": "$voice"},

@@ -1,4 +1,4 @@
-"""Mistral's form of OpenAI's `POST /v1/audio/speech`: its clients send `voice_id`."""
+"""Mistral's version of OpenAI's `POST /v1/audio/speech`, which uses `voice_id`."""
 
 import base64
 from collections.abc import Mapping
@@ -31,8 +31,8 @@ _NAMES: field_names.Names = {
 
 
 async def speak(service: SpeechService, request: Request, fields: Mapping[str, object]) -> Response:
-    """Answers with JSON that holds the audio, or with events where `stream` is true. The default voice speaks for
-    Mistral's own voices.
+    """Respond with audio in a JSON body, or in server-sent events if `stream` is true. Replace the names of Mistral's
+    voices with the default voice.
     """
     audio_format = format_named("response_format", str(fields.get("response_format", "mp3")), _FORMATS)
     speech = await lenient_request(service.resolver, fields, _NAMES, delivery=Delivery(audio_format))

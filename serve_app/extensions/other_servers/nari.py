@@ -1,4 +1,7 @@
-"""nari's `nari.speech.v1` on the native WebSocket's path: one utterance per socket, its text in numbered pieces."""
+"""The `nari.speech.v1` protocol of nari on the path of the native WebSocket.
+
+Each socket speaks one utterance, whose text arrives in numbered pieces.
+"""
 
 from typing import ClassVar
 
@@ -20,7 +23,7 @@ PROTOCOL = "nari.speech.v1"
 
 
 class NariSocket(HandshakeConnection, ConversationConnection):
-    """A socket of the native path whose client offers `PROTOCOL`."""
+    """Connection on the native path whose client offers the subprotocol `PROTOCOL`."""
 
     subprotocol: ClassVar[str | None] = PROTOCOL
     takes_recordings = True
@@ -61,13 +64,13 @@ class NariSocket(HandshakeConnection, ConversationConnection):
 
     async def _start(self, fields: dict[str, object]) -> None:
         if self._session is not None:
-            raise InvalidRequest("The request has started already: one for each socket.", "type", "busy")
+            raise InvalidRequest("The request has already started. Open a socket for each one.", "type", "busy")
         sent = {name: value for name, value in fields.items() if name != "type"}
         reasons = ignored_fields.always_streamed(sent)
         if str(sent.get("response_format", "pcm")).strip().lower() != AudioFormat.PCM:
-            reasons["response_format"] = "audio comes as pcm"
+            reasons["response_format"] = "the format is always pcm"
         if switch(sent, "word_timestamps"):
-            reasons["word_timestamps"] = "this protocol has none"
+            reasons["word_timestamps"] = "not supported by this protocol"
         overrides = {"input": "", "response_format": AudioFormat.PCM, "word_timestamps": False}
         speech = await strict_request(self.service.resolver, sent, overrides=overrides, reasons=reasons)
         self._audio["sample_rate"] = speech.delivery.rate(speech.info)

@@ -1,4 +1,4 @@
-"""vLLM-Omni's API in addition to `/v1/audio/speech`: utterances over a WebSocket, several texts in one request."""
+"""vLLM-Omni's API in addition to `/v1/audio/speech`: utterances over a WebSocket, and batches of texts over HTTP."""
 
 import json
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -30,7 +30,7 @@ MAX_ITEMS = 64
 
 
 async def speak_all(service: SpeechService, request: Request) -> Response:
-    """Speaks `items`, each with the fields around them unless it has its own: one after the other."""
+    """Speak `items` in order. The other fields of the body are defaults for the fields of each item."""
     fields = await service.read_fields(request)
     items = fields.pop("items", None)
     if not isinstance(items, list) or not 0 < len(items) <= MAX_ITEMS:
@@ -43,9 +43,10 @@ async def speak_all(service: SpeechService, request: Request) -> Response:
 async def _spoken(
     request: Request, service: SpeechService, fields: Json, items: Sequence[object]
 ) -> AsyncGenerator[bytes, None]:
-    """An item's error is in its result. If the server is full at the first item, the whole batch is refused.
+    """Yield the JSON body. The result of a failed item contains its error. If the server has no capacity for the first
+    item, reject the whole batch.
 
-    Only one item is in memory: each result is sent as soon as it is ready.
+    Send each result as soon as it is ready, so only one item is in memory.
     """
     num_failed = 0
     for index, item in enumerate(items):
@@ -75,7 +76,7 @@ async def _spoken(
 
 def _fields(item: object) -> Json:
     if not isinstance(item, Mapping):
-        raise InvalidRequest("Each of items must be an object.", "items")
+        raise InvalidRequest("items must be a list of objects.", "items")
     overrides = item.get("overrides")
     own = {**item, **(overrides if isinstance(overrides, Mapping) else {})}
     return {name: value for name, value in own.items() if value is not None and name != "overrides"}
@@ -84,11 +85,11 @@ def _fields(item: object) -> Json:
 async def _speak_item(
     request: Request, service: SpeechService, fields: Json, quota: ByteQuota, *, number: int
 ) -> tuple[Json, bytes]:
-    """The result of an item, with AUDIO_HERE in place of its audio, and the audio."""
+    """Speak an item. Return its result, with AUDIO_HERE instead of the audio, and the audio."""
     wants_stream = {"stream": fields.get("stream") is True, "stream_format": fields.get("stream_format") == "sse"}
-    reasons = {name: "items are answered whole" for name, is_asked in wants_stream.items() if is_asked}
+    reasons = {name: "batch items are not streamed" for name, is_asked in wants_stream.items() if is_asked}
     if fields.get(ignored_fields.PREVIOUS) is not None:
-        reasons[ignored_fields.PREVIOUS] = "items stand by themselves"
+        reasons[ignored_fields.PREVIOUS] = "batch items do not continue other requests"
     speech = await strict_request(
         service.resolver, fields, default=AudioFormat.WAV, reasons=reasons, overrides={ignored_fields.PREVIOUS: None}
     )
@@ -106,7 +107,7 @@ async def _speak_item(
 
 
 class OmniSocket(ConversationConnection):
-    """An utterance is the text between two `input.done`; to the client it is one sentence."""
+    """Connection that speaks the text before each `input.done` as one utterance, reported as one sentence."""
 
     takes_recordings = True
     first_message = "session.config"
@@ -139,13 +140,13 @@ class OmniSocket(ConversationConnection):
 
     async def _configure(self, fields: Json) -> None:
         if self._session is not None:
-            raise InvalidRequest("session.config comes once, before the text.", "type")
+            raise InvalidRequest("session.config is allowed only once. Open another socket.", "type")
         sent = {name: value for name, value in fields.items() if name != "type"}
         reasons = ignored_fields.always_streamed(sent)
         if sent.get("stream_audio") is True:
             del sent["stream_audio"]
         if switch(sent, "word_timestamps"):
-            reasons["word_timestamps"] = "this protocol has none"
+            reasons["word_timestamps"] = "not supported by this protocol"
         overrides = {"input": "", "word_timestamps": False}
         speech = await strict_request(
             self.service.resolver, sent, default=AudioFormat.WAV, overrides=overrides, reasons=reasons

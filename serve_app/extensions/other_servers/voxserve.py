@@ -1,4 +1,4 @@
-"""VoxServe: `POST /generate`, a form whose text is answered with streamed WAV."""
+"""VoxServe's `POST /generate`, which speaks the text of a form as streamed WAV."""
 
 import base64
 from collections.abc import Mapping
@@ -29,14 +29,14 @@ _NAMES: field_names.Names = {
 
 
 async def generate(service: SpeechService, request: Request) -> Response:
-    """Speaks `text` of a form, or of JSON; `audio` is a recording to clone."""
+    """Speak the `text` of a form or a JSON body. `audio` is an optional recording to clone."""
     form = await parse_form(request, await service.read_body(request))
     files = {file.field: base64.b64encode(file.data).decode() for file in form.files}
     return await respond(service, request, await speech_request(service, form.fields | files))
 
 
 async def speech_request(service: SpeechService, fields: Mapping[str, object]) -> SpeechRequest:
-    """`fields` under VoxServe's names. Raises InvalidRequest."""
+    """Create a request from `fields` with VoxServe's names. Raises InvalidRequest."""
     is_whole = "streaming" in fields and not switch(fields, "streaming")
     return await lenient_request(
         service.resolver,

@@ -1,1 +1,1 @@
-"""The web page, /docs and the status of the cluster."""
+"""Web page at `/`, and the status of the cluster."""

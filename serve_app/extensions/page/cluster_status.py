@@ -1,7 +1,7 @@
-"""Activity of the cluster now and in the last quarter of an hour, for `GET /status` and the page.
+"""Compute the current activity of the cluster and of the last 15 minutes, for `GET /status` and the web page.
 
-Each ingress replica writes its own counts to the cluster's control store every two seconds. The replica that gets a
-request adds them up, at most once a second.
+Each ingress replica writes its counts to the control store of the cluster every two seconds. The replica that serves
+`GET /status` adds the counts of all replicas, at most once per second.
 """
 
 import asyncio
@@ -23,27 +23,27 @@ from serve_app.extension import Charge, Dialect, Route
 from serve_app.speech.speech_models import SpeechModels
 
 Json = dict[str, object]
-Sizes = Mapping[str, tuple[int, int]]  # replicas wanted and running, by pool
+Sizes = Mapping[str, tuple[int, int]]  # target and running number of replicas, by pool
 
 _SLICE_S = 15
-_SLICES = 60  # a quarter of an hour
-_NOW_SLICES = 5  # the last minute, and the current slice
-_STALE_S = 60.0  # an older note is from a replica that ended; many replicas write less often
+_SLICES = 60  # 15 minutes
+_NOW_SLICES = 5  # the last minute and the current slice
+_STALE_S = 60.0  # ignore older notes, because their replica has ended
 _SUMMED_S = 1.0
-_STEP = math.log(1.05)  # times to first audio are counted in 5 % wide classes
-_FIRST, _REFUSED = "first ", "refused "  # prefixes of the class and the reason
+_STEP = math.log(1.05)  # histogram buckets of the time to first audio are 5 % wide
+_FIRST, _REFUSED = "first ", "refused "  # prefixes of buckets and reasons
 
 
 class Recent:
-    """The counts of one ingress replica. Call `follow` once per process, after the metrics got their recorders."""
+    """Counts of one ingress replica. Call `follow` once per process, after the metrics are installed."""
 
     def __init__(self, clock: Callable[[], float], models: SpeechModels | None = None) -> None:
-        """`clock`: seconds since the epoch. `models`: those whose streams are counted."""
+        """`clock` returns seconds since the epoch. `models` provides the number of streams."""
         self._clock, self._models = clock, models
-        self._slices: deque[tuple[int, Counter[str]]] = deque(maxlen=_SLICES)  # by slice number since the epoch
+        self._slices: deque[tuple[int, Counter[str]]] = deque(maxlen=_SLICES)  # (slice since the epoch, counts)
 
     def follow(self) -> None:
-        """Starts to count the values that the metrics record."""
+        """Start to count the values that the metrics record."""
         for instrument, count in (
             (metrics.TTFA, lambda elapsed_s, **_: self.count_first_audio(elapsed_s)),
             (metrics.REFUSALS, lambda _, *, reason, **__: self._count(f"{_REFUSED}{reason}")),
@@ -60,10 +60,10 @@ class Recent:
         number = int(self._clock() // _SLICE_S)
         if not self._slices or self._slices[-1][0] != number:
             self._slices.append((number, Counter()))
-        self._slices[-1][1][name] += amount  # type: ignore[assignment]  # seconds are counted too
+        self._slices[-1][1][name] += amount  # type: ignore[assignment]  # the amount may be in seconds
 
     def note(self) -> bytes:
-        """The note to write to the control store."""
+        """Return the counts as JSON for the control store."""
         speaking, waiting, most = (0, 0, 0) if self._models is None else self._models.stream_counts()
         streams = {"speaking": speaking, "waiting": waiting, "most": most}
         slices = [(number, dict(counts)) for number, counts in list(self._slices)]
@@ -79,24 +79,24 @@ def _both(first: Callable[..., None], second: Callable[..., None]) -> Callable[.
 
 
 class ClusterStatus:
-    """The status of the cluster, from the counts of this replica and the notes of all."""
+    """Status of the cluster, from the counts of this replica and the notes of the other replicas."""
 
     def __init__(
         self, recent: Recent, sizes: Callable[[], Sizes] = dict, notes: Callable[[], Sequence[bytes]] = tuple
     ) -> None:
-        """`sizes`: of the pools. `notes`: of the other ingress replicas; blocks."""
+        """`sizes` returns the sizes of the pools. `notes` returns the notes of other ingress replicas, and blocks."""
         self.recent, self._sizes, self._notes = recent, sizes, notes
         self._reading, self._latest = asyncio.Lock(), Json()
 
     async def latest(self) -> Json:
-        """The result of `read`, at most a second old."""
-        async with self._reading:  # many open pages cause one read per second
+        """Return the result of `read`, which may be up to one second old."""
+        async with self._reading:  # limits many open pages to one read per second
             if time.time() - float(str(self._latest.get("at", 0))) >= _SUMMED_S:
                 self._latest = await run_in_threadpool(self.read)
         return self._latest
 
     def read(self) -> Json:
-        """Streams, refusals and first audio of all replicas. Blocks."""
+        """Read and add the streams, refusals and times to first audio of all replicas. Blocks."""
         own = json.loads(self.recent.note())
         other_notes = [json.loads(note) for note in self._notes()]
         fresh = [own, *(note for note in other_notes if own["at"] - note["at"] < _STALE_S)]
@@ -106,9 +106,9 @@ class ClusterStatus:
 
 
 def summed(notes: Sequence[Mapping[str, Any]], *, now_s: float) -> Json:
-    """Sum of the notes of several replicas, with the last quarter of an hour in slices of 15 seconds."""
+    """Add the notes of several replicas, in slices of 15 seconds for the last 15 minutes."""
     streams: Counter[str] = Counter()
-    in_each: list[Counter[str]] = [Counter() for _ in range(_SLICES)]  # the oldest first
+    in_each: list[Counter[str]] = [Counter() for _ in range(_SLICES)]  # oldest first
     oldest = int(now_s // _SLICE_S) - _SLICES + 1
     for note in notes:
         streams.update(note["streams"])
@@ -133,7 +133,7 @@ def _window(counts: Counter[str]) -> Json:
 
 
 def _percentile(classes: Counter[int], share: float) -> float | None:
-    """Accurate to 2.5 %."""
+    """Return a percentile of the time to first audio in ms, accurate to 2.5 %, or None without data."""
     wanted, passed = share * classes.total(), 0
     for key in sorted(classes):
         passed += classes[key]
@@ -144,10 +144,10 @@ def _percentile(classes: Counter[int], share: float) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class PageState:
-    """The results of the page's routes."""
+    """Data for the routes of the web page."""
 
-    clients: Mapping[str, Sequence[str]]  # by dialect: how each of its clients is configured
-    status: ClusterStatus | None  # None: the API serves no replicas
+    clients: Mapping[str, Sequence[str]]  # client configuration lines by dialect
+    status: ClusterStatus | None  # None outside a replica
 
 
 def page_of(service: SpeechService) -> PageState:
@@ -156,7 +156,7 @@ def page_of(service: SpeechService) -> PageState:
 
 
 async def show_status(service: SpeechService) -> Json:
-    """The state of all ingress replicas, as they were at most a few seconds ago; the page shows it."""
+    """Return the status of the whole cluster, which may be a few seconds old."""
     if (status := page_of(service).status) is None:
         raise HTTPException(404)
     told = await status.latest()
@@ -170,7 +170,7 @@ DIALECT = Dialect(
         Route(
             "GET /status",
             show_status,
-            "The cluster's models, pools, streams and first audio",
+            "Show the cluster's models, pools, streams and first audio",
             charge=Charge.NOTHING,
         ),
     ),

@@ -10,7 +10,7 @@ def open_page(opening: Opening) -> PageState:
     if (node := opening.node) is None:
         return PageState(clients, None)
     recent = Recent(time.time, opening.models)
-    if node.replica:  # in other processes, metrics have no recorders
+    if node.replica:  # other processes do not install metrics
         recent.follow()
     node.share_note(recent.note)
     return PageState(clients, ClusterStatus(recent, node.sizes, node.notes))

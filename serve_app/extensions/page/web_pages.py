@@ -1,6 +1,6 @@
-"""The web page at `/`, which can speak. It loads nothing from other hosts.
+"""Serve the web page at `/`, which can speak. The page does not load anything from other hosts.
 
-It consists of `pages/index.html` and the scripts and styles next to it, served unchanged.
+The page consists of `pages/index.html` and the scripts and stylesheets in the same folder, without a build step.
 """
 
 import gzip
@@ -23,12 +23,12 @@ _FOLDER = Path(__file__).parent / "pages"
 _TYPES = {".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8"}
 _FILES = {file.name: _TYPES[file.suffix] for file in _FOLDER.iterdir() if file.suffix in _TYPES}
 _CLIENTS = "clients.json"
-# The origin of the chat endpoint that the user entered; the page may then send requests to it.
+# Origin of the chat endpoint that the user entered. The content security policy allows requests to this origin.
 _ORIGIN = re.compile(r"https?://[A-Za-z0-9.-]+(:[0-9]{1,5})?")
 
 
 async def show_page(service: SpeechService, request: Request, chat: str = "") -> Response:
-    """For clients that take HTML, as browsers and curl do; others get a 404."""
+    """Serve the page to clients that accept HTML, such as browsers and curl. Return 404 to others."""
     accept = request.headers.get("accept", "").lower() or "*/*"
     if not any(kind in accept for kind in ("text/html", "text/*", "*/*")):
         raise HTTPException(404)
@@ -39,13 +39,13 @@ async def show_page(service: SpeechService, request: Request, chat: str = "") ->
 
 
 async def list_clients(service: SpeechService) -> list[dict[str, object]]:
-    """How each client is pointed to this server, as `talkray check-client` prints it."""
+    """Return the lines that configure each client for this server, as printed by `talkray check-client`."""
     clients = page_of(service).clients
     return [{"dialect": dialect, "clients": lines} for dialect, lines in clients.items()]
 
 
 async def show_file(service: SpeechService, request: Request, name: str) -> Response:
-    """A script or a style of the page."""
+    """Serve a script or stylesheet of the page."""
     if name not in _FILES:
         raise HTTPException(404)
     content, packed, tag = _packed(name)
@@ -59,7 +59,7 @@ async def show_file(service: SpeechService, request: Request, name: str) -> Resp
 
 @cache
 def _packed(name: str) -> tuple[bytes, bytes, str]:
-    """The file, its compressed form, and its ETag."""
+    """Return a file, its gzip-compressed content, and its ETag."""
     content = (_FOLDER / name).read_bytes()
     return content, gzip.compress(content, mtime=0), f'"{sha256(content).hexdigest()[:16]}"'
 

@@ -1,1 +1,1 @@
-"""OpenAI's Realtime API."""
+"""Compatibility with OpenAI's Realtime API."""

@@ -1,4 +1,4 @@
-"""The speech output of OpenAI's Realtime API: text in, `response.output_audio.delta` out."""
+"""Speech output of OpenAI's Realtime API: clients send text and receive `response.output_audio.delta` events."""
 
 import base64
 import json
@@ -29,7 +29,7 @@ _FORMATS |= {"pcm16": AudioFormat.PCM, "g711_ulaw": AudioFormat.MULAW, "g711_ala
 _TELEPHONE_HZ = 8000
 _OUTPUT = {"voice": "voice", "voice.id": "voice", "speed": "speed", "format": None, "format.type": None}
 _OUTPUT |= {"format.rate": None}
-# The fields of a session, in the current and the previous shape.
+# Fields of a session, in the current and the previous version of the API.
 _NAMES: field_names.Names = {
     **{f"audio.output.{name}": ours for name, ours in _OUTPUT.items()},
     **_OUTPUT,
@@ -40,7 +40,7 @@ _ITEM_NAMES = ("type", "event_id", "item")
 
 
 class ResponseSocket(Connection):
-    """Reports turns as responses, as this API and its imitations do."""
+    """Base class of connections that report turns as responses, in this API and in compatible ones."""
 
     audio_kind = "response.output_audio"
 
@@ -48,7 +48,7 @@ class ResponseSocket(Connection):
         await self.send(kind, event_id=f"event_{secrets.token_hex(8)}", **fields)
 
     async def tell_error(self, reply: ErrorReply, event_id: object = None) -> None:
-        """`event_id`: of the refused message."""
+        """Send an error. `event_id` identifies the rejected message."""
         await self.send_event("error", error={**reply.envelope()["error"], "event_id": event_id})
 
     async def tell_begun(self, turn: Turn) -> None:
@@ -71,7 +71,7 @@ class ResponseSocket(Connection):
 
 
 def response(turn: Turn, status: str, details: Mapping[str, object] | None = None) -> Json:
-    """The response object of `response.created` and `response.done`."""
+    """Return the response object of `response.created` and `response.done`."""
     shown = {"id": _place(turn)["response_id"], "object": "realtime.response", "status": status}
     if status == "in_progress":
         return {**shown, "status_details": None, "output": [], "usage": None}
@@ -94,21 +94,21 @@ def _place(turn: Turn) -> Json:
 
 
 class RealtimeSocket(ResponseSocket):
-    """One response at a time. Instructions are for a language model: they do not describe a style of speaking."""
+    """Connection with one response at a time. It ignores `instructions`, which address a language model."""
 
     def __init__(self, socket: WebSocket, service: SpeechService) -> None:
         super().__init__(socket, service)
         self._model = socket.query_params.get("model") or socket.query_params.get("deployment")
         self._settings: Json = {}  # voice, format, speed
-        self._waiting: list[str] = []  # texts of items for which no response was requested yet
-        self._turn: Turn | None = None  # being spoken
+        self._waiting: list[str] = []  # texts of items without a requested response
+        self._turn: Turn | None = None  # turn in progress
         self._continuation = self.new_continuation()
-        self._event_id: object = None  # of the message being processed
+        self._event_id: object = None  # ID of the current message
 
     async def opened(self) -> None:
         await self.send_event("session.created", session=self._session())
         granted = state_of(self.socket).caller.granted
-        if granted is not None and granted.session:  # as if the client had sent it
+        if granted is not None and granted.session:  # handled like a message of the client
             await self._answer(json.dumps({"type": "session.update", "session": granted.session}))
 
     async def obey(self, fields: dict[str, object]) -> None:
@@ -125,7 +125,7 @@ class RealtimeSocket(ResponseSocket):
                 await self._cancel()
             case _:
                 valid = "session.update, conversation.item.create, response.create or response.cancel"
-                raise InvalidRequest(f"type must be {valid}: this server speaks, and does not listen.", "type")
+                raise InvalidRequest(f"type must be {valid}. This server does not accept audio input.", "type")
 
     async def refuse(self, error: InvalidRequest) -> None:
         event_id, self._event_id = self._event_id, None
@@ -146,18 +146,18 @@ class RealtimeSocket(ResponseSocket):
     async def _speech_request(
         self, sent: Mapping[str, object], names: field_names.Names, settings: Json
     ) -> SpeechRequest:
-        """The request for `sent`; `settings`: all so far, including those in `sent`. Raises InvalidRequest."""
+        """Create the request for `sent`. `settings` contains all settings so far. Raises InvalidRequest."""
         flat = field_names.flat(sent, names)
         rate = _rate(settings)
         reasons = _unspoken("input", flat.get("input"))
         if "instructions" in flat:
-            reasons["instructions"] = "a text is spoken as it is, in the voice's own style"
+            reasons["instructions"] = "text is spoken as written, in the style of the voice"
         for name in ("output_modalities", "modalities"):
             if "audio" not in _list(flat.get(name, ["audio"])):
-                reasons[name] = "audio comes"
+                reasons[name] = "the output is audio"
         for name in ("audio.output.format.rate", "format.rate"):
             if flat.get(name, rate) != rate:
-                reasons[name] = f"this format has {rate} Hz"
+                reasons[name] = f"the rate of this format is {rate} Hz"
         overrides = {"voice": settings.get("voice"), "speed": settings.get("speed"), "sample_rate": rate}
         delivery = Delivery(_FORMATS[str(settings.get("format", "audio/pcm"))])
         overrides["model"] = self._model
@@ -169,7 +169,7 @@ class RealtimeSocket(ResponseSocket):
         self._waiting += _texts([item])
         if sum(map(len, self._waiting)) > MAX_UNSPOKEN_CHARS:
             self._waiting.clear()
-            raise InvalidRequest("Too much text waits for a response.", "item", "string_above_max_length")
+            raise InvalidRequest("Too much text waits. Send response.create first.", "item", "string_above_max_length")
         item_entry = {**item, "id": item.get("id") or f"item_{secrets.token_hex(8)}", "status": "completed"}
         notes = ignored_fields.in_message(ignored_fields.with_unknown(message, _ITEM_NAMES, _unspoken("item", [item])))
         await self.send_event("conversation.item.added", previous_item_id=None, item=item_entry, **notes)
@@ -178,11 +178,11 @@ class RealtimeSocket(ResponseSocket):
     async def _respond(self, options: Mapping[str, object]) -> None:
         if self._turn is not None:
             code = "conversation_already_has_active_response"
-            raise InvalidRequest("A response is being spoken; cancel it or wait for its end.", "response", code)
+            raise InvalidRequest("Another response is in progress. Cancel it or wait for its end.", "response", code)
         items = options.get("input")
         text = " ".join(self._waiting if items is None else _texts(items))
         if not text:
-            raise InvalidRequest("There is no input_text to speak.", "response.input", "missing_required_parameter")
+            raise InvalidRequest("input_text is missing. Send one.", "response.input", "missing_required_parameter")
         speech = await self._speech_request(options, _RESPONSE_NAMES, {**self._settings, **_settings(options)})
         session = self.new_session(speech, request_id=self.next_id(), live=False, continuation=self._continuation)
         session.append(text)
@@ -197,7 +197,7 @@ class RealtimeSocket(ResponseSocket):
         await self.stop()
         self._continuation.break_off()
         if self._turn is None:
-            raise InvalidRequest("No response is being spoken.", "type", "response_cancel_not_active")
+            raise InvalidRequest("There is no response to cancel.", "type", "response_cancel_not_active")
         turn, self._turn = self._turn, None
         details = {"type": "cancelled", "reason": "client_cancelled"}
         await self.send_event("response.done", response=response(turn, "cancelled", details))
@@ -222,12 +222,12 @@ class RealtimeSocket(ResponseSocket):
 def _object(fields: Mapping[str, object], name: str) -> Mapping[str, object]:
     value = fields.get(name)
     if not isinstance(value, Mapping):
-        raise InvalidRequest(f"{name} is required, as an object.", name, "missing_required_parameter")
+        raise InvalidRequest(f"{name} is required. Send an object.", name, "missing_required_parameter")
     return value
 
 
 def _settings(fields: Mapping[str, object]) -> Json:
-    """Voice, format and speed, in the current or the previous shape. Raises InvalidRequest."""
+    """Return voice, format and speed from fields of the current or previous API version. Raises InvalidRequest."""
     audio = fields.get("audio")
     output = audio.get("output") if isinstance(audio, Mapping) else None
     sent = {**fields, **output} if isinstance(output, Mapping) else dict(fields)
@@ -248,14 +248,14 @@ def _rate(settings: Mapping[str, object]) -> int:
 
 
 def _texts(items: object) -> list[str]:
-    """The texts of the user's messages. Raises InvalidRequest."""
+    """Return the texts in the messages of the user. Raises InvalidRequest if `items` is not a list of objects."""
     if not isinstance(items, list) or not all(isinstance(item, Mapping) for item in items):
         raise InvalidRequest("input must be a list of items.", "response.input")
     return [text for item in items for text in _parts(item) if text]
 
 
 def _unspoken(where: str, items: object) -> dict[str, str]:
-    """Fields without effect in messages, and the reasons."""
+    """Return the ignored fields of messages, and the reasons."""
     content = [_list(item.get("content")) if isinstance(item, Mapping) else [] for item in _list(items)]
     spoken = [list(_parts(item)) if isinstance(item, Mapping) else [] for item in _list(items)]
     if all(parts and len(parts) == len(texts) for parts, texts in zip(content, spoken, strict=True)):

@@ -1,1 +1,1 @@
-"""Records of each request: a line, counts by key, spans."""
+"""Request records: log lines, usage counts and OpenTelemetry spans."""

@@ -11,9 +11,9 @@ from serve_app.extensions.voices.voice_store import VoiceStore
 
 
 def record_keeper(settings: RecordSettings, store: VoiceStore | None, *, replica: str, folder: Path) -> RecordKeeper:
-    """Keeps the records of the requests of one `replica`, with their lines in `folder`. Raises StartError."""
+    """Create the record keeper of one `replica`, which writes log lines to `folder`. Raises StartError."""
     sinks: list[RecordSink] = []
-    if settings.traces is not None:  # first, because the line contains the trace id
+    if settings.traces is not None:  # the first sink, because the log line contains the trace ID
         sinks.append(RequestSpans(otlp_exporter(settings.traces), settings.trace_share, replica=replica))
     sinks.append(RequestLines(folder, replica))
     if settings.usage:
@@ -22,7 +22,7 @@ def record_keeper(settings: RecordSettings, store: VoiceStore | None, *, replica
 
 
 def open_records(opening: Opening) -> RecordKeeper | None:
-    """None outside a replica: a test keeps records itself."""
+    """Open the record keeper, or return None outside a replica, such as in tests."""
     node, voices = opening.node, opening.opened["voices"]
     if node is None or node.log_folder is None:
         return None

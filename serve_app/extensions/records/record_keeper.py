@@ -1,4 +1,4 @@
-"""Processes the records of finished requests on its own thread, so that requests do not wait for it."""
+"""Process the records of finished requests on a separate thread, so requests do not wait for this work."""
 
 import json
 import logging
@@ -21,23 +21,23 @@ from serve_app.extensions.records.request_lines import story_of
 
 logger = logging.getLogger(__name__)
 
-# Records are processed in batches: one alone, on a thread that has just slept, takes as long as three.
+# The thread processes records in batches, because a single record after a sleep takes as long as three.
 FLUSH_S = 10.0
-_FILE_BYTES = 64 << 20  # of each ingress replica: about 300,000 requests
+_FILE_BYTES = 64 << 20  # maximum size per file, about 300,000 requests
 
 
 class RecordSink(Protocol):
-    """Receives the records, on the keeper's thread."""
+    """Consumer of request records, called on the thread of the record keeper."""
 
     def receive(self, record: RequestRecord) -> None: ...
 
     def flush(self, *, is_last: bool) -> None:
-        """Called every FLUSH_S, and at the end."""
+        """Write buffered data. The record keeper calls `flush` every FLUSH_S seconds, and at the end."""
         ...
 
 
 class RecordKeeper(Opened):
-    """Passes each record to all sinks."""
+    """Thread that passes each record to all sinks."""
 
     def __init__(self, sinks: Sequence[RecordSink]) -> None:
         self._sinks = sinks
@@ -50,7 +50,7 @@ class RecordKeeper(Opened):
         self._records.put(record)
 
     def close(self) -> None:
-        """Return when all records have been processed."""
+        """Process all remaining records, and stop the thread."""
         self._is_over.set()
         self._thread.join()
 
@@ -67,22 +67,22 @@ class RecordKeeper(Opened):
     def _hand_on(self) -> None:
         while not self._records.empty():
             record = self._records.get()
-            with _going_on("request %s is not measured", record.request_id):
+            with _going_on("request %s is missing from the stage metrics", record.request_id):
                 for (_, before_ns), (stage, at_ns) in pairwise(record.usage.marks):
                     metrics.STAGES.record((at_ns - before_ns) / 1e9, stage=stage)
             for sink in self._sinks:
-                with _going_on("request %s is not kept by %s", record.request_id, type(sink).__name__):
+                with _going_on("request %s: its record was not stored by %s", record.request_id, type(sink).__name__):
                     sink.receive(record)
 
     def _flush(self, *, is_last: bool) -> None:
         for sink in self._sinks:
-            with _going_on("%s does not write what it keeps", type(sink).__name__):
+            with _going_on("%s could not write its buffered records", type(sink).__name__):
                 sink.flush(is_last=is_last)
 
 
 @contextmanager
 def _going_on(problem: str, *names: str) -> Iterator[None]:
-    """Log errors, such as a write to a full disk, and continue the thread: else records would pile up in memory."""
+    """Log all errors, such as a full disk, and continue, because records would otherwise accumulate in memory."""
     try:
         yield
     except Exception:
@@ -90,14 +90,14 @@ def _going_on(problem: str, *names: str) -> Iterator[None]:
 
 
 class _PrivateFile(RotatingFileHandler):
-    """Files that only this user can read, because they contain names and addresses of clients."""
+    """Rotating log files with mode 0600, because they contain names and addresses of clients."""
 
     def _open(self) -> TextIOWrapper:
         return open(self.baseFilename, "a", encoding="utf-8", opener=lambda path, flags: os.open(path, flags, 0o600))
 
     def write(self, line: str) -> None:
-        """Write a line at once. Raises OSError, unlike `emit`, which also spends time on a LogRecord."""
-        if self.stream is None or self.stream.tell() >= self.maxBytes:  # None: the last one could not be renamed
+        """Write and flush a line, without a LogRecord. Raises OSError, unlike `emit`."""
+        if self.stream is None or self.stream.tell() >= self.maxBytes:  # None after a failed rename
             self.doRollover()
         assert self.stream is not None
         self.stream.write(line)
@@ -105,7 +105,7 @@ class _PrivateFile(RotatingFileHandler):
 
 
 class RequestLines:
-    """Writes a line of JSON per request to a file of this replica, next to Serve's logs. It never contains the text."""
+    """Writer of one JSON line per request, without the text, to a file of this replica next to the logs of Serve."""
 
     def __init__(self, folder: Path, replica: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -117,6 +117,6 @@ class RequestLines:
         self._file.write(f"{json.dumps(story_of(record) | self._ingress)}\n")
 
     def flush(self, *, is_last: bool) -> None:
-        """Nothing to flush: each line is written at once."""
+        """Close the file at the end. `receive` flushes each line itself."""
         if is_last:
             self._file.close()

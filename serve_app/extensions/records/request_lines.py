@@ -1,4 +1,4 @@
-"""The lines of request files: a request and its outcome, without the text."""
+"""Lines of request files: a request and its outcome, without the text."""
 
 import re
 import time
@@ -6,12 +6,12 @@ from itertools import pairwise
 
 from serve_app.api.request_record import LEFT, Entry, RequestRecord
 
-_NO_ADDRESS = re.compile(r"[^0-9A-Za-z.:%_-]")  # a proxy in front may pass on anything
-_TRACE = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-")  # the beginning of a `traceparent`
+_NO_ADDRESS = re.compile(r"[^0-9A-Za-z.:%_-]")  # a proxy in front may forward any characters
+_TRACE = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-")  # start of a `traceparent`
 
 
 def entry_of(record: RequestRecord) -> Entry:
-    """A request in one line, without its text."""
+    """Return the line of a request, without the text."""
     first_ns = record.usage.first_audio_ns
     return {
         "time": _now(),
@@ -34,8 +34,8 @@ def entry_of(record: RequestRecord) -> Entry:
 
 
 def story_of(record: RequestRecord) -> Entry:
-    """The entry, the time of each stage before the first audio, and the replicas that made the audio. A loss is
-    listed between the replica that was lost and the one that continued.
+    """Return the entry with the time of each stage before the first audio and the replicas that produced the audio.
+    A replica loss is listed between the lost replica and its successor.
     """
     stages_ms = {
         stage: round((at_ns - before_ns) / 1e6, 2) for (_, before_ns), (stage, at_ns) in pairwise(record.usage.marks)

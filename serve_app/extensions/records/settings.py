@@ -1,4 +1,4 @@
-"""The settings `api.records`."""
+"""Settings below `api.records`."""
 
 from typing import Annotated
 
@@ -8,10 +8,10 @@ from deployments.config import Strict
 
 
 class RecordSettings(Strict):
-    """Usage counts and traces. Neither contains texts (docs/records.md)."""
+    """Settings of usage counts and traces, which never contain texts (docs/records.md)."""
 
-    usage: bool = True  # counts usage by key, model, voice and dialect, in the voice store
-    # OTLP endpoint for OpenTelemetry spans, such as `http://collector:4318`. Needs the extra `tracing`.
+    usage: bool = True  # count usage by key, model, voice and dialect in the voice store
+    # OTLP endpoint for OpenTelemetry spans, such as `http://collector:4318`. Requires the extra `tracing`.
     traces: str | None = None
-    # Share of requests to sample. A client's `traceparent` takes precedence.
+    # Share of requests to sample. The `traceparent` of a client takes precedence.
     trace_share: Annotated[float, Field(ge=0, le=1)] = 1.0

@@ -1,15 +1,15 @@
-"""OpenTelemetry spans, made from a request's marks after it ended: they need no extra measurements.
+"""Create OpenTelemetry spans from the timestamps of a finished request, without extra measurements.
 
-A request's span has the client's span, from its `traceparent`, as parent, and these children:
+The parent of a request's span is the span of the client, from `traceparent`. The request's span has these children:
 
-    POST /v1/audio/speech           ingress: from its head to its end
-      codec                         a codec replica, up to the first audio
-        talker                      a talker replica, up to the first audio
-          engine                    the engine's process: prompt, first codes, their audio
-      speech                        from the first audio to the end
-      TalkerLost, CodecLost         from a loss until the stream continued
+    POST /v1/audio/speech           ingress: the whole request
+      codec                         codec replica: until the first audio
+        talker                      talker replica: until the first audio
+          engine                    process of the engine: prompt, first codes, first audio
+      speech                        time from the first audio to the end
+      TalkerLost, CodecLost         time from a loss until the stream continues
 
-Spans need the extra `tracing`; those of tests only what Ray Serve brings.
+Exporting spans requires the extra `tracing`. Tests use only packages that Ray Serve installs.
 """
 
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
 
 _OTLP_PATH = "/v1/traces"
-# For each part: the mark at its start, and the marks at its end, of which the latest present one counts.
+# Name of each part, the mark at its start, and possible marks at its end. The latest recorded end mark applies.
 _PARTS = (
     ("codec", "to-codec", ("codec",)),
     ("talker", "to-talker", ("from-engine",)),
@@ -36,30 +36,30 @@ _PARTS = (
 
 @dataclass(frozen=True, slots=True)
 class SpanPart:
-    """The data of a span."""
+    """Name, times and replica of a span."""
 
     name: str
     start_ns: int
     end_ns: int
     replica: str = ""
-    is_nested: bool = False  # inside the part before it
+    is_nested: bool = False  # whether the previous part is the parent
 
 
 def otlp_exporter(url: str) -> "SpanExporter":
-    """Sends spans to a collector. Raises StartError if the extra is not installed."""
+    """Return an exporter that sends spans to a collector. Raises StartError if the extra `tracing` is missing."""
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     except ModuleNotFoundError as error:
         missing = pip_install("opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-http")
-        raise StartError(f"api.records.traces: the exporter is missing: {missing}") from error
+        raise StartError(f"api.records.traces: the exporter is not installed. Run {missing}") from error
     return OTLPSpanExporter(endpoint=url if urlsplit(url).path.strip("/") else url.rstrip("/") + _OTLP_PATH)
 
 
 class RequestSpans:
-    """Makes the spans of each sampled request, and sends them from a thread of the SDK."""
+    """Sink that creates the spans of each sampled request. A thread of the SDK sends the spans."""
 
     def __init__(self, exporter: "SpanExporter", share: float, *, replica: str) -> None:
-        """`share` of the requests without a `traceparent` are sampled; for others, the `traceparent` decides."""
+        """Sample `share` of the requests without a `traceparent`. A `traceparent` contains the client's decision."""
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
@@ -72,7 +72,7 @@ class RequestSpans:
         self._replica = replica
 
     def receive(self, record: RequestRecord) -> None:
-        """Sets the record's `traceparent` to its own span if it is sampled."""
+        """Create the spans of a request. If the request is sampled, set its `traceparent` to the new span."""
         from opentelemetry.trace import SpanKind, StatusCode, set_span_in_context
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
@@ -84,7 +84,7 @@ class RequestSpans:
             _attributes(record) | {"talkray.replica": self._replica},
             start_time=record.received_ns,
         )
-        if span.is_recording():  # it is sampled
+        if span.is_recording():  # the request is sampled
             own = parent = set_span_in_context(span)
             record.trace = {}
             propagator.inject(record.trace, own)
@@ -99,13 +99,13 @@ class RequestSpans:
         span.end(record.ended_ns)
 
     def flush(self, *, is_last: bool) -> None:
-        """The SDK sends every five seconds by itself; at the end it sends the rest."""
+        """Send the remaining spans at the end. The SDK sends all others every five seconds."""
         if is_last:
             self._provider.shutdown()
 
 
 def parts_of(record: RequestRecord) -> Iterator[SpanPart]:
-    """The parts of a request by start time. Those up to the first audio are each nested in the one before."""
+    """Yield the parts of a request by start time. Each part before the first audio is nested in the previous part."""
     marks, trail = dict(record.usage.marks), record.usage.trail
     is_nested = False
     for name, first, last in _PARTS:

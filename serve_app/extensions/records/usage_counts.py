@@ -1,7 +1,7 @@
-"""Usage counts by key, model, voice and dialect, for each hour, without texts.
+"""Count usage by key, model, voice and dialect for each hour, without texts.
 
-Each process writes its own file per hour to the voice store, and rewrites it as it grows. So any number of processes
-may write. One that dies loses its counts since its last `flush`, which runs every ten seconds.
+Each process writes one file per hour to the voice store, and rewrites the file after changes. Processes therefore do
+not conflict. A process that dies loses the counts since its last `flush`, which runs every ten seconds.
 """
 
 import contextlib
@@ -17,29 +17,29 @@ from deployments.serving import metrics
 from serve_app.api.request_record import RequestRecord
 from serve_app.extensions.voices.voice_store import StoreFailed, VoiceStore
 
-# Bucket for rows over the limit: voices first, then keys. Models and dialects are few.
+# Bucket for rows over the limit. It replaces voices first, and then keys. Models and dialects are few.
 OTHERS = "(others)"
-_MOST_ROWS = 1000  # of a file; then 50 % more, in which voices share OTHERS
-_MOST_SERIES = 200  # of Prometheus metrics, each kept as long as the process lives
-# A request that ends with one of these codes was refused; other errors are failures.
+_MOST_ROWS = 1000  # per file; 50 % more with OTHERS instead of the voice
+_MOST_SERIES = 200  # of Prometheus metrics, which the process keeps until it ends
+# Error codes of refused requests. Other errors are failures.
 _REFUSALS = frozenset({"rate_limit_exceeded", "not_ready", "invalid_api_key", "forbidden", "headers_too_large"})
 
-_FOLDER = "usage"  # of the store
-Label = tuple[str, str, str, str]  # the values of LABELS; each may be empty
-_Value = Annotated[str, Field(max_length=4096)]  # a model's name may be a path
+_FOLDER = "usage"  # in the store
+Label = tuple[str, str, str, str]  # values of LABELS, each possibly empty
+_Value = Annotated[str, Field(max_length=4096)]  # the name of a model may be a path
 LABELS = ("key", "model", "voice", "dialect")
 
 
 @dataclass(slots=True)
 class Used:
-    """The counts of one row."""
+    """Usage counts of one row."""
 
     requests: int = 0  # with audio
-    characters: int = 0  # of their texts, as the clients wrote them
-    audio_s: float = 0.0  # of playback
+    characters: int = 0  # in the texts as sent
+    audio_s: float = 0.0  # duration at playback speed
     codes: int = 0  # frames
-    refused: int = 0  # by a limit, for lack of capacity, or without a valid key
-    failed: int = 0  # by other errors, including bad requests
+    refused: int = 0  # rejected by a limit, for lack of capacity, or without a valid key
+    failed: int = 0  # ended by other errors, including invalid requests
 
     def add(self, other: "Used") -> None:
         for name in Used.__slots__:
@@ -58,7 +58,7 @@ class Used:
 
 @dataclass(slots=True, kw_only=True)
 class UsageRow(Used):
-    """The usage of one voice by one key in an hour."""
+    """Usage of one voice, model and dialect by one key in an hour."""
 
     key: _Value
     model: _Value
@@ -67,7 +67,7 @@ class UsageRow(Used):
 
 
 class UsageHour(BaseModel):
-    """The file of one process."""
+    """File with the usage that one process counted in one hour."""
 
     hour: Annotated[str, Field(max_length=13)]  # 2026-11-26T18, UTC
     rows: Annotated[tuple[UsageRow, ...], Field(max_length=10_000)] = ()
@@ -75,13 +75,13 @@ class UsageHour(BaseModel):
 
 @dataclass(slots=True)
 class Bounded:
-    """Counts of at most `most` labels, and 50 % more without their voices."""
+    """Counts of at most `most` labels, and 50 % more labels with OTHERS as their voice."""
 
     most: int
     counts: dict[Label, Used] = field(default_factory=dict)
 
     def add(self, label: Label, used: Used) -> Label:
-        """Returns the label under which `used` is counted."""
+        """Add `used` to the counts, and return the label that contains it."""
         key, model, _, dialect = label
         if label not in self.counts and len(self.counts) >= self.most:
             label = key, model, OTHERS, dialect
@@ -92,13 +92,13 @@ class Bounded:
 
 
 class UsageBook:
-    """The counts of this process. Its methods are called on one thread."""
+    """Usage counts of this process. Call all methods from the same thread."""
 
     def __init__(self, store: VoiceStore | None, clock: Callable[[], float]) -> None:
-        """Without a store, only the metrics are updated. `clock`: seconds since the epoch."""
+        """Without a store, update only the metrics. `clock` returns seconds since the epoch."""
         self._store, self._clock = store, clock
         self._writer = secrets.token_hex(8)
-        self._hours: dict[str, Bounded] = {}  # the current hour, and earlier ones that could not be written
+        self._hours: dict[str, Bounded] = {}  # the current hour, and earlier hours not yet written
         self._changed: set[str] = set()
         self._series = Bounded(_MOST_SERIES)
 
@@ -114,11 +114,11 @@ class UsageBook:
             instrument.record(getattr(used, name), key=key, voice=voice, dialect=dialect, model=model)
 
     def flush(self, *, is_last: bool = False) -> None:
-        """Write each hour that has changed. Rows that cannot be written are written with a later flush."""
+        """Write the file of each changed hour. If a write fails, a later call retries the write."""
         if self._store is None:
             self._hours.clear()
             return
-        with contextlib.suppress(StoreFailed):  # which the store logs
+        with contextlib.suppress(StoreFailed):  # the store logs the error
             for hour in sorted(self._changed):
                 counts = self._hours[hour].counts.items()
                 rows = tuple(
@@ -132,7 +132,7 @@ class UsageBook:
 
 
 def read_usage(store: VoiceStore, since: str) -> Iterator[UsageHour]:
-    """All files for the hours since `since` (2026-11-26T18). Raises StoreFailed and Damaged."""
+    """Yield all files since the hour `since`, such as 2026-11-26T18. Raises StoreFailed and Damaged."""
     paths = [meta["path"] for meta in store.listed(f"{_FOLDER}/")]
     for path in sorted(paths):
         _, day, name = path.split("/")

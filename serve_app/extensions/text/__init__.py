@@ -1,1 +1,1 @@
-"""Texts as they are read: markup, SSML, lexicons, figures."""
+"""Conversion of the sent text to the spoken text: markup, SSML, lexicons and text normalization."""

@@ -1,4 +1,7 @@
-"""Words and their pronunciation, as respellings: "SQL" as "sequel". No loaded model reads phonemes."""
+"""Lexicons, which give the pronunciation of words as respellings, such as "sequel" for "SQL".
+
+Models do not read phonemes.
+"""
 
 import re
 import xml.etree.ElementTree as ET
@@ -17,33 +20,34 @@ MAX_WORDS = 1000
 LONGEST_WORD, LONGEST_RESPELLING = 80, 200
 MAX_PLS_BYTES = 1 << 20
 _PLS = "http://www.w3.org/2005/01/pronunciation-lexicon"
-# IPA letters that no orthography uses, and IPA marks of stress and length; stressed vowels of the CMU dictionary;
-# the start of Cartesia's phonemes.
+# IPA letters that do not occur in ordinary spelling, IPA marks of stress and length, stressed vowels of the CMU
+# dictionary, and the start of Cartesia's phonemes.
 _PHONEMES = re.compile("[\u0250-\u0258\u025a-\u02af\u02b0-\u02b8\u02c8\u02cc\u02d0\u02d1]|<<|\\b[A-Z]{2}[0-2]\\b")
 _ATOM = re.compile(r"\s+|\w+|[^\w\s]")
 _LONGEST_PART = 256
 
 
 class Lexicon:
-    """An entry in lower case matches any case, any other entry only its own. Entries match whole words, the longest
-    first.
+    """Respellings by word. Entries match whole words, and longer entries take precedence.
+
+    An entry in lower case matches any case. Any other entry matches only the same case.
     """
 
     EMPTY: ClassVar["Lexicon"]
 
     def __init__(self, words: Mapping[str, str]) -> None:
-        """`words`: checked respellings by word."""
+        """`words` maps words to checked respellings."""
         self.words = dict(words)
 
     @classmethod
     def checked(cls, words: Mapping[str, str], field: str) -> "Lexicon":
-        """Raises InvalidRequest that names the field and the word."""
+        """Check the words and create a lexicon. Raises InvalidRequest with the field and the wrong word."""
         if len(words) > MAX_WORDS:
-            raise InvalidRequest(f"{field} has {len(words)} words, at most {MAX_WORDS} are allowed.", field)
+            raise InvalidRequest(f"{field} has {len(words)} words. Send at most {MAX_WORDS}.", field)
         return cls({word.strip(): _respelling(word, said, field) for word, said in words.items()})
 
     def over(self, below: "Lexicon") -> "Lexicon":
-        """Both lexicons; if a word is in both, this one takes precedence."""
+        """Merge two lexicons. Entries of this lexicon take precedence over entries of `below`."""
         return Lexicon({**below.words, **self.words}) if self.words and below.words else self if self.words else below
 
     def __bool__(self) -> bool:
@@ -51,7 +55,7 @@ class Lexicon:
 
     @cached_property
     def _by_start(self) -> dict[str, list[int]]:
-        """The lengths of the entries that begin with a lower-case atom, longest first."""
+        """Map from the lower-case first atom of entries to the lengths of these entries, longest first."""
         lengths: dict[str, set[int]] = {}
         for word in self.words:
             lengths.setdefault(_atom(word, 0).lower(), set()).add(len(word))
@@ -59,20 +63,20 @@ class Lexicon:
 
     @cached_property
     def _by_length(self) -> list[tuple[int, str]]:
-        """The lengths of the entries and the entries in lower case, sorted."""
+        """Sorted pairs of the length of an entry and the entry in lower case."""
         return sorted((len(word), word.lower()) for word in self.words)
 
     def may_become(self, begun: str, length: int) -> bool:
-        """Whether an entry of this length begins with the text so far, ignoring case."""
+        """Return whether an entry of this length begins with the text `begun`, ignoring case."""
         place = bisect_left(self._by_length, wanted := (length, begun.lower()))
-        found = self._by_length[place : place + 1]  # the first entry at or after it
+        found = self._by_length[place : place + 1]  # the first entry at or after `wanted`
         return any(num_chars == length and word.startswith(wanted[1]) for num_chars, word in found)
 
     def lengths(self, atom: str) -> list[int]:
         return self._by_start.get(atom.lower(), [])
 
     def find(self, text: str) -> str | None:
-        """The respelling of a text; None if it is not an entry."""
+        """Return the respelling of `text`, or None if the lexicon does not contain `text`."""
         said = self.words.get(text)
         return self.words.get(text.lower()) if said is None else said
 
@@ -81,14 +85,14 @@ Lexicon.EMPTY = Lexicon({})
 
 
 class LiveLexicon:
-    """Respells a text that arrives in parts. The result does not depend on where it is split."""
+    """Respells a text that arrives in parts. The boundaries of the parts do not change the result."""
 
     def __init__(self, lexicon: Lexicon) -> None:
         self._lexicon = lexicon
         self._rest = ""
 
     def feed(self, text: str, *, is_last: bool) -> list[TextPart]:
-        """The respelled text that no later part can change; with `is_last` all of the rest."""
+        """Return the respelled text that later parts cannot change, or the whole rest if `is_last`."""
         self._rest += text
         parts: list[TextPart] = []
         at = begun = 0
@@ -109,7 +113,7 @@ class LiveLexicon:
         return parts
 
     def _entry(self, at: int, *, is_last: bool) -> tuple[int, str | None] | None:
-        """The end of the entry or atom that begins here, and an entry's respelling. None: more text is needed."""
+        """Return the end of the entry or atom at `at`, and the respelling of an entry. Return None to wait for text."""
         text = self._rest
         atom = _atom(text, at)
         end = at + len(atom)
@@ -130,11 +134,11 @@ class LiveLexicon:
 
 
 def _atom(text: str, at: int) -> str:
-    """The letters of one word, whitespace, or a single other character, such as an ideograph."""
+    """Return the atom at `at`: the letters of a word, whitespace, or one other character, such as an ideograph."""
     if is_ideograph(text[at]):
         return text[at]
     match = _ATOM.match(text, at, at + LONGEST_WORD + 1)
-    assert match is not None, "every character is in one class"
+    assert match is not None, "the pattern matches every character"
     ends = (number for number, char in enumerate(match[0]) if not char.isascii() and is_ideograph(char))
     return match[0][: next(ends, len(match[0]))]
 
@@ -150,19 +154,19 @@ def _same(text: str) -> list[TextPart]:
 def _respelling(word: str, said: str, field: str) -> str:
     name = f"{field}.{word.strip()[:LONGEST_WORD]}"
     if not 0 < len(word.strip()) <= LONGEST_WORD or "\n" in word:
-        raise InvalidRequest(f"{name}: a word must have 1 to {LONGEST_WORD} characters, on one line.", field)
+        raise InvalidRequest(f"{name}: a word must have 1 to {LONGEST_WORD} characters on one line.", field)
     if len(said) > LONGEST_RESPELLING or "\n" in said:
-        raise InvalidRequest(f"{name}: a respelling has at most {LONGEST_RESPELLING} characters, on one line.", field)
+        raise InvalidRequest(f"{name}: a respelling must fit {LONGEST_RESPELLING} characters on one line.", field)
     if phonemes := _PHONEMES.search(said):
-        reason = f"{phonemes[0]!r} is a phoneme, and no model here reads phonemes"
-        raise InvalidRequest(f"{name}: {reason}: respell it in letters.", field, "phonemes_not_supported")
+        reason = f"{phonemes[0]!r} is a phoneme, and phonemes are not supported"
+        raise InvalidRequest(f"{name}: {reason}. Respell the word in letters.", field, "phonemes_not_supported")
     return said.strip()
 
 
 def from_pls(content: bytes, field: str) -> dict[str, str]:
-    """The aliases of a W3C Pronunciation Lexicon (PLS 1.0). Raises InvalidRequest, also for phonemes, by name."""
+    """Read the aliases of a W3C Pronunciation Lexicon (PLS 1.0). Raises InvalidRequest for phonemes and invalid PLS."""
     if len(content) > MAX_PLS_BYTES:
-        raise InvalidRequest(f"{field} has more than {MAX_PLS_BYTES} bytes.", field)
+        raise InvalidRequest(f"{field} is too long. Send at most {MAX_PLS_BYTES} bytes.", field)
     builder = ET.TreeBuilder()
     parser = expat.ParserCreate(namespace_separator="}")
     parser.StartDoctypeDeclHandler = _refuse_doctype
@@ -178,7 +182,7 @@ def from_pls(content: bytes, field: str) -> dict[str, str]:
         graphemes = [(element.text or "").strip() for element in lexeme.iter("grapheme")]
         alias = next((element.text or "" for element in lexeme.iter("alias")), None)
         if alias is None:
-            reason = "no model here reads phonemes: give it an alias"
+            reason = "phonemes are not supported. Use an alias"
             name = next(iter(graphemes), "a lexeme without grapheme")[:LONGEST_WORD]
             raise InvalidRequest(f"{field}: {name}: {reason}.", field, "phonemes_not_supported")
         words |= dict.fromkeys(graphemes, alias)
@@ -186,7 +190,7 @@ def from_pls(content: bytes, field: str) -> dict[str, str]:
 
 
 def to_pls(words: Iterable[tuple[str, str]], language: str) -> str:
-    """A PLS document with an alias for each word."""
+    """Return a PLS document with an alias for each word."""
     lexemes = (
         f"  <lexeme><grapheme>{escape(word)}</grapheme><alias>{escape(said)}</alias></lexeme>\n" for word, said in words
     )
@@ -195,4 +199,4 @@ def to_pls(words: Iterable[tuple[str, str]], language: str) -> str:
 
 
 def _refuse_doctype(*_: object) -> None:
-    raise ValueError("it has a DOCTYPE")
+    raise ValueError("remove the DOCTYPE")

@@ -1,9 +1,8 @@
-"""Reads text with the markup of language models, or SSML, token by token: the spoken text, and the parts left out.
+"""Convert text with SSML or the markup of language models to tokens of spoken and left-out text.
 
-`auto` does not read Markdown marks, tags, code blocks and emoji aloud, and treats the rest as prose. `ssml`
-interprets only SSML elements. `none` reads everything as written. Breaks are pauses of the stated length,
-substitutes and spelled words are mapped. No loaded model reads phonetic letters: `auto` speaks the word in a
-`<phoneme>`.
+`auto` leaves out Markdown marks, tags, code blocks and emoji, and treats the rest as prose. `ssml` interprets only SSML
+elements. `none` speaks everything as written. A `<break>` becomes a pause, and `<sub>` and `<say-as>` replace the
+spoken text. Models do not read phonetic letters, so `auto` speaks the text inside a `<phoneme>`.
 """
 
 import html
@@ -24,8 +23,8 @@ from serve_app.extensions.text.style_tags import (
     is_vendors,
 )
 
-MAX_PAUSES_S = 120.0  # total per text; further pauses are left out
-_LONGEST_MARK = 400  # a tag that is not closed within this length is not markup
+MAX_PAUSES_S = 120.0  # total per text; the server ignores further pauses
+_LONGEST_MARK = 400  # maximum length of markup; an unclosed longer tag is plain text
 
 _ATTRIBUTE = r"""\s+[A-Za-z_:][\w:.-]*\s*=\s*(?:"[^"<]*"|'[^'<]*'|[^\s"'<>=]+)"""
 _TAG = re.compile(rf"<(/?)([A-Za-z][\w:.-]*)((?:{_ATTRIBUTE})*)\s*(/?)>")
@@ -72,10 +71,10 @@ _PARAGRAPHS = frozenset(["p", "paragraph"])
 _THOUGHTS = frozenset(["think", "thinking", "thought", "reasoning"])
 _SENTENCES = frozenset(["s", "br", "h1", "h2", "h3", "h4", "h5", "h6", "li", "tr", "div", "speak", "sentence", "title"])
 _BLOCKS = _PARAGRAPHS | _THOUGHTS | _SENTENCES
-_UNHEARD = frozenset(["desc", "script", "style", "metadata"])  # including their content
+_UNHEARD = frozenset(["desc", "script", "style", "metadata"])  # left out with their content
 _OBEYED = frozenset(["speak", "break", "sub", "say-as", "spell", "p", "s", "prosody", "paragraph", "sentence", "sup"])
 _HYPHENS = ("-", "\u2010")  # a word may continue on the next line
-# Lines that end like sentences: in capitals, or of one word.
+# Short lines that end like sentences: capitalised lines before another such line, and single words.
 _SHORT_LINES = re.compile(r"[A-Z0-9][^\n]{0,29}[^\W_]\n[A-Z0-9]|[a-z]{2,15}\n[a-z]")
 _ENDS = ".,;:!?…。！？、，；："  # noqa: RUF001
 _NO_WORDS = _ENDS + " \t\r\n"
@@ -91,51 +90,51 @@ TOO_LONG = f"pause beyond {MAX_PAUSE_S:g} s, or {MAX_PAUSES_S:g} s in all"
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """Consecutive text as written, and its spoken form."""
+    """A stretch of the written text, and its spoken form."""
 
     written: str
     spoken: str = ""
-    pause_s: float = 0.0  # silence in its place
-    speed: float | None = None  # for all text after it; None: unchanged
-    style: str | None = None  # for all text after it; "": the request's own
-    left_out: str = ""  # the kind of text, if it is not read aloud
-    is_end: bool = False  # whether `spoken` only ends the sentence before
-    is_tag: bool = False  # whether it is a style tag, which leaves no space before a comma
+    pause_s: float = 0.0  # silence instead of the text
+    speed: float | None = None  # of all following text; None does not change the speed
+    style: str | None = None  # of all following text; "" selects the style of the request
+    left_out: str = ""  # kind of the text, if it is not spoken
+    is_end: bool = False  # whether `spoken` only ends the previous sentence
+    is_tag: bool = False  # whether the text is a style tag; spaces around it are dropped before a comma
 
     @property
     def is_border(self) -> bool:
-        """Whether the text before it and the text after it are spoken separately."""
+        """Whether the text before and after this token belongs to different spans."""
         return self.pause_s > 0 or self.speed is not None or self.style is not None
 
 
 class LiveMarkup:
-    """Tokens of a text that arrives in parts. The spoken text does not depend on where it is split."""
+    """Tokenizer for a text that arrives in parts. The spoken text does not depend on the boundaries of these parts."""
 
     def __init__(self, markup: Markup, *, paragraph_pause_s: float = 0.0, styles: StyleRules | None = None) -> None:
-        """A blank line, or the border of two `<p>`, is a pause of `paragraph_pause_s`; if 0, only a sentence end."""
+        """Paragraphs are separated by pauses of `paragraph_pause_s` seconds, or by the end of a sentence if it is 0."""
         self._markup, self._paragraph_pause_s = markup, paragraph_pause_s
         self._rest = ""
         self._before = ""  # the character before `_rest`
-        self._last = self._last_mark = ""  # the last spoken character, and the last one except spaces
+        self._last = self._last_mark = ""  # the last spoken character: any, and not a space
         self._at_line_start = markup != "ssml"
         self._in_table = False
         self._in_link = False
-        self._is_marked = self._ends_before = False  # whether this line is; whether a sentence ends before the next one
-        self._has_spoken = self._is_border = False  # whether a paragraph has ended, and nothing was spoken since
+        self._is_marked = self._ends_before = False  # this line; a sentence ends before the next line
+        self._has_spoken = self._is_border = False  # a paragraph has ended since the last speech
         self._paused_s = 0.0
-        self._fence = ""  # of the code block around this place
-        self._thought = ""  # the tag of a language model's reasoning around this place
-        self._line = ""  # the spoken text of this line, up to the length of a short one
-        self._spaces: list[Token] = []  # waiting for the next word, with left-out text between them
-        self._unheard = 0  # tags around this place whose text is not spoken
-        self._replaced = self._spelled = ""  # the tag whose content is replaced, or spelled
-        self._alias = ""  # spoken in place of the next text
+        self._fence = ""  # fence of the open code block
+        self._thought = ""  # open tag with the reasoning of a language model
+        self._line = ""  # start of the spoken text of this line
+        self._spaces: list[Token] = []  # spaces and left-out text before the next word
+        self._unheard = 0  # number of open tags with unspoken content
+        self._replaced = self._spelled = ""  # open tag whose content is replaced, or spelled
+        self._alias = ""  # spoken instead of the next text
         self._speeds = [1.0]
         self._style_rules = styles or StyleRules()
         self._styling = Styling(self._style_rules)
 
     def feed(self, text: str, *, is_last: bool) -> list[Token]:
-        """The tokens that no later text can change; with `is_last` all of the rest."""
+        """Return the tokens that later text cannot change, or all remaining tokens if `is_last`."""
         self._rest += text
         tokens: list[Token] = []
         at = 0
@@ -162,8 +161,9 @@ class LiveMarkup:
         return tokens
 
     def _give(self, token: Token, tokens: list[Token]) -> None:
-        """Hold spaces back until the next word, so that none is left before a comma where an emoji was. After a
-        paragraph, also hold back punctuation until a word.
+        """Append a token to `tokens`, but hold spaces back until the next word, and punctuation after a paragraph.
+
+        The delay allows dropping the space between a left-out emoji and a comma.
         """
         is_border = token.is_border
         is_blank = not token.spoken.strip()
@@ -171,7 +171,7 @@ class LiveMarkup:
         if self._styling.waits and not is_blank:
             end = token.spoken[: len(token.spoken) - len(token.spoken.lstrip(_NO_WORDS))]
             if end and is_said and self._styling.has_said and token.written == token.spoken:
-                self._give(Token(end, end), tokens)  # it closes the text before it
+                self._give(Token(end, end), tokens)  # the punctuation ends the previous text
                 token = Token(token.written[len(end) :], token.spoken[len(end) :])
             if (is_said or not self._styling.has_said) and (style := self._styling.enter()) is not None:
                 tokens.append(Token("", style=style))
@@ -193,7 +193,7 @@ class LiveMarkup:
         self._spaces = []
 
     def _next(self, rest: str, *, final: bool) -> Token | None:
-        """The next token; None if more text is needed."""
+        """Return the next token, or None if more text is needed."""
         if self._markup == "none":
             is_tag = rest[0] == "[" or (rest[0] == "<" and is_vendors(rest))
             tag = self._style_tag(rest, final=final) if is_tag else False
@@ -219,7 +219,7 @@ class LiveMarkup:
         return self._prose(written, written)
 
     def _mark(self, rest: str, *, final: bool) -> Token | Literal[False] | None:
-        """A Markdown mark or an emoji; False if the text begins with neither."""
+        """Return the token of a Markdown mark or an emoji, or False for other text."""
         if line_end := _LINE_END.match(rest):
             if not line_end[0].endswith("\n"):
                 return Token(line_end[0], self._heard(line_end[0])) if final else None
@@ -272,7 +272,10 @@ class LiveMarkup:
         return Token(end[0] if end else before or mark)
 
     def _line_start(self, rest: str, *, final: bool) -> Token | None:
-        """Marks of lists, headings, quotations, tables, code; the text before ends like a sentence."""
+        """Return the token of the marks at the start of a line, such as list, heading, quotation, table or code marks.
+
+        Text before a marked line ends like a sentence.
+        """
         fence = _FENCE.match(rest)
         gone = _EMPTY.match(rest) or fence or _RULE.match(rest)
         if gone and (final or gone[0].endswith("\n")):
@@ -299,7 +302,7 @@ class LiveMarkup:
         self._is_border = self._is_border or (self._has_spoken and self._paragraph_pause_s > 0)
 
     def _between(self, *, ends: bool) -> str:
-        """The separator of two lines or blocks: a space, or the end of a sentence."""
+        """Return the separator between two lines or blocks: a space, or the end of a sentence."""
         if ends and self._last_mark and self._last_mark not in _ENDS:
             return self._heard(". ")
         return self._heard("\n" if self._last in _HYPHENS else " ") if self._last.strip() else ""
@@ -389,7 +392,7 @@ class LiveMarkup:
         return self._prose(rest[0], rest[0])
 
     def _style_tag(self, rest: str, *, final: bool) -> Token | Literal[False] | None:
-        """A style tag; False if the text does not begin with one."""
+        """Return the token of a style tag, or False for other text."""
         if rest[0] == "<":
             return self._tag(rest, final=final)
         if tag := self._style_rules.bracket(rest, final=final):
@@ -405,7 +408,7 @@ class LiveMarkup:
         return None if not final and _BEGUN_ENTITY.match(rest) else self._prose("&", "&")
 
     def _emphasis(self, rest: str, *, final: bool) -> Token | None:
-        """Marks around words are left out. An asterisk between numbers or spaces and an underscore in a name remain."""
+        """Leave out emphasis marks, but keep an asterisk between numbers or spaces, and an underscore in a name."""
         run = _EMPHASIS.match(rest)
         if run is None:
             return None if not final and len(rest) == 1 else self._prose(rest[0], rest[0])
@@ -433,5 +436,5 @@ class LiveMarkup:
 
 
 def _run(text: str) -> str:
-    """The leading whitespace of a text; if it has none, the text without trailing whitespace."""
+    """Return the leading whitespace of a text, or the text without trailing whitespace if it starts with a word."""
     return text[: len(text) - len(text.lstrip())] or text.rstrip()

@@ -1,7 +1,7 @@
-"""Figures, signs and abbreviations in words, for requests that ask for it: one language at a time.
+"""Text normalization: write numbers, symbols and abbreviations as words, if the request enables normalization.
 
-English is read by the rules of the embedded voice, Chinese and Japanese by wetext, the others by the rules in
-`figures/`, whose numbers num2words spells. Text far from any figure does not change.
+English uses the rules of the embedded voice, and Chinese and Japanese use wetext. Other languages use the rules in
+`figures/` and num2words. Text far from any number or symbol does not change.
 """
 
 import re
@@ -25,9 +25,9 @@ from serve_app.text.languages import language_code
 _FOLDER = Path(__file__).parent / "figures"
 _HARD = re.compile(r"[\d%‰€$£¥￥₩₽°º℃№&§+½¼¾²³㎡]|\b[IVXLC]++(?:e|er|re|ème)?\b")
 _WORDS, _CHARACTERS = re.compile(r"\s*+\S{1,64}|\s++"), re.compile(r"\s*+\S|\s++")
-_NEAR_WORDS, _NEAR_CHARACTERS = 2, 8  # distance of a cut from anything to normalise, on both sides
-_LONGEST_RUN = 240  # characters that are normalised together
-_LONGEST_NUMBER = 15  # digits; longer ones are read one by one
+_NEAR_WORDS, _NEAR_CHARACTERS = 2, 8  # minimum distance of a cut to text to normalise, on both sides
+_LONGEST_RUN = 240  # maximum number of characters to normalise together
+_LONGEST_NUMBER = 15  # digits; longer numbers are read digit by digit
 _MACRO = re.compile(r"<(\w+)>")
 _BLANK = re.compile(r"\{(\d)(?::([^{}]*))?\}")
 _MINUS = ("-", "\u2212")
@@ -37,17 +37,17 @@ Read = Callable[[str], list[TextPart]]
 
 
 class LiveNormaliser:
-    """Normalises a text that arrives in parts. The result does not depend on where it is split."""
+    """Normalises a text that arrives in parts. The boundaries of the parts do not change the result."""
 
     def __init__(self, language: str) -> None:
-        """`language`: one that `prepare` accepts."""
+        """`language` must be a language that `prepare` accepts."""
         self._read, self._hard_words = _reader(language)
         is_wide = language in ("chinese", "japanese")
         self._atoms, self._near = (_CHARACTERS, _NEAR_CHARACTERS) if is_wide else (_WORDS, _NEAR_WORDS)
         self._rest = ""
 
     def feed(self, text: str, *, is_last: bool) -> list[TextPart]:
-        """The normalised text that no later text can change; with `is_last` all of the rest."""
+        """Return the normalised text that later text cannot change, or the whole rest if `is_last`."""
         self._rest += text
         atoms = [match.span() for match in self._atoms.finditer(self._rest)]
         complete = len(atoms) if is_last else len(atoms) - 1
@@ -74,20 +74,20 @@ class LiveNormaliser:
 
 
 def prepare(language: str) -> None:
-    """Loads the rules of a language, which takes up to a second. Raises InvalidRequest if they are not available."""
+    """Load the rules of a language, which blocks for up to a second. Raises InvalidRequest without rules."""
     if language_code(language) is None:
-        raise InvalidRequest(f"text_normalization: {language[:80]!r} has no rules here.", "text_normalization")
+        raise InvalidRequest(f"text_normalization: {language[:80]!r} is not supported.", "text_normalization")
     for part in LiveNormaliser(language).feed("1", is_last=True):
         assert part.spoken
 
 
 @lru_cache
 def _reader(language: str) -> tuple[Read, Callable[[str], bool]]:
-    """A function that normalises a run of text, and one that detects words without figures that need it."""
+    """Return a function that normalises text, and a function that detects words to normalise without digits."""
     if language == "english":
         return _read_english, lambda word: _SHORTENED.search(word) is not None
     code = language_code(language)
-    assert code is not None, "prepare has refused it"
+    assert code is not None, "prepare rejects unknown languages"
     if code in ("zh", "ja"):
         return _wetext(language, code), lambda _: False
     readings = Readings(code)
@@ -97,9 +97,9 @@ def _reader(language: str) -> tuple[Read, Callable[[str], bool]]:
 def _wetext(language: str, code: str) -> Read:
     if find_spec("wetext") is None:
         how = pip_install("wetext")
-        message = f"text_normalization: {language.title()} needs the package wetext, not installed here: {how}."
+        message = f"text_normalization: {language.title()} requires the package wetext. Install it: {how}."
         raise InvalidRequest(message, "text_normalization", "extra_not_installed")
-    from wetext import Normalizer  # its model takes memory
+    from wetext import Normalizer  # imported late, because its model takes memory
 
     normalizer = Normalizer(lang=code, operator="tn")
 
@@ -108,7 +108,7 @@ def _wetext(language: str, code: str) -> Read:
         start = text.index(core)
         try:
             spoken = normalizer.normalize(core)
-        except (AssertionError, RuntimeError):  # its grammars have no reading: the text is unchanged
+        except (AssertionError, RuntimeError):  # wetext cannot normalise some texts
             return [TextPart(text, text)]
         return _aligned(text, text[:start] + spoken + text[start + len(core) :], _CHARACTERS)
 
@@ -117,14 +117,14 @@ def _wetext(language: str, code: str) -> Read:
 
 def _read_english(text: str) -> list[TextPart]:
     core = text.rstrip()
-    spoken = spoken_english(f"{core} so").removesuffix("so.").rstrip()  # the end of a run is not the end of a sentence
+    spoken = spoken_english(f"{core} so").removesuffix("so.").rstrip()  # the end of `text` is not the end of a sentence
     spoken += "." * (core.endswith(".") and not spoken.endswith("."))
     start = len(core) - len(core.lstrip())
     return _aligned(text, core[:start] + spoken + text[len(core) :], _WORDS)
 
 
 def _aligned(written: str, spoken: str, atoms: re.Pattern[str]) -> list[TextPart]:
-    """Pairs equal `atoms` of both texts, and the texts between them."""
+    """Pair the equal `atoms` of both texts, and the texts between them."""
     before, behind = (atoms.findall(text) for text in (written, spoken))
     parts: list[TextPart] = []
     for kind, start, end, first, last in SequenceMatcher(None, before, behind, autojunk=False).get_opcodes():
@@ -136,7 +136,7 @@ def _aligned(written: str, spoken: str, atoms: re.Pattern[str]) -> list[TextPart
 
 
 class Readings:
-    """The rules of one file in `figures/`."""
+    """Normalization rules of one language, from its file in `figures/`."""
 
     def __init__(self, code: str) -> None:
         self._code = code
@@ -162,7 +162,7 @@ class Readings:
         return parts + ([TextPart(text[at:], text[at:])] if at < len(text) else [])
 
     def _macro(self, macro: re.Match[str]) -> str:
-        """`<n>` is a number, any other name an entry of the table with that name."""
+        """Return the pattern for a macro: `<n>` matches a number, and `<TABLE>` matches an entry of this table."""
         if macro[1] == "n":
             group, point = self._given["group"], re.escape(self._decimal)
             digits = rf"(?:\d{{1,3}}(?:{group}\d{{3}})++(?!\d)|\d++)(?:{point}\d++)?"
@@ -172,11 +172,11 @@ class Readings:
 
     def _say(self, match: re.Match[str]) -> str:
         rule = match.lastgroup
-        assert rule is not None, "each rule is a group"
+        assert rule is not None, "each rule is a named group"
         first = match.re.groupindex[rule]
 
         def fill(blank: re.Match[str]) -> str:
-            """The group, read as the folder's README.md describes: a number, a table or forms to choose from."""
+            """Return the words for a group: a number, an entry of a table, or a form. See README.md in `figures/`."""
             written = match[first + int(blank[1])] or ""
             kind = blank[2]
             if kind is None:
@@ -193,7 +193,7 @@ class Readings:
         return said + "." * (match[0].endswith(".") and match.end() == len(match.string.rstrip()))
 
     def _form(self, forms: str, number: Decimal) -> str:
-        """The form of a counted noun."""
+        """Return the singular or plural form of a noun that follows a number."""
         known = forms.split("|")
         plural = self._given.get("plural")
         if len(known) == 1:

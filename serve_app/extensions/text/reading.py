@@ -1,5 +1,6 @@
-"""The spoken text of a request, by its own and the configured rules for markup, lexicons and figures.
-`POST /v1/audio/text` shows it.
+"""Convert the text of a request by the rules of the request and of the server for markup, lexicons and normalization.
+
+`POST /v1/audio/text` shows the resulting spoken text.
 """
 
 import asyncio
@@ -33,30 +34,30 @@ from serve_app.extensions.text.style_tags import StyleRules, as_instructions
 from serve_app.text.languages import DETECT, detected, language_name
 from serve_app.text.spoken import LEFT_OUT, SpokenText
 
-_LONG_CHARS = 1 << 14  # only in jobs: reading them would block the event loop for 10 ms or more
+_LONG_CHARS = 1 << 14  # converting a longer text would block the event loop for 10 ms or more
 
 
 class TextSettings(Strict):
     """Defaults for requests that omit these fields (docs/text.md)."""
 
-    markup: Markup = "auto"  # the default for `markup` in requests
+    markup: Markup = "auto"  # default of `markup` in requests
     paragraph_pause_s: Annotated[float, Field(ge=0, le=10)] = 0.6  # silence between paragraphs; 0 adds none
-    max_segment_chars: Annotated[int, Field(ge=LEAST_SEGMENT_CHARS)] | None = None  # unset is the limit of the model
+    max_segment_chars: Annotated[int, Field(ge=LEAST_SEGMENT_CHARS)] | None = None  # default: limit of the model
 
 
 class TextReading(Opened):
-    """Reads the texts of all requests."""
+    """Extension object that converts the texts of all requests."""
 
     _resolver: Resolver  # set by `join`
 
     def join(self, resolver: Resolver) -> None:
         self._resolver = resolver
-        resolver.steps["text"] = self._prepare_styles  # also for jobs, which skip the steps of other extensions
+        resolver.steps["text"] = self._prepare_styles  # jobs run this step but skip the steps of other extensions
         resolver.read_text = read_text
         resolver.fields |= {"markup", "text_normalization", "lexicon", "max_segment_chars"}
 
     async def _prepare_styles(self, draft: Draft) -> Draft:
-        """The draft of a whole text with the fields that its styles change. Raises as `in_style` does."""
+        """Return the draft with the fields that the styles in its text change. Raises the errors of `in_style`."""
         named = {span.style for span in draft.utterance.spans if span.style}
         if not named or draft.speech.is_tagged:
             return draft
@@ -65,7 +66,7 @@ class TextReading(Opened):
 
 
 async def in_style(resolver: Resolver, draft: Draft, style: str) -> dict[str, object]:
-    """Fields of the utterance's `synthesis` that differ in a style. Raises as `VoiceSource.reference` does."""
+    """Return the fields of `synthesis` that a style changes. Raises the errors of `VoiceSource.reference`."""
     speech, base = draft.speech, draft.utterance.synthesis
     if speech.stored is None:
         return {"instructions": as_instructions(base.instructions, style)}
@@ -76,23 +77,24 @@ async def in_style(resolver: Resolver, draft: Draft, style: str) -> dict[str, ob
 async def read_text(
     resolver: Resolver, body: SpeechBody, info: ModelInfo, stored: KeptVoice | None
 ) -> tuple[SpokenText, ignored_fields.Reasons]:
-    """The spoken text of `body.input`, and the reasons why other parts of it, and some fields, have no effect.
-    Raises InvalidRequest for bad SSML, for a bad lexicon, and for figures in an uncertain language.
+    """Return the spoken text of `body.input`, and reasons why parts of the text or some fields have no effect.
+
+    Raises InvalidRequest for invalid SSML, an invalid lexicon, or normalization of a text in an unknown language.
     """
     settings = resolver.settings.of(TextSettings)
     chars = body.max_segment_chars
     reasons: ignored_fields.Reasons = {}
     if chars is not None and chars > info.max_segment_chars:
-        reasons["max_segment_chars"] = f"the model takes up to {info.max_segment_chars}"
+        reasons["max_segment_chars"] = f"the limit of the model is {info.max_segment_chars}"
     lexicon = Lexicon.checked(body.lexicon or {}, "lexicon")
     if stored is not None:
         lexicon = lexicon.over(Lexicon(stored.lexicon))
     if info.spoken_form is not None and body.text_normalization == "off":
-        reasons["text_normalization"] = "the loaded voice speaks nothing but words"
+        reasons["text_normalization"] = "the loaded voice always normalizes text"
     wants_words = info.spoken_form is None and body.text_normalization == "on"
     language = await _language_of_figures(body, info, stored) if wants_words else None
     if wants_words and language is None:
-        reasons["text_normalization"] = "the language of the text is not certain: name it"
+        reasons["text_normalization"] = "the language of the text is uncertain: set language"
     for_all = Lexicon.EMPTY if resolver.lexicon_for_all is None else await resolver.lexicon_for_all()
     rules = TextRules(
         body.markup or settings.markup,
@@ -109,8 +111,9 @@ async def read_text(
 
 
 async def _language_of_figures(body: SpeechBody, info: ModelInfo, stored: KeptVoice | None) -> str | None:
-    """The language in which figures are spoken; None if it is uncertain and any language may be tried. Raises
-    InvalidRequest if the request has to name it.
+    """Return the language for text normalization, or None if it is uncertain and the request accepts any language.
+
+    Raises InvalidRequest if the language is uncertain and the request must set `language`.
     """
     named = body.language
     if stored is not None and stored.language and "language" not in body.model_fields_set:
@@ -122,13 +125,13 @@ async def _language_of_figures(body: SpeechBody, info: ModelInfo, stored: KeptVo
     if language is not None:
         await asyncio.to_thread(prepare, language)
     elif not body.any_language:
-        message = "text_normalization: the language of the text is not certain: name it in language."
+        message = "text_normalization: the language of the text is uncertain. Set language."
         raise InvalidRequest(message, "text_normalization")
     return language
 
 
 async def show_text(service: SpeechService, request: Request) -> Response:
-    """Takes the fields of `/v1/audio/speech`, and answers what would be spoken, what would not, and in which parts."""
+    """Return the spoken text, the unspoken text and the segments for a body of `/v1/audio/speech`."""
     fields = await read_object(request)
     speech = await strict_request(service.resolver, fields)
     spoken = speech.spoken
@@ -157,7 +160,7 @@ async def show_text(service: SpeechService, request: Request) -> Response:
 
 
 def _unspoken(spoken: SpokenText, info: ModelInfo) -> list[tuple[int, int]]:
-    """Start and end, in code points of `sent`, of each run that is not read aloud."""
+    """Return start and end of each unspoken run, in code points of `sent`."""
 
     def mark(run: re.Match[str]) -> str:
         word = run[0]
@@ -172,6 +175,6 @@ def _unspoken(spoken: SpokenText, info: ModelInfo) -> list[tuple[int, int]]:
 _DOCS = {"requestBody": SPEECH_DOCS["requestBody"]}
 DIALECT = Dialect(
     "OpenAI",
-    routes=(Route("POST /v1/audio/text", show_text, "Show what of a text is spoken", docs=_DOCS),),
+    routes=(Route("POST /v1/audio/text", show_text, "Show the spoken form of a text", docs=_DOCS),),
     heading="Speech",
 )

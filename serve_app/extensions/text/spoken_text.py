@@ -1,9 +1,8 @@
-"""From the sent text to the spoken text: one pipeline for every model and every dialect.
+"""Convert the sent text to the spoken text, in one pipeline for all models and dialects.
 
-Markup becomes prose, pauses and changes of speed (`markup.py`). Prose passes through the stages: the lexicon, figures
-in words if requested, then the spoken form of the voice. A stage takes text in parts and returns parts that pair its
-input with its output, so that every spoken word can be traced to the word that was sent. To add a stage, add a line to
-`_prose_stages`.
+`markup.py` splits markup into prose, pauses and changes of speed. The lexicon, optional text normalization, and the
+spoken form of the voice then convert the prose in stages. A stage takes text in parts and pairs its input with its
+output, so the pipeline can trace every spoken word to the sent word. To add a stage, add a line to `_prose_stages`.
 """
 
 import re
@@ -24,37 +23,37 @@ from serve_app.extensions.text.style_tags import StyleRules
 from serve_app.text.characters import clean, is_speakable
 from serve_app.text.spoken import LEFT_OUT, UNSPOKEN, SpokenPiece, SpokenText, TextSpan
 
-CHARS_AT_ONCE = 256  # converted in one iteration of the event loop, within milliseconds
-_LONGEST_CLUSTER = 64  # characters to search for a boundary; Unicode's stream-safe format stacks at most 30 marks
-_LONGEST_REST = 1024  # characters to hold back for lack of a boundary; ordinary text has far fewer
-_WORDS = re.compile(r"\s*\S+|\s+")  # each with the whitespace before it
+CHARS_AT_ONCE = 256  # number of characters converted in one iteration of the event loop, in a few ms
+_LONGEST_CLUSTER = 64  # characters to search for a boundary; Unicode's stream-safe format allows 30 marks
+_LONGEST_REST = 1024  # maximum characters to hold back without a boundary; ordinary text has far fewer
+_WORDS = re.compile(r"\s*\S+|\s+")  # words with their leading whitespace
 _GREEK_END = re.compile(r"[Ͱ-Ͽἀ-῿]{0,64}\Z")
 
 
 @dataclass(frozen=True, slots=True)
 class TextRules:
-    """The rules by which a text is read."""
+    """Rules for the conversion of a text to its spoken form."""
 
     markup: Markup = "none"
-    paragraph_pause_s: float = 0.0  # 0: a paragraph ends like a sentence
+    paragraph_pause_s: float = 0.0  # with 0, a paragraph ends like a sentence
     lexicon: Lexicon = field(default_factory=lambda: Lexicon.EMPTY)
-    spoken_form: str | None = None  # as ModelInfo has it
-    max_segment_chars: int | None = None  # None: the model's
-    normalised: str | None = None  # the language in which figures are spoken; None: they are unchanged
+    spoken_form: str | None = None  # from ModelInfo
+    max_segment_chars: int | None = None  # None selects the limit of the model
+    normalised: str | None = None  # language of text normalization; None disables it
     styles: StyleRules = field(default_factory=StyleRules)
 
 
 class TextStage(Protocol):
-    """Converts a text that arrives in parts. The result does not depend on where it is split."""
+    """Converter for a text that arrives in parts. The result does not depend on the boundaries of these parts."""
 
     def feed(self, text: str, *, is_last: bool) -> list[TextPart]:
-        """The parts that later text cannot change; with `is_last` the rest. Their `written` adds up to the input."""
+        """Return the parts that later text cannot change, or all if `is_last`. Their `written` joins to the input."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ReadText(SpokenText):
-    """A whole text, read by the rules."""
+    """A complete text and its spoken form by the given rules."""
 
     rules: TextRules
 
@@ -63,7 +62,7 @@ class ReadText(SpokenText):
         return self.rules.max_segment_chars
 
     def pieces(self) -> Iterator[SpokenPiece]:
-        """The pieces of the whole text, generated lazily."""
+        """Yield the pieces of the whole text lazily."""
         reader = TextReader(self.rules)
         for start in range(0, len(self.sent), CHARS_AT_ONCE):
             yield from reader.feed(self.sent[start : start + CHARS_AT_ONCE], is_last=False)
@@ -71,7 +70,7 @@ class ReadText(SpokenText):
 
 
 def read(sent: str, rules: TextRules, *, field: str = "input") -> ReadText:
-    """The whole text at once, as `TextReader` reads it in parts. Raises InvalidRequest for bad SSML in `field`."""
+    """Convert a whole text at once, with the same result as `TextReader`. Raises InvalidRequest for invalid SSML."""
     left_out: Counter[str] = Counter()
     if rules.markup == "ssml":
         check = SsmlCheck(field)
@@ -103,7 +102,7 @@ def read(sent: str, rules: TextRules, *, field: str = "input") -> ReadText:
 
 
 def _prose_stages(rules: TextRules) -> list[TextStage]:
-    """The stages of prose before the spoken form of the voice, created for each span."""
+    """Create the stages that convert the prose of a span before the spoken form of the voice."""
     stages: list[TextStage] = []
     if rules.lexicon:
         stages.append(LiveLexicon(rules.lexicon))
@@ -113,29 +112,29 @@ def _prose_stages(rules: TextRules) -> list[TextStage]:
 
 
 def _spoken(prose: str, rules: TextRules) -> str:
-    """The result of the stages for a whole span."""
+    """Return the result of all stages for a whole span."""
     for stage in _prose_stages(rules):
         prose = "".join(part.spoken for part in stage.feed(prose, is_last=True))
     return spoken_english(prose) if rules.spoken_form == "english" else clean(prose)
 
 
 class TextReader:
-    """Reads a text that arrives in parts. The spoken text does not depend on where it is split."""
+    """Converter for a text that arrives in parts. The spoken text does not depend on the boundaries of these parts."""
 
     def __init__(self, rules: TextRules) -> None:
         self._rules = rules
         self._markup = LiveMarkup(rules.markup, paragraph_pause_s=rules.paragraph_pause_s, styles=rules.styles)
-        self.left_out: Counter[str] = Counter()  # as in SpokenText, of the text so far
-        self._uncounted = ""  # Greek letters at the end of the text so far: they are silent within a word
+        self.left_out: Counter[str] = Counter()  # counts as in SpokenText for the text so far
+        self._uncounted = ""  # Greek letters at the end of the text so far, which are silent within a word
         self._begin()
 
     @property
     def will_speak(self) -> bool:
-        """Whether the waiting text will contain a word for any later text."""
+        """Whether the waiting text will contain a spoken word, regardless of later text."""
         return self._front.will_speak
 
     def feed(self, text: str, *, is_last: bool) -> list[SpokenPiece]:
-        """The pieces that no later text can change; with `is_last` the rest."""
+        """Return the pieces that later text cannot change, or all remaining pieces if `is_last`."""
         pieces: list[SpokenPiece] = []
         prose: list[TextPart] = []
         for token in self._markup.feed(text, is_last=is_last):
@@ -154,24 +153,24 @@ class TextReader:
         self.left_out.update([token.left_out] if token.left_out else [])
         if self._rules.spoken_form == "english":
             text = self._uncounted + token.spoken
-            self._uncounted = _GREEK_END.search(text)[0]  # type: ignore[index]  # it also matches nothing
+            self._uncounted = _GREEK_END.search(text)[0]  # type: ignore[index]  # also matches ""
             if lost := unspoken(text.removesuffix(self._uncounted)):
                 self.left_out[UNSPOKEN] += lost
 
     def _begin(self) -> None:
-        """Begin a new span."""
+        """Reset the stages for a new span."""
         self._front: LiveEnglish | LivePlain = LiveEnglish() if self._rules.spoken_form == "english" else LivePlain()
         self._stages = [(stage, _Trace()) for stage in (*_prose_stages(self._rules), self._front)]
         self._has_spoken = False
 
     def _space(self) -> str:
-        """End a span: the space between it and the next, if it has spoken text."""
+        """End a span. Return the space before the next span, or "" if the ended span has no spoken text."""
         had_spoken = self._has_spoken
         self._begin()
         return " " if had_spoken else ""
 
     def _pass(self, parts: list[TextPart], *, is_last: bool) -> list[SpokenPiece]:
-        """Run `parts`, which pair sent text with prose, through all stages."""
+        """Run `parts`, which pair sent text with prose, through all stages. Return the resulting pieces."""
         for stage, trace in self._stages:
             made = stage.feed("".join(part.spoken for part in parts), is_last=is_last)
             parts = trace.follow(parts, made, is_last=is_last)
@@ -180,16 +179,18 @@ class TextReader:
 
 
 class _Trace:
-    """Traces the output of a stage back to the text that was sent."""
+    """Maps the output of a stage to the sent text."""
 
     def __init__(self) -> None:
-        self._before: deque[TextPart] = deque()  # sent text, and the stage's input for it
-        self._written: list[str] = []  # sent text that was found, and the stage's output for it, for the next part
-        self._spoken: list[str] = []
-        self._owed = 0  # characters that the stage has used, but whose sent text was not found yet
+        self._before: deque[TextPart] = deque()  # sent text, paired with the input of the stage
+        self._written: list[str] = []  # sent text of the next part
+        self._spoken: list[str] = []  # output of the stage for the next part
+        self._owed = 0  # consumed input characters of the stage that are not yet mapped to sent text
 
     def follow(self, before: list[TextPart], after: list[TextPart], *, is_last: bool) -> list[TextPart]:
-        """Parts that pair sent text with the stage's output. `before`: input of the stage; `after`: output."""
+        """Return parts that pair sent text with the output of the stage. `before` is the input of the stage, and
+        `after` is its output.
+        """
         self._before.extend(before)
         parts: list[TextPart] = []
         for part in after:
@@ -207,7 +208,7 @@ class _Trace:
         return parts
 
     def _unspoken(self) -> list[TextPart]:
-        """The next sent parts without input for the stage, if all text before them was found."""
+        """Remove and return the next sent parts without input for the stage, if all earlier text is mapped."""
         parts = []
         while not self._owed and not self._written and self._before and not self._before[0].spoken:
             parts.append(self._before.popleft())
@@ -230,15 +231,15 @@ class _Trace:
 
 
 class LivePlain:
-    """`clean` for a text that arrives in parts. The spoken text does not depend on where it is split."""
+    """Incremental version of `clean` for a text that arrives in parts. The boundaries do not change the result."""
 
     def __init__(self) -> None:
         self._rest = ""
-        self._space = ""  # to put before the next word
+        self._space = ""  # goes before the next word
         self._has_spoken = False
 
     def feed(self, text: str, *, is_last: bool) -> list[TextPart]:
-        """The spoken text that no later part can change; with `is_last` all of the rest."""
+        """Return the spoken text that later parts cannot change, or the whole rest if `is_last`."""
         self._rest += text
         takes_all = is_last or len(self._rest) > _LONGEST_REST
         end = len(self._rest) if takes_all else _last_boundary(self._rest)
@@ -250,7 +251,7 @@ class LivePlain:
         return is_speakable(clean(self._rest))
 
     def _spoken(self, word: str) -> str:
-        """The word with a space before it, unless it is the first word."""
+        """Return the cleaned word, with a leading space unless the word is the first one."""
         if word[:1].isspace():
             self._space = " " if self._has_spoken else ""
         spoken = clean(word)
@@ -261,7 +262,7 @@ class LivePlain:
 
 
 def _last_boundary(text: str) -> int:
-    """The last position in `text` where no later character can combine with an earlier one; 0 if none is near."""
+    """Return the last position in `text` where later characters cannot combine with earlier ones, or 0."""
     for place in range(len(text) - 1, max(0, len(text) - _LONGEST_CLUSTER), -1):
         char = text[place]
         if char.isspace() or unicodedata.category(char)[0] not in "MC":

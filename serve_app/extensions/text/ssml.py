@@ -1,4 +1,4 @@
-"""The attributes of SSML, and a check whether a text is SSML that can be spoken: it reports the first fault."""
+"""Parse SSML attributes, and check a text for valid and supported SSML. The check reports the first error."""
 
 import html
 import re
@@ -24,13 +24,13 @@ _LONGEST_SHOWN = 40
 
 
 class SsmlCheck:
-    """Checks a text that may arrive in parts. It needs no `<speak>` element, and may not have a DOCTYPE."""
+    """Check of an SSML text, which may arrive in parts. `<speak>` is optional, and a DOCTYPE is an error."""
 
     def __init__(self, field: str) -> None:
-        """`field`: the client's name for the text."""
+        """`field` is the name of the text in errors."""
         self._field = field
         self._content = bytearray()
-        self._place: int | None = None  # of the refused element, in bytes
+        self._place: int | None = None  # byte position of the rejected element
         self._failed: InvalidRequest | None = None
         self.without_effect: Counter[str] = Counter()
         self._parser = expat.ParserCreate()
@@ -38,7 +38,7 @@ class SsmlCheck:
         self._parser.Parse(_ROOT, False)
 
     def feed(self, text: str, *, is_last: bool) -> None:
-        """Raises InvalidRequest with the field and the position, also for every later part."""
+        """Check the next part. Raises InvalidRequest with field and position, for this part and all later ones."""
         if self._failed is not None:
             raise self._failed
         if not self._content and (declared := _DECLARATION.match(text)):
@@ -65,19 +65,19 @@ class SsmlCheck:
             raise self._failed
 
     def _reason(self, name: str, values: dict[str, str]) -> str | None:
-        """Why an element is refused."""
+        """Return the reason to reject an element, or None."""
         match name:
             case "phoneme":
-                return "no model here reads phonemes: write <sub alias='...'> with a respelling, or send a lexicon"
+                return "phonemes are not supported. Use <sub alias='...'> with a respelling, or send a lexicon"
             case "break":
                 return self._of_break(values)
             case "prosody":
                 self.without_effect.update(f"prosody {key[:20]}" for key in values.keys() - {"rate", "volume", "pitch"})
                 return self._of_rate(values.get("rate"), rate(values))
             case "sub" if "alias" not in values:
-                return "sub needs an alias"
+                return "sub requires an alias attribute"
             case "say-as" if "interpret-as" not in values:
-                return "say-as needs interpret-as"
+                return "say-as requires an interpret-as attribute"
             case "say-as" if values["interpret-as"] not in SPELLED:
                 self.without_effect[f"say-as {values['interpret-as'][:20]}"] += 1
         return None
@@ -86,9 +86,9 @@ class SsmlCheck:
     def _of_break(values: dict[str, str]) -> str | None:
         time, strength = values.get("time"), values.get("strength", "medium")
         if time is not None and not (_TIME.fullmatch(time) and pause_s(values) <= MAX_PAUSE_S):
-            return f"break time {time[:_LONGEST_SHOWN]!r} is not from 0s to {MAX_PAUSE_S:g}s, such as 500ms"
+            return f"break time {time[:_LONGEST_SHOWN]!r} is invalid. Use 0s to {MAX_PAUSE_S:g}s, such as 500ms"
         if strength not in STRENGTHS_S:
-            return f"break strength {strength[:_LONGEST_SHOWN]!r} is none of {', '.join(STRENGTHS_S)}"
+            return f"break strength {strength[:_LONGEST_SHOWN]!r} is unknown. Use {', '.join(STRENGTHS_S)}"
         return None
 
     @staticmethod
@@ -96,16 +96,16 @@ class SsmlCheck:
         if named is None or named in RATES or (_RATE.fullmatch(named) and SLOWEST <= factor <= FASTEST):
             return None
         known = ", ".join(RATES)
-        return f"prosody rate {named[:_LONGEST_SHOWN]!r} is none of {known}, nor from {SLOWEST:.0%} to {FASTEST:.0%}"
+        return f"prosody rate {named[:_LONGEST_SHOWN]!r} is invalid. Use {known}, or {SLOWEST:.0%} to {FASTEST:.0%}"
 
 
 def attributes(tag: str) -> dict[str, str]:
-    """The attributes in a tag's text after its name."""
+    """Parse the attributes of a tag from its text after the name."""
     return {key.lower(): html.unescape(a or b or c) for key, a, b, c in _NAMED.findall(tag)}
 
 
 def pause_s(values: dict[str, str]) -> float:
-    """The length of an SSML break in seconds, from its attributes."""
+    """Return the length of an SSML break in seconds, from its attributes."""
     stated = _SECONDS.fullmatch(values.get("time", ""))
     if stated is None:
         return STRENGTHS_S.get(values.get("strength", "medium"), STRENGTHS_S["medium"])
@@ -113,7 +113,7 @@ def pause_s(values: dict[str, str]) -> float:
 
 
 def rate(values: dict[str, str]) -> float:
-    """The speed factor of a `<prosody rate>`; 1 if it cannot be parsed."""
+    """Return the speed factor of a `<prosody rate>`, or 1 if the rate is invalid."""
     named = values.get("rate", "medium")
     stated = _NUMBER.fullmatch(named)
     if stated is None:

@@ -1,6 +1,6 @@
-"""Style tags: which labels have an effect, which brackets are tags, and which style applies at a place in a text.
+"""Recognize style tags, map their labels to styles, and track the current style of a text.
 
-A label becomes a *style*: instructions for a model that follows them, or the name of a take of a stored voice.
+A *style* is either an instruction for a model that supports instructions, or the name of a take of a stored voice.
 """
 
 import re
@@ -15,9 +15,9 @@ from serve_app.api.parsing.speech_body import SpeechBody
 from serve_app.api.voice_source import KeptVoice
 from serve_app.text.characters import clean
 
-MAX_SPANS = 64  # with a style, per text
+MAX_SPANS = 64  # maximum number of spans with a style per text
 MAX_LABEL_CHARS = 80
-LONGEST_TAG = 4096  # a style tag that is not closed within this length is not a tag
+LONGEST_TAG = 4096  # maximum length of a style tag; an unclosed longer one is plain text
 CUE = "direction in brackets"
 NOT_CLOSED = "style tag that is not closed"
 TOO_MANY = f"style tag beyond {MAX_SPANS} spans"
@@ -25,10 +25,10 @@ TOO_LONG = f"style label beyond {MAX_LABEL_CHARS} characters"
 
 _NAMES = ("emotion", "expression", "express-as", "effect", "expr", "emphasis", "prosody", "volume")
 _LABELLED = ("emotion", "expression", "express-as", "effect", "expr")
-_KINDS = ("style", "emphasis", "volume", "pitch")  # kinds of styles that may apply together
+_KINDS = ("style", "emphasis", "volume", "pitch")  # kinds of styles that can apply at the same time
 _ATTRIBUTE = r"""\s+[A-Za-z_:][\w:.-]*\s*=\s*(?:"[^"<]*"|'[^'<]*'|[^\s"'<>=]+)"""
 _BEGUN = re.compile(rf"</?(?:\w+:)?(?:{'|'.join(_NAMES)})(?![\w.-])", re.I)
-# The part to remove of a tag that is never closed: all up to a bracket, else all that can only be part of the tag.
+# The part of an unclosed tag to remove: everything up to an angle bracket, or else the syntax of the tag.
 _BROKEN = re.compile(
     rf"</?[\w:-]+(?:[^<>]*>|(?:{_ATTRIBUTE})*(?:\s+[\w:-]*(?:\s*=\s*(?:\"[^\"<>]*|'[^'<>]*)?)?\Z)?\s*/?)"
 )
@@ -37,10 +37,10 @@ _CUT_OFF = re.compile(r"</?([a-z-]{2,})\Z", re.I)
 _BRACKET = re.compile(r"\[\s*(/?)\s*([^\[\]\n]+?)\s*\]")
 _OPEN_BRACKET = re.compile(r"\[\s*/?\s*([^\[\]\n]+?)\s*")
 _BEGUN_TARGET = re.compile(r"\([^()]*\Z|\Z")
-_TARGET = re.compile(r"\((?:[^()\s]*[./#:][^()]*)?\)")  # of a Markdown link
+_TARGET = re.compile(r"\((?:[^()\s]*[./#:][^()]*)?\)")  # target of a Markdown link
 _SAME_STEM = 5  # minimum of shared letters, as in "cheerful" and "cheerfully"
 
-# Labels that are tags in every text; others are tags only if a take has the label, or for eleven_v3 and eleven_v4.
+# Labels that are tags in every text. Other labels are tags only for eleven_v3, eleven_v4, or if they name a take.
 _WORD = (
     r"(?:(?:whisper|excited|sad|angr|happ|sarcastic|curious|shout|crying)\w*|"
     r"(?:cheerful|joyful|playful|mischievous|enthusiastic|surprised|amazed|scared|fearful|afraid|terrified|nervous|"
@@ -56,7 +56,7 @@ _KNOWN = re.compile(rf"{_PHRASE}(?:(?:\s*,\s*|\s+and\s+){_PHRASE})*(?:\s+\w+)?",
 _ANY_LABEL = re.compile(r"(?!sic\Z)[^\W\d_][^\[\]\n]+", re.I)
 _ANY_BRACKET = re.compile(r"(?:.*/)?eleven_v[34](?:[_-].*)?", re.I)
 _PLAIN = re.compile(r"neutral|normal|default|medium|none", re.I)
-# The instructions that the embedded voice follows, and words with the same meaning.
+# Instructions that the embedded voice supports, and words with the same meaning.
 _MANNERS = {
     "Speak slowly.": re.compile(r"\b(?:slow|leisurely|unhurried)", re.I),
     "Speak faster, please.": re.compile(r"\b(?:fast|quick|rapid|rushed|hurried)", re.I),
@@ -78,7 +78,7 @@ _EMPHASES = {"strong": "strong emphasis", "moderate": "emphasis", "reduced": "re
 
 
 def named_take(words: str | None, styles: Sequence[str]) -> str | None:
-    """The first of a voice's `styles` that one of these words names, as "whispers" names the take "whispering"."""
+    """Return the first of `styles` that matches one of the words, such as "whispering" for "whispers"."""
     named = re.findall(r"\w+", (words or "").casefold())
     return next((style for style in styles if any(_is_same(word, style.casefold()) for word in named)), None)
 
@@ -89,18 +89,18 @@ def _is_same(word: str, style: str) -> bool:
 
 
 def as_instructions(base: str | None, style: str) -> str:
-    """The instructions of a span: the request's, then the style."""
+    """Append a style to the instructions of the request."""
     return f"{base.rstrip(' .')}. {style}" if base else style
 
 
 @dataclass(frozen=True, slots=True)
 class StyleRules:
-    """The effect of labels for one model and voice."""
+    """Effect of labels for one model and voice."""
 
-    follows: Literal["nothing", "manners", "all"] = "nothing"  # instructions of these kinds
-    # The styles of the stored voice that speaks. Jobs store them, so they have bounds.
+    follows: Literal["nothing", "manners", "all"] = "nothing"  # instructions that the model supports
+    # Styles of the stored voice that speaks. The limits exist because jobs store these rules.
     takes: Annotated[tuple[Annotated[str, Field(max_length=MAX_LABEL_CHARS)], ...], Field(max_length=MAX_SPANS)] = ()
-    any_bracket: bool = False  # whether all brackets with words are tags
+    any_bracket: bool = False  # whether words in brackets are always a tag
 
     @classmethod
     def of(cls, body: SpeechBody, info: ModelInfo, stored: KeptVoice | None) -> Self:
@@ -111,7 +111,7 @@ class StyleRules:
         return cls(follows, takes, any_bracket=_ANY_BRACKET.fullmatch(str(body.model)) is not None)
 
     def effect(self, label: str) -> str | None:
-        """The style that a label requests: "" is the request's own. None: it has no effect here."""
+        """Return the style for a label, "" for the style of the request, or None for a label without effect."""
         if (take := named_take(label, self.takes)) is not None:
             return take
         if self.follows == "all":
@@ -122,14 +122,15 @@ class StyleRules:
         return "" if _PLAIN.fullmatch(label) else None
 
     def is_label(self, words: str) -> bool:
-        """Whether these words in square brackets are a tag."""
+        """Return whether these words in square brackets are a style tag."""
         if _KNOWN.fullmatch(words) or (self.any_bracket and _ANY_LABEL.fullmatch(words)):
             return True
         return len(words) <= MAX_LABEL_CHARS and named_take(words, self.takes) is not None
 
     def bracket(self, rest: str, *, final: bool) -> re.Match[str] | Literal[False] | None:
-        """The tag in brackets at the start of a text, with its slash and its label. None if more text is needed, False
-        if there is no tag: also for the text of a Markdown link.
+        """Match a tag in square brackets at the start of `rest`, with groups for its slash and its label.
+
+        Return None if more text is needed. Return False for other text, including Markdown links.
         """
         tag = _BRACKET.match(rest)
         if tag is None or not self.is_label(tag[2]):
@@ -139,23 +140,23 @@ class StyleRules:
         return False if _TARGET.match(rest, tag.end()) else tag
 
     def cut_off(self, rest: str) -> int:
-        """How many characters of a text that begins with a bracket are a tag cut off by the end of the text."""
+        """Return the length of a tag that begins at an opening bracket and is cut off by the end of the text, or 0."""
         begun = _OPEN_BRACKET.fullmatch(rest)
         return len(rest) if begun and (_KNOWN.fullmatch(begun[1]) or named_take(begun[1], self.takes)) else 0
 
 
 def begins(text: str, at: int) -> bool:
-    """Whether a style tag begins at this place."""
+    """Return whether a style tag begins at position `at`."""
     return text[at] == "<" and _BEGUN.match(text, at) is not None
 
 
 def is_vendors(rest: str) -> bool:
-    """Whether the text begins, or may begin, with a vendor's tag that is not SSML."""
+    """Return whether the text begins, or may begin, with a vendor's tag outside the SSML standard."""
     return _VENDORS.match(rest) is not None
 
 
 def broken(rest: str, *, final: bool) -> int:
-    """How many characters of a text that begins with `<` are a style tag that is not closed, or is cut off."""
+    """Return the length of an unclosed or cut-off style tag at the start of a text that begins with `<`, or 0."""
     if _BEGUN.match(rest):
         found = _BROKEN.match(rest)
         return found.end() if found else 0
@@ -165,31 +166,31 @@ def broken(rest: str, *, final: bool) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _OpenTag:
-    element: str  # that closes it; "": it applies until the next one of its kind
+    element: str  # name of the closing element; "" if the tag applies until the next tag of its kind
     kind: str
     style: str
 
 
 class Styling:
-    """The style at a place in a text, from the tags before it. A style begins with the first word that has it."""
+    """Tracker of the current style in a text. A new style starts at the first word after its tag."""
 
     def __init__(self, rules: StyleRules) -> None:
         self._rules = rules
         self._open: list[_OpenTag] = []
         self._wanted = self._present = ""
         self._num_spans = 0
-        self._unheard = ""  # the report's name of the latest tag, until a word follows
-        self._elements: list[str] = []  # the meaning of each open `<expr>`
-        self.has_said = False  # whether a word was spoken since the last border
-        self.reports: list[str] = []  # tags without effect
+        self._unheard = ""  # name of the latest tag in reports, until a word follows
+        self._elements: list[str] = []  # element that each open `<expr>` stands for
+        self.has_said = False  # whether a word was spoken since the last change of style, speed or pause
+        self.reports: list[str] = []  # names of tags without effect
 
     @property
     def waits(self) -> bool:
-        """Whether the next word has to `enter` its style."""
+        """Whether the caller must call `enter` before the next word."""
         return bool(self._unheard) or self._wanted != self._present
 
     def enter(self) -> str | None:
-        """Begin a word. Returns its style if that differs from the one before."""
+        """Start the next word. Return the style of the word if it differs from the previous style, or None."""
         self._unheard = ""
         if self._wanted and self._wanted != self._present and self._num_spans >= MAX_SPANS:
             self.reports.append(TOO_MANY)
@@ -201,15 +202,16 @@ class Styling:
         return self._present
 
     def bracket(self, label: str, *, closes: bool) -> None:
-        """A tag in brackets."""
+        """Apply a tag in square brackets."""
         if closes:
             self._end("")
         else:
             self._start(CUE, label)
 
     def element(self, name: str, values: Mapping[str, str], *, closes: bool, is_empty: bool) -> bool:
-        """Apply an element by its lower-case name. Returns whether it is a style tag: it then needs no more handling,
-        except for the rate of a `<prosody>`.
+        """Apply an element, given its lower-case name. Return whether the element is a style tag.
+
+        The caller handles all other elements, and the rate of a `<prosody>`.
         """
         if closes:
             if name not in _NAMES:
@@ -234,7 +236,7 @@ class Styling:
         return True
 
     def lowered(self, values: Mapping[str, str], *, closes: bool, is_empty: bool) -> tuple[str, dict[str, str]]:
-        """The element that LiveKit's `<expr>` stands for, and its attributes."""
+        """Return the name and the attributes of the element that LiveKit's `<expr>` stands for."""
         if closes:
             return (self._elements.pop() if self._elements else "expr"), {}
         kind, label = values.get("type", "expression").lower(), values.get("label", values.get("value", "")).strip()
@@ -255,7 +257,7 @@ class Styling:
         return name, meant
 
     def finish(self) -> None:
-        """End the text."""
+        """Report the last tag if the text ends before a word follows."""
         self._settle()
 
     def _start_prosody(self, values: Mapping[str, str], *, is_empty: bool) -> None:
@@ -267,13 +269,13 @@ class Styling:
             if style is None:
                 self.reports.append(f"prosody {part}")
             parts += [_OpenTag("", part, style or "")] if stated else []
-        if not is_empty:  # its parts end together with it
+        if not is_empty:  # the volume and pitch end with the element
             self._add(_OpenTag("prosody", "", ""), *parts, what="tag prosody")
 
     def _start(
         self, what: str, label: str | None, element: str = "", *, kind: str = "style", is_needed: bool = False
     ) -> None:
-        """`what`: the report's name for the tag. `is_needed`: whether a missing label is reported."""
+        """Start the style of a tag. `what` names the tag in reports. With `is_needed`, report a missing label."""
         label = clean(label or "")
         style = self._rules.effect(label) if label else None if is_needed else ""
         if len(label) > MAX_LABEL_CHARS:
@@ -283,7 +285,7 @@ class Styling:
         self._add(_OpenTag(element, kind, style or ""), what=what)
 
     def _add(self, *tags: _OpenTag, what: str) -> None:
-        """Add tags. Each replaces the latest tag of its kind that has no end."""
+        """Add tags. Each tag replaces the latest tag of the same kind without a closing element."""
         self._settle()
         for tag in tags:
             level = self._level()
@@ -296,7 +298,7 @@ class Styling:
         self._update()
 
     def _end(self, element: str) -> None:
-        """End the latest open tag of this element, and the tags in it that have no end of their own."""
+        """End the latest open tag of this element, and the nested tags without a closing element."""
         self._settle()
         at = next((n for n in range(len(self._open) - 1, -1, -1) if element and self._open[n].element == element), None)
         if at is None and element in ("", *_LABELLED):
@@ -308,7 +310,7 @@ class Styling:
         self._update()
 
     def _level(self) -> int:
-        """The index of the first tag without an end in the innermost element."""
+        """Return the index of the first tag inside the innermost open element."""
         return next((n for n in range(len(self._open), 0, -1) if self._open[n - 1].element), 0)
 
     def _update(self) -> None:
@@ -321,13 +323,13 @@ class Styling:
             self._wanted = (" " if self._rules.follows == "manners" else ", ").join(known)
 
     def _settle(self) -> None:
-        """Report a tag without a word as without effect."""
+        """Report the latest tag as ineffective if no word has followed the tag."""
         if self._unheard:
             self.reports.append(f"{self._unheard} without text")
         self._unheard = ""
 
 
 def _loudness(ratio: str) -> str | None:
-    """The label of a ratio to the normal volume. None if it cannot be parsed."""
+    """Return the label for a ratio to the normal volume, or None if the ratio is invalid."""
     stated = re.fullmatch(r"\s*(\d*\.?\d+)\s*", ratio)
     return None if stated is None else "quiet" if float(stated[1]) < 1 else "loud" if float(stated[1]) > 1 else ""

@@ -1,1 +1,1 @@
-"""Stored voices: their records, the store that holds them, and the library of an ingress replica."""
+"""Stored voices: the records, the store that keeps the records, and the voice library of an ingress replica."""

@@ -11,22 +11,22 @@ logger = logging.getLogger(__name__)
 
 
 def open_voices(settings: VoiceSettings, *, num_nodes: int = 1, forget: Forget = forget_nothing) -> Voices:
-    """The voices of the store in `settings`. Raises StartError if the nodes would not share it."""
+    """Open the voice store that `settings` select. Raises StartError if several nodes would not share the store."""
     location = settings.store
     if location is None and num_nodes > 1:
-        reason = "the nodes of this cluster share no folder: set api.voices.store to a bucket"
-        return Voices(None, settings, why_not=f"No voices are stored, as {reason}.", forget=forget)
+        reason = "the nodes of this cluster do not share a folder. Set api.voices.store to a bucket"
+        return Voices(None, settings, why_not=f"The server cannot store voices: {reason}.", forget=forget)
     if location is None:
         try:
             return Voices(VoiceStore(str(default_folder())), settings, forget=forget)
         except StartError as error:
-            logger.warning("no voices are stored: %s", error)
-            why_not = "No voices are stored: the server cannot use its folder; set api.voices.store."
+            logger.warning("the server cannot store voices: %s", error)
+            why_not = "The server cannot store voices, because its folder is not usable. Set api.voices.store."
             return Voices(None, settings, why_not=why_not, forget=forget)
     if num_nodes > 1 and folder_of(location) is not None:
         raise StartError(
-            f"api.voices.store: {location} is a folder, of which each of the {num_nodes} nodes would have its own: "
-            "name a bucket (s3://BUCKET/PATH, gs://BUCKET/PATH, az://CONTAINER/PATH)"
+            f"api.voices.store: the {num_nodes} nodes of this cluster do not share the folder {location}. "
+            "Use a bucket (s3://BUCKET/PATH, gs://BUCKET/PATH, az://CONTAINER/PATH)"
         )
     return Voices(VoiceStore(location), settings, forget=forget)
 

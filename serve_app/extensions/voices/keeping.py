@@ -1,4 +1,4 @@
-"""Checks before a record is stored: names, quotas, and consents that voices name."""
+"""Check the name, the quota and the consent of a record before the store writes the record."""
 
 from collections.abc import Iterable, Mapping
 
@@ -18,10 +18,12 @@ def check_kept(
     settings: VoiceSettings,
     before: Record | None,
 ) -> None:
-    """Raises InvalidRequest if `record` may not be stored in addition to the `known` ones, by path, with their `marks`.
-    `before`: its earlier version.
+    """Raise InvalidRequest if the store may not keep `record` in addition to the `known` records.
+
+    `known` and `marks` map paths to records and to metadata of their files. `before` is the earlier version of
+    `record`.
     """
-    if not isinstance(record, StoredDesign):  # those expire after an hour
+    if not isinstance(record, StoredDesign):  # designs expire after an hour
         counted = {path: each for path, each in known.items() if not isinstance(each, StoredDesign)}
         others = {path: each for path, each in counted.items() if each.owner == record.owner and each.id != record.id}
         held = [each.num_bytes + marks[path]["size"] for path, each in others.items()]
@@ -30,33 +32,36 @@ def check_kept(
         _check_name(record, known.values())
         named, kept = record.consent.recording, [each.id for each in known.values() if isinstance(each, StoredConsent)]
         if named is not None and named not in kept:
-            raise NotFound(f"consent: {named} was deleted.", "consent", "consent_not_found")
+            raise NotFound(f"consent: {named} was deleted. Send another one.", "consent", "consent_not_found")
 
 
 def check_unused(consent: StoredConsent, known: Iterable[Record]) -> None:
-    """Raises Conflict if a voice names the consent."""
+    """Raise Conflict if a voice refers to the consent."""
     voices = [each for each in known if isinstance(each, StoredVoice)]
     if users := [each.name for each in voices if each.consent.recording == consent.id]:
-        message = f"consent: the voice {', '.join(users[:3])} names it. Delete that voice first."
+        message = f"consent: {consent.id} is in use. Delete these voices first: {', '.join(users[:3])}."
         raise Conflict(message, "consent")
 
 
 def _check_name(voice: StoredVoice, known: Iterable[Record]) -> None:
     if ID.fullmatch(voice.name.casefold()):
-        raise InvalidRequest(f"name: {voice.name!r} looks like an id.", "name")
+        raise InvalidRequest(f"name: {voice.name!r} looks like the ID of a record. Use another name.", "name")
     others = [each for each in known if isinstance(each, StoredVoice) and each.id != voice.id]
     if any(each.owner == voice.owner and each.is_named(voice.name) for each in others):
         raise Conflict(f"name: a voice is already named {voice.name!r}. Delete it or use another name.", "name")
 
 
 def _check_quota(record: Record, before: Record | None, *, held: list[int], settings: VoiceSettings) -> None:
-    """`held`: bytes of each other record of its owner. Changes that add no bytes are allowed even over the quota."""
+    """Raise Conflict if `record` exceeds the quota. A change that does not add bytes is always allowed.
+
+    `held` lists the bytes of each other record of the owner.
+    """
     own_bytes, old_bytes = (0 if each is None else each.num_bytes + len(record_file(each)) for each in (record, before))
     message = ""
     if before is None and len(held) >= settings.max_voices:
         allowed = f"api.voices.max_voices allows {settings.max_voices}"
-        message = f"You keep {len(held)} voices, consents and dictionaries. {allowed}. Delete one."
+        message = f"You have {len(held)} voices, consents and dictionaries. {allowed}. Delete one of them."
     elif (num_bytes := sum(held) + own_bytes) > settings.max_bytes and own_bytes > old_bytes:
-        message = f"You would keep {num_bytes} bytes. api.voices.max_bytes allows {settings.max_bytes}. Delete a voice."
+        message = f"You need {num_bytes} bytes. api.voices.max_bytes allows {settings.max_bytes}. Delete a voice."
     if message:
         raise Conflict(message, None, "quota_exceeded")

@@ -1,7 +1,8 @@
-"""The stored voices of one ingress replica, which follows the store.
+"""In-memory copy of the stored voices, which each ingress replica keeps up to date.
 
-Any process may change the store. Each ingress replica reads it every POLL_S, and if a name is unknown. If a voice was
-deleted or has a new version, the replica drops all cached data of the old one, and makes all replicas do the same.
+Any process may change the store. Each ingress replica reads the store every POLL_S seconds, and whenever a voice name
+is unknown. After a deletion or a new version of a voice, the ingress drops the cached data of the old version, and asks
+all replicas to drop the same data.
 """
 
 import asyncio
@@ -56,9 +57,9 @@ logger = logging.getLogger(__name__)
 
 POLL_S = 2.0
 _SWEEP_S = 3600.0
-_READERS = 16  # records are read in parallel: a bucket takes 20 ms for each
+_READERS = 16  # number of parallel reads, because a bucket takes 20 ms per record
 _MOST_UNDERIVED = 256
-_LEAST_BETWEEN_S = 0.1  # between reads of the store for unknown names
+_LEAST_BETWEEN_S = 0.1  # minimum time between reads of the store for unknown names
 
 Forget = Callable[[tuple[bytes, ...]], Awaitable[None]]
 P = ParamSpec("P")
@@ -68,24 +69,24 @@ Other = TypeVar("Other", StoredConsent, StoredLexicon)
 
 
 class Voices(Opened):
-    """The voices that VISITOR may see; methods raise StoreFailed if the store cannot be reached."""
+    """Stored voices that VISITOR may see. Methods raise StoreFailed if the store cannot be reached."""
 
     def __init__(
         self, store: VoiceStore | None, settings: VoiceSettings, *, why_not: str = "", forget: Forget = forget_nothing
     ) -> None:
-        """Without a store, `why_not` names the setting. `forget` notifies all replicas of deleted voices."""
+        """Without a store, `why_not` names the setting to change. `forget` notifies all replicas of deleted voices."""
         self.store, self._settings, self._why_not, self._forget = store, settings, why_not, forget
         self._records: dict[str, Record] = {}  # by path
         self._marks: dict[str, obstore.ObjectMeta] = {}
         self._for_all = Lexicon.EMPTY
         self._reading = asyncio.Lock()
         self._num_looks, self._read_s = 0, float("-inf")
-        self._failure: TalkrayError | None = None  # of the last read
-        self._writing = asyncio.Lock()  # held from a read of the store to the write that depends on it
-        self._to_forget: set[bytes] = set()  # replicas may still cache these
-        self._over: list[tuple[Record, datetime | None]] = []  # whose files may remain: see `VoiceStore.clear`
+        self._failure: TalkrayError | None = None  # error of the last read
+        self._writing = asyncio.Lock()  # held from a read of the store to the write that depends on the read
+        self._to_forget: set[bytes] = set()  # key prefixes that replicas may still cache
+        self._over: list[tuple[Record, datetime | None]] = []  # arguments for `VoiceStore.clear`
         self._threads = ThreadPoolExecutor(_READERS, "voices")
-        self._underived: dict[bytes, tuple[StoredVoice, Reference]] = {}  # by key: their prompts are not stored yet
+        self._underived: dict[bytes, tuple[StoredVoice, Reference]] = {}  # by key, without a stored prompt
         self._following: asyncio.Task[None] | None = None
 
     @property
@@ -98,8 +99,8 @@ class Voices(Opened):
         resolver.fields.add("prepare")
 
     async def voices(self) -> list[StoredVoice]:
-        """Oldest first; empty until the store has been read."""
-        with contextlib.suppress(StoreFailed):  # `_look_again` logs it
+        """Return the visible voices, oldest first. Return an empty list until the first read of the store."""
+        with contextlib.suppress(StoreFailed):  # `_look_again` logs the error
             await self._follow()
         return self._visible(StoredVoice)
 
@@ -108,55 +109,55 @@ class Voices(Opened):
         return self._visible(StoredConsent)
 
     async def all_of(self, kind: type[R]) -> list[R]:
-        """Oldest first; designs may have expired. Raises StoreFailed."""
+        """Return the visible records of a kind, oldest first. The list may contain expired designs."""
         await self.refresh()
         return self._visible(kind)
 
     async def lexicon_for_all(self) -> Lexicon:
-        """Respellings for every caller; empty until the store is followed and read."""
+        """Return the respellings for every caller, or an empty lexicon before `follow` or the first read."""
         if self._following is not None and self._read_s < 0:
-            with contextlib.suppress(StoreFailed):  # `_look_again` logs it
+            with contextlib.suppress(StoreFailed):  # `_look_again` logs the error
                 await self.refresh()
         return self._for_all
 
     async def find(self, id_or_name: str | None) -> StoredVoice | None:
-        """The voice with this id or name, ignoring case; the client's own voices take precedence."""
+        """Return the voice with this ID or name, ignoring case. The client's own voices take precedence."""
         if self.store is None or not id_or_name:
             return None
         await self._follow()
         voice = self._find(StoredVoice, id_or_name)
         if voice is None:
-            # Another process may have stored it a moment ago. Requests with unknown names share these reads.
+            # Another process may have just stored the voice. Requests with unknown names share these reads.
             await self.refresh(not_before_s=self._read_s + _LEAST_BETWEEN_S)
             voice = self._find(StoredVoice, id_or_name)
         return voice
 
     def known(self, id_or_name: str | None) -> StoredVoice | None:
-        """The voice that `find` would return, without a read of the store."""
+        """Return the voice that `find` would return, without a read of the store."""
         return self._find(StoredVoice, id_or_name) if id_or_name else None
 
     async def get(self, id_or_name: str) -> StoredVoice:
-        """Raises NotFound, also for a voice of another key."""
+        """Return the voice with this ID or name. Raises NotFound if it is unknown or belongs to another key."""
         if (voice := await self.find(id_or_name)) is None:
             raise _unknown("voice", id_or_name, "voice_id")
         return voice
 
     def missing(self, name: str | None) -> NotFound | None:
-        """The error for a name that can only be the id of a stored voice, if no voice has it."""
+        """Return an error if `name` has the form of a voice ID but no voice has this ID."""
         is_lost = name is not None and ID.fullmatch(name.lower()) and self.known(name) is None
         return _unknown("voice", name.lower(), "voice") if name is not None and is_lost else None
 
     async def get_other(self, kind: type[Other], record_id: str) -> Other:
-        """A consent or a lexicon. Raises NotFound, also for one of another key."""
+        """Return a consent or a lexicon. Raises NotFound if it is unknown or belongs to another key."""
         await self.refresh()
         if (record := self._find(kind, record_id)) is None:
             raise _unknown(kind.noun, record_id, kind.noun)
         return record
 
     async def add(self, details: Details, sent: Sequence[SentRecording], *, field: str) -> StoredVoice:
-        """Store a voice. It speaks with the first recording unless a request names another.
+        """Store a voice. A request that does not name a style speaks with the first recording.
 
-        `field` is the client's name for the recordings. Raises InvalidRequest, Conflict.
+        `field` is the client's name for the recordings in errors. Raises InvalidRequest, Conflict.
         """
         self.files()
         consent = await self._consent(details.consent)
@@ -172,8 +173,8 @@ class Voices(Opened):
         return await self.keep(voice, {take.sha256: flac for take, flac in taken})
 
     async def keep(self, record: R, files: Mapping[str, bytes]) -> R:
-        """Store a record unchanged, with its recordings by sha256: a new one, or an exported voice under its own id.
-        Returns it. Raises Conflict, StoreFailed.
+        """Store a record unchanged, with its recordings by sha256, and return the record. An exported voice keeps its
+        ID. Raises Conflict, StoreFailed.
         """
         async with self._writing:
             await self.refresh()
@@ -189,7 +190,7 @@ class Voices(Opened):
     async def change_voice(
         self, voice: StoredVoice, changes: Mapping[str, object], *, added: Sequence[SentRecording] = (), field: str = ""
     ) -> StoredVoice:
-        """As `change`, with further recordings. Raises InvalidRequest."""
+        """Change fields of a voice and append recordings. Raises InvalidRequest, and the errors of `change`."""
         self.files()
         taken = [await self._recorded(recording, field) for recording in added]
 
@@ -199,24 +200,27 @@ class Voices(Opened):
         return await self.change(voice, next_version, {take.sha256: flac for take, flac in taken})
 
     async def change(self, record: R, next_version: Callable[[R], R], files: Mapping[str, bytes] | None = None) -> R:
-        """Store the result of `next_version` for the current record, with new recordings by sha256. Raises Conflict, as
-        `next_version` does, and NotFound if the record was deleted during this change.
+        """Store the result of `next_version` for the current record, with new recordings by sha256. Raises Conflict,
+        the errors of `next_version`, and NotFound if the record was deleted during this change.
         """
         async with self._writing:
             await self.refresh()
             present = next((each for each in self._all(type(record)) if each.id == record.id), None)
             if present is None:
                 code = "lexicon_not_found" if isinstance(record, StoredLexicon) else "voice_not_found"
-                raise NotFound(f"{record.name!r} was deleted during this change.", None, code)
+                raise NotFound(f"{record.name!r} was deleted during this request.", None, code)
             changed = await self._keep(next_version(present), files or {})
         await self._forget_gone()
         return changed
 
     async def remove(self, record: Record) -> None:
-        """Delete, also from the caches of all replicas that respond. Raises Conflict for a consent that voices name."""
+        """Delete a record from the store and from the caches of all replicas that respond.
+
+        Raises Conflict if the record is a consent that a voice refers to.
+        """
         store = self.files()
         async with self._writing:
-            if isinstance(record, StoredConsent):  # a voice that names it may be stored at this moment, by any process
+            if isinstance(record, StoredConsent):  # any process may now store a voice that refers to the consent
                 await self.refresh()
                 check_unused(record, self._records.values())
                 kept = await self.aside(tried, partial(store.recording, record, record.take))
@@ -224,7 +228,7 @@ class Voices(Opened):
                 await self.refresh()
                 try:
                     check_unused(record, self._records.values())
-                except Conflict:  # another process may have cleared its recording
+                except Conflict:  # another process may have deleted the recording
                     files = {} if isinstance(kept, Damaged) else {record.take.sha256: kept}
                     await self.aside(store.write, record, files)
                     raise
@@ -232,19 +236,20 @@ class Voices(Opened):
         await self._forget_gone()
 
     async def recording(self, record: Record, take: Take) -> bytes:
-        """The FLAC file of a take. Raises Damaged."""
+        """Return the FLAC file of a take. Raises Damaged, StoreFailed, NotFound."""
         return await self.aside(self.files().recording, record, take)
 
     async def reference(
         self, voice: StoredVoice, words: str | None, info: ModelInfo, *, x_vector_only: bool
     ) -> Reference:
-        """The reference to send to replicas, for the recording that `words`, such as a style or instructions, name: the
-        prompt derived from it for this checkpoint, else its samples. Raises InvalidRequest if the recording is
-        disabled, Damaged, StoreFailed, and NotFound if the voice was deleted.
+        """Return the reference for a request. `words`, such as a style or instructions, select the recording.
+
+        The reference contains the prompt derived for this checkpoint, or the samples if the prompt is not known yet.
+        Raises InvalidRequest if the recording is disabled, NotFound if the voice was deleted, Damaged, StoreFailed.
         """
         take = voice.take_for(words)
         if take.disabled:
-            message = f"voice: the recording {take.style!r} of {voice.name!r} is disabled: {take.disabled}."
+            message = f"voice: the recording {take.style!r} of {voice.name!r} is disabled, because {take.disabled}."
             raise InvalidRequest(message, "voice", "recording_disabled")
         key = voice.key(take, info.fingerprint or info.name)
         unprepared = Reference(None, take.text, x_vector_only=x_vector_only or take.text is None, key=key)
@@ -256,7 +261,7 @@ class Voices(Opened):
         metrics.references("prompt", Lookups(hits=int(is_known), misses=int(not is_known)))
         if is_known:
             return reference
-        if len(self._underived) >= _MOST_UNDERIVED:  # a cancelled stream returns no prompt
+        if len(self._underived) >= _MOST_UNDERIVED:  # a cancelled stream never returns a prompt
             self._underived.pop(next(iter(self._underived)))
         self._underived[key] = voice, unprepared
         store = self.files()
@@ -264,20 +269,20 @@ class Voices(Opened):
         return replace(unprepared, audio=await self.aside(read))
 
     async def _keep_prompts(self) -> None:
-        """Store the prompts that replicas have derived from recordings that were sent as samples."""
+        """Store the prompts that replicas have derived from samples."""
         for key, (voice, unprepared) in list(self._underived.items()):
             prompt = recordings.by_prompt(unprepared).prompt
             if prompt is not None and self._underived.pop(key, None) is not None:
                 await self.aside(self.files().keep_derived, voice, key, prompt)
 
     def files(self) -> VoiceStore:
-        """The store, which also keeps jobs and usage counts. Raises NoStore."""
+        """Return the store, which also keeps jobs and usage counts. Raises NoStore if the server has none."""
         if self.store is None:
             raise NoStore(self._why_not)
         return self.store
 
     async def refresh(self, *, not_before_s: float = float("-inf")) -> None:
-        """Read the store, not before that time (time.monotonic()). Concurrent callers share the next read."""
+        """Read the store at or after the time `not_before_s` of `time.monotonic()`. Concurrent callers share a read."""
         num_before = self._num_looks
         if (wait_s := not_before_s - time.monotonic()) > 0:
             await asyncio.sleep(wait_s)
@@ -294,7 +299,7 @@ class Voices(Opened):
                 raise self._failure
 
     def follow(self) -> None:
-        """Start to read the store every POLL_S."""
+        """Start a task that reads the store every POLL_S seconds."""
         if self.store is not None and (self._following is None or self._following.done()):
             self._following = asyncio.create_task(self._look_again())
 
@@ -306,7 +311,7 @@ class Voices(Opened):
             await self.refresh()
 
     async def _look_again(self) -> None:
-        """The first sweep runs as soon as the clock is trusted: files left by a killed writer may be old."""
+        """Read the store periodically, and sweep old files every hour as soon as the clock is steady."""
         swept_s, failure, clock = float("-inf"), "", SteadyClock(shortest_s=DESIGN_S)
         while True:
             try:
@@ -320,7 +325,7 @@ class Voices(Opened):
                 failure = ""
             except TalkrayError as error:
                 if str(error) != failure:
-                    logger.error("keeping the voices that were read before: %s", error)
+                    logger.error("the store cannot be read, so the server uses the voices of the last read: %s", error)
                 failure = str(error)
             await asyncio.sleep(POLL_S)
 
@@ -350,32 +355,34 @@ class Voices(Opened):
             recordings.forget(over)
 
     async def _forget_gone(self) -> None:
-        """Read the store, have all replicas forget deleted voices, and remove their files. The next read
-        retries failed steps.
+        """Read the store, ask all replicas to forget deleted voices, and delete the files of these voices. The next
+        call retries failed steps.
         """
         await self.refresh()
         if over := tuple(self._to_forget):
             try:
                 await self._forget(over)
             except NotReady as error:
-                logger.warning("not all replicas have removed deleted voices yet: %s", error)
+                logger.warning("some replicas have not removed deleted voices yet: %s", error)
             else:
                 self._to_forget.difference_update(over)
         for gone in tuple(self._over):
-            with contextlib.suppress(StoreFailed):  # logged already; continue with the others
+            with contextlib.suppress(StoreFailed):  # the store has logged the error
                 await self.aside(partial(self.files().clear, gone[0], recorded_until=gone[1]))
                 self._over = [each for each in self._over if each is not gone]
 
     async def _recorded(self, sent: SentRecording, field: str) -> tuple[Take, bytes]:
-        """The recording as a take, with its FLAC. Raises InvalidRequest that names the field."""
+        """Return the recording as a take, with its FLAC file. Raises InvalidRequest with the name of the field."""
         if not sent.data:
-            raise InvalidRequest(f"{field} is empty: send a recording.", field, "missing_required_parameter")
+            raise InvalidRequest(f"{field} is empty. Send a recording.", field, "missing_required_parameter")
         return await self.aside(
             Take.of_file, sent.data, text=sent.text, style=sent.style, prepare=sent.prepare, field=field
         )
 
     async def _keep(self, record: R, files: Mapping[str, bytes]) -> R:
-        """Store a record if the checks allow it. Two processes may do so at once: each checks again, and may undo."""
+        """Store a record if the checks allow it. Check again after the write, because another process may have written
+        at the same time, and undo the write if the second check fails.
+        """
         before = next((each for each in self._all(type(record)) if each.id == record.id), None)
         check = partial(check_kept, record, settings=self._settings, before=before)
         check(self._records, marks=self._marks)
@@ -384,7 +391,7 @@ class Voices(Opened):
         await self.refresh()
         try:
             check(self._records, marks=self._marks)
-        except InvalidRequest:  # all caches refuse the earlier version by now
+        except InvalidRequest:  # caches already reject the earlier version, so store it as a new one
             undo = partial(store.remove, record) if before is None else partial(store.write, before.changed(), {})
             await self.aside(undo)
             await self.refresh()
@@ -393,7 +400,7 @@ class Voices(Opened):
 
     async def _consent(self, consent: str | None) -> dict[str, str]:
         if not consent and self._settings.require_consent:
-            message = "consent is required here: the id of a recording (POST /v1/audio/voice_consents) or a statement."
+            message = "consent is required. Send a statement, or the ID of a recording (POST /v1/audio/voice_consents)."
             raise InvalidRequest(message, "consent", "missing_required_parameter")
         if not consent or not consent.startswith("cons_"):
             return {"statement": consent} if consent else {}
@@ -416,12 +423,12 @@ class Voices(Opened):
         )
 
     async def aside(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run `work`, which may block, in a thread."""
+        """Run the blocking function `work` in a thread, and return its result."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, partial(work, *args, **kwargs))
 
 
 def voices_of(service: SpeechService) -> Voices:
-    """The voices of an ingress."""
+    """Return the voice library of the ingress."""
     voices: Voices = service.opened_by("voices")
     return voices
 

@@ -1,7 +1,7 @@
-"""The records of stored voices, and the portable file of a voice.
+"""Records of stored voices, and the portable file of a voice.
 
-The recording, as FLAC, is authoritative. Speaker vectors and codes are derived from it for each checkpoint, and are
-derived again for a new checkpoint.
+The FLAC recording is authoritative. Replicas derive speaker vectors and codes from the recording, once for each
+checkpoint.
 """
 
 import hashlib
@@ -34,23 +34,23 @@ from serve_app.visitor import VISITOR
 
 logger = logging.getLogger(__name__)
 
-NEUTRAL = "neutral"  # the style of a voice's first recording
+NEUTRAL = "neutral"  # style of the first recording of a voice
 ID = re.compile(r"(voice|cons|design|lexicon)_[0-9a-f]{24}")
-DESIGN_S = 3600.0  # how long a candidate may be locked
+DESIGN_S = 3600.0  # lifetime of a design
 MAX_TAKES = 16
 FILE_SUFFIX = ".voice"
-_PART_BYTES = 96 << 10  # of a portable file, in memory per slow reader
-_LARGEST_PART = 64 << 20  # of a portable file: the longest accepted recording is smaller
+_PART_BYTES = 96 << 10  # unit in which a portable file is sent; each slow reader holds one in memory
+_LARGEST_PART = 64 << 20  # of a portable file; every accepted recording is smaller
 
 _HOLDS = {"gt": operator.gt, "ge": operator.ge, "le": operator.le, "lt": operator.lt}
 
-MAX_TRANSCRIPT = 4096  # characters; by default a request may send as many
+MAX_TRANSCRIPT = 4096  # characters, equal to the default limit of requests
 Name = Annotated[str, Field(min_length=1, max_length=80, pattern=r"^[^\x00-\x1f\x7f]+$")]
 Language = Annotated[str, Field(max_length=80)]
 MAX_DESCRIPTION = 500
 Description = Annotated[str, Field(max_length=MAX_DESCRIPTION)]
 Owner = Annotated[str, Field(max_length=512)]
-Origin = Annotated[str, Field(max_length=4096)]  # names a model, which may be a path
+Origin = Annotated[str, Field(max_length=4096)]  # may name a model, which may be a path
 Version = Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
 _Word = Annotated[str, Field(max_length=LONGEST_WORD)]
 Words = Annotated[dict[_Word, Annotated[str, Field(max_length=LONGEST_RESPELLING)]], Field(max_length=MAX_WORDS)]
@@ -59,29 +59,29 @@ _Options = Annotated[dict[_Option, bool | int | float], Field(max_length=len(fie
 
 
 class Take(Strict):
-    """One recording of a voice."""
+    """A recording of a voice in one style, with the results of its check."""
 
     style: Name = NEUTRAL
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]  # of the FLAC file
     seconds: float
     num_bytes: int
-    # Its transcript. None: the voice is cloned from its speaker vector only.
+    # Transcript of the recording. Without a transcript, the talker clones only the speaker vector.
     text: Annotated[str, Field(max_length=MAX_TRANSCRIPT)] | None = None
-    changes: Annotated[tuple[Sentence, ...], Field(max_length=16)] = ()  # what its preparation did, a sentence each
-    flaws: Annotated[tuple[Flaw, ...], Field(max_length=32)] = ()  # found in the sent file, most severe first
-    disabled: Sentence = ""  # why it cannot be used; "": it can
+    changes: Annotated[tuple[Sentence, ...], Field(max_length=16)] = ()  # made by the preparation, one sentence each
+    flaws: Annotated[tuple[Flaw, ...], Field(max_length=32)] = ()  # of the uploaded file, most severe first
+    disabled: Sentence = ""  # why requests cannot use the take, or "" if they can
 
     @classmethod
     def of_file(
         cls, data: bytes, *, text: str | None, style: str, prepare: Preparation, field: str
     ) -> tuple[Self, bytes]:
-        """A recording in its stored form, and its mono FLAC file. Raises InvalidRequest for `field`. Blocks."""
+        """Return a take of the recording `data`, and its mono FLAC file. Raises InvalidRequest for `field`. Blocks."""
         if len(text or "") > MAX_TRANSCRIPT:
-            message = f"ref_text has {len(text or '')} characters, at most {MAX_TRANSCRIPT} are allowed."
+            message = f"ref_text has {len(text or '')} characters. Send at most {MAX_TRANSCRIPT}."
             raise InvalidRequest(message, "ref_text", "string_above_max_length")
         text = " ".join((text or "").split()) or None
         checked = check_recording(data, field=field, transcript=text, heard=None, prepare=prepare)
-        # 24 bits represent every 16-bit sample, and the mean of two channels of them. Louder samples would wrap around.
+        # 24 bits represent every 16-bit sample, and the mean of two such samples. Without a clip, loud ones would wrap.
         samples = np.clip(checked.audio, -1, 1 - 2**-23)
         findings = {"changes": checked.changes, "flaws": checked.flaws}
         return cls.of_samples(samples, checked.sample_rate, "PCM_24", style=style, text=text, **findings)
@@ -90,7 +90,7 @@ class Take(Strict):
     def of_samples(
         cls, samples: NDArray[np.generic], sample_rate: int, subtype: str, **fields: Any
     ) -> tuple[Self, bytes]:
-        """The take of `samples` [samples], with other `fields`, and its FLAC file of a `subtype`. Blocks."""
+        """Return a take of `samples` [samples] with other `fields`, and its FLAC file of the `subtype`. Blocks."""
         import soundfile
 
         file = io.BytesIO()
@@ -101,11 +101,11 @@ class Take(Strict):
 
     @property
     def cloned_by(self) -> Literal["transcript", "vector"]:
-        """Without a transcript, a clone has the sound of a voice, but less of its way of speaking."""
+        """Input of the clone. Without a transcript, clones keep the sound of a voice but lose its way of speaking."""
         return "transcript" if self.text else "vector"
 
     def as_json(self) -> dict[str, object]:
-        """The object that the API returns to the owner."""
+        """Return the object that the API sends to the owner."""
         known = {"style": self.style, "seconds": self.seconds, "text": self.text, "cloned_by": self.cloned_by}
         known |= {"disabled": self.disabled} if self.disabled else {}
         return {**known, "changes": self.changes, "flaws": [asdict(flaw) for flaw in self.flaws]}
@@ -113,52 +113,52 @@ class Take(Strict):
 
 @dataclass(frozen=True, slots=True)
 class SentRecording:
-    """A recording as sent."""
+    """A recording as uploaded by the client, before its check and preparation."""
 
     data: bytes
-    text: str | None = None  # its transcript
+    text: str | None = None  # transcript
     style: str = NEUTRAL
     prepare: Preparation = "auto"
 
 
 @dataclass(frozen=True, slots=True)
 class Details:
-    """A client's description of a new voice."""
+    """Properties of a new voice, as sent by the client."""
 
     name: str
     language: str | None = None
     description: str = ""
-    consent: str | None = None  # id of a stored consent recording, or a statement
+    consent: str | None = None  # ID of a stored consent recording, or a statement
     provenance: str = ""
 
 
 class Consent(Strict):
-    """The uploader's statement about the speaker's consent, which is not verified."""
+    """Unverified evidence of the speaker's consent, as provided by the uploader."""
 
     statement: Annotated[str, Field(max_length=1000)] | None = None  # free text
-    recording: Annotated[str, Field(max_length=40)] | None = None  # id of a stored consent recording
+    recording: Annotated[str, Field(max_length=40)] | None = None  # ID of a stored consent recording
 
 
 class Stored(Strict):
-    """The common fields of records."""
+    """Base class of records, with their common fields."""
 
-    prefix: ClassVar[Literal["voice", "cons", "design", "lexicon"]]  # of ids
+    prefix: ClassVar[Literal["voice", "cons", "design", "lexicon"]]  # of the ID
 
     id: Annotated[str, Field(max_length=40)]
     name: Name
-    owner: Owner = ""  # the name of the API key; "" if no keys are required
+    owner: Owner = ""  # name of the API key, or "" if the server does not require keys
     created_at: int  # seconds since 1970
 
     @classmethod
     def new(cls, **values: object) -> Self:
-        """The first version of a record that the caller owns. Raises InvalidRequest with the field."""
+        """Create the first version of a record, owned by the caller. Raises InvalidRequest with the field."""
         owned = {"id": new_id(cls.prefix), "owner": VISITOR.get().name or "", "created_at": now()}
         version = {"version": new_version()} if "version" in cls.model_fields else {}
         return cls.made(**values, **owned, **version)
 
     @classmethod
     def made(cls, **values: object) -> Self:
-        """A record from values that a client may have sent. Raises InvalidRequest with the field."""
+        """Create a record from values that a client may have sent. Raises InvalidRequest with the field."""
         try:
             return cls.model_validate(values)
         except ValidationError as error:
@@ -168,8 +168,9 @@ class Stored(Strict):
 
     @classmethod
     def read(cls, stored: dict[str, Any]) -> Self:
-        """A record from the store. One that predates the limits remains: its texts are cut to them, and a recording is
-        disabled if its transcript is too long. Each case is logged. Raises ValidationError.
+        """Create a record from the stored values. Raises ValidationError.
+
+        If a text exceeds its limit, cut the text and log a warning. If a transcript is too long, disable the recording.
         """
         try:
             return cls.model_validate(stored)
@@ -184,7 +185,7 @@ class Stored(Strict):
             within[field], fate = text[:most], f"cut to {most}"
             if field == "text":
                 fate = "too many, so the recording is disabled"
-                reason = f"its transcript has {len(text)} characters, at most {most} are allowed: store it again"
+                reason = f"its transcript has {len(text)} characters, more than {most}. Store the recording again"
                 within |= {"text": None, "disabled": reason}
             where = ".".join(map(str, each["loc"]))
             logger.warning("%s: %s has %d characters: %s", stored.get("id"), where, len(text), fate)
@@ -192,11 +193,11 @@ class Stored(Strict):
 
     @property
     def num_bytes(self) -> int:
-        """Size of its recordings."""
+        """Size of the recordings in bytes."""
         return 0
 
     def changed(self, **changes: object) -> Self:
-        """A copy with some values replaced and a new version. Raises InvalidRequest with the field."""
+        """Return a copy with some values replaced and a new version. Raises InvalidRequest with the field."""
         version = {"version": new_version()} if "version" in type(self).model_fields else {}
         return type(self).made(**{**dict(self), **changes, **version})
 
@@ -205,19 +206,19 @@ class Stored(Strict):
 
 
 class StoredVoice(Stored):
-    """One voice. Each version has its own `version`, so that data derived from an old one is never used for it."""
+    """A stored voice. Every change sets a new `version`, so replicas never use data derived from an old version."""
 
     prefix: ClassVar = "voice"
 
     id: Annotated[str, Field(pattern=r"^voice_[0-9a-f]{24}$")]
     version: Version
     takes: Annotated[tuple[Take, ...], Field(min_length=1, max_length=MAX_TAKES)]
-    language: Language | None = None  # for requests without a language
-    sampling: _Options = Field(default_factory=dict)  # for options that a request does not name
-    lexicon: Words = Field(default_factory=dict)  # respellings of words that a request does not respell
+    language: Language | None = None  # default of requests
+    sampling: _Options = Field(default_factory=dict)  # defaults of requests
+    lexicon: Words = Field(default_factory=dict)  # respelling by word; a request may override them
     description: Description = ""
     consent: Consent = Consent()
-    provenance: Origin = ""  # where it is from: "openai", "elevenlabs", "import", ...
+    provenance: Origin = ""  # source: "openai", "elevenlabs", "import", ...
 
     @property
     def num_bytes(self) -> int:
@@ -225,30 +226,30 @@ class StoredVoice(Stored):
 
     @property
     def key_prefix(self) -> bytes:
-        """Prefix of the keys of all data derived from this version, in every cache of every process."""
+        """Prefix of the cache keys of all data derived from this version, the same in every process."""
         return hashlib.sha256(f"{self.id} {self.version}".encode()).digest()[:VOICE_BYTES]
 
     def key(self, take: Take, fingerprint: str) -> bytes:
-        """The key of one recording for the checkpoint with this fingerprint; see `Reference.key`."""
+        """Return the cache key of a recording for the checkpoint with this fingerprint. See `Reference.key`."""
         return self.key_prefix + hashlib.sha256(f"{take.sha256} {fingerprint}".encode()).digest()[:VOICE_BYTES]
 
     @classmethod
     def made(cls, **values: object) -> Self:
-        """A voice from checked takes and values that a client may have sent. Raises InvalidRequest with the field."""
+        """Create a voice from checked takes and unchecked other values. Raises InvalidRequest with the field."""
         voice = super().made(**values)
         _check_sampling(voice.sampling)
         Lexicon.checked(voice.lexicon, "lexicon")
         styles = [take.style.casefold() for take in voice.takes]
         if len(set(styles)) < len(styles):
-            raise InvalidRequest("style: the takes of a voice have different styles.", "style")
+            raise InvalidRequest("style: another take of the voice already has this style.", "style")
         return voice
 
     def take_for(self, words: str | None) -> Take:
-        """The take whose style is named in `words`, such as instructions; else the first take."""
+        """Return the take whose style occurs in `words`, such as instructions, or the first take."""
         return self.take_named(words) or self.takes[0]
 
     def take_named(self, words: str | None) -> Take | None:
-        """The take whose style is named in `words`."""
+        """Return the take whose style occurs in `words`, or None."""
         named = named_take(words, self.styles)
         return next((take for take in self.takes if take.style == named), None)
 
@@ -260,16 +261,16 @@ class StoredVoice(Stored):
         return self.take_named(words) is not None
 
     def take_note(self, words: str | None, *, is_tagged: bool) -> str:
-        """Which take speaks, and why it was chosen."""
+        """Describe which take speaks, and the reason for this choice."""
         named = self.take_named(words)
         take = named or self.takes[0]
         why = "tag" if is_tagged else "instructions" if named else "the first"
-        by_vector = "" if take.text else ", by its vector only: it has no transcript"
+        by_vector = "" if take.text else ", speaker vector only: the transcript is missing"
         return f"{take.style} ({why}{by_vector})"
 
 
 class StoredConsent(Stored):
-    """A recording of a speaker's consent."""
+    """Recording in which a speaker consents to the use of a voice."""
 
     prefix: ClassVar = "cons"
     noun: ClassVar = "consent"
@@ -284,7 +285,7 @@ class StoredConsent(Stored):
 
 
 class StoredDesign(Stored):
-    """A voice made from a description: a candidate for an hour, from which a StoredVoice may be made."""
+    """Candidate for a voice, synthesized from a description. Clients may store the candidate as a voice for an hour."""
 
     prefix: ClassVar = "design"
 
@@ -292,18 +293,18 @@ class StoredDesign(Stored):
     name: Name = "design"
     description: Description
     language: Language | None = None
-    model: Origin  # that spoke the text
+    model: Origin  # model that spoke the text of the take
     seed: Annotated[int, Field(ge=0, lt=2**64)]
-    take: Take  # with its text
+    take: Take
 
     @property
     def expires_at(self) -> int:
-        """Seconds since 1970."""
+        """Time of expiry in seconds since 1970."""
         return self.created_at + int(DESIGN_S)
 
 
 class StoredLexicon(Stored):
-    """Respellings for requests that name the lexicon, or for all requests."""
+    """Named respellings of words, for requests that select the lexicon or for all requests."""
 
     prefix: ClassVar = "lexicon"
     noun: ClassVar = "lexicon"
@@ -311,30 +312,30 @@ class StoredLexicon(Stored):
     id: Annotated[str, Field(pattern=r"^lexicon_[0-9a-f]{24}$")]
     version: Version
     words: Words  # respelling by word
-    for_all: bool = False  # whether it applies to every request of the server
+    for_all: bool = False  # whether the respellings apply to every request of the server
 
     @classmethod
     def named(cls, name: str, words: Mapping[str, str]) -> Self:
-        """A lexicon of the caller, from checked words. Raises InvalidRequest."""
+        """Create a lexicon of the caller from checked words. Raises InvalidRequest if `name` is wrong."""
         if not name.isprintable():
-            raise InvalidRequest("name must have 1 to 80 printable characters.", "name")
+            raise InvalidRequest("name must have 1 to 80 printable characters. Remove all others.", "name")
         return cls.new(name=name, words=dict(words))
 
     def with_words(self, words: Mapping[str, str]) -> Self:
-        """The next version. Raises InvalidRequest."""
+        """Return the next version with these words. Raises InvalidRequest."""
         return self.changed(words=Lexicon.checked(words, "words").words)
 
 
 def _check_sampling(sampling: Mapping[str, bool | int | float]) -> None:
-    """Raises InvalidRequest if an option is unknown, or outside the bounds for requests."""
+    """Raise InvalidRequest if an option is unknown, or if its value is not valid in requests."""
     options = {option.name: option for option in fields(Sampling)}
     for name, value in sampling.items():
         if name not in options:
-            raise InvalidRequest(f"sampling: {name[:40]!r} is none of {', '.join(options)}.", "sampling")
+            raise InvalidRequest(f"sampling: {name[:40]!r} is unknown. Use {', '.join(options)}.", "sampling")
         kind, bounds = get_args(options[name].type)[0], options[name].metadata["bounds"]
         is_kind = isinstance(value, bool) == (kind is bool) and isinstance(value, int if kind is int else int | float)
         if not is_kind or not all(_HOLDS[bound](value, limit) for bound, limit in bounds.items()):
-            raise InvalidRequest(f"sampling: {name} must be of type {kind.__name__}, within {bounds}.", "sampling")
+            raise InvalidRequest(f"sampling: {name} must have type {kind.__name__} and bounds {bounds}.", "sampling")
 
 
 def new_id(kind: Literal["voice", "cons", "design", "lexicon"]) -> str:
@@ -350,8 +351,9 @@ def now() -> int:
 
 
 def packed(voice: StoredVoice, recording: Callable[[Take], bytes]) -> Iterator[bytes]:
-    """The portable file, in parts: a zip with each recording, by its sha256, and `voice.json`. One recording at a time
-    is in memory. Blocks.
+    """Yield the portable file of a voice in parts: a zip with `voice.json` and each recording, named by its sha256.
+
+    Only one recording is in memory at a time. Blocks.
     """
     out = _Parts()
     with zipfile.ZipFile(out, "w") as archive:
@@ -366,7 +368,7 @@ def packed(voice: StoredVoice, recording: Callable[[Take], bytes]) -> Iterator[b
 
 
 class _Parts(io.RawIOBase):
-    """A file whose content is taken out while it is written."""
+    """Write-only buffer from which the reader takes the bytes during the write."""
 
     def __init__(self) -> None:
         self._written = bytearray()
@@ -381,7 +383,7 @@ class _Parts(io.RawIOBase):
 
 
 def unpack(file: Path) -> tuple[StoredVoice, dict[str, bytes]]:
-    """The voice of a portable file and its recordings by sha256, all checked. Raises InvalidRequest."""
+    """Read and check a portable file. Return the voice and its recordings by sha256. Raises InvalidRequest."""
     try:
         with zipfile.ZipFile(file) as archive:
             voice = StoredVoice.model_validate(json.loads(_part(archive, "voice.json")))
@@ -390,7 +392,7 @@ def unpack(file: Path) -> tuple[StoredVoice, dict[str, bytes]]:
         raise InvalidRequest(f"{file} is not a voice file: {error}.", "file") from None
     for sha256, recording in recordings.items():
         if hashlib.sha256(recording).hexdigest() != sha256:
-            raise InvalidRequest(f"{file} is damaged: the recording {sha256[:12]} has changed.", "file")
+            raise InvalidRequest(f"{file} is damaged: the checksum of {sha256[:12]}.flac is wrong.", "file")
     return voice, recordings
 
 

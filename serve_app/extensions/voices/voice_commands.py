@@ -1,5 +1,6 @@
-"""`talkray voice` and `talkray lexicon`: the stored voices and lexicons of a folder or a bucket, which running servers
-follow within seconds; and whether a recording is fit to be cloned.
+"""Commands `talkray voice` and `talkray lexicon`, which check recordings and edit the voices and words of a store.
+
+Running servers apply changes of their store within seconds.
 """
 
 import asyncio
@@ -24,7 +25,7 @@ from serve_app.extensions.voices.reference_doctor import CheckedRecording, Heard
 from serve_app.extensions.voices.settings import VoiceSettings
 from serve_app.text.languages import language_code, language_name
 
-if TYPE_CHECKING:  # they import the decoder of recordings
+if TYPE_CHECKING:  # these modules import the decoder of recordings, which is slow
     from serve_app.extensions.voices.library import Voices
     from serve_app.extensions.voices.stored_voice import StoredLexicon, StoredVoice, Take
 
@@ -44,21 +45,21 @@ Store = Annotated[
     typer.Option(
         "--store",
         envvar="TALKRAY_VOICES",
-        help="Voice store, as in api.voices.store. Default: the user's folder.",
+        help="Voice store, as in api.voices.store. Default: a folder of the user.",
     ),
 ]
-Owner = Annotated[str, typer.Option(help="Name of the API key that owns the voice. Empty without keys.")]
-VoiceName = Annotated[str, typer.Argument(metavar="VOICE", help="Id or name of the voice.")]
-Transcript = Annotated[str | None, typer.Option("--text", help="Transcript. Without it, only the speaker is cloned.")]
+Owner = Annotated[str, typer.Option(help="Name of the API key that owns the voice. Default: no key.")]
+VoiceName = Annotated[str, typer.Argument(metavar="VOICE", help="ID or name of the voice.")]
+Transcript = Annotated[str | None, typer.Option("--text", help="Transcript. Default: clone only the voice's sound.")]
 Prepare = Annotated[
     Preparation,
-    typer.Option(help="auto: trim, set the loudness, add silence. none: store unchanged."),
+    typer.Option(help="auto: trim silence, normalize loudness, append silence. none: keep the samples."),
 ]
 Statement = Annotated[
-    str | None, typer.Option(help="Consent of the speaker, as a statement or the id of a consent recording.")
+    str | None, typer.Option(help="Consent of the speaker: a statement, or the ID of a consent recording.")
 ]
-Word = Annotated[str, typer.Argument(help="Word as it is written. A lowercase word matches any case.")]
-_FOR_ALL = "server"  # the name of the lexicon for all requests
+Word = Annotated[str, typer.Argument(help="Written form of the word. A lowercase word matches any case.")]
+_FOR_ALL = "server"  # name of the lexicon that applies to all requests
 
 
 @voices.command()
@@ -71,17 +72,17 @@ def check(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Check a recording for cloning, and print what to improve. Exits with 1 if there is a problem.
+    """Check a recording for cloning, and print possible improvements. Exits with 1 if the check finds a problem.
 
-    If faster-whisper and moonshine-voice are installed, the words are compared with --text.
+    If faster-whisper and moonshine-voice are installed, the command compares the recognized words with --text.
     """
     if output is not None and output.suffix.lower() not in _CHECKED_FORMATS:
         raise InvalidRequest(f"--output must end in {' or '.join(_CHECKED_FORMATS)}")
     if language is not None and language_code(language_name(language)) is None:
-        raise InvalidRequest(f"--language {language} is not a language of the models")
+        raise InvalidRequest(f"--language {language} is unknown. Use a language of the models, such as English")
     data = file.read_bytes()
     heard = None
-    check_recording(data, field=str(file), transcript=text, heard=None, prepare="none")  # before a recogniser starts
+    check_recording(data, field=str(file), transcript=text, heard=None, prepare="none")  # before the slow recogniser
     if all(map(importlib.util.find_spec, _RECOGNISER)):
         heard = _heard(file, text, language)
     checked = check_recording(data, field=str(file), transcript=text, heard=heard, prepare="auto")
@@ -97,7 +98,7 @@ def check(
 
 
 def _heard(file: Path, text: str | None, language: str | None) -> HeardWords:
-    """The transcript, from a separate process. Raises StartError."""
+    """Transcribe a recording in a separate process. Raises StartError if the recogniser fails."""
     arguments = [f"--transcript={text or ''}", f"--language={language or ''}", "--", str(file)]
     command = [sys.executable, "-m", "talkray_tools.recogniser", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -122,7 +123,7 @@ def _show(file: Path, checked: CheckedRecording) -> None:
 
 
 def show_advice(take: "Take") -> None:
-    """Print the flaws of a stored recording, and the changes made to it."""
+    """Print the flaws of a stored recording, and the changes made by its preparation."""
     table = Table.grid(padding=(0, 2))
     _add(table, take)
     Console(highlight=False).print(table)
@@ -135,7 +136,7 @@ def _add(table: Table, checked: "CheckedRecording | Take") -> None:
         table.add_row("", Text(flaw.advice, "dim"))
     if not checked.flaws:
         table.add_row()
-        table.add_row(Text("good", "bold green"), "Nothing to record better.")
+        table.add_row(Text("good", "bold green"), "The check found no flaws.")
     if checked.changes:
         table.add_row()
         table.add_row(Text("prepared", "bold"), Text("\n".join(checked.changes)))
@@ -146,14 +147,14 @@ def add(
     name: Annotated[str, typer.Argument(help="Name of the voice.")],
     file: Annotated[Path, typer.Argument(help="Recording of 0.5 to 30 s.")],
     text: Transcript = None,
-    style: Annotated[str | None, typer.Option(help="Add the recording to this voice, as this style.")] = None,
+    style: Annotated[str | None, typer.Option(help="Add the recording to an existing voice, with this style.")] = None,
     language: Annotated[str | None, typer.Option(help="Language of requests that do not set one.")] = None,
     prepare: Prepare = "auto",
     consent: Statement = None,
     owner: Owner = "",
     store: Store = None,
 ) -> None:
-    """Store a voice, or with --style another recording of a voice."""
+    """Store a voice. With --style, add a recording to an existing voice."""
     from serve_app.extensions.voices.stored_voice import NEUTRAL, Details, SentRecording
 
     sent = SentRecording(read_file(file), text, style=style or NEUTRAL, prepare=prepare)
@@ -189,7 +190,7 @@ def show(voice: VoiceName, store: Store = None) -> None:
 
 @voices.command()
 def rename(voice: VoiceName, name: Annotated[str, typer.Argument(help="New name.")], store: Store = None) -> None:
-    """Rename a voice. Its id does not change."""
+    """Rename a voice. Its ID does not change."""
 
     async def work(stored: "Voices") -> "StoredVoice":
         return await stored.change_voice(await stored.get(voice), {"name": name})
@@ -199,7 +200,7 @@ def rename(voice: VoiceName, name: Annotated[str, typer.Argument(help="New name.
 
 @voices.command()
 def remove(voice: VoiceName, store: Store = None) -> None:
-    """Delete a voice. Running servers apply this within five seconds."""
+    """Delete a voice. Running servers apply the deletion within five seconds."""
 
     async def work(stored: "Voices") -> "StoredVoice":
         removed = await stored.get(voice)
@@ -212,10 +213,10 @@ def remove(voice: VoiceName, store: Store = None) -> None:
 @voices.command()
 def export(
     voice: VoiceName,
-    output: Annotated[Path | None, typer.Option("-o", "--output", help="File. Default: NAME.voice.")] = None,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="File to write. Default: NAME.voice.")] = None,
     store: Store = None,
 ) -> None:
-    """Write a voice with its recordings to one file."""
+    """Write a voice and its recordings to one file."""
     from serve_app.extensions.voices.stored_voice import FILE_SUFFIX, packed
     from serve_app.extensions.voices.voice_store import write_file
 
@@ -234,15 +235,15 @@ def export(
 
 @voices.command("import")
 def import_voices(
-    source: Annotated[Path, typer.Argument(help="File of `export`, or a folder of recordings with .txt files.")],
+    source: Annotated[Path, typer.Argument(help="File of `export`, or folder of recordings with .txt transcripts.")],
     prepare: Annotated[
-        Preparation | None, typer.Option(help="Preparation of the recordings of a folder. Default: auto.")
+        Preparation | None, typer.Option(help="How to prepare the recordings of a folder. Default: auto.")
     ] = None,
     consent: Statement = None,
     owner: Owner = "",
     store: Store = None,
 ) -> None:
-    """Store the voice of a file, or one voice for each recording of a folder, with the name of its file."""
+    """Store the voice of a file, or one voice for each recording in a folder, named like its file."""
     from serve_app.extensions.voices.stored_voice import Details, SentRecording, unpack
 
     async def from_file(stored: "Voices") -> "list[StoredVoice]":
@@ -252,7 +253,7 @@ def import_voices(
     async def from_folder(stored: "Voices") -> "list[StoredVoice]":
         recordings = sorted(file for file in source.iterdir() if file.suffix.lower() in _AUDIO)
         if not recordings:
-            raise InvalidRequest(f"{source} has no recordings ({', '.join(_AUDIO)})", "source")
+            raise InvalidRequest(f"{source} does not contain recordings ({', '.join(_AUDIO)})", "source")
         added = []
         for file in recordings:
             words = file.with_suffix(".txt")
@@ -263,7 +264,7 @@ def import_voices(
         return added
 
     if prepare is not None and not source.is_dir():
-        raise InvalidRequest("--prepare is for a folder: a voice in a file was prepared when it was stored", "prepare")
+        raise InvalidRequest("--prepare applies only to folders. Remove it to import a voice file unchanged", "prepare")
     for voice in with_voices(store, owner, from_folder if source.is_dir() else from_file):
         print(_line(voice))
         if source.is_dir():
@@ -274,10 +275,10 @@ def import_voices(
 def preview(
     voice: VoiceName,
     text: Annotated[str, typer.Argument(help="Text to speak.")] = _TEXT,
-    output: Annotated[Path | None, typer.Option("-o", "--output", help="File. Default: play the sample.")] = None,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Output. Default: play the sample.")] = None,
     url: Annotated[str | None, typer.Option(help="Server URL. Default: the local server.")] = None,
 ) -> None:
-    """Play or save a sample of a voice. If TALKRAY_API_KEY is set, it is the API key."""
+    """Play or save a sample of a voice. Set TALKRAY_API_KEY if the server requires a key."""
     from serve_app.cli.say import SayRequest, play_speech, running_server, write_speech
 
     server = running_server(url)
@@ -286,7 +287,7 @@ def preview(
 
 
 def with_voices(store: str | None, owner: str, work: "Callable[[Voices], Awaitable[T]]") -> T:
-    """Run `work` with the voices of all owners. Records that it creates belong to `owner`."""
+    """Run `work` with access to the voices of all owners. New records belong to `owner`."""
     from serve_app.extensions.voices.extension import open_voices
     from serve_app.visitor import VISITOR, Visitor
 
@@ -305,9 +306,9 @@ def read_file(file: Path) -> bytes:
 
 
 def _line(voice: "StoredVoice") -> str:
-    owner = f"of {voice.owner}" if voice.owner else "of everybody"
+    owner = f"of {voice.owner}" if voice.owner else "without owner"
     takes = ", ".join(f"{take.style} {take.seconds:.1f} s" for take in voice.takes)
-    way = "" if voice.takes[0].text else ", by vector only: it has no transcript"
+    way = "" if voice.takes[0].text else ", speaker vector only: the transcript is missing"
     return f"{voice.id}  {voice.name:<20} {owner}  {takes}{way}"
 
 
@@ -331,7 +332,7 @@ def remove_word(word: Word, store: Store = None) -> None:
     """Remove a word."""
     words = _words(store)
     if words.pop(word, None) is None:
-        raise InvalidRequest(f"{word!r} is not in the lexicon: `talkray lexicon list` shows it", "word")
+        raise InvalidRequest(f"{word!r} is not in the lexicon. Run `talkray lexicon list` to see its words", "word")
     print(_said(_keep(store, words)))
 
 
@@ -339,7 +340,7 @@ def remove_word(word: Word, store: Store = None) -> None:
 def import_words(
     file: Annotated[Path, typer.Argument(help="W3C Pronunciation Lexicon (PLS) with aliases.")], store: Store = None
 ) -> None:
-    """Add the aliases of a PLS file. They replace existing entries of the same words."""
+    """Add the aliases of a PLS file. An alias replaces an existing entry of the same word."""
     from serve_app.extensions.text.lexicon import from_pls
 
     print(_said(_keep(store, {**_words(store), **from_pls(read_file(file), str(file))})))
@@ -384,4 +385,4 @@ def _keep(store: str | None, words: dict[str, str]) -> "StoredLexicon":
 
 
 def _said(kept: "StoredLexicon") -> str:
-    return f"{len(kept.words)} words are said as they are respelled"
+    return f"the lexicon now contains {len(kept.words)} words"

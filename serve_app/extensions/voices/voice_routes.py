@@ -1,5 +1,6 @@
-"""Stored voices and consent recordings: OpenAI's `/v1/audio/voices` and `/v1/audio/voice_consents`, of the first also
-vLLM-Omni's form. ElevenLabs and Cartesia have theirs with their dialects.
+"""Routes for stored voices and consent recordings: OpenAI's `/v1/audio/voices` and `/v1/audio/voice_consents`.
+
+`/v1/audio/voices` also accepts the form of vLLM-Omni. The dialects of ElevenLabs and Cartesia have their own routes.
 """
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -40,7 +41,7 @@ _CHANGED = (*_DETAILS, *_RECORDING, "style", "sampling", "lexicon")
 
 
 async def add_voice(service: SpeechService, request: Request) -> Response:
-    """Stores a voice: a name, and a recording with, best, what it says, or the id of a `design`."""
+    """Store a named voice from a recording, preferably with its transcript, or from a `design`."""
     form = await read_form(request)
     _check_kind(form)
     details = Details(
@@ -53,22 +54,22 @@ async def add_voice(service: SpeechService, request: Request) -> Response:
     if (design := form.text("design")) is None:
         voice = await voices_of(service).add(details, _recordings(form, style=NEUTRAL), field="audio_sample")
     elif form.files or form.text(*_TEXT, "prepare"):
-        message = "design: it has a recording and a text of its own: leave out yours, and prepare."
+        message = "design: a design already contains a recording and its text. Remove audio, text and prepare."
         raise InvalidRequest(message, "design")
     elif (lock := service.opened_by("designs")) is None:
-        raise InvalidRequest("design: no extension here designs voices: send a recording.", "design")
+        raise InvalidRequest("design: this server does not design voices. Send a recording.", "design")
     else:
         voice = await lock(design, details)
     return _answer({**described(voice), "success": True, "voice": _omni(voice)}, form, _CREATED)
 
 
 async def show_voice(service: SpeechService, voice_id: str) -> Json:
-    """One stored voice, by its id or name."""
+    """Return a stored voice, by its ID or name."""
     return described(await voices_of(service).get(voice_id))
 
 
 async def change_voice(service: SpeechService, request: Request, voice_id: str) -> Response:
-    """Changes what is sent: name, language, description, sampling, lexicon; `audio_sample` with a `style` is added."""
+    """Change name, language, description, sampling or lexicon of a voice, or add an `audio_sample` with a `style`."""
     form = await read_form(request)
     changes: Json = {name: form.text(name) for name in ("name", "language") if name in form.fields}
     if description := form.text(*_DESCRIPTION):
@@ -80,11 +81,11 @@ async def change_voice(service: SpeechService, request: Request, voice_id: str) 
     voice = await voices_of(service).get(voice_id)
     changed = await voices_of(service).change_voice(voice, changes, added=added, field="audio_sample")
     of_recording = [name for name in ("style", *_TEXT, "prepare") if name in form.fields and not added]
-    return _answer(described(changed), form, _CHANGED, dict.fromkeys(of_recording, "send it with an audio_sample"))
+    return _answer(described(changed), form, _CHANGED, dict.fromkeys(of_recording, "requires an audio_sample"))
 
 
 async def remove_voice(service: SpeechService, voice_id: str) -> Json:
-    """Deletes a voice with all that was made of it, on every replica."""
+    """Delete a voice and all data derived from the voice, on every replica."""
     voice = await voices_of(service).get(voice_id)
     await voices_of(service).remove(voice)
     deleted = {"id": voice.id, "object": "audio.voice.deleted", "deleted": True}
@@ -92,7 +93,7 @@ async def remove_voice(service: SpeechService, voice_id: str) -> Json:
 
 
 async def export_voice(service: SpeechService, request: Request, voice_id: str) -> Response:
-    """The voice as one file, which `talkray voice import` reads."""
+    """Return the voice as a file for `talkray voice import`."""
     voice = await voices_of(service).get(voice_id)
     headers = {"content-disposition": f'attachment; filename="{voice.id}{FILE_SUFFIX}"'}
     store, state = voices_of(service).files(), state_of(request)
@@ -108,7 +109,7 @@ async def export_voice(service: SpeechService, request: Request, voice_id: str) 
 
 
 async def add_consent(service: SpeechService, request: Request) -> Response:
-    """Stores a recording in which a speaker agrees."""
+    """Store a recording of the consent of a speaker."""
     form = await read_form(request)
     name, language = form.required("name"), form.required("language")
     sent = _first(form, "recording")
@@ -117,18 +118,18 @@ async def add_consent(service: SpeechService, request: Request) -> Response:
 
 
 async def list_consents(service: SpeechService, after: str = "", limit: str = "20") -> Response:
-    """The newest first, as pages."""
+    """Return a page of consents, newest first."""
     consents = await voices_of(service).consents()
     return await json_apart(page_of, consents[::-1], _consent, after, limit)
 
 
 async def show_consent(service: SpeechService, consent_id: str) -> Json:
-    """One consent."""
+    """Return the consent with this ID."""
     return _consent(await voices_of(service).get_other(StoredConsent, consent_id))
 
 
 async def rename_consent(service: SpeechService, request: Request, consent_id: str) -> Response:
-    """Gives a consent another `name`."""
+    """Change the `name` of a consent."""
     form = await read_form(request)
     consent = await voices_of(service).get_other(StoredConsent, consent_id)
     name = form.required("name")
@@ -137,14 +138,14 @@ async def rename_consent(service: SpeechService, request: Request, consent_id: s
 
 
 async def remove_consent(service: SpeechService, consent_id: str) -> Json:
-    """Deletes a consent that no voice names."""
+    """Delete a consent. Fails with 409 if a voice refers to the consent."""
     consent = await voices_of(service).get_other(StoredConsent, consent_id)
     await voices_of(service).remove(consent)
     return {"id": consent.id, "object": "audio.voice_consent", "deleted": True}
 
 
 def described(voice: StoredVoice) -> Json:
-    """OpenAI's object, with all details that a client may see of its own voice."""
+    """Return OpenAI's voice object, with all details that the owner of the voice may see."""
     return {
         "id": voice.id,
         "object": "audio.voice",
@@ -176,10 +177,10 @@ def _consent(consent: StoredConsent) -> Json:
 
 def _check_kind(form: SentForm) -> None:
     if (kind := form.text("type")) not in (None, "audio_sample"):
-        raise InvalidRequest(f"type: {kind[:40]!r} is not supported, only audio_sample.", "type")
+        raise InvalidRequest(f"type: {kind[:40]!r} is not supported. Use audio_sample.", "type")
     if "speaker_embedding" in form.fields:
-        reason = "a vector belongs to one checkpoint: send the recording as audio_sample"
-        raise InvalidRequest(f"speaker_embedding is not stored: {reason}.", "speaker_embedding")
+        reason = "a speaker vector works with one checkpoint only. Send the recording as audio_sample"
+        raise InvalidRequest(f"speaker_embedding is not supported: {reason}.", "speaker_embedding")
 
 
 def _recordings(form: SentForm, *, style: str) -> Sequence[SentRecording]:
@@ -190,10 +191,10 @@ def _recordings(form: SentForm, *, style: str) -> Sequence[SentRecording]:
 def _first(form: SentForm, field: str) -> SentRecording:
     files = form.files_of(field)
     if not files:
-        reason = "send the recording as a file of multipart/form-data"
-        raise InvalidRequest(f"{field} is required: {reason}.", field, "missing_required_parameter")
+        reason = "Send the recording as a file of multipart/form-data"
+        raise InvalidRequest(f"{field} is required. {reason}.", field, "missing_required_parameter")
     if len(files) > 1:
-        raise InvalidRequest(f"{field}: send one recording.", field)
+        raise InvalidRequest(f"{field} contains {len(files)} files. Send one recording.", field)
     return SentRecording(files[0].data)
 
 
@@ -217,7 +218,7 @@ DIALECT = Dialect(
         Route(f"GET {_VOICES}/{{voice_id}}", show_voice, "Show a stored voice"),
         Route(f"POST {_VOICES}/{{voice_id}}", change_voice, "Change a stored voice, or add a recording"),
         Route(f"DELETE {_VOICES}/{{voice_id}}", remove_voice, "Delete a stored voice"),
-        Route(f"GET {_VOICES}/{{voice_id}}/file", export_voice, "A stored voice as one file", charge=Charge.STREAM),
+        Route(f"GET {_VOICES}/{{voice_id}}/file", export_voice, "Export a stored voice", charge=Charge.STREAM),
         Route(f"POST {_CONSENTS}", add_consent, "Store a consent recording"),
         Route(f"GET {_CONSENTS}", list_consents, "List consent recordings"),
         Route(f"GET {_CONSENTS}/{{consent_id}}", show_consent, "Show a consent recording", charge=Charge.STREAM),

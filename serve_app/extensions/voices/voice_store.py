@@ -1,12 +1,12 @@
-"""The store of voices: a folder, or a bucket of S3, Google or Azure. All methods block.
+"""Voice store in a folder or in a bucket of S3, Google Cloud or Azure. All methods block.
 
-    voices/ID.json    consents/ID.json    the records, each with a checksum: a voice exists once its record does
-    designs/ID.json                       candidates for voices, which `sweep` removes after an hour
-    lexicons/ID.json                      how words are said
-    audio/ID/SHA256.flac                  recordings, written before the record that names them
+    voices/ID.json    consents/ID.json    records with checksums: a voice exists if its record exists
+    designs/ID.json                       candidates for voices, which `sweep` deletes after an hour
+    lexicons/ID.json                      respellings of words
+    audio/ID/SHA256.flac                  recordings, written before the record that refers to the recording
     derived/ID/KEY.npz                    speaker vector and codes of a recording, for one checkpoint
 
-The name of a recording is its checksum. In a folder, a file is complete and on the disk before it gets its name.
+The name of a recording is its checksum. In a folder, the store writes and syncs a file before it renames the file.
 """
 
 import hashlib
@@ -60,62 +60,62 @@ _KINDS: dict[str, type[Record]] = {"voices": StoredVoice, "consents": StoredCons
 _KINDS["lexicons"] = StoredLexicon
 _OF_A_RECORD = ("audio", "derived")
 _RETRIES: "RetryConfig" = {"max_retries": 2, "retry_timeout": timedelta(seconds=5)}
-# Older files without a record or without a name were left by a killed writer.
+# A killed process left older files if they have a temporary name or do not belong to a record.
 _ABANDONED_S = 600.0
-# Records within their limits are smaller than the first. Larger ones, from before the limits, are read one at a time.
+# Records larger than the first size predate the limits. To save memory, the store reads them one at a time.
 _LARGE_RECORD_BYTES, _MOST_RECORD_BYTES = 6 << 20, 64 << 20
 
 
 class StoreFailed(ExtensionError):
-    """The voice store is unavailable. The message is for clients: only the log has the store's address."""
+    """The voice store is unavailable. Clients see the message, so only the log contains the address of the store."""
 
     kind = ErrorKind(503, "server_error", "voice_store_failed", retry=True)
 
 
 class NoStore(StoreFailed):
-    """The server does not have a voice store. The message names the setting."""
+    """The server does not have a voice store. The message names the setting to change."""
 
     kind = ErrorKind(503, "server_error", "voice_store_failed")
 
 
 class Damaged(ExtensionError):
-    """A stored object is damaged."""
+    """A stored object is damaged or missing."""
 
     kind = ErrorKind(500, "server_error", "voice_damaged")
 
 
 def default_folder() -> Path:
-    """The folder of this user's data, or TALKRAY_DATA. Raises StartError if there is no home folder."""
+    """Return the `voices` folder in TALKRAY_DATA or in the user's data. Raises StartError without a home folder."""
     if named := os.environ.get("TALKRAY_DATA"):
         return Path(named).absolute() / "voices"
     try:
         data = Path(os.environ.get("XDG_DATA_HOME") or "~/.local/share").expanduser()
     except RuntimeError:
-        raise StartError("this user has no home folder: set TALKRAY_DATA, or api.voices.store") from None
+        raise StartError("this user does not have a home folder. Set TALKRAY_DATA or api.voices.store") from None
     return data / "talkray" / "voices"
 
 
 def folder_of(location: str) -> Path | None:
-    """The folder of a store's location, which is a path or a URL; None for a bucket. Raises StartError."""
+    """Return the folder for the path or URL of a store, or None for a bucket. Raises StartError for other URLs."""
     url = urlsplit(location)
     if url.scheme in _SCHEMES:
         return None
     folder = Path(unquote(url.path) if url.scheme == "file" and not url.netloc else location)
     if url.scheme not in ("", "file") or not folder.is_absolute():
         buckets = "s3://BUCKET/PATH, gs://BUCKET/PATH or az://CONTAINER/PATH"
-        raise StartError(f"api.voices.store: {location!r} is not a store of voices. Use /a/folder, {buckets}")
+        raise StartError(f"api.voices.store: {location!r} is not an absolute path or a bucket. Use /FOLDER, {buckets}")
     return folder
 
 
 class VoiceStore:
-    """The records and recordings in one folder or bucket. Any number of processes may have it open."""
+    """Reads and writes records and recordings in a folder or bucket, which several processes may use."""
 
     def __init__(self, location: str) -> None:
-        """`location`: an absolute path or a URL. Raises StartError."""
+        """`location` is an absolute path or a URL. Raises StartError if the location is not usable."""
         self.location = location
         self.folder = folder_of(location)
         self._one_large = threading.Lock()
-        self._failed = ""  # the last failure
+        self._failed = ""  # the last logged failure
         try:
             if self.folder is None:
                 self._objects: ObjectStore = from_url(location, retry_config=_RETRIES)
@@ -126,7 +126,7 @@ class VoiceStore:
             raise StartError(f"api.voices.store: {location} cannot be used: {_first_line(error)}") from None
 
     def marks(self) -> "dict[str, obstore.ObjectMeta]":
-        """Metadata of each record's file, by path. It changes whenever the record does. Raises StoreFailed."""
+        """Return the file metadata of each record by path. The metadata changes with the record. Raises StoreFailed."""
         return {
             meta["path"]: meta
             for kind in _KINDS
@@ -135,11 +135,11 @@ class VoiceStore:
         }
 
     def read(self, path: str) -> Record | None:
-        """The record at a path of `marks`; None if it was deleted. Raises Damaged and StoreFailed."""
+        """Return the record at a path of `marks`, or None if it was deleted. Raises Damaged and StoreFailed."""
         return self.get_record(path, _KINDS[path.partition("/")[0]])
 
     def get_record(self, path: str, kind: type[R]) -> R | None:
-        """The record that `put_record` wrote to a path; None if it was deleted. Raises as `read` does."""
+        """Return the record that `put_record` wrote, or None if it was deleted. Raises Damaged and StoreFailed."""
         content = self.get(path, most=_MOST_RECORD_BYTES)
         if content is None:
             return None
@@ -149,21 +149,22 @@ class VoiceStore:
                 document = json.loads(content)
                 record = document["record"]
                 if _checksum(record) != document["sha256"]:
-                    raise ValueError("its checksum is another")
+                    raise ValueError("the checksum does not match")
                 return kind.read(record) if issubclass(kind, Stored) else kind.model_validate(record)
         except (ValueError, KeyError, TypeError) as error:  # ValidationError is a ValueError
             raise self._damaged(Path(path).stem, path, _first_line(error)) from None
 
     def write(self, record: Record, recordings: Mapping[str, bytes]) -> None:
-        """Store the new recordings, by sha256, then their record. Raises StoreFailed; the record is then unchanged.
+        """Store the new recordings, by sha256, and then their record. Raises NotFound if the record is being deleted.
 
-        Raises NotFound if the record is being deleted. A deletion ends with the record, after its recordings: either
-        it removes this record too, or the first recording is gone when this method checks for it.
+        If the store fails, raise StoreFailed and keep the old record. A deletion removes the record again after its
+        recordings. A concurrent deletion therefore removes this record too, or this method finds the first recording
+        missing.
         """
         path, first = path_of(record.id), _first_file(record)
         files = {_audio(record.id, sha256): recording for sha256, recording in recordings.items()}
         files[path] = record_file(record)
-        gone = NotFound(f"{record.name!r} was deleted during this change.", None, "voice_not_found")
+        gone = NotFound(f"{record.name!r} was deleted during this request.", None, "voice_not_found")
         is_recorded = first in files or self.meta(first) is not None
         if not is_recorded and self.meta(path) is None:
             raise gone
@@ -174,17 +175,17 @@ class VoiceStore:
             raise gone
 
     def put_record(self, path: str, record: BaseModel) -> None:
-        """Store a record with its checksum. Raises StoreFailed; the record is then unchanged."""
+        """Store a record with its checksum. If the store fails, raise StoreFailed and keep the old record."""
         self.put(path, record_file(record))
 
     def recording(self, record: Record, take: Take) -> bytes:
-        """A FLAC file. Raises Damaged, StoreFailed, and NotFound if the record was deleted."""
+        """Return the FLAC file of a take. Raises Damaged, StoreFailed, and NotFound if the record was deleted."""
         path = _audio(record.id, take.sha256)
         content = self.get(path)
         if content is None and self.meta(path_of(record.id)) is None:
             raise NotFound(f"{record.name!r} ({record.id}) was deleted.", "voice", "voice_not_found")
         if content is None or hashlib.sha256(content).hexdigest() != take.sha256:
-            problem = "it is missing" if content is None else "its checksum is another"
+            problem = "the file is missing" if content is None else "the checksum does not match"
             raise self._damaged(f"A recording of {record.name!r} ({record.id})", path, problem)
         return content
 
@@ -201,14 +202,14 @@ class VoiceStore:
             raise StoreFailed(problem) from error
 
     def _log(self, failure: str, reason: str) -> None:
-        """Log a failure once, until a different one occurs. The reason is not compared: it may contain milliseconds."""
+        """Log a failure once until another failure occurs. Ignore the reason, because it may contain a duration."""
         if failure != self._failed:
             logger.error("the store %s: %s: %s", self.location, failure, reason)
         self._failed = failure
 
     def remove(self, record: Record) -> None:
-        """Delete the record first: if this process is killed, `clear` or `sweep` removes its other files. Delete the
-        record again at the end: see `write`.
+        """Delete a record and its files. Delete the record first, because `clear` or `sweep` deletes the other files if
+        this process is killed. Delete the record again at the end, as `write` explains.
         """
         self.delete(path_of(record.id))
         for kind in _OF_A_RECORD:
@@ -216,10 +217,10 @@ class VoiceStore:
         self.delete(path_of(record.id))
 
     def clear(self, record: Record, *, recorded_until: datetime | None) -> None:
-        """Remove data derived from an old version of a voice and, if its record was deleted, recordings written until
-        `recorded_until`. Later ones belong to another record with this id. Raises StoreFailed.
+        """Delete data derived from an old version of a voice. If its record was deleted, also delete recordings written
+        until `recorded_until`, because later recordings belong to a new record with this ID. Raises StoreFailed.
 
-        Checks for the record after the files: an unmounted folder has neither, until it is mounted again with both.
+        List the files before the check for the record: if a folder is mounted in between, its files are not deleted.
         """
         paths = []
         if isinstance(record, StoredVoice):
@@ -232,18 +233,18 @@ class VoiceStore:
         self.delete(*paths)
 
     def derived(self, voice: StoredVoice, key: bytes) -> ClonePrompt | None:
-        """The prompt stored for this key, if there is a readable one. Raises StoreFailed."""
+        """Return the stored prompt for this key, or None if it is missing or damaged. Raises StoreFailed."""
         content = self.get(_derived(voice, key))
         if content is None:
             return None
         try:
-            with np.load(io.BytesIO(content), allow_pickle=False) as arrays:  # a zip verifies its checksums
+            with np.load(io.BytesIO(content), allow_pickle=False) as arrays:  # zip verifies checksums
                 return ClonePrompt(arrays["speaker"], arrays.get("codes"))
         except (ValueError, KeyError, OSError, zipfile.BadZipFile):
             return None
 
     def keep_derived(self, voice: StoredVoice, key: bytes, prompt: ClonePrompt) -> None:
-        """Store a prompt, unless it is from an old version. Raises Damaged and StoreFailed."""
+        """Store a prompt, unless it belongs to an old version of the voice. Raises Damaged and StoreFailed."""
         file = io.BytesIO()
         if prompt.codes is None:
             np.savez(file, speaker=prompt.speaker)
@@ -251,13 +252,15 @@ class VoiceStore:
             np.savez(file, speaker=prompt.speaker, codes=prompt.codes)
         path = _derived(voice, key)
         self.put(path, file.getvalue())
-        present = self.read(path_of(voice.id))  # a deletion removes this first: it sees the new file, or we see it
+        # A deletion removes the record first. A concurrent deletion therefore finds the new file, or this read fails.
+        present = self.read(path_of(voice.id))
         if not isinstance(present, StoredVoice) or present.version != voice.version:
             self.delete(path)
 
     def sweep(self, now_s: float) -> int:
-        """Remove old designs and files left by killed writers; returns how many. `now_s`: seconds since 1970.
-        Raises StoreFailed.
+        """Delete old designs, and files that killed processes left. Return the number of deleted files.
+
+        `now_s` counts seconds since 1970. Raises StoreFailed.
         """
         old_s, before_s = now_s - DESIGN_S, now_s - _ABANDONED_S
         old = [meta["path"] for meta in self.listed("designs/") if meta["last_modified"].timestamp() < old_s]
@@ -266,7 +269,7 @@ class VoiceStore:
         for kind in _OF_A_RECORD:
             for meta in self.listed(f"{kind}/"):
                 record = path_of(meta["path"].split("/")[1])
-                # Nothing is derived before its record exists.
+                # Derived data is always younger than its record.
                 if record not in known and (kind == "derived" or meta["last_modified"].timestamp() < before_s):
                     over[record].append(meta["path"])
         swept = [path for record, paths in over.items() if self.meta(record) is None for path in paths]  # see `clear`
@@ -277,40 +280,40 @@ class VoiceStore:
             file.unlink(missing_ok=True)
         for empty in () if self.folder is None else self.folder.glob("*/*/"):
             if _is_older(empty, before_s):
-                with suppress(OSError):  # it is not empty
+                with suppress(OSError):  # the folder is not empty
                     empty.rmdir()
         return len(old) + len(swept) + len(unnamed)
 
     def listed(self, prefix: str, *, unnamed: bool = False) -> "Iterator[obstore.ObjectMeta]":
-        """The files below `prefix`. With `unnamed`, a folder also lists files that have no final name yet."""
-        with self._failing("The store cannot be read", "it cannot be listed"):
+        """Yield the files below `prefix`. With `unnamed`, include files that still have a temporary name."""
+        with self._failing("The store cannot be read", "listing failed"):
             for batch in obstore.list(self._objects, prefix):
                 yield from (meta for meta in batch if unnamed or "/." not in meta["path"])
 
     def get(self, path: str, *, most: int | None = None) -> bytes | None:
-        """None if there is no such file. Raises StoreFailed, and Damaged if it has more than `most` bytes."""
+        """Return the file, or None if it does not exist. Raises StoreFailed, and Damaged beyond `most` bytes."""
         with self._failing("The store cannot be read", f"{path} cannot be read"), suppress(FileNotFoundError):
             found = obstore.get(self._objects, path)
             if most is not None and (size := found.meta["size"]) > most:
-                raise self._damaged(Path(path).stem, path, f"it has {size} bytes, at most {most} are read")
+                raise self._damaged(Path(path).stem, path, f"the file has {size} bytes, more than {most}")
             return found.bytes().to_bytes()
         return None
 
     def meta(self, path: str) -> "obstore.ObjectMeta | None":
-        """Size, e_tag and time of one object; None if it does not exist. Raises StoreFailed."""
+        """Return size, e_tag and time of an object, or None if it does not exist. Raises StoreFailed."""
         with self._failing("The store cannot be read", f"{path} cannot be read"), suppress(FileNotFoundError):
             return obstore.head(self._objects, path)
         return None
 
     def now_s(self) -> float:
-        """Seconds since 1970 by the clock that sets `last_modified`: for a bucket, the provider's. Raises
-        StoreFailed.
+        """Return the seconds since 1970 by the clock that sets `last_modified`, which is the clock of the provider for
+        a bucket. Raises StoreFailed.
         """
         if self.folder is not None:
             return time.time()
         self.put("clock", b"")
         meta = self.meta("clock")
-        assert meta is not None, "it was put"
+        assert meta is not None, "the line above wrote the file"
         return meta["last_modified"].timestamp()
 
     def put(self, path: str, content: bytes) -> None:
@@ -321,18 +324,18 @@ class VoiceStore:
                 write_file(self.folder / path, content)
 
     def create(self, path: str) -> bool:
-        """Create a small file. False if the file exists already. Raises StoreFailed."""
+        """Create a small file. Return False if the file already exists. Raises StoreFailed."""
         own = secrets.token_bytes(16)
         with self._failing("The store cannot be written, nothing was changed", f"{path} cannot be written"):
             try:
                 obstore.put(self._objects, path, own, mode="create")
             except (AlreadyExistsError, PreconditionError):
-                return self.get(path) == own  # a retry may find the file of a try whose response was lost
+                return self.get(path) == own  # after a lost response, a retry finds its own file
         return True
 
     def delete(self, *paths: str) -> None:
-        """Delete files; in a folder, also leftovers of killed writers of these files."""
-        with self._failing("The store cannot be written", f"{', '.join(paths[:1])} cannot be removed"):
+        """Delete files. In a folder, also delete the temporary files that killed writers of these files left."""
+        with self._failing("The store cannot be written", f"{', '.join(paths[:1])} cannot be deleted"):
             files = set() if self.folder is None else {self.folder / path for path in paths}
             for new in [new for folder in {file.parent for file in files} for new in folder.glob(".*.new")]:
                 if new.with_name(new.name[1:].rsplit(".", 2)[0]) in files:
@@ -343,13 +346,13 @@ class VoiceStore:
 
 
 def record_file(record: BaseModel) -> bytes:
-    """A record with its checksum."""
+    """Serialize a record with its checksum."""
     stored = record.model_dump(mode="json")
     return json.dumps({"sha256": _checksum(stored), "record": stored}).encode()
 
 
 def write_file(file: Path, content: bytes) -> None:
-    """Replace a file atomically; it is on the disk when this returns. Raises OSError; the file is then unchanged."""
+    """Replace a file atomically and sync it to disk. Raises OSError, and then keeps the old file."""
     file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     new = file.with_name(f".{file.name}.{secrets.token_hex(4)}.new")
     try:
@@ -369,7 +372,7 @@ def write_file(file: Path, content: bytes) -> None:
 
 
 def _is_older(file: Path, time_s: float) -> bool:
-    """False for a file that has its final name by now."""
+    """Return whether the file is older than `time_s`. Return False for a file that was deleted or renamed meanwhile."""
     try:
         return file.stat().st_mtime < time_s
     except FileNotFoundError:
@@ -377,7 +380,7 @@ def _is_older(file: Path, time_s: float) -> bool:
 
 
 def tried(work: Callable[[], T]) -> T | Damaged:
-    """The result of `work`, or its Damaged error, so that one damaged record does not hide others."""
+    """Return the result of `work`, or its Damaged error, so one damaged record does not hide the other records."""
     try:
         return work()
     except Damaged as error:
@@ -393,13 +396,13 @@ def _checksum(record: object) -> str:
 
 
 def path_of(record_id: str) -> str:
-    """The path of the record with this id."""
+    """Return the path of the record with this ID."""
     kind = next((kind for kind in _KINDS if kind.startswith(record_id.partition("_")[0])), "none")
     return f"{kind}/{record_id}.json"
 
 
 def _first_file(record: Record) -> str:
-    """The file of its first recording; of a lexicon, the record."""
+    """Return the path of the first recording, or the path of the record for a lexicon."""
     if isinstance(record, StoredLexicon):
         return path_of(record.id)
     return _audio(record.id, (record.takes[0] if isinstance(record, StoredVoice) else record.take).sha256)

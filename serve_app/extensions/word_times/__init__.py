@@ -1,1 +1,1 @@
-"""When each word is heard."""
+"""Word timestamps: the start and end of each word in the audio."""

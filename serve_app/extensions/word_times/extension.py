@@ -4,7 +4,7 @@ from serve_app.extensions.word_times.word_times import WordTimes
 
 
 class Timing(Opened):
-    """Times the words of every text whose request asks for it."""
+    """Extension object that adds word times to the requests with `word_timestamps`."""
 
     def join(self, resolver: Resolver) -> None:
         resolver.time_words = WordTimes

@@ -1,7 +1,7 @@
-"""The time of each word in the audio, and the part of a text that a listener heard before an interruption.
+"""Compute the time of each word in the audio, and the text that a listener heard before an interruption.
 
-The talker assigns each frame a place in the spoken text: by its attention if the model's alignment head is known, else
-by an estimate. The parts, which pair written text with its spoken form, map this place to the written word.
+The talker assigns each frame a position in the spoken text, from the attention of the alignment head if the model has
+one, or else from an estimate. Pieces of written text and its spoken form map this position to the written word.
 """
 
 import re
@@ -15,13 +15,13 @@ from serve_app.speech.words import Word
 from serve_app.text.spoken import LEFT_OUT, SpokenPiece, SpokenText, WrittenSoFar
 
 _WORD = re.compile(rf"[^\s{LEFT_OUT}](?:\S*[^\s{LEFT_OUT}])?")
-_UNREAD_WORDS = 2  # a good end leaves at most 2.8 tokens unread: docs/reliability.md
-_USUAL_S = 0.3  # assumed length of a word whose end is not known yet
+_UNREAD_WORDS = 2  # complete speech leaves at most 2.8 tokens unread; see docs/reliability.md
+_USUAL_S = 0.3  # assumed length of a word until its end is known
 
 
 @dataclass(frozen=True, slots=True)
 class Spoken:
-    """A text, split at the listener's position."""
+    """Text of an utterance, split at the position of the listener."""
 
     text_spoken: str
     text_remaining: str
@@ -29,14 +29,14 @@ class Spoken:
     is_estimate: bool = False
 
     def as_json(self) -> dict[str, object]:
-        """The fields to add to a message."""
+        """Return the fields to add to a message."""
         fields = asdict(self)
         return {**fields, "estimated": True} if fields.pop("is_estimate") else fields
 
 
 @dataclass(slots=True)
 class _Span:
-    """The place of a word in the written text, and the start of its spoken form in the spoken text."""
+    """Position of a word in the written text, and the start of its spoken form in the spoken text."""
 
     start: int
     end: int
@@ -44,21 +44,21 @@ class _Span:
 
 
 class WordTimes:
-    """The words of one utterance, whose text is complete or still being written."""
+    """Word times of one utterance, whose text may be complete or still arriving."""
 
     def __init__(self, source: WrittenSoFar | SpokenText, info: ModelInfo, *, speed: float = 1.0) -> None:
-        """The audio is played `speed` times as fast. Times are estimates unless `info` declares them exact."""
+        """`speed` is the playback speed of the audio. Times are estimates unless `info` declares exact times."""
         self._is_estimate = not info.word_times
         self._live = None if isinstance(source, SpokenText) else source
         self._text = source.sent if isinstance(source, SpokenText) else ""
         self._made = source.pieces() if isinstance(source, SpokenText) else iter(())
         self._parts: list[SpokenPiece] = self._live.parts if self._live else []
-        self._num_parts = self._num_written = self._num_spoken = 0  # of the parts taken so far
+        self._num_parts = self._num_written = self._num_spoken = 0  # totals of the processed parts
         self._spans: list[_Span] = []
-        self._word_end = -1  # of the last word and unspoken text after it: text that continues here belongs to it
-        self._read_to: tuple[float, float] = (0.0, 0.0)  # seconds, characters of the spoken text
-        self._starts_s: list[float] = []  # of the words that the frames have reached so far
-        self._num_finished = 0  # words whose end is known
+        self._word_end = -1  # end of the last word and attached unspoken text; text from here on belongs to the word
+        self._read_to: tuple[float, float] = (0.0, 0.0)  # (seconds, characters of the spoken text)
+        self._starts_s: list[float] = []  # start of each word that the frames have reached
+        self._num_finished = 0  # number of words with a known end
         self._finished: list[Word] = []  # finished words that `take` has not returned yet
         self._speed = speed
         self._sample_rate, self._num_samples, self._is_over = info.sample_rate, 0, False
@@ -69,11 +69,11 @@ class WordTimes:
 
     @property
     def are_known(self) -> bool:
-        """Whether any word has a time: not every model provides readings."""
+        """Whether any word has a time. Some models do not report text positions."""
         return bool(self._starts_s)
 
     def feed(self, chunk: PcmChunk) -> None:
-        """Take the utterance's next chunk. The ends of more words may then be known."""
+        """Process the next chunk of the utterance, which may determine the ends of more words."""
         self._take_parts(max((chars for _, chars in chunk.text_positions), default=-1))
         self._num_samples += chunk.num_samples
         for seconds, chars in chunk.text_positions:
@@ -83,18 +83,18 @@ class WordTimes:
             if chunk.finish_reason is FinishReason.STOP and self._read_to[0]:
                 self._spread_rest()
             self._text = self.text
-            self._live, self._parts, self._made = None, [], iter(())  # a source is large
+            self._live, self._parts, self._made = None, [], iter(())  # drop the large source
         over = len(self._starts_s) if self._is_over else max(0, len(self._starts_s) - 1)
         self._finished += [self._word(number) for number in range(self._num_finished, over)]
         self._num_finished = max(self._num_finished, over)
 
     def take(self) -> list[Word]:
-        """The words whose end has become known since the last call, in order."""
+        """Return the words whose end has become known since the last call, in order."""
         words, self._finished = self._finished, []
         return words
 
     def spoken(self, played_s: float) -> Spoken:
-        """The text heard in the first `played_s` seconds. A word counts once half of it was played."""
+        """Return the text heard in the first `played_s` seconds. A word counts after half of its duration."""
         number = bisect_right(self._starts_s, played_s * self._speed)
         known = [self._word(index) for index in range(max(0, number - 2), number)]
         if known and (known[-1].start_s + known[-1].end_s) / 2 > played_s:
@@ -106,7 +106,7 @@ class WordTimes:
     def _hear(self, seconds: float, chars: float) -> None:
         before_s, before = self._read_to
         if seconds <= before_s and before:
-            return  # this frame had a reading already
+            return  # the frame already has a text position
         while len(self._starts_s) < len(self._spans) and self._spans[len(self._starts_s)].spoken <= chars:
             begins = self._spans[len(self._starts_s)].spoken
             share = 0.0 if chars <= before else min(1.0, max(0.0, (begins - before) / (chars - before)))
@@ -114,8 +114,8 @@ class WordTimes:
         self._read_to = seconds, max(chars, before)
 
     def _spread_rest(self) -> None:
-        """Split the rest of complete speech, from the start of the last word that a reading reached, among the words
-        that none reached. A known head misses at most _UNREAD_WORDS: if more are left, they were not spoken.
+        """Distribute the rest of complete speech among the words without a text position. The rest begins at the start
+        of the last word with a position. With an alignment head, more than _UNREAD_WORDS such words were not spoken.
         """
         self._take_parts(inf)
         begun = len(self._starts_s)
@@ -133,13 +133,13 @@ class WordTimes:
         else:
             end_s = max(start_s, self._num_samples / self._sample_rate) if self._is_over else start_s + _USUAL_S
         text = self.text[span.start : span.end]
-        start_s, end_s = start_s / self._speed, end_s / self._speed  # in playback time
+        start_s, end_s = start_s / self._speed, end_s / self._speed  # playback time
         return Word(text, span.start, end=span.end, start_s=start_s, end_s=end_s, is_estimate=self._is_estimate)
 
     def _take_parts(self, chars: float) -> None:
-        """Find the words in the first `chars` characters of the spoken text, to the end of the last one.
+        """Find the words in the first `chars` characters of the spoken text, up to the end of the last word.
 
-        Later words are left for later calls, so that each call is short.
+        Leave later words for later calls, so each call is short.
         """
         while (part := self._next_part()) is not None and (self._num_spoken <= chars or not part.written[:1].isspace()):
             self._add(part)
@@ -170,10 +170,10 @@ class WordTimes:
 
 
 def _begins(written: list[re.Match[str]], spoken: list[re.Match[str]], end: int) -> list[int]:
-    """The start of each written word's spoken form, in a part whose spoken text ends at `end`.
+    """Return the start of the spoken form of each written word, in a part whose spoken text ends at `end`.
 
-    Equal words at the start and at the end of both texts are paired. The written words between them share the
-    spoken words between them evenly.
+    Pair equal words at the start and at the end of both texts. Distribute the spoken words between these pairs evenly
+    among the written words between the pairs.
     """
     ahead = _num_same(written, spoken)
     behind = min(_num_same(written[::-1], spoken[::-1]), len(written) - ahead, len(spoken) - ahead)

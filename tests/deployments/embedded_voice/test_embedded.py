@@ -138,6 +138,6 @@ def test_a_writer_that_fails_leaves_nothing(cache: Path, monkeypatch: pytest.Mon
         raise OSError(errno.ENOSPC, "disk full")
 
     monkeypatch.setattr(embedded, "unpack", fail)
-    with pytest.raises(CheckpointError, match=r"disk full.*make room there"):
+    with pytest.raises(CheckpointError, match=r"disk full.*free space there"):
         locate(EMBEDDED)
     assert list(cache.iterdir()) == []

@@ -35,7 +35,7 @@ def test_cards_without_kernels_are_refused_by_name(name: str, capability: tuple[
     reason = why_not(card(name, capability), (13, 0))
     dotted = ".".join(map(str, capability))
     assert reason is not None
-    assert reason.startswith(f"{name} has compute capability {dotted} ({family}), the least is 7.5 (Turing)")
+    assert reason.startswith(f"{name} has compute capability {dotted} ({family}), Talkray requires 7.5 (Turing)")
     assert "--config without num_gpus" in reason
 
 
@@ -55,7 +55,7 @@ def test_the_driver_must_know_the_cuda_of_torch(driver: str, cuda: tuple[int, in
 def test_a_torch_for_cpus_beside_a_gpu() -> None:
     reason = why_not(card("RTX 3060", (8, 6)), None)
     assert reason is not None
-    assert "install the build for CUDA" in reason
+    assert "install the CUDA build" in reason
 
 
 def test_the_cuda_of_the_installed_torch() -> None:

@@ -186,7 +186,7 @@ async def test_leaving_closes_what_is_behind() -> None:
 async def test_a_handover_is_logged_with_its_request(caplog: pytest.LogCaptureFixture) -> None:
     await Replicas([frame(1), LOST], [frame(2, last=True)]).read()
     (record,) = caplog.records
-    assert "request r goes on" in record.getMessage()
+    assert "request r continues" in record.getMessage()
     assert "gone" in record.getMessage()
 
 

@@ -78,7 +78,7 @@ async def test_only_its_token_opens_a_mailbox(server: MailboxServer, token: str)
     address = server.share("token", text)
     text.append("secret")
     text.finish()
-    with pytest.raises(TalkerLost, match=rf"127.0.0.1:{address.port} \(it was cut off\)"):
+    with pytest.raises(TalkerLost, match=rf"127.0.0.1:{address.port} \(the connection closed early\)"):
         await whole(replace(address, token=token))
 
 

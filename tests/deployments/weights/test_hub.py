@@ -91,7 +91,7 @@ def test_a_wrong_hash_is_refused_and_deleted(hub: Hub, tmp_path: Path, path: str
     hub.corrupt = {path}
     _, error = run(hub, tmp_path)
     file = hub.repositories[NAME][path]
-    assert f"{path} of {NAME} did not arrive as the hub has it" in error
+    assert f"{path} of {NAME} is corrupt" in error
     assert file.etag in error
     assert not [*tmp_path.rglob(file.etag)]
     hub.corrupt = set()
@@ -103,13 +103,13 @@ def test_a_full_disk_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "deployments.weights.hub._fetch", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
     )
-    said = f"the disk is full: {NAME} does not fit in .*: make room, or set HF_HOME"
+    said = f"the disk is full: {NAME} does not fit in .*. Free space, or set HF_HOME"
     with pytest.raises(CheckpointError, match=said):
         store.locate(NAME)
 
 
 @pytest.mark.parametrize(
-    ("status", "remedy"), [(401, "HF_TOKEN"), (403, "accept its terms"), (404, "no such repository")]
+    ("status", "remedy"), [(401, "HF_TOKEN"), (403, "accept the repository's terms"), (404, "does not exist")]
 )
 def test_a_refusal_says_what_to_do(hub: Hub, tmp_path: Path, status: int, remedy: str) -> None:
     hub.refuses = status
@@ -160,10 +160,10 @@ def test_offline_without_the_files_is_told(hub: Hub, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("changes", "says"), [
-    ({"config.json": b'{"model_type": "qwen2"}'}, "is a checkpoint of another family: config.json says model_type"),
+    ({"config.json": b'{"model_type": "qwen2"}'}, "is a checkpoint of another family: config.json has model_type"),
     (
         {"speech_tokenizer/config.json": b'{"model_type": "qwen3_tts_tokenizer_25hz"}'},
-        "is a checkpoint of another family: speech_tokenizer/config.json says model_type",
+        "is a checkpoint of another family: speech_tokenizer/config.json has model_type",
     ),
     ({"config.json": b'{"model_type": "qwen3_tts", "quantization_config": {}}'}, "is quantized (config.json)"),
 ])  # fmt: skip

@@ -21,11 +21,11 @@ from tests.e2e.commands.conftest import BOUND_S, CANARY, NOISE, ORIGIN, Guarded,
 
 
 def test_a_start_says_how_to_speak(plain: ServerCommand) -> None:
-    said = plain.output.partition("Ctrl-C stops.")[0]
+    said = plain.output.partition("Press Ctrl-C to stop.")[0]
     lines = said.splitlines()
     [ready] = [line for line in lines if line.startswith("ready: ")]
     assert f"open {plain.url} in a browser" in ready
-    assert any("This is the demo voice" in line for line in lines)
+    assert any("This is the small English demo voice" in line for line in lines)
     assert [noise for noise in (*NOISE, "updating", "KV blocks") if noise in said] == []
     [curl] = [line.strip() for line in lines if line.strip().startswith("curl ")]
     command = curl.replace("-o hello.mp3", "--fail --silent --max-time 60")

@@ -165,7 +165,7 @@ async def test_events_carry_words_on_request() -> None:
     bare = await post(synthesizer, asked)
     assert not synthesizer.requests[0].word_times
     assert "x-word-times" not in bare.headers
-    assert bare.headers["x-ignored"].startswith("word_timestamps (only events carry words")
+    assert bare.headers["x-ignored"].startswith("word_timestamps (only events contain words")
     assert bare.content == audio
 
 

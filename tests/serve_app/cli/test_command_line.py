@@ -90,15 +90,15 @@ def test_serve_refuses_a_mistyped_model_at_once() -> None:
 def test_serve_refuses_a_missing_gpu_at_once(tmp_path: Path) -> None:
     file = tmp_path / "talkray.yaml"
     file.write_text("talker_pool: {num_gpus: 99}", encoding="utf-8")
-    assert "the pools ask for 99" in refused("--config", str(file), "--model", "embedded")
+    assert "the pools need 99" in refused("--config", str(file), "--model", "embedded")
 
 
 def test_serve_refuses_a_full_disk_by_folder_and_size() -> None:
     """/proc has room for nothing, and everybody may know."""
     said = refused("--model", "embedded", TALKRAY_CACHE="/proc/talkray", RAY_TMPDIR="/proc")
     assert said.splitlines() == [
-        "talkray: disk: 0 MiB free in /proc/talkray, the embedded voice needs 35 MiB: make room, or set TALKRAY_CACHE",
-        "disk: 0 MiB free in /proc, Ray needs 256 MiB: make room, or set RAY_TMPDIR",
+        "talkray: disk: 0 MiB free in /proc/talkray; the embedded voice needs 35 MiB: free space, or set TALKRAY_CACHE",
+        "disk: 0 MiB free in /proc; Ray needs 256 MiB: free space, or set RAY_TMPDIR",
     ]
 
 
@@ -112,7 +112,7 @@ def test_say_refuses_what_serve_refuses(tmp_path: Path) -> None:
 def test_doctor_downloads_nothing(hub: ThreadingHTTPServer, tmp_path: Path) -> None:
     done = talkray("doctor", "--model", "0.6B-Base", **variables(hub, tmp_path))
     [line] = [line for line in done.stdout.splitlines() if " weights " in line]
-    assert line == f"ok    weights      {NAME}: the start downloads it to {tmp_path / 'hf' / 'hub'}"
+    assert line == f"ok    weights      {NAME}, downloaded at start to {tmp_path / 'hf' / 'hub'}"
     assert Hub.asked == [f"/api/models/{NAME}"]
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 

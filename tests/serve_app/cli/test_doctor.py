@@ -56,10 +56,10 @@ def test_a_line_says_whether_and_what() -> None:
 
 
 @pytest.mark.parametrize(("file", "problem"), [
-    ("deployments/__init__.py", "hides our package deployments: start in another folder"),
-    ("serve_app/__init__.py", "hides our package serve_app: start in another folder"),
-    ("loadtest.py", "hides our package loadtest: start in another folder"),
-    ("theirs-1.dist-info/top_level.txt", "theirs has a package loadtest, as Talkray has: use an environment for each"),
+    ("deployments/__init__.py", "hides the package deployments: start in another folder"),
+    ("serve_app/__init__.py", "hides the package serve_app: start in another folder"),
+    ("loadtest.py", "hides the package loadtest: start in another folder"),
+    ("theirs-1.dist-info/top_level.txt", "theirs also has a package loadtest: install Talkray in another environment"),
     ("deployments/values.yaml", None),  # a folder without __init__.py hides nothing
     ("loadtests/__init__.py", None),
 ])  # fmt: skip
@@ -95,7 +95,7 @@ def test_more_gpus_than_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "count_gpus", lambda: 1)
     assert findings(ON_GPU)["GPU"].ok
     config = ON_GPU.model_copy(update={"codec_pool": PoolConfig(num_gpus=1)})
-    assert findings(config)["GPU"].text == "1 here, but the pools ask for 2: another --config or --model"
+    assert findings(config)["GPU"].text == "1 found, but the pools need 2: choose another --config or --model"
 
 
 def test_a_voice_that_is_there_needs_no_room(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_a_voice_that_is_there_needs_no_room(monkeypatch: pytest.MonkeyPatch, tm
 
 def test_weights_that_are_not_there() -> None:
     missing = findings(AppConfig(model="./nowhere"))["weights"]
-    assert missing == Finding("weights", "there is no checkpoint directory nowhere", ok=False)
+    assert missing == Finding("weights", "checkpoint directory nowhere does not exist", ok=False)
 
 
 def test_a_taken_port() -> None:
@@ -161,14 +161,14 @@ def test_the_precision_of_a_running_server() -> None:
     with server(lines + precision("c", "codec", "bfloat16")) as port:
         assert findings(port=port)["codec"] == Finding("codec", "codec bfloat16, talker float16")
     finding = findings()["codec"]  # there is no server
-    assert (finding.ok, "a start chooses" in finding.text) == (True, True)
+    assert (finding.ok, "is chosen at start" in finding.text) == (True, True)
 
 
 def test_a_port_that_talkray_itself_holds_is_no_failure() -> None:
     with server("") as port:
         finding = findings(port=port)["port"]
         assert finding.ok
-        assert f"Talkray runs here: http://127.0.0.1:{port}" in finding.text
+        assert f"Talkray is running at http://127.0.0.1:{port}" in finding.text
         with pytest.raises(StartError, match="choose another --port"):
             check_port(Address("127.0.0.1", port))
     with server("", about='{"info": {"title": "Something else"}}') as port:
@@ -177,9 +177,9 @@ def test_a_port_that_talkray_itself_holds_is_no_failure() -> None:
 
 def test_a_server_that_says_no_precision(monkeypatch: pytest.MonkeyPatch) -> None:
     with server("something_else 1.0") as port:
-        assert "names no precision yet" in findings(port=port)["codec"].text
+        assert "does not report the precision yet" in findings(port=port)["codec"].text
     with server("", about="no documentation") as port:
-        assert "no Talkray runs" in findings(port=port)["codec"].text
+        assert "Talkray is not running" in findings(port=port)["codec"].text
     with server(precision("a", "codec", "float32"), key="mine") as port:
         assert "401" in (text := findings(port=port)["codec"].text)
         assert "TALKRAY_API_KEY" in text
@@ -275,7 +275,7 @@ def test_cpus_decode_what_does_not_fit(nvidia_smi: Callable[..., None], monkeypa
     AppConfig.model_validate(chosen.model_dump())
     [finding] = predicted(inline, follows_card=True)
     assert finding.ok
-    assert "for weights, while CPUs make the audio" in finding.text
+    assert "for weights, with the codec on CPUs" in finding.text
 
 
 @pytest.mark.usefixtures("in_process")
@@ -293,7 +293,7 @@ def test_a_model_that_fits_in_no_settings_is_no_start(nvidia_smi: Callable[..., 
     [
         ({"capability": "6.1"}, (13, 0), "compute capability 6.1 (Pascal)"),
         ({"driver": "550.54"}, (13, 0), "driver 550.54 of NVIDIA Small is too old for CUDA 13.0"),
-        ({}, None, "torch is one for CPUs"),
+        ({}, None, "torch is a CPU build"),
     ],
 )
 def test_a_gpu_that_cannot_serve(
@@ -331,5 +331,5 @@ def test_models_that_share_a_gpu_are_added_up(nvidia_smi: Callable[..., None], f
     one, two, both = predicted(AppConfig.model_validate({"models": models}))
     assert (one.ok, two.ok, both.ok) == (True, True, ok)
     assert one.text.startswith("one: of 6.0 GiB")
-    assert both.text.startswith("the models that share a GPU take")
-    assert ("a GPU more" in both.text) is not ok
+    assert both.text.startswith("the models that share a GPU need")
+    assert ("add a GPU" in both.text) is not ok

@@ -38,11 +38,11 @@ def test_the_way_of_a_download_is_told(hub: Hub, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("failure", "says"),
     [
-        ({"corrupt": {WEIGHTS}}, f"{WEIGHTS} of {NAME} did not arrive as the hub has it: its sha256 is "),
+        ({"corrupt": {WEIGHTS}}, f"{WEIGHTS} of {NAME} is corrupt: its sha256 is "),
         ({"refuses": 403}, f"weights: {NAME} is not in the cache "),
         (
             {"repositories": {NAME: files(**{"config.json": b'{"model_type": "llama"}'})}},
-            f"{NAME} is a checkpoint of another family: config.json says model_type 'llama'",
+            f"{NAME} is a checkpoint of another family: config.json has model_type 'llama'",
         ),
     ],
 )

@@ -259,8 +259,8 @@ def test_what_serve_prints_of_a_request(monkeypatch: pytest.MonkeyPatch, options
     assert "--json" not in options or lines == [shown]
     told = result.stderr if "--json" in options else result.stdout
     assert "ready: open http://127.0.0.1:1 in a browser" in told
-    assert "This is the demo voice" in told
-    assert "Ctrl-C stops." in told
+    assert "This is the small English demo voice" in told
+    assert "Press Ctrl-C to stop." in told
 
 
 def test_settings_of_no_file_follow_the_card(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -280,7 +280,7 @@ def test_settings_of_no_file_follow_the_card(monkeypatch: pytest.MonkeyPatch, tm
     for options in ([], ["--config", str(tmp_path / "own.yaml")]):
         result = RUNNER.invoke(cli, ["serve", "--model", "embedded", "--port", str(free_port()), *options])
         assert result.exit_code == 0, result.output
-        assert ("this GPU carries 5 rows of 4096 positions" in result.stdout) is (not options)
+        assert ("this GPU fits 5 rows of 4096 positions" in result.stdout) is (not options)
     assert [config.talker.max_num_seqs for config in started] == [5, 7]
 
 

@@ -108,7 +108,7 @@ def test_no_server_says_how_to_start_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("path", "file", "content", "said"),
     [
-        ("elsewhere", "x.wav", b"", "does not answer as a Talkray server"),
+        ("elsewhere", "x.wav", b"", "does not respond like a Talkray server"),
         ("", "missing/x.wav", wav_of(0.5), r"missing/x\.wav cannot be written: No such file or directory"),
         ("", "x.wav", b"<html>", "is not wav"),
     ],
@@ -193,14 +193,14 @@ def test_unnamed_speech_overwrites_nothing(server: Server, tmp_path: Path, monke
 def test_of_a_refusal_no_player_hears(server: Server, only_player: Path) -> None:
     server.status, server.content = 401, b'{"error": {"message": "An API key is required."}}'
     write_program(only_player, "raise SystemExit(3)")
-    remedy = "Put its key into TALKRAY_API_KEY, or name another server with --url."
+    remedy = "Set TALKRAY_API_KEY to an API key, or select another server with --url."
     said = f"{server.url.rstrip('/')}: HTTP 401: An API key is required. {remedy}"
     with pytest.raises(RefusedError, match=f"^{re.escape(said)}$"):
         play_speech(server.url, SayRequest("hi"))
 
 
 def test_without_a_player_nobody_is_asked(server: Server, only_player: Path) -> None:
-    with pytest.raises(RefusedError, match="install one of aplay, ffplay, mpv, play"):
+    with pytest.raises(RefusedError, match="Install one of aplay, ffplay, mpv, play"):
         play_speech(server.url, SayRequest("hi"))
     assert server.asked == []
 
@@ -262,7 +262,7 @@ def test_a_keyed_server_alone_is_found_and_the_refusal_says_what_to_do(
     with announced(server.url, keyed=True):
         found = find_server()
     assert found == server.url
-    with pytest.raises(RefusedError, match=r"A key is needed\. Put its key into TALKRAY_API_KEY, .*--url"):
+    with pytest.raises(RefusedError, match=r"A key is needed\. Set TALKRAY_API_KEY to an API key, .*--url"):
         write_speech(found, SayRequest("hi"), tmp_path / "x.wav")
 
 

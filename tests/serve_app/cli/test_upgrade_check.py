@@ -82,7 +82,7 @@ def test_a_size_replaces_nobody(ask: Any, name: str, setting: str, value: object
     new = changed(name, setting, value)
     [change] = ask(new)
     assert (change.setting, change.replaces) == (f"{name}: {setting}", "")
-    assert f"{name} alone" in change.line()
+    assert f"only {name}" in change.line()
     assert code_version(new) == code_version(production())
 
 
@@ -148,8 +148,7 @@ def test_the_proxy_is_changed_by_nothing_but_a_start(ask: Any) -> None:
     new["http_options"]["port"] = 9000
     [change] = ask(new)
     assert change.line() == (
-        "http_options.port: 8000 -> 9000\n"
-        "    replaces no replica, and `serve deploy` does not change it: end Serve and start it again"
+        "http_options.port: 8000 -> 9000\n    replaces no replicas, but `serve deploy` does not apply it: restart Serve"
     )
 
 
@@ -173,4 +172,4 @@ def test_talkers_that_lose_their_decoder_are_warned_of(ask: Any, placement: str,
     args.setdefault("codec", {})["placement"] = placement
     args.setdefault("talker_pool", {})["num_gpus"] = num_gpus
     told = [change.line() for change in ask(new) if change.setting == "args.codec.placement"]
-    assert [("loaded no codec decoder" in line) for line in told] == [warns]
+    assert [("without a codec decoder" in line) for line in told] == [warns]

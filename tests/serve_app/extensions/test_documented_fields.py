@@ -187,7 +187,7 @@ async def test_a_style_that_the_model_does_not_follow_is_named(server: Server, d
     for name in described.style:
         for place in (place for place in described.places if name in place.fields):
             got = await server.outcome(placed(described, place, {name: "Softly."}))
-            assert got.ignored == {reported(place, name): "the loaded voice follows none"}
+            assert got.ignored == {reported(place, name): "the loaded model does not follow instructions"}
 
 
 @pytest.mark.parametrize("dialect", LANGUAGES)
@@ -206,12 +206,12 @@ async def test_a_language_that_the_voice_has_not_learnt_is_named(server: Server,
     place = next(place for place in described.places if name in place.fields)
     got = await server.outcome(placed(described, place, {name: "es-MX"}))
     if dialect in ("OpenAI", "nari"):  # strict
-        assert f"{name}: 'es-MX' is none of the loaded voice's" in got.refusal
+        assert f"{name}: 'es-MX' is not supported" in got.refusal
     else:
-        reason = "not of the loaded voice, which speaks chinese, english, german: tried as auto"
+        reason = "not supported by the loaded voice, which speaks chinese, english, german: used auto"
         assert got.ignored == {reported(place, name): reason}
 
 
 async def test_the_regions_of_kokoros_codes_are_named_by_kokoros_name(server: Server) -> None:
     got = await server.outcome(placed(DOCUMENTED["OpenAI"], DOCUMENTED["OpenAI"].places[0], {"lang_code": "b"}))
-    assert got.ignored == {"lang_code": "spoken as english: regions and scripts are not told apart"}
+    assert got.ignored == {"lang_code": "spoken as english: regions and scripts are ignored"}

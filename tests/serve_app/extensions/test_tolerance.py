@@ -73,7 +73,7 @@ async def test_a_socket_without_a_voice_is_spoken_by_the_default_one(row: Socket
 
 @pytest.mark.parametrize(
     ("info", "param", "what"),
-    [(BASE, "ref_audio", "a stored voice in voice"), (VOICE_DESIGN, "instructions", "designs")],
+    [(BASE, "ref_audio", "set voice to a stored voice"), (VOICE_DESIGN, "instructions", "creates the voice")],
 )
 async def test_a_model_that_cannot_choose_says_what_to_send(info: Any, param: str, what: str) -> None:
     for path, body in ((SPEECH, {"input": "Hello"}), ("/tts/bytes", {"transcript": "Hello"})):

@@ -51,4 +51,4 @@ async def test_the_default_voice_may_have_a_name_in_any_script(tmp_path: Path, d
         await store(client, "声音")
         answer = await client.post(path, json=body)
     assert answer.status_code == 200
-    assert "no such voice here, ?? speaks" in answer.headers["x-ignored"]
+    assert "unknown voice, used ??" in answer.headers["x-ignored"]

@@ -118,7 +118,7 @@ def test_metadata_that_is_away_is_said_once(caplog: pytest.LogCaptureFixture, mo
     monkeypatch.setattr(notices, "time", SimpleNamespace(sleep=enough, monotonic=time.monotonic))  # other threads sleep
     with pytest.raises(Ended):
         watch(Aws("http://127.0.0.1:1"), lambda notice: None)
-    assert caplog.text.count("no notice can come") == 1
+    assert caplog.text.count("notices cannot be read") == 1
 
 
 @pytest.mark.parametrize(("arguments", "watched"), [
@@ -153,5 +153,5 @@ def test_the_raylet_names_node_and_control_store(tmp_path: Path) -> None:
 
 
 def test_without_a_raylet_it_says_where_to_run(tmp_path: Path) -> None:
-    with pytest.raises(NotDrained, match="beside `ray start`"):
+    with pytest.raises(NotDrained, match="next to `ray start`"):
         raylet_options(tmp_path)

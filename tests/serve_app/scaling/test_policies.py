@@ -235,10 +235,10 @@ def test_a_pool_that_starts_empty_stays_empty_until_somebody_speaks() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"min_replicas": 3, "max_replicas": 2}, "min_replicas <= max_replicas"),
-        ({"max_replicas": 0, "min_replicas": 0}, "1 <= max_replicas"),
-        ({"scale_down_window_s": -1}, "scale_down_window_s is negative"),
-        ({"target_use": -0.1}, "target_use is negative"),
+        ({"min_replicas": 3, "max_replicas": 2}, "min_replicas must be 0 to max_replicas"),
+        ({"max_replicas": 0, "min_replicas": 0}, "max_replicas at least 1"),
+        ({"scale_down_window_s": -1}, "scale_down_window_s must not be negative"),
+        ({"target_use": -0.1}, "target_use must not be negative"),
     ],
 )
 @pytest.mark.parametrize("kind", [TalkerScaling, CodecScaling])

@@ -115,7 +115,7 @@ async def test_a_model_whose_start_failed_is_refused_at_once_and_says_why(server
     server.states["design"] = ModelState(ModelStatus.FAILED, "too little GPU memory", ready_in_s=20.0)
     refused = await server.speak(instructions="Calm.")
     assert refused.status_code == 503
-    assert "its start failed, /v1/models says why" in refused.json()["error"]["message"]
+    assert "its start failed, see /v1/models for the reason" in refused.json()["error"]["message"]
     assert server.asked["design"] == 0
     models = (await server.http.get("/v1/models")).json()["data"]
     [design] = [each for each in models if each["id"] == "design"]
@@ -198,7 +198,7 @@ BEGUN = Start(100.0, "compiling", usual_s=20.0)
         (BEGUN.ended(112.0), 0, False, ModelState(ModelStatus.AT_ZERO, ready_in_s=12.0)),
         (BEGUN, 1, False, ModelState(ModelStatus.LOADING, "compiling", 50, 10.0)),
         (replace(BEGUN, began_s=1.0), 1, False, ModelState(ModelStatus.LOADING, "compiling", 99, 1.0)),
-        (None, 1, False, ModelState(ModelStatus.LOADING, "waiting for a place", 0, 25.0)),
+        (None, 1, False, ModelState(ModelStatus.LOADING, "waiting for resources", 0, 25.0)),
         (BEGUN.ended(104.0, failed="no memory"), 1, False, ModelState(ModelStatus.FAILED, "no memory", None, 20.0)),
         (BEGUN.ended(112.0).next(110.0), 1, False, ModelState(ModelStatus.LOADING, "starting", 0, 12.0)),
     ],

@@ -80,7 +80,7 @@ async def test_a_line_that_moves_too_slowly_takes_nobody(clock: Clock) -> None:
     await line.join()  # a first audio may take a second as long as none is known
     clock.now_s += 1.5
     line.hear()
-    with pytest.raises(Overloaded, match="being spoken: 0, waiting for their first audio: 2"):
+    with pytest.raises(Overloaded, match="active streams: 0, waiting for first audio: 2"):
         await line.speak()
     await line.finish()
     assert await line.speak()

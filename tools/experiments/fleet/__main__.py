@@ -32,7 +32,7 @@ def main() -> None:
         print(
             f"curl {doors[-1]}/v1/audio/speech -H 'Authorization: Bearer {made.key}' {header} -d '{_BODY}' -o hello.mp3"
         )
-        print("Ctrl-C stops.", flush=True)
+        print("Press Ctrl-C to stop.", flush=True)
         try:
             signal.pause()
         except KeyboardInterrupt:

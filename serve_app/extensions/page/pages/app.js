@@ -1,4 +1,4 @@
-// The page: its tabs, and what model and voices the server has.
+// Tabs of the page, and the models and voices of the server.
 
 import { startChat } from "./chat.js";
 import { startConverse } from "./converse.js";
@@ -47,7 +47,7 @@ function tell(text, bad = false) {
   at("about").classList.toggle("bad", bad);
 }
 
-// Asks until there is a model; then shows what it can.
+// Polls until a model is ready, and then shows its features.
 async function look() {
   const mine = ++looking;
   for (;;) {
@@ -117,7 +117,7 @@ function showChoices(voices, kinds) {
   }
 }
 
-// The first click or key may start what plays, which takes a moment.
+// Starts the audio context on the first click or key press, because the start takes a moment.
 for (const kind of ["pointerdown", "keydown"]) document.addEventListener(kind, () => wake(), { once: true, capture: true });
 startKey(look);
 startSpeak();

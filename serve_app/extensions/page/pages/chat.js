@@ -1,4 +1,4 @@
-// A spoken chat with an OpenAI-compatible endpoint of the user's own. Its key goes there from here, and nowhere else.
+// Spoken chat with the user's own OpenAI-compatible endpoint. The page sends the endpoint's key only to the endpoint.
 
 import { at, kept, make, show } from "./dom.js";
 import { LiveSpeech } from "./livespeech.js";
@@ -16,7 +16,7 @@ function say(who, text) {
 
 const trouble = (text) => say("bad", text).classList.add("bad");
 
-// The page may ask its own server only, and one more origin that its address names: the policy that came with it says so.
+// The content security policy allows requests to this server, and to one origin in the query of the page's URL.
 function isAllowed(origin) {
   return origin === location.origin || new URLSearchParams(location.search).get("chat") === origin;
 }
@@ -34,7 +34,7 @@ function useEndpoint() {
   const to = new URL(location.href);
   to.searchParams.set("chat", origin);
   to.hash = "converse";
-  location.assign(to); // the new page's policy allows that origin
+  location.assign(to); // the policy of the new page allows this origin
 }
 
 async function send() {
@@ -83,7 +83,7 @@ function tell({ line, soundMs }) {
   show("live-state", `First sound ${Math.round(soundMs)} ms after your message.`);
 }
 
-// What the chat knows of its own turn is what was heard of it.
+// Keeps only the heard part of an interrupted answer in the conversation.
 function heard(spoken) {
   const cut = interrupted;
   interrupted = null;

@@ -1,4 +1,4 @@
-// The second tab: text that is spoken while a person, or a demo, types it.
+// Second tab: speaks text while the user, or a demo, types.
 
 import { at, figures, make, ms, show } from "./dom.js";
 import { interruptChat } from "./chat.js";
@@ -51,7 +51,7 @@ function endTurn() {
   sent = 0;
 }
 
-// What is complete of the text: up to the last space.
+// Returns the complete words: the text up to the last space.
 function typed() {
   const text = at("live").value;
   sent = Math.min(sent, text.length);

@@ -1,8 +1,8 @@
-// Elements, and the small things that every part of the page does with them.
+// Elements, and helper functions for all parts of the page.
 
 export const at = (id) => document.getElementById(id);
 
-// An element with its properties, `on...` listeners among them, and what is inside it.
+// Creates an element with properties, including `on...` listeners, and children.
 export function make(tag, properties = {}, ...inside) {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(properties)) {
@@ -13,13 +13,13 @@ export function make(tag, properties = {}, ...inside) {
   return element;
 }
 
-// The state line of a part. An error is shown as one.
+// Sets the text of a state line. `bad` styles the text as an error.
 export function show(id, text, bad = false) {
   at(id).textContent = text;
   at(id).classList.toggle("bad", bad);
 }
 
-// Figures with their names: [name, value, unit, is the main one].
+// Shows figures, given as rows of [name, value, unit, is the main figure].
 export function figures(id, rows) {
   at(id).replaceChildren(...rows.map(([name, value, unit, main]) => make(
     "div", { className: main ? "main" : "" },
@@ -39,19 +39,19 @@ const store = (place) => ({
     try {
       if (value === null) place().removeItem("talkray." + name);
       else place().setItem("talkray." + name, JSON.stringify(value));
-    } catch { /* private windows may keep nothing */ }
+    } catch { /* private windows may not have storage */ }
   },
 });
 
-export const kept = store(() => localStorage); // for the next visit
-const typed = store(() => sessionStorage); // of this tab
+export const kept = store(() => localStorage); // kept for the next visit
+const typed = store(() => sessionStorage); // kept for this tab
 
-// Text, numbers and sliders survive a reload.
+// Keeps text, numbers and sliders across reloads.
 export function keepTyped() {
   const all = document.querySelectorAll("textarea, input:not([type=password], [type=file], [type=checkbox])");
   for (const each of all) {
     each.value = typed.read(each.id) ?? each.value;
-    if (each.type === "range") each.dispatchEvent(new Event("input")); // its label follows
+    if (each.type === "range") each.dispatchEvent(new Event("input")); // updates the label
   }
   addEventListener("pagehide", () => { for (const each of all) typed.write(each.id, each.value); });
 }
@@ -73,7 +73,7 @@ export function saveFile(blob, name) {
   setTimeout(() => URL.revokeObjectURL(link.href), 60000);
 }
 
-// A canvas as sharp as the screen: its context, width and height in CSS pixels.
+// Scales a canvas to the resolution of the screen. Returns its context, and width and height in CSS pixels.
 export function sheet(canvas) {
   const { width, height } = canvas.getBoundingClientRect();
   const scale = devicePixelRatio || 1;

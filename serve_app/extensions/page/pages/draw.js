@@ -1,8 +1,8 @@
-// Drawings: the waveform, chunks against what was played, and first audio over time.
+// Draws the waveform, the timeline of received and played audio, and the time to first audio.
 
 import { color, sheet } from "./dom.js";
 
-// Peaks of `samples`; what was played of them is darker. `whole` is how many there will be, as far as is known.
+// Draws the peaks of `samples`, with the played part in a darker color. `wholeS` is the expected length in seconds.
 export function drawWave(canvas, samples, rate, { playedS = 0, wholeS = 0 } = {}) {
   const { paint, width, height } = sheet(canvas);
   const bars = Math.floor(width / 3), each = Math.max(1, Math.ceil(Math.max(samples.length, wholeS * rate) / bars));
@@ -15,10 +15,10 @@ export function drawWave(canvas, samples, rate, { playedS = 0, wholeS = 0 } = {}
     paint.fillStyle = (bar + 0.5) * each <= playedS * rate ? said : still;
     paint.fillRect(bar * 3, (height - tall) / 2, 2, tall);
   }
-  return (bars * each) / rate; // seconds that the whole width stands for
+  return (bars * each) / rate; // duration of the full width in seconds
 }
 
-const LEFT = 46; // room for the labels of the y axis
+const LEFT = 46; // space for the labels of the y axis
 const STEPS = [0.1, 0.25, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600];
 const stepFor = (most, many) => STEPS.find((size) => most / size <= many) ?? 10 ** Math.ceil(Math.log10(most / many));
 
@@ -33,7 +33,7 @@ function axis(paint, width, height, mostS, mark, every = stepFor(mostS, 8)) {
   }
 }
 
-// Labels and lines at `y(value)`, up to `most`.
+// Draws labels and lines at `y(value)`, up to `most`.
 function yAxis(paint, width, most, y, unit) {
   const every = stepFor(most, 4);
   for (let value = 0; value <= most; value += every) {
@@ -44,8 +44,8 @@ function yAxis(paint, width, most, y, unit) {
 
 const AUDIO_ROW = 34;
 
-// Each chunk as it came, wide as its audio is long; below, when what was played; red where the player had run dry.
-// `came`: [at, audio], in seconds; `played`: [from, to]; `dry`: times. All count from the key press.
+// Draws the received audio as steps, the played audio below, and underruns in red. All times are in seconds since the
+// key press: `came` lists [arrival, duration of the chunk], `played` lists [from, to], and `dry` lists underruns.
 export function drawStrip(canvas, came, played, dry) {
   const { paint, width, height } = sheet(canvas);
   const total = came.reduce((sum, [, audio]) => sum + audio, 0);
@@ -57,7 +57,7 @@ export function drawStrip(canvas, came, played, dry) {
   const top = 8, base = height - 24 - AUDIO_ROW / 2 - 4;
   const y = (audio) => base - (audio / Math.max(0.1, total)) * (base - top);
   yAxis(paint, width, total, y, "s");
-  paint.fillStyle = color("tint"); // the audio that had come, as steps
+  paint.fillStyle = color("tint"); // received audio, one step per chunk
   paint.beginPath();
   paint.moveTo(x(came[0]?.[0] ?? 0), base);
   for (const [at, audio] of came) { paint.lineTo(x(at), y(sum)); sum += audio; paint.lineTo(x(at), y(sum)); }
@@ -65,7 +65,7 @@ export function drawStrip(canvas, came, played, dry) {
   sum = 0;
   paint.fillStyle = color("accent");
   for (const [at, audio] of came) { sum += audio; paint.fillRect(x(at) - 1, y(sum), 2.5, Math.max(3, y(sum - audio) - y(sum))); }
-  paint.strokeStyle = color("good"); // what was played of it by then
+  paint.strokeStyle = color("good"); // played audio
   paint.lineWidth = 2;
   let heard = 0;
   paint.beginPath();
@@ -77,7 +77,7 @@ export function drawStrip(canvas, came, played, dry) {
   for (const at of dry) paint.fillRect(x(at) - 1, top, 3, base + 6);
 }
 
-// The median and the slow end of each 15 seconds.
+// Draws the median and the p95 of each 15 seconds.
 export function drawTrend(canvas, slices) {
   const { paint, width, height } = sheet(canvas);
   const most = 1.15 * Math.max(10, ...slices.map((slice) => slice.first_audio_ms.p95 ?? 0));

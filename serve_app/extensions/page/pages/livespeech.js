@@ -1,4 +1,4 @@
-// Speech of text that is still being written, over the socket `/v2/speak`: one turn after the other, until interrupted.
+// Speaks text while it is written, in turns over the WebSocket `/v2/speak`.
 
 import { openPlayer, Samples, wake } from "./player.js";
 import { socket } from "./server.js";
@@ -6,7 +6,7 @@ import { socket } from "./server.js";
 const RATE = 24000;
 
 export class LiveSpeech {
-  // `on` may have sound(delayMs), interrupted({spoken, remaining}), ended(), failed(message), noted(message).
+  // Optional callbacks in `on`: sound(delayMs), interrupted({spoken, remaining}), ended(), failed(message), noted(message).
   constructor(voice, on) {
     Object.assign(this, { on, baseS: 0, isDropping: false, isActive: false, lastKeyAt: 0, waiting: [] });
     wake(RATE);
@@ -49,7 +49,7 @@ export class LiveSpeech {
 
   flush() { if (this.isActive) this.send({ type: "Flush" }); }
 
-  // Silent at once; what was heard comes with interrupted().
+  // Stops the sound immediately. The heard text follows in interrupted().
   interrupt() {
     if (!this.isActive || this.isDropping) return;
     const playedS = this.player?.playedS ?? 0;

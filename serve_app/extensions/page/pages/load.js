@@ -1,4 +1,4 @@
-// A load test from this browser: the same text several times in parallel over WebSockets, of which it may open many.
+// Load test from this browser. It speaks the same text several times in parallel, over one WebSocket each.
 
 import { at, make, ms, show } from "./dom.js";
 import { socket } from "./server.js";
@@ -7,7 +7,7 @@ import { fields } from "./speak.js";
 const MOST = 16, PAUSE_MS = 250, BOUND_MS = 60000;
 let sockets = [], isStopped = true;
 
-// One utterance as a player without a buffer would have heard it: {firstMs, pauseMs}, or {refused}, or {failed}.
+// Measures an utterance for a player without a buffer. Returns {firstMs, pauseMs}, {refused} or {failed}.
 async function speakOnce() {
   const opened = await socket("v1/audio/speech/ws"), began = performance.now();
   return new Promise((done) => {

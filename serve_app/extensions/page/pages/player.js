@@ -1,12 +1,13 @@
-// A player of samples that still come. It has an AudioWorklet where the page is secure, and buffer sources elsewhere.
+// Player of streamed samples. It uses an AudioWorklet on a secure page, and buffer sources elsewhere.
 
 import { at } from "./dom.js";
 
 let context = null, loading = null;
 
-const bufferS = () => (at("playback").value === "immediate" ? 0 : 0.1); // to have before playback starts
+const bufferS = () => (at("playback").value === "immediate" ? 0 : 0.1); // audio to buffer before playback starts
 
-// Must first be called in a click or a key press: browsers let no page sound before. Without a `rate`: any.
+// Resumes the audio context. The first call must be in a click or key press, because browsers otherwise block sound.
+// Without a `rate`, keep the current rate.
 export function wake(rate = context?.sampleRate ?? 24000) {
   if (context?.sampleRate !== rate) {
     context?.close();
@@ -17,7 +18,7 @@ export function wake(rate = context?.sampleRate ?? 24000) {
   return context;
 }
 
-// Resolves once the clock of the sound has stood still for `forMs`: without a loudspeaker some browsers play nothing.
+// Resolves when the audio clock has stopped for `forMs`. The clock stops in some browsers without an audio output.
 export async function stoodStill(forMs, signal) {
   for (let last = -1; !signal.aborted && context.currentTime !== last;) {
     last = context.currentTime;
@@ -27,7 +28,7 @@ export async function stoodStill(forMs, signal) {
 
 export const isSmooth = () => Boolean(context?.audioWorklet);
 
-// `on` may have begun(), heard(), dry(), ended(), each called when it is so.
+// Optional callbacks in `on`: begun(), heard(), dry(), ended().
 export async function openPlayer(rate, on = {}) {
   wake(rate);
   await loading;
@@ -68,7 +69,7 @@ class WorkletPlayer extends Player {
 
   end() { this.isOver = true; this.node.port.postMessage({ over: true }); }
 
-  // Seconds that have left the player, those on their way to the loudspeaker among them.
+  // Seconds of played audio, including audio on the way to the loudspeaker.
   get playedS() {
     const since = this.toldAt === null ? 0 : Math.min(0.1, (performance.now() - this.toldAt) / 1000);
     return this.samples / context.sampleRate + since;
@@ -128,7 +129,7 @@ class SourcePlayer extends Player {
   }
 }
 
-// Bytes of s16le as they come over a network, where a sample may be cut in two, as samples of -1 to 1.
+// Converts s16le bytes to samples from -1 to 1. The network may split a sample between two calls.
 export class Samples {
   constructor() { this.odd = new Uint8Array(0); }
 

@@ -1,4 +1,4 @@
-// A recording to clone: a file, or the microphone, which browsers give to secure pages only.
+// Gets a recording to clone from a file or the microphone. Browsers allow the microphone only on secure pages.
 
 import { at } from "./dom.js";
 

@@ -1,8 +1,8 @@
-// Requests to this server: with the key, and with refusals that say when to come again.
+// Sends requests with the API key to this server. Refused requests say when to retry.
 
 import { at, kept, show } from "./dom.js";
 
-const url = (path) => new URL(path, document.baseURI); // also under a path prefix
+const url = (path) => new URL(path, document.baseURI); // supports a path prefix
 
 export const address = () => url("./").href.replace(/\/$/, "");
 
@@ -36,7 +36,7 @@ export function startKey(changed) {
   at("key").addEventListener("change", () => { keep(); at("with-key").open = !key(); changed(); });
 }
 
-// The answer, if it is a good one; else Refused. `json` is a body.
+// Returns a successful response, or throws Refused. `json` is the body of the request.
 export async function ask(path, { json, headers = {}, ...options } = {}) {
   const sent = { ...headers };
   if (key()) sent.Authorization = "Bearer " + key();
@@ -69,7 +69,7 @@ async function refusal(answer) {
 
 let token = {};
 
-// What a socket sends in place of the key: a token for the next minutes, or the key itself if the server issues none.
+// Returns the credential for a socket: a token that is valid for some minutes, or the key if the server issues no tokens.
 async function credential() {
   if (token.of === key() && Date.now() < token.untilMs) return token.value;
   const read = async () => (await ask("v1/tokens", { json: { purpose: "socket" } })).json();
@@ -87,7 +87,7 @@ export async function socket(path) {
   return opened;
 }
 
-// Counts down in the state line `id`, then goes on; ends early, without an error, when `signal` says so.
+// Counts down in the state line `id` until the next retry. Returns early, without an error, if `signal` aborts.
 export async function countDown(id, error, signal) {
   for (let left = Math.ceil(error.retryMs / 1000); left > 0 && !signal.aborted; left--) {
     const told = error.message.replace(/ ?Try again in \d+ s\./, "");

@@ -1,4 +1,4 @@
-// The first tab: a text, a voice, and everything that can be seen of one utterance.
+// First tab: speaks a text with a voice, and shows the details of the utterance.
 
 import { at, figures, kept, make, ms, saveFile, seconds, show } from "./dom.js";
 import { drawStrip, drawWave } from "./draw.js";
@@ -7,7 +7,7 @@ import { ask, countDown, key } from "./server.js";
 import { Speech } from "./speech.js";
 
 const OPTIONS = { language: "language", seed: "seed", temperature: "temperature", markup: "markup", normalization: "text_normalization", any: "any_language" };
-const REMEDY = /"(any_language|markup)": "?(\w+)"?/; // as the server's errors name it
+const REMEDY = /"(any_language|markup)": "?(\w+)"?/; // option named in an error of the server
 const MOST_KEPT = 12;
 const EXAMPLES = [
   ["Your order 4711 ships on May 3rd at 5:30 p.m. The total is $1,249.50, including 19 % tax."],
@@ -18,10 +18,10 @@ const EXAMPLES = [
     + "the masts in the harbor. They were all there."],
 ];
 const past = [];
-let now = null; // the Speech that is shown
+let now = null; // the displayed Speech
 let isBusy = false, isPlaying = false, shownS = 1;
 
-// The fields of the request as the form has them, without what is left alone.
+// Returns the fields of the request from the form, without unchanged options.
 export function fields() {
   const sent = { model: at("model").value || "qwen3-tts", input: at("text").value };
   if (at("voice").value && !at("voice-field").hidden) sent.voice = at("voice").value;
@@ -37,7 +37,7 @@ export function fields() {
 export async function speak(more = {}) {
   stop();
   const asked = { ...fields(), ...more };
-  asked.seed ??= Math.floor(Math.random() * 2 ** 31); // so that another format can be made of the same speech
+  asked.seed ??= Math.floor(Math.random() * 2 ** 31); // so `save` can request the same speech in another format
   const mine = now = new Speech(asked, performance.now());
   busy(true);
   noEffect([]);
@@ -75,14 +75,14 @@ export function stop() {
   at("replay").textContent = "Play again";
 }
 
-// The state line, without what the last error left.
+// Sets the state line, and clears the marks of the last error.
 function accept(text) {
   show("speak-state", text);
   at("anyway").hidden = true;
   for (const each of document.querySelectorAll("#speak [aria-invalid]")) each.removeAttribute("aria-invalid");
 }
 
-// The error once, its field marked, and a way out where the server names one.
+// Shows an error, marks its field, and offers the option that the server suggests.
 function refuse(error, more = "") {
   accept("");
   show("speak-state", `${error.message}${more}`, true);
@@ -123,7 +123,7 @@ function reveal(speech) {
   frame();
 }
 
-// `letters`, which begin at `from` in the text; those in `ranges` are struck out.
+// Strikes out the `letters` in `ranges`. The first letter is at position `from` of the text.
 function struck(letters, from, ranges) {
   const parts = [];
   for (const [index, letter] of letters.entries()) {
@@ -139,7 +139,7 @@ async function strike(speech) {
     const { sent, unspoken } = await (await ask("v1/audio/text", { json: speech.fields })).json();
     speech.unspoken = sent === speech.fields.input ? unspoken : [];
     if (now === speech) reveal(speech);
-  } catch { /* the text stays as it is */ }
+  } catch { /* keep the text unmarked */ }
 }
 
 function split(speech) {
@@ -170,7 +170,7 @@ function finished(speech) {
   frame();
 }
 
-// Options without effect, each beside its field; other fields below the form.
+// Shows the reason of an ignored option next to its field, and reasons of other fields below the form.
 function noEffect(ignored) {
   const notes = new Map([...document.querySelectorAll("[data-note]")].map((note) => [note.dataset.note, note]));
   for (const note of notes.values()) { note.textContent = ""; note.classList.remove("no-effect"); }
@@ -185,7 +185,7 @@ function noEffect(ignored) {
   at("speak-note").textContent = others.join(" · ");
 }
 
-// What the drawings and the words show of this moment, again until nothing is played.
+// Draws the current position, and repeats until playback ends.
 function frame() {
   const speech = now;
   if (!speech || at("heard").hidden || at("speak").hidden) return;
@@ -273,7 +273,7 @@ function remember(speech) {
   }));
 }
 
-// Before any speech: what of the options would have no effect. The server reads the request and speaks nothing.
+// Shows the options that would have no effect, before any speech. The server checks the request without speaking.
 let asking = null;
 async function tryOptions() {
   asking?.abort();

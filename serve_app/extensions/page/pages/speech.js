@@ -1,4 +1,4 @@
-// One utterance: asked for, heard while it comes, and kept for replay, saving and the drawings.
+// Requests and plays an utterance, and keeps its audio for replay, saving and the drawings.
 
 import { joined, openPlayer, Samples, stoodStill, wake } from "./player.js";
 import { ask } from "./server.js";
@@ -19,7 +19,7 @@ export class Speech {
 
   since() { return (performance.now() - this.pressedAt) / 1000; }
 
-  // Speaks to the end of what is played. `on` may have came() and heard(). Raises Refused.
+  // Speaks until playback ends. Optional callbacks in `on`: came() and heard(). Throws Refused.
   async speak(on) {
     wake();
     const opening = openPlayer(this.rate, this.listeners(on)); // while the server works
@@ -74,7 +74,7 @@ export class Speech {
     };
   }
 
-  // For the drawing: what is played ends here.
+  // Ends the current stretch of played audio in the drawing.
   pause() {
     const last = this.played.at(-1);
     if (last && last[1] === Infinity) last[1] = this.since();
@@ -91,7 +91,7 @@ export class Speech {
     this.finish?.();
   }
 
-  // Again from `fromS`, out of what is kept.
+  // Plays the kept audio again, from `fromS` seconds.
   async replay(fromS, ended) {
     this.player?.stop();
     const player = await openPlayer(this.rate, { ended });
@@ -103,7 +103,7 @@ export class Speech {
   }
 }
 
-// The share of the server: the sum of its stages up to the first audio.
+// Returns the server's share of the time to first audio: the sum of its stages.
 export function timing(header) {
   if (!header) return null;
   return [...header.matchAll(/;dur=([\d.]+)/g)].reduce((sum, [, dur]) => sum + Number(dur), 0);

@@ -1,4 +1,4 @@
-// What `/status` answers, again every two seconds while this tab is looked at.
+// Shows the response of `/status`, and updates it every two seconds while this tab is visible.
 
 import { at, figures, make, ms, show } from "./dom.js";
 import { drawTrend } from "./draw.js";

@@ -1,11 +1,11 @@
-// The request at hand in other programs, and the clients that need only a line.
+// Shows code for the current request, and the settings of unmodified clients.
 
 import { at, copier } from "./dom.js";
 import { address, ask, needsKey } from "./server.js";
 import { fields } from "./speak.js";
 
 const quoted = (text) => "'" + text.replaceAll("'", "'\\''") + "'";
-const OURS = ["model", "input", "voice", "instructions", "speed", "response_format"]; // OpenAI's own
+const OURS = ["model", "input", "voice", "instructions", "speed", "response_format"]; // fields of OpenAI's API
 
 const PROGRAMS = {
   curl(sent) {
@@ -33,10 +33,10 @@ const python = (value) => JSON.stringify(value).replace(/^true$/, "True").replac
 const lines = new Map(); // by client
 
 export async function showUse() {
-  describe(); // works without the server
+  describe(); // does not need the server
   if (!lines.size) {
     const known = await (await ask("page/clients.json")).json();
-    if (lines.size) return; // this tab was opened again meanwhile
+    if (lines.size) return; // the user opened this tab again meanwhile
     for (const { dialect, clients } of known) {
       for (const line of clients) {
         const [, name, rest] = /^([^:]+):\s+(.*)$/s.exec(line) ?? [null, dialect, line];

@@ -1,12 +1,12 @@
-// The third tab: hear, rename, export and delete voices; clone one of a recording; design one with words.
+// Third tab: plays, renames, exports and deletes voices, clones a recording, and designs voices from a description.
 
 import { at, make, saveFile, show } from "./dom.js";
 import { ask } from "./server.js";
 import { recording, startRecorder } from "./record.js";
 
 let refresh = async () => {};
-let playing = null; // the preview
-let canClone = null; // whether stored voices can speak; null: not known yet
+let playing = null; // the current preview
+let canClone = null; // whether a model speaks with stored voices; null until known
 
 const NO_CLONES = "This server cannot speak with stored voices. Start one that can: talkray serve --model embedded-base, or a Base checkpoint.";
 
@@ -76,7 +76,7 @@ async function hear(by, voice) {
   }
 }
 
-// What the check of the recording found, and how it was prepared.
+// Shows the flaws that the check found, and the changes made by the preparation.
 function findings(voice) {
   const lines = voice.takes.flatMap(({ style, seconds, cloned_by: by, changes, flaws }) => [
     `${style}: ${seconds.toFixed(1)} s, cloned ${by === "vector" ? "without a transcript" : "with its transcript"}`,

@@ -1,4 +1,4 @@
-// Plays what comes, on the audio thread: waits for a little audio first, and again after it has run dry.
+// Plays received audio on the audio thread. It buffers some audio before the start, and again after an underrun.
 
 const AGAIN_S = 0.25, TOLD_EVERY = 8; // quanta of 128 samples
 const AUDIBLE = 0.003; // of full scale, -50 dBFS

@@ -358,7 +358,7 @@ async def test_an_engine_gone_is_lost(client: EngineClient, sleeper: Calls, monk
     await falls_asleep(client)
     monkeypatch.setattr(asleep, "wake", Mock(side_effect=EngineError("out of memory")))
     monkeypatch.setattr(client._process, "kill", killed := Mock())
-    with pytest.raises(TalkerLost, match="did not come back to its GPU: out of memory"):
+    with pytest.raises(TalkerLost, match="could not restore its GPU memory: out of memory"):
         await listen(client, ask("Hello.", frames=3))
     killed.assert_called()
     assert client._streams == {}
@@ -370,7 +370,7 @@ async def test_an_engine_may_stay_awake(client: EngineClient, sleeper: Calls, mo
 
     def fail(process: int) -> None:
         loop.call_soon_threadsafe(tried.set)
-        raise EngineError("keep_alive needs an NVIDIA driver 570 or newer")
+        raise EngineError("keep_alive_s requires NVIDIA driver 570 or newer")
 
     monkeypatch.setattr(asleep, "send_to_sleep", fail)
     client._keep_alive_s = 0.2

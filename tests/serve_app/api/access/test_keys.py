@@ -100,7 +100,7 @@ def test_a_broken_file_keeps_the_keys_that_were_read(
     keys.find(key)
     keys.find(key)
     assert len(caplog.records) == 1
-    assert "keeping the API keys" in caplog.text
+    assert "the previous keys stay valid" in caplog.text
 
 
 def test_a_file_that_could_not_be_read_once_is_read_again(

@@ -48,7 +48,7 @@ async def chosen(info: ModelInfo, named: object, *, lenient: bool, default: str 
         (CUSTOM_VOICE, None, "ryan", False, ("ryan", None, None), ("ryan", None, None)),
         (CUSTOM_VOICE, None, "nobody", False, (FIRST, None, None), (FIRST, None, None)),
         (CUSTOM_VOICE, "", "ryan", False, ("ryan", None, None), "Unknown voice ''"),
-        (CUSTOM_VOICE, "x", "ryan", False, ("ryan", None, "no such voice here, ryan speaks"), "Unknown voice 'x'"),
+        (CUSTOM_VOICE, "x", "ryan", False, ("ryan", None, "unknown voice, used ryan"), "Unknown voice 'x'"),
         (CUSTOM_VOICE, 5, "ryan", False, ("ryan", None, "not a name"), ("ryan", None, "not a name")),
         (CUSTOM_VOICE, "ada", None, False, (FIRST, None, NO_CLONES), f"voice: 'ada' is {NO_CLONES}."),
         # One that designs its voice.
@@ -61,7 +61,7 @@ async def chosen(info: ModelInfo, named: object, *, lenient: bool, default: str 
         (BASE, "ADA", "bea", False, ("ADA", ADA, None), ("ADA", ADA, None)),
         (BASE, None, "bea", False, ("voice_2", BEA, None), ("voice_2", BEA, None)),
         (BASE, None, None, False, (None, None, None), (None, None, None)),
-        (BASE, "x", "bea", False, ("voice_2", BEA, "no such voice here, Bea speaks"), ("x", None, None)),
+        (BASE, "x", "bea", False, ("voice_2", BEA, "unknown voice, used Bea"), ("x", None, None)),
         (BASE, "x", "nobody", False, ("x", None, NO_NAMES), ("x", None, None)),
         (BASE, 5, None, False, (None, None, "not a name"), (None, None, "not a name")),
         (BASE, "ada", "bea", True, ("ada", None, NO_NAMES), ("ada", None, NO_NAMES)),

@@ -75,7 +75,7 @@ async def test_audio_is_whole_within_the_limit_and_a_413_beyond_it(path: str, bo
     async with ask(api_of(script), path, body) as connection:
         status, content = await answer(connection)
     assert status == 413, content
-    assert "ask for a stream" in json.loads(content)["error"]["message"]
+    assert "set stream to true" in json.loads(content)["error"]["message"]
     assert script.num_read <= MOST_FRAMES + 1
 
 
@@ -97,7 +97,7 @@ async def test_one_client_leaves_room_to_the_others() -> None:
         async with ask(api, SPEECH, WHOLE) as second:
             status, content = await answer(second)
         assert status == 429, content
-        assert "ask for a stream" in json.loads(content)["error"]["message"]
+        assert "set stream to true" in json.loads(content)["error"]["message"]
         async with ask(api, SPEECH, WHOLE, address="10.0.0.2") as other:
             assert (await answer(other))[0] == 200
         first.flow()
@@ -135,7 +135,7 @@ async def test_each_result_of_a_batch_is_sent_when_it_is_there(room: FairShare) 
     told = json.loads(content)
     assert (status, told["total"], told["succeeded"], told["failed"]) == (200, 3, 2, 1)
     assert [b64decode(result["audio_data"])[44:] for result in told["results"][:2]] == 2 * [pcm_of(script)]  # type: ignore[arg-type]
-    assert "ask for a stream" in told["results"][2]["error"]
+    assert "set stream to true" in told["results"][2]["error"]
 
 
 def test_audio_in_parts_is_the_same_object() -> None:

@@ -68,12 +68,12 @@ def test_nothing_is_started_for_a_taken_port(listener: int) -> None:
 @pytest.mark.usefixtures("servers_folder")
 def test_a_pool_for_labels_that_no_machine_here_has_is_refused(pool: str) -> None:
     config = AppConfig.model_validate(sized(pool, {"label_selector": {"pool": "codec"}}))
-    with pytest.raises(StartError, match="label_selector: one machine has no labels"), running(config):
+    with pytest.raises(StartError, match="label_selector: a local server has no labels"), running(config):
         pass
 
 
 @pytest.mark.parametrize(
-    ("load", "busy"), [(9.0, ", this machine is busy, load 9 on 4 CPUs; waiting for up to 600 s"), (0.0, "")]
+    ("load", "busy"), [(9.0, "; this machine is busy (load 9 on 4 CPUs), waiting for up to 600 s"), (0.0, "")]
 )
 def test_a_wait_says_whether_the_machine_is_busy(load: float, busy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local_server, "_BUSY_S", 0.01)
@@ -97,7 +97,7 @@ def test_a_busy_machine_may_be_slower(load: float, polls: int, answers: bool, mo
     monkeypatch.setattr(local_server, "_load", lambda: (load, 2))
     monkeypatch.setattr(local_server, "_IDLE_PATIENCE_S", -1.0)
     monkeypatch.setattr(local_server, "_POLL_S", 0.0)
-    with nullcontext() if answers else pytest.raises(StartError, match="/ready did not answer within 0 s"):
+    with nullcontext() if answers else pytest.raises(StartError, match="/ready did not respond within 0 s"):
         local_server._await_ready(Address("127.0.0.1", 1), lambda line: None)
 
 

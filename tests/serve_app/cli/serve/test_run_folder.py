@@ -84,7 +84,7 @@ def test_what_a_dead_server_left_is_cleared_and_its_logs_are_kept(parent: Path) 
     reports: list[str] = []
     with writer(dead) as process, created(reports.append) as alive:
         assert process.wait(5) < 0
-        assert reports == [f"cleared what a dead server left in {dead.path} (processes ended: 1)"]
+        assert reports == [f"cleaned up after a dead server in {dead.path} (processes ended: 1)"]
         assert {*parent.iterdir()} == {alive.path, Path(f"{dead.path}.failed")}
         with created(reports.append):  # a second server beside it
             pass

@@ -87,7 +87,7 @@ def test_of_a_start_that_fails_the_logs_are_kept(monkeypatch: pytest.MonkeyPatch
 
 def test_what_the_driver_said_last_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     driver(monkeypatch, "raise ValueError('odd')")
-    with pytest.raises(StartError, match=r"the process that had started Ray ended: ValueError: odd"):
+    with pytest.raises(StartError, match=r"the process that started Ray ended: ValueError: odd"):
         running(AppConfig(), ADDRESS, print).__enter__()
 
 
@@ -95,7 +95,7 @@ def test_what_the_driver_said_last_is_repeated(monkeypatch: pytest.MonkeyPatch) 
     ("code", "reason"),
     [
         ("say('lost', 'the raylet has gone')", "the raylet has gone"),
-        ("import os; os.abort()", "the process that had started Ray was killed by signal 6"),
+        ("import os; os.abort()", "the process that started Ray was killed by signal 6"),
     ],
 )
 def test_a_server_that_is_lost_says_why(monkeypatch: pytest.MonkeyPatch, code: str, reason: str, parent: Path) -> None:

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.anyio
 
 ONE, TWO, THREE = "Hello there, all of you.", "And this comes after it.", "That is the end."
 SPEAK: Json = {"type": "speak", "voice": "ryan"}
-NO_TAIL = "no finished request of yours in this voice that is kept has this id"
+NO_TAIL = "no recent finished request with this voice has this ID"
 # Of Cartesia's and ElevenLabs' sockets a context is the conversation; codec frames have no tail, dialects whose socket
 # ends with its utterance have no second one.
 CONVERSING = here("native", "deepgram", "flux", "realtime", "dashscope-commit", "vllm-omni")

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.anyio
 
 SPEECH = "/v1/audio/speech"
 ELEVEN = "/v1/text-to-speech/alloy"
-NO_TAIL = "no finished request of yours in this voice that is kept has this id"
+NO_TAIL = "no recent finished request with this voice has this ID"
 
 
 def surface(synthesizer: FakeSynthesizer, file: Path | None = None, *, joints: bool = False) -> FastAPI:
@@ -127,13 +127,13 @@ async def test_of_elevenlabs_ids_the_last_one_counts_and_text_alone_does_not(syn
     second = await post(
         api, ELEVEN, previous_request_ids=["x", first.headers["request-id"]], previous_text="Hi.", next_text="Bye."
     )
-    reason = "text without its audio; over HTTP previous_request_ids count"
+    reason = "needs its audio: over HTTP use previous_request_ids"
     assert second.headers["x-ignored"] == f"previous_text ({reason}); next_text ({reason})"
     assert [request.tail is None for request in synthesizer.requests] == [True, False]
     third = await post(api, ELEVEN, previous_request_ids=[first.headers["request-id"], "x"])
     assert third.headers["x-ignored"] == f"previous_request_ids ({NO_TAIL})"
     fourth = await post(api, ELEVEN, previous_request_ids="x")
-    assert fourth.headers["x-ignored"] == "previous_request_ids (a list of ids, in the body over HTTP)"
+    assert fourth.headers["x-ignored"] == "previous_request_ids (must be a list of IDs in an HTTP body)"
 
 
 @pytest.mark.parametrize("name", here("elevenlabs", "elevenlabs-text", "elevenlabs-dialogue"))
@@ -145,9 +145,9 @@ async def test_elevenlabs_sockets_name_them_in_a_query_and_in_messages(synthesiz
     async with talking(synthesizer, row.path + query) as client:
         client.send(first | around, *others)
         told, _ = await client.until(**row.over)
-    reason = "text without its audio; over HTTP previous_request_ids count"
+    reason = "needs its audio: over HTTP use previous_request_ids"
     reasons = {"previous_text": reason, "next_text": reason}
-    reasons["previous_request_ids"] = "a list of ids, in the body over HTTP"
+    reasons["previous_request_ids"] = "must be a list of IDs in an HTTP body"
     ignored = {each["field"]: each["reason"] for message in told for each in message.get("ignored", ())}
     assert {field: ignored.get(field) for field in reasons} == reasons
     assert all(f"{field} ({why})" in client.headers["x-ignored"] for field, why in reasons.items())
@@ -162,5 +162,5 @@ async def test_a_websocket_that_takes_none_names_it(synthesizer: FakeSynthesizer
         socket.send({"type": "request.start", "voice": "ryan", "previous_request_id": "x"})
         configured = await socket.event()
     assert configured["ignored"] == [
-        {"field": "previous_request_id", "reason": "over HTTP and on our own WebSocket only"}
+        {"field": "previous_request_id", "reason": "only for HTTP and Talkray's WebSocket"}
     ]

@@ -38,7 +38,7 @@ async def test_an_unknown_voice_is_the_default_one_and_the_handshake_says_so(syn
         client.send(speak("Hi."), FLUSH)
         await client.until(type="Flushed")
     assert synthesizer.requests[0].voice == "serena"
-    assert "model (no such voice here, serena speaks)" in client.headers["x-ignored"]
+    assert "model (unknown voice, used serena)" in client.headers["x-ignored"]
     assert "mip_opt_out" in client.headers["x-ignored"]
 
 
@@ -101,7 +101,7 @@ async def test_telephones_have_their_rate_also_by_default(more: str) -> None:
     path, synthesizer = f"/v1/speak?encoding=mulaw&{more}", FakeSynthesizer(script=utterance(25))
     messages, audio = await heard(synthesizer, path, speak("Hi"), FLUSH, until={"type": "Flushed"})
     assert len(audio) == pytest.approx(8000 * 2, abs=20)
-    ignored = [{"field": "container", "reason": "a WebSocket has none"}] if "container" in more else None
+    ignored = [{"field": "container", "reason": "WebSockets have none"}] if "container" in more else None
     assert messages[0].get("ignored") == ignored
 
 

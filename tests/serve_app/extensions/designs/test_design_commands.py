@@ -40,7 +40,7 @@ def stored() -> str:
 
 def test_three_files_and_how_to_keep_one(server: Server, tmp_path: Path) -> None:
     told = designs(server, tmp_path, "--text", "So it is.", "--seed", "7")
-    assert "They say: So it is." in told
+    assert "Text of the candidates: So it is." in told
     assert [soundfile.info(tmp_path / f"design-{number}.wav").duration for number in (1, 2, 3)] == [0.8] * 3
     assert "talkray voice lock ID NAME" in told
     assert stored() == ""
@@ -67,11 +67,11 @@ def test_on_a_terminal_they_are_heard_and_one_is_chosen(
     assert heard.read_bytes() == b"".join((tmp_path / f"design-{number}.wav").read_bytes() for number in (1, 2, 3))
     assert "grace" in stored()
     only_player.unlink()
-    assert "not played: there is no player here" in designs(server, tmp_path, typed="0\n")
+    assert "cannot play the candidate: no audio player is installed" in designs(server, tmp_path, typed="0\n")
 
 
 def test_what_goes_wrong_is_said(server: Server, tmp_path: Path) -> None:
-    assert "--lock needs a --name" in designs(server, tmp_path, "--lock", "1", status=1)
+    assert "--lock requires --name" in designs(server, tmp_path, "--lock", "1", status=1)
     assert "cannot be written" in designs(server, tmp_path / "nowhere", status=1)
-    assert "no design 'design_0' is kept" in run("lock", "design_0", "ada", "--url", server.url, status=1)
+    assert "'design_0' is unknown" in run("lock", "design_0", "ada", "--url", server.url, status=1)
     assert server.synthesizer.requests != []

@@ -102,7 +102,7 @@ async def test_a_locked_one_is_spoken_with_on_another_replica_that_clones(folder
         told = locked.json()
         assert told["provenance"] == f"design: design, seed {heard['seed']}"
         assert (told["description"], told["language"], told["cloned_by"]) == ("A calm old man.", "german", "transcript")
-        assert "no person" in told["consent"]
+        assert "without a recording of a person" in told["consent"]
         restarted = Server(folder)
         async with restarted.client() as client:
             answer = await client.post(SPEECH, json={"input": "Hi.", "voice": "grandpa"})
@@ -191,7 +191,7 @@ async def test_without_a_model_that_designs(folder: Path, path: str, body: dict[
         answer = await client.post(path, json=body)
         error = answer.json()["error"]
         assert (answer.status_code, error["code"]) == (400, "model_not_deployed")
-        assert "Designing a voice needs a VoiceDesign checkpoint, and none is deployed here" in error["message"]
+        assert "Designing a voice requires a VoiceDesign checkpoint, but this server runs only" in error["message"]
     assert server.synthesizer.requests == []
 
 
@@ -245,8 +245,8 @@ async def test_unknown_fields_are_named(client: AsyncClient) -> None:
     [
         (utterance(2), "shorter than 0.5 s"),
         ([*SCRIPT[:-1], chunk(b"", frames=0, finish_reason=FinishReason.LENGTH)], "longer than 28 s"),
-        ([*SCRIPT[:-1], chunk(b"", frames=0, finish_reason=FinishReason.RUNAWAY)], "it missed its end"),
-        ([chunk(tone(RATE)), chunk(b"", frames=0, finish_reason=FinishReason.EARLY)], "it ended before its text"),
+        ([*SCRIPT[:-1], chunk(b"", frames=0, finish_reason=FinishReason.RUNAWAY)], "the speech did not end"),
+        ([chunk(tone(RATE)), chunk(b"", frames=0, finish_reason=FinishReason.EARLY)], "the speech ended too early"),
     ],
 )
 async def test_what_is_no_recording_to_clone_is_left_out(

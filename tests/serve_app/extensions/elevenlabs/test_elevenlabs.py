@@ -315,7 +315,7 @@ async def test_a_context_names_what_has_no_effect_once() -> None:
         client.send({**begin(), **settings}, sentence("Hello there. "), *end())
         messages, _ = await client.until(isFinal=True)
     assert messages[0]["ignored"] == [
-        {"field": "voice_settings.speed", "reason": "no number from 0.25 to 4"},
+        {"field": "voice_settings.speed", "reason": "must be a number from 0.25 to 4"},
         {"field": "voice_settings.stability", "reason": "unknown field"},
     ]
     assert all("ignored" not in message for message in messages[1:])

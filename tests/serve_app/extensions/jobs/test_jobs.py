@@ -285,7 +285,7 @@ async def test_a_job_goes_on_with_its_own_model(tmp_path: Path, change: dict[str
         speaker.info = replace(made_for, **change)  # type: ignore[arg-type]
         server.hindrance = None
         reason = (await until(client, job, "completed" if is_same else "failed"))["reason"]
-        assert is_same or "load that model, and resume" in str(reason)
+        assert is_same or "Load that model, and resume" in str(reason)
 
 
 async def test_the_same_key_is_the_same_job(tmp_path: Path) -> None:
@@ -474,9 +474,9 @@ async def test_a_refusal_waits_and_a_failing_engine_ends_the_job(speaker: Speake
 @pytest.mark.parametrize(
     ("error", "reason"),
     [
-        (KeyError("a bug"), "the server failed, see its log"),
+        (KeyError("a bug"), "the server failed. See the log of the server"),
         (InvalidRequest("too long"), "too long"),
-        (Damaged("the path"), "its text or its voice is missing or damaged in the store"),
+        (Damaged("the path"), "the text or the voice is missing or damaged in the store"),
         (JobStopped("load that model"), "load that model"),
     ],
 )
@@ -572,13 +572,13 @@ async def test_fields_of_a_part_override_and_what_has_no_effect_is_told(speaker:
     inputs = [{"input": "One.", "seed": 5}, {"input": "Two.", "voice": "vivian", "custom_id": "b"}]
     body = {"voice": "ryan", "seed": 7, "inputs": inputs, "response_format": "mp3", "sped": 2}
     answer = await client.post("/v1/audio/jobs", json=body)
-    assert "response_format (asked for when audio is fetched)" in answer.headers["x-ignored"]
+    assert "response_format (set it when you download the audio)" in answer.headers["x-ignored"]
     assert "sped (unknown field, did you mean speed?)" in answer.headers["x-ignored"]
     await until(client, answer.json(), "completed")
     spoken = {request.text: (request.voice, request.seed) for request in speaker.requests}
     assert spoken == {"One.": ("ryan", 5), "Two.": ("vivian", 7)}
     answer = await client.post("/v1/audio/jobs", content='{"inputs": [{"input": "So \\ud83d."}]}')
-    assert "voice (none was sent: serena speaks)" in answer.headers["x-ignored"]
+    assert "voice (not set: serena speaks)" in answer.headers["x-ignored"]
     assert "inputs (half a surrogate pair, replaced by U+FFFD)" in answer.headers["x-ignored"]
 
 
@@ -626,7 +626,7 @@ async def test_a_stored_voice_speaks_and_a_job_whose_voice_was_deleted_fails(tmp
         assert (await client.delete(f"/v1/audio/voices/{voice['id']}")).status_code == 200
         server.hindrance = None
         told = await until(client, lost, "failed")
-        assert told["reason"] == f"part 0, segment 0: the voice {voice['id']} was deleted"
+        assert told["reason"] == f"part 0, segment 0: the voice {voice['id']} was deleted. Create a new job"
 
 
 async def test_lists_are_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -760,7 +760,7 @@ async def test_two_processes_follow_the_same_store(tmp_path: Path, monkeypatch: 
         for method, path in (("POST", ""), ("POST", f"/{kept['id']}/cancel"), ("DELETE", f"/{kept['id']}")):
             answer = await client.request(method, f"/v1/audio/jobs{path}", json=body if not path else None)
             assert (answer.status_code, answer.headers["x-should-retry"]) == (503, "true"), path
-            assert "takes over the jobs" in answer.text
+            assert "is taking over the jobs" in answer.text
         assert (await client.get(f"/v1/audio/jobs/{kept['id']}")).status_code == 200
         assert str(deleted["id"]) not in " ".join(map(str, files_in(tmp_path)))
 

@@ -104,7 +104,7 @@ async def test_failures_are_told_and_retried_after_a_restart(tmp_path: Path, mon
         async with serving(tmp_path / "s", Speaker(), settings) as (_, client):
             job = await started(client, "One.", webhook=url)
             told = await until_told(client, job, calls=1)
-            assert (told["delivered"], told["error"]) == (False, "it answered 302")
+            assert (told["delivered"], told["error"]) == (False, "the server returned 302")
             await until_kept(tmp_path / "s", job, calls=1)
         monkeypatch.setattr(job_manager, "_CALL_AGAIN_S", 0.0)
         monkeypatch.setattr(job_manager, "_LOOK_S", 0.01)
@@ -128,7 +128,7 @@ async def test_a_job_that_fails_is_told_and_calls_are_given_up(tmp_path: Path, m
         work = server.manager._works[str(job["id"])]
         await so(lambda: work.state.called_at is not None)
         told = (await client.get(f"/v1/audio/jobs/{job['id']}")).json()["webhook"]
-        assert told == {"url": url, "calls": 2, "error": "it answered 500", "delivered": False}
+        assert told == {"url": url, "calls": 2, "error": "the server returned 500", "delivered": False}
         assert json.loads(receiver.calls[0][0])["type"] == "audio.job.failed"
 
 
@@ -137,17 +137,17 @@ async def test_a_call_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.Mo
     webhooks = Webhooks(allowing(tmp_path))
     async with receiving() as (receiver, url):
         receiver.answers = [web.Response(status=204), web.Response(status=299), web.Response(status=300)]
-        assert [await webhooks.notify(url, "ada", job) for _ in range(3)] == [None, None, "it answered 300"]
+        assert [await webhooks.notify(url, "ada", job) for _ in range(3)] == [None, None, "the server returned 300"]
         assert "webhook_hosts" in str(
             await Webhooks(JobSettings()).notify(url, "ada", job)
         )  # settings of a later start
         assert len(receiver.calls) == 3
         monkeypatch.setattr(module, "_TIMEOUT", aiohttp.ClientTimeout(total=0.05))
         monkeypatch.setattr(receiver, "wait", asyncio.Event())
-        assert await webhooks.notify(url, "ada", job) == "it did not answer within 0.05 s"
+        assert await webhooks.notify(url, "ada", job) == "the server did not respond within 0.05 s"
         receiver.wait.set()
     monkeypatch.undo()
-    assert str(await webhooks.notify(url, "ada", job)).startswith("it cannot be reached: ")
+    assert str(await webhooks.notify(url, "ada", job)).startswith("the server cannot be reached: ")
 
 
 URLS: list[object] = [

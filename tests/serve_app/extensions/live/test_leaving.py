@@ -144,7 +144,7 @@ async def test_a_turn_that_is_spoken_ends_before_its_socket_is_closed(
         assert len(listener.audio) >= len(WHOLE)  # a pause of the writer is heard as one
         assert listener.audio.endswith(WHOLE[-LAST_FRAMES:])
         assert server.synthesizer.texts == ["Hello there."]
-        assert await listener.closed() == (1012, "this server is being replaced: connect again")
+        assert await listener.closed() == (1012, "this server is being replaced, please reconnect")
 
 
 @pytest.mark.parametrize("name", here("flux"))
@@ -186,7 +186,7 @@ async def test_a_socket_on_which_nothing_is_said_is_closed_at_once(server: Serve
     async with http.ws_connect(server.url + ANY.path) as stream:
         await server.end()
         listener = Listener(stream)
-        assert await listener.closed() == (1012, "this server is being replaced: connect again")
+        assert await listener.closed() == (1012, "this server is being replaced, please reconnect")
 
 
 async def test_a_socket_that_came_through_serves_own_proxy_is_closed_too(

@@ -144,7 +144,7 @@ async def test_a_record_that_is_too_large_is_not_parsed(
     async with Server(folder).client() as other:
         listed = (await other.get("/v1/audio/voices")).json()["uploaded_voices"]
     assert [each["name"] for each in listed] == ["grace"]
-    assert f"{told['id']}.json is damaged: it has 10" in caplog.text
+    assert f"{told['id']}.json is damaged: the file has 10" in caplog.text
 
 
 def _small(content: bytes) -> str:

@@ -98,7 +98,7 @@ def test_length(seconds: float, flaw: dict[str, str]) -> None:
 
 
 def test_files_beyond_the_limits_are_refused_by_the_fields_name() -> None:
-    with pytest.raises(InvalidRequest, match=r"clip cannot be used: longer than 30 seconds") as refused:
+    with pytest.raises(InvalidRequest, match=r"clip cannot be used: .* is longer than 30 seconds") as refused:
         checked(np.resize(demo(), 31 * RATE))
     assert refused.value.args[1] == "clip"
     with pytest.raises(InvalidRequest, match=r"shorter than 0\.5 seconds"):
@@ -109,7 +109,7 @@ def test_files_beyond_the_limits_are_refused_by_the_fields_name() -> None:
 def test_samples_far_above_full_scale_are_refused(peak: float, is_refused: bool) -> None:
     file = io.BytesIO()
     soundfile.write(file, speech() * np.float32(2 * peak), RATE, format="WAV", subtype="FLOAT")
-    refused = pytest.raises(InvalidRequest, match="clip cannot be used: its samples are far above 1")
+    refused = pytest.raises(InvalidRequest, match="clip.*: the samples (are far above|exceed) full scale")
     with refused if is_refused else nullcontext():
         result = check_recording(file.getvalue(), field="clip", transcript=None, heard=None, prepare="auto")
         assert np.abs(result.audio).max() < 1
@@ -282,7 +282,7 @@ def test_a_second_preparation_changes_next_to_nothing() -> None:
 def test_a_prepared_recording_of_the_greatest_length_can_still_be_read() -> None:
     audio = np.resize(np.concatenate([demo()[: 8 * RATE], np.zeros(RATE // 4, np.float32)]), 30 * RATE)
     result = checked(audio)
-    assert "30 s have room for no more" in result.changes[-1]
+    assert "up to the limit of 30 s" in result.changes[-1]
     again, _ = decode_file(file_of(result.audio), "clip")
     assert again.size == result.audio.size <= 30 * RATE
 

@@ -101,7 +101,7 @@ async def test_stored_audio_is_prepared(server: Server, client: AsyncClient, for
     reference = reference_of(server)
     [take] = told["takes"]
     assert [flaw["code"] for flaw in take["flaws"]] == ["transcript_short", "short"]
-    assert "Write down exactly" in take["flaws"][0]["advice"]
+    assert "Send exactly the spoken words" in take["flaws"][0]["advice"]
     expected, rate = decode_file(spoken(), field)
     if prepare == "none":
         assert take["changes"] == []
@@ -133,7 +133,7 @@ async def test_a_preparation_that_is_none_is_refused(client: AsyncClient, form: 
     path, fields, field = UPLOADS[form]
     answer = await client.post(path, data={**fields, "prepare": "best"}, files={field: ("a.wav", spoken())})
     assert answer.status_code == 400
-    assert "prepare: 'best' is none of auto, none." in answer.text
+    assert "prepare: 'best' is unknown. Use one of: auto, none." in answer.text
 
 
 @pytest.mark.parametrize("prepare", [None, "auto", "none"])
@@ -151,7 +151,7 @@ async def test_a_sent_recording_is_prepared_on_request(
 async def test_a_request_cannot_prepare_a_stored_voice(client: AsyncClient) -> None:
     await store(client, "ada")
     answer = await client.post(SPEECH, json={"input": "Hi.", "voice": "ada", "prepare": "auto"})
-    assert answer.headers["x-ignored"] == "prepare (it is for recordings that are sent)"
+    assert answer.headers["x-ignored"] == "prepare (only applies to recordings in the request)"
 
 
 async def consented(client: AsyncClient, name: str, recording: bytes = wav()) -> Response:
@@ -169,7 +169,7 @@ async def test_a_consent_is_kept_as_it_was_sent(server: Server, client: AsyncCli
 async def test_without_a_transcript_it_is_by_vector_and_says_so(server: Server, client: AsyncClient) -> None:
     assert (await store(client, "ada"))["cloned_by"] == "vector"
     answer = await client.post(SPEECH, json={"input": "Hi.", "voice": "ada"})
-    assert answer.headers["x-voice-take"] == "neutral (the first, by its vector only: it has no transcript)"
+    assert answer.headers["x-voice-take"] == "neutral (the first, speaker vector only: the transcript is missing)"
     assert reference_of(server).x_vector_only
 
 
@@ -254,7 +254,7 @@ async def test_a_tag_comes_before_instructions(client: AsyncClient) -> None:
     body = {"input": "[whispering] Hello.", "voice": "ada", "instructions": "Loudly."}
     answer = await client.post(SPEECH, json=body)
     assert answer.headers["x-voice-take"] == "whispering (tag)"
-    assert answer.headers["x-ignored"] == "instructions (a tag of the text chose the recording)"
+    assert answer.headers["x-ignored"] == "instructions (a style tag in the text selected the recording)"
     assert refusal(await client.post(SPEECH, json={"input": "[whispering]", "voice": "ada"})) == (400, "input")
 
 
@@ -265,7 +265,7 @@ async def test_a_stored_voice_may_be_the_default_one(server: Server, client: Asy
     async with server.client() as client:
         assert (await client.get("/ready")).status_code == 200
         unknown = await client.post("/v1/text-to-speech/21m00Tcm4TlvDq8ikWAM", json={"text": "Hi."})
-        assert unknown.headers["x-ignored"] == "voice_id (no such voice here, ada speaks)"
+        assert unknown.headers["x-ignored"] == "voice_id (unknown voice, used ada)"
         unnamed = await client.post("/tts/bytes", json={"transcript": "Hi."})
         assert "x-ignored" not in unnamed.headers
         for answer in (unknown, unnamed, await client.post(SPEECH, json={"input": "Hi."})):
@@ -397,7 +397,7 @@ async def test_a_store_that_fails_keeps_the_voices_and_is_told_once(
     following = asyncio.create_task(server.voices._look_again())
     await looked.wait()
     following.cancel()
-    kept = [record.getMessage() for record in caplog.records if "keeping the voices" in record.message]
+    kept = [record.getMessage() for record in caplog.records if "the voices of the last read" in record.message]
     assert [line.rpartition(": ")[2] for line in kept] == ["away", "gone"]
     assert server.voices.known("ada") is not None
 
@@ -448,7 +448,7 @@ async def test_our_socket_has_tags(server: Server, client: AsyncClient) -> None:
         client_of.send({"type": "speak", "text": "[cheerful] Hi.", "voice": "ada", "instructions": "Low."})
         (started, *_), _ = await client_of.until(type="started")
     assert started["voice_take"] == "cheerful (tag)"
-    assert started["ignored"] == [{"field": "instructions", "reason": "a tag of the text chose the recording"}]
+    assert started["ignored"] == [{"field": "instructions", "reason": "a style tag in the text selected the recording"}]
     assert server.synthesizer.requests[0].text == "Hi."
 
 
@@ -630,7 +630,7 @@ async def test_unknown_fields_are_named(client: AsyncClient) -> None:
     answer = await client.post("/v1/audio/voices", data={"name": "a", "colour": "red"}, files=files)
     assert answer.headers["x-ignored"] == "colour (unknown field)"
     changed = await client.post("/v1/audio/voices/a", json={"description": "calm", "style": "calm"})
-    assert changed.headers["x-ignored"] == "style (send it with an audio_sample)"
+    assert changed.headers["x-ignored"] == "style (requires an audio_sample)"
 
 
 async def test_a_model_with_named_voices_says_what_is_missing(folder: Path) -> None:
@@ -679,7 +679,7 @@ async def test_openais_sdk(server: Server) -> None:
         assert voice.type == "audio_sample"
         speech = await client.audio.speech.create(model="tts-1", voice=voice.id, input="Hi.", response_format="pcm")
         assert speech.content
-        with pytest.raises(openai.ConflictError, match="Delete that voice first"):
+        with pytest.raises(openai.ConflictError, match="Delete these voices first"):
             await consents.delete(consent.id)
         assert (await voices.delete(voice.id)).deleted
         assert (await consents.delete(consent.id)).deleted

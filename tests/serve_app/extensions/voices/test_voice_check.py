@@ -34,7 +34,7 @@ def check(*arguments: object) -> Result:
 def test_a_good_recording(recording: Path) -> None:
     result = check(recording, "--text", SAID)
     assert result.exit_code == 0, result.output
-    assert "Nothing to record better." in result.output
+    assert "The check found no flaws." in result.output
     assert "Appended 0.50 s of silence." in result.output
 
 
@@ -43,14 +43,14 @@ def test_a_problem_is_told_with_advice_and_fails(recording: Path) -> None:
     result = check(recording, "--text", SAID)
     assert result.exit_code == 1
     [line] = [line for line in result.output.splitlines() if line.startswith("problem")]
-    assert "It is clipped" in line
-    assert "Record with less gain" in result.output
+    assert "The recording is clipped" in line
+    assert "Reduce the gain" in result.output
 
 
 def test_a_note_does_not_fail(recording: Path) -> None:
     result, as_json = check(recording), check(recording, "--json")
     assert (result.exit_code, as_json.exit_code) == (0, 0)
-    assert "It has no transcript." in result.output
+    assert "The transcript is missing." in result.output
     told = json.loads(as_json.output)
     assert told["file"] == str(recording)
     assert [flaw["code"] for flaw in told["flaws"]] == ["no_transcript"]
@@ -82,7 +82,7 @@ def test_what_is_no_recording_is_refused_by_its_name(tmp_path: Path) -> None:
     file.write_text("no sound", encoding="utf-8")
     result = check(file)
     assert isinstance(result.exception, InvalidRequest)
-    assert str(result.exception) == f"{file} cannot be used: it is not an audio file in a supported format."
+    assert str(result.exception) == f"{file} cannot be used: the file is not in a supported audio format."
 
 
 def test_words_are_compared_where_a_recogniser_is_installed(recording: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,7 +96,7 @@ def test_words_are_compared_where_a_recogniser_is_installed(recording: Path, mon
     monkeypatch.setattr(subprocess, "run", run)
     result = check(recording, "--text", SAID, "--language", "de-AT")
     assert result.exit_code == 0, result.output
-    assert "A recogniser hears other words (9 of 9): [red]Good evening" in result.output
+    assert "A recogniser hears 9 of 9 words differently: [red]Good evening" in result.output
     assert commands[0][-4:] == [f"--transcript={SAID}", "--language=de-AT", "--", str(recording)]
 
 

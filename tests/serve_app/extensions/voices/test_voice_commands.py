@@ -47,7 +47,7 @@ def test_a_recording_is_prepared_and_told_what_to_record_better(tmp_path: Path) 
     (source / "ada.wav").write_bytes(spoken())
     told = run(tmp_path / "store", "add", "ada", str(source / "ada.wav"))
     assert "Appended 0.50 s of silence" in told
-    assert "It has no transcript." in told
+    assert "The transcript is missing." in told
     told = run(tmp_path / "store", "add", "grace", str(source / "ada.wav"), "--prepare", "none")
     assert "neutral 6.0 s" in told
     assert "Appended" not in told
@@ -55,7 +55,7 @@ def test_a_recording_is_prepared_and_told_what_to_record_better(tmp_path: Path) 
     assert "neutral 6.0 s" in run(tmp_path / "third", "import", str(source), "--prepare", "none")
     file = tmp_path / "ada.voice"
     run(tmp_path / "store", "export", "ada", "-o", str(file))
-    with pytest.raises(Exception, match="--prepare is for a folder"):
+    with pytest.raises(Exception, match="--prepare applies only to folders"):
         run(tmp_path / "third", "import", str(file), "--prepare", "none")
 
 
@@ -67,7 +67,7 @@ def test_the_latest_respelling_of_a_word_counts(tmp_path: Path) -> None:
     assert "2 words" in lexicon(tmp_path / "store", "export", "-o", file)
     for word in ("SQL", "URL"):
         lexicon(tmp_path / "other", "add", word, "earl")
-    assert lexicon(tmp_path / "other", "import", file).startswith("3 words")
+    assert lexicon(tmp_path / "other", "import", file).startswith("the lexicon now contains 3 words")
     assert lexicon(tmp_path / "other", "remove", "GIF").startswith("2 words")
     assert lexicon(tmp_path / "other", "list") == "SQL\tess queue ell\nURL\tearl\n"
     with pytest.raises(InvalidRequest, match="'GIF' is not in the lexicon"):
@@ -84,7 +84,7 @@ def test_a_folder_of_recordings(tmp_path: Path) -> None:
     first, second = run(tmp_path / "store", "list").splitlines()
     assert "ada" in first
     assert "vector" not in first
-    assert "by vector only" in second
+    assert "speaker vector only" in second
     for name in ("ada", "grace"):
         assert "by letter" in run(tmp_path / "store", "show", name)
 

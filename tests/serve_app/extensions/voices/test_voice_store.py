@@ -110,7 +110,7 @@ def test_a_change_brings_no_deleted_voice_back(
         put(path, content)
 
     monkeypatch.setattr(store, "put", beside)
-    with pytest.raises(NotFound, match="during this change"):
+    with pytest.raises(NotFound, match="during this request"):
         store.write(record.changed(name="grace"), voice("another take")[1])
     assert files_in(folder) == []
 
@@ -277,5 +277,5 @@ def test_a_bucket_that_does_not_answer(monkeypatch: pytest.MonkeyPatch, caplog: 
     for _ in range(2):
         with pytest.raises(StoreFailed) as failed:
             store.marks()
-    assert caplog.text.count("s3://voices: it cannot be listed") == 1
+    assert caplog.text.count("s3://voices: listing failed") == 1
     assert "s3:" not in str(failed.value)
