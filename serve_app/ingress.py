@@ -4,6 +4,8 @@ import asyncio
 import ctypes
 from collections.abc import Mapping, Sequence
 from functools import partial
+from pkgutil import resolve_name
+from typing import Any
 
 from fastapi import FastAPI
 from ray import serve
@@ -14,14 +16,15 @@ from deployments.serving import ray_metrics, ray_private
 from deployments.serving.collector import freeze_loaded
 from deployments.serving.handles import ask_all_replicas
 from serve_app.api.application import create_api
-from serve_app.api.bounded_websocket import BoundedWebSocket
 from serve_app.api.early_status import EarlyStatusProtocol
-from serve_app.api.parsing.client_input import MAX_BODY_BYTES
+from serve_app.api.routing import dialects_of
 from serve_app.config import ApiSettings
 from serve_app.extension import Node, Opened
+from serve_app.extensions import load_extensions
 from serve_app.scaling.pool_watch import PoolWatch, scrape
 from serve_app.speech.replica_synthesizer import Deployed, ReplicaSynthesizer
 
+_WEBSOCKETS = "serve_app.api.bounded_websocket:uvicorn_settings"  # needed where a dialect has WebSockets
 _C_LIBRARY = ctypes.CDLL(None)
 # Parameters of mallopt. By default, freeing one large block raises both thresholds to 32 MiB, and each thread's arena
 # then keeps this much memory.
@@ -62,14 +65,9 @@ class Ingress:
         extension name.
         """
         ray_metrics.install(pool="ingress", models=tuple(model.name for model in models))
-        ray_private.give_uvicorn(
-            http=EarlyStatusProtocol,
-            ws=partial(BoundedWebSocket, trusted_proxies=settings.admission.trusted_proxies),
-            ws_max_size=MAX_BODY_BYTES,
-            ws_per_message_deflate=False,
-            ws_ping_timeout=None,  # paused clients do not answer pings; `MAX_UNREAD_S` limits the pause
-            proxy_headers=False,
-        )
+        has_sockets = any(dialect.sockets for dialect in dialects_of(load_extensions(settings.extensions)))
+        sockets: dict[str, Any] = resolve_name(_WEBSOCKETS)(settings.admission) if has_sockets else {}
+        ray_private.give_uvicorn(http=EarlyStatusProtocol, proxy_headers=False, **sockets)
         settings = settings.model_copy(update={"access": settings.access.for_host(ray_private.proxy_host())})
         app_name = serve.get_replica_context().app_name
         watch = PoolWatch(app_name, {model.name: model.deployments for model in models})

@@ -37,7 +37,7 @@ from serve_app.config import AdmissionSettings, ApiSettings, AppConfig, settings
 from serve_app.extensions import COMMANDS, load_extensions
 from serve_app.extensions.jobs.stored_job import JobPlan, JobState, StoredJob
 from serve_app.extensions.voices.stored_voice import StoredConsent, StoredDesign, StoredLexicon, StoredVoice
-from serve_app.speech.synthesizer import Synthesizer
+from serve_app.speech.utterance_synthesizer import Synthesizer
 from tools.suites.rows import DOCUMENTED
 
 ROOT = Path(__file__).parents[1]

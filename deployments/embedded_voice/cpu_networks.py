@@ -15,7 +15,8 @@ from deployments.talker.model.input_tables import InputTables
 from deployments.talker.model.layers import DecoderLayer, DecoderStack, RotaryTable
 from deployments.talker.model.model_config import TransformerConfig
 from deployments.talker.model.talker import SampleCode
-from deployments.talker.networks.frame_networks import NetworkKind, PrefillTensors, UnfusedNetworks
+from deployments.talker.networks.frame_networks import NetworkKind, PrefillTensors
+from deployments.talker.networks.unfused_networks import UnfusedNetworks
 from deployments.talker.state.batch_state import BatchState, Context
 from deployments.talker.state.kv_cache import KVCache
 

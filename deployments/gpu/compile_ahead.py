@@ -5,6 +5,7 @@ launches instead of making them. Worker processes compile the recorded kernels i
 launches find them. The workers do not use the GPU.
 """
 
+import hashlib
 import importlib
 import json
 import logging
@@ -15,8 +16,9 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Self
 
 import triton
@@ -45,6 +47,39 @@ class Kernel:
     attributes: dict[tuple[int, ...], list[list[object]]]
     options: dict[str, object]
     target: tuple[str, int, int]  # backend, architecture, warp size
+
+
+@contextmanager
+def compiling_ahead(
+    facts: str, phase: Callable[[str], AbstractContextManager[None]], progress: Progress
+) -> Iterator[Callable[[Callable[[], None]], None]]:
+    """Yield a function that compiles in parallel the kernels which some work launches, within a `phase` for each step.
+
+    `facts` are their dependencies besides code and versions. A stamp in the cache marks the facts for which all kernels
+    are compiled. Kernels deleted later are compiled at their launch.
+    """
+    stamp = Path(knobs.cache.dir) / "complete" / _digest(f"{triton.__version__} {facts}")
+    if stamp.exists():
+        yield lambda work: None
+        return
+    with CompileWorkers() as workers:
+
+        def prepare(work: Callable[[], None]) -> None:
+            with phase("looking for kernels to compile"), noted_launches() as kernels:
+                work()
+            with phase("compiling kernels"):
+                workers.compile(kernels, progress)
+
+        yield prepare
+    stamp.parent.mkdir(parents=True, exist_ok=True)
+    stamp.touch()
+
+
+def _digest(facts: str) -> str:
+    state = hashlib.sha256(facts.encode())
+    for file in sorted(Path(__file__).parents[1].rglob("*.py")):
+        state.update(file.read_bytes())
+    return state.hexdigest()[:32]
 
 
 @contextmanager

@@ -31,7 +31,7 @@ from serve_app.extensions import BUILT_IN, load_extensions
 from serve_app.speech.model_state import ModelStatus, ready
 from serve_app.speech.observers import Observe
 from serve_app.speech.speech_models import SpeechModel, SpeechModels, always
-from serve_app.speech.synthesizer import Synthesizer
+from serve_app.speech.utterance_synthesizer import Synthesizer
 from serve_app.visitor import VISITOR
 
 logger = logging.getLogger(__name__)

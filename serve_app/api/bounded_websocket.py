@@ -2,6 +2,7 @@
 
 from asyncio.transports import BaseTransport, Transport
 from collections.abc import Callable
+from functools import partial
 from typing import Any, ClassVar, cast
 
 from starlette.types import Scope
@@ -11,9 +12,14 @@ from serve_app.api.access.access_control import client_address, one_client
 from serve_app.api.access.callers import FairShare
 from serve_app.api.early_status import ReaderClock
 from serve_app.api.error_replies import TRY_AGAIN_LATER
-from serve_app.api.handshake import LEAVING, MAX_MESSAGE_BYTES
+from serve_app.api.parsing.client_input import MAX_BODY_BYTES
 from serve_app.api.parsing.uploads import Pace
+from serve_app.config import AdmissionSettings
 
+MAX_MESSAGE_BYTES = 128 << 10  # of messages without reference audio
+# Scope key of a function, set if the client's connection ends in this process. The function registers a callback, which
+# is called from any thread when the server stops.
+LEAVING = "talkray.leaving"
 # Bytes that the large unfinished messages of all connections may hold together, enough for three recordings.
 MAX_LARGE_BYTES = 48 << 20
 # Seconds that a client has to read the server's last messages. A client that is still sending would lose these messages
@@ -24,6 +30,16 @@ _PONG = b"\x8a"  # first byte of a pong frame
 # one read may contain thousands of pings and block the event loop.
 _PIECE_BYTES = 16 << 10
 _MOST_READING_S, _REST = 0.005, 4
+
+
+def uvicorn_settings(admission: AdmissionSettings) -> dict[str, Any]:
+    """uvicorn's settings of WebSockets for an ingress replica."""
+    return {
+        "ws": partial(BoundedWebSocket, trusted_proxies=admission.trusted_proxies),
+        "ws_max_size": MAX_BODY_BYTES,
+        "ws_per_message_deflate": False,
+        "ws_ping_timeout": None,  # paused clients do not answer pings; `MAX_UNREAD_S` limits the pause
+    }
 
 
 class BoundedWebSocket(WebSocketsSansIOProtocol):

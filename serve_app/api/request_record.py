@@ -1,11 +1,9 @@
 """Record of one request, with its caller, outcome and usage counts, but without the text."""
 
-import re
 import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
-from itertools import pairwise
 from typing import Any
 from urllib.parse import quote
 
@@ -13,10 +11,8 @@ from deployments.protocol import FinishReason, Marks, ModelInfo, PcmChunk
 from serve_app.api.headers import MODEL_HEADER, SEED_HEADER, VOICE_HEADER
 from serve_app.speech.segments import Utterance
 
-Entry = dict[str, Any]  # result of `RequestRecord.entry`
+Entry = dict[str, Any]  # a line of a request file: `entry_of` and `story_of` of the extension `records`
 
-_NO_ADDRESS = re.compile(r"[^0-9A-Za-z.:%_-]")  # a proxy in front may forward any characters
-_TRACE = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-")  # start of a `traceparent`
 LEFT, CANCELLED = "client left", "cancelled"
 LINES = "talkray_requests_"  # prefix of the files that contain one line per request
 OLDER_FILES = 3  # rotated files of each ingress replica, from .1 (newest) to .3
@@ -132,41 +128,6 @@ class RequestRecord:
     is_speech: bool = False
     keep: Callable[["RequestRecord"], None] = lambda record: None  # called when the request ends
 
-    def entry(self) -> Entry:
-        first_ns = self.usage.first_audio_ns
-        return {
-            "time": now(),
-            "id": self.request_id,
-            "method": _printable(self.method, most=16),
-            "path": _printable(self.path, most=96),
-            "dialect": self.dialect,
-            "client": _NO_ADDRESS.sub("?", self.client)[:64],
-            "key": None if self.key is None else _printable(self.key, most=64),
-            "model": self.usage.model,
-            "voice": self.usage.voice,
-            "seed": self.usage.seed,
-            "characters": self.characters,
-            "codes": self.usage.frames,
-            "audio_s": round(self.usage.samples / self.samples_per_s, 2),
-            "ttfa_ms": None if first_ns is None else round((first_ns - self.received_ns) / 1e6),
-            "took_ms": round((self.ended_ns - self.received_ns) / 1e6) if self.ended_ns else None,
-            "outcome": self.error or self.usage.finish_reason or LEFT,
-        }
-
-    def story(self) -> Entry:
-        """Return the entry with the time of each stage before the first audio and the replicas that produced the audio.
-        A replica loss is listed between the lost replica and its successor.
-        """
-        stages_ms = {
-            stage: round((at_ns - before_ns) / 1e6, 2) for (_, before_ns), (stage, at_ns) in pairwise(self.usage.marks)
-        }
-        made_by: list[str] = []
-        for stage, _ in self.usage.trail:
-            if stage not in made_by or "#" not in stage:
-                made_by.append(stage)
-        trace = _TRACE.match(self.trace.get("traceparent", ""))
-        return {**self.entry(), "stages_ms": stages_ms, "replicas": made_by, "trace_id": trace and trace[1]}
-
     @property
     def is_failure(self) -> bool:
         """Whether the request failed. A request that the client left or cancelled is not a failure."""
@@ -204,11 +165,3 @@ class RequestRecord:
 def start_marks(utterance: Utterance, received_ns: int) -> Utterance:
     """Add the first marks, starting at `received_ns` of time.time_ns(). Later stages add marks of their own."""
     return utterance.changed(marks=(("received", received_ns), ("request", time.time_ns())))
-
-
-def _printable(text: str, *, most: int) -> str:
-    return "".join(char if char.isprintable() else "?" for char in text[:most])
-
-
-def now() -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%S%z")

@@ -13,7 +13,7 @@ from starlette.websockets import WebSocket
 from deployments.errors import StartError
 from serve_app.api import openai_models, openai_speech
 from serve_app.api.context import ENDPOINT_DIALECT, state_of
-from serve_app.api.handshake import refuse_handshake
+from serve_app.api.error_replies import translate
 from serve_app.api.speech_service import SpeechService
 from serve_app.config import ApiSettings
 from serve_app.extension import Charge, Dialect, Extension, JsonRoute, Route, SocketKind
@@ -124,6 +124,16 @@ async def _converse(kinds: Mapping[type[SocketKind], str], service: SpeechServic
     kind = named or next(kind for kind in kinds if kind.subprotocol is None)
     state_of(socket).record.dialect = kinds[kind]
     await kind.run(socket, service)
+
+
+async def refuse_handshake(socket: WebSocket, error: Exception, *, reason_header: str | None = None) -> None:
+    """Refuse a WebSocket handshake with an HTTP status. Some clients read the message from `reason_header`."""
+    reply = translate(error)
+    state_of(socket).record.error = reply.code
+    response = reply.response()
+    if reason_header is not None:
+        response.headers[reason_header] = reply.message.encode("ascii", "replace").decode().replace("\n", " ")
+    await socket.send_denial_response(response)
 
 
 async def _refuse_unknown(socket: WebSocket) -> None:

@@ -181,7 +181,7 @@ def _decode(data: bytes, field: str) -> tuple[NDArray[np.float32], int]:
     deadline_s = time.monotonic() + TIMEOUT_S
     parts: list[NDArray[np.float32]] = []
     num_samples, rate = 0, 0
-    to_float = av.AudioResampler(format="fltp")
+    to_float = av.AudioResampler(format="flt")  # packed: PyAV 18.1 reads beyond the pointers of eight planes
     try:
         with av.open(BytesIO(data), mode="r", options=OPEN_OPTIONS) as container:
             for frame in container.decode(audio=0):
@@ -192,7 +192,8 @@ def _decode(data: bytes, field: str) -> tuple[NDArray[np.float32], int]:
                     raise _unusable(field, f"the recording is longer than {MAX_SECONDS:g} seconds")
                 if time.monotonic() > deadline_s:
                     raise _unusable(field, f"decoding takes longer than {TIMEOUT_S:g} seconds")
-                parts += [_mono(part.to_ndarray()) for part in to_float.resample(frame)]
+                channels = frame.layout.nb_channels
+                parts += [_mono(part.to_ndarray().reshape(-1, channels).T) for part in to_float.resample(frame)]
     except (av.FFmpegError, ValueError, IndexError) as error:
         raise _unusable(field, "the file is not in a supported audio format") from error
     if not parts:

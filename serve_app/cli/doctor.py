@@ -20,7 +20,8 @@ from deployments.config import TalkerConfig
 from deployments.embedded_voice.checkpoint import EMBEDDED_BYTES, PACKED
 from deployments.errors import CheckpointError, StartError
 from deployments.gpu.card import QUERY, SMALL_BYTES, Card, remark, torch_cuda, why_not
-from deployments.weights.store import ask_hub, cache_directory, find, repository
+from deployments.weights.hub import ask_hub
+from deployments.weights.store import cache_directory, find, repository
 from serve_app.cli.say import KEY_VARIABLE
 from serve_app.cli.serve.local_server import LOOPBACK, Address, why_no_loopback, why_unusable
 from serve_app.cli.serve.run_folder import parent

@@ -7,7 +7,8 @@ import typer
 
 from deployments.errors import StartError
 from loadtest.command_app import CommandApp
-from serve_app.api.access.keys import KeyRecord, create_key, read_keys, revoke_keys
+from serve_app.api.access.keys import KeyRecord, read_keys
+from serve_app.cli.key_file import create_key, revoke_keys
 
 keys = CommandApp("Create, list and revoke API keys. Running servers apply changes at once.")
 _KEY_FILE = "~/.config/talkray/keys.json"

@@ -22,8 +22,7 @@ from serve_app.speech.admission_control import AdmissionControl
 from serve_app.speech.model_state import ModelState, ready
 from serve_app.speech.observers import Observe, Observers
 from serve_app.speech.segments import Segments, Utterance
-from serve_app.speech.synthesizer import Synthesizer
-from serve_app.speech.utterance_synthesizer import UtteranceSynthesizer
+from serve_app.speech.utterance_synthesizer import Synthesizer, UtteranceSynthesizer
 from serve_app.text.characters import is_speakable
 
 logger = logging.getLogger(__name__)

@@ -5,17 +5,33 @@ from collections import deque
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import replace
+from typing import Protocol
 
 from deployments.errors import Overloaded
 from deployments.listener import Listener, ReaderWatch
 from deployments.protocol import FinishReason, ModelInfo, PcmChunk, SynthesisRequest
 from serve_app.speech.look_ahead import LookAhead, SegmentAudio
 from serve_app.speech.segments import SECOND_ATTEMPT, Segments, Utterance, count_redraw, ended_badly, segment_seed
-from serve_app.speech.synthesizer import Synthesizer
 from serve_app.speech.utterance_assembler import UtteranceAssembler
 
 # Interval of retries for a later segment that was refused, and the time after which the retries stop.
 _RETRY_AFTER_S, _GIVE_UP_AFTER_S = 0.25, 30.0
+
+
+class Synthesizer(Protocol):
+    """Synthesizer for a loaded checkpoint: `ReplicaSynthesizer`, which depends on Ray, or a fake in tests."""
+
+    async def describe(self) -> ModelInfo:
+        """Describe the loaded checkpoint. Raises NotReady while the replicas are loading."""
+        ...
+
+    def synthesize(self, request: SynthesisRequest, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
+        """Yield the audio of one segment as it is generated. Closing the generator cancels all of its calls.
+
+        `info` is the result of `describe` for the request's model. Raises InvalidRequest, Overloaded, NotReady,
+        ReplicaLost or EngineError at any point.
+        """
+        ...
 
 
 class UtteranceSynthesizer:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from serve_app.api.access.keys import create_key
+from serve_app.cli.key_file import create_key
 from tests.clients.environments import command
 from tests.serve_app.cli.test_check_client import Server
 from tests.serve_app.fake import utterance

@@ -6,8 +6,8 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from serve_app.api.access.keys import create_key
 from serve_app.audio.formats import AudioFormat
+from serve_app.cli.key_file import create_key
 from tests.e2e.black_box import ServerCommand, serving
 from tests.e2e.speech import PATH, body, fetch
 from tools.experiments.faults.polite import difference

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import pytest
 
-from serve_app.api.access.keys import create_key
+from serve_app.cli.key_file import create_key
 from serve_app.config import AccessSettings, AppConfig
 from serve_app.extensions.voices.settings import VoiceSettings
 from serve_app.extensions.voices.stored_voice import StoredVoice

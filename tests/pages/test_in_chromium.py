@@ -22,9 +22,9 @@ from deployments.errors import NotReady
 from deployments.protocol import ModelInfo
 from loadtest.report import Report, write_report
 from loadtest.sweep import Sweep
-from serve_app.api.access.keys import create_key
 from serve_app.api.application import OWN_TAGS
 from serve_app.api.bounded_websocket import BoundedWebSocket
+from serve_app.cli.key_file import create_key
 from serve_app.cli.ray_settings import free_port
 from serve_app.config import AccessSettings, AdmissionSettings, ApiSettings
 from serve_app.distribution import version

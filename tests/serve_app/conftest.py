@@ -1,5 +1,3 @@
-import asyncio
-import os
 import subprocess
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
@@ -12,7 +10,6 @@ import pytest
 from fastapi import FastAPI, routing
 from fastapi.dependencies.models import Dependant
 
-from deployments.serving.mailbox import MailboxServer
 from serve_app.config import ApiSettings
 from tests.serve_app.fake import FakeSynthesizer, utterance
 from tests.serve_app.one_model import one_api
@@ -33,21 +30,6 @@ def _signatures_are_read_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(routing, "get_dependant", get_dependant)
         yield
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _listeners_are_closed() -> Iterator[None]:
-    """One for live text that a test leaves open would fail another test, when the garbage collector finds it."""
-    started, start = list[tuple[asyncio.Server, str]](), MailboxServer._start
-
-    async def noted(server: MailboxServer) -> asyncio.Server:
-        started.append((await start(server), os.environ["PYTEST_CURRENT_TEST"]))
-        return started[-1][0]
-
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(MailboxServer, "_start", noted)
-        yield
-    assert [test for server, test in started if server.is_serving()] == [], "close LiveTexts"
 
 
 @pytest.fixture

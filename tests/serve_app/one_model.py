@@ -12,7 +12,7 @@ from serve_app.api.application import create_api
 from serve_app.api.request_record import RequestRecord
 from serve_app.config import ApiSettings
 from serve_app.extension import Opened
-from serve_app.speech.synthesizer import Synthesizer
+from serve_app.speech.utterance_synthesizer import Synthesizer
 
 
 class Kept(Opened):

@@ -138,14 +138,14 @@ def test_no_proxy_sees_what_stays_on_this_machine(
 
 # Other libraries make these, each in a process of its own: they read the environment once.
 OUTGOING = {
-    "download, first look": "store._asked('qwen/x')",
+    "download, first look": "hub._asked('qwen/x')",
     "download": "HfApi().model_info('qwen/x')",
     "bucket": "VoiceStore('s3://bucket/voices').marks()",
     "traces": "otlp_exporter(sys.argv[1]).export([])",
 }
 SCRIPT = """
 import os, sys
-from deployments.weights import store
+from deployments.weights import hub
 from huggingface_hub import HfApi
 from serve_app.extensions.records.tracing import otlp_exporter
 from serve_app.cli import ray_settings

@@ -173,7 +173,7 @@ def test_an_extension_imports_the_core_and_what_it_requires() -> None:
 
 # What is behind sessions and routes: a dialect reaches it through them.
 BEHIND = (
-    *("speech.speech_models", "speech.segments", "speech.synthesizer", "speech.utterance_synthesizer"),
+    *("speech.speech_models", "speech.segments", "speech.utterance_synthesizer"),
     *("speech.replica_synthesizer", "api.access.access_control", "api.access.keys", "api.parsing.uploads", "ingress"),
 )
 

@@ -61,7 +61,7 @@ def random(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 @pytest.fixture(autouse=True)
 def _without_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """Random weights end where they like."""
-    monkeypatch.setattr("deployments.talker.networks.frame_networks.MIN_NEW_TOKENS", 10**6)
+    monkeypatch.setattr("deployments.talker.networks.unfused_networks.MIN_NEW_TOKENS", 10**6)
 
 
 def requests(name: str, texts: tuple[str, ...] = TEXTS, *, in_prompt: bool = False) -> list[SynthesisRequest]:

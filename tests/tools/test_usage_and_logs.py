@@ -12,6 +12,7 @@ from typer.testing import CliRunner, Result
 from deployments.errors import InvalidRequest, TalkrayError
 from serve_app.api.request_record import RequestRecord, Usage
 from serve_app.extensions.records.record_keeper import LINES, RecordKeeper, RequestLines
+from serve_app.extensions.records.request_lines import story_of
 from serve_app.extensions.records.usage_counts import UsageBook
 from serve_app.extensions.voices.voice_store import VoiceStore
 from talkray_tools.logs import logs
@@ -63,7 +64,7 @@ def test_a_request_of_no_line_says_what_is_kept(kept: Path) -> None:
 
 
 def test_other_nodes_are_asked_where_this_one_has_no_line(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = "\n".join(json.dumps(spoken(name).story() | {"ingress": "Ingress#9"}) for name in ("far", "other")) + "\n"
+    lines = "\n".join(json.dumps(story_of(spoken(name)) | {"ingress": "Ingress#9"}) for name in ("far", "other")) + "\n"
     nodes = {"node 1": [], "node 2": [f"serve/{LINES}Ingress_9.jsonl"]}
     monkeypatch.setattr(state, "list_nodes", lambda **_: [SimpleNamespace(node_id=name) for name in nodes])
     monkeypatch.setattr(state, "list_logs", lambda *, node_id, glob_filter: {"internal": nodes[node_id]})

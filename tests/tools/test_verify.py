@@ -91,7 +91,7 @@ def test_a_sound_checkpoint_passes(tiny_checkpoint: Checkpoints, out: Path, said
 def test_speech_that_never_ends_fails(
     tiny_checkpoint: Checkpoints, out: Path, said: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("deployments.talker.networks.frame_networks.MIN_NEW_TOKENS", 10**6)
+    monkeypatch.setattr("deployments.talker.networks.unfused_networks.MIN_NEW_TOKENS", 10**6)
     assert run(tiny_checkpoint("VoiceDesign"), out) == 1
     assert [name for name in failed(out) if name.startswith("speech ends")] == [
         f"speech ends, seed {seed}" for seed in (1, 2, 3)
@@ -104,7 +104,7 @@ def test_a_head_that_follows_is_noted(
     tiny_checkpoint: Checkpoints, tmp_path: Path, out: Path, recording: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Random weights end where they like.
-    monkeypatch.setattr("deployments.talker.networks.frame_networks.MIN_NEW_TOKENS", 10**6)
+    monkeypatch.setattr("deployments.talker.networks.unfused_networks.MIN_NEW_TOKENS", 10**6)
     model = plant(tiny_checkpoint("Base"), tmp_path / "model")
     before = described(model, "planted", TalkerConfig(), on_gpu=True)
     run(model, out, "--reference", recording)

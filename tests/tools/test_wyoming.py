@@ -15,7 +15,7 @@ from wyoming.info import Describe, Info
 from wyoming.tts import Synthesize, SynthesizeChunk, SynthesizeStart, SynthesizeStop, SynthesizeStopped, SynthesizeVoice
 
 from deployments.errors import Overloaded, TalkrayError
-from serve_app.api.access.keys import create_key
+from serve_app.cli.key_file import create_key
 from serve_app.cli.main import cli
 from serve_app.cli.ray_settings import free_port
 from talkray_tools.wyoming import _Handler, serve

@@ -16,7 +16,7 @@ from types import FrameType
 import numpy as np
 from httpx2 import ASGITransport, AsyncClient
 
-from deployments.codec.slots import PlainSlots
+from deployments.codec.plain_slots import PlainSlots
 from deployments.config import TalkerConfig
 from deployments.embedded_voice.cpu_networks import CpuNetworks
 from deployments.protocol import FrameChunk, ModelInfo, PcmChunk, SynthesisRequest

@@ -18,7 +18,7 @@ from torch import Tensor
 from deployments.codec.encoder import Codebook, CodecEncoder
 from deployments.protocol import Codes, Frame, Progress, SynthesisRequest
 from deployments.talker.engine.engine import Engine
-from deployments.talker.networks.frame_networks import UnfusedNetworks
+from deployments.talker.networks.unfused_networks import UnfusedNetworks
 from deployments.talker.sampling import torch_sampler
 from deployments.talker.sampling.torch_sampler import Draw
 from deployments.talker.state.batch_state import BatchOptions

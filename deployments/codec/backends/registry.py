@@ -4,14 +4,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from pkgutil import resolve_name
+from typing import TYPE_CHECKING
 
 import torch
 
 from deployments.codec.codec_config import SpeechTokenizerConfig
-from deployments.codec.decoder import Backend, CodecDecoder
 from deployments.codec.slots import SlotDecoder
 from deployments.gpu.capability import capability_of
 from deployments.gpu.card import AMPERE
+
+if TYPE_CHECKING:  # a talker on a GPU needs neither
+    from deployments.codec.decoder import Backend, CodecDecoder
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +26,7 @@ class DecoderPair:
     decodes: Callable[[SpeechTokenizerConfig, torch.device], bool]  # whether the pair supports a codec on a device
 
     @property
-    def backend(self) -> type[Backend]:
+    def backend(self) -> "type[Backend]":
         backend: type[Backend] = resolve_name(self.backend_name)
         return backend
 
@@ -35,7 +38,8 @@ class DecoderPair:
 
 _TORCH = "deployments.codec.backends.torch_backend:TorchBackend"
 _TRITON_SLOTS = "deployments.codec.backends.triton_slots:TritonSlots"
-_PLAIN_SLOTS = "deployments.codec.slots:PlainSlots"
+_PLAIN_SLOTS = "deployments.codec.plain_slots:PlainSlots"
+_DECODER = "deployments.codec.decoder:CodecDecoder"  # over any backend
 
 
 def _on_matrix_units(config: SpeechTokenizerConfig, device: torch.device) -> bool:
@@ -55,8 +59,9 @@ def choose_decoders(config: SpeechTokenizerConfig, device: torch.device) -> Deco
     return next(row for row in BACKENDS if row.decodes(config, device))
 
 
-def load_decoder(directory: Path, *, device: torch.device | str = "cpu", precision: str = "float32") -> CodecDecoder:
+def load_decoder(directory: Path, *, device: torch.device | str = "cpu", precision: str = "float32") -> "CodecDecoder":
     """Load the decoder in `directory`, the checkpoint's `speech_tokenizer` folder. Raises CheckpointError."""
     place = torch.device(device)
     chosen = choose_decoders(SpeechTokenizerConfig.load(directory), place)
-    return CodecDecoder(chosen.backend.load(directory, device=place, precision=precision))
+    decoder: CodecDecoder = resolve_name(_DECODER)(chosen.backend.load(directory, device=place, precision=precision))
+    return decoder

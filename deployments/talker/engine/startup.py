@@ -1,6 +1,5 @@
 """Construction of an engine: load weights, compile kernels, size the KV cache, capture CUDA graphs, and warm up."""
 
-import hashlib
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -42,6 +41,8 @@ if TYPE_CHECKING:
 # Needed only by models that clone.
 _CODEC_ENCODER = "deployments.codec.encoder:CodecEncoder"
 _SPEAKER_ENCODER = "deployments.talker.model.speaker_encoder:SpeakerEncoder"
+# Needed only by networks that Triton compiles.
+_COMPILING_AHEAD = "deployments.gpu.compile_ahead:compiling_ahead"
 _CPU_CACHE_BYTES = GIB  # default size of the KV cache on a CPU
 _WORTH_SAYING_S = 0.05
 _REPORT_S = 1.0
@@ -123,7 +124,9 @@ def build_engine(
     kind = choose_networks(config.kernels, model_config, dtype=chosen.dtype, device=chosen.device)
     ahead: AbstractContextManager[Prepare] = nullcontext(prepare_nothing)
     if compiles_ahead and kind == "fused":
-        ahead = _compiling_ahead(clock, _facts(directory, config, makes_audio=makes_audio))
+        facts = _facts(directory, config, makes_audio=makes_audio)
+        progress = throttled("compiling kernels", clock.report)
+        ahead = resolve_name(_COMPILING_AHEAD)(facts, clock.phase, progress)
     device, dtype, size = chosen.device, chosen.dtype, chosen.block_size
     with ahead as prepare:
         memory = chosen.memory()
@@ -251,42 +254,6 @@ def _num_blocks(
     else:
         cache_bytes = memory.kv_bytes(cache_bounds(config, block_bytes, block_size))
     return max(2, min(cache_bytes // block_bytes, useful))
-
-
-@contextmanager
-def _compiling_ahead(clock: StartClock, facts: str) -> Iterator[Prepare]:
-    """Yield a `Prepare` that compiles kernels in parallel. `facts` are their dependencies besides code and versions.
-
-    A stamp in the cache marks the facts for which all kernels are compiled. Kernels deleted later are compiled at their
-    launch.
-    """
-    import triton  # not installed on CPUs
-    from triton import knobs
-
-    from deployments.gpu.compile_ahead import CompileWorkers, noted_launches
-
-    stamp = Path(knobs.cache.dir) / "complete" / _digest(f"{triton.__version__} {facts}")
-    if stamp.exists():
-        yield prepare_nothing
-        return
-    with CompileWorkers() as workers:
-
-        def prepare(work: Callable[[], None]) -> None:
-            with clock.phase("looking for kernels to compile"), noted_launches() as kernels:
-                work()
-            with clock.phase("compiling kernels"):
-                workers.compile(kernels, throttled("compiling kernels", clock.report))
-
-        yield prepare
-    stamp.parent.mkdir(parents=True, exist_ok=True)
-    stamp.touch()
-
-
-def _digest(facts: str) -> str:
-    state = hashlib.sha256(facts.encode())
-    for file in sorted(Path(__file__).parents[2].rglob("*.py")):
-        state.update(file.read_bytes())
-    return state.hexdigest()[:32]
 
 
 def _facts(directory: Path, config: TalkerConfig, *, makes_audio: bool) -> str:

@@ -6,7 +6,8 @@ from torch.nn import functional as F  # noqa: N812
 
 from deployments.talker.model.layers import attend_rows
 from deployments.talker.model.talker import SampleCode
-from deployments.talker.networks.frame_networks import FrameNetworks, NetworkKind, UnfusedNetworks
+from deployments.talker.networks.frame_networks import FrameNetworks, NetworkKind
+from deployments.talker.networks.unfused_networks import UnfusedNetworks
 from deployments.talker.state.batch_state import Context
 from deployments.talker.state.kv_cache import KVCache
 

@@ -7,17 +7,10 @@ hash would only add latency to every request. The key file is JSON:
                              "requests_per_minute": 600, "max_streams": 8, "revoked": null}]}
 """
 
-import contextlib
-import fcntl
 import hashlib
 import hmac
 import logging
-import os
 import re
-import secrets
-import shutil
-from collections.abc import Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -31,10 +24,9 @@ logger = logging.getLogger(__name__)
 
 KEY_PREFIX = "talkray-"
 _KEY = re.compile(rf"{KEY_PREFIX}([0-9a-f]{{8}})-[A-Za-z0-9_-]{{43}}")
-_ID_BYTES, _SECRET_BYTES = 4, 32
 _NO_DIGEST = "0" * 64
 
-_LONGEST_NAME = 512
+LONGEST_NAME = 512
 Limit = Annotated[int, Field(ge=1)] | None  # None: no limit
 Stamp = tuple[int, int, int, int]
 
@@ -43,14 +35,14 @@ def _cut(name: object) -> object:
     """Cut a key's name that is over the limit, as older files may have. Owners of stored voices are cut to the same
     length.
     """
-    return name[:_LONGEST_NAME] if isinstance(name, str) else name
+    return name[:LONGEST_NAME] if isinstance(name, str) else name
 
 
 class KeyRecord(Strict):
     """Record of one key. Each ingress replica applies the limits separately."""
 
     id: Annotated[str, Field(pattern=r"^[0-9a-f]{8}$")]
-    name: Annotated[str, BeforeValidator(_cut), Field(max_length=_LONGEST_NAME)]
+    name: Annotated[str, BeforeValidator(_cut), Field(max_length=LONGEST_NAME)]
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
     created: Annotated[str, Field(max_length=40)]  # ISO 8601
     requests_per_minute: Limit = None
@@ -90,7 +82,7 @@ class Keys:
         match = _KEY.fullmatch(key)
         record = self._records.get(match[1]) if match else None
         digest = record.sha256 if record else _NO_DIGEST
-        if not hmac.compare_digest(_digest(key), digest) or record is None:
+        if not hmac.compare_digest(digest_of(key), digest) or record is None:
             raise Unauthorized("The API key is not valid.")
         return record
 
@@ -153,75 +145,6 @@ def read_keys(file: Path) -> KeyDocument:
         raise ConfigError(f"the key file {file} is invalid: {where}: {first['msg']}") from None
 
 
-def create_key(
-    file: Path, name: str, *, requests_per_minute: Limit = None, max_streams: Limit = None, admin: bool = False
-) -> str:
-    """Add a key to the file and return the key. Creates the file if it is missing. The file stores only a hash of the
-    key.
-    """
-    if len(name) > _LONGEST_NAME:
-        raise ConfigError(f"the name of a key has {len(name)} characters; use at most {_LONGEST_NAME}")
-    with _rewriting(file) as document:
-        key_id = secrets.token_hex(_ID_BYTES)
-        key = f"{KEY_PREFIX}{key_id}-{secrets.token_urlsafe(_SECRET_BYTES)}"
-        record = KeyRecord(
-            id=key_id,
-            name=name,
-            sha256=_digest(key),
-            created=_now(),
-            requests_per_minute=requests_per_minute,
-            max_streams=max_streams,
-            admin=admin,
-        )
-        _write(file, KeyDocument(keys=(*document.keys, record)))
-    return key
-
-
-def revoke_keys(file: Path, id_or_name: str) -> list[KeyRecord]:
-    """Revoke all valid keys with this id or name and return their records. Raises ConfigError if the file has none."""
-    with _rewriting(file) as document:
-        ended = [key for key in document.keys if key.revoked is None and id_or_name in (key.id, key.name)]
-        if not ended:
-            raise ConfigError(f"{file} has no valid key with the id or name {id_or_name!r}")
-        now = _now()
-        keys = [key.model_copy(update={"revoked": now}) if key in ended else key for key in document.keys]
-        _write(file, KeyDocument(keys=tuple(keys)))
-    return ended
-
-
-@contextlib.contextmanager
-def _rewriting(file: Path) -> Iterator[KeyDocument]:
-    """Yield the contents of the file while a lock keeps other commands from changing it. Raises ConfigError."""
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        directory = os.open(file.parent, os.O_RDONLY)
-        try:
-            fcntl.flock(directory, fcntl.LOCK_EX)
-            yield read_keys(file) if file.exists() else KeyDocument()
-        finally:
-            os.close(directory)
-    except OSError as error:
-        raise ConfigError(f"the key file {file} cannot be written ({error.strerror}). The file is unchanged") from None
-
-
-def _write(file: Path, document: KeyDocument) -> None:
-    """Replace the file atomically, so a server never reads a partial file. Keeps the owner and mode of the file."""
-    file = file.resolve()
-    new = file.with_name(f".{file.name}.new")
-    new.unlink(missing_ok=True)
-    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        with open(descriptor, "w", encoding="utf-8") as out:
-            out.write(document.model_dump_json(indent=1) + "\n")
-        if file.exists():
-            shutil.copymode(file, new)
-            with contextlib.suppress(PermissionError):
-                os.chown(new, file.stat().st_uid, file.stat().st_gid)
-        new.replace(file)
-    finally:
-        new.unlink(missing_ok=True)
-
-
 def file_stamp(file: Path) -> Stamp | None:
     """Return a value that changes with every change of the file, even if its mtime is set back. Return None if the file
     is missing. Raises ConfigError if the file cannot be accessed.
@@ -235,9 +158,5 @@ def file_stamp(file: Path) -> Stamp | None:
     return status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino
 
 
-def _digest(key: str) -> str:
+def digest_of(key: str) -> str:
     return hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -36,18 +36,6 @@ class ModelResolver(Protocol):
         ...
 
 
-class TextResolver(Protocol):
-    """Selects the part of a text that is spoken."""
-
-    async def __call__(
-        self, resolver: "Resolver", body: SpeechBody, info: ModelInfo, stored: KeptVoice | None
-    ) -> tuple[SpokenText, Reasons]:
-        """Return the spoken text of `body.input`, and the reasons why the rest of the text and some related fields have
-        no effect. Raises InvalidRequest.
-        """
-        ...
-
-
 class WordTimer(Protocol):
     """Determines the times of the words of a text."""
 
@@ -63,6 +51,9 @@ class Draft:
 
 
 Step = Callable[[Draft], Awaitable[Draft]]
+# The spoken text of `body.input`; and the reasons why the rest of it, and some fields about it, have no effect. Raises
+# InvalidRequest.
+TextResolver = Callable[["Resolver", SpeechBody, ModelInfo, KeptVoice | None], Awaitable[tuple[SpokenText, Reasons]]]
 
 
 class StepFailed(ExtensionError):

@@ -16,8 +16,7 @@ from serve_app.extensions.jobs.job_store import packed
 from serve_app.extensions.jobs.stored_job import JobPlan, MadeSegment, Manner, Part, SegmentId, StoredJob
 from serve_app.extensions.voices.library import Voices
 from serve_app.speech.segments import SECOND_ATTEMPT, Utterance, count_redraw, ended_badly, segment_seed
-from serve_app.speech.synthesizer import Synthesizer
-from serve_app.speech.utterance_synthesizer import UtteranceSynthesizer
+from serve_app.speech.utterance_synthesizer import Synthesizer, UtteranceSynthesizer
 from serve_app.visitor import VISITOR, Visitor
 
 

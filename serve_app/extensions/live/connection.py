@@ -13,6 +13,7 @@ from starlette.types import Message
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from deployments.errors import InvalidRequest, Overloaded, PayloadTooLarge, TalkrayError
+from serve_app.api.bounded_websocket import LEAVING, MAX_MESSAGE_BYTES
 from serve_app.api.context import replica_stops, state_of
 from serve_app.api.error_replies import (
     INTERNAL,
@@ -23,9 +24,9 @@ from serve_app.api.error_replies import (
     close_reason,
     translate,
 )
-from serve_app.api.handshake import LEAVING, MAX_MESSAGE_BYTES, refuse_handshake
 from serve_app.api.parsing.client_input import MAX_BODY_BYTES, parse_object
 from serve_app.api.resolve.speech_request import SpeechRequest, disclosure
+from serve_app.api.routing import refuse_handshake
 from serve_app.api.speech_service import SpeechService
 from serve_app.extensions.continuity.tails import Continuation
 from serve_app.extensions.live.session import Session

@@ -19,9 +19,9 @@ import numpy as np
 from deployments.errors import InvalidRequest
 from deployments.listener import Listener
 from deployments.protocol import SAMPLE_BYTES, ModelInfo, PcmChunk, SynthesisRequest
-from deployments.serving.mailbox import MailboxServer, WrittenText
 from serve_app.extension import Opened
 from serve_app.extensions.continuity.tails import Continuation
+from serve_app.extensions.live.mailbox_server import MailboxServer, WrittenText
 from serve_app.extensions.text.spoken_text import CHARS_AT_ONCE, TextReader, TextRules
 from serve_app.extensions.text.ssml import SsmlCheck
 from serve_app.speech.look_ahead import retrieve_error, stop_reading

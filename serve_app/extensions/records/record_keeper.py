@@ -17,6 +17,7 @@ from typing import Protocol
 from deployments.serving import metrics
 from serve_app.api.request_record import HAND_ON_S, LINES, OLDER_FILES, RequestRecord
 from serve_app.extension import Opened
+from serve_app.extensions.records.request_lines import story_of
 
 logger = logging.getLogger(__name__)
 
@@ -113,7 +114,7 @@ class RequestLines:
         self._file = _PrivateFile(file, maxBytes=_FILE_BYTES, backupCount=OLDER_FILES)
 
     def receive(self, record: RequestRecord) -> None:
-        self._file.write(f"{json.dumps(record.story() | self._ingress)}\n")
+        self._file.write(f"{json.dumps(story_of(record) | self._ingress)}\n")
 
     def flush(self, *, is_last: bool) -> None:
         """Close the file at the end. `receive` flushes each line itself."""

@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 from deployments.errors import StartError
 from serve_app.api.request_record import RequestRecord
 from serve_app.distribution import pip_install
+from serve_app.extensions.records.request_lines import entry_of
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
@@ -122,7 +123,7 @@ def parts_of(record: RequestRecord) -> Iterator[SpanPart]:
 
 
 def _attributes(record: RequestRecord) -> dict[str, str | int | float]:
-    entry = record.entry()
+    entry = entry_of(record)
     names = ("id", "key", "dialect", "model", "voice", "characters", "codes", "audio_s", "outcome")
     attributes = {f"talkray.{name}": entry[name] for name in names if entry[name] is not None}
     return attributes | ({} if entry["seed"] is None else {"talkray.seed": str(entry["seed"])})

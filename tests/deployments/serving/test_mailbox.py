@@ -8,7 +8,8 @@ import pytest
 from deployments.errors import TalkerLost
 from deployments.protocol import Mailbox
 from deployments.serving import mailbox
-from deployments.serving.mailbox import MailboxServer, WrittenText, read
+from deployments.serving.mailbox import read
+from serve_app.extensions.live.mailbox_server import MailboxServer, WrittenText
 
 pytestmark = pytest.mark.anyio
 

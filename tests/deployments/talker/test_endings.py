@@ -10,7 +10,7 @@ from torch import Tensor
 from deployments.protocol import FinishReason, SynthesisRequest
 from deployments.talker.engine.engine import Engine
 from deployments.talker.engine.startup import TalkerConfig, build_engine
-from deployments.talker.networks.frame_networks import UnfusedNetworks
+from deployments.talker.networks.unfused_networks import UnfusedNetworks
 from deployments.talker.state.batch_state import Breadth
 from deployments.weights.store import locate
 from tests.deployments.talker.driving import Spoken, ask, speak_all

@@ -10,7 +10,6 @@ from safetensors import SafetensorError
 from deployments.embedded_voice import checkpoint
 from deployments.embedded_voice.checkpoint import EMBEDDED
 from deployments.errors import CheckpointError, StartError
-from deployments.weights import store
 from deployments.weights.store import REPOSITORIES, cache_directory, find, locate, repository, resolve_auto
 
 RELEASED = tuple(REPOSITORIES.values())
@@ -57,7 +56,7 @@ class FakeHub:
 def use_hub(monkeypatch: pytest.MonkeyPatch) -> Any:
     def use(hub: FakeHub) -> FakeHub:
         monkeypatch.setattr("huggingface_hub.snapshot_download", hub.look)
-        monkeypatch.setattr(store, "_fetch", hub.fetch)
+        monkeypatch.setattr("deployments.weights.hub._fetch", hub.fetch)
         return hub
 
     return use

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from serve_app.api.access.keys import create_key
+from serve_app.cli.key_file import create_key
 from tests.e2e.black_box import ServerCommand, as_user, ends_while_it_speaks, serving
 
 IS_ROOT = os.geteuid() == 0  # only root may act as another user

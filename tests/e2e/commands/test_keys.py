@@ -12,8 +12,8 @@ import aiohttp
 import openai
 import pytest
 
-from serve_app.api.access.keys import create_key
 from serve_app.api.parsing.client_input import MAX_BODY_BYTES
+from serve_app.cli.key_file import create_key
 from serve_app.extensions.live.connection import MAX_MESSAGE_BYTES
 from tests.e2e.black_box import refusal, talkray
 from tests.e2e.commands.conftest import CANARY, Guarded, bearer

@@ -18,12 +18,12 @@ from starlette.requests import HTTPConnection
 
 from deployments.errors import EngineError, NotReady, Overloaded, TalkerLost
 from deployments.protocol import FinishReason, ModelInfo, Sampling
-from serve_app.api.access.keys import create_key
 from serve_app.api.application import _answer_error
 from serve_app.api.context import RequestState
 from serve_app.api.parsing import client_input, uploads
 from serve_app.api.request_record import RequestRecord
 from serve_app.audio.formats import AudioFormat
+from serve_app.cli.key_file import create_key
 from serve_app.config import AccessSettings, ApiSettings
 from serve_app.extension import Node
 from serve_app.extensions.voices.settings import VoiceSettings

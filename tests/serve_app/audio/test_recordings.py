@@ -73,9 +73,11 @@ def test_a_wav_says_the_same_to_both_readers(subtype: str, channels: int) -> Non
         np.testing.assert_array_equal(read[0], exact)
 
 
-def test_channels_are_averaged() -> None:
-    halves = file_of(np.stack([np.full(RATE, 0.5), np.zeros(RATE)], axis=1), subtype="FLOAT")
-    np.testing.assert_allclose(decode(data_url(halves)), 0.25)
+@pytest.mark.parametrize(("container", "channels"), [("WAV", 2), ("FLAC", 2), ("FLAC", recordings.MAX_CHANNELS)])
+def test_channels_are_averaged(container: str, channels: int) -> None:
+    signal = np.zeros((RATE, channels))
+    signal[:, 0] = 0.5
+    np.testing.assert_allclose(decode(data_url(file_of(signal, container=container))), 0.5 / channels)
 
 
 def test_plain_base64_is_accepted_with_line_breaks() -> None:

@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 from deployments.errors import Overloaded, TalkrayError
 from deployments.protocol import ModelInfo
-from serve_app.api.access.keys import create_key
 from serve_app.api.application import create_api
+from serve_app.cli.key_file import create_key
 from serve_app.cli.main import cli
 from serve_app.config import AccessSettings, AdmissionSettings, ApiSettings
 from serve_app.extensions.live.live_text import LiveTexts

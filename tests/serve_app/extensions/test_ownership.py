@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from serve_app.api.access.keys import create_key
+from serve_app.cli.key_file import create_key
 from serve_app.config import AccessSettings
 from tests.serve_app import asgi
 from tests.serve_app.extensions.client import Client, Json, every_api

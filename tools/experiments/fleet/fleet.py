@@ -15,8 +15,8 @@ from typing import Any
 
 import yaml
 
-from serve_app.api.access.keys import create_key
 from serve_app.cli import ray_settings
+from serve_app.cli.key_file import create_key
 from serve_app.cli.serve.local_server import APP_NAME
 from serve_app.direct import open_direct
 from tools.experiments.fleet.namespaces import Machine, Network, network

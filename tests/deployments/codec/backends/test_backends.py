@@ -18,8 +18,9 @@ from deployments.codec.codec_config import SpeechTokenizerConfig
 from deployments.codec.decoder import MIN_SNR_DB, CodecDecoder, snr_db, to_pcm16
 from deployments.codec.decoder_state import DecoderState
 from deployments.codec.fold import FoldedWeights, fold
+from deployments.codec.plain_slots import PlainSlots
 from deployments.codec.plan import GPU_RAMP
-from deployments.codec.slots import PlainSlots, SlotDecoder
+from deployments.codec.slots import SlotDecoder
 from deployments.errors import EngineError
 from talkray_tools.random_codec import randomize_decoder
 from talkray_tools.unfolded_codec import DecoderNetwork

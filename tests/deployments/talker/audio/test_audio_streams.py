@@ -13,7 +13,8 @@ from deployments.codec.backends.registry import load_decoder
 from deployments.codec.decoder import CodecDecoder, to_pcm16
 from deployments.codec.decoder_state import DecoderState
 from deployments.codec.encoder import CodecEncoder
-from deployments.codec.slots import CODE_RING, PlainSlots
+from deployments.codec.plain_slots import PlainSlots
+from deployments.codec.slots import CODE_RING
 from deployments.errors import InvalidRequest, Overloaded
 from deployments.protocol import ALL_FRAMES, Codes, FrameChunk, Pcm, Reference
 from deployments.recording_cache import VOICE_BYTES

@@ -24,7 +24,6 @@ from deployments.errors import CheckpointError, EngineError, InvalidRequest, Ove
 from deployments.gpu import asleep
 from deployments.protocol import ClonePrompt, FinishReason, FrameChunk, Mailbox, SynthesisRequest
 from deployments.recording_cache import Lookups
-from deployments.serving.mailbox import MailboxServer, WrittenText
 from deployments.talker.deployment import TalkerReplica
 from deployments.talker.engine import startup
 from deployments.talker.engine.engine import Engine
@@ -32,6 +31,7 @@ from deployments.talker.engine.startup import build_engine
 from deployments.talker.process import channel
 from deployments.talker.process import engine_process as process
 from deployments.talker.process.engine_client import EngineClient, _next_chunk
+from serve_app.extensions.live.mailbox_server import MailboxServer, WrittenText
 from talkray_tools.random_checkpoint import Options, write_checkpoint
 from talkray_tools.released import SHAPES
 from tests.deployments.talker.conftest import CONFIG

@@ -17,10 +17,10 @@ from deployments.errors import Overloaded
 from deployments.serving import metrics
 from serve_app.api.access import access_control
 from serve_app.api.access.callers import Caller
-from serve_app.api.access.keys import create_key, revoke_keys
 from serve_app.api.docs_page import DOCS_PATHS
 from serve_app.api.error_replies import close_reason
 from serve_app.api.headers import UNBUFFERED_HEADERS
+from serve_app.cli.key_file import create_key, revoke_keys
 from serve_app.config import AccessSettings, AdmissionSettings, ApiSettings
 from serve_app.extension import Node
 from serve_app.extensions.voices.settings import VoiceSettings

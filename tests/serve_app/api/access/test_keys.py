@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from serve_app.api.access.keys import Keys, create_key, read_keys, revoke_keys
+from serve_app.api.access.keys import Keys, read_keys
 from serve_app.api.error_replies import Unauthorized
+from serve_app.cli.key_file import create_key, revoke_keys
 from serve_app.config import ConfigError
 
 

@@ -9,13 +9,14 @@ import httpx
 import pytest
 
 from deployments.errors import EngineError
-from serve_app.api.access.keys import create_key
 from serve_app.api.request_record import Entry, RequestRecord
+from serve_app.cli.key_file import create_key
 from serve_app.cli.serve import request_log
 from serve_app.cli.serve.request_log import followed, line
 from serve_app.config import AccessSettings, AdmissionSettings, ApiSettings
 from serve_app.extensions.records import record_keeper
 from serve_app.extensions.records.record_keeper import RequestLines
+from serve_app.extensions.records.request_lines import entry_of, story_of
 from tests.serve_app import asgi
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, Step, chunk, utterance
 from tests.serve_app.one_model import client_of, one_api
@@ -38,7 +39,7 @@ async def entries(
     async with httpx.AsyncClient(transport=transport, base_url="http://talkray") as client:
         for body in bodies:
             await client.post("/v1/audio/speech", json=body, headers=headers)
-    found = [record.entry() for record in kept]
+    found = [entry_of(record) for record in kept]
     assert SECRET not in json.dumps(found)
     return found
 
@@ -99,7 +100,7 @@ async def test_each_utterance_of_a_socket() -> None:
                 pass
         connection.receive({"type": "websocket.disconnect", "code": 1000})
         await connection.task
-    found = [record.entry() for record in kept]
+    found = [entry_of(record) for record in kept]
     assert [(entry["id"], entry["voice"], entry["outcome"]) for entry in found] == [
         ("ws-1", "ryan", "stop"),
         ("ws-2", None, "voice_not_found"),
@@ -133,12 +134,12 @@ async def test_a_stream_whose_request_is_cancelled_has_a_line() -> None:
     async with asgi.http(api, "POST", "/v1/audio/speech", body=BODY) as connection:
         while not (await connection.next()).get("body"):
             pass
-    assert [record.entry()["outcome"] for record in kept] == ["client left"]
+    assert [entry_of(record)["outcome"] for record in kept] == ["client left"]
 
 
 def test_a_client_writes_no_line_of_its_own() -> None:
     record = RequestRecord("id", 0, error="x", client="1.2.3.4\n\x1b[2J" + "x" * 1000)
-    assert record.entry()["client"] == "1.2.3.4??" + "?2J" + "x" * 52
+    assert entry_of(record)["client"] == "1.2.3.4??" + "?2J" + "x" * 52
 
 
 @pytest.fixture
@@ -225,4 +226,4 @@ async def test_a_record_has_its_dialect_also_where_the_door_refuses_it(tmp_path:
     assert [stage for stage, _ in kept[0].usage.marks] == []  # a synthesizer that is none leaves no marks
     assert (kept[0].characters, kept[0].usage.model, kept[0].usage.voice) == (21, CUSTOM_VOICE.name, "ryan")
     assert kept[0].trace == {"traceparent": "00-1-2-01"}
-    assert kept[0].story()["trace_id"] is None
+    assert story_of(kept[0])["trace_id"] is None

@@ -11,7 +11,7 @@ from fastapi import FastAPI
 from openai import AsyncOpenAI
 
 from deployments.errors import StartError
-from serve_app.api.access.keys import create_key, revoke_keys
+from serve_app.cli.key_file import create_key, revoke_keys
 from serve_app.config import AccessSettings, ApiSettings
 from serve_app.extension import Node
 from serve_app.extensions.access_tokens import tokens as module

@@ -9,8 +9,8 @@ from fastapi import FastAPI
 
 from deployments.errors import Overloaded
 from deployments.protocol import FinishReason
-from serve_app.api.access.keys import create_key
 from serve_app.api.responses import speech_response
+from serve_app.cli.key_file import create_key
 from serve_app.config import AccessSettings, ApiSettings
 from serve_app.extensions.continuity.tails import ContinuitySettings
 from tests.serve_app import asgi

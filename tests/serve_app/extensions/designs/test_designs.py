@@ -15,8 +15,8 @@ from httpx import AsyncClient
 
 from deployments.errors import Overloaded
 from deployments.protocol import FinishReason
-from serve_app.api.access.keys import create_key
 from serve_app.api.application import create_api
+from serve_app.cli.key_file import create_key
 from serve_app.config import AdmissionSettings, ApiSettings
 from serve_app.extensions.designs import designs
 from serve_app.extensions.voices import stored_voice

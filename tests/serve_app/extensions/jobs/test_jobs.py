@@ -14,13 +14,14 @@ from httpx import AsyncClient
 
 from deployments.errors import CodecLost, EngineError, InvalidRequest, Moved, Overloaded, ReplicaLost, TalkerLost
 from deployments.protocol import FinishReason, ModelInfo
-from serve_app.api.access.keys import create_key, revoke_keys
+from serve_app.cli.key_file import create_key, revoke_keys
 from serve_app.config import AccessSettings
 from serve_app.extensions.jobs import job_manager, job_store, planning, stored_audio
 from serve_app.extensions.jobs.job_store import JobStore
 from serve_app.extensions.jobs.segment_maker import JobStopped
 from serve_app.extensions.jobs.settings import JobSettings
 from serve_app.extensions.jobs.stored_job import JobState, MadeSegment, StoredJob
+from serve_app.extensions.records.request_lines import entry_of
 from serve_app.extensions.voices import clocks, voice_store
 from serve_app.extensions.voices.voice_store import Damaged, StoreFailed, VoiceStore
 from tests.serve_app.extensions.jobs.desk import Server, Speaker, asked, serving, so, started, until
@@ -868,7 +869,7 @@ async def test_the_record_of_each_segment_is_its_own(tmp_path: Path) -> None:
         await so(lambda: speaker.running == 2)
         asyncio.get_running_loop().call_later(0.02, speaker.gate.set)
         await until(client, job, "completed")
-    told = [record.entry() for record in server.records]
+    told = [entry_of(record) for record in server.records]
     assert sorted((each["characters"], each["audio_s"]) for each in told) == [(4, 0.32), (12, 0.96)]
     assert {(each["key"], each["dialect"], each["voice"], each["outcome"]) for each in told} == {
         ("bob", "Jobs", "ryan", "stop")

@@ -14,11 +14,12 @@ from deployments.errors import InvalidRequest, TalkerLost
 from deployments.listener import Listener
 from deployments.protocol import FinishReason, ModelInfo, PcmChunk, SynthesisRequest
 from deployments.serving import mailbox
-from deployments.serving.mailbox import WrittenText, read
+from deployments.serving.mailbox import read
 from serve_app.config import ApiSettings
 from serve_app.extension import Node, Opening
 from serve_app.extensions.live.extension import EXTENSION
 from serve_app.extensions.live.live_text import _IDLE_S, LiveText, LiveTexts
+from serve_app.extensions.live.mailbox_server import WrittenText
 from serve_app.extensions.text.spoken_text import CHARS_AT_ONCE, LivePlain, TextRules
 from serve_app.extensions.text.style_tags import StyleRules
 from serve_app.speech.segments import Utterance

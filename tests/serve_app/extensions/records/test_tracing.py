@@ -11,6 +11,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from deployments.protocol import Marks
 from serve_app.api.request_record import LEFT, RequestRecord, Usage
 from serve_app.extensions.records.record_keeper import RecordKeeper, RequestLines
+from serve_app.extensions.records.request_lines import story_of
 from serve_app.extensions.records.tracing import RequestSpans, otlp_exporter
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -67,7 +68,7 @@ def test_spans_are_made_of_marks_below_the_clients_own() -> None:
     assert root.attributes.items() >= {"talkray.id": "mine", "talkray.seed": str(2**60), "talkray.codes": 9}.items()
     assert found["talker"].attributes == {"talkray.replica": "Talker#1"}
     assert found["TalkerLost"].attributes == {"talkray.replica": "Talker#2"}
-    assert each.story()["trace_id"] == TRACE
+    assert story_of(each)["trace_id"] == TRACE
 
 
 def test_who_is_sampled() -> None:
@@ -75,7 +76,7 @@ def test_who_is_sampled() -> None:
     assert not spans_of(record(), share=0.0)
     drawn = record()
     assert len(spans_of(drawn, share=1.0)) == 6
-    assert drawn.story()["trace_id"] not in (None, TRACE), "the line names the trace that was begun"
+    assert story_of(drawn)["trace_id"] not in (None, TRACE), "the line names the trace that was begun"
 
 
 @pytest.mark.parametrize(("error", "is_ok"), [("engine_error", False), (LEFT, True)])

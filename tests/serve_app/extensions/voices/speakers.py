@@ -11,9 +11,9 @@ from fastapi import FastAPI
 from numpy.typing import NDArray
 
 from deployments.protocol import ClonePrompt, Reference
-from serve_app.api.access.keys import create_key
 from serve_app.audio import recordings
 from serve_app.audio.recordings import decode_file
+from serve_app.cli.key_file import create_key
 from serve_app.config import AccessSettings, ApiSettings
 from serve_app.extension import forget_nothing
 from serve_app.extensions.live.live_text import LiveTexts

@@ -1,0 +1,77 @@
+"""Networks with sampling and row state in PyTorch: the base of all kinds except `fused`."""
+
+from abc import abstractmethod
+
+import torch
+from torch import Tensor
+
+from deployments.talker.model.talker import SampleCode
+from deployments.talker.networks.frame_networks import MIN_NEW_TOKENS, NOT_FINITE, FrameNetworks
+from deployments.talker.sampling import torch_sampler
+from deployments.talker.sampling.torch_sampler import Draw, NoiseSource, penalise_repetition, philox_noise
+from deployments.talker.state.batch_state import BatchOptions, Breadth, Context
+
+
+class UnfusedNetworks(FrameNetworks):
+    """Samples, and moves the state of rows, in PyTorch. The kinds add their passes."""
+
+    noise: NoiseSource = staticmethod(philox_noise)
+
+    def predict(self, rows: Tensor, breadth: Breadth) -> None:
+        state = self.state
+        hidden, seeds, frames = state.hidden[rows], state.seeds[rows], state.num_frames[rows].long()
+        options = state.predictor_options(rows, breadth)
+
+        def sample(logits: Tensor, codebook: int) -> Tensor:
+            return self.choose(logits, options, Draw(seeds, frames, codebook))
+
+        codes, embeds = self._complete(hidden, self._sample_code0(rows, hidden, breadth), sample=sample)
+        sound = torch.isfinite(hidden).all(-1, keepdim=True)
+        self.codes[: len(rows)] = codes.masked_fill(~sound, NOT_FINITE)
+        self._embeds[: len(rows)] = embeds
+
+    def advance(self, rows: Tensor, *, length: int) -> None:
+        state = self.state
+        inputs = self._embeds[: len(rows)] + self.tables.text[state.trailing(rows, self.tables.pad)]
+        context = self._context(rows, state.positions[rows])
+        state.hidden[rows], weights = self._step(inputs, context, length)
+        if weights is not None:
+            self._read(rows, weights)
+        state.move_on(rows)
+
+    @abstractmethod
+    def _first_logits(self, hidden: Tensor) -> Tensor:
+        """Return the float32 logits of codebook 0 [rows, vocab]."""
+
+    @abstractmethod
+    def _complete(self, hidden: Tensor, code0: Tensor, *, sample: SampleCode) -> tuple[Tensor, Tensor]:
+        """Return frames [rows, groups] that begin with `code0`, and the sums [rows, hidden] of their embeddings."""
+
+    @abstractmethod
+    def _step(self, inputs: Tensor, context: Context, length: int) -> tuple[Tensor, Tensor | None]:
+        """Convert input rows [rows, hidden] to hidden states, and the alignment head's attention [rows, length]."""
+
+    def _sample_code0(self, rows: Tensor, hidden: Tensor, breadth: Breadth) -> Tensor:
+        """Sample codebook 0 [rows] int64 of the next frames of state rows [rows] from hidden states [rows, hidden]."""
+        state, eos = self.state, self.config.codes.eos
+        frames = state.num_frames[rows].long()
+        logits = penalise_repetition(self._first_logits(hidden), state.seen[rows], state.penalty(rows))
+        logits = logits.masked_fill(self.talker.suppressed, -torch.inf)
+        too_early = (frames < MIN_NEW_TOKENS) | state.ignore_eos(rows)
+        logits[:, eos] = logits[:, eos].masked_fill(too_early, -torch.inf)
+        code0 = self.choose(logits, state.talker_options(rows, breadth), Draw(state.seeds[rows], frames, 0))
+        state.seen.index_put_((rows, code0), torch.ones_like(code0, dtype=torch.bool))
+        return code0
+
+    def choose(self, logits: Tensor, options: BatchOptions, draw: Draw) -> Tensor:
+        """Sample codes [rows] int64 from float32 logits [rows, vocab]. `sampling/` contains a sampler per device."""
+        if torch_sampler.IN_C and logits.is_cpu and self.noise is philox_noise:
+            return torch_sampler.sample_in_c(logits, options, draw)
+        return torch_sampler.sample(logits, options, draw, self.noise)
+
+    def _read(self, rows: Tensor, weights: Tensor) -> None:
+        """Compute the `readings` of state rows [rows] from attention weights [rows, length]."""
+        start, count = self.state.text(rows)
+        token = torch.arange(weights.shape[1], device=weights.device) - start[:, None]
+        on_text = weights * ((token >= 0) & (token < count[:, None]))
+        self.readings[: len(rows), 0], self.readings[: len(rows), 1] = on_text.sum(-1), (on_text * token).sum(-1)
