@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from deployments.errors import CheckpointError
 from deployments.weights.store import INDEX_FILE, SINGLE_FILE, read_index
+from deployments.weights.upload import upload
 
 _MAX_SHOWN = 8
 
@@ -37,7 +38,10 @@ def read_shapes(directory: Path, prefix: str = "") -> dict[str, tuple[int, ...]]
 
 def read_tensors(directory: Path, prefix: str = "", *, device: torch.device | str = "cpu") -> dict[str, Tensor]:
     """Read each tensor under `prefix`, by its name without the prefix. Tensors keep their stored dtype."""
-    return _collect(directory, prefix, lambda file, name: file.get_tensor(name), device=str(device))
+    if torch.device(device).type == "cpu":
+        return _collect(directory, prefix, lambda file, name: file.get_tensor(name))
+    tensors = upload(_names_by_file(directory, prefix), torch.device(device))
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
 
 
 class _NoDraws(TorchFunctionMode):
@@ -119,22 +123,26 @@ def _describe(directory: Path, prefix: str, problems: list[str]) -> str:
     return f"{file} does not fit the architecture: {shown}{more}"
 
 
-def _collect(directory: Path, prefix: str, take: Callable[[Any, str], T], *, device: str = "cpu") -> dict[str, T]:
-    by_file: dict[Path, list[str]] = {}
-    for name, path in tensor_files(directory).items():
-        if name.startswith(prefix):
-            by_file.setdefault(path, []).append(name)
+def _collect(directory: Path, prefix: str, take: Callable[[Any, str], T]) -> dict[str, T]:
     collected: dict[str, T] = {}
-    for path, names in by_file.items():
-        with _opened(path, device) as file:
+    for path, names in _names_by_file(directory, prefix).items():
+        with _opened(path) as file:
             collected |= {name.removeprefix(prefix): take(file, name) for name in names}
     return collected
 
 
+def _names_by_file(directory: Path, prefix: str) -> dict[Path, list[str]]:
+    by_file: dict[Path, list[str]] = {}
+    for name, path in tensor_files(directory).items():
+        if name.startswith(prefix):
+            by_file.setdefault(path, []).append(name)
+    return by_file
+
+
 @contextmanager
-def _opened(path: Path, device: str = "cpu") -> Iterator[Any]:  # safetensors has no type stubs
+def _opened(path: Path) -> Iterator[Any]:  # safetensors has no type stubs
     try:
-        with safe_open(path, framework="pt", device=device) as file:
+        with safe_open(path, framework="pt") as file:
             yield file
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"cannot read {path}: {error}") from error
