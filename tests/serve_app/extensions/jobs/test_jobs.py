@@ -614,6 +614,21 @@ async def test_a_stored_voice_speaks_and_a_job_whose_voice_was_deleted_fails(tmp
         assert told["reason"] == f"part 0, segment 0: the voice {voice['id']} was deleted. Create a new job"
 
 
+@pytest.mark.parametrize("sets_it", [False, True])
+@pytest.mark.parametrize("clones_by_vector", [False, True])
+async def test_a_stored_voice_speaks_by_its_vector_if_model_or_request_says_so(
+    tmp_path: Path, clones_by_vector: bool, sets_it: bool
+) -> None:
+    speaker = Speaker(replace(BASE, clones_by_vector=clones_by_vector))
+    async with serving(tmp_path, speaker) as (_, client):
+        await store(client, "Mara", ref_text="Some hiss.")
+        job = await started(client, "One.", voice="Mara", x_vector_only_mode=sets_it)
+        await until(client, job, "completed")
+    [reference] = [request.reference for request in speaker.requests]
+    assert reference is not None
+    assert reference.x_vector_only == (clones_by_vector or sets_it)
+
+
 async def test_lists_are_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of jobs, and of parts whose plan has several pieces."""
     monkeypatch.setattr(planning, "_PIECE_PARTS", 3)

@@ -272,11 +272,12 @@ async def test_a_stored_voice_may_be_the_default_one(server: Server, client: Asy
 
 async def test_defaults_of_a_voice_hold_where_a_request_says_nothing(server: Server, client: AsyncClient) -> None:
     told = await store(client, "ada", language="german")
-    sampling = {"temperature": 0.5, "top_k": 7}
-    changed = await client.post(f"/v1/audio/voices/{told['id']}", json={"sampling": sampling})
-    assert changed.json()["sampling"] == sampling
-    bad = await client.post(f"/v1/audio/voices/{told['id']}", json={"sampling": {"top_p": 7}})
-    assert (bad.status_code, bad.json()["error"]["param"]) == (400, "sampling")
+    place = f"/v1/audio/voices/{told['id']}"
+    for sampling in ({"temperature": 1, "do_sample": False}, {"temperature": 0.5, "top_k": 7}):
+        assert (await client.post(place, json={"sampling": sampling})).json()["sampling"] == sampling
+    for sampling in ({"top_p": 7}, {"top_p": True}, {"top_k": 1.5}, {"do_sample": 1}, {"heat": 1}):
+        bad = await client.post(place, json={"sampling": sampling})
+        assert (bad.status_code, bad.json()["error"]["param"]) == (400, "sampling"), sampling
     for more in ({}, {"language": "en", "top_k": 9}):
         await client.post(SPEECH, json={"input": "Hi.", "voice": "ada", **more})
     asked = [(each.language, each.sampling.temperature, each.sampling.top_k) for each in server.synthesizer.requests]
