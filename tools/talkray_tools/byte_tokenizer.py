@@ -56,8 +56,7 @@ def write_tokenizer(directory: Path, *, num_tokens: int, assistant_token: int) -
     """Write vocab.json, merges.txt and tokenizer_config.json.
 
     `num_tokens` ids precede the added tokens. Unused ids are filled, so the added tokens get the ids in the
-    checkpoint's
-    configuration. The word "assistant" gets the id `assistant_token`.
+    checkpoint's configuration. The word "assistant" gets the id `assistant_token`.
     """
     pieces = [_ROLE[:end] for end in range(2, len(_ROLE))]
     ids = {token: number for number, token in enumerate([*byte_alphabet(), *pieces])} | {_ROLE: assistant_token}

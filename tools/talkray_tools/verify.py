@@ -232,8 +232,7 @@ class Exact:
         self, name: str, request: SynthesisRequest, codes: Codes, audio: NDArray[Any], *, least_db: float
     ) -> Check:
         """Check that samples in [-1, 1] match float32. The official package may add one sample at the front, because it
-        rounds
-        the length of the recording that it cuts off.
+        rounds the length of the recording that it cuts off.
         """
         exact = torch.from_numpy(self.audio(codes, request.reference_codes))
         same = torch.from_numpy(audio[max(0, len(audio) - len(exact)) :])

@@ -96,8 +96,7 @@ def parse_xml(content: bytes, name: str, target: XmlTarget) -> None:
     """Parse XML without opening other files. Only HTML's named entities are known.
 
     Raises `InvalidRequest` with the file's name if the file declares entities, nests elements deeper than MAX_DEPTH, or
-    is
-    not valid XML.
+    is not valid XML.
     """
     parser, depth = expat.ParserCreate(), 0
 

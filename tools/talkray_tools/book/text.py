@@ -184,8 +184,7 @@ def plain_book(text: str, title: str) -> Book:
     """Read plain text. Blank lines separate paragraphs; in a text without blank lines, each line is a paragraph.
 
     A line such as "Chapter 3", "第三章" or "# Three" begins a chapter, and so does one of several consecutive numerals.
-    The
-    chapter's title may be on the next line.
+    The chapter's title may be on the next line.
     """
     book = Book(title)
     has_blanks = re.search(r"\n[ \t]*\n", text.strip()) is not None
@@ -250,8 +249,8 @@ def _mark(block: str) -> _Mark:
 
 
 def _numerals(blocks: Sequence[str]) -> dict[int, str]:
-    """Return the blocks that begin with a consecutive numeral on its own line, with the numeral's spoken form.
-    Numerals are page numbers, and the result is empty, if text continues in lower case after one of them.
+    """Return the blocks that begin with a consecutive numeral on its own line, with the numeral's spoken form. Numerals
+    are page numbers, and the result is empty, if text continues in lower case after one of them.
     """
     found: dict[str, list[tuple[int, int]]] = {}
     for number, block in enumerate(blocks):
@@ -312,8 +311,7 @@ def markdown_book(text: str, title: str, depth: int) -> Book:
     """Read Markdown. Headings of up to `depth` levels begin chapters.
 
     A single first-level heading before all other headings is the title, and levels then count below the title. Notes
-    and
-    fenced code are left out here. The server later removes markup and link targets.
+    and fenced code are left out here. The server later removes markup and link targets.
     """
     book = Book(title, markup="auto")
     if (front := _FRONT_MATTER.match(text)) is not None:
