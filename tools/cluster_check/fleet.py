@@ -58,7 +58,7 @@ def check(root: Path) -> Iterator[str]:
 
 
 def _of_machines(cluster: Any) -> dict[str, Group]:
-    keys = ("min_workers", "max_workers", "idle_timeout_s", "priority")  # max_workers defaults to the cluster
+    keys = ("min_workers", "max_workers", "idle_timeout_s", "priority")  # max_workers defaults to the cluster's
     kinds = {name: kind for name, kind in cluster["available_node_types"].items() if name != cluster["head_node_type"]}
     return {name: _group(name, kind, keys, kind["resources"]) for name, kind in kinds.items()}
 

@@ -138,8 +138,7 @@ class Fill:
 
     @classmethod
     def of(cls, name: str, shape: torch.Size, *, unit_scale: bool) -> "Fill":
-        """Use the official initialisation's deviation or, with `unit_scale`, one that keeps signals near 1 in narrow
-        layers.
+        """Use the official initialisation's deviation or, with `unit_scale`, one for signals near 1 in narrow layers.
 
         With `unit_scale`, norm weights and biases are not constant, so comparisons detect a missing norm or bias.
         """

@@ -47,9 +47,7 @@ def _first_hour(since: str, now_s: float) -> str:
     if (count := since[:-1]).isdecimal() and since[-1] in _HOURS:
         return time.strftime("%Y-%m-%dT%H", time.gmtime(max(0.0, now_s - 3600 * int(count) * _HOURS[since[-1]])))
     if _HOUR.fullmatch(since) is None:
-        raise InvalidRequest(
-            f"--since: {since!r} is invalid. Use 24h, 7d or 4w, or 2026-11-01 or 2026-11-01T08", "since"
-        )
+        raise InvalidRequest(f"--since: {since!r} is invalid. Use 24h, 7d, 4w, 2026-11-01 or 2026-11-01T08", "since")
     return since
 
 

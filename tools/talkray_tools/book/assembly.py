@@ -194,10 +194,9 @@ def write_book(
     factors: Mapping[str, float] | None = None,
     report: Callable[[int], object],
 ) -> None:
-    """Write the book to a temporary file, and replace `file` once it is complete. Raises `RefusedError`.
+    """Write the book, and replace `file` once it is complete. Raises `RefusedError`.
 
-    `titles` are the chapter titles, and `factors` the gains of the voices. `report` receives the number of written
-    parts.
+    `titles` are the chapter titles, `factors` the gains of the voices. `report` receives the number of written parts.
     """
     new, kind = file.with_name(f".{file.name}.new"), book_format(file)
     try:

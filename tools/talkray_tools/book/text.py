@@ -183,8 +183,7 @@ def _is_western(content: bytes) -> bool:
 def plain_book(text: str, title: str) -> Book:
     """Read plain text. Blank lines separate paragraphs; in a text without blank lines, each line is a paragraph.
 
-    A line such as "Chapter 3", "第三章" or "# Three" begins a chapter, and so does one of several consecutive numerals.
-    The chapter's title may be on the next line.
+    Chapters begin at lines such as "Chapter 3", "第三章" or "# Three", or at consecutive numerals. A title may follow.
     """
     book = Book(title)
     has_blanks = re.search(r"\n[ \t]*\n", text.strip()) is not None
@@ -308,10 +307,9 @@ def _titled(line: str, below: str) -> str:
 
 
 def markdown_book(text: str, title: str, depth: int) -> Book:
-    """Read Markdown. Headings of up to `depth` levels begin chapters.
+    """Read Markdown without notes and fenced code. Headings of up to `depth` levels begin chapters.
 
-    A single first-level heading before all other headings is the title, and levels then count below the title. Notes
-    and fenced code are left out here. The server later removes markup and link targets.
+    A single first-level heading at the beginning is the title. The server removes markup and link targets.
     """
     book = Book(title, markup="auto")
     if (front := _FRONT_MATTER.match(text)) is not None:
@@ -397,10 +395,8 @@ def unwrapped(block: str) -> str:
 
 
 def finished(book: Book) -> Book:
-    """Remove chapters without text, and the licence of Project Gutenberg. Keep chapters with only a heading ("Part
-    One").
-
-    Raises `InvalidRequest` for a book without text.
+    """Remove empty chapters, except for headings such as "Part One", and the licence of Project Gutenberg. Raises
+    `InvalidRequest` for a book without text.
     """
     texts = [paragraph.text for chapter in book.chapters for paragraph in chapter.paragraphs]
     begin = max((number + 1 for number, text in enumerate(texts) if _LICENCE_END.match(text)), default=0)

@@ -184,8 +184,7 @@ def _costs(sizing: Sizing, price: float | None) -> Iterator[Figure]:
 
 
 def write_config(sizing: Sizing, *, model: str, gpu: str, file: Path, notes: Sequence[str]) -> AppConfig:
-    """Write the configuration for `talkray serve --config` or, with several nodes, `serve deploy`, and return it as
-    loaded.
+    """Write and load the configuration for `talkray serve --config` or, with several nodes, `serve deploy`.
 
     Raises `FileExistsError`, because the existing file may contain edits.
     """

@@ -47,9 +47,7 @@ def similarity(bench: ReportBench) -> Iterator[Check]:
 
 
 def _voices(bench: ReportBench, judge: VoiceJudge, voices: Mapping[str, Audio]) -> Check:
-    """Check that each voice of the server is nearest to the engine's rendering of this voice, with the same text and
-    seed.
-    """
+    """Check that each voice of the server is nearest to the engine's rendering of the same voice, text and seed."""
     asked = {voice: Asked(TEXT, SEEDS[0], bench.server.fields | {"voice": voice}) for voice in voices}
     alike, names = _cosines(judge, asyncio.run(_listen(bench, asked)), voices), list(voices)
     wrong = [
