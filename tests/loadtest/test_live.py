@@ -124,7 +124,7 @@ async def test_a_message_that_cannot_be_read_is_the_failure_of_its_turn(message:
 
     trace = await one(Server(speak), tmp_path)
     assert trace.failure is Failure.NOT_AUDIO
-    assert trace.error == f"a message of the server cannot be read: {message!r}"
+    assert trace.error == f"a message from the server is invalid: {message!r}"
 
 
 def test_a_share_of_the_turns_is_interrupted_and_the_seed_settles_which() -> None:
