@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Start an image that buildah has built as it may run on a cluster: as an arbitrary user, on a read-only root, with 64 MiB
+# Start an image built by buildah under the limits of a cluster: as an arbitrary user, on a read-only root, with 64 MiB
 # of /dev/shm and without a network. It must speak, stop within five seconds, hold no CUDA, and unpack to 2.0 GB at most.
 #   sudo cluster/check-image.sh talkray:1.0.0rc1-cpu      # BUILDAH names another command, such as "buildah --root DIR"
 set -euo pipefail
@@ -15,7 +15,7 @@ cuda=$(find "$root" \( -name 'libcud*.so*' -o -name 'libcublas*.so*' -o -path '*
 echo "$megabytes unpacked; CUDA: ${cuda:-none}"
 [ "${megabytes%MB}" -le 2000 ] && [ -z "$cuda" ]
 
-# Its own environment and command; keys as `talkray key create` writes them.
+# The image's own environment and command, with keys in the format of `talkray key create`.
 "${buildah[@]}" inspect --type image "$image" |
   python3 -c 'import json, sys; config = json.load(sys.stdin)["OCIv1"]["config"]; print(*config["Env"], *config["Cmd"], sep="\n")' >"$work/command"
 mapfile -t command <"$work/command"
@@ -48,7 +48,7 @@ status=$(nsenter --target "$inside" --net curl --silent --max-time 60 http://127
   -H 'Content-Type: application/json' -d '{"model": "qwen3-tts", "input": "Hello.", "voice": "alloy"}' -o "$work/hello.mp3" -w '%{http_code}')
 echo "user $(awk '/^Uid/ {print $2}' "/proc/$inside/status"): status $status, $(stat -c %s "$work/hello.mp3") bytes of speech"
 [ "$status" = 200 ]
-sleep 5 # nothing is spoken any more
+sleep 5 # streams have ended
 began=$(date +%s%N)
 kill -TERM "$inside"
 wait "$server" || true

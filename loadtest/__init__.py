@@ -1,1 +1,1 @@
-"""A black-box load test for speech servers."""
+"""Black-box load test for speech servers."""

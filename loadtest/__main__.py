@@ -35,13 +35,13 @@ app = CommandApp("Load-test a speech server. Works with any OpenAI-compatible se
 
 Out = Annotated[Path, typer.Option(file_okay=False, help="New folder for the results.")]
 MinRequests = Annotated[int, typer.Option(min=0, help="Minimum number of requests at each rate.")]
-USUAL_LENGTHS = SpeechLengths(5.7, 0.35)  # of answers
+USUAL_LENGTHS = SpeechLengths(5.7, 0.35)  # typical lengths of responses
 Rate = Annotated[float, typer.Option(callback=positive, help="Requests per second.")]
 
 
 @contextlib.contextmanager
 def explained() -> Iterator[None]:
-    """Report an expected error with a message on stderr and an exit code."""
+    """Print an expected error to stderr and exit with its code."""
     try:
         yield
     except LoadTestError as error:
@@ -63,9 +63,9 @@ def run_command(
     out: Out,
     settle: Annotated[float, typer.Option(min=0, help="Seconds at the same rate before the measurement.")] = 0.0,
 ) -> None:
-    """Send requests at planned times (open loop), and report how the audio arrived.
+    """Send requests at planned times (open loop) and report how the audio arrived.
 
-    Exit code: 0 if all requests succeed, 1 if any fails or is refused, 2 for invalid options.
+    Exit code: 0 if all requests succeed, 1 if any request fails or is refused, 2 for invalid options.
     """
     settings = replace(settings, phases=settled(rate, duration, settle_s=settle))
     result = carry_out(run_once(settings, TraceFolder(out)))
@@ -84,7 +84,7 @@ def step_command(
     during: Annotated[float, typer.Option(callback=positive, help="Seconds at --factor times --rate.")] = 60.0,
     after: Annotated[float, typer.Option(callback=positive, help="Seconds at --rate again.")] = 60.0,
 ) -> None:
-    """Step load, to test scaling: --rate, then --factor times --rate, then --rate again."""
+    """Run a step load to test scaling: --rate, then --factor times --rate, then --rate again."""
     phases = (
         Phase("before", rate, before),
         Phase(f"{factor:g} times as much", rate * factor, during),
@@ -105,7 +105,7 @@ def overload_command(
     relief: Annotated[float, typer.Option(callback=positive, help="Seconds of recovery, not measured.")] = 10.0,
     after: Annotated[float, typer.Option(callback=positive, help="Seconds at capacity again.")] = 30.0,
 ) -> None:
-    """Overload, to test recovery: the capacity, then --factor times the capacity, then the capacity again."""
+    """Run an overload to test recovery: the capacity, then --factor times the capacity, then the capacity again."""
     phases = (
         Phase("at capacity", rate, before),
         Phase(f"{factor:g} times capacity", rate * factor, during),
@@ -120,23 +120,23 @@ def overload_command(
 def sweep_command(
     settings: Settings,
     out: Out,
-    first_rate: Annotated[float, typer.Option("--from", callback=positive, help="First rate, in requests/s.")] = 1.0,
-    max_rate: Annotated[float, typer.Option("--to", callback=positive, help="Last rate, in requests/s.")] = 100.0,
+    first_rate: Annotated[float, typer.Option("--from", callback=positive, help="Lowest rate, in requests/s.")] = 1.0,
+    max_rate: Annotated[float, typer.Option("--to", callback=positive, help="Highest rate, in requests/s.")] = 100.0,
     factor: Annotated[float, typer.Option(min=1.01, help="Ratio between consecutive rates.")] = 1.5,
     duration: Annotated[float, typer.Option(callback=positive, help="Seconds measured at each rate.")] = 30.0,
     settle: Annotated[float, typer.Option(min=0, help="Seconds at each rate before its measurement.")] = 5.0,
     held: Annotated[float, typer.Option(min=0, max=1, help="Share of good requests at a sustained rate.")] = 0.95,
     collapsed: Annotated[float, typer.Option(min=0, max=1, help="Share of good requests that ends the sweep.")] = 0.5,
-    refine: Annotated[int, typer.Option(min=0, help="Rates between sustained and failed ones.")] = 2,
+    refine: Annotated[int, typer.Option(min=0, help="Additional rates between sustained and failed rates.")] = 2,
     most_s: Annotated[float | None, typer.Option("--for", callback=positive, help="Maximum total seconds.")] = None,
     min_requests: MinRequests = 30,
 ) -> None:
     """Find the capacity: raise the rate until most requests miss a limit.
 
-    If the first rate is too high, the sweep tries lower rates, down to an eighth of it.
+    If the first rate is too high, the sweep tries lower rates, down to an eighth of the first rate.
     """
     if first_rate > max_rate:
-        raise typer.BadParameter(f"--from {first_rate:g} is above --to {max_rate:g}; give the lower first")
+        raise typer.BadParameter(f"--from {first_rate:g} is above --to {max_rate:g}. Swap the two rates")
     plan = Plan(first_rate, max_rate, factor, duration, settle, held, collapsed, refine, min_requests, most_s=most_s)
     carry_out(sweep_rates(settings, plan, TraceFolder(out), titles=(*BRIEF, "RTF p50", "in time", "audio s/s")))
 
@@ -151,7 +151,7 @@ def rates_command(
     min_requests: MinRequests = 30,
     settle: Annotated[float, typer.Option(min=0, help="Seconds at each rate before its measurement.")] = 0.0,
 ) -> None:
-    """Measure a list of rates, and print a row of percentiles for each.
+    """Measure a list of rates and print a row of percentiles for each rate.
 
     Exit code: 0 if all requests succeed, else 1.
     """
@@ -165,11 +165,11 @@ def rates_command(
 def report_command(
     folders: Annotated[list[Path], typer.Argument(exists=True, file_okay=False, help="Folders of runs and sweeps.")],
     out: Annotated[Path | None, typer.Option(file_okay=False, help="Default: `report` in the first folder.")] = None,
-    max_ttfb: Annotated[float | None, typer.Option(callback=positive, help="Judge by another limit, ms.")] = None,
-    max_ttfa: Annotated[float | None, typer.Option(callback=positive, help="Judge by another limit, ms.")] = None,
-    max_stall: Annotated[float | None, typer.Option(min=0, help="Judge by another limit, ms.")] = None,
+    max_ttfb: Annotated[float | None, typer.Option(callback=positive, help="Different TTFB limit, ms.")] = None,
+    max_ttfa: Annotated[float | None, typer.Option(callback=positive, help="Different TTFA limit, ms.")] = None,
+    max_stall: Annotated[float | None, typer.Option(min=0, help="Different stall limit, ms.")] = None,
 ) -> None:
-    """Write the results to one page, report.html, which works offline."""
+    """Write the results to a single page, report.html, which works offline."""
     given = {"ttfb_s": max_ttfb, "ttfa_s": max_ttfa, "stall_s": max_stall}
     stated = {name: limit / 1000 for name, limit in given.items() if limit is not None}
     with explained(), Console(stderr=True).status("reading traces and writing the page"):
@@ -192,15 +192,15 @@ def compare_command(
     words: Annotated[int, typer.Option(min=0, max=50, help="Responses of each server to transcribe.")] = 5,
     seed: Annotated[int, typer.Option(min=0, help="Seed for times and texts.")] = 0,
     texts: Annotated[Texts, typer.Option(help="Texts for both servers.")] = Texts.MIXED,
-    voices: Annotated[list[str] | None, typer.Option("--voice", help="For A. Repeat it for B.")] = None,
-    models: Annotated[list[str] | None, typer.Option("--model", help="For A. Repeat it for B.")] = None,
-    extras: Annotated[list[str] | None, typer.Option("--extra", metavar="JSON", help="For A. Repeat it for B.")] = None,
-    headers_a: Annotated[list[str] | None, typer.Option("--header-a", help="Such as 'xi-api-key: KEY'.")] = None,
+    voices: Annotated[list[str] | None, typer.Option("--voice", help="Voice of A. Repeat for B.")] = None,
+    models: Annotated[list[str] | None, typer.Option("--model", help="Model of A. Repeat for B.")] = None,
+    extras: Annotated[list[str] | None, typer.Option("--extra", metavar="JSON", help="For A. Repeat for B.")] = None,
+    headers_a: Annotated[list[str] | None, typer.Option("--header-a", help="Header such as 'xi-api-key: KEY'.")] = None,
     headers_b: Annotated[list[str] | None, typer.Option("--header-b", help="Header for B.")] = None,
     speech_s: Annotated[float | None, typer.Option(callback=positive, help="Median seconds, Talkray only.")] = None,
     warmup: Annotated[int, typer.Option(min=0, help="Requests to each server before its first turn.")] = 3,
 ) -> None:
-    """Compare two servers in turns, with the same texts and arrivals, and write one page.
+    """Compare two servers in alternating turns with the same texts and arrivals, and write a report page.
 
     Exit code: 0 if both servers were measured.
     """
@@ -229,7 +229,7 @@ def compare_command(
         print_table(overload_table(done), console)
     print_table(leaving_table(done), console)
     console.print(f"[bold]{verdict(done, plan)}[/]", highlight=False)
-    typer.echo(f"\nThe traces of every turn are in {out}; {page} shows them.")
+    typer.echo(f"\nThe traces of every turn are in {out}. Open {page}.")
 
 
 @app.command("simulate")
@@ -250,8 +250,8 @@ def simulate_command(
     seed: Annotated[int, typer.Option(min=0, help="Seed for traffic, lengths and losses.")] = 0,
     out: Annotated[Path | None, typer.Option(file_okay=False, help="New folder for numbers and charts.")] = None,
 ) -> None:
-    """Predict p95 and cost of the production policies on a cluster, from a measured sweep."""
-    # Imported here because only the simulator needs the server's code (its policies); a load test does not.
+    """Predict p95 latency and cost of a cluster under the production policies, from a measured sweep."""
+    # Imported here, because only the simulator needs the server's code (the policies).
     from loadtest import scenario
     from loadtest.service_model import ServiceModel, observe
     from loadtest.simulate import Simulation, simulation_facts, simulation_record
@@ -275,7 +275,7 @@ def simulate_command(
         TraceFolder(out).write_json("simulation.json", simulation_record(done))
         section = Section(f"{rate:g} requests/s, {shape}", facts, simulation_charts(done))
         page = write_page(out, "Simulated cluster", verdicts={}, notes=[], sections=[section])
-        typer.echo(f"Results are in {out}; {page} shows them.")
+        typer.echo(f"Results are in {out}. Open {page}.")
 
 
 @app.command("simulate-codec")
@@ -293,7 +293,7 @@ def simulate_codec_command(
     seed: Annotated[int, typer.Option(min=0, help="Seed for traffic, lengths and call durations.")] = 1,
 ) -> None:
     """Simulate a pool of codec replicas on CPU cores."""
-    from loadtest import codec_pool, scenario  # see simulate
+    from loadtest import codec_pool, scenario  # imported late, as in `simulate`
 
     pool = codec_pool.CodecPool(
         replicas=replicas,
@@ -324,11 +324,11 @@ def check_simulation_command(
     requests: Annotated[int, typer.Option(min=5, help="Requests of each turn.")] = 10,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds of all turns.")] = 6,
 ) -> None:
-    """Check the simulator against a server with one talker replica, at 30, 60 and 90 % of its capacity.
+    """Check the simulator against a server with one talker replica, at 30, 60 and 90 % of the server's capacity.
 
-    Exit code: 0 if each predicted p95 is within 20 % of the measured one, else 1.
+    Exit code: 0 if each predicted p95 is within 20 % of the measured p95, else 1.
     """
-    from loadtest import check  # see simulate
+    from loadtest import check  # imported late, as in `simulate`
 
     phases = check.check_phases(rate, requests=requests, rounds=rounds)
     result = carry_out(run_once(replace(settings, phases=phases), TraceFolder(out)))
@@ -340,7 +340,7 @@ def check_simulation_command(
 
 
 async def run_once(settings: Settings, folder: TraceFolder) -> Result:
-    """Do one run; shows it on the screen and writes it to disk."""
+    """Run the test once, with progress on the terminal and results on disk."""
     screen = Screen(Console(stderr=True))
     async with screen.shown():
         result, _ = await measure(settings, folder, show=screen.show)
@@ -350,30 +350,30 @@ async def run_once(settings: Settings, folder: TraceFolder) -> Result:
 
 
 async def sweep_rates(settings: Settings, plan: Plan, folder: TraceFolder, *, titles: Sequence[str]) -> bool:
-    """Measure rate after rate, on the screen and on disk. Returns whether every request was spoken."""
+    """Measure one rate after another. Return whether every request succeeded."""
     screen = Screen(Console(stderr=True))
     async with screen.shown():
         done, is_complete = await sweep(settings, plan, folder=folder, show=screen.show, done=screen.done)
     show_sweep(done, titles, output_console())
     if done.is_cut_short:
-        typer.echo(f"--for {plan.most_s:g} ended the sweep: a longer one would try more rates.")
+        typer.echo(f"--for {plan.most_s:g} ended the sweep. Increase --for to try more rates.")
     say_where(folder)
     return is_complete and all(step.summary.succeeded == step.summary.sent for step in done.steps)
 
 
 async def compare_sides(sides: Sequence[Side], plan: TurnPlan, out: Path) -> list[Compared]:
-    """Measure both servers, on the screen and on disk."""
+    """Measure both servers, with progress on the terminal and results on disk."""
     screen = Screen(Console(stderr=True))
     async with screen.shown():
         return await compare(sides, plan, folder=out, show=screen.show)
 
 
 def say_where(folder: TraceFolder) -> None:
-    """Print where the results are, and commands to use with them."""
-    python = Path(sys.executable)  # can be pasted here: a shell may not have `python`, or find another one
+    """Print the location of the results, and commands that use them."""
+    python = Path(sys.executable)  # absolute path, because `python` may be missing or different in the user's shell
     shown = python.relative_to(Path.cwd()) if python.is_relative_to(Path.cwd()) else python
     typed = os.environ.get("TALKRAY_TYPED") or f"{shlex.quote(str(shown))} -m loadtest"
-    typer.echo(f"\nResults are in {folder.path}. A report: {typed} report {shlex.quote(str(folder.path))}")
+    typer.echo(f"\nResults are in {folder.path}. Report: {typed} report {shlex.quote(str(folder.path))}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Requests and their times, drawn before the run so that a slow server cannot slow down its own load."""
+"""Requests and their planned times, drawn before the run so a slow server cannot reduce its own load."""
 
 import re
 from collections.abc import Sequence
@@ -9,27 +9,27 @@ from pathlib import Path
 
 import numpy as np
 
-# From three words to a short paragraph, typical of telephone systems, voice agents and narrators.
+# Sentences of three to fifty words, typical of telephone systems, voice agents and narration.
 SENTENCES = tuple(Path(__file__).with_name("texts.txt").read_text(encoding="utf-8").splitlines())
 PARAGRAPH = range(250, 351)  # characters
 LONG = range(1450, 1551)
-LONG_SEGMENTS, LONG_SEGMENT_S = 2, 22.0  # how Talkray splits a long text, if lengths are planned
-LEAVES_S = 0.3  # after which a client that leaves early disconnects
+LONG_SEGMENTS, LONG_SEGMENT_S = 2, 22.0  # segments and seconds per segment of a long text with planned length
+LEAVES_S = 0.3  # seconds until a client that leaves early disconnects
 INSTRUCTION = "Speak calmly, and a little slower than usual."
-INTERRUPT_S = (0.2, 4.0)  # of audio, after which a turn is interrupted
-FRAMES_PER_S = 12.5  # of Qwen3-TTS's codec: 80 ms each
-MIN_S, MAX_S = 0.8, 30.0  # of answers whose lengths are drawn
+INTERRUPT_S = (0.2, 4.0)  # range of seconds of audio before an interruption
+FRAMES_PER_S = 12.5  # frame rate of Qwen3-TTS's codec: 80 ms per frame
+MIN_S, MAX_S = 0.8, 30.0  # limits for drawn lengths of responses
 
 
 class Texts(StrEnum):
-    """The texts of requests."""
+    """Source of the request texts."""
 
-    MIXED = "mixed"  # SENTENCES as they are
+    MIXED = "mixed"  # SENTENCES unchanged
     ONE_SENTENCE = "one-sentence"
-    PARAGRAPHS = "paragraphs"  # of PARAGRAPH characters, assembled from SENTENCES
+    PARAGRAPHS = "paragraphs"  # PARAGRAPH characters each, assembled from SENTENCES
 
     def choices(self) -> tuple[str, ...]:
-        """The texts, always in the same order."""
+        """Return the texts in a fixed order."""
         if self is Texts.MIXED:
             return SENTENCES
         if self is Texts.ONE_SENTENCE:
@@ -38,8 +38,8 @@ class Texts(StrEnum):
 
 
 def _paragraph(start: int, chars: range = PARAGRAPH) -> str:
-    """Join sentences from number `start` on, wrapping around, until they make a paragraph; skips those that are too
-    long.
+    """Join sentences from index `start` on, wrapping around, to a paragraph. Skips sentences that would exceed the
+    limit.
     """
     said = ""
     for text in SENTENCES[start:] + SENTENCES[:start]:
@@ -51,23 +51,23 @@ def _paragraph(start: int, chars: range = PARAGRAPH) -> str:
 
 
 class RequestKind(StrEnum):
-    """The kind of a request of mixed traffic."""
+    """Kind of a request in mixed traffic."""
 
     PARAGRAPH = "paragraph"
     LONG = "long text"
-    LEAVES = "leaves early"  # after LEAVES_S
-    WHOLE = "not streamed"  # a WAV file
-    INSTRUCTED = "instruction"  # and one sentence
-    SLOW = "slow reader"  # reads as fast as it plays
+    LEAVES = "leaves early"  # disconnects after LEAVES_S
+    WHOLE = "not streamed"  # requests a complete WAV file
+    INSTRUCTED = "instruction"  # one sentence with a style instruction
+    SLOW = "slow reader"  # reads no faster than playback
 
     def choices(self) -> tuple[str, ...]:
-        """The texts, always in the same order."""
+        """Return the texts of this kind in a fixed order."""
         if self is RequestKind.LONG:
             return tuple(_paragraph(start, LONG) for start in range(len(SENTENCES)))
         return (Texts.ONE_SENTENCE if self is RequestKind.INSTRUCTED else Texts.PARAGRAPHS).choices()
 
 
-# Of twenty requests, in any order.
+# Number of requests of each kind per twenty requests, in random order.
 MIX = {
     RequestKind.PARAGRAPH: 10,
     RequestKind.LONG: 3,
@@ -79,14 +79,14 @@ MIX = {
 
 
 class Profile(StrEnum):
-    """How much requests differ."""
+    """Variety of the requests."""
 
-    ALIKE = "alike"  # except for their texts
-    MIXED = "mixed"  # as in MIX
+    ALIKE = "alike"  # all requests are alike, except for their texts
+    MIXED = "mixed"  # kinds and shares of MIX
 
 
 class Arrivals(StrEnum):
-    """How the gaps between requests are distributed."""
+    """Distribution of the gaps between requests."""
 
     POISSON = "poisson"  # independent callers: exponential gaps
     CONSTANT = "constant"  # equal gaps
@@ -94,47 +94,47 @@ class Arrivals(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ScheduledRequest:
-    """One request of the plan."""
+    """One planned request."""
 
     index: int
     planned_s: float  # since the start of the run
     text: str
-    frames: int | None = None  # planned length of the answer; None: the model decides
-    interrupt_s: float | None = None  # seconds of its audio before an interruption; None: not interrupted
-    kind: RequestKind | None = None  # of mixed traffic
+    frames: int | None = None  # planned length of the response; None: the model decides
+    interrupt_s: float | None = None  # seconds of audio before the client interrupts; None: no interruption
+    kind: RequestKind | None = None  # set in mixed traffic
 
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """A part of the run with one offered rate."""
+    """Part of a run with one offered rate."""
 
     name: str
     rate: float  # requests per second
     duration_s: float
-    measured: bool = True  # False: the server settles in; sent and traced, but not in the statistics
-    start_s: float = 0.0  # since the start of the run, once the phase is placed in one
+    measured: bool = True  # False for a settling phase, which the statistics leave out
+    start_s: float = 0.0  # since the start of the run, set by `place`
 
     @property
     def end_s(self) -> float:
         return self.start_s + self.duration_s
 
     def holds(self, planned_s: float) -> bool:
-        """Whether a request due at this time belongs to the phase."""
+        """Return whether a request due at `planned_s` belongs to the phase."""
         return self.start_s <= planned_s < self.end_s
 
 
 @dataclass(frozen=True, slots=True)
 class SpeechLengths:
-    """Log-normal durations of speech: `median_s`, and `sigma`, the standard deviation of their logarithm.
+    """Log-normal durations of speech. `sigma` is the standard deviation of the logarithm.
 
-    For servers that accept a length: random weights would otherwise never stop, or stop at once.
+    Servers with random weights need a set length, because such models stop at once or never.
     """
 
     median_s: float
     sigma: float
 
     def draw(self, count: int, *, seed: int) -> list[int]:
-        """Frames of `count` answers, each between MIN_S and MAX_S."""
+        """Draw the lengths of `count` responses in frames, each between MIN_S and MAX_S."""
         generator = np.random.default_rng((seed, 1))
         drawn_s = generator.lognormal(np.log(self.median_s), self.sigma, size=count)
         frames: list[int] = np.rint(np.clip(drawn_s, MIN_S, MAX_S) * FRAMES_PER_S).astype(int).tolist()
@@ -142,21 +142,21 @@ class SpeechLengths:
 
 
 def settled(rate: float, duration_s: float, *, settle_s: float) -> tuple[Phase, ...]:
-    """Phases of one rate: `settle_s` for the server to settle in, then a measured one."""
+    """Return a settling phase of `settle_s` and a measured phase, both at the same rate."""
     settling = (Phase("settling in", rate, settle_s, measured=False),) if settle_s else ()
     return (*settling, Phase("measured", rate, duration_s))
 
 
 def place(phases: Sequence[Phase]) -> tuple[Phase, ...]:
-    """The phases placed one after another, starting at 0."""
+    """Return the phases placed one after another, starting at 0."""
     starts_s = accumulate((phase.duration_s for phase in phases), initial=0.0)
     return tuple(replace(phase, start_s=start_s) for phase, start_s in zip(phases, starts_s, strict=False))
 
 
 def phase_times(arrivals: Arrivals, phase: Phase, *, seed: Sequence[int]) -> list[float]:
-    """Arrival times in seconds at the phase's rate, all before its duration; may be empty.
+    """Return arrival times in seconds at the phase's rate, before the phase's duration. The list may be empty.
 
-    Constant arrivals have equal gaps starting at 0, Poisson arrivals exponential gaps.
+    Constant arrivals have equal gaps and start at 0. Poisson arrivals have exponential gaps.
     """
     mean = phase.rate * phase.duration_s
     enough = int(mean + 10 * mean**0.5 + 20)
@@ -169,13 +169,13 @@ def phase_times(arrivals: Arrivals, phase: Phase, *, seed: Sequence[int]) -> lis
 
 
 def arrival_times(arrivals: Arrivals, phases: Sequence[Phase], *, seed: int) -> list[float]:
-    """Planned times of all requests in ascending order, in seconds since the start of the run."""
+    """Return the planned times of all requests in ascending order, in seconds since the start of the run."""
     placed = enumerate(place(phases))
     return [p.start_s + time_s for i, p in placed for time_s in phase_times(arrivals, p, seed=(seed, i))]
 
 
 def choose_texts(count: int, *, seed: int, texts: Sequence[str] = SENTENCES) -> list[str]:
-    """`count` of `texts` in an order that depends only on `seed`; every text is used once before any repeats."""
+    """Choose `count` texts in an order that depends only on `seed`. No text repeats before all texts are used."""
     generator = np.random.default_rng(seed)
     order: list[int] = []
     while len(order) < count:
@@ -186,7 +186,7 @@ def choose_texts(count: int, *, seed: int, texts: Sequence[str] = SENTENCES) -> 
 def plan_requests(
     times_s: Sequence[float], *, seed: int, lengths: SpeechLengths | None = None, texts: Sequence[str] = SENTENCES
 ) -> list[ScheduledRequest]:
-    """One request for each of these times; the arguments determine texts and lengths."""
+    """Plan one request for each time. The arguments determine all texts and lengths."""
     count = len(times_s)
     said = choose_texts(count, seed=seed, texts=texts)
     frames = lengths.draw(count, seed=seed) if lengths else [None] * count
@@ -194,7 +194,7 @@ def plan_requests(
 
 
 def interrupt(requests: Sequence[ScheduledRequest], share: float, *, seed: int) -> list[ScheduledRequest]:
-    """The same requests, about `share` of them interrupted at a random point; `seed` determines which and where."""
+    """Return the requests with about `share` of them interrupted at random points. `seed` determines the choice."""
     generator = np.random.default_rng((seed, 2))
     places_s = generator.uniform(*INTERRUPT_S, size=len(requests)).tolist()
     chosen = (generator.random(len(requests)) < share).tolist()
@@ -203,9 +203,9 @@ def interrupt(requests: Sequence[ScheduledRequest], share: float, *, seed: int) 
 
 
 def mix(requests: Sequence[ScheduledRequest], *, seed: int) -> list[ScheduledRequest]:
-    """The same times and lengths, with mixed kinds: every twenty requests contain the kinds in MIX, in random order.
+    """Return requests at the same times with the kinds of MIX, in random order within every twenty requests.
 
-    A long text gets its own length if lengths are planned.
+    If lengths are planned, a long text gets its own length.
     """
     generator = np.random.default_rng((seed, 3))
     twenty = [kind for kind, count in MIX.items() for _ in range(count)]

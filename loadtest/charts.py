@@ -1,4 +1,4 @@
-"""The charts of runs, sweeps and simulations, as data for Chart.js. The page has the library and the colours."""
+"""Charts of runs, sweeps and simulations as Chart.js data. The page template provides the library and the colours."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,26 +15,26 @@ from loadtest.tables import MS, percentile
 from loadtest.traces import Trace
 
 if TYPE_CHECKING:
-    from loadtest.simulate import Simulated  # imports the server's policies, which a report does not need
+    from loadtest.simulate import Simulated  # imports the server's policies, which reports do not need
 
 PERCENT = 100.0
 MIN_WINDOW_S, MAX_WINDOWS = 1.0, 150
-MAX_POINTS = 2000  # per series, so that a page of many requests stays small
-# From the page's palette by Okabe and Ito, which colour-blind readers can tell apart.
+MAX_POINTS = 2000  # per series, to limit the size of the page
+# Names in the page's palette by Okabe and Ito, which is safe for colour-blind readers.
 P50, P95, P99 = "blue", "orange", "purple"
 COLOURS = ("blue", "orange", "green", "purple", "sky", "red")
 OUTCOME_COLOURS = dict(zip(OUTCOMES, ("green", "yellow", "sky", "red"), strict=True))
-DASHES: tuple[list[int], ...] = ([], [6, 4], [2, 3], [10, 3, 2, 3])  # one for each sweep or meaning
+DASHES: tuple[list[int], ...] = ([], [6, 4], [2, 3], [10, 3, 2, 3])  # one dash pattern for each sweep or meaning
 OFFERED, TTFB, SECONDS = "offered rate, requests/s", "TTFB, ms", "seconds since the start of the run"
 
-Series = dict[str, Any]  # a data set of Chart.js; `colour` is a name of the palette
+Series = dict[str, Any]  # a Chart.js data set; `colour` is a name in the palette
 Point = tuple[float, float | None]
 Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """One chart: what it shows, how to read it, and its data for Chart.js."""
+    """One chart: title, caption and Chart.js data."""
 
     title: str
     caption: str
@@ -42,7 +42,7 @@ class Chart:
 
 
 def chart(title: str, caption: str, series: Sequence[Series], *, x: Mapping[str, Any], y: Mapping[str, Any]) -> Chart:
-    """A chart of these series between two axes; an axis may have `marks`: named lines at a value."""
+    """Build a chart of several series. An axis may have `marks`, which are named lines at a value."""
     marks = [{"axis": name, **mark} for name, axis in (("x", x), ("y", y)) for mark in axis.get("marks", ())]
     data, scales = {"datasets": series}, {"x": dict(x), "y": dict(y)}
     return Chart(title, caption, {"type": "line", "data": data, "options": {"scales": scales, "marks": marks}})
@@ -53,12 +53,12 @@ def axis(label: str, *, log: bool = False, **more: Any) -> dict[str, Any]:
 
 
 def series(label: str, points: Iterable[Point], colour: str, **more: Any) -> Series:
-    """A line through points; None is a gap."""
+    """Build a line through points. None leaves a gap."""
     return {"label": label, "data": [{"x": _short(x), "y": _short(y)} for x, y in points], "colour": colour, **more}
 
 
 def sweep_charts(sweeps: Sequence[Sweep]) -> list[Chart]:
-    """Results by rate: a colour for each statistic, a dash pattern for each sweep."""
+    """Return charts of results by rate, with a colour per statistic and a dash pattern per sweep."""
     rates = [step.rate for sweep in sweeps for step in sweep.steps] or [1.0]
     x = axis(OFFERED, log=max(rates) > 20 * min(rates))
     limits = sweeps[0].steps[0].limits if sweeps[0].steps else Limits()
@@ -88,7 +88,7 @@ def sweep_charts(sweeps: Sequence[Sweep]) -> list[Chart]:
     return [
         chart(
             "Time to first byte against offered rate",
-            "From planned arrival to first audio byte. A server is usable up to the bend. Hollow: under 20 answers.",
+            "From planned arrival to first audio byte. It rises steeply beyond capacity. Hollow: under 20 responses.",
             lines("p50", P50, ttfb("p50"), pointStyle="circle")
             + lines("p95", P95, ttfb("p95"), pointStyle="triangle")
             + lines("p99", P99, ttfb("p99"), pointStyle="rect"),
@@ -97,7 +97,7 @@ def sweep_charts(sweeps: Sequence[Sweep]) -> list[Chart]:
         ),
         chart(
             "Time to first audible sample against offered rate",
-            "From planned arrival to the first 10 ms above -50 dBFS, as a player without a buffer plays them.",
+            "From planned arrival to the first 10 ms above -50 dBFS, as played without a buffer.",
             lines("p50", P50, ttfa("p50"), pointStyle="circle")
             + lines("p95", P95, ttfa("p95"), pointStyle="triangle")
             + lines("p99", P99, ttfa("p99"), pointStyle="rect"),
@@ -106,14 +106,14 @@ def sweep_charts(sweeps: Sequence[Sweep]) -> list[Chart]:
         ),
         chart(
             "Goodput against offered rate",
-            "Offered rate times the share of requests that met every limit: on the thin diagonal all of them do.",
+            "Offered rate times the share of requests that met every limit. The thin diagonal marks 100 %.",
             [*lines("good", "green", lambda s: s.good_per_s), *(refused if any_refused else []), diagonal],
-            x=axis(OFFERED, min=0, marks=capacities),  # linear like the other axis, else the diagonal would bend
+            x=axis(OFFERED, min=0, marks=capacities),  # linear, because a logarithmic axis would bend the diagonal
             y=axis("requests/s", beginAtZero=True),
         ),
         chart(
             "Streaming viability against offered rate",
-            "Share of answers, and of chunks, in time for a player without a buffer.",
+            "Share of responses and of chunks that arrived in time for a player without a buffer.",
             lines("answers", "blue", lambda s: s.request_viability and s.request_viability * PERCENT)
             + lines("chunks", "orange", lambda s: s.chunk_viability and s.chunk_viability * PERCENT, pointStyle="rect"),
             x=x,
@@ -121,7 +121,7 @@ def sweep_charts(sweeps: Sequence[Sweep]) -> list[Chart]:
         ),
         chart(
             "Real-time factor against offered rate",
-            "Time from send to the end of the audio over its duration. Above 1 the audio comes slower than it plays.",
+            "Time from send to the end of the audio, divided by the audio's duration. Above 1, playback stalls.",
             lines("p50", P50, lambda s: percentile(s.rtf, "p50"))
             + lines("p95", P95, lambda s: percentile(s.rtf, "p95"), pointStyle="triangle"),
             x=x,
@@ -140,7 +140,7 @@ def run_charts(result: Result) -> list[Chart]:
 
 
 def windows(result: Result) -> Floats:
-    """Edges of at most MAX_WINDOWS equal windows with some requests in each."""
+    """Return the edges of at most MAX_WINDOWS equal windows that each contain several requests."""
     lowest_rate = min((phase.rate for phase in result.phases), default=1.0)
     wanted = max(MIN_WINDOW_S, result.end_s / MAX_WINDOWS, 4 / lowest_rate)
     width_s = np.ceil(min(wanted, max(MIN_WINDOW_S, result.end_s / 20)))
@@ -155,8 +155,8 @@ def _outcomes(result: Result, x: Mapping[str, Any]) -> Chart:
         if due_s or name == "good":
             bars.append(series(name, _over(_middles(edges), _rates(due_s, edges)), colour, type="bar"))
     return chart(
-        "Requests and what became of them",
-        f"By the time they were due, in windows of {edges[1]:g} s. Late: spoken, but beyond a limit.",
+        "Requests by outcome",
+        f"By due time, in windows of {edges[1]:g} s. Late: succeeded, but missed a limit.",
         bars,
         x={**x, "stacked": True, "offset": False},
         y=axis("requests/s", beginAtZero=True, stacked=True),
@@ -168,7 +168,7 @@ def _latencies(result: Result, x: Mapping[str, Any]) -> Chart:
     spoken = [(trace.planned_s, trace.ttfb_s * MS) for trace in result.traces if trace.ttfb_s is not None]
     p95 = _over(_middles(edges), _percentiles(*zip(*spoken, strict=True), edges=edges, percent=95)) if spoken else []
     every = math.ceil(len(spoken) / MAX_POINTS) or 1
-    shown = "every answer" if every == 1 else f"one answer in {every}"
+    shown = "each response" if every == 1 else f"one response in {every}"
     return chart(
         "Time to first byte over time",
         f"A point for {shown}, and the 95th percentile of each window of {edges[1]:g} s.",
@@ -192,11 +192,11 @@ def _replicas(result: Result, x: Mapping[str, Any]) -> Chart:
         if any(count is not None for _, count in wanted):
             steps.append(series(f"{name}, wanted", _changes(wanted), colour, borderDash=DASHES[1], **more))
     y = axis("replicas", beginAtZero=True, grace="20%", ticks={"precision": 0})
-    return chart("Replicas over time", "Replicas that run (solid) and are wanted (dashed).", steps, x=x, y=y)
+    return chart("Replicas over time", "Running replicas (solid) and target replicas (dashed).", steps, x=x, y=y)
 
 
 def distribution_chart(kind: str, groups: Mapping[str, Sequence[Trace]], *, audible: bool = False) -> Chart:
-    """Distributions of first byte or first audible sample, of several phases or runs side by side."""
+    """Chart the distribution of TTFB or TTFA for several phases or runs."""
     curves, short, what = [], "TTFA" if audible else "TTFB", "audible sample" if audible else "byte"
     for index, (name, traces) in enumerate(groups.items()):
         taken_s = [trace.ttfa_s if audible else trace.ttfb_s for trace in traces]
@@ -208,7 +208,7 @@ def distribution_chart(kind: str, groups: Mapping[str, Sequence[Trace]], *, audi
         curves.append(series(label, points[::-1][::every][::-1], COLOURS[index % len(COLOURS)], **look))
     return chart(
         f"Time to first {what}, distribution by {kind}",
-        f"Share of the answers of each {kind} that began within a time.",
+        f"Share of the responses of each {kind} that began within a given time.",
         curves,
         x=axis(f"{short} from planned arrival, ms", log=True),
         y=axis("answers, %", min=0, max=100),
@@ -238,9 +238,9 @@ def simulation_charts(done: "Simulated") -> list[Chart]:
     replicas = axis("replicas", beginAtZero=True, ticks={"precision": 0})
     requests = axis("requests/s", beginAtZero=True)
     return [
-        chart("Simulated load", "Requests that came, and that found every queue full.", loads, x=x, y=requests),
-        chart("Simulated time to first byte", "Of each window.", latencies, x=x, y=axis(TTFB, log=True)),
-        chart("Simulated replicas", "Those that run (solid) and are wanted (dashed).", pools + codecs, x=x, y=replicas),
+        chart("Simulated load", "Arrived requests and refused requests.", loads, x=x, y=requests),
+        chart("Simulated time to first byte", "Percentiles of each window.", latencies, x=x, y=axis(TTFB, log=True)),
+        chart("Simulated replicas", "Running (solid) and target (dashed) replicas.", pools + codecs, x=x, y=replicas),
     ]
 
 
@@ -254,14 +254,14 @@ def _middles(edges: Floats) -> Floats:
 
 
 def _rates(times_s: Sequence[float] | Floats, edges: Floats) -> Floats:
-    """Events a second in each window."""
+    """Return events per second in each window."""
     return np.asarray(np.histogram(times_s, edges)[0] / np.diff(edges), dtype=np.float64)
 
 
 def _percentiles(
     times: Sequence[float] | Floats, values: Sequence[float] | Floats, *, edges: Floats, percent: int
 ) -> list[float]:
-    """Percentiles of the values in each window of their ascending times, NaN for empty windows."""
+    """Return a percentile of the values in each time window, NaN for empty windows. `times` must ascend."""
     groups = np.split(np.asarray(values), np.searchsorted(times, edges))[1:-1]
     return [float(np.percentile(group, percent)) if len(group) else math.nan for group in groups]
 
@@ -271,7 +271,7 @@ def _over(times: Iterable[float], values: Iterable[float]) -> list[Point]:
 
 
 def _changes(points: Sequence[tuple[float, float | None]]) -> list[Point]:
-    """Drop points that repeat the previous value; keeps the last point."""
+    """Drop points that repeat the previous value, except for the last point."""
     kept = [
         point for before, point in zip((None, *points), points, strict=False) if not before or before[1] != point[1]
     ]
@@ -279,5 +279,5 @@ def _changes(points: Sequence[tuple[float, float | None]]) -> list[Point]:
 
 
 def _short(value: float | None) -> float | None:
-    """Round to four digits: more than a chart shows, and the page is smaller."""
+    """Round to four significant digits, which charts cannot exceed, to keep the page small."""
     return None if value is None else float(f"{value:.5g}")

@@ -1,6 +1,6 @@
-"""Check the simulator: it learns from some rates of a measured run and predicts the others.
+"""Check the simulator: learn from some rates of a measured run, and predict the other rates.
 
-Rates to learn from and rates to predict alternate within the run, so that drift of the machine's speed affects both.
+Learning and predicting turns alternate within the run, so drift of the machine's speed affects both.
 """
 
 from collections.abc import Sequence
@@ -26,28 +26,28 @@ STEP_S = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One share of capacity: p95 of TTFB from the planned arrival, measured and predicted."""
+    """One share of capacity: measured and predicted p95 of TTFB from the planned arrival."""
 
     share: float
     requests: int
     measured_s: float
-    measured_low_s: float  # 90 % interval of the measured percentile, by resampling the requests
+    measured_low_s: float  # 90 % interval of the measured percentile, by resampling requests
     measured_high_s: float
     simulated_s: float  # mean over SEEDS
 
     @property
     def error(self) -> float:
-        """Error of the simulated value, as a share of the measured one."""
+        """Error of the simulated value relative to the measured value."""
         return self.simulated_s / self.measured_s - 1
 
     @property
     def holds(self) -> bool:
-        """Whether the prediction is within the promised error."""
+        """Whether the prediction is within the maximum error."""
         return abs(self.error) <= TOLERANCE
 
 
 def check_phases(capacity: float, *, requests: int, rounds: int) -> tuple[Phase, ...]:
-    """Turns of about `requests` arrivals each; all turns are repeated `rounds` times."""
+    """Return turns of about `requests` arrivals each, repeated `rounds` times."""
     return tuple(
         Phase(phase_name(kind, share), share * capacity, requests / (share * capacity))
         for _ in range(rounds)
@@ -62,7 +62,7 @@ def phase_name(kind: str, share: float) -> str:
 def compare(result: Result, *, slots: int) -> list[Comparison]:
     """Learn from the learning turns, simulate the whole run with its own arrivals, and compare the other turns.
 
-    `slots`: sequences that the server's talker batches. Raises NoRunError if there is too little to learn from.
+    `slots` is the maximum batch size of the server's talker. Raises `NoRunError` if there is too little data.
     """
     phase_of = [next(p.name for p in result.phases if p.holds(trace.planned_s)) for trace in result.traces]
     teaches = [

@@ -1,4 +1,4 @@
-"""Send one request to an OpenAI-compatible speech server, and record it while its audio arrives."""
+"""Send one request to an OpenAI-compatible speech server, and record the audio as it arrives."""
 
 import asyncio
 import base64
@@ -18,22 +18,21 @@ from loadtest.settings import Settings, Transport
 from loadtest.traces import Failure, PcmLayout
 
 MAX_ERROR_BYTES = 200
-# Below the 5 s after which uvicorn closes an idle connection: a request on a closed connection would fail, and not
-# because of load.
+# Shorter than uvicorn's idle timeout of 5 s. A request on a closed connection would fail for reasons other than load.
 KEEPALIVE_S = 2.0
-NO_TIMEOUT = aiohttp.ClientTimeout(total=None)  # `speak` has its own timeout, for every transport
+NO_TIMEOUT = aiohttp.ClientTimeout(total=None)  # `speak` applies its own timeout to every transport
 
 
 @asynccontextmanager
 async def open_session() -> AsyncIterator[aiohttp.ClientSession]:
-    """A session that reuses connections and never makes a request wait for one."""
+    """Open a session that reuses connections and never queues a request for a free connection."""
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S)
     async with aiohttp.ClientSession(connector=connector) as session:
         yield session
 
 
 async def speak(session: aiohttp.ClientSession, settings: Settings, *, recording: Recording) -> None:
-    """Send the recording's request and record its answer to the end. Failures are recorded, not raised."""
+    """Send the recording's request and record the response to its end. Failures are recorded, not raised."""
     exchange = _exchange if settings.form.socket is None else _converse
     if settings.transport is Transport.LIVE:
         exchange = converse_live
@@ -45,7 +44,7 @@ async def speak(session: aiohttp.ClientSession, settings: Settings, *, recording
         if leaves:
             recording.trace.left_s = recording.clock.now_s()
         else:
-            recording.fail(Failure.TIMEOUT, f"no complete answer within {settings.timeout_s:g} s")
+            recording.fail(Failure.TIMEOUT, f"no complete response within {settings.timeout_s:g} s")
     except aiohttp.WSServerHandshakeError as error:
         _fail_with_status(recording, error.status, message=error.message, headers=error.headers or {})
     except (aiohttp.ClientError, OSError) as error:
@@ -93,7 +92,7 @@ def _fail_with_status(recording: Recording, status: int, *, message: str, header
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:
-    """Seconds in `retry-after-ms` or `Retry-After`, None if neither is a number."""
+    """Return the seconds in `retry-after-ms` or `Retry-After`, or None if neither is a number."""
     for name, per_second in (("retry-after-ms", 1000), ("Retry-After", 1)):
         with contextlib.suppress(KeyError, ValueError):
             return float(headers[name]) / per_second
@@ -117,11 +116,11 @@ async def _converse(session: aiohttp.ClientSession, settings: Settings, recordin
 
 
 def _heed(recording: Recording, event: Mapping[str, Any], form: SocketForm) -> bool:
-    """Handle one JSON message of the WebSocket; False if it is the last one."""
+    """Handle one JSON message of the WebSocket. Return False for the last message."""
     if "error" in event or event.get("type") == "Error":
         error = event["error"] if isinstance(event.get("error"), dict) else event
         kind = Failure.BROKEN_BODY if recording.chunks else Failure.HTTP
-        if error.get("code") in ("rate_limit_exceeded", REFUSED_STATUS):  # as in HTTP, so that tables count both
+        if error.get("code") in ("rate_limit_exceeded", REFUSED_STATUS):  # as in HTTP, so tables count both
             kind, recording.trace.status = Failure.REFUSED, REFUSED_STATUS
         recording.fail(kind, str(error.get("message") or error.get("error") or error))
         return False
@@ -133,7 +132,7 @@ def _heed(recording: Recording, event: Mapping[str, Any], form: SocketForm) -> b
         try:
             samples = base64.b64decode(event[form.audio], validate=True)
         except (ValueError, TypeError) as error:
-            raise NotAudioError(f"the audio in a message of the server is not base64: {error}") from error
+            raise NotAudioError(f"the audio in a message from the server is not valid base64: {error}") from error
         recording.receive(samples)
     name, value = form.over
     if event.get(name) != value:
@@ -143,7 +142,7 @@ def _heed(recording: Recording, event: Mapping[str, Any], form: SocketForm) -> b
 
 
 def error_message(body: bytes) -> str:
-    """The message in OpenAI's error envelope, else the beginning of the body."""
+    """Return the message of OpenAI's error envelope, or else the beginning of the body."""
     try:
         return str(json.loads(body)["error"]["message"])
     except (ValueError, KeyError, TypeError):

@@ -1,9 +1,9 @@
 """Simulate a pool of codec replicas on CPU cores, with the real gate and streams in simulated time.
 
-Only the duration of calls is assumed: a constant plus a time per frame, from `talkray bench codec`, 15 % more or less,
-and up to `1 + crowded` times that, the more workers are busy. A stream that a replica does not admit within
-`patience_s` is refused. With `hybrid` a GPU makes the audio of first frames with their codes. Time to cross handles is
-left out.
+Only call durations are modelled: a constant plus a time per frame, as measured by `talkray bench codec`, with 15 %
+random variation. With all workers busy, calls take `1 + crowded` times as long. A replica refuses a stream that waits
+longer than `patience_s` for admission. With `hybrid`, a GPU decodes the first frames. The time of calls between actors
+is not modelled.
 """
 
 import asyncio
@@ -39,24 +39,24 @@ from deployments.protocol import ALL_FRAMES, FinishReason, FrameChunk
 from loadtest.simulate import Traffic
 from loadtest.tables import MS, Table, percent
 
-_FRAME_SAMPLES, _SAMPLE_RATE = 24, 300  # the audio's content does not matter
+_FRAME_SAMPLES, _SAMPLE_RATE = 24, 300  # the content of the audio does not matter
 _FRAME_S = _FRAME_SAMPLES / _SAMPLE_RATE
 _NOTHING = DecoderState(0, ())
-_FIRST_CODES_S, _NEXT_CODES_S = 0.012, 0.0035  # of a GPU's talker
-_DEVIATION = 0.15  # of the logarithm of a call's duration
-_HEARD_S = 0.001  # a pause
-_MAX_LATE_S = 0.25  # of silence, as in api.admission.max_late_s
+_FIRST_CODES_S, _NEXT_CODES_S = 0.012, 0.0035  # of a talker on a GPU
+_DEVIATION = 0.15  # standard deviation of the logarithm of call durations
+_HEARD_S = 0.001  # shortest audible pause
+_MAX_LATE_S = 0.25  # maximum silence, as in api.admission.max_late_s
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
-    """An event loop whose clock jumps to the next timer instead of waiting for it."""
+    """Event loop whose clock jumps to the next timer instead of waiting for the timer."""
 
     def __init__(self) -> None:
         self._now_s = 0.0
         super().__init__()
 
     def time(self) -> float:
-        """Seconds since the loop was created."""
+        """Return the seconds since the loop was created."""
         return self._now_s
 
     def _run_once(self) -> None:
@@ -68,28 +68,28 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
 @dataclass(frozen=True, slots=True)
 class CodecPool:
-    """The replicas, and the patience of their listeners."""
+    """Replicas of the pool, and how long streams wait for admission."""
 
     replicas: int
-    workers: int  # of each
+    workers: int  # per replica
     call_s: float = 0.015
     frame_s: float = 0.0046
-    crowded: float = 0.0  # how much longer calls take if all workers are busy, as a share: cores share their memory
-    hybrid: bool = False  # a GPU decodes first frames, as many as `Placement` says
-    of_two: bool = False  # a stream goes to the better of two random replicas, not of all
+    crowded: float = 0.0  # relative slowdown with all workers busy, because cores share memory bandwidth
+    hybrid: bool = False  # a GPU decodes as many first frames as `Placement` requires
+    of_two: bool = False  # route each stream to the better of two random replicas, instead of the best of all
     patience_s: float = 0.5
-    seed: int = 1  # of call durations, and of `of_two`
+    seed: int = 1  # for call durations and for `of_two`
 
     @property
     def ramp(self) -> tuple[int, ...]:
         return chosen_ramp(self.workers)
 
     def work_s(self, frames: int) -> float:
-        """Mean duration of a call of `frames` frames."""
+        """Return the mean duration of a call of `frames` frames."""
         return self.call_s + frames * self.frame_s
 
     def largest(self, frames: int) -> int:
-        """The most streams in one call with `frames` frames each: as many as are tried at the start (loading.py)."""
+        """Return the maximum number of streams per call with `frames` frames each, as at server start (loading.py)."""
         batch = 1
         while 2 * batch <= MAX_BATCH_SIZE and 2 * batch * frames <= MAX_BATCH_FRAMES:
             if 2 * self.work_s(batch * frames) > longest_call_s(self.workers):
@@ -100,18 +100,18 @@ class CodecPool:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """Results of one load, as listeners experience it."""
+    """Results of one load, as heard by listeners."""
 
     first_audio_s: list[float]
-    stalled_s: list[float]  # of each admitted stream
+    stalled_s: list[float]  # one value per admitted stream
     refused: int
     busy_cores: float
     batch: float  # mean streams per call
-    decoded: float  # the share of the audio that the pool made
+    decoded: float  # share of the audio that the pool decoded
 
     @property
     def late(self) -> float:
-        """The share of streams that paused."""
+        """Share of streams that paused."""
         return sum(stalled > _HEARD_S for stalled in self.stalled_s) / len(self.stalled_s)
 
     def first_audio_ms(self, percent: float) -> float:
@@ -119,7 +119,7 @@ class Served:
 
 
 def served_table(by_rate: Mapping[float, Served]) -> Table:
-    titles = "r/s", "first audio p50 / p95, ms", "paused", "refused", "busy cores", "streams a call", "made by the pool"
+    titles = "r/s", "first audio p50 / p95, ms", "paused", "refused", "busy cores", "streams/call", "made by the pool"
     rows = [
         (
             f"{rate:g}",
@@ -137,7 +137,7 @@ def served_table(by_rate: Mapping[float, Served]) -> Table:
 
 @dataclass(slots=True)
 class _Cores:
-    """Of all replicas."""
+    """CPU cores of all replicas."""
 
     busy: int = 0
     frames: int = 0  # of all streams
@@ -164,7 +164,7 @@ class _Replica:
         self.placement.talker_on_gpu = True
 
     async def listen(self, frames: int) -> tuple[float, float] | None:
-        """Run one stream to its end. Returns its time to first audio and its silence after that; None: refused."""
+        """Run one stream. Return its time to first audio and its later silence in seconds, or None if refused."""
         asked_s = _now_s()
         self.streams += 1
         async with AsyncExitStack() as room:
@@ -206,7 +206,7 @@ class _Replica:
         done: asyncio.Future[Decoded] = asyncio.get_running_loop().create_future()
         self._tasks.append((task, done))
         if len(self._tasks) == 1:
-            asyncio.get_running_loop().call_soon(self._begin)  # together with all that arrive in this tick
+            asyncio.get_running_loop().call_soon(self._begin)  # call later, to batch all streams of this tick
         return await done
 
     def _begin(self) -> None:
@@ -259,7 +259,7 @@ async def _load(pool: CodecPool, traffic: Traffic) -> Served:
 
 
 def serve(pool: CodecPool, traffic: Traffic) -> Served:
-    """Simulate each request until its end."""
+    """Simulate each request until it ends."""
     loop = VirtualTimeLoop()
     clock = SimpleNamespace(monotonic=loop.time)
     try:

@@ -1,4 +1,4 @@
-"""Help of all `talkray` commands: also with `-h`, no type after switches, commands in the order of panels."""
+"""Help of all `talkray` commands: accepts `-h`, hides the type of switches, and lists commands by panel."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -35,7 +35,7 @@ class _Group(TyperGroup):
 
 
 class CommandApp(typer.Typer):
-    """Shows its commands in the order of `panels`, the values of their `rich_help_panel`."""
+    """Typer app that lists its commands in the order of `panels`, their `rich_help_panel` values."""
 
     def __init__(self, text: str | None = None, *, panels: tuple[str, ...] = ()) -> None:
         super().__init__(

@@ -1,7 +1,7 @@
-"""Compare two servers, each in its own dialect: the same texts at the same times, in turns, and the effect of stress.
+"""Compare two servers in turns, each in its own dialect, with the same texts at the same times and under overload.
 
-Turns: A, B, then B, A, and so on, so that a machine that gets slower affects both. Every turn has its own seed, which
-both servers share. Each turn has its own folder of traces.
+Turns alternate (A, B, then B, A), so drift of the machine's speed affects both servers. Each turn has a seed, which
+both servers share, and a separate folder of traces.
 """
 
 import asyncio
@@ -22,15 +22,15 @@ from loadtest.runner import Runner
 from loadtest.settings import Settings
 from loadtest.traces import Clock, LoadTestError, Trace, TraceFolder
 
-LEAVERS, ROUNDS, ROUND_S = 8, 3, 2.0  # clients that leave together, how often, and how far apart
-_BEHIND_S = 0.05  # delay of the next request after they have left
-_RECOGNISER = "talkray_tools.recogniser"  # a command, in a separate process
+LEAVERS, ROUNDS, ROUND_S = 8, 3, 2.0  # clients that leave at once, repetitions, and seconds between repetitions
+_BEHIND_S = 0.05  # delay between their departure and the next request
+_RECOGNISER = "talkray_tools.recogniser"  # command to run in a separate process
 _HEARD_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One of the two servers."""
+    """One of the two compared servers."""
 
     letter: str
     settings: Settings  # without phases
@@ -42,30 +42,30 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class TurnPlan:
-    """The load for both servers."""
+    """Load for both servers."""
 
     rate: float
     duration_s: float
     settle_s: float
     turns: int
-    overload: float  # times the rate, 0: none
+    overload: float  # factor of the rate; 0: no overload
     overload_s: float
-    words: int  # answers of each server that a recogniser transcribes
+    words: int  # responses of each server to transcribe
 
 
 @dataclass(frozen=True, slots=True)
 class Leaving:
-    """Seconds to the first byte of single requests: without other clients, and just after clients have left."""
+    """Seconds to the first byte of single requests, without other clients and just after clients left."""
 
     leavers: int
     alone_s: list[float]
     behind_s: list[float]
-    failed: int  # of both
+    failed: int  # in both situations
 
 
 @dataclass(frozen=True, slots=True)
 class WordsHeard:
-    """A recogniser's transcripts of some answers."""
+    """Comparison of a recogniser's transcripts with the texts."""
 
     errors: int
     words: int
@@ -74,22 +74,22 @@ class WordsHeard:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """The results of one server."""
+    """Results of one server."""
 
     side: Side
     turns: list[Result]
     overload: Result | None
     leaving: Leaving
-    heard: WordsHeard | str  # or why there is none
+    heard: WordsHeard | str  # transcripts, or the reason why they are missing
 
     @property
     def traces(self) -> list[Trace]:
-        """Of all turns, measured."""
+        """Traces of all measured turns."""
         return [trace for turn in self.turns for trace in turn.measured]
 
 
 async def compare(sides: Sequence[Side], plan: TurnPlan, *, folder: Path, show: Show) -> list[Compared]:
-    """Compare the servers. Raises LoadTestError, also on Ctrl-C, because half a comparison is not useful."""
+    """Compare the servers. Raises `LoadTestError`, also on Ctrl-C, because an incomplete comparison is invalid."""
     TraceFolder(folder).check_unused()
     for side in sides:
         await check_server(side.settings)
@@ -116,12 +116,12 @@ async def compare(sides: Sequence[Side], plan: TurnPlan, *, folder: Path, show: 
 async def _measured(settings: Settings, folder: Path, show: Show) -> Result:
     result, is_complete = await measure(settings, TraceFolder(folder), show=show)
     if not is_complete:
-        raise LoadTestError(f"interrupted in {folder}: nothing is compared; the traces so far are there")
+        raise LoadTestError(f"interrupted: the comparison is incomplete. The traces so far are in {folder}")
     return replace(result, title=folder.name)
 
 
 async def _leave(settings: Settings, folder: TraceFolder, show: Show) -> Leaving:
-    """Test whether a server continues abandoned work, which delays the next request more than one sent alone."""
+    """Test whether a server continues abandoned work, which would delay the next request."""
     texts = Texts.PARAGRAPHS.choices()
     alone = [ScheduledRequest(n, n * ROUND_S, texts[n]) for n in range(ROUNDS)]
     schedule = list(alone)
@@ -134,7 +134,7 @@ async def _leave(settings: Settings, folder: TraceFolder, show: Show) -> Leaving
     runner = Runner(replace(settings, phases=(Phase("leaving", 1.0, 2 * ROUNDS * ROUND_S),)), schedule, folder=folder)
     show(runner)
     if not await runner.run():
-        raise LoadTestError(f"interrupted in {folder.path}: nothing is compared")
+        raise LoadTestError(f"interrupted: the comparison is incomplete. The traces so far are in {folder.path}")
     asked = [trace for trace in folder.read_traces() if trace.kind is None]
     border_s = ROUNDS * ROUND_S
     before = [trace.ttfb_s for trace in asked if trace.planned_s < border_s and trace.ttfb_s is not None]
@@ -143,18 +143,18 @@ async def _leave(settings: Settings, folder: TraceFolder, show: Show) -> Leaving
 
 
 def _of_length(request: ScheduledRequest, settings: Settings) -> ScheduledRequest:
-    """The request with the planned length, if the server is given lengths."""
+    """Return the request with its planned length, if the server accepts lengths."""
     if settings.lengths is None:
         return request
     return replace(request, frames=settings.lengths.draw(1, seed=request.index)[0])
 
 
 async def _hear(settings: Settings, count: int, folder: TraceFolder) -> WordsHeard | str:
-    """Count the words of some sentences that are recognised as others."""
+    """Count the words that a recogniser transcribes differently from the text, in a few responses."""
     if not count:
-        return "not asked for (--words)"
+        return "not measured (--words 0)"
     if settings.lengths is not None:
-        return "not asked for: answers of a planned length end anywhere"
+        return "not measured, because responses of planned length may end within a word"
     texts = choose_texts(count, seed=settings.seed, texts=Texts.ONE_SENTENCE.choices())
     folder.write_schedule([ScheduledRequest(number, 0.0, text) for number, text in enumerate(texts)])
     errors = words = answers = 0
@@ -174,7 +174,7 @@ async def _hear(settings: Settings, count: int, folder: TraceFolder) -> WordsHea
                 return f"{said}; the audio is in {folder.path}"
             folder.append("heard.jsonl", {"text": text, **said})
             errors, words, answers = errors + said["errors"], words + said["words"], answers + 1
-    return WordsHeard(errors, words, answers) if answers else "no answer of them was spoken"
+    return WordsHeard(errors, words, answers) if answers else "all of their requests failed"
 
 
 def _write_wav(file: Path, pcm: bytes, trace: Trace) -> None:
@@ -187,7 +187,7 @@ def _write_wav(file: Path, pcm: bytes, trace: Trace) -> None:
 
 
 async def _recognise(file: Path, text: str) -> dict[str, Any] | str:
-    """The transcript, the number of expected words and of errors, or the reason why they are unknown."""
+    """Return the transcript and the numbers of words and errors, or the reason why transcription failed."""
     command = (sys.executable, "-m", _RECOGNISER, str(file), "--transcript", text, "--language", "english")
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(*command, stdout=pipe, stderr=pipe)
@@ -196,18 +196,18 @@ async def _recognise(file: Path, text: str) -> dict[str, Any] | str:
     except TimeoutError:
         process.kill()
         await process.communicate()
-        return f"the recogniser needed more than {_HEARD_S:g} s for {file.name}"
+        return f"the recogniser took more than {_HEARD_S:g} s for {file.name}"
     if process.returncode == 0:
         heard: dict[str, Any] = json.loads(out.splitlines()[-1])
         return heard
     said = err.decode(errors="replace").strip()
     if "No module named" in said or "is missing" in said:
-        return f"no recogniser is here ({said.splitlines()[-1]}): docs/verify.md names the packages"
+        return f"no recogniser is installed ({said.splitlines()[-1]}). docs/verify.md lists the packages"
     return f"the recogniser failed: {said.splitlines()[-1] if said else process.returncode}"
 
 
 def spread(values: Sequence[float]) -> float:
-    """Largest difference between turns of one server."""
+    """Return the largest difference between turns of one server."""
     return max(values) - min(values) if values else 0.0
 
 

@@ -1,4 +1,4 @@
-"""Page and tables of a comparison of two servers, one column each."""
+"""Report page and tables for a comparison of two servers, with one column per server."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,21 +16,21 @@ _ROWS = (
     *("sent", "answers", "TTFB p50/p95/p99, ms", "TTFA p50/p95/p99, ms", "whole p50/p95, s", "RTF p50"),
     *("C50/C100/C200, %", "underruns", "stall p95, ms", "lag p99, ms"),
 )
-MIN_TURNS = 3  # per server: with two turns, one server wins both by chance in a third of comparisons
+MIN_TURNS = 3  # per server; after two turns, the faster server is decided by chance in a third of comparisons
 _OF_TURN = ("sent", "answers", "TTFB p50/p95/p99, ms", "TTFA p50/p95/p99, ms", "C50/C100/C200, %")
 
 
 def whole(one: Compared, plan: TurnPlan) -> Summary:
-    """Summary of all turns of a server."""
+    """Summarize all turns of a server."""
     return summarize(one.traces, planned=len(one.traces), offered_per_s=plan.rate, limits=one.side.settings.limits)
 
 
 def side_table(done: Sequence[Compared], plan: TurnPlan) -> Table:
-    """The two servers side by side."""
+    """Build a table that shows the servers side by side."""
     summaries = [whole(one, plan) for one in done]
     rows = [[name, *(COLUMNS[name](summary) for summary in summaries)] for name in _ROWS]
     rows += [[name, *(str(count(one.traces)) for one in done)] for name, count in _ENDINGS.items()]
-    rows.append(["words heard as others", *(_words(one.heard) for one in done)])
+    rows.append(["words misrecognised", *(_words(one.heard) for one in done)])
     return Table(("", *(one.side.name for one in done)), rows)
 
 
@@ -41,7 +41,7 @@ def _words(heard: WordsHeard | str) -> str:
 
 
 def turn_table(done: Sequence[Compared]) -> Table:
-    """A row for each turn, to show how far turns of one server differ."""
+    """Build a table with a row for each turn, which shows the variation between turns of one server."""
     rows = [
         [f"{number}", one.side.name, *(COLUMNS[name](one.turns[number - 1].summary) for name in _OF_TURN)]
         for number in range(1, len(done[0].turns) + 1)
@@ -63,10 +63,10 @@ _OVERLOAD: dict[str, Callable[[Result], str]] = {
     "offered, requests/s": lambda run: f"{run.rate:g}",
     "sent": lambda run: str(run.summary.sent),
     "spoken": lambda run: str(run.summary.succeeded),
-    "TTFA p50/p95/p99 of the spoken, ms": lambda run: percentiles(run.summary.ttfa_s, "p50", "p95", "p99"),
-    "C50/C100/C200 of the spoken, %": lambda run: COLUMNS["C50/C100/C200, %"](run.summary),
+    "TTFA p50/p95/p99 of successes, ms": lambda run: percentiles(run.summary.ttfa_s, "p50", "p95", "p99"),
+    "C50/C100/C200 of successes, %": lambda run: COLUMNS["C50/C100/C200, %"](run.summary),
     **{name: lambda run, count=count: str(count(run.measured)) for name, count in _ENDINGS.items()},  # type: ignore[misc]
-    "refused with a time to come again": lambda run: str(
+    "refused with a retry time": lambda run: str(
         sum(t.status in _REFUSALS and t.retry_after_s is not None for t in run.measured)
     ),
     "refused within, p95": lambda run: _refused_within(run),
@@ -87,37 +87,37 @@ def overload_table(done: Sequence[Compared]) -> Table:
 
 
 def leaving_table(done: Sequence[Compared]) -> Table:
-    """Whether a server keeps working for clients that have left."""
+    """Build a table that shows whether a server continues work for clients that left."""
     rows = [
-        ["first byte of a request alone, median", *(middle_ms(one.leaving.alone_s) for one in done)],
+        ["TTFB of a request alone, median", *(middle_ms(one.leaving.alone_s) for one in done)],
         [
             f"just after {done[0].leaving.leavers} clients left, median",
             *(middle_ms(one.leaving.behind_s) for one in done),
         ],
-        ["of these, not answered", *(str(one.leaving.failed) for one in done)],
+        ["failed requests", *(str(one.leaving.failed) for one in done)],
     ]
     return Table(("", *(one.side.name for one in done)), rows)
 
 
 def verdict(done: Sequence[Compared], plan: TurnPlan) -> str:
-    """The faster server, if the turns are conclusive."""
+    """Name the faster server, if the turns are conclusive."""
     p95_ms = [[percentile(turn.summary.ttfa_s, "p95", MS) for turn in one.turns] for one in done]
     known = [[value for value in values if value is not None] for values in p95_ms]
     wholes = [percentile(whole(one, plan).ttfa_s, "p95", MS) for one in done]
     if any(value is None for value in wholes) or not all(known):
-        return "One of the two spoke nothing audible: there is nothing to compare."
+        return "One of the servers returned no audible audio, so the comparison has no result."
     first, second = (value or 0.0 for value in wholes)
     said = f"First audible sample at p95: A {first:.0f} ms, B {second:.0f} ms"
     if any(turn.summary.client_was_slow for one in done for turn in one.turns):
-        return f"{said}: nothing is stated, because this client itself was late (see the lag). Repeat it."
+        return f"{said}. The result is invalid, because this client was late (see the lag). Repeat the comparison."
     apart = max(map(spread, known))
     sooner, later = ("A", "B") if first < second else ("B", "A")
     by_letter = dict(zip("AB", known, strict=True))
     gap = median(by_letter[later]) - median(by_letter[sooner])
     if max(by_letter[sooner]) < min(by_letter[later]) and gap > apart and plan.turns >= MIN_TURNS:
-        return f"{said}: {sooner} was sooner in every turn (turns of one server differ by up to {apart:.0f} ms)."
-    few = "" if plan.turns >= MIN_TURNS else f"; fewer than {MIN_TURNS} turns say nothing of that"
-    return f"{said}: no difference can be stated (turns of one server differ by up to {apart:.0f} ms{few})."
+        return f"{said}: {sooner} was faster in every turn (turns of one server differ by up to {apart:.0f} ms)."
+    few = "" if plan.turns >= MIN_TURNS else f"; fewer than {MIN_TURNS} turns do not show this"
+    return f"{said}: the difference is not significant (turns of one server differ by up to {apart:.0f} ms{few})."
 
 
 def _notes(done: Sequence[Compared]) -> list[str]:
@@ -126,14 +126,14 @@ def _notes(done: Sequence[Compared]) -> list[str]:
 
 
 def _unlike(done: Sequence[Compared]) -> list[str]:
-    """Differences in the load or the behaviour of the two servers."""
+    """Describe differences between the servers in load or behaviour."""
     notes = []
     if len({one.side.settings.lengths for one in done}) > 1:
-        notes.append("--speech-s settles the lengths of one of the two alone: the other one says texts to their end.")
+        notes.append("--speech-s applies to only one server; the other server speaks complete texts.")
     lengths_s = [median([t.audio_s for t in one.traces if t.audio_s] or [0.0]) for one in done]
     if min(lengths_s) and max(lengths_s) > 1.2 * min(lengths_s):
         shown = " and ".join(f"{length_s:.1f} s" for length_s in lengths_s)
-        notes.append(f"The answers are not equally long: {shown} at the median.")
+        notes.append(f"The responses differ in length: {shown} (median).")
     return notes
 
 
@@ -145,10 +145,8 @@ def write_comparison(done: Sequence[Compared], plan: TurnPlan, out: Path) -> Pat
         Section("Turn by turn", turn_table(done)),
     ]
     if plan.overload:
-        sections.append(Section(f"{plan.overload:g} times that rate", overload_table(done)))
-    sections.append(
-        Section("Clients that leave: is the next one served as if they had not been there?", leaving_table(done))
-    )
+        sections.append(Section(f"Overload: {plan.overload:g} times that rate", overload_table(done)))
+    sections.append(Section("Effect of clients that disconnect on the next request", leaving_table(done)))
     return write_page(
         out,
         f"Compared: {' and '.join(one.side.name for one in done)}",

@@ -1,4 +1,4 @@
-"""How to ask servers of different makers to stream the same text: each one's request and answer."""
+"""Request and response formats of different vendors' servers for streaming the same text."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,24 +9,24 @@ _OPENAI = {"text": "input", "voice": "voice", "model": "model"}
 
 @dataclass(frozen=True, slots=True)
 class SocketForm:
-    """WebSocket messages other than the one with the text. Samples have 24 kHz unless a message gives another rate."""
+    """WebSocket messages of a vendor, except the text message. The default sample rate is 24 kHz."""
 
-    over: tuple[str, object]  # field and value of the last message
+    over: tuple[str, object]  # field and value of the final message
     before: tuple[Mapping[str, object], ...] = ()
     after: tuple[Mapping[str, object], ...] = ()
-    audio: str | None = None  # the field with samples in base64; None: binary messages
+    audio: str | None = None  # field with base64 samples; None: samples are binary messages
 
 
 @dataclass(frozen=True, slots=True)
 class RequestForm:
-    """One maker's request for raw 16-bit mono audio that streams: over HTTP, or on a WebSocket for each text."""
+    """One vendor's request for streamed raw 16-bit mono audio, over HTTP or on one WebSocket per text."""
 
     name: str
-    path: str = _SPEECH  # behind the server's URL; {voice} and {model} are filled in
+    path: str = _SPEECH  # appended to the server's URL; may contain {voice} and {model}
     names: Mapping[str, str] = field(default_factory=lambda: _OPENAI)  # of the fields `text`, `voice` and `model`
     always: Mapping[str, object] = field(default_factory=lambda: {"response_format": "pcm"})
-    is_form: bool = False  # multipart, in place of JSON
-    answers_wav: bool = False  # a streamed WAV file: its header is parsed, not counted as audio
+    is_form: bool = False  # multipart form instead of JSON
+    answers_wav: bool = False  # streams a WAV file, whose header does not count as audio
     has_lengths: bool = False  # supports `max_new_tokens` and `ignore_eos`
     socket: SocketForm | None = None
 
@@ -34,7 +34,7 @@ class RequestForm:
         return base.rstrip("/").removesuffix("/v1") + self.path.format(**{"voice": "", "model": "", **options})
 
     def body(self, text: str, options: Mapping[str, object]) -> dict[str, object]:
-        """`options`: `voice`, `model`, and other fields for every body of this server, under its own names."""
+        """Build a request body. `options` are `voice`, `model` and any fields under the vendor's own names."""
         known = {"text": text} | {name: options[name] for name in ("model", "voice") if name in options}
         said = {self.names[name]: value for name, value in known.items() if name in self.names}
         return {**{name: value for name, value in options.items() if name not in known}, **said, **self.always}

@@ -1,6 +1,6 @@
-"""A scripted language model streams text while it is spoken, by Deepgram's Flux protocol: one turn per connection.
+"""A scripted language model streams text during playback over Deepgram's Flux protocol, with one turn per connection.
 
-Times count from the first word, because an agent connects before its model writes.
+Times count from the first word, because an agent connects before its language model writes.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ _LISTEN_ON_S = 0.5
 
 
 async def converse_live(session: aiohttp.ClientSession, settings: Settings, recording: Recording) -> None:
-    """Write the recording's text word by word, and interrupt the speech if that is planned."""
+    """Send the recording's text word by word, and interrupt the speech if planned."""
     async with session.ws_connect(settings.live_url, headers=settings.headers, compress=0, max_msg_size=0) as socket:
         recording.trace.status, recording.trace.layout = 101, PcmLayout(SAMPLE_RATE)
         recording.begin()
@@ -45,7 +45,7 @@ async def _write(socket: aiohttp.ClientWebSocketResponse, settings: Settings, re
 
 
 async def _interrupt(socket: aiohttp.ClientWebSocketResponse, heard: asyncio.Event, recording: Recording) -> None:
-    """Simulate a user who listens from the first audio on, and speaks after `interrupt_s` of it."""
+    """Simulate a user who interrupts after `interrupt_s` seconds of audio."""
     await heard.wait()
     assert recording.request.interrupt_s is not None
     await asyncio.sleep(recording.request.interrupt_s)
@@ -56,7 +56,7 @@ async def _interrupt(socket: aiohttp.ClientWebSocketResponse, heard: asyncio.Eve
 
 
 async def _listen(socket: aiohttp.ClientWebSocketResponse, heard: asyncio.Event, recording: Recording) -> None:
-    """Receive to the end of the turn: of its audio, or of the audio still to be played after an interruption."""
+    """Receive until the end of the turn. An interrupted turn ends when the remaining audio has been played."""
     async for message in read_messages(socket):
         if isinstance(message, bytes):
             recording.receive(message)
@@ -69,7 +69,7 @@ async def _listen(socket: aiohttp.ClientWebSocketResponse, heard: asyncio.Event,
 
 
 async def _listen_on(socket: aiohttp.ClientWebSocketResponse, recording: Recording) -> None:
-    """Keep receiving, because audio may arrive after the answer to an interruption."""
+    """Keep receiving, because audio may arrive after the server has confirmed an interruption."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_LISTEN_ON_S):
             async for message in read_messages(socket):

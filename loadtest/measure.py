@@ -1,4 +1,4 @@
-"""One measured run, from checking the server to writing the summary, and reading it back."""
+"""Run one measurement: check the server, send the requests, write the summary, and read it back."""
 
 import asyncio
 import os
@@ -24,8 +24,8 @@ from loadtest.runner import Runner
 from loadtest.settings import Settings
 from loadtest.traces import LoadTestError, NoRunError, Trace, TraceFolder
 
-RECOVERY_WINDOW_S = 5.0  # at least
-RECOVERY_REQUESTS = 20  # per window: with fewer, a single late request would fail it
+RECOVERY_WINDOW_S = 5.0  # minimum window
+RECOVERY_REQUESTS = 20  # per window; with fewer requests, a single late request would fail the window
 REACHABLE_WITHIN = aiohttp.ClientTimeout(total=10)
 HIDDEN = "..."
 
@@ -33,18 +33,18 @@ Show = Callable[[Runner], None]
 
 
 class UnreachableError(LoadTestError):
-    """No server answers at the URL."""
+    """Error for a URL at which no server responds."""
 
 
 class NothingPlannedError(LoadTestError):
-    """No request falls into the run."""
+    """Error for a run without any request."""
 
     exit_code = 2
 
 
-@dataclass(frozen=True)  # no slots: its summary is computed once
+@dataclass(frozen=True)  # without slots, because of the cached summary
 class Result:
-    """A run, or a phase of one: its plan, its traces, its replica counts. Every statistic follows from these."""
+    """Plan, traces and replica counts of a run or phase, from which all statistics are derived."""
 
     title: str
     about: dict[str, Any]  # run.json
@@ -56,7 +56,7 @@ class Result:
 
     @property
     def rate(self) -> float:
-        """Offered requests per second while measured, averaged over the phases."""
+        """Offered requests per second, averaged over the measured phases."""
         counted = [phase for phase in self.phases if phase.measured]
         if len(counted) == 1:
             return counted[0].rate
@@ -68,7 +68,7 @@ class Result:
 
     @cached_property
     def measured(self) -> list[Trace]:
-        """Traces without requests due in phases in which the server settles in."""
+        """Traces of requests that were due in measured phases."""
         counted = [phase for phase in self.phases if phase.measured]
         return [trace for trace in self.traces if any(phase.holds(trace.planned_s) for phase in counted)]
 
@@ -79,12 +79,12 @@ class Result:
 
     @property
     def good_share(self) -> float:
-        """Share of the requests that met every limit."""
+        """Share of requests that met every limit."""
         return self.summary.good_share or 0.0
 
     @cached_property
     def by_phase(self) -> "list[Result]":
-        """Each measured phase on its own."""
+        """Return one result for each measured phase."""
         inside = {
             phase: [trace for trace in self.traces if phase.holds(trace.planned_s)]
             for phase in self.phases
@@ -97,34 +97,34 @@ class Result:
 
     @cached_property
     def by_kind(self) -> "list[Result]":
-        """Each kind of mixed traffic on its own."""
+        """Return one result for each kind of mixed traffic."""
         kinds = [kind for kind in RequestKind if any(trace.kind is kind for trace in self.measured)]
         inside = {kind: [trace for trace in self.measured if trace.kind is kind] for kind in kinds}
         return [replace(self, title=kind.value, traces=traces, planned=len(traces)) for kind, traces in inside.items()]
 
     @cached_property
     def audio_made_per_s(self) -> float:
-        """Seconds of audio received per second while measured, whenever it was requested."""
+        """Seconds of audio received per second of measurement, including audio of earlier requests."""
         counted = [phase for phase in self.phases if phase.measured]
         made_s = sum(trace.arrived_s(phase.start_s, phase.end_s) for trace in self.traces for phase in counted)
         return made_s / sum(phase.duration_s for phase in counted)
 
     @property
     def recovered_after_s(self) -> float | None:
-        """Seconds until all later windows were good; None: the last one was not."""
+        """Seconds until all later windows were good, or None if the last window was not good."""
         start_s, window_s = self.phases[0].start_s, max(RECOVERY_WINDOW_S, RECOVERY_REQUESTS / self.rate)
         return time_to_recover(self.traces, start_s, end_s=self.end_s, window_s=window_s, limits=self.limits)
 
 
 async def measure(settings: Settings, folder: TraceFolder, *, show: Show) -> tuple[Result, bool]:
-    """Plan, write the plan, run it, write the summary. False with the result if Ctrl-C ended it early.
+    """Write the plan, run it, and write the summary. Return the result, and False if Ctrl-C ended the run early.
 
-    `show` gets the run before it starts, and may look at it at any time.
-    Raises NothingPlannedError, RunExistsError, UnreachableError, WarmupFailedError.
+    `show` receives the runner before the start and may read its progress at any time. Raises `NothingPlannedError`,
+    `RunExistsError`, `UnreachableError` and `WarmupFailedError`.
     """
     schedule = settings.schedule()
     if not schedule:
-        raise NothingPlannedError("not one request falls into the run: raise --rate or the duration, or change --seed")
+        raise NothingPlannedError("the plan contains no requests: raise --rate or the duration, or change --seed")
     folder.check_unused()
     await check_server(settings)
     folder.write_schedule(schedule)
@@ -149,30 +149,30 @@ async def measure(settings: Settings, folder: TraceFolder, *, show: Show) -> tup
 
 
 async def check_server(settings: Settings) -> None:
-    """Raises UnreachableError, with advice, if no server answers or the replicas URL does not return counts."""
+    """Raise `UnreachableError` if the server does not respond or the replicas URL does not return counts."""
     url, option = settings.url, "--url"
     try:
         async with open_session() as session:
             async with session.get(url, timeout=REACHABLE_WITHIN, allow_redirects=False):
-                pass  # whatever the status
+                pass  # any status is acceptable
             if settings.replicas_url:
                 url, option = settings.replicas_url, "--serve-status-url or --metrics-url"
                 await read_counts(session, url)
     except (aiohttp.ClientError, TimeoutError) as error:
         raise UnreachableError(
-            f"Nothing answers at {url} ({error or type(error).__name__}).\n"
-            f"Start the server and wait until it is ready, or correct {option}. Nothing was sent and nothing written."
+            f"No server responds at {url} ({error or type(error).__name__}).\n"
+            f"Start the server and wait until it is ready, or correct {option}. Nothing was sent or written."
         ) from error
     except NoReplicaCountsError as error:
         raise UnreachableError(
-            f"{url} answers, but with {error}.\n"
-            f"Give --serve-status-url the dashboard's http://HOST:8265/api/serve/applications/ or --metrics-url "
-            f"Talkray's http://HOST:8000/metrics, or leave both out."
+            f"{url} returned {error}.\n"
+            f"Set --serve-status-url to the dashboard's http://HOST:8265/api/serve/applications/ or --metrics-url "
+            f"Talkray's http://HOST:8000/metrics, or omit both options."
         ) from error
 
 
 def describe(settings: Settings) -> dict[str, Any]:
-    """The content of run.json, enough to repeat the run."""
+    """Return the content of run.json, which suffices to repeat the run."""
     try:
         own_version = version("talkray")
     except PackageNotFoundError:
@@ -191,7 +191,7 @@ def describe(settings: Settings) -> dict[str, Any]:
 
 
 def without_headers(arguments: Sequence[str]) -> list[str]:
-    """The arguments without header values, because these may be keys and results are shared."""
+    """Remove header values, because they may contain keys and results are shared."""
     shown = []
     for before, each in zip(("", *arguments), arguments, strict=False):
         option, equals, _ = each.partition("=")
@@ -201,20 +201,20 @@ def without_headers(arguments: Sequence[str]) -> list[str]:
 
 
 def flat(summary: Summary) -> dict[str, Any]:
-    """A summary with its derived values."""
+    """Return the fields of a summary as a flat JSON object, together with its derived properties."""
     follows = ("good_share", "good_per_s", "request_viability", "too_few", "client_was_slow")
     return asdict(summary) | {name: getattr(summary, name) for name in follows}
 
 
 def read_result(folder: TraceFolder, *, limits: Limits | None = None) -> Result:
-    """Read the run in a folder, judged by `limits` or else by its own. Raises NoRunError."""
+    """Read a run from a folder. `limits` replaces the limits stored with the run. Raises `NoRunError`."""
     about = folder.read_json("run.json")
     try:
         settings = about["settings"]
         phases = place([Phase(**phase) for phase in settings["phases"]])
         own_limits = Limits(**settings["limits"])
     except (KeyError, TypeError) as error:
-        raise NoRunError(f"{folder.path / 'run.json'} was written by another version: {error!r}") from error
+        raise NoRunError(f"{folder.path / 'run.json'} was written by a different version: {error!r}") from error
     return Result(
         title=folder.path.name,
         about=about,

@@ -1,6 +1,6 @@
-"""A replica as a table of measured rates, with a few figures per rate, for use without its traces.
+"""One replica's performance as a table of measured rates, with a few figures per rate, for use without traces.
 
-`row` makes a line of such a table from a measured run; `learn_rows` makes the simulator's model from the lines.
+`row` converts a measured run to a row of the table. `learn_rows` derives the simulator's model from the rows.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,23 +14,23 @@ from loadtest.service_model import QUANTILES, Floats, ServiceModel, observe
 from loadtest.tables import MS
 from loadtest.traces import NoRunError
 
-PERCENTS = (5, 25, 50, 75, 90, 95, 99)  # percentiles of the first audio that a row stores
-HELD = 0.98  # of the planned audio was in time: the replica keeps up with the rate
+PERCENTS = (5, 25, 50, 75, 90, 95, 99)  # stored percentiles of the time to first audio
+HELD = 0.98  # a replica keeps up with a rate if this share of the planned audio is in time
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredRate:
-    """The results of one replica at one rate."""
+    """Measurements of one replica at one rate."""
 
-    rate: float  # requests per second that were offered
+    rate: float  # offered requests per second
     requests: int
-    speech_s: float  # mean length of the answers
-    first_audio_ms: Mapping[int, float]  # by percent: from the planned arrival to the first audible sample
-    streams: float  # mean number in flight during a stream, itself included
-    frame_ms: float  # between two frames of a stream, mean
-    in_time: float  # share of the planned audio
+    speech_s: float  # mean length of the responses
+    first_audio_ms: Mapping[int, float]  # by percentile: from the planned arrival to the first audible sample
+    streams: float  # mean streams in flight during a stream, including this stream
+    frame_ms: float  # mean time between two frames of a stream
+    in_time: float  # share of the planned audio that arrived in time
     refused: int = 0
-    is_held_out: bool = False  # kept to check predictions with: no model learns from it
+    is_held_out: bool = False  # reserved to check predictions; models do not learn from the row
 
     @property
     def audio_per_s(self) -> float:
@@ -39,23 +39,23 @@ class MeasuredRate:
 
     @property
     def is_carried(self) -> bool:
-        """Whether the replica kept up: in time, and nothing refused."""
+        """Whether the replica kept up: audio arrived in time, and no request was refused."""
         return self.refused == 0 and self.in_time >= HELD
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Self:
-        """Raises TypeError or ValueError for a record of another form."""
+        """Parse a row of a table. Raises `TypeError` or `ValueError` if fields are missing or invalid."""
         first = {int(percent): float(ms) for percent, ms in record["first_audio_ms"].items()}
         return cls(**{**record, "first_audio_ms": first})
 
 
 def row(step: Result, *, is_held_out: bool = False) -> MeasuredRate:
-    """The row of a measured rate. Raises NoRunError if none of its requests got speech."""
+    """Return the row of a measured rate. Raises `NoRunError` if all requests failed."""
     spoken = [trace.ttfa_s * MS for trace in step.measured if trace.ttfa_s is not None]
     observed = observe(step.measured)
     frames_s = [one.frame_s for one in observed if one.frame_s is not None]
     if not spoken or not frames_s:
-        raise NoRunError(f"{step.title}: no answer of it was long enough, or audible: nothing can be planned from it")
+        raise NoRunError(f"{step.title}: no response was long enough and audible, so the rate cannot be used for plans")
     summary = step.summary
     return MeasuredRate(
         rate=step.rate,
@@ -71,10 +71,10 @@ def row(step: Result, *, is_held_out: bool = False) -> MeasuredRate:
 
 
 def learn_rows(rows: Sequence[MeasuredRate]) -> ServiceModel:
-    """The model of a replica. Between two rates, the time of a frame is interpolated linearly by streams in flight, and
-    that of the first audio geometrically, because a queue grows faster than its load.
+    """Learn the model of a replica. Ignores held-out rows. Raises `NoRunError` without any other row.
 
-    Ignores rows that are held out. Raises NoRunError if no row is left.
+    Between two rates, frame times are interpolated linearly by streams in flight. Times to first audio are interpolated
+    geometrically, because a queue grows faster than its load.
     """
     taught = sorted((row for row in rows if not row.is_held_out), key=lambda row: row.streams)
     if not taught:
@@ -88,7 +88,7 @@ def learn_rows(rows: Sequence[MeasuredRate]) -> ServiceModel:
 
 
 def _quantiles(row: MeasuredRate) -> Floats:
-    """Seconds to the first audio, evenly spread over the requests; flat beyond the outermost known percentiles."""
+    """Return evenly spaced quantiles of the seconds to first audio, constant beyond the outermost known percentiles."""
     percents = sorted(row.first_audio_ms)
     known = [row.first_audio_ms[percent] / MS for percent in percents]
     wanted = 100 * (np.arange(QUANTILES) + 0.5) / QUANTILES

@@ -1,7 +1,7 @@
-"""Statistics of a run: pure functions of its traces.
+"""Statistics of a run, as pure functions of its traces.
 
-Latencies, RTF and playback cover answers that succeeded. Latencies count from the planned arrival, as callers
-experience them; those of live text count from its first word.
+Latencies, RTF and playback cover successful responses. Latencies count from the planned arrival, or from the first word
+of live text, as callers experience them.
 """
 
 import itertools
@@ -15,15 +15,15 @@ import numpy as np
 from loadtest.arrivals import FRAMES_PER_S
 from loadtest.traces import Failure, Trace
 
-RECOVERED_SHARE = 0.95  # of the requests of a window must be good
-OUTCOMES = ("good", "late", "refused", "failed")  # late: spoken, but beyond a limit
-FEW_ANSWERS = 20  # with fewer, a p95 is the slowest answer or close to it
-MAX_CLIENT_LAG_S = 0.050  # p99 above it: the client, not the server, shaped the load
+RECOVERED_SHARE = 0.95  # share of good requests that a good window needs
+OUTCOMES = ("good", "late", "refused", "failed")  # late: succeeded, but missed a limit
+FEW_ANSWERS = 20  # with fewer responses, p95 is close to the slowest response
+MAX_CLIENT_LAG_S = 0.050  # if the p99 lag exceeds this, the client limited the load
 
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """A sample of measurements, percentiles interpolated linearly."""
+    """Count, mean and percentiles of measurements. Percentiles are interpolated linearly."""
 
     count: int
     mean: float
@@ -36,14 +36,14 @@ class Distribution:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of a good request, counted from its planned arrival, as its caller experiences it."""
+    """Limits of a good request. Latencies count from the planned arrival, as callers experience them."""
 
     ttfb_s: float = 0.5
-    stall_s: float = 0.1  # of a zero-buffer player, all underruns together
+    stall_s: float = 0.1  # total underrun of a zero-buffer player
     ttfa_s: float | None = None  # to the first audible sample; None: no limit
 
     def met_by(self, trace: Trace) -> bool:
-        """Whether the request was spoken within every limit."""
+        """Return whether the request succeeded within every limit."""
         if trace.is_file:
             return trace.failure is None
         if trace.ttfb_s is None or trace.playback is None:
@@ -59,70 +59,70 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """The results of a run."""
+    """Aggregated results of a run."""
 
     planned: int
     sent: int
     succeeded: int
     refused: int
-    refused_with_advice: int  # refusals that said when to retry
-    good: int  # of the successes, those within every limit
+    refused_with_advice: int  # refusals with a retry time
+    good: int  # successes within every limit
     failed: int
     interrupted: int
-    left: int  # of the successes, those whose client left early, as planned
-    refusals: dict[str, int]  # messages of refusals, without text in brackets
-    causes: dict[str, int]  # of all requests that did not succeed
-    offered_per_s: float | None  # the rate asked for
-    planned_per_s: float | None  # rate of the planned arrivals: a small random sample misses the offered rate
-    achieved_per_s: float | None  # rate of the sends
+    left: int  # successes whose client left early, as planned
+    refusals: dict[str, int]  # messages of refusals, without bracketed text
+    causes: dict[str, int]  # causes of all failures and refusals
+    offered_per_s: float | None  # requested rate
+    planned_per_s: float | None  # rate of the planned arrivals, which vary randomly around the offered rate
+    achieved_per_s: float | None  # rate of the actual sends
     audio_s: float
     audio_s_per_s: float | None
-    planned_audio_s: float  # of all requests; the received length if none was planned
-    audio_in_time_share: float | None  # of the planned audio: spoken without an underrun
-    silent_answers: int  # without any audible sample
-    underruns: int  # of a zero-buffer player, in all answers together
-    with_underrun: int  # answers with at least one
-    c50: float | None  # share of the answers with at most 50 ms of underrun in all; 100 and 200 ms
+    planned_audio_s: float  # of all requests; received audio if no lengths were planned
+    audio_in_time_share: float | None  # share of the planned audio without underrun
+    silent_answers: int  # without an audible sample
+    underruns: int  # underruns of zero-buffer players in all responses
+    with_underrun: int  # responses with an underrun
+    c50: float | None  # share of responses with at most 50 ms of total underrun
     c100: float | None
     c200: float | None
-    ttfb_s: Distribution | None  # from the planned arrival (of live text from its first word), as the next three
+    ttfb_s: Distribution | None  # from the planned arrival, or the first word of live text
     ttfp_s: Distribution | None
     ttfa_s: Distribution | None
-    end_to_end_s: Distribution | None  # to the last byte
-    rtf: Distribution | None  # time from send to end over audio time
+    end_to_end_s: Distribution | None  # from the same start to the last byte
+    rtf: Distribution | None  # time from send to end, divided by audio time
     silence_s: Distribution | None  # from an interruption to the last received audio
-    stall_s: Distribution | None  # per answer, 0 if it did not stall
+    stall_s: Distribution | None  # per response; 0 without a stall
     chunk_viability: float | None  # share of chunks that arrived before they were due
     scheduling_lag_s: Distribution | None
 
     @property
     def good_share(self) -> float | None:
-        """Share of the sent requests that met every limit, None if nothing was sent."""
+        """Share of the sent requests that met every limit, or None if no request was sent."""
         return self.good / self.sent if self.sent else None
 
     @property
     def good_per_s(self) -> float | None:
-        """Goodput: the offered rate times the share that was good."""
+        """Goodput: the offered rate times the share of good requests."""
         return None if self.offered_per_s is None or not self.sent else self.offered_per_s * self.good / self.sent
 
     @property
     def request_viability(self) -> float | None:
-        """Share of the answers without an underrun."""
+        """Share of responses without an underrun."""
         return 1 - self.with_underrun / self.succeeded if self.succeeded else None
 
     @property
     def too_few(self) -> bool:
-        """True if there are too few answers for meaningful percentiles."""
+        """Whether there are too few responses for meaningful percentiles."""
         return self.succeeded < FEW_ANSWERS
 
     @property
     def client_was_slow(self) -> bool:
-        """True if the client sent so late that the numbers describe the client more than the server."""
+        """Whether the client sent so late that the results describe the client instead of the server."""
         return self.scheduling_lag_s is not None and self.scheduling_lag_s.p99 > MAX_CLIENT_LAG_S
 
 
 def distribution(values: Sequence[float]) -> Distribution | None:
-    """Mean and percentiles of `values`, None if there are none."""
+    """Return mean and percentiles of `values`, or None if `values` is empty."""
     if not values:
         return None
     p50, p90, p95, p99 = (float(value) for value in np.percentile(values, (50, 90, 95, 99)))
@@ -130,7 +130,7 @@ def distribution(values: Sequence[float]) -> Distribution | None:
 
 
 def rate_per_s(times_s: Sequence[float]) -> float | None:
-    """Mean rate of events at these times, None for fewer than two, or if all are equal."""
+    """Return the mean rate of events at these times, or None for fewer than two distinct times."""
     span_s = max(times_s) - min(times_s) if times_s else 0.0
     return (len(times_s) - 1) / span_s if span_s else None
 
@@ -138,7 +138,7 @@ def rate_per_s(times_s: Sequence[float]) -> float | None:
 def summarize(
     traces: Sequence[Trace], *, planned: int, offered_per_s: float | None = None, limits: Limits = Limits()
 ) -> Summary:
-    """Summarize `planned` requests, offered at this rate (else as they were due), from their `traces`."""
+    """Summarize the traces of `planned` requests. Without `offered_per_s`, the rate of the planned arrivals is used."""
     succeeded = [trace for trace in traces if trace.failure is None]
     planned_s = [trace.planned_s for trace in traces]
     audio_s = sum(trace.audio_s for trace in succeeded)
@@ -189,7 +189,7 @@ def summarize(
 
 
 def _from_plan(traces: Sequence[Trace], ends_s: Sequence[float | None]) -> Distribution | None:
-    """Durations from when callers asked; skips those without an end."""
+    """Return the durations from the caller's request to `ends_s`. Skips traces without an end."""
     pairs = zip(traces, ends_s, strict=True)
     return distribution([end_s - trace.asked_s for trace, end_s in pairs if end_s is not None])
 
@@ -207,7 +207,7 @@ def _planned_audio_s(trace: Trace) -> float:
 
 
 def outcome(trace: Trace, limits: Limits) -> str:
-    """The outcome of a request, one of OUTCOMES."""
+    """Return the outcome of a request, one of OUTCOMES."""
     if trace.failure is not None:
         return "refused" if trace.failure is Failure.REFUSED else "failed"
     return "good" if limits.met_by(trace) else "late"
@@ -216,10 +216,10 @@ def outcome(trace: Trace, limits: Limits) -> str:
 def time_to_recover(
     traces: Sequence[Trace], start_s: float, *, end_s: float, window_s: float, limits: Limits
 ) -> float | None:
-    """Seconds from `start_s` until windows are good and stay so until `end_s`; None if the last one is not.
+    """Return the seconds from `start_s` until all windows up to `end_s` are good, or None if the last one is not.
 
-    Windows are equally wide, at least `window_s`. One is good if RECOVERED_SHARE of its requests met the limits; one
-    without requests is.
+    Windows are equally wide, and at least `window_s` wide. A window is good if it is empty, or if RECOVERED_SHARE of
+    its requests met the limits.
     """
     edges = np.linspace(start_s, end_s, max(1, int((end_s - start_s) / window_s)) + 1)
     recovered_s = start_s

@@ -1,4 +1,4 @@
-"""Options that every measuring command has, and their checks."""
+"""Options of all measuring commands, with validation."""
 
 import inspect
 import json
@@ -16,14 +16,14 @@ from loadtest.settings import Settings, Transport
 
 
 def positive(value: float | None) -> float | None:
-    """Option check: a finite number above 0, or nothing."""
+    """Validate that an option is unset or a finite number above 0."""
     if value is not None and not (math.isfinite(value) and value > 0):
         raise typer.BadParameter("must be a number above 0")
     return value
 
 
 def number_list(value: str) -> tuple[float, ...]:
-    """The value of --rates: numbers above 0 with commas between them."""
+    """Parse the value of --rates: comma-separated numbers above 0."""
     try:
         numbers = tuple(float(part) for part in value.split(","))
     except ValueError:
@@ -34,7 +34,7 @@ def number_list(value: str) -> tuple[float, ...]:
 
 
 def http_url(value: str | None) -> str | None:
-    """Option check: an absolute HTTP URL, or nothing."""
+    """Validate that an option is unset or an absolute HTTP URL."""
     parts = urlsplit(value or "")
     if value is not None and (parts.scheme not in ("http", "https") or not parts.hostname):
         raise typer.BadParameter(f"{value!r} is not a URL such as http://127.0.0.1:8000")
@@ -42,7 +42,7 @@ def http_url(value: str | None) -> str | None:
 
 
 def extra_fields(value: str) -> dict[str, object]:
-    """The value of --extra: a JSON object of body fields that the load test does not set itself."""
+    """Parse the value of --extra: a JSON object of body fields that the load test does not set itself."""
     try:
         extra = json.loads(value)
     except ValueError as error:
@@ -51,7 +51,7 @@ def extra_fields(value: str) -> dict[str, object]:
         raise typer.BadParameter("""must be a JSON object such as '{"seed": 1}'""", param_hint="--extra")
     if reserved := {"input", "response_format"} & extra.keys():
         names = " and ".join(sorted(reserved))
-        raise typer.BadParameter(f"{names}: the load test sets this itself", param_hint="--extra")
+        raise typer.BadParameter(f"{names}: remove the field, because the load test sets it", param_hint="--extra")
     return extra
 
 
@@ -68,8 +68,8 @@ def settings_from_options(
     url: Annotated[str, typer.Option(callback=http_url, help="URL of the server, such as http://127.0.0.1:8000.")],
     seed: Annotated[int, typer.Option(min=0, help="Seed for times, texts and lengths.")] = 0,
     arrivals: Annotated[Arrivals, typer.Option(help="Random or equal intervals between requests.")] = Arrivals.POISSON,
-    voice: Annotated[str, typer.Option(help="Field of every request.")] = "alloy",
-    model: Annotated[str, typer.Option(help="Field of every request.")] = "tts-1",
+    voice: Annotated[str, typer.Option(help="Voice of every request.")] = "alloy",
+    model: Annotated[str, typer.Option(help="Model of every request.")] = "tts-1",
     transport: Annotated[
         Transport,
         typer.Option(help="websocket: /v1/audio/speech/ws. live: text word by word (Deepgram Flux)."),
@@ -128,19 +128,15 @@ def settings_from_options(
         ),
     ] = None,
 ) -> Settings:
-    """Settings of a run from its options; the command adds the phases."""
+    """Build the settings of a run from command-line options. The command adds the phases."""
     if transport is Transport.LIVE and (speech_s or extra_fields(extra)):
-        raise typer.BadParameter("--speech-s and --extra: a live turn has a voice and a text, and no other field")
+        raise typer.BadParameter("--transport live does not support --speech-s and --extra")
     if interrupted and transport is not Transport.LIVE:
-        raise typer.BadParameter("--interrupted: only --transport live interrupts")
+        raise typer.BadParameter("--interrupted requires --transport live")
     if dialect != "talkray" and (transport is not Transport.HTTP or traffic is not Profile.ALIKE or speech_s):
-        raise typer.BadParameter(
-            f"--dialect {dialect}: it has no --speech-s, --transport and --traffic: leave them out"
-        )
+        raise typer.BadParameter(f"--dialect {dialect} does not support --speech-s, --transport and --traffic")
     if traffic is Profile.MIXED and (transport is not Transport.HTTP or texts is not Texts.MIXED):
-        raise typer.BadParameter(
-            "--traffic mixed: it has texts of its own, over HTTP; leave --texts and --transport out"
-        )
+        raise typer.BadParameter("--traffic mixed sets texts and transport itself. Remove --texts and --transport")
     return Settings(
         url=url,
         arrivals=arrivals,
@@ -163,16 +159,16 @@ def settings_from_options(
 
 
 def of_side(values: list[str] | None, number: int, usual: str) -> str:
-    """The value for one server of an option given once for both servers of a comparison, or once for each."""
+    """Return one server's value of a comparison option that is given once for both servers or once for each."""
     if len(values or ()) > 2:
-        raise typer.BadParameter(f"{', '.join(values or ())}: two servers have at most two values of an option")
+        raise typer.BadParameter(f"{', '.join(values or ())}: give at most two values, one per server")
     return (values or [usual])[min(number, len(values or [usual]) - 1)]
 
 
 def side_settings(
     said: str, *, voice: str, model: str, extra: str, headers: list[str], speech_s: float | None, **shared: Any
 ) -> Settings:
-    """Settings for one server in a comparison, parsed from DIALECT=URL, or from a URL if it is Talkray."""
+    """Parse DIALECT=URL, or the URL of a Talkray server, into the settings of one compared server."""
     dialect, equals, url = said.partition("=")
     if not equals or "/" in dialect:
         dialect, url = "talkray", said
@@ -185,9 +181,9 @@ def side_settings(
 
 
 def with_settings(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with the options of `settings_from_options` in place of its first parameter, `settings`.
+    """Replace the command's first parameter, `settings`, with the options of `settings_from_options`.
 
-    Typer reads options from a signature; otherwise each command would repeat them.
+    Typer reads options from signatures, so each command would otherwise repeat the options.
     """
     shared = inspect.signature(settings_from_options).parameters
     own = [parameter for name, parameter in inspect.signature(command).parameters.items() if name != "settings"]

@@ -1,4 +1,4 @@
-"""Simulates a player without a buffer from the arrival times of the audio."""
+"""Simulate a zero-buffer player from the arrival times of the audio."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,11 +13,11 @@ FULL_SCALE = 32768.0  # of s16
 
 @dataclass(frozen=True, slots=True)
 class Playback:
-    """One stream as a zero-buffer player plays it: it starts with the first sample and waits whenever it has none.
+    """Playback of one stream without a buffer. It starts with the first sample and stalls while no sample is available.
 
-    `lateness_s` has one value per chunk after the first: its arrival minus the time at which the player had played
-    everything before it, earlier waits included. Negative means in time. Late means late by more than one sample's
-    duration.
+    `lateness_s` has one value per chunk after the first: the chunk's arrival minus the time at which the player had
+    played all earlier audio, including earlier stalls. Negative values are in time. A chunk is late if it arrives late
+    by more than the duration of one sample.
     """
 
     lateness_s: tuple[float, ...]
@@ -25,7 +25,7 @@ class Playback:
 
     @property
     def stalls_s(self) -> list[float]:
-        """How long the player waited, once per underrun."""
+        """Duration of each underrun."""
         return [lateness for lateness in self.lateness_s if lateness > self.sample_s]
 
     @property
@@ -34,17 +34,17 @@ class Playback:
 
     @property
     def stall_s(self) -> float:
-        """Total time that the player waited."""
+        """Total duration of all underruns."""
         return sum(self.stalls_s)
 
     @property
     def num_chunks(self) -> int:
-        """Number of chunks with audio, including the first."""
+        """Number of chunks with audio, including the first chunk."""
         return len(self.lateness_s) + 1
 
 
 def simulate(arrivals_s: Sequence[float], samples: Sequence[int], *, sample_rate: int) -> Playback:
-    """Play chunks that arrived at `arrivals_s` (ascending); `samples` is the total number of samples after each.
+    """Simulate playback of chunks that arrived at `arrivals_s` (ascending). `samples` are cumulative counts.
 
     Every chunk must add at least one sample.
     """
@@ -57,7 +57,7 @@ def simulate(arrivals_s: Sequence[float], samples: Sequence[int], *, sample_rate
 
 
 def heard_at(sample: int, arrivals_s: Sequence[float], samples: Sequence[int], *, sample_rate: int) -> float:
-    """Time at which the player of `simulate` plays sample number `sample`, which must have arrived."""
+    """Return the time at which the player of `simulate` plays sample number `sample`. The sample must have arrived."""
     starts_s, first = arrivals_s[0], 0
     for arrival_s, total in zip(arrivals_s, samples, strict=True):
         starts_s = max(starts_s, arrival_s)
@@ -68,7 +68,7 @@ def heard_at(sample: int, arrivals_s: Sequence[float], samples: Sequence[int], *
 
 
 class AudibleOnset:
-    """Finds the first audible sample of a stream: the start of the first loud window of AUDIBLE_WINDOW_S."""
+    """Detector of the first audible sample, the start of the first loud window of AUDIBLE_WINDOW_S."""
 
     def __init__(self, sample_rate: int, channels: int) -> None:
         self.window_samples = max(1, round(sample_rate * AUDIBLE_WINDOW_S))
@@ -78,7 +78,7 @@ class AudibleOnset:
         self._quiet_windows = 0
 
     def feed(self, pcm: bytes) -> None:
-        """Take the next bytes of s16le audio, cut anywhere."""
+        """Process the next bytes of s16le audio, which may be split at any byte."""
         if self.sample is not None:
             return
         data = self._rest + pcm

@@ -1,4 +1,4 @@
-"""The open loop in several client processes, because one process can read only so many streams without being late."""
+"""Run the open loop in several client processes, because one process can read only a few streams in time."""
 
 import asyncio
 import contextlib
@@ -17,19 +17,19 @@ from loadtest.runner import Runner
 from loadtest.settings import Settings
 from loadtest.traces import Clock, Trace, TraceFolder
 
-START_DELAY_NS = 100_000_000  # enough for every process to read the start
+START_DELAY_NS = 100_000_000  # long enough for every process to read the start time
 
 
 class Stage(Enum):
-    """The progress of a process."""
+    """Progress of a client process."""
 
-    READY = "it has warmed up"
-    ENDED = "it has finished its share"
-    INTERRUPTED = "it has ended early"
+    READY = "the process has warmed up"
+    ENDED = "the process has finished its share"
+    INTERRUPTED = "the process has ended early"
 
 
 class ClientProcesses(Runner):
-    """A run like `Runner`'s, with its requests distributed over processes. They share the machine's clock."""
+    """Runner that distributes its requests over several processes, which share the machine's clock."""
 
     def __init__(self, settings: Settings, schedule: Sequence[ScheduledRequest], *, folder: TraceFolder) -> None:
         super().__init__(settings, schedule, folder=folder)
@@ -67,7 +67,7 @@ class ClientProcesses(Runner):
         return ours
 
     async def _stage(self, connection: Connection) -> Stage:
-        """Take messages up to the next stage of a process; raises the exception that the process raised."""
+        """Process messages until the next stage. Re-raises an exception of the process."""
         while True:
             match await receive(connection):
                 case Exception() as error:
@@ -79,12 +79,12 @@ class ClientProcesses(Runner):
 
 
 class Worker(Runner):
-    """Runs the share of one process. The process that shows the progress gets each event."""
+    """Runner of one process's share. It sends each event to the parent process, which displays the progress."""
 
     connection: Connection
 
     def note(self, event: float | Trace) -> None:
-        """Send the event to the process that shows the progress; nothing is kept here."""
+        """Send the event to the parent process. The worker does not store events."""
         self.connection.send(event)
 
 
@@ -97,7 +97,7 @@ def work(
 ) -> None:
     async def begin() -> Clock:
         gc.collect()
-        gc.freeze()  # a full collection would look at all that was imported: tens of ms in which nothing is sent
+        gc.freeze()  # a full garbage collection of all imported objects would delay requests by tens of milliseconds
         connection.send(Stage.READY)
         clock = await receive(connection)
         assert isinstance(clock, Clock)
@@ -112,8 +112,8 @@ def work(
         except Exception as error:
             connection.send(error)
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # until the loop can take it
-    with contextlib.suppress(BrokenPipeError):  # the parent process is gone
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # until the event loop handles it
+    with contextlib.suppress(BrokenPipeError):  # the parent process has exited
         asyncio.run(run())
 
 

@@ -1,4 +1,4 @@
-"""Records one request while its audio arrives."""
+"""Record one request while its audio arrives."""
 
 import asyncio
 import contextlib
@@ -21,24 +21,25 @@ from loadtest.traces import SAMPLE_BYTES, Clock, Failure, PcmLayout, Trace
 _ENTRY = re.compile(r"\s*([\w-]+)((?:\s*;\s*\w+\s*=\s*(?:\"[^\"]*\"|[^;,]*))*)\s*(?:,|$)")
 _COUNT = re.compile(r"0*[1-9]\d{0,8}")
 _PARAMETER = re.compile(r";\s*(\w+)\s*=\s*\"?([^\";,]*)\"?")
-SLOW_LEAD_S = 0.5  # of audio that a slow reader has buffered
+SLOW_LEAD_S = 0.5  # buffer of a slow reader, in seconds of audio
 TO_SERVER, TO_CLIENT = "to-server", "to-client"
-REFUSED_STATUS, TRY_AGAIN_LATER = 429, 1013  # of HTTP, of a WebSocket that is closed
+REFUSED_STATUS, TRY_AGAIN_LATER = 429, 1013  # HTTP status, and close code of a WebSocket
 
 
 @dataclass(frozen=True, slots=True)
 class ServerTiming:
-    """The `Server-Timing` header of one answer, which Talkray sends with `api.server_timing: true`.
+    """`Server-Timing` header of one response. Talkray sends the header if `api.server_timing` is true.
 
-    Each entry with a `dur` is a stage, in order; `received;desc="..."` is when the server received the request.
+    Each entry with a `dur` is a stage, in order. The entry `received;desc="..."` has the time at which the server
+    received the request.
     """
 
-    received_s: float | None  # time of day
+    received_s: float | None  # Unix time
     stages_s: dict[str, float]
 
 
 def parse(header: str) -> ServerTiming:
-    """Parse a header; skips entries with neither a duration nor a receive time."""
+    """Parse a header. Skips entries with neither a duration nor a receive time."""
     received_s, stages_s = None, {}
     for name, rest in _ENTRY.findall(header):
         parameters = dict(_PARAMETER.findall(rest))
@@ -53,8 +54,8 @@ def parse(header: str) -> ServerTiming:
 
 
 def stages(header: str, *, sent_at_s: float, ttfb_s: float) -> dict[str, float]:
-    """Seconds of each stage. If the server's clock agrees with ours, also the way there and back, so that all stages
-    add up to `ttfb_s`. `sent_at_s`: time of day at which we sent.
+    """Return the seconds of each stage. `sent_at_s` is the Unix time of the send. If both clocks agree, the result
+    includes both network directions, and the stages add up to `ttfb_s`.
     """
     timing = parse(header)
     inside_s = sum(timing.stages_s.values())
@@ -68,34 +69,34 @@ DEFAULT_SAMPLE_RATE = 24000  # of OpenAI's response_format pcm
 
 
 class NotAudioError(Exception):
-    """The body is not the requested audio."""
+    """Error for a body that is not the requested audio."""
 
 
 CONTENT_TYPES = ("audio/pcm", "audio/x-pcm", "audio/l16", "audio/raw", "application/octet-stream")
 
 
 def read_layout(headers: Mapping[str, str]) -> PcmLayout:
-    """The sample format of an answer's body, from its headers; raises NotAudioError if it is not PCM.
+    """Return the sample format of a response body from its headers. Raises `NotAudioError` if the body is not PCM.
 
-    The sample rate is the `rate` parameter of the content type, else `x-sample-rate`, else 24 kHz.
+    The sample rate is the `rate` parameter of the content type, `x-sample-rate`, or 24 kHz.
     """
     media_type, *rest = headers.get("Content-Type", "application/octet-stream").split(";")
     if media_type.strip().lower() not in CONTENT_TYPES:
-        raise NotAudioError(f"asked for pcm, the server answered {media_type.strip()}")
+        raise NotAudioError(f"requested pcm, but the server returned {media_type.strip()}")
     parameters = {name.strip().lower(): value.strip() for name, _, value in (item.partition("=") for item in rest)}
     rate = parameters.get("rate") or headers.get("X-Sample-Rate") or DEFAULT_SAMPLE_RATE
     return pcm_layout(rate, parameters.get("channels") or 1)
 
 
 def pcm_layout(rate: object, channels: object) -> PcmLayout:
-    """The sample format in the answer. Raises NotAudioError unless both are whole numbers above 0."""
+    """Return the sample format. Raises `NotAudioError` unless both values are whole numbers above 0."""
     if not (_COUNT.fullmatch(f"{rate}") and _COUNT.fullmatch(f"{channels}")):
         raise NotAudioError(f"sample rate {rate!r} or number of channels {channels!r} is not a whole number above 0")
     return PcmLayout(int(f"{rate}"), int(f"{channels}"))
 
 
 async def read_messages(socket: aiohttp.ClientWebSocketResponse) -> AsyncIterator[bytes | dict[str, Any]]:
-    """Samples and JSON objects until the socket is closed; raises NotAudioError at any other message."""
+    """Yield samples and JSON objects until the WebSocket closes. Raises `NotAudioError` for other messages."""
     async for message in socket:
         if message.type is aiohttp.WSMsgType.BINARY:
             yield message.data
@@ -105,12 +106,12 @@ async def read_messages(socket: aiohttp.ClientWebSocketResponse) -> AsyncIterato
             with contextlib.suppress(ValueError, RecursionError):
                 event = json.loads(message.data)
         if not isinstance(event, dict):
-            raise NotAudioError(f"a message of the server cannot be read: {message.data!r:.200}")
+            raise NotAudioError(f"a message from the server is invalid: {message.data!r:.200}")
         yield event
 
 
 class Recording:
-    """Records a request in flight: its times and bytes as they arrive. It counts as sent when this is constructed."""
+    """Recording of a request in flight. The request counts as sent when the recording is created."""
 
     def __init__(self, request: ScheduledRequest, clock: Clock) -> None:
         self.request = request
@@ -118,12 +119,12 @@ class Recording:
         self.chunks: list[tuple[float, int]] = []
         self.trace = Trace(request.index, request.planned_s, clock.now_s(), frames=request.frames, chunks=self.chunks)
         self.trace.kind = request.kind
-        self.kept: bytearray | None = None  # the audio, if a caller sets this before
+        self.kept: bytearray | None = None  # received audio, if the caller sets a buffer first
         self._onset: AudibleOnset | None = None
         self._sent_at_s = time.time()
 
     def begin(self) -> None:
-        """The first word is sent now. If a text is written while it is spoken, times count from here."""
+        """Mark the send time of the first word. Latencies of live text count from here."""
         self.trace.first_word_s = self.clock.now_s()
 
     @property
@@ -143,21 +144,20 @@ class Recording:
             trace.audible_sample = self._onset.sample
 
     def receive_file(self, data: bytes) -> None:
-        """Take a whole WAV file that was just read; raises NotAudioError if it is not a 16-bit WAV file."""
+        """Record a complete WAV file. Raises `NotAudioError` if it is not a 16-bit WAV file."""
         try:
             with wave.open(io.BytesIO(data)) as file:
                 pcm, bits = file.readframes(file.getnframes()), 8 * file.getsampwidth()
                 self.trace.layout = pcm_layout(file.getframerate(), file.getnchannels())
         except (wave.Error, EOFError) as error:
-            raise NotAudioError(f"asked for a WAV file, and what came is none: {error}") from error
+            raise NotAudioError(f"requested a WAV file, but the body is not a WAV file: {error}") from error
         if bits != 8 * SAMPLE_BYTES:
-            raise NotAudioError(f"asked for a WAV file, which came with {bits} bits a sample")
+            raise NotAudioError(f"requested 16-bit WAV, but the file has {bits} bits per sample")
         self.receive(pcm)
 
     async def read_wav_header(self, content: aiohttp.StreamReader) -> None:
-        """Read the header of a streamed WAV file, up to its first sample; raises NotAudioError if it is not one.
-
-        Ignores the sizes in it, because the file is still being made.
+        """Read the header of a streamed WAV file, up to the first sample. Raises `NotAudioError` if it is invalid.
+        Ignores the sizes in the header, because the server is still generating the file.
         """
         try:
             riff = await content.readexactly(12)
@@ -168,9 +168,9 @@ class Recording:
                     _, channels, rate, _, _, bits = struct.unpack_from("<HHIIHH", said)
                     layout = pcm_layout(rate, channels) if bits == 8 * SAMPLE_BYTES else None
         except (asyncio.IncompleteReadError, struct.error) as error:
-            raise NotAudioError(f"asked for a WAV file that streams, and its header ended early: {error}") from error
+            raise NotAudioError(f"requested a streamed WAV file, but its header is incomplete: {error}") from error
         if layout is None:
-            raise NotAudioError("asked for a WAV file that streams, and what came has no header of 16-bit audio")
+            raise NotAudioError("requested a streamed WAV file, but the body has no 16-bit WAV header")
         self.trace.layout = layout
 
     async def keep_pace(self) -> None:
@@ -181,15 +181,15 @@ class Recording:
             await asyncio.sleep(played_s - SLOW_LEAD_S - self.clock.now_s())
 
     def check_complete(self) -> None:
-        """Raises NotAudioError unless a whole number of samples arrived, at least one."""
+        """Raise `NotAudioError` unless a whole, positive number of samples arrived."""
         layout = self.trace.layout
         if layout is None or not self.chunks:
-            raise NotAudioError(f"the answer ended after {self.trace.num_bytes} bytes without any audio")
+            raise NotAudioError(f"the response ended after {self.trace.num_bytes} bytes without audio")
         if self.num_audio_bytes % layout.frame_bytes:
             raise NotAudioError(f"the audio ended in the middle of a sample, after {self.num_audio_bytes} bytes")
 
     def read_server_timing(self, header: str | None) -> None:
-        """Record how the server spent the time to its first byte, which has arrived."""
+        """Record the stages in which the server spent the time to the first byte."""
         if header is not None and self.trace.first_byte_s is not None:
             ttfb_s = self.trace.first_byte_s - self.trace.sent_s
             self.trace.server_timing_s = stages(header, sent_at_s=self._sent_at_s, ttfb_s=ttfb_s)
@@ -198,7 +198,7 @@ class Recording:
         self.trace.failure, self.trace.error = failure, error
 
     def fail_closed(self, code: int | None, *, before: str) -> None:
-        """Record that the server closed the WebSocket with this code, `before` the expected end."""
+        """Record that the server closed the WebSocket with `code` before the expected end."""
         if code == TRY_AGAIN_LATER:
             self.trace.status = REFUSED_STATUS
             self.fail(Failure.REFUSED, "the server closed the WebSocket: try again later (1013)")

@@ -1,4 +1,4 @@
-"""Replica counts of a server, read during the load from Ray Serve's status or Talkray's metrics."""
+"""Read replica counts of a server during the load, from Ray Serve's status or from Talkray's metrics."""
 
 import asyncio
 import contextlib
@@ -22,7 +22,7 @@ class ReplicaCount:
     """Replicas of one deployment at one time."""
 
     running: int
-    target: int | None  # None: the server does not report it
+    target: int | None  # None if the server does not report the target
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,16 +34,16 @@ class ReplicaSample:
 
 
 class NoReplicaCountsError(Exception):
-    """The URL does not return replica counts."""
+    """Error for a URL that does not return replica counts."""
 
 
 def parse(body: str) -> dict[str, ReplicaCount]:
-    """Replica counts in an answer of Serve's status or Talkray's metrics. Raises NoReplicaCountsError."""
+    """Parse Serve's status or Talkray's metrics to replica counts. Raises `NoReplicaCountsError`."""
     return parse_status(body) if body.lstrip().startswith(("{", "[", "<", "null")) else parse_metrics(body)
 
 
 def parse_status(body: str) -> dict[str, ReplicaCount]:
-    """Replica counts in Serve's `GET /api/serve/applications/`, summed for deployments of the same name."""
+    """Return the replica counts in Serve's `GET /api/serve/applications/`, summed over deployments of the same name."""
     counts: dict[str, ReplicaCount] = {}
     try:
         for application in json.loads(body)["applications"].values():
@@ -60,9 +60,9 @@ def parse_status(body: str) -> dict[str, ReplicaCount]:
 
 
 def parse_metrics(body: str) -> dict[str, ReplicaCount]:
-    """Replica counts of every pool in Prometheus' text format. Raises NoReplicaCountsError.
+    """Return the replica counts of every pool in Prometheus text format. Raises `NoReplicaCountsError`.
 
-    Every ingress replica reports them. Takes the largest, because a replica that no longer gets requests may have old
+    Every ingress replica reports the counts. The largest count is used, because idle ingress replicas may report old
     counts.
     """
     found: dict[str, dict[str, int]] = {}
@@ -70,12 +70,12 @@ def parse_metrics(body: str) -> dict[str, ReplicaCount]:
         counts = found.setdefault(pool, {})
         counts[kind] = max(counts.get(kind, 0), int(float(value)))
     if not found:
-        raise NoReplicaCountsError("metrics without talkray_replicas_running (they come ten seconds after the start)")
+        raise NoReplicaCountsError("metrics without talkray_replicas_running, which appears ten seconds after start")
     return {pool: ReplicaCount(counts.get("running", 0), counts.get("wanted")) for pool, counts in found.items()}
 
 
 async def read_counts(session: aiohttp.ClientSession, url: str) -> dict[str, ReplicaCount]:
-    """The current counts of `url`. Raises NoReplicaCountsError, aiohttp.ClientError or TimeoutError."""
+    """Read the current counts. Raises `NoReplicaCountsError`, `aiohttp.ClientError` or `TimeoutError`."""
     async with session.get(url, timeout=TIMEOUT) as response:
         if response.status != 200:
             raise NoReplicaCountsError(f"HTTP {response.status}")
@@ -83,7 +83,7 @@ async def read_counts(session: aiohttp.ClientSession, url: str) -> dict[str, Rep
 
 
 async def watch(url: str, clock: Clock, *, folder: TraceFolder) -> None:
-    """Write the counts until cancelled, with times of `clock`; counts that cannot be read leave a gap."""
+    """Write the counts with times of `clock` until cancelled. Unreadable counts leave a gap."""
     async with aiohttp.ClientSession() as session:
         while True:
             with contextlib.suppress(aiohttp.ClientError, TimeoutError, NoReplicaCountsError):
@@ -93,7 +93,7 @@ async def watch(url: str, clock: Clock, *, folder: TraceFolder) -> None:
 
 
 def read_samples(folder: TraceFolder) -> list[ReplicaSample]:
-    """The samples of a run, if any."""
+    """Return the samples of a run; empty if none were recorded."""
     return [
         ReplicaSample(record["time_s"], {name: ReplicaCount(**count) for name, count in record["deployments"].items()})
         for record in folder.read_lines(FILE)

@@ -1,4 +1,4 @@
-"""One page for one or more runs and sweeps, or for a simulation: self-contained HTML with charts."""
+"""Write a self-contained HTML page with charts for runs and sweeps, or for a simulation."""
 
 import re
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ _OPTION = re.compile(r"--[a-z-]+")
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A part of the page."""
+    """One section of the page."""
 
     heading: str
     table: Table
@@ -42,26 +42,26 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The content of a page."""
+    """Content of the page."""
 
     sweeps: tuple[Sweep, ...]
     runs: tuple[Result, ...]
 
     @property
     def verdicts(self) -> dict[str, str]:
-        """A sentence or two on each run and sweep."""
+        """One or two sentences on each run and sweep."""
         said = {sweep.title: sweep_verdict(sweep) for sweep in self.sweeps}
         return said | {run.title: run_verdict(run) for run in self.runs}
 
     @property
     def results(self) -> list[Result]:
-        """Every run, including those of sweeps."""
+        """All runs, including the runs of sweeps."""
         return [step for sweep in self.sweeps for step in sweep.steps] + list(self.runs)
 
     @property
     def sections(self) -> list[Section]:
-        """The parts of the page. Sweeps share their charts, which are in the section of the last one."""
-        sections = [Section(f"Rate by rate: {sweep.title}", rate_table(sweep)) for sweep in self.sweeps]
+        """Sections of the page. All sweeps share the charts, which are in the section of the last sweep."""
+        sections = [Section(f"Results by rate: {sweep.title}", rate_table(sweep)) for sweep in self.sweeps]
         if sections:
             sections[-1] = replace(sections[-1], charts=sweep_charts(self.sweeps))
         if len(self.runs) > 1:
@@ -81,7 +81,7 @@ class Report:
 
 
 def read_report(folders: Sequence[Path], *, limits: Limits | None = None) -> Report:
-    """The results in `folders`, each a run or a sweep. Raises NoRunError."""
+    """Read the results in `folders`, each a run or a sweep. Raises `NoRunError`."""
     sweeps, runs = [], []
     for path in folders:
         if (path / "sweep.json").exists():
@@ -96,7 +96,7 @@ def read_report(folders: Sequence[Path], *, limits: Limits | None = None) -> Rep
 
 
 def distinct(names: Sequence[str]) -> list[str]:
-    """The names, numbered where they repeat."""
+    """Append numbers to repeated names."""
     return [
         f"{name} ({names[: index + 1].count(name)})" if names.count(name) > 1 else name
         for index, name in enumerate(names)
@@ -104,7 +104,7 @@ def distinct(names: Sequence[str]) -> list[str]:
 
 
 def write_report(report: Report, out: Path) -> Path:
-    """Write the page into `out`, replacing an earlier one, because it depends only on the results."""
+    """Write the page into `out`. An earlier page is replaced, because pages can be generated again."""
     return write_page(
         out,
         f"Load test: {' and '.join(report.verdicts)}",
@@ -116,7 +116,7 @@ def write_report(report: Report, out: Path) -> Path:
 
 
 def write_page(out: Path, title: str, **content: Any) -> Path:
-    """A page with `verdicts` on top, then `notes`, then `sections`. Returns its path."""
+    """Write a page with `verdicts` at the top, then `notes` and `sections`. Return its path."""
     out.mkdir(parents=True, exist_ok=True)
     package = files("loadtest")
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
@@ -129,6 +129,6 @@ def write_page(out: Path, title: str, **content: Any) -> Path:
 
 
 def marked_options(text: str) -> Markup:
-    """`text` as HTML with its --options as code that does not wrap."""
-    escaped = str(escape(text))  # Markup would escape the code as well
+    """Convert `text` to HTML with `--options` marked as code that does not wrap."""
+    escaped = str(escape(text))  # escape first, because Markup would also escape the code tags
     return Markup(_OPTION.sub(r'<code class="option">\g<0></code>', escaped))

@@ -1,4 +1,4 @@
-"""The open loop: every request is sent at its planned time, whatever happened to earlier ones."""
+"""Open-loop runner: send every request at its planned time, regardless of earlier requests."""
 
 import asyncio
 import contextlib
@@ -13,16 +13,16 @@ from loadtest.replicas import watch
 from loadtest.settings import Settings
 from loadtest.traces import Clock, Failure, LoadTestError, Trace, TraceFolder
 
-_EARLY_S = 0.002  # event loops wake up this late at most
-_WARMUP_TRIES = 5  # of one request, while the server says when to retry
+_EARLY_S = 0.002  # maximum delay of an event loop's timers
+_WARMUP_TRIES = 5  # attempts per request while the server returns a retry time
 
 
 class WarmupFailedError(LoadTestError):
-    """A warm-up request failed, so the run did not start."""
+    """Error for a failed warm-up request, after which the run does not start."""
 
 
 class Runner:
-    """One run against one server. Its contents are valid at any time, and after an interrupt."""
+    """One run against one server. Its attributes are valid at any time, even after an interrupt."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class Runner:
         folder: TraceFolder,
         begin: Callable[[], Awaitable[Clock]] | None = None,
     ) -> None:
-        """`begin` is awaited between warm-up and schedule, and returns the plan's clock; else it starts at once."""
+        """Prepare a run. `begin` returns the clock after the warm-up. By default, the clock starts at once."""
         self.settings = settings
         self.schedule = schedule
         self.folder = folder
@@ -40,11 +40,11 @@ class Runner:
         self.traces: list[Trace] = []  # of finished requests
         self.sent = 0
         self.max_lag_s = 0.0
-        self.clock: Clock | None = None  # None: the measured run has not begun
+        self.clock: Clock | None = None  # None before the measurement starts
         self._load: asyncio.Task[None] | None = None
 
     async def run(self, warmup: Sequence[ScheduledRequest] = ()) -> bool:
-        """Send the `warmup` requests one after the other, then the schedule. True unless it was interrupted."""
+        """Send the warm-up requests sequentially, then the schedule. Return False if the run was interrupted."""
         async with open_session() as session:
             self._load = asyncio.create_task(self._drive(session, warmup))
             await asyncio.wait([self._load])
@@ -54,12 +54,12 @@ class Runner:
         return True
 
     def interrupt(self) -> None:
-        """Send nothing more and drop requests in flight; each of these is recorded as interrupted."""
+        """Stop sending, drop the requests in flight, and record them as interrupted."""
         if self._load is not None:
             self._load.cancel()
 
     def note(self, event: float | Trace) -> None:
-        """Count a request that was sent, with its lateness in seconds, or one that has ended."""
+        """Count an event: the lateness of a sent request in seconds, or a finished request."""
         if isinstance(event, Trace):
             self.traces.append(event)
         else:
@@ -68,7 +68,7 @@ class Runner:
 
     @contextlib.asynccontextmanager
     async def watching(self, clock: Clock) -> AsyncIterator[None]:
-        """Watch the replicas, if possible, within the context."""
+        """Record replica counts within the context, if a URL is configured."""
         url = self.settings.replicas_url
         task = asyncio.create_task(watch(url, clock, folder=self.folder)) if url else None
         try:
@@ -85,7 +85,7 @@ class Runner:
             for request in self.schedule:
                 await until(request.planned_s, clock)
                 requests.create_task(self._measure(session, request, clock))
-            await asyncio.sleep(self.settings.duration_s - clock.now_s())  # replicas are watched to the end
+            await asyncio.sleep(self.settings.duration_s - clock.now_s())  # record replica counts until the planned end
 
     async def _measure(self, session: aiohttp.ClientSession, request: ScheduledRequest, clock: Clock) -> None:
         recording = Recording(request, clock)
@@ -101,7 +101,7 @@ class Runner:
             self.note(trace)
 
     async def _warm_up(self, session: aiohttp.ClientSession, requests: Sequence[ScheduledRequest]) -> None:
-        """Send warm-up requests. If the server refuses because of an earlier run's streams, retry as it advises."""
+        """Send warm-up requests. Retries as advised if the server is still busy with streams of an earlier run."""
         clock = Clock.started()
         for request in requests:
             for attempt in range(_WARMUP_TRIES):
@@ -119,7 +119,7 @@ class Runner:
 
 
 async def until(at_s: float, clock: Clock) -> None:
-    """Sleep until `at_s`; polls the clock for the last moment."""
+    """Sleep until `at_s`. The last milliseconds are polled for precision."""
     await asyncio.sleep(at_s - clock.now_s() - _EARLY_S)
     while clock.now_s() < at_s:  # noqa: ASYNC110, an event would come late as well
         await asyncio.sleep(0)

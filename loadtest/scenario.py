@@ -1,4 +1,4 @@
-"""Traffic to simulate: steady, a day, or the plan of a measured run."""
+"""Traffic for simulations: steady, a day, or the schedule of a measured run."""
 
 from dataclasses import fields, replace
 from pathlib import Path
@@ -22,7 +22,7 @@ SECTIONS: dict[str, type[Any]] = {
     "talker_nodes": NodeKind,
     "codec_nodes": NodeKind,
 }
-NIGHT_SHARE = 0.2  # of the peak rate, at the quietest time of a day
+NIGHT_SHARE = 0.2  # share of the peak rate at the quietest time of a day
 STEPS_PER_STREAM = 4
 MIN_STEP_S, MAX_STEP_S = 0.005, 0.5
 HOUR_S, DAY_S = 3600.0, 86400.0
@@ -31,7 +31,7 @@ RATE_STEP_S = 60.0
 
 
 def rate_at(shape: str, peak_rate: float, times_s: Floats, day_s: float = DAY_S) -> Floats:
-    """Requests per second at each time of a day of length `day_s`."""
+    """Return the requests per second at each time of a day of length `day_s`."""
     if shape == "steady":
         return np.full(len(times_s), peak_rate)
     height = (1 - np.cos(2 * np.pi * (times_s / day_s - QUIETEST_S / DAY_S))) / 2
@@ -41,9 +41,9 @@ def rate_at(shape: str, peak_rate: float, times_s: Floats, day_s: float = DAY_S)
 def draw_traffic(
     shape: str, peak_rate: float, *, duration_s: float, lengths: SpeechLengths, seed: int, day_s: float = DAY_S
 ) -> Traffic:
-    """Poisson arrivals at a rate that changes each minute of a day, and log-normal lengths.
+    """Draw Poisson arrivals with log-normal lengths, at a rate that changes each minute of a day.
 
-    A day shorter than DAY_S has the same rates, each for a shorter time.
+    A day shorter than DAY_S passes through the same rates in less time.
     """
     generator, step_s = np.random.default_rng(seed), RATE_STEP_S * day_s / DAY_S
     starts_s = np.arange(0.0, duration_s, step_s)
@@ -55,7 +55,7 @@ def draw_traffic(
 
 
 def planned_traffic(result: Result) -> Traffic:
-    """The requests of a measured run with the lengths of its answers; requests without an answer get the median."""
+    """Return the requests of a measured run with its response lengths. Failed requests get the median length."""
     traces = result.traces
     spoken = [trace.audio_s for trace in traces if trace.failure is None]
     usual_s = float(np.median(spoken)) if spoken else 0.0
@@ -67,13 +67,13 @@ def planned_traffic(result: Result) -> Traffic:
 
 
 class SettingsError(LoadTestError):
-    """A settings file is invalid; the message names the place."""
+    """Error for an invalid settings file. The message contains the position."""
 
 
 def read_cluster(model: ServiceModel, file: Path | None, *, gpus: int) -> Cluster:
-    """The cluster that a YAML file describes: the fields of `Cluster`, and policies under `AppConfig`'s names.
+    """Read a cluster from YAML with the fields of `Cluster`. Policies use the names of `AppConfig`.
 
-    `gpus` bounds the talker pool. Raises SettingsError that names the wrong keys and the right ones.
+    `gpus` limits the talker pool. Raises `SettingsError` that lists unknown and valid keys.
     """
     try:
         values = (yaml.safe_load(file.read_text(encoding="utf-8")) if file else None) or {}
@@ -92,7 +92,7 @@ def read_cluster(model: ServiceModel, file: Path | None, *, gpus: int) -> Cluste
 
 
 def build(kind: type[T], values: Any, *, where: str, **given: Any) -> T:
-    """Build a section of settings from `values` and the `given` ones. Raises SettingsError."""
+    """Build a settings section from `values` and `given`. Raises `SettingsError`."""
     names = {field.name for field in fields(kind)} - given.keys()  # type: ignore[arg-type]
     if not isinstance(values, dict) or values.keys() - names:
         raise SettingsError(f"{where}: unknown keys in {values!r}; valid keys: {sorted(names)}")
@@ -103,6 +103,6 @@ def build(kind: type[T], values: Any, *, where: str, **given: Any) -> T:
 
 
 def usual_step_s(model: ServiceModel, traffic: Traffic) -> float:
-    """A step short enough that streams last many steps: a step as long as a stream would occupy slots twice as long."""
+    """Return a step much shorter than the streams. A step as long as a stream would double its slot usage."""
     usual_s = float(np.median(traffic.frames)) * float(model.frame_s(np.ones(1))[0]) if len(traffic.frames) else 1.0
     return float(np.clip(usual_s / STEPS_PER_STREAM, MIN_STEP_S, MAX_STEP_S))

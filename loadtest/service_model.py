@@ -1,4 +1,4 @@
-"""How a server behaves with n streams in flight, learned only from a sweep's client traces."""
+"""Model of a server's latency by number of streams in flight, learned only from a sweep's client traces."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 from loadtest.arrivals import FRAMES_PER_S
 from loadtest.traces import NoRunError, Trace
 
-MIN_SAMPLES = 40  # of TTFB per number of streams; levels are pooled with neighbours to reach this
-MIN_FRAMES = 4  # of streams used to measure speed: shorter ones are one or two chunks
+MIN_SAMPLES = 40  # TTFB samples per number of streams; levels borrow samples from neighbours to reach this number
+MIN_FRAMES = 4  # minimum length of streams used to measure speed, because shorter streams have only one or two chunks
 KNOTS = 6
-QUANTILES = 256  # that represent the samples of one level: faster to draw from than samples
+QUANTILES = 256  # quantiles per level, which are faster to draw from than samples
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -21,35 +21,35 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """One successful request: the load when it arrived, and its latencies."""
+    """Load at arrival, and latencies, of one successful request."""
 
-    others_at_start: int  # streams in flight when it was sent
-    mean_streams: float  # in flight while its audio arrived, itself included
+    others_at_start: int  # streams in flight at the time of the send
+    mean_streams: float  # mean streams in flight during the response, including this stream
     ttfb_s: float
     frames: int
-    frame_s: float | None  # between first byte and end, of the frames after the first; None: too short to tell
+    frame_s: float | None  # between first byte and end, per frame after the first; None for short streams
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ServiceModel:
-    """One replica. Streams in flight share it: the more there are, the longer each frame takes.
+    """Model of one replica whose streams share its speed: each additional stream makes frames slower.
 
-    `frame_s` rises along `knots` (streams, seconds a frame) and is extrapolated beyond them; each stream has its own
-    factor from `frame_factors`. TTFB is drawn from measurements with the same number of other streams.
+    `frame_s` rises along `knots` (streams, seconds per frame) and is extrapolated beyond them. `frame_factors` scale
+    the frame times of single streams. TTFB is drawn from measurements with the same number of other streams.
     """
 
     knots: Floats  # [K, 2]
     frame_factors: Floats
-    ttfb_s: Floats  # [levels, Q] quantiles by number of other streams in flight
+    ttfb_s: Floats  # [levels, Q], quantiles by number of other streams in flight
 
     @classmethod
     def learn(cls, observed: Sequence[Observed]) -> Self:
-        """Learn the model from observations. Raises NoRunError if there are too few."""
+        """Learn the model from observations. Raises `NoRunError` if there are too few observations."""
         timed = [one for one in observed if one.frame_s is not None]
         if len(timed) < MIN_SAMPLES:
             raise NoRunError(
-                f"{len(timed)} spoken requests of more than {MIN_FRAMES} frames are too few to learn from: at least "
-                f"{MIN_SAMPLES} are needed, at several rates. Measure a longer sweep."
+                f"{len(timed)} successful requests of more than {MIN_FRAMES} frames are too few. At least "
+                f"{MIN_SAMPLES} at several rates are needed. Measure a longer sweep."
             )
         streams = np.array([one.mean_streams for one in timed])
         frame_s = np.array([one.frame_s for one in timed], dtype=np.float64)
@@ -58,11 +58,11 @@ class ServiceModel:
         return cls(knots, factors, pooled_ttfb(observed))
 
     def frame_s(self, streams: Floats) -> Floats:
-        """Seconds between two frames of each stream on a replica with `streams` streams."""
+        """Return the seconds between two frames of each stream on a replica with `streams` streams."""
         return interpolate(self.knots, streams)
 
     def draw_ttfb(self, others: Ints, generator: np.random.Generator) -> Floats:
-        """Times to the first byte of requests that find `others` streams on their replica.
+        """Draw the seconds to first byte for requests that find `others` streams on their replica.
 
         Beyond the measured range, the last samples are scaled in proportion to the frame time.
         """
@@ -76,7 +76,7 @@ class ServiceModel:
 
 
 def observe(traces: Sequence[Trace]) -> list[Observed]:
-    """Measurements of the successful requests of one run."""
+    """Return the measurements of the successful requests of one run."""
     times, counts = in_flight(traces)
     areas = np.concatenate([[0.0], np.cumsum(np.diff(times) * counts[:-1])]) if len(times) else np.zeros(0)
 
@@ -102,14 +102,14 @@ def observe(traces: Sequence[Trace]) -> list[Observed]:
 
 
 def in_flight(traces: Sequence[Trace]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Times at which the number of requests in flight changed, and the number from each time on."""
+    """Return the times at which the number of requests in flight changed, and the number from each time on."""
     steps = sorted([(trace.sent_s, 1) for trace in traces] + [(trace.finished_s, -1) for trace in traces])
     times, changes = ([time for time, _ in steps], [change for _, change in steps])
     return np.array(times), np.cumsum(np.array(changes, dtype=np.int64))
 
 
 def rising_knots(streams: Floats, frame_s: Floats) -> Floats:
-    """Means of equal numbers of observations, ordered by streams, made non-decreasing."""
+    """Average equal numbers of observations, ordered by streams, and make the averages non-decreasing."""
     order = np.argsort(streams)
     groups = [group for group in np.array_split(order, KNOTS) if len(group)]
     centres = np.array([streams[group].mean() for group in groups])
@@ -119,7 +119,7 @@ def rising_knots(streams: Floats, frame_s: Floats) -> Floats:
 
 
 def interpolate(knots: Floats, streams: Floats) -> Floats:
-    """Height at `streams`: flat before the first knot, extrapolated with the overall slope after the last."""
+    """Interpolate at `streams`: constant before the first knot, and with the overall slope after the last knot."""
     centres, heights = knots.T
     slope = (heights[-1] - heights[0]) / (centres[-1] - centres[0]) if len(knots) > 1 else 0.0
     beyond = np.maximum(0.0, streams - centres[-1])
@@ -127,14 +127,14 @@ def interpolate(knots: Floats, streams: Floats) -> Floats:
 
 
 def pooled_ttfb(observed: Sequence[Observed]) -> Floats:
-    """Quantiles by number of other streams.
+    """Return TTFB quantiles by number of other streams.
 
-    Each level includes the samples of its neighbours until it has MIN_SAMPLES. Each is scaled by the line through all
-    samples, else they would pull the level to where most samples are.
+    Each level includes samples of its neighbours until it has MIN_SAMPLES. A linear fit over all samples rescales them
+    to the level. Without rescaling, levels with many samples would bias their neighbours.
     """
     others = np.array([one.others_at_start for one in observed], dtype=np.float64)
     ttfb_s = np.array([one.ttfb_s for one in observed])
-    slope = max(0.0, float(np.polyfit(others, ttfb_s, 1)[0])) if np.ptp(others) else 0.0  # of least squares
+    slope = max(0.0, float(np.polyfit(others, ttfb_s, 1)[0])) if np.ptp(others) else 0.0  # least-squares slope
     start = ttfb_s.mean() - slope * others.mean()
     ratios = ttfb_s / (start + slope * others)
     levels = []

@@ -1,4 +1,4 @@
-"""The complete settings of one run: the same settings make the same requests at the same times."""
+"""Complete settings of one run. Equal settings produce equal requests at equal times."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -22,7 +22,7 @@ from loadtest.arrivals import (
 from loadtest.dialects import DIALECTS, TALKRAY_WS, RequestForm
 from loadtest.metrics import Limits
 
-# Fields of the body that only requests of these kinds have.
+# Body fields that only requests of these kinds have.
 _OF_KIND: Mapping[RequestKind | None, dict[str, object]] = {
     RequestKind.WHOLE: {"stream": False, "response_format": "wav"},
     RequestKind.INSTRUCTED: {"instructions": INSTRUCTION},
@@ -30,23 +30,23 @@ _OF_KIND: Mapping[RequestKind | None, dict[str, object]] = {
 
 
 class Transport(StrEnum):
-    """The transport of a request."""
+    """Transport of a request."""
 
     HTTP = "http"
-    WEBSOCKET = "websocket"  # Talkray's own protocol: one `speak` message per connection
-    LIVE = "live"  # Deepgram's Flux: the text is written while it is spoken
+    WEBSOCKET = "websocket"  # Talkray's protocol: one `speak` message per connection
+    LIVE = "live"  # Deepgram Flux: text streams in during playback
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Where requests are sent, with which texts, and when."""
+    """Target, texts and schedule of the requests of one run."""
 
     url: str
     phases: tuple[Phase, ...] = ()
     arrivals: Arrivals = Arrivals.POISSON
     seed: int = 0
     transport: Transport = Transport.HTTP
-    dialect: str = "talkray"  # one of DIALECTS: the form of requests
+    dialect: str = "talkray"  # request format, one of DIALECTS
     options: Mapping[str, object] = field(default_factory=dict)  # fields of every body: model, voice, extensions
     headers: Mapping[str, str] = field(default_factory=dict)
     lengths: SpeechLengths | None = None
@@ -54,20 +54,20 @@ class Settings:
     profile: Profile = Profile.ALIKE
     warmup: int = 0  # requests before the run
     words_per_s: float = 30.0  # of live text
-    interrupted: float = 0.0  # share of live turns that are interrupted
-    timeout_s: float = 120.0  # for a whole answer
+    interrupted: float = 0.0  # share of live turns that the client interrupts
+    timeout_s: float = 120.0  # for a complete response
     limits: Limits = field(default_factory=Limits)
-    replicas_url: str | None = None  # where Serve or Talkray reports replica counts
-    processes: int = 1  # that send the requests
+    replicas_url: str | None = None  # URL at which Serve or Talkray reports replica counts
+    processes: int = 1  # client processes
 
     @property
     def form(self) -> RequestForm:
-        """The server's names of the fields of a request."""
+        """Request format of the server's dialect."""
         return DIALECTS[TALKRAY_WS if self.transport is Transport.WEBSOCKET else self.dialect]
 
     @property
     def speech_url(self) -> str:
-        """The speech endpoint; `url` may end in /v1, as OpenAI's clients have it."""
+        """Speech endpoint. `url` may end in /v1, as for OpenAI's clients."""
         return self.form.url(self.url, self.options)
 
     @property
@@ -77,14 +77,14 @@ class Settings:
 
     @property
     def duration_s(self) -> float:
-        """Duration of the schedule; answers may take longer."""
+        """Duration of the schedule. Responses may take longer."""
         return sum(phase.duration_s for phase in self.phases)
 
     def body(self, request: ScheduledRequest) -> dict[str, object]:
-        """The request body for a text.
+        """Return the request body for a text.
 
-        A planned length is a Talkray extension. The last of the `max_new_tokens` steps does not write a frame: it is
-        for the end of speech.
+        A planned length uses a Talkray extension. `max_new_tokens` includes one step for the end of speech, which does
+        not produce a frame.
         """
         segments = LONG_SEGMENTS if request.kind is RequestKind.LONG else 1
         exact = {}
@@ -94,11 +94,11 @@ class Settings:
         return body | _OF_KIND.get(request.kind, {})
 
     def schedule(self) -> list[ScheduledRequest]:
-        """The requests, in the order of their planned times."""
+        """Return the requests in order of their planned times."""
         return self._plan(arrival_times(self.arrivals, self.phases, seed=self.seed), seed=self.seed)
 
     def warmup_schedule(self) -> list[ScheduledRequest]:
-        """Requests like those of the run, from a separate seed."""
+        """Return warm-up requests like those of the run, drawn from a separate seed."""
         return self._plan([0.0] * self.warmup, seed=self.seed + 1)
 
     def _plan(self, times_s: list[float], *, seed: int) -> list[ScheduledRequest]:

@@ -1,7 +1,7 @@
-"""Simulate a cluster: pools, nodes that boot and vanish, and the production policies, a whole day in seconds.
+"""Simulate a cluster with replica pools, nodes that boot and fail, and the production policies: a day in seconds.
 
-Time advances in equal steps; within a step every stream runs at the speed given by the load of its replica. Streams are
-rows of arrays, so that a step costs about the same for ten streams and for ten thousand.
+Time advances in equal steps. Within a step, the load of a replica determines the speed of its streams. Streams are rows
+of arrays, so the cost of a step hardly depends on the number of streams.
 """
 
 from collections import deque
@@ -22,33 +22,33 @@ FRAME_S = 0.08
 
 @dataclass(frozen=True, slots=True)
 class NodeKind:
-    """The machines of one pool; each holds one replica."""
+    """Machines of one pool. Each node holds one replica."""
 
-    boot_s: float = 180.0  # from requesting a node until its replica can start
-    start_s: float = 25.0  # of the replica: import, weights, graphs
-    idle_s: float = 600.0  # how long an empty node is kept
+    boot_s: float = 180.0  # from the request for a node until its replica can start
+    start_s: float = 25.0  # start-up of a replica: import, weights, graphs
+    idle_s: float = 600.0  # time until an empty node is released
     price_per_hour: float = 0.0
-    losses_per_hour: float = 0.0  # per node: spot instances are reclaimed
+    losses_per_hour: float = 0.0  # per node, as for reclaimed spot instances
 
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """The simulated cluster."""
+    """Configuration of the simulated cluster."""
 
-    model: ServiceModel  # of one talker replica with the codec it needs
+    model: ServiceModel  # one talker replica with the codec that it needs
     talker_scaling: TalkerScaling
-    codec_scaling: CodecScaling | None  # None: the codec shares the talker's node, as in the model's sweep
+    codec_scaling: CodecScaling | None  # None: the codec shares the talker's node, as in the measured sweep
     talker_nodes: NodeKind = field(default_factory=NodeKind)
     codec_nodes: NodeKind = field(default_factory=NodeKind)
-    codec_cores: float = 16.0  # of one codec replica
-    codec_cores_per_stream: float = 0.2  # core seconds for a second of audio
-    max_waiting_per_replica: int = 8  # in addition to the running ones; more are refused
-    metrics_lag_s: float = 1.0  # until the controller sees the replicas' records
+    codec_cores: float = 16.0  # per codec replica
+    codec_cores_per_stream: float = 0.2  # core seconds per second of audio
+    max_waiting_per_replica: int = 8  # queued requests in addition to running requests; further requests are refused
+    metrics_lag_s: float = 1.0  # delay until the controller sees the replicas' metrics
 
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Requests in ascending order of their arrival."""
+    """Requests in ascending order of arrival."""
 
     arrival_s: Floats
     frames: Ints
@@ -56,13 +56,13 @@ class Traffic:
 
 @dataclass(slots=True)
 class Simulated:
-    """Results of the requests, and the sizes of the pools over time."""
+    """Results of all requests, and pool sizes over time."""
 
     arrival_s: Floats
-    ttfb_s: Floats  # NaN: refused
-    rtf: Floats  # NaN: refused, or not finished at the end
+    ttfb_s: Floats  # NaN if refused
+    rtf: Floats  # NaN if refused or unfinished
     times_s: list[float] = field(default_factory=list)
-    talkers: list[int] = field(default_factory=list)  # ready
+    talkers: list[int] = field(default_factory=list)  # number of ready talkers
     talkers_wanted: list[int] = field(default_factory=list)
     codecs: list[int] = field(default_factory=list)
     streams: list[int] = field(default_factory=list)
@@ -73,39 +73,39 @@ class Simulated:
 
     @property
     def refused(self) -> int:
-        """Requests that found every replica and every queue full."""
+        """Number of requests that found every replica and queue full."""
         return int(np.isnan(self.ttfb_s).sum())
 
     def ttfb_percentile_s(self, percent: float) -> float | None:
-        """Percentile of TTFB over the spoken requests, None without any."""
+        """Return a percentile of TTFB over the successful requests, or None if there are none."""
         spoken = self.ttfb_s[~np.isnan(self.ttfb_s)]
         return float(np.percentile(spoken, percent)) if len(spoken) else None
 
 
 class SimulatedPool:
-    """Replicas of one deployment on nodes of one kind. A replica is an index into arrays."""
+    """Replicas of one deployment on nodes of one kind. Array indices identify replicas."""
 
     def __init__(self, size: int, nodes: NodeKind, *, warm: int) -> None:
         self.nodes = nodes
-        self.ready_s = np.full(size, np.inf)  # when the replica takes requests; inf: no replica
+        self.ready_s = np.full(size, np.inf)  # when the replica accepts requests; inf: not running
         self.ready_s[:warm] = 0.0
         self.draining = np.zeros(size, dtype=bool)
-        self.idle_since_s = np.full(size, -np.inf)  # of nodes without a replica; -inf: no node
+        self.idle_since_s = np.full(size, -np.inf)  # for nodes without a replica; -inf: no node
         self.up = np.zeros(size, dtype=bool)  # nodes that are paid for
         self.up[:warm] = True
         self.node_hours = 0.0
 
     @property
     def wanted(self) -> int:
-        """Replicas that run or are starting."""
+        """Number of running and starting replicas."""
         return int((np.isfinite(self.ready_s) & ~self.draining).sum())
 
     def usable(self, now_s: float) -> NDArray[np.bool_]:
-        """Replicas that take requests."""
+        """Return a mask of the replicas that accept requests."""
         return (self.ready_s <= now_s) & ~self.draining
 
     def scale(self, replicas: int, now_s: float, load: Ints) -> None:
-        """Add replicas, on idle nodes first, or drain the least loaded ones."""
+        """Add replicas, on idle nodes first, or drain the least loaded replicas."""
         missing = replicas - self.wanted
         if missing > 0:
             self._add(missing, now_s)
@@ -115,7 +115,7 @@ class SimulatedPool:
             self.draining[present[starting_first[:-missing]]] = True
 
     def _add(self, count: int, now_s: float) -> None:
-        reusable = np.flatnonzero(self.draining)[:count]  # a draining replica can be used again at once
+        reusable = np.flatnonzero(self.draining)[:count]  # draining replicas become usable again immediately
         self.draining[reusable] = False
         absent = np.flatnonzero(~np.isfinite(self.ready_s))
         on_idle_nodes_first = absent[np.argsort(~self.up[absent], kind="stable")][: count - len(reusable)]
@@ -124,7 +124,7 @@ class SimulatedPool:
         self.up[on_idle_nodes_first] = True
 
     def settle(self, now_s: float, load: Ints) -> None:
-        """Remove drained replicas, and nodes that have been empty for long."""
+        """Remove drained replicas, and nodes that have been empty for `idle_s`."""
         drained = self.draining & ((load == 0) | (self.ready_s > now_s))
         self._remove(drained)
         self.idle_since_s[drained] = now_s
@@ -132,7 +132,7 @@ class SimulatedPool:
         self.up[empty & (now_s - self.idle_since_s >= self.nodes.idle_s)] = False
 
     def lose_some(self, step_s: float, generator: np.random.Generator) -> NDArray[np.bool_]:
-        """Remove nodes as spot markets do, and return which."""
+        """Remove random nodes, like reclaimed spot instances, and return the indices."""
         chance = -np.expm1(-self.nodes.losses_per_hour * step_s / 3600)
         lost = self.up & (generator.random(len(self.up)) < chance) if chance else np.zeros_like(self.up)
         self._remove(lost)
@@ -144,19 +144,19 @@ class SimulatedPool:
         self.draining[which] = False
 
 
-# The streams in flight, a row each.
+# One row per stream in flight.
 STREAM = np.dtype(
     [
         ("request", np.int64),
         ("replica", np.int64),
-        ("flows_from_s", np.float64),  # until when `work` is up to date; at first: the first byte
-        ("work", np.float64),  # frames left, each weighted with the stream's own factor
+        ("flows_from_s", np.float64),  # time up to which `work` is accounted for; initially the first byte
+        ("work", np.float64),  # remaining frames, weighted with the stream's own factor
     ]
 )
 
 
 class Simulation:
-    """One run of a cluster under some traffic."""
+    """One simulation of a cluster under given traffic."""
 
     def __init__(self, cluster: Cluster, traffic: Traffic, *, seed: int, warm: int, step_s: float) -> None:
         self.cluster = cluster
@@ -176,7 +176,7 @@ class Simulation:
             traffic.arrival_s, np.full(len(traffic.frames), np.nan), np.full(len(traffic.frames), np.nan)
         )
         self._slots = int(cluster.talker_scaling.sequences_per_replica)
-        self._frame_s = cluster.model.frame_s(np.arange(self._slots + 1, dtype=np.float64))  # by streams of a replica
+        self._frame_s = cluster.model.frame_s(np.arange(self._slots + 1, dtype=np.float64))  # by streams per replica
         self._states = {"talker": State(), "codec": State()}
         self._next_request = 0
         self._now_s = 0.0
@@ -185,7 +185,7 @@ class Simulation:
         )
 
     def run(self, advanced: Callable[[float], None]) -> Simulated:
-        """Run to the last arrival, and on until every stream has ended; `advanced` gets the time now and then."""
+        """Run until every stream has ended. `advanced` is called regularly with the simulated time."""
         step, every = 0, max(1, round(self.cluster.metrics_lag_s / self.step_s))
         while self._next_request < len(self.traffic.frames) or len(self.streams) or self.waiting:
             self._lose_nodes()
@@ -206,7 +206,7 @@ class Simulation:
         return self.out
 
     def _progress(self) -> None:
-        """Advance every stream by one step; those that end free their slots."""
+        """Advance every stream by one step and free the slots of finished streams."""
         streams = self.streams
         frame_s = self._frame_s[self.load][streams["replica"]]
         end_s = self._now_s + self.step_s
@@ -232,7 +232,7 @@ class Simulation:
         count = min(room, len(self.waiting))
         if count:
             requests = np.array([self.waiting.popleft() for _ in range(count)], dtype=np.int64)
-            within_step_s = (np.arange(count) + 0.5) / count * self.step_s  # streams end all through the step
+            within_step_s = (np.arange(count) + 0.5) / count * self.step_s  # spread the ends of streams over the step
             self._start(requests, np.maximum(self._now_s + within_step_s, self.traffic.arrival_s[requests]))
 
     def _arrive(self) -> None:
@@ -244,17 +244,17 @@ class Simulation:
         admitted, others = requests[:room], requests[room:]
         if len(admitted):
             self._start(admitted, self.traffic.arrival_s[admitted])
-        # Without any replica (scaled to zero, or all lost) a first one is starting: requests wait for it.
+        # Without a usable replica (scaled to zero, or all lost), requests wait for the first replica that starts.
         line = self.cluster.max_waiting_per_replica * max(1, int(usable.sum()))
-        self.waiting.extend(others[: max(0, line - len(self.waiting))].tolist())  # the rest is refused
+        self.waiting.extend(others[: max(0, line - len(self.waiting))].tolist())  # further requests are refused
 
     def _start(self, requests: Ints, admitted_s: Floats) -> None:
-        """Assign requests to replicas, least loaded first, which approximates a router that compares two queues."""
+        """Assign requests to the least loaded replicas, which approximates a power-of-two-choices router."""
         replicas = self._route(len(requests))
         others = self.load[replicas]
         first_s = self.cluster.model.draw_ttfb(others, self.generator) + self._codec_wait_s()
         starts_s = admitted_s + first_s
-        is_new = np.isnan(self.out.ttfb_s[requests])  # a stream that moved has been heard already
+        is_new = np.isnan(self.out.ttfb_s[requests])  # streams that moved already produced audio
         self.out.ttfb_s[requests[is_new]] = (starts_s - self.traffic.arrival_s[requests])[is_new]
         started = np.rec.fromarrays((requests, replicas, starts_s, self._work[requests]), dtype=STREAM)
         self._hold(np.concatenate([self.streams, started]))
@@ -262,21 +262,21 @@ class Simulation:
     def _route(self, count: int) -> Ints:
         usable = np.flatnonzero(self.talkers.usable(self._now_s))
         room = np.maximum(self._slots - self.load[usable], 0)
-        shared = np.minimum(room, 4 + 4 * count // max(1, len(usable)))  # none gets much more than others in a step
+        shared = np.minimum(room, 4 + 4 * count // max(1, len(usable)))  # limit each replica's share of a step
         room = shared if shared.sum() >= count else room
         levels = self.load[usable] + self.generator.random(len(usable))  # random tie-breaking
         seats = np.repeat(usable, room)
-        nth = np.arange(len(seats)) - np.repeat(np.cumsum(room) - room, room)  # seat of its replica
+        nth = np.arange(len(seats)) - np.repeat(np.cumsum(room) - room, room)  # index of the seat on its replica
         order = np.argsort(np.repeat(levels, room) + nth, kind="stable")
         return np.asarray(seats[order[:count]], dtype=np.int64)
 
     def _codec_demand(self) -> float:
-        """Core seconds per second that decoding the talkers' frames needs."""
+        """Return the core seconds per second needed to decode the talkers' frames."""
         frames_per_s = float((self.load / self._frame_s[self.load]).sum())
         return frames_per_s * FRAME_S * self.cluster.codec_cores_per_stream
 
     def _decode(self) -> None:
-        """Add frames that the codec cores cannot keep up with to the backlog, in seconds of audio."""
+        """Add frames that exceed the codec's capacity to the backlog, in seconds of audio."""
         if self.cluster.codec_scaling is not None:
             cores = float(self.codecs.usable(self._now_s).sum()) * self.cluster.codec_cores
             surplus_s = (self._codec_demand() - cores) / self.cluster.codec_cores_per_stream * self.step_s
@@ -295,7 +295,7 @@ class Simulation:
         is_moved = lost[self.streams["replica"]]
         moved = self.streams[is_moved]
         self.out.streams_moved += len(moved)
-        self._work[moved["request"]] = moved["work"]  # codes are kept: the rest is spoken elsewhere
+        self._work[moved["request"]] = moved["work"]  # codes are kept; only the rest is generated
         self.waiting.extendleft(moved["request"].tolist())
         self._hold(self.streams[~is_moved])
 
@@ -345,9 +345,9 @@ class Simulation:
 
 
 def simulation_facts(done: Simulated, limits: Limits) -> dict[str, str]:
-    """Results of a simulated cluster as text."""
+    """Return the results of a simulated cluster as text."""
     total = len(done.ttfb_s)
-    good = int((done.ttfb_s <= limits.ttfb_s).sum())  # NaN, a refusal, is not
+    good = int((done.ttfb_s <= limits.ttfb_s).sum())  # NaN (refused) compares as false
     percentiles = (done.ttfb_percentile_s(percent) for percent in (50, 95, 99))
     return {
         "Requests": f"{total}, {done.refused} refused ({done.refused / max(1, total):.2%})",
@@ -362,7 +362,7 @@ def simulation_facts(done: Simulated, limits: Limits) -> dict[str, str]:
 
 
 def simulation_record(done: Simulated) -> dict[str, object]:
-    """The content of simulation.json: the percentiles, and the pools over time."""
+    """Return the content of simulation.json: percentiles, and pool sizes over time."""
     percentiles = {f"p{percent}": done.ttfb_percentile_s(percent) for percent in (50, 90, 95, 99)}
     totals = ("refused", "node_hours", "cost", "nodes_lost", "streams_moved")
     over_time = ("times_s", "talkers", "talkers_wanted", "codecs", "streams")

@@ -1,4 +1,4 @@
-"""Measure rate after rate, each as a separate run: given rates, or a search for where the server stops keeping up."""
+"""Measure several rates, each as a separate run: a given list of rates, or a search for the capacity."""
 
 import math
 import time
@@ -12,50 +12,50 @@ from loadtest.metrics import Limits
 from loadtest.settings import Settings
 from loadtest.traces import NoRunError, TraceFolder
 
-LOWEST = 1 / 8  # of the first rate: lower rates are not tried
+LOWEST = 1 / 8  # of the first rate, the lower limit of the search
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Which rates to try, for how long, and when to stop."""
+    """Rates to try, durations, and stop conditions."""
 
     first_rate: float = 1.0
     max_rate: float = 100.0
-    factor: float = 1.5  # from one rate to the next
-    duration_s: float = 30.0  # measured, for each rate
-    settle_s: float = 0.0  # before the measurement, at the same rate
-    held_share: float = 0.95  # share of good requests from which the server holds the rate
-    collapsed_share: float = 0.5  # share of good requests at or below which the sweep ends
-    refinements: int = 2  # rates tried between the last held one and the first that was not
-    min_requests: int = 0  # a rate is tried for longer if it would send fewer
-    rates: tuple[float, ...] = ()  # try these in order instead of searching
-    most_s: float | None = None  # for all rates: none begins that would end later than this
+    factor: float = 1.5  # ratio between consecutive rates
+    duration_s: float = 30.0  # measured seconds per rate
+    settle_s: float = 0.0  # seconds at the rate before the measurement
+    held_share: float = 0.95  # a rate is sustained from this share of good requests on
+    collapsed_share: float = 0.5  # the sweep ends at or below this share of good requests
+    refinements: int = 2  # rates tried between the last sustained and the first failed rate
+    min_requests: int = 0  # a rate is measured for longer to reach this number
+    rates: tuple[float, ...] = ()  # rates to try in order, instead of a search
+    most_s: float | None = None  # total duration; a rate that would end later is not tried
 
     def phases(self, rate: float) -> tuple[Phase, ...]:
         return settled(rate, max(self.duration_s, self.min_requests / rate), settle_s=self.settle_s)
 
     def held(self, step: Result) -> bool:
-        """Whether the server kept up with the rate."""
+        """Return whether the server sustained the rate."""
         return step.good_share >= self.held_share
 
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """All rates that were tried, in ascending order."""
+    """All measured rates, in ascending order."""
 
     title: str
     plan: Plan
     steps: tuple[Result, ...]
-    is_cut_short: bool = False  # by `plan.most_s`
+    is_cut_short: bool = False  # whether `plan.most_s` ended the sweep
 
     @property
     def capacity_per_s(self) -> float | None:
-        """The highest rate below the first one that was not held; None if even the lowest was not."""
+        """Highest rate below the first failed rate, or None if the lowest rate failed."""
         return capacity(self.steps, self.plan)
 
     @property
     def missed(self) -> Result | None:
-        """The lowest rate that was not held."""
+        """Lowest failed rate."""
         return next((step for step in self.steps if not self.plan.held(step)), None)
 
 
@@ -69,10 +69,10 @@ def capacity(steps: Sequence[Result], plan: Plan) -> float | None:
 
 
 def next_rate(steps: Sequence[Result], plan: Plan) -> float | None:
-    """The next rate after `steps` (in the order in which they were tried), None if the sweep is over.
+    """Return the next rate after `steps` (in the order of measurement), or None if the sweep is over.
 
-    First multiplies by `plan.factor` until goodput collapses, or halves until a rate is held, but not below LOWEST of
-    the first; then tries rates between the last that was held and the first that was not.
+    The search multiplies by `plan.factor` until goodput collapses, or halves until a rate is sustained, down to LOWEST
+    of the first rate. It then tries rates between the last sustained and the first failed rate.
     """
     if plan.rates:
         return plan.rates[len(steps)] if len(steps) < len(plan.rates) else None
@@ -95,7 +95,7 @@ def next_rate(steps: Sequence[Result], plan: Plan) -> float | None:
 async def sweep(
     settings: Settings, plan: Plan, *, folder: TraceFolder, show: Show, done: Callable[[Result], None]
 ) -> tuple[Sweep, bool]:
-    """Measure rate after rate, each in a folder of its own, and give each to `done`; False if Ctrl-C ended it early."""
+    """Measure each rate in its own folder and pass results to `done`. Return False if Ctrl-C ended the sweep early."""
     folder.check_unused()
     steps: list[Result] = []
     is_complete, is_cut_short, began_s = True, False, time.monotonic()
@@ -117,7 +117,7 @@ async def sweep(
 
 
 def read_sweep(folder: TraceFolder, *, limits: Limits | None = None) -> Sweep:
-    """The sweep in a folder. Raises NoRunError."""
+    """Read the sweep in a folder. Raises `NoRunError`."""
     record = folder.read_json("sweep.json")
     try:
         steps = [read_result(TraceFolder(folder.path / step["folder"]), limits=limits) for step in record["steps"]]
@@ -125,4 +125,4 @@ def read_sweep(folder: TraceFolder, *, limits: Limits | None = None) -> Sweep:
             folder.path.name, Plan(**record["plan"] | {"rates": tuple(record["plan"].get("rates", ()))}), tuple(steps)
         )
     except (KeyError, TypeError) as error:
-        raise NoRunError(f"{folder.path / 'sweep.json'} was written by another version: {error!r}") from error
+        raise NoRunError(f"{folder.path / 'sweep.json'} was written by a different version: {error!r}") from error

@@ -1,4 +1,4 @@
-"""The numbers of runs as text, for the terminal and for the report's page: verdicts, warnings, facts and tables."""
+"""Results of runs as text for the terminal and the report page: verdicts, warnings, facts and tables."""
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -10,20 +10,20 @@ from loadtest.sweep import Sweep
 
 MS = 1000.0
 MAX_SHOWN = 8
-# Columns that a page shows at first; a switch shows the others.
+# Columns that a page shows by default. A switch shows the other columns.
 IMPORTANT = ("TTFB p50/p95/p99, ms", "good", "goodput/s", "refused", "failed", "in time", "stall p95, ms", "answers")
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Titles and cells."""
+    """Column titles and cells of a table."""
 
     titles: Sequence[str]
     rows: Sequence[Sequence[str]]
 
     @property
     def shown(self) -> set[int]:
-        """The columns that a page shows first: those that name the row, then the most important ones."""
+        """Indices of the columns that a page shows by default: row names and IMPORTANT columns."""
         return set(sorted(range(len(self.titles)), key=lambda column: _rank(self.titles[column]))[:MAX_SHOWN])
 
 
@@ -32,17 +32,17 @@ def _rank(title: str) -> int:
 
 
 def number(value: float | None, digits: int) -> str:
-    """The value, or a dash if nothing was measured."""
+    """Format a number, or a dash for None."""
     return "-" if value is None else f"{value:.{digits}f}"
 
 
 def percent(share: float | None, digits: int = 1) -> str:
-    """A share, or a dash if nothing was measured."""
+    """Format a share in per cent, or a dash for None."""
     return "-" if share is None else f"{share:.{digits}%}"
 
 
 def percentile(values: Distribution | None, name: str, scale: float = 1.0) -> float | None:
-    """One percentile of a distribution that may be None."""
+    """Return one percentile of a distribution, or None without a distribution."""
     return None if values is None else getattr(values, name) * scale
 
 
@@ -51,12 +51,12 @@ def percentiles(values: Distribution | None, *names: str, scale: float = MS, dig
 
 
 def continuity(summary: Summary) -> str:
-    """Shares of the answers with at most 50, 100 and 200 ms of underrun, in per cent."""
+    """Return the shares of responses with at most 50, 100 and 200 ms of underrun, in per cent."""
     shares = (summary.c50, summary.c100, summary.c200)
     return " / ".join("-" if share is None else f"{100 * share:.1f}".removesuffix(".0") for share in shares)
 
 
-# The only table of a summary. `answers` counts the samples of the percentiles.
+# Columns of all summary tables. `answers` counts the samples of the percentiles.
 COLUMNS: dict[str, Callable[[Summary], str]] = {
     "sent": lambda s: str(s.sent),
     "goodput/s": lambda s: number(s.good_per_s, 2),
@@ -82,7 +82,7 @@ FULL_RATES = (
     *("underruns", "C50/C100/C200, %", "refused", "failed", "lag p99, ms"),
 )
 OF_KINDS = ("sent", "answers", "TTFA p50/p95/p99, ms", "whole p50/p95, s", "underruns", "refused", "failed", "left")
-BRIEF = ("goodput/s", "good", "refused", "failed", "answers", "TTFB p50/p95/p99, ms")  # as wide as a terminal
+BRIEF = ("goodput/s", "good", "refused", "failed", "answers", "TTFB p50/p95/p99, ms")  # fits the width of a terminal
 
 
 def cells(summary: Summary, titles: Sequence[str] = tuple(COLUMNS)) -> list[str]:
@@ -104,13 +104,13 @@ def phase_table(phases: Sequence[Result], titles: Sequence[str] = tuple(COLUMNS)
 
 
 def kind_table(runs: Sequence[Result]) -> Table:
-    """A row for each kind of mixed traffic at each rate; no rows if requests are alike."""
+    """Build a table with a row for each kind and rate of mixed traffic; empty if all requests are alike."""
     rows = [[f"{run.rate:.3g}", each.title, *cells(each.summary, OF_KINDS)] for run in runs for each in run.by_kind]
     return Table(("offered/s", "kind", *OF_KINDS), rows)
 
 
 def percentile_table(run: Result) -> Table:
-    """A row for each distribution, and for each stage of the time to the first byte, in order."""
+    """Build a table with a row for each distribution and for each stage of the TTFB, in order."""
     summary, stages = run.summary, defaultdict[str, list[float]](list)
     for trace in run.measured:
         for stage, duration_s in (trace.server_timing_s or {}).items():
@@ -143,16 +143,16 @@ def sweep_verdict(sweep: Sweep) -> str:
         lowest = sweep.steps[0]
         ttfb = percentiles(lowest.summary.ttfb_s, "p50", "p95", "p99")
         return (
-            f"Holds none of the rates tried: not even {lowest.rate:.3g} requests/s had {asked}; "
+            f"No measured rate was sustained: even {lowest.rate:.3g} requests/s did not have {asked}; "
             f"{lowest.good_share:.1%} were, TTFB p50/p95/p99 {ttfb} ms. "
-            f"Is the machine busy with something else, or a limit (--max-ttfb, --max-ttfa, --max-stall) too tight?"
+            f"Check for other load on the machine, and for tight limits (--max-ttfb, --max-ttfa, --max-stall)."
         )
     there = next(step.summary for step in sweep.steps if step.rate == capacity)
     ttfb = percentiles(there.ttfb_s, "p50", "p95", "p99")
     behind = "." if missed is None else f"; at {missed.rate:.3g} only {missed.good_share:.1%} were."
     most = ", the highest rate tried" if missed is None else ""
     again = [step.rate for step in sweep.steps if missed and step.rate > missed.rate and sweep.plan.held(step)]
-    doubt = f" But {max(again):.3g} was held: something else disturbed the measurement, repeat it." if again else ""
+    doubt = f" But {max(again):.3g} was sustained, so the measurement was disturbed. Repeat the sweep." if again else ""
     return f"Holds {capacity:.3g} requests/s{most}, TTFB p50/p95/p99 {ttfb} ms: {asked}{behind}{doubt}"
 
 
@@ -161,7 +161,7 @@ def run_verdict(run: Result) -> str:
     if summary.good_share is None:
         return "Nothing was sent."
     said = f"{summary.good_share:.1%} of {summary.sent} requests were good ({run.limits})"
-    advised = f" ({summary.refused_with_advice} said when to try again)" if summary.refused else ""
+    advised = f" ({summary.refused_with_advice} with a retry time)" if summary.refused else ""
     said += f"; {summary.refused} refused{advised}, {summary.failed} failed."
     if len(phases) < 2:
         return said
@@ -178,16 +178,16 @@ def warnings(results: Sequence[Result]) -> list[str]:
         lag_ms = max(percentile(summaries[title].scheduling_lag_s, "p99", MS) or 0.0 for title in slow)
         notes.append(
             f"This client was too slow in {', '.join(slow)}: its p99 lag behind the plan is {lag_ms:.0f} ms, more than "
-            f"{MAX_CLIENT_LAG_S * MS:.0f} ms. The server did not get the load that was planned: use --processes, lower "
-            f"the rate or run the client on a machine of its own."
+            f"{MAX_CLIENT_LAG_S * MS:.0f} ms. The server did not receive the planned load. Use --processes, lower "
+            f"the rate or run the client on a separate machine."
         )
     if few := [f"{title} ({summary.succeeded})" for title, summary in summaries.items() if summary.too_few]:
         notes.append(
-            f"Fewer than {FEW_ANSWERS} answers in {', '.join(few)}: their percentiles say little. Measure longer "
+            f"Fewer than {FEW_ANSWERS} answers in {', '.join(few)}: percentiles are not meaningful. Measure longer "
             f"(--duration, --min-requests)."
         )
     if silent := sum(summary.silent_answers for summary in summaries.values()):
-        notes.append(f"{silent} answers hold no audible sample; they are missing in TTFA.")
+        notes.append(f"{silent} responses without an audible sample do not count for TTFA.")
     return notes
 
 
@@ -210,7 +210,7 @@ def run_facts(run: Result) -> dict[str, str]:
     good_per_s = None if sent_per_s is None or share is None else sent_per_s * share
     rates = {"asked for": summary.offered_per_s, "drawn": summary.planned_per_s, "sent": sent_per_s, "good": good_per_s}
     facts["Requests/s"] = ", ".join(f"{name} {number(value, 2)}" for name, value in rates.items())
-    made = f"{run.audio_made_per_s:.1f} came each second while requests were sent"
+    made = f"{run.audio_made_per_s:.1f} arrived per second while requests were sent"
     facts["Audio"] = f"{summary.audio_s:.1f} s, {number(summary.audio_s_per_s, 2)} audio seconds per second; {made}"
     facts["Underruns"] = f"{summary.underruns} in {summary.with_underrun} of the answers"
     if summary.silence_s is not None:

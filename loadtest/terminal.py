@@ -1,4 +1,4 @@
-"""Terminal output: the progress of a run, and its numbers at the end."""
+"""Terminal output: progress of a run, and its results."""
 
 import asyncio
 import contextlib
@@ -33,11 +33,11 @@ from loadtest.traces import Failure
 LIVE_PERIOD_S = 0.5
 PLAIN_PERIOD_S = 2.0
 PIPE_WIDTH = 190
-RECENT = 200  # answers in the running percentiles
+RECENT = 200  # responses in the running percentiles
 
 
 class Screen:
-    """Shows the progress of one run after another: a line that changes on a terminal, else one every PLAIN_PERIOD_S."""
+    """Progress display of one run after another: a live line on a terminal, else a line every PLAIN_PERIOD_S."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
@@ -70,13 +70,13 @@ class Screen:
                 await asyncio.sleep(LIVE_PERIOD_S)
 
     def _line(self) -> str:
-        return progress_line(self._runner) if self._runner else "looking at the server"
+        return progress_line(self._runner) if self._runner else "checking the server"
 
 
 def progress_line(runner: Runner) -> str:
     ended = Counter(trace.failure for trace in runner.traces)
     known = (None, Failure.REFUSED, Failure.INTERRUPTED)
-    # Not numpy's percentiles: their first call takes 40 ms, in which no request could be sent.
+    # Does not use numpy, whose first percentile call takes 40 ms and would delay requests.
     recent_ms = sorted(MS * trace.ttfb_s for trace in runner.traces[-RECENT:] if trace.ttfb_s is not None)
 
     def recent(share: float) -> str:
@@ -98,7 +98,7 @@ def progress_line(runner: Runner) -> str:
 
 @contextlib.contextmanager
 def simulated_time(title: str, total_s: float, console: Console) -> Iterator[Callable[[float], None]]:
-    """The progress of a simulation: a bar on a terminal, else a line every PLAIN_PERIOD_S."""
+    """Show the progress of a simulation: a bar on a terminal, else a line every PLAIN_PERIOD_S."""
 
     def line(now_s: float) -> str:
         return f"{title}: " + (f"{now_s / total_s:.0%}" if now_s <= total_s else "the last streams are ending")
@@ -120,13 +120,13 @@ def simulated_time(title: str, total_s: float, console: Console) -> Iterator[Cal
 
 
 def output_console() -> Console:
-    """Console for results: as wide as the tables if the output is a file or a pipe."""
+    """Create the console for results. Redirected output is wide enough for all tables."""
     console = Console()
     return console if console.is_terminal else Console(width=PIPE_WIDTH)
 
 
 def print_table(table: Table, console: Console) -> None:
-    """Print a table with all columns but the first right-aligned; facts get no frame."""
+    """Print a table with all columns but the first right-aligned. Tables of facts have no frame."""
     named = any(table.titles)
     shown = RichTable() if named else RichTable.grid(padding=(0, 2))
     for index, title in enumerate(table.titles):

@@ -1,13 +1,13 @@
-"""Whether the server still answers as it did: record before a change, record after it, compare.
+"""Check that the server still returns the same responses: record before a change, record after it, and compare.
 
     python -m pytest -q -p tools.answers --answers before.json tests/serve_app/extensions/test_contract.py
     python -m tools.answers speech http://127.0.0.1:8000 before.npz
     python -m tools.answers compare before.json after.json
 
-The first command is a pytest plugin. It records each response and each WebSocket of the tests that it runs, by the name
-of the test and the path. Ids, times and dates are masked. Record twice before a change: what differs then is not
-determined. The second command stores codes and PCM of 100 seeded requests. On one machine and one model, codes are
-equal, and PCM to one step.
+The first command is a pytest plugin. It records each HTTP response and WebSocket of the tests, keyed by test name and
+path, with ids, times and dates masked. Two recordings before the change reveal nondeterministic responses. The second
+command stores codes and PCM of 100 seeded requests. On the same machine and model, codes are equal, and PCM differs by
+at most one step.
 """
 
 import hashlib
@@ -32,13 +32,13 @@ _MASKED = re.compile(
     r"\b[0-9a-f]{8,}\b|\d{4}-\d\d-\d\d[T ][\d:.]+|\b\d+\.\d+(e-?\d+)?\b|\b\d{7,}\b|(?<=_)[0-9A-Za-z]{12,}\b|0x[0-9a-f]+"
 )
 _UNSTABLE_HEADERS = (b"x-request-id", b"server-timing", b"date", b"content-length", b"etag", b"last-modified")
-_SHOWN = 400  # characters of a text that are kept, to show a difference
+_SHOWN = 400  # characters of a text that are stored to show a difference
 _TEXTS = ("Good morning.", "The meeting starts at 9:30.", "It costs $12.50, or 1,000 a year.", "Is Dr. Smith in?")
 NUM_SEEDS = 100
 
 
 class _Recorder:
-    """The pytest plugin: wraps the outermost middleware of every API that tests build."""
+    """Pytest plugin that wraps the outermost middleware of every API that the tests build."""
 
     def __init__(self, file: Path) -> None:
         self._file, self._test, self._seen = file, "", Counter[str]()
@@ -74,7 +74,7 @@ class _Recorder:
 
 
 def _as_record(messages: list[Any]) -> dict[str, str]:
-    """Status, headers and body of a response, or the messages of a WebSocket. Sound is one digest."""
+    """Return status, headers and body of a response, or the messages of a WebSocket. Audio is stored as a digest."""
     lines, sound, body = [], b"", b""
     for message in messages:
         if "status" in message:
@@ -114,7 +114,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def speech(url: str) -> dict[str, NDArray[np.int64]]:
-    """The PCM and the codes of each seed."""
+    """Return the PCM and codes of each seed."""
     found = {}
     for seed in range(NUM_SEEDS):
         asked = {"input": _TEXTS[seed % len(_TEXTS)], "seed": seed}
@@ -134,14 +134,14 @@ def _asked(url: str, fields: dict[str, object]) -> bytes:
 
 
 def _codes(content: bytes) -> NDArray[np.int64]:
-    """Of a stream of codec frames: how it is cut into records depends on time."""
+    """Return the codes of a stream of codec frames. The division into records depends on timing and is ignored."""
     stream = io.BytesIO(content)
     _, _, codebooks, *_ = HEADER.unpack(stream.read(HEADER.size))
     return np.concatenate([codes for _, _, codes in records(stream, codebooks)]).astype(np.int64)
 
 
 def compare(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """The differences, a line each, including answers of one side only. PCM may differ by one step."""
+    """Return one line per difference, including responses of only one side. PCM may differ by one step."""
     lines = []
     for key in sorted({*before, *after}):
         if key not in before or key not in after:

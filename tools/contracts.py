@@ -1,7 +1,7 @@
-"""The surfaces that users may rely on, a text file for each: `python -m tools.contracts` writes docs/contracts/.
+"""Write the public surfaces that users may rely on to docs/contracts/: `python -m tools.contracts`.
 
-`--check`, as `make lint` runs it, fails where a file differs from the code. A line that a commit adds is a new promise,
-and one that it removes or changes breaks a promise. docs/versions.md says which version such a commit needs.
+`--check`, as in `make lint`, fails if a file differs from the code. An added line is a new promise. A removed or
+changed line breaks a promise; docs/versions.md lists the required version number.
 """
 
 import argparse
@@ -43,7 +43,7 @@ from tools.suites.rows import DOCUMENTED
 ROOT = Path(__file__).parents[1]
 FOLDER = "docs/contracts"
 STORED = (StoredVoice, StoredConsent, StoredDesign, StoredLexicon, StoredJob, JobPlan, JobState, KeyDocument)
-# Commands that are modules of their own (serve_app/cli/main.py); `bench` is for developers.
+# Commands in their own modules (serve_app/cli/main.py). `bench` is for developers.
 MODULES = {
     "book": "talkray_tools.book.__main__:book",
     "dataset": "talkray_tools.dataset:dataset",
@@ -62,11 +62,11 @@ FOR_EXTENSIONS = (
 
 
 def http() -> Iterator[str]:
-    """Each route with the fields of its query and body, then the codes of errors."""
-    with TemporaryDirectory() as folder:  # of stored voices: the user's own is not touched
+    """Yield each route with its query and body fields, followed by the error codes."""
+    with TemporaryDirectory() as folder:  # replaces the user's store of voices
         settings = ApiSettings.model_validate({"voices": {"store": folder}})
         node = extension.Node(is_running=bool, is_ready=bool, scrape=bytes)
-        fake = cast("Synthesizer", object())  # nothing is spoken
+        fake = cast("Synthesizer", object())  # never called
         api = create_api({"": (fake, AdmissionSettings())}, settings, opened={}, node=node)
         schema = api.openapi()
     known = documented()
@@ -75,7 +75,7 @@ def http() -> Iterator[str]:
     fields = {operation: set[str]() for operation in (*of_core, *of_dialects)}
     for operation, names in fields.items():
         method, path = operation.split()
-        shown = schema["paths"].get(path, {}).get(method.lower(), {})  # /docs does not show all
+        shown = schema["paths"].get(path, {}).get(method.lower(), {})  # empty for routes that /docs hides
         names |= {each["name"] for each in shown.get("parameters", []) if each["in"] == "query"}
         for content in shown.get("requestBody", {}).get("content", {}).values():
             names |= properties(content.get("schema", {}), schema)
@@ -86,7 +86,7 @@ def http() -> Iterator[str]:
 
 
 def sockets() -> Iterator[str]:
-    """Each WebSocket with its subprotocols, and the fields of its query and messages."""
+    """Yield each WebSocket with its subprotocols, query fields and message fields."""
     known, fields = documented(), defaultdict[str, set[str]](set)
     for dialect in dialects():
         for path, kind in dialect.sockets:
@@ -99,7 +99,7 @@ def dialects() -> tuple[extension.Dialect, ...]:
 
 
 def documented() -> dict[str, set[str]]:
-    """The fields of requests for speech that have tests, by path."""
+    """Return by path the tested fields of speech requests."""
     fields = defaultdict[str, set[str]](set)
     for row in DOCUMENTED.values():
         found = {f"{place.inside}.{name}".lstrip(".") for place in row.places for name in place.fields}
@@ -108,13 +108,13 @@ def documented() -> dict[str, set[str]]:
 
 
 def known_at(template: str, known: Mapping[str, set[str]]) -> set[str]:
-    """Those of all paths that a route with this template answers."""
+    """Return the known fields of all paths that match a route template."""
     pattern = compile_path(template)[0]
     return set[str]().union(*(names for path, names in known.items() if pattern.match(path)))
 
 
 def properties(schema: Mapping[str, Any], root: Mapping[str, Any]) -> set[str]:
-    """Names of the fields of a body."""
+    """Return the field names of a body."""
     if "$ref" in schema:
         schema = root["components"]["schemas"][schema["$ref"].rpartition("/")[2]]
     alternatives = [inner for key in ("anyOf", "oneOf", "allOf") for inner in schema.get(key, [])]
@@ -122,7 +122,7 @@ def properties(schema: Mapping[str, Any], root: Mapping[str, Any]) -> set[str]:
 
 
 def errors() -> Iterator[str]:
-    """Status, type and code of each kind of error, and the codes of single errors."""
+    """Yield status, type and code of each kind of error, and the codes of specific errors."""
     names = {name for name, value in vars(deployments.errors).items() if isinstance(value, type)}
     for node in code_nodes():
         if isinstance(node, ast.Call):
@@ -135,7 +135,7 @@ def errors() -> Iterator[str]:
 
 
 def headers() -> Iterator[str]:
-    """Headers of requests and responses that only servers of speech have."""
+    """Yield the request and response headers that are specific to speech servers."""
     for node in code_nodes():
         name = str(node.value) if isinstance(node, ast.Constant) else ""
         if re.fullmatch(r"x-[a-z]+(-[a-z]+)*", name) and name not in IN_SSML:
@@ -148,14 +148,14 @@ def code_nodes() -> Iterator[ast.AST]:
 
 
 def settings() -> Iterator[str]:
-    """Each setting with its default."""
+    """Yield each setting with its default."""
     kinds: dict[str, type[Strict]] = {"": AppConfig}
     kinds |= {f"api.{name}.": kind for name, kind in settings_kinds(None).items()}
     return iter(sorted(line for prefix, kind in kinds.items() for line in model_lines(kind, prefix)))
 
 
 def stores() -> Iterator[str]:
-    """The fields of the records in the store and of the key file, then the places of files."""
+    """Yield the fields of stored records and of the key file, followed by file locations."""
     for kind in STORED:
         yield from sorted(model_lines(kind, f"{kind.__name__}.", typed=True))
     for module in ("serve_app.extensions.voices.voice_store", "serve_app.extensions.jobs.job_store"):
@@ -163,8 +163,8 @@ def stores() -> Iterator[str]:
 
 
 def model_lines(model: type[Any], prefix: str, *, typed: bool = False, values: Any = None) -> Iterator[str]:
-    """The fields of a pydantic model or a dataclass with their defaults, and those of the models in them; `values` is
-    an object with other defaults.
+    """Yield the fields of a pydantic model or dataclass and of nested models, with defaults. `values` is an object with
+    other defaults.
     """
     for name, kind, default in model_fields(model):
         default = getattr(values, name, default)
@@ -178,7 +178,7 @@ def model_lines(model: type[Any], prefix: str, *, typed: bool = False, values: A
 
 
 def model_fields(model: type[Any]) -> Iterator[tuple[str, Any, object]]:
-    """Name, type and default; ... for none."""
+    """Yield name, type and default of each field; the default is `...` if there is none."""
     if dataclasses.is_dataclass(model):
         for each in dataclasses.fields(model):
             yield each.name, each.type, ... if each.default is dataclasses.MISSING else each.default
@@ -194,7 +194,7 @@ def models_in(kind: Any) -> list[type]:
 
 
 def command_line() -> Iterator[str]:
-    """Each command with its arguments and options."""
+    """Yield each command with its arguments and options."""
     apps: dict[str, Any] = {"": cli}
     apps |= {name: resolve_name(place) for name, (_, place) in COMMANDS.items()}
     apps |= {name: resolve_name(place) for name, place in MODULES.items()}
@@ -223,7 +223,7 @@ def commands(name: str, command: Any) -> Iterator[str]:
 
 
 def instruments() -> Iterator[str]:
-    """Each metric, as Prometheus has it, with its labels."""
+    """Yield each metric with its Prometheus name and labels."""
     for each in sorted(
         (value for value in vars(metrics).values() if isinstance(value, metrics.Instrument)), key=name_of
     ):
@@ -236,7 +236,7 @@ def name_of(instrument: metrics.Instrument) -> str:
 
 
 def extensions() -> Iterator[str]:
-    """The classes that an extension is made of: fields, and methods with their parameters."""
+    """Yield the classes for extensions, with fields, methods and parameters."""
     for kind in FOR_EXTENSIONS:
         if issubclass(kind, Enum):
             yield from (f"{kind.__name__}.{name}" for name in cast("type[Enum]", kind).__members__)
@@ -262,7 +262,7 @@ def listed(fields: Mapping[str, set[str]]) -> Iterator[str]:
 
 
 def wrapped(name: str, words: list[str]) -> Iterator[str]:
-    """The name, and below it the words."""
+    """Yield a name followed by its wrapped words."""
     yield name
     yield from textwrap.wrap(
         "  ".join(words), 110, initial_indent="    ", subsequent_indent="    ", break_on_hyphens=False
@@ -270,7 +270,7 @@ def wrapped(name: str, words: list[str]) -> Iterator[str]:
 
 
 def type_name(kind: Any) -> str:
-    """Without modules, and without limits: docs/limits.md has them."""
+    """Return a type's name without modules and limits, which docs/limits.md lists."""
     if isinstance(kind, str):
         return kind
     origin, inner = get_origin(kind), get_args(kind)
@@ -284,7 +284,7 @@ def type_name(kind: Any) -> str:
 
 
 def plain(value: object) -> str:
-    """A default, without addresses of objects and folders of this machine."""
+    """Format a default without object addresses and local folders."""
     if isinstance(value, Enum):
         return str(value.value)
     if inspect.isfunction(value) or isinstance(value, type):
@@ -293,7 +293,7 @@ def plain(value: object) -> str:
 
 
 def stale(root: Path, *, write: bool) -> list[str]:
-    """Differences between the code and the files in `root`, which are written first if `write`."""
+    """Return the differences between the code and the files in `root`. `write` updates the files first."""
     found = list[str]()
     for name, lines in SURFACES.items():
         file = root / FOLDER / f"{name}.txt"

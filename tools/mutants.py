@@ -1,9 +1,9 @@
-"""Mutants of the code, sampled by a seed, and the tests that kill them: `make mutants SEED=1 COUNT=40`.
+"""Apply random mutants to the code and find tests that detect them: `make mutants SEED=1 COUNT=40`.
 
-cosmic-ray makes the mutants. A draw is uniform over the lines of the files, then over the positions of a file and over
-the operators of a position. Each mutant is applied in a copy of the tree. Its twin runs first, then the rest of the
-twin's folder for at most _FOLDER_S seconds. A test that also fails without the mutant does not count. The report lists
-the survivors, each with its diff. They are a list to read: some change nothing that anyone can observe.
+cosmic-ray creates the mutants. Sampling is uniform over the lines of all files, then over the positions of a file, then
+over the operators of a position. Each mutant is applied in a copy of the tree. The test file of the mutated module runs
+first, then the rest of its folder for at most _FOLDER_S seconds. Tests that also fail without the mutant do not count.
+The report lists surviving mutants with their diffs. Some of them do not change observable behaviour.
 """
 
 import argparse
@@ -32,9 +32,9 @@ MUTATED = (
     "deployments/talker/engine", "deployments/talker/state", "deployments/talker/audio", "deployments/talker/process",
 )  # fmt: skip
 _GPU_ONLY = re.compile("triton|graphs")  # files that unit tests do not run
-_LEFT_OUT = ("RemoveDecorator", "NumberReplacer")  # fail at import; tune constants
+_LEFT_OUT = ("RemoveDecorator", "NumberReplacer")  # operators that fail at import or change tuned constants
 _TWIN_S, _FOLDER_S = 90.0, 60.0
-_MOST_ALWAYS_RED = 5  # tests of a stage that fail without the mutant too
+_MOST_ALWAYS_RED = 5  # limit per stage for tests that also fail without the mutant
 _FAILED = re.compile(r"^(?:FAILED|ERROR) ([^\s].*?)(?: - .*)?$", re.MULTILINE)
 _HANGS = "it takes too long"
 _UNDECIDED = "undecided: the tests take too long"
@@ -43,11 +43,11 @@ _MARKS = "not e2e and not gpu and not scale and not prometheus and not faults an
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """A changed file."""
+    """One changed file."""
 
     path: str  # relative to the root
     line: int
-    source: str  # of the whole file
+    source: str  # content of the whole file
 
     def diff(self) -> str:
         before = (ROOT / self.path).read_text(encoding="utf-8").splitlines()
@@ -82,19 +82,19 @@ class _Essence(ast.NodeTransformer):
 
 
 def essence(source: str) -> str:
-    """The source without annotations, docstrings and log lines: a mutant that changes only these is none."""
+    """Return the source without annotations, docstrings and log lines, whose mutants are ignored."""
     return ast.dump(_Essence().visit(ast.parse(source)))
 
 
 def twin(path: str) -> str | None:
-    """The test file of a module."""
+    """Return the test file of a module."""
     file = Path(path)
     name = f"tests/{file.parent}/test_{file.name}"
     return name if (ROOT / name).exists() else None
 
 
 def stages(path: str) -> Iterator[tuple[list[str], float]]:
-    """Tests that may kill a mutant of this file and their time: the twin or the tests that import it, then a folder."""
+    """Yield groups of tests with time limits: the module's test file or the tests that import it, then the folder."""
     module = path.removesuffix(".py").replace("/", ".")
     tests = sorted((ROOT / "tests").rglob("test_*.py"))
     importers = [str(test.relative_to(ROOT)) for test in tests if module in test.read_text(encoding="utf-8")]
@@ -106,7 +106,7 @@ def stages(path: str) -> Iterator[tuple[list[str], float]]:
 
 
 def drawn(rng: random.Random) -> Iterator[Mutant]:
-    """Mutants without end."""
+    """Yield random mutants without end."""
     places = [ROOT / place for place in MUTATED]
     files = sorted(file for place in places for file in (place.rglob("*.py") if place.is_dir() else [place]))
     files = [file for file in files if not _GPU_ONLY.search(file.name)]
@@ -119,7 +119,7 @@ def drawn(rng: random.Random) -> Iterator[Mutant]:
 
 @cache
 def _positions(file: Path) -> dict[tuple[int, int], list[tuple[str, int]]]:
-    """The operators by position, each with its number among those of the operator."""
+    """Return the operators at each position, with their index among the operator's positions."""
     from cosmic_ray import plugins
     from cosmic_ray.ast import ast_nodes, get_ast
 
@@ -154,7 +154,7 @@ def _mutant(file: Path, rng: random.Random) -> Mutant | None:
 
 
 def copied(folder: Path) -> Path:
-    """The tree as it is, with what was compiled."""
+    """Copy the tree, including compiled files."""
     listed = subprocess.check_output(["git", "ls-files", "-z"], cwd=ROOT, text=True).split("\0")
     compiled = (str(file.relative_to(ROOT)) for file in (ROOT / "deployments").rglob("*.so"))
     for name in filter(None, (*listed, *compiled)):
@@ -165,7 +165,7 @@ def copied(folder: Path) -> Path:
 
 
 def failed(copy: Path, tests: list[str], within_s: float, *, without: Sequence[str] = ()) -> str | None:
-    """The first test that fails, but for those `without`; or that it takes too long."""
+    """Return the first failing test outside `without`, or a message if the tests take too long."""
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-rfE", "-p", "no:cacheprovider", "-m", _MARKS, *tests]
     command += [f"--deselect={name}" for name in without]
     with subprocess.Popen(
@@ -177,13 +177,13 @@ def failed(copy: Path, tests: list[str], within_s: float, *, without: Sequence[s
         except subprocess.TimeoutExpired:
             os.killpg(running.pid, 9)
             return _HANGS
-    if running.returncode in (0, 5):  # 5: no test is there
+    if running.returncode in (0, 5):  # pytest returns 5 if it collects no tests
         return None
     return match[1] if (match := _FAILED.search(output)) else "the tests do not start"
 
 
 def killer(copy: Path, mutant: Mutant) -> str | None:
-    """The test that fails for a mutant and not without it; None if it survives. On a busy machine _UNDECIDED."""
+    """Return a test that fails only with the mutant, None for a survivor, or _UNDECIDED on a busy machine."""
     file = copy / mutant.path
     before = file.read_text(encoding="utf-8")
 
@@ -195,7 +195,7 @@ def killer(copy: Path, mutant: Mutant) -> str | None:
         for number, (tests, within_s) in enumerate(stages(mutant.path)):
             always_red: list[str] = []
             while (found := red(tests, within_s, mutated=True, without=always_red)) is not None:
-                if number and found is _HANGS:  # the tests of a folder may take so long without the mutant too
+                if number and found is _HANGS:  # the folder's tests may also take too long without the mutant
                     return _UNDECIDED
                 again = [found] if "::" in found else tests
                 without_it = red(again, within_s, mutated=False)

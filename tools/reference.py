@@ -1,7 +1,7 @@
 """Write the generated parts of docs/: `python -m tools.reference`. With `--check`, only compare them.
 
-A part is the text between two comments of a page (`house.GENERATED`). The sources are the models of settings with the
-comments at their fields, the `--help` of each command, the instruments, and the table of errors.
+A generated part is the text between two comments of a page (`house.GENERATED`). Sources are the settings models with
+the comments of their fields, the `--help` of each command, the metrics, and the error table.
 """
 
 import argparse
@@ -48,7 +48,7 @@ def table(*heads: str, rows: Iterable[Row]) -> str:
 
 
 def settings() -> Iterator[str]:
-    """A section for each model of settings, with all dotted names at which it occurs."""
+    """Yield a section for each settings model, with all dotted names under which it occurs."""
     places: defaultdict[type[Strict], list[str]] = defaultdict(list)
     find_places(AppConfig, "", places)
     for name, kind in settings_kinds(None).items():
@@ -65,7 +65,7 @@ def find_places(kind: type[Strict], place: str, places: dict[type[Strict], list[
     places[kind].append(place)
     for name, field in kind.model_fields.items():
         inner = nested(field.annotation)
-        if inner is not None and not place.startswith("models"):  # which has what the application has
+        if inner is not None and not place.startswith("models"):  # models have the same settings as the application
             find_places(inner, f"{place}.{name}".lstrip("."), places)
 
 
@@ -80,7 +80,7 @@ def nested(annotation: object) -> type[Strict] | None:
 
 
 def effects(kind: type[Strict]) -> dict[str, str]:
-    """The comment behind or above each field, else what the docstring of its own model says."""
+    """Return the comment next to or above each field, or else the docstring of the field's model."""
     found, comments = dict[str, str](), list[str]()
     for base in (base for base in reversed(kind.__mro__) if issubclass(base, Strict)):
         for line in inspect.getsource(base).splitlines():
@@ -107,7 +107,7 @@ def setting(name: str, field: FieldInfo, effect: str, titles: dict[type[Strict],
 
 
 def values(annotation: Any, metadata: Sequence[object] = ()) -> str:
-    """The values that a setting may have."""
+    """Return the valid values of a setting."""
     origin, inner = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         return values(inner[0], [bound for each in inner[1:] for bound in getattr(each, "metadata", ())])
@@ -134,7 +134,7 @@ def default_of(field: FieldInfo) -> str:
 
 
 def commands() -> Iterator[str]:
-    """A section for each command, as its `--help` shows it, and one for the options of many commands."""
+    """Yield a section for each command with its `--help`, and a section for common options."""
     waiting, found = [Row()], list[tuple[str, list[Row]]]()
     while waiting:
         path = waiting.pop(0)
@@ -162,7 +162,7 @@ def commands() -> Iterator[str]:
 
 
 def help_of(path: Sequence[str]) -> str:
-    """The output of `talkray ... --help` on a wide terminal. Modules run in this process, which is faster."""
+    """Return the wide output of `talkray ... --help`. Modules run in this process for speed."""
 
     def run_module(command: list[str], **_: object) -> int:
         with patch("sys.argv", command[2:]), suppress(SystemExit):
@@ -172,11 +172,11 @@ def help_of(path: Sequence[str]) -> str:
     wide = patch.dict(os.environ, COLUMNS="1000")
     with redirect_stdout(io.StringIO()) as printed, wide, patch("subprocess.call", run_module), suppress(SystemExit):
         cli([*path, "--help"], prog_name="talkray")
-    return re.sub(r"\x1b\[[\d;]*m", "", printed.getvalue())  # colours, where the environment asks for them
+    return re.sub(r"\x1b\[[\d;]*m", "", printed.getvalue())  # remove colours, which the environment may enable
 
 
 def option(cells: list[str]) -> Row:
-    """Of a line of a help: names, a value unless it is a switch, and the effect."""
+    """Parse a line of a help text into names, a value (except for switches), and the effect."""
     num_names = sum(cell.startswith("-") for cell in cells) or 1
     names, rest = [f"`{name}`" for each in cells[:num_names] for name in each.split(",")], cells[num_names:]
     has_value = len(rest) > 1 or rest[0][0] in "<[" or rest[0].isupper()
@@ -192,7 +192,7 @@ def instruments() -> Iterator[str]:
 
 
 def errors() -> Iterator[str]:
-    """The kinds of errors, and the codes that a place in the code gives in place of a kind's."""
+    """Yield the kinds of errors, and the specific codes that replace a kind's code."""
     load_extensions()
     added = {kind: kind.kind for kind in ExtensionError.__subclasses__()}
     kinds: dict[type, ErrorKind] = {**KINDS, **added, Exception: INTERNAL}
@@ -217,12 +217,12 @@ _BOUNDS = (("≥", "ge"), (">", "gt"), ("≤", "le"), ("<", "lt"))
 _KINDS = {
     bool: "`true`, `false`", int: "integer", float: "number", str: "text", Path: "path", tuple: "list", dict: "mapping",
 }  # fmt: skip
-_COMMON = 5  # commands; an option of more of them is described once
+_COMMON = 5  # an option of more commands than this is described once
 PARTS = {"settings": settings, "commands": commands, "metrics": instruments, "errors": errors}
 
 
 def written(page: str) -> str:
-    """The page with its generated parts as they should be."""
+    """Return the page with current generated parts."""
     return GENERATED.sub(lambda found: "\n\n".join((found[1].rstrip(), *PARTS[found[2]](), found[4])), page)
 
 

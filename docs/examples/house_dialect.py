@@ -1,8 +1,8 @@
-"""An extension of your own: the API of a house, with a route and a socket. docs/extensions.md says how to load it.
+"""A custom extension: the API of a house, with a route and a WebSocket. docs/extensions.md describes how to load it.
 
-POST /house/say     {"words": "Hello."}                    MP3 of them
-WS   /house/live    {"words": "Hel"} {"words": "lo."}      binary messages with PCM while you write; {"over": true}
-                    is the end of your text, and the server answers {"type": "spoken"} behind the last audio
+POST /house/say     {"words": "Hello."}                    returns MP3 WS   /house/live    {"words": "Hel"} {"words":
+"lo."}      streams PCM in binary messages while you write. Send
+                    {"over": true} after the text; the server answers {"type": "spoken"} after the last audio
 """
 
 from starlette.requests import Request
@@ -19,7 +19,7 @@ from serve_app.extension import Dialect, Extension, Route
 from serve_app.extensions.live.connection import ConversationConnection, HandshakeConnection
 from serve_app.extensions.live.turns import Audio, Event, Flushed
 
-NAMES = {"words": "input", "who": "voice"}  # the house's names of our fields
+NAMES = {"words": "input", "who": "voice"}  # the house's field names, and the API's
 
 
 async def say(service: SpeechService, request: Request) -> Response:

@@ -1,11 +1,11 @@
-"""A LiveKit agent that speaks with Talkray, and stops when it is interrupted.
+"""A LiveKit voice agent that speaks with Talkray and can be interrupted.
 
     pip install livekit-agents livekit-plugins-openai livekit-plugins-cartesia
     python livekit_agent.py dev     # with LIVEKIT_URL, LIVEKIT_API_KEY and LIVEKIT_API_SECRET
 
-OPENAI_URL is any server with OpenAI's /chat/completions and /audio/transcriptions. The Cartesia plugin is one of five
-that speak with Talkray unmodified: it sends text as it is written, and reads the time of each word. Therefore, after an
-interruption, the conversation has the words that were heard, and no others.
+OPENAI_URL is any server with OpenAI's /chat/completions and /audio/transcriptions. The Cartesia plugin, one of five
+that work with Talkray unmodified, streams text and receives word times. After an interruption, the conversation
+therefore contains only the words that the caller heard.
 """
 
 import os
@@ -26,7 +26,7 @@ server = AgentServer()
 
 
 def agent_session(http: aiohttp.ClientSession | None = None) -> AgentSession:
-    """`http` is only needed outside of a LiveKit job, which has one."""
+    """`http` is only needed outside a LiveKit job, because jobs provide a session."""
     return AgentSession(
         vad=inference.VAD(),
         stt=openai.STT(base_url=OPENAI_URL, api_key=KEY, model=os.environ.get("STT_MODEL", "gpt-4o-mini-transcribe")),
@@ -37,8 +37,8 @@ def agent_session(http: aiohttp.ClientSession | None = None) -> AgentSession:
             voice=os.environ.get("VOICE", "nora"),
             http_session=http,
         ),
-        use_tts_aligned_transcript=True,  # the words that were heard, by the times that Talkray gives them
-        # Half a second of a caller's voice interrupts; no service of LiveKit's is asked whether it was meant so.
+        use_tts_aligned_transcript=True,  # keeps the words that were heard, by Talkray's word times
+        # Half a second of speech interrupts the agent, without LiveKit's turn detection service.
         turn_handling={"turn_detection": "vad", "interruption": {"mode": "vad", "min_duration": 0.5}},
     )
 

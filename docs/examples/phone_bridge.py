@@ -24,34 +24,34 @@ except ModuleNotFoundError as error:
 TALKRAY = os.environ.get("TALKRAY_URL", "http://127.0.0.1:8000").replace("http", "ws", 1)
 SPEECH = f"{TALKRAY}/v2/speak?model=flux-{os.environ.get('VOICE', 'nora')}-en&encoding=mulaw&sample_rate=8000"
 BYTES_PER_MS = 8
-LOUD = 1000  # mean level of a caller who speaks, of 32,124
+LOUD = 1000  # mean level above which a caller is speaking; the maximum is 32,124
 SPEAKS_AFTER, SILENT_AFTER = 5, 30  # packets of 20 ms
-# The level of each mu-law byte, as G.711 has it: three bits of exponent and four of mantissa.
+# Level of each mu-law byte according to G.711: three bits of exponent and four bits of mantissa.
 LEVELS = [(((~byte & 15) << 3) + 132 << (~byte >> 4 & 7)) - 132 for byte in range(256)]
 
 
 async def reply(said: bytes, heard: str) -> AsyncIterator[str]:
-    """Pieces of the answer to what a caller said (mu-law); `heard` is how much of the last turn they had heard."""
+    """Yield pieces of the answer to the caller's speech (mu-law). `heard` is the heard part of the last turn."""
     yield f"You spoke for {len(said) / BYTES_PER_MS / 1000:.0f} seconds. "
     yield "Please go on, I am listening. "
 
 
 class Call:
-    """One call. What was played is counted from the call's beginning, without audio that was thrown away."""
+    """One call. Played audio counts from the beginning of the call, without discarded audio."""
 
     def __init__(self, carrier: web.WebSocketResponse, speech: aiohttp.ClientWebSocketResponse) -> None:
         self.carrier, self.speech = carrier, speech
         self.stream = ""
-        self.turn = 0  # the number of interruptions: marks of earlier turns do not count
+        self.turn = 0  # number of interruptions; marks of earlier turns are ignored
         self.sent = self.played = 0  # bytes
-        self.is_dropping = False  # audio of an interrupted turn is on its way from the server
+        self.is_dropping = False  # the server is still sending audio of an interrupted turn
         self.heard = ""
         self.said = bytearray()
-        self.loud = self.quiet = 0  # packets in a row
+        self.loud = self.quiet = 0  # consecutive packets
         self.speaking: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
-        """To the end of the call."""
+        """Handle the call until it ends."""
         passing_on = asyncio.create_task(self.pass_on())
         try:
             async for message in self.carrier:
@@ -64,7 +64,7 @@ class Call:
                         await self.listen(base64.b64decode(event["media"]["payload"]))
                     case "mark":
                         turn, position = map(int, event["mark"]["name"].split(":"))
-                        if turn == self.turn:  # marks of audio that was thrown away come back too
+                        if turn == self.turn:  # the carrier also returns marks of discarded audio
                             self.played = position
                     case "stop":
                         break
@@ -77,7 +77,7 @@ class Call:
         await self.speech.send_json({"type": "Flush"})
 
     async def pass_on(self) -> None:
-        """Audio to the carrier, with a mark behind each part."""
+        """Send audio to the carrier, with a mark after each part."""
         async for message in self.speech:
             if message.type is aiohttp.WSMsgType.BINARY:
                 if self.is_dropping:
@@ -94,7 +94,7 @@ class Call:
         await self.carrier.send_json({"event": event, "streamSid": self.stream, **fields})
 
     async def listen(self, packet: bytes) -> None:
-        """Interrupts where the caller begins to speak, and answers when they are silent again."""
+        """Interrupt when the caller starts to speak, and answer when the caller is silent again."""
         is_loud = sum(LEVELS[byte] for byte in packet) > LOUD * len(packet)
         self.loud, self.quiet = (self.loud + 1, 0) if is_loud else (0, self.quiet + 1)
         if self.loud == SPEAKS_AFTER and not self.said:
@@ -106,7 +106,7 @@ class Call:
             self.speaking = asyncio.create_task(self.say(reply(said, self.heard)))
 
     async def interrupt(self) -> None:
-        """The carrier throws away what it has not played, the server stops, and says what was heard of the text."""
+        """Discard the carrier's buffered audio and stop the server, which reports the heard part of the text."""
         if self.speaking is not None:
             self.speaking.cancel()
         self.turn, self.sent, self.is_dropping = self.turn + 1, self.played, True

@@ -1,11 +1,11 @@
-"""A Pipecat agent that speaks with Talkray, and stops when it is interrupted. Its clients come over a WebSocket.
+"""A Pipecat voice agent that speaks with Talkray and can be interrupted. Clients connect over a WebSocket.
 
     pip install "pipecat-ai[openai,cartesia,websocket]"
     PORT=8765 python pipecat_agent.py       # then connect with Pipecat's client SDK, or with another transport below
 
-OPENAI_URL is any server with OpenAI's /chat/completions and /audio/transcriptions. Pipecat's services of OpenAI,
-Deepgram, ElevenLabs and Cartesia speak with Talkray unmodified. Cartesia's reads the time of each word: after an
-interruption the conversation has the words that were heard, and no others.
+OPENAI_URL is any server with OpenAI's /chat/completions and /audio/transcriptions. Pipecat's services for OpenAI,
+Deepgram, ElevenLabs and Cartesia work with Talkray unmodified. Cartesia's service receives word times, so after an
+interruption the conversation contains only the words that were heard.
 """
 
 import asyncio
@@ -49,7 +49,7 @@ async def main() -> None:
         model=os.environ.get("LLM_MODEL", "gpt-4.1-mini"),
         system_instruction="You are heard, not read: answer in short plain sentences.",
     )
-    # A caller's voice begins a turn, which interrupts the agent.
+    # The caller's voice starts a turn, which interrupts the agent.
     turns = LLMContextAggregatorPair(
         LLMContext(), user_params=LLMUserAggregatorParams(vad_analyzer=SileroVADAnalyzer())
     )

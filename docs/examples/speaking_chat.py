@@ -22,12 +22,12 @@ TALKRAY = os.environ.get("TALKRAY_URL", "http://127.0.0.1:8000").replace("http",
 VOICE = os.environ.get("VOICE", "nora")
 LLM_URL = os.environ.get("LLM_URL", "http://127.0.0.1:11434/v1")
 LLM_MODEL = os.environ.get("LLM_MODEL", "qwen3")
-# Any of Talkray's WebSockets takes text while it is written. This is the one of Deepgram Flux: it has turns.
+# All of Talkray's WebSockets accept streamed text. This example uses Deepgram Flux, which supports turns.
 SPEECH = f"{TALKRAY}/v2/speak?model=flux-{VOICE}-en&encoding=linear16&sample_rate=24000"
 
 
 async def written(http: aiohttp.ClientSession, messages: list[dict[str, str]]) -> AsyncIterator[str]:
-    """What the language model writes, piece by piece."""
+    """Yield the language model's text piece by piece."""
     asked = {"model": LLM_MODEL, "messages": messages, "stream": True}
     headers = {"Authorization": f"Bearer {os.environ.get('LLM_KEY', 'none')}"}
     async with http.post(f"{LLM_URL}/chat/completions", json=asked, headers=headers) as response:
@@ -42,15 +42,15 @@ async def written(http: aiohttp.ClientSession, messages: list[dict[str, str]]) -
 
 
 class SpeakingChat:
-    """One conversation, over one connection for speech."""
+    """One conversation over one speech connection."""
 
     def __init__(self, http: aiohttp.ClientSession, speech: aiohttp.ClientWebSocketResponse) -> None:
         self.http, self.speech = http, speech
         self.messages = [{"role": "system", "content": "You are heard, not read: answer in short plain sentences."}]
-        self.is_silent = False  # audio of an interrupted answer is on its way
+        self.is_silent = False  # audio of an interrupted answer is still arriving
 
     async def answer(self, question: str) -> None:
-        """Each piece goes to the speech as it comes: the server knows where a sentence ends."""
+        """Forward each piece to the speech server, which finds the ends of sentences."""
         self.messages.append({"role": "user", "content": question})
         text = ""
         try:
@@ -58,7 +58,7 @@ class SpeakingChat:
                 text += piece
                 print(piece, end="", file=sys.stderr, flush=True)
                 await self.speech.send_json({"type": "Speak", "text": piece})
-            await self.speech.send_json({"type": "Flush"})  # the turn's text ends here
+            await self.speech.send_json({"type": "Flush"})  # marks the end of the turn's text
         except aiohttp.ClientError as error:
             print(f"{LLM_URL} does not answer ({error}): set LLM_URL and LLM_MODEL", file=sys.stderr)
         finally:
@@ -72,14 +72,14 @@ class SpeakingChat:
         await self.speech.send_json({"type": "Interrupt"})
 
     async def play(self) -> None:
-        """Writes audio as it comes, to the end of the connection."""
+        """Write audio until the connection ends."""
         async for message in self.speech:
             if message.type is aiohttp.WSMsgType.BINARY and not self.is_silent:
                 sys.stdout.buffer.write(message.data)
                 sys.stdout.buffer.flush()
             elif message.type is aiohttp.WSMsgType.TEXT:
                 told = json.loads(message.data)
-                if told["type"] in ("SpeechInterrupted", "Warning"):  # a warning: there was nothing to interrupt
+                if told["type"] in ("SpeechInterrupted", "Warning"):  # a warning: no speech to interrupt
                     self.is_silent = False
                 if told["type"] == "Error":
                     sys.exit(f"{told['code']}: {told['description']}")
@@ -96,7 +96,7 @@ async def main() -> None:
             answering = asyncio.create_task(chat.answer(question))
         if answering is not None:
             await answering
-        await speech.send_json({"type": "Close"})  # the server speaks to the end and closes the connection
+        await speech.send_json({"type": "Close"})  # the server finishes the speech and closes the connection
         await playing
 
 

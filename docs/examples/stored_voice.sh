@@ -1,6 +1,6 @@
 #!/bin/sh
-# A voice from a recording, kept under a name that every client can use: sh stored_voice.sh ada.wav "What it says."
-# Needs a Base checkpoint (talkray serve --model 1.7B-Base), and the consent of whom you record.
+# Store a voice from a recording under a name for all clients: sh stored_voice.sh ada.wav "What it says."
+# Needs a Base checkpoint (talkray serve --model 1.7B-Base), and the speaker's consent.
 set -e
 url=${TALKRAY_URL:-http://127.0.0.1:8000} key=${TALKRAY_API_KEY:-none}
 ask() { curl --fail-with-body -sS -H "Authorization: Bearer $key" "$@"; }
@@ -8,15 +8,15 @@ answers() { curl -s -o /dev/null "$url/health"; }
 answers || { echo "$url does not answer: start \`talkray serve\`, or set TALKRAY_URL" >&2; exit 1; }
 [ -f "$1" ] && [ -n "$2" ] || { echo 'usage: sh stored_voice.sh RECORDING.wav "What it says."' >&2; exit 2; }
 
-# Store it once. The answer says what was done to the recording, and what to record better.
+# Store the voice once. The response lists changes to the recording, and advice for a better recording.
 ask "$url/v1/audio/voices" -F name=ada -F audio_sample=@"$1" -F ref_text="$2" -F consent="agreed in writing"
 echo
 
-# Speak with it by name, here and in the dialects of other services.
+# Use the voice by name, also in the dialects of other services.
 ask "$url/v1/audio/speech" -H 'Content-Type: application/json' -o ada.mp3 \
   -d '{"model": "qwen3-tts", "voice": "ada", "input": "Good evening. This is my voice.", "response_format": "mp3"}'
 
-# Keep it as a file, which another server takes; then it may go.
+# Export the voice to a file, which other servers can import, and delete the voice.
 ask "$url/v1/audio/voices/ada/file" -o ada.voice
 ask -X DELETE "$url/v1/audio/voices/ada"
 echo

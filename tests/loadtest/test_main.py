@@ -33,7 +33,7 @@ def options(out: Path, **changes: str) -> list[str]:
     ("rate", "0", "number above 0"), ("duration", "nan", "number above 0"),
     ("url", "127.0.0.1:8000", "is not a URL"), ("header", "X-Key: a\nb", "is not a header"),
     ("extra", "[1]", "must be a JSON object"), ("extra", "{", "not valid JSON"),
-    ("extra", '{"input": "x"}', "sets this itself"), ("rate", "0.000001", "not one request"),
+    ("extra", '{"input": "x"}', "because the load test sets it"), ("rate", "0.000001", "the plan contains no requests"),
 ])  # fmt: skip
 def test_wrong_use_is_explained(tmp_path: Path, option: str, value: str, complaint: str) -> None:
     exit_code, output = invoke(*options(tmp_path / "run", **{option: value}))
@@ -46,13 +46,13 @@ def test_wrong_use_is_explained(tmp_path: Path, option: str, value: str, complai
 def test_mixed_traffic_has_texts_of_its_own_over_http(tmp_path: Path, others: dict[str, str]) -> None:
     exit_code, output = invoke(*options(tmp_path / "run", traffic="mixed", **others))
     assert exit_code == 2
-    assert "it has texts of its own" in output
+    assert "sets texts and transport itself" in output
 
 
 def test_a_server_that_is_not_there_is_said_before_anything_is_written(tmp_path: Path) -> None:
     exit_code, output = invoke(*options(tmp_path / "run"))
     assert exit_code == 1
-    assert "Nothing answers at http://127.0.0.1:9" in output
+    assert "No server responds at http://127.0.0.1:9" in output
     assert "Start the server" in output
     assert not (tmp_path / "run").exists()
 
@@ -61,7 +61,7 @@ def test_results_are_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text(json.dumps({"mine": 1}))
     exit_code, output = invoke(*options(tmp_path))
     assert exit_code == 2
-    assert "already holds a run" in output
+    assert "already contains a run" in output
     assert json.loads((tmp_path / "run.json").read_text()) == {"mine": 1}
 
 

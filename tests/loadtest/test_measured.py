@@ -50,5 +50,5 @@ def test_a_row_is_what_a_run_showed_and_survives_json() -> None:
 
 def test_a_run_without_an_answer_is_no_row() -> None:
     run = Result("a", {}, place([Phase("load", 2.0, 10.0)]), Limits(), [failed(Failure.REFUSED, 429)], [], 1)
-    with pytest.raises(NoRunError, match="nothing can be planned"):
+    with pytest.raises(NoRunError, match="cannot be used for plans"):
         row(run)

@@ -145,7 +145,7 @@ def test_a_verdict_that_a_higher_rate_contradicts_says_so(tmp_path: Path) -> Non
     steps = (step(1.0, 1.0), step(2.0, 0.8), step(4.0, 1.0))
     (verdict,) = page_of(Report((Sweep("shaken", PLAN, steps),), ()), tmp_path).verdicts
     assert verdict.startswith("Holds 1 requests/s")
-    assert verdict.endswith("But 4 was held: something else disturbed the measurement, repeat it.")
+    assert verdict.endswith("But 4 was sustained, so the measurement was disturbed. Repeat the sweep.")
 
 
 def test_so_few_answers_are_warned_of(tmp_path: Path) -> None:
@@ -162,7 +162,7 @@ def test_a_run_shows_its_phases_its_refusals_and_its_replicas(pages: dict[str, P
     page = page_of(Report((), (run("one", samples=True),)), tmp_path)
     assert page.cells[page.cells.index("storm") + 1] == "5"
     text = (tmp_path / "report.html").read_text(encoding="utf-8")
-    assert "1 refused (1 said when to try again)" in page.verdicts[0]
+    assert "1 refused (1 with a retry time)" in page.verdicts[0]
     assert "&lt;b&gt;" in text
     replicas = page.charts["Replicas over time"]
     assert [(point["x"], point["y"]) for point in points(replicas, "Talker")] == [(0, 1), (10, 2), (19, 2)]
@@ -177,7 +177,7 @@ def test_windows_count_requests_where_they_were_due(tmp_path: Path) -> None:
     traces = [due(0.0), due(1.9), due(2.0, 0.9), replace(failed(Failure.REFUSED, 429), planned_s=2.5)]
     phases = place([Phase("all", 2.0, 40.0)])
     page = page_of(Report((), (replace(run("one"), traces=traces, phases=phases),)), tmp_path)
-    counted = page.charts["Requests and what became of them"]  # in windows of 2 s
+    counted = page.charts["Requests by outcome"]  # in windows of 2 s
     assert [points(counted, name)[0]["y"] for name in ("good", "late", "refused")] == [1.0, 0.0, 0.0]
     assert [points(counted, name)[1]["y"] for name in ("good", "late", "refused")] == [0.0, 0.5, 0.5]
     p95 = points(page.charts["Time to first byte over time"], "p95")

@@ -288,7 +288,7 @@ async def test_an_answer_that_never_ends_times_out(tmp_path: Path) -> None:
     async with serving(handler) as target:
         impatient = replace(target, timeout_s=0.2)
         trace = (await run(impatient, tmp_path, "Hi."))["Hi."]
-    assert (trace.failure, trace.error) == (Failure.TIMEOUT, "no complete answer within 0.2 s")
+    assert (trace.failure, trace.error) == (Failure.TIMEOUT, "no complete response within 0.2 s")
 
 
 async def test_an_interrupt_keeps_what_was_measured(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ def test_a_run_is_never_overwritten(tmp_path: Path) -> None:
     folder.write_schedule([ScheduledRequest(0, 0.5, "Hello.")])
     run = {"started_at": "2026-01-02T03:04:05+00:00", "url": "http://h:1", "settings": {"rate": 3.0}}
     folder.write_json("run.json", run)
-    with pytest.raises(RunExistsError, match=r"deep/run already holds a run \(2026-01-02T03.*http://h:1.*--out"):
+    with pytest.raises(RunExistsError, match=r"deep/run already contains a run \(2026-01-02T03.*http://h:1.*--out"):
         folder.check_unused()
     with pytest.raises(FileExistsError):
         folder.write_json("run.json", run)

@@ -127,7 +127,7 @@ async def test_sockets_of_others(dialect: str, told: list[object], failure: Fail
         assert (trace.status, trace.error) == (429, "too many")
 
 
-UNREADABLE = "a message of the server cannot be read"
+UNREADABLE = "a message from the server is invalid"
 
 
 @pytest.mark.parametrize(("message", "error"), [
@@ -160,7 +160,7 @@ async def test_audio_that_is_no_base64_is_the_failure_of_its_request(audio: str,
     trace = await one(saying(f'{{"audio": {audio}}}'), tmp_path, path, **given)
     assert trace.failure is Failure.NOT_AUDIO
     assert trace.error is not None
-    assert trace.error.startswith("the audio in a message of the server is not base64")
+    assert trace.error.startswith("the audio in a message from the server is not valid base64")
 
 
 @pytest.mark.parametrize("defect", [TypeError, ValueError, AttributeError])

@@ -48,7 +48,7 @@ def test_a_wrong_code_is_no_near_tie_and_hides_none(ours: Ours, case: ParityCase
     assert (first.frame, first.codebook) == (1, 3)
     passed, detail = near_ties([first], wrong, NEAR_TIE)
     assert not passed
-    assert f"frame 1, codebook 3, by a margin of {first.margin:.1e}" in detail
+    assert f"frame 1, codebook 3, with a margin of {first.margin:.1e}" in detail
 
 
 def test_speech_that_ends_elsewhere_is_a_divergence(ours: Ours, case: ParityCase, decoding: str, spoken: Codes) -> None:

@@ -122,7 +122,7 @@ def test_it_is_found_where_the_text_is_in_the_prompt(random: Callable[[str], Pat
 def test_where_no_head_walks_steadily_none_is_noted(random: Callable[[str], Path], name: str) -> None:
     check = checked(random(name), requests(name))
     assert check.passed is None
-    assert "none, so times of words are estimates; the best is layer" in check.detail
+    assert "none found, so word times are estimates; the best is layer" in check.detail
     assert 0 <= float(check.values["steady"] or 0) < 0.9
     assert not (random(name) / OWN_FACTS).exists()
 

@@ -69,7 +69,7 @@ async def test_what_is_no_stream_of_frames_is_told(model: Path) -> None:
     decoder = load_decoder(model / "speech_tokenizer")
     with pytest.raises(BadFrames, match="version 1"):
         read_header(io.BytesIO(b"RIFF" + bytes(12)), decoder)
-    with pytest.raises(BadFrames, match="breaks off"):
+    with pytest.raises(BadFrames, match="ends in the middle"):
         list(decode(io.BytesIO(b"f\0\0\0\1\0\0\0"), decoder))
     with pytest.raises(BadFrames, match="0 have come"):
         list(decode(io.BytesIO(b"p\0\0\0\1\0\0\0"), decoder))

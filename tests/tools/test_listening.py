@@ -43,7 +43,7 @@ def test_every_language_of_the_models_has_texts_and_a_recogniser(language: str) 
 
 
 def test_a_language_without_texts_is_refused() -> None:
-    with pytest.raises(SystemExit, match="only in: english"):
+    with pytest.raises(SystemExit, match="Use --texts, or one of: english"):
         texts("latin")
 
 

@@ -53,13 +53,13 @@ def test_a_request_and_the_turns_of_its_socket_are_found(kept: Path) -> None:
     shown = run("logs", "one").stdout
     assert shown.count("Ingress#0 > Talker#1 > Codec#1 > TalkerLost > Talker#2") == 2
     assert "m, seed 7, OpenAI: 12 characters, 25 codes, 2000 ms in all" in shown
-    assert "ms to the first audio: request 2.5, codes 5.5" in shown
+    assert "ms to first audio: request 2.5, codes 5.5" in shown
     assert [json.loads(line)["id"] for line in run("logs", "one", "--json").stdout.splitlines()] == ["one", "one-2"]
     assert json.loads(run("logs", "two", "--json").stdout)["ingress"] == "Ingress#1"
 
 
 def test_a_request_of_no_line_says_what_is_kept(kept: Path) -> None:
-    with pytest.raises(TalkrayError, match="no line of a request three"):
+    with pytest.raises(TalkrayError, match="request three is not in the logs"):
         run("logs", "three", "--here")
 
 
@@ -70,7 +70,7 @@ def test_other_nodes_are_asked_where_this_one_has_no_line(kept: Path, monkeypatc
     monkeypatch.setattr(state, "list_logs", lambda *, node_id, glob_filter: {"internal": nodes[node_id]})
     monkeypatch.setattr(state, "get_log", lambda **_: iter((lines[:100], lines[100:])))  # cut anywhere
     assert json.loads(run("logs", "far", "--json").stdout)["ingress"] == "Ingress#9"
-    with pytest.raises(TalkrayError, match="no line of a request near"):
+    with pytest.raises(TalkrayError, match="request near is not in the logs"):
         run("logs", "near")
     monkeypatch.setattr(state, "list_nodes", lambda **_: (_ for _ in ()).throw(ConnectionError("no Ray is here")))
     with pytest.raises(TalkrayError, match=r"cannot be asked: no Ray is here\. Run this on a node"):
@@ -98,5 +98,5 @@ def test_since_when() -> None:
 
 
 def test_rows_by_something_unknown() -> None:
-    with pytest.raises(InvalidRequest, match="'client' is none of key, model"):
+    with pytest.raises(InvalidRequest, match="'client' is unknown"):
         run("usage", "--by", "client")

@@ -1,1 +1,1 @@
-"""`make cluster-check`: all of `cluster/` by the schemas and rules of those who read it, without a network."""
+"""`make cluster-check`: validate all files of `cluster/` offline against schemas and rules."""

@@ -1,4 +1,4 @@
-"""Print every fault in `cluster/`; end with status 1 if there is one."""
+"""Print every error in `cluster/`. Exit with status 1 if there are any."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -18,7 +18,7 @@ CHECKS: dict[str, Check] = {
 
 
 def faults(root: Path, check: Check) -> list[str]:
-    """Of one check, each once; a file that cannot be read ends it."""
+    """Return the distinct errors of one check. An unreadable file ends the check."""
     found: set[str] = set()
     try:
         found.update(check(root))

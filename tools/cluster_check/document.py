@@ -1,4 +1,4 @@
-"""YAML files, and the rules of `rules.yaml` that their values are held to."""
+"""Read YAML files, and check their values against the rules of `rules.yaml`."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -15,10 +15,10 @@ from serve_app.cli.ray_settings import CLUSTER
 from serve_app.extensions.live.connection import IDLE_TIMEOUT_S
 
 DRAIN_S = float(CLUSTER["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"])
-# What a rule may name instead of a value.
+# Names that rules may use instead of values.
 _NAMED = {
-    "DRAIN": DRAIN_S,  # of a node
-    "IDLE": IDLE_TIMEOUT_S,  # a WebSocket may be silent for so long
+    "DRAIN": DRAIN_S,  # maximum drain time of a node
+    "IDLE": IDLE_TIMEOUT_S,  # idle timeout of a WebSocket
     "LONGEST_STREAM": LONGEST_STREAM_S,
     "RAY": version("ray"),
 }
@@ -26,12 +26,12 @@ _HERE = Path(__file__).parent
 
 
 class Unreadable(Exception):
-    """A file that is not YAML, repeats a key, or cannot be rendered."""
+    """Error for a file that is not YAML, repeats a key, or cannot be rendered."""
 
 
 @cache
 def documents(file: Path) -> list[Any]:
-    """Those of a file, merge keys and anchors resolved. Raises Unreadable."""
+    """Return the documents of a file with merge keys and anchors resolved. Raises `Unreadable`."""
     try:
         nodes = list(yaml.compose_all(file.read_text(encoding="utf-8"), yaml.CSafeLoader))
         for node in nodes:
@@ -42,12 +42,12 @@ def documents(file: Path) -> list[Any]:
 
 
 def document(file: Path) -> Any:
-    """The first one of a file. Raises Unreadable."""
+    """Return the first document of a file. Raises `Unreadable`."""
     return documents(file)[0]
 
 
 def _refuse_double_keys(node: yaml.Node) -> None:
-    """YAML's parser takes the last of two equal keys in silence."""
+    """Reject repeated keys. YAML's parser would silently use the last value."""
     if isinstance(node, yaml.MappingNode):
         seen: set[str] = {"<<"}
         for key, value in node.value:
@@ -61,7 +61,7 @@ def _refuse_double_keys(node: yaml.Node) -> None:
 
 
 def at(data: Any, *where: str | int) -> Any:
-    """The value there; None where nothing is."""
+    """Return the value at a path, or None if the path does not exist."""
     for part in where:
         try:
             data = data[part]
@@ -71,13 +71,13 @@ def at(data: Any, *where: str | int) -> Any:
 
 
 def against(name: str, data: Any, schema: Mapping[str, Any]) -> Iterator[str]:
-    """Faults of a value by a JSON schema."""
+    """Yield the errors of a value according to a JSON schema."""
     for error in jsonschema.Draft202012Validator(schema).iter_errors(data):
         yield f"{name}: {error.json_path.removeprefix('$.')}: {error.message}"
 
 
 def rules(subject: str, name: str, data: Any) -> Iterator[str]:
-    """The breaches of the rules of a subject, for `name`."""
+    """Yield the violations of a subject's rules, prefixed with `name`."""
     for place, how, wanted, *reason in document(_HERE / "rules.yaml")[subject]:
         named = _NAMED.get(wanted, wanted) if isinstance(wanted, str) else wanted
         for where, value in _places(data, place.removesuffix("~").split(" ")):
@@ -88,7 +88,7 @@ def rules(subject: str, name: str, data: Any) -> Iterator[str]:
 
 
 def _places(data: Any, parts: list[str], where: str = "") -> Iterator[tuple[str, Any]]:
-    """All that a path leads to, `*` being every item; None where there is nothing."""
+    """Yield all places and values that a path matches, with `*` for every item and None for missing values."""
     if not parts:
         yield where.removeprefix("."), data
         return
@@ -125,7 +125,7 @@ def _holds(value: Any, how: str, wanted: Any) -> bool:
 
 @cache
 def schema(kind: str) -> dict[str, Any] | None:
-    """The JSON schema of a manifest's `spec` by kinds.yaml; None for a kind that it does not have."""
+    """Return the JSON schema of a manifest's `spec` from kinds.yaml, or None for an unknown kind."""
     kinds = document(_HERE / "kinds.yaml")
     return _expanded(kinds[kind]) if kind in kinds else None
 

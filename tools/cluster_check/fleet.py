@@ -1,4 +1,4 @@
-"""The same fleet in several notations: what has to be equal, and whether the nodes can carry the replicas."""
+"""Compare the same fleet in several notations, and check that the nodes can run the replicas."""
 
 import math
 import re
@@ -16,7 +16,7 @@ from tools.cluster_check.kubernetes import OVERLAYS, folder, groups, rendered
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Nodes of one kind."""
+    """Group of nodes of one kind."""
 
     name: str
     labels: Mapping[str, str]
@@ -32,7 +32,7 @@ class Group:
         return self.labels.get("market") == "spot"
 
     def fits(self, pool: PoolConfig) -> int:
-        """How many replicas of a pool a node carries."""
+        """Return the number of replicas of a pool that fit on one node."""
         if any(self.labels.get(name) != value for name, value in pool.label_selector.items()):
             return 0
         each = [(self.cpus, pool.num_cpus), (self.gpus, pool.num_gpus)]
@@ -50,7 +50,7 @@ def check(root: Path) -> Iterator[str]:
     for overlay in OVERLAYS:
         pods = groups(rendered(root, overlay))
         fleet, serve = _of_pods(pods), folder(root, overlay) / "serve.yaml"
-        same = overlay != "small"  # which is another fleet
+        same = overlay != "small"  # the overlay "small" is a different fleet
         faults = [*_carries(fleet, serve), *(_equal(fleet, compared) if same else ())]
         faults += _fetched(pods, serve) if same else ()
         yield from (f"{folder(root, overlay)}: {fault}" for fault in faults)
@@ -58,7 +58,7 @@ def check(root: Path) -> Iterator[str]:
 
 
 def _of_machines(cluster: Any) -> dict[str, Group]:
-    keys = ("min_workers", "max_workers", "idle_timeout_s", "priority")  # without max_workers Ray takes the cluster's
+    keys = ("min_workers", "max_workers", "idle_timeout_s", "priority")  # max_workers defaults to the cluster's
     kinds = {name: kind for name, kind in cluster["available_node_types"].items() if name != cluster["head_node_type"]}
     return {name: _group(name, kind, keys, kind["resources"]) for name, kind in kinds.items()}
 
@@ -88,10 +88,10 @@ def _equal(fleet: Mapping[str, Group], first: Mapping[str, Group]) -> Iterator[s
 
 
 def _carries(fleet: Mapping[str, Group], serve: Path) -> Iterator[str]:
-    """Bounds and idle times of groups; floors carry the smallest pools, and nodes on demand alone the largest."""
+    """Check bounds and idle times. Minimum sizes must run the smallest pools, and on-demand nodes the largest pools."""
     try:
         config = read_config(serve)
-    except ConfigError:  # its own check says why
+    except ConfigError:  # another check reports this error
         return
     for group in fleet.values():
         if group.low > group.high:
@@ -106,7 +106,7 @@ def _carries(fleet: Mapping[str, Group], serve: Path) -> Iterator[str]:
 
 
 def _room(demand: list[Group], config: AppConfig) -> Iterator[str]:
-    """Spot may be refused."""
+    """Check the capacity of on-demand nodes, because spot nodes may be unavailable."""
     pools = {
         "ingress_pool": (config.ingress_pool, None),
         "talker_pool": (config.talker_pool, config.talker_scaling),
@@ -118,7 +118,7 @@ def _room(demand: list[Group], config: AppConfig) -> Iterator[str]:
             for name, (pool, scaling) in pools.items()
         }
         for name, (pool, _) in pools.items():
-            # What shares the nodes needs its part of them.
+            # Subtract the replicas of other pools on the same nodes.
             others = sum(
                 other.num_cpus * wanted[key]
                 for key, (other, _) in pools.items()
@@ -131,7 +131,7 @@ def _room(demand: list[Group], config: AppConfig) -> Iterator[str]:
 
 
 def _machines(cluster: Any, serve: Path) -> Iterator[str]:
-    """The repeated values of a cluster of machines, and its weights, which a node has before it joins."""
+    """Check the repeated values of a cluster of machines, and that nodes download weights before they join."""
     if (command := _download(serve)) not in cluster["worker_setup_commands"]:
         yield f"worker_setup_commands: is to have: {command}"
     floors = sum(kind.get("min_workers", 0) for kind in cluster["available_node_types"].values())
@@ -155,7 +155,7 @@ def _download(serve: Path) -> str:
 
 
 def _versions(root: Path) -> Iterator[str]:
-    """Tags of our images are this version."""
+    """Check that tags of Talkray's images equal this version."""
     version = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
     names = ["aws.yaml", "gcp.yaml", "Dockerfile", "compose/compose.yaml", "compose/gpu.yaml"]
     names += [f"kuberay/overlays/{overlay}/kustomization.yaml" for overlay in OVERLAYS]

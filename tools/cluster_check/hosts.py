@@ -1,4 +1,4 @@
-"""Setup and monitoring of one host: Dockerfile, compose, systemd's unit, Prometheus and Grafana."""
+"""Check the setup and monitoring of one host: Dockerfile, compose, systemd unit, Prometheus and Grafana."""
 
 import json
 import re
@@ -19,13 +19,13 @@ from tools.cluster_check.document import document, rules
 
 _DOCKERFILE, _UNIT, _ALERTS = "cluster/Dockerfile", "cluster/talkray.service", "cluster/monitoring/alerts.yaml"
 _COMPOSE = ("cluster/compose/compose.yaml", "cluster/compose/gpu.yaml")
-# Tools that need not be here, and what they are asked in a checkout.
+# Optional tools, with the commands that check a checkout.
 _ASKED = {
     "docker compose": ("docker", "compose", "-f", _COMPOSE[0], "-f", _COMPOSE[1], "config", "--quiet"),
     "promtool": ("promtool", "check", "rules", _ALERTS),
     "systemd-analyze": ("systemd-analyze", "verify", _UNIT),
 }
-_NAMED = (  # files that others name, and where those look for them
+_NAMED = (  # files that other files refer to, with the referring files
     (_DOCKERFILE, r"^COPY ([^-\s]\S*) \S+$", ""),
     *((file, r"^\s+- (\.\.?/[^:]+):", "cluster/compose") for file in _COMPOSE),
     ("cluster/monitoring/prometheus.yaml", r"^rule_files: \[(.+)\]", "cluster/monitoring"),
@@ -59,7 +59,7 @@ def _unit(root: Path) -> dict[str, Any]:
 
 
 def _options(text: str) -> Iterator[str]:
-    """Those that `talkray serve` does not have."""
+    """Yield the options in `text` that `talkray serve` does not have."""
     serve = typer.main.get_command(cli).commands["serve"]  # type: ignore[attr-defined]
     known = {option for parameter in serve.params for option in (*parameter.opts, *parameter.secondary_opts)}
     for command in re.findall(r"talkray\W+serve(.*)", text):
@@ -69,7 +69,7 @@ def _options(text: str) -> Iterator[str]:
 
 
 def _exported() -> set[str]:
-    """Time series of ours, as Prometheus sees them, without sums, which Ray builds from the middles of buckets."""
+    """Return the names of exported time series, without sums that Ray estimates from bucket midpoints."""
     return {
         f"ray_{instrument.name}{suffix}"
         for instrument in metrics.INSTRUMENTS
@@ -91,9 +91,9 @@ def _hadolint(root: Path) -> Iterator[str]:
 
 
 def missing() -> set[str]:
-    """Tools that this machine does not have."""
+    """Return the tools that this machine lacks."""
     found = {tool for tool, command in _ASKED.items() if shutil.which(command[0])}
-    if "docker compose" in found:  # a plugin
+    if "docker compose" in found:  # docker compose is a plugin
         done = subprocess.run(["docker", "compose", "version"], capture_output=True, check=False)
         found -= {"docker compose"} if done.returncode else set()
     return _ASKED.keys() - found
@@ -102,13 +102,13 @@ def missing() -> set[str]:
 def _opinion(root: Path, tool: str) -> Iterator[str]:
     command = list(_ASKED[tool])
     with tempfile.TemporaryDirectory() as folder:
-        if tool == "systemd-analyze":  # the command of the unit need not be installed here
+        if tool == "systemd-analyze":  # the command of the unit may be missing on this machine
             copy = Path(folder) / Path(_UNIT).name
             text = (root / _UNIT).read_text(encoding="utf-8")
             copy.write_text(re.sub(r"^ExecStart=.*", "ExecStart=/bin/true", text, flags=re.MULTILINE), encoding="utf-8")
             command[-1] = str(copy)
         done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
-    if tool == "systemd-analyze":  # it also speaks of other units
+    if tool == "systemd-analyze":  # systemd-analyze also reports other units
         said = [line for line in done.stderr.splitlines() if Path(_UNIT).name in line]
     else:
         said = [" ".join(done.stderr.split())] if done.returncode else []

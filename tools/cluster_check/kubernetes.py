@@ -1,4 +1,4 @@
-"""The output of kustomize for `cluster/kuberay/`: each manifest by its schema, and the references between them."""
+"""Check the kustomize output of `cluster/kuberay/`: manifests by their schemas, and references between manifests."""
 
 import json
 import shutil
@@ -18,7 +18,7 @@ OVERLAYS = ("small", "large")
 _GRACE = "terminationGracePeriodSeconds"
 _SELECTING = {"PodDisruptionBudget": "selector", "NetworkPolicy": "podSelector", "PodMonitor": "selector"}
 
-Manifests = dict[str, list[dict[str, Any]]]  # by kind
+Manifests = dict[str, list[dict[str, Any]]]  # keyed by kind
 
 
 def folder(root: Path, overlay: str) -> Path:
@@ -27,7 +27,7 @@ def folder(root: Path, overlay: str) -> Path:
 
 @cache
 def rendered(root: Path, overlay: str) -> Manifests:
-    """Of an overlay. Raises Unreadable."""
+    """Render an overlay with kustomize. Raises `Unreadable`."""
     path = str(folder(root, overlay))
     if shutil.which("kubectl"):
         command = ["kubectl", "kustomize", path]
@@ -45,7 +45,7 @@ def rendered(root: Path, overlay: str) -> Manifests:
 
 
 def groups(manifests: Manifests) -> list[dict[str, Any]]:
-    """Of workers, of the only RayService."""
+    """Return the worker groups of the only RayService."""
     found: list[dict[str, Any]] = manifests["RayService"][0]["spec"]["rayClusterConfig"].get("workerGroupSpecs", [])
     return found
 
@@ -65,14 +65,14 @@ def check(root: Path) -> Iterator[str]:
 
 
 def _native(name: str, manifest: dict[str, Any]) -> Iterator[str]:
-    """By Kubernetes' own schema."""
+    """Check a manifest against Kubernetes' own schema."""
     if fault := _fault(json.dumps(manifest)):
         yield f"{name}: {fault}"
 
 
-@cache  # most are equal in all overlays, and their schemas are large
+@cache  # most manifests are equal in all overlays, and validation is slow
 def _fault(manifest: str) -> str:
-    """The faults of a manifest, as JSON, if any."""
+    """Return the errors of a manifest, given as JSON; empty if valid."""
     try:
         kubernetes_validate.validate(json.loads(manifest), VERSION, strict=True)
     except kubernetes_validate.ValidationError as error:
@@ -83,7 +83,7 @@ def _fault(manifest: str) -> str:
 
 
 def _pods(name: str, manifests: Manifests) -> Iterator[str]:
-    """Groups of a RayService, and their pods."""
+    """Check the groups of a RayService and their pods."""
     workers = groups(manifests)
     for group in [manifests["RayService"][0]["spec"]["rayClusterConfig"]["headGroupSpec"], *workers]:
         where = f"{name}: {group.get('groupName', 'head')}"
@@ -107,7 +107,7 @@ def _pods(name: str, manifests: Manifests) -> Iterator[str]:
 
 
 def _references(manifests: Manifests) -> Iterator[str]:
-    """Names and labels of one manifest in another."""
+    """Check that names and labels used by one manifest exist in another."""
     cluster = manifests["RayService"][0]["spec"]["rayClusterConfig"]
     templates = [each["template"] for each in (cluster["headGroupSpec"], *groups(manifests))]
     templates += [each["spec"]["template"] for each in manifests.get("StatefulSet", [])]

@@ -1,4 +1,4 @@
-"""Clusters of virtual machines for `ray up`: Ray's schema, the options of `ray start`, and the clouds' own models."""
+"""Check machine clusters for `ray up` against Ray's schema, the options of `ray start`, and the clouds' API models."""
 
 import json
 import re
@@ -20,7 +20,7 @@ from tools.cluster_check.document import against, document, rules
 from tools.cluster_check.serve import cannot_import
 
 FILES = {"aws": "cluster/aws.yaml", "gcp": "cluster/gcp.yaml"}
-_FOR_RAY = {"SubnetIds", "sourceInstanceTemplate", "networkConfig"}  # in node_config, which the clouds do not know
+_FOR_RAY = {"SubnetIds", "sourceInstanceTemplate", "networkConfig"}  # keys of node_config that only Ray reads
 
 
 def check(root: Path) -> Iterator[str]:
@@ -41,7 +41,7 @@ def check(root: Path) -> Iterator[str]:
 
 
 def _amazon(config: dict[str, Any]) -> Iterator[str]:
-    """By EC2's model of RunInstances."""
+    """Check a node against EC2's model of RunInstances."""
     shape = _run_instances()
     found = ParamValidator().validate({"MinCount": 1, "MaxCount": 1} | config, shape)
     if found.has_errors():
@@ -56,7 +56,7 @@ def _run_instances() -> Any:
 
 
 def _google(config: dict[str, Any]) -> Iterator[str]:
-    """By Google's model of an instance."""
+    """Check a node against Google's model of an instance."""
     for error in _instance().iter_errors(config):
         yield f"{error.json_path}: {error.message}"
 
@@ -70,7 +70,7 @@ def _instance() -> jsonschema.Draft202012Validator:
 
 
 def _strict(schema: dict[str, Any]) -> dict[str, Any]:
-    """A schema of a discovery document as JSON Schema that refuses other keys, and takes long integers as numbers."""
+    """Convert a schema of a discovery document to a strict JSON Schema, which accepts long integers as numbers."""
     if isinstance(schema.get("properties"), dict):
         schema["additionalProperties"] = False
     if schema.get("format") in ("int64", "uint64"):

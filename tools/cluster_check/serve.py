@@ -1,4 +1,4 @@
-"""Ray Serve's configuration: its schema, the keys that it would ignore, our settings in it, and what is imported."""
+"""Check Ray Serve's configuration: schema, ignored keys, Talkray's settings, and imports."""
 
 import re
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from serve_app.cli.ray_settings import CLUSTER, LOCAL, TUNED
 from serve_app.config import POOLS, AppConfig, ConfigError, read_config
 from tools.cluster_check.document import DRAIN_S, at, document, rules
 
-# The same file twice: each stands where its reader looks.
+# Files that exist twice, because two readers expect them at different paths.
 _COPIES = {
     "cluster/serve/one-gpu.yaml": "serve_app/cli/one-gpu.yaml",
     "cluster/kuberay/overlays/large/serve.yaml": "cluster/serve/production.yaml",
@@ -44,7 +44,7 @@ def _config(file: Path) -> Iterator[str]:
     for path in re.findall(r"(?:import_path|policy_function): (\S+)", file.read_text(encoding="utf-8")):
         for fault in cannot_import(path):
             yield fault
-            return  # Serve's own check imports it too
+            return  # Serve's own check imports the module, too
     yield from _ignored(config, ServeDeploySchema.model_validate(config).model_dump(exclude_unset=True))
     settings = read_config(file)
     settings.api.access.for_host(at(config, "http_options", "host"))
@@ -64,7 +64,7 @@ def _config(file: Path) -> Iterator[str]:
 
 
 def _sizes_among_args(args: Any) -> Iterator[str]:
-    """A change of one would replace every replica."""
+    """Yield pool sizes in `args`, because changing them would replace every replica."""
     for own in (args, *(args.get("models") or ())):
         for pool in POOLS.values():
             fields = {*(own.get(f"{pool}_pool") or {}), *(own.get(f"{pool}_scaling") or {})}
@@ -73,7 +73,7 @@ def _sizes_among_args(args: Any) -> Iterator[str]:
 
 
 def _derived(deployment: Any, settings: AppConfig) -> Iterator[str]:
-    """Numbers of a pool's policy that follow from others."""
+    """Check values of a pool's policy that are derived from other settings."""
     kind, _, model = deployment["name"].partition("-")
     own = settings.by_model().get(model, settings)
     if kind not in ("Talker", "Codec") or "autoscaling_config" not in deployment:
@@ -86,7 +86,7 @@ def _derived(deployment: Any, settings: AppConfig) -> Iterator[str]:
 
 
 def _ignored(given: Any, kept: Any, where: str = "") -> Iterator[str]:
-    """Keys that Serve drops in silence."""
+    """Yield the keys that Serve silently ignores."""
     if isinstance(given, dict) and isinstance(kept, dict):
         yield from (f"{where}{key}: Serve knows no such key" for key in given.keys() - kept.keys())
         for key in given.keys() & kept.keys():
@@ -97,7 +97,7 @@ def _ignored(given: Any, kept: Any, where: str = "") -> Iterator[str]:
 
 
 def cannot_import(path: str) -> Iterator[str]:
-    """Why `module:name`, or `module.name`, cannot be imported."""
+    """Yield the reason why `module:name` or `module.name` cannot be imported."""
     module, _, name = path.partition(":") if ":" in path else path.rpartition(".")
     try:
         getattr(import_module(module), name)
@@ -106,7 +106,7 @@ def cannot_import(path: str) -> Iterator[str]:
 
 
 def _waits() -> Iterator[str]:
-    """Ray's own time-outs: each is longer than what it waits for."""
+    """Check that each of Ray's timeouts is longer than the operation it limits."""
     for name, value, least in (
         ("RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S", DRAIN_S, LONGEST_STREAM_S),
         (hard_stop := "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S", float(TUNED[hard_stop]), LONGEST_STREAM_S),

@@ -1,1 +1,1 @@
-"""Programs that measure a running server or break it: minutes, and no part of the tests."""
+"""Long experiments that measure or break a running server. They are not part of the tests."""

@@ -1,8 +1,8 @@
-"""Messages a second at Serve's controller and Ray's control store: with fixed intervals, and with those that we set.
+"""Compare the message rates at Serve's controller and Ray's control store for fixed intervals and for our intervals.
 
     python -m tools.experiments.controller_load --talkers 100 --codecs 1600 --ingresses 200
 
-Codec replicas call the talkers, and ingresses the codec. With fixed intervals each ingress asks for itself.
+Codec replicas call the talkers, and ingresses call the codec. With fixed intervals, each ingress polls separately.
 """
 
 import argparse
@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from serve_app.app import health_check_s, report_s
 from serve_app.scaling import pool_watch
 
-LOOK_S, LIVES_PER_S = 2.0, 5.0  # of an ingress: a question for all details, and for each pool whether an actor lives
+LOOK_S, LIVES_PER_S = 2.0, 5.0  # per ingress: polls of all details, and liveness checks per pool
 REPORT_S, HEALTH_CHECK_S = 0.5, 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class Messages:
-    """A second, of a whole cluster."""
+    """Messages per second in the whole cluster."""
 
     at_controller: float
     at_store: float
@@ -30,7 +30,7 @@ def with_fixed_intervals(talkers: int, codecs: int, ingresses: int) -> Messages:
 
 
 def as_set(talkers: int, codecs: int, ingresses: int) -> Messages:
-    """By the intervals of `serve_app.app`; one ingress asks for all, which read its notes."""
+    """Return the rates for the intervals of `serve_app.app`. One ingress polls, and the others read its notes."""
     talker_s = report_s(talkers, callers=codecs + ingresses)
     codec_s = report_s(codecs, callers=ingresses)
     replicas = talkers + codecs + ingresses

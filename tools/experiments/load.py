@@ -29,7 +29,7 @@ POOL = PoolConfig(num_cpus=0.2)
 SCALING = {"max_replicas": 3, "scale_down_window_s": 15}
 GROWING = AppConfig(
     model="embedded",
-    # Wait for the replicas that start, rather than refuse.
+    # Wait for starting replicas instead of refusing requests.
     api=ApiSettings(admission=AdmissionSettings(max_line_s=30, max_wait_s=30, min_streams=64)),
     talker=TalkerConfig(max_num_seqs=4),
     talker_pool=POOL,
@@ -41,29 +41,29 @@ FIXED = AppConfig(model="embedded")
 REQUESTS = ("--speech-s", "1.5", "--max-ttfb", "1000", "--max-stall", "500")
 RISING = ("--from", "2", "--factor", "1.3", "--duration", "25", "--settle", "3", "--warmup", "4", "--refine", "0")
 SLOWLY_RISING = ("--from", "1", "--factor", "1.5", "--duration", "15", "--settle", "3", "--warmup", "3")
-SHORT = ("--speech-s", "1", "--max-ttfb", "400")  # answers: more of them fit into the time
+SHORT = ("--speech-s", "1", "--max-ttfb", "400")  # short responses, of which more fit into the time
 PHASES = ("--before", "20", "--during", "60", "--relief", "10", "--after", "20")
 
 
 class Status(BaseHTTPRequestHandler):
-    """Answers every GET with the replica counts of the application."""
+    """HTTP handler that answers every GET with the application's replica counts."""
 
     def do_GET(self) -> None:
-        """The part of Serve's status that the load test reads."""
+        """Return the part of Serve's status that the load test reads."""
         body = json.dumps({"applications": {APP_NAME: {"deployments": deployments()}}}).encode()
-        with contextlib.suppress(BrokenPipeError):  # the load test is over
+        with contextlib.suppress(BrokenPipeError):  # the load test has ended
             self.send_response(200)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
 
     def log_message(self, *_: object) -> None:
-        """Nothing: the load test is on the screen."""
+        """Log nothing, because the terminal shows the load test."""
 
 
 def deployments() -> dict[str, object]:
-    """Wanted and running replicas of each deployment, as the dashboard tells them."""
-    from deployments.serving import ray_private  # behind the settings of `running`, which Ray reads at import
+    """Return target and running replicas of each deployment, in the dashboard's format."""
+    from deployments.serving import ray_private  # after `running` has set Ray's variables
 
     return {
         name: {"target_num_replicas": pool.wanted, "replicas": [{"state": "RUNNING"}] * len(pool.running)}
@@ -73,7 +73,7 @@ def deployments() -> dict[str, object]:
 
 @contextlib.contextmanager
 def status_server() -> Iterator[str]:
-    """Its URL; it runs in a thread of the process that started Ray."""
+    """Serve the status in a thread of the process that started Ray, and yield the URL."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), Status)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
@@ -85,12 +85,12 @@ def status_server() -> Iterator[str]:
 
 
 def loadtest(*arguments: str) -> int:
-    """`python -m loadtest` in a process of its own."""
+    """Run `python -m loadtest` in a separate process."""
     return subprocess.call([sys.executable, "-m", "loadtest", *arguments])
 
 
 def capacity(sweep: Path, *options: str) -> float:
-    """The highest rate that the server held in a sweep."""
+    """Return the highest rate that the server sustained in a sweep."""
     loadtest("sweep", "--out", str(sweep), *options)
     found: float | None = json.loads((sweep / "sweep.json").read_text(encoding="utf-8"))["capacity_per_s"]
     if found is None:
@@ -99,7 +99,7 @@ def capacity(sweep: Path, *options: str) -> float:
 
 
 def step(out: Path, rate: float) -> int:
-    """A rate that one replica of each pool holds, five times that, and the rate again."""
+    """Run a rate that one replica of each pool sustains, then five times that rate, then the first rate again."""
     phases = ("--before", "15", "--during", "50", "--after", "110")
     with running(GROWING) as url, status_server() as status:
         where = ("--url", url, "--serve-status-url", status, "--out", str(out))
@@ -108,7 +108,7 @@ def step(out: Path, rate: float) -> int:
 
 
 def overload(out: Path, rate: float | None) -> int:
-    """Twice the rate that the server holds, which a sweep finds where none is given."""
+    """Run twice the server's capacity. Without `rate`, a sweep measures the capacity."""
     with running(FIXED) as url:
         where = ("--url", url, *REQUESTS)
         sweep = out / "sweep"
@@ -119,7 +119,7 @@ def overload(out: Path, rate: float | None) -> int:
 
 
 def simulate_check(out: Path) -> int:
-    """The simulator against the server, which holds the rate that a sweep finds."""
+    """Compare the simulator with the server, at the capacity that a sweep measures."""
     with running(FIXED) as url:
         rate = capacity(out / "sweep", "--url", url, *SLOWLY_RISING, *SHORT)
         where = ("--url", url, "--rate", str(rate), "--out", str(out / "check"))
@@ -127,7 +127,7 @@ def simulate_check(out: Path) -> int:
 
 
 def main() -> int:
-    """`step OUT RATE`, `overload OUT [RATE]` or `simulate-check OUT`."""
+    """Run `step OUT RATE`, `overload OUT [RATE]` or `simulate-check OUT`."""
     match sys.argv[1:]:
         case ["step", out, rate]:
             return step(Path(out), float(rate))

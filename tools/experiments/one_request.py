@@ -48,11 +48,11 @@ STOPS: dict[Callable[..., object], int] = {
     PlainSlots.decode: 13,
 }
 BARS = " ▁▂▃▄▅▆▇█"
-WINDOWS = 8  # of a frame
+WINDOWS = 8  # per frame
 
 
 class OneProcess:
-    """A `Synthesizer` that runs the engine itself, and prints what the request does."""
+    """`Synthesizer` that runs the engine in this process, and prints the steps of the request."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -61,11 +61,11 @@ class OneProcess:
         self.ahead = {inspect.unwrap(stop).__code__: f"{at:2}  {stop.__qualname__}" for stop, at in STOPS.items()}
 
     def note(self, frame: FrameType, event: str, _: object) -> None:
-        """For `sys.setprofile`."""
+        """Profile function for `sys.setprofile`."""
         if event == "call" and (stop := self.ahead.pop(frame.f_code, None)):
             self._say(f"stop {stop}")
             if not self.ahead:
-                sys.setprofile(None)  # it takes time of every call
+                sys.setprofile(None)  # profiling slows down every call
 
     async def describe(self) -> ModelInfo:
         return self._engine.info

@@ -30,7 +30,7 @@ NO_FOLDER = """PEERS names no folder. Clone the suites into one, and run `make p
 {clones}
 Set WHISPER_MODEL to a Whisper model of faster-whisper for Kokoro-FastAPI's tests that transcribe."""
 
-# By suite: what fails, as a pattern of its tests, and why.
+# By suite: patterns of tests that fail by design, with reasons.
 BY_DESIGN = {
     "Kokoro-FastAPI": {
         r"roundtrip\[\w+-(es|fr|it|pt|hi|ja|zh)\]": "the embedded voice speaks English only",
@@ -47,7 +47,7 @@ BY_DESIGN = {
 
 @dataclass(frozen=True, slots=True)
 class PeerResult:
-    """The outcome of one test, or of one request of a benchmark."""
+    """Outcome of one test, or of one request of a benchmark."""
 
     name: str
     outcome: str  # "passed", "failed" or "not run"
@@ -56,16 +56,16 @@ class PeerResult:
 
 @dataclass(frozen=True, slots=True)
 class Suite:
-    """One project's suite. `run` is given its folder, an empty folder, and the server's address."""
+    """Test suite of one project. `run` receives the suite's folder, an empty folder, and the server's URL."""
 
     name: str
     repository: str
-    needs: str  # a path in the repository
+    needs: str  # path in the repository
     run: Callable[[Path, Path, str], Iterator[PeerResult]]
 
 
 def kokoro(folder: Path, work: Path, url: str) -> Iterator[PeerResult]:
-    """The integration tests; their voices become ours."""
+    """Run the integration tests with our voice."""
     for file in (folder / "api/tests/integration").glob("*.py"):
         (work / file.name).write_text(re.sub(r"\b[a-z][fm]_[a-z]+", VOICE, _one_voice_a_name(file.read_text())))
     heard = os.environ.get("WHISPER_MODEL")
@@ -75,7 +75,7 @@ def kokoro(folder: Path, work: Path, url: str) -> Iterator[PeerResult]:
 
 
 def _one_voice_a_name(source: str) -> str:
-    """The ids of the cases with their languages: their voices become one."""
+    """Replace the voices of parametrized cases with our voice."""
     return source.replace('ids=lambda c: f"{c.voice}-{c.lang}"', 'ids=lambda c: f"voice-{c.lang}"')
 
 
@@ -97,7 +97,7 @@ def _pytest(work: Path, url: str, *options: str) -> Iterator[PeerResult]:
 
 
 def sglang(folder: Path, work: Path, url: str) -> Iterator[PeerResult]:
-    """`benchmark_tts_speed`, without recordings, whole and streamed."""
+    """Run `benchmark_tts_speed` without recordings, with complete and with streamed responses."""
     (work / "meta.lst").write_text("".join(f"{number}|x|x.wav|{text}\n" for number, text in enumerate(TEXTS)))
     script = str(folder / "benchmarks/eval/benchmark_tts_speed.py")
     for mode in ([], ["--stream"]):
@@ -111,7 +111,7 @@ def sglang(folder: Path, work: Path, url: str) -> Iterator[PeerResult]:
 
 
 def voxserve(folder: Path, work: Path, url: str) -> Iterator[PeerResult]:
-    """`goodput` with its fixed text, which needs no data set."""
+    """Run `goodput` with its fixed text, which needs no data set."""
     (work / "datasets.py").write_text("DatasetDict = load_dataset = None\n")
     script, port = str(folder / "benchmark/goodput.py"), url.rpartition(":")[2]
     options = ["--host", "127.0.0.1", "--port", port, "--rate", "0.2", "--duration", "20"]
@@ -124,7 +124,7 @@ def voxserve(folder: Path, work: Path, url: str) -> Iterator[PeerResult]:
 
 
 def nari(folder: Path, work: Path, url: str) -> Iterator[PeerResult]:
-    """`tts_bench`, as each of the servers that it knows."""
+    """Run `tts_bench` with each of its supported server types."""
     (work / "texts.jsonl").write_text("".join(json.dumps({"id": text[:9], "text": text}) + "\n" for text in TEXTS))
     for target, transport in (*((each, "http") for each in _TARGETS), ("nari", "websocket")):
         output = work / f"{target}-{transport}"
@@ -153,7 +153,7 @@ SUITES = (
 
 
 def _run(command: list[str], work: Path, url: str, **variables: str) -> str:
-    """What it printed."""
+    """Run a command and return its output."""
     addresses = dict.fromkeys(("KOKORO_BASE_URL", "CHATTERBOX_TEST_URL"), url)
     environment = {**os.environ, **addresses, "NO_PROXY": "127.0.0.1", **variables}
     pipe, joined = subprocess.PIPE, subprocess.STDOUT
@@ -165,13 +165,13 @@ def _run(command: list[str], work: Path, url: str, **variables: str) -> str:
 
 
 def reason_of(suite: str, result: PeerResult) -> str | None:
-    """Why a failure is by design; None if it is not."""
+    """Return the reason why a failure is by design, or None."""
     known = BY_DESIGN.get(suite, {})
     return next((reason for pattern, reason in known.items() if re.search(pattern, result.name)), None)
 
 
 def run_all(folder: Path, url: str) -> int:
-    """Runs the suites that are there, and prints a line for each result that did not pass. The exit status."""
+    """Run all suites that are present, print failures, and return the exit status."""
     num_unexpected = 0
     for suite in SUITES:
         home = folder / suite.repository.rpartition("/")[2]

@@ -1,1 +1,1 @@
-"""Measuring and tuning the talker's kernels, from a checkout."""
+"""Measure and tune the talker's kernels from a checkout."""

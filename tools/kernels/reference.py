@@ -1,4 +1,4 @@
-"""The functions of the talker's kernels, in plain PyTorch."""
+"""Reference implementations of the talker's kernels in plain PyTorch."""
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from deployments.talker.state.batch_state import BatchOptions, Context
 
 def reference_matmul(x: Tensor, weight: Tensor, product: Product, *, bias: Tensor | None = None,
                      residual: Tensor | None = None) -> Tensor:  # fmt: skip
-    """The result of `matmul`, in the arithmetic of its arguments."""
+    """Return the result of `matmul`, in the precision of its arguments."""
     if product.eps is not None:
         x = F.rms_norm(x, x.shape[-1:], eps=product.eps)
     out = x @ weight.T
@@ -27,7 +27,7 @@ def reference_matmul(x: Tensor, weight: Tensor, product: Product, *, bias: Tenso
 
 
 def reference_qkv(qkv: Tensor, norms: HeadNorms, heads: Heads, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Normalised and rotated queries and keys, and values: [rows, heads, head_dim] each."""
+    """Return normalised and rotated queries and keys, and values, [rows, heads, head_dim] each."""
     rows = qkv.shape[0]
     split = qkv.view(rows, -1, heads.dim).split((heads.query, heads.key, heads.key), dim=1)
     cos, sin = (table[positions].to(qkv.dtype).repeat(1, 2)[:, None] for table in (norms.cos, norms.sin))
@@ -41,7 +41,7 @@ def reference_qkv(qkv: Tensor, norms: HeadNorms, heads: Heads, positions: Tensor
 
 def reference_attend_frame(qkv: Tensor, norms: HeadNorms, heads: Heads, caches: tuple[Tensor, Tensor],
                            position: int) -> Tensor:  # fmt: skip
-    """The output of `attend_frame`; it writes the caches alike."""
+    """Return the output of `attend_frame`, and write the caches like `attend_frame`."""
     positions = torch.full((qkv.shape[0],), position, device=qkv.device)
     query, key, value = reference_qkv(qkv, norms, heads, positions)
     keys, values = caches
@@ -52,7 +52,7 @@ def reference_attend_frame(qkv: Tensor, norms: HeadNorms, heads: Heads, caches: 
 
 def reference_attend_paged(qkv: Tensor, norms: HeadNorms, heads: Heads, caches: tuple[Tensor, Tensor],
                            context: Context, block_size: int) -> Tensor:  # fmt: skip
-    """The result of `TritonAttention`; it writes the caches alike."""
+    """Return the output of `TritonAttention`, and write the caches like `TritonAttention`."""
     query, key, value = reference_qkv(qkv, norms, heads, context.positions.long())
     keys, values = caches
     keys[context.slot_mapping], values[context.slot_mapping] = key, value
@@ -73,7 +73,7 @@ def reference_attend_prompt(queries: Tensor, caches: tuple[Tensor, Tensor], cont
 
 
 def reference_first_code(logits: Tensor, options: BatchOptions, draw: Draw, rules: FirstCodeRules) -> Tensor:
-    """The codes [rows] that `sample_first_code` has to choose; `rules.seen` stays as it is."""
+    """Return the codes [rows] that `sample_first_code` must choose. Does not modify `rules.seen`."""
     values = penalise_repetition(logits.float(), rules.seen[rules.state_rows], rules.penalty)
     values = values.masked_fill(rules.suppressed, -torch.inf)
     too_early = (draw.frames < rules.min_new_tokens) | rules.ignore_eos

@@ -1,9 +1,9 @@
-"""Searches the tiles of every product of the decode loop, beside cuBLAS.
+"""Search the fastest tiles for every matrix product of the decode loop, and compare them with cuBLAS.
 
     python -m tools.kernels.sweep [--save FILE]
 
-Weights are random: they cost what real ones cost. Every graph walks through more weights than the L2 cache holds.
-`--save` writes the best to `tiles.py`. Tiles compile in as many processes as there are cores.
+Weights are random, which does not change the time. Every graph reads more weights than the L2 cache holds. `--save`
+writes the fastest tiles to `tiles.py`. Tiles compile in one process per core.
 """
 
 import argparse
@@ -26,12 +26,12 @@ from deployments.talker.model.model_config import ModelConfig, TransformerConfig
 from talkray_tools.released import SHAPES
 from tools.kernels.reference import reference_matmul
 
-# What a batch pads to: numbers of rows between these take the tile of the next one.
+# Padded batch sizes. Other numbers of rows use the tile of the next larger size.
 _ROWS = (1, 2, 16, 32, 64, 128, 256, 512)
-# A frame's first pass through the predictor has two rows a sequence.
+# A frame's first pass through the predictor has two rows per sequence.
 _PREDICTOR_ROWS = (1, 2, 4, 16, 32, 64, 128, 256, 512)
-_SHARED_MEMORY = 227_000  # bytes a program may have
-_MAX_REGISTERS = 128  # of a thread, for weights that wait in registers
+_SHARED_MEMORY = 227_000  # bytes per program
+_MAX_REGISTERS = 128  # registers per thread for prefetched weights
 # block_n, block_k, warps, stages, chains
 _PIPELINES = (
     (16, 256, 4, 4, 4),
@@ -46,7 +46,7 @@ _PIPELINES = (
     (64, 128, 4, 3, 2),
     (16, 512, 4, 3, 4),
     (8, 256, 4, 4, 4),
-    # For more rows than SHARED_ROWS:
+    # For more than SHARED_ROWS rows:
     (32, 64, 8, 6, 1),
     (32, 128, 8, 4, 1),
     (64, 64, 8, 4, 1),
@@ -58,7 +58,7 @@ _PIPELINES = (
 )
 _TILES_OF_A_JOB = 4
 _REPLAYS = 12
-_L2_TIMES = 3  # weights walked through, in L2 sizes
+_L2_TIMES = 3  # weights to read, in multiples of the L2 size
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +78,12 @@ class Case:
         return self.columns * self.depth * (4 if self.gated else 2)
 
     def registers(self, block_n: int, warps: int) -> int:
-        """Registers of a thread that hold the weights of a program of `block_n` columns."""
+        """Return the registers per thread that hold the weights of a program of `block_n` columns."""
         return block_n * self.depth * (2 if self.gated else 1) // (2 * 32 * warps)
 
 
 def cases_of(config: ModelConfig) -> list[Case]:
-    """All products of a frame, once each."""
+    """Return all distinct matrix products of a frame."""
     found: dict[tuple[int, int, bool], Case] = {}
     heads = [
         Case("codec head", config.vocab_size, config.talker.hidden_size, gated=False, residual=False),
@@ -105,7 +105,7 @@ def stack_cases(name: str, config: TransformerConfig) -> Iterator[Case]:
 
 
 def candidates(case: Case, rows: int) -> Iterator[Tile]:
-    """Tiles worth trying, all with the early launch: it was faster nearly everywhere (measured)."""
+    """Yield tiles worth trying. All use early launch, which was faster for nearly all products."""
     yield from _vector_tiles(case, rows)
     yield from _split_tiles(case, rows)
     yield from _pipelined_tiles(case, rows)
@@ -120,7 +120,7 @@ def _vector_tiles(case: Case, rows: int) -> Iterator[Tile]:
 
 def _split_tiles(case: Case, rows: int) -> Iterator[Tile]:
     if not 1 < rows <= 16:
-        return  # with more rows the sums take the registers that the weights need
+        return  # with more rows, the sums need the registers of the weights
     for block_n, warps in ((16, 8), (16, 4), (8, 8)):
         depth = case.depth // warps
         block_k = min(depth & -depth, 4096 // max(16, rows))
@@ -135,7 +135,7 @@ def _pipelined_tiles(case: Case, rows: int) -> Iterator[Tile]:
         if warps > 4 and rows <= SHARED_ROWS:
             continue
         if block_n < 16 and case.columns > 2048:
-            continue  # enough programs without
+            continue  # there are enough programs without splitting
         for block_m in (16, 64, 128) if rows > SHARED_ROWS else (16,):
             covered = block_m if block_m >= SHARED_ROWS else max(16, rows)
             if covered > 128:
@@ -146,7 +146,7 @@ def _pipelined_tiles(case: Case, rows: int) -> Iterator[Tile]:
 
 
 def time_graph(body: Callable[[], object], *, calls: int) -> float:
-    """Microseconds of one of the `calls` calls that `body` makes, the median of a few replays of a graph."""
+    """Return the median time of one of the `calls` calls in `body`, in microseconds, over replays of a graph."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -168,7 +168,7 @@ def time_graph(body: Callable[[], object], *, calls: int) -> float:
 
 
 class Chain:
-    """Products of one case over as many different weights as it takes to leave the cache behind."""
+    """Products of one case with enough different weights to exceed the L2 cache."""
 
     def __init__(self, case: Case, rows: int, *, device: torch.device) -> None:
         self.case, self.rows = case, rows
@@ -181,31 +181,31 @@ class Chain:
         self.x.values.normal_()
         self.x.squares.zero_()
         measure_squares(self.x)
-        self.x.parts = case.depth // 16  # as a product leaves them: each program of the next one adds them up
+        self.x.parts = case.depth // 16  # layout of the previous product's output, whose parts this product sums
         self.residual = torch.randn((rows, case.columns), dtype=dtype, device=device)
         self.out = like_rows(rows, case.columns, self.weights[0])
         self.product = Product(eps=None if case.residual else 1e-6, gated=case.gated, pdl=device.type == "cuda")
 
     def run(self, tile: Tile, *, limit: int | None = None) -> None:
-        """One product with each of the weights."""
+        """Run one product with each of the weights."""
         residual = self.residual if self.case.residual else None
         for weight in self.weights[:limit]:
             leaves = self.case.residual
             matmul(self.x, weight, self.out, self.product, residual=residual, leave_squares=leaves, tile=tile)
 
     def is_right(self, tile: Tile) -> bool:
-        """Whether a tile computes the product; it is in the cache on disk afterwards."""
+        """Return whether a tile computes the correct product. Also caches the compiled tile on disk."""
         self.run(tile, limit=1)
         residual = self.residual.float() if self.case.residual else None
         expected = reference_matmul(self.x.values.float(), self.weights[0].float(), self.product, residual=residual)
         return torch.allclose(self.out.values.float(), expected, atol=0.03, rtol=0.03)
 
     def time(self, tile: Tile) -> float:
-        """Microseconds of one product."""
+        """Return the microseconds of one product."""
         return time_graph(lambda: self.run(tile), calls=len(self.weights))
 
     def time_cublas(self) -> float:
-        """Microseconds of the bare product by cuBLAS."""
+        """Return the microseconds of the product in cuBLAS."""
         return time_graph(lambda: [F.linear(self.x.values, weight) for weight in self.weights], calls=len(self.weights))
 
 
@@ -219,14 +219,14 @@ class Job:
 
 
 def fitting(job: Job) -> list[Tile]:
-    """Those tiles that fit the device and compute the product."""
+    """Return the tiles that fit the device and compute the correct product."""
     torch.manual_seed(0)
     chain = Chain(job.case, job.rows, device=torch.device("cuda"))
     fits = []
     for tile in job.tiles:
         try:
             is_right = chain.is_right(tile)
-        except Exception as error:  # whatever a configuration fails with, it is out
+        except Exception as error:  # any error disqualifies the configuration
             print(f"  {job.case.name} rows {job.rows} {tile}: {type(error).__name__} {str(error)[:90]}", flush=True)
             continue
         if is_right:
@@ -237,7 +237,7 @@ def fitting(job: Job) -> list[Tile]:
 
 
 def jobs_of(cases: list[Case], only: Sequence[int] = ()) -> list[Job]:
-    """All candidates, a few to a job: the likeliest of every product first. `only` these numbers of rows, or all."""
+    """Return all candidates in small jobs, most promising first. `only` restricts the numbers of rows."""
     found: list[tuple[int, Job]] = []
     for case in cases:
         for rows in (rows for rows in case.all_rows if not only or rows in only):
@@ -248,9 +248,9 @@ def jobs_of(cases: list[Case], only: Sequence[int] = ()) -> list[Job]:
 
 
 def sweep(cases: list[Case], *, compile_s: float, only: Sequence[int] = ()) -> None:
-    """Time every candidate that compiles within `compile_s` seconds; the fastest replace what `MEASURED` holds.
+    """Time every candidate that compiles within `compile_s` seconds, and store the fastest in `MEASURED`.
 
-    `only` these numbers of rows: for others it stays as it is.
+    `only` restricts the numbers of rows; other entries stay unchanged.
     """
     jobs = jobs_of(cases, only)
     workers = min(len(jobs), len(os.sched_getaffinity(0)))
@@ -271,7 +271,7 @@ def sweep(cases: list[Case], *, compile_s: float, only: Sequence[int] = ()) -> N
 
 
 def measure_case(case: Case, rows: int, tiles: list[Tile]) -> None:
-    """The fastest of these tiles replaces what `MEASURED` holds."""
+    """Store the fastest of these tiles in `MEASURED`."""
     chain = Chain(case, rows, device=torch.device("cuda"))
     time, tile = min(((chain.time(tile), tile) for tile in tiles), key=lambda timed: timed[0])
     MEASURED.setdefault(ProductShape(case.columns, case.depth, case.gated), {})[rows] = tile
@@ -281,7 +281,7 @@ def measure_case(case: Case, rows: int, tiles: list[Tile]) -> None:
 
 
 def save_measured(file: Path) -> None:
-    """Write the module that `MEASURED` came from, with the table as it is now."""
+    """Write the module of `MEASURED` with the current table."""
     lines = [Path(tiles_module.__file__).read_text(encoding="utf-8").partition("MEASURED: ")[0]]
     lines[0] += "MEASURED: dict[ProductShape, dict[int, Tile]] = {"
     for shape, by_rows in MEASURED.items():
@@ -292,14 +292,14 @@ def save_measured(file: Path) -> None:
 
 
 def _source(tile: Tile) -> str:
-    """The Python expression of a tile, without what has its default."""
+    """Return the Python expression of a tile, without default values."""
     options = (field for field in fields(tile) if field.name != "form" and getattr(tile, field.name) != field.default)
     return f"Tile({tile.form.name}, {', '.join(f'{option.name}={getattr(tile, option.name)}' for option in options)})"
 
 
 @torch.inference_mode()
 def main() -> None:
-    """Parse options, search, print."""
+    """Parse the options, search, and print the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="1.7B-CustomVoice", choices=SHAPES)
     parser.add_argument("--rows", type=int, nargs="+", default=[], help="only these numbers of rows; default: all")
@@ -312,7 +312,7 @@ def main() -> None:
 
 
 def config_of(model: str) -> ModelConfig:
-    """The shape of a released checkpoint."""
+    """Return the configuration of a released checkpoint."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(SHAPES[model].config), encoding="utf-8")
         return ModelConfig.load(Path(folder))

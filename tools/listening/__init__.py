@@ -1,1 +1,1 @@
-"""Whether speech is heard as it was written: recognisers, and what can be measured of a beginning, a joint, an end."""
+"""Measure with recognisers how well speech matches its text, and analyse beginnings, joints and ends."""

@@ -1,12 +1,11 @@
-"""Listens to a server: how much of what is asked for is understood, by each way in which audio comes to a client.
+"""Measure the intelligibility of a server's speech for each way of receiving audio.
 
     make listen                                                                   # the embedded voice, hours
     python -m tools.listening --model 1.7B-CustomVoice --language german --out heard
     python -m tools.listening --url http://127.0.0.1:8000 --sentences 20 --out heard
 
-Every utterance is spoken by a server, written down by offline recognisers and compared with its text. What was heard is
-written to a file at once, so that a run that was stopped goes on where it was. Each way but plain PCM is compared with
-plain PCM of the same texts that ffmpeg has brought into the same form.
+Offline recognisers transcribe every utterance, and the transcripts are compared with the texts. Results are stored at
+once, so an interrupted run can resume. Plain PCM, converted by ffmpeg, is the baseline for all other ways.
 """
 
 import argparse
@@ -41,24 +40,24 @@ from tools.listening.texts import texts
 
 logger = logging.getLogger(__name__)
 
-DOZEN = 12  # texts of one voice for each way but plain PCM
+DOZEN = 12  # texts per way of receiving audio, except plain PCM
 _BOOK_SEED = 1000
 _POOLS = {"talker": "ServeReplica:talkray:Talker", "decoder": "ServeReplica:talkray:Codec"}
 
 
 @dataclass(frozen=True, slots=True)
 class Other:
-    """A way but plain PCM."""
+    """One way of receiving audio other than plain PCM."""
 
     way: Way
-    at_once: int = AT_ONCE  # texts that are asked for together
-    needs_voice: bool = False  # which some checkpoints do not have
+    at_once: int = AT_ONCE  # concurrent requests
+    needs_voice: bool = False  # built-in voices, which some checkpoints lack
 
 
 async def hear_server(
     session: ListeningSession, url: str, options: argparse.Namespace, said: list[Text], others: Sequence[Other]
 ) -> None:
-    """Other ways with a dozen texts of one voice each."""
+    """Request a dozen texts of one voice in each other way."""
     dozen = [text for text in said if text.kind == SENTENCES][:DOZEN]
     async with connected(url) as http:
         voices = options.voice or await builtin_voices(http)
@@ -67,7 +66,7 @@ async def hear_server(
 
 
 async def hear_plain(session: ListeningSession, url: str, options: argparse.Namespace, said: list[Text]) -> None:
-    """Plain PCM in every voice, the hard texts last."""
+    """Request plain PCM in every voice, with the hard texts last."""
     async with connected(url) as http:
         voices = options.voice or await builtin_voices(http)
         for is_hard in (False, True):
@@ -76,7 +75,7 @@ async def hear_plain(session: ListeningSession, url: str, options: argparse.Name
 
 
 def book_way(url: str, folder: Path, said: list[Text]) -> Other:
-    """Paragraphs of a book: a job makes them, all with one seed."""
+    """Return the way in which a job synthesizes paragraphs of a book, all with one seed."""
     wanted, made = [text.written for text in said if text.kind == SENTENCES][:DOZEN], dict[str, Audio]()
 
     async def listen(http: aiohttp.ClientSession, asked: Asked) -> Audio:
@@ -90,7 +89,7 @@ def book_way(url: str, folder: Path, said: list[Text]) -> Other:
 
 
 def killing_way(driver: Driver, pool: str) -> Other:
-    """The one replica of a pool is killed in the middle of each utterance."""
+    """Return the way in which the only replica of a pool is killed during each utterance."""
 
     async def listen(http: aiohttp.ClientSession, asked: Asked) -> Audio:
         audio = b""
@@ -107,10 +106,10 @@ def killing_way(driver: Driver, pool: str) -> Other:
 
 
 def _kill(driver: Driver, title: str) -> None:
-    """Raises UtteranceFailed where there is nobody to kill."""
+    """Kill the replica's process. Raises `UtteranceFailed` if there is none."""
     num_killed = 0
     for process in driver.folder.processes():
-        with contextlib.suppress(OSError):  # it has ended
+        with contextlib.suppress(OSError):  # the process has ended
             if title.encode() in Path(f"/proc/{process}/cmdline").read_bytes():
                 os.kill(process, signal.SIGKILL)
                 num_killed += 1
@@ -120,7 +119,7 @@ def _kill(driver: Driver, title: str) -> None:
 
 @contextlib.contextmanager
 def server(model: str, placement: str) -> Iterator[Driver]:
-    """One of our own that refuses nobody because the machine is slow."""
+    """Start a server whose admission limits are too high for a slow machine to refuse requests."""
     patient = AdmissionSettings(max_line_s=1000, max_wait_s=1000, start_wait_s=1000, max_late_s=1000)
     codec = CodecConfig.model_validate({"placement": placement})
     config = AppConfig(model=model, codec=codec, api=ApiSettings(admission=patient))
@@ -129,7 +128,7 @@ def server(model: str, placement: str) -> Iterator[Driver]:
 
 
 def listen(options: argparse.Namespace) -> int:
-    """Hear what is missing and write the table; the exit code is 1 where a way is worse or audio did not come."""
+    """Request the missing utterances and write the table. Return 1 if a way is worse or audio is missing."""
     said = [
         text
         for text in texts(options.language, options.texts)
@@ -148,7 +147,7 @@ def listen(options: argparse.Namespace) -> int:
         hear(options.url)
     else:
         with server(options.model, "hybrid") as driver:
-            book = [] if options.fields else [book_way(driver.url, options.out, said)]  # it has no place for these
+            book = [] if options.fields else [book_way(driver.url, options.out, said)]  # without these fields
             more = [*book, *(killing_way(driver, pool) for pool in _POOLS)] if options.ways else []
             hear(driver.url, more)
         if options.ways:
@@ -167,7 +166,7 @@ def listen(options: argparse.Namespace) -> int:
 
 
 def _recognisers(language: str) -> list[Recogniser]:
-    """Whisper for all ten languages, Moonshine for English besides."""
+    """Return Whisper for all ten languages, and also Moonshine for English."""
     code = language_code(language)
     if code is None:
         raise SystemExit(f"no recogniser knows {language!r}: name one of the ten languages of the models")
@@ -175,7 +174,7 @@ def _recognisers(language: str) -> list[Recogniser]:
 
 
 def main(arguments: list[str]) -> int:
-    """Command line; returns the exit code."""
+    """Run the command line and return the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m tools.listening", description="Measure how much of what a server says is understood."
     )

@@ -1,9 +1,9 @@
-"""Listens to a book of `talkray book`: what a recogniser hears of each paragraph, where the report says that it is.
+"""Transcribe a book of `talkray book` and compare each paragraph at its reported position with its text.
 
     talkray book novel.epub && python -m tools.listening.book novel.m4b
 
-Prints the share of words that it hears otherwise, as `make listen` counts them, and the worst paragraphs. A paragraph
-that is not where the report has it is one that is not understood. It takes a fifth to a half of the book's length.
+Prints the share of misrecognised words, counted as in `make listen`, and the worst paragraphs. A paragraph at a wrong
+position counts as misrecognised. The command takes a fifth to a half of the book's duration.
 """
 
 import argparse
@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     report = json.loads(options.book.with_suffix(".report.json").read_text(encoding="utf-8"))
     audio, ear = decoded(options.book), Whisper()
-    heard: list[tuple[int, int, str, str]] = []  # errors, words, as it was written, as it was heard
+    heard: list[tuple[int, int, str, str]] = []  # errors, words, text, transcript
     chapters: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])  # errors and words
     for each in report["paragraphs"]:
         said = ear.transcribe(audio[round(each["start_s"] * RATE) : round(each["end_s"] * RATE)], RATE)
@@ -53,9 +53,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def read_aloud(
     texts: Sequence[str], folder: Path, *, url: str, voice: str, language: str, seed: int
 ) -> list[NDArray[np.float32]]:
-    """Each text as a paragraph of a book that a server speaks, cut out where the report says that it is.
+    """Synthesize the texts as paragraphs of a book, and cut them out at their reported positions.
 
-    Raises UtteranceFailed. The book stays in `folder`, and is not made again where it is complete.
+    Raises `UtteranceFailed`. A complete book in `folder` is used again.
     """
     file, target = folder / "book.txt", folder / "book.flac"
     file.write_text("\n\n".join(texts), encoding="utf-8")
@@ -74,9 +74,9 @@ def read_aloud(
 
 
 def decoded(file: Path, rate: int = RATE) -> NDArray[np.float32]:
-    """[samples] at a rate, of all of the book: an hour takes 230 MB at RATE.
+    """Decode the whole book to [samples] at `rate`. One hour takes 230 MB at RATE.
 
-    Raises av.FFmpegError.
+    Raises `av.FFmpegError`.
     """
     resampler = av.AudioResampler(format="flt", layout="mono", rate=rate)
     with av.open(str(file)) as opened:

@@ -1,9 +1,9 @@
-"""How far apart speech sounds on the two sides of a joint: of segments with and without tails, and inside segments.
+"""Compare speech on both sides of a joint: between segments with and without tails, and within segments.
 
     python -m tools.listening.joints --joints 50
 
-The engine in this process speaks pairs of held-out sentences: the second one by itself, the second one from the tail of
-the first one, and both as one segment. A recogniser writes down what comes after each joint.
+The engine in this process speaks pairs of held-out sentences: the second sentence alone, the second sentence continuing
+the tail of the first, and both as one segment. A recogniser transcribes the speech after each joint.
 """
 
 import argparse
@@ -33,15 +33,15 @@ from tools.listening.texts import texts
 logger = logging.getLogger(__name__)
 
 _RATE = 24000
-_LOUD_S, _PITCH_S = 0.3, 1.0  # of each side, for loudness; for pitch and spectrum
+_LOUD_S, _PITCH_S = 0.3, 1.0  # seconds of each side to compare loudness, and to compare pitch and spectrum
 _FLOOR_DB, _BANDS = -60.0, 40
-_NEAR_FRAMES = 6  # a sentence may begin so far from where it is read
+_NEAR_FRAMES = 6  # search range for the beginning of a sentence, around its estimated frame
 Audio = NDArray[np.float32]
 
 
 @dataclass(slots=True)
 class Joint:
-    """Two sentences, and the samples of both, one after the other, in three ways."""
+    """Two sentences, and the samples before and after the joint for each of three methods."""
 
     voice: str
     texts: tuple[str, str]
@@ -78,7 +78,7 @@ def _errors(transcribe: Callable[[Audio, int], str], joint: Joint, way: str) -> 
 
 
 def spoken(model: str, num_joints: int, instructions: Sequence[str | None]) -> list[Joint]:
-    """The joints of one voice after the other, in turn, as the `instructions` of the second sentences are."""
+    """Generate the joints of each voice, with the `instructions` for the second sentences in turn."""
     directory = locate(model)
     engine = build_engine(directory, TalkerConfig(device="cpu", max_num_seqs=8, max_num_waiting=num_joints))
     decoder = load_decoder(directory / "speech_tokenizer")
@@ -111,13 +111,13 @@ def spoken(model: str, num_joints: int, instructions: Sequence[str | None]) -> l
         read = next((frame for frame, chars in enumerate(readings) if chars > len(joint.texts[0])), 0)
         if read:
             near = range(max(1, read - _NEAR_FRAMES), min(len(frames) - 1, read + _NEAR_FRAMES))
-            cut = min(near, key=lambda frame: float(np.square(frames[frame]).sum()))  # the pause between both
+            cut = min(near, key=lambda frame: float(np.square(frames[frame]).sum()))  # the pause between the sentences
             joint.sides["sentences of one segment"] = frames[:cut].reshape(-1), frames[cut:].reshape(-1)
     return joints
 
 
 def speak_all(engine: Engine, requests: list[SynthesisRequest]) -> list[tuple[Codes, FinishReason, list[float]]]:
-    """The codes of each request, why it ended, and for each frame the characters before it."""
+    """Return codes and finish reason of each request, and the number of characters before each frame."""
     codes: dict[int, list[Codes]] = {number: [] for number in range(len(requests))}
     readings: dict[int, list[Reading]] = {number: [] for number in codes}
     reasons: dict[int, FinishReason] = {}
@@ -145,28 +145,28 @@ def _decoded(decoder: CodecDecoder, codes: Codes) -> Audio:
 
 
 def loudness_step(before: Audio, after: Audio) -> float:
-    """dB between the last sound of one side and the first of the other."""
+    """Return the loudness difference in dB between the last sound of `before` and the first sound of `after`."""
     return abs(_level_db(_last(before, _LOUD_S)) - _level_db(_first(after, _LOUD_S)))
 
 
 def pitch_step(before: Audio, after: Audio) -> float:
-    """Semitones between the medians of voiced frames; nan where a side has none."""
+    """Return the difference between the median pitches in semitones, or nan if a side has no voiced frames."""
     return float(abs(12 * np.log2(pitch_hz(_last(before, _PITCH_S)) / pitch_hz(_first(after, _PITCH_S)))))
 
 
 def spectrum_step(before: Audio, after: Audio) -> float:
-    """Log-spectral distance in dB of the means of each side, in bands of equal width, each at its own loudness."""
+    """Return the log-spectral distance in dB between the sides' mean spectra, in equal bands at equal loudness."""
     one, other = _spectrum_db(_last(before, _PITCH_S)), _spectrum_db(_first(after, _PITCH_S))
     return float(np.sqrt(np.mean(np.square((one - one.mean()) - (other - other.mean())))))
 
 
 def quiet_ms(before: Audio, after: Audio) -> float:
-    """How long it is quiet between both sides."""
+    """Return the milliseconds of quiet between both sides."""
     return 1000 * (len(before) - sounding(before)[1] + sounding(after)[0]) / _RATE
 
 
 def pitch_hz(audio: Audio) -> float:
-    """The median of voiced frames, by autocorrelation."""
+    """Return the median pitch of voiced frames in Hz, by autocorrelation."""
     found = [hz for frame in _frames(audio, 960, 480) if (hz := _frame_hz(frame)) is not None]
     return float(np.median(found)) if found else float("nan")
 

@@ -1,4 +1,4 @@
-"""What was heard, as one table of Markdown."""
+"""Format the results of a listening session as a Markdown table."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -9,12 +9,12 @@ from talkray_tools.judge import Judged
 from talkray_tools.spoken_texts import SENTENCES
 from talkray_tools.ways import PLAIN
 
-# Of all words, than in what ffmpeg made of the same PCM. One word is always allowed, because recognisers waver by one.
+# Permitted increase of the error share over ffmpeg's conversion. One error is always allowed, because recognisers vary.
 MORE_ERRORS = 0.01
 
 
 def rows(judged: Iterable[Judged]) -> dict[tuple[str, str, str], list[Judged]]:
-    """The utterances of each row, in the order in which rows began. A kind of hard texts is a row for all voices."""
+    """Group utterances by table row, in order. Each kind of hard text has one row for all voices."""
     by_row: dict[tuple[str, str, str], list[Judged]] = {}
     for each in judged:
         is_hard = each.way == PLAIN.name and each.kind != SENTENCES
@@ -23,12 +23,12 @@ def rows(judged: Iterable[Judged]) -> dict[tuple[str, str, str], list[Judged]]:
 
 
 def rate(of: Sequence[Judged], name: str, *, compared: bool = False) -> float:
-    """The share of wrong words."""
+    """Return the share of wrong words."""
     return sum((each.compared if compared else each.errors)[name] for each in of) / sum(each.words for each in of)
 
 
 def worse(judged: Iterable[Judged], name: str) -> list[str]:
-    """Ways with more errors than the bound allows, for a recogniser."""
+    """Return the ways whose errors exceed the limit for a recogniser."""
     return [
         f"{way}: {100 * rate(of, name):.1f} % of the words are wrong, {100 * rate(of, name, compared=True):.1f} % are "
         "where ffmpeg converts plain PCM"
@@ -39,7 +39,7 @@ def worse(judged: Iterable[Judged], name: str) -> list[str]:
 
 
 def not_come(judged: Iterable[Judged]) -> list[str]:
-    """A line for each utterance whose audio did not come, with the reason."""
+    """Return a line with the reason for each utterance without audio."""
     return [
         f"Did not come: {each.way}, {each.voice}, {each.kind} {each.number}: {each.failed}"
         for each in judged
@@ -48,13 +48,13 @@ def not_come(judged: Iterable[Judged]) -> list[str]:
 
 
 def _is_worse(differences: Sequence[int], num_words: int) -> bool:
-    """Two standard deviations of a sum of as large differences with random signs are chance."""
+    """Return whether the difference exceeds two standard deviations of a random walk with the same steps."""
     by_chance = 2 * math.sqrt(sum(each * each for each in differences))
     return sum(differences) > max(1, MORE_ERRORS * num_words, by_chance)
 
 
 def table(judged: Sequence[Judged], names: Sequence[str], about: str) -> str:
-    """Markdown: `about`, the rows, and what did not come. `names`: the recognisers."""
+    """Build Markdown from `about`, the rows, and the failures. `names` lists the recognisers."""
     head = ["way", "voice", "kind", "utterances", "words"]
     head += [column for name in names for column in (name, "by ffmpeg")]
     head += ["first and last words right", "words/s", "DNSMOS"]

@@ -1,4 +1,4 @@
-"""What is said to be heard, by language and kind."""
+"""Texts for listening tests, by language and kind."""
 
 from pathlib import Path
 
@@ -7,9 +7,9 @@ from tools.demo_voice.texts import lines
 
 
 def texts(language: str, file: Path | None = None) -> list[Text]:
-    """All of a language: ours, or those of a file of the same form. Raises SystemExit where there are none.
+    """Return all texts of a language, from the project or from `file`. Raises `SystemExit` if there are none.
 
-    Ours in English: sentences that no training of the embedded voice held, and hard texts.
+    English texts include sentences that were not used to train the embedded voice, and hard texts.
     """
     if file is not None or language != "english":
         return read_texts(language, file) if file else read_texts(language)

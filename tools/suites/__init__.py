@@ -1,1 +1,1 @@
-"""What several suites of tests and experiments share: servers, clients, and how each dialect is asked."""
+"""Servers, clients and request samples of each dialect, shared by tests and experiments."""

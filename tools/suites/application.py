@@ -1,4 +1,4 @@
-"""The application in this process, for tests that look behind it through this process's Ray."""
+"""Run the application in this process, for tests that inspect it through this process's Ray."""
 
 import contextlib
 import io
@@ -13,7 +13,7 @@ from serve_app.config import AppConfig
 
 @contextlib.contextmanager
 def running(config: AppConfig, port: int | None = None, *, report: Report = print) -> Iterator[str]:
-    """Its base URL once it speaks, on a free port where none is given. Raises StartError."""
+    """Yield the base URL once the application is ready, by default on a free port. Raises `StartError`."""
     address = Address("127.0.0.1", port or free_port())
     with run_folder.created(report) as folder:
         try:
@@ -23,19 +23,19 @@ def running(config: AppConfig, port: int | None = None, *, report: Report = prin
             stop(report)
             folder.end_processes()
             folder.remove()
-            for name, value in list(os.environ.items()):  # the next server of this process has another folder
+            for name, value in list(os.environ.items()):  # the next server of this process uses another folder
                 if str(folder.path) in value:
                     del os.environ[name]
 
 
 def stop(report: Report) -> None:
-    """End everything that `start` has started, also where it was not finished."""
-    import ray  # after the settings, which it reads at import
+    """Stop everything that `start` started, even if the start did not complete."""
+    import ray  # imported after the settings, which Ray reads at import
     from ray import serve
 
-    if not ray.is_initialized():  # Serve would start Ray to stop it
+    if not ray.is_initialized():  # otherwise, Serve would start Ray to stop it
         return
     report("stopping")
-    with contextlib.redirect_stdout(io.StringIO()):  # Ray reports the controller's end as a failure
+    with contextlib.redirect_stdout(io.StringIO()):  # Ray reports the end of the controller as a failure
         serve.shutdown()
         ray.shutdown()

@@ -1,4 +1,4 @@
-"""The fields that a vendor or server documents, as `rows/` has them."""
+"""Request fields that vendors and servers document, listed in `rows/`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """A value that differs from the default; `beside` are fields without which it would mean nothing."""
+    """Value that differs from the default. `beside` are fields without which the value has no effect."""
 
     value: object
     beside: Json = field(default_factory=dict)
@@ -19,29 +19,29 @@ class Sent:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where fields stand: in the query, or in an object of a message or a body."""
+    """Location of fields: the query, or an object in a message or body."""
 
     fields: Json
-    message: int | None = 0  # None: the query
+    message: int | None = 0  # index of the message; None: the query
     inside: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Documented:
-    """The fields that a vendor or server documents, each with a value that should have an effect."""
+    """Fields that a vendor or server documents, each with a value that should have an effect."""
 
     path: str
-    messages: Sequence[Json]  # the body over HTTP
+    messages: Sequence[Json]  # the body for HTTP
     places: Sequence[Place]
     query: Json = field(default_factory=dict)
     protocols: Sequence[str] = ()
-    over: Json = field(default_factory=dict)  # the message with which a socket has answered all; none over HTTP
+    over: Json = field(default_factory=dict)  # last message of a socket's response; empty for HTTP
     style: Sequence[str] = ()  # fields that describe a style
     language: str = ""
 
 
 def fields(text: str) -> Json:
-    """Fields as YAML writes them in a line."""
+    """Parse fields from one line of YAML."""
     read: Json = yaml.safe_load(f"{{{text}}}")
     return read
 

@@ -1,4 +1,4 @@
-"""Streams that are listened to: the ingress's own synthesizer in an actor, which keeps codes, samples and times."""
+"""Record streams: the ingress's synthesizer in an actor, which stores codes, samples and times."""
 
 import asyncio
 import re
@@ -29,45 +29,45 @@ from serve_app.speech.segments import Utterance
 from serve_app.speech.utterance_synthesizer import UtteranceSynthesizer
 from tools.experiments.faults import polite
 
-_START_S = 300.0  # of replicas, on a busy machine; bounds a hang
+_START_S = 300.0  # limit for the start of replicas on a busy machine
 
 
 def one_deployed(codec: Any, talker: Any = None) -> Any:
-    """The handles of the only model. `talker`: where its GPU decodes."""
+    """Return the handles of the only model. `talker` is set if its GPU decodes."""
     pools = ("Talker", "Codec")
     return Deployed("", "embedded", TalkerConfig(), False, AdmissionSettings(), pools, codec, talker)
 
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """One stream as it was delivered."""
+    """One delivered stream."""
 
     request_id: str
     codes: Codes
     pcm: bytes
-    arrivals_s: tuple[float, ...]  # of time.time(), chunks with audio
+    arrivals_s: tuple[float, ...]  # of chunks with audio, by time.time()
     finish_reason: FinishReason | None
     error: str | None = None
 
 
 @ray.remote(num_cpus=0, max_concurrency=1000)
 class Listener:
-    """Asks as an ingress replica does; `inline`: one whose GPU makes all audio, so that it asks the talkers itself."""
+    """Client that requests speech as an ingress replica does. With `inline`, the talker's GPU generates all audio."""
 
     def __init__(self, *, inline: bool) -> None:
         codec = serve.get_deployment_handle("Codec", APP_NAME)
         talker = serve.get_deployment_handle("Talker", APP_NAME) if inline else None
         self._synthesizer = ReplicaSynthesizer(one_deployed(codec, talker=talker))
         self._utterances, self._live_texts = UtteranceSynthesizer(self._synthesizer), LiveTexts()
-        self._num_sounding = 0  # streams that have brought audio
+        self._num_sounding = 0  # streams that have delivered audio
         self._more_sound = asyncio.Condition()
         self._recordings: list[str] = []
         self._read = handles.read_replica
         replica_synthesizer.read_replica = self._noting  # type: ignore[attr-defined]  # a name that it imports
-        failover._GIVE_UP_S = _START_S  # where all replicas die, the streams wait for their successors
+        failover._GIVE_UP_S = _START_S  # if all replicas die, streams wait for new replicas
 
     async def recordings(self) -> list[str]:
-        """How replicas were asked to clone, in turn: "codec samples", "talker prompt"."""
+        """Return how replicas cloned, in order: "codec samples" or "talker prompt"."""
         return self._recordings
 
     def _noting(
@@ -80,12 +80,12 @@ class Listener:
         return self._read(handle, method, request, lost=lost)
 
     async def all_sound(self, count: int) -> None:
-        """Return once so many streams have brought audio."""
+        """Return once `count` streams have delivered audio."""
         async with self._more_sound:
             await self._more_sound.wait_for(lambda: self._num_sounding >= count)
 
     async def listen(self, request: Utterance, word_s: float = 0.0) -> Heard:
-        """Where a word takes time, the text is written while it is spoken."""
+        """Run a request. With `word_s`, its text is streamed at this many seconds per word."""
         codes, pcm, arrivals_s, reason = [np.zeros((0, 16), np.int16)], [], [], None
         error = None
         try:
@@ -101,7 +101,7 @@ class Listener:
         except Exception as problem:
             error = repr(problem)
         if not arrivals_s:
-            await self._count()  # it never will
+            await self._count()  # count the stream, because it will never deliver audio
         return Heard(
             request.synthesis.request_id, np.concatenate(codes), b"".join(pcm), tuple(arrivals_s), reason, error
         )
@@ -121,7 +121,7 @@ class Listener:
             await writing
 
     async def _model(self) -> ModelInfo:
-        """What an ingress replica knows before it has streams to lose. A busy machine takes its time to tell."""
+        """Return the model's info, which an ingress needs to recover streams. Retries on a busy machine."""
         async with asyncio.timeout(_START_S):
             while True:
                 with suppress(NotReady):
@@ -141,7 +141,7 @@ async def _write(live: LiveText, text: str, word_s: float) -> None:
 
 
 def difference(heard: Heard, other: Heard) -> str | None:
-    """What is not the same about two deliveries of an utterance; PCM may differ by 1 LSB."""
+    """Describe the difference between two deliveries of an utterance. PCM may differ by 1 LSB."""
     if heard.error or other.error:
         return heard.error or other.error
     if heard.finish_reason is not other.finish_reason:
@@ -152,7 +152,7 @@ def difference(heard: Heard, other: Heard) -> str | None:
 
 
 def gaps_after(moment_s: float, streams: Sequence[Heard]) -> list[float]:
-    """From a moment to the next audio, of each stream that was being delivered then."""
+    """Return the seconds from `moment_s` to the next audio of each stream that was active then."""
     return [
         min(at_s for at_s in heard.arrivals_s if at_s > moment_s) - moment_s
         for heard in streams
@@ -164,7 +164,7 @@ TEXT = "The quick brown fox jumps over the lazy dog, and the dog does not mind."
 
 
 def requests(count: int, *, frames: int) -> list[Utterance]:
-    """Different utterances of about the same length."""
+    """Return different utterances of similar length."""
     options = Sampling(max_new_tokens=frames + 1)
     return [
         Utterance(SynthesisRequest(f"r{seed}", TEXT, voice="ryan", sampling=options, seed=seed, ignore_eos=True))
@@ -173,7 +173,7 @@ def requests(count: int, *, frames: int) -> list[Utterance]:
 
 
 def long_requests(count: int, *, frames: int) -> list[Utterance]:
-    """Texts that are spoken in several segments of so many frames each."""
+    """Return texts that are spoken in several segments of `frames` frames each."""
     return [
         request.changed(request_id=f"long{request.synthesis.seed}", text=" ".join([TEXT] * 30))
         for request in requests(count, frames=frames)
@@ -181,10 +181,10 @@ def long_requests(count: int, *, frames: int) -> list[Utterance]:
 
 
 class Speaking:
-    """Streams, a fixed number at once."""
+    """Runs streams with a fixed concurrency."""
 
     def __init__(self, streams: list[Utterance], *, at_once: int, word_s: float = 0.0, inline: bool = False) -> None:
-        """Where a word takes time, texts are written while they are spoken. `inline` as in Listener."""
+        """With `word_s`, texts are streamed at this many seconds per word. `inline` as in Listener."""
         self._word_s = word_s
         self._listener = Listener.options(scheduling_strategy=_here()).remote(inline=inline)  # type: ignore[attr-defined]
         self._at_once = at_once
@@ -197,14 +197,14 @@ class Speaking:
         return not self._left and not self._going
 
     def go_on(self, *, may_begin: bool) -> None:
-        """Begin what may begin, and wait a moment for streams that end."""
+        """Start streams if permitted, and wait briefly for streams to end."""
         while may_begin and self._left and len(self._going) < self._at_once:
             self._going.append(self._listener.listen.remote(self._left.popleft(), self._word_s))
         ended, self._going = ray.wait(self._going, timeout=0.05) if self._going else ([], [])
         self.heard += ray.get(ended)
 
     def add(self, streams: list[Utterance]) -> None:
-        """More of them, behind the others."""
+        """Append streams to the queue."""
         self._left.extend(streams)
 
     def recordings(self) -> list[str]:
@@ -212,11 +212,11 @@ class Speaking:
         return noted
 
     def drop_rest(self) -> None:
-        """Begin none of those that have not begun."""
+        """Drop the streams that have not started."""
         self._left.clear()
 
     def begun(self) -> None:
-        """Wait until every stream under way has brought audio."""
+        """Wait until every active stream has delivered audio."""
         ray.get(self._listener.all_sound.remote(len(self._going)))
 
     def finish(self) -> list[Heard]:
@@ -230,6 +230,6 @@ def _here() -> NodeAffinitySchedulingStrategy:
 
 
 def wrong(heard: list[Heard], expected: list[Heard]) -> list[str]:
-    """What is different about streams from those of the same request."""
+    """Describe the differences from streams of the same requests."""
     by_id = {each.request_id: each for each in expected}
     return [f"{each.request_id}: {problem}" for each in heard if (problem := difference(by_id[each.request_id], each))]

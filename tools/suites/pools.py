@@ -1,4 +1,4 @@
-"""The whole application with pools that can lose replicas, and the hands that take them away."""
+"""The whole application with pools that can lose replicas, and functions that kill replicas."""
 
 import contextlib
 import os
@@ -25,18 +25,18 @@ from tools.suites.processes import MARK, marked
 TALKER, CODEC = "Talker", "Codec"
 ENGINE = "deployments.talker.process.engine_process"
 DECODER = "deployments.codec.pool.worker_process"
-_READY_S = 300.0  # bounds a hang, also on a busy machine
+_READY_S = 300.0  # limit on a busy machine
 
 
 def tiny_model(directory: Path, kind: str = "CustomVoice") -> Path:
-    """A tiny random checkpoint, written where it is missing."""
+    """Write a tiny random checkpoint, unless it exists."""
     if not (directory / "config.json").exists():
         write_checkpoint(directory, SHAPES[f"tiny-{kind}"], Options(dtype=torch.float32))
     return directory
 
 
 def config(model: Path, *, talkers: int = 2, codecs: int = 2) -> AppConfig:
-    """Pools on fractions of a core, so that two cores hold all of them."""
+    """Return pools on fractions of a core, so two cores run all replicas."""
     pool = PoolConfig(num_cpus=0.1, max_queued_requests=256)
     return AppConfig(
         model=str(model),
@@ -55,39 +55,39 @@ def parent(process: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """A running application."""
+    """Running application."""
 
     url: str
     mark: str
     app: AppConfig
 
     def processes(self, name: str) -> list[int]:
-        """Processes of a deployment's replicas, or engine processes; those that are starting as well."""
+        """Return the processes of a deployment's replicas, or engine processes, including starting ones."""
         return self.processes_titled(name if name == ENGINE else f"ServeReplica:{APP_NAME}:{name}")
 
     def processes_titled(self, title: str) -> list[int]:
-        """Processes with this in their command line."""
+        """Return the processes whose command line contains `title`."""
         return [process for process, command in marked(self.mark).items() if title in command]
 
     def decoders(self) -> list[int]:
-        """The processes in which codec replicas decode, without those that they are forked from."""
+        """Return the processes in which codec replicas decode, without the processes that fork them."""
         decoders = self.processes_titled(DECODER)
         return [process for process in decoders if parent(process) in decoders]
 
     def num_running(self, name: str) -> int:
-        """Replicas of a deployment that take requests; none while Serve reads a new configuration."""
+        """Return the number of running replicas, or zero while Serve reads a new configuration."""
         deployment = serve.status().applications[APP_NAME].deployments.get(name)
         return deployment.replica_states.get("RUNNING", 0) if deployment else 0
 
     def wait_for(self, name: str, replicas: int) -> None:
-        """Return once that many replicas run, and no process of a dead one is counted among them."""
+        """Return once `replicas` replicas run and no process of a dead replica remains."""
         deadline_s = time.monotonic() + _READY_S
         while self.num_running(name) < replicas or len(self.processes(name)) < replicas:
             assert time.monotonic() < deadline_s, f"{name} has {self.num_running(name)} replicas, not {replicas}"
             time.sleep(0.1)
 
     def replaces(self, replicas: list[int], pool: str, victim: int) -> None:
-        """Return once one of a pool's `replicas` has gone, because of a `victim` that is killed now if it still is."""
+        """Return once one of the pool's `replicas` is gone. Kills `victim` now if it is still alive."""
         with contextlib.suppress(ProcessLookupError):
             if victim in marked(self.mark):
                 os.kill(victim, signal.SIGKILL)
@@ -97,13 +97,13 @@ class Service:
             time.sleep(0.1)
 
     def kill(self, process: int, number: int = signal.SIGKILL) -> None:
-        """Send a signal to one of this application's processes."""
+        """Send a signal to one of the application's processes."""
         assert process in marked(self.mark)
         os.kill(process, number)
 
 
 def redeploy(app: AppConfig, replicas: dict[str, int]) -> None:
-    """Deploy as a config file does: another `app` is rolled out under whatever load there is, the pools are scaled."""
+    """Deploy like a config file. A different `app` is rolled out under load; pools are scaled."""
     application = {
         "name": APP_NAME, "route_prefix": "/", "import_path": "serve_app.app:build_app",
         "args": app.model_dump(mode="json"),
@@ -114,7 +114,7 @@ def redeploy(app: AppConfig, replicas: dict[str, int]) -> None:
 
 @contextlib.contextmanager
 def serving(app: AppConfig, report: Report = lambda line: None) -> Iterator[Service]:
-    """The application on a free port; no process of it is left behind. `report` hears how the start goes."""
+    """Run the application on a free port and end all its processes. `report` receives start-up messages."""
     mark = uuid.uuid4().hex
     os.environ[MARK] = mark
     try:

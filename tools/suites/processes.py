@@ -1,4 +1,4 @@
-"""Processes of one test run, found by a variable in the environment that they inherit, wherever they end up."""
+"""Find processes of one test run by an environment variable that they inherit."""
 
 import contextlib
 import os
@@ -11,7 +11,7 @@ MARK = "TALKRAY_TEST_RUN"
 
 
 def marked(mark: str) -> dict[int, str]:
-    """Command line of every living process that was started under `MARK=mark`, by its id."""
+    """Return the command lines of all living processes started with `MARK=mark`, by process id."""
     wanted = f"{MARK}={mark}".encode()
     commands = {}
     for process in Path("/proc").glob("[0-9]*"):
@@ -22,7 +22,7 @@ def marked(mark: str) -> dict[int, str]:
 
 
 def end_marked(mark: str) -> None:
-    """Nothing that was started under `MARK=mark` outlives this."""
+    """End all processes started with `MARK=mark`."""
     while running := marked(mark):
         for process in running:
             with contextlib.suppress(ProcessLookupError):
@@ -30,7 +30,7 @@ def end_marked(mark: str) -> None:
 
 
 def suspend(process: int, bound_s: float) -> None:
-    """Stop every thread of a process. The signal alone returns before they have stopped: until then they still read."""
+    """Stop every thread of a process, and wait until all have stopped. SIGSTOP alone returns earlier."""
     os.kill(process, signal.SIGSTOP)
     until_s = time.monotonic() + bound_s
     while set(states := _thread_states(process)) != {"T"}:
@@ -39,22 +39,22 @@ def suspend(process: int, bound_s: float) -> None:
 
 
 def _thread_states(process: int) -> list[str]:
-    """As `ps` names them: R runs, S sleeps, T was stopped."""
+    """Return states as `ps` names them: R is running, S sleeping, T stopped."""
     stats = [file.read_text() for file in Path(f"/proc/{process}/task").glob("*/stat")]
     return [stat.rpartition(")")[2].split()[0] for stat in stats]
 
 
 def read_logs(processes: Mapping[int, str]) -> dict[Path, bytes]:
-    """Every file that Ray has for what these processes print and log, one of which is its control store."""
+    """Return the contents of all Ray log files for these processes, which must include the control store."""
     [gcs] = [command for command in processes.values() if "gcs_server" in command]
     folder = Path(gcs.split("--log_dir=")[1].split()[0])
     return {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 
 
 def end_proxy(node_id: str) -> None:
-    """Kill a HAProxy that outlived the actor that started it, in a cluster of which no `RunFolder` knows."""
+    """Kill a HAProxy that outlived its actor, in a cluster without a `RunFolder`."""
     for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it may end while we look
+        with contextlib.suppress(OSError):  # the process may exit meanwhile
             command = (process / "cmdline").read_bytes()
             if b"haproxy" in command and node_id.encode() in command:
                 os.kill(int(process.name), signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Clients that mean no good, on plain sockets: each may have an address of its own, 127.0.0.x."""
+"""Hostile clients on raw sockets. Each can use its own address, 127.0.0.x."""
 
 import base64
 import contextlib
@@ -20,7 +20,7 @@ def ask(
     port: int, fields: Mapping[str, object] | None = None, *, path: str = SPEECH, host: str = "127.0.0.1",
     source: str = "127.0.0.1", headers: Mapping[str, str] | None = None, tls: ssl.SSLContext | None = None,
 ) -> tuple[int, dict[str, str], bytes]:  # fmt: skip
-    """Status, headers and body of one request on a connection of its own; a GET where there are no fields."""
+    """Send one request on a new connection, and return status, headers and body. Without fields, send a GET."""
     own: dict[str, Any] = {"timeout": BOUND_S, "source_address": (source, 0)}
     plain = http.client.HTTPConnection(host, port, **own)
     connection = plain if tls is None else http.client.HTTPSConnection(host, port, context=tls, **own)
@@ -39,7 +39,7 @@ def connected(port: int, source: str = "127.0.0.1") -> Iterator[socket.socket]:
 
 
 def request(body: bytes, headers: Mapping[str, str], *, announced: int | None = None) -> bytes:
-    """A POST as bytes; a part of its body where more is `announced`."""
+    """Return a POST request as bytes. With `announced`, the `Content-Length` exceeds the body."""
     lines = [f"POST {SPEECH} HTTP/1.1", "Host: localhost", "Content-Type: application/json"]
     lines += [f"{name}: {value}" for name, value in headers.items()]
     lines += [f"Content-Length: {len(body) if announced is None else announced}", "", ""]
@@ -47,12 +47,12 @@ def request(body: bytes, headers: Mapping[str, str], *, announced: int | None = 
 
 
 def unfinished(raw: socket.socket, key: str = "") -> None:
-    """Send the head of a request, and a little of the body that it announces."""
+    """Send the head of a request and a small part of its body."""
     raw.sendall(request(b'{"input":', {"Authorization": f"Bearer {key}"} if key else {}, announced=100_000))
 
 
 def read_to_end(raw: socket.socket, within_s: float) -> bytes:
-    """What comes until the other side closes. Raises TimeoutError where nothing comes for so long."""
+    """Read until the other side closes. Raises `TimeoutError` after `within_s` without data."""
     raw.settimeout(within_s)
     received = b""
     with contextlib.suppress(ConnectionError):
@@ -62,7 +62,7 @@ def read_to_end(raw: socket.socket, within_s: float) -> bytes:
 
 
 def handshake(key: str, *, path: str = f"{SPEECH}/ws", compressed: bool = False) -> bytes:
-    """The request that opens a WebSocket; `compressed` where it asks for that."""
+    """Return a WebSocket handshake, which requests compression if `compressed`."""
     nonce = base64.b64encode(os.urandom(16)).decode()
     lines = [
         f"GET {path} HTTP/1.1", "Host: localhost", "Connection: Upgrade", "Upgrade: websocket",
@@ -73,7 +73,7 @@ def handshake(key: str, *, path: str = f"{SPEECH}/ws", compressed: bool = False)
 
 
 def frame(payload: bytes, *, opcode: int = 1, final: bool = True, compressed: bool = False) -> bytes:
-    """A frame of a WebSocket. Its mask is zero, which is one."""
+    """Return a WebSocket frame. The mask is zero, which is valid."""
     size = len(payload)
     first = opcode | (0x80 if final else 0) | (0x40 if compressed else 0)
     short = struct.pack("!BB", first, 0x80 | size) if size < 126 else b""
@@ -82,10 +82,10 @@ def frame(payload: bytes, *, opcode: int = 1, final: bool = True, compressed: bo
 
 
 class RawSocket:
-    """A WebSocket without a library, so that it can send what none would."""
+    """WebSocket without a library, so it can send invalid frames."""
 
     def __init__(self, raw: socket.socket, *, key: str, compressed: bool = False) -> None:
-        """`compressed` where it asks for that."""
+        """Open the WebSocket. `compressed` requests compression."""
         self.raw = raw
         raw.sendall(handshake(key, compressed=compressed))
         self._received = b""
@@ -96,7 +96,7 @@ class RawSocket:
 
     @property
     def compresses(self) -> bool:
-        """Whether the server has agreed to that."""
+        """Whether the server accepted compression."""
         return "permessage-deflate" in self.headers.get("sec-websocket-extensions", "")
 
     def send(self, payload: bytes, *, opcode: int = 1, final: bool = True, compressed: bool = False) -> None:
@@ -106,7 +106,7 @@ class RawSocket:
         self.send(json.dumps(fields).encode())
 
     def receive(self) -> tuple[int, bytes]:
-        """Opcode and payload of one frame. Raises EOFError at the end of the connection."""
+        """Return opcode and payload of one frame. Raises `EOFError` at the end of the connection."""
         head = self._exactly(2)
         size = head[1] & 0x7F
         if size >= 126:
@@ -114,7 +114,7 @@ class RawSocket:
         return head[0] & 0x0F, self._exactly(size)
 
     def messages(self) -> Iterator[dict[str, object]]:
-        """What is said in words, up to the end; that is a message as well."""
+        """Yield JSON messages until the socket closes, and the close itself as a message."""
         while True:
             try:
                 opcode, payload = self.receive()
@@ -146,6 +146,6 @@ class RawSocket:
 
 
 def deflated(size: int) -> bytes:
-    """So many spaces as the payload of a compressed frame: a thousandth of that."""
+    """Return `size` spaces as the payload of a compressed frame, which is a thousandth of the size."""
     squeeze = zlib.compressobj(9, zlib.DEFLATED, -12)
     return squeeze.compress(b" " * size) + squeeze.flush(zlib.Z_SYNC_FLUSH)[:-4]

@@ -1,4 +1,4 @@
-"""What `rows/` has of each extension."""
+"""Types of the contents of `rows/`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,54 +13,53 @@ VOICE = "ryan"
 
 @dataclass(frozen=True, slots=True)
 class WordTimesForm:
-    """How a protocol tells when words are heard."""
+    """How a protocol reports word times."""
 
-    in_field: str = ""  # the field of an answer that has them; "": no answer has
-    asked_by: Json = field(default_factory=dict)  # fields of the first message, or of the body
-    counts_from: Literal["beginning", "words", "audio"] = "beginning"  # of all audio, or a message's words or audio
+    in_field: str = ""  # field of a response with word times; empty if there are none
+    asked_by: Json = field(default_factory=dict)  # fields of the first message or the body that request word times
+    counts_from: Literal["beginning", "words", "audio"] = "beginning"  # time zero, in all audio or a message
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """What stops an utterance."""
+    """Message that stops an utterance."""
 
     message: Json
-    answer: Json | None = None  # its fields; None: there is none
+    answer: Json | None = None  # fields of the response; None: no response
 
 
 @dataclass(frozen=True, slots=True)
 class Closing:
-    """When the socket is closed, and how. None: it stays open."""
+    """Behaviour of a socket at the end, with close codes. None means that the socket stays open."""
 
-    goes_on: bool = True  # whether it stays open behind an utterance, also one that was cancelled
-    full: int | None = 1013  # when the server has no room
-    failed: int | None = 1011  # when speech fails
-    drain: Json | None = None  # the message that closes it behind what is being spoken, where the sample does not
+    goes_on: bool = True  # whether the socket stays open after an utterance, even a cancelled one
+    full: int | None = 1013  # close code if the server is at capacity
+    failed: int | None = 1011  # close code if speech fails
+    drain: Json | None = None  # message that closes the socket after the current speech, unless the sample sends it
 
 
 @dataclass(frozen=True, slots=True)
 class SocketRow:
-    """One WebSocket. In messages "$text" and "$voice" stand for any, as in its sample.
+    """One WebSocket. In messages, "$text" and "$voice" are placeholders, as in samples.
 
-    Of the fields of an answer the first one tells which answer it is; inner objects may have more fields than here.
+    The first field of an expected response identifies its type. Inner objects may have additional fields.
     """
 
     sample: Sample
     over: Json  # fields of the message that ends an utterance
-    # Bad messages, and the field that the answer names, or words of an answer without such a field; the socket stays
-    # open.
+    # Invalid messages, with the field that the error names, or else words of the error. The socket stays open.
     refused: Sequence[tuple[Json, str]]
-    numbers: Sequence[str]  # texts of messages, with "?" where a number belongs
-    more: Sequence[Json] = ()  # what else its clients send
-    stop: Stop | None = None  # None: leaving stops an utterance
+    numbers: Sequence[str]  # message texts with "?" in place of a number
+    more: Sequence[Json] = ()  # other messages of clients
+    stop: Stop | None = None  # None: only a disconnect stops an utterance
     closing: Closing = field(default_factory=Closing)
     times: WordTimesForm = field(default_factory=WordTimesForm)
-    again: Sequence[Mapping[str, object]] | None = None  # speak once more; None: as in the sample
-    cut: Sequence[Mapping[str, object]] = ()  # an utterance whose text may go on in the next message; (): none may
-    is_pcm: bool = True  # whether its audio is the synthesizer's, byte by byte
-    error: str | None = "error"  # the type of the message that says how speech failed
-    refusal: Json = field(default_factory=lambda: {"type": "error"})  # fields of the answer to each bad message
-    queries: Sequence[str] = ()  # others than the sample's, for the fuzzers
+    again: Sequence[Mapping[str, object]] | None = None  # messages of another utterance; None: as in the sample
+    cut: Sequence[Mapping[str, object]] = ()  # utterance whose text may continue in the next message; (): not supported
+    is_pcm: bool = True  # whether the audio is the synthesizer's unmodified output
+    error: str | None = "error"  # type of the message that reports a failure of speech
+    refusal: Json = field(default_factory=lambda: {"type": "error"})  # fields of the response to each invalid message
+    queries: Sequence[str] = ()  # additional queries for the fuzzers
 
     def speak(self, text: str, *, again: bool = False) -> list[Json]:
         messages = self.again if again and self.again is not None else self.sample.messages
@@ -72,7 +71,7 @@ class SocketRow:
 
     @property
     def place(self) -> str:
-        """As documents have it."""
+        """Path as shown in documents."""
         return ", ".join([f"WS {_shown(self.sample)}", *self.sample.protocols])
 
     def speak_in_parts(self, *texts: str) -> list[Json]:
@@ -81,7 +80,7 @@ class SocketRow:
         return [*parts[0][:place], *(part[place] for part in parts), *parts[0][place + 1 :]]
 
     def messages(self, text: str) -> list[Json]:
-        """Any that its clients send."""
+        """Return all kinds of messages that clients send."""
         return _filled([*self.sample.messages, *self.cut, *self.more], text)
 
     def bad(self) -> list[tuple[Json, str]]:
@@ -93,35 +92,35 @@ class SocketRow:
 
     @property
     def paths(self) -> list[str]:
-        """With each of its queries."""
+        """Return the path with each of its queries."""
         return [self.path, *(f"{self.path.partition('?')[0]}?{query}" for query in self.queries)]
 
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """What tells how speech ended: the last line or event of a streamed answer."""
+    """Last line or event of a streamed response, which reports how speech ended."""
 
     of: Literal["lines", "events"]
-    asked_by: Json = field(default_factory=dict)  # fields of the body
+    asked_by: Json = field(default_factory=dict)  # fields of the body that request it
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class PostRow:
-    """One `POST`. In `numbers`, `query_numbers` and `formats` a "?" stands where a number or a format belongs."""
+    """One `POST`. In `numbers`, `query_numbers` and `formats`, "?" is the placeholder of a number or format."""
 
     sample: Sample
-    text: str = "text"  # the field that a body without its text misses
-    name: str = ""  # in docs/clients.md, where it says what an unknown voice gets
-    numbers: Sequence[tuple[str, str]] = ()  # bodies, and the field that a refusal names
-    query_numbers: Sequence[tuple[str, str]] = ()  # the end of a query, the field
-    wrong: Sequence[tuple[Json, str]] = ()  # other values that are refused: fields of a body, and the one named
-    formats: Sequence[tuple[str, Json, str]] = ()  # the end of a query, fields of a body, the name of a format
-    has_results: bool = False  # whether errors of speech are in the result of each item
-    # The end of a query and fields that ask for whole audio in JSON, as PCM; its place in the answer.
+    text: str = "text"  # required field with the text
+    name: str = ""  # name in docs/clients.md for the handling of unknown voices
+    numbers: Sequence[tuple[str, str]] = ()  # bodies, with the field that the error names
+    query_numbers: Sequence[tuple[str, str]] = ()  # end of the query, with the field
+    wrong: Sequence[tuple[Json, str]] = ()  # other invalid body fields, with the field that the error names
+    formats: Sequence[tuple[str, Json, str]] = ()  # end of the query, body fields, name of a format
+    has_results: bool = False  # whether each item's result contains its speech errors
+    # Query and fields that request complete PCM audio in JSON, and the path of the audio in the response.
     whole: tuple[str, Json, Sequence[str]] | None = None
     end: End | None = None
-    more: Json = field(default_factory=dict)  # fields for the fuzzers
+    more: Json = field(default_factory=dict)  # additional fields for the fuzzers
     times: WordTimesForm = field(default_factory=WordTimesForm)
 
     @property
@@ -130,11 +129,11 @@ class PostRow:
 
     @property
     def place(self) -> str:
-        """As documents have it."""
+        """Path as shown in documents."""
         return f"POST {_shown(self.sample)}"
 
     def with_query(self, more: str) -> str:
-        """Its path, with this at the end of the query."""
+        """Return the path with `more` appended to the query."""
         return f"{self.path}{'&' if '?' in self.path else '?'}{more}" if more else self.path
 
     def body(self, text: str = "Hello.", *, voice: str = VOICE, **more: object) -> Json:
@@ -144,36 +143,36 @@ class PostRow:
 
 @dataclass(frozen=True, slots=True)
 class Owned:
-    """The `POST` that makes an object of one owner."""
+    """`POST` that creates an object with an owner."""
 
     path: str
     fields: Json
-    files: Sequence[str] = ()  # parts of a form that hold a recording; (): the fields are JSON
+    files: Sequence[str] = ()  # form parts with a recording; (): the fields are JSON
 
 
 @dataclass(frozen=True, slots=True)
 class Issuing:
-    """The `POST` that issues an access token."""
+    """`POST` that issues an access token."""
 
     fields: Json
-    token: str  # the field of the answer that has it
-    purpose: str  # its name in PURPOSES (tokens.py)
+    token: str  # field of the response with the token
+    purpose: str  # name in PURPOSES (tokens.py)
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Of one extension, or of the core."""
+    """Rows of one extension, or of the core."""
 
     sockets: Mapping[str, SocketRow] = field(default_factory=dict)
     posts: Mapping[str, PostRow] = field(default_factory=dict)
     documented: Mapping[str, Documented] = field(default_factory=dict)
-    # By the parameter of paths that names it.
+    # Keyed by the path parameter that names the object.
     owned: Mapping[str, Owned] = field(default_factory=dict)
-    issuing: Mapping[str, Issuing] = field(default_factory=dict)  # by path
+    issuing: Mapping[str, Issuing] = field(default_factory=dict)  # keyed by path
 
 
 def samples_of(extension: str) -> dict[str, Sample]:
-    """What the dialects of an extension are asked, by their names."""
+    """Return the request samples of an extension's dialects, by name."""
     [found] = [each for each in load_extensions() if each.name == extension]
     return {dialect.name: dialect.sample for dialect in found.dialects if dialect.sample is not None}
 

@@ -1,1 +1,1 @@
-"""Commands that replicas do not need. They ship with the wheel."""
+"""Command-line tools that ship with the wheel but that replicas do not import."""

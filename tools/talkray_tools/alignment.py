@@ -1,8 +1,8 @@
-"""Find the attention head of a talker that follows the text while it speaks, and how steadily it does.
+"""Find the attention head of a talker that follows the text while the talker speaks, and score how steadily it does.
 
-A head is judged on known texts and the codes generated from them. A whole utterance runs through the talker at once,
-and each head's attention to the text is recorded for each frame: its amount and its place. A head that follows the text
-has most of its attention there, and moves from its beginning to its end without leaps.
+Each head is judged on known texts and on the codes generated from them. The talker processes a whole utterance in one
+pass and records, for each frame, how much each head attends to the text and at which position. A head that follows the
+text puts most of its attention on the text, and moves from the first word to the last without large jumps.
 """
 
 import json
@@ -20,29 +20,29 @@ from deployments.talker.runner.prefill import PrefillInputs, SequencePart
 from deployments.talker.state.sequence import ATTENTIVE
 from deployments.weights.description import OWN_FACTS
 
-# A head that follows speech moves by at most this many tokens from one frame to the next.
+# Between two frames, a head that follows the text moves by at most this many tokens backward or forward.
 _BACK, _ON = 1.5, 4.0
-_LEAST_SCORE = 0.7  # the embedded voice's has 0.99, heads of random weights at most 0.52
+_LEAST_SCORE = 0.7  # the embedded voice's head scores 0.99; heads of random weights score at most 0.52
 
 
 @dataclass(frozen=True, slots=True)
 class HeadScore:
-    """How well a head follows texts; each value is from 0 to 1, averaged over the texts."""
+    """Scores of one attention head, each from 0 to 1 and averaged over the texts."""
 
     layer: int
     head: int
-    reading: float  # share of frames (at most as many as the text has tokens) in which it reads the text
-    steady: float  # share of its steps that are no leaps
-    coverage: float  # share of the text between the first and last place it reads
+    reading: float  # share of frames (at most as many as the text has tokens) in which the head attends to the text
+    steady: float  # share of steps between frames that are not jumps
+    coverage: float  # share of the text between the first and the last attended position
 
     @property
     def score(self) -> float:
-        """The three values combined."""
+        """Overall score of the head, which combines the three values."""
         return self.reading * self.steady * self.coverage
 
     @property
     def follows(self) -> bool:
-        """Whether the head is good enough to derive the times of words."""
+        """Whether the head is accurate enough to derive word times."""
         return self.score >= _LEAST_SCORE
 
     def __str__(self) -> str:
@@ -52,13 +52,13 @@ class HeadScore:
 
 
 class _Watched:
-    """The `Attend` of one whole utterance, which records where each head reads the text."""
+    """Implementation of `Attend` for one whole utterance that records where each head attends to the text."""
 
     def __init__(self, text_start: int, num_tokens: int, first_frame: int) -> None:
-        """Positions of the first token of the text, and of the first frame."""
+        """Set the positions of the text's first token and of the first frame."""
         self._text, self._first = slice(text_start, text_start + num_tokens), first_frame
-        self.mass: list[Tensor] = []  # of each layer: attention on the text [heads, frames]
-        self.place: list[Tensor] = []  # and its mean place, in tokens
+        self.mass: list[Tensor] = []  # per layer: attention to the text [heads, frames]
+        self.place: list[Tensor] = []  # per layer: mean attended position, in tokens
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         repeats = query.shape[1] // key.shape[1]
@@ -77,9 +77,9 @@ class _Watched:
 
 @torch.inference_mode()
 def find_head(engine: Engine, spoken: Sized[tuple[SynthesisRequest, Codes]]) -> list[HeadScore]:
-    """Score all heads, best first, on requests and the codes [frames, groups] generated from them.
+    """Score all heads on requests and the codes [frames, groups] generated from them. Return the best head first.
 
-    `engine` is on a CPU. Of long utterances, only the part that fits one pass counts.
+    `engine` must run on a CPU. An utterance that exceeds one forward pass is truncated.
     """
     scores = torch.stack([_scores(engine, request, codes) for request, codes in spoken]).mean(0)  # [layers, heads, 3]
     layers, heads, _ = scores.shape
@@ -88,7 +88,7 @@ def find_head(engine: Engine, spoken: Sized[tuple[SynthesisRequest, Codes]]) -> 
 
 
 def write_head(directory: Path, head: HeadScore) -> Path:
-    """Store the head next to the checkpoint, where the talker looks for it. Returns the file. Raises OSError."""
+    """Store the head next to the checkpoint, where the talker looks for it, and return the file. Raises `OSError`."""
     file = directory / OWN_FACTS
     facts = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
     file.write_text(json.dumps({**facts, "alignment_head": [head.layer, head.head]}) + "\n", encoding="utf-8")
@@ -96,7 +96,7 @@ def write_head(directory: Path, head: HeadScore) -> Path:
 
 
 def _scores(engine: Engine, request: SynthesisRequest, codes: Codes) -> Tensor:
-    """[layers, heads, 3]: the values of HeadScore, of one utterance."""
+    """Return the three values of `HeadScore` for one utterance, [layers, heads, 3]."""
     networks = engine.runner.networks
     resumed = replace(request, resume=Progress(codes, 0))
     sequence = engine.intake.prepare(0, resumed)

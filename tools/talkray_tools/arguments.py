@@ -1,4 +1,4 @@
-"""Arguments that several commands take."""
+"""Command-line arguments shared by several commands."""
 
 import argparse
 import sys
@@ -18,7 +18,7 @@ from loadtest.command_app import CommandApp
 
 
 def checkpoint(name: str) -> Path:
-    """Directory of a checkpoint named as for `talkray serve --model`; shows a download's progress. For argparse."""
+    """Resolve a `--model` value to a checkpoint directory, and show a download's progress. Used by argparse."""
     try:
         return locate(name, report=_say)
     except CheckpointError as error:
@@ -26,7 +26,7 @@ def checkpoint(name: str) -> Path:
 
 
 class CommandParser(argparse.ArgumentParser):
-    """Shows help and errors as the other commands do."""
+    """Argument parser that formats help and errors as the Typer commands do."""
 
     def print_help(self, file: Any = None) -> None:
         console = Console(file=file, highlight=False)
@@ -67,7 +67,7 @@ def _show_panel(console: Console, title: str, actions: Sequence[argparse.Action]
 
 
 def run_command(command: Callable[..., None], name: str, arguments: Sequence[str]) -> int:
-    """Run `command` like `talkray`'s own commands, named `name` in its help; returns the exit code."""
+    """Run `command` under the program name `name`, like `talkray`'s own commands, and return the exit code."""
     app = CommandApp()
     app.command()(command)
     try:
@@ -80,7 +80,7 @@ def run_command(command: Callable[..., None], name: str, arguments: Sequence[str
 
 
 def run_program(command: Callable[..., None], name: str) -> NoReturn:
-    """Run `command` with this process's arguments, then exit; our own errors print a message."""
+    """Run `command` with this process's arguments, then exit. Talkray's own errors are printed without a traceback."""
     try:
         sys.exit(run_command(command, name, sys.argv[1:]))
     except TalkrayError as error:

@@ -1,10 +1,10 @@
-"""Time of the codec decoder, by streams and frames per call.
+"""Measure the codec decoder's time per call, by number of streams and frames.
 
     talkray bench codec --device cuda
 
-Without a checkpoint it uses random weights of the released shape, which take as much time as trained ones. CPU numbers
-are CPU seconds of one thread, also of a call that only advances the state of a stream by these frames, as after a
-failover. GPU numbers are CUDA events around replays of captured calls.
+Without a checkpoint, the benchmark uses random weights of the released shape, which take as long as trained weights.
+CPU results are CPU seconds of one thread. They include calls that only advance a stream's state, as after a failover.
+GPU results come from CUDA events around replays of captured calls.
 """
 
 import argparse
@@ -35,12 +35,12 @@ from talkray_tools.unfolded_codec import DecoderNetwork
 
 Row = dict[str, Any]
 _SMOKE_SHAPE = "tiny-CustomVoice"
-_SNR_FRAMES = 27  # the ramp once
+_SNR_FRAMES = 27  # frames of the SNR comparison: one pass through the ramp of chunk sizes
 _PATIENCE_S = 300.0
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure and print a table; `--out` keeps the rows as JSON."""
+    """Run the benchmark and print a table. `--out` also writes the rows as JSON."""
     options = _parse(arguments)
     torch.manual_seed(0)
     torch.set_num_threads(1)
@@ -55,10 +55,10 @@ def _bench_cpu(options: argparse.Namespace) -> list[Row]:
     codes = _codes(folded, options, _SNR_FRAMES)
     rows: list[Row] = []
     exact: Tensor | None = None
-    print(f"{_device_name('cpu')}, one thread a call")
+    print(f"{_device_name('cpu')}, one thread per call")
     faster = options.backend.precisions(torch.device("cpu"))
     if not options.precision and not faster:
-        print("bfloat16 left out: this CPU has neither AVX512-BF16 nor AMX. --precision bfloat16 measures it anyway")
+        print("skipping bfloat16: this CPU has neither AVX512-BF16 nor AMX. --precision bfloat16 measures it anyway")
     for precision in options.precision or ("float32", *faster):
         decoder = CodecDecoder(options.backend(folded, precision))
         audio = _ramp(decoder, codes)
@@ -109,9 +109,9 @@ def _thread_ms(call: Callable[[], object], repeats: int) -> float:
 
 
 def _processes_row(options: argparse.Namespace, precision: str, processes: int) -> Row:
-    """How many streams single-threaded processes keep up with, each decoding 4 streams of 4 frames at a time.
+    """Measure how many streams single-threaded processes decode in real time. Each call decodes 4 frames of 4 streams.
 
-    Each process makes its own weights.
+    Each process creates its own weights.
     """
     context = multiprocessing.get_context("spawn")
     barrier, queue = context.Barrier(processes), context.Queue()
@@ -139,7 +139,7 @@ def _decode_alone(options: argparse.Namespace, precision: str, barrier: Any, que
 
 
 def _decode_calls(decoder: CodecDecoder, options: argparse.Namespace, calls: int) -> float:
-    """Seconds for `calls` calls of 4 streams and 4 frames."""
+    """Return the seconds that `calls` calls take, each with 4 streams and 4 frames."""
     torch.set_num_threads(1)
     codes = _codes(decoder, options, 4, 4)
     states = [decoder.initial_state()] * 4
@@ -150,7 +150,7 @@ def _decode_calls(decoder: CodecDecoder, options: argparse.Namespace, calls: int
 
 
 def _bench_gpu(options: argparse.Namespace) -> list[Row]:
-    """Measure in the requested precisions, or in the one that a start chooses."""
+    """Measure the requested precisions, or the precision that the server selects at startup."""
     folded = _folded(options)
     exact = CodecDecoder(options.backend(folded))
     rows: list[Row] = []
@@ -197,7 +197,7 @@ def _bench_gpu(options: argparse.Namespace) -> list[Row]:
 
 
 def _gpu_snr_db(slots: TritonSlots, exact: CodecDecoder, codes: Tensor) -> float:
-    """SNR of int16 samples against float32 on the CPU, both streamed in the ramp."""
+    """Return the SNR in dB of int16 GPU samples against float32 CPU samples, both streamed in growing chunks."""
     wanted = torch.from_numpy(to_pcm16(_ramp(exact, codes))).double()[0]
     slots.begin(0)
     frames = codes.shape[1]
@@ -207,7 +207,7 @@ def _gpu_snr_db(slots: TritonSlots, exact: CodecDecoder, codes: Tensor) -> float
 
 
 def _first_frame_ms(slots: TritonSlots, options: argparse.Namespace) -> float:
-    """Time from codes on the host to samples on the host, for one stream."""
+    """Return the milliseconds from codes in host memory to samples in host memory, for one stream."""
     codes = _codes(slots.decoder, options, 1)[0].to(torch.int16)
     times: list[float] = []
     for _ in range(options.repeats):
@@ -221,7 +221,7 @@ def _first_frame_ms(slots: TritonSlots, options: argparse.Namespace) -> float:
 
 
 def _gpu_ms(slots: TritonSlots, streams: int, frames: int, repeats: int) -> float:
-    """Device time of one call, averaged over many in a row."""
+    """Return the device time of one call in milliseconds, averaged over consecutive calls."""
     call: Callable[[], object] = lambda: slots.decode(range(streams), frames)  # noqa: E731
     for slot in range(streams):
         slots.begin(slot)
@@ -244,7 +244,7 @@ def _is_audio(pcm: Pcm | EngineError) -> TypeGuard[Pcm]:
 
 
 def _folded(options: argparse.Namespace) -> FoldedWeights:
-    """The checkpoint's decoder, or one of random weights in the released shape. Sets the backend in `options`."""
+    """Load the checkpoint's decoder, or create one with random weights. Sets the backend in `options`."""
     if options.model is not None:
         directory = options.model / "speech_tokenizer"
         config, folded = SpeechTokenizerConfig.load(directory), FoldedWeights.load(directory)
@@ -265,7 +265,7 @@ def _codes(decoder: Any, options: argparse.Namespace, frames: int, streams: int 
 
 
 def _ramp(decoder: CodecDecoder, codes: Tensor) -> Tensor:
-    """Samples of one stream, decoded in chunks that grow."""
+    """Decode one stream in growing chunks and return its samples."""
     states, parts, start = [decoder.initial_state()], [], 0
     for size in GPU_RAMP:
         audio, states = decoder.decode(codes[:, start : start + size], states)
@@ -294,9 +294,9 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         nargs="+",
         help="default: those that the device supports",
     )
-    parser.add_argument("--streams", type=int, nargs="+", help="streams in a call")
-    parser.add_argument("--frames", type=int, nargs="+", default=[1, 4, 12], help="frames of each stream (CPU)")
-    parser.add_argument("--processes", type=int, nargs="*", default=[], help="also this number of processes (CPU)")
+    parser.add_argument("--streams", type=int, nargs="+", help="streams per call")
+    parser.add_argument("--frames", type=int, nargs="+", default=[1, 4, 12], help="frames per stream and call (CPU)")
+    parser.add_argument("--processes", type=int, nargs="*", default=[], help="also measure this many processes (CPU)")
     parser.add_argument("--repeats", type=int, default=10, help="calls per measurement")
     parser.add_argument("--out", type=Path, help="JSON file to write")
     parser.add_argument("--smoke", action="store_true", help="test run with tiny weights")

@@ -1,9 +1,9 @@
-"""Measure the CPU time of encoders, and the time to their first bytes.
+"""Measure the CPU time of audio encoders, and the time until each emits its first bytes.
 
     talkray bench encoders
 
-The audio is a chord with the changing loudness of speech, in frames of 80 ms like those of the codec. Times are CPU
-times of this thread, except that of the first bytes, which is wall-clock time.
+The input is a chord whose loudness varies like speech, in 80 ms frames like the codec's. The time to first bytes is
+wall-clock time; all other times are CPU times of this thread.
 """
 
 import json
@@ -21,8 +21,8 @@ from talkray_tools.arguments import CommandParser
 
 Row = dict[str, Any]
 _RATE, _FRAME_SAMPLES = 24000, 1920
-_STEP_MS = 5  # of audio, the resolution of the time to the first bytes
-# With their bit rates, None for the default.
+_STEP_MS = 5  # of audio: the resolution of the time to first bytes
+# Formats with their bit rates; None selects the encoder's default.
 FORMATS: tuple[tuple[AudioFormat, int | None], ...] = (
     *((each, None) for each in AudioFormat),
     (AudioFormat.MP3, 32_000),
@@ -30,14 +30,14 @@ FORMATS: tuple[tuple[AudioFormat, int | None], ...] = (
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure and print a table; `--out` keeps the rows as JSON."""
+    """Run the benchmark and print a table. `--out` also writes the rows as JSON."""
     parser = CommandParser(prog="talkray bench encoders", description="Measure the CPU time of encoders.")
     parser.add_argument("--seconds", type=float, default=10.0, help="seconds of audio in each run")
     parser.add_argument("--runs", type=int, default=5, help="runs of each encoder")
     parser.add_argument("--out", type=Path, help="JSON file to write")
     options = parser.parse_args(arguments)
     pcm = speech_like(options.seconds)
-    print("| format | opening, ms | first bytes, ms | audio they need, ms | CPU, ms a second of audio | kbit/s |")
+    print("| format | opening, ms | first bytes, ms | audio needed, ms | CPU, ms per second of audio | kbit/s |")
     print("|---|---|---|---|---|---|")
     rows = []
     for audio_format, bit_rate in FORMATS:
@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def speech_like(seconds: float) -> bytes:
-    """s16le: harmonics of 120 Hz, four syllables a second."""
+    """Return s16le audio: harmonics of 120 Hz with four syllables per second."""
     times = np.arange(int(seconds * _RATE)) / _RATE
     voice = np.sum([np.sin(2 * np.pi * 120 * harmonic * times) / harmonic for harmonic in range(1, 25)], axis=0)
     loudness = 0.15 + 0.85 * np.abs(np.sin(2 * np.pi * 2 * times))
@@ -65,7 +65,7 @@ def speech_like(seconds: float) -> bytes:
 
 
 def measure(audio_format: AudioFormat, bit_rate: int | None, pcm: bytes, *, runs: int) -> Row:
-    """Medians of all runs; `until_first_ms` is None if 80 ms of audio produce no audio bytes."""
+    """Return the medians over all runs. `until_first_ms` is None if 80 ms of audio produce no audio bytes."""
     opened, first, cpu, size = [], [], [], 0
     frames = [pcm[start : start + 2 * _FRAME_SAMPLES] for start in range(0, len(pcm), 2 * _FRAME_SAMPLES)]
     for _ in range(runs):
@@ -90,7 +90,7 @@ def measure(audio_format: AudioFormat, bit_rate: int | None, pcm: bytes, *, runs
 
 
 def until_first_ms(audio_format: AudioFormat, bit_rate: int | None, pcm: bytes) -> float | None:
-    """Milliseconds of audio needed before the encoder emits more than a header."""
+    """Return the milliseconds of audio that the encoder needs before it emits more than a header."""
     encoder, header = _open(audio_format, bit_rate), _header_bytes(audio_format)
     step, num_bytes = 2 * _RATE * _STEP_MS // 1000, 0
     for number in range(1, 400 // _STEP_MS + 1):
@@ -101,7 +101,7 @@ def until_first_ms(audio_format: AudioFormat, bit_rate: int | None, pcm: bytes) 
 
 
 def _header_bytes(audio_format: AudioFormat) -> int:
-    """Size of the header of containers that do not begin with audio."""
+    """Return the header size in bytes for containers that do not begin with audio."""
     return {AudioFormat.WAV: 44, AudioFormat.OPUS: 200, AudioFormat.FLAC: 100}.get(audio_format, 0)
 
 

@@ -1,11 +1,11 @@
-"""Measure the talker engine by itself, without Ray and HTTP.
+"""Measure the talker engine alone, without Ray and HTTP.
 
     python -m talkray_tools.bench_engine --random 1.7B-CustomVoice [--batches 1 8 32 64] [--json FILE]
-    python -m talkray_tools.bench_engine --max-num-seqs 128 --load 80 100    # what does the device do all the time?
+    python -m talkray_tools.bench_engine --max-num-seqs 128 --load 80 100    # device time by kind of work
 
-Step times are measured with CUDA events around captured steps without gaps (`device`), and with the clock around whole
-engine steps (`loop`), of which the host computes for `host` milliseconds and waits for the rest. `floor` is the time to
-read the weights and the contexts once at the given bandwidth.
+The `device` column is measured with CUDA events around back-to-back captured steps. The `loop` column is wall-clock
+time of whole engine steps. The `host` column is the part of `loop` in which the host computes; in the rest, the host
+waits. The `floor` column is the time to read weights and contexts once at the given memory bandwidth.
 """
 
 import argparse
@@ -55,37 +55,37 @@ class StepTime:
 
 @dataclass(frozen=True, slots=True)
 class PrefillTime:
-    """Prefill times of prompts that arrive together at an idle engine, in milliseconds."""
+    """Prefill times of prompts that reach an idle engine together, in milliseconds."""
 
     prompts: int
-    tail_frames: int  # of earlier speech that each continues
-    first_codes: float  # from the first request to the codes of all first frames, with the host's work
+    tail_frames: int  # frames of earlier speech that each prompt continues
+    first_codes: float  # from the first request to the codes of all first frames, including host work
     first_codes_p95: float
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """An engine that makes codes and audio for streams that arrive at random, at its own pace."""
+    """Results of an engine that generates codes and audio for randomly arriving streams."""
 
     rate: float  # requests per second
-    frame_ms: float  # from one step to the next
-    rows: float  # per step, on average
-    traced_frame_ms: float  # while profiled
+    frame_ms: float  # between two steps
+    rows: float  # mean rows per step
+    traced_frame_ms: float  # between two steps, under the profiler
     busy: list[Busy]
 
     def lines(self) -> Iterator[str]:
         yield (
-            f"{self.rate:g} r/s: {self.rows:.0f} rows, a step every {self.frame_ms:.2f} ms"
+            f"{self.rate:g} r/s: {self.rows:.0f} rows, one step every {self.frame_ms:.2f} ms"
             f" ({self.traced_frame_ms:.2f} under the profiler); of a second of the device, ms:"
         )
         yield from (f"  {each.part:10} {each.ms:5.0f}, alone {each.alone_ms:4.0f}" for each in self.busy)
         frames = self.rows * 1000 / self.traced_frame_ms  # per second
-        yield from (f"  codec: {1000 * each.ms / frames:.0f} us a frame" for each in self.busy if each.part == "codec")
+        yield from (f"  codec: {1000 * each.ms / frames:.0f} us/frame" for each in self.busy if each.part == "codec")
 
 
 @dataclass(slots=True)
 class EngineReport:
-    """All measurements."""
+    """All results of one benchmark run."""
 
     device: str
     networks: str
@@ -112,13 +112,13 @@ class EngineReport:
 
 
 class EngineBench:
-    """Measurements of one loaded engine."""
+    """Benchmarks of one loaded engine."""
 
     def __init__(self, engine: Engine, *, steps: int, bandwidth: float) -> None:
         self.engine, self.steps, self.bandwidth = engine, steps, bandwidth
 
     def step_time(self, batch: int) -> StepTime:
-        """Time of steps in which all `batch` sequences continue."""
+        """Measure steps in which all `batch` sequences continue."""
         engine = self.engine
         for number in range(batch):
             engine.add(number, self._request(number, frames=self.steps * 3 + 2 * _WARM_UP_STEPS))
@@ -134,7 +134,7 @@ class EngineBench:
         return StepTime(batch, device, loop, host, floor)
 
     def _steps(self, count: int) -> int:
-        """Step for `count` frames; returns the nanoseconds that the engine would have waited for requests."""
+        """Step for `count` frames and return the nanoseconds that the engine would have waited for requests."""
         lingered, wanted = 0, self._num_frames() + count
         while self._num_frames() < wanted:
             start = time.perf_counter_ns()
@@ -145,11 +145,11 @@ class EngineBench:
         return lingered
 
     def _num_frames(self) -> int:
-        """Frames of the longest running sequence. Chunks cannot be counted: several steps may share one."""
+        """Return the frames of the longest running sequence. Chunks do not count steps, because steps may share one."""
         return max((sequence.num_frames for sequence in self.engine.scheduler.running.values()), default=0)
 
     def prefill_time(self, prompts: int, *, tail_frames: int = 0) -> PrefillTime:
-        """Time for prompts of one sentence, or of two if the first was already spoken in `tail_frames` frames."""
+        """Measure prompts of one sentence; with `tail_frames`, each continues a first sentence of that many frames."""
         engine, times = self.engine, list[float]()
         codes = np.zeros((tail_frames, engine.model_config.num_code_groups), np.int16)
         tail = Tail(f"{TEXT} ", codes) if tail_frames else None
@@ -169,7 +169,7 @@ class EngineBench:
         return PrefillTime(prompts, tail_frames, statistics.median(times), statistics.quantiles(times, n=20)[-1])
 
     def load(self, rate: float) -> Load:
-        """Use of the device's time while streams arrive at random, `rate` per second, with all their audio."""
+        """Measure device utilisation while `rate` streams per second arrive at random, with audio."""
         arriving = _Arriving(self.engine, self._request, rate)
         arriving.run(_SETTLE_S)
         frame_ms, rows = arriving.run(_LOAD_S)
@@ -179,7 +179,7 @@ class EngineBench:
         return Load(rate, frame_ms, rows, traced[0][0], busy)
 
     def breakdown(self, batch: int) -> list[Share]:
-        """Use of time in a step of `batch` sequences."""
+        """Measure the time of each kind of kernel in a step of `batch` sequences."""
         engine = self.engine
         for number in range(batch):
             engine.add(number, self._request(number, frames=self.steps * 3 + 2 * _WARM_UP_STEPS))
@@ -192,7 +192,7 @@ class EngineBench:
         return shares
 
     def _device_time(self) -> float:
-        """Time of the running batch's step, repeated without the host in between."""
+        """Return the device time of the running batch's step, replayed without host work in between."""
         sequences = list(self.engine.scheduler.running.values())
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         torch.cuda.synchronize()
@@ -204,7 +204,7 @@ class EngineBench:
         return float(begin.elapsed_time(end)) / self.steps
 
     def _floor(self, batch: int) -> float:
-        """Milliseconds to read the data of a step: every weight as often as it is used, and the contexts."""
+        """Return the milliseconds to read a step's data: the contexts, and each weight as often as it is used."""
         talker, config = self.engine.runner.networks.talker, self.engine.model_config
         size = talker.codec_head.weight.element_size()
         layers = sum(weight.numel() for weight in talker.model.layers.parameters())
@@ -216,7 +216,7 @@ class EngineBench:
         return (weights * size + context * per_position) / self.bandwidth * 1e3
 
     def _request(self, seed: int, *, frames: int, audio: bool = False) -> SynthesisRequest:
-        """A request for codes only of a streamed text; with `audio`, for both of a paragraph in the clients' mode."""
+        """Build a request for the codes of a streamed text; with `audio`, for codes and audio of a paragraph."""
         model = self.engine.model_config
         options = Sampling(max_new_tokens=frames + 1)
         voice = next(iter(model.speakers)) if model.kind is ModelKind.CUSTOM_VOICE else None
@@ -229,7 +229,7 @@ class EngineBench:
 
 
 class _Arriving:
-    """Streams of log-normal lengths that arrive at an engine at random."""
+    """Load generator for an engine: streams arrive at random and have log-normal lengths."""
 
     def __init__(self, engine: Engine, request: Callable[..., SynthesisRequest], rate: float) -> None:
         self._engine, self._request, self._rate = engine, request, rate
@@ -237,7 +237,7 @@ class _Arriving:
         self._due_s = time.perf_counter()
 
     def run(self, seconds: float) -> tuple[float, float]:
-        """Run for `seconds`; returns average milliseconds from one step to the next, and average rows per step."""
+        """Run for `seconds`. Return the mean milliseconds between steps and the mean rows per step."""
         end_s = time.perf_counter() + seconds
         steps, rows, last = 0, 0, self._engine.num_steps
         while (now_s := time.perf_counter()) < end_s:
@@ -291,8 +291,8 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--max-num-seqs", type=int, default=64, help="maximum batch size of the engine")
     parser.add_argument("--max-model-len", type=int, default=4096, help="maximum length of a sequence")
     parser.add_argument("--deterministic", action="store_true", help="run with talker.deterministic")
-    parser.add_argument("--profile", type=int, nargs="+", default=[], help="batch sizes whose steps are profiled")
-    parser.add_argument("--load", type=float, nargs="+", default=[], help="request rates for device time")
+    parser.add_argument("--profile", type=int, nargs="+", default=[], help="batch sizes to profile")
+    parser.add_argument("--load", type=float, nargs="+", default=[], help="requests per second to measure")
     parser.add_argument("--plain", action="store_true", help="plain PyTorch instead of fused kernels")
     parser.add_argument("--bandwidth", type=float, default=4.3, help="memory bandwidth in TB/s, for the lower bound")
     parser.add_argument("--json", type=Path, help="also write the report to this file")

@@ -1,12 +1,12 @@
-"""Tokenizer files in the official layout without a downloaded vocabulary: a token per byte, and the word `assistant`.
+"""Tokenizer files in the official layout without a downloaded vocabulary: one token per byte, and the word `assistant`.
 
-Random checkpoints carry it. The prompt depends on the role "assistant\\n" being two tokens, hence the merges.
+Random checkpoints use this tokenizer. The prompt format requires "assistant\\n" to be two tokens, so merges are needed.
 """
 
 import json
 from pathlib import Path
 
-# The added tokens of the Qwen3-TTS tokenizer in the order of their ids. From <tool_call> to </think> not special.
+# The added tokens of the Qwen3-TTS tokenizer, in id order. <tool_call> to </think> are not special tokens.
 ADDED_TOKENS = (
     "<|endoftext|>",
     "<|im_start|>",
@@ -47,7 +47,7 @@ _ROLE = "assistant"
 
 
 def byte_alphabet() -> list[str]:
-    """The printable character that stands for each byte in byte-level BPE files, in the order of their token ids."""
+    """Return the printable character for each byte in byte-level BPE files, in token id order."""
     printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     return [chr(byte) for byte in printable] + [chr(256 + number) for number in range(256 - len(printable))]
 
@@ -55,8 +55,8 @@ def byte_alphabet() -> list[str]:
 def write_tokenizer(directory: Path, *, num_tokens: int, assistant_token: int) -> None:
     """Write vocab.json, merges.txt and tokenizer_config.json.
 
-    `num_tokens` ids precede the added ones. Ids that no text can produce are filled, so that the added tokens get the
-    ids in the checkpoint's configuration. "assistant" is token `assistant_token`.
+    `num_tokens` ids precede the added tokens. Unused ids are filled, so the added tokens get the ids in the
+    checkpoint's configuration. The word "assistant" gets the id `assistant_token`.
     """
     pieces = [_ROLE[:end] for end in range(2, len(_ROLE))]
     ids = {token: number for number, token in enumerate([*byte_alphabet(), *pieces])} | {_ROLE: assistant_token}
@@ -69,7 +69,7 @@ def write_tokenizer(directory: Path, *, num_tokens: int, assistant_token: int) -
 
 
 def tokenizer_config(num_tokens: int) -> dict[str, object]:
-    """`tokenizer_config.json`, with the added tokens directly after the first `num_tokens` ids."""
+    """Return the content of `tokenizer_config.json`. The added tokens directly follow the first `num_tokens` ids."""
     plain = {"lstrip": False, "rstrip": False, "normalized": False, "single_word": False}
     added = {
         str(num_tokens + number): {"content": token, "special": token not in _NOT_SPECIAL, **plain}

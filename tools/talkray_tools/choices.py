@@ -1,8 +1,8 @@
-"""The scores that chose codes: two implementations may only differ in near-ties.
+"""Compare the codes of two implementations, which may differ only where scores nearly tie.
 
-The order of a float32 sum decides between two logits that are 1e-5 apart, bfloat16 rounding between two that are 1e-2
-apart. So codes are compared one by one: if one differs, its margin shows whether it is such a tie, and generation
-continues from the expected code.
+The summation order in float32 decides between two logits that differ by 1e-5. Rounding in bfloat16 decides between
+logits that differ by 1e-2. Codes are therefore compared one by one. If a code differs, its margin shows whether the
+scores nearly tied, and generation continues from the expected code.
 """
 
 from collections.abc import Callable, Iterator
@@ -26,16 +26,16 @@ from deployments.talker.state.batch_state import BatchOptions
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The scores that chose one code."""
+    """Scores that selected one code."""
 
-    logits: Tensor  # [vocab], over the temperature
-    noise: Tensor  # [vocab], 1 for greedy choices; infinite for codes that were not candidates
-    borders: tuple[tuple[float, float], ...]  # of top-k, then of top-p: the last logit kept, the first dropped
-    to_nucleus: Tensor  # [vocab], how close in probability each was to being dropped, or kept, by top-p
+    logits: Tensor  # [vocab], divided by the temperature
+    noise: Tensor  # [vocab], 1 for greedy choices; infinite for codes that were filtered out
+    borders: tuple[tuple[float, float], ...]  # for top-k, then top-p: last kept and first dropped logit
+    to_nucleus: Tensor  # [vocab], distance in probability to the border of top-p
 
     @classmethod
     def by(cls, options: BatchOptions, logits: Tensor, noise: Tensor) -> "Choice":
-        """The choice among logits [vocab] with one row's `options`; noise [vocab]."""
+        """Build the choice from logits [vocab], noise [vocab] and the sampling `options` of one row."""
         nowhere = torch.full_like(logits, torch.inf)
         if not options.ints("do_sample")[0]:
             return cls(logits, torch.ones_like(logits), (), nowhere)
@@ -43,7 +43,7 @@ class Choice:
         values, order = scaled.sort(descending=True)
         num_kept = [min(int(options.ints("top_k")[0]) or len(values), len(values))]
         if top_p < 1:
-            order = order[: int((values >= values[num_kept[0] - 1]).sum())]  # including ties with the last one
+            order = order[: int((values >= values[num_kept[0] - 1]).sum())]  # including ties with the last kept value
             tail = scaled[order].softmax(-1).flip(-1).cumsum(-1).flip(-1)
             nowhere.scatter_(0, order, (tail - (1 - top_p)).abs())
             num_kept.append(max(1, int((tail > 1 - top_p).sum())))
@@ -51,7 +51,7 @@ class Choice:
         return cls(scaled, noise, tuple(borders), nowhere)
 
     def margin(self, ours: int, theirs: int) -> float:
-        """The smallest change that selects the other code: of its score, or at a filter of either."""
+        """Return the smallest change of a score, or of a filter's border, that would select the other code."""
         scores = self.logits - self.noise.log()
         by_score = float(scores[ours] - scores[theirs])
         at_filter = min(map(self._at_filter, (ours, theirs)))
@@ -70,9 +70,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """Permitted differences of codes: margins in deviations of the logits, and a share of the frames; one frame in the
-    shortest speech.
-    """
+    """Permitted differences of codes: margins in deviations of the logits, and a share of the frames (at least one)."""
 
     margin: float
     share: float
@@ -80,32 +78,32 @@ class Tolerance:
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """A code that differs from the expected one after equal ones. The rest of its frame is not compared."""
+    """First code that differs from the expected code. The rest of its frame is not compared."""
 
     frame: int
     codebook: int
-    margin: float  # as in Choice
-    spread: float = 1.0  # as in Choice
+    margin: float  # as returned by `Choice.margin`
+    spread: float = 1.0  # as in `Choice.spread`
 
     def __str__(self) -> str:
-        return f"frame {self.frame}, codebook {self.codebook}, by a margin of {self.margin:.1e}"
+        return f"frame {self.frame}, codebook {self.codebook}, with a margin of {self.margin:.1e}"
 
 
 def near_ties(found: list[Divergence], expected: Codes, tolerance: Tolerance) -> tuple[bool, str]:
-    """Whether codes [frames, groups] differ only in near-ties, and a description of the first difference."""
-    detail = f"{len(expected)} frames, {len(found)} with a code that was decided otherwise"
+    """Return whether codes [frames, groups] differ only in near-ties, with a description of the first difference."""
+    detail = f"{len(expected)} frames, {len(found)} of them differ"
     if not found:
         return True, detail
     widest = max(each.margin / each.spread for each in found)
-    detail += f", first in {found[0]}; the largest margin is {widest:.1e} of the logits' deviation"
-    detail += f" ({tolerance.margin:.0e} may be, in {tolerance.share:.0%} of the frames)"
+    detail += f", first in {found[0]}; the largest margin is {widest:.1e} standard deviations of the logits"
+    detail += f" (limit: {tolerance.margin:.0e}, in {tolerance.share:.0%} of the frames)"
     near = all(0 <= each.margin <= tolerance.margin * each.spread for each in found)
     return near and len(found) <= max(1.0, tolerance.share * len(expected)), detail
 
 
 @contextmanager
 def kept() -> Iterator[list[Choice]]:
-    """Record every choice of an engine that speaks one request on a CPU, within this context."""
+    """Record, within this context, every choice of a CPU engine that runs a single request."""
     made = list[Choice]()
 
     def choose(networks: UnfusedNetworks, logits: Tensor, options: BatchOptions, draw: Draw) -> Tensor:
@@ -132,10 +130,10 @@ def divergences(
     most: int,
     begin: Callable[[int], None] = lambda known: None,
 ) -> list[Divergence]:
-    """Where an engine on a CPU differs from the `expected` codes [frames, groups] of a request.
+    """Return where a CPU engine's codes differ from the `expected` codes [frames, groups] of a request.
 
-    After each difference, generation continues from the expected codes. `most`: frames that the request may have.
-    `begin` gets the number of known frames before generation continues.
+    After each difference, generation continues from the expected codes. `most` is the maximum number of frames of the
+    request. `begin` is called with the number of known frames before generation continues.
     """
     found: list[Divergence] = []
     known, eos = 0, engine.model_config.codes.eos
@@ -154,7 +152,7 @@ def divergences(
 
 
 def run(engine: Engine, request: SynthesisRequest, until: Codes | None = None) -> Codes:
-    """All frames [frames, groups] of one request, or those up to the first that differs from `until`."""
+    """Return the frames of one request, [frames, groups], until the end or the first difference from `until`."""
     engine.add(0, request)
     frames: list[Frame] = []
     while not engine.is_idle:
@@ -167,7 +165,7 @@ def run(engine: Engine, request: SynthesisRequest, until: Codes | None = None) -
 
 
 def _first(codes: Codes, expected: Codes, choices: list[Choice], *, eos: int, full: bool) -> Divergence | None:
-    """The first difference; `full`: codes end because no more were requested."""
+    """Return the first difference. With `full`, the codes end because the frame limit was reached."""
     common, groups = min(len(codes), len(expected)), expected.shape[1]
     differing = np.argwhere(codes[:common] != expected[:common])
     if len(differing):
@@ -184,9 +182,10 @@ def _first(codes: Codes, expected: Codes, choices: list[Choice], *, eos: int, fu
 
 
 def nearest_divergences(encoder: CodecEncoder, audio: NDArray[np.float32], expected: Codes) -> list[Divergence]:
-    """Where the codes of a recording [samples] differ from the expected ones [frames, groups].
+    """Return where the codes of a recording [samples] differ from the expected codes [frames, groups].
 
-    After each difference, the residual is that of the expected code. A margin is a difference of distances.
+    After each difference, encoding continues with the residual of the expected code. Margins are differences of
+    distances.
     """
     found: list[Divergence] = []
     columns = enumerate(torch.from_numpy(expected.T.astype(np.int64)))

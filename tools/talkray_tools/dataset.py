@@ -1,7 +1,7 @@
-"""`talkray dataset`: turn the texts of a JSONL file into audio, word times and a manifest, with a running server.
+"""`talkray dataset`: synthesize the texts of a JSONL file with a running server, with word times and a manifest.
 
-Each line has its own seed, derived from its id and `--seed`. The same lines in any order give the same codes, on a
-server whose codes do not depend on its other streams: with `deterministic`, or on a CPU.
+Each line gets its own seed, derived from the line's id and `--seed`. The order of the lines does not change their codes
+if the server is deterministic: on a CPU, or on a GPU with `deterministic: true`.
 """
 
 import hashlib
@@ -42,7 +42,7 @@ def dataset(
         int | None, typer.Option(help="Lines in a tar shard. Default: a folder of files.", min=1)
     ] = None,
 ) -> None:
-    """Synthesize each line of a file. After Ctrl-C, the same command resumes."""
+    """Synthesize each line of a file. After Ctrl-C, run the same command again to resume."""
     console = Console(highlight=False, soft_wrap=True)
     lines = read_lines(file, seed)
     server = running_server(url)
@@ -53,10 +53,10 @@ def dataset(
     work = PartList(defaults, lines, names)
     manifest = output / "manifest.jsonl"
     if _is_complete(manifest, work):
-        console.print(f"{output} has all of {file} already", markup=False)
+        console.print(f"{output} already contains all lines of {file}", markup=False)
         return
     folder = PartFolder(made(output / "clips"), audio_format)
-    with stopped(console, "the same command goes on"):
+    with stopped(console, "run the same command again to resume"):
         with JobLine(console, "speaking") as progress:
             ignored = fetch(server, work, folder, progress.report)
         if ignored:
@@ -68,17 +68,17 @@ def dataset(
     write_whole(manifest, content.encode())
     if shard_size is not None:
         for file in (file for name in names for file in folder.files(name)):
-            file.unlink()  # the clip is in a shard
+            file.unlink()  # the shard contains the clip
     total_s = sum(entry["duration_s"] for entry in entries)
     console.print(f"wrote {manifest} ({len(entries)} clips, {length(total_s)} of audio)", markup=False)
     bad = [entry["id"] for entry in entries if any(reason not in _GOOD for reason in entry["finish_reasons"])]
     if bad:
         listed = f"{', '.join(bad[:12])}{' ...' * (len(bad) > 12)}"
-        console.print(f"{len(bad)} clips ended badly, see finish_reasons in the manifest: {listed}", markup=False)
+        console.print(f"{len(bad)} clips may be incomplete; see finish_reasons in the manifest: {listed}", markup=False)
 
 
 def read_lines(file: Path, seed: int) -> list[dict[str, object]]:
-    """The parts of a job: `input`, `custom_id`, `seed` and the line's other fields. Raises InvalidRequest."""
+    """Return the parts of a job: `input`, `custom_id`, `seed` and each line's other fields. Raises `InvalidRequest`."""
     try:
         content = file.read_text(encoding="utf-8-sig")
     except OSError as error:
@@ -91,7 +91,7 @@ def read_lines(file: Path, seed: int) -> list[dict[str, object]]:
         if (before := seen.setdefault(str(line["custom_id"]).lower(), number)) != number:
             name = line["custom_id"]
             raise InvalidRequest(
-                f"{file}: texts {before} and {number} have the same id {name!r} (files know no case)", "id"
+                f"{file}: texts {before} and {number} have the same id {name!r} (case is ignored)", "id"
             )
     if not lines:
         raise InvalidRequest(f"{file} has no lines", "file")
@@ -106,23 +106,23 @@ def _line(text: str, place: str, number: int, seed: int) -> dict[str, object]:
     try:
         found = json.loads(text)
     except ValueError as error:
-        raise InvalidRequest(f"{place}: no JSON: {error}", "file") from None
+        raise InvalidRequest(f"{place}: invalid JSON: {error}", "file") from None
     if not isinstance(found, dict):
-        raise InvalidRequest(f'{place}: a line is an object such as {{"text": "Hello."}}', "file")
+        raise InvalidRequest(f'{place}: each line must be an object such as {{"text": "Hello."}}', "file")
     said = found.get("text", found.get("input"))
     if not isinstance(said, str) or not said.strip():
         raise InvalidRequest(f"{place}: text is required, as a string with words", "text")
     name = str(found.get("id", found.get("custom_id", f"{number:06}")))
     if not _ID.fullmatch(name):
         raise InvalidRequest(
-            f"{place}: id {name[:40]!r} is not a file name: use letters, digits, '.', '_' and '-'", "id"
+            f"{place}: id {name[:40]!r} is not a valid file name. Use letters, digits, '.', '_' and '-'", "id"
         )
     own = {key: value for key, value in found.items() if key not in _OWN}
     return {"seed": _seed(seed, name), **own, "input": said, "custom_id": name}
 
 
 def _seed(seed: int, name: str) -> int:
-    """The seed of a line, independent of other lines."""
+    """Return the seed of a line, which does not depend on other lines."""
     return int.from_bytes(hashlib.sha256(f"{seed} {name}".encode()).digest()[:8]) % _SEEDS
 
 
@@ -137,7 +137,7 @@ def _is_complete(manifest: Path, work: PartList) -> bool:
 
 
 def _entry(work: PartList, number: int, folder: PartFolder) -> dict[str, Any]:
-    """A line of the manifest; paths are relative to it."""
+    """Return one entry of the manifest. Its paths are relative to the manifest."""
     name, asked = work.names[number], {**work.defaults, **work.parts[number]}
     told, info = folder.told(name), soundfile.info(folder.audio(name))
     return {
@@ -159,7 +159,7 @@ def _entry(work: PartList, number: int, folder: PartFolder) -> dict[str, Any]:
 def _packed(
     output: Path, folder: PartFolder, entries: Sequence[dict[str, Any]], shard_size: int
 ) -> list[dict[str, Any]]:
-    """The entries with their places in shards. Shards are byte-identical if their clips are."""
+    """Pack the clips into shards and return their entries with shard paths. Equal clips give byte-identical shards."""
     packed = []
     for start in range(0, len(entries), shard_size):
         shard = f"shard-{start // shard_size:05}.tar"

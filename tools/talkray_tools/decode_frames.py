@@ -1,8 +1,8 @@
-"""Reference decoder for the codec frames of `/v1/audio/frames`: reads records, writes the server's samples.
+"""Reference decoder for codec frames from `/v1/audio/frames`. It writes the same samples as the server.
 
     python -m talkray_tools.decode_frames hello.frames hello.wav --model embedded
 
-docs/codec-frames.md specifies the format.
+The format is specified in docs/codec-frames.md.
 """
 
 import argparse
@@ -25,18 +25,18 @@ from talkray_tools.arguments import checkpoint
 HEADER = struct.Struct("<4sBBHII")
 RECORD = struct.Struct("<BxxxI")
 FRAMES, PLAY, DROP, SILENCE, RESTART, END = b"fpdsre"
-_AT_ONCE = 12  # frames per call
+_AT_ONCE = 12  # frames per decoder call
 
 
 class BadFrames(TalkrayError):
-    """The stream is not a stream of frames, or is incomplete. The message has the position."""
+    """Error for an invalid or truncated stream of codec frames. The message contains the position."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("frames", type=Path, help="what the server sent")
+    parser.add_argument("frames", type=Path, help="response body of /v1/audio/frames")
     parser.add_argument("wav", type=Path)
-    parser.add_argument("--model", type=checkpoint, default="embedded", help="as of `talkray serve`: its codec decodes")
+    parser.add_argument("--model", type=checkpoint, default="embedded", help="model of the server")
     options = parser.parse_args(arguments)
     decoder = load_decoder(options.model / "speech_tokenizer")
     with options.frames.open("rb") as stream, wave.open(str(options.wav), "wb") as out:
@@ -49,17 +49,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def read_header(stream: BinaryIO, decoder: CodecDecoder) -> int:
-    """Read the header; returns samples per second. Raises BadFrames if the stream is not for this decoder."""
+    """Read the header and return the sample rate in Hz. Raises `BadFrames` if the decoder does not match the stream."""
     magic, version, codebooks, _, rate, frame_samples = HEADER.unpack(_take(stream, HEADER.size))
     if (magic, version) != (b"TRCF", 1):
-        raise BadFrames(f"this is not a stream of codec frames, version 1: it begins with {magic!r}")
+        raise BadFrames(f"the file is not a version 1 stream of codec frames: it begins with {magic!r}")
     if (codebooks, frame_samples) != (decoder.config.num_quantizers, decoder.frame_samples):
-        raise BadFrames(f"frames of {codebooks} codebooks and {frame_samples} samples are of another codec")
+        raise BadFrames(f"the codec has other frames than {codebooks} codebooks and {frame_samples} samples")
     return int(rate)
 
 
 def records(stream: BinaryIO, codebooks: int) -> Iterator[tuple[int, int, NDArray[np.uint16]]]:
-    """Kind, number and codes [number, codebooks] of each record. Raises BadFrames if the stream is truncated."""
+    """Yield kind, number and codes [number, codebooks] of each record. Raises `BadFrames` for a truncated stream."""
     kind = 0
     while kind != END:
         kind, number = RECORD.unpack(_take(stream, RECORD.size))
@@ -68,9 +68,9 @@ def records(stream: BinaryIO, codebooks: int) -> Iterator[tuple[int, int, NDArra
 
 
 def decode(stream: BinaryIO, decoder: CodecDecoder) -> Iterator[NDArray[np.int16]]:
-    """The audio, in order. Raises BadFrames if the stream is truncated."""
+    """Yield the decoded audio in order. Raises `BadFrames` if the stream is truncated."""
     state = decoder.initial_state()
-    audio = np.zeros(0, np.int16)  # decoded, but not yet output or dropped
+    audio = np.zeros(0, np.int16)  # decoded, but not yet written or dropped
     for kind, number, codes in records(stream, decoder.config.num_quantizers):
         if kind == FRAMES:
             for start in range(0, number, _AT_ONCE):
@@ -79,7 +79,7 @@ def decode(stream: BinaryIO, decoder: CodecDecoder) -> Iterator[NDArray[np.int16
                 audio = np.concatenate((audio, to_pcm16(samples[0])))
         elif kind in (PLAY, DROP):
             if number > len(audio):
-                raise BadFrames(f"{number} samples are asked for, and frames for {len(audio)} have come")
+                raise BadFrames(f"a record needs {number} samples, but only {len(audio)} are decoded")
             heard, audio = audio[:number], audio[number:]
             if kind == PLAY:
                 yield heard
@@ -88,13 +88,13 @@ def decode(stream: BinaryIO, decoder: CodecDecoder) -> Iterator[NDArray[np.int16
         elif kind == RESTART:
             state, audio = decoder.initial_state(), audio[:0]
         elif kind != END:
-            raise BadFrames(f"there is no record of kind {kind}")
+            raise BadFrames(f"record kind {kind} is unknown")
 
 
 def _take(stream: BinaryIO, size: int) -> bytes:
     data = stream.read(size)
     if len(data) < size:
-        raise BadFrames("the stream breaks off before its end")
+        raise BadFrames("the stream ends in the middle of a record")
     return data
 
 

@@ -1,7 +1,7 @@
-"""Have a running server make the parts of a job, and keep them in a local folder, resumable after any failure.
+"""Generate the parts of a job on a running server and store them in a local folder. An interrupted run can be resumed.
 
-A part is one text with its fields, identified by the digest of both. A second run of the same command requests only
-parts that the folder does not have: after Ctrl-C those that were not fetched, after a change those that changed.
+A part is one text with its request fields, identified by a digest of both. A second run of the same command requests
+only the parts that the folder lacks, for example parts whose text has changed.
 """
 
 import asyncio
@@ -21,9 +21,9 @@ from serve_app.cli.say import KEY_VARIABLE, RefusedError, http_message
 
 Fields = Mapping[str, object]
 
-_MOST_PARTS, _MOST_BYTES = 1000, 4 << 20  # of one job
+_MOST_PARTS, _MOST_BYTES = 1000, 4 << 20  # per job
 _PERIOD_S = 1.0  # between two polls of a job
-_PATIENCE_S = 300.0  # for a server that does not answer: it may be restarting
+_PATIENCE_S = 300.0  # retry time for a server that does not respond, because it may be restarting
 _PAUSE_S = 2.0
 _READ_TIMEOUT_S = 120
 _AGAIN = (408, 429, 500, 502, 503, 504)
@@ -31,12 +31,12 @@ _STATE, _PROBLEMS = "job.json", "problems.json"
 
 
 class JobFailed(TalkrayError):
-    """The server ended a job without making all of its parts."""
+    """Error for a job that the server ended before all parts were generated."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobProgress:
-    """Progress of the work: parts fetched, and the server's state of the rest."""
+    """Progress of the work: parts fetched, and the server's status of the remaining parts."""
 
     parts: int
     total: int
@@ -50,7 +50,7 @@ Report = Callable[[JobProgress], object]
 
 @dataclass(slots=True)
 class PartFolder:
-    """Fetched parts: `NAME.flac` next to `NAME.json`, which has the part's digest, words and segments."""
+    """Folder of fetched parts. `NAME.flac` has the audio; `NAME.json` has the part's digest, words and segments."""
 
     folder: Path
     audio_format: str = "flac"
@@ -62,20 +62,20 @@ class PartFolder:
         return self.audio(name), self.folder / f"{name}.json"
 
     def told(self, name: str) -> dict[str, Any]:
-        """`words`, `estimated`, `duration_s` and `segments` of a fetched part."""
+        """Return `words`, `estimated`, `duration_s` and `segments` of a fetched part."""
         return self._read(f"{name}.json")
 
     def has(self, name: str, digest: str) -> bool:
         return self.audio(name).exists() and self._read(f"{name}.json").get("digest") == digest
 
     def keep(self, name: str, digest: str, audio: bytes, told: Mapping[str, object]) -> None:
-        """Store a part. The JSON is written last: a part without it counts as missing."""
+        """Store a part. The JSON file is written last, because a part without it counts as missing."""
         (self.folder / f"{name}.json").unlink(missing_ok=True)
         write_whole(self.audio(name), audio)
         self._write(f"{name}.json", {**told, "digest": digest})
 
     def problems(self, name: str) -> list[dict[str, Any]]:
-        """Segments of the part that were drawn again or ended badly."""
+        """Return the segments of the part that were generated again or ended abnormally."""
         found: list[dict[str, Any]] = self._read(_PROBLEMS).get(name, [])
         return found
 
@@ -85,7 +85,7 @@ class PartFolder:
             self._write(_PROBLEMS, known | problems)
 
     def job(self) -> dict[str, Any]:
-        """The last job: `id`, `digests` of its parts, and how often it was restarted."""
+        """Return the last job: `id`, the `digests` of its parts, and how often the job was restarted."""
         return self._read(_STATE)
 
     def begin(self, job: Mapping[str, object]) -> None:
@@ -103,7 +103,7 @@ class PartFolder:
 
 
 def write_whole(file: Path, content: bytes) -> None:
-    """Replace a file atomically. Raises RefusedError."""
+    """Replace a file atomically. Raises `RefusedError`."""
     new = file.with_name(f".{file.name}.new")
     try:
         with new.open("wb") as out:
@@ -116,25 +116,25 @@ def write_whole(file: Path, content: bytes) -> None:
 
 
 def made(folder: Path) -> Path:
-    """Create a folder. Raises RefusedError."""
+    """Create a folder and return its path. Raises `RefusedError`."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise RefusedError(f"{folder} cannot be made: {error.strerror}") from None
+        raise RefusedError(f"{folder} cannot be created: {error.strerror}") from None
     return folder
 
 
 @dataclass(slots=True)
 class PartList:
-    """The texts of a job: `defaults` apply to each of `parts` that does not override them."""
+    """Texts of a job. The fields in `defaults` apply to each part that does not set them."""
 
     defaults: Fields
-    parts: Sequence[Fields]  # each with `input`
-    names: Sequence[str] = ()  # of the files; empty: the digests
+    parts: Sequence[Fields]  # each has the field `input`
+    names: Sequence[str] = ()  # file names of the parts; empty: use the digests
     digests: list[str] = field(init=False)
 
     def __post_init__(self) -> None:
-        """Give equal parts different digests, so that each is spoken."""
+        """Give equal parts different digests, so each is spoken."""
         seen: Counter[str] = Counter()
         self.digests = []
         for part in self.parts:
@@ -145,9 +145,9 @@ class PartList:
 
 
 def fetch(url: str, work: PartList, folder: PartFolder, report: Report) -> str:
-    """Fetch all parts into the folder. Returns the server's message about ignored fields of the last job.
+    """Fetch all parts into the folder. Return the server's message about ignored fields of the last job.
 
-    Raises RefusedError, and JobFailed if the server gives up.
+    Raises `RefusedError`, or `JobFailed` if the server ends the job early.
     """
 
     async def run() -> None:
@@ -175,12 +175,12 @@ class _Following:
             await self._follow(await self._job())
 
     async def _job(self) -> dict[str, Any]:
-        """The job of an earlier run if it makes the missing parts, else a new one that replaces it."""
+        """Return the job of an earlier run if it generates the missing parts, else a new job that replaces it."""
         known = self._folder.job()
         wanted = {self._work.digests[number] for number in self._missing}
         if not known or not wanted & set(known["digests"]):
             if known:
-                await self._server.forget(known["id"])  # of a text or a voice that is no longer wanted
+                await self._server.forget(known["id"])  # its texts or voice have changed
             return await self._begin(0)
         state = await self._server.state(known["id"])
         if state is not None and state["status"] in ("cancelled", "failed", "paused"):
@@ -188,7 +188,7 @@ class _Following:
         return await self._begin(known["again"] + 1) if state is None else known
 
     async def _begin(self, again: int) -> dict[str, Any]:
-        """Start a new job; `again`: how many earlier jobs for these parts the server has forgotten or cannot resume."""
+        """Start a new job. `again` counts earlier jobs for these parts that the server has deleted or cannot resume."""
         numbers = _batch(self._work, self._missing)
         digests = [self._work.digests[number] for number in numbers]
         body = {**self._work.defaults, "inputs": [self._work.parts[number] for number in numbers]}
@@ -198,9 +198,9 @@ class _Following:
         return job
 
     async def _follow(self, job: dict[str, Any]) -> None:
-        """Fetches the parts of a job as they become ready. Returns early if the server has forgotten the job."""
+        """Fetch the parts of a job as they become ready. Returns early if the server has deleted the job."""
         own = {digest: number for number, digest in enumerate(self._work.digests)}
-        numbers = [own.get(digest) for digest in job["digests"]]  # by part of the job; None: the text has changed
+        numbers = [own.get(digest) for digest in job["digests"]]  # per part of the job; None if its text has changed
         wanted = set(self._missing)
         left = {part: number for part, number in enumerate(numbers) if number is not None and number in wanted}
         while left:
@@ -220,7 +220,7 @@ class _Following:
         await self._server.forget(job["id"])
 
     async def _take(self, job_id: str, state: Mapping[str, Any], left: dict[int, int], num_ready: int) -> bool:
-        """Fetch the parts that are ready, and remove them from `left`. Returns whether there were any."""
+        """Fetch the parts that are ready and remove them from `left`. Return whether any part was ready."""
         if state["status"] != "completed" and num_ready <= 0:
             return False
         num_taken = 0
@@ -250,7 +250,7 @@ class _Following:
         self._folder.note(found)
 
     def _tell(self, state: Mapping[str, Any], left: Iterable[int]) -> None:
-        """Report progress. The server estimates its own job; later jobs are assumed to take as long per character."""
+        """Report progress. The server's estimate for the current job is extrapolated to later jobs by characters."""
         eta_s, own = state.get("eta_s"), sum(self._chars[number] for number in left)
         if eta_s is not None and own:
             eta_s = float(eta_s) * sum(self._chars[number] for number in self._missing) / own
@@ -258,40 +258,40 @@ class _Following:
         self._report(JobProgress(total - len(self._missing), total, self._audio_s, eta_s, _remark(state)))
 
 
-_LOOKED_AHEAD = 8  # parts that may be ready before earlier ones
+_LOOKED_AHEAD = 8  # parts that may be ready before earlier parts
 
 
 class _Server:
-    """The routes of jobs; retries for _PATIENCE_S if the server does not answer."""
+    """Client for the server's job routes. It retries for _PATIENCE_S if the server does not respond."""
 
     def __init__(self, url: str, session: aiohttp.ClientSession) -> None:
         self._url, self._session = url, session
-        self.ignored = ""  # fields of the last job that have no effect, and why
+        self.ignored = ""  # fields of the last job without effect, with reasons
 
     async def create(self, body: Fields, key: str) -> dict[str, Any]:
         made = await self._asked("POST", "", json=body, headers={"Idempotency-Key": key})
         return _json(made)
 
     async def state(self, job_id: str) -> dict[str, Any] | None:
-        """The job's state; None if the server no longer knows it."""
+        """Return the status of the job, or None if the server does not know it."""
         return _json_or_none(await self._asked("GET", f"/{job_id}", expected=(404,)))
 
     async def resume(self, job_id: str) -> dict[str, Any] | None:
-        """Resume a job; None if it cannot continue."""
+        """Resume a job. Return None if it cannot continue."""
         return _json_or_none(await self._asked("POST", f"/{job_id}/resume", expected=(404, 409)))
 
     async def forget(self, job_id: str) -> None:
         await self._asked("DELETE", f"/{job_id}", expected=(404,))
 
     async def audio(self, job_id: str, part: int, audio_format: str) -> bytes | None:
-        """A part's audio; None if it is not finished."""
+        """Return the audio of a part, or None if the part is not finished."""
         return await self._asked("GET", f"/{job_id}/parts/{part}?response_format={audio_format}", expected=(409,))
 
     async def words(self, job_id: str, part: int) -> dict[str, Any]:
         return _json(await self._asked("GET", f"/{job_id}/parts/{part}/words"))
 
     async def _asked(self, method: str, path: str, *, expected: Sequence[int] = (), **sent: Any) -> bytes | None:
-        """The body of the answer, None for a status among the `expected`. Raises RefusedError."""
+        """Return the response body, or None if the status is one of `expected`. Raises `RefusedError`."""
         loop = asyncio.get_running_loop()
         until_s = loop.time() + _PATIENCE_S
         while True:
@@ -309,12 +309,12 @@ class _Server:
             except (aiohttp.ClientError, TimeoutError) as error:
                 if loop.time() > until_s or (method == "POST" and path == ""):
                     reason = f"{self._url} does not respond like a Talkray server ({error or type(error).__name__})"
-                    raise RefusedError(f"{reason}: the same command goes on once it runs") from None
+                    raise RefusedError(f"{reason}. Start the server, then run the same command again") from None
             await asyncio.sleep(_PAUSE_S)
 
 
 def _batch(work: PartList, missing: Sequence[int]) -> list[int]:
-    """The first missing parts, as many as one job accepts."""
+    """Return the first missing parts, up to the limits of one job."""
     numbers: list[int] = []
     num_bytes = 0
     for number in missing[:_MOST_PARTS]:
@@ -347,5 +347,5 @@ def _remark(state: Mapping[str, Any]) -> str:
 
 
 def _gave_up(job_id: str, state: Mapping[str, Any], num_left: int) -> str:
-    reason = state.get("reason") or "it says no reason"
-    return f"job {job_id} is {state['status']} and {num_left} parts are missing ({reason}): the same command goes on"
+    reason = state.get("reason") or "no reason given"
+    return f"job {job_id} is {state['status']} and {num_left} parts are missing ({reason}). Run the command again"

@@ -1,4 +1,4 @@
-"""The progress of a job: a bar with the remaining time on a terminal, else a line for each tenth."""
+"""Display the progress of a job: a bar with the remaining time on a terminal, otherwise one line per tenth."""
 
 import contextlib
 import signal
@@ -15,7 +15,7 @@ _TENTHS = 10
 
 
 class JobLine:
-    """The line of one stage of the work."""
+    """Progress display for one stage of the work."""
 
     def __init__(self, console: Console, verb: str) -> None:
         self._console, self._verb = console, verb
@@ -47,7 +47,7 @@ class JobLine:
         self._show(made.parts, made.total, told, made.remark)
 
     def counted(self, total: int) -> Callable[[int], None]:
-        """A progress report that only counts steps."""
+        """Return a callback that reports only the number of completed steps."""
         return lambda done: self._show(done, total, "", "")
 
     def _show(self, done: int, total: int, told: str, remark: str) -> None:
@@ -63,7 +63,7 @@ class JobLine:
 
 @contextlib.contextmanager
 def stopped(console: Console, remedy: str) -> Iterator[None]:
-    """On Ctrl-C, print what to do and exit with the status of an interrupted program."""
+    """On Ctrl-C, print `remedy` and exit with the status of an interrupted program."""
     try:
         yield
     except KeyboardInterrupt:
@@ -72,7 +72,7 @@ def stopped(console: Console, remedy: str) -> Iterator[None]:
 
 
 def length(seconds: float) -> str:
-    """`1:02:03`, or `2:03`."""
+    """Format a duration as `1:02:03` or `2:03`."""
     whole = round(seconds)
     hours, minutes = divmod(whole // 60, 60)
     return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"

@@ -1,4 +1,4 @@
-"""Judge an utterance: words, pace, trailing silence, an estimated opinion."""
+"""Judge an utterance by its words, pace and trailing silence, and by an estimated opinion score."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -16,23 +16,23 @@ _FULL = 32767 / 32768
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """One utterance. A failed one has only errors, and the reason."""
+    """Measurements of one utterance. A failed utterance has only errors and the reason."""
 
     way: str
     voice: str
     kind: str
     number: int
     words: int
-    errors: dict[str, int]  # by the name of the recogniser
+    errors: dict[str, int]  # keyed by recogniser name
     compared: dict[str, int] = field(default_factory=dict)  # errors in ffmpeg's conversion of plain PCM
-    ends: int = 0  # of the first and the last word, how many the first recogniser heard
+    ends: int = 0  # of the first and last word, how many the first recogniser heard
     seconds: float = 0.0  # from the first to the last sound
-    tail_s: float = 0.0  # of silence after them
-    opinion: float = 0.0  # overall DNSMOS, 1 to 5; 0: not installed
+    tail_s: float = 0.0  # trailing silence
+    opinion: float = 0.0  # overall DNSMOS score, 1 to 5; 0 if DNSMOS is not installed
     heard: dict[str, str] = field(default_factory=dict)
-    level_db: float = 0.0  # of the sounding part, relative to full scale
-    clipped: float = 0.0  # share of the samples at full scale
-    reason: str = ""  # why it ended, if the server reports it
+    level_db: float = 0.0  # level of the non-silent part, relative to full scale
+    clipped: float = 0.0  # share of samples at full scale
+    reason: str = ""  # why generation ended, if the server reports it
     failed: str = ""
 
     @property
@@ -41,19 +41,19 @@ class Judged:
 
 
 class Judge:
-    """Listens in one language. Without recognisers it only measures."""
+    """Recognisers and measurements for one language. Without recognisers, only measurements are made."""
 
     def __init__(self, recognisers: list[Recogniser], language: str) -> None:
         self.recognisers, self._language = recognisers, language
         self._opinion: Callable[[Audio], float] = lambda audio: 0.0
-        with suppress(SystemExit):  # its package is not installed
+        with suppress(SystemExit):  # the package of the recogniser is not installed
             self._opinion = Opinion() if recognisers else self._opinion
 
     def words(self, text: str) -> list[str]:
         return plain_words(text, self._language)
 
     def judge(self, key: tuple[str, str, str, int], text: Text, audio: Audio, converted: Audio | None) -> Judged:
-        """Judge one utterance, and ffmpeg's conversion if given. Numbers may be transcribed as digits."""
+        """Judge one utterance and, if given, ffmpeg's conversion. Numbers may be transcribed as digits."""
         wanted, heard = self.words(text.spoken), self._written(audio)
         got = self.words(next(iter(heard.values()), ""))
         begin, end = sounding(audio)
@@ -72,7 +72,7 @@ class Judge:
         )
 
     def failed(self, key: tuple[str, str, str, int], text: str, reason: str) -> Judged:
-        """The result of a failed utterance: all its words count as wrong."""
+        """Return the result for a failed request, in which every word counts as wrong."""
         words = len(self.words(text))
         return Judged(*key, words, {each.name: words for each in self.recognisers}, failed=reason)
 
@@ -85,13 +85,13 @@ class Judge:
 
 
 class Opinion:
-    """An estimate of the mean opinion score: the overall value of DNSMOS P.835, whose network `speechmos` carries."""
+    """Estimator of the mean opinion score: the overall score of DNSMOS P.835, with the network in `speechmos`."""
 
     SAMPLE_RATE = 16000
     SAMPLES = int(9.01 * SAMPLE_RATE)
 
     def __init__(self) -> None:
-        import onnxruntime  # may be missing
+        import onnxruntime  # optional dependency
 
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = 1
@@ -99,7 +99,7 @@ class Opinion:
         self._network = onnxruntime.InferenceSession(str(network), options, providers=["CPUExecutionProvider"])
 
     def __call__(self, audio: Audio) -> float:
-        """The score of [samples], repeated to the network's length or cut to it."""
+        """Return the score of [samples], after repeating or cutting the audio to the network's input length."""
         resampled = soxr.resample(audio, RATE, self.SAMPLE_RATE)
         repeated = np.tile(resampled, -(-self.SAMPLES // max(1, len(resampled))))[: self.SAMPLES]
         _, _, raw = self._network.run(None, {"input_1": repeated[None].astype(np.float32)})[0][0]

@@ -1,4 +1,4 @@
-"""A session in which a server speaks texts and a judge listens, and the file from which it resumes."""
+"""Run a session in which a server speaks texts and a judge listens. A log file lets the session resume."""
 
 import asyncio
 import contextlib
@@ -19,19 +19,19 @@ from talkray_tools.ways import Asked, Json, UtteranceFailed, Way
 
 logger = logging.getLogger(__name__)
 
-AT_ONCE = 6  # texts requested at the same time
+AT_ONCE = 6  # texts requested concurrently
 _PROGRESS_S = 5.0
 
 
 class Log:
-    """Judged utterances, in a file that grows, so that each is judged once."""
+    """Judged utterances, appended to a file, so each utterance is judged once."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
         lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
         self.judged = [Judged(**json.loads(line)) for line in lines if line.endswith("}")]
         self._known = {each.key for each in self.judged if not each.failed}
-        self.judged = [each for each in self.judged if not each.failed]  # failed ones are tried again
+        self.judged = [each for each in self.judged if not each.failed]  # retry failed utterances
 
     def has(self, key: tuple[str, str, str, int]) -> bool:
         return key in self._known
@@ -45,10 +45,10 @@ class Log:
 
 
 class ListeningSession:
-    """Requests speech from one server at a time, while a judge listens in parallel."""
+    """Session that requests speech from one server at a time while a judge listens in parallel."""
 
     def __init__(self, judge: Judge, log: Log, fields: Json) -> None:
-        """Each request has `fields`."""
+        """Set the judge, the log, and the `fields` that every request carries."""
         self._judge, self._log, self._fields = judge, log, fields
         self._listening = ThreadPoolExecutor(1)
         self._began_s = self._said_s = time.monotonic()
@@ -56,7 +56,7 @@ class ListeningSession:
     async def hear(
         self, http: aiohttp.ClientSession, way: Way, voice: str, wanted: Sequence[Text], *, at_once: int = AT_ONCE
     ) -> None:
-        """Hear every text that was not heard yet."""
+        """Request and judge every text that is not in the log."""
         missing = [text for text in wanted if not self._log.has((way.name, voice, text.kind, text.number))]
         several = asyncio.Semaphore(at_once)
         self._say(f"{way.name}, {voice}: {len(missing)} texts", now=bool(missing))
@@ -83,7 +83,7 @@ class ListeningSession:
         self._log.add(judged)
         same = [each for each in self._log.judged if each.key[:2] == key[:2]]
         wrong = sum(next(iter(each.errors.values()), 0) for each in same) / max(1, sum(each.words for each in same))
-        self._say(f"{way.name}, {voice}: {len(same)} heard, {wrong:.1%} of the words wrong")
+        self._say(f"{way.name}, {voice}: {len(same)} heard, {wrong:.1%} word errors")
 
     def _asked(self, text: Text, voice: str, seed: int) -> Asked:
         return Asked(text.written, seed, self._fields | ({"voice": voice} if voice else {}))
@@ -97,7 +97,7 @@ class ListeningSession:
 
 @contextlib.asynccontextmanager
 async def connected(url: str) -> AsyncIterator[aiohttp.ClientSession]:
-    """A session with a server that may be slow; sends TALKRAY_API_KEY if it is set."""
+    """Open a session without short timeouts for a slow server. Sends TALKRAY_API_KEY if it is set."""
     key = os.environ.get("TALKRAY_API_KEY")
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     timeout = aiohttp.ClientTimeout(total=None)
@@ -106,7 +106,7 @@ async def connected(url: str) -> AsyncIterator[aiohttp.ClientSession]:
 
 
 async def builtin_voices(http: aiohttp.ClientSession) -> list[str]:
-    """The checkpoint's own voices; one without a name if it has none."""
+    """Return the checkpoint's built-in voices, or one empty name if there are none."""
     async with http.get("/v1/audio/voices") as answer:
         answer.raise_for_status()
         known = (await answer.json())["voices"]

@@ -1,4 +1,4 @@
-"""`talkray logs`: the outcome of a request, from the lines that ingress replicas write next to Serve's logs."""
+"""`talkray logs`: print the outcome of a request from the log files of the ingress replicas."""
 
 import json
 import re
@@ -14,7 +14,7 @@ from serve_app.cli.serve.request_log import line
 from serve_app.cli.serve.run_folder import log_folders
 from talkray_tools.arguments import run_program
 
-_MOST_NODES = 10_000  # as many as Ray's dashboard lists
+_MOST_NODES = 10_000  # the limit of Ray's dashboard
 
 
 def logs(
@@ -24,20 +24,20 @@ def logs(
 ) -> None:
     """Print the log line, stages and replicas of a request.
 
-    Searches the logs of this node, then those of the other nodes through Ray's dashboard.
+    The command searches the logs of this node, then those of other nodes through Ray's dashboard.
     """
     found = list(matching(request_id, lines_here())) or ([] if here else list(matching(request_id, _lines_there())))
     if not found:
         raise TalkrayError(
-            f"no line of a request {request_id} is in the logs of Ray Serve: each ingress replica keeps its last "
-            "300,000 requests, until its node ends or, of `talkray serve`, the server"
+            f"request {request_id} is not in the logs of Ray Serve. Each ingress replica keeps its last "
+            "300,000 requests until its node stops, or until `talkray serve` stops"
         )
     for entry in found:
         print(json.dumps(entry) if as_json else "\n  ".join(_story(entry)))
 
 
 def matching(request_id: str, lines: Iterable[str]) -> Iterator[Entry]:
-    """The entries of a request, of a socket's turns (ID-2), and of the parts of a batch (ID.2)."""
+    """Yield the entries of a request, of the turns of a socket (ID-2), and of the parts of a batch (ID.2)."""
     wanted, own_id = re.compile(rf"{re.escape(request_id)}([-.]\d+)*"), f'"{request_id}'
     for each in lines:
         if own_id in each and wanted.fullmatch((entry := json.loads(each))["id"]):
@@ -52,7 +52,7 @@ def lines_here() -> Iterator[str]:
 
 
 def _lines_there() -> Iterator[str]:
-    """The lines of all nodes of this node's cluster. Raises TalkrayError."""
+    """Yield the log lines of all nodes of this node's cluster. Raises `TalkrayError`."""
     from ray.exceptions import RayError
     from ray.util.state import get_log, list_logs, list_nodes
     from ray.util.state.exception import RayStateApiException
@@ -65,8 +65,8 @@ def _lines_there() -> Iterator[str]:
     except (OSError, ValueError, RayError, RayStateApiException) as error:
         reason = str(error).rstrip(".")
         raise TalkrayError(
-            f"the request is not in the logs of this node, and the dashboard of a cluster cannot be asked: {reason}. "
-            "Run this on a node of the cluster, whose head has a dashboard"
+            f"the request is not in the logs of this node, and Ray's dashboard is unavailable: {reason}. "
+            "Run the command on a node of a cluster whose head runs the dashboard"
         ) from error
 
 
@@ -75,9 +75,9 @@ def _story(entry: Entry) -> Iterator[str]:
     if entry["model"] is None:
         return
     asked = f"{entry['model']}, seed {entry['seed']}, {entry['dialect']}: {entry['characters']} characters"
-    yield f"{asked}, {entry['codes']} codes, {entry['took_ms']} ms in all"
+    yield f"{asked}, {entry['codes']} codes, {entry['took_ms']} ms in total"
     if entry["stages_ms"]:
-        yield "ms to the first audio: " + ", ".join(f"{name} {spent}" for name, spent in entry["stages_ms"].items())
+        yield "ms to first audio: " + ", ".join(f"{name} {spent}" for name, spent in entry["stages_ms"].items())
     yield "made by " + " > ".join([entry["ingress"], *entry["replicas"]])
     if entry["trace_id"]:
         yield f"trace {entry['trace_id']}"

@@ -1,6 +1,6 @@
-"""The official package `qwen-tts`, to compare with. It pins its own transformers, so it needs its own environment.
+"""Run the official package `qwen-tts` for comparison. It pins its own transformers, so it needs a separate environment.
 
-Runs there, importing nothing else of Talkray: `python -m talkray_tools.official REQUEST.json SPEECH.npz`.
+Run in that environment, without the rest of Talkray: `python -m talkray_tools.official REQUEST.json SPEECH.npz`.
 """
 
 import importlib
@@ -24,7 +24,7 @@ _METHODS = {
 
 
 def stub_unused_dependencies() -> None:
-    """Let `qwen_tts` import without what only its 25 Hz tokenizer and its demo use."""
+    """Stub the dependencies of `qwen_tts` that only its 25 Hz tokenizer and its demo need."""
     for name, attributes in (
         ("sox", {"Transformer": object}),
         ("onnxruntime", {"SessionOptions": object}),
@@ -49,7 +49,7 @@ def _stub(name: str, attributes: Mapping[str, object]) -> None:
 
 
 class OfficialModel:
-    """A checkpoint loaded by the official package in float32 on the CPU."""
+    """Checkpoint loaded by the official package in float32 on the CPU."""
 
     def __init__(self, checkpoint: str) -> None:
         stub_unused_dependencies()
@@ -63,19 +63,19 @@ class OfficialModel:
         self.package.model.generate = self._keep_codes
 
     def _keep_codes(self, *arguments: Any, **options: Any) -> Any:
-        """The wrapper returns audio only; the codes pass through here."""
+        """Store the codes on their way to the decoder, because the wrapper returns only audio."""
         result = self._generate(*arguments, **options)
         self._codes = result[0][0]
         return result
 
     def say(self, **arguments: Any) -> tuple[NDArray[np.int16], NDArray[np.float32]]:
-        """Codes [frames, groups] and audio [samples], with the arguments of the wrapper's method for this kind."""
+        """Return codes [frames, groups] and audio [samples] for the arguments of the wrapper's generate method."""
         wavs, _ = getattr(self.package, _METHODS[self.kind])(**arguments)
         return self._codes.cpu().numpy().astype(np.int16), wavs[0]
 
 
 def main(request_file: str, speech_file: str) -> None:
-    """Run one request: `checkpoint`, and `arguments` of `say`, in which a reference is a file of float32 samples."""
+    """Run one request: `checkpoint`, and `arguments` of `say`. A reference is a file of float32 samples."""
     request = json.loads(Path(request_file).read_text(encoding="utf-8"))
     arguments = request["arguments"]
     if "ref_audio" in arguments:

@@ -1,9 +1,9 @@
-"""Checkpoints with random weights in the official layout, for tests and for benchmarks without the released weights.
+"""Create checkpoints with random weights in the official layout, for tests and benchmarks.
 
     talkray random-checkpoint OUT --like 1.7B-CustomVoice
 
-Weights are uniform with the wanted deviation, directly from Philox bits. So they are the same on every machine, unlike
-normal draws, which need a logarithm. Only the codec's weights are scaled by the signals in it.
+Weights are uniform, drawn directly from Philox bits, so they are equal on every machine. Normal draws would need a
+logarithm, which differs between machines. Only the codec's weights are scaled by the signals in its layers.
 """
 
 import hashlib
@@ -41,8 +41,8 @@ from talkray_tools.unfolded_codec import DecoderNetwork
 logger = logging.getLogger(__name__)
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-_WORTH_A_REPORT = 50e6  # values
-_PIECE = 1 << 22  # values drawn and converted at a time; even, so that four fit a 64-bit draw
+_WORTH_A_REPORT = 50e6  # log progress from this many values on
+_PIECE = 1 << 22  # values drawn and converted at a time; must be even, because a 64-bit draw yields four values
 _TOKENIZER_FILES = ("vocab.json", "merges.txt", "tokenizer_config.json")
 
 
@@ -53,12 +53,12 @@ class Options:
     seed: int = 0
     dtype: torch.dtype = torch.bfloat16
     codec_dtype: torch.dtype = torch.float32
-    stress: Stress | None = None  # weights as numerically demanding as trained ones
-    tokenizer: Path | None = None  # a directory with tokenizer files to copy; None writes the byte tokenizer
+    stress: Stress | None = None  # makes weights as numerically demanding as trained weights
+    tokenizer: Path | None = None  # directory of tokenizer files to copy; None writes the byte tokenizer
 
 
 def write_checkpoint(directory: Path, shape: Shape, options: Options) -> None:
-    """Write a complete checkpoint; raises CheckpointError if `directory` is not empty."""
+    """Write a complete checkpoint. Raises `CheckpointError` if `directory` is not empty."""
     if directory.exists() and any(directory.iterdir()):
         raise CheckpointError(f"{directory} is not empty: name a new directory")
     if options.tokenizer is not None:
@@ -90,7 +90,7 @@ def _write_tokenizer(directory: Path, shape: Shape, source: Path | None) -> None
 def _check_tokenizer(source: Path) -> None:
     for name in _TOKENIZER_FILES:
         if not (source / name).is_file():
-            raise CheckpointError(f"{source / name} is missing: a tokenizer is {', '.join(_TOKENIZER_FILES)}")
+            raise CheckpointError(f"{source / name} is missing: a tokenizer needs {', '.join(_TOKENIZER_FILES)}")
 
 
 def _write_talker(directory: Path, shape: Shape, options: Options) -> None:
@@ -130,7 +130,7 @@ def _write_codec(directory: Path, shape: Shape, options: Options) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Fill:
-    """The distribution of one tensor's values."""
+    """Distribution of one tensor's values."""
 
     shape: torch.Size
     mean: float
@@ -138,9 +138,9 @@ class Fill:
 
     @classmethod
     def of(cls, name: str, shape: torch.Size, *, unit_scale: bool) -> "Fill":
-        """The official initialisation's deviation, or with `unit_scale` one that keeps signals near 1 in narrow layers.
+        """Use the official initialisation's deviation or, with `unit_scale`, one for signals near 1 in narrow layers.
 
-        Norm weights and biases are not constant under `unit_scale`, so that a comparison notices a missing one.
+        With `unit_scale`, norm weights and biases are not constant, so comparisons detect a missing norm or bias.
         """
         if name.endswith("norm.weight"):
             return cls(shape, 1.0, 0.1 if unit_scale else 0.0)
@@ -153,7 +153,7 @@ class Fill:
         return cls(shape, 0.0, 0.02)
 
     def draw(self, key: str, count: int) -> Tensor:
-        """`count` float32 values that depend only on `key`."""
+        """Return `count` float32 values that depend only on `key`."""
         digest = hashlib.sha256(key.encode()).digest()
         bits = np.random.Philox(key=int.from_bytes(digest[:16], "little")).random_raw(-(-count // 4))
         values = torch.from_numpy(bits.astype("<u8").view("<u2")[:count].astype(np.float32))
@@ -161,7 +161,7 @@ class Fill:
 
 
 def random_tensors(fills: Mapping[str, Fill], options: Options) -> dict[str, Tensor]:
-    """Draw all tensors in pieces on all cores. Logs each tenth if there are many."""
+    """Draw all tensors in pieces on all cores. Logs progress in tenths if there are many values."""
 
     def drawn(name: str) -> Tensor:
         fill, count = fills[name], fills[name].shape.numel()
@@ -182,13 +182,13 @@ def random_tensors(fills: Mapping[str, Fill], options: Options) -> dict[str, Ten
 
 
 def main(arguments: list[str]) -> int:
-    """Command line; returns the exit code."""
+    """Run the command line and return the exit code."""
     return run_command(random_checkpoint, "talkray random-checkpoint", arguments)
 
 
 def _known(like: str) -> str:
     if like not in SHAPES:
-        raise typer.BadParameter(f"{like!r} is none of {', '.join(sorted(SHAPES))}")
+        raise typer.BadParameter(f"{like!r} is unknown. Use one of: {', '.join(sorted(SHAPES))}")
     return like
 
 
@@ -201,10 +201,10 @@ def random_checkpoint(
     tokenizer: Annotated[
         Path | None, typer.Option(help="Directory with the official vocab.json and merges.txt.")
     ] = None,
-    stress: Annotated[Stress | None, typer.Option(help="As demanding on precision as trained weights.")] = None,
+    stress: Annotated[Stress | None, typer.Option(help="Make precision as critical as for trained weights.")] = None,
     dtype: Annotated[
         Literal["bfloat16", "float16", "float32"] | None,
-        typer.Option(help="Of the talker. Default: bfloat16, or float32 for tiny shapes without --stress."),
+        typer.Option(help="Dtype of the talker. Default: bfloat16, or float32 for tiny shapes without --stress."),
     ] = None,
 ) -> None:
     """Write a checkpoint with random weights."""

@@ -1,4 +1,4 @@
-"""Random weights under which the codec behaves like a trained one: unit-scale signals inside, audible sound outside."""
+"""Random codec weights that behave like trained weights: unit-scale signals inside and audible sound at the output."""
 
 from enum import StrEnum
 
@@ -10,27 +10,27 @@ from talkray_tools.unfolded_codec import CausalConv1d, CausalConvTranspose1d, De
 
 _CALIBRATION_FRAMES = 8
 _WAVEFORM_STD = 0.15  # audible, far from clipping
-# Deviations of the snakes' logarithms: in a published vocoder, and as wide as a test may want.
+# Standard deviations of the snakes' log parameters, in a published vocoder and at the widest that tests use.
 _TRAINED, _WIDE, _WIDE_SLOPE = 0.47, 1.5, 0.47
-_OUTLIERS = 1000  # one channel in this many, at least one per layer
+_OUTLIERS = 1000  # one channel in this many, but at least one per layer
 _HALF_AMPLITUDES = (20.0, 5000.0)
-_RESIDUAL_STD = 0.35  # a residual unit adds a fraction of its input's scale
+_RESIDUAL_STD = 0.35  # scale of a residual branch relative to its input
 
 
 class Stress(StrEnum):
-    """Numerically demanding snakes, like trained ones."""
+    """Numerically demanding snake parameters, like trained parameters."""
 
-    OUTLIERS = "outliers"  # deviation 0.47, and one channel in a thousand with half amplitudes of 20 to 5,000
+    OUTLIERS = "outliers"  # deviation 0.47; one channel in a thousand has half amplitudes of 20 to 5,000
     WIDE = "wide"  # deviation 1.5 throughout
 
 
 def randomize_codec(
     decoder: DecoderNetwork, encoder: EncoderNetwork | None, *, generator: torch.Generator, stress: Stress | None = None
 ) -> None:
-    """Fill both in place, or only a decoder. Their parameters must be materialised on the generator's device.
+    """Fill both networks in place, or only the decoder. Parameters must be materialised on the generator's device.
 
-    Plain initialisation would leave codebooks empty, residual branches silent and the waveform vanishing or clipped.
-    Here every convolution of the decoder is scaled by its actual output, so that waveforms can be compared.
+    Plain initialisation leaves codebooks empty and residual branches silent, and waveforms vanish or clip. Every
+    convolution of the decoder is therefore scaled by its actual output, so waveforms can be compared.
     """
     with torch.no_grad():
         _fill(decoder, generator)
@@ -68,16 +68,16 @@ def _fill_tensor(name: str, tensor: Tensor, generator: torch.Generator) -> None:
         case "weight" if tensor.dim() >= 2:
             tensor.normal_(0, tensor[0].numel() ** -0.5, generator=generator)
         case "weight":
-            tensor.fill_(1)  # norms
+            tensor.fill_(1)  # norm weights
         case _:
             raise ValueError(f"no rule for {name}")
 
 
 def _stress_snakes(decoder: DecoderNetwork, stress: Stress | None, generator: torch.Generator) -> None:
-    """Draw frequencies and amplitudes anew.
+    """Draw new frequencies and amplitudes.
 
-    Slopes stay as steep as in training, which ties amplitude to frequency. Drawn independently with deviation 1.5,
-    slopes of 100 follow each other, and two float32 passes with another order of sums share no sample (0.1 dB).
+    Amplitude depends on frequency, so slopes stay as steep as in trained weights. Independent draws with deviation 1.5
+    give consecutive slopes of 100. Two float32 passes with another summation order then have an SNR of 0.1 dB.
     """
     for snake in (module for module in decoder.modules() if isinstance(module, UnfoldedSnake)):
         if stress is Stress.WIDE:
@@ -87,12 +87,12 @@ def _stress_snakes(decoder: DecoderNetwork, stress: Stress | None, generator: to
             snake.alpha.normal_(0, _TRAINED, generator=generator)
             snake.beta.normal_(0, _TRAINED, generator=generator)
             chosen = torch.rand(len(snake.beta), generator=generator) < 1 / _OUTLIERS
-            chosen[0] = True  # at least one, in narrow layers too
+            chosen[0] = True  # at least one outlier, even in narrow layers
             share, tie = torch.rand((2, int(chosen.sum())), generator=generator)
             low, high = _HALF_AMPLITUDES
             half = low * (high / low) ** share
             snake.beta[chosen] = -(2 * half).log()
-            snake.alpha[chosen] = snake.beta[chosen] * (0.5 + tie / 2)  # x + x^2 up to x + frequency x^2
+            snake.alpha[chosen] = snake.beta[chosen] * (0.5 + tie / 2)  # from x + x^2 up to x + frequency x^2
 
 
 def _scale_convolutions(decoder: DecoderNetwork, generator: torch.Generator) -> None:

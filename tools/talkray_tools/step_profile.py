@@ -1,7 +1,7 @@
-"""The device's time by kernel, for a single step and for an engine under load.
+"""Profile the device time by kernel, for a single step and for an engine under load.
 
-A kernel that starts early waits inside for its predecessor, so its duration would count time twice. In a step, each
-kernel is therefore charged from the end of the previous kernel to its own end, so that the shares add up to the step.
+A kernel may start early and wait for its predecessor, so the sum of durations would count time twice. Each kernel of a
+step therefore counts only from the end of the previous kernel, and the shares add up to the whole step.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -12,7 +12,7 @@ from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 _RUNS = 5
-# Parts of kernel names; the first match counts.
+# Substrings of kernel names. The first match decides.
 _PARTS = (
     ("matmul", "products"),
     ("frame_start_attention", "attention"),
@@ -29,32 +29,32 @@ _PARTS = (
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """The share of one kind of kernel in a step."""
+    """Share of one kind of kernel in a step."""
 
     batch: int
-    half: str  # predictor, up to the codes, or talker
+    half: str  # "predictor" (up to the codes) or "talker"
     part: str
     launches: float  # per step
     ms: float  # per step
 
 
-# Kernels of the codec, whose stream runs nothing else.
+# Codec kernels. The codec's CUDA stream runs only these.
 _CODEC = ("conv_kernel", "remember_kernel", "attention_kernel", "depthwise_norm_kernel", "waveform_kernel")
 
 
 @dataclass(frozen=True, slots=True)
 class Busy:
-    """The share of one kind of work in the device's time under load."""
+    """Share of one kind of work in the device time under load."""
 
     rate: float  # requests per second
-    part: str  # predictor, talker, prompts, codec, copies; "nothing": idle time
-    ms: float  # per second in which some of it ran
-    alone_ms: float  # per second in which only it ran
+    part: str  # predictor, talker, prompts, codec or copies; "nothing" is idle time
+    ms: float  # per second, while at least one kernel of this part runs
+    alone_ms: float  # per second, while only kernels of this part run
 
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """A kernel as the profiler saw it."""
+    """One kernel run, as recorded by the profiler."""
 
     name: str
     start_us: float
@@ -63,7 +63,7 @@ class Ran:
 
 
 def profile_step(step: Callable[[], None], *, batch: int) -> list[Share]:
-    """Run captured steps under the profiler and split their time."""
+    """Profile captured steps and return the shares of their time."""
     step()
     torch.cuda.synchronize()
     with profile(activities=[ProfilerActivity.CUDA]) as recorded:
@@ -74,7 +74,7 @@ def profile_step(step: Callable[[], None], *, batch: int) -> list[Share]:
 
 
 def profile_load(work: Callable[[], None], *, rate: float) -> list[Busy]:
-    """Run `work` at `rate` requests per second under the profiler, and split the device's time."""
+    """Profile `work`, which serves `rate` requests per second, and return the shares of the device time."""
     torch.cuda.synchronize()
     with profile(activities=[ProfilerActivity.CUDA]) as recorded:
         work()
@@ -83,7 +83,7 @@ def profile_load(work: Callable[[], None], *, rate: float) -> list[Busy]:
 
 
 def _ran(recorded: profile) -> list[Ran]:
-    """Kernels from the profiler's raw events; its readable form of half a million would take minutes."""
+    """Extract kernels from the profiler's raw events. Converting half a million events would take minutes."""
     noted = recorded.profiler.kineto_results.events()  # type: ignore[union-attr]
     return [
         Ran(event.name(), event.start_ns() / 1000, event.end_ns() / 1000, event.device_resource_id())
@@ -93,7 +93,7 @@ def _ran(recorded: profile) -> list[Ran]:
 
 
 def busy_of(ran: Iterable[Ran], *, rate: float) -> list[Busy]:
-    """The time from the first kernel to the last by what ran in it, in milliseconds per second."""
+    """Split the time between the first and the last kernel by active work, in milliseconds per second."""
     borders = sorted(
         border
         for part, kernel in _by_part(sorted(ran, key=lambda each: each.start_us))
@@ -117,9 +117,9 @@ def busy_of(ran: Iterable[Ran], *, rate: float) -> list[Busy]:
 
 
 def _by_part(ran: list[Ran]) -> Iterator[tuple[str, Ran]]:
-    """Kernels in the order of their starts, each with its kind of work."""
+    """Yield the kernels by start time, each with its kind of work."""
     codec = {kernel.stream for kernel in ran if kernel.name in _CODEC}
-    halves: dict[int, str] = {}  # by CUDA stream: a step's, and the lane's
+    halves: dict[int, str] = {}  # by CUDA stream, for the steps and for the lane
     for kernel in ran:
         if kernel.name.startswith(("Memcpy", "Memset")):
             yield "copies", kernel
@@ -133,7 +133,7 @@ def _by_part(ran: list[Ran]) -> Iterator[tuple[str, Ran]]:
 
 
 def shares_of(ran: Iterable[Ran], *, batch: int, runs: int) -> list[Share]:
-    """The kernels of `runs` equal steps, by half and part, the largest share first."""
+    """Return the kernels of `runs` equal steps, grouped by half and part, largest share first."""
     found: dict[tuple[str, str], tuple[int, float]] = {}
     half, before_us = "predictor", 0.0
     for kernel in sorted(ran, key=lambda each: each.end_us):
@@ -152,5 +152,5 @@ def shares_of(ran: Iterable[Ran], *, batch: int, runs: int) -> list[Share]:
 
 
 def part_of(name: str) -> str:
-    """Which part of a step a kernel belongs to."""
+    """Return the part of a step that a kernel belongs to."""
     return next((part for word, part in _PARTS if word in name.lower()), "state, copies and the rest")

@@ -1,7 +1,7 @@
-"""Properties of trained weights, for random ones: norms far from 1, a few huge activations, sharp attention, near-ties.
+"""Give random weights the properties of trained weights: norms far from 1, outliers, sharp attention and near-ties.
 
-Norms and activations are scaled by powers of two, and the next layer by their inverse. This is exact in every type, so
-the network computes the same.
+Norms and activations are scaled by powers of two, and the next layer by the inverse. Powers of two are exact in every
+dtype, so the network's function does not change.
 """
 
 from collections.abc import Iterable
@@ -11,23 +11,23 @@ from torch import Tensor
 
 Tensors = dict[str, Tensor]
 
-_NORM_EXPONENT = 6  # of two: norm weights of 1/64 to 64
-_HUGE = 1024.0  # one hidden activation of a perceptron in this many is this many times the others
+_NORM_EXPONENT = 6  # exponent of two: norm weights of 1/64 to 64
+_HUGE = 1024.0  # one hidden activation in this many is multiplied by this factor
 _HUGE_SHARE = 256
-_SHARP = 2.0  # factor of the length of queries and keys
-_TIE = 1e-3  # between the logits of a code and its twin
-_TWINS = 2048  # codes; the control ids follow
+_SHARP = 2.0  # factor for the length of queries and keys
+_TIE = 1e-3  # difference between the logits of two tied codes
+_TWINS = 2048  # number of codes to tie; control ids follow the codes
 
 
 def stress_networks(tensors: Tensors, generator: torch.Generator) -> None:
-    """Change a talker's or a codec decoder's tensors in place, by their names in a checkpoint."""
+    """Modify the tensors of a talker or codec decoder in place. Keys are the names in a checkpoint."""
     for name in sorted(tensors):
         prefix, _, last = name.rpartition("input_layernorm.weight")
         if not last and prefix:
             _stress_layer(tensors, prefix, generator)
         if name.endswith(("code_predictor.model.norm.weight", "pre_transformer.norm.weight")):
             _scale([tensors[name]], _behind_final_norm(tensors, name), generator)
-        if name.endswith(".norm.bias"):  # of a ConvNeXt block
+        if name.endswith(".norm.bias"):  # in a ConvNeXt block
             block = name.removesuffix("norm.bias")
             norm = [tensors[f"{block}norm.weight"], tensors[name]]
             _scale(norm, [tensors[f"{block}pwconv1.weight"]], generator)
@@ -70,7 +70,7 @@ def _powers(count: int, exponent: int, generator: torch.Generator) -> Tensor:
 
 
 def _tie(head: Tensor, generator: torch.Generator) -> None:
-    """Make every second code equal to the one before it, except for some values, which are one bfloat16 step larger."""
+    """Copy the weights of each even code to the next code, with a few values one bfloat16 step larger."""
     codes = head[: min(_TWINS, len(head))]
     step = float(codes.float().std()) * 2**-8
     moved = torch.rand(codes[::2].shape, generator=generator) < (_TIE / step) ** 2 / codes.shape[1]

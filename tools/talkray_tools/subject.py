@@ -1,4 +1,4 @@
-"""A checkpoint under test, loaded as this machine would serve it, and its speech."""
+"""Load a checkpoint as the server on this machine would, and generate its speech."""
 
 import argparse
 import logging
@@ -34,18 +34,18 @@ _DESCRIPTION = "A calm, friendly voice."
 
 @dataclass(frozen=True, slots=True)
 class Speech:
-    """One utterance, its leading silence included."""
+    """One utterance, including its leading silence."""
 
     codes: Codes
     pcm: Pcm
     reason: FinishReason | None
     num_text_tokens: int
-    first_audio_s: float  # from the request
+    first_audio_s: float  # from the request to the first audio
     took_s: float
 
 
 class Subject:
-    """The checkpoint under test, loaded as this machine would serve it."""
+    """Checkpoint under test, loaded as the server on this machine would load it."""
 
     def __init__(self, directory: Path, reference: Reference | None, options: argparse.Namespace) -> None:
         config = TalkerConfig(
@@ -54,18 +54,18 @@ class Subject:
         self.reference = reference
         self.engine: Engine = load_engine(directory, config, StartClock(_paced(logger.info)))
         self.on_gpu = self.engine.info.talker_on_gpu
-        self.codec: Codec = load_codec(str(directory), CodecConfig(placement="inline"))  # does not need warm-up
+        self.codec: Codec = load_codec(str(directory), CodecConfig(placement="inline"))  # needs no warm-up
         torch.set_num_threads(options.threads)
         self.size = self.engine.info.frame_samples
         self.sample_rate = self.engine.info.sample_rate
 
     @property
     def precision(self) -> str:
-        """The precision in which audio is made here."""
+        """Precision of the codec decoder on this machine."""
         return self.engine.info.codec_precision if self.on_gpu else self.codec.decoder.precision
 
     def request(self, text: str, sampling: Sampling, *, seed: int = 0) -> SynthesisRequest:
-        """A request for a text, in a voice that fits this kind of checkpoint."""
+        """Build a request for a text, in a voice that suits this kind of checkpoint."""
         model = self.engine.model_config
         language = "english" if "english" in model.languages else "auto"
         synthesis = SynthesisRequest(
@@ -80,7 +80,7 @@ class Subject:
         return replace(synthesis, reference=self.reference, reference_codes=codes)
 
     def speak(self, *requests: SynthesisRequest, most: int | None = None) -> list[Speech]:
-        """Speak requests together; `most` frames of each are expected, else as many as the text can fill."""
+        """Run the requests as one batch, each with at most `most` frames (default: the limit for its text)."""
         started_s, made = time.perf_counter(), [_Stream() for _ in requests]
         progress = throttled(f"speaking, {len(requests)} at once: frame", logger.info)
         for number, request in enumerate(requests):
@@ -92,7 +92,7 @@ class Subject:
             for number, chunk in output.chunks:
                 stream = made[number]
                 if len(chunk.codes) and not self.on_gpu and not stream.codes:
-                    self.decode(chunk.codes[:1], None)  # the audio that its listener waits for
+                    self.decode(chunk.codes[:1], None)  # the first audio of a stream
                 stream.codes += list(chunk.codes)
                 stream.pcm += chunk.pcm
                 stream.reason = chunk.finish_reason
@@ -114,7 +114,7 @@ class Subject:
         return Speech(codes, pcm, stream.reason, stream.num_text_tokens, first_s, stream.took_s)
 
     def decode(self, codes: Codes, before: Codes | None) -> Pcm:
-        """[samples] of a whole utterance, as the codec pool makes them: decoded after the recording `before`."""
+        """Return the [samples] of a whole utterance as the codec pool decodes it: after the recording `before`."""
         if not len(codes):
             return np.zeros(0, np.int16)
         decoder = self.codec.decoder
@@ -134,7 +134,7 @@ class _Stream:
 
 
 def _paced(report: Callable[[str], None]) -> Callable[[str], None]:
-    """Report the phases of a start, those that count up only once."""
+    """Wrap `report` to log each phase of a start, but each counting phase only once."""
     said: set[str] = set()
 
     def tell(stage: str) -> None:

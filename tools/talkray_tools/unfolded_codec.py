@@ -1,7 +1,7 @@
-"""The codec decoder as in the checkpoint: unfolded, in float32, a whole utterance at once.
+"""The codec decoder as stored in checkpoints: unfolded, in float32, for whole utterances.
 
-The serving decoder is compared with it, and the embedded voice is trained with it. `largest_activation` runs every code
-of every codebook through it.
+It is the reference for the serving decoder, and the network that trains the embedded voice. `largest_activation` runs
+every code of every codebook through the decoder.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,14 +22,14 @@ from deployments.codec.rotary import rotary_tables, rotate
 from deployments.talker.model.layers import GatedMLP
 from deployments.weights.checkpoint import load_strict, without_values
 
-_MIN_USAGE = 1e-5  # keeps a codebook entry that training never used finite
+_MIN_USAGE = 1e-5  # keeps codebook entries finite that were unused in training
 _KERNEL_SIZE = CONTEXT + 1
 _EXPANSION = 4
-_BATCH = 4  # streams at once: bounds memory
+_BATCH = 4  # concurrent streams, limited to bound memory
 
 
 class AveragedCodebook(nn.Module):
-    """Entries as exponential moving averages from training: a sum and a count."""
+    """Codebook entries as exponential moving averages from training, stored as sums and counts."""
 
     def __init__(self, size: int, channels: int) -> None:
         super().__init__()
@@ -37,12 +37,12 @@ class AveragedCodebook(nn.Module):
         self.embedding_sum = nn.Parameter(torch.zeros(size, channels))
 
     def table(self) -> Tensor:
-        """Entries, [size, channels]."""
+        """Return the entries, [size, channels]."""
         return self.embedding_sum / self.cluster_usage.clamp(min=_MIN_USAGE)[:, None]
 
 
 class CodebookGroup(nn.Module):
-    """A group of codebooks between projections. The input projection serves training only."""
+    """Group of codebooks between an input and an output projection. Only training uses the input projection."""
 
     def __init__(self, config: DecoderConfig, num_quantizers: int) -> None:
         super().__init__()
@@ -50,17 +50,17 @@ class CodebookGroup(nn.Module):
         self.input_proj = nn.Conv1d(config.codebook_dim, inner, 1, bias=False)
         self.output_proj = nn.Conv1d(inner, config.codebook_dim, 1, bias=False)
         self.codebooks = [AveragedCodebook(config.codebook_size, inner) for _ in range(num_quantizers)]
-        self.vq = nn.Module()  # their names in the checkpoint
+        self.vq = nn.Module()  # matches the names in the checkpoint
         self.vq.layers = nn.ModuleList(nn.ModuleDict({"_codebook": each}) for each in self.codebooks)
 
     def tables(self) -> list[Tensor]:
-        """Entries of each codebook behind the output projection, [codebook_size, codebook_dim]."""
+        """Return the entries of each codebook after the output projection, [codebook_size, codebook_dim]."""
         projection = self.output_proj.weight[:, :, 0].T
         return [codebook.table() @ projection for codebook in self.codebooks]
 
 
 class CodebookGroups(nn.Module):
-    """Semantic and acoustic codebooks. Projecting is linear, so entries are projected before they are added."""
+    """Semantic and acoustic codebooks. The projection is linear, so entries are projected before they are summed."""
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
@@ -69,14 +69,14 @@ class CodebookGroups(nn.Module):
         self.rvq_rest = CodebookGroup(config, config.num_quantizers - config.num_semantic_quantizers)
 
     def forward(self, codes: Tensor) -> Tensor:
-        """Sum of the entries, [B, frames, codebook_dim], of codes [B, frames, num_quantizers] in range."""
+        """Return the sum of the entries, [B, frames, codebook_dim], for codes [B, frames, num_quantizers] in range."""
         tables = [*self.rvq_first.tables(), *self.rvq_rest.tables()]
         offsets = torch.arange(len(tables), device=codes.device) * self.codebook_size
         return F.embedding(codes + offsets, torch.cat(tables)).sum(dim=2)
 
 
 class WindowedAttention(nn.Module):
-    """Attention of each frame to itself and to the `window - 1` frames before it."""
+    """Causal self-attention over a window: each frame and the `window - 1` frames before it."""
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
@@ -101,7 +101,7 @@ class WindowedAttention(nn.Module):
 
 
 class WindowedLayer(nn.Module):
-    """Attention and perceptron, each behind a norm and scaled per channel before it is added."""
+    """Transformer layer: attention and MLP, each with a norm before and a per-channel scale after."""
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
@@ -121,7 +121,7 @@ class WindowedLayer(nn.Module):
 
 
 class WindowedTransformer(nn.Module):
-    """Layers between projections."""
+    """Transformer layers between an input and an output projection."""
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
@@ -135,7 +135,7 @@ class WindowedTransformer(nn.Module):
         """[B, T, latent] -> [B, T, latent]."""
         x = self.input_proj(x)
         positions = torch.arange(x.shape[1], device=x.device)[None]
-        back = positions.T - positions  # distance of a key before a query
+        back = positions.T - positions  # distance from a query back to a key
         mask = (back >= 0) & (back < self.config.sliding_window)
         rotary = rotary_tables(positions, head_dim=self.config.head_dim, theta=self.config.rope_theta, dtype=x.dtype)
         for layer in self.layers:
@@ -163,7 +163,7 @@ class CausalConv1d(nn.Module):
 class CausalConvTranspose1d(nn.Module):
     """Upsampling convolution whose kernel spans one or two strides.
 
-    A step makes `stride` samples of its own and, with the longer kernel, adds to the `stride` samples of the next step.
+    Each input step produces `stride` samples. A longer kernel also adds to the `stride` samples of the next step.
     """
 
     def __init__(self, in_channels: int, out_channels: int, *, kernel_size: int, stride: int) -> None:
@@ -176,7 +176,7 @@ class CausalConvTranspose1d(nn.Module):
         """[B, in, time] -> [B, out, stride * time]."""
         weight, bias = self.conv.weight, self.conv.bias
         assert bias is not None
-        # One matrix product: torch's own transposed convolution takes many times as long on a CPU for few steps.
+        # One matrix product is many times faster on a CPU than torch's transposed convolution of a few steps.
         product = x.transpose(1, 2) @ weight.flatten(1)  # [B, time, out * kernel]
         y = product.view(*product.shape[:2], *weight.shape[1:]).transpose(1, 2)  # [B, out, time, kernel]
         if y.shape[3] > self.stride:
@@ -199,7 +199,7 @@ class UnfoldedSnake(nn.Module):
 
 
 class ConvNeXtBlock(nn.Module):
-    """Depthwise causal convolution and a two-layer perceptron over channels, added to the input."""
+    """Depthwise causal convolution and a two-layer MLP over channels, added to the input."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -218,7 +218,7 @@ class ConvNeXtBlock(nn.Module):
 
 
 class ResidualUnit(nn.Module):
-    """Dilated convolution and a pointwise one, each behind a snake, added to the input."""
+    """Dilated convolution and pointwise convolution, each after a snake activation, added to the input."""
 
     def __init__(self, channels: int, *, dilation: int) -> None:
         super().__init__()
@@ -235,7 +235,7 @@ class ResidualUnit(nn.Module):
 
 
 class UpsamplingBlock(nn.Module):
-    """UnfoldedSnake, upsampling by `stride` and three residual units."""
+    """Snake activation, upsampling by `stride`, and three residual units."""
 
     def __init__(self, in_channels: int, out_channels: int, *, stride: int) -> None:
         super().__init__()
@@ -252,7 +252,7 @@ class UpsamplingBlock(nn.Module):
 
 
 class DecoderNetwork(nn.Module):
-    """The decoder's layers under the checkpoint's names (without "decoder.")."""
+    """Decoder network with the layer names of the checkpoint (without "decoder.")."""
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
@@ -273,15 +273,15 @@ class DecoderNetwork(nn.Module):
         return network
 
     def forward(self, codes: Tensor) -> Tensor:
-        """Samples [B, frames * frame_samples] within [-1, 1] of codes [B, frames, num_quantizers] int64.
+        """Return samples [B, frames * frame_samples] in [-1, 1] for codes [B, frames, num_quantizers] int64.
 
-        Does not use TF32, because cuDNN would truncate float32 in its convolutions, down to 34 dB on stressed weights.
+        TF32 is disabled, because it would reduce the SNR of convolutions to 34 dB on stressed weights.
         """
         with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
             return self.synthesize(self.quantizer(codes)).clamp(-1, 1)
 
     def synthesize(self, x: Tensor) -> Tensor:
-        """Unbounded samples [B, frames * frame_samples] of quantized latents [B, frames, codebook_dim]."""
+        """Return unbounded samples [B, frames * frame_samples] for quantized latents [B, frames, codebook_dim]."""
         x = self.pre_conv(x.transpose(1, 2))
         x = self.pre_transformer(x.transpose(1, 2)).transpose(1, 2)
         for stage in self.upsample:
@@ -308,20 +308,20 @@ def _waveform_stages(config: DecoderConfig) -> list[nn.Module]:
 
 @dataclass(frozen=True, slots=True)
 class Largest:
-    """The largest input or output value of a layer."""
+    """Largest input or output value of a layer."""
 
     value: float
     layer: str
 
     def __str__(self) -> str:
         if not isfinite(self.value):
-            return f"{self.layer} comes to NaN or infinity in float32: the weights are broken"
-        return f"the largest activation is {self.value:.4g}, at {self.layer} (float16 ends at 65,504)"
+            return f"{self.layer} yields NaN or infinity in float32: the weights are damaged"
+        return f"the largest activation is {self.value:.4g}, at {self.layer} (limit of float16: 65,504)"
 
 
 @torch.inference_mode()
 def largest_activation(network: DecoderNetwork, progress: Callable[[int, int], None]) -> Largest:
-    """The largest value over every code of every codebook. `progress` gets the done and total numbers of streams."""
+    """Find the largest value over every code of every codebook. `progress` gets the done and total stream counts."""
     codes, largest = every_code(network.config), Largest(0.0, "none")
     device = next(network.parameters()).device
     with _observed(network) as found:
@@ -329,7 +329,7 @@ def largest_activation(network: DecoderNetwork, progress: Callable[[int, int], N
             network(codes[start : start + _BATCH].to(device))
             progress(min(start + _BATCH, len(codes)), len(codes))
     for layer, value in found.items():
-        if not value <= largest.value:  # true for NaN too
+        if not value <= largest.value:  # also true for NaN
             largest = Largest(value if isfinite(value) else inf, layer)
         if not isfinite(largest.value):
             break
@@ -338,7 +338,7 @@ def largest_activation(network: DecoderNetwork, progress: Callable[[int, int], N
 
 @contextmanager
 def _observed(network: nn.Module) -> Iterator[dict[str, float]]:
-    """The largest input or output value of each layer within this context, NaN if any is; by name, in order."""
+    """Record the largest input or output value of each layer within this context, by name; NaN if there is one."""
     found: dict[str, float] = {}
 
     def watch(name: str) -> Callable[..., None]:

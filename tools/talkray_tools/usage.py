@@ -1,4 +1,4 @@
-"""`talkray usage`: usage counts from the files that servers write to the voice store."""
+"""`talkray usage`: report usage counts from the files that servers write to the voice store."""
 
 import csv
 import re
@@ -25,10 +25,10 @@ def usage(
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
     store: Store = None,
 ) -> None:
-    """Report usage in whole hours of UTC. Servers write their counts every ten seconds."""
+    """Report usage by whole hours in UTC. Servers write their counts every ten seconds."""
     labels = [name.strip() for name in by.split(",")]
     if unknown := [name for name in labels if name not in LABELS]:
-        raise InvalidRequest(f"--by: {unknown[0]!r} is none of {', '.join(LABELS)}", "by")
+        raise InvalidRequest(f"--by: {unknown[0]!r} is unknown. Use: {', '.join(LABELS)}", "by")
     summed: dict[tuple[str, ...], Used] = {}
     for hour in read_usage(VoiceStore(store or str(default_folder())), _first_hour(since, time.time())):
         for row in hour.rows:
@@ -43,11 +43,11 @@ def usage(
 
 
 def _first_hour(since: str, now_s: float) -> str:
-    """The first hour to count, as in `UsageHour.hour`. Raises InvalidRequest."""
+    """Return the first hour to count, in the format of `UsageHour.hour`. Raises `InvalidRequest`."""
     if (count := since[:-1]).isdecimal() and since[-1] in _HOURS:
         return time.strftime("%Y-%m-%dT%H", time.gmtime(max(0.0, now_s - 3600 * int(count) * _HOURS[since[-1]])))
     if _HOUR.fullmatch(since) is None:
-        raise InvalidRequest(f"--since: {since!r} is neither 24h, 7d or 4w nor 2026-11-01 or 2026-11-01T08", "since")
+        raise InvalidRequest(f"--since: {since!r} is invalid. Use 24h, 7d, 4w, 2026-11-01 or 2026-11-01T08", "since")
     return since
 
 

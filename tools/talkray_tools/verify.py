@@ -1,10 +1,10 @@
-"""Run this first with real weights: it checks that a checkpoint speaks, and as the official package does.
+"""Run this command first with real weights. It checks that a checkpoint speaks as the official package does.
 
     talkray verify --model 1.7B-CustomVoice
 
-The networks that serve on this machine are compared with float32 in plain PyTorch, and that with the official package
-if an environment has it: greedy codes and waveforms. Speech must end by itself, be audible, and be neither silence nor
-a loop. The last lines show PASS or the faults. A JSON file and audio are written for a bug report.
+Greedy codes and waveforms of this machine's serving networks are compared with float32 networks in plain PyTorch. The
+float32 networks are compared with the official package, if an environment has it. Speech must end by itself, be
+audible, and not loop. The last lines show PASS or the faults. A JSON file and audio are written for bug reports.
 """
 
 import argparse
@@ -57,17 +57,17 @@ from talkray_tools.unfolded_codec import DecoderNetwork, largest_activation
 logger = logging.getLogger(__name__)
 
 TEXT = "Hello! This is a plain sentence, and it should come to an end."
-FOLLOWED_TEXTS = (  # with TEXT, the texts that heads should follow
+FOLLOWED_TEXTS = (  # with TEXT, the texts that alignment heads should follow
     "The quick brown fox jumps over the lazy dog near the river.",
     "She has three small boats in the harbour, and two of them are blue.",
 )
 _FOLLOWED_FRAMES = 150
 SEEDS = (1, 2, 3)
-AUDIBLE_DB = -46.0  # of full scale; speech has about -26 to -14
+AUDIBLE_DB = -46.0  # of full scale; speech is usually at -26 to -14
 _FIRST_AUDIO_TRIALS = 5
-_AT_ONCE = 4  # voices that speak together
-_CHUNKS = (1, 1, 2, 4, 8)  # frames that are decoded together, before the rest
-_FLOAT32_SNR_DB = 60.0  # of waveforms in float32; measured above 100
+_AT_ONCE = 4  # voices per batch
+_CHUNKS = (1, 1, 2, 4, 8)  # frames per decoder call; the rest follows in one call
+_FLOAT32_SNR_DB = 60.0  # limit for float32 waveforms; measured values exceed 100
 _OFFICIAL_FRAMES = 300  # the official package decodes longer speech in pieces with little context
 _INSTALL = (
     "python -m venv .parity && "
@@ -76,13 +76,13 @@ _INSTALL = (
 )
 
 
-FLOAT32 = Tolerance(1e-3, 0.1)  # another order of sums
-ROUNDED = Tolerance(0.2, 0.7)  # bfloat16 logits of the 1.7B shape are 1.4 % off, and a frame is sixteen choices
+FLOAT32 = Tolerance(1e-3, 0.1)  # for another summation order
+ROUNDED = Tolerance(0.2, 0.7)  # errors of bfloat16 logits are 1.4 % in the 1.7B shape, and a frame has sixteen choices
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One finding. `passed` None: it could not be checked, or it is a measurement."""
+    """One result. `passed` is None for measurements and for checks that could not run."""
 
     name: str
     passed: bool | None
@@ -95,7 +95,7 @@ class Check:
 
 
 def check_speech(subject: Subject, spoken: list[Speech], folder: Path) -> Iterator[Check]:
-    """Speech ends by itself, can be heard, and is neither silence nor a loop. Writes the samples."""
+    """Check that speech ends by itself, is audible, and is neither silence nor a loop. Writes the samples."""
     for seed, speech in zip(SEEDS, spoken, strict=True):
         soundfile.write(folder / f"speech-{seed}.wav", speech.pcm, subject.sample_rate)
         heard = EndingGuard(subject.size, subject.sample_rate).pass_on(
@@ -116,21 +116,21 @@ def check_speech(subject: Subject, spoken: list[Speech], folder: Path) -> Iterat
 
 
 def check_batched(subject: Subject, together: Speech) -> Check:
-    """The codes of a stream do not depend on other streams."""
+    """Check that the codes of a stream do not depend on other streams."""
     name = "codes are the same alone and with others"
     if subject.on_gpu and not subject.engine.runner.shape.deterministic:
-        return Check(name, None, "on a GPU only with deterministic: true; --deterministic loads it so")
+        return Check(name, None, "on a GPU, only deterministic engines have this property. Use --deterministic")
     [alone] = subject.speak(subject.request(TEXT, Sampling(), seed=SEEDS[0]))
     common = min(len(alone.codes), len(together.codes))
     differing = np.flatnonzero((alone.codes[:common] != together.codes[:common]).any(axis=1))
     if len(differing) or len(alone.codes) != len(together.codes):
         first = int(differing[0]) if len(differing) else common
-        return Check(name, passed=False, detail=f"frame {first} is the first to differ")
+        return Check(name, passed=False, detail=f"the first different frame is {first}")
     return Check(name, passed=True, detail=f"{common} frames")
 
 
 def check_joints(subject: Subject, speech: Speech, before: Codes | None) -> Check:
-    """Audio made chunk by chunk equals audio made at once."""
+    """Check that audio decoded in chunks equals audio decoded at once."""
     decoder = subject.codec.decoder
     state = decoder.initial_state() if before is None else decoder.state_after(torch.from_numpy(before).long())
     made, place = [], 0
@@ -146,7 +146,7 @@ def check_joints(subject: Subject, speech: Speech, before: Codes | None) -> Chec
         return Check(name, False, f"{len(joined)} samples in chunks, {len(whole)} at once")
     noise_db = snr_db(*(torch.from_numpy(each.astype(np.float32)) for each in (whole, joined)))
     values: dict[str, float | str | None] = {"snr_db": min(noise_db, 200.0)}
-    return Check(name, noise_db >= MIN_SNR_DB, f"{noise_db:.1f} dB above the error, {MIN_SNR_DB:.0f} must be", values)
+    return Check(name, noise_db >= MIN_SNR_DB, f"SNR {noise_db:.1f} dB, at least {MIN_SNR_DB:.0f} required", values)
 
 
 def write_voices(subject: Subject, folder: Path) -> None:
@@ -162,36 +162,36 @@ def write_voices(subject: Subject, folder: Path) -> None:
 
 
 def check_head(engine: Engine, spoken: list[tuple[SynthesisRequest, Codes]], directory: Path) -> Check:
-    """Whether an attention head follows the text, so that times of words are exact. Stores one that does."""
+    """Check that an attention head follows the text, so word times are exact. Stores the best head if it does."""
     name, named = "a head follows the text", engine.model_config.text.alignment_head
-    logger.info("looking for the head that follows the text, in %d utterances", len(spoken))
+    logger.info("searching for an attention head that follows the text, in %d utterances", len(spoken))
     heads = find_head(engine, spoken)
     if named is not None:
         known = next(each for each in heads if (each.layer, each.head) == named)
         better = "" if known.follows else f"; the best is {heads[0]}"
-        return Check(name, known.follows, f"named by the checkpoint: {known}{better}", asdict(known))
+        return Check(name, known.follows, f"configured in the checkpoint: {known}{better}", asdict(known))
     best = heads[0]
     if not best.follows:
-        return Check(name, None, f"none, so times of words are estimates; the best is {best}", asdict(best))
+        return Check(name, None, f"none found, so word times are estimates; the best is {best}", asdict(best))
     try:
-        noted = f"noted in {write_head(directory, best)}, which belongs to the checkpoint"
+        noted = f"stored in {write_head(directory, best)} with the checkpoint"
     except OSError as error:
         advice = (
-            f'let it be written and run this again, or write {{"alignment_head": [{best.layer}, {best.head}]}} into it'
+            f'make it writable and run this again, or write {{"alignment_head": [{best.layer}, {best.head}]}} into it'
         )
-        return Check(name, False, f"{best}, but it cannot be noted: {error}: {advice}", asdict(best))
+        return Check(name, False, f"{best}, but storing the head failed: {error}: {advice}", asdict(best))
     return Check(name, True, f"{best}: {noted}", asdict(best))
 
 
 def measure(subject: Subject, spoken: list[Speech]) -> Iterator[Check]:
-    """Measurements without a required value."""
+    """Yield measurements without a required value."""
     request = subject.request(TEXT, Sampling(max_new_tokens=3))
     times_ms = [1e3 * subject.speak(request, most=2)[0].first_audio_s for _ in range(_FIRST_AUDIO_TRIALS)]
     middle_ms = statistics.median(times_ms)
-    detail = f"{middle_ms:.1f} ms from the request to the first frame's audio (median of {len(times_ms)}, no HTTP)"
+    detail = f"{middle_ms:.1f} ms from the request to the first frame's audio (median of {len(times_ms)}, without HTTP)"
     yield Check("first audio", None, detail, {"first_audio_ms": middle_ms})
     audio_s, took_s = sum(len(each.pcm) for each in spoken) / subject.sample_rate, max(each.took_s for each in spoken)
-    detail = f"{audio_s / took_s:.2f} s of codes a second, {len(spoken)} streams together"
+    detail = f"{audio_s / took_s:.2f} s of codes per second with {len(spoken)} concurrent streams"
     yield Check("speed", None, detail, {"audio_s_per_s": audio_s / took_s})
     yield Check("memory", None, *_memory(subject))
 
@@ -202,11 +202,11 @@ def _memory(subject: Subject) -> tuple[str, dict[str, float | str | None]]:
     if not subject.on_gpu:
         return f"{host_gib:.1f} GiB at most", values
     values["gpu_gib"] = gpu_gib = torch.cuda.max_memory_reserved() / 2**30
-    return f"{gpu_gib:.1f} GiB of the GPU at most (keys and values take what is free), {host_gib:.1f} GiB here", values
+    return f"{gpu_gib:.1f} GiB of the GPU at most (the KV cache uses all that is free), {host_gib:.1f} GiB here", values
 
 
 class Exact:
-    """The same checkpoint in float32, in plain PyTorch on the CPU: layers as they are, nothing folded or fused."""
+    """The same checkpoint as float32 reference: plain PyTorch on the CPU, without folded or fused layers."""
 
     def __init__(self, directory: Path, *, threads: int) -> None:
         config = TalkerConfig(device="cpu", kernels="plain", threads=threads, max_num_seqs=1)
@@ -215,13 +215,13 @@ class Exact:
 
     @torch.inference_mode()
     def audio(self, codes: Codes, before: Codes | None) -> NDArray[np.float32]:
-        """[samples] of a whole utterance that continues the recording `before`."""
+        """Return the [samples] of a whole utterance that continues the recording `before`."""
         joined = codes if before is None else np.concatenate([before, codes])
         samples: NDArray[np.float32] = self.network(torch.from_numpy(joined.astype(np.int64))[None])[0].numpy()
         return samples[len(samples) // len(joined) * (len(joined) - len(codes)) :]
 
     def check_codes(self, name: str, request: SynthesisRequest, expected: Codes, tolerance: Tolerance) -> Check:
-        """Whether greedy codes [frames, groups] equal those of float32, except for near-ties."""
+        """Check that greedy codes [frames, groups] equal the float32 codes, except for near-ties."""
         most = request.sampling.max_new_tokens or 1
         tell = throttled("greedy codes in float32, frame", logger.info)
         found = divergences(self.engine, request, expected, most=most - 1, begin=lambda known: tell(known, most - 1))
@@ -231,13 +231,13 @@ class Exact:
     def check_audio(
         self, name: str, request: SynthesisRequest, codes: Codes, audio: NDArray[Any], *, least_db: float
     ) -> Check:
-        """Whether samples, in [-1, 1], match float32. The official package may have an extra sample at the front,
-        because it cuts a recording off by a rounded share.
+        """Check that samples in [-1, 1] match float32. The official package may add one sample at the front, because it
+        rounds the length of the recording that it cuts off.
         """
         exact = torch.from_numpy(self.audio(codes, request.reference_codes))
         same = torch.from_numpy(audio[max(0, len(audio) - len(exact)) :])
         noise_db = snr_db(exact, same) if len(same) == len(exact) else -np.inf
-        detail = f"{noise_db:.1f} dB above the error, {least_db:.0f} must be; {len(codes)} frames"
+        detail = f"SNR {noise_db:.1f} dB, at least {least_db:.0f} required; {len(codes)} frames"
         return Check(name, noise_db >= least_db, detail, {"snr_db": noise_db})
 
     def check_every_code(self) -> Check:
@@ -250,10 +250,10 @@ class Exact:
 def check_official(
     exact: Exact, request: SynthesisRequest, directory: Path, python: Path | None, folder: Path
 ) -> Iterator[Check]:
-    """Greedy codes and the waveform equal the official package's."""
+    """Check that greedy codes and the waveform equal the output of the official package."""
     name = "greedy codes are the official package's"
     if python is None:
-        yield Check(name, None, f"it is not installed. {_INSTALL}")
+        yield Check(name, None, f"the official package is not installed. {_INSTALL}")
         return
     logger.info("the official package speaks (it shows no progress): %s", python)
     rate = exact.engine.info.sample_rate
@@ -263,7 +263,7 @@ def check_official(
     name, before = "the waveform is the official package's", request.reference_codes
     if len(codes) + (0 if before is None else len(before)) > _OFFICIAL_FRAMES:
         yield Check(
-            name, None, f"it decodes {_OFFICIAL_FRAMES} frames as they are: a shorter recording, fewer --frames"
+            name, None, f"it decodes at most {_OFFICIAL_FRAMES} frames at once. Use a shorter recording or --frames"
         )
         return
     yield exact.check_audio(name, request, codes, wav, least_db=_FLOAT32_SNR_DB)
@@ -272,7 +272,7 @@ def check_official(
 def official_speech(
     directory: Path, synthesis: SynthesisRequest, python: Path, *, sample_rate: int
 ) -> tuple[Codes, NDArray[np.float32]]:
-    """Codes [frames, groups] and samples of the same request from the official package, run by `python`."""
+    """Return codes [frames, groups] and samples of the same request from the official package, run by `python`."""
     with tempfile.TemporaryDirectory() as scratch:
         request_file, speech_file = Path(scratch) / "request.json", Path(scratch) / "speech.npz"
         arguments = _official_arguments(synthesis, Path(scratch), sample_rate)
@@ -306,7 +306,7 @@ def _official_arguments(synthesis: SynthesisRequest, scratch: Path, sample_rate:
 
 
 def find_official(named: Path | None) -> Path | None:
-    """An interpreter with the official package: the named one, that of `make parity`, or this one."""
+    """Return an interpreter with the official package: `named`, the one of `make parity`, or this one."""
     candidates = [named] if named else [Path(".parity/bin/python"), Path(sys.executable)]
     for python in candidates:
         command = [str(python), "-c", "import importlib.metadata as m; m.version('qwen-tts')"]
@@ -316,10 +316,10 @@ def find_official(named: Path | None) -> Path | None:
 
 
 def read_reference(file: Path, text: str | None, *, sample_rate: int) -> Reference:
-    """A recording to clone; exits if it has another sample rate."""
+    """Read a recording to clone. Exits if its sample rate differs from the checkpoint's."""
     audio, rate = soundfile.read(file, dtype="float32", always_2d=True)
     if rate != sample_rate:
-        sys.exit(f"{file} has {rate} Hz, the checkpoint works at {sample_rate} Hz: resample it first")
+        sys.exit(f"{file} has a sample rate of {rate} Hz. Resample it to the checkpoint's {sample_rate} Hz")
     return Reference(np.ascontiguousarray(audio.mean(axis=1)), text, x_vector_only=text is None)
 
 
@@ -328,7 +328,7 @@ def _decibels(amplitude: float) -> float:
 
 
 def main(arguments: list[str]) -> int:
-    """Command line; returns the exit code: 0 unless a check failed."""
+    """Run the command line. Return the exit code: 0 unless a check failed."""
     return run_command(verify, "talkray verify", arguments)
 
 
@@ -358,7 +358,7 @@ def verify(
 
 
 def _verify(options: argparse.Namespace) -> int:
-    """Verify one checkpoint; returns 0, or 1 if a check failed."""
+    """Verify one checkpoint. Return 1 if a check failed, else 0."""
     checks: list[Check] = []
     started_s = time.perf_counter()
     options.out.mkdir(parents=True, exist_ok=True)
@@ -380,7 +380,7 @@ def _checks(options: argparse.Namespace) -> Iterator[Check]:
     subject = Subject(directory, reference, options)
     info, step = subject.engine.info, subject.engine.runner.networks.name
     device = torch.cuda.get_device_name() if subject.on_gpu else f"CPU, torch threads: {options.threads}"
-    detail = f"{directory}: every tensor has its place; {device}, talker {step}, codec {subject.precision}"
+    detail = f"{directory}: all tensors loaded; {device}, talker {step}, codec {subject.precision}"
     yield Check("it loads", True, detail, {"device": device, "talker": step, "codec": subject.precision})
     if info.kind is ModelKind.BASE and reference is None:
         yield Check("everything else", None, "a base checkpoint clones: pass --reference RECORDING")
@@ -402,7 +402,7 @@ def _checks(options: argparse.Namespace) -> Iterator[Check]:
     spoken += subject.speak(*requests[len(SEEDS) :], most=_FOLLOWED_FRAMES)
     said = [(request, speech.codes) for request, speech in zip(requests, spoken, strict=True)]
     is_rounded = subject.engine.runner.networks.talker.codec_head.weight.dtype is not torch.float32
-    del subject  # large weights fit once
+    del subject  # free the weights, because memory holds them only once
     gc.collect()
     exact = Exact(directory, threads=options.threads)
     tolerance = ROUNDED if is_rounded else FLOAT32
@@ -416,7 +416,7 @@ def _checks(options: argparse.Namespace) -> Iterator[Check]:
 
 
 def _conclude(checks: list[Check], options: argparse.Namespace, took_s: float) -> int:
-    """Print the last lines, and write the file for a bug report."""
+    """Log the last lines, and write the JSON file for bug reports."""
     failed = [check.name for check in checks if check.passed is False]
     passed = sum(check.passed is True for check in checks)
     file = options.out / "verify.json"
@@ -429,11 +429,11 @@ def _conclude(checks: list[Check], options: argparse.Namespace, took_s: float) -
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",
     }
     file.write_text(json.dumps(about | {"checks": [asdict(check) for check in checks]}, indent=1), encoding="utf-8")
-    logger.info("%s and audio are in %s: listen to it", file.name, options.out)
+    logger.info("%s and audio are in %s. Listen to the audio", file.name, options.out)
     if failed:
-        logger.info("FAIL: %s. A report of it should carry %s and the audio", "; ".join(failed), file)
+        logger.info("FAIL: %s. Attach %s and the audio to a bug report", "; ".join(failed), file)
         return 1
-    logger.info("Whether it is understood: `python -m tools.listening --model %s` in a checkout", options.model)
+    logger.info("To measure intelligibility, run `python -m tools.listening --model %s` in a checkout", options.model)
     logger.info("PASS: %d checks in %.0f s", passed, took_s)
     return 0
 

@@ -1,4 +1,4 @@
-"""The ways in which audio reaches a client, each with an independent tool's conversion of the same plain PCM."""
+"""The ways in which a client can receive audio, each with an independent conversion of the same plain PCM."""
 
 import asyncio
 import base64
@@ -16,21 +16,21 @@ Audio = NDArray[np.float32]  # [samples] within [-1, 1], at RATE
 Json = dict[str, Any]
 
 RATE = 24000
-_STEP = RATE // 50  # samples over which loudness is measured
-_QUIET = 0.01  # of the loudest step
+_STEP = RATE // 50  # samples per loudness measurement
+_QUIET = 0.01  # relative to the loudest step
 _PATH = "/v1/audio/speech"
-_PATIENCE_S = 600.0  # for one utterance: the machine may be busy
-_FULL = (429, 503)  # these say when to retry
+_PATIENCE_S = 600.0  # per utterance, because the machine may be busy
+_FULL = (429, 503)  # status codes with a Retry-After header
 _PCM = ("-f", "f32le", "-ar", str(RATE), "-ac", "1")
 
 
 class UtteranceFailed(Exception):
-    """An utterance was not received; the message has the reason."""
+    """Error for an utterance that was not received. The message has the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One utterance to request from a server; each request has `fields`; `told` is its last event."""
+    """One utterance to request. `fields` are sent with each request, and `told` is the last event of the response."""
 
     text: str
     seed: int
@@ -47,27 +47,27 @@ Listen = Callable[[aiohttp.ClientSession, Asked], Awaitable[Audio]]
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """How audio is received, and the arguments with which ffmpeg converts plain PCM likewise: none if not needed.
+    """One way to receive audio, and ffmpeg's arguments for the same conversion of plain PCM; empty if not needed.
 
-    `coded` names the format that ffmpeg writes for its own decoder to read again.
+    `coded` names the intermediate format that ffmpeg writes and reads again.
     """
 
     name: str
     listen: Listen
     filters: tuple[str, ...] = ()
     coded: tuple[str, ...] = ()
-    raw: tuple[str, ...] = ()  # how to read the `coded` form, if it is not self-describing
-    seed: int | None = None  # for all utterances; None: each has its own
-    is_compared: bool = True  # with plain PCM of the same text and seed
-    trails: bool = False  # text streams in alongside, so speech differs from that of a complete text
+    raw: tuple[str, ...] = ()  # ffmpeg input options, if the `coded` format is not self-describing
+    seed: int | None = None  # seed of all utterances; None: one seed per utterance
+    is_compared: bool = True  # whether to compare with plain PCM of the same text and seed
+    trails: bool = False  # text streams in during generation, so speech differs from that of a complete text
 
     @property
     def same_speech(self) -> Listen:
-        """Plain PCM of the same speech."""
+        """Function that requests plain PCM of the same speech."""
         return _trailing if self.trails else plain
 
     def convert(self, audio: Audio) -> Audio:
-        """Plain PCM, converted by an independent tool."""
+        """Convert plain PCM with ffmpeg, which is independent of the server."""
         if not self.filters and not self.coded:
             return audio
         converted = ffmpeg(audio.tobytes(), _PCM, (*self.filters, *(self.coded or _PCM)))
@@ -84,18 +84,18 @@ def ffmpeg(content: bytes, given: tuple[str, ...], wanted: tuple[str, ...]) -> b
 
 
 def decoded(content: bytes, raw: tuple[str, ...] = ()) -> Audio:
-    """The samples of a file, or of `raw` samples, as ffmpeg reads them."""
+    """Return the samples of an audio file, or of raw audio described by `raw`, as ffmpeg decodes them."""
     return np.frombuffer(ffmpeg(content, raw, _PCM), np.float32)
 
 
 def plain_pcm(content: bytes) -> Audio:
-    """The samples of s16le."""
+    """Convert s16le to samples."""
     samples: Audio = np.frombuffer(content[: len(content) // 2 * 2], "<i2").astype(np.float32) / np.float32(32768)
     return samples
 
 
 async def plain(http: aiohttp.ClientSession, asked: Asked) -> Audio:
-    """The body of `POST /v1/audio/speech` as PCM, while it is made."""
+    """Return the streamed PCM body of `POST /v1/audio/speech`."""
     return plain_pcm(await _fetch(http, asked.body))
 
 
@@ -137,7 +137,7 @@ async def _trailing(http: aiohttp.ClientSession, asked: Asked) -> Audio:
 
 
 def _written(parts: Callable[[str], list[str]]) -> Listen:
-    """Receive speech over vLLM-Omni's socket, which accepts a seed."""
+    """Receive speech over vLLM-Omni's WebSocket, which accepts a seed."""
 
     async def listen(http: aiohttp.ClientSession, asked: Asked) -> Audio:
         audio = b""
@@ -151,13 +151,13 @@ def _written(parts: Callable[[str], list[str]]) -> Listen:
                 audio += heard
                 if told.get("type") == "session.done":
                     return plain_pcm(audio)
-        raise UtteranceFailed("the socket was closed before session.done")
+        raise UtteranceFailed("the WebSocket was closed before session.done")
 
     return listen
 
 
 async def _received(socket: aiohttp.ClientWebSocketResponse) -> AsyncIterator[tuple[bytes, Json]]:
-    """Pairs of audio and message, one of them empty. Raises UtteranceFailed if a message reports an error."""
+    """Yield pairs of audio and message, of which one is empty. Raises `UtteranceFailed` for an error message."""
     async for message in socket:
         if message.type is aiohttp.WSMsgType.BINARY:
             yield message.data, {}
@@ -172,7 +172,7 @@ _INTERRUPTED = "This sentence is much longer than anybody wants to hear, which i
 
 
 async def _after_interruption(http: aiohttp.ClientSession, asked: Asked) -> Audio:
-    """Deepgram's socket: another sentence is cleared during playback, and this one follows on the same socket."""
+    """Clear one sentence during playback on Deepgram's WebSocket, then return the next sentence on the same socket."""
     voice = asked.fields.get("voice", "")
     query = f"model={voice}&encoding=linear16&sample_rate={RATE}"
     audio, cleared = b"", False
@@ -192,7 +192,7 @@ async def _after_interruption(http: aiohttp.ClientSession, asked: Asked) -> Audi
                 audio += part
                 if told.get("type") == "Flushed":
                     return plain_pcm(audio)
-    raise UtteranceFailed("the socket was closed before Flushed")
+    raise UtteranceFailed("the WebSocket was closed before Flushed")
 
 
 def _words(text: str) -> list[str]:
@@ -243,12 +243,12 @@ WAYS = (
 
 
 def sounding(audio: Audio) -> tuple[int, int]:
-    """First and last audible sample; the whole range if all is silence."""
+    """Return the first and last audible sample, or the whole range if all samples are silent."""
     levels = np.sqrt(np.mean(np.square(audio[: len(audio) // _STEP * _STEP].reshape(-1, _STEP)), axis=1))
     (loud,) = np.nonzero(levels > _QUIET * levels.max(initial=1e-9))
     return (int(loud[0]) * _STEP, int(loud[-1] + 1) * _STEP) if len(loud) else (0, len(audio))
 
 
 def level_db(audio: Audio) -> float:
-    """The loudness of [samples], in decibels of full scale."""
+    """Return the level of [samples] in dB of full scale."""
     return 20 * float(np.log10(max(1e-5, np.sqrt(np.mean(np.square(audio)) if len(audio) else 0.0))))

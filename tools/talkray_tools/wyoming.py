@@ -1,4 +1,4 @@
-"""`talkray wyoming`: Home Assistant's protocol in front of a running server, which it uses like a Deepgram client."""
+"""`talkray wyoming`: serve Home Assistant's Wyoming protocol with the speech of a running server."""
 
 import asyncio
 import logging
@@ -28,9 +28,9 @@ _OURS = Attribution(name="Talkray", url="https://github.com/QwenLM/Qwen3-TTS")
 
 
 async def serve(url: str, *, host: str, port: int, key: str | None) -> None:
-    """Answers Wyoming's clients on `host` and `port` with the speech of the server at `url`, until it is cancelled.
+    """Serve Wyoming clients on `host` and `port` with speech from the server at `url`, until cancelled.
 
-    Raises TalkrayError if no Talkray server answers at `url`.
+    Raises `TalkrayError` if no Talkray server responds at `url`.
     """
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     async with aiohttp.ClientSession(url, headers=headers) as http:
@@ -39,14 +39,14 @@ async def serve(url: str, *, host: str, port: int, key: str | None) -> None:
 
 
 async def describe(http: aiohttp.ClientSession) -> Info:
-    """The description that Home Assistant shows: the server's voices, all installed. Raises TalkrayError."""
+    """Return the description for Home Assistant, with the server's voices. Raises `TalkrayError`."""
     try:
         async with http.get("/v1/audio/voices") as answer:
             listed = await answer.json()
         codes = [code for name in listed["languages"] if (code := language_code(name))]
         voices = [_voice(voice, codes or ["en"]) for voice in listed["voices"]]
     except (aiohttp.ClientError, TimeoutError, KeyError, ValueError) as error:
-        raise TalkrayError(f"the server did not tell its voices: {error or type(error).__name__}") from error
+        raise TalkrayError(f"listing the server's voices failed: {error or type(error).__name__}") from error
     program = TtsProgram(
         name="talkray",
         attribution=_OURS,
@@ -67,16 +67,16 @@ def _voice(voice: Mapping[str, str], codes: list[str]) -> TtsVoice:
 
 
 class _Handler(AsyncEventHandler):
-    """One client. `synthesize` between start and stop repeats the whole text, and is left out."""
+    """Connection to one client. A `synthesize` event between start and stop repeats the whole text, and is ignored."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, http: aiohttp.ClientSession) -> None:
         super().__init__(reader, writer)
         self._http = http
-        self._text: asyncio.Queue[str | None] | None = None  # of a streamed text; None ends it
+        self._text: asyncio.Queue[str | None] | None = None  # pieces of a streamed text; None ends the text
         self._speaking: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
-        """Answer events until the client leaves or sends something else."""
+        """Handle events until the client disconnects or sends an invalid event."""
         try:
             while (event := await _next_event(self.reader)) is not None and await self.handle_event(event):
                 pass
@@ -85,7 +85,7 @@ class _Handler(AsyncEventHandler):
             self.writer.close()
 
     async def handle_event(self, event: Event) -> bool:
-        """Answer the event. False ends the connection, for example if the client left before its answer."""
+        """Handle one event. Return False to end the connection, for example if the client disconnected early."""
         try:
             try:
                 await self._obey(event)
@@ -116,7 +116,7 @@ class _Handler(AsyncEventHandler):
             await self._finish()
 
     async def disconnect(self) -> None:
-        """Cancel the speech, because the client left or starts a new one."""
+        """Cancel the speech, because the client disconnected or starts a new utterance."""
         speaking, self._speaking, self._text = self._speaking, None, None
         if speaking is not None:
             speaking.cancel()
@@ -136,8 +136,8 @@ class _Handler(AsyncEventHandler):
             await asyncio.wait((self._speaking,))
 
     async def _speak(self, text: "asyncio.Queue[str | None]", voice: str | None) -> None:
-        """Speak one utterance. Sends its end even if it failed, because clients wait only for that."""
-        with suppress(ConnectionError):  # the client has left
+        """Speak one utterance. Sends the end event even after a failure, because clients wait for it."""
+        with suppress(ConnectionError):  # the client disconnected
             await self.write_event(AudioStart(_RATE, _WIDTH, _CHANNELS).event())
             try:
                 await self._converse(text, voice)
@@ -146,7 +146,7 @@ class _Handler(AsyncEventHandler):
             await self.write_event(AudioStop().event())
 
     async def _converse(self, text: "asyncio.Queue[str | None]", voice: str | None) -> None:
-        """Send the text and pass on the speech. Raises TalkrayError with the server's message."""
+        """Send the text and forward the speech. Raises `TalkrayError` with the server's message."""
         query = {"encoding": "linear16", "sample_rate": str(_RATE), **({"model": voice} if voice else {})}
         async with self._http.ws_connect(f"/v1/speak?{urlencode(query)}") as socket:
             writing = asyncio.create_task(_write(socket, text))
@@ -157,14 +157,14 @@ class _Handler(AsyncEventHandler):
                 await asyncio.wait((writing,))
 
     async def _pass_on(self, socket: aiohttp.ClientWebSocketResponse) -> None:
-        """Pass audio on until the server closes the socket after the last sound."""
+        """Forward audio until the server closes the WebSocket after the last chunk."""
         async for message in socket:
             if message.type is aiohttp.WSMsgType.BINARY:
                 await self.write_event(AudioChunk(_RATE, _WIDTH, _CHANNELS, message.data).event())
             elif (told := message.json())["type"] in ("Error", "Warning"):
                 raise TalkrayError(told["description"])
         if socket.close_code != aiohttp.WSCloseCode.OK:
-            raise TalkrayError(f"the server closed with {socket.close_code} before the end")
+            raise TalkrayError(f"the server closed the WebSocket with code {socket.close_code} before the end")
 
     async def _fail(self, text: str) -> None:
         logger.error("%s", text)
@@ -172,7 +172,7 @@ class _Handler(AsyncEventHandler):
 
 
 async def _next_event(reader: asyncio.StreamReader) -> Event | None:
-    """The next event; None if the client left or sent an invalid event, for which the package raises various errors."""
+    """Return the next event, or None after a disconnect or an invalid event, which raises various errors."""
     try:
         event = await async_read_event(reader)
     except (EOFError, ConnectionError):
@@ -188,16 +188,16 @@ def _parsed(kind: type[T], event: Event) -> T:
     try:
         parsed: T = kind.from_event(event)  # type: ignore[assignment]
     except (AttributeError, KeyError, TypeError) as error:
-        raise TalkrayError(f"the data of {event.type} is not what Wyoming says: {error!r}") from error
+        raise TalkrayError(f"the data of the Wyoming event {event.type} is invalid: {error!r}") from error
     return parsed
 
 
 def _string(name: str, value: object) -> str | None:
-    """Check an optional string. Raises TalkrayError if it is neither text nor missing."""
+    """Return `value` if it is a string or None. Otherwise raises `TalkrayError`."""
     if value is None:
         return None
     if not isinstance(value, str) or any("\ud800" <= char <= "\udfff" for char in value):
-        raise TalkrayError(f"{name} must be a string of Unicode")
+        raise TalkrayError(f"{name} must be a Unicode string")
     return value
 
 

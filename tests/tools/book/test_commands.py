@@ -212,7 +212,7 @@ def test_a_stopped_command_goes_on(fake: FakeJobs, file: Path) -> None:
         if "speaking: 3 of 6 parts" in line:
             break
     running.send_signal(signal.SIGINT)
-    assert "stopped: the same command goes on" in running.communicate()[0]
+    assert "stopped: run the same command again to resume" in running.communicate()[0]
     assert running.returncode == 130
     assert fake.spoken == PARTS[:3]
     fake.stops_after = None
@@ -262,9 +262,7 @@ def test_a_forgotten_job_is_made_again_without_what_was_fetched(fake: FakeJobs, 
 
 def test_a_failed_job_says_why_and_is_resumed(fake: FakeJobs, file: Path) -> None:
     fake.status = "failed"
-    with pytest.raises(
-        job_client.JobFailed, match=r"6 parts are missing \(the disk is full\): the same command goes on"
-    ):
+    with pytest.raises(job_client.JobFailed, match=r"6 parts are missing \(the disk is full\). Run the command again"):
         make(fake, file)
     assert make(fake, file) == 0
     assert "POST /v1/audio/jobs/job_1/resume" in fake.asked
@@ -289,10 +287,10 @@ def test_many_parts_are_several_jobs(fake: FakeJobs, file: Path, monkeypatch: py
 
 @pytest.mark.parametrize(("arguments", "message"), [
     ([], r'the book has lines of Bob: add --voice-of "Bob=VOICE"'),
-    (["--voice-of", "Bob=x", "--voice-of", "Eve=y"], "--voice-of Eve: the book has no such speaker; it has Bob"),
+    (["--voice-of", "Bob=x", "--voice-of", "Eve=y"], "--voice-of Eve: the book has no speaker of this name; it has"),
     (["--voice-of", "Bob"], "write NAME=VOICE"),
-    (["--voice-of", "Bob=x", "-o", "a.aac"], r"a.aac: its ending must be one of .m4b, .mp3"),
-    (["--voice-of", "Bob=x", "--timed"], r"--timed is for subtitles \(.srt, .vtt\): .*night.txt has no times"),
+    (["--voice-of", "Bob=x", "-o", "a.aac"], r"a.aac: the file extension must be one of .m4b, .mp3"),
+    (["--voice-of", "Bob=x", "--timed"], r"--timed needs subtitles \(.srt, .vtt\): .*night.txt has no times"),
     (["--voice-of", "Bob=x", "--lexicon", "night.txt"], "night.txt is neither PLS nor JSON"),
 ])  # fmt: skip
 def test_what_is_refused(
@@ -373,13 +371,13 @@ def test_shards_and_a_rerun(fake: FakeJobs, jsonl: Path, tmp_path: Path, capsys:
     first, num_spoken = (out / "shard-00000.tar").read_bytes(), len(fake.spoken)
     speak(fake, jsonl, out, "--shard-size", "2")
     assert len(fake.spoken) == num_spoken
-    assert "has all of" in capsys.readouterr().out
+    assert "already contains all lines of" in capsys.readouterr().out
     speak(fake, jsonl, tmp_path / "again", "--shard-size", "2")
     assert (tmp_path / "again" / "shard-00000.tar").read_bytes() == first
 
 
 @pytest.mark.parametrize(("line", "message"), [
-    ("nothing", r"texts.jsonl:1: no JSON"), ('["a"]', r"texts.jsonl:1: a line is an object"),
+    ("nothing", r"texts.jsonl:1: invalid JSON"), ('["a"]', r"texts.jsonl:1: a line is an object"),
     ('{"text": " "}', r"texts.jsonl:1: text is required"),
     ('{"text": "a", "id": "../b"}', r"texts.jsonl:1: id '../b' is not a file name"),
     ('{"text": "a", "id": "x"}\n{"text": "b", "id": "X"}', r"texts 1 and 2 have the same id 'X'"),

@@ -53,7 +53,7 @@ def test_cues_without_their_marks(text: str, spoken: list[str]) -> None:
 
 def test_what_is_left_out_is_counted() -> None:
     text = "WEBVTT\n\nNOTE x\n\nSTYLE\ny\n\n00:01.000 --> 00:02.000\n\n00:03.000 --> 00:04.000\nHi.\n\nstray\n"
-    left_out = {"NOTE blocks": 1, "STYLE blocks": 1, "cues without text": 1, "lines that belong to no cue": 1}
+    left_out = {"NOTE blocks": 1, "STYLE blocks": 1, "cues without text": 1, "lines outside cues": 1}
     assert subtitle_book(text, "f", timed=True).left_out == left_out
 
 

@@ -194,7 +194,7 @@ def test_encodings(tmp_path: Path, encoding: str) -> None:
     file.write_bytes("“Né à 5 €”\r\nx".encode(encoding))
     remarks: list[str] = []
     assert read_text(file, remarks) == "“Né à 5 €”\nx"
-    said = ["a.txt is not UTF-8: read as windows-1252. Save it as UTF-8 if letters are wrong"]
+    said = ["a.txt is not UTF-8 and was read as windows-1252. Save it as UTF-8 if letters are wrong"]
     assert remarks == (said if encoding == "cp1252" else [])
 
 

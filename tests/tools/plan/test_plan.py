@@ -76,7 +76,7 @@ def test_another_gpu_is_an_estimate_by_its_memory_and_a_slower_one_carries_less(
     assert same.source.startswith("measured: a host, 2026-01-02")
     assert slower.slower == pytest.approx(3350 / 864)
     assert "estimated from a host" in slower.source
-    assert "memory bandwidths" in slower.source
+    assert "memory bandwidth" in slower.source
     assert faster.slower == 1.0
     demand = Demand(10.0, 6.0, 5000.0)
     assert Sizing(demand, slower, 1, 0).carried == pytest.approx(50.0 * 864 / 3350, rel=0.05)
@@ -165,9 +165,9 @@ def test_one_node_without_a_gpu_speaks_to_itself(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("arguments", "said"), [
-    ((), "--calls or --rate"), (("--rate", "1", "--calls", "1"), "not both"),
+    ((), "--calls or --rate"), (("--rate", "1", "--calls", "1"), "either --calls or --rate"),
     (("--rate", "1", "--model", "7B"), "--model 7B: no such model"),
-    (("--rate", "1", "--out", str(Path(__file__))), "the file is there"),
+    (("--rate", "1", "--out", str(Path(__file__))), "the file already exists"),
 ])  # fmt: skip
 def test_no_plan_is_explained(arguments: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(*arguments) == 2
@@ -186,7 +186,7 @@ def test_a_machine_is_measured_into_a_table_that_plans_read(tmp_path: Path, monk
     assert [row.rate for row in made.rows] == [20.0, 40.0]
     assert made.rows[0].first_audio_ms[50] > 20.0
     assert choose([made, *shipped()], model="0.6B-Base", gpu="L4", cores=made.cores).table == made
-    with pytest.raises(InvalidRequest, match="use it with --table"):
+    with pytest.raises(InvalidRequest, match="Pass it with --table"):
         measure.measure_table(file, model="0.6B-Base", gpu="L4", url=url, speech_s=0.8, p95_ms=200.0)
 
 

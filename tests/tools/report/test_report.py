@@ -174,8 +174,8 @@ def test_what_is_no_report_is_refused_at_once(content: str, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(("arguments", "message"), [
-    ([], "name either --model"), (["--model", "embedded", "--url", "http://x"], "name either --model"),
-    (["--url", "http://x", "--only", "correctness"], "the parts are termination"),
+    ([], "use either --model"), (["--model", "embedded", "--url", "http://x"], "use either --model"),
+    (["--url", "http://x", "--only", "correctness"], "unknown part. Use: termination"),
 ])  # fmt: skip
 def test_wrong_calls_are_refused(arguments: list[str], message: str) -> None:
     with pytest.raises(InvalidRequest, match=message):
@@ -189,7 +189,7 @@ def test_chance_is_no_runaway(count: int, most: int) -> None:
 
 
 @pytest.mark.parametrize(("listed", "why"), [
-    (None, "no en/meta.lst"), ("a|b\n", "line 1 of en/meta.lst"), ("a|b|gone.wav|c\n", "line 1"),
+    (None, "zh/meta.lst are missing"), ("a|b\n", "line 1 of en/meta.lst"), ("a|b|gone.wav|c\n", "line 1"),
     ("a|b|r.wav|c\na|b|r.wav|c\nx", "line 3"), ("a|b|r.wav|c|d\n", ""),
 ])  # fmt: skip
 def test_a_bad_list_is_named(listed: str | None, why: str, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What hostile clients do with streams, bodies and messages: too many, too large, unfinished, unread."""
+"""Attacks with streams, bodies and messages: too many, too large, incomplete, or unread."""
 
 import asyncio
 import contextlib
@@ -33,18 +33,18 @@ from tools.experiments.faults.intruder import (
 )
 from tools.suites.raw import SPEECH, frame
 
-# --- what clients do in every hour of a public server ---
+# --- normal behaviour of clients on a public server ---
 
 
 async def leaves(me: Intruder) -> str:
-    """Asks for minutes of speech, and leaves after the first of it."""
+    """Request minutes of speech, and disconnect after the first audio."""
     async with me.http() as http, http.post(SPEECH, json=ENDLESS) as answer:
         await answer.content.readany()
         return str(answer.status)
 
 
 async def sends_a_body(me: Intruder, body: bytes, *, announced: int | None = None, closes: bool) -> str:
-    """Of which more may be announced; then it may close its half of the connection."""
+    """Send a body, optionally with a larger `Content-Length`, and optionally close the sending side."""
     async with me.raw() as raw:
         await sent(raw, me.request(body, announced=announced))
         if closes:
@@ -59,7 +59,7 @@ async def sends_garbage(me: Intruder) -> str:
 
 
 async def sends_no_json(me: Intruder) -> str:
-    """A request whose body is none."""
+    """Send a request whose body is not JSON."""
     return await me.post(SPEECH, os.urandom(512))
 
 
@@ -68,12 +68,12 @@ async def guesses_keys(me: Intruder) -> str:
 
 
 async def asks_for(me: Intruder, text: str) -> str:
-    """Two frames of any text."""
+    """Request two frames of any text."""
     return await me.post(SPEECH, {**SHORT, "input": text})
 
 
 async def reads_slowly(me: Intruder) -> str:
-    """Takes little of an endless utterance, then leaves."""
+    """Read an endless utterance slowly, then disconnect."""
     loop = asyncio.get_running_loop()
     async with me.raw() as raw:
         await sent(raw, me.request(json.dumps(ENDLESS).encode()))
@@ -86,7 +86,7 @@ async def reads_slowly(me: Intruder) -> str:
 
 
 async def leaves_messages_unfinished(me: Intruder) -> str:
-    """Ten sockets with a megabyte each of a message that does not end."""
+    """Send a megabyte of an incomplete message on each of ten sockets."""
     async with contextlib.AsyncExitStack() as opened:
         for _ in range(10):
             raw = await opened.enter_async_context(me.raw())
@@ -96,22 +96,22 @@ async def leaves_messages_unfinished(me: Intruder) -> str:
     return "held"
 
 
-# --- 1: fields that nobody knows ---
+# --- 1: unknown fields ---
 
 
 @cache
 def unknown(count: int) -> str:
-    """So many, as the inside of a JSON object."""
+    """Return the inside of a JSON object with `count` unknown fields."""
     return ",".join(f'"unknown{number:06}":0' for number in range(count))
 
 
 async def names_unknown_fields(me: Intruder) -> str:
-    """A hundred thousand of them in a body of 1.7 MB."""
+    """Send a hundred thousand unknown fields in a body of 1.7 MB."""
     return await me.post(SPEECH, f'{{"input":"Hello.","voice":"alloy",{unknown(100_000)}}}'.encode())
 
 
 async def names_unknown_fields_to_sockets(me: Intruder) -> str:
-    """Six thousand in a message, the first of three kinds of socket."""
+    """Send six thousand unknown fields in the first message to three kinds of sockets."""
     speak = f'{{"type":"speak","input":"Hello.","voice":"alloy","max_new_tokens":2,{unknown(6000)}}}'
     told = [await me.say(f"{SPEECH}/ws", [speak])]
     told.append(await me.say(f"{SPEECH}/stream", [f'{{"type":"session.config","voice":"alloy",{unknown(6000)}}}']))
@@ -120,16 +120,16 @@ async def names_unknown_fields_to_sockets(me: Intruder) -> str:
     return max(told)
 
 
-# --- 2: texts that take long to read ---
+# --- 2: texts that are slow to parse ---
 
 
 async def writes(me: Intruder, text: str) -> str:
-    """One message with all of a text, as Deepgram's clients send a few words."""
+    """Send the whole text in one Deepgram message, which usually carries a few words."""
     return await me.say(FLUX, [{"type": "Speak", "text": text}, {"type": "Flush"}], reads_s=0.2)
 
 
 async def writes_an_hour_at_once(me: Intruder) -> str:
-    """64,000 characters of words."""
+    """Send 64,000 characters of words."""
     async with me.talking(FLUX) as talking:
         await talking.send_json({"type": "Speak", "text": "words and " * 6400})
         await talking.send_json({"type": "Flush"})
@@ -139,49 +139,49 @@ async def writes_an_hour_at_once(me: Intruder) -> str:
 
 
 async def explains_a_pronunciation(me: Intruder) -> str:
-    """Deepgram's form of one, two megabytes of it, without an end."""
+    """Send two megabytes of Deepgram's pronunciation markup without an end."""
     return await me.post("/v1/speak", {"text": '{"word":"' + "a" * 2 * MIB})
 
 
-# --- 3: answers that are kept until they are whole ---
+# --- 3: responses that are buffered until complete ---
 
 
 async def asks_for_a_batch(me: Intruder) -> str:
-    """64 slow utterances as large samples, in 400 bytes."""
+    """Request 64 slow utterances as large samples with a body of 400 bytes."""
     fields = {name: value for name, value in LOUD.items() if name != "input"}
     return await me.post(f"{SPEECH}/batch", {**fields, "items": [{"input": "On."}] * 64})
 
 
 async def asks_for_a_whole_answer(me: Intruder) -> str:
-    """One that is as large as can be."""
+    """Request the largest possible complete response."""
     return await me.post(SPEECH, {**LOUD, "stream": False})
 
 
-# --- 4: what a socket keeps ---
+# --- 4: state of a socket ---
 
 
 async def appends_and_never_commits(me: Intruder) -> str:
-    """170 MB in 1,500 messages."""
+    """Send 170 MB in 1,500 messages."""
     append = json.dumps({"type": "input_text_buffer.append", "text": "words and " * 11_000})
     settings = {"type": "session.update", "session": {"mode": "commit"}}
     return await me.say(DASHSCOPE, [json.dumps(settings), *[append] * 1500])
 
 
 async def opens_contexts_with_long_names(me: Intruder) -> str:
-    """A thousand of Cartesia's, most of which are too many, each with a name of 100 KB."""
+    """Open a thousand Cartesia contexts with names of 100 KB, far more than the limit."""
     names = (f"{number}" + "x" * 100_000 for number in range(1000))
     voice = {"voice": {"mode": "id", "id": "ryan"}, "transcript": "", "continue": True}
     return await me.say("/tts/websocket", ({"context_id": name, **voice} for name in names), reads_s=0.1)
 
 
 async def updates_with_unknown_settings(me: Intruder) -> str:
-    """A hundred times 100 KB, each under other names."""
+    """Send a hundred updates of 100 KB with different unknown settings."""
     updates = ({"type": "session.update", "session": {f"unknown{n}": "x" * 100_000}} for n in range(100))
     return await me.say(DASHSCOPE, updates)
 
 
 async def names_a_recording(me: Intruder) -> str:
-    """Messages of eight megabytes, where only those with a recording to clone may be as large."""
+    """Send messages of eight megabytes, a size that is only allowed for recordings to clone."""
     message = json.dumps({"type": "Speak", "ref_audio": "", "text": "words and " * (8 * MIB // 10)})
     return await me.say(FLUX, [message] * 4)
 
@@ -197,13 +197,13 @@ async def pings_and_reads_nothing(me: Intruder) -> str:
     return "left"
 
 
-# --- 5: large bodies and messages that do not come ---
+# --- 5: large bodies and messages that stall ---
 
 RECORDING = json.dumps({**SHORT, "ref_audio": "data:audio/wav;base64," + "A" * 200 * KIB}).encode()
 
 
 async def stalls_its_recordings(me: Intruder) -> str:
-    """Three bodies of 200 KB, the rest of which does not come: another client's recording is taken in all the same."""
+    """Stall three bodies of 200 KB, and check that the server still accepts another client's recording."""
     async with contextlib.AsyncExitStack() as opened:
         for _ in range(3):
             raw = await opened.enter_async_context(me.raw())
@@ -211,7 +211,7 @@ async def stalls_its_recordings(me: Intruder) -> str:
         await asyncio.sleep(1.0)
         try:
             async with asyncio.timeout(OTHERS_S):
-                status = await me.polite.post(SPEECH, RECORDING)  # 400: the loaded model clones no voices
+                status = await me.polite.post(SPEECH, RECORDING)  # 400, because the loaded model does not clone voices
         except TimeoutError:
             raise Broken(f"stalled bodies of one client keep another's recording out for {OTHERS_S:g} s") from None
     if status == "429":
@@ -220,7 +220,7 @@ async def stalls_its_recordings(me: Intruder) -> str:
 
 
 async def stalls_its_messages(me: Intruder) -> str:
-    """The same with messages of sockets, as many megabytes as all may hold together."""
+    """Stall socket messages up to the total memory limit, and check that the server still accepts another recording."""
     async with contextlib.AsyncExitStack() as opened:
         for _ in range(3):
             raw = await opened.enter_async_context(me.raw())
@@ -235,11 +235,11 @@ async def stalls_its_messages(me: Intruder) -> str:
     return status
 
 
-# --- 6 and 7: readers ---
+# --- 6 and 7: clients that do not read ---
 
 
 async def reads_nothing(me: Intruder) -> str:
-    """As many streams as the server has room for, none of which is read: 25 s later it speaks to others again."""
+    """Open as many unread streams as the server admits, and check that it serves other clients again after 25 s."""
     async with contextlib.AsyncExitStack() as opened:
         held, until_s = 0, asyncio.get_running_loop().time() + FILL_S
         while held < STREAMS and asyncio.get_running_loop().time() < until_s:
@@ -253,7 +253,7 @@ async def reads_nothing(me: Intruder) -> str:
 
 
 async def begins(raw: socket.socket, me: Intruder, *, is_socket: bool) -> bool:
-    """Whether the server begins to speak; little more than that is read."""
+    """Return whether the server starts to send audio. Reads little more than that."""
     if is_socket:
         speak = frame(json.dumps({**LOUD, "type": "speak", "response_format": "pcm"}).encode())
         await upgrade(raw, me.key)
@@ -275,7 +275,7 @@ async def begins(raw: socket.socket, me: Intruder, *, is_socket: bool) -> bool:
 
 
 async def pauses(me: Intruder) -> str:
-    """No attack: a player that is paused, over four kinds of socket. Each goes on afterwards."""
+    """Pause playback on four kinds of sockets, which is not an attack, and check that each stream continues."""
     text = "Good morning, and thank you for calling. " * 5
     item = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": text}]}
     turns: dict[str, list[Json]] = {

@@ -1,4 +1,4 @@
-"""What hostile clients do with what is stored: voices, their texts and files, dictionaries, jobs of many parts."""
+"""Attacks on stored data: voices, their texts and files, dictionaries, and jobs of many parts."""
 
 import asyncio
 import io
@@ -17,14 +17,14 @@ LISTINGS, ARCHIVES, RECORDINGS, TYPED = 8, 12, 4, 2000
 LONG = "word " * (14 * MIB // 5)
 JOBS = "/v1/audio/jobs"
 PARTS, PART_LISTS = 20_000, 12
-MANY_PARTS = 100_000  # more than are planned in time
+MANY_PARTS = 100_000  # too many to plan in time
 FETCHES = 40
 VOICE = {"voice": "ryan", "max_new_tokens": 25, "ignore_eos": True}
 
 
 @cache
 def noise(seconds: float, rate: int = 96_000) -> bytes:
-    """A WAV file that FLAC makes hardly smaller: at most 8.6 MB in 30 s."""
+    """Return a WAV file that FLAC can hardly compress: at most 8.6 MB in 30 s."""
     file = io.BytesIO()
     samples = np.random.default_rng(0).uniform(-0.5, 0.5, round(seconds * rate))
     soundfile.write(file, samples, rate, format="WAV", subtype="PCM_24")
@@ -44,13 +44,13 @@ async def _stored(http: aiohttp.ClientSession, path: str, recording: bytes, **fi
 
 
 async def stores_a_long_transcript(me: Intruder) -> str:
-    """Of 14 MiB: whoever spoke with it would have a talker tokenize it."""
+    """Store a transcript of 14 MiB, which a talker would have to tokenize for each request with the voice."""
     async with me.http() as http:
         return await _stored(http, VOICES, noise(1), name=secrets.token_hex(8), ref_text=LONG)
 
 
 async def stores_long_words_and_lists_them(me: Intruder) -> str:
-    """Descriptions of 14 MiB, then as many lists at once."""
+    """Store descriptions of 14 MiB, then list the voices that many times at once."""
     async with me.http() as http:
         status = await _stored(http, VOICES, noise(1), name=secrets.token_hex(8), description=LONG)
         listed = await asyncio.gather(*(status_of(http, VOICES) for _ in range(LISTINGS)))
@@ -58,7 +58,7 @@ async def stores_long_words_and_lists_them(me: Intruder) -> str:
 
 
 async def asks_for_archives(me: Intruder) -> str:
-    """A voice with four recordings of eight megabytes, as a file, twelve times at once."""
+    """Download a voice with four recordings of eight megabytes twelve times at once."""
     async with me.http() as http:
         name = secrets.token_hex(8)
         status = await _stored(http, VOICES, noise(29.5), name=name)
@@ -70,7 +70,7 @@ async def asks_for_archives(me: Intruder) -> str:
 
 
 async def types_beside_a_lexicon(me: Intruder) -> str:
-    """A thousand words that begin alike, and text that comes one character at a time."""
+    """Store a thousand words with equal beginnings, and send text one character at a time."""
     rules = [{"string_to_replace": f"a {'b ' * (n % 35)}{n}", "type": "alias", "alias": "c"} for n in range(1000)]
     async with me.http() as http:
         sent = {"name": secrets.token_hex(8), "rules": rules}
@@ -87,14 +87,14 @@ async def types_beside_a_lexicon(me: Intruder) -> str:
 
 
 async def _made(http: aiohttp.ClientSession, text: str, parts: int) -> tuple[str, str]:
-    """The status, and the path of the job."""
+    """Create a job, and return the status and the job's path."""
     async with http.post(JOBS, json={**VOICE, "inputs": [{"input": text}] * parts}) as answer:
         job = await answer.json()
         return str(answer.status), f"{JOBS}/{job.get('id', 'none')}"
 
 
 async def lists_many_parts(me: Intruder) -> str:
-    """Twelve lists of 20,000 parts at once."""
+    """Request twelve lists of 20,000 parts at once."""
     async with me.http() as http:
         status, place = await _made(http, "Hi.", PARTS)
         async with http.post(f"{place}/cancel") as answer:
@@ -105,7 +105,7 @@ async def lists_many_parts(me: Intruder) -> str:
 
 
 async def fetches_finished_audio(me: Intruder) -> str:
-    """Forty encodings of the audio of one job at once, again and again."""
+    """Request forty encodings of one job's audio at once, repeatedly."""
     async with me.http() as http:
         status, place = await _made(http, "What I have made is encoded again and again.", 20)
         while status == "201":
@@ -122,7 +122,7 @@ async def fetches_finished_audio(me: Intruder) -> str:
 
 
 async def plans_a_job_without_end(me: Intruder) -> str:
-    """A job of 100,000 parts, while another key makes one of one part."""
+    """Create a job of 100,000 parts, and check that another key's job of one part completes."""
     async with me.http() as http, me.polite.http() as other:
         large = asyncio.create_task(_made(http, "Hi.", MANY_PARTS))
         try:

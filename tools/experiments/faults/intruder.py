@@ -1,4 +1,4 @@
-"""One hostile client: its connections over HTTP, WebSockets and bare sockets, and what an act may take."""
+"""One hostile client with HTTP, WebSocket and raw connections, and the limits for its attacks."""
 
 import asyncio
 import contextlib
@@ -12,17 +12,17 @@ import aiohttp
 
 from tools.suites.raw import handshake, request
 
-HELD_S = 12.0  # that a connection is held
-PAUSE_S = 45.0  # for which a client that means well reads nothing; a WebSocket was closed with 1011 after 40
-FILL_S = 10.0  # within which intruders take every place
-FREED_S = 25.0  # after which a reader that reads nothing holds no place
-OTHERS_S = 5.0  # within which another client's recording is taken in
-CUT_S = 2.0  # that an act may take to end once its time is over
-PER_MINUTE = 300  # requests that the server lets an address make
-STREAMS = 16  # that the server speaks at once
+HELD_S = 12.0  # duration of a held connection
+PAUSE_S = 45.0  # duration for which a well-behaved client does not read
+FILL_S = 10.0  # time in which attackers occupy all capacity
+FREED_S = 25.0  # time after which an idle reader's capacity is free again
+OTHERS_S = 5.0  # time limit to accept another client's recording
+CUT_S = 2.0  # time for an attack to end after its window
+PER_MINUTE = 300  # the server's limit of requests per address
+STREAMS = 16  # concurrent streams of the server
 SHORT = {"input": "Hello.", "voice": "alloy", "response_format": "pcm", "max_new_tokens": 2}
 ENDLESS = {**SHORT, "input": "I will not stop.", "ignore_eos": True, "max_new_tokens": 900}
-LOUD = {**ENDLESS, "response_format": "pcm_f32le", "sample_rate": 48000, "speed": 0.25}  # 60 KB a frame
+LOUD = {**ENDLESS, "response_format": "pcm_f32le", "sample_rate": 48000, "speed": 0.25}  # 60 KB per frame
 KIB, MIB = 1 << 10, 1 << 20
 FLUX = "/v2/speak?model=flux-ryan-en&encoding=linear16&sample_rate=24000"
 CONTEXTS = "/v1/text-to-speech/ryan/multi-stream-input?output_format=pcm_24000"
@@ -32,12 +32,12 @@ Json = dict[str, Any]
 
 
 class Broken(Exception):
-    """A limit did not hold; the message says which."""
+    """Error for a limit of the server that did not hold. The message names the limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Intruder:
-    """One that means no good: a valid key, and an address of its own. `polite_key` is that of another client."""
+    """Hostile client with a valid key and its own address. `polite_key` belongs to a well-behaved client."""
 
     port: int
     key: str
@@ -46,17 +46,17 @@ class Intruder:
 
     @property
     def polite(self) -> "Intruder":
-        """A client that means well, to whom something may happen."""
+        """Well-behaved client, which an attack may affect."""
         return replace(self, key=self.polite_key, address="127.0.0.199")
 
     @property
     def headers(self) -> dict[str, str]:
-        """Key and address; a server that trusts one proxy does not believe the latter."""
+        """Headers with key and address. The address only counts if the server trusts one more proxy."""
         return {"Authorization": f"Bearer {self.key}", "X-Forwarded-For": self.address}
 
     @contextlib.asynccontextmanager
     async def http(self, *, buffer: int | None = None) -> AsyncIterator[aiohttp.ClientSession]:
-        """With `buffer` its connections take in so many bytes that it has not read, and a little more."""
+        """Open a session. `buffer` limits the received bytes that the client has not read."""
         made = (lambda info: _small(buffer, info[0])) if buffer else None
         connector = aiohttp.TCPConnector(local_addr=(self.address, 0), socket_factory=made)
         url, timeout = f"http://127.0.0.1:{self.port}", aiohttp.ClientTimeout(total=None)
@@ -64,7 +64,7 @@ class Intruder:
             yield http
 
     async def post(self, path: str, body: Json | bytes, **headers: str) -> str:
-        """The status; the body of the answer is read and dropped."""
+        """Send a POST request and return the status. Discards the body of the response."""
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
         sent = {"Content-Type": "application/json", **headers}
         async with self.http() as http, http.post(path, data=data, headers=sent) as answer:
@@ -76,7 +76,7 @@ class Intruder:
     async def talking(
         self, path: str, *, protocols: Iterable[str] = (), buffer: int | None = None
     ) -> AsyncIterator[aiohttp.ClientWebSocketResponse]:
-        """A WebSocket; who leaves it does not wait for the server."""
+        """Open a WebSocket that the client closes without waiting for the server."""
         async with self.http(buffer=buffer) as http:
             timeout = aiohttp.ClientWSTimeout(ws_close=0.5)
             async with http.ws_connect(path, protocols=tuple(protocols), timeout=timeout, max_msg_size=0) as talking:
@@ -85,7 +85,7 @@ class Intruder:
     async def say(
         self, path: str, messages: Iterable[str | Json], *, reads_s: float = 0.5, protocols: Iterable[str] = ()
     ) -> str:
-        """Sends messages, reads until nothing comes for so long, and leaves."""
+        """Send messages, read until the server is silent for `reads_s`, and disconnect."""
         async with self.talking(path, protocols=protocols) as talking:
             for message in messages:
                 await talking.send_str(message if isinstance(message, str) else json.dumps(message))
@@ -93,7 +93,7 @@ class Intruder:
 
     @contextlib.asynccontextmanager
     async def raw(self) -> AsyncIterator[socket.socket]:
-        """A bare connection, whose answers nobody reads until it is asked to."""
+        """Open a raw connection that reads only on request."""
         loop = asyncio.get_running_loop()
         with _small(4096) as raw:
             raw.bind((self.address, 0))
@@ -105,7 +105,7 @@ class Intruder:
 
 
 def _small(buffer: int, family: int = socket.AF_INET) -> socket.socket:
-    """A socket that takes in little of what nobody reads."""
+    """Return a socket with a small receive buffer."""
     raw = socket.socket(family)
     raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
     raw.setblocking(False)
@@ -113,7 +113,7 @@ def _small(buffer: int, family: int = socket.AF_INET) -> socket.socket:
 
 
 async def status_of(http: aiohttp.ClientSession, path: str) -> str:
-    """Of a GET, whose answer is read and dropped."""
+    """Send a GET request and return its status."""
     async with http.get(path) as answer:
         async for _ in answer.content.iter_any():
             pass
@@ -121,7 +121,7 @@ async def status_of(http: aiohttp.ClientSession, path: str) -> str:
 
 
 async def rest(talking: aiohttp.ClientWebSocketResponse, within_s: float) -> str:
-    """How a WebSocket goes on: "open" where nothing comes for so long, else how it was closed."""
+    """Return "open" if the WebSocket stays silent for `within_s`, or else the reason for its close."""
     try:
         while True:
             message = await talking.receive(within_s)
@@ -132,7 +132,7 @@ async def rest(talking: aiohttp.ClientWebSocketResponse, within_s: float) -> str
 
 
 async def first_line(raw: socket.socket, within_s: float = HELD_S) -> str:
-    """The status of the answer on a bare connection, of which all is read."""
+    """Read a response from a raw connection and return its status."""
     answer = b""
     with contextlib.suppress(ConnectionError):
         async with asyncio.timeout(within_s):
@@ -147,7 +147,7 @@ async def sent(raw: socket.socket, data: bytes) -> None:
 
 
 async def upgrade(raw: socket.socket, key: str) -> None:
-    """Makes a bare connection a WebSocket of the native path."""
+    """Upgrade a raw connection to a WebSocket of the native path."""
     await sent(raw, handshake(key))
     async with asyncio.timeout(HELD_S):
         while b"\r\n\r\n" not in (data := await asyncio.get_running_loop().sock_recv(raw, 4096)):

@@ -1,4 +1,4 @@
-"""What hostile clients do: `ATTACKS` has a row for each act. An act is done once, and returns what it got."""
+"""Attacks of hostile clients. `ATTACKS` has one row per attack. An attack runs once and returns its result."""
 
 import asyncio
 import contextlib
@@ -38,7 +38,7 @@ from tools.suites.rows import POSTS, SOCKETS
 
 
 async def has_many_addresses(me: Intruder) -> str:
-    """More requests than an address may make, each from another one of the same /64."""
+    """Send more requests than the limit of an address, each from a different address of the same /64."""
     async with me.http() as http:
 
         async def ask(number: int) -> bool:
@@ -65,12 +65,12 @@ QUERIES = (
 
 
 def numbered(body: Json, number: str) -> bytes:
-    """Its "NUMBER" is that, however little it is one."""
+    """Replace "NUMBER" in the body with any text, which may be an invalid number."""
     return json.dumps(body).replace('"NUMBER"', number).encode()
 
 
 async def asks_for_no_number(me: Intruder) -> str:
-    """One of all numbers that are none, or too large, in one of all places for one."""
+    """Send an invalid or too large number in a random numeric field."""
     chance = random.Random()
     bodies: dict[str, Json] = {
         SPEECH: {**SHORT, chance.choice(["speed", "seed", "sample_rate", "temperature", "top_k"]): "NUMBER"},
@@ -95,7 +95,7 @@ async def asks_for_no_number(me: Intruder) -> str:
 
 
 async def interrupts_at_no_number(me: Intruder) -> str:
-    """Deepgram Flux: what comes behind it is still answered."""
+    """Interrupt Deepgram Flux at an invalid number, and check that the server handles later messages."""
     async with me.talking(FLUX) as talking:
         await talking.send_json({"type": "Speak", "text": "Good morning, and thank you for calling."})
         await talking.send_json({"type": "Flush"})
@@ -111,7 +111,7 @@ async def interrupts_at_no_number(me: Intruder) -> str:
         raise Broken(f"an Interrupt at NaN ends its handler: closed with {talking.close_code}")
 
 
-# --- 14: halves ---
+# --- 14: halves of characters ---
 
 LIVE: dict[str, tuple[list[Json], Json]] = {
     FLUX: ([], {"type": "Speak", "text": "TEXT"}),
@@ -124,7 +124,7 @@ LIVE: dict[str, tuple[list[Json], Json]] = {
 
 
 async def cuts_characters(me: Intruder) -> str:
-    """A message that ends with half a surrogate pair, the other half in the next: no word of them is refused."""
+    """Send the halves of a surrogate pair in two messages, and check that the server accepts both."""
     path = random.choice([*LIVE])
     first, message = LIVE[path]
     async with me.talking(path) as talking:
@@ -145,7 +145,7 @@ def _with_text(message: Json, text: str) -> Json:
     return {name: text for name, value in message.items() if value == "TEXT"}
 
 
-# --- 18: anything, everywhere ---
+# --- 18: fuzzing ---
 
 TEXTS = tuple(
     (piece * (64 * KIB))[: 64 * KIB - 1]
@@ -154,7 +154,7 @@ TEXTS = tuple(
 
 
 def bent(value: object, chance: random.Random) -> object:
-    """A message or body in which texts and numbers are what they should not be."""
+    """Replace texts and numbers of a message or body with invalid values."""
     match value:
         case str() if value.strip() == "TEXT":
             return chance.choice(TEXTS)
@@ -170,12 +170,12 @@ def bent(value: object, chance: random.Random) -> object:
 
 
 def spelled(value: object) -> str:
-    """As JSON, and as what is none."""
+    """Serialize as JSON, including values that are invalid in JSON."""
     return re.sub(r'"@([^"@]*)@"', r"\1", json.dumps(value))
 
 
 async def sends_anything(me: Intruder) -> str:
-    """To any dialect: its own messages with numbers that are none, and 64 KB of what is slow to read."""
+    """Send a random dialect its own messages with invalid numbers and 64 KB of slow text."""
     chance = random.Random()
     if chance.random() < 0.5:
         post = chance.choice([*POSTS.values()])
@@ -195,16 +195,16 @@ Act = Callable[[Intruder], Awaitable[str]]
 
 @dataclass(frozen=True, slots=True)
 class Attack:
-    """A row of the table. An intruder does it again and again, for `window_s`, beside `many - 1` others."""
+    """Row of the table. An attacker repeats the act for `window_s`, next to `many - 1` other attackers."""
 
     name: str
-    entry: int  # of the list of harms in docs/security.md; 0: what clients do in every hour of a public server
+    entry: int  # entry in the list of threats in docs/security.md; 0: normal behaviour on a public server
     act: Act
     many: int = 2
     window_s: float = 6.0
-    takes_every_place: bool = False  # listeners may be refused: the act looks for how long
-    is_beside: bool = False  # means well, and goes on beside all others
-    gets: str = ""  # the only status that it may get
+    takes_every_place: bool = False  # listeners may be refused; the act measures for how long
+    is_beside: bool = False  # well-behaved, and runs next to all attacks
+    gets: str = ""  # the only acceptable status
 
 
 WHOLE = json.dumps(SHORT).encode()
@@ -225,7 +225,7 @@ ATTACKS: tuple[Attack, ...] = (
     Attack("an hour of text at once", 2, floods.writes_an_hour_at_once, many=1, window_s=8),
     Attack("open brackets", 2, partial(floods.writes, text="[" + "words and " * 6000), many=1),  # a link without an end
     Attack("bullets", 2, partial(floods.writes, text="- word\n" * 9000), many=1),
-    # What may become markup, longer than any text may be; then as long as a text may be, so that all of it is read.
+    # Text that may become markup: longer than the limit, then exactly at the limit, so the server parses all of it.
     Attack("tags, too long", 2, partial(floods.asks_for, text="<" + "a" * 40_000), many=1, window_s=8, gets="400"),
     Attack("tags, as long as may be", 2, partial(floods.asks_for, text="<" + "a" * 4000), many=1),
     Attack("a pronunciation", 2, floods.explains_a_pronunciation, many=1),
@@ -256,7 +256,7 @@ ATTACKS: tuple[Attack, ...] = (
 
 
 async def once(act: Act, me: Intruder) -> str:
-    """What one act got; a limit that did not hold is told as "broken: ..."."""
+    """Run one act and return its result, "broken: ..." if a limit did not hold."""
     try:
         return await act(me)
     except Broken as error:
@@ -268,7 +268,7 @@ async def once(act: Act, me: Intruder) -> str:
 
 
 def strike(attack: Attack, port: int, keys: tuple[str, str], within_s: float, many: int) -> Counter[str]:
-    """What so many intruders get in that time, each of which does it again and again: a process of its own."""
+    """Run many attackers that repeat the act in a separate process, and count the results."""
     return asyncio.run(_strike(attack, port, keys, within_s, many))
 
 
@@ -288,8 +288,8 @@ async def _strike(attack: Attack, port: int, keys: tuple[str, str], within_s: fl
     for task in cut:
         task.cancel()
     if cut:
-        await asyncio.wait(cut, timeout=CUT_S)  # one that says goodbye to a server which does not listen is left
+        await asyncio.wait(cut, timeout=CUT_S)  # some clients wait for a server that does not respond to a close
     for task in done:
-        task.result()  # a fault of the act
+        task.result()  # re-raise errors of the act
     got["cut off"] = len(cut)
     return got

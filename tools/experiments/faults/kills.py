@@ -1,6 +1,6 @@
-"""Streams among kills: `python -m tools.experiments.faults.kills --streams 500 --kills 50`.
+"""Kill replicas during streams: `python -m tools.experiments.faults.kills --streams 500 --kills 50`.
 
-Every stream is compared with the same request as it was spoken when nothing was killed.
+Every stream is compared with the same request in an undisturbed run.
 """
 
 import argparse
@@ -20,20 +20,20 @@ from serve_app.speech.segments import Utterance
 from tools.suites.listening import Heard, Speaking, gaps_after, requests, wrong
 from tools.suites.pools import CODEC, ENGINE, TALKER, Service, config, serving, tiny_model
 
-VICTIMS = (TALKER, CODEC, ENGINE)  # in turn
-NOTICED_S = 3.0  # Serve has noticed by then that a replica is dead
+VICTIMS = (TALKER, CODEC, ENGINE)  # in rotation
+NOTICED_S = 3.0  # time until Serve notices that a replica is dead
 
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """One process that was killed."""
+    """One killed process."""
 
     what: str
-    at_s: float  # of time.time()
+    at_s: float  # by time.time()
 
 
 class Killer:
-    """Takes replicas away in turn: the next one when all but one of both pools run."""
+    """Kills replicas in rotation, as soon as at most one replica of the pools is missing."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -59,7 +59,7 @@ class Killer:
 def speak(
     service: Service, streams: list[Utterance], *, at_once: int, kills: int, within_s: float = math.inf
 ) -> tuple[Speaking, Killer]:
-    """Speak all streams, with that many kills spread over them; begin none when the time is up."""
+    """Run all streams with `kills` spread over them. Starts no stream after `within_s`."""
     speaking = Speaking(streams, at_once=at_once)
     killer, began_s = Killer(service), time.monotonic()
     while not speaking.done:
@@ -73,7 +73,7 @@ def speak(
 
 
 def report(quiet: list[Heard], heard: list[Heard], kills: list[Kill]) -> int:
-    """Print what happened; 1 where streams were not as they should have been."""
+    """Print the results. Return 1 if streams differ from the undisturbed run."""
     problems = Counter(each.partition(": ")[2] for each in wrong(heard, quiet))
     print(f"streams: {len(heard)}, as without kills (codes equal, PCM within 1 LSB): {len(heard) - problems.total()}")
     for problem, count in problems.items():
@@ -90,7 +90,7 @@ def report(quiet: list[Heard], heard: list[Heard], kills: list[Kill]) -> int:
 
 
 def main(arguments: list[str]) -> int:
-    """Command line; returns the exit code."""
+    """Run the command line and return the exit code."""
     program = "python -m tools.experiments.faults.kills"
     parser = argparse.ArgumentParser(prog=program, description=__doc__.splitlines()[0])
     parser.add_argument("--streams", type=int, default=500)

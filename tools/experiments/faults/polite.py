@@ -1,4 +1,4 @@
-"""Clients that behave: each has an address and a key of its own, and listens to the end."""
+"""Well-behaved clients, each with its own address and key, that listen to the end of their streams."""
 
 import asyncio
 import base64
@@ -16,7 +16,7 @@ from tools.suites.raw import SPEECH
 
 Json = Mapping[str, Any]
 
-BOUND_S = 180.0  # for a whole stream: what takes longer hangs
+BOUND_S = 180.0  # limit of a stream; longer streams count as hung
 BYTES_PER_S = 48_000
 SENTENCES = (
     "Yes.",
@@ -29,12 +29,12 @@ SENTENCES = (
 
 
 def body(text: str, voice: str) -> dict[str, object]:
-    """A request as a client of OpenAI's sends it."""
+    """Return a request in the format of OpenAI's clients."""
     return {"model": "gpt-4o-mini-tts", "input": text, "voice": voice, "response_format": "pcm"}
 
 
 def difference(pcm: bytes, expected: bytes) -> str | None:
-    """What is not the same about two deliveries of an utterance; samples may differ by 1."""
+    """Describe the difference between two deliveries of an utterance. Samples may differ by 1."""
     if len(pcm) != len(expected):
         return f"{len(pcm)} bytes, not {len(expected)}"
     one, other = (np.frombuffer(each, "<i2").astype(int) for each in (pcm, expected))
@@ -44,20 +44,20 @@ def difference(pcm: bytes, expected: bytes) -> str | None:
 
 @dataclass(slots=True)
 class Stream:
-    """One request and what became of it. Times are of time.monotonic()."""
+    """One request and its outcome. Times are from time.monotonic()."""
 
     way: str
     began_s: float = field(default_factory=time.monotonic)
     ended_s: float = 0.0
-    first_s: float | None = None  # when its first audio came
-    gap_s: float = 0.0  # the longest time without audio after that
+    first_s: float | None = None  # arrival of the first audio
+    gap_s: float = 0.0  # longest later time without audio
     outcome: str = "hung"  # whole, refused, unreached, broken, failed, hung
     detail: str = ""
-    num_bytes: int = 0  # of PCM
+    num_bytes: int = 0  # PCM bytes
     last_s: float = 0.0
 
     def take(self, data: bytes) -> None:
-        """The next audio."""
+        """Record received audio."""
         now_s = time.monotonic()
         if self.first_s is None:
             self.first_s = now_s
@@ -71,11 +71,11 @@ class Stream:
 
 
 class Refused(Exception):
-    """Before any audio, with a status."""
+    """Error for a refusal with a status, before any audio."""
 
 
 class UnexpectedAnswer(Exception):
-    """An answer that no polite client should get."""
+    """Error for a response that a well-behaved client should not receive."""
 
 
 def _elevenlabs(fields: Json, context: str) -> list[Json]:
@@ -89,7 +89,7 @@ def _realtime(fields: Json, _: str) -> list[Json]:
     return [{"type": "response.create", "response": asked}]
 
 
-# The path of a WebSocket, and what asks for an utterance on it, in a context of its own.
+# By WebSocket path: the messages that request an utterance in a separate context.
 SOCKETS: dict[str, tuple[str, Callable[[Json, str], list[Json]]]] = {
     "WebSocket": (f"{SPEECH}/ws", lambda fields, _: [{"type": "speak", **fields}]),
     "ElevenLabs": ("/v1/text-to-speech/{voice}/multi-stream-input?output_format=pcm_24000", _elevenlabs),
@@ -98,11 +98,11 @@ SOCKETS: dict[str, tuple[str, Callable[[Json, str], list[Json]]]] = {
 
 
 class PoliteClient:
-    """One that speaks over HTTP, or over a WebSocket that it keeps; `way` is "HTTP" or one of `SOCKETS`."""
+    """Client that uses HTTP or one persistent WebSocket. `way` is "HTTP" or a key of `SOCKETS`."""
 
     def __init__(self, key: str, url: str, address: str, *, way: str) -> None:
         self._way, self._url, self._address = way, url, address
-        # Servers that trust another proxy in front of their own believe the address.
+        # Servers that trust an additional proxy use this address.
         self._headers = {"Authorization": f"Bearer {key}", "X-Forwarded-For": address}
         self._socket: aiohttp.ClientWebSocketResponse | None = None
         self._num_asked = 0
@@ -117,7 +117,7 @@ class PoliteClient:
         await self._http.close()
 
     async def speak(self, fields: Json) -> Stream:
-        """One request to its end."""
+        """Send one request and receive the response to its end."""
         stream = Stream(self._way)
         try:
             async with asyncio.timeout(BOUND_S):
@@ -174,7 +174,7 @@ class PoliteClient:
 
 
 async def _heard(socket: aiohttp.ClientWebSocketResponse) -> AsyncGenerator[dict[str, Any] | bytes, None]:
-    """Audio and messages. Raises where the socket ends."""
+    """Yield audio and messages. Raises if the socket ends."""
     while True:
         message = await socket.receive()
         if message.type is aiohttp.WSMsgType.BINARY:
@@ -185,11 +185,11 @@ async def _heard(socket: aiohttp.ClientWebSocketResponse) -> AsyncGenerator[dict
             raise aiohttp.ClientConnectionError(f"the socket ended: {message.type.name} {message.data} {message.extra}")
 
 
-_STATUS = {"rate_limit_exceeded": 429, "not_ready": 503, "replica_lost": 503}  # of error codes on a socket
+_STATUS = {"rate_limit_exceeded": 429, "not_ready": 503, "replica_lost": 503}  # by error code on a socket
 
 
 def refusal(status: int, text: str) -> Exception:
-    """Too busy and not ready are refusals, to be asked again; what else a polite client is told is a fault."""
+    """Convert a status to an error. Overload and unreadiness are refusals to retry; other statuses are failures."""
     said = f"{status} {text[:160]}"
     return Refused(said) if status in (429, 502, 503, 504) else UnexpectedAnswer(said)
 

@@ -1,1 +1,1 @@
-"""A fleet on one machine: every node has namespaces of its own for network, processes and mounts."""
+"""A cluster on one machine, in which every node has its own network, process and mount namespaces."""

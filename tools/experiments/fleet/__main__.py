@@ -12,7 +12,7 @@ _BODY = '{"model": "qwen3-tts", "input": "Hello from a fleet.", "voice": "alloy"
 
 
 def main() -> None:
-    """A head, a node for talkers and one for codec decoders. Exits with 1 where there are no namespaces."""
+    """Start a head, a talker node and a codec node. Exits with 1 if namespaces are unavailable."""
     argparse.ArgumentParser(prog="python -m tools.experiments.fleet", description=__doc__).parse_args()
     obstacle = why_impossible()
     if obstacle is not None:

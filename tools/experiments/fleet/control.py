@@ -1,4 +1,4 @@
-"""What an operator asks Serve: a JSON line in, a JSON line out. It runs beside the head: Ray wants drivers on nodes."""
+"""Operator commands for Serve as JSON lines. Runs next to the head, because Ray requires drivers to run on nodes."""
 
 import json
 import sys
@@ -11,14 +11,14 @@ from ray.serve.schema import ServeDeploySchema
 
 
 def deploy(config: dict[str, Any]) -> None:
-    """As `serve deploy` does, which needs Ray's dashboard."""
+    """Deploy like `serve deploy`, but without Ray's dashboard."""
     schema = ServeDeploySchema.model_validate(config)
     serve.start(proxy_location=schema.proxy_location, http_options=schema.http_options.model_dump())
     _get_global_client().deploy_apps(schema)
 
 
 def applications() -> dict[str, Any]:
-    """Status, message and deployments of each application: status, and replicas with state, node and process."""
+    """Return status, message and deployments of each application, with the state, node and process of replicas."""
     details = _get_global_client().get_serve_details()["applications"]
     return {
         name: {
@@ -31,7 +31,7 @@ def applications() -> dict[str, Any]:
                         {
                             "id": each["replica_id"],
                             "state": each["state"],
-                            "node": each.get("node_ip"),  # not before it has one
+                            "node": each.get("node_ip"),  # None before the replica is placed
                             "pid": each.get("pid"),
                         }
                         for each in entry["replicas"]
@@ -45,7 +45,7 @@ def applications() -> dict[str, Any]:
 
 
 def nodes() -> list[dict[str, Any]]:
-    """Address, id, labels, resources and life of each node, also those that are gone."""
+    """Return address, id, labels, resources and liveness of each node, including dead nodes."""
     return [
         {
             "address": node["NodeManagerAddress"],
@@ -59,7 +59,7 @@ def nodes() -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """Answer until the end of the input."""
+    """Answer commands until the end of the input."""
     commands = {"deploy": deploy, "applications": applications, "nodes": nodes}
     out, sys.stdout = sys.stdout, sys.stderr
     ray.init(address=sys.argv[1], log_to_driver=False, logging_level="warning", namespace="serve")

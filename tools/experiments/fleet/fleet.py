@@ -1,4 +1,4 @@
-"""A Ray cluster on machines that are namespaces, and `cluster/serve/production.yaml` on it, scaled down."""
+"""A Ray cluster in namespaces that runs `cluster/serve/production.yaml` scaled down."""
 
 import contextlib
 import json
@@ -27,30 +27,30 @@ TALKERS, CODECS = "talker", "codec"  # values of the label `pool`
 HTTP_PORT, GCS_PORT, METRICS_PORT = 8000, 6379, 8080
 START_S = 1200.0
 KEYS = "keys.json"
-SLOT_CPUS, PER_NODE = 0.25, 2  # of a replica; two talkers to a node, or two codec and two ingress replicas
+SLOT_CPUS, PER_NODE = 0.25, 2  # CPUs per replica; two talkers per node, or two codec and two ingress replicas
 _OBJECT_STORE = 80_000_000
 _ATTEMPTS = 5
-# A raylet waits 15 s until each agent has written down its port, whichever it was told to take.
+# A raylet waits 15 s for each agent to write its port to a file, even if the port is fixed.
 _AGENTS = {
     "metrics-export": METRICS_PORT,
     "dashboard-agent-listen": 52365,
     "dashboard-agent-grpc": 52366,
     "runtime-env-agent": 52367,
 }
-_FILES = {"dashboard-agent-grpc": "metrics_agent_port"}  # others are named like the option
+_FILES = {"dashboard-agent-grpc": "metrics_agent_port"}  # other files are named like the option
 _RAY = (sys.executable, "-m", "ray.scripts.scripts")
-# A node's drain ends here at the latest; a replica's own end comes before.
+# Limit of a node's drain. A replica's own limit is shorter.
 DRAIN_S = 150
 
 
 def settings() -> dict[str, str]:
-    """What `talkray env` prints, and what makes nodes of this fleet small."""
+    """Return the variables of `talkray env`, plus variables that suit small nodes."""
     return {
         **ray_settings.for_a_node(),
         "RAY_AUTH_MODE": "disabled",
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "3",
         "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": str(DRAIN_S),
-        # Two cores start a fleet.
+        # Starting a whole cluster on two cores is slow.
         "RAY_raylet_start_wait_time_s": "120",
         "RAY_agent_register_timeout_ms": str(int(START_S * 1000)),
         "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
@@ -62,7 +62,7 @@ def settings() -> dict[str, str]:
 
 
 class Control:
-    """The process in the head's namespaces that asks Serve."""
+    """Process in the head's namespaces that sends commands to Serve."""
 
     def __init__(self, head: Machine) -> None:
         self._log = head.log.open("ab")
@@ -78,7 +78,7 @@ class Control:
         )
 
     def ask(self, *order: Any) -> Any:
-        """What `control` answers. Raises RuntimeError."""
+        """Send a command and return the result. Raises `RuntimeError`."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         line = ""
@@ -94,7 +94,7 @@ class Control:
         return answer["result"]
 
     def end(self) -> None:
-        """End it, if the head has not taken it along."""
+        """Stop the process, unless it ended with the head."""
         self._process.kill()
         self._process.wait()
         for stream in (self._process.stdin, self._process.stdout, self._log):
@@ -104,17 +104,17 @@ class Control:
 
 @dataclass(frozen=True, slots=True)
 class PlacedReplica:
-    """Where a replica runs."""
+    """Replica and its location."""
 
     id: str
     state: str
     node: str  # address
-    pid: int  # in there
+    pid: int  # inside the node's PID namespace
 
 
 @dataclass(slots=True)
 class Fleet:
-    """Head and workers."""
+    """Head and workers of a cluster."""
 
     net: Network
     scratch: Path
@@ -122,11 +122,11 @@ class Fleet:
     key: str  # of clients
     workers: list[Machine] = field(default_factory=list)
     head: Machine = field(init=False)
-    head_environment: dict[str, str] = field(default_factory=dict)  # where Ray's store is, and the like
+    head_environment: dict[str, str] = field(default_factory=dict)  # for example the address of Ray's store
     control: Control | None = None
 
     def keep_in_redis(self) -> None:
-        """Ray's store is on a machine of its own, which outlives the head."""
+        """Store Ray's state in Redis on a separate machine, so the state survives the head."""
         redis = self.net.machine("redis")
         options = ["--bind", redis.address, "--protected-mode", "no", "--save", "", "--dir", str(self.scratch)]
         redis.start(["redis-server", *options], {})
@@ -136,7 +136,7 @@ class Fleet:
         }
 
     def start_head(self, *options: str) -> None:
-        """The head, without slots for replicas; again after its death. Without `options` nothing starts nodes."""
+        """Start the head without slots for replicas, also after its death. Autoscaling needs `options`."""
         if "head" not in self.net.machines:
             self.head = self.net.machine("head")
         common = [f"--port={GCS_PORT}", "--num-cpus=0", "--num-gpus=0", "--include-dashboard=false"]
@@ -155,19 +155,19 @@ class Fleet:
             self.control = Control(self.head)
             try:
                 return self.head.address in self.alive()
-            except RuntimeError:  # Ray lets no driver in before the head's own node is there
+            except RuntimeError:  # Ray refuses drivers until the head's own node has joined
                 self.control.end()
         return False
 
     def kill_head(self) -> None:
-        """As when its machine is gone."""
+        """Kill all processes of the head, like the loss of its machine."""
         self.head.kill()
         if self.control is not None:
             self.control.end()
         self.control = None
 
     def add(self, name: str, pool: str, *, market: str = "on-demand", **environment: str) -> Machine:
-        """A worker with labels, once it is part of the cluster; those of talkers have a GPU, as Ray counts them."""
+        """Start a worker with labels, and wait until it joins. Talker nodes declare a GPU to Ray."""
         machine = self.net.machine(name)
         address = f"--address={self.head.address}:{GCS_PORT}"
         slots = ["--num-cpus=1", f"--num-gpus={int(pool == TALKERS)}", f"--labels=pool={pool},market={market}"]
@@ -188,12 +188,12 @@ class Fleet:
         return machine.is_running
 
     def _write_ports(self, machine: Machine) -> bool:
-        """For agents that need longer, as they do on two cores with other work: their raylet would end itself.
+        """Write the ports of agents that start slowly, because their raylet would exit without the ports.
 
-        Whether there is a raylet.
+        Return whether the raylet is running.
         """
         for process in Path("/proc").glob("[0-9]*/cmdline"):
-            with contextlib.suppress(OSError):  # it may end while we look
+            with contextlib.suppress(OSError):  # the raylet may exit meanwhile
                 executable, *options = process.read_bytes().decode(errors="replace").split("\0")
                 if executable.endswith("/raylet") and f"--node_ip_address={machine.address}" in options:
                     node_id = next(each.partition("=")[2] for each in options if each.startswith("--node_id="))
@@ -228,7 +228,7 @@ class Fleet:
         return {node["address"] for node in self.ask("nodes") if node["is_alive"]}
 
     def replicas(self, deployment: str, state: str = "RUNNING") -> list[PlacedReplica]:
-        """Those of a deployment that are in a state."""
+        """Return the replicas of a deployment in a given state."""
         application = self.ask("applications").get(APP_NAME, {"deployments": {}})
         entry = application["deployments"].get(deployment, {"replicas": []})
         return [PlacedReplica(**each) for each in entry["replicas"] if each["state"] == state]
@@ -240,19 +240,19 @@ class Fleet:
         return f"http://{machine.address}:{HTTP_PORT}"
 
     def open_doors(self, machines: Iterable[Machine]) -> list[str]:
-        """Doors of nodes, once each takes requests: a load balancer asks before it sends somebody."""
+        """Return the URLs of nodes once each node accepts requests, like a load balancer's health checks."""
         urls = [self.url(machine) for machine in machines]
         for url in urls:
             self.wait(lambda: _is_open(url), f"the door {url}")  # noqa: B023
         return urls
 
     def deploy(self, config: dict[str, Any]) -> None:
-        """Deploy, and return once everything runs."""
+        """Deploy, and return once all replicas run."""
         self.wait(lambda: self.takes(config), "Serve")
         self.wait(self._runs, "the application")
 
     def takes(self, config: dict[str, Any]) -> bool:
-        """Whether Serve has taken a config: it waits a minute for its proxies, and replaces one that hangs."""
+        """Return whether Serve accepted a config. Serve waits a minute for proxies, and replaces hanging proxies."""
         try:
             self.ask("deploy", config)
         except RuntimeError as error:
@@ -267,7 +267,7 @@ class Fleet:
         return bool(application["status"] == "RUNNING")
 
     def wait(self, condition: Callable[[], bool], what: str, within_s: float = START_S) -> float:
-        """Return once something is so, with the seconds that it took."""
+        """Wait until the condition holds, and return the seconds that it took."""
         started_s = reported_s = time.monotonic()
         while not condition():
             now_s = time.monotonic()
@@ -279,7 +279,7 @@ class Fleet:
         return time.monotonic() - started_s
 
     def tails(self) -> str:
-        """The ends of all nodes' outputs, and what Serve says."""
+        """Return the last lines of all nodes' outputs, and Serve's status."""
         with contextlib.suppress(RuntimeError, AssertionError):
             print(json.dumps(self.ask("applications"), indent=1))
         failed = [
@@ -304,13 +304,15 @@ def _is_open(url: str) -> bool:
 def scaled_down(
     fleet: Fleet, *, talkers: int = 2, codecs: int = 2, ingresses: int = 2, **args: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The production config for two cores: the embedded voice and fractions of processors; `args` by name."""
+    """Return the production config for two cores, with the embedded voice and fractional CPUs. `args` are keyed by
+    name.
+    """
     config: dict[str, Any] = yaml.safe_load((ROOT / "cluster/serve/production.yaml").read_text())
     application = config["applications"][0]
     own = application["args"]
     own["model"] = "embedded"
     own["api"]["access"] = {"keys_file": str(fleet.scratch / KEYS)}
-    # Two cores for a whole fleet: nobody speaks in real time there.
+    # Two cores cannot run a whole cluster in real time.
     own["api"]["admission"] |= {"max_line_s": 100, "max_wait_s": 100, "max_late_s": 1000, "trusted_proxies": 1}
     own["talker"] |= {"max_num_seqs": 8, "device": "cpu"}
     own["talker"].pop("kv_cache_bytes")
@@ -318,7 +320,7 @@ def scaled_down(
     for pool in ("talker", "codec", "ingress"):
         own[f"{pool}_pool"] |= {"num_cpus": SLOT_CPUS}
     own["talker_pool"]["num_gpus"] = 1 / PER_NODE
-    own["api"]["jobs"]["pool"]["num_cpus"] = 0  # a node's slots are the others'
+    own["api"]["jobs"]["pool"]["num_cpus"] = 0  # the slots of a node are for other replicas
     sizes = {"Talker": talkers, "Codec": codecs, "Ingress": ingresses}
     for deployment in application["deployments"]:
         size = sizes[deployment["name"]]
@@ -337,8 +339,8 @@ def scaled_down(
 
 @contextlib.contextmanager
 def fleet(**environment: str) -> Iterator[Fleet]:
-    """A head, to which workers are added; nothing of it is left behind."""
-    # A short path: Ray's sockets are in there.
+    """Start a head, to which workers can be added. Removes everything at the end."""
+    # The path must be short, because it contains Ray's sockets.
     with (
         tempfile.TemporaryDirectory(prefix="tk", dir="/tmp", ignore_cleanup_errors=True) as scratch,
         network(Path(scratch)) as net,

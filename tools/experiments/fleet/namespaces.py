@@ -13,15 +13,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-# Process 1 of a machine collects what its processes leave behind; its end takes all of them with it.
+# Process 1 of a machine reaps orphaned processes, and all processes end with it.
 _INIT = 'trap : TERM; "$@" & wait $!; wait $!'
-_FIRST = 2  # address of a machine; the one before is the bridge's
+_FIRST = 2  # address of the first machine; the bridge has the previous address
 _BOUNDARY = ("unshare", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child")
 
 
 @dataclass(slots=True)
 class Machine:
-    """A namespace with an address, and what runs in it."""
+    """Namespaces with an address, and the service that runs in them."""
 
     name: str
     address: str
@@ -30,7 +30,7 @@ class Machine:
     process: "subprocess.Popen[bytes] | None" = None
 
     def start(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
-        """Run a command as this machine's only service; everything that it starts ends with it."""
+        """Run a command as the machine's only service. All its descendants end with it."""
         inner = [*_BOUNDARY, "bash", "-c", _INIT, "init", *command]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
@@ -43,11 +43,11 @@ class Machine:
 
     @property
     def is_running(self) -> bool:
-        """Whether its service has not ended."""
+        """Return whether the service is running."""
         return self.process is not None and self.process.poll() is None
 
     def service(self) -> int:
-        """The process id, as seen from here, of the service itself."""
+        """Return the service's process id in this namespace."""
         assert self.process is not None
         process = self.process.pid
         for _ in ("unshare runs init", "init runs the service"):
@@ -55,13 +55,13 @@ class Machine:
         return process
 
     def inside(self, *command: str) -> list[str]:
-        """A command line that runs in all of its namespaces."""
+        """Return a command line that runs inside all of the machine's namespaces."""
         assert self.process is not None
         init = _children(self.process.pid)[0]
         return ["nsenter", "--target", str(init), "--net", "--mount", "--pid", *command]
 
     def kill(self, process: int | None = None) -> None:
-        """End one of its processes, by its id in there, or all at once as a power cut does."""
+        """Kill one process by its id inside the machine, or kill all processes, like a power cut."""
         if process is not None:
             subprocess.run(self.inside("kill", "-9", str(process)), check=True, capture_output=True)
             return
@@ -70,17 +70,17 @@ class Machine:
         self.process.wait()
 
     def terminate(self) -> None:
-        """Ask its service to end, as systemd and a container runtime do."""
+        """Send SIGTERM to the service, as systemd and container runtimes do."""
         os.kill(self.service(), signal.SIGTERM)
 
     def tail(self) -> str:
-        """The end of what its service has printed."""
+        """Return the last output of the service."""
         return self.log.read_text(errors="replace")[-3000:]
 
 
 @dataclass(slots=True)
 class Network:
-    """The bridge, on which this process has the first address."""
+    """Network bridge, whose first address belongs to this process."""
 
     name: str
     prefix: str
@@ -92,7 +92,7 @@ class Network:
         return f"{self.prefix}.1"
 
     def machine(self, name: str) -> Machine:
-        """Another machine; its address is the next one."""
+        """Create a machine with the next address."""
         number = len(self.machines) + _FIRST
         namespace, ours, theirs = f"{self.name}-{name}", f"{self.name}{number}", f"{self.name}e{number}"
         _ip("netns", "add", namespace)
@@ -108,7 +108,7 @@ class Network:
 
 
 def why_impossible() -> str | None:
-    """Why this machine lets us have no others; None where it does."""
+    """Return the reason why namespaces are unavailable here, or None if they are available."""
     if os.geteuid() != 0 or shutil.which("ip") is None:
         return "needs root and iproute2"
     try:
@@ -127,7 +127,7 @@ def why_impossible() -> str | None:
 
 @contextlib.contextmanager
 def network(folder: Path) -> Iterator[Network]:
-    """A bridge, for as long as it is needed; logs of the machines go to `folder`."""
+    """Create a bridge within the context. Logs of the machines go to `folder`."""
     name = f"tk{uuid.uuid4().hex[:5]}"
     prefix = f"10.{os.getpid() % 100 + 100}.{uuid.uuid4().int % 250}"
     _ip("link", "add", name, "type", "bridge")
@@ -140,7 +140,7 @@ def network(folder: Path) -> Iterator[Network]:
         for number, machine in enumerate(made.machines.values(), _FIRST):
             if machine.is_running:
                 machine.kill()
-            _ip("link", "del", f"{name}{number}")  # a namespace may live on for minutes, and its link with it
+            _ip("link", "del", f"{name}{number}")  # a namespace may exist for minutes with its link
             _ip("netns", "del", machine.namespace)
         _ip("link", "del", name)
 

@@ -1,4 +1,4 @@
-"""Ray reads its settings when it is imported: the commands here run under the tuned ones, as the tests do."""
+"""GPU experiments. Ray reads its settings at import, so the commands run with the tuned settings, as the tests do."""
 
 from serve_app.cli import ray_settings
 

@@ -29,7 +29,7 @@ from tools.experiments.gpu.bench import as_planned, most_at_once
 from tools.suites.listening import Heard
 from tools.suites.pools import serving
 
-_RANDOM, _EXTREME = 100, 50  # streams that are decoded: at random, and the shortest and the longest
+_RANDOM, _EXTREME = 100, 50  # numbers of decoded streams: random ones, and the shortest and longest
 
 Decode = Callable[[Codes], Pcm]
 
@@ -45,19 +45,19 @@ class Audited:
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """What became of all streams."""
+    """Results of all streams."""
 
     streams: int
     most_at_once: int
     frames: int
     samples: int
     failed: list[str]  # streams that ended with an error
-    miscounted: list[str]  # whose samples are not those of their frames
+    miscounted: list[str]  # streams whose samples do not match their frames
     audited: list[Audited]
 
     @property
     def wrong(self) -> list[Audited]:
-        """Those that are not what their codes say."""
+        """Streams whose audio does not match their codes."""
         return [each for each in self.audited if each.snr_db < MIN_SNR_DB]
 
     @property
@@ -79,7 +79,7 @@ class Audit:
 
 
 def asked(planned: ScheduledRequest) -> Utterance:
-    """A length of its own; the seed is the request's number."""
+    """Build a request with its own length. The seed is the request's number."""
     frames = planned.frames
     return Utterance(
         SynthesisRequest(
@@ -94,7 +94,7 @@ def asked(planned: ScheduledRequest) -> Utterance:
 
 
 def audit(heard: Sequence[Heard], decode: Decode, *, frame_samples: int, max_trim: int) -> Audit:
-    """`decode` makes [samples] of codes; a quiet start of up to `max_trim` samples may have been dropped."""
+    """Compare streams with codes that `decode` converts to [samples]. Up to `max_trim` quiet samples may be missing."""
     spoken = [each for each in heard if each.error is None]
     audited = []
     for number, each in enumerate(chosen := _chosen(spoken)):
@@ -133,7 +133,7 @@ def _chosen(heard: Sequence[Heard]) -> list[Heard]:
 
 
 def _snr_db(heard: Heard, exact: Pcm) -> float:
-    """Of what was heard, which is the end of the exact audio: its start may have been dropped."""
+    """Return the SNR in dB of the received audio, which may lack a quiet start, to the end of the exact audio."""
     pcm = np.frombuffer(heard.pcm, "<i2")
     if not len(pcm) or len(pcm) > len(exact):
         return float("-inf")
@@ -141,7 +141,7 @@ def _snr_db(heard: Heard, exact: Pcm) -> float:
 
 
 def unfolded(directory: Path) -> tuple[Decode, int]:
-    """The checkpoint's decoder as it is, in float32, and the samples of a frame."""
+    """Return the checkpoint's unmodified decoder in float32, and the samples per frame."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     network = DecoderNetwork.load(directory / "speech_tokenizer", device=device)
 
@@ -153,7 +153,7 @@ def unfolded(directory: Path) -> tuple[Decode, int]:
 
 
 def main(arguments: list[str]) -> int:
-    """Command line; returns 1 where anything is wrong."""
+    """Run the command line. Return 1 for any error."""
     parser = argparse.ArgumentParser(prog="python -m tools.experiments.gpu.audit", description=__doc__.splitlines()[0])
     parser.add_argument("--model", required=True, help="a checkpoint directory, or embedded")
     parser.add_argument("--config", type=Path, default=Path("cluster/serve/one-gpu.yaml"))

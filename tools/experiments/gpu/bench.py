@@ -33,24 +33,24 @@ from talkray_tools.plan.measure import commit, gpu_names
 from tools.suites.listening import Heard, Listener
 from tools.suites.pools import TALKER, Service, serving
 
-IN_TIME = 0.98  # of the audio asked for
-LAG_S = 0.005  # p99 of the client's own lateness, above which a row says nothing of the server
-WHOLE = {"leading_silence": True}  # audio whose length says whether all of it came
-PATIENT = AdmissionSettings(max_line_s=60, max_wait_s=60, max_late_s=100)  # CPUs are slow: let all wait
+IN_TIME = 0.98  # share of the requested audio
+LAG_S = 0.005  # if the p99 of the client's lateness exceeds this, the row does not describe the server
+WHOLE = {"leading_silence": True}  # keeps leading silence, so the length shows missing audio
+PATIENT = AdmissionSettings(max_line_s=60, max_wait_s=60, max_late_s=100)  # CPUs are slow, so all requests may wait
 TITLES = ("sent", "TTFA p50/p95/p99, ms", "audio s/s", "audio in time", "underruns", "refused", "failed")
 
 
 @dataclass(frozen=True, slots=True)
 class Interruption:
-    """One stream that was being delivered when something was done."""
+    """One stream that was active during a disturbance."""
 
-    buffered_s: float  # what a player that began with the first sample had not played then
-    next_s: float  # from then to the next audio, less the usual time between two chunks; 0.0: no longer
-    heard_s: float  # how long such a player fell silent afterwards
+    buffered_s: float  # audio that a zero-buffer player had not yet played at that time
+    next_s: float  # time to the next audio minus the usual time between chunks; 0.0 if not longer
+    heard_s: float  # later silence of such a player
 
 
 def interruption(trace: Trace, moment_s: float) -> Interruption | None:
-    """How a stream took it, at `moment_s` of its run's clock; None where it had not begun or was complete."""
+    """Return the effect at `moment_s` of the run's clock, or None if the stream had not begun or was complete."""
     arrivals_s, samples = trace.playable
     if trace.layout is None or not arrivals_s or not arrivals_s[0] < moment_s < arrivals_s[-1]:
         return None
@@ -73,8 +73,8 @@ class Row:
     place: str
     rate: float
     result: Result
-    what: str = "load"  # or what was done meanwhile
-    lost: int = 0  # answers that failed, or without all of their audio
+    what: str = "load"  # or the disturbance
+    lost: int = 0  # responses that failed or lack audio
     interrupted: Sequence[Interruption] = ()
 
     @property
@@ -89,7 +89,7 @@ class Row:
 
     @property
     def note(self) -> str:
-        """What listeners had of what was done."""
+        """Effect of the disturbance on listeners."""
         if not self.interrupted:
             return ""
         next_ms, buffered_ms = (
@@ -115,7 +115,7 @@ def table(rows: Sequence[Row]) -> str:
 def adapted(
     options: argparse.Namespace, *, placement: str, replicas: dict[str, int], workers: int | None = None
 ) -> AppConfig:
-    """The config file with so many replicas of each pool, and codec replicas of so many workers."""
+    """Return the config file with the given replicas per pool and workers per codec replica."""
     app = read_config(options.config)
     codec = {"placement": placement} | ({"workers": workers} if workers else {})
     changes: dict[str, object] = {"model": options.model, "codec": app.codec.model_copy(update=codec)}
@@ -139,7 +139,7 @@ class Bench:
         self._number = 0
 
     def load(self, rate: float, duration_s: float, *, what: str = "load", act: Callable[[], None] | None = None) -> Row:
-        """`act` is called in a thread, once a third of the load has been sent."""
+        """Run a load. `act` runs in a thread once a third of the load has been sent."""
         self._number += 1
         options, name = self.options, f"{self.place}-{self._number:02d}-{what}".replace(" ", "-").replace(",", "")
         settings = Settings(
@@ -167,7 +167,7 @@ class Bench:
 async def loaded(
     settings: Settings, folder: TraceFolder, act: Callable[[], None] | None, *, at_s: float
 ) -> tuple[Result, float | None]:
-    """One run; what `act` raises ends it. Also when it was called, on the run's clock."""
+    """Run one load, which an error of `act` ends. Return the result, and the time of `act` on the run's clock."""
     screen, runners, acted_s = Screen(Console(stderr=True)), list[Runner](), list[float]()
 
     def show(runner: Runner) -> None:
@@ -192,7 +192,7 @@ async def loaded(
 
 
 def say_problems(traces: Sequence[Trace], requests: Sequence[ScheduledRequest]) -> int:
-    """Print which streams have not ended with all of their audio; how many."""
+    """Print the streams that lack audio, and return their number."""
     lengths, count = {request.index: request.frames for request in requests}, 0
     for trace in traces:
         frames = round(trace.audio_s * FRAMES_PER_S, 3)
@@ -205,7 +205,7 @@ def say_problems(traces: Sequence[Trace], requests: Sequence[ScheduledRequest]) 
 
 @contextmanager
 def benched(app: AppConfig, options: argparse.Namespace, place: str) -> Iterator[Bench]:
-    """The application while the context lasts."""
+    """Run the application within the context."""
     print(f"starting {place}", flush=True)
     with serving(app, print) as service:
         service.wait_for(TALKER, app.talker_pool.replicas)
@@ -213,9 +213,9 @@ def benched(app: AppConfig, options: argparse.Namespace, place: str) -> Iterator
 
 
 def as_planned(planned: Sequence[tuple[float, Utterance]], *, inline: bool) -> list[Heard]:
-    """Each request so many seconds from now; prints once in five seconds how far it is. `inline` as in Listener."""
+    """Send each request after its delay and print progress every five seconds. `inline` as in Listener."""
     listener, coming = Listener.remote(inline=inline), list[Any]()
-    ray.get(listener.all_sound.remote(0))  # it has started: what it was asked for meanwhile would come all at once
+    ray.get(listener.all_sound.remote(0))  # start the actor first: requests queued before would arrive at once
     said_s = began_s = time.monotonic()
     for at_s, request in planned:
         time.sleep(max(0.0, at_s - (time.monotonic() - began_s)))
@@ -231,7 +231,7 @@ def as_planned(planned: Sequence[tuple[float, Utterance]], *, inline: bool) -> l
 
 
 def most_at_once(heard: Sequence[Heard]) -> int:
-    """How many streams were being delivered together."""
+    """Return the maximum number of concurrent streams."""
     sounding = [each.arrivals_s for each in heard if each.arrivals_s]
     changes = sorted((at_s, change) for each in sounding for at_s, change in ((each[0], 1), (each[-1], -1)))
     return max(itertools.accumulate(change for _, change in changes), default=0)
@@ -255,7 +255,7 @@ def common_options(program: str, description: str, *, config: str, placements: s
 
 
 def report(out: Path, arguments: Sequence[str], measured: Iterable[Row]) -> int:
-    """Print and write the table, row by row; 0 where every row holds."""
+    """Print and write the table row by row. Return 0 if every row holds."""
     out.mkdir(parents=True)
     host = f"{platform.node()}, {len(os.sched_getaffinity(0))} cores, GPUs: {', '.join(gpu_names()) or 'none'}"
     head = f"`{' '.join(arguments)}`; commit `{commit()}`; {host}."

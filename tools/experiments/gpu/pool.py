@@ -21,11 +21,11 @@ from tools.suites.pools import CODEC
 
 PROGRAM = "tools.experiments.gpu.pool"
 _OF_CODEC = 'pool="codec"'
-_EXPORTED_S = 11.0  # until what happened shows in the metrics
+_EXPORTED_S = 11.0  # time until events appear in the metrics
 
 
 def numbers(value: str) -> list[float]:
-    """Such as 4,8,10."""
+    """Parse a list such as 4,8,10."""
     return [float(part) for part in value.split(",")]
 
 
@@ -39,7 +39,7 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
 
 
 def application(options: argparse.Namespace, layout: str, placement: str) -> AppConfig:
-    """The config file with such a pool: 4x3 is four replicas of three workers."""
+    """Return the config file with such a pool. 4x3 means four replicas with three workers each."""
     replicas, workers = map(int, layout.split("x"))
     return adapted(options, placement=placement, replicas={"codec": replicas}, workers=workers)
 
@@ -66,13 +66,13 @@ def _measured(options: argparse.Namespace, layout: str, placement: str) -> Itera
         if options.kill and app.codec.workers > 1:
             loads.append((options.kill[0], "a decoder process killed", kill_worker))
         for rate, what, act in loads:
-            service.wait_for(CODEC, app.codec_pool.replicas)  # the one that was killed before is there again
+            service.wait_for(CODEC, app.codec_pool.replicas)  # wait for the replacement of the replica killed before
             yield bench.load(rate, options.duration, what=what, act=act)
         print(asyncio.run(behind(service.url)), flush=True)
 
 
 async def behind(url: str) -> str:
-    """What `/metrics` says of all that this pool has decoded; a replica that was killed takes its counts along."""
+    """Summarize from `/metrics` the audio that this pool decoded. Counts of killed replicas are missing."""
     await asyncio.sleep(_EXPORTED_S)
     async with aiohttp.ClientSession(url) as http, http.get("/metrics") as answer:
         lines = (await answer.text()).splitlines()
@@ -90,7 +90,7 @@ async def behind(url: str) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Command line; 0 where every row holds."""
+    """Run the command line. Return 0 if every row holds."""
     options = parsed(arguments)
     return report(options.out, ["python -m", PROGRAM, *arguments], measured(options))
 

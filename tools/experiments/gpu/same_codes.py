@@ -25,7 +25,7 @@ from tools.suites.pools import serving
 
 
 def asked(planned: ScheduledRequest) -> Utterance:
-    """Streamed text and a length of its own; the seed is the request's number."""
+    """Build a request with streamed text and its own length. The seed is the request's number."""
     assert planned.frames is not None
     return Utterance(
         SynthesisRequest(
@@ -43,18 +43,18 @@ def asked(planned: ScheduledRequest) -> Utterance:
 
 @dataclass(frozen=True, slots=True)
 class CodesComparison:
-    """Two deliveries of the same requests."""
+    """Comparison of two deliveries of the same requests."""
 
     requests: int
-    frames: int  # of all
-    equal: int  # requests all of whose codes are equal
-    first_differences: list[int]  # frame, of those that are not
+    frames: int  # of all requests
+    equal: int  # requests whose codes are all equal
+    first_differences: list[int]  # frame, per differing request
     frames_before_difference: int
-    most_at_once: int  # streams, under load
+    most_at_once: int  # concurrent streams under load
 
 
 def compare(quiet: Sequence[Heard], loaded: Sequence[Heard]) -> CodesComparison:
-    """Raises AssertionError where a stream failed."""
+    """Compare the codes. Raises `AssertionError` if a stream failed."""
     firsts, common = [], 0
     for one, other in zip(quiet, loaded, strict=True):
         assert one.error is None, one.error
@@ -74,7 +74,7 @@ def compare(quiet: Sequence[Heard], loaded: Sequence[Heard]) -> CodesComparison:
 
 
 def main(arguments: list[str]) -> int:
-    """Command line; returns 1 where codes differ in deterministic mode."""
+    """Run the command line. Return 1 if codes differ in deterministic mode."""
     parser = argparse.ArgumentParser(
         prog="python -m tools.experiments.gpu.same_codes", description=__doc__.splitlines()[0]
     )

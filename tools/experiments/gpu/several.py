@@ -39,7 +39,7 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
 
 
 def application(options: argparse.Namespace, talkers: int, placement: str) -> AppConfig:
-    """The config file with so many talkers, and what belongs beside each."""
+    """Return the config file with `talkers` talkers and the matching other replicas."""
     codecs = options.codecs if placement == "hybrid" else 1
     sizes = {"talker": talkers, "codec": codecs * talkers, "ingress": options.ingresses * talkers}
     return adapted(options, placement=placement, replicas=sizes)
@@ -57,7 +57,7 @@ def measured(options: argparse.Namespace) -> Iterator[Row]:
 
 
 def killed(bench: Bench, rate: float) -> Row:
-    """One talker is killed under the load; it is there again at the end."""
+    """Kill one talker under load. The replacement is running at the end."""
 
     def kill() -> None:
         os.kill(bench.service.processes(TALKER)[0], signal.SIGKILL)
@@ -68,7 +68,7 @@ def killed(bench: Bench, rate: float) -> Row:
 
 
 def rolled(bench: Bench, rate: float) -> Row:
-    """All talkers are replaced under the load. Those that are not replaced in time count as lost."""
+    """Replace all talkers under load. Talkers that are not replaced in time count as lost."""
     service, within_s = bench.service, bench.options.roll_duration
     old, app = {*service.processes(TALKER)}, service.app
     sizes = {TALKER: app.talker_pool.replicas, CODEC: app.codec_pool.replicas}
@@ -88,7 +88,7 @@ def rolled(bench: Bench, rate: float) -> Row:
 
 
 def main(arguments: list[str]) -> int:
-    """Command line; 0 where every row holds."""
+    """Run the command line. Return 0 if every row holds."""
     options = parsed(arguments)
     return report(options.out, ["python -m", PROGRAM, *arguments], measured(options))
 

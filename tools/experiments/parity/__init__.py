@@ -1,1 +1,1 @@
-"""Talkray beside the official package (make parity), and the golden files of tests/parity."""
+"""Comparison of Talkray with the official package (make parity), and the golden files of tests/parity."""

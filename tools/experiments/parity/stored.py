@@ -1,4 +1,4 @@
-"""Stored voices of our own: what the store keeps of an upload, and the prompts that are made of it."""
+"""Stored voices of Talkray: the stored form of an upload, and the prompts derived from it."""
 
 import asyncio
 import io
@@ -29,15 +29,15 @@ class StoredVoices:
 
     store: VoiceStore
     library: Voices
-    voices: dict[str, StoredVoice]  # by preparation and way
+    voices: dict[str, StoredVoice]  # by preparation and way of cloning
     recordings: Path
 
     def prompt(self, name: str, engine: Engine, encoder: CodecEncoder) -> ClonePrompt:
-        """Of one voice, made as replicas make it, and read from the store again."""
+        """Build a voice's prompt as replicas do, and read it back from the store."""
         return asyncio.run(self._prompt(self.voices[name], engine, encoder))
 
     def samples(self, name: str) -> NDArray[np.float32]:
-        """[samples] of the recording that was kept."""
+        """Return the [samples] of the stored recording."""
         voice = self.voices[name]
         audio: NDArray[np.float32] = soundfile.read(
             io.BytesIO(self.store.recording(voice, voice.takes[0])), dtype="float32"
@@ -59,7 +59,7 @@ class StoredVoices:
 
 
 def upload() -> bytes:
-    """A WAV file with silence to cut at both ends."""
+    """Return a WAV file with silence to trim at both ends."""
     quiet, file = np.zeros(SAMPLE_RATE // 2, np.float32), io.BytesIO()
     audio = np.concatenate([quiet, reference_audio(3 * SAMPLE_RATE), quiet])
     soundfile.write(file, audio, SAMPLE_RATE, format="WAV", subtype="PCM_16")
@@ -67,7 +67,7 @@ def upload() -> bytes:
 
 
 def store_voices(scratch: Path) -> StoredVoices:
-    """Upload the recording in each way."""
+    """Upload the recording with each preparation and way of cloning."""
     return asyncio.run(_store_voices(scratch))
 
 

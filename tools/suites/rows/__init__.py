@@ -1,7 +1,7 @@
-"""How each dialect is asked, and which fields it documents: the contract suite and the fuzzers go through these rows.
+"""Sample requests and documented fields of each dialect, used by the contract suite and the fuzzers.
 
-An extension has a file of its name here, with `ROWS`. A new path needs a row. If an extension is not in BUILT_IN, its
-file is not read.
+Each extension has a file of the same name here, with `ROWS`. A new path needs a row. Files of extensions outside
+BUILT_IN are not read.
 """
 
 from importlib import import_module
@@ -26,10 +26,10 @@ _HERE = [compile_path(path)[0] for dialect in DIALECTS for path in dialect.paths
 
 
 def is_here(path: str) -> bool:
-    """Whether a dialect has it. Tests leave out the rows of extensions that were removed."""
+    """Return whether a dialect serves the path. Tests skip the rows of removed extensions."""
     return any(here.match(path.partition("?")[0]) for here in _HERE)
 
 
 def here(*sockets: str) -> list[str]:
-    """Those that are here."""
+    """Return the sockets that are served."""
     return [name for name in sockets if name in SOCKETS]

@@ -1,4 +1,4 @@
-"""OpenAI's speech, and fields that other strict places have too."""
+"""OpenAI's speech route, and fields that other strict routes share."""
 
 from deployments.protocol import SAMPLING_DEFAULTS
 from serve_app.api.openai_speech import DIALECT

@@ -1,1 +1,1 @@
-"""Audiobooks: turn an EPUB, text or Markdown file into one audio file, with the jobs of a running server."""
+"""Audiobooks: convert an EPUB, text or Markdown file to one audio file through a running server's batch jobs."""

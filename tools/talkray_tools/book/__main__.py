@@ -1,4 +1,4 @@
-"""`talkray book`: make an audiobook from a file with a running server. Run the same command again to resume."""
+"""`talkray book`: make an audiobook with a running server. Run the same command again to resume."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -31,8 +31,8 @@ from talkray_tools.book.text import Book, Paragraph, markdown_book, plain_book, 
 from talkray_tools.job_client import Fields, PartFolder, PartList, fetch, made, write_whole
 from talkray_tools.job_progress import JobLine, length, stopped
 
-_TURN_S, _HEADING_S, _BREAK_S, _CHAPTER_S = 0.3, 0.9, 1.2, 2.0  # of silence: between turns, after a heading, ...
-_MOST_LISTED = 12  # problems and omissions shown in the terminal; the report has all
+_TURN_S, _HEADING_S, _BREAK_S, _CHAPTER_S = 0.3, 0.9, 1.2, 2.0  # seconds of silence, by kind of border
+_MOST_LISTED = 12  # problems and omissions printed in the terminal; the report file lists all of them
 _MARKDOWN = (".md", ".markdown")
 _SUBTITLES = (".srt", ".vtt")
 _OTHER_BOOKS = (".pdf", ".mobi", ".azw", ".azw3", ".fb2", ".docx", ".doc", ".odt", ".rtf", ".html", ".htm", ".xhtml")
@@ -41,10 +41,10 @@ _OTHER_SUBTITLES = (".ass", ".ssa", ".sub", ".sbv", ".ttml", ".dfxp", ".smi", ".
 
 @dataclass(frozen=True, slots=True)
 class Speaking:
-    """How the paragraphs are spoken."""
+    """Settings that apply to every paragraph."""
 
     voice: str | None
-    voices: dict[str, str]  # by the speaker's name
+    voices: dict[str, str]  # keyed by speaker name
     fields: dict[str, object]
     pause_s: float
 
@@ -80,12 +80,12 @@ def book(
     depth: Annotated[int, typer.Option(help="Heading levels that begin a chapter.", min=1, max=6)] = 2,
     notes: Annotated[Literal["skip", "read"], typer.Option(help="Notes of an EPUB.")] = "skip",
     tables: Annotated[Literal["rows", "skip"], typer.Option(help="Tables of an EPUB.")] = "rows",
-    title: Annotated[str | None, typer.Option(help="Instead of the file's.")] = None,
-    author: Annotated[str | None, typer.Option(help="Instead of the file's.")] = None,
-    cover: Annotated[Path | None, typer.Option(help="JPEG or PNG file, instead of the file's cover.")] = None,
+    title: Annotated[str | None, typer.Option(help="Title. Default: the file's title.")] = None,
+    author: Annotated[str | None, typer.Option(help="Author. Default: the file's author.")] = None,
+    cover: Annotated[Path | None, typer.Option(help="Cover, as JPEG or PNG. Default: the file's cover.")] = None,
     show: Annotated[bool, typer.Option("--show", help="Print chapters and omitted parts, without synthesis.")] = False,
 ) -> None:
-    """Make an audiobook with a running server. After Ctrl-C, the same command resumes."""
+    """Make an audiobook with a running server. After Ctrl-C, run the same command again to resume."""
     console = Console(highlight=False, soft_wrap=True)
     found = _read(file, EpubRules(depth, notes == "read", tables == "rows"), timed=timed)
     found.title, found.author = title or found.title, author or found.author
@@ -109,7 +109,7 @@ def book(
         "markup": found.markup,
     }
     speaking = Speaking(voice or first_voice(server), voices, {k: v for k, v in fields.items() if v is not None}, pause)
-    with stopped(console, "the same command goes on"):
+    with stopped(console, "run the same command again to resume"):
         _make(console, server, found, speaking, target=target, captions=captions, loudness=loudness)
 
 
@@ -124,7 +124,7 @@ def _make(
     loudness: float | None,
 ) -> None:
     work = _work(found, speaking)
-    folder = PartFolder(made(target.with_suffix(".parts")))  # for all formats of the output
+    folder = PartFolder(made(target.with_suffix(".parts")))  # shared by all output formats
     with JobLine(console, "speaking") as line:
         ignored = fetch(server, work, folder, line.report)
     if ignored:
@@ -171,7 +171,7 @@ def _make(
 
 
 def _paragraphs(found: Book, work: PartList, folder: PartFolder, sounds: Sequence[Sound]) -> list[dict[str, Any]]:
-    """Each text's position in seconds of the book; `part` is the name of its file among the parts."""
+    """Return each text's position in the book in seconds; `part` is the name of its audio file."""
     times = timeline(sounds)
     return [
         {
@@ -190,7 +190,7 @@ def _read(file: Path, rules: EpubRules, *, timed: bool) -> Book:
     if suffix in (*_OTHER_BOOKS, *_OTHER_SUBTITLES):
         form = "EPUB" if suffix in _OTHER_BOOKS else "SubRip (.srt)"
         known = "EPUB, Markdown, SubRip, WebVTT and plain text"
-        raise InvalidRequest(f"{file}: only {known} are read; convert it to {form} first", "file")
+        raise InvalidRequest(f"{file}: the format is not supported. Use {known}, or convert the file to {form}", "file")
     if suffix == ".epub":
         found = epub_book(file, rules)
     else:
@@ -204,12 +204,12 @@ def _read(file: Path, rules: EpubRules, *, timed: bool) -> Book:
             found = plain_book(text, file.stem)
         found.remarks += remarks
     if timed and not found.is_timed:
-        raise InvalidRequest(f"--timed is for subtitles (.srt, .vtt): {file} has no times", "timed")
+        raise InvalidRequest(f"--timed needs subtitles (.srt, .vtt): {file} has no times", "timed")
     return found
 
 
 def _check_cover(found: Book, given: bytes | None) -> None:
-    """Check the cover first. Raises InvalidRequest if the `given` one is damaged; drops a damaged one of the file."""
+    """Validate the cover. Raises `InvalidRequest` for a damaged `given` cover; drops a damaged cover of the file."""
     if given is not None:
         picture_of(given)
         found.cover = given
@@ -222,7 +222,7 @@ def _check_cover(found: Book, given: bytes | None) -> None:
 
 
 def _voices(given: Sequence[str], found: Book, *, required: bool) -> dict[str, str]:
-    """Each speaker's voice. Raises InvalidRequest for speakers without one, and for names that no mark uses."""
+    """Map each speaker to a voice. Raises `InvalidRequest` for speakers without a voice and for unknown names."""
     pairs = [each.partition("=") for each in given]
     wrong = next((name + sign for name, sign, voice in pairs if not (name.strip() and voice.strip())), None)
     if wrong is not None:
@@ -231,7 +231,7 @@ def _voices(given: Sequence[str], found: Book, *, required: bool) -> dict[str, s
     speakers = found.speakers()
     if unknown := [name for name in voices if name not in speakers]:
         named = f"it has {', '.join(speakers)}" if speakers else "it has no lines that begin with [NAME]:"
-        raise InvalidRequest(f"--voice-of {unknown[0]}: the book has no such speaker; {named}", "voice_of")
+        raise InvalidRequest(f"--voice-of {unknown[0]}: the book has no speaker of this name; {named}", "voice_of")
     if required and (silent := [name for name in speakers if name not in voices]):
         wanted = " ".join(f'--voice-of "{name}=VOICE"' for name in silent)
         raise InvalidRequest(f"the book has lines of {', '.join(silent)}: add {wanted}", "voice_of")
@@ -310,7 +310,7 @@ def _describe(console: Console, found: Book) -> None:
     for reason, count in list(found.left_out.items())[:_MOST_LISTED]:
         console.print(f"left out: {reason}{f' ({count})' if count > 1 else ''}", markup=False)
     if len(found.left_out) > _MOST_LISTED:
-        console.print(f"left out: {len(found.left_out) - _MOST_LISTED} more pages or kinds", markup=False)
+        console.print(f"left out: {len(found.left_out) - _MOST_LISTED} more items", markup=False)
 
 
 def _warn(console: Console, problems: Sequence[dict[str, Any]]) -> None:

@@ -1,6 +1,6 @@
-"""Assemble the parts of a book into one file with pauses, loudness, chapters, cover and tags, through PyAV.
+"""Assemble the audio parts of a book into one file with pauses, loudness, chapters, cover and tags, using PyAV.
 
-Only one part is in memory at a time. Chapters follow from the parts' lengths before the first sample is written.
+Only one part is in memory at a time. Chapter times are computed from the lengths of the parts before writing begins.
 """
 
 import base64
@@ -31,25 +31,25 @@ if TYPE_CHECKING:  # defined for type checkers only
 
 Float = NDArray[np.float32]
 
-PEAK = 0.84  # of full scale: 1.5 dB below, for lossy formats overshoot
-_SILENT_LUFS = -69.0  # the meter reports -70 for silence
-_LEAST_S = 3.0  # minimum length of measured audio
+PEAK = 0.84  # of full scale: 1.5 dB of headroom, because lossy formats overshoot
+_SILENT_LUFS = -69.0  # the loudness meter reports -70 for silence
+_LEAST_S = 3.0  # minimum seconds of audio for a loudness measurement
 _MIME = {"mjpeg": "image/jpeg", "png": "image/png"}
 
 
 @dataclass(frozen=True, slots=True)
 class BookFormat:
-    """How one kind of file is written."""
+    """Container, codec and options of one output format."""
 
     container: str
     codec: str
     bit_rate: int | None = None
     has_chapters: bool = False
-    has_cover: bool = False  # as a picture next to the audio
+    has_cover: bool = False  # whether the container stores the cover as a picture next to the audio
     options: Mapping[str, str] | None = None
 
 
-# `ipod`, FFmpeg's own name of m4b, takes no JPEG; players recognise a book by the brand.
+# `ipod` is FFmpeg's name for m4b and accepts no JPEG. Players recognise an audiobook by the `M4B` brand.
 BOOK_FORMATS = {
     ".m4b": BookFormat("mp4", "aac", 64_000, True, True, {"brand": "M4B ", "movflags": "+faststart"}),
     ".mp3": BookFormat("mp3", "libmp3lame", 64_000, True, True),
@@ -61,18 +61,18 @@ BOOK_FORMATS = {
 
 @dataclass(frozen=True, slots=True)
 class Sound:
-    """A part of the book: its audio, its voice, and the silence before it."""
+    """One part of the book: its audio file, its voice, and the silence before it."""
 
     audio: Path
     voice: str
     pause_s: float
     chapter: int
-    speed: float = 1.0  # applied to the audio
+    speed: float = 1.0  # factor by which to speed up the audio
 
 
 @dataclass(frozen=True, slots=True)
 class Tags:
-    """The metadata of a book for players."""
+    """Metadata of a book for audio players."""
 
     title: str
     author: str = ""
@@ -91,14 +91,14 @@ class Tags:
             "publisher": self.publisher,
             "language": self.language,
             "genre": "Audiobook",
-            **DISCLOSURE,  # m4b supports only the comment
+            **DISCLOSURE,  # m4b supports only the comment field
         }
         return {name: value for name, value in named.items() if value}
 
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """Where each part begins, in samples, and the end of the last one."""
+    """Start of each part and end of the last part, in samples."""
 
     starts: tuple[int, ...]
     end: int
@@ -113,20 +113,20 @@ class Timeline:
 
 
 def book_format(file: Path) -> BookFormat:
-    """The format for a file's extension. Raises InvalidRequest with the known extensions."""
+    """Return the format for a file's extension. Raises `InvalidRequest` that lists the known extensions."""
     found = BOOK_FORMATS.get(file.suffix.lower())
     if found is None:
-        raise InvalidRequest(f"{file}: its ending must be one of {', '.join(BOOK_FORMATS)}", "output")
+        raise InvalidRequest(f"{file}: the file extension must be one of {', '.join(BOOK_FORMATS)}", "output")
     return found
 
 
 def timeline(sounds: Sequence[Sound]) -> Timeline:
-    """Place the parts in time. Raises RefusedError if their sample rates differ."""
+    """Compute where each part begins. Raises `RefusedError` if the sample rates of the parts differ."""
     infos = [soundfile.info(sound.audio) for sound in sounds]
     rates = {info.samplerate for info in infos}
     if len(rates) > 1:
         raise RefusedError(
-            f"the parts have {sorted(rates)} samples a second: other models made them; delete their folder"
+            f"the parts come from several models, with sample rates {sorted(rates)} Hz: delete their folder"
         )
     rate, at, starts = rates.pop(), 0, []
     for sound, info in zip(sounds, infos, strict=True):
@@ -137,7 +137,7 @@ def timeline(sounds: Sequence[Sound]) -> Timeline:
 
 
 def chapter_starts(sounds: Sequence[Sound], times: Timeline) -> dict[int, float]:
-    """Start of each chapter's first part in seconds; the first is at 0."""
+    """Return the start of each chapter's first part in seconds. The first chapter starts at 0."""
     starts: dict[int, float] = {}
     for number, sound in enumerate(sounds):
         starts.setdefault(sound.chapter, times.start_s(number) if starts else 0.0)
@@ -145,8 +145,9 @@ def chapter_starts(sounds: Sequence[Sound], times: Timeline) -> dict[int, float]
 
 
 def gains(sounds: Sequence[Sound], target_lufs: float) -> dict[str, float]:
-    """Gains that bring the whole book to the target, measured as an EBU R128 programme, including pauses. Voices are
-    first brought to equal loudness.
+    """Return the gain of each voice that brings the book, an EBU R128 programme with pauses, to the target loudness.
+
+    Voices are first brought to equal loudness.
     """
     factors = {sound.voice: 1.0 for sound in sounds}
     if len(factors) > 1:
@@ -162,7 +163,7 @@ def _factor(loudness: float, target_lufs: float) -> float:
 
 
 def _loudness(sounds: Sequence[Sound], factors: Mapping[str, float]) -> float:
-    """LUFS of the sounds one after the other; a voice with little audio is repeated to measure it."""
+    """Return the loudness of all sounds in LUFS. Audio of a voice that is too short to measure is repeated."""
     rate, position, loudness = soundfile.info(sounds[0].audio).samplerate, 0, -70.0
     graph = _graph(rate, ("ebur128", "metadata=1"))
     num_samples = sum(soundfile.info(sound.audio).frames for sound in sounds)
@@ -193,8 +194,9 @@ def write_book(
     factors: Mapping[str, float] | None = None,
     report: Callable[[int], object],
 ) -> None:
-    """Write the book, and replace the file once complete; `titles` are the chapters', `factors` the voices' gains.
-    `report` gets the number of written parts. Raises RefusedError.
+    """Write the book, and replace `file` once it is complete. Raises `RefusedError`.
+
+    `titles` are the chapter titles, `factors` the gains of the voices. `report` receives the number of written parts.
     """
     new, kind = file.with_name(f".{file.name}.new"), book_format(file)
     try:
@@ -266,7 +268,7 @@ def _heard(sound: Sound, sample_rate: int, factors: Mapping[str, float]) -> Floa
 
 
 def _levelled(parts: Iterator[Float], sample_rate: int, *, limited: bool) -> Iterator[Float]:
-    """The parts at the same length, with peaks limited to PEAK if they were made louder."""
+    """Yield the parts at unchanged length. Limits peaks to PEAK if a gain made the parts louder."""
     if not limited:
         yield from parts
         return
@@ -312,7 +314,7 @@ def _frame(samples: Float, rate: int, position: int) -> av.AudioFrame:
 
 @dataclass(frozen=True, slots=True)
 class CoverPicture:
-    """A cover's format in FFmpeg's terms."""
+    """Codec and size of a cover, in FFmpeg's terms."""
 
     codec: str
     width: int
@@ -320,7 +322,7 @@ class CoverPicture:
 
 
 def picture_of(content: bytes) -> CoverPicture:
-    """Detect a cover's format. Raises InvalidRequest if it is neither JPEG nor PNG."""
+    """Detect a cover's format. Raises `InvalidRequest` if the cover is neither JPEG nor PNG."""
     form = "jpeg_pipe" if content[:2] == b"\xff\xd8" else "png_pipe" if content[:4] == b"\x89PNG" else None
     if form is None:
         raise InvalidRequest("the cover is neither JPEG nor PNG", "cover")
@@ -331,7 +333,7 @@ def picture_of(content: bytes) -> CoverPicture:
     except (av.FFmpegError, IndexError) as error:
         raise InvalidRequest(f"the cover is a damaged picture: {error}", "cover") from None
     if not (found.width and found.height):
-        raise InvalidRequest("the cover is a damaged picture: it has no size", "cover")
+        raise InvalidRequest("the cover is a damaged picture: its width or height is zero", "cover")
     return found
 
 
@@ -348,7 +350,7 @@ def _add_picture(out: av.container.OutputContainer, picture: CoverPicture, conte
 
 
 def _picture_block(picture: CoverPicture, content: bytes) -> str:
-    """A FLAC picture block (type 3: front cover), which Ogg files use for covers."""
+    """Return a base64 FLAC picture block (type 3: front cover), the cover format of Ogg files."""
     mime = _MIME[picture.codec].encode()
     sizes = (picture.width, picture.height, 24, 0, len(content))
     block = struct.pack(">II", 3, len(mime)) + mime + struct.pack(">I5I", 0, *sizes) + content

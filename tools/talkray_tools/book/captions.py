@@ -1,4 +1,4 @@
-"""Captions of a book as SubRip or WebVTT: short ones if the times of words are known, else one per sentence."""
+"""Generate SubRip or WebVTT captions of a book: short captions if word times are known, else one per sentence."""
 
 import html
 import math
@@ -10,16 +10,16 @@ from typing import Any
 
 from serve_app.text.splitting import sentence_ends
 
-MAX_CHARS = 84  # of one caption with known times: two lines of 42
+MAX_CHARS = 84  # per caption with exact word times: two lines of 42
 _LINE_CHARS = 42
-_SLACK_CHARS = 10  # a part may end after the middle of a word
-_LONGEST_PAUSE_S = 0.7  # within a caption with known times
+_SLACK_CHARS = 10  # a part may extend this far beyond the middle, to end at a word
+_LONGEST_PAUSE_S = 0.7  # within a caption with exact word times
 _NO_SPACE = re.compile(r"[\u3000-\u30ff\u3400-\u9fff\uff00-\uffef]")
 
 
 @dataclass(frozen=True, slots=True)
 class Caption:
-    """A text and when it is shown."""
+    """Text of one caption, with its start and end in seconds."""
 
     text: str
     start_s: float
@@ -28,7 +28,7 @@ class Caption:
 
 @dataclass(frozen=True, slots=True)
 class TimedWord:
-    """A word of a part, in seconds of its audio."""
+    """One word of a part, with its start and end in seconds of the part's audio."""
 
     text: str
     start_s: float
@@ -36,10 +36,8 @@ class TimedWord:
 
 
 def captions_of(told: Mapping[str, Any], start_s: float, speed: float = 1.0) -> list[Caption]:
-    """Captions of one part, which begins at `start_s` of the book and was made `speed` times as fast; `told` has the
-    job's words and segments.
-
-    If word times are estimated, captions end only at sentences and never cross a segment border, whose time is known.
+    """Return the captions of one part, which begins at `start_s` of the book and plays at `speed`. `told` has the job's
+    words and segments. If word times are estimates, captions end only at sentences and never cross a segment border.
     """
     words = [TimedWord(each["word"], float(each["start"]), float(each["end"])) for each in told.get("words", ())]
     segments = [each for each in told.get("segments", ()) if each.get("text", "").strip()]
@@ -55,7 +53,7 @@ def captions_of(told: Mapping[str, Any], start_s: float, speed: float = 1.0) -> 
 
 
 def _runs(words: Sequence[TimedWord], borders: Sequence[float], longest_pause_s: float) -> Iterator[list[TimedWord]]:
-    """Sentences, cut at borders of segments and at pauses."""
+    """Split the words into sentences, and split sentences at segment borders and long pauses."""
     texts = list(accumulate((word.text for word in words), joined))
     ends = set(sentence_ends(texts[-1], 0, len(texts[-1])))
     run: list[TimedWord] = []
@@ -75,7 +73,9 @@ def _crosses(word: TimedWord, following: TimedWord, borders: Sequence[float]) ->
 
 
 def _short(run: Sequence[TimedWord]) -> Iterator[list[TimedWord]]:
-    """Split a sentence into the fewest parts of similar length within MAX_CHARS, except for longer words."""
+    """Split a sentence into the fewest parts of similar length. Each part has at most MAX_CHARS, unless one word is
+    longer.
+    """
     length = len(_caption(run).text)
     share = length / math.ceil(length / (MAX_CHARS - _SLACK_CHARS))
     ends = accumulate((word.text for word in run), joined)
@@ -92,7 +92,7 @@ def _caption(words: Sequence[TimedWord]) -> Caption:
 
 
 def joined(text: str, word: str) -> str:
-    """Append a word to a text, without a space in scripts that do not use spaces."""
+    """Append a word to a text. Adds a space unless the script is written without spaces."""
     is_tight = not text or (_NO_SPACE.match(text[-1]) and _NO_SPACE.match(word[:1]))
     return f"{text}{word}" if is_tight else f"{text} {word}"
 
@@ -114,7 +114,7 @@ def vtt(captions: Sequence[Caption]) -> str:
 
 
 def _ordered(captions: Sequence[Caption]) -> Iterator[Caption]:
-    """Adjust captions so that none begins before the previous one ends, and each is shown for a moment."""
+    """Adjust the times so captions do not overlap and each caption is shown long enough to read."""
     ended_s = 0.0
     for each in captions:
         start_s = max(each.start_s, ended_s)
@@ -123,13 +123,13 @@ def _ordered(captions: Sequence[Caption]) -> Iterator[Caption]:
 
 
 def clock(seconds: float, mark: str = ".") -> str:
-    """Format a time, with `mark` before the milliseconds."""
+    """Format a time as hours, minutes, seconds and milliseconds, with `mark` before the milliseconds."""
     ms = round(1000 * seconds)
     return f"{ms // 3_600_000:02}:{ms // 60_000 % 60:02}:{ms // 1000 % 60:02}{mark}{ms % 1000:03}"
 
 
 def _lines(text: str) -> str:
-    """Break a text that is too long for a line once, at a space near its middle."""
+    """Break a text that is too long for one line at the space nearest to its middle."""
     if len(text) <= _LINE_CHARS:
         return text
     spaces = [found.start() for found in re.finditer(" ", text)]

@@ -1,7 +1,7 @@
-"""Read an EPUB as a book: pages in the order of its spine, chapters from its navigation.
+"""Read an EPUB as a book. The spine gives the order of the pages, and the navigation gives the chapters.
 
-The archive is read, never unpacked. Copy protection, entities, and archives that grow without bounds are refused with
-specific messages. Nothing outside the archive is opened.
+Entries are read from the archive without unpacking it. The reader rejects copy protection, XML entities and
+decompression bombs, each with a specific message. Paths outside the archive are never opened.
 """
 
 import posixpath
@@ -19,8 +19,8 @@ from talkray_tools.book.text import Book, Chapter, finished, paragraphs_of
 
 MAX_ENTRIES = 10_000
 MAX_ENTRY_BYTES = 32 << 20  # per page or package file
-MAX_READ_BYTES = 512 << 20  # of all that is read
-MAX_RATIO = 200  # of a page's size to its size in the archive, from _SMALL on
+MAX_READ_BYTES = 512 << 20  # total uncompressed bytes read from one archive
+MAX_RATIO = 200  # uncompressed size over compressed size of a page; checked for pages larger than _SMALL
 MAX_COVER_BYTES = 16 << 20
 _SMALL = 1 << 20
 _CONTAINER, _ENCRYPTION = "META-INF/container.xml", "META-INF/encryption.xml"
@@ -29,7 +29,7 @@ _RIGHTS = {
     "META-INF/sinf.xml": "Apple's",
     "META-INF/license.lcpl": "Readium's",
 }
-_FONTS_ONLY = ("http://www.idpf.org/2008/embedding", "http://ns.adobe.com/pdf/enc#RC")  # obfuscated fonts
+_FONTS_ONLY = ("http://www.idpf.org/2008/embedding", "http://ns.adobe.com/pdf/enc#RC")  # allowed: font obfuscation
 _PAGES = ("application/xhtml+xml", "text/html", "application/x-dtbook+xml")
 _PICTURES = ": pictures only"
 _BARE = re.compile(rb"&(?!#?\w+;)")
@@ -38,7 +38,7 @@ _NCX = "application/x-dtbncx+xml"
 
 @dataclass(frozen=True, slots=True)
 class EpubRules:
-    """The parts of a page that are read, and the number of navigation levels that begin chapters."""
+    """Options for reading pages, and the number of navigation levels that begin chapters."""
 
     depth: int = 2
     notes: bool = False
@@ -54,12 +54,12 @@ class _Item:
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """A navigation entry: where a chapter begins."""
+    """One navigation entry: the place where a chapter begins."""
 
     title: str
     path: str
     anchor: str
-    level: int  # 1 for the first
+    level: int  # top level: 1
 
 
 @dataclass(slots=True)
@@ -71,7 +71,7 @@ class _Package:
 
 
 def epub_book(file: Path, rules: EpubRules) -> Book:
-    """Read an EPUB. Raises InvalidRequest with the fault and its place."""
+    """Read an EPUB. Raises `InvalidRequest` with the error and its place in the archive."""
     try:
         with zipfile.ZipFile(file) as opened:
             archive = _Archive(opened, file)
@@ -87,7 +87,7 @@ def epub_book(file: Path, rules: EpubRules) -> Book:
         return finished(book)
     except InvalidRequest:
         pictures = (
-            ", some of which are pictures only" if any(each.endswith(_PICTURES) for each in book.left_out) else ""
+            ", and some pages contain only pictures" if any(each.endswith(_PICTURES) for each in book.left_out) else ""
         )
         raise InvalidRequest(
             f"{file} has no text to speak on its {len(package.spine)} pages{pictures}", "file"
@@ -95,14 +95,14 @@ def epub_book(file: Path, rules: EpubRules) -> Book:
 
 
 class _Archive:
-    """Reads entries within size limits, regardless of the sizes that the archive declares."""
+    """ZIP archive reader that enforces size limits regardless of the sizes that the archive declares."""
 
     def __init__(self, opened: zipfile.ZipFile, file: Path) -> None:
         self._opened, self._file = opened, file
         self._left = MAX_READ_BYTES
         entries = opened.infolist()
         if len(entries) > MAX_ENTRIES:
-            raise self.refusal(f"it has {len(entries):,} entries, at most {MAX_ENTRIES:,} are read")
+            raise self.refusal(f"it has {len(entries):,} entries; the limit is {MAX_ENTRIES:,}")
         self._entries = {entry.filename: entry for entry in entries}
 
     def refusal(self, reason: str) -> InvalidRequest:
@@ -114,7 +114,7 @@ class _Archive:
     def read(self, path: str, most: int = MAX_ENTRY_BYTES) -> bytes:
         entry = self._entries.get(path)
         if entry is None:
-            raise self.refusal(f"{path} is named in it and missing")
+            raise self.refusal(f"{path} is referenced but missing")
         if entry.flag_bits & 1:
             raise self.refusal(f"{path} is encrypted with a password: only books without copy protection can be read")
         most = min(most, self._left)
@@ -125,15 +125,15 @@ class _Archive:
             raise self.refusal(f"{path} is damaged: {error}") from None
         is_bomb = len(content) > _SMALL and len(content) > MAX_RATIO * max(1, entry.compress_size)
         if len(content) > self._left:
-            raise self.refusal(f"it has more than {MAX_READ_BYTES >> 20} MiB of pages: it is a zip bomb or no book")
+            raise self.refusal(f"its pages exceed {MAX_READ_BYTES >> 20} MiB, so it may be a zip bomb")
         if len(content) > most or is_bomb:
             size = f"{entry.compress_size:,} bytes in the archive become {'more than ' * (len(content) > most)}"
-            raise self.refusal(f"{path} is a zip bomb or no page of a book: {size}{min(len(content), most):,}")
+            raise self.refusal(f"{path} may be a zip bomb: {size}{min(len(content), most):,}")
         self._left -= len(content)
         return content
 
     def xml(self, path: str) -> ElementTree.Element:
-        """Parse an entry; accepts a bare &, as in titles. Raises NotXml."""
+        """Parse an entry as XML. Accepts a bare `&`, which is common in titles. Raises `NotXml`."""
         content, name = self.read(path), f"{self._file}: {path}"
         builder = ElementTree.TreeBuilder()
         try:
@@ -144,14 +144,14 @@ class _Archive:
         return builder.close()
 
     def refuse_protection(self) -> None:
-        """Refuse copy protection, even of only some pages. Encrypted fonts are accepted."""
+        """Reject copy protection, even of single pages. Accepts obfuscated fonts."""
         owner = next((whose for path, whose in _RIGHTS.items() if path in self), None)
         encrypted = list(self._encrypted()) if _ENCRYPTION in self else []
         if owner is None and not encrypted:
             return
         whose = f"{owner} copy protection" if owner else "copy protection"
-        where = f"{encrypted[0]} is encrypted" if encrypted else "it has a file of rights"
-        raise self.refusal(f"it has {whose} (DRM; {where}): only books without it can be read")
+        where = f"{encrypted[0]} is encrypted" if encrypted else "it has a rights file"
+        raise self.refusal(f"it has {whose} (DRM; {where}): only books without DRM can be read")
 
     def _encrypted(self) -> Iterator[str]:
         for data in self.xml(_ENCRYPTION).iter("EncryptedData"):
@@ -165,7 +165,7 @@ def _read_package(archive: _Archive) -> _Package:
         raise archive.refusal(f"it is not an EPUB: {_CONTAINER} is missing")
     root = archive.xml(_CONTAINER).find(".//rootfile")
     if root is None or not root.get("full-path"):
-        raise archive.refusal(f"{_CONTAINER} names no package")
+        raise archive.refusal(f"{_CONTAINER} does not name a package")
     path = root.get("full-path", "")
     package = archive.xml(path)
     items = {
@@ -181,11 +181,11 @@ def _read_package(archive: _Archive) -> _Package:
         if item is None:
             raise archive.refusal(f"its spine names {reference.get('idref')!r}, which is not in its manifest")
         if reference.get("linear") == "no":
-            read.book.left_out["pages outside of the reading order"] += 1
+            read.book.left_out["pages outside the reading order"] += 1
         elif "nav" not in item.properties:
             read.spine.append(item)
     if not read.spine:
-        raise archive.refusal("its spine is empty: there is nothing to read")
+        raise archive.refusal("its spine is empty, so the book has no pages to read")
     navigation = next((item for item in items.values() if "nav" in item.properties), None)
     ncx = items.get("" if spine is None else spine.get("toc", "")) or next(
         (item for item in items.values() if item.media_type == _NCX), None
@@ -225,7 +225,7 @@ def _text_of(element: ElementTree.Element | None) -> str:
 
 
 def _resolved(base: str, href: str) -> str:
-    """The path in the archive of a reference in the file `base`; never outside the archive."""
+    """Resolve a reference in the file `base` to a path in the archive. The path never leaves the archive."""
     path = posixpath.normpath(posixpath.join(posixpath.dirname(base), unquote(urlsplit(href).path)))
     return path.lstrip("./") if path.startswith("..") else path
 
@@ -249,7 +249,7 @@ def _of_ncx(root: ElementTree.Element, path: str) -> Iterator[_Entry]:
 
 
 def _of_navigation(root: ElementTree.Element, path: str) -> Iterator[_Entry]:
-    """The links of `<nav epub:type="toc">`, by their depth in its lists."""
+    """Yield the links of `<nav epub:type="toc">`, with their depth in its nested lists."""
 
     def below(element: ElementTree.Element, level: int) -> Iterator[_Entry]:
         for child in element:
@@ -264,7 +264,7 @@ def _of_navigation(root: ElementTree.Element, path: str) -> Iterator[_Entry]:
 
 
 def _fill(package: _Package, archive: _Archive, rules: EpubRules) -> None:
-    """The book's chapters. Without a navigation each page is one, named by its first heading."""
+    """Add the chapters to the book. Without navigation, each page is a chapter named by its first heading."""
     book, pages = package.book, {item.path for item in package.spine}
     entries = [entry for entry in package.entries if entry.level <= rules.depth and entry.path in pages]
     loose = []
@@ -286,7 +286,7 @@ def _fill(package: _Package, archive: _Archive, rules: EpubRules) -> None:
 
 
 def _add(book: Book, page: PageContent, entries: list[_Entry]) -> None:
-    """Add a page's paragraphs; those before its first entry belong to the previous chapter."""
+    """Add a page's paragraphs. Paragraphs before the page's first navigation entry belong to the previous chapter."""
     starts = sorted(((page.anchors.get(entry.anchor, 0), entry) for entry in entries), key=lambda start: start[0])
     before = page.paragraphs[: starts[0][0]] if starts else page.paragraphs
     if before:

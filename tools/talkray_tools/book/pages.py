@@ -1,6 +1,6 @@
-"""A page of an EPUB as paragraphs: headings, text, breaks, tables row by row; without notes, code and pictures.
+"""Convert a page of an EPUB to paragraphs: headings, text, breaks and table rows.
 
-Pages are XHTML, which is XML. Pages that are not valid XML are read as browsers read HTML: `_LooseHtml`.
+Notes, code and pictures are left out. Pages should be XHTML; `_LooseHtml` reads pages that are not valid XML.
 """
 
 import re
@@ -36,7 +36,7 @@ _BLOCKS = (
     ),
     *("body", "header", "footer", "main", "nav", "caption", "table", "address", "center", "hr"),
 )
-# Elements that are not read, and their names in the report; empty: not reported.
+# Elements that are left out, with their names in the report. Elements with an empty name are not reported.
 _SILENT = {
     **dict.fromkeys(
         ("head", "title", "script", "style", "template", "rt", "rp", "audio", "video", "object", "iframe", "svg"), ""
@@ -49,8 +49,8 @@ _NOTE_ROLES = {"doc-footnote", "doc-endnote", "doc-endnotes"}
 _REFERENCES = {"noteref", "doc-noteref", "backlink", "doc-backlink"}
 _UNREAD_TYPES = {"pagebreak", "toc", "page-list", "landmarks", "index", "doc-pagebreak", "doc-toc", "doc-index"}
 _SPACE = re.compile(r"\s+")
-# Handwritten HTML: elements without an end tag, elements that end where another begins, and elements that an end tag
-# does not reach beyond.
+# HTML parsing rules: elements without an end tag, elements that end where another element begins, and elements that
+# limit the reach of an end tag.
 _VOID = {"area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "param", "source", "track", "wbr"}
 _IN_HEAD = {"title", "meta", "link", "style", "script", "base", "template", "noscript", "object"}
 _CELLS = ("td", "th")
@@ -69,13 +69,13 @@ _ENDS = (".", "!", "?", ":", ";", "。", "！", "？", "…")  # noqa: RUF001
 
 @dataclass(slots=True)
 class PageContent:
-    """The paragraphs of a page, and the number of paragraphs before each anchor."""
+    """Paragraphs of one page, and the number of paragraphs before each anchor."""
 
     paragraphs: list[Paragraph] = field(default_factory=list)
     anchors: dict[str, int] = field(default_factory=dict)
     left_out: Counter[str] = field(default_factory=Counter)
     num_pictures: int = 0
-    not_xml: str = ""  # why it was read as loose HTML
+    not_xml: str = ""  # the XML error, if the page was read as loose HTML
 
     @property
     def heading(self) -> str:
@@ -83,7 +83,7 @@ class PageContent:
 
 
 class XmlTarget(Protocol):
-    """Receives the elements of a file by names without prefixes, except `epub:type`."""
+    """Handler for the elements of an XML file. Element names have no prefix, except `epub:type`."""
 
     def start(self, tag: str, values: dict[str, str]) -> object: ...
 
@@ -93,21 +93,21 @@ class XmlTarget(Protocol):
 
 
 def parse_xml(content: bytes, name: str, target: XmlTarget) -> None:
-    """Parse XML without opening other files; knows only the entities of HTML.
+    """Parse XML without opening other files. Only HTML's named entities are known.
 
-    Raises InvalidRequest that names the file: for entities of its own, elements nested deeper than MAX_DEPTH, and
-    invalid XML.
+    Raises `InvalidRequest` with the file's name if the file declares entities, nests elements deeper than MAX_DEPTH, or
+    is not valid XML.
     """
     parser, depth = expat.ParserCreate(), 0
 
     def refuse(*_: object) -> None:
-        raise InvalidRequest(f"{name} declares entities, which may grow without bounds: no book needs them", "file")
+        raise InvalidRequest(f"{name} declares XML entities, which are not supported because they can expand", "file")
 
     def start(tag: str, values: dict[str, str]) -> None:
         nonlocal depth
         depth += 1
         if depth > MAX_DEPTH:
-            raise InvalidRequest(f"{name} has elements more than {MAX_DEPTH} deep in each other", "file")
+            raise InvalidRequest(f"{name} nests elements more than {MAX_DEPTH} levels deep", "file")
         plain = {"epub:type" if key.endswith(":type") else _plain(key): value for key, value in values.items()}
         target.start(_plain(tag), plain)
 
@@ -119,16 +119,16 @@ def parse_xml(content: bytes, name: str, target: XmlTarget) -> None:
     parser.EntityDeclHandler = refuse
     parser.StartElementHandler, parser.EndElementHandler = start, end
     parser.CharacterDataHandler = target.data
-    parser.UseForeignDTD(True)  # so that undeclared HTML entities are not errors
+    parser.UseForeignDTD(True)  # makes undeclared HTML entities acceptable
     parser.SkippedEntityHandler = lambda entity, _: target.data(html5.get(f"{entity};", ""))
     try:
         parser.Parse(content, True)
-    except (expat.ExpatError, ValueError) as error:  # ValueError: unknown encoding
+    except (expat.ExpatError, ValueError) as error:  # expat raises ValueError for an unknown encoding
         raise NotXml(f"{name} is not XML: {error}", "file") from None
 
 
 class NotXml(InvalidRequest):
-    """The file is not valid XML; the message has the place."""
+    """Error for a file that is not valid XML. The message contains the position."""
 
 
 def _plain(name: str) -> str:
@@ -136,7 +136,7 @@ def _plain(name: str) -> str:
 
 
 def read_page(content: bytes, name: str, *, notes: bool, tables: bool) -> PageContent:
-    """Read a page; malformed XML is read as HTML. Otherwise raises InvalidRequest as `parse_xml` does."""
+    """Read a page as XML, or as HTML if the XML is malformed. Raises `InvalidRequest` as `parse_xml` does."""
     reader = _Reader(notes=notes, tables=tables)
     try:
         parse_xml(content, name, reader)
@@ -151,7 +151,7 @@ def read_page(content: bytes, name: str, *, notes: bool, tables: bool) -> PageCo
 
 
 def _html_text(content: bytes, name: str) -> str:
-    """Decode by byte order mark or declaration, else as UTF-8, else windows-1252. Raises InvalidRequest."""
+    """Decode by byte order mark, by declaration, as UTF-8, or as windows-1252. Raises `InvalidRequest`."""
     if content[:2] in (b"\xff\xfe", b"\xfe\xff"):
         return content.decode("utf-16", "replace")
     declared = _META_CHARSET.search(content[:2048])
@@ -164,9 +164,9 @@ def _html_text(content: bytes, name: str) -> str:
 
 
 class _LooseHtml(HTMLParser):
-    """Calls `target` with properly nested elements, as an XML parser does.
+    """HTML parser that calls `target` with properly nested elements, as an XML parser does.
 
-    An element without an end tag ends by HTML's rules, an end tag without an element is ignored, and `<p/>` is empty.
+    HTML's rules close an element without an end tag. An end tag without an element is ignored, and `<p/>` is empty.
     """
 
     def __init__(self, target: XmlTarget, name: str) -> None:
@@ -199,14 +199,14 @@ class _LooseHtml(HTMLParser):
         if tag == "br":
             self.handle_starttag(tag, [])
         elif tag in ("body", "html"):
-            return  # the content after them is read too
+            return  # keep the page open, because content may follow these end tags
         elif tag == "p" and self._last("p") < 0:
             self.handle_startendtag(tag, [])
         elif tag in _BLOCKS or tag in ("tr", "tbody", "thead", "tfoot", "head"):
             self._end(*(_HEADINGS if tag in _HEADINGS else (tag,)), until=() if tag == "table" else ("table",))
         elif tag in _CELLS:
             self._end(tag, until=("table",))
-        else:  # of a phrase: does not end a block
+        else:  # inline element: its end tag does not close a block
             self._end(tag, until=(*_BLOCKS, *_CELLS))
 
     def handle_data(self, data: str) -> None:
@@ -220,12 +220,12 @@ class _LooseHtml(HTMLParser):
 
     def _start(self, tag: str, values: dict[str, str]) -> None:
         if len(self._open) >= MAX_DEPTH:
-            raise InvalidRequest(f"{self._name} has elements more than {MAX_DEPTH} deep in each other", "file")
+            raise InvalidRequest(f"{self._name} nests elements more than {MAX_DEPTH} levels deep", "file")
         self._open.append(tag)
         self._target.start(tag, values)
 
     def _end(self, *tags: str, until: tuple[str, ...]) -> bool:
-        """Close the innermost open one of `tags` with its content, unless it is outside one of `until`."""
+        """Close the innermost open element of `tags` with its content, unless an element of `until` is open inside."""
         place = max(map(self._last, tags), default=-1)
         if is_found := place >= 0 and place >= max(map(self._last, until), default=-1):
             self._end_through(place)
@@ -242,7 +242,7 @@ class _LooseHtml(HTMLParser):
 @dataclass(frozen=True, slots=True)
 class _Element:
     name: str
-    is_silent: bool  # including its content
+    is_silent: bool  # whether the element and its content are skipped
 
 
 class _Reader:
@@ -250,8 +250,8 @@ class _Reader:
         self._reads_notes, self._reads_tables = notes, tables
         self.content = PageContent()
         self._open: list[_Element] = []
-        self._text: list[str] = []  # of the paragraph, or of the cell
-        self._cells: list[str] | None = None  # of the row that is being read
+        self._text: list[str] = []  # text of the current paragraph or cell
+        self._cells: list[str] | None = None  # cells of the current row; None outside a row
 
     def start(self, tag: str, values: dict[str, str]) -> None:
         if tag in _BLOCKS:
@@ -299,7 +299,7 @@ class _Reader:
             self.end_block()
 
     def end_block(self) -> None:
-        """Make a paragraph of the text since the last block."""
+        """Add the text since the last block as a paragraph."""
         text, self._text = "".join(self._text), []
         lines = "\n".join(_SPACE.sub(" ", line).strip() for line in text.split("\n")).strip()
         heading = any(element.name in _HEADINGS for element in self._open)
@@ -323,14 +323,14 @@ class _Reader:
             self._cells.append(cell)
 
     def _end_row(self) -> None:
-        """Make one sentence of the row's cells, separated by commas."""
+        """Add the cells of the row as one sentence, separated by commas."""
         cells, self._cells = self._cells or [], None
         row = ", ".join(cell.rstrip(",") for cell in cells)
         self._text = [row if row.endswith(_ENDS) else f"{row}." if row else ""]
         self.end_block()
 
     def _unread(self, tag: str, values: dict[str, str]) -> str | None:
-        """Name under which the report counts an unread element, empty if not reported; None if the element is read."""
+        """Return the report name of a skipped element, empty if unreported, or None if the element is read."""
         types = {*values.get("epub:type", "").split(), *values.get("role", "").split()}
         if values.get("id") in ("pg-header", "pg-footer") or "pg-boilerplate" in values.get("class", "").split():
             return LICENCE

@@ -1,4 +1,4 @@
-"""SubRip (.srt) and WebVTT (.vtt) as books: the texts of their cues, and their times for dubbing."""
+"""Read SubRip (.srt) and WebVTT (.vtt) files as books: cue texts, and cue times for dubbing."""
 
 import html
 import re
@@ -18,10 +18,10 @@ from talkray_tools.book.assembly import Sound
 from talkray_tools.book.captions import clock
 from talkray_tools.book.text import Book, Chapter, Cue, Paragraph, finished, paragraphs_of, unwrapped
 
-MAX_SPEED = 1.3  # of a cue whose speech is longer than its time
-_AIM_S = 0.02  # that a faster cue ends before its time, because atempo's lengths are not exact
-_TOLERANCE_S = 0.05  # deviation from a cue's time that is not reported
-_LONGEST_GAP_S = 2.0  # between cues of one sentence
+MAX_SPEED = 1.3  # of a cue whose speech is longer than its time slot
+_AIM_S = 0.02  # by which a sped-up cue ends early, because atempo's output length is not exact
+_TOLERANCE_S = 0.05  # deviations from a cue's time below this value are not reported
+_LONGEST_GAP_S = 2.0  # between two cues of one sentence
 _TIME = r"(?:(\d+):)?(\d{1,2}):(\d{1,2})(?:[.,](\d{1,3}))?"
 _TIMES = re.compile(rf"\s*{_TIME}\s*-->\s*{_TIME}(?:\s.*)?")
 _ARROW = r"\s*(?:-+\s*>|→|—>)"
@@ -29,22 +29,22 @@ _LIKE_TIMES = re.compile(rf"\s*[-+]?(?:\d[\d:.,]*\s*-->|\d+:[\d:.,]*{_ARROW})|\s
 _BEGINS_TIMED = re.compile(rf"WEBVTT\b|\s*(?:\d+\s*\n\s*)?{_TIME}\s*-->\s*{_TIME}")
 _COMMENT = re.compile(r"(NOTE|STYLE|REGION)(?:\s|$)")
 _MARKS = re.compile(
-    r"<rt>.*?</rt>|</?[\w.][^<>]*>"  # a tag, possibly with a time
-    r"|\{\\[^{}]*\}|\{[A-Za-z]:[^{}]*\}"  # for players: {\an8}
-    r"|^\s*[-–—]+(?:\s+|(?=\D))|^\s*\n",  # a change of speakers; a blank line  # noqa: RUF001
+    r"<rt>.*?</rt>|</?[\w.][^<>]*>"  # a tag, optionally with a time
+    r"|\{\\[^{}]*\}|\{[A-Za-z]:[^{}]*\}"  # formatting for players, such as {\an8}
+    r"|^\s*[-–—]+(?:\s+|(?=\D))|^\s*\n",  # a dash that marks a change of speakers; a blank line  # noqa: RUF001
     re.M | re.S,
 )
 
 
 def is_timed(text: str) -> bool:
-    """Whether a file without a subtitle extension has cues."""
+    """Return whether a file without a subtitle extension contains cues."""
     return _BEGINS_TIMED.match(text) is not None
 
 
 def subtitle_book(text: str, name: str, *, timed: bool) -> Book:
-    """Join sentences that continue in the next cue; `timed`: keep each cue by itself, with its times.
+    """Join sentences that continue in the next cue. With `timed`, keep each cue separate, with its times.
 
-    Raises InvalidRequest that names the cue: for invalid times, and, if `timed`, for times that cannot be kept.
+    Raises `InvalidRequest` that names the cue if its times are invalid or, with `timed`, cannot be kept.
     """
     book = Book(name)
     cues = list(_cues(text, book))
@@ -72,11 +72,11 @@ class _OpenCue:
 
 
 def _cues(text: str, book: Book) -> Iterator[Cue]:
-    """Cues in file order. Counts lines outside cues in `book.left_out`."""
+    """Yield the cues in file order. Counts lines outside cues in `book.left_out`."""
     is_vtt = text.startswith("WEBVTT")
     opened: list[_OpenCue] = []
-    lines: list[str] = []  # of the open cue, or of none
-    skipped = "header" if is_vtt else ""  # the block that is skipped
+    lines: list[str] = []  # lines of the current cue; empty outside a cue
+    skipped = "header" if is_vtt else ""  # kind of block to skip
     for number, line in enumerate(text.split("\n"), start=1):
         if skipped and not (skipped == "header" and _LIKE_TIMES.match(line)):
             skipped = skipped if line.strip() else ""
@@ -105,13 +105,13 @@ def _is_open(lines: list[str], opened: list[_OpenCue]) -> bool:
 
 def _note_stray(lines: list[str], opened: list[_OpenCue], book: Book) -> None:
     if any(line.strip() for line in lines) and not _is_open(lines, opened):
-        book.left_out["lines that belong to no cue"] += sum(bool(line.strip()) for line in lines)
+        book.left_out["lines outside cues"] += sum(bool(line.strip()) for line in lines)
 
 
 def _identifier(lines: list[str], ordinal: int, *, is_vtt: bool) -> str:
-    """Take a cue's identifier from the end of `lines`: a number in SubRip, any line before the times in WebVTT."""
+    """Pop a cue's identifier from `lines`: a number in SubRip, any line before the times in WebVTT."""
     while len(lines) > 1 and not lines[-1].strip() and lines[-2].strip() in ("", str(ordinal)):
-        lines.pop()  # files with a blank line after each line
+        lines.pop()  # drop the blank lines of files that have one after each line
     if lines and lines[-1].strip() and (is_vtt or lines[-1].strip().isdigit()):
         return lines.pop().strip()
     return str(ordinal)
@@ -131,7 +131,7 @@ def _times(line: str, name: str) -> tuple[float, float]:
 
 
 def _check_order(cues: Sequence[Cue]) -> None:
-    """Check that cues can be dubbed one after the other. Raises InvalidRequest that names the first that cannot."""
+    """Check that the cues do not overlap. Raises `InvalidRequest` that names the first cue that cannot be dubbed."""
     wrong = [f"{cue.name} ends at {clock(cue.end_s)}, begins at {clock(cue.start_s)}" for cue in cues if cue.is_empty]
     wrong += [
         f"{cue.name} begins at {clock(cue.start_s)}, before {before.name} ends at {clock(before.end_s)}"
@@ -158,13 +158,13 @@ def _sentences(cues: Sequence[Cue]) -> list[str]:
 
 
 def dub(parts: Sequence[Paragraph], sounds: Sequence[Sound]) -> tuple[list[Sound], list[Mapping[str, Any]]]:
-    """Place `sounds` at their cues' times, faster if the time is too short; also returns cues that still do not fit.
+    """Place `sounds` at the times of their cues, sped up where a time slot is too short.
 
-    A cue that runs into the next one delays it.
+    A cue that runs into the next cue delays it. Returns the sounds, and the cues that still do not fit.
     """
     placed: list[Sound] = []
     unfit: list[Mapping[str, Any]] = []
-    rate, at = soundfile.info(sounds[0].audio).samplerate, 0  # samples
+    rate, at = soundfile.info(sounds[0].audio).samplerate, 0  # in samples
     for cue, group in groupby(zip(parts, sounds, strict=True), key=lambda each: each[0].cue):
         assert cue is not None
         own = [sound for _, sound in group]

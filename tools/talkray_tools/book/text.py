@@ -1,6 +1,6 @@
-"""A book to read aloud, as chapters of paragraphs; and readers for plain text and Markdown."""
+"""Books to read aloud, as chapters of paragraphs, with readers for plain text and Markdown."""
 
-# ruff: noqa: RUF001 (characters that look like others begin chapters)
+# ruff: noqa: RUF001 (chapter patterns contain characters that look like ASCII)
 
 import re
 from collections import Counter, deque
@@ -19,15 +19,15 @@ from serve_app.text.splitting import split_text
 
 Kind = Literal["heading", "text", "break"]
 
-MAX_FILE_BYTES = 64 << 20  # of a text
-_MOST_PART_CHARS = 2000  # of one text that is sent
+MAX_FILE_BYTES = 64 << 20  # per text file
+_MOST_PART_CHARS = 2000  # per text sent to the server
 _MARK = re.compile(r"^\[([^\W\d][^\[\]\n]{0,40})\]:(?!\s*(?:https?://|<|/|#))[ \t]*", re.M)
 _HEADING = re.compile(r"^(#{1,6})[ \t]+(.*?)(?:[ \t]+#+)?[ \t]*$")
 _UNDERLINE = re.compile(r"^ {0,3}(=+|-+)[ \t]*$")
 _NO_HEADING = re.compile(
     r"^(?:[ \t]*(?:[-*+>|#]|\d+[.)])(?:[ \t]|$)|[ \t]*[>|]| {4}|\t)"
-)  # a list, a quotation, a table, code
-_MOST_WRAPPED_TITLE = 100  # characters of a several-line title above ---; more: a break
+)  # start of a list item, a quotation, a table or code
+_MOST_WRAPPED_TITLE = 100  # characters of a title wrapped above ---; after longer text, --- is a break
 _FENCE = re.compile(r"^[ \t]*(```+|~~~+).*?^[ \t]*\1[`~]*[ \t]*$", re.M | re.S)
 _COMMENT = re.compile(r"<!--.*?-->", re.S)
 _FRONT_MATTER = re.compile(r"\A---\n(.*?\n)---\n", re.S)
@@ -64,12 +64,12 @@ LICENCE = "licence of Project Gutenberg"
 _LICENCE_END = re.compile(r"\W*(?:START OF (?:THE |THIS )?PROJECT GUTENBERG|END\W+THE SMALL PRINT)", re.I)
 _LICENCE_START = re.compile(r"\W*END OF (?:THE |THIS )?PROJECT GUTENBERG", re.I)
 _FOREIGN_RUN = re.compile(r"[^\W\d_a-zA-Z]{3,}")
-_MOST_FOREIGN, _MOST_IN_RUNS = 0.4, 0.1  # of the letters of a text in windows-1252: those outside of ASCII
+_MOST_FOREIGN, _MOST_IN_RUNS = 0.4, 0.1  # maximum share of non-ASCII letters in windows-1252 text
 
 
 @dataclass(frozen=True, slots=True)
 class Cue:
-    """A subtitle text with its times; the name gives its place in the file."""
+    """One subtitle text with its times. The name gives the cue's place in the file."""
 
     name: str
     text: str
@@ -83,17 +83,17 @@ class Cue:
 
 @dataclass(frozen=True, slots=True)
 class Paragraph:
-    """A text spoken without a pause of the book inside. A break is a pause without text."""
+    """Text spoken without a pause inside. A break is a pause without text."""
 
     text: str
     kind: Kind = "text"
-    speaker: str = ""  # named by a mark; empty: the narrator
-    cue: Cue | None = None  # the cue whose times it keeps
+    speaker: str = ""  # from a `[Name]:` mark; empty for the narrator
+    cue: Cue | None = None  # the cue whose times the paragraph keeps
 
 
 @dataclass(slots=True)
 class Chapter:
-    """A chapter: the paragraphs after a chapter mark in the file."""
+    """One chapter: the paragraphs after a chapter mark in the file."""
 
     title: str
     paragraphs: list[Paragraph] = field(default_factory=list)
@@ -101,7 +101,7 @@ class Chapter:
 
 @dataclass(slots=True)
 class Book:
-    """The text of a file, and the parts that are not read aloud, with counts."""
+    """Text of a file, with counts of the parts that are not read aloud."""
 
     title: str
     author: str = ""
@@ -109,29 +109,29 @@ class Book:
     date: str = ""
     publisher: str = ""
     cover: bytes | None = None  # JPEG or PNG
-    markup: Literal["none", "auto"] = "none"  # of the paragraphs
+    markup: Literal["none", "auto"] = "none"  # applies to the paragraphs
     chapters: list[Chapter] = field(default_factory=list)
     left_out: Counter[str] = field(default_factory=Counter)
-    remarks: list[str] = field(default_factory=list)  # how the file was read, if that may be wrong
+    remarks: list[str] = field(default_factory=list)  # warnings about how the file was read
 
     @property
     def is_timed(self) -> bool:
-        """Whether its paragraphs keep the times of cues."""
+        """Whether the paragraphs keep the times of cues."""
         return any(each.cue is not None for _, each in self.spoken())
 
     def speakers(self) -> list[str]:
-        """Speakers named by marks, in order."""
+        """Speakers named by marks, in order of first use."""
         return list(dict.fromkeys(each.speaker for _, each in self.spoken() if each.speaker))
 
     def spoken(self) -> Iterator[tuple[int, Paragraph]]:
-        """Paragraphs with text, and the number of their chapter."""
+        """Yield the paragraphs with text, each with the index of its chapter."""
         for number, chapter in enumerate(self.chapters):
             yield from ((number, each) for each in chapter.paragraphs if each.kind != "break")
 
 
 def paragraphs_of(text: str, kind: Kind = "text") -> list[Paragraph]:
-    """The turns of a text: `[Name]:` at the start of a line begins a turn of that speaker. Long turns are cut between
-    sentences; texts without speech are left out.
+    """Split a text into turns; `[Name]:` at the start of a line begins a turn of that speaker. Long turns are cut
+    between sentences. Texts without speech are left out.
     """
     pieces = _MARK.split(text)
     turns = [("", pieces[0]), *zip(pieces[1::2], pieces[2::2], strict=True)]
@@ -144,10 +144,10 @@ def paragraphs_of(text: str, kind: Kind = "text") -> list[Paragraph]:
 
 
 def read_text(file: Path, remarks: list[str]) -> str:
-    """Decode UTF-8, UTF-16 with a byte order mark, else windows-1252 with a remark. Raises InvalidRequest."""
+    """Decode UTF-8, UTF-16 with a byte order mark, or windows-1252 with a remark. Raises `InvalidRequest`."""
     try:
         if file.stat().st_size > MAX_FILE_BYTES:
-            raise InvalidRequest(f"{file} has more than {MAX_FILE_BYTES >> 20} MiB: it is too large for a book", "file")
+            raise InvalidRequest(f"{file} is larger than {MAX_FILE_BYTES >> 20} MiB, the limit for a text file", "file")
         content = file.read_bytes()
     except OSError as error:
         raise InvalidRequest(f"{file} cannot be read: {error.strerror}", "file") from None
@@ -157,23 +157,23 @@ def read_text(file: Path, remarks: list[str]) -> str:
     except UnicodeDecodeError as error:
         if encoding == "utf-16" or not _is_western(content):
             place = f"{file}: byte {error.start} is not {encoding.removesuffix('-sig').upper()}"
-            raise InvalidRequest(f"{place}, and the file is not windows-1252 text: save it as UTF-8", "file") from None
+            raise InvalidRequest(f"{place}, and the file is not windows-1252 text. Save it as UTF-8", "file") from None
         text = content.decode("cp1252")
-        remarks.append(f"{file.name} is not UTF-8: read as windows-1252. Save it as UTF-8 if letters are wrong")
+        remarks.append(f"{file.name} is not UTF-8 and was read as windows-1252. Save it as UTF-8 if letters are wrong")
     if "\0" in text:
         raise InvalidRequest(f"{file} is not a text file: it contains zero bytes", "file")
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def _is_western(content: bytes) -> bool:
-    """Whether it may be windows-1252: mostly ASCII letters, no control characters, no UTF-8 with a damaged byte."""
+    """Return whether the bytes may be windows-1252: mostly ASCII letters, no control characters, no damaged UTF-8."""
     try:
         text = content.decode("cp1252")
     except UnicodeDecodeError:
         return False
     letters = [char for char in text if char.isalpha()]
     num_foreign = sum(not char.isascii() for char in letters)
-    num_in_runs = sum(map(len, _FOREIGN_RUN.findall(text)))  # which western languages do not have
+    num_in_runs = sum(map(len, _FOREIGN_RUN.findall(text)))  # rare in western languages
     is_foreign = num_in_runs > _MOST_IN_RUNS * len(letters) or num_foreign > max(_MOST_FOREIGN * len(letters), 9)
     as_utf8 = [char for char in content.decode("utf-8", "replace") if not char.isascii()]
     is_utf8 = 2 * as_utf8.count("\ufffd") < len(as_utf8)
@@ -181,8 +181,9 @@ def _is_western(content: bytes) -> bool:
 
 
 def plain_book(text: str, title: str) -> Book:
-    """Blank lines separate paragraphs; in a text without any, each line is one. A line such as "Chapter 3", "第三章" or
-    "# Three", or one of several numerals in order, begins a chapter; its title may be on the next line.
+    """Read plain text. Blank lines separate paragraphs; in a text without blank lines, each line is a paragraph.
+
+    Chapters begin at lines such as "Chapter 3", "第三章" or "# Three", or at consecutive numerals. A title may follow.
     """
     book = Book(title)
     has_blanks = re.search(r"\n[ \t]*\n", text.strip()) is not None
@@ -215,11 +216,11 @@ def plain_book(text: str, title: str) -> Book:
 
 @dataclass(frozen=True, slots=True)
 class _Mark:
-    """A block of plain text: the line that begins a chapter, if any, how it is spoken, and the rest."""
+    """One block of plain text: its chapter heading, if any, the spoken heading, and the remaining text."""
 
     line: str = ""
     rest: str = ""
-    is_untitled: bool = False  # the title may be below
+    is_untitled: bool = False  # whether the title may be on the next line
     said: str = ""
 
 
@@ -247,8 +248,8 @@ def _mark(block: str) -> _Mark:
 
 
 def _numerals(blocks: Sequence[str]) -> dict[int, str]:
-    """Blocks that begin with a numeral alone on a line, consecutive with the previous or next one; and how to say them.
-    Empty if text continues in lower case after one, because those are page numbers.
+    """Return the blocks that begin with a consecutive numeral on its own line, with the numeral's spoken form. Numerals
+    are page numbers, and the result is empty, if text continues in lower case after one of them.
     """
     found: dict[str, list[tuple[int, int]]] = {}
     for number, block in enumerate(blocks):
@@ -270,7 +271,7 @@ def _numerals(blocks: Sequence[str]) -> dict[int, str]:
 
 
 def _numeral(line: str) -> tuple[str, int] | None:
-    """The notation of a line's number, and its value."""
+    """Return the notation and the value of the number on a line."""
     if (found := _NUMERAL.fullmatch(line.strip())) is None:
         return None
     text = found[1].lower()
@@ -278,14 +279,14 @@ def _numeral(line: str) -> tuple[str, int] | None:
         return "digits", int(text)
     if _ROMAN.fullmatch(text):
         return "Roman", roman_value(text.upper())
-    if line.strip().endswith("."):  # a sentence
+    if line.strip().endswith("."):  # a number with a full stop is a sentence
         return None
     value = _IN_WORDS.get(text.replace(" ", "-")) or _IN_CHINESE.get(text)
     return None if value is None else ("words", value)
 
 
 def _is_title(line: str) -> bool:
-    """Whether a line below a chapter number is its title: short, and not a sentence, unless in capitals."""
+    """Return whether a line below a chapter number is its title: short and, unless in capitals, not a sentence."""
     line = line.strip()
     if (
         not line
@@ -306,8 +307,9 @@ def _titled(line: str, below: str) -> str:
 
 
 def markdown_book(text: str, title: str, depth: int) -> Book:
-    """Headings of up to `depth` levels begin chapters; a single first-level heading before all others is the title, and
-    levels count below it. The server leaves out marks, code and link targets; notes and fenced code are left out here.
+    """Read Markdown without notes and fenced code. Headings of up to `depth` levels begin chapters.
+
+    A single first-level heading at the beginning is the title. The server removes markup and link targets.
     """
     book = Book(title, markup="auto")
     if (front := _FRONT_MATTER.match(text)) is not None:
@@ -339,8 +341,8 @@ def markdown_book(text: str, title: str, depth: int) -> Book:
 
 
 def _with_marks(block: str) -> str:
-    """Convert headings underlined with = or - to headings with #. A longer text above --- ends with a break."""
-    lines, done = block.strip("\n").split("\n"), 0  # lines that do not belong to a heading
+    """Convert headings underlined with = or - to `#` headings. A longer text above --- ends with a break."""
+    lines, done = block.strip("\n").split("\n"), 0  # number of leading lines that do not belong to a heading
     for number, line in enumerate(lines):
         if _HEADING.match(line):
             done = number + 1
@@ -377,14 +379,14 @@ def _read_front_matter(book: Book, content: str) -> None:
 
 
 def _chapter(book: Book) -> Chapter:
-    """The last chapter; text before the first heading is a chapter with the book's title."""
+    """Return the last chapter. Text before the first heading becomes a chapter with the book's title."""
     if not book.chapters:
         book.chapters.append(Chapter(book.title))
     return book.chapters[-1]
 
 
 def unwrapped(block: str) -> str:
-    """Join the lines of a wrapped paragraph; a speaker's mark keeps its line."""
+    """Join the lines of a wrapped paragraph. A line with a speaker's mark stays separate."""
     text = ""
     for line in (each.strip() for each in block.split("\n")):
         is_joined = bool(text) and is_ideograph(text[-1]) and is_ideograph(line[:1] or " ")
@@ -393,8 +395,8 @@ def unwrapped(block: str) -> str:
 
 
 def finished(book: Book) -> Book:
-    """Remove chapters without text, and Project Gutenberg's licence. A chapter with only a heading, such as "Part One",
-    is kept. Raises InvalidRequest for a book without text.
+    """Remove empty chapters, except for headings such as "Part One", and the licence of Project Gutenberg. Raises
+    `InvalidRequest` for a book without text.
     """
     texts = [paragraph.text for chapter in book.chapters for paragraph in chapter.paragraphs]
     begin = max((number + 1 for number, text in enumerate(texts) if _LICENCE_END.match(text)), default=0)

@@ -1,1 +1,1 @@
-"""`talkray plan`: replicas and nodes for a load, from measurements, with a configuration file for it."""
+"""`talkray plan`: compute replicas and nodes for a load from measurements, and write a configuration file."""

@@ -1,7 +1,7 @@
-"""`talkray plan`: how many nodes and replicas a load needs, from measurements, and a configuration file for them.
+"""`talkray plan`: compute how many nodes and replicas a load needs, and write a configuration file for them.
 
-Every line gives the source of its number: measured (host, date, commit), estimated (from which measurement, how),
-simulated from one of these, or given by the user.
+Every line names the source of its number: measured (with host, date and commit), estimated from a measurement,
+simulated from measured or estimated rates, or given by the user.
 """
 
 import os
@@ -36,7 +36,7 @@ _EMBEDDED = "embedded"
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One line of a plan."""
+    """One line of a plan: a value and its source."""
 
     what: str
     value: str
@@ -84,9 +84,9 @@ def plan(
     length_s = 86400.0 if whole_day else sizing.short_day_s()
     with simulated_time("simulating a day", length_s, Console(stderr=True)) as show:
         day = sizing.day(show, day_s=length_s)
-    asked = f"{calls:g} calls that speak {speaks:.0%} of the time" if calls else "given"
+    asked = f"{calls:g} calls with speech {speaks:.0%} of the time" if calls else "given"
     figures = [
-        Figure("asked for", f"{demand.rate:.2f} requests/s, {demand.audio_per_s:.1f} s of audio a second", asked),
+        Figure("asked for", f"{demand.rate:.2f} requests/s, {demand.audio_per_s:.1f} s of audio per second", asked),
         _replica(sizing),
         *_sizes(sizing, kind),
         *_checks(sizing, day, length_s),
@@ -101,26 +101,26 @@ def plan(
 
 
 def _show(figures: Sequence[Figure]) -> None:
-    """Print the plan; marks give each number's source, so that 80 columns are enough."""
+    """Print the plan. Marks replace the sources of the numbers, so 80 columns are enough."""
     marks = {source: f"[{number}]" for number, source in enumerate(dict.fromkeys(each.source for each in figures), 1)}
-    console = Console()  # 80 columns wide if it is not a terminal
+    console = Console()  # 80 columns wide unless stdout is a terminal
     print_table(Table(("", "", ""), [(each.what, each.value, marks[each.source]) for each in figures]), console)
     console.print()
     print_table(Table(("", ""), [(mark, source) for source, mark in marks.items()]), console)
 
 
 def _check(*, calls: float | None, rate: float | None, model: str, out: Path | None) -> None:
-    """Raises InvalidRequest before any slow work."""
+    """Validate the options before any slow work. Raises `InvalidRequest`."""
     if (calls is None) == (rate is None):
-        raise InvalidRequest("say how much comes at the busiest time: --calls or --rate, and not both")
+        raise InvalidRequest("set the peak load with either --calls or --rate")
     if model not in MODELS:
-        raise InvalidRequest(f"--model {model}: no such model; there are {', '.join(MODELS)}")
+        raise InvalidRequest(f"--model {model}: the model is unknown. Use one of: {', '.join(MODELS)}")
     if out is not None and out.exists():
-        raise InvalidRequest(f"--out {out}: the file is there; name a new one, or move it away")
+        raise InvalidRequest(f"--out {out}: the file already exists. Name a new file, or move the file away")
 
 
 def _replica(sizing: Sizing) -> Figure:
-    """The figure for one replica, the basis of the plan."""
+    """Return the plan's line about one replica, the basis of the other lines."""
     basis = sizing.basis
     rows = [row for row in basis.table.rows if row.is_carried and not row.is_held_out]
     first, last = rows[0], rows[-1]
@@ -131,18 +131,18 @@ def _replica(sizing: Sizing) -> Figure:
 
 
 def _simulated(sizing: Sizing) -> str:
-    return f"simulated, from {'estimated' if sizing.basis.reasons else 'measured'} rates of one replica"
+    return f"simulated from {'estimated' if sizing.basis.reasons else 'measured'} rates of one replica"
 
 
 def _sizes(sizing: Sizing, gpu: str) -> Iterator[Figure]:
     simulated = _simulated(sizing)
-    most = ": the most that was measured" if sizing.carried == sizing.most_per_replica else ""
+    most = ", the highest measured rate" if sizing.carried == sizing.most_per_replica else ""
     on = "cores" if gpu == CPU else gpu
     yield Figure(
-        "a replica carries", f"{sizing.carried:.1f} requests/s with p95 {sizing.demand.p95_ms:g} ms{most}", simulated
+        "replica capacity", f"{sizing.carried:.1f} requests/s with p95 {sizing.demand.p95_ms:g} ms{most}", simulated
     )
     yield Figure("replicas needed", f"{sizing.needed} (talkers on {on})", simulated)
-    spare = f"{sizing.spare_nodes} of them spare" if sizing.spare_nodes else "none spare"
+    spare = f"{sizing.spare_nodes} of them spare" if sizing.spare_nodes else "no spare"
     yield Figure("nodes", f"{sizing.nodes} with {sizing.gpus_per_node} replica(s) each, {spare}", simulated)
 
 
@@ -154,23 +154,23 @@ def _checks(sizing: Sizing, day: Simulated, length_s: float) -> Iterator[Figure]
     each = "all of it" if length_s >= 86400 else f"each minute for {length_s / 1440:.1f} s"
     yield Figure(
         "over a day",
-        f"first audio p50/p95/p99 {shown} ms, {day.refused} of {len(day.ttfb_s)} refused, {good:.1%} within the limit",
+        f"first audio p50/p95/p99 {shown} ms, {day.refused} of {len(day.ttfb_s)} refused, {good:.1%} within the target",
         f"{source}; a fifth of the rate at night, {each}",
     )
     busiest = sizing.outcome(sizing.replicas, demand.rate)
-    yield Figure("at the busiest time", f"first audio p95 {busiest.p95_ms:.0f} ms", source)
+    yield Figure("at peak load", f"first audio p95 {busiest.p95_ms:.0f} ms", source)
     left = sizing.replicas_left
     if not left:
-        yield Figure("when a node dies", "nothing speaks until it is back: --spare 1 adds a node", "by the sizes")
+        yield Figure("when a node dies", "no speech until it is back. --spare 1 adds a node", "by the sizes")
         return
     after = sizing.outcome(left, demand.rate)
     room = left * sizing.carried / demand.rate - 1
     verdict = "holds" if after.holds(demand) else "MISSES the limit"
     yield Figure(
         "when a node dies",
-        f"p95 {after.p95_ms:.0f} ms, {after.refused:.1%} refused, {after.late:.1%} slower than it plays: {verdict}; "
+        f"p95 {after.p95_ms:.0f} ms, {after.refused:.1%} refused, {after.late:.1%} slower than playback: {verdict}; "
         f"{room:+.0%} requests/s of headroom",
-        f"{source}, on the {left} replica(s) left",
+        f"{source}, on the remaining {left} replica(s)",
     )
 
 
@@ -178,15 +178,15 @@ def _costs(sizing: Sizing, price: float | None) -> Iterator[Figure]:
     if price is None:
         return
     an_hour = sizing.nodes * price
-    yield Figure("cost", f"{an_hour:.2f} an hour, {an_hour * HOURS_A_MONTH:,.0f} a month", "your price of a node")
+    yield Figure("cost", f"{an_hour:.2f} per hour, {an_hour * HOURS_A_MONTH:,.0f} per month", "your price of a node")
     spoken_h = sizing.demand.audio_per_s
-    yield Figure("cost of an hour of speech", f"{an_hour / spoken_h:.4f} at the busiest time", "your price of a node")
+    yield Figure("cost of an hour of speech", f"{an_hour / spoken_h:.4f} at peak load", "your price of a node")
 
 
 def write_config(sizing: Sizing, *, model: str, gpu: str, file: Path, notes: Sequence[str]) -> AppConfig:
-    """Write it for `talkray serve --config` or, for several nodes, `serve deploy`; returns it as the loader reads it.
+    """Write and load the configuration for `talkray serve --config` or, with several nodes, `serve deploy`.
 
-    Raises FileExistsError, because the existing file may have edits.
+    Raises `FileExistsError`, because the existing file may contain edits.
     """
     comment = "".join(f"# {note}\n" for note in notes)
     document = yaml.safe_dump(_document(sizing, model=model, gpu=gpu), sort_keys=False)
@@ -215,7 +215,7 @@ def _document(sizing: Sizing, *, model: str, gpu: str) -> dict[str, Any]:
 
 
 def main(arguments: list[str]) -> int:
-    """Run the command; our own errors print a message."""
+    """Run the command. Talkray's own errors are printed without a traceback."""
     try:
         return run_command(plan, "talkray plan", arguments)
     except (TalkrayError, LoadTestError) as error:

@@ -1,4 +1,4 @@
-"""`talkray plan --measure`: two minutes of rising rates against a server of this machine, as a table."""
+"""`talkray plan --measure`: raise the load on a server of this machine for two minutes, and write a table."""
 
 import asyncio
 import contextlib
@@ -39,7 +39,7 @@ _STALL_S = 0.1
 
 
 def gpu_names() -> list[str]:
-    """GPUs of this machine, as named by the driver; none without a driver."""
+    """Return the GPU names that the driver reports; empty without a driver."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return []
@@ -48,7 +48,7 @@ def gpu_names() -> list[str]:
 
 
 def host_name(gpu: str) -> str:
-    """The host description for a table: the kind of machine, not its name."""
+    """Describe the host for a table: the kind of machine, not its host name."""
     cpu = platform.processor() or platform.machine()
     with contextlib.suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
@@ -57,7 +57,7 @@ def host_name(gpu: str) -> str:
 
 
 def commit() -> str:
-    """Commit of the running checkout, else the installed version."""
+    """Return the commit of the checkout, or the installed version outside a checkout."""
     root = Path(__file__).parents[3]
     with contextlib.suppress(OSError):
         done = subprocess.run(
@@ -71,12 +71,12 @@ def commit() -> str:
 def measure_table(
     file: Path, *, model: str, gpu: str, url: str | None, speech_s: float, p95_ms: float
 ) -> MeasuredTable:
-    """Put load on the server, or on one started for this, and write the table.
+    """Load the running server, or a server started for the measurement, and write the table.
 
-    Raises InvalidRequest if the file exists, StartError if no server starts, LoadTestError.
+    Raises `InvalidRequest` if the file exists, `StartError` if the server does not start, and `LoadTestError`.
     """
     if file.exists():
-        raise InvalidRequest(f"--measure {file}: the file is there; use it with --table, or name a new one")
+        raise InvalidRequest(f"--measure {file}: the file already exists. Pass it with --table, or name a new file")
     with contextlib.ExitStack() as stack:
         name = model if model == "embedded" else f"Qwen/Qwen3-TTS-12Hz-{model}"
         found = url or stack.enter_context(serving(name))
@@ -97,12 +97,12 @@ def measure_table(
 
 
 def _usual_settings(gpu: str) -> AppConfig:
-    """The default settings of `talkray serve` on such a machine."""
+    """Return the default settings of `talkray serve` for this kind of machine."""
     return AppConfig() if gpu == CPU else read_config(ONE_GPU)
 
 
 def table_of(swept: Sweep, *, model: str, gpu: str, command: str, note: str) -> MeasuredTable:
-    """The results of a sweep of one replica, with this machine and commit. Raises NoRunError."""
+    """Build a table from the sweep of one replica, with this machine and commit. Raises `NoRunError`."""
     return MeasuredTable(
         model=model,
         gpu=gpu,
@@ -123,13 +123,13 @@ async def _sweep(settings: Settings, folder: TraceFolder) -> Sweep:
     async with screen.shown():
         swept, is_complete = await sweep(settings, _RATES, folder=folder, show=screen.show, done=screen.done)
     if not is_complete:
-        raise InvalidRequest("the measurement was interrupted: nothing is planned from half of it")
+        raise InvalidRequest("the measurement was interrupted, so there is no plan. Run the command again")
     return swept
 
 
 @contextlib.contextmanager
 def serving(model: str, variables: Mapping[str, str] = MappingProxyType({})) -> Iterator[str]:
-    """The URL of `talkray serve`, with these environment variables, until the context ends. Raises StartError."""
+    """Run `talkray serve` with these environment variables within the context. Yield its URL. Raises `StartError`."""
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     command = [sys.executable, "-m", "serve_app", "serve", "--model", model, "--port", str(port), "--quiet"]
@@ -147,10 +147,10 @@ def serving(model: str, variables: Mapping[str, str] = MappingProxyType({})) -> 
 
 
 def _wait_ready(url: str, process: "subprocess.Popen[bytes]") -> None:
-    """Raises StartError."""
+    """Wait until the server is ready. Raises `StartError`."""
     ends_s = time.monotonic() + _START_S
     while time.monotonic() < ends_s and process.poll() is None:
         with contextlib.suppress(urllib.error.URLError, OSError), open_direct(f"{url}/ready", timeout_s=5):
             return
         time.sleep(0.5)
-    raise StartError("the server to measure did not start")
+    raise StartError("the server for the measurement did not start")

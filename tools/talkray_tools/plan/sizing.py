@@ -1,4 +1,4 @@
-"""How many replicas and nodes carry a demand, from the load test's simulator and measurements of one replica."""
+"""Compute the replicas and nodes for a demand, with the load test's simulator and measurements of one replica."""
 
 import math
 from collections.abc import Callable
@@ -16,21 +16,21 @@ from loadtest.simulate import Cluster, NodeKind, Simulated, Simulation, Traffic
 from serve_app.scaling.policies import TalkerScaling
 from talkray_tools.plan.tables import Basis
 
-_SIGMA = 0.35  # standard deviation of the logarithm of an answer's length
-_REQUESTS, _SHORTEST_S, _LONGEST_S = 1000, 10.0, 300.0  # of one simulated rate
-_DAY_REQUESTS = 100_000  # of a short day
+_SIGMA = 0.35  # standard deviation of the logarithm of a response's length
+_REQUESTS, _SHORTEST_S, _LONGEST_S = 1000, 10.0, 300.0  # per simulated rate
+_DAY_REQUESTS = 100_000  # in a shortened day
 _SHORT_DAY_S = (600.0, 1440.0)
-_REFUSED = 0.001  # of the requests, at most
+_REFUSED = 0.001  # maximum share of refused requests
 HOURS_A_MONTH = 730
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """The load at the busiest time."""
+    """Peak load and latency target."""
 
     rate: float  # requests per second
-    speech_s: float  # mean length of an answer
-    p95_ms: float  # of the first audible sample, from the request
+    speech_s: float  # mean length of a response
+    p95_ms: float  # from the request to the first audible sample
 
     @property
     def audio_per_s(self) -> float:
@@ -43,19 +43,19 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class Predicted:
-    """The simulator's results for a number of replicas and a load."""
+    """Simulated results for a number of replicas and a load."""
 
     p95_ms: float
-    refused: float  # share of the requests
-    late: float  # share of requests whose audio arrived more slowly than it plays
+    refused: float  # share of all requests
+    late: float  # share of requests whose audio arrived more slowly than playback
 
     def holds(self, demand: Demand) -> bool:
         return self.p95_ms <= demand.p95_ms and self.refused <= _REFUSED and self.late <= 1 - HELD
 
 
-@dataclass(frozen=True)  # no slots: its parts are computed once
+@dataclass(frozen=True)  # without slots, because of cached properties
 class Sizing:
-    """The replicas for a demand."""
+    """Replicas and nodes for a demand."""
 
     demand: Demand
     basis: Basis
@@ -70,14 +70,14 @@ class Sizing:
 
     @property
     def most_per_replica(self) -> float:
-        """The highest measured requests per second, proportionally fewer on a slower machine."""
+        """Highest measured requests per second of one replica, scaled down for a slower machine."""
         return self.basis.table.highest.audio_per_s / self.basis.slower / self.demand.speech_s
 
     @cached_property
     def carried(self) -> float:
-        """Requests per second that one replica carries at the wanted p95, to within 1/50; never more than measured.
+        """Requests per second that one replica serves within the target p95, with 2 % precision.
 
-        Raises InvalidRequest if the lowest rate that was measured misses that p95.
+        Never exceeds the highest measured rate. Raises `InvalidRequest` if the lowest measured rate misses the target.
         """
         least = min(row.audio_per_s for row in self.basis.table.rows if not row.is_held_out)
         low, high = least / self.basis.slower / self.demand.speech_s, self.most_per_replica
@@ -86,9 +86,9 @@ class Sizing:
         lowest = self.outcome(1, low)
         if not lowest.holds(self.demand):
             raise InvalidRequest(
-                f"--p95 {self.demand.p95_ms:g}: at {low:.2g} requests/s the first audio takes {lowest.p95_ms:.0f} ms "
-                f"at p95 already, and {lowest.late:.0%} of the answers come more slowly than they play "
-                f"({self.basis.source}). Ask for more milliseconds, or for a faster machine."
+                f"--p95 {self.demand.p95_ms:g}: p95 is {lowest.p95_ms:.0f} ms even at {low:.2g} requests/s, "
+                f"and {lowest.late:.0%} of the responses arrive more slowly than playback "
+                f"({self.basis.source}). Raise --p95, or plan a faster machine."
             )
         while high - low > 0.02 * high:
             middle = (low + high) / 2
@@ -97,7 +97,7 @@ class Sizing:
 
     @cached_property
     def needed(self) -> int:
-        """Replicas that carry the demand if all nodes are up."""
+        """Replicas that the demand needs while all nodes are up."""
         return max(1, math.ceil(self.demand.rate / self.carried - 1e-9))
 
     @property
@@ -110,24 +110,24 @@ class Sizing:
 
     @property
     def replicas_left(self) -> int:
-        """Replicas left after one node fails."""
+        """Replicas that remain after one node fails."""
         return self.replicas - self.gpus_per_node
 
     def outcome(self, replicas: int, rate: float) -> Predicted:
-        """Simulated results at a steady rate."""
+        """Simulate a steady rate."""
         duration_s = min(_LONGEST_S, max(_SHORTEST_S, _REQUESTS / rate))
         traffic = draw_traffic("steady", rate, duration_s=duration_s, lengths=self.demand.lengths, seed=1)
         return _outcome(self._simulate(replicas, traffic=traffic, advanced=lambda _: None))
 
     def day(self, advanced: Callable[[float], None], *, day_s: float) -> Simulated:
-        """Simulate the whole pool, from night to the busiest time and back."""
+        """Simulate the whole pool over a day, from night to peak load and back."""
         traffic = draw_traffic(
             "day", self.demand.rate, duration_s=day_s, lengths=self.demand.lengths, seed=2, day_s=day_s
         )
         return self._simulate(self.replicas, traffic=traffic, advanced=advanced)
 
     def short_day_s(self) -> float:
-        """Length of a shortened day, enough for a p95 of each hour; it has every rate of a day, for a shorter time."""
+        """Length of a shortened day, which passes through all rates and has enough requests for an hourly p95."""
         shortest, longest = _SHORT_DAY_S
         return min(DAY_S, longest, max(shortest, _DAY_REQUESTS / self.demand.rate))
 

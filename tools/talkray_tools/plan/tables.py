@@ -1,7 +1,7 @@
-"""Measurements of one replica: the tables for plans, and the choice of the one nearest to a machine.
+"""Measurements of one replica for plans, and the choice of the table nearest to a machine.
 
-A table is JSON: what was measured, on which host, when, at which commit, by which command, and a row for each rate.
-`talkray plan --measure` writes one; `tables/` has those of this project's hosts.
+A table is a JSON file with the model, host, date, commit and command of a measurement, and a row for each rate.
+`talkray plan --measure` writes a table; `tables/` contains the tables of this project's hosts.
 """
 
 import json
@@ -14,8 +14,8 @@ from deployments.errors import InvalidRequest
 from loadtest.measured import MeasuredRate
 
 FOLDER = Path(__file__).parent / "tables"
-CPU = "none"  # as a GPU
-# GB/s of memory, from the vendors' data sheets. A frame reads all weights, so it cannot be faster than they are read.
+CPU = "none"  # value of `gpu` without a GPU
+# GB/s of memory, from the vendors' data sheets. Each frame reads all weights, so bandwidth limits the frame rate.
 BANDWIDTH = {
     "B200": 8000, "H200": 4800, "H100": 3350, "A100": 2039, "RTX 5090": 1792, "RTX PRO 6000": 1792, "RTX 4090": 1008,
     "L40S": 864, "A6000": 768, "A10G": 600, "A10": 600, "L4": 300,
@@ -24,11 +24,11 @@ BANDWIDTH = {
 
 @dataclass(frozen=True, slots=True)
 class MeasuredTable:
-    """One replica of a model on one kind of machine."""
+    """Measured rates of one replica of a model on one kind of machine."""
 
-    model: str  # such as 1.7B-CustomVoice, or embedded
-    gpu: str  # a name of BANDWIDTH, as the driver has it where that has none, or "none"
-    cores: int  # of the host, for each GPU
+    model: str  # such as 1.7B-CustomVoice or embedded
+    gpu: str  # a name of BANDWIDTH, the driver's name if BANDWIDTH lacks it, or "none"
+    cores: int  # CPU cores of the host per GPU
     max_num_seqs: int
     host: str
     date: str
@@ -44,10 +44,12 @@ class MeasuredTable:
 
     @property
     def highest(self) -> MeasuredRate:
-        """The highest rate that the replica carried; no plan goes beyond it. Raises InvalidRequest without one."""
+        """Highest rate that the replica sustained, the limit for plans. Raises `InvalidRequest` if no rate was
+        sustained.
+        """
         carried = [row for row in self.rows if row.is_carried and not row.is_held_out]
         if not carried:
-            raise InvalidRequest(f"no rate of the table of {self.source} was carried: measure lower ones")
+            raise InvalidRequest(f"no rate in the table of {self.source} was sustained. Measure lower rates")
         return max(carried, key=lambda row: row.audio_per_s)
 
     @classmethod
@@ -60,7 +62,7 @@ class MeasuredTable:
 
 
 def read_table(file: Path) -> MeasuredTable:
-    """Read a table. Raises InvalidRequest for a file that is not one."""
+    """Read a table. Raises `InvalidRequest` if the file is missing or invalid."""
     try:
         return MeasuredTable.from_json(json.loads(file.read_text(encoding="utf-8")))
     except OSError as error:
@@ -74,7 +76,7 @@ def shipped() -> list[MeasuredTable]:
 
 
 def known_gpu(name: str) -> str:
-    """The longest name in BANDWIDTH that the driver's or user's name contains; else the name itself."""
+    """Return the longest name in BANDWIDTH that `name` contains, else `name` itself."""
     words = name.upper().replace("-", " ")
     found = [each for each in BANDWIDTH if each in words]
     return max(found, key=len) if found else name
@@ -82,29 +84,29 @@ def known_gpu(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Basis:
-    """The basis of a plan: a table, and how much slower the machine of the plan is assumed to be."""
+    """Basis of a plan: a table, and the assumed slowdown of the planned machine."""
 
     table: MeasuredTable
     slower: float = 1.0
-    reasons: tuple[str, ...] = ()  # why the table does not apply directly; empty: measured on such a machine
+    reasons: tuple[str, ...] = ()  # why the table does not apply directly; empty if measured on such a machine
 
     @property
     def source(self) -> str:
-        """measured on ..., or estimated from ...: how."""
+        """Source of the numbers: "measured on ...", or "estimated from ..." with the reasons."""
         if not self.reasons:
             return f"measured: {self.table.source}"
         return f"estimated from {self.table.source}: {'; '.join(self.reasons)}"
 
 
 def choose(tables: Sequence[MeasuredTable], *, model: str, gpu: str, cores: int) -> Basis:
-    """The table of this model and GPU, else the nearest one with the assumptions made. Raises InvalidRequest."""
+    """Return the table of this model and GPU, else the nearest table with assumptions. Raises `InvalidRequest`."""
     found = [_basis(table, model=model, gpu=known_gpu(gpu), cores=cores) for table in tables]
     fitting = [basis for basis in found if basis is not None]
     if not fitting:
         measured = sorted({f"{table.model} on {_machine(table.gpu)}" for table in tables})
         raise InvalidRequest(
-            f"nothing is measured that says how fast {model} is on {_machine(gpu)}: run `talkray plan --measure FILE` "
-            f"there. Measured are {', '.join(measured)}"
+            f"there is no measurement of {model} on {_machine(gpu)}: run `talkray plan --measure FILE` "
+            f"there. Measured: {', '.join(measured)}"
         )
     return min(fitting, key=lambda basis: (len(basis.reasons), basis.slower))
 
@@ -114,7 +116,7 @@ def _machine(gpu: str) -> str:
 
 
 def _basis(table: MeasuredTable, *, model: str, gpu: str, cores: int) -> Basis | None:
-    """The basis from one table; None if the table does not apply."""
+    """Return the basis from one table, or None if the table does not apply."""
     reasons = list(_other_model(table.model, model))
     if table.model != model and not reasons:
         return None
@@ -123,11 +125,9 @@ def _basis(table: MeasuredTable, *, model: str, gpu: str, cores: int) -> Basis |
         if gpu not in BANDWIDTH or table.gpu not in BANDWIDTH:
             return None
         slower = max(1.0, BANDWIDTH[table.gpu] / BANDWIDTH[gpu])
-        reasons.append(
-            f"a frame on {gpu} takes {slower:.2f} times as long as on {table.gpu}, as memory bandwidths have it"
-        )
+        reasons.append(f"a frame on {gpu} takes {slower:.2f} times as long as on {table.gpu}, by memory bandwidth")
     if cores < table.cores:
-        reasons.append(f"{cores} cores for each GPU are enough, where the measurement had {table.cores}")
+        reasons.append(f"{cores} cores per GPU are assumed to suffice; the measurement had {table.cores}")
     return Basis(table, slower, tuple(reasons))
 
 
@@ -135,6 +135,6 @@ def _other_model(measured: str, wanted: str) -> Iterator[str]:
     if measured == wanted or "embedded" in (measured, wanted):
         return
     if measured.split("-")[0] == wanted.split("-")[0]:
-        yield f"{wanted} has the shape of {measured} (a new recording to clone costs its first request some 40 ms more)"
+        yield f"{wanted} has the shape of {measured} (cloning a new recording adds about 40 ms to its first request)"
     elif measured.startswith("1.7B") and wanted.startswith("0.6B"):
         yield f"{wanted} is at most as slow as {measured}"

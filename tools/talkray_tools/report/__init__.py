@@ -1,1 +1,1 @@
-"""`talkray report`: whether a checkpoint is fit to serve here, as a folder to read, compare and send."""
+"""`talkray report`: assess whether a checkpoint is fit to serve on this machine, as a folder of files."""

@@ -31,12 +31,12 @@ _NUMERICS = ("every code of the codec is finite", "a head follows the text")
 
 
 def correctness(bench: ReportBench) -> Iterator[Check]:
-    """The checks of `talkray verify`, except for numerics."""
+    """Yield the checks of `talkray verify`, except for numerics."""
     yield from (check for name, check in bench.verified.items() if name not in _NUMERICS)
 
 
 def numerics(bench: ReportBench) -> Iterator[Check]:
-    """Headroom, precision, near-ties and the alignment head, from the same file."""
+    """Yield the checks of headroom, precision, near-ties and the alignment head, from the same file."""
     found = bench.verified
     yield from (found[name] for name in _NUMERICS if name in found)
     yield Check("precision of the codec", None, f"{found['it loads'].values.get('codec')}, chosen at the start")
@@ -75,7 +75,7 @@ def report(
     quick: Annotated[bool, typer.Option("--quick", help="Use few samples.")] = False,
     only: Annotated[list[str] | None, typer.Option(help="Run this part. Repeatable. Default: all.")] = None,
     compare: Compared = None,
-    url: Annotated[str | None, typer.Option(help="Running server: only parts that need no checkpoint.")] = None,
+    url: Annotated[str | None, typer.Option(help="Running server, for parts that need no checkpoint.")] = None,
     dialect: Annotated[str, typer.Option(help="Request format of the server, as in `talkray loadtest`.")] = "talkray",
     voice: Annotated[str | None, typer.Option(help="Voice. Default: the first of the server.")] = None,
     language: Languages = None,
@@ -85,17 +85,17 @@ def report(
     reference: Recording = None,
     reference_text: Annotated[str | None, typer.Option(help="Transcript of --reference.")] = None,
 ) -> None:
-    """Report whether to serve a checkpoint. Writes report.html, report.json and audio.
+    """Assess whether a checkpoint is fit to serve. Writes report.html, report.json and audio.
 
     Exit code: 0 if all parts passed, 1 if a part failed, 2 if a part could not run.
     """
     given = locals()
     if (model is None) == (url is None):
-        raise InvalidRequest("name either --model, for a whole report, or --url, for the parts that need only a server")
+        raise InvalidRequest("use either --model for a whole report, or --url for the parts that need only a server")
     parts = [part for part in PARTS if model or part.needs_only_server]
     if unknown := set(only or ()) - {part.name for part in parts}:
         names = ", ".join(part.name for part in parts)
-        raise InvalidRequest(f"--only {', '.join(sorted(unknown))}: the parts are {names}")
+        raise InvalidRequest(f"--only {', '.join(sorted(unknown))}: unknown part. Use: {names}")
     if compare is not None:
         page.read(compare)
     options = argparse.Namespace(**given, at_once=32 if gpu_names() else 6)
@@ -128,7 +128,7 @@ def report(
 
 
 class _Telling(logging.Handler):
-    """Shows the log messages of sessions."""
+    """Logging handler that prints the messages of listening sessions."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         super().__init__()
@@ -139,7 +139,7 @@ class _Telling(logging.Handler):
 
 
 def main() -> int:
-    """Run the command; returns the exit code, also 2 for wrong usage."""
+    """Run the command and return the exit code. Wrong usage exits with 2, too."""
     try:
         return run_command(report, "talkray report", sys.argv[1:])
     except (TalkrayError, OSError) as error:

@@ -1,4 +1,4 @@
-"""State that the parts of a report share: options, the server, the checks of `talkray verify`, recordings to clone."""
+"""State shared by the parts of a report: options, the server, checks of `talkray verify`, and recordings to clone."""
 
 import argparse
 import asyncio
@@ -37,15 +37,15 @@ from talkray_tools.report.frame import CannotRun
 from talkray_tools.verify import Check
 from talkray_tools.ways import PLAIN, RATE, Asked, Audio, UtteranceFailed, Way, plain_pcm
 
-_MARK = "TALKRAY_REPORT"  # in the environment of every process of our server
-_SPEAKERS, _QUICK_SPEAKERS = 8, 4  # of the embedded voice, whose recordings are cloned
+_MARK = "TALKRAY_REPORT"  # environment variable set in every process of the report's server
+_SPEAKERS, _QUICK_SPEAKERS = 8, 4  # speakers of the embedded voice whose recordings are cloned
 _DESCRIPTION = "A calm, friendly voice."
 _RECORDED = ("He had never grown accustomed to the work, and so he left the town.", "The garden behind it was quiet.")
 
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """A recording to clone, [samples] at RATE, and its words."""
+    """Recording to clone: [samples] at RATE, and their transcript."""
 
     audio: Audio
     text: str
@@ -58,7 +58,7 @@ class Recorded:
 
     @property
     def fields(self) -> dict[str, object]:
-        """Fields of a request that clones it, with its transcript if it has one."""
+        """Return the request fields that clone the recording, with the transcript if there is one."""
         file = io.BytesIO()
         soundfile.write(file, self.audio, RATE, format="WAV")
         words = {"ref_text": self.text} if self.text else {"x_vector_only_mode": True}
@@ -67,27 +67,27 @@ class Recorded:
 
 @dataclass(frozen=True, slots=True)
 class SpeakingServer:
-    """A running server. `start_s`: how long our server took to start; None if it was already running."""
+    """Running server. `start_s` is its start-up time in seconds, or None if the server was already running."""
 
     url: str
     start_s: float | None
-    kind: str  # custom_voice, voice_design or base; empty: another maker's server
+    kind: str  # custom_voice, voice_design or base; empty for a server other than Talkray
     languages: tuple[str, ...]
-    fields: dict[str, object]  # further fields of every request
+    fields: dict[str, object]  # additional fields of every request
 
 
 class ReportBench:
-    """The shared state, opened once for all parts; the server starts when a part first needs it."""
+    """State shared by all parts. The server starts when a part first needs it."""
 
     def __init__(self, options: argparse.Namespace, folder: Path, say: Callable[[str], None]) -> None:
         self.options, self.folder, self.say = options, folder, say
-        self.raw = folder  # of the part that runs
+        self.raw = folder  # folder of the current part
         self.stack = ExitStack()
         self._token = secrets.token_hex(8)
 
     @cached_property
     def server(self) -> SpeakingServer:
-        """The server, started if needed. Raises StartError and CannotRun."""
+        """Return the server, and start it if needed. Raises `StartError` and `CannotRun`."""
         url, started_s = self.options.url, time.monotonic()
         if url:
             return asyncio.run(self._describe(url.rstrip("/").removesuffix("/v1"), None))
@@ -107,7 +107,7 @@ class ReportBench:
         except (aiohttp.ClientError, TimeoutError, KeyError, StopIteration) as error:
             raise CannotRun(
                 f"{url} does not list models and voices as Talkray does ({error or type(error).__name__}): start the "
-                "server, set TALKRAY_API_KEY, or name its maker with --dialect"
+                "server, set TALKRAY_API_KEY, or set --dialect"
             ) from error
         own = [each["id"] for each in voices["voices"] if each.get("type") not in ("alias", "stored")]
         fields: dict[str, object] = {"model": model["id"]} | ({"voice": own[0]} if own else {}) | voice
@@ -120,7 +120,7 @@ class ReportBench:
 
     @property
     def settings(self) -> Settings:
-        """Settings for a load test of the server."""
+        """Return the settings of a load test against the server."""
         key, options = os.environ.get("TALKRAY_API_KEY"), {"voice": "alloy", **self.server.fields}
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         return Settings(
@@ -128,7 +128,7 @@ class ReportBench:
         )
 
     async def listen(self, http: aiohttp.ClientSession, asked: Asked) -> Audio:
-        """Request plain PCM, in the form that any maker's server accepts."""
+        """Request plain PCM with the fields that the server's dialect accepts."""
         if self.options.dialect == "talkray":
             return await PLAIN.listen(http, asked)
         recording = Recording(ScheduledRequest(0, 0.0, asked.text), Clock.started())
@@ -142,7 +142,7 @@ class ReportBench:
         return _at_rate(plain_pcm(bytes(recording.kept)), trace.layout.sample_rate)
 
     def way(self, listen: Any, name: str = PLAIN.name, *, kept: Callable[[Asked], bool]) -> Way:
-        """`listen`, which also stores the audio as a file if `kept`."""
+        """Return a `Way` that calls `listen` and stores the audio of each utterance for which `kept` is true."""
 
         async def keep(http: aiohttp.ClientSession, asked: Asked) -> Audio:
             audio: Audio = await listen(http, asked)
@@ -155,7 +155,7 @@ class ReportBench:
 
     @cached_property
     def recordings(self) -> dict[str, list[Recorded]]:
-        """By speaker: the user's recordings, and two of each speaker of the embedded voice, who are not real people."""
+        """Recordings to clone by speaker: the user's, and two of each (synthetic) speaker of the embedded voice."""
         folder, own = self.folder / "recordings", self.options.reference
         found = {"yours": [Recorded.read(own, self.options.reference_text or "")]} if own else {}
         count = _QUICK_SPEAKERS if self.options.quick else _SPEAKERS
@@ -168,9 +168,9 @@ class ReportBench:
         return found
 
     def _record(self, folder: Path, count: int) -> list[str]:
-        from talkray_tools.subject import Subject  # imports torch, so only if needed
+        from talkray_tools.subject import Subject  # imported late, because it imports torch
 
-        self.say(f"the embedded voice makes recordings of {count} speakers to clone")
+        self.say(f"generating recordings of {count} speakers to clone with the embedded voice")
         options = argparse.Namespace(device="cpu", threads=len(os.sched_getaffinity(0)), deterministic=False)
         subject = Subject(locate("embedded"), None, options)
         folder.mkdir(parents=True, exist_ok=True)
@@ -183,7 +183,7 @@ class ReportBench:
 
     @cached_property
     def verified(self) -> dict[str, Check]:
-        """The checks of `talkray verify`, run in another process to free its memory. Raises CannotRun."""
+        """Checks of `talkray verify`, which runs in another process to free its memory. Raises `CannotRun`."""
         out = self.folder / "verify"
         if not (out / "verify.json").exists():
             directory = locate(self.options.model, report=lambda transfer: self.say(str(transfer)))
@@ -201,13 +201,13 @@ class ReportBench:
                     last = line.strip() or last
                     self.say(f"  {line.rstrip()}")
             if not (out / "verify.json").exists():
-                end = "was killed: out of memory, most often" if process.returncode < 0 else "ended early"
+                end = "was killed, probably because memory ran out" if process.returncode < 0 else "ended early"
                 raise CannotRun(f"talkray verify {end}: {last}")
         found = json.loads((out / "verify.json").read_text(encoding="utf-8"))["checks"]
         return {each["name"]: Check(**each) for each in found}
 
     def memory_gib(self) -> dict[str, float]:
-        """Memory of all processes of our own server, and of its GPU."""
+        """Return the memory of the report's own server in GiB: all processes, and its GPU."""
         total_kib = 0
         for folder in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError, StopIteration):

@@ -1,4 +1,4 @@
-"""The parts of a report: each runs separately, is stored with a key of its inputs, and has a verdict."""
+"""Parts of a report. Each part runs separately, has a verdict, and is cached under a key of its inputs."""
 
 import contextlib
 import errno
@@ -36,11 +36,11 @@ _MEMORY = re.compile(r"out of memory|cannot allocate memory", re.IGNORECASE)
 
 
 class CannotRun(TalkrayError):
-    """A part cannot run here; the message has the reason, and how to enable it."""
+    """Error for a part that cannot run on this machine. The message has the reason and a remedy."""
 
 
 class Verdict(StrEnum):
-    """The verdict of a part."""
+    """Verdict of one part."""
 
     PASSED = "passed"
     FAILED = "failed"
@@ -49,7 +49,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ReportPart:
-    """A part. `inputs`: names of the options that change its figures. `raw`: the folder of its files."""
+    """One part. `inputs` names the options that affect its figures; `raw` is the folder of its files."""
 
     name: str
     run: Callable[[Any], Iterator[Check]]
@@ -60,7 +60,7 @@ class ReportPart:
 
 @dataclass(slots=True)
 class PartResult:
-    """The result of a part. `why`: the reason why it could not run or finish."""
+    """Result of one part. `why` is the reason why the part could not run or finish."""
 
     name: str
     key: str
@@ -71,16 +71,16 @@ class PartResult:
 
 
 def exit_code(results: Sequence[PartResult]) -> int:
-    """0 if all passed, 1 if a part failed, else 2."""
+    """Return 0 if all parts passed, 1 if a part failed, else 2."""
     verdicts = {result.verdict for result in results}
     return 1 if Verdict.FAILED in verdicts else 2 if Verdict.COULD_NOT_RUN in verdicts else 0
 
 
 class ReportFolder:
-    """The files of a report. Host names, absolute paths and keys are kept out of it or removed."""
+    """Files of a report, from which host names, absolute paths and keys are removed."""
 
     def __init__(self, path: Path, *, secrets: Mapping[str, str]) -> None:
-        """`secrets`: strings, such as an API key or the host of a server, with their replacements."""
+        """Open the folder. `secrets` maps strings such as an API key or a host name to their replacements."""
         self.path = path
         names = {socket.gethostname(), socket.getfqdn(), os.uname().nodename} - {"localhost", ""}
         hidden = dict.fromkeys(sorted(names, key=len, reverse=True), "HOST") | dict(secrets)
@@ -89,7 +89,7 @@ class ReportFolder:
         self._hidden = hidden
 
     def part(self, part: ReportPart, key: str) -> Path:
-        """The folder of a part's files, emptied if they are from other inputs."""
+        """Return the folder of a part's files. Removes files that belong to other inputs."""
         folder, mark = self.path / part.raw, self.path / part.raw / "inputs.txt"
         if not mark.exists() or mark.read_text(encoding="utf-8") != key:
             shutil.rmtree(folder, ignore_errors=True)
@@ -108,7 +108,7 @@ class ReportFolder:
         self.write_json(Path("parts") / f"{result.name}.json", asdict(result))
 
     def write_json(self, name: Path, record: object) -> None:
-        """Write atomically: an interrupted run leaves the old file."""
+        """Write JSON atomically, so an interrupted run leaves the old file intact."""
         file = self.path / name
         file.parent.mkdir(parents=True, exist_ok=True)
         scratch = file.with_suffix(".new")
@@ -116,7 +116,7 @@ class ReportFolder:
         scratch.replace(file)
 
     def clean(self, value: Any) -> Any:
-        """A JSON value without secrets."""
+        """Return a JSON value without secrets."""
         return json.loads(self.clean_text(json.dumps(value, ensure_ascii=False)))
 
     def clean_text(self, text: str) -> str:
@@ -124,19 +124,19 @@ class ReportFolder:
         return _PATH.sub(_shortened, _KEY.sub(r"\1 ...", text))
 
     def clean_files(self, folder: Path) -> None:
-        """Remove secrets from files written by other tools."""
+        """Remove secrets from files that other tools wrote."""
         for file in sorted(each for each in folder.rglob("*") if each.suffix in _TEXT_FILES):
             file.write_text(self.clean_text(file.read_text(encoding="utf-8", errors="replace")), encoding="utf-8")
 
 
 def _shortened(match: re.Match[str]) -> str:
-    """The last name of a path whose first folder exists on this machine; a route, such as /v1/models, is unchanged."""
+    """Shorten a path to its last name if its first folder exists here. Routes such as /v1/models stay unchanged."""
     first, *rest = [part for part in match[0].split("/") if part] or [""]
     return f".../{[first, *rest][-1]}" if first and Path(f"/{first}").exists() else match[0]
 
 
 def secrets_of(url: str | None, api_key: str | None, *paths: Path) -> dict[str, str]:
-    """Strings that the report of this run hides, besides host names."""
+    """Return the strings that a report of this run hides in addition to host names."""
     hidden = {str(path): path.name for path in (Path.cwd(), Path.home(), *paths)}
     parts = urlsplit(url or "")
     hidden |= {each: "SERVER" for each in (parts.netloc, parts.hostname) if each}
@@ -145,7 +145,7 @@ def secrets_of(url: str | None, api_key: str | None, *paths: Path) -> dict[str, 
 
 
 def fingerprint(path: Path | None) -> object:
-    """Names, sizes and times of a file or of the files below a folder, except those written by `talkray verify`."""
+    """Return names, sizes and times of a file or of the files in a folder, except files of `talkray verify`."""
     if path is None or not path.exists():
         return str(path)
     files = [path] if path.is_file() else sorted(each for each in path.rglob("*") if each.is_file())
@@ -161,9 +161,9 @@ def key_of(part: ReportPart, inputs: Mapping[str, object]) -> str:
 def run_parts(
     parts: Sequence[ReportPart], bench: Any, folder: ReportFolder, *, inputs: Mapping[str, object], only: Sequence[str]
 ) -> list[PartResult]:
-    """Run the parts without a result in turn; each gets `bench`. `inputs`: of all parts, by name.
+    """Run the parts that have no result yet, in order, and pass `bench` to each. `inputs` holds the options by name.
 
-    For parts that are not in `only`, existing results with the same inputs are used.
+    Parts outside `only` keep their existing results if the inputs are equal.
     """
     results = []
     for part in parts:
@@ -178,7 +178,7 @@ def run_parts(
             bench.say(f"{part.name} begins")
             results.append(_run(part, key, bench=bench, folder=folder))
             bench.say(f"{part.name}: {results[-1].verdict}{results[-1].why and f': {results[-1].why}'}")
-            with contextlib.suppress(OSError):  # the part and the final write report a full disk
+            with contextlib.suppress(OSError):  # the part and the final write report a full disk themselves
                 folder.store(results[-1])
     return results
 
@@ -190,7 +190,7 @@ def _run(part: ReportPart, key: str, *, bench: Any, folder: ReportFolder) -> Par
         for check in part.run(bench):
             checks.append(_with_published(check))
             bench.say(str(checks[-1]))
-    except (Exception, SystemExit) as error:  # one part's error, foreseen or not, does not stop the others
+    except (Exception, SystemExit) as error:  # any error of one part must not stop the other parts
         why = _reason(error)
         if not isinstance(error, (TalkrayError, LoadTestError, OSError, MemoryError, SystemExit)):
             bench.say(traceback.format_exc())
@@ -204,7 +204,7 @@ def _run(part: ReportPart, key: str, *, bench: Any, folder: ReportFolder) -> Par
 
 
 def _with_published(check: Check) -> Check:
-    """Add published values to a measurement without a bound, and note that it has none."""
+    """Add published values to a measurement without a bound, and state that no bound exists."""
     others = next((each for name, each in PUBLISHED.items() if check.name.startswith(name)), None)
     if check.passed is not None or others is None:
         return check
@@ -213,9 +213,9 @@ def _with_published(check: Check) -> Check:
 
 def _reason(error: BaseException) -> str:
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return "the disk is full: free some space, or name another folder with --out, and run the command again"
+        return "the disk is full: free some space or choose another folder with --out, then run the command again"
     if isinstance(error, MemoryError) or _MEMORY.search(str(error)):
-        return f"there is not enough memory: end other programs on this machine, or use a smaller model ({error})"
+        return f"not enough memory: stop other programs on this machine, or use a smaller model ({error})"
     if isinstance(error, ModuleNotFoundError):
         return f"the package {error.name} is not installed: {pip_install(*_LISTENING)}"
     foreseen = isinstance(error, (TalkrayError, LoadTestError, SystemExit))

@@ -1,4 +1,4 @@
-"""Whether a voice is the requested one: a named voice of the checkpoint, or the voice of a recording."""
+"""Check that a voice is the requested voice: a named voice of the checkpoint, or the voice of a recording."""
 
 import asyncio
 from collections.abc import Iterator, Mapping
@@ -24,17 +24,17 @@ _SPOKEN = (
     "The boat drifted slowly on the lake in the evening.",
     "They were waiting for the train to come from the city.",
 )
-_LEAST_NEARER = 0.75  # share of speakers whose clone is nearer to their recording than to the average of others
-_SAME = 0.02  # two voices whose cosines differ by less are equally near
-_LONG_WORD = 4  # letters: shorter words may be heard by chance
+_LEAST_NEARER = 0.75  # share of speakers whose clone is closer to the own recording than to other recordings on average
+_SAME = 0.02  # cosines that differ by less count as equal
+_LONG_WORD = 4  # letters; shorter words may match by chance
 
 
 def similarity(bench: ReportBench) -> Iterator[Check]:
-    """Named voices are compared with those of `talkray verify`, clones with their recordings."""
+    """Compare named voices with those of `talkray verify`, and clones with their recordings."""
     if find_spec("resemblyzer") is None:
         raise CannotRun(f"no speaker encoder is installed: {_ENCODER}")
     judge = VoiceJudge(package_folder("resemblyzer") / "pretrained.pt", RATE)
-    _ = bench.verified  # before the server takes the memory; it stores voices next to its report
+    _ = bench.verified  # run first, because the server needs the memory; also stores voices next to the report
     files = sorted((bench.folder / "verify").glob("voice-*.wav"))
     if bench.server.kind == "base":
         yield from _clones(bench, judge)
@@ -43,11 +43,11 @@ def similarity(bench: ReportBench) -> Iterator[Check]:
             bench, judge, {file.stem.removeprefix("voice-"): soundfile.read(file, dtype="float32")[0] for file in files}
         )
     else:
-        yield Check("voices", None, "the checkpoint has no voices of its own, and clones no recordings")
+        yield Check("voices", None, "the checkpoint has neither built-in voices nor voice cloning")
 
 
 def _voices(bench: ReportBench, judge: VoiceJudge, voices: Mapping[str, Audio]) -> Check:
-    """Each voice of the server, with the same text and seed, must be nearest to the engine's own rendering of it."""
+    """Check that each voice of the server is nearest to the engine's rendering of the same voice, text and seed."""
     asked = {voice: Asked(TEXT, SEEDS[0], bench.server.fields | {"voice": voice}) for voice in voices}
     alike, names = _cosines(judge, asyncio.run(_listen(bench, asked)), voices), list(voices)
     wrong = [
@@ -95,7 +95,7 @@ def _clones(bench: ReportBench, judge: VoiceJudge) -> Iterator[Check]:
 
 
 def _leakage(bench: ReportBench, spoken: Mapping[str, Audio]) -> Check:
-    """Look for long words of the recording, which are in none of the texts, in the transcripts."""
+    """Search the transcripts of clones for long words that occur only in the cloned recording."""
     recogniser, leaked, heard = Whisper("en"), [], 0
     texts = {word for text in _SPOKEN for word in plain_words(text)}
     for key, audio in spoken.items():
@@ -103,12 +103,12 @@ def _leakage(bench: ReportBench, spoken: Mapping[str, Audio]) -> Check:
         words = plain_words(recogniser.transcribe(audio, RATE))
         heard += len(words)
         leaked += [word for word in words if word in foreign and len(word) >= _LONG_WORD]
-    detail = f"{len(leaked)} of {heard} words heard are the recording's: {', '.join(leaked[:5]) or 'none'}"
+    detail = f"{len(leaked)} of {heard} words heard come from the recording: {', '.join(leaked[:5]) or 'none'}"
     return Check("words of the recording in clones", None, detail, {"share": len(leaked) / max(1, heard)})
 
 
 async def _listen(bench: ReportBench, asked: Mapping[str, Asked]) -> dict[str, Audio]:
-    """Request the audio. Raises CannotRun if an utterance fails or is silent."""
+    """Request the audio. Raises `CannotRun` if an utterance fails or is silent."""
     several, spoken = asyncio.Semaphore(bench.options.at_once), dict[str, Audio]()
 
     async def listen(key: str, each: Asked) -> None:
@@ -120,19 +120,19 @@ async def _listen(bench: ReportBench, asked: Mapping[str, Asked]) -> dict[str, A
         try:
             await asyncio.gather(*(listen(*pair) for pair in asked.items()))
         except (UtteranceFailed, aiohttp.ClientError) as error:
-            raise CannotRun(f"a voice did not speak: {error or type(error).__name__}") from error
+            raise CannotRun(f"a voice failed: {error or type(error).__name__}") from error
     if silent := [key for key, audio in spoken.items() if first_sound((audio * 32767).astype(np.int16), RATE) is None]:
-        raise CannotRun(f"{', '.join(silent)}: nothing is heard, so no voice can be compared")
+        raise CannotRun(f"{', '.join(silent)}: the audio is silent, so voices cannot be compared")
     return {key: spoken[key] for key in asked}
 
 
 def _cosines(judge: VoiceJudge, spoken: Mapping[str, Audio], known: Mapping[str, Audio]) -> Tensor:
-    """Cosines [speakers, speakers] of speech (rows) and recordings (columns)."""
+    """Return cosines [speakers, speakers] of speech (rows) and recordings (columns)."""
     rows, columns = ([judge.vector(audio) for audio in each.values()] for each in (spoken, known))
     return torch.stack(rows) @ torch.stack(columns).T
 
 
 def _own_and_others(alike: Tensor) -> tuple[Tensor, Tensor]:
-    """Two tensors [speakers]: the cosine with the own recording, and the mean with all others."""
+    """Return two tensors [speakers]: cosines with the own recording, and mean cosines with all others."""
     own = alike.diagonal()
     return own, (alike.sum(1) - own) / max(1, len(alike) - 1)

@@ -1,4 +1,4 @@
-"""The report as JSON and as a page, next to another report if one is given."""
+"""Render the report as JSON and as an HTML page, optionally compared with another report."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ from deployments.errors import InvalidRequest
 from talkray_tools.report.frame import PartResult, ReportFolder
 
 _AUDIO = (".wav", ".flac")
-_MOST_AUDIO = 12  # players per part
+_MOST_AUDIO = 12  # audio players per part
 
 
 def write(results: Sequence[PartResult], about: Mapping[str, Any], folder: ReportFolder, other: Path | None) -> None:
@@ -40,12 +40,12 @@ def read(file: Path) -> dict[str, Any]:
         record = dict(json.loads(file.read_text(encoding="utf-8")))
         _figures(record)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InvalidRequest(f"--compare {file}: not a report.json of `talkray report`: {error!r}") from None
+        raise InvalidRequest(f"--compare {file}: the file is not a report of `talkray report`: {error!r}") from None
     return record
 
 
 def compared(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """Rows of part, figure, before, now, change."""
+    """Return rows of part, figure, old value, new value and change."""
     old, new = _figures(before), _figures(now)
     return [(*key, *_change(old.get(key), new.get(key))) for key in dict.fromkeys([*old, *new])]
 

@@ -1,4 +1,4 @@
-"""Whether speech ends with its text, and whether it is intelligible."""
+"""Check that speech ends with its text and is intelligible."""
 
 import asyncio
 import os
@@ -25,17 +25,17 @@ from talkray_tools.verify import AUDIBLE_DB, Check
 from talkray_tools.ways import EVENTS, Asked, Audio, Way
 
 _SHORT, _LONG, _QUICK_SHORT, _QUICK_LONG = 1000, 50, 60, 2
-_PUBLISHED_MISSES = 0.007  # of requests of released Base checkpoints, at most
-_SEGMENTS = 6  # of a long prompt, each of which may miss
+_PUBLISHED_MISSES = 0.007  # maximum share of requests of released Base checkpoints that miss the end
+_SEGMENTS = 6  # segments per long prompt, each of which may miss its end
 _BY_CHANCE = 0.05
 _RUNAWAYS = (FinishReason.RUNAWAY, FinishReason.LOOP, FinishReason.SILENCE, FinishReason.LENGTH)
-_SECONDS_A_WORD, _LEAST_S = 1.25, 6.0  # longer speech counts as a runaway if the server gives no reason
-_MOST_WRONG = {"english": 0.15}  # of the words, which small recognisers mishear too
+_SECONDS_A_WORD, _LEAST_S = 1.25, 6.0  # if the server gives no reason, longer speech is a runaway
+_MOST_WRONG = {"english": 0.15}  # share of wrong words; small recognisers mishear, too
 _MOST_WRONG_OTHERS = 0.4
-_MOST_CLIPPED = 0.001  # of the samples
-_QUICK = {SENTENCES: 3, "numbers": 1, "names": 1}  # texts of each language
+_MOST_CLIPPED = 0.001  # share of samples
+_QUICK = {SENTENCES: 3, "numbers": 1, "names": 1}  # texts per language
 _QUICK_LIST = 10
-_KEPT = 3  # utterances of each language, as files
+_KEPT = 3  # utterances per language stored as files
 
 
 def termination(bench: ReportBench) -> Iterator[Check]:
@@ -60,14 +60,14 @@ def _endings(kind: str, judged: Sequence[Judged]) -> Iterator[Check]:
     came = [each for each in judged if not each.failed]
     failed, reasons = [each.failed for each in judged if each.failed], Counter(map(_reason, came))
     yield Check(
-        f"{kind} prompts are answered", not failed, f"{len(came)} of {len(judged)}; {failed[:1] or 'no errors'}"
+        f"{kind} prompts get responses", not failed, f"{len(came)} of {len(judged)}; {failed[:1] or 'no errors'}"
     )
     for name, missed in (("do not run away", _RUNAWAYS), ("do not end early", (FinishReason.EARLY,))):
         rate = _PUBLISHED_MISSES * (_SEGMENTS if kind == "long" else 1)
         bad, most = sum(reasons[reason] for reason in missed), most_by_chance(len(judged), rate)
         what = ", ".join(f"{reason}: {reasons[reason]}" for reason in missed if reasons[reason]) or "none"
         detail = (
-            f"{bad} of {len(judged)} ({what}; the guard ends them), at most {most} may be by chance if "
+            f"{bad} of {len(judged)} ({what}; the server stops them), at most {most} may be by chance if "
             f"{rate:.1%} do; published values: released Base checkpoints miss the end in 0.15 to 0.7 %"
         )
         yield Check(f"{kind} prompts {name}", bad <= most, detail, {"share": bad / len(judged)})
@@ -77,13 +77,13 @@ def _endings(kind: str, judged: Sequence[Judged]) -> Iterator[Check]:
 
 
 def _reason(judged: Judged) -> str:
-    """The server's reason for the end; ours, by the length, if it gives none."""
+    """Return the server's reason for the end or, without one, a reason derived from the length."""
     is_long = judged.seconds + judged.tail_s > max(_LEAST_S, judged.words * _SECONDS_A_WORD)
     return judged.reason or (FinishReason.RUNAWAY if is_long else FinishReason.STOP)
 
 
 def most_by_chance(count: int, share: float = _PUBLISHED_MISSES) -> int:
-    """The largest number of misses among `count` that is not improbable if each misses with probability `share`."""
+    """Return the largest plausible number of misses among `count` if each misses with probability `share`."""
     left, misses = 1.0, -1
     while left > _BY_CHANCE:
         misses += 1
@@ -94,7 +94,7 @@ def most_by_chance(count: int, share: float = _PUBLISHED_MISSES) -> int:
 def _hear(
     bench: ReportBench, way: Way, said: Mapping[str, Sequence[Text]], *, recognise: bool
 ) -> dict[str, list[Judged]]:
-    """Each text, judged, by language, in files of the form of `make listen`; languages together, a thread each."""
+    """Judge each text and store the results in log files as `make listen` does. Languages run concurrently."""
     fields = {name: value for name, value in bench.server.fields.items() if name != "voice"}
     voice, several = str(bench.server.fields.get("voice", "")), asyncio.Semaphore(max(1, (os.cpu_count() or 2) // 2))
     make = resolve_name(bench.options.recogniser) if bench.options.recogniser else Whisper
@@ -171,12 +171,12 @@ def _heard(language: str, judged: Sequence[Judged]) -> Iterator[Check]:
 
 
 def wrong_share(judged: Sequence[Judged]) -> float:
-    """Share of wrong words, by the first recogniser."""
+    """Return the share of wrong words according to the first recogniser."""
     return sum(next(iter(each.errors.values())) for each in judged) / max(1, sum(each.words for each in judged))
 
 
 def read_seed_tts(folder: Path) -> dict[str, list[tuple[Text, Recorded]]]:
-    """The lists of Seed-TTS that are in `folder` (en/meta.lst, zh/meta.lst). Raises CannotRun."""
+    """Read the Seed-TTS lists in `folder` (en/meta.lst, zh/meta.lst). Raises `CannotRun`."""
     found: dict[str, list[tuple[Text, Recorded]]] = {}
     for language, code in (("english", "en"), ("chinese", "zh")):
         file = folder / code / "meta.lst"
@@ -191,5 +191,5 @@ def read_seed_tts(folder: Path) -> dict[str, list[tuple[Text, Recorded]]]:
                 ) from error
             found.setdefault(language, []).append((Text("Seed-TTS", number, text, text), recorded))
     if not found:
-        raise CannotRun("--seed-tts: the folder has no en/meta.lst and no zh/meta.lst: name the one of seedtts_testset")
+        raise CannotRun("--seed-tts: en/meta.lst and zh/meta.lst are missing. Use the folder seedtts_testset")
     return found

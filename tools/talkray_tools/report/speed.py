@@ -1,4 +1,4 @@
-"""Speed and capacity of the server, by load tests whose folders are kept."""
+"""Measure speed and capacity of the server with load tests, whose folders are kept."""
 
 import asyncio
 import json
@@ -19,15 +19,15 @@ from talkray_tools.report.bench import Recorded, ReportBench
 from talkray_tools.verify import Check
 
 _RATES, _QUICK_RATES = (1.0, 10.0, 20.0, 40.0), (1.0, 10.0)
-_MIXED_SHARE = 0.5  # of the capacity, for mixed traffic
-_MOST_ADDED_MS = 25.0  # to the engine's own first audio, by HTTP, Ray and the codec, on a GPU
-_CLONE_REQUESTS = 3  # per recording: it is new to the server only in the first
+_MIXED_SHARE = 0.5  # rate of mixed traffic as a share of the capacity
+_MOST_ADDED_MS = 25.0  # on a GPU, the most that HTTP, Ray and the codec may add to the engine's first audio
+_CLONE_REQUESTS = 3  # per recording; only the first request brings a recording that the server has not seen
 
 
 def speed(bench: ReportBench) -> Iterator[Check]:
-    """Open-loop rates, capacity, mixed traffic, clones; then start-up and memory."""
+    """Measure open-loop rates, capacity, mixed traffic and clones; then start-up time and memory."""
     quick = bench.options.quick
-    engine = bench.verified if bench.options.model else {}  # before the server takes the memory
+    engine = bench.verified if bench.options.model else {}  # run first, because the server needs the memory
     settings = replace(bench.settings, warmup=3)
     rates = Plan(duration_s=8.0, min_requests=10, rates=_QUICK_RATES) if quick else None
     rates = rates or Plan(duration_s=20.0, min_requests=30, rates=_RATES)
@@ -36,7 +36,7 @@ def speed(bench: ReportBench) -> Iterator[Check]:
         yield _first_audio(step, f"{step.rate:g} requests per second")
     failed, sent = (sum(getattr(step.summary, name) for step in steps) for name in ("failed", "sent"))
     causes = ", ".join(f"{cause}: {count}" for step in steps for cause, count in step.summary.causes.items())
-    detail = f"{failed} of {sent} failed, none may; a full server may refuse ({causes or 'none'})"
+    detail = f"{failed} of {sent} failed (limit: 0); refusals of a full server are allowed ({causes or 'none'})"
     yield Check("no request fails", not failed, detail, {"share": failed / max(1, sent)})
     if engine:
         yield _added(engine, steps[0])
@@ -77,14 +77,14 @@ def _run(bench: ReportBench, name: str, settings: Settings) -> Result:
 
 
 def _check_whole(folder: TraceFolder, runs: Sequence[Result]) -> None:
-    """Raises KeyboardInterrupt if Ctrl-C ended a load test, which does not raise it itself."""
+    """Raise `KeyboardInterrupt` if Ctrl-C ended a load test, because load tests end normally on Ctrl-C."""
     if any(run.summary.interrupted or run.summary.sent < run.summary.planned for run in runs):
         shutil.rmtree(folder.path)
         raise KeyboardInterrupt
 
 
 def _fresh(bench: ReportBench, name: str, last: str) -> Path:
-    """The folder of a load test; removes the remains of an interrupted one."""
+    """Return the folder of a load test, after removing the remains of an interrupted test."""
     bench.say(f"load test: {name}")
     if not (bench.raw / name / last).exists():
         shutil.rmtree(bench.raw / name, ignore_errors=True)
@@ -92,10 +92,10 @@ def _fresh(bench: ReportBench, name: str, last: str) -> Path:
 
 
 def _first_audio(run: Result, what: str) -> Check:
-    """Time to first audible audio, as callers experience it."""
+    """Measure the time to first audible audio at the client."""
     summary, name = run.summary, f"first audio, {what}"
     if summary.ttfa_s is None:
-        return Check(name, None, f"nothing was heard of {summary.sent} requests: {summary.causes}")
+        return Check(name, None, f"no audio from {summary.sent} requests: {summary.causes}")
     p50, p95 = 1000 * summary.ttfa_s.p50, 1000 * summary.ttfa_s.p95
     shares = {"c50": summary.c50, "c100": summary.c100, "c200": summary.c200}
     smooth = ", ".join(f"{name.upper()} {share:.1%}" for name, share in shares.items() if share is not None)
@@ -109,7 +109,7 @@ def _first_audio(run: Result, what: str) -> Check:
 
 
 def _added(engine: dict[str, Check], step: Result) -> Check:
-    """The time that the server adds to the engine: bounded only on a GPU, where other programs do not disturb it."""
+    """Compute the time that the server adds to the engine. Only GPUs get a bound, because CPUs are shared."""
     own, heard = engine["first audio"].values["first_audio_ms"], step.summary.ttfb_s
     name, is_bounded = (
         "the server adds little to the first audio",
@@ -118,13 +118,13 @@ def _added(engine: dict[str, Check], step: Result) -> Check:
     if heard is None or not isinstance(own, float):
         return Check(name, None, "nothing was heard")
     added = 1000 * heard.p50 - own
-    bound = f"; {_MOST_ADDED_MS:.0f} ms may be" if is_bounded else ""
+    bound = f"; limit {_MOST_ADDED_MS:.0f} ms" if is_bounded else ""
     detail = f"{added:.0f} ms: {own:.0f} ms in the engine, {1000 * heard.p50:.0f} ms at the client (p50){bound}"
     return Check(name, added <= _MOST_ADDED_MS if is_bounded else None, detail, {"added_ms": added})
 
 
 def _clones(bench: ReportBench, settings: Settings) -> Iterator[Check]:
-    """Clone recordings that are new to the server, cut for this test; each is new only in its first request."""
+    """Clone recordings cut for this test, each of which is new to the server only in its first request."""
     times_s: dict[str, list[float]] = {"an unknown recording": [], "a known recording": []}
     for number, (name, takes) in enumerate(bench.recordings.items(), 1):
         cut = Recorded(takes[-1].audio[number * 97 :], takes[-1].text)
@@ -136,15 +136,15 @@ def _clones(bench: ReportBench, settings: Settings) -> Iterator[Check]:
                 times_s["a known recording" if trace.index else "an unknown recording"].append(trace.ttfa_s)
     for name, times in times_s.items():
         middle = 1000 * statistics.median(times) if times else None
-        detail = f"{middle:.0f} ms (median of {len(times)})" if times else "nothing was heard"
+        detail = f"{middle:.0f} ms (median of {len(times)})" if times else "no audio"
         yield Check(f"first audio of {name}", None, detail, {"p50_ms": middle})
 
 
 def _resources(bench: ReportBench, start_s: float) -> Iterator[Check]:
     file = bench.raw / "resources.json"
-    if not file.exists():  # of the first start: later ones use caches
+    if not file.exists():  # written at the first start, because later starts use caches
         file.write_text(json.dumps({"start_s": start_s} | bench.memory_gib()), encoding="utf-8")
     found = json.loads(file.read_text(encoding="utf-8"))
-    yield Check("start-up", None, f"{found['start_s']:.0f} s until it speaks", {"start_s": found.pop("start_s")})
+    yield Check("start-up", None, f"{found['start_s']:.0f} s until the first speech", {"start_s": found.pop("start_s")})
     used = ", ".join(f"{value:.1f} GiB of the {name.removesuffix('_gib')}" for name, value in found.items())
     yield Check("memory", None, f"{used}, while it serves", found)
