@@ -1,4 +1,3 @@
-from functools import partial
 from typing import cast
 
 from serve_app.extension import Extension
@@ -9,6 +8,5 @@ EXTENSION = Extension(
     "designs",
     requires=("voices", "models"),
     dialects=(designs.DIALECT,),
-    # `lock` in the voices of this ingress, for the route that stores voices.
-    open=lambda opening: partial(designs.lock, cast("Voices", opening.opened["voices"])),
+    open=lambda opening: designs.VoiceDesigns(cast("Voices", opening.opened["voices"])),
 )
