@@ -29,6 +29,10 @@ function header(rate) {
 }
 
 const tts = await plugin();
+tts.on("error", ({ error, recoverable }) => {
+  console.error(error); // LiveKit's streams end silently then
+  if (!recoverable) process.exit(1);
+});
 await converse(
   async function* (text) {
     const stream = tts.capabilities.streaming ? tts.stream() : tts.synthesize(text);
