@@ -84,7 +84,7 @@ cluster-check: $(VENV)/.installed-dev ## All of cluster/ by the schemas and rule
 docs: $(VENV)/.installed-dev ## Run the commands of README and docs as they are printed, in a fresh clone (a quarter of an hour; ports 6379, 8000 and 8265 must be free)
 	$(BIN)/python -m pytest -v -o faulthandler_timeout=0 tests/test_docs_commands.py
 
-clients: $(VENV)/.installed-dev ## The newest clients, unmodified, against a server (their packages go into .clients; node for two rows; 20 minutes)
+clients: $(VENV)/.installed-dev ## The newest clients, unmodified, against a server (their packages go into .clients, with Node 22 by npm; 20 minutes)
 	$(BIN)/python -m pytest -q -s -o faulthandler_timeout=0 -m clients tests/clients
 
 peers: $(VENV)/.installed-dev ## Suites of other speech servers against a server here (make peers PEERS=FOLDER; without a folder it says how to get them)

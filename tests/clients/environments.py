@@ -1,5 +1,6 @@
 """The newest clients from their registries, unmodified, each in an environment of its own under `.clients`."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +16,14 @@ PYTHON = {
     "cartesia": ("cartesia[websockets]",), "dashscope": ("dashscope",), "wyoming": ("wyoming",),
     "sequences": ("aiohttp",),
 }  # fmt: skip
-JAVASCRIPT = {"npm": ("openai", "ai", "@ai-sdk/openai", "zod", "@mistralai/mistralai")}
+NODE = "node@22"  # which the newest packages need
+JAVASCRIPT = {
+    "npm": ("openai", "ai", "@ai-sdk/openai", "zod", "@mistralai/mistralai"),
+    "livekit-js": (
+        "@livekit/agents", "@livekit/agents-plugin-openai", "@livekit/agents-plugin-deepgram",
+        "@livekit/agents-plugin-elevenlabs",
+    ),
+}  # fmt: skip
 
 
 def command(name: str, script: Path) -> list[str]:
@@ -25,13 +33,17 @@ def command(name: str, script: Path) -> list[str]:
         print(f"installing {name} into {folder}", flush=True)
         _install(name, folder)
         (folder / ".installed").touch()
-    return ["node", str(script)] if name in JAVASCRIPT else [str(folder / "bin/python"), str(script)]
+    return [str(folder / ("node_modules/.bin/node" if name in JAVASCRIPT else "bin/python")), str(script)]
 
 
 def _install(name: str, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     if name in JAVASCRIPT:
-        subprocess.run(["npm", "install", "--no-audit", "--no-fund", "--prefix", folder, *JAVASCRIPT[name]], check=True)
+        npm = ["npm", "install", "--no-audit", "--no-fund", "--prefix", folder]
+        subprocess.run([*npm, NODE], check=True)
+        # npm takes the newest packages for the Node on which it runs.
+        path = os.pathsep.join([str(folder / "node_modules/.bin"), os.environ["PATH"]])
+        subprocess.run([*npm, *JAVASCRIPT[name]], check=True, env={**os.environ, "PATH": path})
         return
     subprocess.run([sys.executable, "-m", "venv", folder], check=True)
     pip = [folder / "bin/python", "-m", "pip", "install", "--quiet", "--upgrade"]

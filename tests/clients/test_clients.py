@@ -36,9 +36,11 @@ NAMING = [(framework, service) for framework in READS_WORDS for service in TELLS
 STALLED_S = 0.1  # of audio that is late the clock knows nothing
 ROWS = [
     *(("openai", "sdk_openai.py", "openai"), ("npm", "sdk.mjs", "openai-js"), ("npm", "sdk.mjs", "ai-sdk")),
-    *(("livekit", "livekit_tts.py", service) for service in (*FRAMEWORK, "simplismart")),
+    *(("livekit", "livekit_tts.py", service) for service in (*FRAMEWORK, "elevenlabs-v4", "simplismart")),
     *(("pipecat", "pipecat_tts.py", service) for service in FRAMEWORK),
+    *(("livekit-js", "livekit.mjs", service) for service in ("openai", "deepgram", "elevenlabs")),
     *((name, f"sdk_{name}.py", name) for name in ("deepgram", "elevenlabs", "cartesia", "dashscope", "wyoming")),
+    *(("dashscope", "sdk_dashscope.py", f"dashscope-{form}") for form in ("tasks", "session", "http")),
     *(("openai", "sdk_openai.py", service) for service in ("azure", "realtime")),
     ("npm", "sdk.mjs", "mistral"),
     *(("sequences", "sequences.py", service) for service in SEQUENCES),

@@ -26,3 +26,8 @@ def test_an_sdk_keeps_a_voice(environment: str, script: str, tmp_path: Path, mon
     with Server({name: (each, AdmissionSettings()) for name, each in models.items()}) as server:
         subprocess.run([*command(environment, SCRIPTS / script), server.url], check=True, timeout=300)
     assert models["clones"].requests[0].text == "Good evening."
+    if environment == "openai":
+        assert {request.instructions for request in models["designs"].requests} == {"A calm old man."}
+        reference = models["clones"].requests[-1].reference
+        assert reference is not None
+        assert reference.text == "So it is."

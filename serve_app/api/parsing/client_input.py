@@ -154,7 +154,7 @@ def parse_object(
 
     `raw` is a body in UTF-8 or UTF-16, with or without a byte order mark, or the text of a message. Unpaired surrogates
     are repaired (see `_repaired_json`), and `repaired` receives the names of repaired fields. `cut_fields` are text
-    fields that may continue in the next message.
+    fields that may continue in the next message, with dots in the names of nested fields.
     """
     commas = raw.count(b",") if isinstance(raw, bytes) else raw.count(",")
     if commas >= most_values:
@@ -239,22 +239,25 @@ def _repaired_json(raw: bytes | str, repaired: list[str], cut_fields: Sequence[s
         value = json.loads(text) if _HALF.search(text) else None
         if not isinstance(value, dict):
             return None
-        cut = {name: _repaired_inside(value.pop(name)) for name in cut_fields if isinstance(value.get(name), str)}
-        rest = {name: _repaired(item) for name, item in value.items()}
+        repaired += [name for name, item in value.items() if _repaired(item) != item or name != without_halves(name)]
+        return _repaired(value, cut_fields)
     except (ValueError, RecursionError):
         return None
-    repaired += [name for name, item in value.items() if rest[name] != item or name != without_halves(name)]
-    return {without_halves(name): item for name, item in rest.items()} | cut
 
 
-def _repaired(value: object) -> object:
+def _repaired(value: object, cut_fields: Sequence[str] = ()) -> object:
+    """`cut_fields`: those inside `value`; "" is `value` itself."""
     match value:
         case str():
-            return without_halves(value)
+            return _repaired_inside(value) if "" in cut_fields else without_halves(value)
         case list():
             return [_repaired(item) for item in value]
         case dict():
-            return {without_halves(name): _repaired(item) for name, item in value.items()}
+            paths = [path.partition(".") for path in cut_fields]
+            return {
+                without_halves(name): _repaired(item, [rest for first, _, rest in paths if first == name])
+                for name, item in value.items()
+            }
     return value
 
 

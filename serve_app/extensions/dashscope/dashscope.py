@@ -2,6 +2,7 @@
 
 import secrets
 from collections.abc import AsyncGenerator, Iterator, Mapping
+from dataclasses import replace
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -50,43 +51,62 @@ _MODES = ("server_commit", "commit")
 
 async def speak_text(service: SpeechService, request: Request) -> Response:
     """Speak `input.text`, as WAV in a JSON body, or as PCM in server-sent events with `X-DashScope-SSE: enable`."""
-    fields = await service.read_fields(request)
-    sent = field_names.flat(fields, _REST_NAMES)
+    sent = await read_text(service, request, _REST_NAMES)
+    speech = await speech_request(service, sent, _REST_NAMES, default="pcm" if _streams(request) else "wav")
+    return await answer(service, request, speech)
+
+
+async def read_text(service: SpeechService, request: Request, names: field_names.Names) -> Json:
+    """Return the flattened fields of a body. Raises InvalidRequest if the text is missing."""
+    sent = field_names.flat(await service.read_fields(request), names)
     if not isinstance(sent.get("input.text"), str):
         raise InvalidRequest("input.text is required. Send a string.", "input", "missing_required_parameter")
-    streams = request.headers.get("x-dashscope-sse") == "enable"
-    speech = await _speech_request(service, sent, _REST_NAMES, default="pcm" if streams else "wav")
+    return sent
+
+
+async def answer(
+    service: SpeechService, request: Request, speech: SpeechRequest, part: Mapping[str, object] | None = None
+) -> Response:
+    """Send the audio as one JSON body or as events. `part` adds fields to the `output` of each event with audio."""
     usage = state_of(request).record.usage
     request_id = state_of(request).record.request_id
     characters = len(speech.body.input)
 
     def output(audio: bytes, *, over: bool = True) -> Iterator[bytes]:
-        return _output(audio, usage, request_id, characters, over=over)
+        shown = _output(usage, f"audio_{request_id}", {} if over else part or {}, over=over)
+        usages = {"characters": characters, **usage.tokens}
+        return object_with({"output": shown, "request_id": request_id, "usage": usages}, audio)
 
     def events(audio: AsyncGenerator[bytes, None], _: WordSource | None) -> AsyncGenerator[bytes, None]:
         return in_parts(audio, lambda part: _event(output(part, over=False)), lambda: _event(output(b"")))
 
-    if streams:
+    if _streams(request):
         return await respond(service, request, speech, StreamedAnswer(EVENT_STREAM, events))
     return await respond(service, request, speech, WholeAnswer("application/json", lambda audio, _: output(audio)))
 
 
-async def _speech_request(
+def _streams(request: Request) -> bool:
+    return request.headers.get("x-dashscope-sse") == "enable"
+
+
+async def speech_request(
     service: SpeechService,
     sent: Mapping[str, object],
     names: field_names.Names,
     *,
     overrides: Mapping[str, object] | None = None,
+    reasons: Mapping[str, str] | None = None,
     default: str = "pcm",
 ) -> SpeechRequest:
     """Create a request from the settings of a session or from a body. Raises InvalidRequest."""
     flat = {name.rpartition(".")[2]: sent[name] for name in reversed(list(names)) if name in sent}
     bit_rate = number("bit_rate", flat.get("bit_rate"))  # kbit/s
-    audio_format = format_named("response_format", str(flat.get("response_format", default)), _FORMATS)
-    delivery = Delivery(audio_format, bit_rate=None if bit_rate is None else int(bit_rate * 1000), files=True)
+    field = "format" if "format" in flat else "response_format"
+    audio_format = format_named(field, str(flat.get(field, default)), _FORMATS)
+    delivery = Delivery(audio_format, bit_rate=None if bit_rate is None else int(bit_rate * 1000))
     if "enable_tn" in flat:
         overrides = {**(overrides or {}), "text_normalization": "on" if switch(flat, "enable_tn") else "off"}
-    return await lenient_request(service.resolver, sent, names, delivery=delivery, overrides=overrides)
+    return await lenient_request(service.resolver, sent, names, delivery=delivery, overrides=overrides, reasons=reasons)
 
 
 class DashScopeSocket(ResponseSocket, ConversationConnection):
@@ -150,7 +170,8 @@ class DashScopeSocket(ResponseSocket, ConversationConnection):
         await self.send_event("session.updated", session=self._shown(), **speech.notes())
 
     async def _speech_request(self, settings: Json) -> SpeechRequest:
-        return await _speech_request(self.service, settings, _SESSION_NAMES, overrides={"model": self._model})
+        speech = await speech_request(self.service, settings, _SESSION_NAMES, overrides={"model": self._model})
+        return replace(speech, delivery=replace(speech.delivery, files=True))
 
     async def _opened_session(self) -> Session:
         if self._session is None:
@@ -199,11 +220,9 @@ class DashScopeSocket(ResponseSocket, ConversationConnection):
         await super().finish()
 
 
-def _output(audio: bytes, usage: Usage, request_id: str, characters: int, *, over: bool) -> Iterator[bytes]:
-    audio_fields = {"data": AUDIO_HERE, "url": "", "id": f"audio_{request_id}", "expires_at": 0}
-    reason = (usage.finish_reason or "stop") if over else "null"
-    shown: Json = {"output": {"audio": audio_fields, "finish_reason": reason}, "request_id": request_id}
-    return object_with(shown | {"usage": {"characters": characters, **usage.tokens}}, audio)
+def _output(usage: Usage, audio_id: str, part: Mapping[str, object], *, over: bool) -> Json:
+    audio = {"data": AUDIO_HERE, "url": "", "id": audio_id, "expires_at": 0}
+    return {**part, "audio": audio, "finish_reason": (usage.finish_reason or "stop") if over else "null"}
 
 
 def _event(parts: Iterator[bytes]) -> bytes:

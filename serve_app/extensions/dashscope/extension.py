@@ -1,4 +1,4 @@
 from serve_app.extension import Extension
-from serve_app.extensions.dashscope import dashscope
+from serve_app.extensions.dashscope import dashscope, tasks
 
-EXTENSION = Extension("dashscope", requires=("realtime",), dialects=(dashscope.DIALECT,))
+EXTENSION = Extension("dashscope", requires=("realtime",), dialects=(dashscope.DIALECT, tasks.DIALECT))

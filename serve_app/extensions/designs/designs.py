@@ -61,6 +61,7 @@ _NAMES: field_names.Names = {
     "ignore_eos": "ignore_eos",
     **{option.name: option.name for option in fields(Sampling)},
 }
+_PROMPT_NAMES: field_names.Names = {"prompt": "instructions", "script_hint": "input", "language": "language"}
 # Default texts: everyday sentences of five to nine seconds each.
 _TEXTS = {
     "english": "Hello, it is good to hear from you. Take a seat by the window, and I will tell you about my day.",
@@ -268,6 +269,26 @@ async def lock(voices: Voices, design_id: str, details: Details, *, field: str =
     )
     flac = await voices.recording(design, design.take)
     return await voices.add(details, [SentRecording(flac, design.take.text)], field=field)
+
+
+class VoiceDesigns:
+    """Designs for the route that stores voices."""
+
+    def __init__(self, voices: Voices) -> None:
+        self._voices = voices
+
+    async def lock(self, design_id: str, details: Details) -> StoredVoice:
+        return await lock(self._voices, design_id, details)
+
+    async def create(
+        self, service: SpeechService, request: Request, details: Details, *, prompt: str, script: str | None
+    ) -> StoredVoice:
+        """OpenAI's voice of a prompt: the first usable candidate, locked at once. Raises InvalidRequest, Conflict."""
+        sent = {"prompt": prompt, "script_hint": script, "language": details.language}
+        sent = {name: value for name, value in sent.items() if value is not None}
+        speech = await speech_request(service, sent, _PROMPT_NAMES, delivery=Delivery(AudioFormat.MP3, whole=True))
+        made = await candidates(service, request, speech)
+        return await self.lock(made.made[0][0].id, details)
 
 
 _STRINGS = ("instructions", "text", "language", "response_format", "model")

@@ -1,4 +1,3 @@
-from functools import partial
 from typing import cast
 
 from serve_app.extension import Extension
@@ -9,6 +8,6 @@ EXTENSION = Extension(
     "designs",
     requires=("voices", "models"),
     dialects=(designs.DIALECT,),
-    # The route that stores voices calls `lock` with the voice library of this ingress.
-    open=lambda opening: partial(designs.lock, cast("Voices", opening.opened["voices"])),
+    # The route that stores voices calls these designs with the voice library of this ingress.
+    open=lambda opening: designs.VoiceDesigns(cast("Voices", opening.opened["voices"])),
 )

@@ -36,14 +36,17 @@ _TEXT = ("ref_text", "reference_text")
 _DESCRIPTION = ("speaker_description", "description")
 _DETAILS = ("name", "language", *_DESCRIPTION)
 _RECORDING = ("audio_sample", *_TEXT, "prepare")
-_CREATED = (*_DETAILS, *_RECORDING, "consent", "type", "design")
+_PROMPT = ("prompt", "script_hint", "model")
+_CREATED = (*_DETAILS, *_RECORDING, *_PROMPT, "consent", "type", "design")
+_KINDS = ("audio_sample", "prompt")
 _CHANGED = (*_DETAILS, *_RECORDING, "style", "sampling", "lexicon")
 
 
 async def add_voice(service: SpeechService, request: Request) -> Response:
-    """Store a named voice from a recording, preferably with its transcript, or from a `design`."""
+    """Store a named voice from a recording, preferably with its transcript, from a `design` or from a `prompt`."""
     form = await read_form(request)
-    _check_kind(form)
+    is_prompt = _check_kind(form) == "prompt"
+    reasons: dict[str, str] = {}
     details = Details(
         form.required("name"),
         language=form.text("language"),
@@ -51,16 +54,22 @@ async def add_voice(service: SpeechService, request: Request) -> Response:
         consent=form.text("consent"),
         provenance="openai",
     )
-    if (design := form.text("design")) is None:
+    designs, design = service.opened_by("designs"), form.text("design")
+    if design is None and not is_prompt:
         voice = await voices_of(service).add(details, _recordings(form, style=NEUTRAL), field="audio_sample")
     elif form.files or form.text(*_TEXT, "prepare"):
         message = "design: a design already contains a recording and its text. Remove audio, text and prepare."
         raise InvalidRequest(message, "design")
-    elif (lock := service.opened_by("designs")) is None:
-        raise InvalidRequest("design: this server does not design voices. Send a recording.", "design")
+    elif designs is None:
+        field = "design" if design else "prompt"
+        raise InvalidRequest(f"{field}: this server does not design voices. Send a recording.", field)
+    elif design is not None:
+        voice = await designs.lock(design, details)
     else:
-        voice = await lock(design, details)
-    return _answer({**described(voice), "success": True, "voice": _omni(voice)}, form, _CREATED)
+        prompt, script = form.required("prompt"), form.text("script_hint")
+        voice = await designs.create(service, request, details, prompt=prompt, script=script)
+        reasons = {} if form.text("model") in (None, "auto") else {"model": "the VoiceDesign model here makes voices"}
+    return _answer({**described(voice), "success": True, "voice": _omni(voice)}, form, _CREATED, reasons)
 
 
 async def show_voice(service: SpeechService, voice_id: str) -> Json:
@@ -146,6 +155,7 @@ async def remove_consent(service: SpeechService, consent_id: str) -> Json:
 
 def described(voice: StoredVoice) -> Json:
     """Return OpenAI's voice object, with all details that the owner of the voice may see."""
+    prompt = {"type": "prompt", "prompt": voice.description} if voice.provenance.startswith("design:") else {}
     return {
         "id": voice.id,
         "object": "audio.voice",
@@ -160,6 +170,7 @@ def described(voice: StoredVoice) -> Json:
         "provenance": voice.provenance,
         "cloned_by": voice.takes[0].cloned_by,
         "takes": [take.as_json() for take in voice.takes],
+        **prompt,
     }
 
 
@@ -175,12 +186,13 @@ def _consent(consent: StoredConsent) -> Json:
     return {**named, "language": consent.language, "created_at": consent.created_at}
 
 
-def _check_kind(form: SentForm) -> None:
-    if (kind := form.text("type")) not in (None, "audio_sample"):
-        raise InvalidRequest(f"type: {kind[:40]!r} is not supported. Use audio_sample.", "type")
+def _check_kind(form: SentForm) -> str:
+    if (kind := form.text("type") or _KINDS[0]) not in _KINDS:
+        raise InvalidRequest(f"type: {kind[:40]!r} is unknown. Use one of: {', '.join(_KINDS)}.", "type")
     if "speaker_embedding" in form.fields:
         reason = "a speaker vector works with one checkpoint only. Send the recording as audio_sample"
         raise InvalidRequest(f"speaker_embedding is not supported: {reason}.", "speaker_embedding")
+    return kind
 
 
 def _recordings(form: SentForm, *, style: str) -> Sequence[SentRecording]:

@@ -10,6 +10,8 @@ from livekit.agents import tts as livekit_tts
 from livekit.plugins import cartesia, deepgram, elevenlabs, openai, simplismart
 
 AHEAD_S = 1.0  # its agents read all that comes; this much is enough
+# ElevenLabs ends a context of a dialogue that is idle for 20 s. The plugin keeps it alive every 10 s.
+IDLE_S = 21.0
 
 
 def plugin(order: Order, http: aiohttp.ClientSession) -> livekit_tts.TTS:
@@ -24,6 +26,9 @@ def plugin(order: Order, http: aiohttp.ClientSession) -> livekit_tts.TTS:
             return deepgram.TTSv2(base_url=f"{url}/v2/speak", api_key="none", model=model, http_session=http)
         case "elevenlabs":
             return elevenlabs.TTS(base_url=f"{url}/v1", api_key="none", voice_id=voice, http_session=http)
+        case "elevenlabs-v4":
+            model = "eleven_v4"
+            return elevenlabs.TTS(base_url=f"{url}/v1", api_key="none", voice_id=voice, model=model, http_session=http)
         case "cartesia":
             return cartesia.TTS(base_url=url, api_key="none", voice=voice, http_session=http)
         case "simplismart":
@@ -34,12 +39,13 @@ def plugin(order: Order, http: aiohttp.ClientSession) -> livekit_tts.TTS:
 
 async def main() -> None:
     order = Order()
-    name = order.service.removesuffix("-flux")
+    name = order.service.partition("-")[0]
     packages = ("livekit-agents", f"livekit-plugins-{name}")
     report = Report(order, {package: version(package) for package in packages})
     async with aiohttp.ClientSession() as http:
         tts = plugin(order, http)
         heard: list[tuple[str, float]] = []  # words, and the seconds of audio at which they begin
+        idles = [IDLE_S] if order.service == "elevenlabs-v4" else []  # once, between two sentences
 
         async def speak(text: str) -> AsyncIterator[tuple[bytes, int]]:
             heard.clear()
@@ -51,6 +57,9 @@ async def main() -> None:
             async with tts.stream() as stream:
                 for piece in pieces(text):
                     stream.push_text(piece)
+                    if idles and piece.endswith(".") and not text.endswith(piece):
+                        stream.flush()
+                        await asyncio.sleep(idles.pop())
                 stream.flush()
                 stream.end_input()
                 async for event in stream:

@@ -1,14 +1,7 @@
-// openai (JavaScript) and the Vercel AI SDK's openai provider: what `common.py` does, as far as these can.
-import { readFileSync, writeFileSync } from "node:fs";
-import { join } from "node:path";
-import { createRequire } from "node:module";
+// openai (JavaScript), the Vercel AI SDK's openai provider, and Mistral's SDK.
+import { converse, load, order } from "./common.mjs";
 
-const order = JSON.parse(readFileSync(process.argv[2], "utf8"));
-const packages = createRequire(join(process.argv[3], "package.json"));
-const load = async (name) => import(packages.resolve(name));
-const version = (name) => JSON.parse(readFileSync(join(process.argv[3], "node_modules", name, "package.json"))).version;
-
-async function speakers() {
+async function speaker() {
   if (order.service === "openai-js") {
     const { default: OpenAI } = await load("openai");
     const client = new OpenAI({ baseURL: `${order.url}/v1`, apiKey: "none" });
@@ -26,7 +19,7 @@ async function speakers() {
     };
   }
   const { createOpenAI } = await load("@ai-sdk/openai");
-  const { experimental_generateSpeech: generateSpeech } = await load("ai");
+  const { generateSpeech } = await load("ai");
   const model = createOpenAI({ baseURL: `${order.url}/v1`, apiKey: "none" }).speech("tts-1");
   return async function* (text) {
     const { audio } = await generateSpeech({ model, text, voice: order.voice, outputFormat: "wav" });
@@ -34,21 +27,5 @@ async function speakers() {
   };
 }
 
-const speak = await speakers();
-const turns = [];
-for (const [index, text] of order.texts.entries()) {
-  const began = performance.now();
-  let first = null;
-  const parts = [];
-  for await (const part of speak(text)) {
-    first ??= (performance.now() - began) / 1000;
-    parts.push(part);
-  }
-  const file = `turn-${index}.wav`;
-  writeFileSync(join(order.folder, file), Buffer.concat(parts));
-  turns.push({ text, file, first_audio_s: first, words: null });
-  console.log(`turn ${index + 1}: first audio after ${first?.toFixed(2)} s`);
-}
 const names = { "openai-js": ["openai"], mistral: ["@mistralai/mistralai"] }[order.service] ?? ["ai", "@ai-sdk/openai"];
-const versions = Object.fromEntries(names.map((name) => [`${name} (npm)`, version(name)]));
-writeFileSync(join(order.folder, "report.json"), JSON.stringify({ versions, turns, interruptions: [] }));
+await converse(await speaker(), names);

@@ -1,4 +1,4 @@
-"""openai: a voice that is stored with what it says, spoken with, and deleted."""
+"""openai: a voice that is stored with what it says, spoken with, and deleted; and one that is made of a prompt."""
 
 import asyncio
 import io
@@ -44,6 +44,14 @@ async def main(url: str) -> None:
     assert error is not None, "a deleted voice speaks"
     assert voice.id in error.message, error
     assert (await consents.delete(consent.id)).deleted
+    made = await client.audio.voices.create(
+        type="prompt", name="made", prompt="A calm old man.", script_hint="So it is."
+    )
+    assert (made.type, made.prompt, made.name) == ("prompt", "A calm old man.", "made")
+    answer = await client.audio.speech.create(
+        model="gpt-4o-mini-tts", voice={"id": made.id}, input="Good night.", response_format="pcm"
+    )
+    assert answer.content
 
 
 asyncio.run(main(sys.argv[1]))

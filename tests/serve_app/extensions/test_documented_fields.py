@@ -4,6 +4,7 @@ import asyncio
 import base64
 import copy
 import json
+import re
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -142,7 +143,7 @@ def sent(value: object) -> Sent:
 
 def reported(place: Place, name: str) -> str:
     """As the answer calls it: by its path, without the object that is all of a message."""
-    inside = place.inside.removeprefix("session").removeprefix("response").removeprefix(".")
+    inside = re.sub(r"^(session|response|payload)\b\.?", "", place.inside)
     return f"{inside}.{name}" if inside else name
 
 

@@ -108,7 +108,11 @@ async def test_so_it_is_on_a_socket_whose_turn_ends(row: SocketRow, text: str) -
     async with connect(synthesizer, row.path, subprotocols=row.sample.protocols) as connection:
         client = await Client(connection).accepted()
         client.send(*row.speak(text))
-        ends = {"/v1/audio/speech/ws": {"type": "error"}, "/v1/audio/frames/ws": {"type": "error"}}.get(row.path)
+        ends = {
+            "/v1/audio/speech/ws": {"type": "error"},
+            "/v1/audio/frames/ws": {"type": "error"},
+            "/api-ws/v1/inference": {"type": "task-failed"},
+        }.get(row.path)
         failed = response("failed") if "realtime?model=gpt" in row.path else row.over
         told, _ = await until(client, row.over if row.sample.protocols else ends or failed)
         assert "none of it can be spoken" in str(told)

@@ -1,6 +1,7 @@
 """DashScope: one request, and its realtime socket."""
 
 from serve_app.extension import Sample
+from serve_app.extensions.dashscope.tasks import task_message as task
 from tools.suites.documented import Documented, Json, Place, Sent, fields, messages
 from tools.suites.row import Closing, End, PostRow, Rows, SocketRow, Stop, by_path, response, samples_of, update
 
@@ -10,6 +11,7 @@ COMMITTED: tuple[Json, ...] = (
     {"type": "input_text_buffer.append", "text": "$text"},
     {"type": "input_text_buffer.commit"},
 )
+RUN, SAY, FINISH = SAMPLES["DashScope, SpeechSynthesizer"].messages
 CHERRY: Json = {"voice": "Cherry", "mode": "commit", "language_type": "English"}
 SOCKETS = {
     "dashscope": SocketRow(
@@ -47,28 +49,60 @@ SOCKETS = {
         cut=[*COMMITTED[:2], {"type": "session.finish"}],
         stop=Stop({"type": "response.cancel"}, response("cancelled")),
     ),
+    "dashscope-task": SocketRow(
+        SAMPLES["DashScope, SpeechSynthesizer"],
+        over={"type": "task-finished"},
+        error="task-failed",
+        refused=[
+            ({"type": "nonsense"}, "header"),
+            (task("nonsense"), "type"),
+            (task("continue-task", input={"text": "x"}), "task_id"),
+            (task("finish-task", input={}), "task_id"),
+            (task("run-task", parameters={"format": "flac"}), "format"),
+            (task("run-task", parameters={"rate": 99}), "rate"),
+        ],
+        refusal={"type": "task-failed"},
+        numbers=['{"header": {"action": "run-task", "task_id": "a"}, "payload": {"parameters": {"rate": ?}}}'],
+        more=[task("continue-task", input={"flush": True}), {**RUN, "payload": {"input": {"text": "$text"}}}],
+        cut=(RUN, SAY, FINISH),
+        stop=Stop(task("finish-task", input={"directive": "cancel"}), {"type": "task-finished"}),
+    ),
 }
 
 REST = "/api/v1/services/aigc/multimodal-generation/generation"
-POSTS = by_path(
-    PostRow(
-        Sample(REST, body={"model": "qwen-tts", "input": {"text": "$text", "voice": "$voice"}}),
+SYNTHESIZER = "/api/v1/services/audio/tts/SpeechSynthesizer"
+
+
+def post(path: str, audio_format: str, rate: str, *, name: str = "") -> PostRow:
+    return PostRow(
+        Sample(path, body={"model": "qwen-tts", "input": {"text": "$text", "voice": "$voice"}}),
         "input",
-        "DashScope",
+        name,
         [('{"model": "q", "input": {"text": "x"}, "parameters": {"bit_rate": ?}}', "bit_rate")],
-        wrong=[({"parameters": {"speech_rate": 99}}, "speech_rate")],
-        formats=[("", {"parameters": {"response_format": "?"}}, "opus")],
-        whole=("", {"parameters": {"response_format": "pcm"}}, ("output", "audio", "data")),
+        wrong=[({"parameters": {rate: 99}}, rate)],
+        formats=[("", {"parameters": {audio_format: "?"}}, "opus")],
+        whole=("", {"parameters": {audio_format: "pcm"}}, ("output", "audio", "data")),
         end=End("events", headers={"x-dashscope-sse": "enable"}),
-        more={"parameters": {"speech_rate": 1.1}},
-    ),
-)
+        more={"parameters": {rate: 1.1}},
+    )
+
+
+POSTS = by_path(post(REST, "response_format", "speech_rate", name="DashScope"), post(SYNTHESIZER, "format", "rate"))
 FIELDS: Json = {
     **fields(
         "voice: ryan, response_format: mp3, sample_rate: 8000, language_type: German, speech_rate: 2.0, "
         "pitch_rate: 1.5, volume: 80, instructions: Softly., optimize_instructions: true, enable_tn: true"
     ),
     "bit_rate": Sent(64, {"response_format": "opus"}),
+}
+# test_tasks.py has enable_ssml, which changes no text without entities.
+SYNTHESIZED: Json = {
+    **fields(
+        "voice: ryan, format: wav, sample_rate: 8000, rate: 2.0, pitch: 1.5, volume: 80, seed: 5, type: 1, "
+        "instruction: Softly., language_hints: [de], language_type: de, word_timestamp_enabled: true, "
+        "hot_fix: {replace: []}"
+    ),
+    "bit_rate": Sent(64, {"format": "opus"}),
 }
 DOCUMENTED = {
     "DashScope": Documented(
@@ -92,6 +126,20 @@ DOCUMENTED = {
         [Place({"model": "qwen3-tts-flash"}, None), Place({**FIELDS, "mode": "commit"}, inside="session")],
         over={"closed": 1000},
         style=("instructions",),
+    ),
+    "DashScope, SpeechSynthesizer": Documented(
+        SYNTHESIZER,
+        [{"model": "qwen3-tts", "input": {"text": "Hello."}}],
+        [Place(SYNTHESIZED, inside="input")],
+        style=("instruction",),
+        language="language_type",
+    ),
+    "DashScope, tasks": Documented(
+        "/api-ws/v1/inference",
+        [task("run-task"), task("continue-task", input={"text": "Hello."}), task("finish-task", input={})],
+        [Place({"model": "cosyvoice-v3"}, inside="payload"), Place(SYNTHESIZED, inside="payload.parameters")],
+        over={"type": "task-finished"},
+        style=("instruction",),
     ),
 }
 ROWS = Rows(SOCKETS, POSTS, DOCUMENTED)

@@ -18,8 +18,8 @@ pytestmark = pytest.mark.anyio
 ONE, TWO, THREE = "Hello there, all of you.", "And this comes after it.", "That is the end."
 SPEAK: Json = {"type": "speak", "voice": "ryan"}
 NO_TAIL = "no recent finished request with this voice has this ID"
-# Of Cartesia's and ElevenLabs' sockets a context is the conversation; codec frames have no tail, dialects whose socket
-# ends with its utterance have no second one.
+# Of Cartesia's and ElevenLabs' sockets a context is the conversation, of DashScope's a task; codec frames have no tail,
+# dialects whose socket ends with its utterance have no second one.
 CONVERSING = here("native", "deepgram", "flux", "realtime", "dashscope-commit", "vllm-omni")
 
 
@@ -46,7 +46,7 @@ def tails(requests: list[SynthesisRequest]) -> list[str | None]:
 
 
 def test_each_socket_on_which_one_utterance_follows_another_is_here() -> None:
-    others = here("elevenlabs", "elevenlabs-dialogue", "cartesia", "frames")
+    others = here("elevenlabs", "elevenlabs-dialogue", "cartesia", "dashscope-task", "frames")
     assert {name for name, row in SOCKETS.items() if row.closing.goes_on} == {*CONVERSING, *others}
 
 

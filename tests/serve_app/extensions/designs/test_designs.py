@@ -115,6 +115,29 @@ async def test_a_form_locks_as_well(client: AsyncClient) -> None:
         assert (both.status_code, both.json()["error"]["param"]) == (400, "design")
 
 
+async def test_a_prompt_makes_a_voice_at_once(server: Server, client: AsyncClient) -> None:
+    sent = {"type": "prompt", "name": "Grandpa", "prompt": "A calm old man.", "model": "2026-10-08"}
+    answer = await client.post(VOICES, files={name: (None, value) for name, value in sent.items()})  # as OpenAI's SDK
+    assert answer.status_code == 200, answer.text
+    told = answer.json()
+    assert (told["type"], told["prompt"], told["object"]) == ("prompt", "A calm old man.", "audio.voice")
+    assert told["provenance"].startswith("design: design, seed ")
+    assert answer.headers["x-ignored"] == "model (the VoiceDesign model here makes voices)"
+    assert {each.instructions for each in server.synthesizer.requests} == {"A calm old man."}
+    hinted = {"type": "prompt", "name": "two", "prompt": "Calm.", "script_hint": "So it is.", "model": "auto"}
+    second = await client.post(VOICES, json=hinted)
+    assert second.json()["takes"][0]["text"] == "So it is."
+    assert "x-ignored" not in second.headers
+    for wrong, expected in (
+        ({"prompt": None}, (400, "prompt")),
+        ({"prompt": " "}, (400, "prompt")),
+        ({"script_hint": "..."}, (400, "text")),
+        ({"type": "live"}, (400, "type")),
+        ({"name": "TWO"}, (409, "name")),
+    ):
+        assert refusal(await client.post(VOICES, json={**hinted, "name": "three", **wrong})) == expected
+
+
 async def test_only_its_owner_may_lock_it(folder: Path) -> None:
     server = designer(folder, "ada", "eve", admins=("root",))
     async with server.client("ada") as ada, server.client("eve") as eve, server.client("root") as root:

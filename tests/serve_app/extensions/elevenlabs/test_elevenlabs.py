@@ -18,7 +18,7 @@ CONTEXTS = (
     "/v1/text-to-speech/ryan/multi-stream-input?model_id=eleven_turbo_v2_5&output_format=pcm_24000"
     "&enable_ssml_parsing=false&inactivity_timeout=180&sync_alignment=true&auto_mode=true"
 )
-DIALOGUES = "/v1/text-to-dialogue/multi-stream-input?model_id=eleven_v3&output_format=pcm_24000&sync_alignment=true"
+DIALOGUES = "/v1/text-to-dialogue/multi-stream-input?model_id=eleven_v4&output_format=pcm_24000&sync_alignment=true"
 FRAME = fake.tone(fake.CUSTOM_VOICE.frame_samples)
 
 
@@ -171,6 +171,7 @@ async def test_dialogues(synthesizer: fake.FakeSynthesizer) -> None:
         {"voices": ["aiden"]},
         {"keep_alive": True},
         {"inputs": [{"text": "Hello. ", "voice_id": "aiden"}]},
+        {"keep_alive": True},
         {"inputs": [{"text": "", "voice_id": "aiden"}], "flush": True},
         {"close_context": True},
     ]
