@@ -682,7 +682,8 @@ async def test_a_segment_that_kills_replicas_ends_its_job(
         server.manager._dead_nodes = lambda: dead_nodes
         told = await until(client, await started(client, "One."), status)
         assert len(speaker.requests) == len(errors) + (status == "completed")
-        assert told["reason"] == (None if status == "completed" else f"part 0, segment 0: {errors[-1]}")
+        lost = "the replica was lost: " if isinstance(errors[-1], TalkerLost) else ""
+        assert told["reason"] == (None if status == "completed" else f"part 0, segment 0: {lost}{errors[-1]}")
 
 
 async def test_segments_lost_together_are_made_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
