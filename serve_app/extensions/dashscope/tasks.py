@@ -1,4 +1,4 @@
-"""Alibaba's SpeechSynthesizer, which CosyVoice and Qwen-Audio have: tasks on a WebSocket, and one text over HTTP."""
+"""Alibaba's SpeechSynthesizer API for CosyVoice and Qwen-Audio: tasks on a WebSocket, or one text over HTTP."""
 
 from collections.abc import Mapping
 from typing import ClassVar
@@ -45,13 +45,13 @@ _PART: Json = {"type": "sentence-synthesis", "sentence": {}}  # without it clien
 
 
 async def speak_text(service: SpeechService, request: Request) -> Response:
-    """Speaks `input.text`: as MP3 in JSON, or in events with `X-DashScope-SSE: enable`."""
+    """Speak `input.text` as MP3 in a JSON body, or in server-sent events with `X-DashScope-SSE: enable`."""
     sent = await read_text(service, request, _ALL_NAMES)
     return await answer(service, request, await _speech_request(service, sent, str(sent["input.text"])), _PART)
 
 
 async def _speech_request(service: SpeechService, sent: Mapping[str, object], text: str) -> SpeechRequest:
-    """The request of a task or a body. The SDK sends `enable_ssml` with every whole text, so only `<speak>` marks SSML.
+    """Create the request of a task or a body. The SDK always sends `enable_ssml`, so only `<speak>` marks SSML.
 
     Raises InvalidRequest.
     """
@@ -110,7 +110,7 @@ class TaskSocket(Connection):
             await self._tell_finished("cancelled", {})
 
     async def refuse(self, error: InvalidRequest) -> None:
-        """An error ends its task, which clients expect. The socket takes the next one."""
+        """End the task with an error, as clients expect. The WebSocket accepts another task."""
         if self._named in (None, self._task):
             await self.stop()
             self._task = self._session = None
@@ -121,7 +121,7 @@ class TaskSocket(Connection):
 
     async def _begin(self, payload: Mapping[str, object], *, is_whole: bool) -> None:
         if self._task is not None:
-            raise InvalidRequest("Another task runs: finish it, or open another socket.", "task_id")
+            raise InvalidRequest("task_id: another task is running. Finish it, or open another WebSocket.", "task_id")
         sent = field_names.flat(payload, _ALL_NAMES)
         text = sent.pop("input.text", None)
         speech = await _speech_request(self.service, sent, "")
@@ -146,7 +146,7 @@ class TaskSocket(Connection):
 
     def _check_task(self) -> None:
         if self._task != self._named:
-            raise InvalidRequest("task_id names no task that runs: run-task comes first.", "task_id")
+            raise InvalidRequest("task_id: this task is not running. Send run-task first.", "task_id")
 
     async def _end_text(self) -> None:
         if self._session is None:
@@ -185,7 +185,7 @@ class TaskSocket(Connection):
         await self._tell("task-failed", task, {}, named, **reply.envelope())
 
     async def _tell(
-        self, kind: str, task: str | None, payload: Json, named: Mapping[str, object] | None = None, **more: object
+        self, kind: str, task: str | None, payload: Json, named: Mapping[str, object] | None = None, /, **more: object
     ) -> None:
         header = {"task_id": task or "", "event": kind, "attributes": {}, **(named or {})}
         await self.send(kind, header=header, payload=payload, **more)
@@ -194,7 +194,7 @@ class TaskSocket(Connection):
         return {"output": output, "usage": {"characters": self._num_chars}}
 
     def _sentence(self, turn: Turn) -> Json:
-        """A turn that has been spoken. Times are in milliseconds of the task's audio."""
+        """Describe a spoken turn. Times are in milliseconds of the task's audio."""
         begin_s = turn.start_s or 0.0
         end_s = begin_s + turn.usage.samples / self._samples_per_s
         times = {"begin_time": round(1000 * begin_s), "end_time": round(1000 * end_s)}
@@ -209,7 +209,7 @@ def _object(fields: Mapping[str, object], name: str) -> Mapping[str, object]:
 
 
 def task_message(action: str, **payload: object) -> Json:
-    """A message of a client."""
+    """Message of a client."""
     return {"header": {"action": action, "task_id": "check", "streaming": "duplex"}, "payload": payload}
 
 

@@ -82,7 +82,7 @@ async def test_a_cancelled_task_ends_without_the_rest(has_begun: bool) -> None:
         client.send(say("a", text="More."))
         (refused,), audio = await client.until(type="task-failed")
         assert (refused["header"]["error_message"], audio) == (
-            "task_id names no task that runs: run-task comes first.",
+            "task_id: this task is not running. Send run-task first.",
             b"",
         )
     assert synthesizer.closed.is_set() is has_begun
