@@ -273,8 +273,9 @@ def test_a_single_codec_pool_keeps_its_name_and_follows_all_talkers() -> None:
 
 def test_the_default_voice_may_be_any_models() -> None:
     """Checked once all checkpoints are here: /ready says it on the other nodes."""
-    build_app(several(api={"default_voice": "ghost"}))
     here = [{"name": "nora", "model": "embedded"}, {"name": "other", "model": "embedded"}]
+    partly = [*here, {"name": "away", "model": "/no/such/folder"}]
+    build_app(AppConfig.model_validate({"models": partly, "api": {"default_voice": "ghost"}}))
     build_app(AppConfig.model_validate({"models": here, "api": {"default_voice": "hugo"}}))
     with pytest.raises(StartError, match="'ghost' is not a voice of embedded; set one of") as refused:
         build_app(AppConfig.model_validate({"models": here, "api": {"default_voice": "ghost"}}))

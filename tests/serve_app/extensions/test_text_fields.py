@@ -128,8 +128,9 @@ async def test_a_stored_voice_has_a_lexicon_of_its_own(tmp_path: Path) -> None:
         assert changed.json()["lexicon"] == {"SQL": "sequel"}
         bad = await client.post(f"/v1/audio/voices/{told['id']}", json={"lexicon": {"SQL": "ˈs"}})
         assert (bad.status_code, bad.json()["error"]["param"]) == (400, "lexicon")
-        await client.post(SPEECH, json={"input": "SQL", "voice": "ada"})
-    assert server.synthesizer.texts == ["sequel"]
+        for own in ({}, {"lexicon": {"SQL": "S Q L"}}):
+            await client.post(SPEECH, json={"input": "SQL", "voice": "ada", **own})
+    assert server.synthesizer.texts == ["sequel", "S Q L"]
 
 
 FIGURES = "Der Zug fährt um 8:05 und kostet 3,50 €."

@@ -310,9 +310,11 @@ async def test_elevenlabs_form(client: AsyncClient) -> None:
     assert (voice.json()["name"], voice.json()["labels"]["language"]) == ("grandpa", "en")
     assert (await client.get(f"/v1/voices/{voice.json()['voice_id']}")).json()["description"] == "old"
     before = await client.post(
-        "/v1/text-to-voice/create-previews", json={"voice_description": "Old.", "auto_generate_text": True}
+        "/v1/text-to-voice/create-previews?output_format=mp3_44100_32",
+        json={"voice_description": "Old.", "auto_generate_text": True},
     )
     assert before.json()["text"].startswith("Hello")
+    assert len(base64.b64decode(before.json()["previews"][0]["audio_base_64"])) < 0.8 * 64_000 / 8
 
 
 class Stage(asyncio.Event):

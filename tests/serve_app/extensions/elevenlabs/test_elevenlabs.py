@@ -123,10 +123,13 @@ async def test_a_context_that_is_closed_while_it_drains_is_silent_at_once() -> N
 
 async def test_keepalives_and_unknown_contexts_say_nothing() -> None:
     async with talking(fake.FakeSynthesizer(script=fake.utterance(1)), CONTEXTS) as client:
-        client.send({"text": ""}, {"text": "", "context_id": "one"}, {"context_id": "gone", "close_context": True})
-        client.send(begin(), *end())
-        [final], _ = await client.until(isFinal=True)
-        assert final.items() >= {"contextId": "one", "isFinal": True, "finish_reason": "stop"}.items()
+        early = {"text": "", "context_id": "one", "new": 1}
+        client.send({"text": ""}, early, {"context_id": "gone", "close_context": True})
+        for is_first in (True, False):  # the first context reports the unknown field of the early message
+            client.send(begin(), *end())
+            [final], _ = await client.until(isFinal=True)
+            assert final.items() >= {"contextId": "one", "isFinal": True, "finish_reason": "stop"}.items()
+            assert [each["field"] for each in final.get("ignored", ())] == ["new"] * is_first
         client.send({"close_socket": True})
         await client.until(closed=1000)
         await client.connection.task

@@ -1,3 +1,4 @@
+import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,9 +11,10 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from deployments.protocol import Marks
 from serve_app.api.request_record import LEFT, RequestRecord, Usage
-from serve_app.extensions.records.record_keeper import RecordKeeper, RequestLines
+from serve_app.extensions.records.extension import record_keeper
 from serve_app.extensions.records.request_lines import story_of
-from serve_app.extensions.records.tracing import RequestSpans, otlp_exporter
+from serve_app.extensions.records.settings import RecordSettings
+from serve_app.extensions.records.tracing import RequestSpans
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 MS = 1_000_000
@@ -106,15 +108,12 @@ def collector() -> Iterator[tuple[str, list[tuple[str, bytes]]]]:
 
 def test_a_collector_gets_them_and_the_file_its_line(tmp_path: Path) -> None:
     with collector() as (url, posted):
-        keeper = RecordKeeper(
-            [RequestSpans(otlp_exporter(url), 1.0, replica="Ingress#1"), RequestLines(tmp_path, "Ingress#1")]
-        )
-        keeper.receive(record(flags="01"))
+        keeper = record_keeper(RecordSettings(usage=False, traces=url), None, replica="Ingress#1", folder=tmp_path)
+        keeper.receive(record())
         keeper.close()
     [(path, content)] = posted
     assert path == "/v1/traces"
-    assert bytes.fromhex(TRACE) in content
     [file] = tmp_path.iterdir()
     assert file.name == "talkray_requests_Ingress_1.jsonl"
     assert file.stat().st_mode & 0o77 == 0
-    assert f'"trace_id": "{TRACE}"' in file.read_text()
+    assert bytes.fromhex(json.loads(file.read_text())["trace_id"]) in content
