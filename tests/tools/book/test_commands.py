@@ -184,9 +184,9 @@ def test_subtitles_at_their_times(fake: FakeJobs, tmp_path: Path, capsys: pytest
 
 @pytest.mark.parametrize(("name", "content", "told"), [
     ("a.srt", SUBTITLES, "1 chapters, 33 characters"), ("a.txt", SUBTITLES, "1 chapters, 33 characters"),
-    ("a.txt", "Caf\xe9.", "note: a.txt is not UTF-8: read as windows-1252"),
-    ("a.ass", "[Script Info]", "convert it to SubRip (.srt) first"),
-    ("a.fb2", "<x/>", "convert it to EPUB first"), ("a.md", "# A\nx.", "1 chapters, 3 characters"),
+    ("a.txt", "Caf\xe9.", "note: a.txt is not UTF-8 and was read as windows-1252"),
+    ("a.ass", "[Script Info]", "convert the file to SubRip (.srt)"),
+    ("a.fb2", "<x/>", "convert the file to EPUB"), ("a.md", "# A\nx.", "1 chapters, 3 characters"),
 ])  # fmt: skip
 def test_kinds_of_files(name: str, content: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / name).write_text(content, encoding="cp1252")

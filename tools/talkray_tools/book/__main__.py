@@ -189,7 +189,7 @@ def _read(file: Path, rules: EpubRules, *, timed: bool) -> Book:
     suffix = file.suffix.lower()
     if suffix in (*_OTHER_BOOKS, *_OTHER_SUBTITLES):
         form = "EPUB" if suffix in _OTHER_BOOKS else "SubRip (.srt)"
-        known = "EPUB, Markdown, SubRip, WebVTT and plain text"
+        known = "EPUB, Markdown, SubRip, WebVTT or plain text"
         raise InvalidRequest(f"{file}: the format is not supported. Use {known}, or convert the file to {form}", "file")
     if suffix == ".epub":
         found = epub_book(file, rules)
