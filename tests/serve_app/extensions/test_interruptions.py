@@ -21,7 +21,7 @@ from deployments.protocol import ModelInfo, PcmChunk, Reading
 from serve_app.api.bounded_websocket import BoundedWebSocket
 from serve_app.config import ApiSettings
 from serve_app.extensions.live.live_text import LiveTexts
-from serve_app.speech.synthesizer import Synthesizer
+from serve_app.speech.utterance_synthesizer import Synthesizer
 from tests.serve_app.extensions.timed import Interrupter
 from tests.serve_app.fake import CUSTOM_VOICE, FOLLOWED, FakeSynthesizer, utterance
 from tests.serve_app.one_model import one_api
