@@ -155,14 +155,14 @@ async def test_a_rate_is_the_speed_of_its_part(rate: str, speed: float) -> None:
 
 @pytest.mark.parametrize("rate", ["24%", "401%"])
 async def test_a_rate_beyond_what_the_document_says_is_refused(rate: str) -> None:
-    assert "within 25 % and 400 %" in TEXT
+    assert "from 25 % to 400 %" in TEXT
     status, told = await shown(input=f'A <prosody rate="{rate}">b</prosody>', markup="ssml")
     assert (status, "prosody rate" in told["error"]["message"]) == (400, True)  # type: ignore[index]
 
 
 async def test_stated_pauses_have_the_limits_of_the_document() -> None:
     assert "silence of up to 10 s" in TEXT
-    assert "Stated pauses of a text add up to 120 s at most." in TEXT
+    assert "All pauses in a text together may last up to 120 s." in TEXT
     told = (await shown(input="One [pause 11s] two" + " [pause 10s] and" * 12))[1]
     assert pauses(told) == [0, *12 * [10.0]]
     (left_out,) = told["left_out"]  # type: ignore[misc]
@@ -171,7 +171,7 @@ async def test_stated_pauses_have_the_limits_of_the_document() -> None:
 
 async def test_a_paragraph_begins_a_segment_after_the_pause_that_is_set() -> None:
     default = TextSettings().paragraph_pause_s
-    assert f"`api.text.paragraph_pause_s` ({default:g})" in TEXT
+    assert f"seconds ({default:g})" in TEXT
     for pause_s, expected in ((default, [0.0, default]), (2.0, [0.0, 2.0]), (0.0, [0.0])):
         settings = ApiSettings(text=TextSettings(paragraph_pause_s=pause_s))
         assert pauses((await shown(settings, input="One.\n\nTwo."))[1]) == expected
