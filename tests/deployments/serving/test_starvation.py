@@ -32,8 +32,8 @@ def test_a_thread_that_waits_is_not_runnable() -> None:
 
 @pytest.mark.parametrize(("script", "state"), [
     ("print(flush=True)\nwhile True: pass", "R"),
-    ("import hashlib, threading as t\n"
-     "t.Thread(target=hashlib.pbkdf2_hmac, args=('md5', b'', b'', 1 << 30)).start()\nprint(flush=True)", "S"),
+    (("import hashlib, threading as t\n"
+     "t.Thread(target=hashlib.pbkdf2_hmac, args=('md5', b'', b'', 1 << 30)).start()\nprint(flush=True)"), "S"),
 ])  # fmt: skip
 def test_a_process_that_stands_still_is_not_runnable(script: str, state: str) -> None:
     """The state is that of the main thread. In the second script another thread works, without Python's lock."""
