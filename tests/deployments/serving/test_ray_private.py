@@ -162,6 +162,22 @@ def test_pools_are_those_of_the_application(monkeypatch: pytest.MonkeyPatch) -> 
     assert ray_private.pools("another") == {}
 
 
+def test_a_note_replaces_the_previous_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    notes: dict[tuple[bytes, bytes], bytes] = {}
+
+    def put(key: bytes, note: bytes, overwrite: bool, namespace: bytes) -> int:
+        is_new = (namespace, key) not in notes
+        if overwrite or is_new:
+            notes[namespace, key] = note
+        return int(is_new)
+
+    store = SimpleNamespace(internal_kv_put=put, internal_kv_get=lambda key, namespace: notes.get((namespace, key)))
+    monkeypatch.setattr(ray_private.internal_kv, "global_gcs_client", store)
+    for note in (b"one", b"two"):
+        ray_private.put_note("stage", note)
+    assert (ray_private.get_note("stage"), ray_private.get_note("another")) == (b"two", None)
+
+
 @pytest.mark.parametrize(("told", "lives"), [({"State": "ALIVE"}, True), ({"State": "DEAD"}, False), ({}, False)])
 def test_a_replica_lives_while_ray_says_so(monkeypatch: pytest.MonkeyPatch, told: dict[str, str], lives: bool) -> None:
     monkeypatch.setattr(ray._private.state, "actors", lambda actor_id: told if actor_id == "a" else None)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from deployments.errors import CodecLost, ReplicaLost, TalkerLost
-from deployments.protocol import Codes, FinishReason, FrameChunk, PcmChunk, Progress, SynthesisRequest
+from deployments.protocol import ClonePrompt, Codes, FinishReason, FrameChunk, PcmChunk, Progress, SynthesisRequest
 from deployments.serving.failover import Received, with_failover
 from deployments.serving.replica_streams import CodecAudio, OutgoingAudio, PendingFrames, TalkerAudio
 from deployments.speech_detection import LeadingSilence
@@ -45,11 +45,12 @@ def test_frames_that_exist_already_come_first() -> None:
     assert frames.over is FinishReason.STOP
 
 
-def test_marks_are_taken_once() -> None:
-    frames = PendingFrames(SAMPLES)
-    frames.add(FrameChunk(codes(1), 5, marks=(("codes", 1),)))
+def test_marks_and_the_prompt_of_a_recording_are_taken_once() -> None:
+    frames, prompt = PendingFrames(SAMPLES), ClonePrompt(np.zeros(4, np.float32))
+    frames.add(FrameChunk(codes(1), 5, marks=(("codes", 1),), clone_prompt=prompt))
     frames.add(FrameChunk(codes(2), 5))
-    assert [stage for stage, _ in frames.take_extras()[0]] == ["codes", "from-talker"]
+    marks, _, taken, _ = frames.take_extras()
+    assert ([stage for stage, _ in marks], taken) == (["codes", "from-talker"], prompt)
     assert frames.take_extras() == ((), (), None, ())
 
 

@@ -5,6 +5,8 @@ import sys
 import threading
 from pathlib import Path
 
+import pytest
+
 from deployments.serving.starvation import any_runnable, is_runnable
 
 
@@ -28,16 +30,21 @@ def test_a_thread_that_waits_is_not_runnable() -> None:
     assert not is_runnable("self", thread.native_id)
 
 
-def test_a_process_that_stands_still_is_not_runnable() -> None:
-    script = "print(flush=True)\nwhile True: pass"
+@pytest.mark.parametrize(("script", "state"), [
+    ("print(flush=True)\nwhile True: pass", "R"),
+    (("import hashlib, threading as t\n"
+     "t.Thread(target=hashlib.pbkdf2_hmac, args=('md5', b'', b'', 1 << 30)).start()\nprint(flush=True)"), "S"),
+])  # fmt: skip
+def test_a_process_that_stands_still_is_not_runnable(script: str, state: str) -> None:
+    """The state is that of the main thread. In the second script another thread works, without Python's lock."""
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as process:
         try:
             assert process.stdout is not None
             process.stdout.readline()  # its start is over, which waits for files now and then
-            wait_for_state(process.pid, "R")
+            wait_for_state(process.pid, state)
             assert any_runnable(process.pid)
             os.kill(process.pid, signal.SIGSTOP)
-            wait_for_state(process.pid, "T")
+            os.waitid(os.P_PID, process.pid, os.WSTOPPED)  # returns once all threads have stopped
             assert not any_runnable(process.pid)
         finally:
             process.kill()

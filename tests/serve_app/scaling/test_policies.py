@@ -248,8 +248,9 @@ def test_impossible_settings_are_refused(kind: type[Any], settings: dict[str, An
 
 
 def context(
-    metrics: dict[str, dict[str, float]], *, target: int = 1, total: float = 0, queued: float = 0, most: int = 10
-) -> Any:
+    metrics: dict[str, dict[str, float]], *, target: int = 1, total: float = 0, queued: float = 0, most: int = 10,
+    now_s: float = 50.0,
+) -> Any:  # fmt: skip
     """What Serve's controller passes: for each name, samples by replica."""
     samples = {
         name: {
@@ -262,7 +263,7 @@ def context(
         target_num_replicas=target,
         capacity_adjusted_min_replicas=1,
         capacity_adjusted_max_replicas=most,
-        current_time=50.0,
+        current_time=now_s,
         total_num_requests=total,
         total_queued_requests=queued,
         raw_metrics=samples,
@@ -298,6 +299,11 @@ def test_a_policy_takes_its_bounds_from_serve(caplog: pytest.LogCaptureFixture) 
     with caplog.at_level("INFO"):
         assert [policy(context(metrics, target=1, most=most))[0] for most in (3, 6, 0)] == [3, 6, 1]
     assert [line.split(" (")[0] for line in caplog.messages] == [f"TalkerPolicy: 1 -> {to} replicas" for to in (3, 6)]
+
+
+def test_a_policy_remembers_decisions_that_hold() -> None:
+    policy, metrics = TalkerPolicy(max_replicas=10, scale_down_window_s=60), {"running": {"a": 0.0, "b": 0.0}}
+    assert [policy(context(metrics, target=2, now_s=now_s))[0] for now_s in (50, 100, 120)] == [2, 2, 1]
 
 
 def test_segments_of_jobs_ask_for_no_replica_and_keep_none_but_the_last() -> None:

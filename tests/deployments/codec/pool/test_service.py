@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -317,6 +318,22 @@ async def test_leaving_closes_the_talkers_stream(custom_voice: CodecService) -> 
 def test_a_model_without_a_codec_fails_with_the_missing_file(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="speech_tokenizer"):
         CodecService(str(tmp_path), CodecConfig(), decode=Decoded)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("device", "has_gpu", "used"), [
+    ("auto", True, "cuda"), ("auto", False, "cpu"), ("cpu", True, "cpu"), ("cuda", False, "cuda"),
+])  # fmt: skip
+def test_a_replica_decodes_where_its_settings_say(
+    device: Literal["auto", "cpu", "cuda"], has_gpu: bool, used: str,
+    tiny_checkpoint: Checkpoints, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    def refuse(_: Path, *, device: str) -> CodecDecoder:
+        raise EngineError(device)
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
+    monkeypatch.setattr("deployments.codec.pool.codec.load_decoder", refuse)
+    with pytest.raises(EngineError, match=f"^{used}$"):
+        load_codec(str(tiny_checkpoint("CustomVoice")), CodecConfig(device=device))
 
 
 def test_a_ready_replica_has_made_every_call(tiny_checkpoint: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -307,12 +307,12 @@ def test_a_sequence_ends_where_its_context_is_full(checkpoint: Path) -> None:
     assert (rows + len(spoken.codes), spoken.reason) == (64, FinishReason.LENGTH)
 
 
-@pytest.mark.parametrize("num_blocks", [8, 1000])
-def test_a_prompt_that_can_never_fit_is_an_invalid_request(checkpoint: Path, num_blocks: int) -> None:
-    """Be it the model's length or the cache that is too small."""
+@pytest.mark.parametrize(("num_blocks", "length"), [(8, 80), (1000, 300)])
+def test_a_prompt_that_can_never_fit_is_an_invalid_request(checkpoint: Path, num_blocks: int, length: int) -> None:
+    """80 letters are too long for a cache of 8 blocks only, and 300 letters for the model."""
     engine = with_blocks(checkpoint, CONFIG.model_copy(update={"max_model_len": 128}), num_blocks)
     with pytest.raises(InvalidRequest, match="shorten") as caught:
-        engine.add(0, ask("a" * 300))
+        engine.add(0, ask("a" * length))
     assert (caught.value.param, caught.value.code) == ("input", "context_length_exceeded")
     assert engine.is_idle
     assert speak(engine, ask()).codes.size

@@ -1,6 +1,7 @@
 import asyncio
 import base64
 import json
+import struct
 from pathlib import Path
 
 import httpx
@@ -163,7 +164,8 @@ async def test_a_wav_has_the_encoding_that_was_asked_for(
     wav = await client.post("/tts/bytes", json={"transcript": "Hello", "output_format": output})
     raw = await client.post("/tts/bytes", json={"transcript": "Hello", "output_format": {**output, "container": "raw"}})
     assert wav.headers["content-type"] == "audio/wav"
-    assert (int.from_bytes(wav.content[20:22], "little"), len(wav.content) - 44) == (tag, 4 * 1920 * size)
+    assert struct.unpack_from("<HHIIHH", wav.content, 20) == (tag, 1, 24000, 24000 * size, size, 8 * size)
+    assert len(wav.content) - 44 == 4 * 1920 * size
     assert wav.content[44:] == raw.content
 
 
