@@ -206,6 +206,7 @@ async def persisted(replicas: Replicas, *, pause_behind: int) -> list[int]:
     async with aclosing(with_failover(Asking(replicas.ask))) as chunks:
         async for chunk in chunks:
             replicas.have += chunk.codes[:, 0].tolist()
+            replicas.trail += [stage for stage, _ in chunk.trail]
             if len(replicas.have) == pause_behind:
                 pause_behind = 0
                 await asyncio.wait_for(replicas.was_closed.wait(), 5.0)
