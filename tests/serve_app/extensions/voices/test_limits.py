@@ -157,7 +157,9 @@ async def test_records_count_in_the_quota_and_who_has_too_much_keeps_it(folder: 
         rules = [{"string_to_replace": f"w{n}", "type": "alias", "alias": "b" * 150} for n in range(20)]
         added = await client.post(f"/v1/pronunciation-dictionaries/{dictionary}/add-rules", json={"rules": rules})
         assert added.json()["error"]["code"] == "quota_exceeded"
+    voice = await roomy.voices.get("ada")
     for server in (full, Server(folder, voices=VoiceSettings(max_voices=1))):
+        assert await server.voices.keep(voice, {}) == voice  # imported again, before the first read of the store
         async with server.client() as client:
             assert len((await client.get("/v1/audio/voices")).json()["uploaded_voices"]) == 1
             with pytest.raises(AssertionError, match="quota_exceeded"):

@@ -608,9 +608,9 @@ async def test_what_is_refused(
 
 
 async def test_unknown_fields_are_named(client: AsyncClient) -> None:
-    files = {"audio_sample": ("a.wav", wav())}
+    files = {"audio_sample": ("a.wav", wav()), "portrait": ("a.png", b"PNG")}
     answer = await client.post("/v1/audio/voices", data={"name": "a", "colour": "red"}, files=files)
-    assert answer.headers["x-ignored"] == "colour (unknown field)"
+    assert answer.headers["x-ignored"] == "colour (unknown field); portrait (unknown field)"
     changed = await client.post("/v1/audio/voices/a", json={"description": "calm", "style": "calm"})
     assert changed.headers["x-ignored"] == "style (requires an audio_sample)"
 

@@ -77,8 +77,8 @@ def test_the_latest_respelling_of_a_word_counts(tmp_path: Path) -> None:
 def test_a_folder_of_recordings(tmp_path: Path) -> None:
     source = tmp_path / "recordings"
     source.mkdir()
-    for number, name in enumerate(("ada", "grace")):
-        (source / f"{name}.wav").write_bytes(wav(number))
+    for number, name in enumerate(("ada.wav", "grace.WAV")):
+        (source / name).write_bytes(wav(number))
     (source / "ada.txt").write_text("Hiss.\n")
     run(tmp_path / "store", "import", str(source), "--consent", "by letter")
     first, second = run(tmp_path / "store", "list").splitlines()
