@@ -121,7 +121,7 @@ async def test_a_whole_answer_that_ends_badly_is_made_again() -> None:
     assert (answer.content, answer.headers["x-finish-reason"]) == (pcm_of(utterance(2)), "stop")
     assert answer.headers["x-vllm-omni-output-tokens"] == "2"  # of what is sent
     first, second = synthesizer.requests
-    assert first.seed != second.seed
+    assert first.seed != second.seed == int(answer.headers["x-seed"])
     assert not synthesizer.scripts  # nor is it made a third time
 
 

@@ -13,7 +13,7 @@ import soundfile
 from httpx import AsyncClient
 
 from deployments.errors import CodecLost, EngineError, InvalidRequest, Moved, Overloaded, ReplicaLost, TalkerLost
-from deployments.protocol import FinishReason, ModelInfo
+from deployments.protocol import FinishReason, ModelInfo, Sampling
 from serve_app.cli.key_file import create_key, revoke_keys
 from serve_app.config import AccessSettings
 from serve_app.extensions.jobs import job_manager, job_store, planning, stored_audio
@@ -554,14 +554,15 @@ async def test_large_lexicons_of_parts_make_short_pieces(tmp_path: Path) -> None
 
 
 async def test_fields_of_a_part_override_and_what_has_no_effect_is_told(speaker: Speaker, client: AsyncClient) -> None:
-    inputs = [{"input": "One.", "seed": 5}, {"input": "Two.", "voice": "vivian", "custom_id": "b"}]
+    sampling = {"do_sample": False, "subtalker_dosample": False, "top_k": 0}
+    inputs = [{"input": "One.", "seed": 5, **sampling}, {"input": "Two.", "voice": "vivian", "custom_id": "b"}]
     body = {"voice": "ryan", "seed": 7, "inputs": inputs, "response_format": "mp3", "sped": 2}
     answer = await client.post("/v1/audio/jobs", json=body)
     assert "response_format (set it when you download the audio)" in answer.headers["x-ignored"]
     assert "sped (unknown field, did you mean speed?)" in answer.headers["x-ignored"]
     await until(client, answer.json(), "completed")
-    spoken = {request.text: (request.voice, request.seed) for request in speaker.requests}
-    assert spoken == {"One.": ("ryan", 5), "Two.": ("vivian", 7)}
+    spoken = {request.text: (request.voice, request.seed, request.sampling) for request in speaker.requests}
+    assert spoken == {"One.": ("ryan", 5, Sampling(**sampling)), "Two.": ("vivian", 7, Sampling())}
     answer = await client.post("/v1/audio/jobs", content='{"inputs": [{"input": "So \\ud83d."}]}')
     assert "voice (not set: serena speaks)" in answer.headers["x-ignored"]
     assert "inputs (half a surrogate pair, replaced by U+FFFD)" in answer.headers["x-ignored"]
@@ -619,9 +620,12 @@ async def test_a_stored_voice_speaks_and_a_job_whose_voice_was_deleted_fails(tmp
 async def test_a_stored_voice_speaks_by_its_vector_if_model_or_request_says_so(
     tmp_path: Path, clones_by_vector: bool, sets_it: bool
 ) -> None:
-    speaker = Speaker(replace(BASE, clones_by_vector=clones_by_vector))
-    async with serving(tmp_path, speaker) as (_, client):
-        await store(client, "Mara", ref_text="Some hiss.")
+    """Also if an admin's job uses the voice of another key."""
+    speaker, file = Speaker(replace(BASE, clones_by_vector=clones_by_vector)), tmp_path / "keys.json"
+    ada, root = (f"Bearer {create_key(file, name, admin=name == 'root')}" for name in ("ada", "root"))
+    access = AccessSettings(keys_file=file)
+    async with serving(tmp_path / "store", speaker, access=access, authorization=root) as (server, client):
+        await store(server.client(authorization=ada), "Mara", ref_text="Some hiss.")
         job = await started(client, "One.", voice="Mara", x_vector_only_mode=sets_it)
         await until(client, job, "completed")
     [reference] = [request.reference for request in speaker.requests]

@@ -76,13 +76,15 @@ def test_frames_that_come_again_change_nothing() -> None:
     ("played_s", "spoken"),
     [
         (0.0, ("", TEXT, None)), (0.1, ("", TEXT, None)), (0.2, ("Hello", " there, all of you!", "Hello")),
-        (0.55, ("Hello there,", " all of you!", "there,")), (9.0, (TEXT, "", "you!")),
+        (0.55, ("Hello there,", " all of you!", "there,")), (0.95, ("Hello there, all of", " you!", "of")),
+        (9.0, (TEXT, "", "you!")),
     ],
 )  # fmt: skip
-def test_the_truth_of_an_interruption(played_s: float, spoken: tuple[str, str, str | None]) -> None:
-    times = WordTimes(source(TEXT, FOLLOWED), FOLLOWED)
+@pytest.mark.parametrize("speed", [1.0, 1.5])
+def test_the_truth_of_an_interruption(played_s: float, spoken: tuple[str, str, str | None], speed: float) -> None:
+    times = WordTimes(source(TEXT, FOLLOWED), FOLLOWED, speed=speed)
     words(times, [heard([(0.1 * number, 2.0 * number) for number in range(1, 13)], tone(28800), FinishReason.STOP)])
-    assert times.spoken(played_s) == Spoken(*spoken)
+    assert times.spoken(played_s / speed) == Spoken(*spoken)
 
 
 @pytest.mark.parametrize(
