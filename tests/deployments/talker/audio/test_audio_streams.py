@@ -160,6 +160,7 @@ class FakeSlots:
     decode_calls: list[PendingFlight] = field(default_factory=list)
     begun: list[DecoderState | None] = field(default_factory=list)
     num_preceded: int = 0
+    level: int = 9000  # of all samples
 
     @property
     def shapes(self) -> list[tuple[int, int]]:
@@ -180,7 +181,7 @@ class FakeSlots:
 
     def decode(self, slots: list[int], frames: int) -> PendingFlight:
         self.calls.append((list(slots), frames))
-        self.decode_calls.append(PendingFlight([np.full(frames, 9000, np.int16) for _ in slots]))
+        self.decode_calls.append(PendingFlight([np.full(frames, self.level, np.int16) for _ in slots]))
         return self.decode_calls[-1]
 
     def barrier(self) -> None:
@@ -217,6 +218,19 @@ def test_the_first_frame_starts_at_once_and_later_ones_share_calls(slots: FakeSl
     slots.decode_calls[0].done = True
     assert [number for number, _ in faked.take()] == [0]
     assert [len(called) for called, _ in slots.calls] == [1, 1, 4]
+
+
+@pytest.mark.parametrize(("level", "widest"), [(0, 2), (9000, 12)])
+def test_quiet_frames_restart_the_ramp(slots: FakeSlots, faked: AudioStreams, level: int, widest: int) -> None:
+    slots.level = level
+    faked.open(0, None, num_frames=ALL_FRAMES)
+    for _ in range(40):
+        faked.add_frames([0], frames_of(1))
+    for _ in range(8):
+        for decode_call in slots.decode_calls:
+            decode_call.done = True
+        faked.take()
+    assert max(frames for _, frames in slots.calls) == widest
 
 
 def test_the_talker_waits_for_a_first_frame_but_not_for_other_calls(slots: FakeSlots, faked: AudioStreams) -> None:

@@ -557,14 +557,17 @@ def test_prefills_that_all_raise_are_the_engines_fault(engine: Engine, monkeypat
         assert {*drain(engine, failures)} == {*numbers} - {1, 2, 4}
         assert {*failures} == {*numbers} & {1, 2, 4}
     trip(monkeypatch, engine.runner, set(range(10)))
+    engine.add(20, ask(frames=40))  # its steps between the failures do not reset their count
     for number in range(2):
         engine.add(number, ask())
-        drain(engine, {})
+        for _ in range(3):
+            engine.step()
     engine.add(2, ask())
     with pytest.raises(ValueError, match="tripped"):
         engine.step()
     monkeypatch.undo()
     engine.abort(2)
+    engine.abort(20)
     assert speak(engine, ask()).codes.size
     assert engine.is_idle
 
