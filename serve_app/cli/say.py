@@ -1,4 +1,4 @@
-"""Client of a running server that writes an utterance to a file or plays it. Also finds the running server."""
+"""Find a running server, and write its speech to a file or play it."""
 
 import asyncio
 import contextlib

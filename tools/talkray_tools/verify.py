@@ -347,7 +347,7 @@ def verify(
     ] = None,
     threads: Annotated[int, typer.Option(help="Torch threads.")] = len(os.sched_getaffinity(0)),
 ) -> None:
-    """Verify a checkpoint on this machine: its correctness, its endings and its resource use."""
+    """Verify a checkpoint on this machine: its correctness, how its speech ends, and its use of memory and time."""
     given = locals()
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
     codes = []

@@ -110,7 +110,7 @@ async def speech_request(
 
 
 class DashScopeSocket(ResponseSocket, ConversationConnection):
-    """Connection of DashScope's WebSocket, which has two modes.
+    """WebSocket connection of a DashScope client, in one of two modes.
 
     In `server_commit` mode, the server speaks text on arrival. In `commit` mode, each commit starts a response that
     speaks the text before it.

@@ -170,7 +170,7 @@ class TextReader:
         return " " if had_spoken else ""
 
     def _pass(self, parts: list[TextPart], *, is_last: bool) -> list[SpokenPiece]:
-        """Run `parts`, which pair sent text with prose, through all stages. Return the resulting pieces."""
+        """Run `parts` (pairs of sent text and prose) through all stages. Return the resulting pieces."""
         for stage, trace in self._stages:
             made = stage.feed("".join(part.spoken for part in parts), is_last=is_last)
             parts = trace.follow(parts, made, is_last=is_last)
