@@ -1,7 +1,7 @@
 """A custom extension: the API of a house, with a route and a WebSocket. docs/extensions.md describes how to load it.
 
-POST /house/say     {"words": "Hello."}                    returns MP3 WS   /house/live    {"words": "Hel"} {"words":
-"lo."}      streams PCM in binary messages while you write. Send
+POST /house/say     {"words": "Hello."}                    returns MP3
+WS   /house/live    {"words": "Hel"} {"words": "lo."}      streams PCM in binary messages while you write. Send
                     {"over": true} after the text; the server answers {"type": "spoken"} after the last audio
 """
 

@@ -263,7 +263,7 @@ def unknown_voice(row: PostRow) -> tuple[str, Json]:
 def named() -> tuple[str, str]:
     """What the page says of dialects that speak, and of those that refuse."""
     page = (Path(__file__).parents[3] / "docs" / "clients.md").read_text()
-    found = re.search(r"^- \*\*A voice that is not here\*\* (.*?)It is a 400 (.*?)^- ", page, re.MULTILINE | re.DOTALL)
+    found = re.search(r"\*\*An unknown voice\*\* is replaced(.*?)\. (The dialects.*?) return a 400", page, re.DOTALL)
     assert found is not None
     return found[1], found[2]
 
