@@ -33,7 +33,7 @@ def options(out: Path, **changes: str) -> list[str]:
     ("rate", "0", "number above 0"), ("duration", "nan", "number above 0"),
     ("url", "127.0.0.1:8000", "is not a URL"), ("header", "X-Key: a\nb", "is not a header"),
     ("extra", "[1]", "must be a JSON object"), ("extra", "{", "not valid JSON"),
-    ("extra", '{"input": "x"}', "because the load test sets it"), ("rate", "0.000001", "the plan contains no requests"),
+    ("extra", '{"input": "x"}', "remove the field"), ("rate", "0.000001", "the plan contains no requests"),
 ])  # fmt: skip
 def test_wrong_use_is_explained(tmp_path: Path, option: str, value: str, complaint: str) -> None:
     exit_code, output = invoke(*options(tmp_path / "run", **{option: value}))

@@ -52,7 +52,7 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_request_and_the_turns_of_its_socket_are_found(kept: Path) -> None:
     shown = run("logs", "one").stdout
     assert shown.count("Ingress#0 > Talker#1 > Codec#1 > TalkerLost > Talker#2") == 2
-    assert "m, seed 7, OpenAI: 12 characters, 25 codes, 2000 ms in all" in shown
+    assert "m, seed 7, OpenAI: 12 characters, 25 codes, 2000 ms in total" in shown
     assert "ms to first audio: request 2.5, codes 5.5" in shown
     assert [json.loads(line)["id"] for line in run("logs", "one", "--json").stdout.splitlines()] == ["one", "one-2"]
     assert json.loads(run("logs", "two", "--json").stdout)["ingress"] == "Ingress#1"
@@ -73,7 +73,7 @@ def test_other_nodes_are_asked_where_this_one_has_no_line(kept: Path, monkeypatc
     with pytest.raises(TalkrayError, match="request near is not in the logs"):
         run("logs", "near")
     monkeypatch.setattr(state, "list_nodes", lambda **_: (_ for _ in ()).throw(ConnectionError("no Ray is here")))
-    with pytest.raises(TalkrayError, match=r"cannot be asked: no Ray is here\. Run this on a node"):
+    with pytest.raises(TalkrayError, match=r"dashboard is unavailable: no Ray is here\. Run the command on a node"):
         run("logs", "near")
 
 

@@ -377,9 +377,9 @@ def test_shards_and_a_rerun(fake: FakeJobs, jsonl: Path, tmp_path: Path, capsys:
 
 
 @pytest.mark.parametrize(("line", "message"), [
-    ("nothing", r"texts.jsonl:1: invalid JSON"), ('["a"]', r"texts.jsonl:1: a line is an object"),
+    ("nothing", r"texts.jsonl:1: invalid JSON"), ('["a"]', r"texts.jsonl:1: each line must be an object"),
     ('{"text": " "}', r"texts.jsonl:1: text is required"),
-    ('{"text": "a", "id": "../b"}', r"texts.jsonl:1: id '../b' is not a file name"),
+    ('{"text": "a", "id": "../b"}', r"texts.jsonl:1: id '../b' is not a valid file name"),
     ('{"text": "a", "id": "x"}\n{"text": "b", "id": "X"}', r"texts 1 and 2 have the same id 'X'"),
     ("\n", "has no lines"),
 ])  # fmt: skip

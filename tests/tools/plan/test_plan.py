@@ -65,7 +65,7 @@ def test_nodes_carry_the_load_and_the_spare_one_beside_them() -> None:
 
 
 def test_a_p95_that_no_request_can_keep_is_refused_with_what_can_be_had() -> None:
-    with pytest.raises(InvalidRequest, match=r"--p95 15: at 1 requests/s .* takes \d+ ms at p95"):
+    with pytest.raises(InvalidRequest, match=r"--p95 15: p95 is \d+ ms even at 1 requests/s"):
         _ = sizing(10.0, p95_ms=15.0).carried
 
 
@@ -91,7 +91,7 @@ def test_another_model_is_an_estimate(model: str, said: str) -> None:
 
 
 def test_fewer_cores_than_were_measured_with_are_an_assumption() -> None:
-    assert "8 cores for each GPU" in choose([TABLE], model="1.7B-CustomVoice", gpu="H100", cores=8).source
+    assert "8 cores per GPU" in choose([TABLE], model="1.7B-CustomVoice", gpu="H100", cores=8).source
 
 
 @pytest.mark.parametrize(("model", "gpu"), [("embedded", "H100"), ("1.7B-CustomVoice", CPU), ("0.6B-Base", "GTX 1080")])
@@ -141,7 +141,7 @@ def test_a_plan_marks_numbers_and_writes_what_is_loaded(tmp_path: Path, capsys: 
     assert run(*asked, "--table", str(tmp_path / "t.json"), "--out", str(file)) == 0
     out = capsys.readouterr().out
     for said in (
-        "2.00 requests/s", "measured: ", "simulated", "when a node dies", "holds", "4.00 an hour", "over a day",
+        "2.00 requests/s", "measured: ", "simulated", "when a node dies", "holds", "4.00 per hour", "over a day",
     ):  # fmt: skip
         assert said in out
     loaded = read_config(file)
@@ -166,7 +166,7 @@ def test_one_node_without_a_gpu_speaks_to_itself(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("arguments", "said"), [
     ((), "--calls or --rate"), (("--rate", "1", "--calls", "1"), "either --calls or --rate"),
-    (("--rate", "1", "--model", "7B"), "--model 7B: no such model"),
+    (("--rate", "1", "--model", "7B"), "--model 7B: the model is unknown"),
     (("--rate", "1", "--out", str(Path(__file__))), "the file already exists"),
 ])  # fmt: skip
 def test_no_plan_is_explained(arguments: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]) -> None:

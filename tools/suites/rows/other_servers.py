@@ -11,8 +11,8 @@ SOCKETS = {
         SAMPLES["vLLM-Omni"],
         over={"type": "session.done"},
         refused=[
-            ({"type": "input.text", "text": "x"}, "session.config comes first"),
-            ({"type": "input.done"}, "session.config comes first"),
+            ({"type": "input.text", "text": "x"}, "must be session.config"),
+            ({"type": "input.done"}, "must be session.config"),
             ({"type": "input.text"}, "text is required"),
             ({"type": "session.config", "voice": "nobody"}, "Unknown voice 'nobody'"),
             ({"type": "x"}, "type must be session.config"),

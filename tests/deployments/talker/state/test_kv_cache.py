@@ -53,7 +53,7 @@ def test_too_small_a_share_names_what_is_needed_and_what_helps(gpu: FakeGpu) -> 
         memory.kv_bytes(bounds(0.05))
     message = str(caught.value)
     assert "talker.gpu_memory_fraction 0.05 allows 4.0 GiB of 80.0 GiB" in message
-    assert "4.0 for weights and codec" in message
+    assert "4.0 GiB for weights and codec" in message
     needed = float(message.split("the engine needs ")[1].split(" ")[0])
     assert memory.kv_bytes(bounds((needed + 0.1) / 80)) >= GIB
     for setting in ("talker.max_model_len", "talker.max_num_seqs", "0.6B"):

@@ -152,8 +152,8 @@ async def test_raw_formats_come_in_wav_at_their_usual_rate(
 @pytest.mark.parametrize(
     ("query", "reason"),
     [
-        ("encoding=mulaw&container=ogg", "mulaw has wav"), ("encoding=mp3&container=wav", "mp3 has none"),
-        ("encoding=opus&container=none", "opus has ogg"), ("encoding=opus&container=ogg", None),
+        ("encoding=mulaw&container=ogg", "mulaw uses wav"), ("encoding=mp3&container=wav", "mp3 uses none"),
+        ("encoding=opus&container=none", "opus uses ogg"), ("encoding=opus&container=ogg", None),
         ("encoding=linear16&container=wav", None), ("encoding=mp3&container=none", None),
     ],
 )  # fmt: skip

@@ -73,7 +73,7 @@ def test_lines_go_on_after_files_could_not_be_renamed(
         keeper = RecordKeeper([lines, other := Sink()])
         keeper.receive(record("lost"))
         keeper.close()
-    assert "request lost is not kept by RequestLines" in caplog.text
+    assert "request lost: its record was not stored by RequestLines" in caplog.text
     assert other.taken.is_set()
     lines.receive(record("after"))
     lines.flush(is_last=True)

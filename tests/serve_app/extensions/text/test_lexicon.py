@@ -50,7 +50,7 @@ def test_cuts_change_nothing(seed: int) -> None:
         ({"tomato": "<<t|o>>"}, "lexicon.tomato: '<<' is a phoneme"),
         ({"": "x"}, "1 to 80 characters"),
         ({"a" * 81: "x"}, "1 to 80 characters"),
-        ({"a": "x" * 201}, "at most 200 characters"),
+        ({"a": "x" * 201}, "must fit 200 characters"),
         ({f"w{number}": "x" for number in range(MAX_WORDS + 1)}, "at most 1000"),
     ],
 )
@@ -70,11 +70,14 @@ LEXICON = '<lexicon version="1.0" xmlns="http://www.w3.org/2005/01/pronunciation
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (LEXICON.format("<lexeme><grapheme>tomato</grapheme><phoneme>x</phoneme></lexeme>"), "tomato: no model here"),
+        (
+            LEXICON.format("<lexeme><grapheme>tomato</grapheme><phoneme>x</phoneme></lexeme>"),
+            "tomato: phonemes",
+        ),
         ('<!DOCTYPE a [<!ENTITY b "c">]><lexicon>&b;</lexicon>', "DOCTYPE"),
         ("<lexicon>", "no element found"),
         ("no xml", "syntax error"),
-        (" " * (MAX_PLS_BYTES + 1), "more than"),
+        (" " * (MAX_PLS_BYTES + 1), "too long"),
     ],
 )
 def test_a_file_that_is_no_lexicon_of_aliases_is_refused(content: str, reason: str) -> None:

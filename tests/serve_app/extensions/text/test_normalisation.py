@@ -118,7 +118,7 @@ def test_it_is_a_stage_of_the_pipeline_after_the_lexicon() -> None:
 def test_a_language_without_its_package_is_an_error_that_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     normalisation._reader.cache_clear()
     monkeypatch.setattr(normalisation, "find_spec", lambda name: None if name == "wetext" else find_spec(name))
-    with pytest.raises(InvalidRequest, match=r"Chinese needs the package wetext.*pip install 'wetext>=") as error:
+    with pytest.raises(InvalidRequest, match=r"Chinese requires the package wetext.*pip install 'wetext>=") as error:
         prepare("chinese")
     assert error.value.param == "text_normalization"
     prepare("german")

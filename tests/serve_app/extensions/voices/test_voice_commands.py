@@ -68,7 +68,7 @@ def test_the_latest_respelling_of_a_word_counts(tmp_path: Path) -> None:
     for word in ("SQL", "URL"):
         lexicon(tmp_path / "other", "add", word, "earl")
     assert lexicon(tmp_path / "other", "import", file).startswith("the lexicon now contains 3 words")
-    assert lexicon(tmp_path / "other", "remove", "GIF").startswith("2 words")
+    assert lexicon(tmp_path / "other", "remove", "GIF").startswith("the lexicon now contains 2 words")
     assert lexicon(tmp_path / "other", "list") == "SQL\tess queue ell\nURL\tearl\n"
     with pytest.raises(InvalidRequest, match="'GIF' is not in the lexicon"):
         lexicon(tmp_path / "other", "remove", "GIF")
