@@ -91,6 +91,6 @@ def test_a_refusal_says_how_long_to_wait_and_what_raises_the_limit(url: str) -> 
     assert refused
     for after, text in refused:
         assert text.endswith(f"Try again in {after} s.")
-        assert re.search(r"raise api\.admission|more or faster replicas", text)
+        assert re.search(r"raise api\.admission|more or faster replicas|More replicas", text)
         counts = re.search(r"active streams: (\d+), waiting for first audio: (\d+)", text)
         assert counts is None or 0 < int(counts[1]) + int(counts[2]) < crowd
