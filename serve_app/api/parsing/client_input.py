@@ -239,26 +239,28 @@ def _repaired_json(raw: bytes | str, repaired: list[str], cut_fields: Sequence[s
         value = json.loads(text) if _HALF.search(text) else None
         if not isinstance(value, dict):
             return None
-        repaired += [name for name, item in value.items() if _repaired(item) != item or name != without_halves(name)]
-        return _repaired(value, cut_fields)
+        whole = {without_halves(name): _repaired(item, _inside(cut_fields, name)) for name, item in value.items()}
     except (ValueError, RecursionError):
         return None
+    repaired += [name for name, item in value.items() if name not in whole or whole[name] != item]
+    return whole
 
 
 def _repaired(value: object, cut_fields: Sequence[str] = ()) -> object:
-    """`cut_fields`: those inside `value`; "" is `value` itself."""
+    """Repair `value`. `cut_fields` are paths inside `value`; "" is `value` itself."""
     match value:
         case str():
             return _repaired_inside(value) if "" in cut_fields else without_halves(value)
         case list():
             return [_repaired(item) for item in value]
         case dict():
-            paths = [path.partition(".") for path in cut_fields]
-            return {
-                without_halves(name): _repaired(item, [rest for first, _, rest in paths if first == name])
-                for name, item in value.items()
-            }
+            return {without_halves(name): _repaired(item, _inside(cut_fields, name)) for name, item in value.items()}
     return value
+
+
+def _inside(cut_fields: Sequence[str], name: str) -> list[str]:
+    """Return the paths that begin with the field `name`, without it."""
+    return [rest for first, _, rest in (path.partition(".") for path in cut_fields) if first == name]
 
 
 def _repaired_inside(text: str) -> str:

@@ -1,7 +1,10 @@
 """Fields as other servers spell them."""
 
+import json
+
 import pytest
 
+from serve_app.api.parsing.client_input import parse_object
 from serve_app.api.parsing.speech_body import in_our_spelling
 
 
@@ -19,3 +22,20 @@ from serve_app.api.parsing.speech_body import in_our_spelling
 )
 def test_fields_of_other_servers(sent: dict[str, object], ours: dict[str, object]) -> None:
     assert in_our_spelling(sent) == ours
+
+
+@pytest.mark.parametrize(
+    ("text", "cut_fields", "kept", "repaired"),
+    [
+        ("Hi \ud83d", (), "Hi \ufffd", ["p"]),
+        ("Hi \ud83d", ("p.text",), "Hi \ud83d", []),  # the next message has the other half
+        ("Hi \ud83d.", ("p.text",), "Hi \ufffd.", ["p"]),
+        ("Hi \ud83d", ("text",), "Hi \ufffd", ["p"]),
+    ],
+)
+def test_unpaired_surrogates_stay_only_where_a_text_is_cut(
+    text: str, cut_fields: tuple[str, ...], kept: str, repaired: list[str]
+) -> None:
+    reported: list[str] = []
+    parsed = parse_object(json.dumps({"p": {"text": text}, "q": "x"}), repaired=reported, cut_fields=cut_fields)
+    assert (parsed, reported) == ({"p": {"text": kept}, "q": "x"}, repaired)
