@@ -65,11 +65,15 @@ async def _speech_request(service: SpeechService, sent: Mapping[str, object], te
         elif short == "language_hints" and isinstance(value, list):
             known[name] = value[0] if value else None
         elif short == "enable_ssml":
-            is_ssml = switch({short: value}, short) and text.lstrip().startswith("<speak")
+            is_ssml = switch({short: value}, short) and _is_ssml(text)
         elif (short in ("sample_rate", "bit_rate") and value == 0) or str(value).lower() == "default":
             del known[name]
     overrides = {"markup": "ssml"} if is_ssml else {}
     return await speech_request(service, known, _ALL_NAMES, overrides=overrides, reasons=reasons, default="mp3")
+
+
+def _is_ssml(text: str) -> bool:
+    return text.lstrip().startswith("<speak")
 
 
 class TaskSocket(Connection):
@@ -84,6 +88,7 @@ class TaskSocket(Connection):
         self._named: str | None = None  # the task of the last message
         self._task: str | None = None  # that runs
         self._sent: Json = {}  # the fields of its run-task
+        self._speech: SpeechRequest | None = None  # from these fields
         self._session: Session | None = None  # from its first text on
         self._samples_per_s, self._num_chars = 1.0, 0
 
@@ -124,9 +129,9 @@ class TaskSocket(Connection):
             raise InvalidRequest("task_id: another task is running. Finish it, or open another WebSocket.", "task_id")
         sent = field_names.flat(payload, _ALL_NAMES)
         text = sent.pop("input.text", None)
-        speech = await _speech_request(self.service, sent, "")
+        self._speech = await _speech_request(self.service, sent, "")
         self._task, self._sent, self._session, self._num_chars = self._named, sent, None, 0
-        await self._tell("task-started", self._task, {}, **speech.notes())
+        await self._tell("task-started", self._task, {}, **self._speech.notes())
         if isinstance(text, str):
             await self._write({"text": text})
         if is_whole:
@@ -136,7 +141,9 @@ class TaskSocket(Connection):
         if "text" in sent or "flush" not in sent:
             text = text_of(sent)
             if self._session is None:
-                speech = await _speech_request(self.service, self._sent, text)
+                speech = self._speech
+                if speech is None or _is_ssml(text):  # `enable_ssml` then counts
+                    speech = await _speech_request(self.service, self._sent, text)
                 self._session = self.new_session(speech, request_id=self.next_id())
                 self._samples_per_s = speech.info.sample_rate * speech.body.speed
                 self.start(self._speak(self._session))
