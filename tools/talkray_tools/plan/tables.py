@@ -105,7 +105,7 @@ def choose(tables: Sequence[MeasuredTable], *, model: str, gpu: str, cores: int)
     if not fitting:
         measured = sorted({f"{table.model} on {_machine(table.gpu)}" for table in tables})
         raise InvalidRequest(
-            f"there is no measurement of {model} on {_machine(gpu)}: run `talkray plan --measure FILE` "
+            f"{model} has not been measured on {_machine(gpu)}. Run `talkray plan --measure FILE` "
             f"there. Measured: {', '.join(measured)}"
         )
     return min(fitting, key=lambda basis: (len(basis.reasons), basis.slower))

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import re
 from pathlib import Path
 
 import httpx2
@@ -202,7 +203,7 @@ async def test_a_token_with_one_other_character_is_none(server: Server) -> None:
             changed += [token[:at] + other for other in digits if other != token[at]]
         for each in changed:
             status, reason = await told(api, f"POST {SPEECH}", each)
-            assert (status, "valid" in reason) == (401, True), each
+            assert (status, bool(re.search("is (not valid|invalid)", reason))) == (401, True), each
     assert (await told(api, f"POST {SPEECH}", token + "="))[0] == 401
 
 

@@ -99,7 +99,7 @@ async def test_failures_are_told_and_retried_after_a_restart(tmp_path: Path, mon
             told = await until_told(client, job, calls=1)
             assert (told["delivered"], told["error"]) == (False, "the server returned 302")
             kept = JobStore(VoiceStore(str(tmp_path / "s")))
-            await so(lambda: kept.state(str(job["id"])).calls == 1)  # it is written behind what is told
+            await so(lambda: kept.state(str(job["id"])).calls == 1)  # stored after it is reported
         monkeypatch.setattr(job_manager, "_CALL_AGAIN_S", 0.0)
         monkeypatch.setattr(job_manager, "_LOOK_S", 0.01)
         async with serving(tmp_path / "s", Speaker(), settings) as (_, client):
