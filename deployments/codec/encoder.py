@@ -31,8 +31,8 @@ class LayerScale(nn.Module):
         return self.scale * x
 
 
-class PaddedConv1d(nn.Module):
-    """Causal convolution over a whole recording, padded to a multiple of the stride."""
+class StridedConv1d(nn.Module):
+    """Causal convolution over a recording whose length is a multiple of the stride."""
 
     def __init__(
         self,
@@ -51,9 +51,8 @@ class PaddedConv1d(nn.Module):
         self.padding = padding
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, in, time] -> [B, out, ceil(time / stride)]."""
-        right = -x.shape[2] % self.stride
-        out: Tensor = self.conv(F.pad(x, (self.left, right), mode=self.padding))
+        """[B, in, time] -> [B, out, time / stride]."""
+        out: Tensor = self.conv(F.pad(x, (self.left, 0), mode=self.padding))
         return out
 
 
@@ -65,9 +64,9 @@ class ResidualBlock(nn.Module):
         inner = channels // config.compress
         self.block = nn.Sequential(
             nn.ELU(),
-            PaddedConv1d((channels, inner), config.residual_kernel_size, dilation=dilation),
+            StridedConv1d((channels, inner), config.residual_kernel_size, dilation=dilation),
             nn.ELU(),
-            PaddedConv1d((inner, channels), 1),
+            StridedConv1d((inner, channels), 1),
         )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -79,15 +78,15 @@ class ResidualBlock(nn.Module):
 def convolutional_encoder(config: EncoderConfig) -> nn.Sequential:
     """Return residual blocks and strided convolutions: [B, audio_channels, samples] -> [B, hidden, steps]."""
     channels = config.num_filters
-    layers: list[nn.Module] = [PaddedConv1d((config.audio_channels, channels), config.kernel_size)]
+    layers: list[nn.Module] = [StridedConv1d((config.audio_channels, channels), config.kernel_size)]
     for ratio in reversed(config.upsampling_ratios):  # the names follow the decoder's order
         layers += [
             ResidualBlock(config, channels, dilation=config.dilation_growth_rate**depth)
             for depth in range(config.num_residual_layers)
         ]
-        layers += [nn.ELU(), PaddedConv1d((channels, 2 * channels), 2 * ratio, stride=ratio)]
+        layers += [nn.ELU(), StridedConv1d((channels, 2 * channels), 2 * ratio, stride=ratio)]
         channels *= 2
-    layers += [nn.ELU(), PaddedConv1d((channels, config.hidden_size), config.last_kernel_size)]
+    layers += [nn.ELU(), StridedConv1d((channels, config.hidden_size), config.last_kernel_size)]
     return nn.Sequential(OrderedDict(layers=nn.Sequential(*layers)))
 
 
@@ -211,19 +210,30 @@ class EncoderNetwork(nn.Module):
         self.encoder = convolutional_encoder(config)
         layers = nn.ModuleList(TransformerLayer(config) for _ in range(config.num_hidden_layers))
         self.encoder_transformer = nn.ModuleDict({"layers": layers})  # without a final norm
-        self.downsample = PaddedConv1d(
+        self.downsample = StridedConv1d(
             (config.hidden_size, config.hidden_size), 2 * stride, stride=stride, bias=False, padding="replicate"
         )
         self.quantizer = SplitQuantizer(config)
 
-    def forward(self, audio: Tensor, num_quantizers: int) -> Tensor:
-        """Return the codes [frames, num_quantizers] of samples [samples]."""
-        config, x = self.config, self.encoder(audio[None, None]).transpose(1, 2)
-        positions = torch.arange(x.shape[1], device=x.device)[None]
-        rotary = rotary_tables(positions, head_dim=config.head_dim, theta=config.rope_theta, dtype=x.dtype)
+    def forward(self, audio: Tensor, num_samples: Tensor, num_quantizers: int) -> Tensor:
+        """Return the codes [samples / frame_samples, num_quantizers] of `audio` [samples], whole frames.
+
+        The recording has `num_samples` (int64 scalar) samples, and zeros follow. Codes after its frames are invalid.
+        Every layer sees the same padding as without the additional zeros, so a captured graph can encode any length.
+        """
+        config, x, length = self.config, audio[None, None], num_samples
+        for layer in self.encoder.get_submodule("layers").children():
+            if isinstance(layer, StridedConv1d) and layer.stride > 1:
+                x = torch.where(torch.arange(x.shape[2], device=x.device) < length, x, 0)
+                length = (length + layer.stride - 1) // layer.stride
+            x = layer(x)
+        x = x.transpose(1, 2)
+        steps = torch.arange(x.shape[1], device=x.device)
+        rotary = rotary_tables(steps[None], head_dim=config.head_dim, theta=config.rope_theta, dtype=x.dtype)
         for layer in self.encoder_transformer["layers"].children():
             x = layer(x, rotary)
-        return self.quantizer.encode(self.downsample(x.transpose(1, 2)), num_quantizers)
+        repeated = x.transpose(1, 2).index_select(2, torch.minimum(steps, length - 1))
+        return self.quantizer.encode(self.downsample(repeated), num_quantizers)
 
 
 class CodecEncoder:
@@ -256,9 +266,14 @@ class CodecEncoder:
     def encode(self, audio: NDArray[np.float32]) -> Codes:
         """Return codes [ceil(samples / frame_samples), num_code_groups] of a mono recording at the model's rate."""
         assert audio.ndim == 1, audio.shape
-        device = self.network.downsample.conv.weight.device
-        samples = torch.from_numpy(np.ascontiguousarray(audio, dtype=np.float32)).to(device)
+        samples = torch.zeros(ceil(len(audio) / self.frame_samples) * self.frame_samples)
+        samples[: len(audio)] = torch.from_numpy(np.ascontiguousarray(audio, dtype=np.float32))
+        samples = samples.to(self.network.downsample.conv.weight.device)
+        return self.codes(samples, torch.tensor(len(audio), device=samples.device)).cpu().numpy()
+
+    @torch.inference_mode()
+    def codes(self, audio: Tensor, num_samples: Tensor) -> Tensor:
+        """Return the int16 codes of `EncoderNetwork.forward`, without waiting for the device."""
         with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
-            codes: Tensor = self.network(samples, self.num_quantizers)
-        num_frames = ceil(len(audio) / self.frame_samples)
-        return codes[:num_frames].to(torch.int16).cpu().numpy()
+            codes: Tensor = self.network(audio, num_samples, self.num_quantizers)
+        return codes.to(torch.int16)

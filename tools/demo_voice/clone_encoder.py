@@ -108,7 +108,12 @@ class Mixtures:
         ends = np.cumsum(stored["lengths"])
         waves = np.split(stored["pcm"].astype(np.float32), ends[:-1])
         self.spectrograms = [
-            log_mel(torch.from_numpy(wave / (2 * np.abs(wave).max())), sample_rate=24000, num_mels=SHAPE.mel_dim)
+            log_mel(
+                torch.from_numpy(wave / (2 * np.abs(wave).max())),
+                torch.tensor(len(wave)),
+                sample_rate=24000,
+                num_mels=SHAPE.mel_dim,
+            )
             for wave in waves
         ]
         self.shares = torch.from_numpy(stored["shares"]).float()
@@ -151,7 +156,7 @@ def train(recordings: Mixtures, minutes: float) -> SpeakerEncoder:
 
     def wrong(heard: Tensor, shares: Tensor) -> Tensor:
         """Squared distances of the vectors [n], of which 1 is that of a speaker from the mean of all."""
-        seven = encoder(heard)
+        seven = encoder(heard, torch.tensor(_FRAMES))
         guessed = torch.cat((seven, 1 - seven.sum(1, keepdim=True)), 1)
         distances: Tensor = ((guessed - shares) @ speakers / scale).square().sum(1)
         return distances

@@ -72,11 +72,15 @@ class Engine:
 
         A request whose listener already has a part of the audio is never refused as Overloaded.
         """
-        if request.background or not request.is_continuation:
-            self.scheduler.check_room(background=request.background)
+        self.check_room(request)
         sequence = self.intake.prepare(sequence_id, request)
         if sequence is not None:
             self._enqueue(sequence)
+
+    def check_room(self, request: SynthesisRequest) -> None:
+        """Raise Overloaded if the queue is full and `add` would refuse the request."""
+        if request.background or not request.is_continuation:
+            self.scheduler.check_room(background=request.background)
 
     def step(self, meanwhile: Callable[[], None] = lambda: None) -> StepOutput:
         """Admit sequences that fit, make one frame for each running sequence, and return frames, audio and failures.

@@ -29,6 +29,7 @@ _TEXT_EMBEDDING = "talker.model.text_embedding.weight"
 _USUAL_POSITIONS = 320  # about twenty seconds of speech with their prompt
 _SPARE_BYTES = 128 << 20  # memory of a small GPU that the engine does not use
 _UNCOUNTED_BYTES = 256 << 20  # besides the tensors of a talker without a codec; 200 MiB were measured on an H100
+_ENCODER_GRAPHS_BYTES = 1100 << 20  # captured encoders of recordings; 1,084 MiB were measured on an H200
 _LEAST_ROWS = 4
 _SHORTER = (2048, 1024)  # positions for 160 and 80 seconds; segments of a text last about a minute
 
@@ -99,8 +100,8 @@ def _talker_bytes(directory: Path, model_config: ModelConfig, dtype: torch.dtype
 def _codec_bytes(directory: Path, num_slots: int, within_reach: int, *, clones: bool) -> int:
     """Return the bytes of the codec decoder with `num_slots` streams. 0 means that there is no decoder.
 
-    `within_reach` is the number of bytes that the process can allocate. A model that `clones` also has the encoder of
-    recordings, and decoder states after recordings.
+    `within_reach` is the number of bytes that the process can allocate. A model that `clones` also has the encoders of
+    recordings, their captured graphs, and decoder states after recordings.
     """
     folder = directory / "speech_tokenizer"
     shapes = read_shapes(folder)
@@ -111,7 +112,7 @@ def _codec_bytes(directory: Path, num_slots: int, within_reach: int, *, clones: 
     decoder = slots.gpu_bytes(config, num_weights=weights, num_slots=num_slots, within_reach=within_reach)
     decoder *= num_slots > 0
     states = num_slots // SLOTS_PER_RECORDING * slots.state_bytes(config)
-    return decoder + clones * (_count(shapes, "encoder.") * torch.float32.itemsize + states)
+    return decoder + clones * (_count(shapes, "encoder.") * torch.float32.itemsize + states + _ENCODER_GRAPHS_BYTES)
 
 
 def _count(shapes: dict[str, tuple[int, ...]], prefix: str) -> int:

@@ -37,9 +37,11 @@ from deployments.weights.store import Report
 
 if TYPE_CHECKING:
     from deployments.talker.model.speaker_encoder import SpeakerEncoder
+    from deployments.talker.runner.recording_encoder import RecordingEncoder
 
 # Needed only by models that clone.
 _CODEC_ENCODER = "deployments.codec.encoder:CodecEncoder"
+_RECORDING_ENCODER = "deployments.talker.runner.recording_encoder:RecordingEncoder"
 _SPEAKER_ENCODER = "deployments.talker.model.speaker_encoder:SpeakerEncoder"
 # Needed only by networks that Triton compiles.
 _COMPILING_AHEAD = "deployments.gpu.compile_ahead:compiling_ahead"
@@ -136,14 +138,15 @@ def build_engine(
         with clock.phase("projecting text"):
             tables = InputTables(talker)
         speaker_encoder = load_speaker_encoder(directory, model_config, device=device)
-        encode = None
-        # On a CPU, the codec pool encodes recordings instead.
-        if speaker_encoder is not None and chosen.on_gpu and not model_config.text.clones_by_vector:
-            encode = resolve_name(_CODEC_ENCODER).load(directory / "speech_tokenizer", device=device).encode
+        recordings = None
+        if speaker_encoder is not None and chosen.on_gpu:  # on a CPU, the codec pool encodes recordings instead
+            with clock.phase("capturing the encoders"):
+                by_vector = model_config.text.clones_by_vector
+                recordings = _recording_encoder(directory, speaker_encoder, device, by_vector=by_vector)
         with clock.phase("loading the tokenizer"):
             tokenizer = TextTokenizer(directory, model_config.tokens)
             follows = info.supports_instructions
-            prompts = PromptBuilder(tables, tokenizer, speaker_encoder, encode, follows_instructions=follows)
+            prompts = PromptBuilder(tables, tokenizer, speaker_encoder, recordings, follows_instructions=follows)
         # A stream keeps its slot until its audio is complete, while another stream may already have its row.
         num_slots = 2 * config.max_num_seqs
         audio = _load_audio(directory, num_slots, device, clock, prepare, makes_audio=makes_audio)
@@ -190,7 +193,7 @@ def _speak(engine: Engine, *, on_gpu: bool, gpu_frames: int) -> None:
     if engine.prompts.speaker_encoder is not None:
         num_samples = engine.prompts.speaker_encoder.shape.sample_rate
         hiss = np.random.default_rng(0).normal(0, 0.01, num_samples).astype(np.float32)
-        by_vector = engine.prompts.encode is None
+        by_vector = engine.prompts.recordings is None or engine.model_config.text.clones_by_vector
         request = replace(request, reference=Reference(hiss, "Hiss.", x_vector_only=by_vector))
     engine.add(-1, request)
     while not engine.is_idle:
@@ -216,6 +219,15 @@ def load_speaker_encoder(directory: Path, config: ModelConfig, *, device: torch.
         encoder: SpeakerEncoder = resolve_name(_SPEAKER_ENCODER)(config.speaker_encoder)
     load_strict(encoder, directory, prefix="speaker_encoder.", dtype=torch.float32, device=device)
     return encoder.eval()
+
+
+def _recording_encoder(
+    directory: Path, speaker_encoder: "SpeakerEncoder", device: torch.device, *, by_vector: bool
+) -> "RecordingEncoder":
+    codec = None if by_vector else resolve_name(_CODEC_ENCODER).load(directory / "speech_tokenizer", device=device)
+    recordings: RecordingEncoder = resolve_name(_RECORDING_ENCODER)(speaker_encoder, codec, device)
+    recordings.capture()
+    return recordings
 
 
 def _load_audio(

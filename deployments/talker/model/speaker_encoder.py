@@ -5,7 +5,7 @@ names.
 """
 
 import math
-from collections import OrderedDict
+from functools import cache
 
 import torch
 from torch import Tensor, nn
@@ -19,14 +19,26 @@ _FFT_SIZE, _HOP, _MAX_HZ = 1024, 256, 12000.0
 _PADDING = (_FFT_SIZE - _HOP) // 2
 
 
-def reflected_convolution(inputs: int, outputs: int, kernel: int = 1, dilation: int = 1) -> nn.Conv1d:
-    """Return a convolution with reflection padding that keeps the length."""
-    return nn.Conv1d(inputs, outputs, kernel, dilation=dilation, padding="same", padding_mode="reflect")
+class TimeDelayBlock(nn.Module):
+    """Convolution with reflection padding that keeps the length, followed by ReLU."""
+
+    def __init__(self, inputs: int, outputs: int, kernel: int = 1, dilation: int = 1) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(inputs, outputs, kernel, dilation=dilation)
+        self.padding = (kernel - 1) * dilation // 2
+
+    def forward(self, x: Tensor, length: Tensor) -> Tensor:
+        """[batch, inputs, frames] -> [batch, outputs, frames]. The first `length` (int64 scalar) frames are valid."""
+        return F.relu(self.conv(reflected(x, self.padding, length)))
 
 
-def time_delay_block(inputs: int, outputs: int, kernel: int = 1, dilation: int = 1) -> nn.Sequential:
-    """Return a convolution with ReLU: [batch, inputs, frames] -> [batch, outputs, frames]."""
-    return nn.Sequential(OrderedDict(conv=reflected_convolution(inputs, outputs, kernel, dilation), relu=nn.ReLU()))
+def reflected(x: Tensor, padding: int, length: Tensor) -> Tensor:
+    """[..., time] -> [..., time + 2 * padding], with reflection at the beginning and after `length` valid values."""
+    if not padding:
+        return x
+    places = torch.arange(-padding, x.shape[-1] + padding, device=x.device).abs()
+    places = torch.where(places < length, places, 2 * (length - 1) - places)
+    return x.index_select(x.ndim - 1, places.clamp(min=0))
 
 
 class Res2NetBlock(nn.Module):
@@ -36,15 +48,15 @@ class Res2NetBlock(nn.Module):
         super().__init__()
         width = channels // scale
         self.scale = scale
-        self.blocks = nn.ModuleList(time_delay_block(width, width, kernel, dilation) for _ in range(scale - 1))
+        self.blocks = nn.ModuleList(TimeDelayBlock(width, width, kernel, dilation) for _ in range(scale - 1))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, length: Tensor) -> Tensor:
         """[batch, channels, frames] -> the same shape."""
         first, *rest = x.chunk(self.scale, dim=1)
         outputs = [first]
         previous: Tensor | None = None
         for block, group in zip(self.blocks, rest, strict=True):
-            previous = block(group if previous is None else group + previous)
+            previous = block(group if previous is None else group + previous, length)
             outputs.append(previous)
         return torch.cat(outputs, dim=1)
 
@@ -54,12 +66,12 @@ class SqueezeExcitation(nn.Module):
 
     def __init__(self, channels: int, squeezed: int) -> None:
         super().__init__()
-        self.conv1 = reflected_convolution(channels, squeezed)
-        self.conv2 = reflected_convolution(squeezed, channels)
+        self.conv1 = nn.Conv1d(channels, squeezed, 1)
+        self.conv2 = nn.Conv1d(squeezed, channels, 1)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, length: Tensor) -> Tensor:
         """[batch, channels, frames] -> the same shape."""
-        mean = x.mean(dim=2, keepdim=True)
+        mean = (x * _uniform(x, length)).sum(dim=2, keepdim=True)
         return x * torch.sigmoid(self.conv2(F.relu(self.conv1(mean))))
 
 
@@ -70,15 +82,17 @@ class SERes2NetBlock(nn.Module):
         super().__init__()
         inputs, channels = config.enc_channels[layer - 1], config.enc_channels[layer]
         kernel, dilation = config.enc_kernel_sizes[layer], config.enc_dilations[layer]
-        self.tdnn1 = time_delay_block(inputs, channels)
+        self.tdnn1 = TimeDelayBlock(inputs, channels)
         self.res2net_block = Res2NetBlock(channels, config.enc_res2net_scale, kernel, dilation)
-        self.tdnn2 = time_delay_block(channels, channels)
+        self.tdnn2 = TimeDelayBlock(channels, channels)
         self.se_block = SqueezeExcitation(channels, config.enc_se_channels)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, length: Tensor) -> Tensor:
         """[batch, inputs, frames] -> [batch, channels, frames]. The residual requires inputs == channels."""
-        out: Tensor = self.se_block(self.tdnn2(self.res2net_block(self.tdnn1(x)))) + x
-        return out
+        y = x
+        for layer in (self.tdnn1, self.res2net_block, self.tdnn2, self.se_block):
+            y = layer(y, length)
+        return x + y
 
 
 class AttentiveStatisticsPooling(nn.Module):
@@ -86,15 +100,21 @@ class AttentiveStatisticsPooling(nn.Module):
 
     def __init__(self, channels: int, attention_channels: int) -> None:
         super().__init__()
-        self.tdnn = time_delay_block(channels * 3, attention_channels)
-        self.conv = reflected_convolution(attention_channels, channels)
+        self.tdnn = TimeDelayBlock(channels * 3, attention_channels)
+        self.conv = nn.Conv1d(attention_channels, channels, 1)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, length: Tensor) -> Tensor:
         """[batch, channels, frames] -> [batch, 2 * channels, 1]."""
-        uniform = torch.full_like(x[:, :1], 1.0 / x.shape[2])
+        uniform = _uniform(x, length)
         context = [part[:, :, None].expand_as(x) for part in _statistics(x, uniform)]
-        attention = self.conv(torch.tanh(self.tdnn(torch.cat([x, *context], dim=1)))).softmax(dim=2)
+        scores = self.conv(torch.tanh(self.tdnn(torch.cat([x, *context], dim=1), length)))
+        attention = scores.masked_fill(uniform == 0, -torch.inf).softmax(dim=2)
         return torch.cat(_statistics(x, attention), dim=1)[:, :, None]
+
+
+def _uniform(x: Tensor, length: Tensor) -> Tensor:
+    """Return equal weights [frames] for the valid frames, and zero for the others."""
+    return (torch.arange(x.shape[2], device=x.device) < length) / length.to(x.dtype)
 
 
 def _statistics(x: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
@@ -114,47 +134,59 @@ class SpeakerEncoder(nn.Module):
         reflected = max((kernel - 1) * dilation // 2 for kernel, dilation in layers)
         self.min_samples = max(_PADDING + 1, (reflected + 1) * _HOP)
         channels = shape.enc_channels
-        first = time_delay_block(shape.mel_dim, channels[0], shape.enc_kernel_sizes[0], shape.enc_dilations[0])
+        first = TimeDelayBlock(shape.mel_dim, channels[0], shape.enc_kernel_sizes[0], shape.enc_dilations[0])
         middle = (SERes2NetBlock(shape, layer) for layer in range(1, len(channels) - 1))
         self.blocks = nn.ModuleList([first, *middle])
-        self.mfa = time_delay_block(channels[-1], channels[-1], shape.enc_kernel_sizes[-1], shape.enc_dilations[-1])
+        self.mfa = TimeDelayBlock(channels[-1], channels[-1], shape.enc_kernel_sizes[-1], shape.enc_dilations[-1])
         self.asp = AttentiveStatisticsPooling(channels[-1], shape.enc_attention_channels)
-        self.fc = reflected_convolution(channels[-1] * 2, shape.enc_dim)
+        self.fc = nn.Conv1d(channels[-1] * 2, shape.enc_dim, 1)
 
-    @torch.inference_mode()
+    def check(self, num_samples: int) -> None:
+        """Raise InvalidRequest if a recording is too short for reflection padding."""
+        if num_samples < self.min_samples:
+            needed = f"{self.min_samples} samples at {self.shape.sample_rate} Hz"
+            raise InvalidRequest(f"ref_audio is too short: it has {num_samples} of at least {needed}", "ref_audio")
+
     def embed(self, audio: Tensor) -> Tensor:
         """Convert mono float32 audio [samples] at the configured sample rate to a vector [enc_dim] in weight dtype.
 
-        Raises InvalidRequest if the audio is too short for reflection padding.
+        Raises InvalidRequest if the audio is too short.
         """
-        if audio.shape[0] < self.min_samples:
-            needed = f"{self.min_samples} samples at {self.shape.sample_rate} Hz"
-            raise InvalidRequest(f"ref_audio is too short: it has {audio.shape[0]} of at least {needed}", "ref_audio")
-        weight = self.fc.weight
-        mel = log_mel(audio.to(weight.device), sample_rate=self.shape.sample_rate, num_mels=self.shape.mel_dim)
-        out: Tensor = self(mel[None].to(weight.dtype))[0]
+        self.check(len(audio))
+        device = self.fc.weight.device
+        return self.vector(audio.to(device), torch.tensor(len(audio), device=device))
+
+    @torch.inference_mode()
+    def vector(self, audio: Tensor, num_samples: Tensor) -> Tensor:
+        """Return the vector of the first `num_samples` (int64 scalar) samples, without waiting for the device."""
+        mel = log_mel(audio, num_samples, sample_rate=self.shape.sample_rate, num_mels=self.shape.mel_dim)
+        out: Tensor = self(mel[None].to(self.fc.weight.dtype), num_samples // _HOP)[0]
         return out
 
-    def forward(self, mel: Tensor) -> Tensor:
-        """Convert a log-mel spectrogram [batch, mels, frames] to vectors [batch, enc_dim]."""
+    def forward(self, mel: Tensor, length: Tensor) -> Tensor:
+        """Convert log-mel spectrograms [batch, mels, frames], of `length` valid frames, to vectors [batch, enc_dim]."""
         outputs = []
         for block in self.blocks:
-            mel = block(mel)
+            mel = block(mel, length)
             outputs.append(mel)
-        pooled: Tensor = self.fc(self.asp(self.mfa(torch.cat(outputs[1:], dim=1))))
+        pooled: Tensor = self.fc(self.asp(self.mfa(torch.cat(outputs[1:], dim=1), length), length))
         return pooled[:, :, 0]
 
 
-def log_mel(audio: Tensor, *, sample_rate: int, num_mels: int) -> Tensor:
-    """Convert float32 audio [samples] to log magnitudes [mels, frames]."""
-    padded = F.pad(audio[None, None], (_PADDING, _PADDING), mode="reflect")[0, 0]
+def log_mel(audio: Tensor, num_samples: Tensor, *, sample_rate: int, num_mels: int) -> Tensor:
+    """Convert float32 audio [samples] to log magnitudes [mels, frames].
+
+    The first `num_samples` (int64 scalar) samples give `num_samples // 256` valid frames.
+    """
     window = torch.hann_window(_FFT_SIZE, device=audio.device)
+    padded = reflected(audio, _PADDING, num_samples)
     spectrum = torch.stft(padded, _FFT_SIZE, _HOP, window=window, center=False, return_complex=True)
     magnitude = (torch.view_as_real(spectrum).pow(2).sum(-1) + 1e-9).sqrt()
-    return (mel_filters(sample_rate, num_mels).to(audio.device) @ magnitude).clamp(min=1e-5).log()
+    return (mel_filters(sample_rate, num_mels, audio.device) @ magnitude).clamp(min=1e-5).log()
 
 
-def mel_filters(sample_rate: int, num_mels: int) -> Tensor:
+@cache
+def mel_filters(sample_rate: int, num_mels: int, device: torch.device) -> Tensor:
     """Return Slaney's triangular filters with equal area, [mels, fft bins] float32. Uses float64 as librosa does."""
     bins = torch.linspace(0, sample_rate / 2, _FFT_SIZE // 2 + 1, dtype=torch.float64)
     top = _hz_to_mel(torch.tensor(_MAX_HZ, dtype=torch.float64))
@@ -163,7 +195,7 @@ def mel_filters(sample_rate: int, num_mels: int) -> Tensor:
     distances = edges[:, None] - bins[None]
     rising, falling = -distances[:-2] / widths[:-1, None], distances[2:] / widths[1:, None]
     triangles = torch.minimum(rising, falling).clamp(min=0)
-    return (triangles * (2 / (edges[2:] - edges[:-2]))[:, None]).float()
+    return (triangles * (2 / (edges[2:] - edges[:-2]))[:, None]).float().to(device)
 
 
 # Slaney's mel scale: linear up to 1000 Hz, logarithmic above.

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import assert_never
+from typing import TYPE_CHECKING, assert_never
 
 from deployments.errors import EngineError, TalkrayError
 from deployments.protocol import FrameChunk, Mark, ModelInfo, SynthesisRequest
@@ -29,6 +29,9 @@ from deployments.talker.engine.startup import StartClock, load_engine
 from deployments.talker.process import channel
 from deployments.weights.store import cache_directory, locate
 
+if TYPE_CHECKING:  # only models that clone encode recordings
+    from deployments.talker.runner.recording_encoder import Encoding
+
 logger = logging.getLogger(__name__)
 
 _PERIOD_S = 0.25
@@ -38,7 +41,7 @@ _LONGEST_IDLENESS_S = 1.25
 EXIT_CODE = 70
 _RECEIVE_BYTES = 1 << 20
 _REST_S = 0.005
-_TOKENIZING_S = 0.01  # interval at which an idle engine checks for tokenized texts
+_PREPARING_S = 0.0005  # interval at which an idle engine checks for prepared inputs
 _MOST_UNSENT_BYTES = 1 << 26
 
 
@@ -103,10 +106,11 @@ class FirstAudioMarks:
     def __init__(self) -> None:
         self._requests: dict[int, _MarkedRequest] = {}
 
-    def begin(self, sequence_id: int, request: SynthesisRequest, *, came_ns: int) -> None:
-        """Track a request with marks. The request arrived at `came_ns` (time.time_ns()), and its prompt is built."""
+    def begin(self, sequence_id: int, request: SynthesisRequest, *, arrival: Mark) -> None:
+        """Track a request with marks whose prompt is built. `arrival` is the mark "to-engine", unless it exists."""
         if request.marks:
-            marked = _MarkedRequest([*request.marks, ("to-engine", came_ns)], bool(request.gpu_frames))
+            marks = [*request.marks] if request.marks[-1][0] == arrival[0] else [*request.marks, arrival]
+            marked = _MarkedRequest(marks, bool(request.gpu_frames))
             marked.add("prompt")
             self._requests[sequence_id] = marked
 
@@ -147,16 +151,30 @@ def take_load(engine: Engine) -> channel.EngineLoad:
     )
 
 
-class LongTexts:
-    """Tokenizer thread for long texts, which keeps the engine's steps and the watchdog running.
+@dataclass(slots=True)
+class _Prepared:
+    """Commands of a sequence, beginning with its request, until the request's inputs are prepared."""
 
-    Commands of a sequence wait until its texts are tokenized.
+    commands: list[channel.Command]
+    tokenized: Future[None] | None
+    encoding: "Encoding | None"
+
+    @property
+    def is_done(self) -> bool:
+        is_tokenized = self.tokenized is None or self.tokenized.done()
+        return is_tokenized and (self.encoding is None or self.encoding.is_done)
+
+
+class InputPreparation:
+    """Tokenization of long texts in a thread, and encoding of recordings on a GPU, while the engine's steps continue.
+
+    Commands of a sequence wait until its inputs are prepared.
     """
 
     def __init__(self, engine: Engine) -> None:
-        self._intake, self._tokenizer = engine.intake, engine.prompts.tokenizer
+        self._engine = engine
         self._thread = ThreadPoolExecutor(1, "tokenizer")
-        self._waiting: dict[int, tuple[Future[None], list[channel.Command]]] = {}  # by sequence id
+        self._waiting: dict[int, _Prepared] = {}  # by sequence id
 
     def __bool__(self) -> bool:
         return bool(self._waiting)
@@ -167,22 +185,53 @@ class LongTexts:
         for command in commands:
             sequence_id = None if isinstance(command, channel.Forget) else command.sequence_id
             if sequence_id in self._waiting:
-                self._waiting[sequence_id][1].append(command)
-            elif isinstance(command, channel.Submit) and (texts := self._intake.long_texts(command.request)):
-                self._waiting[command.sequence_id] = self._thread.submit(self._tokenize, texts), [command]
+                self._waiting[sequence_id].commands.append(command)
+            elif isinstance(command, channel.Submit) and (prepared := self._begin(command)) is not None:
+                self._waiting[command.sequence_id] = prepared
             else:
                 due.append(command)
-        for sequence_id, (tokenized, waiting) in list(self._waiting.items()):
-            aborted = [command for command in waiting if isinstance(command, channel.Abort)]
-            if tokenized.done() or aborted:
-                tokenized.cancel()
-                due += aborted or waiting
+        for sequence_id, prepared in list(self._waiting.items()):
+            aborted = [command for command in prepared.commands if isinstance(command, channel.Abort)]
+            if aborted or prepared.is_done:
+                due += aborted or self._end(prepared)
+                if prepared.tokenized is not None:
+                    prepared.tokenized.cancel()
                 del self._waiting[sequence_id]
         return due
 
+    def _begin(self, command: channel.Submit) -> _Prepared | None:
+        """Start to prepare a request's inputs. Returns None if they need no preparation, or if the request is invalid.
+
+        `Engine.add` raises the error again.
+        """
+        request, engine = command.request, self._engine
+        texts = engine.intake.long_texts(request)
+        try:
+            engine.check_room(request)
+            encoding = engine.prompts.start_encoding(request)
+        except TalkrayError:
+            return None
+        if encoding is None and not texts:
+            return None
+        if encoding is not None and request.marks:
+            command = replace(command, request=replace(request, marks=(*request.marks, _arrival())))
+        tokenized = self._thread.submit(self._tokenize, texts) if texts else None
+        return _Prepared([command], tokenized, encoding)
+
+    def _end(self, prepared: _Prepared) -> list[channel.Command]:
+        submit, *others = prepared.commands
+        if prepared.encoding is None or not isinstance(submit, channel.Submit):
+            return prepared.commands
+        request = self._engine.prompts.encoded(submit.request, prepared.encoding)
+        return [replace(submit, request=request), *others]
+
     def _tokenize(self, texts: list[str]) -> None:
         for text in texts:
-            self._tokenizer.encode_ahead(text)
+            self._engine.prompts.tokenizer.encode_ahead(text)
+
+
+def _arrival() -> Mark:
+    return ("to-engine", time.time_ns())
 
 
 class EngineProcess:
@@ -207,7 +256,7 @@ class EngineProcess:
             self._send(channel.RequestFailed(None, failure))  # only Talkray's errors are certain to unpickle
             raise
         self._send(channel.Ready(info))
-        self._long_texts = LongTexts(engine)
+        self._preparation = InputPreparation(engine)
         watchdog = Watchdog(engine.runner.device.type, self._say_alive, give_up=os._exit)
         with watchdog.running():
             while True:
@@ -215,7 +264,7 @@ class EngineProcess:
 
     def _serve_once(self, engine: Engine, watchdog: Watchdog) -> None:
         was_idle = engine.is_idle
-        waits_s = _TOKENIZING_S if self._long_texts else None
+        waits_s = _PREPARING_S if self._preparation else None
         commands = self._receive(timeout_s=waits_s if was_idle else engine.poll_timeout_s)
         with watchdog.step():
             self._execute_all(engine, commands, watchdog)
@@ -232,7 +281,7 @@ class EngineProcess:
 
     def _execute_all(self, engine: Engine, commands: list[channel.Command], watchdog: Watchdog) -> None:
         """Run commands, each with its own time limit, because several recordings take longer than a step may."""
-        for command in self._long_texts.due(commands):
+        for command in self._preparation.due(commands):
             with watchdog.step():
                 self._execute(engine, command)
 
@@ -247,9 +296,9 @@ class EngineProcess:
             return
         try:
             if isinstance(command, channel.Submit):
-                came_ns = time.time_ns()
+                arrival = _arrival()
                 engine.add(sequence_id, command.request)
-                self.first_audio_marks.begin(sequence_id, command.request, came_ns=came_ns)
+                self.first_audio_marks.begin(sequence_id, command.request, arrival=arrival)
             elif isinstance(command, channel.Append):
                 engine.append_text(sequence_id, command.text, is_last=command.is_last)
             else:

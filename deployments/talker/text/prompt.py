@@ -5,13 +5,11 @@ each later frame adds one token of the *trailing text*. In full-text mode, the p
 `generate` of the official package; golden codes verify the result. Both tracks are indices into `InputTables`.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from deployments.errors import InvalidRequest
@@ -21,8 +19,9 @@ from deployments.talker.model.input_tables import Ids, InputTables
 from deployments.talker.model.model_config import ModelConfig
 from deployments.talker.text.tokenizer import TextTokenizer
 
-if TYPE_CHECKING:  # only models that clone have a speaker encoder
+if TYPE_CHECKING:  # only models that clone have encoders
     from deployments.talker.model.speaker_encoder import SpeakerEncoder
+    from deployments.talker.runner.recording_encoder import Encoding, RecordingEncoder
 
 _SPEAKER_BYTES = 8 << 20  # cache for a thousand speaker vectors
 _CODES_BYTES = 8 << 20  # cache for codes of a thousand recordings of 24 seconds
@@ -61,7 +60,7 @@ class _Track:
 @dataclass(frozen=True, slots=True)
 class _Speaker:
     vector: Tensor  # [hidden], with dtype and device of the text table
-    on_host: Tensor  # output of the encoder; its copy is queued before any work that reads it, so reads need no wait
+    on_host: Tensor  # [hidden], float32
 
 
 class PromptBuilder:
@@ -72,45 +71,63 @@ class PromptBuilder:
         tables: InputTables,
         tokenizer: TextTokenizer,
         speaker_encoder: "SpeakerEncoder | None" = None,
-        encode: Callable[[NDArray[np.float32]], Codes] | None = None,
+        recordings: "RecordingEncoder | None" = None,
         *,
         follows_instructions: bool = True,
     ) -> None:
-        """Create a builder. `encode` converts a recording [samples] to codes [frames, groups] for requests without."""
+        """Create a builder. On a GPU, `recordings` runs the encoders. On a CPU, codec replicas send the codes."""
         self._follows_instructions = follows_instructions
         self.tables = tables
         self.talker = tables.talker
         self.config: ModelConfig = self.talker.config
         self.tokenizer = tokenizer
-        self.speaker_encoder, self.encode = speaker_encoder, encode
+        self.speaker_encoder, self.recordings = speaker_encoder, recordings
         self.speakers: ByRecording[_Speaker] = ByRecording(
             max_bytes=_SPEAKER_BYTES, size=lambda speaker: speaker.vector.nbytes
         )
         self.references: ByRecording[Codes] = ByRecording(max_bytes=_CODES_BYTES)
 
+    def start_encoding(self, request: SynthesisRequest) -> "Encoding | None":
+        """Start to encode a request's recording on a GPU. Returns None if the request needs no encoding.
+
+        Raises InvalidRequest if the recording is too short or too long.
+        """
+        reference = request.reference
+        if self.recordings is None or reference is None or reference.prompt is not None:
+            return None
+        needs_codes = not reference.x_vector_only and request.reference_codes is None
+        has_codes = not needs_codes or self.references.find(reference.key) is not None
+        if has_codes and self.speakers.find(reference.key) is not None:
+            return None
+        return self.recordings.start(reference)
+
+    def encoded(self, request: SynthesisRequest, encoding: "Encoding") -> SynthesisRequest:
+        """Return `request` with the result of `encoding`, and store the result for later requests."""
+        reference, prompt = request.reference, encoding.prompt()
+        assert reference is not None, "only recordings are encoded"
+        codes = prompt.codes
+        self.speakers.get(reference.key, lambda: self._speaker_of(prompt))
+        if codes is not None:
+            self.references.get(reference.key, lambda: codes)
+        return replace(request, reference=replace(reference, prompt=prompt))
+
     def with_codes(self, request: SynthesisRequest) -> SynthesisRequest:
         """Return `request` with the codes of its recording if it clones in context. Raises InvalidRequest."""
-        reference, encode = request.reference, self.encode
+        reference, recordings = request.reference, self.recordings
         if reference is None or reference.x_vector_only or request.reference_codes is not None:
             return request
         if reference.prompt is not None:
             assert reference.prompt.codes is not None, "the ingress sends samples if codes are missing"
             return replace(request, reference_codes=reference.prompt.codes.copy())  # torch requires writable arrays
-        if encode is None:
+        if recordings is None:
             return request
-        try:
-            codes = self.references.get(reference.key, lambda: encode(reference.samples))
-        except torch.OutOfMemoryError:
-            many = f"{len(reference.samples)} samples"
-            raise InvalidRequest(
-                f"the GPU has too little free memory to encode a recording of {many}: send a shorter one", "ref_audio"
-            ) from None
+        codes = self.references.get(reference.key, lambda: recordings.start(reference).codes())
         return replace(request, reference_codes=codes)
 
     def clone_prompt(self, request: SynthesisRequest) -> ClonePrompt | None:
         """Return the clone prompt of a recording that arrived as samples; None before the prompt is built."""
         reference = request.reference
-        if reference is None or reference.prompt is not None:
+        if reference is None or reference.audio is None:
             return None
         speaker = self.speakers.find(reference.key)
         codes = None if reference.x_vector_only else request.reference_codes
@@ -221,17 +238,22 @@ class PromptBuilder:
         """Return the speaker's row [hidden] with dtype and device of the text table."""
 
         def embed() -> _Speaker:
-            vector = encoder.embed(torch.from_numpy(reference.samples.copy()))
-            return _Speaker(vector.to(self.tables.text), vector.to("cpu", non_blocking=True))
+            if self.recordings is not None:
+                return self._speaker_of(self.recordings.start(reference).prompt())
+            return self._speaker_of(ClonePrompt(encoder.embed(torch.from_numpy(reference.samples.copy())).numpy()))
 
         if reference.prompt is None:
             return self.speakers.get(reference.key, embed).vector
         speaker = self.speakers.find(reference.key)
-        if speaker is None:  # copy once, because each copy waits for the device
-            on_host = torch.from_numpy(reference.prompt.speaker.copy())
-            speaker = _Speaker(on_host.to(self.tables.text), on_host)
+        if speaker is None:
+            speaker = self._speaker_of(reference.prompt)
             self.speakers.keep(reference.key, speaker)
         return speaker.vector
+
+    def _speaker_of(self, prompt: ClonePrompt) -> _Speaker:
+        """Copy a speaker vector to the device, once for each recording, because a copy waits for the device."""
+        on_host = torch.from_numpy(prompt.speaker.copy())
+        return _Speaker(on_host.to(self.tables.text), on_host)
 
     def _going_on(
         self, request: SynthesisRequest, text: list[int], frames: _Track

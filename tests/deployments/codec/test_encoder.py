@@ -33,6 +33,15 @@ def test_what_follows_does_not_change_what_was_encoded(encoder: CodecEncoder) ->
     assert np.array_equal(encoder.encode(audio)[:9], encoder.encode(audio[: 24 * 10])[:9])
 
 
+@pytest.mark.parametrize("num_samples", [1, 24 * 9 - 1, 24 * 9, 24 * 9 + 1])
+def test_padding_behind_a_recording_does_not_change_its_codes(encoder: CodecEncoder, num_samples: int) -> None:
+    audio = noise(num_samples)
+    padded = torch.zeros(24 * 15)
+    padded[:num_samples] = torch.from_numpy(audio)
+    codes = encoder.encode(audio)
+    assert np.array_equal(encoder.codes(padded, torch.tensor(num_samples)).numpy()[: len(codes)], codes)
+
+
 def test_codes_depend_on_the_sound(encoder: CodecEncoder) -> None:
     codes = encoder.encode(noise(24 * 40))
     assert len(np.unique(codes[:, 0])) > 1

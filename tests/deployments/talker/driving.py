@@ -1,11 +1,21 @@
 """Driving an engine by hand: requests with defaults, and steps until nothing is left to do."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from deployments.protocol import Codes, FinishReason, FrameChunk, Progress, Sampling, SynthesisRequest
+from deployments.errors import InvalidRequest
+from deployments.protocol import (
+    ClonePrompt,
+    Codes,
+    FinishReason,
+    FrameChunk,
+    Progress,
+    Reference,
+    Sampling,
+    SynthesisRequest,
+)
 from deployments.talker.engine.engine import Engine
 
 GREEDY = Sampling(do_sample=False, subtalker_dosample=False, repetition_penalty=1.0)
@@ -85,3 +95,32 @@ def speak_all(engine: Engine, requests: Iterable[SynthesisRequest], *, steps_bet
         steps += 1
     engine.check_integrity()
     return [Spoken.join(chunks[number]) for number in sorted(chunks)]
+
+
+@dataclass(slots=True)
+class Encoding:
+    """One that is done when a test says so."""
+
+    result: ClonePrompt
+    is_done: bool = False
+
+    def prompt(self) -> ClonePrompt:
+        return self.result
+
+    def codes(self) -> Codes:
+        assert self.result.codes is not None
+        return self.result.codes
+
+
+@dataclass(slots=True)
+class Recordings:
+    """What `RecordingEncoder` is on a GPU: `encode` makes the prompt."""
+
+    encode: Callable[[Reference], ClonePrompt]
+    started: list[Encoding] = field(default_factory=list)
+
+    def start(self, reference: Reference) -> Encoding:
+        if len(reference.samples) < 1000:
+            raise InvalidRequest("ref_audio is too short", "ref_audio")
+        self.started.append(Encoding(self.encode(reference)))
+        return self.started[-1]

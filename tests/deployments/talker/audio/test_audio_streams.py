@@ -15,8 +15,8 @@ from deployments.codec.decoder_state import DecoderState
 from deployments.codec.encoder import CodecEncoder
 from deployments.codec.plain_slots import PlainSlots
 from deployments.codec.slots import CODE_RING
-from deployments.errors import InvalidRequest, Overloaded
-from deployments.protocol import ALL_FRAMES, Codes, FrameChunk, Pcm, Reference
+from deployments.errors import Overloaded
+from deployments.protocol import ALL_FRAMES, ClonePrompt, Codes, FrameChunk, Pcm, Reference
 from deployments.recording_cache import VOICE_BYTES
 from deployments.talker.audio import audio_stream, audio_streams
 from deployments.talker.audio.audio_stream import AudioStream
@@ -26,7 +26,7 @@ from deployments.talker.engine.startup import build_engine
 from deployments.talker.state.sequence import Sequence
 from tests.clock import Clock
 from tests.deployments.talker.conftest import CONFIG
-from tests.deployments.talker.driving import ask, chunks_of, resumed, speak
+from tests.deployments.talker.driving import Recordings, ask, chunks_of, resumed, speak
 
 FRAME_S = 0.08
 
@@ -183,6 +183,9 @@ class FakeSlots:
         self.calls.append((list(slots), frames))
         self.decode_calls.append(PendingFlight([np.full(frames, self.level, np.int16) for _ in slots]))
         return self.decode_calls[-1]
+
+    def recall(self, slot: int, frames: int) -> None:
+        self.calls.append(([slot], frames))
 
     def barrier(self) -> None:
         self.num_preceded += 1
@@ -400,7 +403,7 @@ def test_a_known_recording_is_not_heard_again(slots: FakeSlots, faked: AudioStre
 
     one, two, three = (random_codes(30, seed=seed) for seed in range(3))
     assert clone(one) is None
-    assert [frames for _, frames in slots.calls] == [12, 12, 4, 2, 1]
+    assert [frames for _, frames in slots.calls] == [30, 1]
     state = clone(one)
     assert state is not None
     assert state.position == 30
@@ -459,8 +462,15 @@ def base(tiny_checkpoint: Callable[[str], Path]) -> Path:
 @pytest.fixture
 def cloning(engine_of: Callable[[str], Engine], base: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
     """A talker that reads recordings by itself, as on a GPU."""
-    engine = engine_of("Base")
-    monkeypatch.setattr(engine.prompts, "encode", CodecEncoder.load(base / "speech_tokenizer").encode)
+    engine, codec = engine_of("Base"), CodecEncoder.load(base / "speech_tokenizer")
+    speaker = engine.prompts.speaker_encoder
+    assert speaker is not None
+
+    def encode(reference: Reference) -> ClonePrompt:
+        vector = speaker.embed(torch.from_numpy(reference.samples)).numpy()
+        return ClonePrompt(vector, codec.encode(reference.samples))
+
+    monkeypatch.setattr(engine.prompts, "recordings", Recordings(encode))
     return engine
 
 
@@ -494,15 +504,6 @@ def test_a_clone_by_its_prompt_sounds_the_same(cloning: Engine, base: Path) -> N
     assert_close(b"".join(chunk.pcm for chunk in again), pcm)
     assert prompt.codes is not None
     assert all(chunk.clone_prompt is None for chunk in again)
-
-
-def test_a_recording_for_which_there_is_no_memory_is_refused(cloning: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cloning.prompts, "encode", Mock(side_effect=torch.OutOfMemoryError("no")))
-    request = ask(voice=None, reference=Reference(np.ones(24000, np.float32), "Said."))
-    with pytest.raises(InvalidRequest, match="a recording of 24000 samples: send a shorter one") as refused:
-        cloning.add(1, request)
-    assert refused.value.param == "ref_audio"
-    assert cloning.is_idle
 
 
 def test_the_engine_forgets_the_audio_of_who_leaves(engine: Engine) -> None:

@@ -14,7 +14,7 @@ MARKED = SynthesisRequest("r", "Hello.", marks=(("received", 0),))
 
 def begun(request: SynthesisRequest) -> FirstAudioMarks:
     first_audio = FirstAudioMarks()
-    first_audio.begin(1, request, came_ns=1)
+    first_audio.begin(1, request, arrival=("to-engine", 1))
     return first_audio
 
 

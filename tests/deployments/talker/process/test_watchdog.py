@@ -8,7 +8,13 @@ import pytest
 
 from deployments.talker.engine.engine import Engine
 from deployments.talker.process import channel
-from deployments.talker.process.engine_process import _LONGEST_STEP_S, EXIT_CODE, EngineProcess, LongTexts, Watchdog
+from deployments.talker.process.engine_process import (
+    _LONGEST_STEP_S,
+    EXIT_CODE,
+    EngineProcess,
+    InputPreparation,
+    Watchdog,
+)
 
 
 def watch(device: str) -> tuple[Watchdog, SimpleQueue[int]]:
@@ -54,11 +60,10 @@ def test_many_commands_at_once_may_take_longer_than_a_step(monkeypatch: pytest.M
     ours, theirs = socket.socketpair()
     with ours, theirs, watchdog.running():
         engine: Any = SimpleNamespace(is_idle=False, poll_timeout_s=0.0, step=lambda meanwhile: pytest.fail("a step"))
-        engine.intake, engine.prompts = None, SimpleNamespace(tokenizer=None)
         commands = [channel.Abort(number) for number in range(8)]
         ours.sendall(b"".join(map(channel.encode, commands)))
         process = EngineProcess(theirs)
-        process._long_texts = LongTexts(engine)
+        process._preparation = InputPreparation(engine)
         with pytest.raises(pytest.fail.Exception, match="a step"):
             process._serve_once(engine, watchdog)
     assert read == commands
