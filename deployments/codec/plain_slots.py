@@ -65,6 +65,11 @@ class PlainSlots(SlotDecoder):
             assert position == self._states[slot].position + len(self._codes[slot])
             self._codes[slot].append(frame)
 
+    def recall(self, slot: int, frames: int) -> None:
+        codes = torch.from_numpy(np.stack(self._codes[slot][:frames]).astype(np.int64))
+        (self._states[slot],) = self._decoder.recall(codes[None], [self._states[slot]])
+        del self._codes[slot][:frames]
+
     def decode(self, slots: Sequence[int], frames: int) -> DecodeCall:
         try:
             return _FinishedCall(list(self._decode(slots, frames)))

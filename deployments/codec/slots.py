@@ -84,6 +84,13 @@ class SlotDecoder(ABC):
         """Store the frame at `position` of each slot: codes [slots, groups], on any device."""
 
     @abstractmethod
+    def recall(self, slot: int, frames: int) -> None:
+        """Compute the state after the slot's next `frames` frames, without samples. On a GPU, does not wait.
+
+        Raises EngineError if the state is not finite and the decoder has noticed it.
+        """
+
+    @abstractmethod
     def decode(self, slots: Sequence[int], frames: int) -> DecodeCall:
         """Decode the next `frames` (an entry of GPU_RAMP) of each slot. The caller trims samples after the end."""
 

@@ -94,6 +94,12 @@ class TritonDecoder:
         self.positions.index_add_(0, slots, torch.full_like(slots, frames))
         return pcm.view(len(slots), frames * self.frame_samples), call.broken
 
+    @torch.inference_mode()
+    def recall(self, slots: Tensor, frames: int) -> None:
+        """Update the transformer's state as `decode` does, without the convolutions and their memory."""
+        latents(_TritonPass(self, slots, frames), self.folded)
+        self.positions.index_add_(0, slots, torch.full_like(slots, frames))
+
     def _allocate(self, num_slots: int) -> dict[Conv | ConvNeXt, Tensor]:
         """Allocate one row of memory per slot, so a reset is one call.
 

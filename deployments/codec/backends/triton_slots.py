@@ -15,7 +15,7 @@ from deployments.codec.codec_config import MAX_CALL_FRAMES, MAX_FRAMES, DecoderC
 from deployments.codec.decoder import MIN_SNR_DB, Backend, CodecDecoder, describe_choice, snr_db, to_pcm16
 from deployments.codec.decoder_state import DecoderState
 from deployments.codec.fold import FoldedWeights
-from deployments.codec.plan import GPU_RAMP, call_sizes, parts
+from deployments.codec.plan import GPU_RAMP, call_sizes, parts, recall_sizes
 from deployments.codec.slots import CODE_RING, DecodeCall, Prepare, SlotDecoder
 from deployments.errors import EngineError
 from deployments.gpu.graphs import Graphs, Staging, buckets
@@ -113,6 +113,7 @@ class TritonSlots(SlotDecoder):
         self._graphs = Graphs(self.cuda_stream)
         self._inputs: dict[CallShape, Tensor] = {}  # slot numbers that a captured call reads
         self._outputs: dict[CallShape, tuple[Tensor, Tensor]] = {}  # samples of a captured call, and its broken streams
+        self._recalled = self._padding(1)  # slot number that captured recalls read
         self._free_calls: list[_GpuCall] = []
         self._columns = 2 + self.decoder.config.num_quantizers
         width = max(num_slots, CODE_RING) * self._columns * 2  # columns have 64 bits, staging rows have 32
@@ -162,6 +163,8 @@ class TritonSlots(SlotDecoder):
                 slots = self._padding(shape.batch)
                 made = self._graphs.capture(shape, partial(self.decoder.decode, slots, shape.frames))
                 self._inputs[shape], self._outputs[shape] = slots, made
+            for frames in GPU_RAMP:
+                self._graphs.capture(("recall", frames), partial(self.decoder.recall, self._recalled, frames))
         self.cuda_stream.synchronize()
 
     @torch.inference_mode()
@@ -238,6 +241,21 @@ class TritonSlots(SlotDecoder):
         if not codes.is_cuda:
             rows[:, 2:] = codes.numpy()
         return staged.tensor.view(torch.int64)[: rows.size].view(shape).to(self.decoder.device, non_blocking=True)
+
+    @torch.inference_mode()
+    def recall(self, slot: int, frames: int) -> None:
+        """Launch calls without waiting. The convolutions run for the last frames only, which fill their memory."""
+        left = frames
+        with torch.cuda.stream(self.cuda_stream):
+            self._recalled.fill_(slot)
+            for size in recall_sizes(frames, call_sizes(GPU_RAMP)):
+                left -= size
+                if left >= self.decoder.config.convolved_frames:
+                    self._graphs.replay(("recall", size))
+                else:
+                    self._inputs[CallShape(1, size)].fill_(slot)
+                    self._graphs.replay(CallShape(1, size))
+        self._streams[slot].called += frames
 
     @torch.inference_mode()
     def decode(self, slots: Sequence[int], frames: int) -> DecodeCall:

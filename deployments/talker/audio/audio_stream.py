@@ -41,7 +41,6 @@ class AudioStream:
     is_background: bool  # whether it is a segment of a job
     listener: Listener
     num_before: int = 0  # frames of the sequence whose audio the listener had at the start
-    begins_with: bytes = b""  # key and codes of a recording whose state is being recalled and may be cached
     num_written: int = 0  # frames whose codes are in the slot
     num_called: int = 0  # frames in running and finished calls
     num_decoded: int = 0
@@ -110,6 +109,11 @@ class AudioStream:
     def recall(self, num_frames: int) -> None:
         """Count frames that were decoded again although the listener has heard them."""
         self.num_decoded += num_frames
+        self._replan()
+
+    def recall_all(self) -> None:
+        """Count all recalled frames as decoded, because the slot's state includes them."""
+        self.num_called = self.num_decoded = self.num_recalled
         self._replan()
 
     def deliver(self, num_frames: int, now_s: float) -> None:

@@ -124,15 +124,27 @@ class AudioStreams:
             is_background=background,
             listener=Listener(math.inf if background else due_s),
             num_before=num_before,
-            begins_with=begins_with,
         )
         state = self._recordings.find(begins_with)
         if state is not None:
-            stream.num_called = stream.num_decoded = stream.num_recalled  # the cached state includes these frames
+            stream.recall_all()
         self._decoder.begin(slot, state)
         self._streams[sequence_id] = stream
         self._write(stream, codes[: stream.num_wanted])
+        if begins_with and state is None:
+            self._recall_recording(stream, begins_with)
         self._dispatch()
+
+    def _recall_recording(self, stream: AudioStream, key: bytes) -> None:
+        """Recall all of a recording at once, because the first audio waits for it, and cache the state."""
+        try:
+            self._decoder.recall(stream.slot, stream.num_recalled)
+        except EngineError as error:
+            self.close(stream.sequence_id)
+            self._failed[stream.sequence_id] = error
+            return
+        stream.recall_all()
+        self._recordings.keep(key, self._decoder.state(stream.slot))
 
     def add_frames(self, sequence_ids: list[int], codes: Tensor) -> None:
         """Add the next frame of each stream: codes [streams, groups] on any device, possibly not computed yet."""
@@ -234,10 +246,8 @@ class AudioStreams:
     def _start_call(self, streams: list[AudioStream], num_frames: int) -> _RunningCall:
         audible = [not stream.is_recalling for stream in streams]
         decode_call = self._decoder.decode([stream.slot for stream in streams], num_frames)
-        for stream, was_audible in zip(streams, audible, strict=True):
+        for stream in streams:
             stream.enter_call(num_frames)
-            if not was_audible and not stream.is_recalling and stream.begins_with:
-                self._recordings.keep(stream.begins_with, self._decoder.state(stream.slot))
         return _RunningCall(decode_call, streams, audible, num_frames)
 
     def forget(self, voices: tuple[bytes, ...]) -> int:

@@ -175,7 +175,7 @@ SLOTS = [
 
 @pytest.mark.parametrize("make", SLOTS)
 def test_slots_hold_streams_of_the_decoder(make: Callable[[], SlotDecoder]) -> None:
-    """Several together, and one that goes on in another slot from what its own remembers."""
+    """Several together, one that goes on in another slot from what its own remembers, and one behind a recording."""
     slots, total = make(), sum(GPU_RAMP)
     codes = torch.randint(32, (3, total, 4), generator=torch.Generator().manual_seed(0))
     exact = CodecDecoder(TorchBackend(weights(whole_blocks=True)))
@@ -193,6 +193,13 @@ def test_slots_hold_streams_of_the_decoder(make: Callable[[], SlotDecoder]) -> N
     (pcm,) = slots.decode([3], 8).result()
     samples = exact.frame_samples
     assert snr_db(expected[0, 4 * samples : 12 * samples], torch.from_numpy(np.asarray(pcm))) >= MIN_SNR_DB
+    for recalled in (3, total - 8):
+        slots.begin(1)
+        slots.write([1] * total, range(total), codes[0].short())
+        slots.recall(1, recalled)
+        (pcm,) = slots.decode([1], 8).result()
+        heard = expected[0, recalled * samples : (recalled + 8) * samples]
+        assert snr_db(heard, torch.from_numpy(np.asarray(pcm))) >= MIN_SNR_DB
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda:0"])
