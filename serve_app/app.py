@@ -47,6 +47,10 @@ _HEALTH_CHECK_TIMEOUT_S = 5.0
 _REPORT_S = 0.5
 _REPORTS_PER_S = 500.0  # of one pool
 
+# Serve's access log has a line for each call between replicas. Serve writes a thousand lines at once in the event loop,
+# which delays all streams of the replica by 80 ms. `talkray serve` and the records extension log requests instead.
+_LOGGING = {"enable_access_log": False}
+
 _ROUTING = {"request_router_config": RequestRouterConfig(request_router_class=LeastBusy)}
 
 
@@ -220,6 +224,7 @@ def options(
         "graceful_shutdown_wait_loop_s": _DRAIN_POLL_S,
         "health_check_period_s": health_check_s(pool.replicas if scaling is None else scaling.max_replicas),
         "health_check_timeout_s": _HEALTH_CHECK_TIMEOUT_S,
+        "logging_config": _LOGGING,
         "ray_actor_options": {
             "num_cpus": pool.num_cpus,
             "num_gpus": pool.num_gpus,
