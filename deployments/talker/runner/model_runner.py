@@ -264,6 +264,8 @@ class ModelRunner:
         return self._batch
 
     def _breadth(self, sequences: list[Sequence]) -> Breadth:
+        if len(self.networks.breadths) == 1:
+            return self.networks.breadths[0]
         options = [DrawingOptions.for_talker(each.sampling) for each in sequences]
         needed = Breadth.of(options + [DrawingOptions.for_predictor(each.sampling) for each in sequences])
         if not self.mode.fixed_shapes:
