@@ -7,6 +7,7 @@ samples.
 import asyncio
 import binascii
 import hashlib
+import string
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -112,6 +113,8 @@ def forget(voices: Iterable[bytes]) -> int:
 
 
 def _resampled(audio: NDArray[np.float32], rate: int, sample_rate: int) -> NDArray[np.float32]:
+    if rate == sample_rate:
+        return audio
     return np.ascontiguousarray(soxr.resample(audio, rate, sample_rate, "HQ"), np.float32)
 
 
@@ -143,7 +146,8 @@ def _payload(ref_audio: str) -> bytes:
     head, comma, encoded = ref_audio.partition(",") if ref_audio[:5].lower() == "data:" else ("", ",", ref_audio)
     if not comma or (head and not head.lower().endswith(";base64")):
         raise _unusable("ref_audio", "a data URL must have the form data:audio/...;base64,...")
-    encoded = "".join(encoded.split())
+    if not encoded.isascii() or any(space in encoded for space in string.whitespace):
+        encoded = "".join(encoded.split())
     if len(encoded) // 4 * 3 > MAX_BYTES + 2:
         raise PayloadTooLarge(f"ref_audio is larger than {MAX_BYTES} bytes.", "ref_audio")
     try:
@@ -204,7 +208,7 @@ def _decode(data: bytes, field: str) -> tuple[NDArray[np.float32], int]:
 def _mono(channels: NDArray[Any]) -> NDArray[np.float32]:
     """Average float32 [channels, samples]. Infinities of both signs give NaN, which is refused later."""
     with np.errstate(invalid="ignore", over="ignore"):
-        mean: NDArray[np.float32] = channels.mean(axis=0)
+        mean: NDArray[np.float32] = channels[0] if len(channels) == 1 else channels.mean(axis=0)
     return mean
 
 
