@@ -129,7 +129,9 @@ async def _leave(settings: Settings, folder: TraceFolder, show: Show) -> Leaving
         at_s = (ROUNDS + number) * ROUND_S
         left = (ScheduledRequest(0, at_s, text, kind=RequestKind.LEAVES) for text in texts[:LEAVERS])
         schedule += [*left, ScheduledRequest(0, at_s + LEAVES_S + _BEHIND_S, texts[number])]
-    schedule = [_of_length(replace(each, index=n), settings) for n, each in enumerate(schedule)]
+    lengths = settings.lengths  # None: the server does not accept lengths
+    for index, each in enumerate(schedule):
+        schedule[index] = replace(each, index=index, frames=lengths.draw(1, seed=index)[0] if lengths else None)
     folder.write_schedule(schedule)
     runner = Runner(replace(settings, phases=(Phase("leaving", 1.0, 2 * ROUNDS * ROUND_S),)), schedule, folder=folder)
     show(runner)
@@ -140,13 +142,6 @@ async def _leave(settings: Settings, folder: TraceFolder, show: Show) -> Leaving
     before = [trace.ttfb_s for trace in asked if trace.planned_s < border_s and trace.ttfb_s is not None]
     behind = [trace.ttfb_s for trace in asked if trace.planned_s >= border_s and trace.ttfb_s is not None]
     return Leaving(LEAVERS, before, behind, len(asked) - len(before) - len(behind))
-
-
-def _of_length(request: ScheduledRequest, settings: Settings) -> ScheduledRequest:
-    """Return the request with its planned length, if the server accepts lengths."""
-    if settings.lengths is None:
-        return request
-    return replace(request, frames=settings.lengths.draw(1, seed=request.index)[0])
 
 
 async def _hear(settings: Settings, count: int, folder: TraceFolder) -> WordsHeard | str:

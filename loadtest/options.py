@@ -71,8 +71,7 @@ def settings_from_options(
     voice: Annotated[str, typer.Option(help="Voice of every request.")] = "alloy",
     model: Annotated[str, typer.Option(help="Model of every request.")] = "tts-1",
     transport: Annotated[
-        Transport,
-        typer.Option(help="websocket: /v1/audio/speech/ws. live: text word by word (Deepgram Flux)."),
+        Transport, typer.Option(help="websocket: /v1/audio/speech/ws. live: text word by word (Deepgram Flux).")
     ] = Transport.HTTP,
     dialect: Annotated[
         Literal[
@@ -107,8 +106,7 @@ def settings_from_options(
     timeout: Annotated[float, typer.Option(callback=positive, help="Maximum seconds for a complete response.")] = 120.0,
     max_ttfb: Annotated[float, typer.Option(callback=positive, help="Maximum TTFB of a good request, in ms.")] = 500.0,
     max_ttfa: Annotated[
-        float | None,
-        typer.Option(callback=positive, help="Maximum TTFA of a good request, in ms."),
+        float | None, typer.Option(callback=positive, help="Maximum TTFA of a good request, in ms.")
     ] = None,
     max_stall: Annotated[float, typer.Option(min=0, help="Maximum total stall of a good request, in ms.")] = 100.0,
     texts: Annotated[Texts, typer.Option(help="Texts: all lengths, one sentence, or paragraphs.")] = Texts.MIXED,

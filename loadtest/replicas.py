@@ -3,13 +3,15 @@
 import asyncio
 import contextlib
 import json
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import aiohttp
 
-from loadtest.traces import Clock, TraceFolder
+from loadtest.traces import Clock, LoadTestError, TraceFolder
 
 PERIOD_S = 0.5
 TIMEOUT = aiohttp.ClientTimeout(total=5)
@@ -33,7 +35,7 @@ class ReplicaSample:
     deployments: Mapping[str, ReplicaCount]
 
 
-class NoReplicaCountsError(Exception):
+class NoReplicaCountsError(LoadTestError):
     """Error for a URL that does not return replica counts."""
 
 
@@ -75,18 +77,30 @@ def parse_metrics(body: str) -> dict[str, ReplicaCount]:
 
 
 async def read_counts(session: aiohttp.ClientSession, url: str) -> dict[str, ReplicaCount]:
-    """Read the current counts. Raises `NoReplicaCountsError`, `aiohttp.ClientError` or `TimeoutError`."""
-    async with session.get(url, timeout=TIMEOUT) as response:
-        if response.status != 200:
-            raise NoReplicaCountsError(f"HTTP {response.status}")
-        return parse(await response.text())
+    """Read the current counts. Raises `LoadTestError`, `aiohttp.ClientError` or `TimeoutError`."""
+    is_ray = "/api/serve/" in url  # a token can run code, so it is sent to Ray only
+    async with session.get(url, timeout=TIMEOUT, headers=_ray_token() if is_ray else {}) as response:
+        body = await response.text()
+    if is_ray and response.status in (401, 403):
+        raise LoadTestError(f"{url} returned {body!r}. Set RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH to Ray's token")
+    if response.status != 200:
+        raise NoReplicaCountsError(f"HTTP {response.status}")
+    return parse(body)
+
+
+def _ray_token() -> dict[str, str]:
+    """Return the header with the token that Ray's own commands would send, or an empty dictionary."""
+    token, path = os.environ.get("RAY_AUTH_TOKEN"), os.environ.get("RAY_AUTH_TOKEN_PATH") or "~/.ray/auth_token"
+    with contextlib.suppress(OSError):
+        token = token or Path(os.path.expanduser(path)).read_text(encoding="utf-8").strip()
+    return {"Authorization": f"Bearer {token}"} if token else {}
 
 
 async def watch(url: str, clock: Clock, *, folder: TraceFolder) -> None:
     """Write the counts with times of `clock` until cancelled. Unreadable counts leave a gap."""
     async with aiohttp.ClientSession() as session:
         while True:
-            with contextlib.suppress(aiohttp.ClientError, TimeoutError, NoReplicaCountsError):
+            with contextlib.suppress(aiohttp.ClientError, TimeoutError, LoadTestError):
                 counts = await read_counts(session, url)
                 folder.append(FILE, asdict(ReplicaSample(clock.now_s(), counts)))
             await asyncio.sleep(PERIOD_S)

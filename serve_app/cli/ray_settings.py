@@ -94,7 +94,9 @@ def tuned() -> dict[str, str]:
 
 def for_a_node() -> dict[str, str]:
     """Return the environment variables of `ray start` for every node of a cluster."""
-    return {**tuned(), **CLUSTER, **_found_token(), **_guard(), **_loopback_unproxied()}
+    # Only `ray start --head` searches for a token itself.
+    mode = {"RAY_AUTH_MODE": "token"} if "RAY_AUTH_MODE" not in os.environ and _has_token(in_home=True) else {}
+    return {**tuned(), **CLUSTER, **mode, **_guard(), **_loopback_unproxied()}
 
 
 def apply_local() -> None:
@@ -123,20 +125,16 @@ def free_ports(count: int) -> list[int]:
 
 
 def _token() -> dict[str, str]:
-    """Return settings that make the replicas' ports require a token, which only this user's processes know."""
-    if "RAY_AUTH_MODE" in os.environ:
-        return {}
-    return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(_TOKEN_BYTES)}
+    """Return settings that make Ray's ports require a token. Each start has its own, unless the user names one."""
+    mode = os.environ.get("RAY_AUTH_MODE")
+    is_new = mode in (None, "token") and not _has_token(in_home=mode is not None)  # other users may read home folders
+    return {"RAY_AUTH_MODE": "token"} | ({"RAY_AUTH_TOKEN": secrets.token_hex(_TOKEN_BYTES)} if is_new else {})
 
 
-def _found_token() -> dict[str, str]:
-    """Return the token mode if `ray start` will find a token, such as the token of a local `ray.init()`. `serve deploy`
-    does not look for tokens.
-    """
-    names = "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
-    written = Path(os.path.expanduser("~/.ray/auth_token"))  # a UID without a passwd entry may have no home folder
-    is_there = any(os.environ.get(name) for name in names) or written.exists()
-    return {"RAY_AUTH_MODE": "token"} if is_there and "RAY_AUTH_MODE" not in os.environ else {}
+def _has_token(*, in_home: bool) -> bool:
+    named = any(os.environ.get(name) for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"))
+    # A UID without a passwd entry may have no home folder.
+    return named or (in_home and os.path.exists(os.path.expanduser("~/.ray/auth_token")))
 
 
 def _loopback_unproxied() -> dict[str, str]:

@@ -1,5 +1,6 @@
 """A node that is started by hand, as README has it, but for the ports: others may use the well-known ones."""
 
+import json
 import os
 import secrets
 import subprocess
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from ray.util import get_node_ip_address
 
 from serve_app.cli.ray_settings import free_port
 from tools.suites.processes import MARK, end_marked
@@ -54,9 +56,17 @@ def spoken(url: str) -> bytes:
             time.sleep(0.5)
 
 
+def run_talkray(arguments: str, environment: dict[str, str], **changes: str) -> str:
+    """Everything that the command prints."""
+    command = [sys.executable, "-m", "serve_app", *arguments.split()]
+    done = subprocess.run(
+        command, env=environment | changes, capture_output=True, text=True, timeout=BOUND_S, check=False, cwd=ROOT
+    )
+    return done.stdout + done.stderr
+
+
 @pytest.mark.faults  # two minutes: `make docs` runs the same commands
-@pytest.mark.parametrize("had_ray", [False, True])
-@pytest.mark.parametrize("files", [4096, 20_000])
+@pytest.mark.parametrize(("files", "had_ray"), [(4096, False), (20_000, False), (20_000, True)])
 def test_the_sequence_of_readme_speaks(environment: dict[str, str], files: int, had_ray: bool) -> None:
     if had_ray:  # what a local ray.init() leaves behind
         token = Path(environment["HOME"], ".ray", "auth_token")
@@ -67,8 +77,28 @@ def test_the_sequence_of_readme_speaks(environment: dict[str, str], files: int, 
         config = yaml.safe_load((ROOT / "cluster" / "serve" / "local.yaml").read_text(encoding="utf-8"))
         config["http_options"]["port"] = port = free_port()
         Path(folder, "local.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
-        script = SEQUENCE.format(files=files, folder=folder, port=free_port(), dashboard=free_port())
+        gcs_port, dashboard = free_port(), free_port()
+        script = SEQUENCE.format(files=files, folder=folder, port=gcs_port, dashboard=dashboard)
         subprocess.run(["bash", "-c", script], env=environment, check=True, timeout=BOUND_S)
         assert spoken(f"http://127.0.0.1:{port}").startswith(b"RIFF")
+        if had_ray:
+            only_the_token_opens(environment, f"{get_node_ip_address()}:{gcs_port}", port, dashboard)
     finally:
         subprocess.run(["rm", "-rf", folder], check=True)
+
+
+def only_the_token_opens(environment: dict[str, str], ray: str, port: int, dashboard: int) -> None:
+    """Commands that ask Ray work with the cluster's token, and say that another one is wrong."""
+    node = environment | {"RAY_ADDRESS": ray, "RAY_AUTH_MODE": "token"}
+    assert "request none is not in the logs of Ray Serve" in run_talkray("logs none", node)
+    for changed in ({"RAY_AUTH_TOKEN": "wrong"}, {"HOME": "/nowhere"}, {"RAY_AUTH_MODE": "disabled"}):
+        said = run_talkray("logs none", node, **changed)
+        assert "Ray does not accept this command's token. Set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN" in said
+    status = f"http://127.0.0.1:{dashboard}/api/serve/applications/"
+    load = f"loadtest run --url http://127.0.0.1:{port} --serve-status-url {status} --rate 1 --duration 2 --out"
+    results = Path(environment["HOME"], "results")
+    said = run_talkray(f"{load} {results}", environment)
+    samples = [json.loads(line) for line in (results / "replicas.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert samples[-1]["deployments"]["Talker"]["running"] == 1, said
+    said = run_talkray(f"{load} {results}-wrong", environment, RAY_AUTH_TOKEN="wrong")
+    assert f"{status} returned 'Forbidden: Invalid authentication token'. Set RAY_AUTH_TOKEN or" in said

@@ -3,11 +3,12 @@
 import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.black_box import as_user, refusal, serving
+from tests.e2e.black_box import RAYLET, as_user, refusal, serving, users_environment
 
 pytestmark = [pytest.mark.faults, pytest.mark.skipif(os.getuid() != 0, reason="needs root, for namespaces")]
 
@@ -61,3 +62,22 @@ def test_it_does_not_start_where_it_could_not_speak(
 ) -> None:
     [line] = refusal(through=through, environment=environment).strip().splitlines()
     assert re.search(said, line)
+
+
+def test_ray_requires_the_token_that_the_environment_names(tmp_path: Path) -> None:
+    own = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(tmp_path / "token")}
+    [line] = re.findall(".*RAY_AUTH_TOKEN_PATH is set.*", refusal(environment=own))
+    assert "file cannot be opened or is empty" in line
+    (tmp_path / "token").write_text("right", encoding="utf-8")
+    with serving(tmp_path, environment=own) as server:
+        assert server.speak() == 200
+        raylet = server.processes()[server.find(RAYLET)[0]]
+        address = re.findall(r"--gcs-address=(\S+)", raylet)[0]  # its commands for workers repeat the option
+        status = [sys.executable, "-m", "ray.scripts.scripts", "status", "--address", address]
+        said = {}
+        for token in ("right", "wrong"):
+            environment = users_environment({**own, "RAY_AUTH_TOKEN": token, "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"})
+            done = subprocess.run(status, env=environment, capture_output=True, text=True, timeout=120, check=False)
+            said[token] = done.stdout + done.stderr
+    assert "Resources" in said["right"]
+    assert "Authentication token is missing or incorrect" in said["wrong"]

@@ -8,7 +8,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from loadtest.replicas import FILE, NoReplicaCountsError, ReplicaCount, ReplicaSample, parse, read_counts, read_samples
-from loadtest.traces import TraceFolder
+from loadtest.traces import LoadTestError, TraceFolder
 
 STATUS = {
     "applications": {
@@ -83,3 +83,40 @@ async def test_a_status_url_that_tells_no_counts_is_an_error() -> None:
     async with aiohttp.ClientSession() as session:
         with pytest.raises(aiohttp.ClientError):
             await read_counts(session, url)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("place", ["RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "HOME"])
+async def test_only_ray_gets_the_token_of_its_cluster(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def status(request: web.Request) -> web.Response:
+        sent = request.headers.get("Authorization")
+        if sent == "Bearer right":
+            return web.json_response(STATUS)
+        return web.Response(status=403 if sent else 401, text=f"Forbidden: {sent}")
+
+    async def metrics(request: web.Request) -> web.Response:
+        assert "Authorization" not in request.headers
+        return web.Response(text='talkray_replicas_running{pool="codec"} 2')
+
+    for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", home := str(tmp_path))
+    file = tmp_path / ".ray" / "auth_token"
+    file.parent.mkdir()
+    app = web.Application()
+    app.router.add_get("/api/serve/applications/", status)
+    app.router.add_get("/metrics", metrics)
+    async with TestServer(app) as server, aiohttp.ClientSession() as session:
+        url = str(server.make_url("/api/serve/applications/"))
+        with pytest.raises(LoadTestError, match=r"'Forbidden: None'\. Set RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH"):
+            await read_counts(session, url)
+        for token in ("right", "wrong"):
+            file.write_text(f"{token}\n", encoding="utf-8")
+            monkeypatch.setenv(place, {"RAY_AUTH_TOKEN": token, "RAY_AUTH_TOKEN_PATH": str(file)}.get(place, home))
+            if token == "right":
+                assert await read_counts(session, url) == parse(json.dumps(STATUS))
+        with pytest.raises(LoadTestError, match=r"'Forbidden: Bearer wrong'\. Set RAY_AUTH_TOKEN"):
+            await read_counts(session, url)
+        assert await read_counts(session, str(server.make_url("/metrics"))) == {"codec": ReplicaCount(2, None)}

@@ -107,14 +107,10 @@ def _holds(value: Any, how: str, wanted: Any) -> bool:
     match how:
         case "is":
             return bool(value == wanted and type(value) is type(wanted))
-        case "one of":
-            return bool(value in wanted)
         case "only":
             return set(value) <= set(wanted)
-        case "with":
-            return re.search(wanted, text) is not None
-        case "without":
-            return re.search(wanted, text) is None
+        case "with" | "without":
+            return (how == "with") is bool(re.search(wanted, text))
         case "over":
             return number is not None and float(number[0]) > wanted
         case "under":

@@ -53,15 +53,22 @@ def lines_here() -> Iterator[str]:
 
 def _lines_there() -> Iterator[str]:
     """Yield the log lines of all nodes of this node's cluster. Raises `TalkrayError`."""
-    from ray.exceptions import RayError
+    from ray._private.authentication.authentication_token_setup import ensure_token_if_auth_enabled
+    from ray.exceptions import AuthenticationError, RayError
     from ray.util.state import get_log, list_logs, list_nodes
     from ray.util.state.exception import RayStateApiException
 
     try:
+        ensure_token_if_auth_enabled(create_token_if_missing=False)  # Ray would abort this process
         for node in list_nodes(filters=[("state", "=", "ALIVE")], limit=_MOST_NODES):
             names = chain.from_iterable(list_logs(node_id=node.node_id, glob_filter=f"serve/{LINES}*").values())
             for name in names:
                 yield from "".join(get_log(node_id=node.node_id, filename=name)).splitlines()
+    except AuthenticationError as error:
+        raise TalkrayError(
+            "the request is not in the logs of this node, and Ray does not accept this command's token. Set "
+            "RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH as on the cluster's nodes"
+        ) from error
     except (OSError, ValueError, RayError, RayStateApiException) as error:
         reason = str(error).rstrip(".")
         raise TalkrayError(

@@ -82,6 +82,29 @@ def test_ray_asks_for_a_token_of_this_start(environment: dict[str, str]) -> None
     assert environment["RAY_AUTH_TOKEN"] != first
 
 
+@pytest.mark.parametrize(("own", "is_new"), [
+    ({"RAY_AUTH_MODE": "token"}, True),  # Ray would write one into a home folder, which may be read-only
+    ({"RAY_AUTH_MODE": "token", "written": "yes"}, False),
+    ({"written": "yes"}, True),
+    ({"RAY_AUTH_TOKEN_PATH": "/run/token"}, False),
+    ({"RAY_AUTH_MODE": "disabled"}, False),
+])  # fmt: skip
+def test_a_start_has_its_own_token_unless_one_is_given(
+    environment: dict[str, str], tmp_path: Path, own: dict[str, str], is_new: bool
+) -> None:
+    environment |= {"HOME": str(tmp_path)} | own
+    if environment.pop("written", ""):
+        write_token(tmp_path)
+    apply_local()
+    assert ("RAY_AUTH_TOKEN" in environment) is is_new
+    assert environment["RAY_AUTH_MODE"] == own.get("RAY_AUTH_MODE", "token")
+
+
+def write_token(home: Path) -> None:
+    home.joinpath(".ray").mkdir()
+    home.joinpath(".ray", "auth_token").write_text("0" * 64, encoding="utf-8")
+
+
 @pytest.mark.parametrize("own", [None, "disabled"])
 @pytest.mark.parametrize("place", ["a file", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"])
 def test_a_token_that_ray_start_finds_is_one_that_serve_deploy_shows(
@@ -90,8 +113,7 @@ def test_a_token_that_ray_start_finds_is_one_that_serve_deploy_shows(
     environment |= {"HOME": str(tmp_path)} | ({} if own is None else {"RAY_AUTH_MODE": own})
     assert "RAY_AUTH_MODE" not in for_a_node()
     if place == "a file":
-        tmp_path.joinpath(".ray").mkdir()
-        tmp_path.joinpath(".ray", "auth_token").write_text("0" * 64, encoding="utf-8")
+        write_token(tmp_path)
     else:
         environment[place] = "0" * 64
     assert for_a_node().get("RAY_AUTH_MODE") == (None if own else "token")

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import secrets
 import socket
 import subprocess
 import sys
@@ -30,6 +31,7 @@ KEYS = "keys.json"
 SLOT_CPUS, PER_NODE = 0.25, 2  # CPUs per replica; two talkers per node, or two codec and two ingress replicas
 _OBJECT_STORE = 80_000_000
 _ATTEMPTS = 5
+_TOKEN = secrets.token_hex(32)
 # A raylet waits 15 s for each agent to write its port to a file, even if the port is fixed.
 _AGENTS = {
     "metrics-export": METRICS_PORT,
@@ -47,7 +49,8 @@ def settings() -> dict[str, str]:
     """Return the variables of `talkray env`, plus variables that suit small nodes."""
     return {
         **ray_settings.for_a_node(),
-        "RAY_AUTH_MODE": "disabled",
+        "RAY_AUTH_MODE": os.environ.get("RAY_AUTH_MODE", "token"),  # as in cluster/aws.yaml
+        "RAY_AUTH_TOKEN": os.environ.get("RAY_AUTH_TOKEN", _TOKEN),
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "3",
         "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": str(DRAIN_S),
         # Starting a whole cluster on two cores is slow.
