@@ -18,8 +18,8 @@ EXAMPLES = Path(__file__).parents[1] / "docs" / "examples"
 
 @pytest.mark.parametrize(("name", "arguments", "said"), [
     ("audiobook.sh", (), "{url} does not respond like a Talkray server"),
-    ("stored_voice.sh", ("ada.wav", "Hello."), "{url} does not answer: start `talkray serve`, or set TALKRAY_URL"),
-    ("speaking_chat.py", (), "does not answer (Cannot connect"),
+    ("stored_voice.sh", ("ada.wav", "Hello."), "{url} does not respond. Start `talkray serve`, or set TALKRAY_URL"),
+    ("speaking_chat.py", (), "does not respond (Cannot connect"),
     ("livekit_agent.py", (), "livekit is missing: pip install livekit-agents"),
     ("pipecat_agent.py", (), "pipecat is missing: pip install "),
 ])  # fmt: skip

@@ -1,11 +1,11 @@
 """Build the files of a release: `python -m tools.dist dist`, or `make dist`.
 
-They are the sdist, a wheel for each `--machine`, the tested versions of all requirements, and `SHA256SUMS`. Wheels are
-built from the sdist, not from the checkout. Their libraries in C are loaded by ctypes and include no Python.h, so a
-wheel is tagged `py3-none-PLATFORM` and serves every Python. auditwheel names the oldest glibc of PLATFORM.
+The files are the sdist, a wheel for each `--machine`, the tested versions of all requirements, and `SHA256SUMS`. Wheels
+are built from the sdist, not from the checkout. ctypes loads their C libraries, which do not use Python's C API, so a
+wheel is tagged `py3-none-PLATFORM` and works with every Python version. auditwheel determines the glibc of PLATFORM.
 
-Two builds of one commit are equal byte for byte if setuptools, compiler and zlib are: entries are sorted, modes are 644
-or 755, and times are `SOURCE_DATE_EPOCH`, which defaults to the time of the commit.
+Two builds of one commit with the same setuptools, compiler and zlib are byte-identical: entries are sorted, modes are
+644 or 755, and times are `SOURCE_DATE_EPOCH`, which defaults to the time of the commit.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 
 ROOT = Path(__file__).parents[1]
 CONSTRAINTS = "constraints.txt"
-# What setuptools reads; pyproject.toml chooses what it packs of that.
+# Input of setuptools. pyproject.toml selects the packed files.
 SOURCES = (
     "pyproject.toml", "README.md", "LICENSE", "serve_app", "deployments", "loadtest", "tools/talkray_tools",
 )  # fmt: skip
@@ -45,7 +45,7 @@ def build(folder: Path, machines: list[str]) -> list[Path]:
     """Build the files of a release in `folder`, which must be new or empty."""
     folder.mkdir(parents=True, exist_ok=True)
     if any(folder.iterdir()):
-        raise BuildError(f"{folder} is not empty: remove it, so that a release has no file of another version")
+        raise BuildError(f"{folder} is not empty: remove it, because it may contain files of another version")
     epoch = int(os.environ.get("SOURCE_DATE_EPOCH") or _git("log", "-1", "--format=%ct"))
     with TemporaryDirectory(prefix="talkray-dist-") as scratch:
         source = Path(scratch, "source")
@@ -62,10 +62,10 @@ def build(folder: Path, machines: list[str]) -> list[Path]:
 
 
 def remarks(project: Mapping[str, object]) -> list[str]:
-    """Return gaps of a release that do not prevent the build."""
+    """Return problems that do not prevent the build, for a printed note."""
     if project.get("urls"):
         return []
-    return ["[project.urls] in pyproject.toml is empty: before you publish, add the address of the source code"]
+    return ["[project.urls] in pyproject.toml is empty. Before you publish, add the URL of the source code"]
 
 
 def _export(source: Path) -> None:
@@ -81,7 +81,7 @@ def _export(source: Path) -> None:
 def _build_wheel(sdist: Path, machine: str, epoch: int) -> Path:
     compiler = next(filter(shutil.which, (COMPILERS[machine], *(["gcc"] if machine == platform.machine() else []))), "")
     if not compiler:
-        raise BuildError(f"{COMPILERS[machine]} is missing: run `make cross-compilers`, or leave {machine} out")
+        raise BuildError(f"{COMPILERS[machine]} is missing: run `make cross-compilers`, or set another --machine")
     with TemporaryDirectory(prefix="talkray-dist-") as scratch:
         with tarfile.open(sdist) as archive:
             archive.extractall(scratch, filter="data")
@@ -107,7 +107,7 @@ def _check_libraries(wheel: Path) -> None:
     with ZipFile(wheel) as archive:
         found = {name.partition(".")[0] for name in archive.namelist() if name.endswith(".so")}
     if missing := sorted(expected - found):
-        raise BuildError(f"{', '.join(missing)} did not compile: see the compiler's messages above")
+        raise BuildError(f"{', '.join(missing)} did not compile: see the compiler's output above")
 
 
 def _normal_sdist(made: Path, folder: Path, epoch: int) -> Path:
@@ -175,7 +175,7 @@ def _run(command: list[str], *, cwd: Path | None = None, environment: Mapping[st
     if done.returncode or "error:" in done.stdout:
         print(done.stdout, file=sys.stderr)
     if done.returncode:
-        raise BuildError(f"{' '.join(command[:4])} ... ended with {done.returncode}: see its output above")
+        raise BuildError(f"{' '.join(command[:4])} ... exited with status {done.returncode}: see its output above")
 
 
 def _git(*arguments: str) -> str:
@@ -183,7 +183,7 @@ def _git(*arguments: str) -> str:
 
 
 def main() -> None:
-    """Build the release, print its files, and print what the release lacks."""
+    """Build the release, and print its files and notes."""
     parser = argparse.ArgumentParser(prog="python -m tools.dist", description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path, help="a new or empty folder")
     parser.add_argument("--machine", action="append", choices=COMPILERS, help="default: all; may be repeated")

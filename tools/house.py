@@ -120,7 +120,7 @@ def _num_own_lines(file: Path, name: str) -> int:
         inside = [node for outer in found for node in outer.body]
         found = [node for node in inside if isinstance(node, _DEFINITIONS) and node.name == part]
     if len(found) != 1:
-        raise LookupError(f"{file} defines {name} {len(found)} times: bring docs/code-*.md up to date")
+        raise LookupError(f"{file} defines {name} {len(found)} times, not once: update docs/code-*.md")
     return int(found[0].end_lineno - found[0].lineno + 1)
 
 
@@ -145,9 +145,9 @@ def misprinted(root: Path) -> list[str]:
     whole = sum(num_lines(root / file) for file in first)
     exact, rounded = [len(first), len(crossed(root))], [lines, whole, everything]
     counted = f"{exact[0]} files, {lines} of their {whole} lines; crosses {exact[1]} of {everything} files"
-    wrong = [f"{name}: it is {counted}" for name in PRINTED_IN if not _prints(root / name, exact, rounded)]
+    wrong = [f"{name}: should state {counted}" for name in PRINTED_IN if not _prints(root / name, exact, rounded)]
     links = [(page, file) for page in TOUR.values() for file in _linked(root, page)]
-    gone = [f"{page} links to {file}, which was removed" for page, file in links if not (root / file).exists()]
+    gone = [f"{page} links to {file}, which is missing" for page, file in links if not (root / file).exists()]
     return gone + wrong + misprinted_rooms(root)
 
 
@@ -161,7 +161,7 @@ def misprinted_rooms(root: Path) -> list[str]:
         counts = [sum(map(num_lines, files)), sum(map(num_lines, files & passed))]
         said = [int(number.replace(",", "")) for number in printed]
         if any(abs(number - count) > ROUNDED * count for number, count in zip(said, counts, strict=True)):
-            wrong.append(f"{MAP}, {names}: it is {counts[0]} lines, {counts[1]} crossed")
+            wrong.append(f"{MAP}, {names}: should state {counts[0]} lines, {counts[1]} crossed")
     return wrong
 
 

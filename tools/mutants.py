@@ -36,7 +36,7 @@ _LEFT_OUT = ("RemoveDecorator", "NumberReplacer")  # operators that fail at impo
 _TWIN_S, _FOLDER_S = 90.0, 60.0
 _MOST_ALWAYS_RED = 5  # limit per stage for tests that also fail without the mutant
 _FAILED = re.compile(r"^(?:FAILED|ERROR) ([^\s].*?)(?: - .*)?$", re.MULTILINE)
-_HANGS = "it takes too long"
+_HANGS = "the tests take too long"
 _UNDECIDED = "undecided: the tests take too long"
 _MARKS = "not e2e and not gpu and not scale and not prometheus and not faults and not fleet and not docs and not fuzz"
 
@@ -106,7 +106,7 @@ def stages(path: str) -> Iterator[tuple[list[str], float]]:
 
 
 def drawn(rng: random.Random) -> Iterator[Mutant]:
-    """Yield random mutants without end."""
+    """Yield an endless sequence of random mutants."""
     places = [ROOT / place for place in MUTATED]
     files = sorted(file for place in places for file in (place.rglob("*.py") if place.is_dir() else [place]))
     files = [file for file in files if not _GPU_ONLY.search(file.name)]
@@ -179,7 +179,7 @@ def failed(copy: Path, tests: list[str], within_s: float, *, without: Sequence[s
             return _HANGS
     if running.returncode in (0, 5):  # pytest returns 5 if it collects no tests
         return None
-    return match[1] if (match := _FAILED.search(output)) else "the tests do not start"
+    return match[1] if (match := _FAILED.search(output)) else "the tests did not start"
 
 
 def killer(copy: Path, mutant: Mutant) -> str | None:
@@ -195,7 +195,7 @@ def killer(copy: Path, mutant: Mutant) -> str | None:
         for number, (tests, within_s) in enumerate(stages(mutant.path)):
             always_red: list[str] = []
             while (found := red(tests, within_s, mutated=True, without=always_red)) is not None:
-                if number and found is _HANGS:  # the folder's tests may also take too long without the mutant
+                if number and found is _HANGS:  # without the mutant, the folder's tests may also take too long
                     return _UNDECIDED
                 again = [found] if "::" in found else tests
                 without_it = red(again, within_s, mutated=False)

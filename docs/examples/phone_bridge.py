@@ -1,11 +1,12 @@
-"""A telephone call by media streams as Twilio has them: mu-law of 8 kHz over a WebSocket, which a caller can interrupt.
+"""Answer telephone calls over Twilio's media streams (mu-law at 8 kHz, over a WebSocket). Callers can interrupt.
 
     pip install aiohttp
-    PORT=8080 python phone_bridge.py            # and, as the answer to the carrier's webhook:
+    PORT=8080 python phone_bridge.py            # respond to the carrier's webhook with:
     <Response><Connect><Stream url="wss://YOUR_HOST/media"/></Connect></Response>
 
-Talkray makes the telephone's own format, so that audio is passed on as it comes. The carrier says by marks how much of
-it was heard. Put your recogniser and your language model into `reply`; put your carrier's signature check into `call`.
+Talkray sends mu-law, so the bridge forwards the audio without conversion. The carrier returns a mark after it has
+played the audio before the mark. Call your speech recognizer and language model in `reply`, and check your carrier's
+signature in `call`.
 """
 
 import asyncio
@@ -37,7 +38,7 @@ async def reply(said: bytes, heard: str) -> AsyncIterator[str]:
 
 
 class Call:
-    """One call. Played audio counts from the beginning of the call, without discarded audio."""
+    """One call. `sent` and `played` count the bytes since the beginning of the call, without discarded audio."""
 
     def __init__(self, carrier: web.WebSocketResponse, speech: aiohttp.ClientWebSocketResponse) -> None:
         self.carrier, self.speech = carrier, speech
@@ -128,7 +129,7 @@ async def call(request: web.Request) -> web.WebSocketResponse:
         async with aiohttp.ClientSession() as http, http.ws_connect(SPEECH, headers=headers) as speech:
             await Call(carrier, speech).run()
     except aiohttp.ClientError as error:
-        print(f"{TALKRAY} does not answer ({error}): start `talkray serve`, or set TALKRAY_URL", file=sys.stderr)
+        print(f"{TALKRAY} does not respond ({error}). Start `talkray serve`, or set TALKRAY_URL", file=sys.stderr)
     return carrier
 
 

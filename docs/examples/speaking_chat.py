@@ -1,10 +1,10 @@
-"""A chat whose answers are heard while the language model still writes them. A new question interrupts the answer.
+"""Chat with a language model, and hear each answer while the model writes it. A new question interrupts the answer.
 
     pip install aiohttp
     LLM_URL=http://127.0.0.1:11434/v1 LLM_MODEL=qwen3 python speaking_chat.py | aplay -q -f S16_LE -r 24000 -B 100000
 
-Questions are lines of standard input, texts go to standard error, and the audio (16-bit PCM) to standard output. The
-language model is any server with OpenAI's /chat/completions: Ollama, vLLM, OpenAI.
+The program reads questions from standard input, one per line. It writes texts to standard error, and audio (16-bit PCM)
+to standard output. It supports every server with OpenAI's /chat/completions, such as Ollama, vLLM or OpenAI.
 """
 
 import asyncio
@@ -60,7 +60,7 @@ class SpeakingChat:
                 await self.speech.send_json({"type": "Speak", "text": piece})
             await self.speech.send_json({"type": "Flush"})  # marks the end of the turn's text
         except aiohttp.ClientError as error:
-            print(f"{LLM_URL} does not answer ({error}): set LLM_URL and LLM_MODEL", file=sys.stderr)
+            print(f"{LLM_URL} does not respond ({error}). Set LLM_URL and LLM_MODEL", file=sys.stderr)
         finally:
             print(file=sys.stderr)
             self.messages.append({"role": "assistant", "content": text})
@@ -104,4 +104,4 @@ if __name__ == "__main__":
     try:
         asyncio.run(main())
     except aiohttp.ClientError as error:
-        sys.exit(f"{TALKRAY} does not answer ({error}): start `talkray serve`, or set TALKRAY_URL")
+        sys.exit(f"{TALKRAY} does not respond ({error}). Start `talkray serve`, or set TALKRAY_URL")

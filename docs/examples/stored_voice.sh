@@ -5,7 +5,7 @@ set -e
 url=${TALKRAY_URL:-http://127.0.0.1:8000} key=${TALKRAY_API_KEY:-none}
 ask() { curl --fail-with-body -sS -H "Authorization: Bearer $key" "$@"; }
 answers() { curl -s -o /dev/null "$url/health"; }
-answers || { echo "$url does not answer: start \`talkray serve\`, or set TALKRAY_URL" >&2; exit 1; }
+answers || { echo "$url does not respond. Start \`talkray serve\`, or set TALKRAY_URL" >&2; exit 1; }
 [ -f "$1" ] && [ -n "$2" ] || { echo 'usage: sh stored_voice.sh RECORDING.wav "What it says."' >&2; exit 2; }
 
 # Store the voice once. The response lists changes to the recording, and advice for a better recording.

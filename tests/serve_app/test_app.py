@@ -85,6 +85,7 @@ def test_a_pool_in_serves_words() -> None:
         "graceful_shutdown_wait_loop_s": 0.5,
         "health_check_period_s": 2.0,
         "health_check_timeout_s": 5.0,
+        "logging_config": {"enable_access_log": False},
         "ray_actor_options": {"num_cpus": 2, "num_gpus": 0.5, "label_selector": {"a": "b"}},
     }
     assert options(pool, 7) == {"num_replicas": 3, **common}

@@ -107,7 +107,7 @@ def test_a_link_to_a_removed_file_is_found(tmp_path: Path) -> None:
     for name in house.PRINTED_IN:
         (tmp_path / name).write_text("0 files, 0 of their 0 lines. It crosses 0 of 0 files")
     (tmp_path / house.TOUR["engine"]).write_text("[`a`](../serve_app/a.py) (`run`)")
-    assert house.misprinted(tmp_path) == [f"{house.TOUR['engine']} links to serve_app/a.py, which was removed"]
+    assert house.misprinted(tmp_path) == [f"{house.TOUR['engine']} links to serve_app/a.py, which is missing"]
 
 
 def test_settings_are_the_leaves_of_the_configuration() -> None:

@@ -97,8 +97,8 @@ def test_the_table_has_a_row_for_each_way_and_names_what_did_not_come() -> None:
     written = table(heard, [NAME], "X")
     assert "| plain PCM | nora | sentences | 1 | 100 | 4.0 % |  | 50 % | 2.50 | 3.00 |" in written
     assert "| mp3 | nora | sentences | 2 | 200 | 51.0 % |" in written
-    assert "Did not come: mp3, nora, sentences 0: HTTP 500" in written
-    assert not_come(heard) == ["Did not come: mp3, nora, sentences 0: HTTP 500"]
+    assert "No audio: mp3, nora, sentences 0: HTTP 500" in written
+    assert not_come(heard) == ["No audio: mp3, nora, sentences 0: HTTP 500"]
 
 
 def test_a_kind_of_hard_texts_is_one_row_for_all_voices() -> None:

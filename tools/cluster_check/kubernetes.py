@@ -37,7 +37,7 @@ def rendered(root: Path, overlay: str) -> Manifests:
         raise Unreadable(f"{path}: to render it, install kubectl 1.27 or later, or kustomize 5")
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise Unreadable(f"{path}: kustomize refuses it: {done.stderr.strip()}")
+        raise Unreadable(f"{path}: kustomize failed: {done.stderr.strip()}")
     manifests: Manifests = {}
     for manifest in yaml.load_all(done.stdout, yaml.CSafeLoader):
         manifests.setdefault(manifest["kind"], []).append(manifest)
@@ -94,16 +94,16 @@ def _pods(name: str, manifests: Manifests) -> Iterator[str]:
         chosen = at(group, "template", "spec", "nodeSelector") or {}
         labels = {f"talkray/{key}": value for key, value in group["labels"].items()}
         if labels != chosen:
-            yield f"{name}: {group['groupName']}: nodeSelector is to be {labels}, by its labels"
+            yield f"{name}: {group['groupName']}: nodeSelector must equal the labels, {labels}"
         if at(group, "template", "metadata", "labels", "talkray/pool") != group["labels"]["pool"]:
-            yield f"{name}: {group['groupName']}: the label talkray/pool of its pods is to be {group['labels']['pool']}"
+            yield f"{name}: {group['groupName']}: the pods need the label talkray/pool={group['labels']['pool']}"
         match at(group, "template", "spec", "containers", 0, "lifecycle", "preStop", "exec", "command"):
             case ["sleep", seconds]:
                 needed_s, grace_s = float(seconds) + DRAIN_S, at(group, "template", "spec", _GRACE) or 30
                 if grace_s <= needed_s:
-                    yield f"{name}: {group['groupName']}: {_GRACE}: {grace_s}, preStop and the drain take {needed_s:g}"
+                    yield f"{name}: {group['groupName']}: {_GRACE}: {grace_s}, but preStop and drain take {needed_s:g}"
             case _:
-                yield f"{name}: {group['groupName']}: preStop is to be: sleep SECONDS"
+                yield f"{name}: {group['groupName']}: preStop must be: sleep SECONDS"
 
 
 def _references(manifests: Manifests) -> Iterator[str]:

@@ -34,7 +34,7 @@ def check(root: Path) -> Iterator[str]:
         yield from rules("serve", str(file), document(file))
     for copy, original in _COPIES.items():
         if (root / copy).read_bytes() != (root / original).read_bytes():
-            yield f"{root / copy}: is to be a copy of {original}"
+            yield f"{root / copy}: must be a copy of {original}"
     yield from (fault for path in _IMPORTED for fault in cannot_import(path))
     yield from _waits()
 
@@ -52,7 +52,7 @@ def _config(file: Path) -> Iterator[str]:
     pools = (*talkers, (settings.codec_pool, settings.codec_scaling))
     for pool, scaling in pools:
         if scaling and not scaling.min_replicas <= pool.replicas <= scaling.max_replicas:
-            yield f"replicas: {pool.replicas} is not within {scaling.min_replicas} to {scaling.max_replicas}"
+            yield f"replicas: {pool.replicas} is not in the range {scaling.min_replicas} to {scaling.max_replicas}"
     if settings.codec.workers > max(1, settings.codec_pool.num_cpus):
         yield f"codec.workers: {settings.codec.workers} is more than codec_pool.num_cpus"
     yield from _sizes_among_args(at(config, "applications", 0, "args"))
@@ -69,7 +69,7 @@ def _sizes_among_args(args: Any) -> Iterator[str]:
         for pool in POOLS.values():
             fields = {*(own.get(f"{pool}_pool") or {}), *(own.get(f"{pool}_scaling") or {})}
             for name in sorted(fields & {"replicas", "min_replicas", "max_replicas"}):
-                yield f"{pool}: {name} stands among `args`, where its change replaces every replica: use `deployments`"
+                yield f"{pool}: set {name} under `deployments`, because a change in `args` replaces all replicas"
 
 
 def _derived(deployment: Any, settings: AppConfig) -> Iterator[str]:
@@ -80,15 +80,15 @@ def _derived(deployment: Any, settings: AppConfig) -> Iterator[str]:
         return
     given = at(deployment, "autoscaling_config", "policy", "policy_kwargs") or {}
     if kind == "Talker" and given.get("sequences_per_replica") != own.talker.max_num_seqs:
-        yield f"{deployment['name']}: sequences_per_replica: is to be talker.max_num_seqs, {own.talker.max_num_seqs}"
+        yield f"{deployment['name']}: sequences_per_replica: must equal talker.max_num_seqs, {own.talker.max_num_seqs}"
     if kind == "Codec" and deployment.get("max_ongoing_requests") != settings.codec_requests:
-        yield f"Codec: max_ongoing_requests: is to be {settings.codec_requests}, by its streams_per_replica"
+        yield f"Codec: max_ongoing_requests: must be {settings.codec_requests}, from its streams_per_replica"
 
 
 def _ignored(given: Any, kept: Any, where: str = "") -> Iterator[str]:
     """Yield the keys that Serve silently ignores."""
     if isinstance(given, dict) and isinstance(kept, dict):
-        yield from (f"{where}{key}: Serve knows no such key" for key in given.keys() - kept.keys())
+        yield from (f"{where}{key}: Serve ignores this key" for key in given.keys() - kept.keys())
         for key in given.keys() & kept.keys():
             yield from _ignored(given[key], kept[key], f"{where}{key}.")
     elif isinstance(given, list):

@@ -4,8 +4,8 @@
     python -m tools.listening --model 1.7B-CustomVoice --language german --out heard
     python -m tools.listening --url http://127.0.0.1:8000 --sentences 20 --out heard
 
-Offline recognisers transcribe every utterance, and the transcripts are compared with the texts. Results are stored at
-once, so an interrupted run can resume. Plain PCM, converted by ffmpeg, is the baseline for all other ways.
+Offline recognisers transcribe every utterance, and the transcripts are compared with the texts. Each result is stored
+immediately, so an interrupted run can resume. Plain PCM, converted by ffmpeg, is the baseline for all other ways.
 """
 
 import argparse
@@ -102,7 +102,7 @@ def killing_way(driver: Driver, pool: str) -> Other:
                 audio += part
         return plain_pcm(audio)
 
-    return Other(Way(f"a {pool} replica killed in the middle", listen), at_once=1)
+    return Other(Way(f"a {pool} replica killed during speech", listen), at_once=1)
 
 
 def _kill(driver: Driver, title: str) -> None:
@@ -114,7 +114,7 @@ def _kill(driver: Driver, title: str) -> None:
                 os.kill(process, signal.SIGKILL)
                 num_killed += 1
     if not num_killed:
-        raise UtteranceFailed(f"no {title} runs")
+        raise UtteranceFailed(f"process {title} is not running")
 
 
 @contextlib.contextmanager
@@ -169,27 +169,27 @@ def _recognisers(language: str) -> list[Recogniser]:
     """Return Whisper for all ten languages, and also Moonshine for English."""
     code = language_code(language)
     if code is None:
-        raise SystemExit(f"no recogniser knows {language!r}: name one of the ten languages of the models")
+        raise SystemExit(f"language {language!r} has no recogniser. Use one of the ten languages of the models")
     return [Whisper(code), *([Moonshine()] if language == "english" else [])]
 
 
 def main(arguments: list[str]) -> int:
     """Run the command line and return the exit code."""
     parser = argparse.ArgumentParser(
-        prog="python -m tools.listening", description="Measure how much of what a server says is understood."
+        prog="python -m tools.listening", description="Measure the intelligibility of a server's speech."
     )
     parser.add_argument("--model", default="embedded", help="a checkpoint directory, a released name, or embedded")
-    parser.add_argument("--url", help="a server that runs, in place of one of our own: nothing of it is killed")
-    parser.add_argument("--language", type=language_name, default="english", help="one of the ten, or its code")
-    parser.add_argument("--texts", type=Path, help="a file in the form of tools/listening/texts.yaml")
-    parser.add_argument("--sentences", type=int, default=80, help="for each voice, besides the hard texts")
-    parser.add_argument("--voice", action="append", help="only this one; may be repeated")
+    parser.add_argument("--url", help="running server. Its replicas are not killed. Default: a new one")
+    parser.add_argument("--language", type=language_name, default="english", help="language of the texts, or its code")
+    parser.add_argument("--texts", type=Path, help="file in the format of tools/listening/texts.yaml")
+    parser.add_argument("--sentences", type=int, default=80, help="sentences per voice, in addition to the hard texts")
+    parser.add_argument("--voice", action="append", help="use only this voice; may be repeated")
     parser.add_argument(
-        "--fields", type=json.loads, default={}, help="more of each request, as JSON: instructions, ref_audio"
+        "--fields", type=json.loads, default={}, help="further request fields as JSON, such as instructions"
     )
-    parser.add_argument("--only-plain", dest="ways", action="store_false", help="plain PCM, no other way")
-    parser.add_argument("--out", type=Path, default=Path("heard"), help="a folder, where a run goes on")
-    parser.add_argument("--commit", default=commit(), help="of the server, for the table")
+    parser.add_argument("--only-plain", dest="ways", action="store_false", help="request only plain PCM")
+    parser.add_argument("--out", type=Path, default=Path("heard"), help="folder of the results, to resume a run")
+    parser.add_argument("--commit", default=commit(), help="commit of the server, for the table")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
     logging.getLogger("faster_whisper").setLevel(logging.WARNING)

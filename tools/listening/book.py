@@ -29,7 +29,7 @@ _WORST = 5
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m tools.listening.book", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("book", type=Path, help="m4b, mp3, opus, flac or wav, beside its report")
+    parser.add_argument("book", type=Path, help="m4b, mp3, opus, flac or wav, next to its report")
     options = parser.parse_args(arguments)
     report = json.loads(options.book.with_suffix(".report.json").read_text(encoding="utf-8"))
     audio, ear = decoded(options.book), Whisper()
@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         chapters[each["chapter"]][0] += num_errors
         chapters[each["chapter"]][1] += len(wanted)
     errors, words = (sum(column) for column in list(zip(*heard, strict=True))[:2])
-    print(f"{len(heard)} paragraphs, {words} words, {errors} heard otherwise: {errors / words:.1%}")
+    print(f"{len(heard)} paragraphs, {words} words, {errors} wrong: {errors / words:.1%}")
     for title, (num_errors, num_words) in chapters.items():
         print(f"  {title}: {num_errors} of {num_words}")
     for wrong, num_words, text, said in sorted(heard, reverse=True)[:_WORST]:

@@ -53,7 +53,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="embedded")
     parser.add_argument("--joints", type=int, default=50)
-    parser.add_argument("--instructions", nargs="*", default=[None], help="of the second sentences, in turn")
+    parser.add_argument("--instructions", nargs="*", default=[None], help="for the second sentences, in turn")
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     joints = spoken(options.model, options.joints, options.instructions)

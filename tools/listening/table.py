@@ -30,8 +30,8 @@ def rate(of: Sequence[Judged], name: str, *, compared: bool = False) -> float:
 def worse(judged: Iterable[Judged], name: str) -> list[str]:
     """Return the ways whose errors exceed the limit for a recogniser."""
     return [
-        f"{way}: {100 * rate(of, name):.1f} % of the words are wrong, {100 * rate(of, name, compared=True):.1f} % are "
-        "where ffmpeg converts plain PCM"
+        f"{way}: {100 * rate(of, name):.1f} % of the words are wrong, but {100 * rate(of, name, compared=True):.1f} % "
+        "if ffmpeg converts plain PCM"
         for (way, _, _), of in rows(judged).items()
         if way != PLAIN.name and all(each.compared for each in of)
         if _is_worse([each.errors[name] - each.compared[name] for each in of], sum(each.words for each in of))
@@ -41,7 +41,7 @@ def worse(judged: Iterable[Judged], name: str) -> list[str]:
 def not_come(judged: Iterable[Judged]) -> list[str]:
     """Return a line with the reason for each utterance without audio."""
     return [
-        f"Did not come: {each.way}, {each.voice}, {each.kind} {each.number}: {each.failed}"
+        f"No audio: {each.way}, {each.voice}, {each.kind} {each.number}: {each.failed}"
         for each in judged
         if each.failed
     ]

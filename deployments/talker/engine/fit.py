@@ -29,7 +29,7 @@ _TEXT_EMBEDDING = "talker.model.text_embedding.weight"
 _USUAL_POSITIONS = 320  # about twenty seconds of speech with their prompt
 _SPARE_BYTES = 128 << 20  # memory of a small GPU that the engine does not use
 _UNCOUNTED_BYTES = 256 << 20  # besides the tensors of a talker without a codec; 200 MiB were measured on an H100
-_ENCODER_GRAPHS_BYTES = 1100 << 20  # captured encoders of recordings; 1,084 MiB were measured on an H200
+_ENCODER_GRAPHS_BYTES = 700 << 20  # captured encoders of recordings; 35 MiB per second of the longest one on an H200
 _LEAST_ROWS = 4
 _SHORTER = (2048, 1024)  # positions for 160 and 80 seconds; segments of a text last about a minute
 

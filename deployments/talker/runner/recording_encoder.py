@@ -19,8 +19,10 @@ from deployments.talker.model.speaker_encoder import SpeakerEncoder
 if TYPE_CHECKING:
     from deployments.codec.encoder import CodecEncoder
 
-# Lengths to capture. A recording is padded to the next length. Requests have at most 30 seconds, before resampling.
-_SECONDS = (2, 3, 5, 8, 10, 15, 20, 31)
+# Lengths to capture, and to which recordings are padded. Longer recordings run without a graph, because a graph for 30
+# seconds keeps 400 MB more GPU memory. Requests have at most 30 seconds, before resampling.
+_SECONDS = (2, 3, 5, 8, 10, 15, 20)
+_MAX_SECONDS = 31
 
 
 class Encoding:
@@ -59,8 +61,8 @@ class RecordingEncoder:
         self._speaker_stream, self._codec_stream = (torch.cuda.Stream(device) for _ in range(2))  # type: ignore[no-untyped-call]
         self._speaker_graphs, self._codec_graphs = Graphs(self._speaker_stream), Graphs(self._codec_stream)
         frame, rate = 1 if codec is None else codec.frame_samples, speaker.shape.sample_rate
-        self._sizes = [ceil(seconds * rate / frame) * frame for seconds in _SECONDS]
-        self._audio = torch.zeros(self._sizes[-1], device=device)
+        *self._sizes, self._longest = (ceil(seconds * rate / frame) * frame for seconds in (*_SECONDS, _MAX_SECONDS))
+        self._audio = torch.zeros(self._longest, device=device)
         self._num_samples = torch.tensor(self._sizes[0], device=device)
         self._vectors: dict[int, Tensor] = {}  # output of the graph for each size
         self._codes: dict[int, Tensor] = {}
@@ -80,11 +82,19 @@ class RecordingEncoder:
     @torch.inference_mode()
     def start(self, reference: Reference) -> Encoding:
         """Queue the encoding of samples, without waiting. Raises InvalidRequest if they are too few or too many."""
-        samples = reference.samples
-        self._speaker.check(len(samples))
-        size = next((size for size in self._sizes if size >= len(samples)), None)
+        num_samples = len(reference.samples)
+        self._speaker.check(num_samples)
+        size = next((size for size in (*self._sizes, self._longest) if size >= num_samples), None)
         if size is None:
-            raise InvalidRequest(f"ref_audio is too long: send at most {_SECONDS[-1] - 1} seconds", "ref_audio")
+            raise InvalidRequest(f"ref_audio is too long: send at most {_MAX_SECONDS - 1} seconds", "ref_audio")
+        try:
+            return self._start(reference, size)
+        except torch.OutOfMemoryError:
+            text = "the GPU has too little free memory to encode ref_audio: send at most {} seconds"
+            raise InvalidRequest(text.format(_SECONDS[-1]), "ref_audio") from None
+
+    def _start(self, reference: Reference, size: int) -> Encoding:
+        samples = reference.samples
         staged = torch.zeros(size, pin_memory=True)
         staged.numpy()[: len(samples)] = samples
         with torch.cuda.stream(self._codec_stream):
@@ -92,13 +102,23 @@ class RecordingEncoder:
             self._num_samples.fill_(len(samples))
         self._speaker_stream.wait_stream(self._codec_stream)
         with torch.cuda.stream(self._speaker_stream):
-            self._speaker_graphs.replay(size)
-            speaker = self._vectors[size].to("cpu", non_blocking=True)
+            speaker = self._vector(size).to("cpu", non_blocking=True)
         with torch.cuda.stream(self._codec_stream):
             codes = None
             if self._codec is not None and not reference.x_vector_only:
-                self._codec_graphs.replay(size)
                 num_frames = ceil(len(samples) / self._codec.frame_samples)
-                codes = self._codes[size][:num_frames].to("cpu", non_blocking=True)
+                codes = self._coded(self._codec, size)[:num_frames].to("cpu", non_blocking=True)
             self._codec_stream.wait_stream(self._speaker_stream)
             return Encoding(speaker, codes)
+
+    def _vector(self, size: int) -> Tensor:
+        if size not in self._vectors:
+            return self._speaker.vector(self._audio[:size], self._num_samples)
+        self._speaker_graphs.replay(size)
+        return self._vectors[size]
+
+    def _coded(self, codec: "CodecEncoder", size: int) -> Tensor:
+        if size not in self._codes:
+            return codec.codes(self._audio[:size], self._num_samples)
+        self._codec_graphs.replay(size)
+        return self._codes[size]
