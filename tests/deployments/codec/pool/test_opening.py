@@ -17,7 +17,7 @@ from deployments.codec.decoder import MIN_SNR_DB, CodecDecoder, snr_db, to_pcm16
 from deployments.codec.plan import ChunkPlan
 from deployments.codec.pool.stream import DecodingStart, StreamDecoder
 from deployments.errors import TalkerLost
-from deployments.protocol import ALL_FRAMES, Codes, FinishReason, FrameChunk, PcmChunk, SynthesisRequest
+from deployments.protocol import ALL_FRAMES, Codes, FinishReason, FrameChunk, PcmChunk, Progress, SynthesisRequest
 from deployments.serving.failover import with_failover
 from deployments.serving.replica_streams import AllFrames
 from tests.deployments.codec.pool.test_service import assert_within_one_lsb, collect, joined_codes
@@ -159,26 +159,29 @@ async def test_leaving_the_opening_leaves_nothing(decoder: CodecDecoder, codes: 
     assert asyncio.all_tasks() == before
 
 
-async def test_the_next_talker_brings_the_audio_that_the_lost_one_owes() -> None:
+@pytest.mark.parametrize("known", [0, 4])
+async def test_the_next_talker_brings_the_audio_that_the_lost_one_owes(known: int) -> None:
+    """Also of a stream whose first frames came by another codec replica."""
     frame_samples, codes = 10, np.arange(40, dtype=np.int16)[:, None].repeat(4, axis=1)
+    begun = Progress(codes[:known], known * frame_samples) if known else None
     asked: list[SynthesisRequest] = []
 
     async def generate(request: SynthesisRequest) -> AsyncGenerator[FrameChunk, None]:
         asked.append(request)
         if len(asked) == 1:
-            yield FrameChunk(codes[:7], 3)
+            yield FrameChunk(codes[known:7], 3)
             yield FrameChunk(codes[:0], 3, None, bytes(3 * 2 * frame_samples))
             raise TalkerLost("gone")
         yield FrameChunk(codes[7:], 3, FinishReason.STOP, bytes(9 * 2 * frame_samples))
 
-    request = SynthesisRequest("test", "Hello.", gpu_frames=12)
+    request = SynthesisRequest("test", "Hello.", gpu_frames=12, resume=begun)
     chunks = [chunk async for chunk in with_failover(AllFrames(generate, request, frame_samples))]
-    assert np.array_equal(joined_codes(chunks), codes)
+    assert np.array_equal(joined_codes(chunks), codes[known:])
     first, second = asked
-    assert (first.resume, first.gpu_frames) == (None, 12)
+    assert (first.resume is None, first.gpu_frames) == (not known, 12)
     resume = second.resume
     assert resume is not None
-    assert (len(resume.codes), resume.samples, second.gpu_frames) == (7, 3 * frame_samples, 9)
+    assert (len(resume.codes), resume.samples, second.gpu_frames) == (7, (known + 3) * frame_samples, 9)
 
 
 @pytest.mark.parametrize("position", [1, 20])

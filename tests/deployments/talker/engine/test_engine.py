@@ -324,7 +324,8 @@ def test_a_full_line_is_overload(checkpoint: Path) -> None:
         engine.add(number, ask())
     with pytest.raises(Overloaded):
         engine.add(2, ask())
-    assert sorted(drain(engine)) == [0, 1]
+    engine.add(3, ask(continues=True))
+    assert sorted(drain(engine)) == [0, 1, 3]
 
 
 def test_abort_frees_what_a_sequence_holds_and_leaves_the_others_alone(engine: Engine, alone: list[Spoken]) -> None:
