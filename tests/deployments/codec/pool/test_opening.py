@@ -8,12 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from torch import Tensor
 
-from deployments.codec.backends.registry import load_decoder
 from deployments.codec.batch import Decoded, DecodeTask, decode_batch
-from deployments.codec.decoder import MIN_SNR_DB, CodecDecoder, snr_db, to_pcm16
+from deployments.codec.decoder import MIN_SNR_DB, CodecDecoder, to_pcm16
 from deployments.codec.plan import ChunkPlan
 from deployments.codec.pool.stream import DecodingStart, StreamDecoder
 from deployments.errors import TalkerLost
@@ -118,18 +116,6 @@ async def test_the_border_of_precisions_is_not_heard(directory: Path, decoder: C
     steps = np.abs(np.diff(pcm))
     assert steps[border - 1] <= steps.max()
     assert abs(steps[border - 1] - abs(expected[border] - expected[border - 1])) < 4 * np.abs(noisy - expected).std()
-
-
-async def test_bfloat16_hands_over_in_its_noise(directory: Path, decoder: CodecDecoder, codes: Tensor) -> None:
-    rounded = load_decoder(directory, precision="bfloat16")
-    expected, other = whole(decoder, codes[0]), whole(rounded, codes[0])
-    border = 12 * decoder.frame_samples
-    talker, decode = Talker(codes[0].numpy().astype(np.int16), other[:border], decoder.frame_samples), Decode(decoder)
-    pcm = joined(await collect(start_of(decode, decoder, talker, 12, ([4], [4]))))
-    assert pcm.shape == expected.shape
-    noise = snr_db(torch.from_numpy(expected[:border]), torch.from_numpy(pcm[:border]))
-    assert snr_db(torch.from_numpy(expected), torch.from_numpy(pcm)) > noise
-    assert np.abs(pcm[border:].astype(int) - expected[border:]).max() <= 1
 
 
 async def test_an_error_comes_after_the_audio_of_all_codes(decoder: CodecDecoder, codes: Tensor) -> None:
