@@ -14,9 +14,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
+
+from tests.loadtest.servers import QuietHandler, running
 
 NAME = "Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice"
 WEIGHTS = "model-00001-of-00002.safetensors"
@@ -95,25 +97,16 @@ def files(**changes: bytes) -> dict[str, HubFile]:
 
 @contextmanager
 def serving(hub: Hub) -> Iterator[Hub]:
-    class Handler(_Handler):
-        pass
-
-    Handler.hub = hub
-    with ThreadingHTTPServer(("127.0.0.1", hub.port), Handler) as server:
-        hub.port = server.server_port
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-        thread.start()
+    with running(type("Handler", (_Handler,), {"hub": hub}), port=hub.port) as url:
+        hub.port = int(url.rpartition(":")[2])
         try:
             yield hub
         finally:
             if hub.gate is not None:
                 hub.gate.set()
-            server.shutdown()
-            thread.join()
 
 
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
+class _Handler(QuietHandler, BaseHTTPRequestHandler):
     hub: Hub
 
     def do_HEAD(self) -> None:
@@ -121,9 +114,6 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         self._answer()
-
-    def log_message(self, *_: object) -> None:
-        """Standard error is not for it."""
 
     def _answer(self) -> None:
         path = self.path.partition("?")[0]

@@ -39,8 +39,8 @@ def test_what_a_client_is_told_has_bounds() -> None:
 class Pools:
     """Speak `streams` streams, five chunks a second each, of which a share is late."""
 
-    def __init__(self, *, least: int = 4) -> None:
-        self.limit = StreamLimit(least=least)
+    def __init__(self) -> None:
+        self.limit = StreamLimit(least=4)
         self.now_s = 0.0
 
     def speak(self, streams: int, *, late_share: float, seconds: int) -> None:
@@ -50,40 +50,26 @@ class Pools:
             self.now_s += 1 / (5 * streams)
 
 
-def test_there_is_no_limit_while_nothing_is_late() -> None:
+LATE = {
+    "little is late": ([(200, 0.05, 20)], None),
+    "streams stay late": ([(100, 0.15, 4)], 90),
+    "all are late": ([(100, 1.0, 4)], 50),
+    "a change is given time to show": ([(100, 0.15, 30)], 90),
+    "its streams are late": ([(100, 0.15, 30), (90, 0.15, 1)], 81),
+    "a replica has died": ([(100, 0.0, 5), (100, 1.0, 1), (100, 0.0, 5)], None),
+    "it has a floor": ([(4, 1.0, 2)] * 20, 4),
+}
+
+
+@pytest.mark.parametrize(("phases", "streams"), LATE.values(), ids=LATE)
+def test_streams_that_stay_late_lower_it(phases: list[tuple[int, float, int]], streams: int | None) -> None:
+    """Streams, the share of late chunks, and seconds of each phase."""
     pools = Pools()
-    pools.speak(200, late_share=0.05, seconds=20)
-    assert pools.limit.streams is None
-    assert pools.limit.has_room(10_000)
-
-
-def test_streams_that_stay_late_lower_it() -> None:
-    pools = Pools()
-    pools.speak(100, late_share=0.15, seconds=4)
-    assert pools.limit.streams == 90
-    assert (pools.limit.has_room(89), pools.limit.has_room(90)) == (True, False)
-
-
-def test_the_more_is_late_the_lower_it_falls() -> None:
-    pools = Pools()
-    pools.speak(100, late_share=1.0, seconds=4)
-    assert pools.limit.streams == 50
-
-
-def test_a_change_is_given_time_to_show() -> None:
-    pools = Pools()
-    pools.speak(100, late_share=0.15, seconds=30)  # all of them are still there
-    assert pools.limit.streams == 90
-    pools.speak(90, late_share=0.15, seconds=1)
-    assert pools.limit.streams == 81
-
-
-def test_a_single_bad_moment_lowers_nothing() -> None:
-    pools = Pools()
-    pools.speak(100, late_share=0.0, seconds=5)
-    pools.speak(100, late_share=1.0, seconds=1)  # a replica has died
-    pools.speak(100, late_share=0.0, seconds=5)
-    assert pools.limit.streams is None
+    for num_streams, late_share, seconds in phases:
+        pools.speak(num_streams, late_share=late_share, seconds=seconds)
+    assert pools.limit.streams == streams
+    most = 10_000 if streams is None else streams
+    assert (pools.limit.has_room(most - 1), pools.limit.has_room(most)) == (True, streams is None)
 
 
 def test_it_rises_while_it_is_reached_and_nothing_is_late() -> None:
@@ -104,11 +90,3 @@ def test_it_holds_where_some_streams_are_late() -> None:
         pools.limit.has_room(20)
         pools.speak(20, late_share=0.08, seconds=1)
     assert pools.limit.streams == 20
-
-
-def test_it_has_a_floor() -> None:
-    pools = Pools(least=4)
-    for _ in range(20):
-        pools.speak(4, late_share=1.0, seconds=2)
-    assert pools.limit.streams == 4
-    assert (pools.limit.has_room(3), pools.limit.has_room(4)) == (True, False)

@@ -1,6 +1,7 @@
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from deployments.codec.pool import codec
 from deployments.recording_cache import VOICE_BYTES, ByRecording, Lookups
@@ -30,18 +31,15 @@ def test_equal_recordings_are_computed_once() -> None:
     assert results.take_lookups() == Lookups()
 
 
-def test_the_least_recently_used_gives_way() -> None:
+@pytest.mark.parametrize(("asked", "computed"), [
+    ([(1, 10), (2, 10), (1, 10), (3, 10), (1, 10), (2, 10)], [1, 2, 3, 2]),  # the least recently used gives way
+    ([(1, 10), (2, 26), (2, 26), (1, 10)], [1, 2, 2]),  # a result that is larger than the bound is not kept
+])  # fmt: skip
+def test_results_are_kept_within_the_bound(asked: list[tuple[int, int]], computed: list[int]) -> None:
     results, computing = ByRecording[bytes](max_bytes=25, size=len), Computing()
-    for number in (1, 2, 1, 3, 1, 2):
-        computing.get(results, number)
-    assert computing.calls == [1, 2, 3, 2]
-
-
-def test_what_is_larger_than_the_bound_is_not_kept() -> None:
-    results, computing = ByRecording[bytes](max_bytes=25, size=len), Computing()
-    for number, size in ((1, 10), (2, 26), (2, 26), (1, 10)):
+    for number, size in asked:
         computing.get(results, number, size)
-    assert computing.calls == [1, 2, 2]
+    assert computing.calls == computed
 
 
 def test_what_comes_from_elsewhere_replaces_what_is_there_within_the_bound() -> None:

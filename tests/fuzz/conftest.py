@@ -27,18 +27,6 @@ settings.register_profile(
 settings.load_profile("fuzz")
 
 
-@pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Base URL of a running server; `TALKRAY_FUZZ_URL` names one that several fuzzers share."""
-    if (shared := os.environ.get("TALKRAY_FUZZ_URL")) is not None:
-        yield shared
-        return
-    from tests.fuzz.server import tiny_server  # the other fuzzers need neither Ray nor a model
-
-    with tiny_server(tmp_path_factory.mktemp("fuzz")) as url:
-        yield url
-
-
 @asynccontextmanager
 async def unstalled() -> AsyncIterator[None]:
     """No turn of the event loop takes `MOST_TURN_S` of the processor, so that an answer to `/health` is never later.

@@ -2,19 +2,53 @@
 
 import asyncio
 import json
+import os
 import random
 from collections.abc import AsyncIterator, Iterator
 from urllib.parse import urlsplit
 
 import aiohttp
 import pytest
+import torch
 
+from deployments.config import TalkerConfig
+from deployments.talker.model.model_config import ModelConfig
+from deployments.talker.state.kv_cache import KVCache
+from serve_app.config import AdmissionSettings, ApiSettings, AppConfig
+from talkray_tools.random_checkpoint import Options, write_checkpoint
+from talkray_tools.released import SHAPES
 from tests.e2e.speech import PATH, Pools, endless, fetch
 from tests.fuzz.conftest import BOUND_S, NUM_CASES, SEED, Cases
-from tests.fuzz.server import AT_ONCE, FEW_FRAMES
 from tests.fuzz.texts import body, text
+from tools.suites.application import running
 
 pytestmark = [pytest.mark.anyio, pytest.mark.fuzz]
+
+AT_ONCE, FEW_FRAMES = 8, 3
+# Short, so that a case takes milliseconds; long texts do not fit, which they have to be told before a byte is sent.
+MAX_MODEL_LEN = 256
+BLOCK = 16  # positions of a KV block on a CPU
+PATIENT = AdmissionSettings(max_line_s=1000, max_late_s=1000, max_wait_s=1000)  # overload has tests of its own
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The base URL of a whole application, or the one in `TALKRAY_FUZZ_URL`, which several fuzzers may share.
+
+    Its KV cache holds one utterance of the greatest length and not a block more: a block that leaks is missed.
+    """
+    if (shared := os.environ.get("TALKRAY_FUZZ_URL")) is not None:
+        yield shared
+        return
+    model = tmp_path_factory.mktemp("fuzz") / "tiny"
+    write_checkpoint(model, SHAPES["tiny-CustomVoice"], Options(dtype=torch.float32))
+    block = BLOCK * KVCache.bytes_per_position(ModelConfig.load(model).talker, torch.float32)
+    talker = TalkerConfig(
+        max_num_seqs=AT_ONCE, max_num_waiting=2 * AT_ONCE, max_model_len=MAX_MODEL_LEN,
+        kv_cache_bytes=block * (MAX_MODEL_LEN // BLOCK + 1),  # one is nobody's
+    )  # fmt: skip
+    with running(AppConfig(model=str(model), talker=talker, api=ApiSettings(admission=PATIENT))) as url:
+        yield url
 
 
 @pytest.fixture(scope="session")

@@ -26,13 +26,13 @@ class QuietHandler(BaseHTTPRequestHandler):
 
 
 @contextlib.contextmanager
-def running(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
+def running(handler: type[BaseHTTPRequestHandler], *, host: str = "127.0.0.1", port: int = 0) -> Iterator[str]:
     """The URL of a server in a thread of this process."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+    with ThreadingHTTPServer((host, port), handler) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         try:
-            yield f"http://127.0.0.1:{server.server_port}"
+            yield f"http://{host}:{server.server_port}"
         finally:
             server.shutdown()
             thread.join()

@@ -55,19 +55,12 @@ def test_the_onset_is_the_first_loud_window_for_any_cutting(cut: int) -> None:
     assert onset.sample == 200
 
 
-def test_quiet_audio_has_no_onset() -> None:
-    onset = AudibleOnset(sample_rate=10_000, channels=1)
-    onset.feed(tone(100, 5000))  # -50.3 dBFS
-    assert onset.sample is None
-
-
-def test_the_onset_counts_samples_per_channel() -> None:
-    onset = AudibleOnset(sample_rate=10_000, channels=2)
-    onset.feed(tone(0, 400) + tone(110, 400))  # -49.5 dBFS
-    assert onset.sample == 200
-
-
-def test_the_onset_of_a_rate_below_one_sample_a_window() -> None:
-    onset = AudibleOnset(sample_rate=10, channels=1)
-    onset.feed(tone(0, 3) + tone(5000, 3))
-    assert onset.sample == 3
+@pytest.mark.parametrize(("audio", "rate", "channels", "sample"), [
+    (tone(100, 5000), 10_000, 1, None),  # -50.3 dBFS
+    (tone(0, 400) + tone(110, 400), 10_000, 2, 200),  # -49.5 dBFS, counted per channel
+    (tone(0, 3) + tone(5000, 3), 10, 1, 3),  # less than one sample a window
+])  # fmt: skip
+def test_the_onset_is_louder_than_50_dbfs(audio: bytes, rate: int, channels: int, sample: int | None) -> None:
+    onset = AudibleOnset(sample_rate=rate, channels=channels)
+    onset.feed(audio)
+    assert onset.sample == sample

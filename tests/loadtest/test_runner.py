@@ -41,16 +41,16 @@ async def serving(
         yield Settings(str(server.make_url("/")), **{"options": {"model": "m"}, "timeout_s": 10.0, **settings})
 
 
-async def begin(request: web.Request, **headers: str) -> web.StreamResponse:
-    response = web.StreamResponse(headers={"Content-Type": "audio/pcm", **headers})
+async def begin(request: web.Request, *audio: bytes) -> web.StreamResponse:
+    response = web.StreamResponse(headers={"Content-Type": "audio/pcm", "X-Request-Id": "r7"})
     await response.prepare(request)
+    for data in audio:
+        await response.write(data)
     return response
 
 
 async def speak_at_once(request: web.Request) -> web.StreamResponse:
-    response = await begin(request, **{"X-Request-Id": "r7"})
-    await response.write(LOUD)
-    return response
+    return await begin(request, LOUD)
 
 
 def schedule(*texts: str) -> list[ScheduledRequest]:
@@ -112,9 +112,7 @@ async def test_who_leaves_early_has_not_failed(tmp_path: Path, chunks: int) -> N
     gone = asyncio.Event()
 
     async def handler(request: web.Request) -> web.StreamResponse:
-        response = await begin(request)
-        for _ in range(chunks):
-            await response.write(LOUD)
+        response = await begin(request, *[LOUD] * chunks)
         try:
             await asyncio.Event().wait()
         finally:
@@ -235,8 +233,7 @@ async def test_every_outcome_is_traced(tmp_path: Path) -> None:
         return web.Response(status=500, text="oh no")
 
     async def abort(request: web.Request) -> web.StreamResponse:
-        response = await begin(request)
-        await response.write(LOUD)
+        response = await begin(request, LOUD)
         assert request.transport
         request.transport.close()
         return response
@@ -253,9 +250,7 @@ async def test_every_outcome_is_traced(tmp_path: Path) -> None:
         return web.Response(body=b"ID3", content_type="audio/mpeg")
 
     async def cut_a_sample(request: web.Request) -> web.StreamResponse:
-        response = await begin(request)
-        await response.write(LOUD + b"\x00")
-        return response
+        return await begin(request, LOUD + b"\x00")
 
     handlers: dict[str, Handler] = {
         handler.__name__: handler
@@ -280,8 +275,7 @@ async def test_every_outcome_is_traced(tmp_path: Path) -> None:
 
 async def test_an_answer_that_never_ends_times_out(tmp_path: Path) -> None:
     async def handler(request: web.Request) -> web.StreamResponse:
-        response = await begin(request)
-        await response.write(LOUD)
+        response = await begin(request, LOUD)
         await asyncio.Event().wait()
         return response
 

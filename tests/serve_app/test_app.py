@@ -236,6 +236,12 @@ def test_models_with_the_same_speech_tokenizer_share_a_codec_pool() -> None:
     assert placements == dict.fromkeys(("CustomVoice", "Base"), "pool")  # their talkers have no GPU to share
     on_gpu = {item.name: item for item in built(several(talker_pool={"num_gpus": 0.5})).deployments}
     assert set(on_gpu["Codec-CustomVoice"].init_args[3].values()) == {"hybrid"}
+    first, second, other = several().models
+    for first_gpus, of_all in ((0.0, 0.5), (0.5, 0.0)):
+        own = first.model_copy(update={"talker_pool": PoolConfig(num_gpus=first_gpus)})
+        mixed = several(talker_pool={"num_gpus": of_all}).model_copy(update={"models": (own, second, other)})
+        [pool] = [item for item in built(mixed).deployments if item.name == "Codec-CustomVoice"]
+        assert [placement == "hybrid" for placement in pool.init_args[3].values()] == [first_gpus > 0, of_all > 0]
     _, models, _ = by_name["Ingress"].init_args
     assert [(each.name, each.codec.deployment_name, each.inline_talker) for each in models] == [
         ("CustomVoice", "Codec-CustomVoice", None),

@@ -9,7 +9,8 @@ import sys
 import threading
 import urllib.error
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -23,6 +24,7 @@ from serve_app.direct import open_direct
 from serve_app.nodes.notices import Aws
 from serve_app.scaling import pool_watch
 from talkray_tools.plan import measure
+from tests.loadtest.servers import QuietHandler, running
 from tests.serve_app.nodes import metadata
 
 ROOT = Path(__file__).parents[2]
@@ -30,48 +32,40 @@ NAMES = ("http_proxy", "HTTP_PROXY", "https_proxy", "all_proxy", "ALL_PROXY")
 TITLE = b'{"info": {"title": "Talkray"}, "voices": [{"id": "nora"}]}'
 
 
-class Answering(BaseHTTPRequestHandler):
-    def do_GET(self) -> None:
-        self.server.asked.append(self.path)  # type: ignore[attr-defined]
-        length = int(self.headers.get("content-length", 0))
-        self.rfile.read(length)
-        self.send_response(200)
-        self.send_header("content-type", "application/json")
-        self.send_header("content-length", str(len(TITLE)))
-        self.end_headers()
-        self.wfile.write(TITLE)
-
-    do_PUT = do_POST = do_CONNECT = do_GET  # noqa: N815
-
-    def log_message(self, *_: object) -> None:
-        pass
+@dataclass
+class Listening:
+    port: int
+    asked: list[str]  # paths
 
 
 @contextlib.contextmanager
-def answering() -> Iterator[ThreadingHTTPServer]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), Answering) as listening:
-        listening.asked = []  # type: ignore[attr-defined]
-        thread = threading.Thread(target=listening.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            yield listening
-        finally:
-            listening.shutdown()
-            thread.join()
+def answering() -> Iterator[Listening]:
+    asked = list[str]()
+
+    class Answering(QuietHandler, BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            self.rfile.read(int(self.headers.get("content-length", 0)))
+            self.answer(200, TITLE, content_type="application/json")
+
+        do_PUT = do_POST = do_CONNECT = do_GET  # noqa: N815
+
+    with running(Answering) as url:
+        yield Listening(int(url.rpartition(":")[2]), asked)
 
 
 @pytest.fixture
-def own() -> Iterator[ThreadingHTTPServer]:
+def own() -> Iterator[Listening]:
     with answering() as listening:
         yield listening
 
 
 @pytest.fixture(params=NAMES)
-def proxy(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[ThreadingHTTPServer]:
+def proxy(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Listening]:
     for name in (*NAMES, "no_proxy", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)
     with answering() as listening:
-        monkeypatch.setenv(request.param, f"http://127.0.0.1:{listening.server_port}")
+        monkeypatch.setenv(request.param, f"http://127.0.0.1:{listening.port}")
         yield listening
 
 
@@ -129,11 +123,11 @@ OWN: dict[str, Callable[[int], object]] = {
 
 @pytest.mark.parametrize("ask", OWN.values(), ids=OWN)
 def test_no_proxy_sees_what_stays_on_this_machine(
-    ask: Callable[[int], object], own: ThreadingHTTPServer, proxy: ThreadingHTTPServer
+    ask: Callable[[int], object], own: Listening, proxy: Listening
 ) -> None:
-    assert ask(own.server_port)
-    assert own.asked  # type: ignore[attr-defined]
-    assert not proxy.asked  # type: ignore[attr-defined]
+    assert ask(own.port)
+    assert own.asked
+    assert not proxy.asked
 
 
 # Other libraries make these, each in a process of its own: they read the environment once.
@@ -160,20 +154,20 @@ except Exception as error:
 
 @pytest.mark.parametrize("target", ["elsewhere", "this machine"])
 @pytest.mark.parametrize("call", OUTGOING.values(), ids=OUTGOING)
-def test_what_leaves_this_machine_uses_the_proxy(call: str, target: str, own: ThreadingHTTPServer) -> None:
+def test_what_leaves_this_machine_uses_the_proxy(call: str, target: str, own: Listening) -> None:
     with answering() as proxy:
-        url = "http://outside.invalid" if target == "elsewhere" else f"http://127.0.0.1:{own.server_port}"
+        url = "http://outside.invalid" if target == "elsewhere" else f"http://127.0.0.1:{own.port}"
         environment = {
             name: value for name, value in os.environ.items() if name not in (*NAMES, "no_proxy", "NO_PROXY")
         }
-        environment |= {"http_proxy": f"http://127.0.0.1:{proxy.server_port}", "HF_ENDPOINT": url}
+        environment |= {"http_proxy": f"http://127.0.0.1:{proxy.port}", "HF_ENDPOINT": url}
         environment |= {"AWS_ENDPOINT_URL": url, "AWS_ALLOW_HTTP": "true", "AWS_REGION": "x"}
         environment |= {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x"}
         command = [sys.executable, "-c", SCRIPT.format(call=call), url]
         said = subprocess.run(
             command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=True
         )
-        asked = {"elsewhere": bool(proxy.asked), "this machine": bool(own.asked)}  # type: ignore[attr-defined]
+        asked = {"elsewhere": bool(proxy.asked), "this machine": bool(own.asked)}
         assert asked == {"elsewhere": target == "elsewhere", "this machine": target != "elsewhere"}, said.stdout
 
 

@@ -29,7 +29,6 @@ class NamedSession:
 
     name: str
     session: Session
-    speaking: asyncio.Task[None]
     reasons: ignored_fields.Reasons
     voice: dict[str, object]
 
@@ -51,6 +50,8 @@ class ContextConnection(Connection, Generic[C]):
     def __init__(self, socket: WebSocket, service: SpeechService) -> None:
         super().__init__(socket, service)
         self._contexts: dict[str, C] = {}
+        # A context that held its task would be in a cycle with the traceback of the task's error.
+        self._tasks: dict[str, asyncio.Task[None]] = {}
 
     @abstractmethod
     async def say_in(self, context: C, event: Event) -> None:
@@ -86,25 +87,25 @@ class ContextConnection(Connection, Generic[C]):
             raise InvalidRequest(message, "context_id", "too_many_contexts")
         session = self.new_session(speech, request_id=f"{self.request_id}-{name[:40]}")
         voice = {note: told for note, told in speech.notes().items() if note in ("voice", "voice_take")}
-        speaking = self.start(self._speak(name, session, is_first=not self._contexts))
-        context = self._contexts[name] = self.kind(name, session, speaking, reasons, voice)
-        speaking.add_done_callback(lambda _: self._remove(context))
+        task = self._tasks[name] = self.start(self._speak(name, session, is_first=not self._contexts))
+        context = self._contexts[name] = self.kind(name, session, reasons, voice)
+        task.add_done_callback(lambda _: self._remove(context))
         return context
 
     async def cancel(self, name: str) -> None:
         """Stop the context with this name immediately, if the context is open."""
         if name in self._contexts:
-            self._contexts[name].speaking.cancel()
+            self._tasks[name].cancel()
             await self._end_of(name)
 
     async def _end_of(self, name: str) -> None:
         if (context := self._contexts.get(name)) is not None:
-            await asyncio.wait((context.speaking,))
+            await asyncio.wait((self._tasks[name],))
             self._remove(context)
 
     def _remove(self, context: C) -> None:
         if self._contexts.get(context.name) is context:
-            del self._contexts[context.name]
+            del self._contexts[context.name], self._tasks[context.name]
 
     async def _speak(self, name: str, session: Session, *, is_first: bool) -> None:
         async def say(event: Event) -> None:

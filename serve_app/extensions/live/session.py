@@ -315,7 +315,10 @@ class Session:
             return
         if not task.cancelling():  # a second cancellation would interrupt the cleanup
             task.cancel()
+            task.add_done_callback(self._stopped)  # also if the waiting task is cancelled
         await asyncio.wait((task,))
+
+    def _stopped(self, task: asyncio.Task[None]) -> None:
         if self._speaking is task:
             self._speaking = None  # the task's error refers to frames that keep the session and its text in memory
 

@@ -126,18 +126,21 @@ async def test_a_refusal_from_the_start_is_an_answer(refusal: Exception) -> None
     assert len(replicas.asked) == 1
 
 
-async def test_what_was_lost_further_behind_is_not_asked_for_again() -> None:
-    replicas = Replicas([frame(1), LOST])
-    with pytest.raises(TalkerLost, match="gone"):
-        await replicas.read(lost=CodecLost)
-    assert len(replicas.asked) == 1
-
-
-async def test_a_request_that_kills_its_replicas_is_given_up() -> None:
-    replicas = Replicas([frame(1), LOST], [BEAT, LOST])
-    with pytest.raises(TalkerLost, match="given up after 4 losses"):
-        await replicas.read()
-    assert replicas.asked == [0, 1, 1, 1]
+@pytest.mark.parametrize(
+    ("scripts", "stage", "message", "asked"),
+    [
+        ([[frame(1), LOST]], CodecLost, "gone", [0]),  # it was lost further behind
+        ([[frame(1), LOST], [BEAT, LOST]], TalkerLost, "given up after 4 losses", [0, 1, 1, 1]),
+        ([[frame(1), LOST]], TalkerLost, "given up after 12 losses", [*range(12)]),  # losses of the whole stream count
+    ],
+)
+async def test_a_request_that_kills_its_replicas_is_given_up(
+    scripts: list[list[FrameChunk | Exception]], stage: type[ReplicaLost], message: str, asked: list[int]
+) -> None:
+    replicas = Replicas(*scripts)
+    with pytest.raises(TalkerLost, match=message):
+        await replicas.read(lost=stage)
+    assert replicas.asked == asked
 
 
 async def test_a_segment_of_a_job_is_given_up_at_its_first_loss() -> None:
@@ -146,13 +149,6 @@ async def test_a_segment_of_a_job_is_given_up_at_its_first_loss() -> None:
     with pytest.raises(TalkerLost) as lost:
         [chunk async for chunk in with_failover(Asking(replicas.ask, is_background=True))]
     assert (lost.value.beside, len(replicas.asked)) == (3, 1)
-
-
-async def test_losses_are_counted_over_the_whole_stream() -> None:
-    replicas = Replicas([frame(1), LOST])
-    with pytest.raises(TalkerLost):
-        await replicas.read()
-    assert replicas.have == [1] * 12
 
 
 async def test_moves_are_not_losses(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,27 +57,21 @@ def dead(name: str, reason: str | None = "WORKER_DIED") -> dict[str, Any]:
     return {"Name": name, "DeathCause": ActorDeathCause(actor_died_error_context=context)}
 
 
-def test_actors_are_named_as_serve_names_them() -> None:
-    talker = ReplicaID("b2", DeploymentID("Talker", "talkray")).to_full_id_str()
-    assert deaths([dead(talker), dead(f"{SERVE_PROXY_NAME}-0f")], "talkray") == {"Talker": 1, PROXY: 1}
+INGRESS, TALKERS = "SERVE_REPLICA::talkray#Ingress#a1", [f"SERVE_REPLICA::talkray#Talker#{name}" for name in "bc"]
+OTHERS = ("", "Listener", "SERVE_REPLICA::other#Talker#x", "SERVE_CONTROLLER_ACTOR")
 
 
-def test_who_died_is_counted_by_deployment() -> None:
-    actors = [
-        dead("SERVE_REPLICA::talkray#Ingress#a1"), dead("SERVE_REPLICA::talkray#Talker#b2", "NODE_DIED"),
-        dead("SERVE_REPLICA::talkray#Talker#c3", None), dead("SERVE_PROXY_ACTOR-0f"),
-    ]  # fmt: skip
-    assert deaths(actors, "talkray") == {"Ingress": 1, "Talker": 2, PROXY: 1}
-
-
-def test_who_was_stopped_did_not_die() -> None:
-    stopped = [dead("SERVE_REPLICA::talkray#Ingress#a1", reason) for reason in ("RAY_KILL", "OUT_OF_SCOPE")]
-    assert not deaths(stopped, "talkray")
-
-
-def test_other_actors_do_not_count() -> None:
-    names = ("", "Listener", "SERVE_REPLICA::other#Talker#x", "SERVE_CONTROLLER_ACTOR")
-    assert not deaths(map(dead, names), "talkray")
+@pytest.mark.parametrize(("actors", "expected"), [
+    # As Serve names them.
+    ([dead(ReplicaID("b2", DeploymentID("Talker", "talkray")).to_full_id_str())], {"Talker": 1}),
+    ([dead(f"{SERVE_PROXY_NAME}-0f")], {PROXY: 1}),
+    # By deployment.
+    ([dead(INGRESS), dead(TALKERS[0], "NODE_DIED"), dead(TALKERS[1], None)], {"Ingress": 1, "Talker": 2}),
+    ([dead(INGRESS, reason) for reason in ("RAY_KILL", "OUT_OF_SCOPE")], {}),  # they were stopped
+    ([*map(dead, OTHERS)], {}),
+])  # fmt: skip
+def test_who_died_is_counted_by_deployment(actors: list[dict[str, Any]], expected: dict[str, int]) -> None:
+    assert deaths(actors, "talkray") == expected
 
 
 def test_a_pool_wants_what_starts_and_does_not_stop() -> None:

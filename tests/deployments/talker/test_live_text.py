@@ -17,7 +17,7 @@ from deployments.talker.engine.engine import Engine
 from deployments.talker.engine.startup import build_engine
 from deployments.talker.text.tokenizer import LiveTokens, TextTokenizer
 from tests.deployments.talker.conftest import CONFIG
-from tests.deployments.talker.driving import Spoken, ask, resumed, speak
+from tests.deployments.talker.driving import Spoken, ask, chunks_of, resumed, speak
 from tests.deployments.talker.engine.test_engine import push_end_of_speech
 
 TEXT = "It's e\u0301crit, na 語🙂:\n\n  12  in... Isn't"
@@ -53,15 +53,19 @@ def run_dry(engine: Engine) -> Chunks:
     return chunks
 
 
-def write(engine: Engine, parts: Sequence[str], request: SynthesisRequest, *, number: int = 0) -> Spoken:
-    """What is said when each part comes only once the one before it has been used up."""
-    engine.add(number, live(request))
+def written(engine: Engine, parts: Sequence[str], request: SynthesisRequest) -> list[FrameChunk]:
+    """What comes when each part is sent only once the one before it has been used up."""
+    engine.add(0, live(request))
     chunks = run_dry(engine)
     for part in parts:
-        engine.append_text(number, part, is_last=False)
+        engine.append_text(0, part, is_last=False)
         chunks += run_dry(engine)
-    engine.append_text(number, "", is_last=True)
-    return Spoken.join([chunk for _, chunk in chunks + run_dry(engine)])
+    engine.append_text(0, "", is_last=True)
+    return [chunk for _, chunk in chunks + run_dry(engine)]
+
+
+def write(engine: Engine, parts: Sequence[str], request: SynthesisRequest) -> Spoken:
+    return Spoken.join(written(engine, parts, request))
 
 
 def same(one: Spoken, other: Spoken) -> bool:
@@ -199,18 +203,8 @@ def test_text_that_never_comes_is_told_like_none_at_all(engine: Engine) -> None:
 def follow(engine: Engine, request: SynthesisRequest, parts: Sequence[str] | None = None) -> list[tuple[int, float]]:
     """Frames and how far in the text each is."""
     wanted = replace(request, word_times=True)
-    if parts is None:
-        engine.add(0, wanted)
-        chunks = run_dry(engine)
-    else:
-        engine.add(0, live(wanted))
-        chunks = []
-        for part in parts:
-            engine.append_text(0, part, is_last=False)
-            chunks += run_dry(engine)
-        engine.append_text(0, "", is_last=True)
-        chunks += run_dry(engine)
-    readings = [reading for _, chunk in chunks for reading in chunk.readings]
+    chunks = chunks_of(engine, wanted) if parts is None else written(engine, parts, wanted)
+    readings = [reading for chunk in chunks for reading in chunk.readings]
     return [(each.first + number, chars) for each in readings for number, chars in enumerate(each.chars)]
 
 

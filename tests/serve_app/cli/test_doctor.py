@@ -3,10 +3,9 @@ import json
 import os
 import re
 import socket
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from subprocess import CompletedProcess
 from types import SimpleNamespace
@@ -23,6 +22,7 @@ from serve_app.cli.ray_settings import free_port
 from serve_app.cli.serve.local_server import Address, check_port
 from serve_app.config import ApiSettings, AppConfig, PoolConfig
 from serve_app.distribution import version
+from tests.loadtest.servers import QuietHandler, running
 from tests.serve_app.fake import FakeSynthesizer
 from tests.serve_app.one_model import one_api
 
@@ -131,24 +131,13 @@ def server(metrics: str, *, about: str | None = None, key: str = "") -> Iterator
         "/openapi.json": about or json.dumps(one_api(FakeSynthesizer(), ApiSettings()).openapi()),
     }
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(QuietHandler, BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             is_open = self.path != "/metrics" or not key or self.headers["authorization"] == f"Bearer {key}"
-            self.send_response(200 if is_open else 401)
-            self.end_headers()
-            self.wfile.write(texts[self.path].encode() if is_open else b"")
+            self.answer(200 if is_open else 401, texts[self.path].encode() if is_open else b"")
 
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as listening:
-        thread = threading.Thread(target=listening.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            yield listening.server_port
-        finally:
-            listening.shutdown()
-            thread.join()
+    with running(Handler) as url:
+        yield int(url.rpartition(":")[2])
 
 
 def precision(worker: str, pool: str, name: str) -> str:

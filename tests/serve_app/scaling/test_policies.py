@@ -63,18 +63,15 @@ def test_an_idle_pool_stays_as_it_is() -> None:
     assert set(codecs().run(30)) == {1}
 
 
-def test_talkers_follow_running_and_waiting_sequences_at_once() -> None:
-    pool = talkers()
-    assert pool.tick([TalkerRecord(running=6)]).replicas == 1
-    assert pool.tick([TalkerRecord(running=8, waiting=5)]).replicas == 3  # 13 / (8 * 0.75)
-
-
 FEW_STREAMS = replace(CODEC, max_talker_streams=12)
 
 
 @pytest.mark.parametrize(
     ("pool", "records", "load", "replicas", "reason"),
     [
+        # Talkers follow running and waiting sequences: 13 / (8 * 0.75).
+        (talkers(), [TalkerRecord(running=6)], {}, 1, None),
+        (talkers(), [TalkerRecord(running=8, waiting=5)], {}, 3, None),
         # Requests that no replica has taken count, also those of a replica that has recorded nothing yet.
         (talkers(), [TalkerRecord(running=8)], {"queued": 16}, 4, None),
         (talkers(), [], {"ongoing": 12}, 2, None),

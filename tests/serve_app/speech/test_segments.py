@@ -172,16 +172,6 @@ async def test_leaving_closes_every_segment_that_has_begun() -> None:
     assert sorted(recorder.log) == ["begin 1", "begin 2", "close 1", "close 2"]
 
 
-async def test_cancelling_closes_every_segment_that_has_begun() -> None:
-    recorder = Recorder([chunk(b"11"), asyncio.Event()], [asyncio.Event()], [STOP])
-    speaking = asyncio.create_task(spoken(recorder))
-    await recorder.until("begin 2")
-    speaking.cancel()
-    await asyncio.wait((speaking,))
-    assert speaking.cancelled()
-    assert sorted(recorder.log) == ["begin 1", "begin 2", "close 1", "close 2"]
-
-
 async def test_an_error_passes_through_where_its_segment_would_sound() -> None:
     recorder = Recorder([chunk(b"11"), STOP], [EngineError("broken")], [STOP])
     async with aclosing(UtteranceSynthesizer(recorder).speak(REQUEST, INFO, Listener())) as chunks:

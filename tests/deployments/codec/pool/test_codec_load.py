@@ -115,16 +115,6 @@ async def test_what_a_gpu_decodes_does_not_wait_for_a_place(clock: Clock, gpu_fr
         await anext(other)
 
 
-async def test_a_stream_that_is_left_leaves_nothing_behind() -> None:
-    load, stream = load_of(1), Stream()
-    stream.frames.put_nowait(50)
-    stream.decode.put_nowait(1)
-    async with aclosing(load.counted(stream.synthesize, REQUEST, stream.generate)) as chunks:
-        await anext(chunks)
-        assert load.lag_s > 0
-    assert (load.lag_s, load.record().streams) == (0, 0)
-
-
 async def test_busy_cores_are_a_moving_mean(clock: Clock) -> None:
     load = load_of(2)
     gates = [asyncio.Event(), asyncio.Event()]

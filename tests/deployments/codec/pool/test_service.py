@@ -22,7 +22,7 @@ from deployments.codec.encoder import CodecEncoder
 from deployments.codec.pool.codec import Codec, load_codec
 from deployments.codec.pool.service import CodecService
 from deployments.config import CodecConfig
-from deployments.errors import CheckpointError, EngineError, InvalidRequest, Overloaded, TalkerLost
+from deployments.errors import CheckpointError, EngineError, InvalidRequest, TalkerLost
 from deployments.protocol import (
     ALL_FRAMES,
     ClonePrompt,
@@ -282,37 +282,6 @@ async def test_a_checkpoint_without_an_encoder_refuses_to_clone(custom_voice: Co
         await collect(custom_voice.decode_stream(request, talker.generate))
     assert caught.value.param == "ref_audio"
     assert talker.requests == []
-
-
-async def test_invalid_codes_end_their_stream(custom_voice: CodecService, one_shot: OneShot) -> None:
-    broken = random_codes(6)
-    broken[5] = 3000
-    bad, good = Talker(broken), Talker(random_codes(7))
-    outcomes = await asyncio.gather(
-        *(collect(custom_voice.decode_stream(REQUEST, talker.generate)) for talker in (bad, good)),
-        return_exceptions=True,
-    )
-    assert isinstance(outcomes[0], EngineError)
-    assert bad.closed.is_set()
-    assert isinstance(outcomes[1], list)
-    assert_same_audio(outcomes[1], one_shot(random_codes(7)))
-
-
-async def test_what_the_talker_raises_is_raised(custom_voice: CodecService) -> None:
-    async def full(request: SynthesisRequest) -> AsyncGenerator[FrameChunk, None]:
-        raise Overloaded("full", 2.0)
-        yield
-
-    with pytest.raises(Overloaded) as caught:
-        await collect(custom_voice.decode_stream(REQUEST, full))
-    assert caught.value.retry_after_s == 2.0
-
-
-async def test_leaving_closes_the_talkers_stream(custom_voice: CodecService) -> None:
-    talker = Talker(random_codes(8, frames=200))
-    async with aclosing(custom_voice.decode_stream(REQUEST, talker.generate)) as chunks:
-        await anext(chunks)
-    assert talker.closed.is_set()
 
 
 def test_a_model_without_a_codec_fails_with_the_missing_file(tmp_path: Path) -> None:

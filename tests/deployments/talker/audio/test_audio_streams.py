@@ -213,6 +213,13 @@ def frames_of(count: int) -> Tensor:
     return torch.zeros((count, 16), dtype=torch.int16)
 
 
+def land(slots: FakeSlots, audio: AudioStreams) -> list[int]:
+    """End the calls that were made so far; whose audio they brought."""
+    for decode_call in slots.decode_calls:
+        decode_call.done = True
+    return [number for number, _ in audio.take()]
+
+
 def test_the_first_frame_starts_at_once_and_later_ones_share_calls(slots: FakeSlots, faked: AudioStreams) -> None:
     for number in range(6):
         faked.open(number, None, num_frames=ALL_FRAMES)
@@ -230,9 +237,7 @@ def test_quiet_frames_restart_the_ramp(slots: FakeSlots, faked: AudioStreams, le
     for _ in range(40):
         faked.add_frames([0], frames_of(1))
     for _ in range(8):
-        for decode_call in slots.decode_calls:
-            decode_call.done = True
-        faked.take()
+        land(slots, faked)
     assert max(frames for _, frames in slots.calls) == widest
 
 
@@ -262,9 +267,7 @@ def test_a_stream_that_plays_lets_a_new_one_go_first(slots: FakeSlots, faked: Au
     faked.open(1, None, num_frames=ALL_FRAMES)
     assert len(slots.calls) == 3  # two more of the first stream are under way
     faked.add_frames([0, 1], frames_of(2))
-    for decode_call in slots.decode_calls:
-        decode_call.done = True
-    faked.take()
+    land(slots, faked)
     assert slots.calls[3][1] == 1
 
 
@@ -273,19 +276,10 @@ def test_under_load_chunks_are_wider(slots: FakeSlots, faked: AudioStreams) -> N
         faked.open(number, None, num_frames=ALL_FRAMES)
     for _ in range(30):
         faked.add_frames(range(40), frames_of(40))
-        for decode_call in slots.decode_calls:
-            decode_call.done = True
-        faked.take()
+        land(slots, faked)
     sizes = [frames for called, frames in slots.calls if 0 in called]
     assert sizes[0] == 1
     assert 2 not in sizes
-
-
-def land(slots: FakeSlots, audio: AudioStreams) -> list[int]:
-    """End the calls that were made so far; whose audio they brought."""
-    for decode_call in slots.decode_calls:
-        decode_call.done = True
-    return [number for number, _ in audio.take()]
 
 
 def playing(slots: FakeSlots, streams: int, frames: int = 15) -> AudioStreams:
@@ -513,6 +507,8 @@ def test_the_engine_forgets_the_audio_of_who_leaves(engine: Engine) -> None:
     engine.abort(3)
     assert engine.is_idle
     assert engine.step() == StepOutput()
+    engine.check_integrity()
+    assert engine.audio.is_idle
 
 
 def test_an_engine_forgets_a_stored_voice(base: Path) -> None:

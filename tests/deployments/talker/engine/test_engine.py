@@ -1,6 +1,7 @@
 import itertools
 import math
 import pickle
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from deployments.config import TalkerConfig
@@ -21,7 +21,7 @@ from deployments.recording_cache import Lookups
 from deployments.talker.engine import engine as engine_module
 from deployments.talker.engine import outgoing
 from deployments.talker.engine.device import EngineDevice
-from deployments.talker.engine.engine import Engine, StepOutput
+from deployments.talker.engine.engine import Engine
 from deployments.talker.engine.intake import complete
 from deployments.talker.engine.outgoing import Outgoing
 from deployments.talker.engine.startup import build_engine, warm_up
@@ -34,6 +34,7 @@ from deployments.talker.state.kv_cache import KVCache
 from deployments.talker.state.sequence import Sequence
 from tests.deployments.talker.conftest import CONFIG
 from tests.deployments.talker.driving import GREEDY, Spoken, ask, chunks_of, drain, resumed, speak, speak_all
+from tests.deployments.talker.test_fine_tuned import made
 
 LONG_TEXT = "A text that is a good deal longer than the other ones, so that its prompt takes several passes. " * 2
 MIX = [
@@ -162,17 +163,6 @@ def test_codes_are_equal_without_blocks(checkpoint: Path, alone: list[Spoken], m
     assert sorted(set(prefilled)) == list(range(len(MIX)))
 
 
-def test_codes_are_equal_after_preemption(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    requests = [ask("Short.", seed=seed, frames=20, ignore_eos=True) for seed in range(4)]
-    whole = speak_all(build_engine(checkpoint, CONFIG), requests)
-    engine = with_blocks(checkpoint, CONFIG, 12)  # each begins with 3 blocks and ends with 5
-    prefilled = record_prefills(engine, monkeypatch)
-    together = speak_all(engine, requests)
-    assert [same(*pair) for pair in zip(whole, together, strict=True)] == [True] * 4
-    assert len(prefilled) > 4
-    assert prefilled.count(0) == 1  # the oldest never gives way
-
-
 @pytest.mark.parametrize("kind", ["Base", "VoiceDesign"])
 def test_codes_are_equal_for_the_other_kinds(engine_of: Kinds, kind: str) -> None:
     engine = engine_of(kind)
@@ -256,15 +246,6 @@ def test_greedy_decoding_ignores_the_seed(engine: Engine) -> None:
     assert same(one, other)
 
 
-def test_codes_are_codes(engine: Engine, alone: list[Spoken]) -> None:
-    """Never one of the ids after them, end of speech included."""
-    codes = np.concatenate([spoken.codes for spoken in alone])
-    assert codes.dtype == np.int16
-    assert codes.shape[1] == engine.model_config.num_code_groups
-    assert codes.min() >= 0
-    assert codes.max() < engine.model_config.code_vocab_size
-
-
 @pytest.mark.parametrize("max_new_tokens", [1, 2, 3, 9])
 def test_max_new_tokens_gives_a_frame_less(engine: Engine, max_new_tokens: int) -> None:
     spoken = speak(engine, ask(frames=max_new_tokens - 1, ignore_eos=True))
@@ -324,7 +305,8 @@ def test_a_full_line_is_overload(checkpoint: Path) -> None:
         engine.add(number, ask())
     with pytest.raises(Overloaded):
         engine.add(2, ask())
-    assert sorted(drain(engine)) == [0, 1]
+    engine.add(3, ask(continues=True))
+    assert sorted(drain(engine)) == [0, 1, 3]
 
 
 def test_abort_frees_what_a_sequence_holds_and_leaves_the_others_alone(engine: Engine, alone: list[Spoken]) -> None:
@@ -431,19 +413,6 @@ def test_a_step_that_took_long_delays_the_next_only_once(engine: Engine, monkeyp
     assert engine.poll_timeout_s == 0.0
 
 
-def test_aborting_everything_leaves_an_idle_engine(engine: Engine) -> None:
-    free = engine.scheduler.blocks.num_free
-    for number in range(6):
-        engine.add(number, ask())
-    engine.step()
-    for number in range(6):
-        engine.abort(number)
-    assert engine.is_idle
-    assert engine.step() == StepOutput()
-    assert engine.scheduler.blocks.num_free == free
-    engine.check_integrity()
-
-
 @pytest.mark.parametrize("kind", ["CustomVoice", "VoiceDesign", "Base"])
 def test_warming_up_leaves_no_trace(tiny_checkpoint: Callable[[str], Path], kind: str) -> None:
     cold, warm = (build_engine(tiny_checkpoint(kind), CONFIG) for _ in range(2))
@@ -488,28 +457,17 @@ def test_the_description_is_what_the_checkpoint_says(engine_of: Kinds) -> None:
 def test_damage_names_a_tensor(
     tiny_checkpoint: Callable[[str], Path], tmp_path: Path, kind: str, name: str, damage: str
 ) -> None:
-    source = tiny_checkpoint(kind)
-    for file in source.iterdir():
-        if file.name != "model.safetensors":
-            (tmp_path / file.name).symlink_to(file)
-    tensors = load_file(source / "model.safetensors")
-    assert name in tensors
-    if damage == "missing":
-        del tensors[name]
-    elif damage == "mis-shaped":
-        tensors[name] = torch.zeros(3, 7)
-    else:
-        name += ".extra"
-        tensors[name] = torch.zeros(1)
-    save_file(tensors, tmp_path / "model.safetensors")
-    with pytest.raises(CheckpointError) as caught:
-        build_engine(tmp_path, CONFIG)
-    expected = {
-        "missing": f"{name} is missing",
-        "mis-shaped": f"{name} has shape [3, 7]",
-        "unexpected": f"{name} is unexpected",
-    }
-    assert expected[damage] in str(caught.value)
+    """Of whatever part of a talker."""
+
+    def harmed(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        assert name in tensors
+        if damage == "missing":
+            return {each: tensor for each, tensor in tensors.items() if each != name}
+        return tensors | ({name: torch.zeros(3, 7)} if damage == "mis-shaped" else {f"{name}.extra": torch.zeros(1)})
+
+    told = {"missing": " is missing", "mis-shaped": " has shape [3, 7]", "unexpected": ".extra is unexpected"}[damage]
+    with pytest.raises(CheckpointError, match=re.escape(name + told)):
+        build_engine(made(tiny_checkpoint(kind), tmp_path, harmed), CONFIG)
 
 
 def test_the_number_of_blocks_follows_the_memory_set_aside(checkpoint: Path) -> None:
@@ -616,6 +574,7 @@ def test_audio_never_comes_before_its_codes(checkpoint: Path, monkeypatch: pytes
             num_heard = sum(len(chunk.pcm) for chunk in of_one) // frame_bytes
             assert num_heard <= sum(len(chunk.codes) for chunk in of_one)
     assert len(prefilled) > 4
+    assert prefilled.count(0) == 1  # the oldest never gives way
     assert max(len(chunk.codes) for of_one in chunks.values() for chunk in of_one) > 1
     assert [same(*pair) for pair in zip(whole, map(Spoken.join, chunks.values()), strict=True)] == [True] * 4
     assert {sum(len(chunk.pcm) for chunk in of_one) for of_one in chunks.values()} == {20 * frame_bytes}
@@ -633,18 +592,9 @@ def test_who_finds_no_decoder_slot_is_refused_alone(checkpoint: Path, monkeypatc
     monkeypatch.setattr(engine.audio, "open", full_for_one)
     for number in range(3):
         engine.add(number, replace(ask("Short.", seed=number, frames=6, ignore_eos=True), gpu_frames=ALL_FRAMES))
-    chunks: dict[int, list[FrameChunk]] = {number: [] for number in range(3)}
-    failures = []
-    while not engine.is_idle:
-        output = engine.step()
-        failures += output.failures
-        for number, chunk in output.chunks:
-            chunks[number].append(chunk)
-    assert [len(Spoken.join(chunks[number]).codes) for number in (0, 2)] == [6, 6]
-    assert chunks[1] == []
-    [(number, error)] = failures
-    assert number == 1
-    assert isinstance(error, Overloaded)
+    failures: dict[int, Exception] = {}
+    assert {number: len(spoken.codes) for number, spoken in drain(engine, failures).items()} == {0: 6, 2: 6}
+    assert [(number, type(error)) for number, error in failures.items()] == [(1, Overloaded)]
 
 
 def test_a_stream_handed_over_after_its_last_codes_gets_its_last_audio(checkpoint: Path) -> None:

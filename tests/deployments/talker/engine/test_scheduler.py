@@ -408,9 +408,15 @@ def test_integrity_notices_a_lost_row() -> None:
         line.check_integrity()
 
 
-@pytest.mark.parametrize(("listeners", "most"), [(1, 18), (30, 11), (90, 4)])
-def test_the_more_listeners_there_are_the_fewer_rows_have_jobs(listeners: int, most: int) -> None:
+@pytest.mark.parametrize(
+    ("listeners", "idle", "most"), [(1, False, 18), (30, False, 11), (90, False, 4), (0, True, 40)]
+)
+def test_the_more_listeners_there_are_the_fewer_rows_have_jobs(listeners: int, idle: int, most: int) -> None:
+    """A conversation that waits for blocks and has no text wants no row."""
     line = scheduler(blocks=4000, max_num_seqs=256, max_num_waiting=256)
+    ids = np.zeros(5000 * BLOCK_SIZE, np.int32)
+    for _ in range(idle):
+        line.add(replace(sequence(999), prompt=Prompt(ids, ids, ids[:0], num_text_tokens=1, has_all_text=False)))
     for number in range(40 + listeners):
         line.add(sequence(number, frames=1000, background=number < 40))
     for _ in range(45):

@@ -61,6 +61,7 @@ WHOLE = read(0, TOKENS + 1)  # the last one is the position that ends the text
     (read(0, 60), STOP),
     (read(0, 30) + [30] * 100 + read(30, 60), STOP),  # a long sound, or a pause
     (read(0, 30) + read(25, 60), STOP),  # a syllable again
+    (read(0, 50) + read(20, 61), STOP),  # three words again, for longer than speech may go on with them at its end
     (read(0, 50) + read(10, 60), LOOP), (read(0, 58) + read(0, 60), LOOP),
 ])  # fmt: skip
 def test_a_passage_spoken_twice_is_no_plain_end(tokens: list[int], reason: FinishReason, word_times: bool) -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from deployments.errors import InvalidRequest
-from deployments.protocol import FinishReason, ModelKind, Reference, Sampling, SynthesisRequest
+from deployments.protocol import FinishReason, Mailbox, ModelKind, Reference, Sampling, SynthesisRequest
 from deployments.talker.engine.engine import Engine
 from deployments.talker.engine.startup import build_engine
 from deployments.talker.runner.prefill import PrefillInputs, SequencePart
@@ -208,3 +208,5 @@ def test_a_clone_in_context_with_full_text_has_the_frames_after_it(builders: Bui
 def test_unasked_only_clones_stream_their_text(kind: ModelKind, asked: bool | None) -> None:
     expected = kind is not ModelKind.BASE if asked is None else asked
     assert full_text(kind, SynthesisRequest("test", TEXT, non_streaming_mode=asked)) is expected
+    live = SynthesisRequest("test", "", non_streaming_mode=asked, mailbox=Mailbox("127.0.0.1", 1, "token"))
+    assert full_text(kind, live) is False

@@ -209,12 +209,13 @@ async def test_a_websocket_without_a_key(file: Path, key: str) -> None:
         assert await connection.next() == {"type": "websocket.close", "code": 1008, "reason": "invalid_api_key"}
 
 
-async def test_what_is_asked_over_a_websocket_counts(file: Path) -> None:
+async def test_what_is_asked_over_a_websocket_counts(file: Path, refusals: list[str]) -> None:
     key = create_key(file, "ada", requests_per_minute=3, max_streams=1)
     api = surface(keys_file=file)
     async with socket(api, xi_api_key=key) as connection:
         client = await Socket(connection).accepted()
         assert (await ask(api, xi_api_key=key)).status_code == 429  # the socket is the one stream
+        assert refusals == ["key"]
         await speaks(client, times=2)
     async with socket(api, xi_api_key=key) as connection:
         await Socket(connection).accepted()
@@ -321,24 +322,6 @@ async def test_what_keys_are_refused_is_counted(file: Path, refusals: list[str])
     assert refusals == ["key", "invalid_api_key"]
 
 
-async def test_a_keys_streams_are_counted_where_they_are_refused(file: Path, refusals: list[str]) -> None:
-    key = create_key(file, "ada", max_streams=1)
-    api = limited(file)
-    async with socket(api, xi_api_key=key) as connection:
-        await Socket(connection).accepted()
-        assert (await ask(api, xi_api_key=key)).status_code == 429
-    assert refusals == ["key"]
-
-
-async def test_an_utterance_counts_for_its_address_as_for_its_key(file: Path, refusals: list[str]) -> None:
-    key = create_key(file, "ada")
-    api = limited(file, client_requests_per_minute=2)
-    async with socket(api, xi_api_key=key) as connection:  # opening it is no utterance
-        await speaks(await Socket(connection).accepted(), times=2)
-    assert refusals == ["client"]
-    assert (await ask(api, xi_api_key=key)).status_code == 429
-
-
 @pytest.mark.parametrize("full", ["address", "key", "server"])
 @pytest.mark.parametrize("denial", [True, False])
 async def test_a_socket_too_many_is_closed_with_1013_and_the_reason(file: Path, full: str, denial: bool) -> None:
@@ -359,12 +342,17 @@ async def test_a_socket_too_many_is_closed_with_1013_and_the_reason(file: Path, 
 
 
 @pytest.mark.parametrize("full", ["address", "key"])
-async def test_an_utterance_too_many_closes_the_socket_with_1013_and_the_reason(file: Path, full: str) -> None:
+async def test_an_utterance_too_many_closes_the_socket_with_1013_and_the_reason(
+    file: Path, full: str, refusals: list[str]
+) -> None:
+    """Opening the socket is no utterance."""
     key = create_key(file, "ada", requests_per_minute=1 if full == "key" else None)
     api = limited(file, **({"client_requests_per_minute": 1} if full == "address" else {}))
     async with socket(api, xi_api_key=key) as connection:
         await speaks(await Socket(connection).accepted(), times=1)
         await closed_as_overloaded(connection)
+    assert refusals == ["client" if full == "address" else "key"]
+    assert (await ask(api, xi_api_key=key)).status_code == 429
 
 
 async def closed_as_overloaded(connection: asgi.Connection) -> None:

@@ -162,8 +162,3 @@ async def test_a_container_that_a_format_cannot_have_is_named(
 ) -> None:
     answer = await client.post(f"/v1/speak?{query}", json={"text": "Hello"})
     assert answer.headers.get("x-ignored") == (None if reason is None else f"container ({reason})")
-
-
-async def test_text_that_yields_no_speech_is_silence_over_http(client: httpx.AsyncClient) -> None:
-    response = await client.post("/v1/speak?encoding=linear16&container=none", json={"text": "..."})
-    assert (response.status_code, response.content) == (200, bytes(4800))

@@ -3,7 +3,9 @@
 import asyncio
 import gc
 import socket
+import weakref
 from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import Any
 
@@ -91,54 +93,59 @@ async def server(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Server]:
         await server.ended()
 
 
-@pytest.fixture
-async def http() -> AsyncIterator[aiohttp.ClientSession]:
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60)) as session:
-        yield session
-
-
 class Listener:
     """`audio` is what a client has heard."""
 
     def __init__(self, stream: aiohttp.ClientWebSocketResponse) -> None:
-        self.audio, self._stream = bytearray(), stream
+        self.audio, self.stream = bytearray(), stream
 
     async def send(self, messages: list[Message]) -> None:
         for message in messages:
-            await self._stream.send_json(message)
+            await self.stream.send_json(message)
 
     async def hear(self, until: Callable[[Message], bool]) -> None:
         """Up to a message, or up to the first audio that comes."""
         while True:
-            message = await self._stream.receive()
+            message = await self.stream.receive()
             if message.type is aiohttp.WSMsgType.BINARY:
                 self.audio += message.data
                 told: Message = {"type": "audio"}
             else:
-                assert message.type is aiohttp.WSMsgType.TEXT, (message, self._stream.close_code, bytes(self.audio)[:9])
+                assert message.type is aiohttp.WSMsgType.TEXT, (message, self.stream.close_code, bytes(self.audio)[:9])
                 told = {"type": "", **message.json()}
                 self.audio += audio_in(told)
             if until(told):
                 return
 
     async def closed(self) -> tuple[int, str]:
-        while (message := await self._stream.receive()).type in (aiohttp.WSMsgType.TEXT, aiohttp.WSMsgType.BINARY):
+        while (message := await self.stream.receive()).type in (aiohttp.WSMsgType.TEXT, aiohttp.WSMsgType.BINARY):
             pass
         assert message.type is aiohttp.WSMsgType.CLOSE, message
         return message.data, message.extra
 
 
-@pytest.mark.parametrize("name", ROWS)
-async def test_a_turn_that_is_spoken_ends_before_its_socket_is_closed(
-    name: str, server: Server, http: aiohttp.ClientSession
-) -> None:
-    row = SOCKETS[name]
-    async with http.ws_connect(server.url + row.path) as stream:
-        listener, (before, after) = Listener(stream), halves(row)
-        await listener.send(before)
+@asynccontextmanager
+async def connected(server: Server, row: SocketRow = ANY) -> AsyncIterator[Listener]:
+    timeout = aiohttp.ClientTimeout(total=60)
+    async with aiohttp.ClientSession(timeout=timeout) as http, http.ws_connect(server.url + row.path) as stream:
+        yield Listener(stream)
+
+
+@asynccontextmanager
+async def listening(server: Server, row: SocketRow = ANY) -> AsyncIterator[Listener]:
+    """To the first audio of a turn, and no further."""
+    async with connected(server, row) as listener:
+        await listener.send(halves(row)[0])
         await listener.hear(lambda _: bool(listener.audio))
+        yield listener
+
+
+@pytest.mark.parametrize("name", ROWS)
+async def test_a_turn_that_is_spoken_ends_before_its_socket_is_closed(name: str, server: Server) -> None:
+    row = SOCKETS[name]
+    async with listening(server, row) as listener:
         await server.end()
-        await listener.send(after)
+        await listener.send(halves(row)[1])
         server.may_go_on.set()
         await listener.hear(ended(row))
         assert len(listener.audio) >= len(WHOLE)  # a pause of the writer is heard as one
@@ -149,7 +156,7 @@ async def test_a_turn_that_is_spoken_ends_before_its_socket_is_closed(
 
 @pytest.mark.parametrize("name", here("flux"))
 async def test_the_last_message_of_a_turn_comes_before_its_socket_is_closed(
-    name: str, server: Server, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+    name: str, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where the client takes it late: no text is left to speak then."""
     row, polls = SOCKETS[name], 0
@@ -173,8 +180,7 @@ async def test_the_last_message_of_a_turn_comes_before_its_socket_is_closed(
     monkeypatch.setattr(WebSocket, "send", send_late)
     monkeypatch.setattr(sockets.Connection, "owes_speech", property(poll))
     server.may_go_on.set()
-    async with http.ws_connect(server.url + row.path) as stream:
-        listener = Listener(stream)
+    async with connected(server, row) as listener:
         await listener.send(row.speak("Hello there."))
         await is_reached.wait()
         await server.end()
@@ -182,24 +188,20 @@ async def test_the_last_message_of_a_turn_comes_before_its_socket_is_closed(
         assert (await listener.closed())[0] == 1012
 
 
-async def test_a_socket_on_which_nothing_is_said_is_closed_at_once(server: Server, http: aiohttp.ClientSession) -> None:
-    async with http.ws_connect(server.url + ANY.path) as stream:
+async def test_a_socket_on_which_nothing_is_said_is_closed_at_once(server: Server) -> None:
+    async with connected(server) as listener:
         await server.end()
-        listener = Listener(stream)
         assert await listener.closed() == (1012, "this server is being replaced, please reconnect")
 
 
-async def test_a_socket_that_came_through_serves_own_proxy_is_closed_too(
-    http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_socket_that_came_through_serves_own_proxy_is_closed_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """No uvicorn of ours tells it that the replica is to end."""
     monkeypatch.setattr(sockets, "_QUIET_S", 0.1)
     is_stopping = asyncio.Event()
     monkeypatch.setattr(sockets, "replica_stops", is_stopping.wait)
     server, row = Server("auto"), ANY
     server.may_go_on.set()
-    async with http.ws_connect(server.url + row.path) as stream:
-        listener = Listener(stream)
+    async with connected(server, row) as listener:
         await listener.send(row.speak("Hello there."))
         await listener.hear(lambda _: bool(listener.audio))
         is_stopping.set()
@@ -212,18 +214,17 @@ async def test_a_socket_that_came_through_serves_own_proxy_is_closed_too(
 
 @pytest.mark.parametrize("name", here("elevenlabs"))
 async def test_an_open_context_may_be_silent_between_two_sentences(
-    name: str, server: Server, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+    name: str, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(contexts, "_CONTEXT_QUIET_S", 30.0)
     row = SOCKETS[name]
     server.may_go_on.set()
-    async with http.ws_connect(server.url + row.path) as stream:
-        listener = Listener(stream)
+    async with connected(server, row) as listener:
         await listener.send([{"text": "Hello.", "flush": True, "context_id": "one"}])
         await listener.hear(lambda _: len(listener.audio) == len(WHOLE))
         await server.end()
         with pytest.raises(TimeoutError):
-            await stream.receive(timeout=0.5)  # five times as long as a socket without a context may be quiet
+            await listener.stream.receive(timeout=0.5)  # five times as long as a socket without a context may be quiet
         await listener.send([{"text": "There.", "flush": True, "context_id": "one"}])
         await listener.hear(lambda _: len(listener.audio) == 2 * len(WHOLE))
         await listener.send([{"text": "", "flush": True, "context_id": "one"}])
@@ -234,15 +235,12 @@ async def test_an_open_context_may_be_silent_between_two_sentences(
 
 @pytest.mark.parametrize("name", here("native"))
 async def test_a_socket_that_is_never_quiet_is_closed_between_two_turns(
-    name: str, server: Server, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+    name: str, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sockets, "_QUIET_S", 30.0)
     monkeypatch.setattr(sockets, "_PATIENCE_S", 0.0)
     row = SOCKETS[name]
-    async with http.ws_connect(server.url + row.path) as stream:
-        listener = Listener(stream)
-        await listener.send(halves(row)[0])
-        await listener.hear(lambda _: bool(listener.audio))
+    async with listening(server, row) as listener:
         await server.end()
         server.may_go_on.set()
         await listener.hear(ended(row))
@@ -251,20 +249,16 @@ async def test_a_socket_that_is_never_quiet_is_closed_between_two_turns(
 
 
 async def test_the_time_of_a_replica_that_ends_bounds_its_turns(
-    server: Server, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+    server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S + sockets.MAX_LEAVING_S < LONGEST_STREAM_S
     monkeypatch.setattr(sockets, "MAX_LEAVING_S", 0.0)
-    row = ANY
-    async with http.ws_connect(server.url + row.path) as stream:
-        listener = Listener(stream)
-        await listener.send(halves(row)[0])
-        await listener.hear(lambda _: bool(listener.audio))
+    async with listening(server) as listener:
         await server.end()
         assert (await listener.closed())[0] == 1012
 
 
-async def test_a_handshake_that_meets_the_end_is_answered(server: Server, http: aiohttp.ClientSession) -> None:
+async def test_a_handshake_that_meets_the_end_is_answered(server: Server) -> None:
     """Its socket is open, and idle."""
     describe, asked, may_answer = server.synthesizer.describe, asyncio.Event(), asyncio.Event()
 
@@ -274,34 +268,41 @@ async def test_a_handshake_that_meets_the_end_is_answered(server: Server, http: 
         return await describe()
 
     server.synthesizer.describe = slowly  # type: ignore[method-assign]
-    row = ANY
-    connecting = asyncio.create_task(http.ws_connect(server.url + row.path).__aenter__())
-    await asked.wait()
-    await server.end()
-    may_answer.set()
-    async with await connecting as stream:
-        assert (await Listener(stream).closed())[0] == 1012
+    async with AsyncExitStack() as stack:
+        connecting = asyncio.create_task(stack.enter_async_context(connected(server)))
+        await asked.wait()
+        await server.end()
+        may_answer.set()
+        assert (await (await connecting).closed())[0] == 1012
 
 
-@pytest.mark.parametrize("name", ROWS)
-async def test_nothing_is_kept_of_a_client_that_left(name: str, server: Server, http: aiohttp.ClientSession) -> None:
+@pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
+async def test_nothing_is_kept_of_a_client_that_left(
+    row: SocketRow, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A cycle of references would keep all that it sent until the collector comes, which is minutes."""
+    num_made, gone, loop = 0, asyncio.Queue[None](), asyncio.get_running_loop()
 
-    def kept() -> list[object]:
-        young = gc.get_objects(generation=0)  # all that is made from here on
-        return [each for each in young if isinstance(each, sockets.Connection | Session)]
+    def noted(make: Callable[..., None]) -> Callable[..., None]:
+        def init(each: object, *args: Any, **options: Any) -> None:
+            nonlocal num_made
+            make(each, *args, **options)
+            num_made += 1
+            weakref.finalize(each, loop.call_soon_threadsafe, gone.put_nowait, None)
 
+        return init
+
+    for kind in (sockets.Connection, Session):
+        monkeypatch.setattr(kind, "__init__", noted(kind.__init__))
     gc.collect()
     gc.disable()
     try:
-        row = SOCKETS[name]
         for _ in range(2):  # the loop's last handle, and so its last task, is kept until the next one
-            async with http.ws_connect(server.url + row.path) as stream:
-                listener = Listener(stream)
-                await listener.send(halves(row)[0])
-                await listener.hear(lambda _, listener=listener: bool(listener.audio))
-        async with asyncio.timeout(10):
-            while kept():  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+            async with listening(server, row):
+                pass
+        assert num_made > 1
+        async with asyncio.timeout(120):
+            for _ in range(num_made):
+                await gone.get()
     finally:
         gc.enable()

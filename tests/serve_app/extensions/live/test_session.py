@@ -237,16 +237,6 @@ async def test_audio_is_of_whole_samples() -> None:
         assert sizes == {0}
 
 
-async def test_one_encoder_speaks_all_turns() -> None:
-    async with open_session(FakeSynthesizer(script=utterance(12)), Delivery(AudioFormat.FLAC)) as session:
-        for _ in range(2):
-            session.append("Hello")
-            session.flush()
-        session.close()
-        events = await events_of(session)
-    assert audio_of(events).count(b"fLaC") == 1
-
-
 async def test_too_much_that_waits_is_refused() -> None:
     async with open_session(FakeSynthesizer(script=[asyncio.Event()])) as session:
         session.append("x" * MAX_UNSPOKEN_CHARS)

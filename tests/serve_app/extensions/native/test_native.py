@@ -143,6 +143,18 @@ async def test_cancel_without_an_utterance_is_answered() -> None:
         assert (await socket.event(), await socket.event()) == (nothing, nothing)
 
 
+async def test_messages_that_come_at_once_are_answered_in_their_order() -> None:
+    synthesizer, _ = pausing()
+    async with speech_socket(synthesizer) as socket:
+        socket.send(SPEAK)
+        await synthesizer.waiting.wait()
+        socket.send({"type": "sing"}, SPEAK, CANCEL, SPEAK | {"voice": "nobody"}, CANCEL)
+        (_, *told), _ = await socket.until(type="cancelled", request_id=None)
+    assert [each["error"]["code"] if "error" in each else each["type"] for each in told] == [
+        "invalid_value", "busy", "cancelled", "voice_not_found", "cancelled",
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("message", "code", "param"),
     [

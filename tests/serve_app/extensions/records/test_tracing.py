@@ -1,8 +1,7 @@
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from serve_app.extensions.records.extension import record_keeper
 from serve_app.extensions.records.request_lines import story_of
 from serve_app.extensions.records.settings import RecordSettings
 from serve_app.extensions.records.tracing import RequestSpans
+from tests.loadtest.servers import QuietHandler, running
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 MS = 1_000_000
@@ -91,19 +91,13 @@ def collector() -> Iterator[tuple[str, list[tuple[str, bytes]]]]:
     """A collector's address, and what is posted to it."""
     posted: list[tuple[str, bytes]] = []
 
-    class Collector(BaseHTTPRequestHandler):
+    class Collector(QuietHandler, BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             posted.append((self.path, self.rfile.read(int(self.headers["content-length"]))))
-            self.send_response(200)
-            self.end_headers()
+            self.answer(200, b"")
 
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with HTTPServer(("127.0.0.1", 0), Collector) as server:
-        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}", posted
-        server.shutdown()
+    with running(Collector) as url:
+        yield url, posted
 
 
 def test_a_collector_gets_them_and_the_file_its_line(tmp_path: Path) -> None:
