@@ -23,7 +23,7 @@ _NAMED = {
     "RAY": version("ray"),
 }
 # Comparisons of rules.yaml, as in error messages.
-_MUST = {"is": "be", "one of": "be one of", "only": "contain only", "with": "match", "without": "not match"}
+_MUST = {"is": "be", "only": "contain only", "with": "match", "without": "not match"}
 _MUST |= {"over": "be greater than", "under": "be less than"}
 _HERE = Path(__file__).parent
 
