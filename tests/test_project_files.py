@@ -47,7 +47,9 @@ def test_both_hosts_run_the_script_of_ci_on_a_supported_python() -> None:
 def test_the_check_of_the_image_starts_the_image_that_the_page_builds() -> None:
     script = ROOT / "cluster/check-image.sh"
     assert subprocess.run(["bash", "-n", script], check=False).returncode == 0
-    recipe = subprocess.check_output(["make", "--dry-run", "image-check"], cwd=ROOT, text=True).strip()
+    recipe = subprocess.check_output(
+        ["make", "--no-print-directory", "--dry-run", "image-check"], cwd=ROOT, text=True
+    ).strip()
     expanded = subprocess.check_output(["bash", "-c", f"echo {recipe}"], cwd=ROOT, text=True).split()
     assert expanded == ["cluster/check-image.sh", f"talkray:{PROJECT['version']}-cpu"]
     assert f"-t {expanded[1]} ." in (ROOT / "cluster/README.md").read_text(encoding="utf-8")
