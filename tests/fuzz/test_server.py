@@ -45,7 +45,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     block = BLOCK * KVCache.bytes_per_position(ModelConfig.load(model).talker, torch.float32)
     talker = TalkerConfig(
         max_num_seqs=AT_ONCE, max_num_waiting=2 * AT_ONCE, max_model_len=MAX_MODEL_LEN,
-        kv_cache_bytes=block * (MAX_MODEL_LEN // BLOCK + 1),  # one is nobody's
+        kv_cache_bytes=block * (MAX_MODEL_LEN // BLOCK + 1),  # one block is reserved for padded rows
     )  # fmt: skip
     with running(AppConfig(model=str(model), talker=talker, api=ApiSettings(admission=PATIENT))) as url:
         yield url

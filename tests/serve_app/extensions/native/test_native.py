@@ -101,7 +101,7 @@ async def test_the_seed_that_was_drawn_survives_every_reader_of_json() -> None:
 
 
 async def test_started_tells_the_seed_that_spoke() -> None:
-    """The first one that was drawn led to nothing: with it, nobody could go on."""
+    """The seed of the failed first attempt would not reproduce the speech."""
     synthesizer = fake.FakeSynthesizer(script=[fake.chunk(b"", frames=0, finish_reason=FinishReason.EARLY)])
     async with speech_socket(synthesizer) as socket:
         socket.send(SPEAK)
@@ -148,7 +148,7 @@ async def test_messages_that_come_at_once_are_answered_in_their_order() -> None:
     async with speech_socket(synthesizer) as socket:
         socket.send(SPEAK)
         await synthesizer.waiting.wait()
-        socket.send({"type": "sing"}, SPEAK, CANCEL, SPEAK | {"voice": "nobody"}, CANCEL)
+        socket.send({"type": "sing"}, SPEAK, CANCEL, SPEAK | {"voice": "unknown"}, CANCEL)
         (_, *told), _ = await socket.until(type="cancelled", request_id=None)
     assert [each["error"]["code"] if "error" in each else each["type"] for each in told] == [
         "invalid_value", "busy", "cancelled", "voice_not_found", "cancelled",
@@ -161,7 +161,7 @@ async def test_messages_that_come_at_once_are_answered_in_their_order() -> None:
         *((message, "invalid_value", "type") for message in ({}, {"type": "sing"}, {"type": ["speak"]})),
         ({"type": "speak"}, "missing_required_parameter", "input"),
         (SPEAK | {"top_k": -1}, "invalid_value", "top_k"),
-        (SPEAK | {"voice": "nobody"}, "voice_not_found", "voice"),
+        (SPEAK | {"voice": "unknown"}, "voice_not_found", "voice"),
         (SPEAK | {"model": "other"}, "model_not_found", "model"),
         (SPEAK | {"response_format": "mp3"}, "invalid_value", "response_format"),
     ],
