@@ -34,7 +34,7 @@ C = TypeVar("C", FrameChunk, PcmChunk)
 
 
 def is_failure(record: logging.LogRecord) -> bool:
-    """Return False for tracebacks of refusals, to filter Serve's log. The line of the call itself stays in the log.
+    """Return False for tracebacks of refusals, to filter Serve's log.
 
     Serve logs a traceback for each call that raises, and an overload causes hundreds of refusals.
     """
