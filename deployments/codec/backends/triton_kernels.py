@@ -1,7 +1,8 @@
 """Triton kernels of the decoder on a GPU. Kernels are few and large, because launches limit the time per frame.
 
-Rows are [B * time, channels]. Kernels find a stream's state through its slot, so states are not copied for a call.
-`triton_decoder.py` launches the kernels, and the tests compare them with plain PyTorch.
+Activations are [B, time, channels]. Streams are `stride` values apart, because there is room for earlier rows in front
+of each stream's first row. Kernels find a stream's state through its slot. `triton_decoder.py` launches the kernels,
+and the tests compare them with plain PyTorch.
 """
 
 import triton
@@ -28,49 +29,53 @@ def wave(x, frequency, amplitude):
     return x + amplitude[None, :] * (sine * square)
 
 
-@triton.jit(do_not_specialize=("num_rows", "time", "dilation"))
+@triton.jit(do_not_specialize=("streams", "time", "dilation"))
 def conv_kernel(
-    x_ptr, state_ptr, slots_ptr, weight_ptr, gate_ptr, bias_ptr, residual_ptr, y_ptr,
-    wave_ptr, frequency_ptr, amplitude_ptr,
-    num_rows, time, num_in, num_out, num_wave, dilation, state_stride, eps,
+    x, weight, gate_ptr, bias_ptr, residual_ptr, y_ptr, wave_ptr, frequency_ptr, amplitude_ptr,
+    streams, time, num_in, num_out, num_wave, dilation, x_stride, out_stride, eps,
     taps: tl.constexpr, norm: tl.constexpr, gated: tl.constexpr, bias: tl.constexpr, gelu: tl.constexpr,
     residual: tl.constexpr, plain: tl.constexpr, snaked: tl.constexpr, precision: tl.constexpr, pdl: tl.constexpr,
-    block_m: tl.constexpr, block_n: tl.constexpr, block_k: tl.constexpr,
+    copied: tl.constexpr, block_m: tl.constexpr, block_n: tl.constexpr, block_k: tl.constexpr,
 ):  # fmt: skip
     """Compute y = x (through `taps` rows; 1 is a plain product) * weight + ..., then the operations of the flags.
 
-    weight is [taps * in, out]. Rows before the call's first row come from state [slots, context, in], whose slots are
-    `state_stride` apart. `norm` divides each input row by its root mean square. `gated` computes
-    silu(x gate) * (x weight). `plain` stores the result. `snaked` stores
-    result + amplitude * sin(frequency * result)^2, whose factors repeat every num_wave outputs.
+    weight is [taps * in, out]. x begins with the rows before the first output row, [streams, context + time, in].
+    `copied` reads x and weight, which then are tensor descriptors, with the copy engine (TMA) of Hopper GPUs. `norm`
+    divides each input row by its root mean square. `gated` computes silu(x gate) * (x weight). `plain` stores the
+    result. `snaked` stores result + amplitude * sin(frequency * result)^2, whose factors repeat every num_wave outputs.
     """
-    n = tl.program_id(0) * block_n + tl.arange(0, block_n)  # neighboring programs read the same rows
-    m = tl.program_id(1) * block_m + tl.arange(0, block_m)
+    first_out = tl.program_id(0) * block_n  # neighboring programs read the same rows
+    n = first_out + tl.arange(0, block_n)
     k = tl.arange(0, block_k)
+    if copied:  # a program's rows belong to one stream
+        blocks = tl.cdiv(time, block_m)
+        stream = tl.program_id(1) // blocks
+        first_row = tl.program_id(1) % blocks * block_m
+        row = first_row + tl.arange(0, block_m)
+        row_ok = row < time
+    else:
+        m = tl.program_id(1) * block_m + tl.arange(0, block_m)
+        stream, row = m // time, m % time
+        row_ok = stream < streams
+        here = x + stream * x_stride + row * num_in
+    out_ok = n < num_out
     wait_for_predecessor(pdl)
-    row_ok, out_ok = m < num_rows, n < num_out
-    context = (taps - 1) * dilation
-    row = m % time
-    if taps > 1:
-        slot = tl.load(slots_ptr + m // time, mask=row_ok, other=0)
-        remembered = state_ptr + slot * state_stride + row * num_in
-    here = x_ptr + m * num_in
     accumulator = tl.zeros((block_m, block_n), dtype=tl.float32)
     gate = tl.zeros((block_m, block_n), dtype=tl.float32)
     squares = tl.zeros((block_m,), dtype=tl.float32)
     steps = num_in // block_k
     for step in range(taps * steps):
-        if taps > 1:
-            tap = step // steps
-            first = (step - tap * steps) * block_k
-            shift = tap * dilation
-            back = context - shift  # distance in rows from this row to the row that the tap reads
-            source = tl.where(row >= back, here - back * num_in, remembered + shift * num_in) + first
-        else:
-            source = here + step * block_k
-        a = tl.load(source[:, None] + k[None, :], mask=row_ok[:, None], other=0.0)
+        tap = step // steps if taps > 1 else 0
+        first = (step - tap * steps) * block_k
+        shift = tap * dilation
         weights = (step * block_k + k)[:, None] * num_out + n[None, :]
-        b = tl.load(weight_ptr + weights, mask=out_ok[None, :], other=0.0)
+        if copied:
+            a = x.load([stream, first_row + shift, first]).reshape(block_m, block_k)
+            b = weight.load([step * block_k, first_out])
+        else:
+            source = here + shift * num_in + first
+            a = tl.load(source[:, None] + k[None, :], mask=row_ok[:, None], other=0.0)
+            b = tl.load(weight + weights, mask=out_ok[None, :], other=0.0)
         accumulator = tl.dot(a, b, accumulator, input_precision=precision)
         if gated:
             g = tl.load(gate_ptr + weights, mask=out_ok[None, :], other=0.0)
@@ -89,7 +94,7 @@ def conv_kernel(
         accumulator += tl.load(bias_ptr + n, mask=out_ok, other=0.0)[None, :]
     if gelu:
         accumulator = 0.5 * accumulator * (1.0 + tl.erf(accumulator * 0.7071067811865476))
-    places = m[:, None] * num_out + n[None, :]
+    places = (stream * out_stride + row * num_out)[:, None] + n[None, :]
     ok = row_ok[:, None] & out_ok[None, :]
     if residual:
         accumulator += tl.load(residual_ptr + places, mask=ok, other=0.0).to(tl.float32)
@@ -103,29 +108,36 @@ def conv_kernel(
 
 @triton.jit(do_not_specialize=("time",))
 def remember_kernel(
-    x_ptr, state_ptr, slots_ptr, time, context, channels, state_stride,
+    x_ptr, state_ptr, slots_ptr, time, context, channels, stride, state_stride,
     block_rows: tl.constexpr, block: tl.constexpr, pdl: tl.constexpr,
 ):  # fmt: skip
-    """Replace state [slots, context, channels] by the last `context` rows of (state, x), with x [B, time, channels]."""
+    """Copy state [slots, context, channels] to the rows before x, and replace it by the last `context` rows.
+
+    x [B, context + time, channels] begins with the rows that this kernel fills.
+    """
     wait_for_predecessor(pdl)
     stream = tl.program_id(0)
     c = tl.program_id(1) * block + tl.arange(0, block)
     rows = tl.arange(0, block_rows)
+    x = x_ptr + stream * stride
     state = state_ptr + tl.load(slots_ptr + stream) * state_stride
-    source = rows + time  # index into the stored rows, followed by those of x
-    old = tl.where(source < context, state + source * channels, x_ptr + (stream * time + source - context) * channels)
+    places = rows[:, None] * channels + c[None, :]
     ok = (rows < context)[:, None] & (c < channels)[None, :]
-    values = tl.load(old[:, None] + c[None, :], mask=ok, other=0.0)
+    old = tl.load(state + places, mask=ok, other=0.0)
+    source = rows + time  # row of x, counted from the first of the context
+    last = tl.where(source < context, state + source * channels, x + source * channels)
+    new = tl.load(last[:, None] + c[None, :], mask=ok, other=0.0)
     tl.debug_barrier()  # rows move within the state, so all reads must precede all writes
-    tl.store(state + rows[:, None] * channels + c[None, :], values, mask=ok)
+    tl.store(x + places, old, mask=ok)
+    tl.store(state + places, new, mask=ok)
 
 
 @triton.jit(do_not_specialize=("frames",))
 def embed_kernel(
-    ring_ptr, slots_ptr, positions_ptr, tables_ptr, y_ptr, frames, ring, codebook_size, channels,
+    ring_ptr, slots_ptr, positions_ptr, tables_ptr, y_ptr, frames, ring, codebook_size, channels, stride,
     groups: tl.constexpr, block: tl.constexpr, pdl: tl.constexpr,
 ):  # fmt: skip
-    """Compute latents [B * frames, channels] as sums of codebook rows.
+    """Compute latents [B, frames, channels] as sums of codebook rows.
 
     A stream's frame p is at p % ring in ring [slots, ring, groups].
     """
@@ -141,19 +153,20 @@ def embed_kernel(
         code = tl.minimum(tl.maximum(code, 0), codebook_size - 1)  # codes are arbitrary after an overflow
         entry = tables_ptr + (group * codebook_size + code) * channels
         total += tl.load(entry + c, mask=c < channels, other=0.0).to(tl.float32)
-    tl.store(y_ptr + row * channels + c, total.to(y_ptr.dtype.element_ty), mask=c < channels)
+    place = y_ptr + row // frames * stride + row % frames * channels
+    tl.store(place + c, total.to(y_ptr.dtype.element_ty), mask=c < channels)
 
 
 @triton.jit(do_not_specialize=("frames",))
 def attention_kernel(
-    qkv_ptr, cache_ptr, slots_ptr, positions_ptr, y_ptr, frames, log_theta,
+    qkv_ptr, cache_ptr, slots_ptr, positions_ptr, y_ptr, frames, qkv_stride, y_stride, log_theta,
     heads: tl.constexpr, kv_heads: tl.constexpr, size: tl.constexpr, window: tl.constexpr, ring: tl.constexpr,
     block_frames: tl.constexpr, precision: tl.constexpr, pdl: tl.constexpr,
 ):  # fmt: skip
     """Compute the sliding-window attention of one stream and head.
 
-    New keys and values are stored in cache [slots, 2, kv_heads, ring, size]. qkv is [B * frames, (heads + 2 kv_heads) *
-    size] before rotation, y is [B * frames, heads * size]. The key of frame p is at p % ring. Since ring >= window - 1
+    New keys and values are stored in cache [slots, 2, kv_heads, ring, size]. qkv is [B, frames, (heads + 2 kv_heads) *
+    size] before rotation, y is [B, frames, heads * size]. The key of frame p is at p % ring. Since ring >= window - 1
     + frames, overwritten frames are outside each window of this call.
     """
     stream, head = tl.program_id(0), tl.program_id(1)
@@ -167,7 +180,7 @@ def attention_kernel(
     ok = (f < frames)[:, None]
     angle = (begin + f)[:, None].to(tl.float32) * tl.exp(-log_theta * (2 * d).to(tl.float32) / size)[None, :]
     cosine, sine = tl.cos(angle), tl.sin(angle)
-    rows = qkv_ptr + (stream * frames + f)[:, None] * width + d[None, :]
+    rows = qkv_ptr + stream * qkv_stride + f[:, None] * width + d[None, :]
     query, key, value = rows + head * size, rows + (heads + kv_head) * size, rows + (heads + kv_heads + kv_head) * size
     first = tl.load(query, mask=ok, other=0.0).to(tl.float32)
     second = tl.load(query + half, mask=ok, other=0.0).to(tl.float32)
@@ -202,7 +215,7 @@ def attention_kernel(
     past, new = past.to(kind), new.to(kind)
     old1 = tl.load(values + places, mask=valid[:, None], other=0.0)
     old2 = tl.load(values + half + places, mask=valid[:, None], other=0.0)
-    out = y_ptr + (stream * frames + f)[:, None] * (heads * size) + head * size + d[None, :]
+    out = y_ptr + stream * y_stride + f[:, None] * (heads * size) + head * size + d[None, :]
     y1 = tl.dot(new, v1, tl.dot(past, old1, input_precision=precision), input_precision=precision) / total
     y2 = tl.dot(new, v2, tl.dot(past, old2, input_precision=precision), input_precision=precision) / total
     tl.store(out, y1.to(y_ptr.dtype.element_ty), mask=ok)
@@ -219,51 +232,47 @@ def attention_kernel(
 
 @triton.jit(do_not_specialize=("time",))
 def depthwise_norm_kernel(
-    x_ptr, state_ptr, slots_ptr, weight_ptr, bias_ptr, y_ptr, time, channels, state_stride, eps,
+    x_ptr, weight_ptr, bias_ptr, y_ptr, time, channels, x_stride, y_stride, eps,
     taps: tl.constexpr, block: tl.constexpr, pdl: tl.constexpr,
 ):  # fmt: skip
-    """Compute the depthwise convolution of one row, then normalize its channels to mean 0 and deviation 1."""
+    """Compute the depthwise convolution of one row, then normalize its channels to mean 0 and deviation 1.
+
+    x [B, context + time, channels] begins with the rows before the first one.
+    """
     wait_for_predecessor(pdl)
-    m = tl.program_id(0)
-    row = m % time
+    stream, row = tl.program_id(0) // time, tl.program_id(0) % time
     c = tl.arange(0, block)
     ok = c < channels
-    slot = tl.load(slots_ptr + m // time)
     total = tl.load(bias_ptr + c, mask=ok, other=0.0)
+    source = x_ptr + stream * x_stride + row * channels + c
     for tap in tl.static_range(taps):
-        back = taps - 1 - tap
-        if row >= back:
-            value = tl.load(x_ptr + (m - back) * channels + c, mask=ok, other=0.0)
-        else:
-            value = tl.load(state_ptr + slot * state_stride + (row + tap) * channels + c, mask=ok, other=0.0)
+        value = tl.load(source + tap * channels, mask=ok, other=0.0)
         total += value.to(tl.float32) * tl.load(weight_ptr + tap * channels + c, mask=ok, other=0.0)
     mean = tl.sum(tl.where(ok, total, 0.0), axis=0) / channels
     centred = tl.where(ok, total - mean, 0.0)
     variance = tl.sum(centred * centred, axis=0) / channels
-    tl.store(y_ptr + m * channels + c, (centred / tl.sqrt(variance + eps)).to(y_ptr.dtype.element_ty), mask=ok)
+    target = y_ptr + stream * y_stride + row * channels + c
+    tl.store(target, (centred / tl.sqrt(variance + eps)).to(y_ptr.dtype.element_ty), mask=ok)
 
 
 @triton.jit(do_not_specialize=("num_rows", "time"))
 def waveform_kernel(
-    x_ptr, state_ptr, slots_ptr, weight_ptr, bias_ptr, pcm_ptr, broken_ptr,
-    num_rows, time, channels, state_stride, full_scale,
+    x_ptr, weight_ptr, bias_ptr, pcm_ptr, broken_ptr, num_rows, time, channels, stride, full_scale,
     taps: tl.constexpr, block_rows: tl.constexpr, block: tl.constexpr, pdl: tl.constexpr,
 ):  # fmt: skip
-    """Compute the last convolution, to one channel of clipped int16. Sets broken [B] to 1 if a sample is not finite."""
+    """Compute the last convolution, to one channel of clipped int16. Sets broken [B] to 1 if a sample is not finite.
+
+    x [B, context + time, channels] begins with the rows before the first one. The samples are [B * time].
+    """
     wait_for_predecessor(pdl)
     m = tl.program_id(0) * block_rows + tl.arange(0, block_rows)
     c = tl.arange(0, block)
     row_ok = m < num_rows
     ok = row_ok[:, None] & (c < channels)[None, :]
-    row = m % time
-    slot = tl.load(slots_ptr + m // time, mask=row_ok, other=0)
+    source = x_ptr + (m // time * stride + m % time * channels)[:, None] + c[None, :]
     total = tl.zeros((block_rows,), dtype=tl.float32)
     for tap in tl.static_range(taps):
-        back = taps - 1 - tap
-        source = tl.where(
-            row >= back, x_ptr + (m - back) * channels, state_ptr + slot * state_stride + (row + tap) * channels
-        )
-        value = tl.load(source[:, None] + c[None, :], mask=ok, other=0.0).to(tl.float32)
+        value = tl.load(source + tap * channels, mask=ok, other=0.0).to(tl.float32)
         weight = tl.load(weight_ptr + tap * channels + c, mask=c < channels, other=0.0)
         total += tl.sum(value * weight[None, :], axis=1)
     total += tl.load(bias_ptr)
