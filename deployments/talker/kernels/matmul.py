@@ -11,6 +11,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from deployments.gpu.launch import prefetch_to_l2, shared_bytes, wait_for_predecessor
 from deployments.talker.kernels.tiles import SHARED_ROWS, Form, Tile, tile_for
@@ -28,9 +29,10 @@ class Activations:
     parts: int
 
 
-# `matmul` launches one of three kernels with equal parameters:
+# `matmul` launches one of four kernels with equal parameters:
 #
 #   x, weight, bias, residual, out   as in `matmul`; None omits the operation at compile time
+#                                    `copied_matmul` gets x and weight as tensor descriptors
 #   squares, parts                   partial sums of the squares of x, and their number; None: x is not normalized
 #   squares_out                      receives each program's sum over its columns; None without `leave_squares`
 #   num_rows, parts_stride           rows of x; stride between partial sums in both buffers of squares
@@ -135,6 +137,33 @@ def pipelined_matmul(
         acc, up = acc + sum_2, up + up_2
     if chains > 2:
         acc, up = acc + (sum_3 + sum_4), up + (up_3 + up_4)
+    _finish(
+        acc, up, partial, bias, added, out, squares_out, n, m, inside, place, parts_stride, eps, k_size, gated
+    )  # fmt: skip
+
+
+@triton.jit
+def copied_matmul(
+    x, weight, bias, squares, residual, out, squares_out, num_rows, parts_stride, eps, warps: tl.constexpr,
+    n_size: tl.constexpr, k_size: tl.constexpr, parts: tl.constexpr, gated: tl.constexpr, pdl: tl.constexpr,
+    block_m: tl.constexpr, block_n: tl.constexpr, block_k: tl.constexpr, stages: tl.constexpr, chains: tl.constexpr,
+):  # fmt: skip
+    """Compute `Form.COPIED`."""
+    n, m, inside, place = _grid(num_rows, n_size, block_m, block_n)
+    first_n, first_m = tl.program_id(0) * block_n, tl.program_id(1) * block_m
+    added, partial = None, None
+    if residual is not None:
+        added = _prefetched_residual(residual, place, inside)
+    wait_for_predecessor(pdl)
+    if squares is not None:
+        partial = _load_squares(squares, parts_stride, m, parts)
+    acc = tl.zeros([block_m, block_n], tl.float32)
+    up = tl.zeros([block_m, block_n], tl.float32)
+    for start in tl.range(0, k_size, block_k, num_stages=stages):
+        values = x.load([first_m, start])
+        acc = tl.dot(values, weight.load([first_n, start]).T, acc, input_precision="ieee")
+        if gated:
+            up = tl.dot(values, weight.load([n_size + first_n, start]).T, up, input_precision="ieee")
     _finish(
         acc, up, partial, bias, added, out, squares_out, n, m, inside, place, parts_stride, eps, k_size, gated
     )  # fmt: skip
@@ -246,7 +275,12 @@ def vector_matmul(
             tl.store(squares_out + tl.program_id(0) * parts_stride + row, tl.sum(exact * exact))
 
 
-_KERNELS = {Form.VECTOR: vector_matmul, Form.SPLIT: split_matmul, Form.PIPELINED: pipelined_matmul}
+_KERNELS = {
+    Form.VECTOR: vector_matmul,
+    Form.SPLIT: split_matmul,
+    Form.PIPELINED: pipelined_matmul,
+    Form.COPIED: copied_matmul,
+}
 
 
 @triton.jit
@@ -295,15 +329,19 @@ def matmul(x: Activations | Tensor, weight: Tensor, out: Activations, product: P
         assert parts_stride == out.squares.stride(0) or not leave_squares, "both buffers of squares share one stride"
     num_rows, k_size = values.shape
     n_size = weight.shape[0] // (2 if product.gated else 1)
-    tile = tile or tile_for(n_size, k_size, gated=product.gated, num_rows=num_rows)
+    tile = tile or tile_for(n_size, k_size, gated=product.gated, num_rows=num_rows, copies=product.pdl)
     block_m = tile.block_m
     if tile.form is Form.VECTOR:
         block_m = num_rows
     elif block_m < SHARED_ROWS:
         block_m = max(block_m, triton.next_power_of_2(num_rows))
+    x_tiles, weight_tiles = values, weight
+    if tile.form is Form.COPIED:
+        x_tiles = TensorDescriptor.from_tensor(values, [block_m, tile.block_k])
+        weight_tiles = TensorDescriptor.from_tensor(weight, [tile.block_n, tile.block_k])
     # Triton's launch reads `num_warps` and `launch_pdl`. The kernel reads `warps` and `pdl`.
     _KERNELS[tile.form][(n_size // tile.block_n, triton.cdiv(num_rows, block_m))](
-        values, weight, bias, squares, residual, out.values,
+        x_tiles, weight_tiles, bias, squares, residual, out.values,
         out.squares if leave_squares else None, num_rows, parts_stride, product.eps or 0.0,
         n_size=n_size, k_size=k_size, parts=parts, gated=product.gated, pdl=product.pdl,
         block_m=block_m, block_n=tile.block_n, block_k=tile.block_k,
@@ -318,7 +356,7 @@ def _stages(tile: Tile, block_m: int, x: Tensor, *, gated: bool) -> int:
     """Return the depth of the pipeline, which affects no sums. A stage holds parts of the rows and of each matrix."""
     stage_bytes = (block_m + (2 if gated else 1) * tile.block_n) * tile.block_k * x.element_size()
     room = shared_bytes(x.device)
-    return min(tile.stages, room // stage_bytes) if room and tile.form is Form.PIPELINED else tile.stages
+    return min(tile.stages, room // stage_bytes) if room and tile.form in {Form.PIPELINED, Form.COPIED} else tile.stages
 
 
 def measure_squares(x: Activations, *, pdl: bool = False) -> None:

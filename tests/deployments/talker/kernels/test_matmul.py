@@ -13,9 +13,10 @@ VECTOR, DOT = Tile(Form.VECTOR, 8, 32, 4), Tile(Form.PIPELINED, 16, 32, 4, 3)
 SPLIT = Tile(Form.SPLIT, 16, 16, 2)
 TALL = Tile(Form.PIPELINED, 16, 32, 4, 3, block_m=64)
 CHAINS = Tile(Form.PIPELINED, 16, 32, 4, 3, chains=2)
+COPIED = Tile(Form.COPIED, 16, 32, 4, 3, block_m=64)
 CASES = [
     (1, VECTOR), (3, VECTOR), (1, DOT), (5, DOT), (20, DOT), (5, CHAINS), (5, TALL), (70, TALL), (70, DOT),
-    (1, SPLIT), (5, SPLIT), (20, SPLIT),
+    (1, SPLIT), (5, SPLIT), (20, SPLIT), (5, COPIED), (70, COPIED),
 ]  # fmt: skip
 
 
