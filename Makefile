@@ -10,7 +10,7 @@ SHOWN = began=$$(date +%s); while sleep 5 >/dev/null 2>&1 && kill -0 $$$$ 2>/dev
   ticker=$$!; trap "kill $$ticker 2>/dev/null" EXIT; trap "exit 130" INT TERM;
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test lint unit unit-avx2 cross-compilers kernels e2e scale metrics faults hostile fleet cluster-check docs clients peers examples page fuzz audit dist wheel-check image-check sbom listen report-faults parity parity-digest step-load overload simulate-check clean mutants
+.PHONY: help install run test lint unit unit-avx2 cross-compilers kernels e2e scale metrics faults hostile fleet cluster-check docs clients peers examples page fuzz gpu audit dist wheel-check image-check sbom listen report-faults parity parity-digest step-load overload simulate-check clean mutants
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -59,6 +59,10 @@ kernels: $(VENV)/.installed-dev ## Triton kernels against plain PyTorch, interpr
 
 e2e: $(VENV)/.installed-dev ## Tests with real Ray Serve on this machine
 	$(BIN)/python -m pytest -q -m "e2e and not faults" tests/e2e
+
+gpu: ## The tests that need a GPU, with PYTHON and its packages as they are (nine minutes on one H200)
+	$(PYTHON) -m pytest -q -p no:benchmark -n 8 -m "gpu and not whole_gpu" tests/deployments
+	$(PYTHON) -m pytest -q -p no:benchmark -m whole_gpu tests/deployments
 
 scale: $(VENV)/.installed-dev ## Pools that grow and shrink under load, with real Ray Serve: minutes
 	$(BIN)/python -m pytest -q -o faulthandler_timeout=0 -m scale tests/scale

@@ -163,6 +163,7 @@ def speak(engine: Engine, num_streams: int, *, makes_audio: bool = True) -> tupl
 
 
 @pytest.mark.gpu
+@pytest.mark.whole_gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize(("name", "most"), WITHIN)
 def test_four_streams_speak_within_a_small_gpu(name: str, most: float, tmp_path: Path) -> None:
@@ -210,6 +211,7 @@ def speak_apart(directory: Path, config: TalkerConfig, num_streams: int, makes_a
 
 
 @pytest.mark.gpu
+@pytest.mark.whole_gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize(("name", "gib", "makes_audio"), [
     ("1.7B-CustomVoice", 8, True), ("0.6B-CustomVoice", 6, True), ("1.7B-CustomVoice", 6, False),

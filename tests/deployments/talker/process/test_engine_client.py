@@ -380,6 +380,7 @@ async def test_an_engine_may_stay_awake(client: EngineClient, sleeper: Calls, mo
 
 
 @pytest.mark.gpu
+@pytest.mark.whole_gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 async def test_a_gpu_is_free_while_its_engine_sleeps(tmp_path: Path) -> None:
     """A real one, and the driver's checkpoints: codes are the same after it, and the first audio comes within 4 s."""
