@@ -202,6 +202,6 @@ def test_the_prompts_are_the_official_packages(tmp_path: Path, framework: str, s
             whole = replace(request, text=spoken[number][1], mailbox=None, non_streaming_mode=not streamed)
             made = prompts.build(whole)
             rows = prompts.tables.rows(torch.from_numpy(made.text_ids), torch.from_numpy(made.codec_ids))
-            np.testing.assert_allclose(rows.numpy(), official[f"rows-{number}"], atol=1e-6)
+            np.testing.assert_allclose(rows.numpy(), official[f"rows-{number}"], atol=1e-6, strict=True)
             trailing = prompts.tables.text[torch.from_numpy(made.trailing)]
-            np.testing.assert_allclose(trailing.numpy(), official[f"trailing-{number}"], atol=1e-6)
+            np.testing.assert_allclose(trailing.numpy(), official[f"trailing-{number}"], atol=1e-6, strict=True)
