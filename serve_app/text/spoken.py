@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
+from serve_app.text.characters import is_speakable
+
 LEFT_OUT = "\ue000"  # private-use character
 # For voices that only speak words: the function that writes a text in words, and the function that counts characters
 # that the voice cannot speak.
@@ -62,6 +64,11 @@ class SpokenText:
     @property
     def text(self) -> str:
         return " ".join(span.text for span in self.spans if span.text)
+
+    @property
+    def has_words(self) -> bool:
+        """Whether the text contains words, which may all be omitted."""
+        return is_speakable(self.sent)
 
     def pieces(self) -> Iterator[SpokenPiece]:
         """Yield all of the text, as sent and as spoken."""

@@ -18,8 +18,10 @@ _WORDS_PER_S = 30
 
 
 @contextmanager
-def fake_openai(transcripts: Sequence[str] = ("",)) -> Iterator[tuple[str, list[list[dict[str, object]]]]]:
-    """Its base URL, and the messages of each chat that was asked for. Who asks for a story gets STORY, others ANSWER.
+def fake_openai(
+    transcripts: Sequence[str] = ("",), answer: str = ANSWER
+) -> Iterator[tuple[str, list[list[dict[str, object]]]]]:
+    """Its base URL, and the messages of each chat that was asked for. Who asks for a story gets STORY, others `answer`.
     Its recogniser hears the first of `transcripts` until there was a chat, and the next one then.
     """
     asked: list[list[dict[str, object]]] = []
@@ -38,7 +40,7 @@ def fake_openai(transcripts: Sequence[str] = ("",)) -> Iterator[tuple[str, list[
             self.send_response(200)
             self.send_header("content-type", "text/event-stream")
             self.end_headers()
-            for number, word in enumerate((STORY if "story" in said else ANSWER).split(" ")):
+            for number, word in enumerate((STORY if "story" in said else answer).split(" ")):
                 time.sleep(1 / _WORDS_PER_S)
                 self._chunk({"content": f" {word}" if number else word, "role": "assistant"}, None)
             self._chunk({}, "stop")

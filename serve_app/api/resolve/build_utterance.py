@@ -14,7 +14,7 @@ from serve_app.api.voice_source import KeptVoice
 from serve_app.audio.recordings import read_aside
 from serve_app.config import ApiSettings
 from serve_app.speech.segments import Segments, Utterance, draw_seed
-from serve_app.text.characters import clean, is_speakable
+from serve_app.text.characters import clean
 from serve_app.text.languages import AUTO, DETECT, detected, language_name
 from serve_app.text.spoken import UNSPOKEN, SpokenText, TextSpan
 
@@ -103,7 +103,7 @@ def _cleaned(param: str, text: str | None, settings: ApiSettings) -> str:
 def _text(body: SpeechBody, info: ModelInfo, settings: ApiSettings, spoken: SpokenText, speaker: str | None) -> str:
     """Return the text for the model, which may contain nothing to speak. Raises InvalidRequest."""
     text = spoken.text
-    is_unspoken = not text and is_speakable(body.input)
+    is_unspoken = not text and spoken.has_words
     if is_unspoken and (error := unspoken_script(spoken.sent, info, speaker)) is not None:
         raise error
     check_language(body.input, body, info, speaker)

@@ -61,6 +61,12 @@ class ReadText(SpokenText):
     def max_segment_chars(self) -> int | None:
         return self.rules.max_segment_chars
 
+    @property
+    def has_words(self) -> bool:
+        """Whether there are words besides tags and directions in brackets."""
+        tokens = LiveMarkup(self.rules.markup, styles=self.rules.styles).feed(self.sent, is_last=True)
+        return any(is_speakable(token.written) for token in tokens if not token.written.startswith(("<", "[")))
+
     def pieces(self) -> Iterator[SpokenPiece]:
         """Yield the pieces of the whole text lazily."""
         reader = TextReader(self.rules)

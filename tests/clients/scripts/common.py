@@ -22,6 +22,7 @@ class Order:
         self.texts: list[str] = fields["texts"]
         self.interruptions: int = fields["interruptions"]
         self.python: str = fields["python"]
+        self.language_model: str = fields.get("language_model", "")
         self.folder = Path(fields["folder"])
 
 

@@ -83,4 +83,5 @@ async def main() -> None:
         await tts.aclose()
 
 
-asyncio.run(main())
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -30,18 +30,20 @@ from pipecat.workers.runner import WorkerRunner
 
 TIMED = ("elevenlabs", "cartesia")  # with times of words
 DEVICE_S = 0.04  # that the loudspeaker holds: without it each late turn of this process's loop is a stall
-HEARD = (TTSStartedFrame, TTSAudioRawFrame, TTSTextFrame, TTSStoppedFrame, InterruptionFrame)
+HEARD = (
+    *(TTSStartedFrame, TTSAudioRawFrame, TTSTextFrame, TTSStoppedFrame),
+    *(InterruptionFrame, LLMFullResponseEndFrame),
+)
 
 
 def service(order: Order) -> Any:
     url, sockets, voice = order.url, order.url.replace("http", "ws", 1), order.voice
     match order.service:
         case "openai":
-            from pipecat.services.openai.tts import OpenAITTSService
+            from pipecat.services.openai.tts import VALID_VOICES, OpenAITTSService
 
-            return OpenAITTSService(
-                api_key="none", base_url=f"{url}/v1", settings=OpenAITTSService.Settings(voice="alloy")
-            )
+            settings = OpenAITTSService.Settings(voice=voice if voice in VALID_VOICES else "alloy")
+            return OpenAITTSService(api_key="none", base_url=f"{url}/v1", settings=settings)
         case "deepgram":
             from pipecat.services.deepgram.tts import DeepgramTTSService
 
@@ -165,4 +167,5 @@ async def main() -> None:
     await running
 
 
-asyncio.run(main())
+if __name__ == "__main__":
+    asyncio.run(main())

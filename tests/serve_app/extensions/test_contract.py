@@ -297,9 +297,10 @@ async def test_the_last_message_names_tags_without_effect(row: SocketRow) -> Non
 
 
 @socket_rows
-async def test_a_text_without_words_is_silence(synthesizer: FakeSynthesizer, row: SocketRow) -> None:
+@pytest.mark.parametrize("text", ["...", "</expr>"])
+async def test_a_text_without_words_is_silence(synthesizer: FakeSynthesizer, row: SocketRow, text: str) -> None:
     async with connected(row, synthesizer) as client:
-        client.send(*row.speak("..."))
+        client.send(*row.speak(text))
         _, audio = await spoken(client, row)
     assert synthesizer.requests == []
     assert not any(audio) if row.is_pcm else audio
@@ -478,10 +479,11 @@ async def test_speech_that_fails_at_once_is_an_error(row: PostRow) -> None:
 
 
 @post_rows
+@pytest.mark.parametrize("text", ["...", "</expr>"])
 async def test_a_text_without_words_is_answered_without_the_synthesizer(
-    client: httpx.AsyncClient, synthesizer: FakeSynthesizer, row: PostRow
+    client: httpx.AsyncClient, synthesizer: FakeSynthesizer, row: PostRow, text: str
 ) -> None:
-    answer = await client.post(row.path, json=row.body("..."))
+    answer = await client.post(row.path, json=row.body(text))
     assert answer.status_code == 200
     assert answer.content
     assert synthesizer.requests == []

@@ -48,12 +48,25 @@ async def test_pauses_of_each_dialect(path: str, body: Json, texts: list[str], p
     assert "x-ignored" not in answer.headers
 
 
+ALONE = (
+    *("</expr>", "</prosody>", '<emotion value="sad"/>', "[whispers]", "[/sad]", "[laughs]", "</think>", "<b></b>"),
+    *("<speak></speak>", '<speed ratio="0.9"/>', "<break time='1s'/>", "**"),
+)  # as agents send, which speak each sentence by itself
+
+
+@pytest.mark.parametrize("text", ALONE)
+async def test_tags_alone_are_a_moment_of_silence(text: str) -> None:
+    answer = await posted(FakeSynthesizer(), SPEECH, json={"input": text, "voice": "ryan", "response_format": "pcm"})
+    assert (answer.status_code, answer.content) == (200, bytes(2 * 2400)), answer.text
+
+
 REFUSED: list[tuple[str, Json, str, str]] = [
     (SPEECH, {"input": "<b>a", "voice": "ryan", "markup": "ssml"}, "input", "at character 4: "),
     (SPEECH, {"input": "a", "voice": "ryan", "markup": "html"}, "markup", "'auto', 'none' or 'ssml'"),
     (SPEECH, {"input": "a", "voice": "ryan", "lexicon": {"a": "ˈa"}}, "lexicon", "phonemes are not supported"),
     (SPEECH, {"input": "a", "max_segment_chars": 49}, "max_segment_chars", "greater than or equal to 50"),
     (SPEECH, {"input": "```\ncode\n```", "voice": "ryan"}, "input", "all text is left out (code block)"),
+    (SPEECH, {"input": "[sad]<think>So.</think>", "voice": "ryan"}, "input", "(reasoning of a language model"),
     ("/tts/bytes", {"transcript": "a <<h|i>>", "voice": "ryan"}, "transcript", "'<<h|i>>' at character 2"),
     (SSML, {"text": "<phoneme>a</phoneme>"}, "text", "phonemes are not supported"),
 ]
