@@ -76,7 +76,6 @@ _INSTALL = (
     ".parity/bin/pip install --no-deps qwen-tts==0.1.1"
 )
 
-
 FLOAT32 = Tolerance(1e-3, 0.1)  # for another summation order
 ROUNDED = Tolerance(0.2, 0.7)  # errors of bfloat16 logits are 1.4 % in the 1.7B shape, and a frame has sixteen choices
 

@@ -34,7 +34,7 @@ from loadtest.traces import Clock
 from serve_app.text.languages import language_name
 from talkray_tools.listening_session import connected
 from talkray_tools.plan.measure import serving
-from talkray_tools.recogniser import Recogniser, Whisper
+from talkray_tools.recogniser import Recogniser
 from talkray_tools.report.frame import CannotRun
 from talkray_tools.verify import Check
 from talkray_tools.ways import PLAIN, RATE, Asked, Audio, UtteranceFailed, Way, plain_pcm
@@ -157,8 +157,7 @@ class ReportBench:
 
     def recogniser(self, language: str | None) -> Recogniser:
         """Return the recogniser that `--recogniser` names, or Whisper, for an ISO code. Raises ModuleNotFoundError."""
-        named = self.options.recogniser
-        made: Recogniser = (resolve_name(named) if named else Whisper)(language)
+        made: Recogniser = resolve_name(self.options.recogniser or "talkray_tools.recogniser:Whisper")(language)
         return made
 
     @cached_property
