@@ -70,10 +70,17 @@ def test_each_part_has_a_verdict_and_stops_no_other(steps: list[Any], verdict: s
     (OSError(errno.ENOSPC, "no space"), "disk is full"), (MemoryError(), "not enough memory"),
     (RuntimeError("CUDA out of memory"), "not enough memory"), (LoadTestError("nothing answers"), "nothing answers"),
     (ModuleNotFoundError("no", name="faster_whisper"), "pip install 'faster-whisper"),
+    (OSError(errno.EROFS, "read-only"), "read-only"),
 ])  # fmt: skip
 def test_the_reason_says_what_to_do(error: Exception, why: str, tmp_path: Path) -> None:
     [result] = Scripted(one=[error]).run(tmp_path)
     assert why in result.why
+
+
+def test_a_full_disk_is_found_behind_the_error_of_a_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=0))
+    [result] = Scripted(one=[CannotRun("talkray verify ended early: System error.")]).run(tmp_path)
+    assert "disk is full" in result.why
 
 
 def test_a_run_goes_on_where_it_was(tmp_path: Path) -> None:
