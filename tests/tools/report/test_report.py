@@ -4,6 +4,7 @@ import errno
 import json
 import socket
 from argparse import Namespace
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,8 +22,9 @@ from talkray_tools.report import page
 from talkray_tools.report.__main__ import PARTS, report
 from talkray_tools.report.bench import ReportBench
 from talkray_tools.report.frame import CannotRun, PartResult, ReportFolder, ReportPart, exit_code, run_parts, secrets_of
-from talkray_tools.report.speech import most_by_chance, read_seed_tts
+from talkray_tools.report.speech import most_by_chance, read_seed_tts, termination
 from talkray_tools.report.speed import speed
+from talkray_tools.spoken_texts import Text
 from talkray_tools.verify import Check
 from tests.loadtest.servers import peer_server
 
@@ -231,6 +233,19 @@ def test_load_tests_set_the_lengths_if_no_speech_ends(
     bench: Any = SimpleNamespace(options=options, verified=checks, settings=Settings("http://x"))
     with pytest.raises(CannotRun, match="set" if is_set else "natural"):
         [*speed(bench)]
+
+
+def test_a_full_report_has_a_thousand_short_and_fifty_long_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Text] = []
+    monkeypatch.setattr("talkray_tools.report.speech._hear", lambda *_, **__: {"english": []})
+    monkeypatch.setattr("talkray_tools.report.speech.Text", lambda *fields: asked.append(Text(*fields)))
+    options = Namespace(quick=False, prompts=None, dialect="talkray")
+    bench: Any = SimpleNamespace(
+        options=options, server=SimpleNamespace(languages=("english",)), way=lambda *_, **__: None
+    )
+    assert not [*termination(bench)]
+    assert Counter(text.kind for text in asked) == {"short": 1000, "long": 50}
+    assert len({(text.kind, text.number) for text in asked}) == 1050
 
 
 def test_the_users_recogniser_replaces_whisper(tmp_path: Path) -> None:

@@ -45,8 +45,8 @@ def termination(bench: ReportBench) -> Iterator[Check]:
         texts = [text.written for text in read_texts(language) if text.kind == SENTENCES]
         said[language] = [Text("short", each, *[texts[each % len(texts)]] * 2) for each in range(count)]
     if "english" in said:
-        pages = RequestKind.LONG.choices()[: _QUICK_LONG if quick else _LONG]
-        said["english"] += [Text("long", number, text, text) for number, text in enumerate(pages)]
+        pages, most = RequestKind.LONG.choices(), _QUICK_LONG if quick else _LONG
+        said["english"] += [Text("long", each, *[pages[each % len(pages)]] * 2) for each in range(most)]
     listen = EVENTS.listen if bench.options.dialect == "talkray" else bench.listen
     way = bench.way(listen, "endings", kept=lambda asked: asked.told.get("finish_reason", "stop") != "stop")
     judged = [each for some in _hear(bench, way, said, recognise=False).values() for each in some]
