@@ -17,7 +17,6 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import torch
-from torch.nn import functional as F  # noqa: N812
 
 from deployments.talker.kernels import tiles as tiles_module
 from deployments.talker.kernels.matmul import Product, like_rows, matmul, measure_squares
@@ -203,10 +202,6 @@ class Chain:
     def time(self, tile: Tile) -> float:
         """Return the microseconds of one product."""
         return time_graph(lambda: self.run(tile), calls=len(self.weights))
-
-    def time_cublas(self) -> float:
-        """Return the microseconds of the product in cuBLAS."""
-        return time_graph(lambda: [F.linear(self.x.values, weight) for weight in self.weights], calls=len(self.weights))
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,7 +46,7 @@ class Judge:
     def __init__(self, recognisers: list[Recogniser], language: str) -> None:
         self.recognisers, self._language = recognisers, language
         self._opinion: Callable[[Audio], float] = lambda audio: 0.0
-        with suppress(SystemExit):  # the package of the recogniser is not installed
+        with suppress(SystemExit, ModuleNotFoundError):  # DNSMOS or its runtime is not installed
             self._opinion = Opinion() if recognisers else self._opinion
 
     def words(self, text: str) -> list[str]:

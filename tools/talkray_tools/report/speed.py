@@ -9,18 +9,20 @@ from dataclasses import replace
 from pathlib import Path
 
 from loadtest.__main__ import run_once, sweep_rates
-from loadtest.arrivals import Arrivals, Phase, Profile, Texts
+from loadtest.arrivals import Arrivals, Phase, Profile, SpeechLengths, Texts
 from loadtest.measure import Result, read_result
 from loadtest.settings import Settings
 from loadtest.sweep import Plan, Sweep, read_sweep
 from loadtest.tables import BRIEF, FULL_RATES
 from loadtest.traces import TraceFolder
+from talkray_tools.plan.measure import LOAD_PROCESSES, gpu_names
 from talkray_tools.report.bench import Recorded, ReportBench
 from talkray_tools.verify import Check
 
 _RATES, _QUICK_RATES = (1.0, 10.0, 20.0, 40.0), (1.0, 10.0)
 _MIXED_SHARE = 0.5  # rate of mixed traffic as a share of the capacity
 _MOST_ADDED_MS = 25.0  # on a GPU, the most that HTTP, Ray and the codec may add to the engine's first audio
+_LENGTHS = SpeechLengths(6.0, 0.35)  # of a checkpoint whose speech does not end by itself
 _CLONE_REQUESTS = 3  # per recording; only the first request brings a recording that the server has not seen
 
 
@@ -28,23 +30,28 @@ def speed(bench: ReportBench) -> Iterator[Check]:
     """Measure open-loop rates, capacity, mixed traffic and clones; then start-up time and memory."""
     quick = bench.options.quick
     engine = bench.verified if bench.options.model else {}  # run first, because the server needs the memory
-    settings = replace(bench.settings, warmup=3)
-    rates = Plan(duration_s=8.0, min_requests=10, rates=_QUICK_RATES) if quick else None
-    rates = rates or Plan(duration_s=20.0, min_requests=30, rates=_RATES)
-    steps = _sweep(bench, "rates", settings, rates).steps
+    ends = [each.passed for name, each in engine.items() if name.startswith("speech ends")]
+    settings = replace(bench.settings, warmup=3, lengths=_LENGTHS if ends and not any(ends) else None)
+    if settings.lengths:
+        yield Check("lengths of speech", None, "set by the load tests, because speech does not end by itself")
+    duration_s, least, rates = (8.0, 10, _QUICK_RATES) if quick else (20.0, 30, _RATES)
+    steps = _sweep(bench, "rates", settings, Plan(duration_s=duration_s, min_requests=least, rates=rates)).steps
     for step in steps:
         yield _first_audio(step, f"{step.rate:g} requests per second")
     failed, sent = (sum(getattr(step.summary, name) for step in steps) for name in ("failed", "sent"))
     causes = ", ".join(f"{cause}: {count}" for step in steps for cause, count in step.summary.causes.items())
     detail = f"{failed} of {sent} failed (limit: 0); refusals of a full server are allowed ({causes or 'none'})"
     yield Check("no request fails", not failed, detail, {"share": failed / max(1, sent)})
-    if engine:
-        yield _added(engine, steps[0])
-    search = Plan(1.0, 512.0, 2.0, 5.0 if quick else 15.0, refinements=1 if quick else 3, min_requests=5)
+    if "first audio" in engine:  # compared with untrimmed speech, because the engine does not trim silence
+        own = replace(settings, options={**settings.options, "leading_silence": True}, arrivals=Arrivals.CONSTANT)
+        yield _added(engine, _run(bench, "added", replace(own, phases=(Phase("measured", 1.0, 8.0),))))
+    first, factor = (8.0, 4.0 if quick else 2.0) if gpu_names() else (1.0, 2.0)
+    search = Plan(first, 512.0, factor, 5.0 if quick else 15.0, refinements=1 if quick else 3, min_requests=5)
     search = replace(search, most_s=40.0 if quick else 400.0)
-    found = _sweep(bench, "capacity", replace(settings, texts=Texts.PARAGRAPHS), search)
+    found = _sweep(bench, "capacity", replace(settings, texts=Texts.PARAGRAPHS, processes=LOAD_PROCESSES), search)
     most, audio = found.capacity_per_s or 0.0, max((step.audio_made_per_s for step in found.steps), default=0.0)
-    detail = f"{most:.3g} requests per second ({found.steps[0].limits}), {audio:.3g} s of audio per second at most"
+    held = f"{'at least ' if found.missed is None else ''}{most:.3g}"
+    detail = f"{held} requests per second ({found.steps[0].limits}), {audio:.3g} s of audio per second at most"
     yield Check("capacity", None, detail, {"requests_per_s": most, "audio_s_per_s": audio})
     if bench.options.dialect == "talkray":
         rate = max(0.5, _MIXED_SHARE * most)
@@ -103,18 +110,15 @@ def _first_audio(run: Result, what: str) -> Check:
         f"{p50:.0f} ms (p50), {p95:.0f} ms (p95) to the first audible sample; {smooth}; {summary.succeeded} of "
         f"{summary.sent} requests spoken, {summary.refused} refused"
     )
-    return Check(
-        name, None, detail, {"p50_ms": p50, "p95_ms": p95, **shares, "spoken": summary.succeeded / summary.sent}
-    )
+    values = {"p50_ms": p50, "p95_ms": p95, **shares, "spoken": summary.succeeded / summary.sent}
+    return Check(name, None, detail, {**values})
 
 
 def _added(engine: dict[str, Check], step: Result) -> Check:
     """Compute the time that the server adds to the engine. Only GPUs get a bound, because CPUs are shared."""
     own, heard = engine["first audio"].values["first_audio_ms"], step.summary.ttfb_s
-    name, is_bounded = (
-        "the server adds little to the first audio",
-        not str(engine["it loads"].values["device"]).startswith("CPU"),
-    )
+    name = "the server adds little to the first audio"
+    is_bounded = not str(engine["it loads"].values["device"]).startswith("CPU")
     if heard is None or not isinstance(own, float):
         return Check(name, None, "nothing was heard")
     added = 1000 * heard.p50 - own
@@ -126,11 +130,10 @@ def _added(engine: dict[str, Check], step: Result) -> Check:
 def _clones(bench: ReportBench, settings: Settings) -> Iterator[Check]:
     """Clone recordings cut for this test, each of which is new to the server only in its first request."""
     times_s: dict[str, list[float]] = {"an unknown recording": [], "a known recording": []}
+    settings = replace(settings, phases=(Phase("clones", 1.0, _CLONE_REQUESTS),))
     for number, (name, takes) in enumerate(bench.recordings.items(), 1):
         cut = Recorded(takes[-1].audio[number * 97 :], takes[-1].text)
-        own = replace(
-            settings, options={**settings.options, **cut.fields}, phases=(Phase("clones", 1.0, _CLONE_REQUESTS),)
-        )
+        own = replace(settings, options={**settings.options, **cut.fields})
         for trace in _run(bench, f"clones-{name}", own).measured:
             if trace.ttfa_s is not None:
                 times_s["a known recording" if trace.index else "an unknown recording"].append(trace.ttfa_s)
