@@ -53,6 +53,8 @@ def test_the_check_of_the_image_starts_the_image_that_the_page_builds() -> None:
     expanded = subprocess.check_output(["bash", "-c", f"echo {recipe}"], cwd=ROOT, text=True).split()
     assert expanded == ["cluster/check-image.sh", f"talkray:{PROJECT['version']}-cpu"]
     assert f"-t {expanded[1]} ." in (ROOT / "cluster/README.md").read_text(encoding="utf-8")
+    [awaited] = re.findall(r"until grep -q '(.+)'", script.read_text(encoding="utf-8"))
+    assert awaited in (ROOT / "serve_app/cli/main.py").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("file", [*SCHEMAS, *PAGES, "docs/versions.md"])
