@@ -10,7 +10,7 @@ SHOWN = began=$$(date +%s); while sleep 5 >/dev/null 2>&1 && kill -0 $$$$ 2>/dev
   ticker=$$!; trap "kill $$ticker 2>/dev/null" EXIT; trap "exit 130" INT TERM;
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test lint unit unit-avx2 cross-compilers kernels e2e scale metrics faults hostile fleet cluster-check docs clients peers examples page fuzz gpu audit dist wheel-check image-check sbom listen report-faults parity parity-digest step-load overload simulate-check clean mutants
+.PHONY: help install run test lint unit unit-avx2 cross-compilers kernels e2e scale metrics faults hostile fleet cluster-check docs clients peers examples page fuzz gpu audit dist wheel-check image-check image-audit sbom listen report-faults parity parity-digest step-load overload simulate-check clean mutants
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -127,8 +127,16 @@ wheel-check: $(VENV)/.installed-dev ## This machine's wheel, installed beside th
 	cd / && $(CURDIR)/$(WHEEL)/venv/bin/python -c "import serve_app; assert '$(WHEEL)' in serve_app.__file__, serve_app.__file__"
 	TALKRAY_COMMAND=$(CURDIR)/$(WHEEL)/venv/bin/talkray $(BIN)/python -m pytest -q tests/e2e/commands/test_command_line.py::test_a_start_says_how_to_speak
 
+IMAGE = talkray:$$(sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)-cpu
 image-check: ## The cpu image, which cluster/README.md builds with buildah, as any user on a read-only root (root; two minutes)
-	cluster/check-image.sh talkray:$$(sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)-cpu
+	cluster/check-image.sh $(IMAGE)
+
+image-audit: $(BIN)/python ## Known vulnerabilities in the cpu image's packages, and a CycloneDX file of them in build/ (root); needs the network
+	$(PIP) pip-audit
+	@mkdir -p build
+	container=$$(buildah from --pull-never $(IMAGE)); packages=$$(buildah mount $$container)/opt/talkray/lib/python3*/site-packages; \
+	  $(BIN)/pip-audit --vulnerability-service osv --path $$packages --format cyclonedx-json --output build/image-sbom.json \
+	  --progress-spinner off; status=$$?; buildah rm $$container >/dev/null; exit $$status
 
 sbom: $(VENV)/.installed-dev ## What serving needs, as a CycloneDX file in build/, and its licences in docs/licences.md; needs the network
 	$(PIP) "cyclonedx-bom>=7"

@@ -39,8 +39,8 @@ unshare --mount --pid --fork --net --mount-proc --kill-child bash -ec '
   cd "$root" && exec chroot --userspec=$user:$user "$root" /usr/bin/env -i "$@"
 ' _ "$root" "$work/keys" "$user" "${command[@]}" >"$work/log" 2>&1 &
 server=$!
-until grep -q 'Ctrl-C stops' "$work/log"; do
-  kill -0 "$server" || { cat "$work/log"; exit 1; }
+until grep -q 'Press Ctrl-C to stop.' "$work/log"; do
+  { kill -0 "$server" && [ "$SECONDS" -lt 900 ]; } || { cat "$work/log"; exit 1; }
   sleep 1
 done
 inside=$(pgrep --parent "$server" | head -1)

@@ -87,7 +87,7 @@ def texts_of_code(tree: ast.AST) -> Iterator[str]:
 
 def unreleased(page: Path) -> str:
     text = page.read_text(encoding="utf-8")
-    return re.split(r"^## \[\d", text, flags=re.MULTILINE)[0] if page.name == "CHANGELOG.md" else text
+    return re.split(r"^## \[0", text, flags=re.MULTILINE)[0] if page.name == "CHANGELOG.md" else text
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))

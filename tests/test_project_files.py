@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tools import licences
+from tools import dist, licences
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -47,12 +47,21 @@ def test_both_hosts_run_the_script_of_ci_on_a_supported_python() -> None:
 def test_the_check_of_the_image_starts_the_image_that_the_page_builds() -> None:
     script = ROOT / "cluster/check-image.sh"
     assert subprocess.run(["bash", "-n", script], check=False).returncode == 0
-    recipe = subprocess.check_output(
-        ["make", "--no-print-directory", "--dry-run", "image-check"], cwd=ROOT, text=True
-    ).strip()
-    expanded = subprocess.check_output(["bash", "-c", f"echo {recipe}"], cwd=ROOT, text=True).split()
-    assert expanded == ["cluster/check-image.sh", f"talkray:{PROJECT['version']}-cpu"]
-    assert f"-t {expanded[1]} ." in (ROOT / "cluster/README.md").read_text(encoding="utf-8")
+    image = f"talkray:{PROJECT['version']}-cpu"
+    for target in ("image-check", "image-audit"):
+        recipe = subprocess.check_output(["make", "--dry-run", "-o", ".venv/bin/python", target], cwd=ROOT, text=True)
+        [named] = re.findall(r"talkray:\$\(.+?\)-cpu", recipe)
+        assert subprocess.check_output(["bash", "-c", f"echo {named}"], cwd=ROOT, text=True).strip() == image
+    assert f"-t {image} ." in (ROOT / "cluster/README.md").read_text(encoding="utf-8")
+    [awaited] = re.findall(r"until grep -q '(.+)'", script.read_text(encoding="utf-8"))
+    assert awaited in (ROOT / "serve_app/cli/main.py").read_text(encoding="utf-8")
+
+
+def test_images_contain_what_a_release_contains() -> None:
+    lines = (ROOT / "cluster/Dockerfile").read_text(encoding="utf-8").splitlines()
+    copied = {name for line in lines if re.match("COPY [^-]", line) for name in line.split()[1:-1]}
+    admitted = re.findall(r"^!(.+)$", (ROOT / ".dockerignore").read_text(encoding="utf-8"), re.MULTILINE)
+    assert copied == {*admitted, "cluster/serve"} == {*dist.SOURCES, dist.CONSTRAINTS, "cluster/serve"}
 
 
 @pytest.mark.parametrize("file", [*SCHEMAS, *PAGES, "docs/versions.md"])
@@ -95,3 +104,5 @@ def test_the_version_is_the_same_everywhere() -> None:
             r"(?:talkray[:-]|Version )(\d+\.\d+\.\d+\w*?)(?=-cpu|-gpu|-py3|-constraints|\.tar|\. |$)", text
         )
         assert {*found} == {PROJECT["version"]}, file
+    changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert re.findall(r"^## \[(\d\S*)\] - \d{4}-\d\d-\d\d$", changes, re.MULTILINE)[0] == PROJECT["version"]
