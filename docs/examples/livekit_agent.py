@@ -26,7 +26,7 @@ server = AgentServer()
 
 
 def agent_session(http: aiohttp.ClientSession | None = None) -> AgentSession:
-    """`http` is only needed outside a LiveKit job, because jobs provide a session."""
+    """Outside a LiveKit job, pass `http`, because only jobs provide a session."""
     return AgentSession(
         vad=inference.VAD(),
         stt=openai.STT(base_url=OPENAI_URL, api_key=KEY, model=os.environ.get("STT_MODEL", "gpt-4o-mini-transcribe")),
@@ -37,7 +37,7 @@ def agent_session(http: aiohttp.ClientSession | None = None) -> AgentSession:
             voice=os.environ.get("VOICE", "nora"),
             http_session=http,
         ),
-        use_tts_aligned_transcript=True,  # keeps the words that were heard, by Talkray's word times
+        use_tts_aligned_transcript=True,  # keeps the words that were heard, based on Talkray's word times
         # Half a second of speech interrupts the agent, without LiveKit's turn detection service.
         turn_handling={"turn_detection": "vad", "interruption": {"mode": "vad", "min_duration": 0.5}},
     )

@@ -25,20 +25,20 @@ except ModuleNotFoundError as error:
 TALKRAY = os.environ.get("TALKRAY_URL", "http://127.0.0.1:8000").replace("http", "ws", 1)
 SPEECH = f"{TALKRAY}/v2/speak?model=flux-{os.environ.get('VOICE', 'nora')}-en&encoding=mulaw&sample_rate=8000"
 BYTES_PER_MS = 8
-LOUD = 1000  # mean level above which a caller is speaking; the maximum is 32,124
+LOUD = 1000  # mean level above which the caller is assumed to be speaking; the maximum is 32,124
 SPEAKS_AFTER, SILENT_AFTER = 5, 30  # packets of 20 ms
 # Level of each mu-law byte according to G.711: three bits of exponent and four bits of mantissa.
 LEVELS = [(((~byte & 15) << 3) + 132 << (~byte >> 4 & 7)) - 132 for byte in range(256)]
 
 
 async def reply(said: bytes, heard: str) -> AsyncIterator[str]:
-    """Yield pieces of the answer to the caller's speech (mu-law). `heard` is the heard part of the last turn."""
+    """Yield pieces of the answer to the caller's speech (mu-law). `heard`: the part of the last turn that was heard."""
     yield f"You spoke for {len(said) / BYTES_PER_MS / 1000:.0f} seconds. "
     yield "Please go on, I am listening. "
 
 
 class Call:
-    """One call. `sent` and `played` count the bytes since the beginning of the call, without discarded audio."""
+    """One call. `sent` and `played` count the bytes since the beginning of the call, excluding discarded audio."""
 
     def __init__(self, carrier: web.WebSocketResponse, speech: aiohttp.ClientWebSocketResponse) -> None:
         self.carrier, self.speech = carrier, speech

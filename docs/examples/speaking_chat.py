@@ -47,7 +47,7 @@ class SpeakingChat:
     def __init__(self, http: aiohttp.ClientSession, speech: aiohttp.ClientWebSocketResponse) -> None:
         self.http, self.speech = http, speech
         self.messages = [{"role": "system", "content": "You are heard, not read: answer in short plain sentences."}]
-        self.is_silent = False  # audio of an interrupted answer is still arriving
+        self.is_silent = False  # audio from an interrupted answer is still arriving
 
     async def answer(self, question: str) -> None:
         """Forward each piece to the speech server, which finds the ends of sentences."""
@@ -79,7 +79,7 @@ class SpeakingChat:
                 sys.stdout.buffer.flush()
             elif message.type is aiohttp.WSMsgType.TEXT:
                 told = json.loads(message.data)
-                if told["type"] in ("SpeechInterrupted", "Warning"):  # a warning: no speech to interrupt
+                if told["type"] in ("SpeechInterrupted", "Warning"):  # a warning: there was no speech to interrupt
                     self.is_silent = False
                 if told["type"] == "Error":
                     sys.exit(f"{told['code']}: {told['description']}")

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Store a voice from a recording under a name for all clients: sh stored_voice.sh ada.wav "What it says."
+# Store a recorded voice under a name that all clients can use: sh stored_voice.sh ada.wav "What it says."
 # Needs a Base checkpoint (talkray serve --model 1.7B-Base), and the speaker's consent.
 set -e
 url=${TALKRAY_URL:-http://127.0.0.1:8000} key=${TALKRAY_API_KEY:-none}
@@ -8,7 +8,7 @@ answers() { curl -s -o /dev/null "$url/health"; }
 answers || { echo "$url does not respond. Start \`talkray serve\`, or set TALKRAY_URL" >&2; exit 1; }
 [ -f "$1" ] && [ -n "$2" ] || { echo 'usage: sh stored_voice.sh RECORDING.wav "What it says."' >&2; exit 2; }
 
-# Store the voice once. The response lists changes to the recording, and advice for a better recording.
+# Store the voice once. The response lists changes to the recording, and advice on making a better recording.
 ask "$url/v1/audio/voices" -F name=ada -F audio_sample=@"$1" -F ref_text="$2" -F consent="agreed in writing"
 echo
 
