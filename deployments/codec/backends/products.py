@@ -20,7 +20,7 @@ from deployments.codec.fold import Conv, FoldedWeights, Linear, Snake
 
 _TYPICAL_ROWS = 128
 MANY_CHANNELS = 512
-# With more rows, a convolution of many channels is faster than a matrix product. For some lengths oneDNN is hundreds of
+# Above this number, a convolution with many channels is faster than a product. For some lengths oneDNN is hundreds of
 # times slower: with torch 2.11 for 768 channels and 96 to 112 rows, with torch 2.13 for 100 rows.
 _ENOUGH_ROWS = 128
 
@@ -40,7 +40,7 @@ def onednn_packs(dtype: torch.dtype) -> bool:
 
 
 class TorchProduct:
-    """Convolution [B, context + time, in] -> [B, time, out], with the weight stored in the order of its reads.
+    """Convolution [B, context + time, in] -> [B, time, out], with the weight stored in the order in which it is read.
 
     A few rows are copied tap by tap and multiplied as a matrix. Many rows run as a convolution, which needs no copies
     but takes milliseconds even for a few rows of a few channels.

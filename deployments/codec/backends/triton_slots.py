@@ -296,7 +296,7 @@ class TritonSlots(SlotDecoder):
         return self._load_float32()
 
     def _written(self, stream: _SlotStream, begin: int, end: int) -> Tensor:
-        """Return codes [frames, groups] of a stream's frames `begin` to `end`, excluding negative numbers."""
+        """Return codes [frames, groups] of a stream's frames `begin` to `end`, excluding negative frame numbers."""
         numbers = torch.arange(max(0, begin), end, device=self.decoder.device)
         return self.decoder.codes[stream.slot, numbers % CODE_RING].long()
 

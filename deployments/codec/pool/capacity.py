@@ -36,10 +36,10 @@ class Capacity:
     and at most the number that recently received audio in time.
 
     A machine that is too slow for one stream would have a single place. One client that speaks continuously could then
-    hold the place forever. A client without a place therefore competes with the number of other clients instead of
-    their places, and two clients always get a place.
+    hold the place forever. A client without a place therefore competes with the number of other clients, not with the
+    number of their places. Two clients always get a place.
 
-    Call all methods on one event loop, with times of one clock.
+    Call all methods on one event loop, with times from one clock.
     """
 
     def __init__(self, *, max_late_s: float, workers_carry: Callable[[], float] = lambda: math.inf) -> None:

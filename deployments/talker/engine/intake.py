@@ -116,7 +116,7 @@ class Intake:
         return None if live is None else live.sequence
 
     def append_text(self, sequence_id: int, text: str, *, is_last: bool) -> Sequence | None:
-        """Return the sequence if its text has grown or now suffices, or None if it has ended or needs more text."""
+        """Return the sequence if its text has grown or is now long enough; None if it has ended or needs more text."""
         live = self._live.get(sequence_id)
         if live is None:
             return None
@@ -179,5 +179,5 @@ class Intake:
 
 
 def complete(asked: Sampling, defaults: Sampling) -> Sampling:
-    """Return `asked`, with `defaults` instead of None."""
+    """Return `asked`, with each None replaced by its default."""
     return replace(defaults, **{key: value for key, value in asdict(asked).items() if value is not None})
