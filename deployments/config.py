@@ -28,7 +28,7 @@ class TalkerConfig(Strict):
     gpu_memory_fraction: Annotated[float | None, Field(gt=0, le=1)] = None
     kv_cache_bytes: Annotated[int | None, Field(ge=1)] = None  # size of the KV cache, instead of `gpu_memory_fraction`
     # Idle time after which the engine moves its GPU memory to the host (driver 570 or newer). The next request moves
-    # it back. Unset keeps the memory on the GPU.
+    # it back. If unset, the memory stays on the GPU.
     keep_alive_s: Annotated[float | None, Field(gt=0)] = None
     # Attention kernel of the fused kernels. `auto` is `triton`, which is faster. The start-up log names the kernel.
     attention: Literal["auto", "triton", "flash_attn"] = "auto"
@@ -58,9 +58,9 @@ class CodecConfig(Strict):
     # AMX and a trial finds the error 35 dB below the signal, else `float32`. The start fails if the device does not
     # support the format.
     precision: DType = "auto"
-    # Where frames are decoded. `inline` decodes all on the talker's device; a codec pool then only encodes recordings
-    # for talkers on CPUs. `pool` decodes all in the codec pool, which frees 1.4 GiB on the talker's GPU. `hybrid`
-    # decodes the first frames of a stream on the talker's GPU, and all frames while the pool is full.
+    # Where frames are decoded. `inline` decodes all of them on the talker's device; a codec pool then only encodes
+    # recordings for talkers on CPUs. `pool` decodes all of them in the codec pool, which frees 1.4 GiB on the talker's
+    # GPU. `hybrid` decodes the first frames of a stream on the talker's GPU, and all frames while the pool is full.
     placement: CodecPlacement = "hybrid"
     # Decoders of one replica: one thread, or several processes on a CPU and several threads on a GPU.
     workers: Annotated[int, Field(ge=1)] = 1

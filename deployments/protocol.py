@@ -43,7 +43,7 @@ class FinishReason(StrEnum):
 
     @property
     def is_good(self) -> bool:
-        """Whether the stream contains the whole text, or as much as `max_new_tokens` allows, and nothing else."""
+        """Whether the stream contains the complete text, or as much as `max_new_tokens` allows, and nothing else."""
         return self in (FinishReason.STOP, FinishReason.LENGTH)
 
 

@@ -143,7 +143,7 @@ class _Loops:
         return bool((self._repeated >= np.maximum(frames, self._needed)).any())
 
     def _count(self) -> None:
-        """Count all new frames at once, because a hundred frames cost as much as five separate frames."""
+        """Count all new frames at once, because a batch of a hundred costs as much as five separate frames."""
         codes, counts = (np.array(column) for column in zip(*self._coming, strict=True))
         self._coming.clear()
         longest = len(self._codes)

@@ -114,7 +114,7 @@ class Replica:
 async def _end_process(reason: str) -> None:
     """Exit the process of a broken replica, so Serve replaces it. Does nothing outside Serve.
 
-    A router would send most requests to a broken replica, because a replica that fails at once has the fewest calls.
+    A router would send most requests to a broken replica, because a replica that fails quickly has the fewest calls.
     """
     if ray_private.this_replica() is None:
         return

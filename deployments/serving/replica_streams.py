@@ -123,7 +123,7 @@ class CodecAudio(ReplicaStream[PcmChunk, PcmChunk]):
 
 
 class PendingFrames:
-    """Frames of one stream that have arrived and not been taken yet. Talkers may have decoded the first of them."""
+    """Frames of one stream that have arrived but not been taken. Talkers may have decoded the first of them."""
 
     def __init__(self, frame_samples: int, first: Codes | None = None) -> None:
         """Start with the frames `first`, which precede those of the chunks."""
@@ -202,7 +202,7 @@ class OutgoingAudio:
         self._delivered = position  # as in chunks: includes leading silence only after the first sound
 
     def chunk(self, codes: Codes, pcm: Pcm, finish_reason: FinishReason | None) -> PcmChunk:
-        """Return the chunk for the next frames and their audio. Its position counts the quiet start after first sound.
+        """Return the chunk for the next frames and audio. Its position includes leading silence after the first sound.
 
         The stream ends if the returned chunk has a finish reason, even if `finish_reason` is None, because the rest of
         the audio is not speech.

@@ -155,7 +155,7 @@ def _download(serve: Path) -> str:
 
 
 def _versions(root: Path) -> Iterator[str]:
-    """Check that tags of Talkray's images equal this version."""
+    """Check that tags of Talkray's images match this version."""
     version = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
     names = ["aws.yaml", "gcp.yaml", "Dockerfile", "compose/compose.yaml", "compose/gpu.yaml"]
     names += [f"kuberay/overlays/{overlay}/kustomization.yaml" for overlay in OVERLAYS]

@@ -297,7 +297,7 @@ def depthwise_norm(x: Tensor, memories: tuple[Tensor, Tensor], block: ConvNeXt, 
 def gather(
     x: Tensor, out: Tensor, snake: Snake | None = None, pasts: Sequence[Tensor] = (), nexts: Sequence[Tensor] = ()
 ) -> bool:
-    """Fill `out` [B, context + time, channels] with the streams' pasts [context, channels], and x after the snake.
+    """Fill `out` [B, context + time, channels] with each stream's past [context, channels], and x after the snake.
 
     The last rows of `out` fill `nexts`, which may be the pasts. Returns False if the kernels do not support the inputs.
     Rows of each stream must be contiguous, and pasts must have the dtype of `out`.

@@ -49,7 +49,7 @@ class TorchProduct:
     def __init__(
         self, weight: Tensor, bias: Tensor | None, dilation: int, dtype: torch.dtype, *, may_be_long: bool = False
     ) -> None:
-        """Pack `weight` [taps, in, out]. A layer with many channels has few rows, unless `may_be_long` is set."""
+        """Pack `weight` [taps, in, out]. Many channels imply few rows, unless `may_be_long` is set."""
         self._taps, channels, _ = weight.shape
         self._dilation = dilation
         self._context = (self._taps - 1) * dilation
@@ -170,7 +170,7 @@ scratch = _Scratch()
 def gather(
     x: Tensor, out: Tensor, snake: Snake | None = None, pasts: Sequence[Tensor] = (), nexts: Sequence[Tensor] = ()
 ) -> None:
-    """Fill `out` [B, context + time, channels] with the streams' pasts and x after the snake, and then fill `nexts`."""
+    """Fill `out` [B, context + time, channels] with each stream's past and x after the snake, and then fill `nexts`."""
     if c_kernels.gather(x, out, snake, pasts, nexts):
         return
     time = x.shape[1]

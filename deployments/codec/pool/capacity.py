@@ -43,7 +43,7 @@ class Capacity:
     """
 
     def __init__(self, *, max_late_s: float, workers_carry: Callable[[], float] = lambda: math.inf) -> None:
-        """Listeners may hear `max_late_s` of silence in total. `workers_carry()` returns the streams in real time."""
+        """Listeners may hear `max_late_s` of silence in total. `workers_carry()` returns the capacity in streams."""
         self._max_late_s, self._workers_carry = max_late_s, workers_carry
         self.limit = StreamLimit(least=1)
         self._places: dict[object, str] = {}  # the client that holds each place

@@ -75,7 +75,7 @@ class AudioStream:
         return self.listener.deadline_s(self.opened_s)
 
     def awaits_first_sound(self, now_s: float) -> bool:
-        """Return whether the listener hears a first sound soon. A stream opened long ago may be waiting for text."""
+        """Return whether a first sound is imminent. A stream opened long ago may be waiting for text."""
         return not self.listener.has_begun and now_s - self.opened_s < _SHARE_WAIT_S
 
     def has_slack(self, now_s: float) -> bool:

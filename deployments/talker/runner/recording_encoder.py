@@ -29,7 +29,7 @@ class Encoding:
     """Prompt of a recording, computed on the GPU."""
 
     def __init__(self, speaker: Tensor, codes: Tensor | None) -> None:
-        """Take copies in pinned memory that are queued on the current stream."""
+        """Wrap results in pinned memory whose copies are queued on the current stream."""
         self._speaker, self._codes = speaker, codes
         self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._done.record()

@@ -113,7 +113,7 @@ class Timeline:
 
 
 def book_format(file: Path) -> BookFormat:
-    """Return the format for a file's extension. Raises `InvalidRequest` that lists the known extensions."""
+    """Return the format for a file's extension. Raises an `InvalidRequest` that lists the known extensions."""
     found = BOOK_FORMATS.get(file.suffix.lower())
     if found is None:
         raise InvalidRequest(f"{file}: the file extension must be one of {', '.join(BOOK_FORMATS)}", "output")
