@@ -37,7 +37,7 @@ class TalkerRecipe:
     warm_up: float = 0.03  # share of the duration
     weight_decay: float = 0.05  # for matrices other than embeddings
     clip: float = 1.0
-    dropout: float = 0.1  # of the output of the talker's layers
+    dropout: float = 0.1  # rate for the output of the talker's layers
     predictor_dropout: float = 0.05
     wrong_codes: float = 0.12  # maximum share of an utterance's input codes that are replaced, half of it on average
     wrong_frames: float = 0.02  # share of complete frames that are replaced

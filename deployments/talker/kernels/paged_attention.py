@@ -263,7 +263,7 @@ class FlashAttention:
 def choose_attention(
     setting: str, heads: Heads, *, block_size: int, dtype: torch.dtype, pdl: bool = True
 ) -> PagedBackend:
-    """Return the backend for `setting`: "triton", "flash_attn" or "auto". "auto" is "triton", which is no slower.
+    """Return the backend for `setting`: "triton", "flash_attn" or "auto". "auto" is "triton", which is as fast.
 
     Raises ValueError with the reason if flash-attn is requested but not usable, or if the block size is not supported.
     """
