@@ -23,7 +23,7 @@ class CodecRecord:
 
     streams: float = 0.0  # open streams, including those that still wait for the talker
     starting: float = 0.0  # streams that wait for the talker's first frame
-    backlog_s: float = 0.0  # seconds of audio that are received as codes and not yet decoded
+    backlog_s: float = 0.0  # seconds of audio received as codes but not decoded yet
     busy_cores: float = 0.0  # busy decoder workers, as a moving mean
     cores: float = 1.0  # decoder workers
     background: float = 0.0  # streams of jobs, not included in the other numbers

@@ -10,7 +10,7 @@ POINTER, COUNT = ctypes.c_void_p, ctypes.c_ssize_t
 def built_library(module: str, parameters: Mapping[str, Sequence[object]], *, interface: int) -> ctypes.CDLL | None:
     """Load the library that replaces `module`. `parameters` maps each function, which returns void, to its C types.
 
-    Returns None if the library was not built, or if it has another `interface` version.
+    Returns None if the library was not built, or if its `interface` version differs.
     """
     spec = find_spec(module)
     if spec is None or spec.origin is None:

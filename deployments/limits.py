@@ -10,7 +10,7 @@ _WINDOW_S = 20.0  # a rate counts the events of this period
 _UNKNOWN_S = 1.0
 # Lateness is judged over this period. A second period must agree, because a lost replica delays streams only once.
 _PERIOD_S = 1.0
-# A larger late share means too many streams. Less than half of this share permits more streams.
+# A larger late share means too many streams. Below half of this share, the limit may rise.
 _LATE_SHARE = 0.1
 _LEAST_FEWER = 0.1  # share of streams by which the limit falls, or half the late share if that is larger
 _MORE = 0.05  # share of streams by which the limit rises, at least by one stream in two periods
@@ -35,7 +35,7 @@ class Rate:
         return len(self._times_s) / min(_WINDOW_S, max(1.0, now_s - self._times_s[0]))
 
     def retry_after_s(self, ahead: int, now_s: float) -> float:
-        """Return the `Retry-After` seconds for a client with `ahead` other clients before it in the queue."""
+        """Return the `Retry-After` seconds for a client with `ahead` other clients ahead of it in the queue."""
         rate = self.per_second(now_s)
         return min(max((ahead + 1) / rate, _SHORTEST_S), _LONGEST_S) if rate else _UNKNOWN_S
 

@@ -91,7 +91,7 @@ class ReaderWatch:
         await self._end_pause()
 
     async def read(self, next_item: Callable[[], Awaitable[T | None]], *, is_watched: bool = True) -> T | None:
-        """Return the item to yield next. The timeout for the reader starts with the return, unless `is_watched` is off.
+        """Return the item to yield next. The timeout for the reader starts on return, unless `is_watched` is off.
 
         Returns None if `next_item` does.
         """

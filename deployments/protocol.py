@@ -37,13 +37,13 @@ class FinishReason(StrEnum):
     STOP = "stop"  # the talker sampled its end-of-speech code
     EARLY = "early"  # the talker ended before any sound, before the end of the text, or far too early for the text
     LENGTH = "length"  # max_new_tokens
-    SILENCE = "silence"  # the talker makes seconds of silence or room noise instead of ending
+    SILENCE = "silence"  # the talker produces seconds of silence or room noise instead of ending
     LOOP = "loop"  # the talker repeats itself instead of ending
-    RUNAWAY = "runaway"  # the talker continues after the last word, or makes far more frames than the text can need
+    RUNAWAY = "runaway"  # the talker continues after the last word, or makes far more frames than the text could need
 
     @property
     def is_good(self) -> bool:
-        """Whether the stream contains the whole text, or as much as `max_new_tokens` allows, and nothing else."""
+        """Whether the stream contains the complete text, or as much as `max_new_tokens` allows, and nothing else."""
         return self in (FinishReason.STOP, FinishReason.LENGTH)
 
 
@@ -104,7 +104,7 @@ for _name in DRAWING_OPTIONS:
 
 @dataclass(frozen=True, slots=True)
 class ClonePrompt:
-    """Speaker vector and codes of a recording, in a hundredth of the recording's bytes, for use by any replica."""
+    """Speaker vector and codes of a recording, a hundredth of its size, for use by any replica."""
 
     speaker: NDArray[np.float32]  # [hidden]
     codes: Codes | None = None  # [frames, num_code_groups]; None if only the speaker vector was requested
@@ -169,7 +169,7 @@ class Progress:
     """Part of an utterance that its reader has received. Another replica continues from this part."""
 
     codes: Codes  # all frames from the beginning
-    samples: int  # delivered, counted before the codec's quiet start is trimmed
+    samples: int  # delivered, counted before the codec's leading silence is trimmed
     in_hand_s: float = 0.0  # seconds of delivered audio that the player has not played yet, according to `Listener`
 
 
@@ -204,19 +204,19 @@ class SynthesisRequest:
     seed: int = 0  # 0 <= seed < 2**64
     non_streaming_mode: bool | None = None  # None: the official package's default for this kind of checkpoint
     ignore_eos: bool = False  # only max_new_tokens ends the speech
-    leading_silence: bool = False  # True keeps quiet leading frames
+    leading_silence: bool = False  # True keeps silent leading frames
     word_times: bool = False  # include readings in chunks
     # A segment of a job. Jobs use the capacity that streams with listeners leave, and count toward none of the limits.
     background: bool = False
 
     # A text in several segments, or a text that is still being written: set by `Segments` and `LiveText` of the ingress
-    continues: bool = False  # a later segment of a long text: replicas do not refuse it and serve it first
-    following: tuple[str, ...] = ()  # texts of the later segments; replicas refuse the request if one is too long
+    continues: bool = False  # a later segment of a long text: replicas never reject it, and serve it first
+    following: tuple[str, ...] = ()  # texts of the later segments; replicas reject the request if one is too long
     mailbox: Mailbox | None = None  # address of the text while the client writes it; `text` is empty then
     tail: Tail | None = None  # of the previous segment, or of an earlier request
 
     # A stream that continues on another replica: set by `Received` of deployments/serving/failover.py
-    resume: Progress | None = None  # the part that another replica has made
+    resume: Progress | None = None  # the part that another replica has produced
     is_retry: bool = False  # another replica had this request before and may hang
 
     # For a talker: set by `TalkerAudio` of the ingress, or by a codec replica
@@ -235,7 +235,7 @@ class SynthesisRequest:
 
     @property
     def is_continuation(self) -> bool:
-        """Whether the client already has a part of this speech. A refusal would then cut the speech off."""
+        """Whether the client already has a part of this speech. Rejecting the request would then cut off the speech."""
         return self.continues or self.resume is not None
 
     @property
@@ -274,8 +274,8 @@ class FrameChunk:
     marks: Marks = ()  # on the first audio of a request with marks: all stages up to the engine and back
     readings: tuple[Reading, ...] = ()  # empty unless `word_times` is requested and the model has an alignment head
     clone_prompt: ClonePrompt | None = None  # on the first chunk, if the request had samples; replaces the samples
-    # The replica that makes the stream from this chunk on, with its start time: ("Talker#1a2b3c4d", ns). A preceding
-    # entry names the loss that caused the change of replicas.
+    # The replica that produces the stream from this chunk on, with its start time: ("Talker#1a2b3c4d", ns). A preceding
+    # entry names the loss that caused the switch of replicas.
     trail: Marks = ()
 
     @classmethod
@@ -295,7 +295,7 @@ class FrameChunk:
         )
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Pickle the codes as bytes, in a third of the time of a data class with an array."""
+        """Pickle the codes as bytes, in a third of the time that a data class with an array takes."""
         return _frame_chunk, (*_packed(self.codes), *_beside_frames(self))
 
 
@@ -311,7 +311,7 @@ def _frame_chunk(codes: bytes, shape: tuple[int, ...], *beside: Any) -> FrameChu
 class PcmChunk:
     """Audio of one stream, and the codes from which the audio was decoded.
 
-    The quiet start is removed from the audio, but not from the codes. A heartbeat only shows that its sender is alive.
+    Leading silence is removed from the audio, but not from the codes. A heartbeat only shows that its sender is alive.
     """
 
     pcm: bytes  # s16le, mono, at ModelInfo.sample_rate
@@ -371,7 +371,7 @@ class ModelInfo:
     talker_on_gpu: bool = False
     deterministic: bool = False  # whether text and seed determine the codes, independently of concurrent requests
     codec_precision: str = "float32"  # number format in which the talker's device decodes
-    spoken_form: str | None = None  # language of a voice that only knows words and needs figures spelled out
+    spoken_form: str | None = None  # language of a voice that can read only words and needs figures spelled out
     max_segment_chars: int = 1000  # longer texts are synthesized in segments
     word_times: bool = False  # whether the alignment head is known: readings are exact, otherwise estimates
     clones_by_vector: bool = False  # uses only the speaker vector of a recording, no codes: `x_vector_only_mode`

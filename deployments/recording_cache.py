@@ -34,7 +34,7 @@ class ByRecording(Generic[T]):
         self._max_bytes, self._size = max_bytes, size
         self._results: OrderedDict[bytes, T] = OrderedDict()
         self._held = 0
-        self._forgotten: dict[bytes, None] = {}  # voices deleted last; their results may still be in computation
+        self._forgotten: dict[bytes, None] = {}  # most recently deleted voices; their results may still be computing
         self._lock = Lock()
         self._hits = self._misses = 0
 

@@ -1,6 +1,6 @@
 """Detection of a stream's first sound, and of speech that ended early or continued after its text.
 
-The quiet start is removed so the first byte is close to the first sound. A talker without an alignment head only knows
+Leading silence is removed so the first byte is close to the first sound. A talker without an alignment head gives only
 its codes, and its own limit is far beyond any text's length. Audio after the end of the speech is mostly silence or a
 loop, which these checks find much earlier. The checks do not find gibberish, because gibberish sounds like speech.
 """
@@ -58,7 +58,7 @@ class FirstSound:
 
 
 class LeadingSilence:
-    """Filter that trims the quiet start of one stream. Positions elsewhere use the codec's untrimmed timeline."""
+    """Filter that trims the leading silence of one stream. Positions elsewhere use the codec's untrimmed timeline."""
 
     def __init__(self, sample_rate: int) -> None:
         self._sample_rate, self._window = sample_rate, _window(sample_rate)
@@ -117,7 +117,7 @@ def frames_of(seconds: float, frame_s: float) -> int:
 
 
 def runaway_frames(num_text_tokens: int, frame_s: float) -> int:
-    """Return the number of frames that no speech for a text of `num_text_tokens` tokens exceeds."""
+    """Return the maximum number of frames of any speech for a text of `num_text_tokens` tokens."""
     return frames_of(max(num_text_tokens * _LONGEST_TOKEN_S, _LEAST_S), frame_s)
 
 
@@ -143,7 +143,7 @@ class _Loops:
         return bool((self._repeated >= np.maximum(frames, self._needed)).any())
 
     def _count(self) -> None:
-        """Count all new frames at once, because a hundred frames cost as much as five separate frames."""
+        """Count all new frames at once, because a batch of a hundred costs as much as five separate frames."""
         codes, counts = (np.array(column) for column in zip(*self._coming, strict=True))
         self._coming.clear()
         longest = len(self._codes)
@@ -151,7 +151,7 @@ class _Loops:
         before = np.lib.stride_tricks.sliding_window_view(history[:-1], longest)[:, ::-1]  # [frames, periods]
         earned = np.where(before == codes[:, None], 1, -_ODD_FRAME)
         earned[~counts] = 0
-        sums = np.cumsum(np.vstack((self._repeated, earned)), axis=0)  # `_repeated` if it had no floor of zero
+        sums = np.cumsum(np.vstack((self._repeated, earned)), axis=0)  # `_repeated` without its floor of zero
         self._repeated = sums[-1] - np.minimum(sums.min(axis=0), 0)
         self._most = int(self._repeated.max())
         self._codes = history[-longest:]
@@ -172,7 +172,7 @@ class EndingGuard:
     def pass_on(
         self, codes: Codes, pcm: Pcm, finish_reason: FinishReason | None, num_text_tokens: int
     ) -> tuple[Codes, Pcm, FinishReason | None]:
-        """Return the arguments as far as they belong to the speech.
+        """Return the part of the arguments that belongs to the speech.
 
         The last frames of `pcm` have `codes` [frames, groups]. The finish reason is set if the speech has to end.
         """
@@ -213,7 +213,7 @@ class EndingGuard:
         return FinishReason.LOOP if self._loops.has_lasted(patience) else None
 
     def _is_murmur(self) -> bool:
-        """Return whether recent audio is noise too even for speech, such as the room noise of a recording."""
+        """Return whether recent audio is noise too steady to be speech, such as the room noise of a recording."""
         if len(self._levels) < self._late_patience:
             return False
         loudest = max(self._levels)

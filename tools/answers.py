@@ -1,4 +1,4 @@
-"""Check that the server still returns the same responses: record before a change, record after it, and compare.
+"""Check that a change leaves the server's responses unchanged: record before and after it, and compare.
 
     python -m pytest -q -p tools.answers --answers before.json tests/serve_app/extensions/test_contract.py
     python -m tools.answers speech http://127.0.0.1:8000 before.npz
@@ -104,7 +104,7 @@ def _digest(content: bytes) -> str:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--answers", type=Path, help="where tools.answers records what the server answers")
+    parser.addoption("--answers", type=Path, help="file in which tools.answers records the responses")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -141,7 +141,7 @@ def _codes(content: bytes) -> NDArray[np.int64]:
 
 
 def compare(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """Return one line per difference, including responses of only one side. PCM may differ by one step."""
+    """Return one line per difference, including responses found on only one side. PCM may differ by one step."""
     lines = []
     for key in sorted({*before, *after}):
         if key not in before or key not in after:

@@ -1,4 +1,4 @@
-"""Write the public surfaces that users may rely on to docs/contracts/: `python -m tools.contracts`.
+"""Write the public interfaces on which users may rely to docs/contracts/: `python -m tools.contracts`.
 
 `--check`, as in `make lint`, fails if a file differs from the code. An added line is a new promise. A removed or
 changed line breaks a promise; docs/versions.md lists the required version number.
@@ -99,7 +99,7 @@ def dialects() -> tuple[extension.Dialect, ...]:
 
 
 def documented() -> dict[str, set[str]]:
-    """Return by path the tested fields of speech requests."""
+    """Return the tested fields of speech requests, by path."""
     fields = defaultdict[str, set[str]](set)
     for row in DOCUMENTED.values():
         found = {f"{place.inside}.{name}".lstrip(".") for place in row.places for name in place.fields}
@@ -310,7 +310,7 @@ def stale(root: Path, *, write: bool) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tools.contracts", description=__doc__.splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="write nothing; fail where a file differs")
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if a file differs")
     differences = stale(ROOT, write=not parser.parse_args().check)
     if differences:
         print(*differences, sep="\n")

@@ -175,7 +175,7 @@ def _prints(document: Path, exact: list[int], rounded: list[int]) -> bool:
 
 
 def way_of_a_request(root: Path) -> Imported:
-    """Return all of Talkray's modules that the three processes import, except docstring-only packages."""
+    """Return all of Talkray's modules that the three processes import, except packages with only a docstring."""
     found: dict[Path, ast.Module] = {}
     waiting = list(PROCESSES)
     while waiting:

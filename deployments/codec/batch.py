@@ -43,7 +43,7 @@ class Decoded:
 
 
 def decode_batch(decoder: CodecDecoder, tasks: Sequence[DecodeTask]) -> list[Decoded | Exception]:
-    """Return the outcome of each task, in order. Makes one call for each shape. A failing task fails alone."""
+    """Return the outcome of each task, in order. Makes one call for each shape. A failure affects one task only."""
     outcomes: dict[int, Decoded | Exception] = {}
     for shape in sorted({task.shape for task in tasks}):
         rows = [row for row, task in enumerate(tasks) if task.shape == shape]

@@ -123,7 +123,7 @@ class EncoderConfig:
 
 @dataclass(frozen=True, slots=True)
 class SpeechTokenizerConfig:
-    """Configuration of the whole codec. Encoder and decoder use the same frame rate and the same codebooks."""
+    """Configuration of the complete codec. Encoder and decoder use the same frame rate and the same codebooks."""
 
     decoder: Annotated[DecoderConfig, Field(validation_alias="decoder_config")]
     encoder: Annotated[EncoderConfig, Field(validation_alias="encoder_config")]

@@ -22,11 +22,11 @@ from deployments.errors import EngineError
 
 # `auto` selects a faster precision if its error is this many dB below the signal, because such an error is inaudible.
 MIN_SNR_DB = 35.0
-PCM_SCALE = 32767  # libsndfile's scale for 16 bits, which users of the official package write files with
+PCM_SCALE = 32767  # libsndfile's scale for 16 bits, with which users of the official package write files
 
 
 class Backend(ABC):
-    """Implementation of the decoder for one kind of device. Threads may share a backend: calls modify no shared state.
+    """Decoder implementation for one kind of device. Threads may share a backend, because calls modify no shared state.
 
     States contain floats. The caller owns returned samples and lists of states. A backend that overrides `precisions`
     must override `at` too.
@@ -79,7 +79,7 @@ class Backend(ABC):
 
 
 class CodecDecoder:
-    """Decoder with a repair in float32 for streams that overflow. Thread-safe, because the callers keep the states."""
+    """Decoder that repairs overflowing streams in float32. Thread-safe, because the callers keep the states."""
 
     def __init__(self, backend: Backend) -> None:
         self.backend, self.config, self.precision = backend, backend.config, backend.precision
@@ -115,7 +115,7 @@ class CodecDecoder:
     def state_after(self, codes: Tensor) -> DecoderState:
         """Return the state of a stream after its frames so far, `codes` [frames, num_code_groups] int64, without audio.
 
-        The cost is the transformer for all frames within reach of the next sample, and the convolutions for one frame.
+        This runs the transformer for all frames within reach of the next sample, and the convolutions for one frame.
         """
         codes, state = codes[-self.config.reach :], self.initial_state()
         for size in recall_sizes(len(codes), call_sizes(RECALL_SIZES)):
@@ -169,7 +169,7 @@ class CodecDecoder:
 
 @dataclass(frozen=True, slots=True)
 class WarmUpResult:
-    """Measurements of a decoder's calls at the start. An unused decoder has none."""
+    """Measurements of a decoder's calls at start-up. An unused decoder has none."""
 
     largest_batches: dict[int, int] = field(default_factory=dict)  # number of streams, by frames of each stream
     seconds_per_frame: float = 0.0  # see DecodeGate

@@ -49,7 +49,7 @@ class SharedStates:
         self._size = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
         os.ftruncate(descriptor, _CELLS * self._size)
         self._bytes = torch.frombuffer(mmap.mmap(descriptor, _CELLS * self._size), dtype=torch.uint8)
-        self._free = list(reversed(range(_CELLS)))  # reuse the latest freed cell first, because its memory is resident
+        self._free = list(reversed(range(_CELLS)))  # reuse the last freed cell first, because its memory is resident
 
     def acquire(self) -> Cell:
         """Return a free cell. Raises MemoryError if all cells are in use."""

@@ -44,8 +44,8 @@ class CodecReplica:
     ) -> None:
         """Create a replica that calls `talkers`, the handle of each model by name.
 
-        `placements` sets where several models are decoded. The placement is "pool" for talkers without a GPU, because a
-        model at zero replicas cannot report whether its talkers have a GPU. `max_late_s` limits the silence that a
+        `placements` sets where each of several models is decoded. It is "pool" for talkers without a GPU, because a
+        model with zero replicas cannot report whether its talkers have a GPU. `max_late_s` limits the silence that a
         listener may hear. `name` identifies one of several codec pools in metrics.
         """
         from deployments.codec.pool.service import CodecService
@@ -61,7 +61,7 @@ class CodecReplica:
             """Decode chunks of several streams in one call.
 
             The gate selects the tasks of a call, because `serve.batch` ignores deadlines and shapes. The call still
-            uses `serve.batch`, because it provides Serve's own metrics of batches.
+            uses `serve.batch`, because it provides Serve's own batch metrics.
             """
             decoding = self._service.decode_batch(tasks)
             return await self._load.measure_call(decoding, tasks, waiting=self._service.gate.num_waiting)
@@ -118,7 +118,7 @@ class CodecReplica:
                 await asyncio.wait_for(self._meet(), _MEETING_S)
 
     async def _meet(self) -> None:
-        """Query all talker pools in parallel. Skips pools at zero replicas, because a call would start them."""
+        """Query all talker pools in parallel. Skips pools with zero replicas, because a call would start them."""
         if len(self._talkers) == 1:
             await asyncio.gather(*map(self.describe, self._talkers))
             return

@@ -91,7 +91,7 @@ def convolutional_encoder(config: EncoderConfig) -> nn.Sequential:
 
 
 class EncoderAttention(nn.Module):
-    """Causal attention to the whole past, as in the official package without flash-attn. flash-attn adds a window."""
+    """Causal attention to all past steps, as in the official package without flash-attn. flash-attn adds a window."""
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
@@ -216,10 +216,10 @@ class EncoderNetwork(nn.Module):
         self.quantizer = SplitQuantizer(config)
 
     def forward(self, audio: Tensor, num_samples: Tensor, num_quantizers: int) -> Tensor:
-        """Return the codes [samples / frame_samples, num_quantizers] of `audio` [samples], whole frames.
+        """Return the codes [samples / frame_samples, num_quantizers] of whole frames of `audio` [samples].
 
         The recording has `num_samples` (int64 scalar) samples, and zeros follow. Codes after its frames are invalid.
-        Every layer sees the same padding as without the additional zeros, so a captured graph can encode any length.
+        Every layer gets the same padding as without the additional zeros, so a captured graph can encode any length.
         """
         config, x, length = self.config, audio[None, None], num_samples
         for layer in self.encoder.get_submodule("layers").children():

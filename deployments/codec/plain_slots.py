@@ -36,7 +36,7 @@ class PlainSlots(SlotDecoder):
 
     @staticmethod
     def gpu_bytes(config: DecoderConfig, *, num_weights: int, num_slots: int, within_reach: int) -> int:
-        """Return the bytes for weights, counted twice because layers with few channels have two copies, and states."""
+        """Return the bytes of states and weights. Weights count twice: layers with few channels have two copies."""
         return 2 * num_weights * torch.float32.itemsize + num_slots * PlainSlots.state_bytes(config)
 
     @staticmethod
@@ -76,7 +76,7 @@ class PlainSlots(SlotDecoder):
         except EngineError as error:
             if len(slots) == 1:
                 return _FinishedCall([error])
-        # Decode each slot separately, to find the slot whose frames raise.
+        # Decode each slot separately, to find the slot whose frames raise an error.
         return _FinishedCall([pcm for slot in slots for pcm in self.decode([slot], frames).result()])
 
     def barrier(self) -> None:

@@ -1,14 +1,14 @@
 """Number of frames of a stream to decode next, on a CPU and on a GPU.
 
 The first call of a shape costs 20 to 170 ms more: a CPU's matrix library generates kernels for the shape, and a GPU
-captures the call. There are therefore few shapes, and a replica calls each shape once before it is ready.
+captures the call. There are therefore only a few shapes, and a replica runs each once before it is ready.
 """
 
 import math
 from collections.abc import Iterable
 
 MIN_LEAD_S = 0.25  # covers one decode call and one frame of the talker
-RAMP = (1, 1, 2, 4, 8, 12)  # a second chunk of two frames may take a CPU longer than the first chunk plays
+RAMP = (1, 1, 2, 4, 8, 12)  # a CPU may take longer for a second chunk of two frames than the first chunk plays
 # Ramp for streams that share calls. If the replica dies while a first chunk plays, another replica takes over in time:
 # a takeover (detect the death, repeat the prefill, decode) takes 0.18 s on a busy host.
 SHARED_RAMP = (3, 3, 4, 8)
@@ -32,7 +32,7 @@ RECALL_SIZES = (12, 24, 48, 96, 192)
 
 
 def chosen_ramp(workers: int) -> tuple[int, ...]:
-    """Return the maximum frames of a stream's chunks for this number of workers, in order. The last entry repeats."""
+    """Return the maximum frames of each of a stream's chunks for this number of workers. The last entry repeats."""
     return SHARED_RAMP if workers >= MANY_WORKERS else RAMP
 
 
@@ -89,7 +89,7 @@ class ChunkPlan:
 
     `ramp` holds the maximum size of each chunk in order; the last entry repeats. A fast talker fills each chunk. With a
     talker near real time, a chunk is cut short if waiting would reduce the lead below `min_lead_s`. Load widens chunks,
-    which then take a CPU longer, so the listener must have buffered the share `in_hand` of a widened chunk's duration.
+    which then take longer on a CPU. The listener must have buffered the share `in_hand` of a widened chunk's duration.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class ChunkPlan:
     def next_size(self, available: int, *, ended: bool, lead_s: float, load: int = 0) -> int:
         """Return the number of frames to decode now, or 0 to wait for more. A number above 0 counts as decoded.
 
-        The end of a stream is one call if there is time, perhaps with more frames than are available. `lead_s` is the
+        If there is time, the end of a stream is one call, perhaps of more frames than are available. `lead_s` is the
         delivered audio minus the time since the first delivery. The lead does not affect the first chunk. Under `load`
         (a number of steps), a playing stream gets wider chunks, which cost less per frame.
         """
@@ -124,7 +124,7 @@ class ChunkPlan:
         return parts(size, self._sizes)[0]
 
     def lead_to_decode_s(self, available: int) -> float:
-        """Return the maximum `lead_s` at which `size` may be above 0 for a running stream; inf if any lead suffices."""
+        """Return the maximum `lead_s` at which `size` may be above 0 for a running stream; inf if any lead will do."""
         if available >= self._ramp[min(self._num_chunks, len(self._ramp) - 1)]:
             return math.inf
         return self._min_lead_s if self._num_chunks else -math.inf
@@ -141,7 +141,7 @@ class ChunkPlan:
         return recall_sizes(frames, call_sizes((*self._ramp, *RECALL_SIZES)))
 
     def restart(self) -> None:
-        """Restart the ramp, because all audio so far was quiet."""
+        """Restart the ramp of chunk sizes, because all audio so far was silent."""
         self._num_chunks = 0
 
     def skip(self, frames: int) -> None:
@@ -152,7 +152,7 @@ class ChunkPlan:
             self._num_chunks += 1
 
     def _wanted(self, load: int, lead_s: float) -> int:
-        """Return the ramp's size; under load a wider size, as far as the listener's lead permits."""
+        """Return the ramp's size, or under load a larger size if the listener's lead permits it."""
         first = min(self._num_chunks, len(self._ramp) - 1)
         planned = self._ramp[first]
         if not self._num_chunks or not load:

@@ -32,7 +32,7 @@ _DIGITS = 12  # length of the digest in a folder's name
 def unpacked(model: str, cache: Path) -> Path:
     """Return the directory of an embedded checkpoint below `cache`. Unpacks it if missing. Raises CheckpointError.
 
-    The checkpoint is written to a temporary folder and renamed, so readers never see a part of it, and concurrent
+    The checkpoint is written to a temporary folder and renamed, so readers never see an incomplete one, and concurrent
     writers are safe.
     """
     directory = place(model, cache)

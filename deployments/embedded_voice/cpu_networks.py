@@ -22,7 +22,7 @@ from deployments.talker.state.kv_cache import KVCache
 
 _INTERFACE = 5  # version of the functions and their arguments; must be equal in cpu_networks.c
 _TILE = 16  # number of outputs whose weights are stored side by side
-_WIDEST = 512  # maximum hidden size; weights of wider stacks are better read by several threads
+_WIDEST = 512  # maximum hidden size; several threads read the weights of wider stacks faster
 _PARAMETERS = {
     "multiply": [*[POINTER] * 3, *[COUNT] * 3],
     "run_stack": [*[POINTER] * 4, COUNT, *[POINTER] * 4, *[COUNT] * 3, POINTER],

@@ -1,4 +1,4 @@
-"""Conversion of English text to its spoken form, for voices that only know words and plain punctuation."""
+"""Conversion of English text to its spoken form, for voices that can read only words and plain punctuation."""
 
 # ruff: noqa: RUF001 (this file handles ambiguous characters)
 
@@ -148,7 +148,7 @@ _BEFORE_NUMBERS = table(
     "No:number no:number Nos:numbers Fig:figure fig:figure Figs:figures Vol:volume vol:volume p:page pp:pages "
     "Ch:chapter ch:chapter ca:about c:circa Sec:section Art:article Eq:equation"
 )
-# Words in capitals that are read as words. Other words of up to five letters are spelled.
+# Words in capitals that are read as words. Other words of up to five letters are spelled out.
 _WORDS_IN_CAPITALS = (
     "NASA NATO UNESCO UNICEF OPEC ASAP COVID AIDS SIM PIN RAM ROM GIF JPEG JSON CUDA SWAT LASER RADAR SCUBA FIFA YOLO "
     "AN AND ANY ARE AS BE BEST BIG BUT BY CAN DAY DO EVEN EVER EVERY FOR FREE FROM GET GO GOOD GREAT HAVE HE HELLO "
@@ -168,7 +168,7 @@ _SYMBOLS = {
 }  # fmt: skip
 _IN_CAPITALS = {"OK": "okay", "WWI": "World War one", "WWII": "World War two"}
 _ROMAN = {"I": 1, "V": 5, "X": 10, "L": 50, "C": 100, "D": 500, "M": 1000}
-_COUNTED = (  # nouns with cardinal numbers; names have ordinals
+_COUNTED = (  # nouns that take cardinal numbers; names take ordinals
     "Chapter Part Act Scene Section Volume Book War Phase Vol Wars Bowl Type Stage Level Grade Class Title Article "
     "Rocky Fantasy Apollo Mark Table Figure Appendix Episode Season Psalm Version Unit Lesson Step Round Category "
     "Model Series Division Group Plan Item Rule Corps Canto Page Pentium Saturn Gemini Panel Zone Region Line Schedule "

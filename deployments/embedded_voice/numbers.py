@@ -90,7 +90,7 @@ def _indian(figures: str) -> str:
 
 
 def decimal(figures: str) -> str:
-    """Return the words for an integer or a decimal: three point one four. Further points are read too."""
+    """Return the words for an integer or a decimal: three point one four. Additional points are read too."""
     whole, *parts = figures.split(".")
     return " point ".join((integer(whole or "0"), *(digits(part) for part in parts)))
 
@@ -101,7 +101,7 @@ _AMOUNT = rf"(?:{_WHOLE}(?:\.\d++)?|\.\d++)"
 _NUMBER = rf"(?<![\w.]){_AMOUNT}"
 _HALF_OF_DAY = r"([aApP])\.?[mM](?![\w'])"
 _HALF_OR_NOT = rf"(?: ?{_HALF_OF_DAY})?"
-# A noun that an amount before it describes: a $5 bill, a 5 km run
+# A noun described by the amount before it: a $5 bill, a 5 km run
 _DESCRIBED = re.compile(
     r"[ -](?!(?:or|and|to|in|for|of|on|at|is|was|per|from|more|less|each|by|with|than|if|but|as|that|so)\b)[a-z]{2}"
 )

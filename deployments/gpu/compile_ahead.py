@@ -33,7 +33,7 @@ _MAX_WORKERS = 16  # each worker imports torch, which takes about a third of a g
 _WORKER = "import torch; from deployments.gpu.compile_ahead import serve_standard_streams as serve; serve()"
 
 Progress = Callable[[int, int], None]
-"""Called with the number of compiled kernels and the number of all kernels."""
+"""Called with the number of compiled kernels and the total number of kernels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ def _digest(facts: str) -> str:
 
 @contextmanager
 def noted_launches() -> Iterator[list[Kernel]]:
-    """Record each kernel that is launched in this block and not loaded yet, once, instead of launching it."""
+    """Record each kernel launched in this block that is not loaded yet, once, instead of launching it."""
     noted: dict[str, Kernel] = {}
 
     def note(*, key: str, fn: Any, compile: dict[str, Any], **_: object) -> bool:  # noqa: A002  # Triton's name

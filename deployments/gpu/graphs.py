@@ -68,7 +68,7 @@ class Staged:
 class Staging:
     """Ring buffer of pinned host memory for small writes to the GPU that do not block the CPU.
 
-    Reuse a half of the buffer only after all copies from it have completed. `next_row` blocks only if the GPU is half
+    Half of the buffer is reused only after all copies from it have completed. `next_row` blocks only if the GPU is half
     a buffer (hundreds of copies) behind.
     """
 

@@ -1,7 +1,7 @@
 """Failover of a stream: if its replica is lost, another replica continues from its codes.
 
 The reader of a stream keeps the stream's codes. After a loss, the reader sends the codes with the same request to
-another replica. Sampling depends only on seed and frame, so that replica makes the same codes as the lost one would.
+another replica. Sampling depends only on seed and frame, so it makes the codes that the lost one would have made.
 """
 
 import asyncio
@@ -82,10 +82,10 @@ class Received:
 
 
 class ReplicaStream(ABC, Generic[Sent, Given]):
-    """Stream made by replicas. Subclasses call a replica for chunks, and convert each chunk for the reader."""
+    """Stream produced by replicas. Subclasses call a replica for chunks, and convert each chunk for the reader."""
 
     def __init__(self, request_id: str, lost: type[ReplicaLost], *, is_background: bool = False) -> None:
-        """Create a stream. A lost replica of the called pool raises `lost`."""
+        """Create a stream. `lost` is the error for a lost replica of the called pool."""
         self.request_id, self.lost, self.is_background = request_id, lost, is_background
 
     @abstractmethod
@@ -118,7 +118,7 @@ class Attempts:
     """Retry policy of one stream: decides after each loss whether and when to retry. Logs each change of replica."""
 
     def __init__(self, lost: type[ReplicaLost], request_id: str, *, most_losses: int = _MAX_LOSSES) -> None:
-        """Create a policy. A lost replica of the called pool raises `lost`."""
+        """Create a policy. `lost` is the error for a lost replica of the called pool."""
         self._lost, self._request_id, self._most_losses = lost, request_id, most_losses
         self._stage = AttemptStage.ASKED
         self._handover: Handover | None = None  # set between a loss and the next new frame
@@ -159,7 +159,7 @@ class Attempts:
         died = isinstance(error, self._lost)
         if self._handover is None:
             if not died and not isinstance(error, Moved):
-                raise error  # refused at the start, or lost in a later stage
+                raise error  # rejected at the start, or lost in a later stage
             self._handover = Handover(f"{type(error).__name__}: {error}", now_s)
         is_loss = died and self._stage is not AttemptStage.ASKED
         self._num_losses += is_loss

@@ -17,10 +17,10 @@ from deployments.errors import Moved, NotReady, Overloaded, ReplicaLost
 from deployments.limits import Rate
 
 _finished: defaultdict[str, Rate] = defaultdict(Rate)  # rate of ended streams in this process, by deployment
-# A call that no replica accepts within this time is repeated, because the call may wait for a hung replica.
+# A call that no replica accepts within this time is repeated, because it may be waiting for a hung replica.
 _ACCEPT_S = 4.0
-# A stream without chunks and heartbeats for this time is lost. A replica that hangs or loses its network closes no
-# connection.
+# A stream without chunks and heartbeats for this time is lost. A replica that hangs or loses its network does not
+# close its connections.
 _PEER_TIMEOUT_S = 3.0
 _CATCH_UP_S = 0.25  # for messages that arrived while this process could not run
 # Maximum numbers of replicas to query for their queue length, in total and on the caller's node. Answers are valid for
@@ -195,7 +195,7 @@ class LeastBusy(FIFOMixin, LocalityMixin, RequestRouter):  # type: ignore[misc] 
     ) -> list[list[RunningReplica]]:
         """Return one list of candidates. Serve selects the candidate with the shortest queue."""
         if pending_request is not None:
-            pending_request.routing_context.should_backoff = True  # else Serve polls without pause while all are full
+            pending_request.routing_context.should_backoff = True  # else Serve polls without a pause while all are full
         if _was_asked_for(pending_request):
             return [_some(candidate_replicas, _MOST)]
         own, zone, elsewhere = self.rank_replicas_via_locality(candidate_replicas)

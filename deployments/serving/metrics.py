@@ -117,7 +117,7 @@ _REFUSED_AT_THE_DOOR = ("key", "client", "uploads", "whole", "invalid_api_key", 
 def zeros(pool: str, models: Sequence[str]) -> Iterator[tuple[Instrument, dict[str, str]]]:
     """Yield the counters that replicas of a pool increment, with their tags, to initialize them with zero.
 
-    Prometheus detects no increase if the first value of a series is not zero, and panels of missing series are empty.
+    Prometheus misses an increase if the first value of a series is not zero, and panels of missing series are empty.
     """
     for model in models if pool == "ingress" else ():
         of = {MODEL: model}

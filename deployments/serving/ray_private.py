@@ -48,7 +48,7 @@ def give_uvicorn(**settings: Any) -> None:
     uvicorn.Config.__init__ = partialmethod(uvicorn.Config.__init__, **settings)  # type: ignore[assignment, method-assign]
 
 
-# A new controller marks replicas as recovering or pending migration. The replicas still accept requests then.
+# A new controller marks replicas as recovering or pending migration. Such replicas still accept requests.
 _TAKING_REQUESTS = ("RUNNING", "RECOVERING", "PENDING_MIGRATION")
 
 

@@ -1,7 +1,7 @@
 """Common behavior of replicas: they send heartbeats, hand over their streams, and exit when they are broken.
 
 When Serve 2.60 stops a replica, it does not notify user code, but waits at most two minutes for the streams. Serve
-stops replicas at a scale-down, at a redeploy, and on a node that drains (a spot notice, `ray drain-node`).
+stops replicas at a scale-down, at a redeploy, and on a node being drained (a spot notice, `ray drain-node`).
 """
 
 import asyncio
@@ -27,16 +27,16 @@ _HEARTBEAT_S = 0.5  # interval without a chunk
 _POLL_S = 0.25
 _LAST_WORDS_S = 0.25  # time for the errors of a broken replica to reach its callers
 
-# Errors with which a replica refuses a request. They are not failures of the replica.
+# Errors with which a replica rejects a request. They are not failures of the replica.
 _REFUSALS = (InvalidRequest, Moved, NotReady, Overloaded)
 
 C = TypeVar("C", FrameChunk, PcmChunk)
 
 
 def is_failure(record: logging.LogRecord) -> bool:
-    """Return False for tracebacks of refusals, to filter Serve's log.
+    """Return False for tracebacks of rejected requests, to filter Serve's log.
 
-    Serve logs a traceback for each call that raises, and an overload causes hundreds of refusals.
+    Serve logs a traceback for each call that raises, and an overload causes hundreds of rejections.
     """
     return record.exc_info is None or not isinstance(record.exc_info[1], _REFUSALS)
 
@@ -106,7 +106,7 @@ class Replica:
         while not ray_private.is_stopping(replica):  # noqa: ASYNC110, Serve has no event for it
             await asyncio.sleep(_POLL_S)
         while not await asyncio.to_thread(_others_run):  # noqa: ASYNC110, Serve has no event for this either
-            await asyncio.sleep(_POLL_S)  # the only replica continues its streams until Serve stops it
+            await asyncio.sleep(_POLL_S)  # the only replica keeps serving its streams until Serve stops it
         logger.warning("Serve is stopping this replica: its streams continue on other replicas")
         self._is_leaving = True
 
@@ -114,7 +114,7 @@ class Replica:
 async def _end_process(reason: str) -> None:
     """Exit the process of a broken replica, so Serve replaces it. Does nothing outside Serve.
 
-    A router would send most requests to a broken replica, because a replica that fails at once has the fewest calls.
+    A router would send most requests to a broken replica, because a replica that fails quickly has the fewest calls.
     """
     if ray_private.this_replica() is None:
         return

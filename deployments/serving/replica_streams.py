@@ -123,7 +123,7 @@ class CodecAudio(ReplicaStream[PcmChunk, PcmChunk]):
 
 
 class PendingFrames:
-    """Frames of one stream that have arrived and not been taken yet. Talkers may have decoded the first of them."""
+    """Frames of one stream that have arrived but not been taken. Talkers may have decoded the first of them."""
 
     def __init__(self, frame_samples: int, first: Codes | None = None) -> None:
         """Start with the frames `first`, which precede those of the chunks."""
@@ -183,7 +183,7 @@ class PendingFrames:
 
 
 class OutgoingAudio:
-    """Producer of the PcmChunks of one stream. Removes the quiet start and counts the samples.
+    """Producer of the PcmChunks of one stream. Removes the leading silence and counts the samples.
 
     If the talker missed the end of the speech, the producer ends the stream.
     """
@@ -198,11 +198,11 @@ class OutgoingAudio:
     ) -> None:
         """Start after `position` samples that were delivered before."""
         self._frames, self._silence, self._guard = frames, silence, guard
-        self._position = position  # of the next sample, counting the quiet start
-        self._delivered = position  # as in chunks: counts the quiet start only after the first sound
+        self._position = position  # of the next sample, including the leading silence
+        self._delivered = position  # as in chunks: includes leading silence only after the first sound
 
     def chunk(self, codes: Codes, pcm: Pcm, finish_reason: FinishReason | None) -> PcmChunk:
-        """Return the chunk for the next frames and their audio. Its position counts the quiet start after first sound.
+        """Return the chunk for the next frames and audio. Its position includes leading silence after the first sound.
 
         The stream ends if the returned chunk has a finish reason, even if `finish_reason` is None, because the rest of
         the audio is not speech.

@@ -1,4 +1,4 @@
-"""Progress of a start, sent from replicas to the command that started the application.
+"""Start-up progress, sent from replicas to the command that started the application.
 
 The environment variable TALKRAY_TOLD contains the path of a pipe, and replicas inherit it. Replicas never wait for the
 pipe's reader. A line is lost if the pipe is full or has no reader.

@@ -1,4 +1,4 @@
-"""Downloads of checkpoints from the Hugging Face hub, and what can go wrong with one.
+"""Checkpoint downloads from the Hugging Face hub, and error messages for failed downloads.
 
 The hub's library takes half a second to import, so it is imported where it is needed.
 """

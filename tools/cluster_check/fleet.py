@@ -1,4 +1,4 @@
-"""Compare the same fleet in several notations, and check that the nodes can run the replicas."""
+"""Compare the descriptions of one fleet in several formats, and check that the nodes can run the replicas."""
 
 import math
 import re
@@ -127,11 +127,11 @@ def _room(demand: list[Group], config: AppConfig) -> Iterator[str]:
             room = sum(getattr(group, bound) * group.fits(pool) for group in demand)
             room -= math.ceil(others / pool.num_cpus) if name != "ingress_pool" else 0
             if room < wanted[name]:
-                yield f"on-demand nodes fit {max(room, 0)} replicas of {name}, not {wanted[name]} ({bound})"
+                yield f"on-demand nodes have room for {max(room, 0)} replicas of {name}, not {wanted[name]} ({bound})"
 
 
 def _machines(cluster: Any, serve: Path) -> Iterator[str]:
-    """Check the repeated values of a cluster of machines, and that nodes download weights before they join."""
+    """Check repeated values of a machine cluster, and that nodes download weights before they join."""
     if (command := _download(serve)) not in cluster["worker_setup_commands"]:
         yield f"worker_setup_commands: add {command}"
     floors = sum(kind.get("min_workers", 0) for kind in cluster["available_node_types"].values())
@@ -155,7 +155,7 @@ def _download(serve: Path) -> str:
 
 
 def _versions(root: Path) -> Iterator[str]:
-    """Check that tags of Talkray's images equal this version."""
+    """Check that tags of Talkray's images match this version."""
     version = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
     names = ["aws.yaml", "gcp.yaml", "Dockerfile", "compose/compose.yaml", "compose/gpu.yaml"]
     names += [f"kuberay/overlays/{overlay}/kustomization.yaml" for overlay in OVERLAYS]

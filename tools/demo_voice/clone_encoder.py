@@ -1,11 +1,11 @@
-"""The speaker encoder of `embedded-base`, which speaks with the voice of a recording.
+"""Train the speaker encoder of `embedded-base`, which clones the voice of a recording.
 
     python -m tools.demo_voice.clone_encoder RUN [--recordings 1200] [--minutes 12] [--out PACKED_BASE]
 
-The talker is the demo voice's. It knows eight speakers, each by a vector, and speaks by a mixture of these vectors too.
-So the encoder learns from the voice itself: first the voice speaks by random mixtures (RUN/recordings.npz), then the
-encoder learns which mixture a recording was made by, whatever its level, its microphone and its noise. A recording of
-somebody else gets the mixture that sounds most like it. It runs on two cores; PACKED_BASE goes over `packed/`.
+The talker is the demo voice's. It has a vector for each of eight speakers, and can also speak with a mixture of them.
+The encoder therefore learns from the voice itself. First, the voice speaks with random mixtures (RUN/recordings.npz).
+The encoder then learns the mixture of each recording despite changes of level, microphone and noise. A recording of
+another person gets the most similar mixture. Training runs on two cores; PACKED_BASE is unpacked over `packed/`.
 """
 
 import argparse
@@ -45,15 +45,15 @@ SHAPE = SpeakerEncoderConfig(
     enc_attention_channels=32, enc_se_channels=32,
 )  # fmt: skip
 _TABLE = "talker.model.codec_embedding.weight"
-_STREAMS = 16  # spoken at once
+_STREAMS = 16  # spoken in parallel
 _CHARACTERS = range(25, 60)
-_FRAMES = 160  # of a spectrogram that the encoder hears in training: 1.7 s
+_FRAMES = 160  # spectrogram frames per training example: 1.7 s
 _BATCH, _RATE = 24, 2e-3
-_HELD_OUT = 15  # one recording in so many
+_HELD_OUT = 15  # one recording in this many is held out
 
 
 def speak(base: Path, file: Path, recordings: int, *, seed: int = 0) -> None:
-    """Write `recordings` utterances by random mixtures: `pcm` int16 one after the other, `lengths`, `shares` [n, 8]."""
+    """Write `recordings` utterances of random mixtures: concatenated `pcm` int16, `lengths`, and `shares` [n, 8]."""
     engine = load_engine(base, TalkerConfig(max_num_seqs=_STREAMS, threads=1), StartClock())
     draw, generator = random.Random(seed), np.random.default_rng(seed)
     speakers = speaker_vectors().numpy()
@@ -79,14 +79,14 @@ def speak(base: Path, file: Path, recordings: int, *, seed: int = 0) -> None:
             if chunk.finish_reason is not None:
                 done.append(number)
                 if len(done) % 100 == 0:
-                    logger.info("%d of %d recordings are spoken", len(done), recordings)
+                    logger.info("%d of %d recordings generated", len(done), recordings)
     spoken = [np.frombuffer(b"".join(audio[number]), np.int16) for number in done]
     lengths = np.array([len(each) for each in spoken])
     np.savez(file, pcm=np.concatenate(spoken), lengths=lengths, shares=np.stack([shares[number] for number in done]))
 
 
 def mixture(generator: np.random.Generator) -> NDArray[np.float64]:
-    """Shares [8] of the speakers, which add up to 1: of one, of two, of three, or of one and away from another."""
+    """Return shares [8] that add up to 1: one, two or three speakers, or one speaker moved away from another."""
     shares = np.zeros(len(speaker_vectors()))
     kind = generator.choice(4, p=(0.7, 0.2, 0.06, 0.04))
     chosen = generator.choice(len(shares), 3, replace=False)
@@ -101,7 +101,7 @@ def mixture(generator: np.random.Generator) -> NDArray[np.float64]:
 
 
 class Mixtures:
-    """Spectrograms of what was spoken, and the mixtures."""
+    """Spectrograms of the recordings, and their mixtures."""
 
     def __init__(self, file: Path) -> None:
         stored = np.load(file)
@@ -122,25 +122,25 @@ class Mixtures:
         self._generator = np.random.default_rng(0)
 
     def batches(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """[_BATCH, mels, _FRAMES] through microphones and noise, and the shares [_BATCH, 8]."""
+        """Yield [_BATCH, mels, _FRAMES] with simulated microphones and noise, and the shares [_BATCH, 8]."""
         while True:
             chosen = self._generator.choice(self.others, _BATCH)
             heard = torch.stack([self._recorded(self._cut(self.spectrograms[number])) for number in chosen])
             yield heard, self.shares[chosen]
 
     def check(self) -> tuple[Tensor, Tensor]:
-        """Those held out, clean."""
+        """Return the held-out recordings without noise."""
         cut = torch.stack([self._cut(self.spectrograms[number]) for number in self.held_out])
         return cut, self.shares[self.held_out]
 
     def _cut(self, mel: Tensor) -> Tensor:
-        """_FRAMES of it, from a random frame on; a short one begins again."""
+        """Return _FRAMES frames from a random position. A short spectrogram is repeated."""
         repeated = mel.repeat(1, -(-_FRAMES // mel.shape[1]))
         begin = self._generator.integers(repeated.shape[1] - _FRAMES + 1)
         return repeated[:, begin : begin + _FRAMES]
 
     def _recorded(self, mel: Tensor) -> Tensor:
-        """Another level, a microphone whose response is a parabola over the bands, and noise with a slope."""
+        """Change the level, apply a parabolic microphone response over the bands, and add sloped noise."""
         level, slope, bow, floor, tilt = self._generator.normal((-0.9, 0, 0, -8, 0), (0.8, 0.5, 0.3, 1.7, 1.0))
         band = torch.linspace(-1, 1, len(mel))[:, None]
         noise = floor + tilt * band + 0.5 * torch.randn_like(mel)
@@ -148,14 +148,14 @@ class Mixtures:
 
 
 def train(recordings: Mixtures, minutes: float) -> SpeakerEncoder:
-    """The encoder. Its last layer gives seven shares in training, and the vector of the mixture when it is done."""
+    """Train the encoder. Its last layer yields seven shares during training, and the mixture's vector afterwards."""
     speakers = speaker_vectors()
     encoder = SpeakerEncoder(SHAPE)
     head = encoder.fc = nn.Conv1d(SHAPE.enc_channels[-1] * 2, len(speakers) - 1, 1)
     scale = (speakers - speakers.mean(0)).norm(dim=1).mean()
 
     def wrong(heard: Tensor, shares: Tensor) -> Tensor:
-        """Squared distances of the vectors [n], of which 1 is that of a speaker from the mean of all."""
+        """Return squared vector distances [n], in units of a speaker's distance from the mean of all speakers."""
         seven = encoder(heard, torch.tensor(_FRAMES))
         guessed = torch.cat((seven, 1 - seven.sum(1, keepdim=True)), 1)
         distances: Tensor = ((guessed - shares) @ speakers / scale).square().sum(1)
@@ -188,13 +188,13 @@ def train(recordings: Mixtures, minutes: float) -> SpeakerEncoder:
 
 
 def speaker_vectors() -> Tensor:
-    """[8, 256], as the talker's table has them."""
+    """Return the speaker vectors [8, 256] of the talker's table."""
     table = load_file(locate("embedded") / "model.safetensors")[_TABLE].float()
     return table[list(ModelConfig.load(locate("embedded")).speakers.values())]
 
 
 def write(encoder: SpeakerEncoder, packed: Path) -> None:
-    """Write what `embedded-base` has beside the demo voice's files."""
+    """Write the files that `embedded-base` adds to those of the demo voice."""
     source = PACKED[EMBEDDED][0]
     shutil.rmtree(packed, ignore_errors=True)
     (packed / "speech_tokenizer").mkdir(parents=True)
@@ -212,7 +212,7 @@ def write(encoder: SpeakerEncoder, packed: Path) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Command line; returns the exit code."""
+    """Run the command line and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tools.demo_voice.clone_encoder")
     parser.add_argument("run", type=Path)
     parser.add_argument("--recordings", type=int, default=1200)

@@ -1,9 +1,9 @@
-"""Is a clone of `embedded-base` nearer to its recording's speaker than to others?
+"""Check that a clone made by `embedded-base` is closer to its recording's speaker than to other speakers.
 
     python -m tools.demo_voice.clone_judge --wheels DIR  # of hibari-tts 0.2.1 and Resemblyzer 0.1.4
 
-The teacher records two sentences as each of the eight speakers, and as strangers, whose size, pitch and melody are
-drawn. Resemblyzer's network (Apache-2.0) compares what `embedded-base` says with these recordings.
+The teacher records two sentences as each of the eight speakers, and as strangers with random size, pitch and melody.
+Resemblyzer's network (Apache-2.0) compares the speech of `embedded-base` with these recordings.
 """
 
 import argparse
@@ -47,7 +47,7 @@ _SPOKEN = (
 
 
 def strangers(seed: int = 5) -> dict[str, Speaker]:
-    """Speakers that are none of the eight; every second one is a deep voice."""
+    """Return speakers other than the eight. Every second one has a deep voice."""
     draw = np.random.default_rng(seed)
     return {
         f"stranger {number}": Speaker(
@@ -63,7 +63,7 @@ def strangers(seed: int = 5) -> dict[str, Speaker]:
 
 
 def cloned(recordings: Mapping[str, Audio]) -> dict[str, list[Audio]]:
-    """What `embedded-base` says with each recording: the sentences of _SPOKEN."""
+    """Return the sentences of _SPOKEN, spoken by `embedded-base` in the voice of each recording."""
     asked = [(name, text) for name in recordings for text in _SPOKEN]
     config = TalkerConfig(max_num_seqs=16, max_num_waiting=len(asked), threads=1)
     engine = load_engine(locate(EMBEDDED_BASE), config, StartClock())
@@ -88,7 +88,7 @@ def cloned(recordings: Mapping[str, Audio]) -> dict[str, list[Audio]]:
 
 
 def compared(speech: Mapping[str, Tensor], recordings: Mapping[str, Tensor]) -> str:
-    """How alike the speech of a group of speakers is to their own recordings, and to those of the others."""
+    """Describe how similar each speaker's speech is to their own recording, and to those of the others."""
     names = list(recordings)
     alike = torch.stack([speech[name] for name in names]) @ torch.stack([recordings[name] for name in names]).T
     own = alike.diagonal()
@@ -101,7 +101,7 @@ def compared(speech: Mapping[str, Tensor], recordings: Mapping[str, Tensor]) -> 
 
 
 def main(arguments: list[str]) -> int:
-    """Command line; returns the exit code."""
+    """Run the command line and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tools.demo_voice.clone_judge")
     parser.add_argument("--wheels", type=Path, required=True)
     options = parser.parse_args(arguments)

@@ -1,9 +1,9 @@
-"""The codec as it is trained: the service's own decoder behind codebooks of sounds and codebooks of the rest.
+"""The codec in training: the service's own decoder after codebooks for sounds and codebooks for the rest.
 
-The first codebooks hold the teacher's phonemes, one for each part of a frame; their entries learn by gradients. What
-remains of the sound goes through residual codebooks that learn by moving averages, as in the official training. The
-encoder that chooses those hears a spectrogram; it makes this corpus' codes and is not part of the checkpoint, which
-has voices of its own and clones none.
+The first codebooks hold the teacher's phonemes, one for each part of a frame. Their entries are trained by gradients.
+The rest of the sound goes through residual codebooks, trained by moving averages as in the official training. The
+encoder selects residual codes from a spectrogram. It encodes this corpus and is not part of the checkpoint, which
+has built-in voices and does not clone.
 """
 
 from dataclasses import dataclass
@@ -24,32 +24,32 @@ from tools.demo_voice.spectral import LogMel
 
 _DECAY = 0.99
 _KMEANS_STEPS = 12
-_RESIDUAL_SCALE = 0.1  # of the branches of transformer and ConvNeXt blocks before training
-_PHONE_SCALE = 0.5  # of the sounds' entries before training
+_RESIDUAL_SCALE = 0.1  # initial scale of the branches of transformer and ConvNeXt blocks
+_PHONE_SCALE = 0.5  # initial scale of the codebook entries for sounds
 _ENCODER_WIDTH = 384
 
 
 @dataclass(frozen=True, slots=True)
 class Reconstruction:
-    """What a training step needs of a forward."""
+    """Results of a forward pass that a training step needs."""
 
     audio: Tensor  # [B, samples], unbounded
     commitment: Tensor  # mean squared distance to the entries, summed over codebooks
 
 
 class CodebookTrainer:
-    """Moves the entries of one codebook towards the vectors that chose them."""
+    """Moves the entries of one codebook towards the vectors that selected them."""
 
     def __init__(self, codebook: AveragedCodebook) -> None:
         self.codebook = codebook
 
     def nearest(self, x: Tensor) -> Tensor:
-        """Index [N] of the entry nearest to each row of x [N, channels]."""
+        """Return the index [N] of the entry nearest to each row of x [N, channels]."""
         table = self.codebook.table()
         return (table.square().sum(-1) - 2 * x @ table.T).argmin(dim=-1)
 
     def initialise(self, x: Tensor) -> None:
-        """Start from k-means over x [N, channels]."""
+        """Initialize the entries by k-means over x [N, channels]."""
         size = len(self.codebook.cluster_usage)
         self._set(torch.ones_like(self.codebook.cluster_usage), _rows(x, size))
         for _ in range(_KMEANS_STEPS):
@@ -59,7 +59,7 @@ class CodebookTrainer:
             self._set(counts.clamp(min=1) / len(x) * size, means)
 
     def update(self, x: Tensor, indices: Tensor, *, dead: Tensor) -> None:
-        """One step of the moving averages; entries used less than `dead` [] of the mean start anew among x."""
+        """Update the moving averages. Entries used less than `dead` [] times the mean are reset to rows of x."""
         counts, sums = self._statistics(x, indices)
         usage = self.codebook.cluster_usage.mul_(_DECAY).add_(counts, alpha=1 - _DECAY)
         self.codebook.embedding_sum.mul_(_DECAY).add_(sums, alpha=1 - _DECAY)
@@ -69,7 +69,7 @@ class CodebookTrainer:
         self._set(torch.where(unused, mean, usage), table)
 
     def perplexity(self) -> float:
-        """How many entries are in use, as the exponential of the entropy."""
+        """Return the effective number of entries in use: the exponential of the entropy."""
         share = self.codebook.cluster_usage / self.codebook.cluster_usage.sum()
         return float(torch.exp(-(share * (share + 1e-10).log()).sum()))
 
@@ -89,7 +89,7 @@ def _rows(x: Tensor, count: int) -> Tensor:
 
 
 class MelEncoder(nn.Module):
-    """Samples to one vector a frame, over a log-mel spectrogram and a little of what comes before and after."""
+    """Converts samples to one vector per frame, from a log-mel spectrogram with a little context on both sides."""
 
     def __init__(self, config: SpeechTokenizerConfig, channels: int) -> None:
         super().__init__()
@@ -134,10 +134,10 @@ class CodecModel(nn.Module):
                     module.gamma.fill_(_RESIDUAL_SCALE)
 
     def forward(self, audio: Tensor, phones: Tensor, *, dead: Tensor | None) -> Reconstruction:
-        """Windows [B, samples] of whole frames and their sounds [B, frames, parts], each as a stream of its own.
+        """Process windows [B, samples] of whole frames with sounds [B, frames, parts], each as a separate stream.
 
-        Moves the residual codebooks; their entries used less than `dead` [] of the mean start anew. Without `dead` the
-        codes stay what they are: neither the codebooks nor the encoder move.
+        Updates the residual codebooks, and resets entries used less than `dead` [] times the mean. Without `dead`, the
+        codes do not change, because neither the codebooks nor the encoder are updated.
         """
         with torch.set_grad_enabled(dead is not None):
             x = self.encoder(audio)
@@ -158,7 +158,7 @@ class CodecModel(nn.Module):
         return Reconstruction(out, commitment)
 
     def _latents(self, rest: Tensor, phones: Tensor) -> Tensor:
-        """Sum behind the projections, as the served quantizer makes it of codes."""
+        """Return the sum after the projections, as the served quantizer computes it from codes."""
         first, *others = (F.embedding(phones[..., part], book.embedding_sum) for part, book in enumerate(self.sounds))
         quantizer = self.decoder.quantizer
         rest = torch.stack(others).sum(0) + rest
@@ -171,7 +171,7 @@ class CodecModel(nn.Module):
 
     @torch.no_grad()
     def codes(self, audio: Tensor, phones: Tensor) -> Tensor:
-        """Frames [B, frames, groups] of samples [B, samples] and sounds [B, frames, parts]."""
+        """Return the frames [B, frames, groups] for samples [B, samples] and sounds [B, frames, parts]."""
         x = self.encoder(audio)
         residual = x.flatten(0, 1)
         codes = []
@@ -182,7 +182,7 @@ class CodecModel(nn.Module):
 
     @torch.no_grad()
     def initialise(self, audio: Tensor) -> None:
-        """Start the residual codebooks from windows [B, samples], scaled to deviation 1 first."""
+        """Initialize the residual codebooks from windows [B, samples], after scaling to deviation 1."""
         x = torch.cat([self.encoder(part) for part in torch.split(audio, 32)]).flatten(0, 1)
         last = self.encoder.layers[-1]
         assert isinstance(last, nn.Conv1d)
@@ -198,9 +198,9 @@ class CodecModel(nn.Module):
 
 
 def official_tensors(model: CodecModel) -> dict[str, Tensor]:
-    """Every tensor of the speech tokenizer under its official name, float32 on the CPU.
+    """Return all tensors of the speech tokenizer by official name, in float32 on the CPU.
 
-    Input projections, which only the official training uses, and the encoder, which only cloning checkpoints use, are
+    The input projections (used only in the official training) and the encoder (used only by cloning checkpoints) are
     zero.
     """
     decoder = model.decoder.state_dict()
@@ -218,14 +218,14 @@ def official_tensors(model: CodecModel) -> dict[str, Tensor]:
 
 
 def load_trained(run: Path, config: SpeechTokenizerConfig, *, device: torch.device | str) -> CodecModel:
-    """The model with the weights that training left in RUN/codec."""
+    """Load the model with the trained weights from RUN/codec."""
     model = CodecModel(config)
     model.load_state_dict(torch.load(run / "codec" / "weights.pt", map_location="cpu", weights_only=True)["model"])
     return model.to(device)
 
 
 def served(model: CodecModel, device: torch.device | str) -> CodecDecoder:
-    """The service's decoder with the model's weights, independent of it."""
+    """Return the service's decoder with a copy of the model's weights."""
     tensors = official_tensors(model).items()
     decoder = {name.removeprefix("decoder."): tensor.to(device) for name, tensor in tensors if name[0] == "d"}
     return CodecDecoder(TorchBackend(fold(decoder, model.config.decoder)))

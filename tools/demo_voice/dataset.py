@@ -1,7 +1,7 @@
-"""What the talker is trained on: each utterance's codes and token ids, laid out in the rows of real prompts.
+"""Training data of the talker: each utterance's codes and token ids, arranged in rows as in real prompts.
 
-The layout is that of `PromptBuilder`, of which this is the batched form: a row is a text id plus either an
-id of the talker's codec vocabulary or a whole frame.
+This is a batched form of the layout of `PromptBuilder`. A row is a text id plus either an id of the talker's codec
+vocabulary or a complete frame.
 """
 
 import json
@@ -19,31 +19,31 @@ from tools.demo_voice.manners import PLAIN
 from tools.demo_voice.shape import PHONES_PER_FRAME
 from tools.demo_voice.tokenizer import cased
 
-NONE = -1  # no codec id, no frame, or no target: every array below uses it
-END = -2  # as a target: the end of speech
+NONE = -1  # marks a missing codec id, frame or target in all arrays below
+END = -2  # target that marks the end of speech
 _LENGTH_STEP = 32  # batches are padded to multiples of this
-_LEAD = 2  # frames of silence that are left out where all text is known before the first frame
-_TOLD_SHARE = 0.2  # of what is spoken plainly has instructions that the voice cannot follow
-_BREAK_RATE = 0.04  # of the places inside words at which a broken-up text is cut
+_LEAD = 2  # frames of silence that are left out if all text is known before the first frame
+_TOLD_SHARE = 0.2  # share of plain speech that gets instructions that the voice cannot follow
+_BREAK_RATE = 0.04  # share of the places inside words at which a text is cut, if it is broken up
 
 Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
 class CorpusUtterance:
-    """One line of the run's index and where its frames stand."""
+    """One line of the run's index, and the location of its frames."""
 
     text: str
     voice: str
     split: str
-    start: int  # first of its frames in the corpus
+    start: int  # index of its first frame in the corpus
     frames: int
     manner: str = PLAIN
 
     def asked(
         self, tokens: list[int], language: str | None, *, full_text: bool, turn: Sequence[int] = ()
     ) -> "TrainingSample":
-        """Speech that knows all its text begins at once; streamed text has to come before it can be spoken."""
+        """Leading frames to skip. Speech begins immediately if all text is known; streamed text must arrive first."""
         lead = _LEAD if full_text and self.frames > _LEAD else 0
         spoken = replace(self, start=self.start + lead, frames=self.frames - lead)
         return TrainingSample(spoken, tokens, language, full_text, turn)
@@ -51,13 +51,13 @@ class CorpusUtterance:
 
 @dataclass(frozen=True, slots=True)
 class Corpus:
-    """All frames, and the utterances they belong to."""
+    """All frames, and the utterances to which they belong."""
 
     codes: NDArray[np.int16]  # [frames, groups]; the first groups are the teacher's sounds
     utterances: list[CorpusUtterance]
 
     def spoken(self) -> NDArray[np.float32]:
-        """[frames]: the share of its utterance's sounds that comes before each frame; silence does not count."""
+        """Return [frames]: the share of the utterance's sounds before each frame, not counting silence."""
         before = np.concatenate(([0], np.cumsum((self.codes[:, :PHONES_PER_FRAME] != 0).sum(1))))
         share = np.zeros(len(self.codes), np.float32)
         for utterance in self.utterances:
@@ -67,7 +67,7 @@ class Corpus:
 
     @classmethod
     def load(cls, run: Path) -> "Corpus":
-        """Read what the earlier steps left in the run folder."""
+        """Read the results of the earlier steps from the run folder."""
         counts = json.loads((run / "frames.json").read_text(encoding="utf-8"))
         with (run / "index.jsonl").open(encoding="utf-8") as lines:
             entries = [json.loads(line) for line in lines]
@@ -80,13 +80,13 @@ class Corpus:
         return cls(codes, utterances)
 
     def part(self, split: str) -> list[CorpusUtterance]:
-        """The utterances of "train" or of "heldout"; those without a frame are left out."""
+        """Return the utterances of the split "train" or "heldout", except those without frames."""
         return [utterance for utterance in self.utterances if utterance.split == split and utterance.frames > 0]
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingSample:
-    """An utterance as it is asked for: its tokens, the language tag, the text mode and the turn of instructions."""
+    """An utterance as requested: its tokens, the language tag, the text mode, and the turn with instructions."""
 
     utterance: CorpusUtterance
     tokens: list[int]
@@ -97,33 +97,33 @@ class TrainingSample:
 
 @dataclass(frozen=True, slots=True)
 class TrainingBatch:
-    """Samples as padded rows, and what each row has to predict."""
+    """Samples as padded rows, and the target that each row has to predict."""
 
     text: Ints  # [samples, length]: text ids
     codec: Ints  # [samples, length]: ids of the talker's codec vocabulary
-    frames: Ints  # [samples, length]: the row's frame as its number in the corpus
+    frames: Ints  # [samples, length]: index in the corpus of the row's frame
     targets: Ints  # [samples, length]: the frame that the row predicts, or END
-    text_first: Ints  # [samples]: first of the rows with the text, where all of it comes before the frames
-    text_count: Ints  # [samples]: tokens there; 0 where the text comes beside the frames
+    text_first: Ints  # [samples]: first row with text, if all text comes before the frames
+    text_count: Ints  # [samples]: number of such rows; 0 if text and frames share rows
 
 
 def padded(length: int) -> int:
-    """Rows of a sequence in a batch: few different numbers, because each shape of batch is recorded by itself."""
+    """Return the rows per sequence of a batch. There are few sizes, because each batch shape is captured separately."""
     return -(-length // _LENGTH_STEP) * _LENGTH_STEP
 
 
 class RowLayout:
-    """Lays samples out for one checkpoint's ids."""
+    """Arranges samples in rows, with the ids of one checkpoint."""
 
     def __init__(self, config: ModelConfig, tokenizer: TextTokenizer) -> None:
         self.config, self.role = config, tokenizer.role
 
     def length(self, sample: TrainingSample) -> int:
-        """Rows of a sample: its prompt and its frames."""
+        """Return the number of rows of a sample: its prompt and its frames."""
         return len(self._head(sample)) + self._lead(sample) + 1 + sample.utterance.frames
 
     def batch(self, samples: Sequence[TrainingSample], *, max_rows: int = 0) -> TrainingBatch:
-        """Pad samples of similar length to one batch, and the batch to as many samples as `max_rows` hold."""
+        """Pad samples of similar length to one batch, and the batch to the number of samples that fit `max_rows`."""
         length = padded(max(self.length(sample) for sample in samples))
         shape = (max(len(samples), max_rows // length), length)
         text = np.full(shape, self.config.tokens.tts_pad)
@@ -139,13 +139,13 @@ class RowLayout:
         return TrainingBatch(text, codec, frames, targets, text_first, text_count)
 
     def _fill(self, sample: TrainingSample, *, text: Ints, codec: Ints, frames: Ints) -> int:
-        """Write a sample's rows; returns the row that predicts its first frame."""
+        """Write a sample's rows, and return the row that predicts its first frame."""
         tokens, codes = self.config.tokens, self.config.codes
         tags = self._head(sample)
         head, lead, count = len(tags), self._lead(sample), sample.utterance.frames
         text[: len(sample.turn) + len(self.role)] = [*sample.turn, *self.role]
         text[head - 1] = tokens.tts_bos
-        trailing = [*sample.tokens, tokens.tts_eos][: len(text) - head]  # speech may end before all its text has come
+        trailing = [*sample.tokens, tokens.tts_eos][: len(text) - head]  # speech may end before all text is read
         text[head : head + len(trailing)] = trailing
         codec[:head] = tags
         codec[head : head + lead] = codes.pad
@@ -155,7 +155,7 @@ class RowLayout:
         return first
 
     def _head(self, sample: TrainingSample) -> list[int]:
-        """Codec ids of the rows before the text: none for instructions and role, then language, speaker, padding."""
+        """Return codec ids of rows before the text: none for instructions and role, then language, speaker, padding."""
         codes = self.config.codes
         if sample.language is None:
             tags = [codes.nothink, codes.think_bos, codes.think_eos]
@@ -165,12 +165,12 @@ class RowLayout:
         return [NONE] * (len(sample.turn) + len(self.role)) + tags
 
     def _lead(self, sample: TrainingSample) -> int:
-        """Rows of text before the first frame may start."""
+        """Return the number of text rows that must precede the first frame."""
         return len(sample.tokens) + 1 if sample.full_text else 0
 
 
 class Sampler:
-    """Endless batches of the training utterances, in other words and modes each time."""
+    """Source of endless batches of the training utterances, in different writings and modes each time."""
 
     def __init__(
         self,
@@ -181,21 +181,21 @@ class Sampler:
         turns: dict[str, list[list[int]]],
         full_text: float,
     ) -> None:
-        """`tokens`: of each utterance, the ways its text may be written. `turns`: of each manner, what may ask for it.
-        `full_text`: share of that mode.
+        """`tokens` holds the writings of each utterance's text, and `turns` the instructions that request each manner.
+        `full_text` is the share of utterances in that mode.
         """
         self.utterances, self.layout, self.full_text = utterances, layout, full_text
         self.tokens, self.turns = tokens, turns
 
     def batches(self, max_rows: int, *, draw: np.random.Generator) -> Iterator[TrainingBatch]:
-        """Batches of at most `max_rows` padded rows, epoch after epoch."""
+        """Yield batches of at most `max_rows` padded rows, epoch after epoch."""
         while True:
             groups = self._epoch(max_rows, draw)
             for number in draw.permutation(len(groups)):
                 yield self.layout.batch(groups[number], max_rows=max_rows)
 
     def _epoch(self, max_rows: int, draw: np.random.Generator) -> list[list[TrainingSample]]:
-        """Every utterance once, grouped by length; the order within about a length is random."""
+        """Return every utterance once, grouped by length. The order within about a length is random."""
         samples = [self._sample(number, draw) for number in range(len(self.utterances))]
         lengths = np.array([self.layout.length(sample) for sample in samples])
         order = np.argsort(lengths * draw.uniform(0.95, 1.05, len(samples)))
@@ -220,9 +220,9 @@ class Sampler:
 
 
 def written_ways(texts: Sequence[str], tokenizer: TextTokenizer, *, ways: int, seed: int) -> list[list[list[int]]]:
-    """Token ids of each text in `ways` writings: in any case, and every second one broken up inside its words.
+    """Return token ids of each text in `ways` writings, with different cases. Every second one is cut inside words.
 
-    Words that are cut at random places (as BPE dropout does) teach how to speak words that the texts do not hold.
+    Cutting words at random places (as BPE dropout does) teaches the talker to speak words that are not in the texts.
     """
     draw = random.Random(seed)
     written = []

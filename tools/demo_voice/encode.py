@@ -1,9 +1,9 @@
-"""Third step: every utterance as codes.
+"""Third step: encode every utterance as codes.
 
     python -m tools.demo_voice.encode RUN
 
-Writes RUN/codes.i16 and RUN/frames.json. Utterances are whole frames; the encoder hears a part of a frame more on each
-side, which for all but the first and the last frames is the neighbouring frame.
+Writes RUN/codes.i16 and RUN/frames.json. Utterances are whole frames. The encoder also reads part of a frame on each
+side, which is the neighbouring frame for all but the first and the last frames.
 """
 
 import argparse
@@ -28,7 +28,7 @@ _FULL_SCALE = 32767
 
 
 class Recordings:
-    """The recordings of a run and their sounds."""
+    """The recordings of a run, and their sounds."""
 
     def __init__(self, run: Path, frame_samples: int) -> None:
         self.rows = read_index(run)
@@ -39,7 +39,7 @@ class Recordings:
         self._frame_samples = frame_samples
 
     def batches(self, max_frames: int) -> Iterator[list[int]]:
-        """Indices of utterances of similar length, longest first, `max_frames` at most with their padding."""
+        """Yield indices of utterances of similar length, longest first, at most `max_frames` including padding."""
         order = sorted(range(len(self.rows)), key=lambda index: -self.frames[index])
         first = 0
         while first < len(order):
@@ -48,7 +48,7 @@ class Recordings:
             first += size
 
     def padded(self, batch: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Samples [B, samples] int16 and sounds [B, frames, parts], zero behind each utterance's end."""
+        """Return samples [B, samples] int16 and sounds [B, frames, parts], zero after each utterance's end."""
         longest = self.frames[batch[0]]
         audio = np.zeros((len(batch), longest * self._frame_samples), np.int16)
         phones = np.zeros((len(batch), longest, PHONES_PER_FRAME), np.uint8)
@@ -80,7 +80,7 @@ def encode(run: Path, *, max_frames: int) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Command line; returns the exit code."""
+    """Run the command line and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tools.demo_voice.encode")
     parser.add_argument("run", type=Path)
     parser.add_argument("--max-frames", type=int, default=20000, help="of a batch")

@@ -1,8 +1,8 @@
-"""Last step: the trained networks as a checkpoint, in full and packed for shipping.
+"""Last step: write the trained networks as a checkpoint, unpacked and packed for release.
 
     python -m tools.demo_voice.export RUN OUT
 
-OUT/official has the official layout. OUT/compact is what ships: int8, and without the speech encoder, which only
+OUT/official has the official layout. OUT/compact is shipped. It is int8, and lacks the speech encoder, which only
 cloning checkpoints need.
 """
 
@@ -26,7 +26,7 @@ from tools.demo_voice.train_talker import VOICE_GENERATION, write_json
 logger = logging.getLogger(__name__)
 
 _LARGEST = 127
-_WORTH_PACKING = 4096  # values; smaller tensors are biases, norms and the like
+_WORTH_PACKING = 4096  # minimum number of values; smaller tensors are mostly biases and norms
 
 
 def export(run: Path, out: Path) -> None:
@@ -41,9 +41,9 @@ def export(run: Path, out: Path) -> None:
 
 
 def pack(checkpoint: Path, packed: Path, *, without: str = "") -> None:
-    """Write `checkpoint` to the new folder `packed`; tensors whose names begin with `without` are left out.
+    """Write `checkpoint` to the new folder `packed`, except for tensors whose names begin with `without`.
 
-    `deployments/weights/checkpoint.py` says what a packed folder is and reads it.
+    `deployments/embedded_voice/checkpoint.py` describes and reads packed folders.
     """
     shutil.copytree(checkpoint, packed, ignore=shutil.ignore_patterns("*.safetensors"))
     for file in sorted(checkpoint.rglob("*.safetensors")):
@@ -56,7 +56,7 @@ def pack(checkpoint: Path, packed: Path, *, without: str = "") -> None:
 
 
 def packed_tensor(name: str, tensor: Tensor) -> dict[str, Tensor]:
-    """A row's largest value becomes 127. Rows are output channels, or entries of a table."""
+    """Scale each row so its largest value is 127. Rows are output channels, or entries of a table."""
     if tensor.dim() < 2 or tensor.numel() < _WORTH_PACKING:
         return {name: tensor.half()}
     rows = tensor.float().flatten(1)
@@ -84,7 +84,7 @@ def _write_codec(run: Path, directory: Path) -> None:
 
 
 def _averaged_codebooks(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Entries instead of sums, each with the usage 1: float16 holds those more exactly than sums and small counts."""
+    """Store entries with a usage of 1 instead of sums, because float16 is too coarse for sums and small counts."""
     averaged = dict(tensors)
     for name, usage in tensors.items():
         if not name.endswith(".cluster_usage"):
@@ -97,7 +97,7 @@ def _averaged_codebooks(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def main(arguments: list[str]) -> int:
-    """Command line; returns the exit code."""
+    """Run the command line and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tools.demo_voice.export")
     parser.add_argument("run", type=Path)
     parser.add_argument("out", type=Path)

@@ -1,4 +1,4 @@
-"""Judges of the codec's training: discriminators over periods of the waveform and over its spectrograms, and a
+"""Networks that judge the codec in training: discriminators of waveform periods and of spectrograms, and a
 classifier of sounds."""
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ _RESOLUTIONS = (2048, 1024, 512)
 _SPECTROGRAM_CHANNELS = 32
 _SLOPE = 0.1
 
-Features = list[Tensor]  # of each layer; the last is the score map
+Features = list[Tensor]  # by layer; the last tensor is the score map
 
 
 class PeriodDiscriminator(nn.Module):
@@ -75,7 +75,7 @@ def _features(layers: nn.ModuleList, x: Tensor) -> Features:
 
 
 class SoundClassifier(nn.Module):
-    """Hears which sound each part of a frame is. It judges whether a reconstruction says what the recording says."""
+    """Classifies the sound of each part of a frame, to check that a reconstruction says the same as the recording."""
 
     _CHANNELS, _BLOCKS, _DROPOUT = 256, 3, 0.1
 
@@ -101,7 +101,7 @@ class SoundClassifier(nn.Module):
 
 
 class Discriminators(nn.Module):
-    """All of them."""
+    """All discriminators."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -113,21 +113,21 @@ class Discriminators(nn.Module):
         )
 
     def forward(self, audio: Tensor) -> list[Features]:
-        """Features of [B, samples] by each discriminator; on a GPU the convolutions run in bfloat16."""
+        """Return each discriminator's features of [B, samples]. On a GPU, the convolutions run in bfloat16."""
         with torch.autocast(audio.device.type, torch.bfloat16, enabled=audio.is_cuda):
             return [member(audio) for member in self.members]
 
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What the generator pays."""
+    """Losses of the generator."""
 
     score: Tensor
     features: Tensor
 
 
 def discriminator_loss(discriminators: Discriminators, real: Tensor, fake: Tensor) -> Tensor:
-    """Least squares: 1 for [B, samples] of recordings, 0 for reconstructions. Mean over discriminators."""
+    """Return the least-squares loss, averaged over discriminators: target 1 for recordings [B, samples], else 0."""
     judged = discriminators(torch.cat((real, fake.detach())))
     losses = []
     for features in judged:
@@ -137,7 +137,7 @@ def discriminator_loss(discriminators: Discriminators, real: Tensor, fake: Tenso
 
 
 def generator_loss(discriminators: Discriminators, real: Tensor, fake: Tensor) -> Judgement:
-    """How far the scores are from 1, and the distance of the inner features relative to their size; means."""
+    """Return the mean distance of the scores from 1, and the mean relative distance of the inner features."""
     with torch.no_grad():
         wanted = discriminators(real)
     judged = discriminators(fake)
@@ -147,7 +147,7 @@ def generator_loss(discriminators: Discriminators, real: Tensor, fake: Tensor) -
 
 
 def sound_loss(classifier: SoundClassifier, real: Tensor, ours: Tensor, phones: Tensor) -> Judgement:
-    """How well the sounds [B, frames, parts] of reconstructions are heard, and the distance of what was heard in them.
+    """Return the loss of the sounds [B, frames, parts] that are recognised in `ours`, and the distance of the features.
 
     Audio is [B, samples].
     """

@@ -1,26 +1,26 @@
-"""Manners of speaking, and instructions that ask for them."""
+"""Manners of speaking, and the instructions that request them."""
 
 import random
 from dataclasses import dataclass
 
 from deployments.talker.text.tokenizer import TextTokenizer
 
-_TURNS = 400  # instructions of each manner
+_TURNS = 400  # instructions per manner
 
 
 @dataclass(frozen=True, slots=True)
 class SpokenManner:
-    """What the teacher's speech becomes, and words that ask for it, with commas between them."""
+    """Changes to the teacher's speech, and comma-separated words that request them."""
 
     adverbs: str
     adjectives: str
-    speed: float = 2.0  # at which the teacher speaks at most; above 1 its durations hardly change
-    pace: float = 1.0  # of what it said: it has no durations shorter than 25 ms, so that fast speech loses its words
+    speed: float = 2.0  # the teacher's maximum speed; above 1 its durations hardly change
+    pace: float = 1.0  # of the recorded speech; the teacher's shortest duration is 25 ms, so fast speech is unclear
     level_db: float = 0.0
-    tilt_db: float = 0.0  # of harmonics, for each octave above 300 Hz
+    tilt_db: float = 0.0  # change of harmonics per octave above 300 Hz
 
 
-PLAIN = ""  # its instructions ask for what the voice cannot do
+PLAIN = ""  # its instructions request things that the voice cannot do
 MANNERS = {
     PLAIN: SpokenManner(
         "normally, naturally, clearly, cheerfully, sadly, angrily, warmly, with emotion, at a normal speed, loudly, "
@@ -61,7 +61,7 @@ _AFTER = ("", "", "", "", "", ", please", " please", ", thank you", " for me", "
 
 
 def instructions(manner: str, draw: random.Random) -> str:
-    """One way to ask for the manner."""
+    """Return one way to request the manner."""
     asked = draw.choice(_ASKED.split(", ")).format(
         adverb=draw.choice(MANNERS[manner].adverbs.split(", ")),
         adjective=draw.choice(MANNERS[manner].adjectives.split(", ")),
@@ -73,7 +73,7 @@ def instructions(manner: str, draw: random.Random) -> str:
 
 
 def turns(tokenizer: TextTokenizer, *, seed: int) -> dict[str, list[list[int]]]:
-    """Token ids of many instructions of each manner, as they stand in a prompt."""
+    """Return token ids of many instructions for each manner, in the format of a prompt."""
     draw = random.Random(seed)
     return {
         manner: [tokenizer.encode_instructions(instructions(manner, draw)) for _ in range(_TURNS)] for manner in MANNERS

@@ -1,4 +1,4 @@
-"""The demo voice's dimensions, which every step of the recipe shares."""
+"""Dimensions of the demo voice, shared by all steps of the recipe."""
 
 from deployments.codec.codec_config import SpeechTokenizerConfig
 from talkray_tools.released import SHAPES, Json, Shape, changed
@@ -6,17 +6,17 @@ from tools.demo_voice.speakers import VOICES
 
 _RELEASED = SHAPES["1.7B-CustomVoice"]
 _TALKER = _RELEASED.config["talker_config"]
-_TEXT_TOKENS = 512  # what the tokenizer makes itself; other ids follow
-_OTHER_IDS = 1024  # of the talker's codec vocabulary, behind the codes
+_TEXT_TOKENS = 512  # number of the tokenizer's own tokens; other ids follow
+_OTHER_IDS = 1024  # ids of the talker's codec vocabulary that follow the codes
 _PREDICTOR_LAYERS = 3
-_NUM_CODES, _CODE_GROUPS = 512, 10  # entries in each of so many codebooks
-# Channels where the codec begins to upsample. 512 cost a CPU with matrix units little more than 256: its kernels work
-# in blocks of 32, and the last layers have a sixteenth.
+_NUM_CODES, _CODE_GROUPS = 512, 10  # entries per codebook, number of codebooks
+# Channels of the codec's first upsampling layer. On a CPU with matrix units, 512 take little longer than 256, because
+# its kernels work in blocks of 32, and the last layers have a sixteenth of the channels.
 _DECODER_DIM = 512
 
 
 def _moved(ids: Json, *, prefix: str = "", by: int) -> Json:
-    """The ids among a configuration's values, which stand behind another number of tokens or codes."""
+    """Return the ids among a configuration's values, shifted for a different number of tokens or codes."""
     return {
         key: value + by
         for key, value in ids.items()
@@ -68,7 +68,7 @@ def _shape() -> Shape:
             "num_key_value_heads": 2,
             "num_hidden_layers": 4,
             "num_quantizers": _CODE_GROUPS,
-            "sliding_window": 20,  # within the windows of the training, so that no distance is new to it
+            "sliding_window": 20,  # shorter than the training windows, so all distances occur in training
             "vector_quantization_hidden_dimension": 64,
         },
         "encoder_config": {
@@ -79,7 +79,7 @@ def _shape() -> Shape:
             "intermediate_size": 512,
             "num_attention_heads": 4,
             "num_filters": 32,
-            "num_hidden_layers": 0,  # convolutions alone: recordings of any length look like the training's windows
+            "num_hidden_layers": 0,  # only convolutions, so recordings of any length look like training windows
             "num_key_value_heads": 4,
             "num_quantizers": _CODE_GROUPS,
             "num_residual_layers": 2,
@@ -104,13 +104,13 @@ SHAPE = _shape()
 
 
 def codec_config() -> SpeechTokenizerConfig:
-    """The codec's part of the shape."""
+    """Return the codec's part of the shape."""
     return SpeechTokenizerConfig.from_dict(SHAPE.codec)
 
 
 FRAME_SAMPLES = codec_config().frame_samples
-# Codebooks 0 to 3 say which sound each quarter of a frame is, in the teacher's numbers: what is said can then be learnt
-# from text, and codes can be understood whatever the others are. Those hold the rest: pitch, loudness, the voice.
+# Codebooks 0 to 3 hold the sound of each quarter of a frame, as the teacher's numbers. The talker can learn them from
+# text, and they are intelligible by themselves. The other codebooks hold the rest: pitch, loudness and the voice.
 PHONES_PER_FRAME = 4
 PHONE_SAMPLES = FRAME_SAMPLES // PHONES_PER_FRAME
-NUM_PHONES = 178  # numbers that the teacher's phonemes may have; 0 is silence
+NUM_PHONES = 178  # possible numbers of the teacher's phonemes; 0 is silence

@@ -1,7 +1,7 @@
-"""The eight speakers, made of the teacher's one.
+"""The eight speakers, derived from the teacher's single speaker.
 
-The teacher's network gives a pitch curve, the spectrum that its pulses are filtered by, and the rest of the sound. So a
-speaker may have another pitch, another melody and tilt, and a larger or smaller head: the sound is played faster or
+The teacher's network outputs a pitch curve, the spectrum that filters its pulses, and the rest of the sound. A speaker
+can therefore have a different pitch, melody, tilt and head size. For the head size, the sound is played faster or
 slower than it was synthesised, which moves pitch and formants together.
 """
 
@@ -16,25 +16,25 @@ from tools.demo_voice.manners import SpokenManner
 Spectrum = NDArray[np.float32]  # [1, bins, steps]
 
 _TEACHER_PITCH = 195.0  # Hz, its median
-_VOICED = 40.0  # Hz: below that pitch there are no pulses
-_STEP_S, _BIN_HZ = 0.0125, 20.0  # of the network's outputs
-_LIFTER = 80  # samples: what is finer in a spectrum is harmonics, not the mouth
-_REST_FROM, _REST_TO = 1500.0, 4000.0  # Hz: the rest has the teacher's pitch below the first and has none above
+_VOICED = 40.0  # Hz; there are no pulses below this pitch
+_STEP_S, _BIN_HZ = 0.0125, 20.0  # resolution of the network's outputs
+_LIFTER = 80  # samples; finer structure of a spectrum comes from harmonics, not from the mouth
+_REST_FROM, _REST_TO = 1500.0, 4000.0  # Hz: the rest is pitched below the first value and unpitched above the second
 _REST_CUT = 1.0  # nepers
 _TREMOR_HZ = 5.2
 _TILT_FROM = 300.0  # Hz
-_NEPERS = np.log(10) / 20  # in a dB
+_NEPERS = np.log(10) / 20  # per dB
 
 
 @dataclass(frozen=True, slots=True)
 class Speaker:
     """How a speaker differs from the teacher."""
 
-    size: Fraction = Fraction(1)  # factor of pitch and formants
-    pitch: float = 1.0  # another factor of the pitch alone
-    melody: float = 1.0  # exponent of the pitch around its median
-    tremor: float = 0.0  # of the pitch, as a share of it
-    tilt_db: float = 0.0  # of the harmonics, for each octave above _TILT_FROM
+    size: Fraction = Fraction(1)  # factor for pitch and formants
+    pitch: float = 1.0  # additional factor for the pitch only
+    melody: float = 1.0  # exponent of the pitch relative to its median
+    tremor: float = 0.0  # variation of the pitch, as a share of the pitch
+    tilt_db: float = 0.0  # change of the harmonics per octave above _TILT_FROM
     speed: float = 1.0
 
 
@@ -51,9 +51,9 @@ VOICES = {
 
 
 def spoken_by(speaker: Speaker, manner: SpokenManner, outputs: list[Spectrum]) -> list[Spectrum]:
-    """The network's outputs as that speaker has them.
+    """Return the network's outputs, changed to those of this speaker.
 
-    They are log magnitudes and phases of what the pulses are filtered by, log magnitudes of noise, log magnitudes and
+    The outputs are log magnitudes and phases of the pulses' filter, log magnitudes of noise, log magnitudes and
     phases of the rest, and the pitch [1, steps].
     """
     steps = (np.arange(int(outputs[0].shape[-1] / manner.pace)) * manner.pace).astype(int)
@@ -80,8 +80,8 @@ def _melody(speaker: Speaker, pitch: Spectrum) -> Spectrum:
 
 
 def _minimum_phase(magnitudes: Spectrum) -> tuple[Spectrum, Spectrum]:
-    """Smoothed log magnitudes and their phases, in the form the network has: where other harmonics stand, its own are
-    as good as random.
+    """Return smoothed log magnitudes and their phases, in the network's format. With different harmonics, the
+    network's own phases are no better than random ones.
     """
     cepstrum = np.fft.irfft(magnitudes[0].T.astype(np.float64), axis=1)
     kept = np.zeros(cepstrum.shape[1])

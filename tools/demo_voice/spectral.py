@@ -7,11 +7,11 @@ from torch.nn import functional as F  # noqa: N812
 
 _MEL_SCALES = ((128, 10), (256, 20), (512, 40), (1024, 80), (2048, 128))  # window, bands
 _STFT_SIZES = (512, 1024, 2048)
-_FLOOR = 1e-3  # of magnitudes before the logarithm: what is quieter is silence
+_FLOOR = 1e-3  # minimum magnitude before the logarithm; smaller values are silence
 
 
 class LogMel(nn.Module):
-    """A spectrogram of hundredths of a second."""
+    """Spectrogram with a resolution of a hundredth of a second."""
 
     WINDOW, STEP, BANDS = 1024, 240, 80  # samples, samples, bands
     window: Tensor
@@ -32,7 +32,7 @@ class LogMel(nn.Module):
 
 
 class SpectralLoss(nn.Module):
-    """Log-mel distance over several windows, and the distances of linear magnitudes."""
+    """Log-mel distance over several window sizes, and the distances of linear magnitudes."""
 
     def __init__(self, sample_rate: int) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ def _log_distance(a: Tensor, b: Tensor) -> Tensor:
 
 
 def mel_filters(sample_rate: int, size: int, bands: int) -> Tensor:
-    """Triangles of equal width on the mel scale, each averaging the magnitudes it covers, [bands, size // 2 + 1]."""
+    """Return averaging triangular filters of equal width on the mel scale, [bands, size // 2 + 1]."""
     top = 2595 * np.log10(1 + sample_rate / 2 / 700)
     edges = 700 * (10 ** (np.linspace(0, top, bands + 2) / 2595) - 1)
     spacing = sample_rate / size

@@ -1,10 +1,10 @@
-"""First step: the teacher reads the texts on all cores.
+"""First step: let the teacher read the texts, on all cores.
 
     python -m tools.demo_voice.synthesize RUN --hours 72 --teacher-wheel DIR
 
-Writes RUN/audio.i16, RUN/index.jsonl and RUN/phones.u8: which sound each PHONE_SAMPLES samples are, without which
-neither the codec nor the talker learns to be understood in the minutes it has. The index comes last: without it a
-second call begins anew.
+Writes RUN/audio.i16, RUN/phones.u8 and RUN/index.jsonl. The phones name the sound of each PHONE_SAMPLES samples.
+Without them, codec and talker would not become intelligible in a few minutes of training. The index is written last;
+if it is missing, the next call starts over.
 """
 
 import argparse
@@ -24,20 +24,20 @@ from tools.demo_voice.texts import Line, lines
 
 logger = logging.getLogger(__name__)
 
-_PART = 20  # lines that a process reads at a time
+_PART = 20  # lines that a process synthesizes at a time
 _SMOKE_LINES = 24
 _FULL_SCALE = 32767
 
-_teacher: Teacher | None = None  # of a worker process
+_teacher: Teacher | None = None  # set in worker processes
 
 
 def synthesize(run: Path, texts: list[Line], *, wheels: Path | None, processes: int) -> None:
-    """Read all texts, but for those that the teacher cannot read."""
+    """Read all texts, except those that the teacher cannot read."""
     if (run / "index.jsonl").exists():
         logger.info("already done")
         return
     run.mkdir(parents=True, exist_ok=True)
-    os.environ["OMP_NUM_THREADS"] = "1"  # a process per core already
+    os.environ["OMP_NUM_THREADS"] = "1"  # there is one process per core already
     start, totals, scratch = 0, dict.fromkeys(VOICES, 0), run / "index.new"
     with (
         multiprocessing.get_context("spawn").Pool(processes, _load_teacher, (wheels,)) as pool,
@@ -61,12 +61,12 @@ def synthesize(run: Path, texts: list[Line], *, wheels: Path | None, processes: 
 
 
 def _load_teacher(wheels: Path | None) -> None:
-    global _teacher  # one per process, which is what a pool's initializer is for
+    global _teacher  # one per process, set by the pool's initializer
     _teacher = Teacher.load(wheels)
 
 
 def _read(job: tuple[int, Line]) -> tuple[bytes, bytes]:
-    """Samples and sounds as they stand in the files; both are empty where the teacher cannot read the line."""
+    """Return samples and sounds in the format of the files; both empty if the teacher cannot read the line."""
     assert _teacher is not None
     seed, line = job
     speech = _teacher.speak(line.text, line.voice, MANNERS[line.manner], seed=seed)
@@ -75,11 +75,11 @@ def _read(job: tuple[int, Line]) -> tuple[bytes, bytes]:
 
 
 def main(arguments: list[str]) -> int:
-    """Command line; returns the exit code."""
+    """Run the command line and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tools.demo_voice.synthesize")
     parser.add_argument("run", type=Path)
     parser.add_argument("--hours", type=float, default=72)
-    parser.add_argument("--teacher-wheel", type=Path, help="directory with hibari_tts-*.whl, where it is not installed")
+    parser.add_argument("--teacher-wheel", type=Path, help="directory with hibari_tts-*.whl, if it is not installed")
     parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--smoke", action="store_true", help="a few lines only")

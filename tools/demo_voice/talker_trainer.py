@@ -1,4 +1,4 @@
-"""The talker's training step: losses on known frames, the update, the averaged weights."""
+"""The talker's training step: losses on known frames, the update, and the averaged weights."""
 
 import copy
 import gc
@@ -28,25 +28,25 @@ _BETAS = (0.9, 0.95)
 
 @dataclass(frozen=True, slots=True)
 class TalkerRecipe:
-    """How the talker is trained. Times are in seconds."""
+    """Training settings of the talker. Times are in seconds."""
 
     duration: float
-    max_rows: int = 16384  # padded rows of one step
+    max_rows: int = 16384  # padded rows per step
     learning_rate: float = 4e-3
     final_learning_rate: float = 2e-5
     warm_up: float = 0.03  # share of the duration
-    weight_decay: float = 0.05  # of matrices that are no embeddings
+    weight_decay: float = 0.05  # for matrices other than embeddings
     clip: float = 1.0
-    dropout: float = 0.1  # of what the talker's layers add
+    dropout: float = 0.1  # rate for the output of the talker's layers
     predictor_dropout: float = 0.05
-    wrong_codes: float = 0.12  # at most that share of an utterance's input codes is replaced, half of it on average
-    wrong_frames: float = 0.02  # and that share of whole frames
-    hidden_frames: float = 0.5  # and that share is hidden: speech so far must not be enough to know how it goes on
+    wrong_codes: float = 0.12  # maximum share of an utterance's input codes that are replaced, half of it on average
+    wrong_frames: float = 0.02  # share of complete frames that are replaced
+    hidden_frames: float = 0.5  # maximum share of hidden frames, so earlier speech is not enough to predict the next
     guide_weight: float = 0.3
     full_text: float = 0.5  # share of utterances with all text in the prompt
-    num_predicted: int = 4096  # frames of one step that the predictor is trained on
+    num_predicted: int = 4096  # frames per step on which the predictor is trained
     ema: float = 0.999
-    ways: int = 4  # writings of each text
+    ways: int = 4  # different writings of each text
     report_steps: int = 200
     save_every: float = 60
     check_every: float = 60
@@ -54,7 +54,7 @@ class TalkerRecipe:
 
 @dataclass(frozen=True, slots=True)
 class DeviceBatch:
-    """A batch where the talker is."""
+    """A batch on the talker's device."""
 
     text: Tensor  # [samples, length]
     codec: Tensor  # [samples, length]
@@ -62,21 +62,21 @@ class DeviceBatch:
     targets: Tensor  # [samples, length]
     text_first: Tensor  # [samples]
     text_count: Tensor  # [samples]
-    predicted: Tensor  # [frames]: rows, counted through all samples, whose frame's other codebooks are predicted
+    predicted: Tensor  # [frames]: row numbers over all samples whose frames' other codebooks are predicted
 
     @classmethod
     def of(cls, tensors: Sequence[Tensor], device: torch.device) -> "DeviceBatch":
-        """Copy what `batch_tensors` made over."""
+        """Copy the result of `batch_tensors` to the device."""
         return cls(*(tensor.to(device) for tensor in tensors))
 
     def fill(self, tensors: Sequence[Tensor]) -> None:
-        """Copy a batch of the same shape over; from pinned memory that does not wait for the step before."""
+        """Copy a batch of the same shape to the device. With pinned memory, does not wait for the previous step."""
         for field, tensor in zip(fields(self), tensors, strict=True):
             getattr(self, field.name).copy_(tensor, non_blocking=True)
 
 
 def batch_tensors(batch: TrainingBatch, *, num_predicted: int, draw: np.random.Generator) -> list[Tensor]:
-    """A `DeviceBatch` before it is copied. The predictor gets so many of the frames, drawn at random, 0 means all."""
+    """Return the tensors of a `DeviceBatch`. The predictor gets `num_predicted` random frames, or all if it is 0."""
     rows = np.flatnonzero(batch.targets >= 0)
     if num_predicted:
         rows = draw.choice(rows, num_predicted, replace=len(rows) < num_predicted)
@@ -85,13 +85,13 @@ def batch_tensors(batch: TrainingBatch, *, num_predicted: int, draw: np.random.G
 
 
 class BatchSource(IterableDataset[list[Tensor]]):
-    """A sampler's batches without end, which processes of their own make while the GPU trains."""
+    """Endless batches of a sampler, prepared in separate processes while the GPU trains."""
 
     def __init__(self, sampler: Sampler, settings: TalkerRecipe, *, seed: tuple[int, ...]) -> None:
         self.sampler, self.settings, self.seed = sampler, settings, seed
 
     def __iter__(self) -> Iterator[list[Tensor]]:
-        gc.freeze()  # the texts stay, and there are millions of objects
+        gc.freeze()  # the texts are never freed, and consist of millions of objects
         worker = get_worker_info()
         draw = np.random.default_rng((*self.seed, worker.id if worker else 0))
         for batch in self.sampler.batches(self.settings.max_rows, draw=draw):
@@ -99,16 +99,16 @@ class BatchSource(IterableDataset[list[Tensor]]):
 
 
 class Losses:
-    """Cross-entropies of a talker on the corpus' frames."""
+    """Cross-entropies of a talker on the frames of the corpus."""
 
     def __init__(self, corpus: Corpus, config: ModelConfig, device: torch.device) -> None:
         self.codes = torch.from_numpy(corpus.codes).to(device).long()  # [frames, groups]
         self.spoken = torch.from_numpy(corpus.spoken()).to(device)  # [frames]
-        # What codebook 0 may be: a code, or the end of speech, which targets call the number behind the last code.
+        # Valid values of codebook 0: a code, or the end of speech, whose number in targets follows the last code.
         self.kept = torch.tensor([*range(config.code_vocab_size), config.codes.eos], device=device)
 
     def __call__(self, talker: Talker, batch: DeviceBatch, inputs: Tensor) -> Tensor:
-        """[groups + 1]: mean cross-entropies of the codebooks, and the guide's loss.
+        """Return [groups + 1]: mean cross-entropies of the codebooks, and the guide's loss.
 
         `inputs` [samples, length, groups] are the known frames.
         """
@@ -122,7 +122,7 @@ class Losses:
         return torch.cat((code0[None], entropies.view(len(frames), -1).mean(0), guide.loss[None]))
 
     def _first(self, targets: Tensor) -> Tensor:
-        """[rows]: which of the logits that are kept is right, NONE where nothing is predicted."""
+        """Return [rows]: the index of the right logit among the kept logits, or NONE if nothing is predicted."""
         code0 = self.codes[targets.clamp(min=0), 0]
         return torch.where(targets >= 0, code0, torch.where(targets == END, len(self.kept) - 1, NONE))
 
@@ -131,11 +131,11 @@ class Losses:
         return Places(batch.text_first, batch.text_count, share, batch.targets != NONE)
 
     def known(self, frames: Tensor) -> Tensor:
-        """Codes [samples, length, groups] of the frames numbered [samples, length]; NONE where there is none."""
+        """Return codes [samples, length, groups] of the frames numbered [samples, length]; NONE for missing frames."""
         return torch.where(frames[..., None] >= 0, self.codes[frames.clamp(min=0)], NONE)
 
     def corrupted(self, known: Tensor, settings: TalkerRecipe) -> Tensor:
-        """Known frames with mistakes such as the talker will make: codes of the same codebook from anywhere."""
+        """Return known frames with errors like those of the talker: random codes of the same codebook."""
         samples, length, _ = known.shape
         anywhere = torch.randint(len(self.codes), known.shape, device=known.device)
         others = self.codes.gather(0, anywhere.flatten(0, 1)).view_as(known)
@@ -148,7 +148,7 @@ class Losses:
 
 
 class Trainer:
-    """The talker in training, its averaged weights, and the time it has had."""
+    """The talker in training, its averaged weights, and the elapsed training time."""
 
     def __init__(self, config: ModelConfig, losses: Losses, settings: TalkerRecipe) -> None:
         self.settings, self.losses = settings, losses
@@ -168,14 +168,14 @@ class Trainer:
         )
         self._learnt: list[Tensor] = list(self.talker.parameters())
         self._kept: list[Tensor] = list(self.averaged.parameters())
-        # On a GPU each shape of batch has its recording: launched one by one, its small operations take three times
-        # as long.
+        # On a GPU, each batch shape is captured in a graph, because launching its small operations one by one takes
+        # three times as long.
         self._recorded: dict[torch.Size, tuple[DeviceBatch, Captured]] = {}
         self.steps, self.seconds, self.best = 0, 0.0, math.inf
 
     @property
     def progress(self) -> float:
-        """Share of the time that has passed."""
+        """Elapsed share of the training time."""
         return min(1.0, self.seconds / self.settings.duration)
 
     @property
@@ -186,7 +186,7 @@ class Trainer:
         return rate * min(1.0, (progress + 1e-3) / settings.warm_up)
 
     def step(self, tensors: Sequence[Tensor]) -> Tensor:
-        """One update by what `batch_tensors` made; returns the losses [groups + 1], detached."""
+        """Update the weights with a result of `batch_tensors`. Returns the detached losses [groups + 1]."""
         for group in self.optimizer.param_groups:
             group["lr"].fill_(self.learning_rate)
         losses = self._replayed(tensors) if self.device.type == "cuda" else self._update(DeviceBatch(*tensors))
@@ -219,7 +219,7 @@ class Trainer:
 
     @torch.no_grad()
     def held_out(self, tensors: Sequence[Tensor]) -> Tensor:
-        """Losses [groups + 1] of the averaged weights, by what `batch_tensors` made."""
+        """Return the losses [groups + 1] of the averaged weights on a result of `batch_tensors`."""
         batch = DeviceBatch.of(tensors, self.device)
         with self._autocast():
             known = self.losses.known(batch.frames)
@@ -229,7 +229,7 @@ class Trainer:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda")
 
     def save(self, file: Path) -> None:
-        """Write everything a later run needs to go on, and the averaged weights for the export."""
+        """Write everything needed to resume the training, and the averaged weights for the export."""
         state = {
             "averaged": self.averaged.state_dict(),
             "best": self.best,
@@ -250,7 +250,7 @@ class Trainer:
 
     @torch.no_grad()
     def start_from(self, file: Path) -> None:
-        """Begin with an earlier talker's weights. Voices that it has not begin as the mean of its voices."""
+        """Start from an earlier talker's weights. Voices that it lacks start as the mean of its voices."""
         weights = torch.load(file, map_location=self.device, weights_only=True)["averaged"]
         table = weights["model.codec_embedding.weight"].float()
         rows = torch.tensor(list(self.talker.config.speakers.values()), device=self.device)
@@ -261,7 +261,7 @@ class Trainer:
             talker.load_state_dict(weights)
 
     def keep_best(self, held_out: float, file: Path) -> None:
-        """Write the averaged weights in half precision where they are the best so far on what they never saw."""
+        """Write the averaged weights in half precision if they are the best so far on held-out utterances."""
         if held_out >= self.best:
             return
         self.best = held_out
@@ -272,7 +272,7 @@ class Trainer:
 
 
 def initial_talker(config: ModelConfig) -> Talker:
-    """A talker with random weights that keep signals near 1. Rows that no prompt and no speech uses are zero."""
+    """Return a talker with random weights that keep signals near 1. Table rows that are never used are zero."""
     talker = Talker(config)
     for module in talker.modules():
         if isinstance(module, nn.Linear):
@@ -296,7 +296,7 @@ def initial_talker(config: ModelConfig) -> Talker:
 
 @torch.no_grad()
 def _clear_unused(talker: Talker) -> None:
-    """Rows that no sound, tag or voice has. Equal rows compress well, and training does not tell them apart."""
+    """Set rows without a sound, tag or voice to zero. Equal rows compress well, and training keeps them equal."""
     config = talker.config
     codes = config.codes
     tags = {codes.pad, codes.bos, codes.think, codes.nothink, codes.think_bos, codes.think_eos}
@@ -315,7 +315,7 @@ def _keep_rows(weight: Tensor, kept: set[int]) -> None:
 
 
 def add_dropout(talker: Talker, settings: TalkerRecipe) -> None:
-    """Drop some of what each layer adds to the residual stream while the module is in training."""
+    """Apply dropout to each layer's contribution to the residual stream while the module is training."""
     for stack, rate in ((talker.model, settings.dropout), (talker.code_predictor.model, settings.predictor_dropout)):
         for layer in stack.layers:
             assert isinstance(layer, DecoderLayer)

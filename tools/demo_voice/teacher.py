@@ -1,4 +1,4 @@
-"""The teacher: hibari, and what each speaker makes of its one voice."""
+"""The teacher, hibari, and the changes to its single voice for each speaker."""
 
 import importlib
 import sys
@@ -24,30 +24,30 @@ Audio = NDArray[np.float32]  # [samples]
 Phones = NDArray[np.uint8]
 
 _DURATIONS = "/Round_output_0"
-_TAPS = 48  # of the resampling filter, at the lower of the two rates
-_STEP = SAMPLE_RATE // 100  # samples over which speech is told from silence
-_SPEECH = 0.005  # of the peak
-# TeacherSpeech begins three frames in: where text comes a token a frame, words have to be known before they are spoken.
+_TAPS = 48  # length of the resampling filter, at the lower of the two rates
+_STEP = SAMPLE_RATE // 100  # samples per window in the detection of silence
+_SPEECH = 0.005  # minimum level of speech, relative to the peak
+# Speech begins after three frames, because text streamed at one token per frame must arrive before it is spoken.
 _LEAD_S, _TAIL_S, _PAUSE_S = 0.24, 0.14, 0.28
 _FADE_S = 0.01
-AHEAD = SAMPLE_RATE // 25  # samples: sounds are named before they are heard, because each is spoken towards the next
-_GAP = 16  # its number for what stands between words; those below are punctuation
+AHEAD = SAMPLE_RATE // 25  # samples by which sounds are named early, because each sound is pronounced towards the next
+_GAP = 16  # the teacher's number for a gap between words; smaller numbers are punctuation
 _LOUDNESS, _PEAK = 0.08, 0.95
 
 
 @dataclass(frozen=True, slots=True)
 class TeacherSpeech:
-    """What the teacher said, and which sound each part of it is."""
+    """The teacher's speech, and the sound of each part of it."""
 
     audio: Audio  # whole frames
-    phones: Phones  # of each PHONE_SAMPLES samples, AHEAD samples ahead of them
+    phones: Phones  # one per PHONE_SAMPLES samples, AHEAD samples early
 
 
 class Timed:
-    """The teacher's network, which keeps how long it made each phoneme of its last sentence, and speaks as told.
+    """The teacher's network, which stores the duration of each phoneme of its last sentence and applies a speaker.
 
-    The released network does not give the durations out: the list of its outputs is extended here. A message that is
-    appended to a serialised one is merged with it, so this needs no library.
+    The released network does not output the durations, so they are added to the list of its outputs. Appending a
+    serialised message to another one merges both, so this needs no library.
     """
 
     def __init__(self, file: Path) -> None:
@@ -58,12 +58,12 @@ class Timed:
         output = _field(1, _DURATIONS.encode()) + _field(2, floats)
         network = file.read_bytes() + _field(7, _field(12, output))
         self._session = onnxruntime.InferenceSession(network, options, providers=["CPUExecutionProvider"])
-        self.durations = np.zeros(0, np.float32)  # in steps of two of its output
+        self.durations = np.zeros(0, np.float32)  # in units of two output steps
         self.num_steps = 0
         self.speaker, self.manner = VOICES["nora"], MANNERS[PLAIN]
 
     def run(self, names: None, inputs: dict[str, NDArray[np.generic]]) -> list[NDArray[np.float32]]:
-        """As the session's: the outputs that the package knows."""
+        """Run the session, and return the outputs that the package expects."""
         outputs: list[NDArray[np.float32]] = self._session.run(names, inputs)
         self.durations = outputs.pop()
         self.num_steps = outputs[0].shape[-1]
@@ -71,7 +71,7 @@ class Timed:
 
 
 def _field(number: int, payload: bytes) -> bytes:
-    """A length-delimited field of a protocol buffer; all payloads here are short."""
+    """Return a length-delimited protocol buffer field. All payloads here are short."""
     assert len(payload) < 128
     return bytes([number << 3 | 2, len(payload)]) + payload
 
@@ -84,7 +84,7 @@ class Teacher:
 
     @classmethod
     def load(cls, wheels: Path | None) -> "Teacher":
-        """From the installed package, or from the wheel in the directory `wheels`, which is unpacked aside."""
+        """Load the installed package, or the wheel in the directory `wheels`, unpacked to a temporary folder."""
         if wheels is not None:
             (wheel,) = wheels.glob("hibari_tts-*.whl")
             target = tempfile.mkdtemp(prefix="teacher-")
@@ -95,7 +95,7 @@ class Teacher:
         return cls(voice, timed)
 
     def speak(self, text: str, name: str, manner: SpokenManner = MANNERS[PLAIN], *, seed: int) -> TeacherSpeech:
-        """Normalised speech, with little silence around it and short pauses between its sentences; maybe empty."""
+        """Return normalised speech with little silence at its ends and short pauses between sentences; may be empty."""
         generator = np.random.default_rng(seed)
         self._timed.speaker, self._timed.manner = VOICES[name], manner
         sentences = [self._sentence(phonemes, generator) for phonemes in self._voice.phonemize(text)]
@@ -112,14 +112,14 @@ class Teacher:
         return TeacherSpeech(np.pad(leveled, (0, padding)), phones.astype(np.uint8))
 
     def words(self, text: str) -> list[list[int]]:
-        """The numbers of each word's phonemes, without punctuation."""
+        """Return the numbers of each word's phonemes, without punctuation."""
         numbers = [number for sentence in self._voice.phonemize(text) for number in (*self._voice.ids(sentence), _GAP)]
         places = [place for place, number in enumerate(numbers) if number == _GAP]
         words = [numbers[start:end] for start, end in zip([0, *places], places, strict=False)]
         return [spoken for word in words if (spoken := [number for number in word if number > _GAP])]
 
     def _sentence(self, phonemes: str, generator: np.random.Generator) -> tuple[Audio, Phones] | None:
-        """Trimmed samples, and the phoneme at each of them; None where the teacher cut a sentence that is too long."""
+        """Return trimmed samples, and the phoneme at each sample; None if the teacher truncated a long sentence."""
         speaker, ids = self._timed.speaker, self._voice.ids(phonemes)
         factor = speaker.size
         speed = min(speaker.speed / float(factor), self._timed.manner.speed)
@@ -139,7 +139,7 @@ def _silence(seconds: float) -> tuple[Audio, Phones]:
 
 
 def resample(audio: Audio, ratio: Fraction) -> Audio:
-    """`audio` with `ratio` times as many samples, band-limited."""
+    """Resample `audio` to `ratio` times as many samples, with a band limit."""
     if ratio == 1 or not len(audio):
         return audio
     up, down = ratio.numerator, ratio.denominator
@@ -157,7 +157,7 @@ def resample(audio: Audio, ratio: Fraction) -> Audio:
 
 @cache
 def _filters(up: int, down: int) -> tuple[NDArray[np.float32], int]:
-    """Windowed sinc at each of the `up` fractional positions, [up, taps], and the taps before the position."""
+    """Return a windowed sinc at each of the `up` fractional positions, [up, taps], and the taps before a position."""
     cutoff = min(1.0, up / down) * 0.96
     reach = int(_TAPS / 2 / cutoff)
     distance = np.arange(-reach, reach + 1)[None] - (np.arange(up)[:, None] * down % up) / up
@@ -166,7 +166,7 @@ def _filters(up: int, down: int) -> tuple[NDArray[np.float32], int]:
 
 
 def _sounding(audio: Audio) -> tuple[int, int]:
-    """First and last sample of the speech; nothing where all is silence."""
+    """Return the first and the last sample of the speech; an empty range if there is only silence."""
     steps = np.abs(audio[: len(audio) // _STEP * _STEP]).reshape(-1, _STEP).max(axis=1, initial=0)
     peak = steps.max(initial=0)
     if peak < 1e-3:
@@ -176,7 +176,7 @@ def _sounding(audio: Audio) -> tuple[int, int]:
 
 
 def _faded(audio: Audio) -> Audio:
-    """Without clicks where it was cut."""
+    """Fade both ends to prevent clicks."""
     faded = audio.copy()
     size = min(int(_FADE_S * SAMPLE_RATE), len(faded))
     ramp = np.linspace(0, 1, size, dtype=np.float32)
@@ -186,7 +186,7 @@ def _faded(audio: Audio) -> Audio:
 
 
 def _normalise(audio: Audio) -> Audio:
-    """At the common loudness, measured where there is speech."""
+    """Scale to the common loudness, measured where there is speech."""
     level = np.abs(audio)
     active = audio[level > _SPEECH * level.max()]
     gain = min(_LOUDNESS / float(np.sqrt(np.mean(np.square(active)))), _PEAK / float(level.max()))

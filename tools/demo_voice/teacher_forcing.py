@@ -1,4 +1,4 @@
-"""The talker over whole utterances at once, with known frames: the engine's computation in batched form."""
+"""The talker on complete utterances with known frames: a batched form of the engine's computation."""
 
 from dataclasses import dataclass
 
@@ -8,24 +8,24 @@ from torch.nn import functional as F  # noqa: N812
 
 from deployments.talker.model.talker import Talker
 
-_GUIDE_TOKENS, _GUIDE_SHARE = 2.0, 0.04  # how far from its place a head may read: tokens, and share of the text
+_GUIDE_TOKENS, _GUIDE_SHARE = 2.0, 0.04  # how far off a head may read: in tokens, and as a share of the text
 
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where in its text each row should be reading."""
+    """Position in the text that each row should read."""
 
-    first: Tensor  # [sequences]: the text's first position
-    count: Tensor  # [sequences]: its tokens; 0 where no text is before the row
-    share: Tensor  # [sequences, length]: of them that were read before
-    spoken: Tensor  # [sequences, length]: whether speech is predicted there
+    first: Tensor  # [sequences]: position of the first text token
+    count: Tensor  # [sequences]: number of text tokens; 0 if the text does not precede the frames
+    share: Tensor  # [sequences, length]: share of the tokens already read
+    spoken: Tensor  # [sequences, length]: whether the row predicts speech
 
 
 class Guide:
-    """Leads one attention head along the text while training, about as fast as speech goes.
+    """Guides one attention head along the text during training, at about the pace of speech.
 
-    Where all text stands in the prompt, nothing else tells which of it is due, and finding that out takes longer than
-    learning the speech by heart. (Tachibana et al. 2017, https://arxiv.org/abs/1710.08969)
+    If the prompt contains all text, nothing else shows which word is next, and learning this takes longer than
+    memorizing the speech. (Tachibana et al. 2017, https://arxiv.org/abs/1710.08969)
     """
 
     LAYER, HEAD = 2, 0
@@ -35,7 +35,7 @@ class Guide:
         self.loss = places.share.new_zeros(())
 
     def observe(self, layer: int, query: Tensor, key: Tensor) -> None:
-        """[sequences, heads, length, head_dim], [sequences, kv_heads, length, head_dim]: keep that head's loss."""
+        """Store the head's loss: [sequences, heads, length, head_dim], [sequences, kv_heads, length, head_dim]."""
         if layer != self.LAYER:
             return
         query, key = query[:, self.HEAD], key[:, self.HEAD * key.shape[1] // query.shape[1]]
@@ -48,7 +48,7 @@ class Guide:
             self.loss = torch.where(guided, costs, 0.0).sum() / guided.sum().clamp(min=1)
 
     def _wanted(self, length: int) -> Tensor:
-        """[sequences, length, length]: 1 at the place itself, falling to both sides, 0 outside the text."""
+        """Return [sequences, length, length]: 1 at the expected position, less on both sides, 0 outside the text."""
         places = self.places
         token = (torch.arange(length, device=places.first.device) - places.first[:, None])[:, None]
         count = places.count[:, None, None]
@@ -58,7 +58,7 @@ class Guide:
 
 
 class CausalAttention:
-    """The `Attend` of padded sequences of equal length. Padding stands behind, so causality hides it."""
+    """`Attend` for sequences padded to equal length. Padding is at the end, so the causal mask hides it."""
 
     def __init__(self, sequences: int, length: int, guide: Guide | None = None) -> None:
         self.shape, self.guide = (sequences, length), guide
@@ -73,7 +73,7 @@ class CausalAttention:
 
 
 def input_rows(talker: Talker, text: Tensor, codec: Tensor, frames: Tensor) -> Tensor:
-    """[..., hidden] from text ids [...], codec ids [...] and frames [..., groups]; negative ids add nothing."""
+    """Return [..., hidden] for text ids [...], codec ids [...] and frames [..., groups]; negative ids add zero."""
     first = torch.where(frames[..., 0] >= 0, frames[..., 0], codec)
     rows: Tensor = talker.text_projection(talker.model.text_embedding(text))
     rows = rows + _embed(talker.model.codec_embedding, first)
@@ -94,9 +94,9 @@ def talker_hidden(talker: Talker, rows: Tensor, guide: Guide | None = None) -> T
 
 
 def predictor_logits(talker: Talker, hidden: Tensor, frames: Tensor) -> Tensor:
-    """Logits [n, groups - 1, code_vocab] of codebooks 1 and up, each given those before it.
+    """Return logits [n, groups - 1, code_vocab] of codebooks 1 and up, each given the previous codebooks.
 
-    `hidden` [n, talker hidden] is what predicted codebook 0 of `frames` [n, groups].
+    `hidden` [n, talker hidden] are the states that predicted codebook 0 of `frames` [n, groups].
     """
     predictor = talker.code_predictor
     count, groups = frames.shape

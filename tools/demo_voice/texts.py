@@ -1,4 +1,4 @@
-"""What the voices read: usage examples and definitions of a dictionary, templates of everyday speech, and mixtures.
+"""Texts for the voices: usage examples and definitions of a dictionary, templates of everyday speech, and mixtures.
 
 Every text is in its spoken form: letters, apostrophes and plain punctuation, numbers as words.
 """
@@ -14,7 +14,7 @@ from deployments.embedded_voice.numbers import cardinal, ordinal
 from tools.demo_voice.manners import MANNERS, PLAIN
 
 NUM_HELD_OUT = 100
-MANNER_SHARE = 0.3  # of the training lines are not spoken plainly
+MANNER_SHARE = 0.3  # share of the training lines that are not spoken plainly
 MAX_CHARACTERS = 300
 
 _DATA = Path(__file__).parent / "data"
@@ -135,8 +135,8 @@ class Line:
 
 
 def lines(hours: float, voices: tuple[str, ...], *, seed: int = 0) -> list[Line]:
-    """Held-out sentences for every voice, the same for each seed, then training lines that last about `hours`, the
-    voices taking turns.
+    """Return held-out sentences for every voice, equal for all seeds, then training lines of about `hours`, with the
+    voices in turn.
     """
     generator = random.Random(seed)
     sentences = _read(_SENTENCES)
@@ -163,7 +163,7 @@ def _read(texts: Path) -> list[str]:
 
 
 def _endless(generator: random.Random, sentences: list[str]) -> Iterator[str]:
-    """Single examples, joined ones, templates, lone words and mixtures, each example once before any comes again."""
+    """Yield examples, joined examples, templates, single words and mixtures. No example repeats before all are used."""
     position = 0
     while True:
         kind = generator.random()
@@ -189,7 +189,7 @@ def _few_words(generator: random.Random, sentences: list[str]) -> str:
 
 
 def _mixture(generator: random.Random, sentences: list[str]) -> str:
-    """Pieces of several examples in a row. No two are alike, so that nothing in them can be learnt by heart."""
+    """Return pieces of several examples in a row. No two texts are alike, so they cannot be memorized."""
     pieces = []
     for _ in range(generator.randint(2, 6)):
         words = re.findall(r"[A-Za-z']+", generator.choice(sentences).lower())

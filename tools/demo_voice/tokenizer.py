@@ -1,4 +1,4 @@
-"""Trains the demo voice's tokenizer: byte-level BPE over its own texts, in the files of the official layout."""
+"""Train the demo voice's tokenizer: byte-level BPE on its own texts, in files of the official layout."""
 
 import json
 import random
@@ -13,14 +13,14 @@ from talkray_tools.byte_tokenizer import byte_alphabet, tokenizer_config, write_
 
 _ROLE = "assistant"
 _BYTES = 256
-_JOINS = len(_ROLE) - 1  # merges that may be needed to make one token of the role
+_JOINS = len(_ROLE) - 1  # maximum number of merges that turn the role into one token
 
 
 def train_tokenizer(directory: Path, texts: Sequence[str], *, num_tokens: int, assistant_token: int) -> None:
-    """Write vocab.json, merges.txt and tokenizer_config.json; the same files for the same texts.
+    """Write vocab.json, merges.txt and tokenizer_config.json. Equal texts give equal files.
 
-    `num_tokens` ids come before the added ones. "assistant" is token `assistant_token`, whatever else was learnt: the
-    prompt's role has to be three tokens.
+    `num_tokens` ids precede the added ids. "assistant" is always token `assistant_token`, because the
+    prompt's role must have three tokens.
     """
     backend = _official_splitting()
     backend.model = models.BPE()
@@ -36,14 +36,14 @@ def train_tokenizer(directory: Path, texts: Sequence[str], *, num_tokens: int, a
 
 
 def cased(texts: Iterable[str], draw: random.Random) -> Iterator[str]:
-    """The texts as people type them: most as they are, some in lower case, a few in capitals."""
+    """Yield the texts as people type them: most unchanged, some in lower case, a few in capitals."""
     for text in texts:
         kind = draw.random()
         yield text if kind < 0.7 else text.lower() if kind < 0.95 else text.upper()
 
 
 def _official_splitting() -> Tokenizer:
-    """A tokenizer that splits text before BPE exactly as the official class does."""
+    """Return a tokenizer that splits text before BPE exactly as the official class does."""
     with tempfile.TemporaryDirectory() as scratch:
         write_tokenizer(Path(scratch), num_tokens=_BYTES + len(_ROLE), assistant_token=_BYTES + len(_ROLE) - 1)
         backend: Tokenizer = Qwen2Tokenizer.from_pretrained(scratch).backend_tokenizer
@@ -53,13 +53,13 @@ def _official_splitting() -> Tokenizer:
 
 
 def _role_merges(pieces: list[str]) -> list[tuple[str, str]]:
-    """What joins the learnt pieces of the role, from the left. They come last, so they change no other word."""
+    """Return merges that join the learned pieces of the role from the left. They come last and affect no other word."""
     starts = ["".join(pieces[:end]) for end in range(1, len(pieces))]
     return list(zip(starts, pieces[1:], strict=True))
 
 
 def _vocabulary(merges: list[tuple[str, str]], num_tokens: int, assistant_token: int) -> dict[str, int]:
-    """Bytes, then merges in their order, then ids that no text produces; the role has its own id."""
+    """Return ids for bytes, then for merges in order, then unused ids; the role has its own id."""
     tokens = [*byte_alphabet(), *dict.fromkeys(left + right for left, right in merges)]
     tokens.remove(_ROLE)
     free = (number for number in range(num_tokens) if number != assistant_token)

@@ -1,14 +1,14 @@
-"""Second step: the codec.
+"""Second step: train the codec.
 
     python -m tools.demo_voice.train_codec RUN --minutes 14
 
-Spectral losses and a classifier of sounds from the start, discriminators from a third of the time on. What makes codes
-has five minutes: the first call ends there, and a second one, once the corpus is encoded, trains the decoder alone for
-the rest. The learning rates follow the elapsed share of --minutes, so that the end is annealed on any machine.
-RUN/codec/latest.pt is written every minute, and a call that was stopped goes on from it; RUN/codec/weights.pt are its
-bare weights. Where there are only those, a new training starts from there. On a GPU the decoder's convolutions are
-compiled, and a step is captured and replayed: it has thousands of small kernels.
-Ends with how far the served networks are from held-out recordings: RUN/codec/report.json.
+Spectral losses and a classifier of sounds apply from the start, discriminators after a third of the time. The encoder
+is trained for five minutes, and the first call ends. After the corpus is encoded, a second call trains only the
+decoder for the rest. Learning rates follow the elapsed share of --minutes, so training anneals on any machine.
+RUN/codec/latest.pt is written every minute, and an interrupted call resumes from it. RUN/codec/weights.pt has only the
+weights; if it exists alone, a new training starts from it. On a GPU, the decoder's convolutions are compiled, and
+steps are captured and replayed, because a step has thousands of small kernels.
+At the end, RUN/codec/report.json receives the distances of the served networks from held-out recordings.
 """
 
 import argparse
@@ -48,20 +48,20 @@ class CodecRecipe:
     """The training recipe."""
 
     minutes: float
-    encoder_minutes: float = 5  # of the minutes; what makes codes stays as it is from then on
+    encoder_minutes: float = 5  # training time of encoder and codebooks, which are frozen afterwards
     batch: int = 8
     window_frames: int = 32  # longer than the decoder's attention
-    unsettled_frames: int = 2  # of a window that begins within speech, where the zero state is wrong
-    judged_frames: int = 8  # what discriminators see of a window
-    from_start: float = 0.25  # share of windows that begin with an utterance
-    adversarial_from: float = 0.3  # of the time
-    revive_until: float = 0.75  # of the time that the codebooks have
-    dead: float = 0.05  # entries of a codebook used less than that share of the mean start anew
+    unsettled_frames: int = 2  # ignored at the start of a window within speech, because the zero state is wrong there
+    judged_frames: int = 8  # frames of a window that the discriminators see
+    from_start: float = 0.25  # share of windows at the beginning of an utterance
+    adversarial_from: float = 0.3  # share of the time after which discriminators are used
+    revive_until: float = 0.75  # share of the codebooks' training time during which dead entries are reset
+    dead: float = 0.05  # entries of a codebook used less than this share of the mean are reset
     warm_up: float = 0.01
-    first_batches: int = 96  # for the codebooks' start
+    first_batches: int = 96  # batches that initialize the codebooks
     rate: float = 4e-4
     judges_rate: float = 2e-4
-    final_rate: float = 0.01  # of the first
+    final_rate: float = 0.01  # last learning rate, relative to the first
     clip: float = 200.0
     log_every: int = 100
     save_every_s: float = 60.0
@@ -75,18 +75,18 @@ class CodecRecipe:
 
 
 class Captured:
-    """A training step recorded once and replayed from then on."""
+    """A training step that is captured once and then replayed."""
 
     _WARM_UP = 3
 
     def __init__(
         self, step: Callable[[], Mapping[str, Tensor]], *, pool: "torch.cuda._POOL_HANDLE | None" = None
     ) -> None:
-        """`pool`: of another recording whose memory is free while this one runs."""
+        """`pool` is the memory pool of another captured step that never runs at the same time."""
         aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         aside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(aside):
-            for _ in range(self._WARM_UP):  # they train as well
+            for _ in range(self._WARM_UP):  # warm-up steps train, too
                 step()
         torch.cuda.current_stream().wait_stream(aside)
         self._graph = torch.cuda.CUDAGraph()
@@ -95,13 +95,13 @@ class Captured:
         self.pool = self._graph.pool()
 
     def __call__(self) -> Mapping[str, Tensor]:
-        """One step; the losses are overwritten by the next."""
+        """Run one step. The next step overwrites the returned losses."""
         self._graph.replay()
         return self._losses
 
 
 class Windows:
-    """Random windows of the training audio, which lies on the device as a whole."""
+    """Random windows of the training audio, all of which is on the device."""
 
     def __init__(self, run: Path, settings: CodecRecipe, *, frame_samples: int, device: torch.device) -> None:
         rows = read_index(run)
@@ -120,9 +120,9 @@ class Windows:
         self.phones = torch.from_numpy(np.fromfile(run / "phones.u8", np.uint8)).to(device)
 
     def draw(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Audio [batch, samples] float32, [batch, samples] bool: where the reconstruction is to be judged, and phones.
+        """Return audio [batch, samples] float32, a mask [batch, samples] of the samples to judge, and phones.
 
-        Those are [batch, frames, PHONES_PER_FRAME]: the sound at the middle of each part of a frame.
+        Phones [batch, frames, PHONES_PER_FRAME] are the sounds in the middle of each part of a frame.
         """
         count = self.settings.batch
         starts = torch.randint(self.first, self.last + 1, (count,), device=self.device)
@@ -137,7 +137,7 @@ class Windows:
 
 
 class Training:
-    """Networks, optimisers and the clock: all that a checkpoint holds."""
+    """Contents of a checkpoint: networks, optimisers and the clock."""
 
     def __init__(self, run: Path, settings: CodecRecipe, device: torch.device) -> None:
         self.settings, self.device = settings, device
@@ -184,7 +184,7 @@ class Training:
         self.model.initialise(first)
 
     def run(self) -> None:
-        """Train until the time is over, saving each minute."""
+        """Train until the time is over, and save every minute."""
         begin, before_s, first_step = time.perf_counter(), self.elapsed_s, self.step
         saved_s = self.elapsed_s
         step: Callable[[], Mapping[str, Tensor]] | None = None
@@ -216,7 +216,7 @@ class Training:
         return Captured(step)
 
     def train_step(self, *, adversarial: bool) -> Mapping[str, Tensor]:
-        """One update of the codec and, in their time, of the discriminators; the losses, left on the device."""
+        """Update the codec and, once they are used, the discriminators. Returns the losses on the device."""
         settings = self.settings
         audio, judged, phones = self.windows.draw()
         result = self.model(audio, phones, dead=None if self.encoded else self.dead)
@@ -244,7 +244,7 @@ class Training:
         return losses
 
     def save(self) -> None:
-        """Write the checkpoint, and beside it the bare weights; each aside first and then renamed."""
+        """Write the checkpoint and the weights, each to a temporary file that is then renamed."""
         state = {
             "model": self.model.state_dict(),
             "judges": self.judges.state_dict(),
@@ -264,7 +264,7 @@ class Training:
         self.optimizer.load_state_dict(state["optimizer"])
         self.judges_optimizer.load_state_dict(state["judges_optimizer"])
         self.step, self.elapsed_s = state["step"], state["elapsed_s"]
-        torch.manual_seed(self.step)  # other windows than before
+        torch.manual_seed(self.step)  # selects windows that differ from earlier ones
 
     def _set_rates(self) -> None:
         settings = self.settings
@@ -280,7 +280,7 @@ class Training:
             self.dead.zero_()
 
     def _slices(self, audio: Tensor, ours: Tensor) -> tuple[Tensor, Tensor]:
-        """The same settled part of each window [B, samples] and of its reconstruction, another of each."""
+        """Return a random settled part of each window [B, samples], and the same part of its reconstruction."""
         settings, frame = self.settings, self.windows.frame_samples
         last = settings.window_frames - settings.judged_frames
         first = torch.randint(settings.unsettled_frames, last + 1, (len(audio), 1), device=audio.device)
@@ -288,7 +288,7 @@ class Training:
         return audio.gather(1, places), ours.gather(1, places)
 
     def _train_judges(self, audio: Tensor, phones: Tensor, parts: tuple[Tensor, Tensor] | None) -> Tensor:
-        """The classifier learns from recordings alone; the discriminators compare parts of them and of ours."""
+        """Train the classifier on recordings, and the discriminators on parts of recordings and reconstructions."""
         loss = F.cross_entropy(self.classifier(audio)[-1], phones.flatten(1))
         if parts is not None:
             loss = loss + discriminator_loss(self.discriminators, *parts)
@@ -333,7 +333,7 @@ def read_index(run: Path) -> list[IndexRow]:
 
 @torch.no_grad()
 def report(run: Path, model: CodecModel, device: torch.device, *, utterances: int) -> None:
-    """The distance of held-out utterances from their recordings, through the served decoder."""
+    """Return the distances of held-out utterances, decoded by the served decoder, from their recordings."""
     decoder = served(model, device)
     spectral = SpectralLoss(model.config.sample_rate).to(device)
     audio = np.memmap(run / "audio.i16", np.int16, "r")
@@ -351,11 +351,11 @@ def report(run: Path, model: CodecModel, device: torch.device, *, utterances: in
 
 
 def main(arguments: list[str]) -> int:
-    """Command line; returns the exit code."""
+    """Run the command line and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tools.demo_voice.train_codec")
     parser.add_argument("run", type=Path)
     parser.add_argument("--minutes", type=float, default=14)
-    parser.add_argument("--encoder-minutes", type=float, default=5, help="of them; the rest is the decoder's alone")
+    parser.add_argument("--encoder-minutes", type=float, default=5, help="of these; the rest trains only the decoder")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--smoke", action="store_true", help="a few small steps")
     options = parser.parse_args(arguments)
@@ -372,7 +372,7 @@ def main(arguments: list[str]) -> int:
     training.resume_or_start()
     training.run()
     logger.info(f"trained {training.step} steps")
-    torch.backends.cudnn.benchmark = False  # each utterance has its own length from here on
+    torch.backends.cudnn.benchmark = False  # from here on, each utterance has a different length
     report(options.run, training.model, device, utterances=8 if options.smoke else 100)
     return 0
 

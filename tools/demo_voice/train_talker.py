@@ -1,10 +1,10 @@
-"""Trains the talker and the code predictor on the encoded corpus, with known frames.
+"""Train the talker and the code predictor on the encoded corpus, with known frames.
 
     python -m tools.demo_voice.train_talker RUN --minutes 8
 
-The learning rate follows the time that has passed: the training anneals in full whatever the machine.
-Started again, it goes on from its last checkpoint for the rest of the minutes. Where there are RUN/talker/weights.pt,
-the best.pt of an earlier talker, and that talker's tokenizer in RUN/talker/model, a new training starts from there.
+The learning rate follows the elapsed time, so the training anneals completely on any machine.
+A second call resumes from the last checkpoint. To start from an earlier talker, store its best.pt as
+RUN/talker/weights.pt, and its tokenizer in RUN/talker/model.
 """
 
 import argparse
@@ -32,10 +32,10 @@ from tools.demo_voice.tokenizer import train_tokenizer
 
 logger = logging.getLogger(__name__)
 
-# The codebook is small and one teacher speaks: a penalty on codes that were used would wear speech out. At these
-# temperatures the most was understood.
+# The codebook is small and has a single teacher, so a penalty on repeated codes would degrade long speech. Speech was
+# most intelligible at these temperatures.
 VOICE_GENERATION: Json = {**GENERATION, "repetition_penalty": 1.0, "temperature": 0.3, "subtalker_temperature": 0.6}
-# It learnt English in words, and utterances of about twenty seconds at most.
+# The talker has learned spoken-form English, and utterances of at most about twenty seconds.
 TEXT_NEEDS: Json = {
     "spoken_form": "english",
     "follows_instructions": True,
@@ -45,12 +45,12 @@ TEXT_NEEDS: Json = {
 
 _SEED = 20
 _CHECK_BATCH = 100
-_WORKERS = 8  # processes that make batches for a GPU
+_WORKERS = 8  # processes that prepare batches for a GPU
 _SMOKE = TalkerRecipe(duration=15, max_rows=512, num_predicted=128, report_steps=2, save_every=4, check_every=6, ways=2)
 
 
 def write_model_files(run: Path, corpus: Corpus) -> Path:
-    """Configuration and tokenizer under RUN/talker/model, each where it is not yet; returns that folder."""
+    """Write configuration and tokenizer to RUN/talker/model unless they exist, and return the folder."""
     directory = run / "talker" / "model"
     if not (directory / "vocab.json").exists():
         texts = [utterance.text for utterance in corpus.part("train")]
@@ -62,7 +62,7 @@ def write_model_files(run: Path, corpus: Corpus) -> Path:
 
 
 def write_json(file: Path, value: object) -> None:
-    """As the other files of the official layout are written."""
+    """Write JSON in the format of the official layout's other files."""
     file.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
 
 
@@ -122,14 +122,14 @@ class TrainingRun:
         yield from DataLoader(source, batch_size=None, **workers)
 
     def _check(self) -> None:
-        """Losses of the averaged weights on all held-out utterances, in both text modes; the best weights are kept."""
+        """Measure the averaged weights on all held-out utterances, in both text modes, and keep the best weights."""
         modes = {mode: self._held_out(full_text=mode == "full_text") for mode in ("full_text", "streaming_text")}
         self._log({mode: _rounded(losses) for mode, losses in modes.items()})
         sounds = sum(losses[:PHONES_PER_FRAME].sum() for losses in modes.values())
         self.trainer.keep_best(float(sounds) / len(modes), self.best)
 
     def _held_out(self, *, full_text: bool) -> Tensor:
-        """[groups + 1], means over batches of similar length."""
+        """Return the losses [groups + 1], averaged over batches of similar length."""
         samples = [
             utterance.asked(self.tokenizer.encode(utterance.text), "english", full_text=full_text)
             for utterance in sorted(self.held_out, key=lambda utterance: utterance.frames)
@@ -159,15 +159,15 @@ def _rounded(losses: Tensor) -> list[float]:
 
 
 def main(arguments: list[str]) -> int:
-    """Command line; returns the exit code."""
+    """Run the command line and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tools.demo_voice.train_talker")
-    parser.add_argument("run", type=Path, help="the run's folder, with codes in it")
+    parser.add_argument("run", type=Path, help="folder of the run, with codes")
     parser.add_argument("--minutes", type=float, default=8)
-    parser.add_argument("--smoke", action="store_true", help="a few small steps, to see that everything works")
+    parser.add_argument("--smoke", action="store_true", help="a few small steps, to test the command")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
     settings = _SMOKE if options.smoke else TalkerRecipe(duration=options.minutes * 60)
-    torch.backends.cuda.enable_cudnn_sdp(False)  # it plans anew for every shape, and every batch has its own
+    torch.backends.cuda.enable_cudnn_sdp(False)  # it creates a plan for every shape, and batch shapes differ
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     TrainingRun(options.run, settings, device=device).train()
     return 0

@@ -1,9 +1,9 @@
-"""How well word times of the embedded voice agree with the teacher's phonemes, which its first codebooks are.
+"""Compare word times of the embedded voice with the teacher's phonemes, which its first codebooks contain.
 
     python -m tools.demo_voice.word_times --sentences 25 --teacher-wheel DIR
 
-Held-out sentences are spoken by the engine in this process, with all text in the prompt and with streamed text. What is
-compared is where each word begins, but for the first one: it begins with the audio. DIR holds the hibari-tts wheel.
+The engine in this process speaks held-out sentences, with all text in the prompt and with streamed text. The beginnings
+of words are compared, except for the first word, which begins with the audio. DIR contains the hibari-tts wheel.
 """
 
 import argparse
@@ -29,8 +29,8 @@ from tools.demo_voice.texts import lines
 
 logger = logging.getLogger(__name__)
 
-_SPACE = 16  # the teacher's number for what stands between words; those below are silence and punctuation
-_LEAST_ALIKE = 0.8  # of 1: below that, what was said is something else
+_SPACE = 16  # the teacher's number for a gap between words; smaller numbers are silence and punctuation
+_LEAST_ALIKE = 0.8  # minimum similarity, up to 1; below it, the voice said something else
 
 Phones = NDArray[np.int64]
 
@@ -58,7 +58,7 @@ def main() -> None:
 
 
 def _errors(engine: Engine, teacher: Teacher, *, sentences: int, full_text: bool) -> Iterator[float]:
-    """Seconds by which a word is told too late, of each word that the teacher and the text agree on."""
+    """Return the delay in seconds of each word time, for words on which the teacher and the text agree."""
     voices = engine.info.voices
     for number, line in enumerate(lines(0, ("",))[:sentences]):
         voice = voices[number % len(voices)]
@@ -69,7 +69,7 @@ def _errors(engine: Engine, teacher: Teacher, *, sentences: int, full_text: bool
         truth = _beginnings(frames[:, :PHONES_PER_FRAME].reshape(-1).astype(np.int64), teacher.words(line.text))
         logger.info("%d of %d: %d frames, %s", number + 1, sentences, len(frames), line.text)
         if truth is None or len(truth) != len(told):
-            logger.info("left out: the voice said something else, or the teacher counts words in another way")
+            logger.info("left out: the voice said something else, or the teacher counts words differently")
             continue
         phone_s = engine.info.frame_samples / engine.info.sample_rate / PHONES_PER_FRAME
         for began, told_s in list(zip(truth, told, strict=True))[1:]:
@@ -78,7 +78,7 @@ def _errors(engine: Engine, teacher: Teacher, *, sentences: int, full_text: bool
 
 
 def _speak(engine: Engine, request: SynthesisRequest) -> tuple[NDArray[np.int16], list[float]]:
-    """Frames [frames, groups], and when each word of the text begins."""
+    """Return frames [frames, groups], and the beginning of each word of the text."""
     engine.add(0, request)
     times, frames, told = WordTimes(read(request.text, TextRules(spoken_form="english")), engine.info), [], []
     frame_s = engine.info.frame_samples / engine.info.sample_rate
@@ -97,9 +97,9 @@ def _speak(engine: Engine, request: SynthesisRequest) -> tuple[NDArray[np.int16]
 
 
 def _beginnings(heard: Phones, words: list[list[int]]) -> list[int | None] | None:
-    """In which phone each word begins; None for one whose first phoneme was not heard.
+    """Return the phone in which each word begins; None for a word whose first phoneme was not found.
 
-    None at all where something else was said.
+    Returns None if the voice said something else.
     """
     runs = [place for place, phone in enumerate(heard) if phone > _SPACE and (not place or phone != heard[place - 1])]
     expected = [phone for word in words for phone in word]

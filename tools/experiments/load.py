@@ -1,7 +1,7 @@
 """`make step-load`, `make overload` and `make simulate-check`: the load test against a server on this machine.
 
-The server has the embedded checkpoint. `talkray serve` runs Ray without its dashboard, so this serves Serve's replica
-counts over HTTP in the dashboard's form, which is what a cluster's dashboard would answer.
+The server uses the embedded checkpoint. `talkray serve` runs Ray without its dashboard, so this module serves replica
+counts over HTTP in the format of a cluster's dashboard.
 """
 
 import contextlib
@@ -41,7 +41,7 @@ FIXED = AppConfig(model="embedded")
 REQUESTS = ("--speech-s", "1.5", "--max-ttfb", "1000", "--max-stall", "500")
 RISING = ("--from", "2", "--factor", "1.3", "--duration", "25", "--settle", "3", "--warmup", "4", "--refine", "0")
 SLOWLY_RISING = ("--from", "1", "--factor", "1.5", "--duration", "15", "--settle", "3", "--warmup", "3")
-SHORT = ("--speech-s", "1", "--max-ttfb", "400")  # short responses, of which more fit into the time
+SHORT = ("--speech-s", "1", "--max-ttfb", "400")  # short responses, so more of them fit into the run
 PHASES = ("--before", "20", "--during", "60", "--relief", "10", "--after", "20")
 
 
@@ -94,7 +94,7 @@ def capacity(sweep: Path, *options: str) -> float:
     loadtest("sweep", "--out", str(sweep), *options)
     found: float | None = json.loads((sweep / "sweep.json").read_text(encoding="utf-8"))["capacity_per_s"]
     if found is None:
-        sys.exit("not even the lowest rate was held: is the machine busy with something else?")
+        sys.exit("not even the lowest rate was sustained: is the machine busy with something else?")
     return found
 
 

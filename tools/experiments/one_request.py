@@ -1,9 +1,9 @@
-"""One request on this CPU, stop by stop: `python -m tools.experiments.one_request "Hello there."`.
+"""Trace one request on this CPU: `python -m tools.experiments.one_request "Hello there."`.
 
-It prints when the request first passes each function of the table "One request" of docs/architecture.md, then every
-frame as it is made: its codes, and how loud each 10 ms of its samples are. Ingress and engine are those of a server,
-here in one process. So the stops 5 to 7, which lead from process to process, are left out, and a CPU has other classes
-at 11 and 13. Watching takes time too, up to the first frame.
+Prints the time at which the request first reaches each function of the table "One request" in docs/architecture.md,
+then the codes of each frame and the level of each 10 ms of its samples. Ingress and engine are those of a server, but
+run in one process. Stops 5 to 7, which connect processes, are therefore missing, and a CPU uses different classes at
+stops 11 and 13. Tracing slows down the request until its first frame.
 """
 
 import asyncio

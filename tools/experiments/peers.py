@@ -1,8 +1,8 @@
-"""Runs the suites and benchmarks of other speech servers against Talkray: `make peers PEERS=FOLDER`.
+"""Run the test suites and benchmarks of other speech servers against Talkray: `make peers PEERS=FOLDER`.
 
-The folder has a clone of each project, under the name of its repository; what is missing is listed as not run. Each
-suite runs as it is, in the environment `.peers`. Only Kokoro's voices are replaced by one of ours. A failure that
-`BY_DESIGN` names is printed with its reason; any other one makes the exit status 1.
+The folder has a clone of each project, named like its repository. Missing projects are listed as not run. Suites run
+unmodified in the environment `.peers`, except that one of our voices replaces Kokoro's voices. Failures in
+`BY_DESIGN` are printed with their reasons. Any other failure results in exit status 1.
 """
 
 import argparse
@@ -34,11 +34,11 @@ Set WHISPER_MODEL to a Whisper model of faster-whisper for Kokoro-FastAPI's test
 BY_DESIGN = {
     "Kokoro-FastAPI": {
         r"roundtrip\[\w+-(es|fr|it|pt|hi|ja|zh)\]": "the embedded voice speaks English only",
-        r"rate_tag|alias_rate|prosody_rate": "its tags, aliases in a request and /dev/ssml are not served",
+        r"rate_tag|alias_rate|prosody_rate": "its tags, aliases in a request and /dev/ssml are not supported",
     },
-    "sglang-omni": {r"^streamed": "it expects events of its own, with WAV in each: plain audio is streamed here"},
+    "sglang-omni": {r"^streamed": "it expects its own events with a WAV file in each, but Talkray streams raw audio"},
     "chatterbox-tts-api": {
-        r"upload": "/v1/audio/speech/upload is not served: send JSON, or store the voice",
+        r"upload": "/v1/audio/speech/upload is not supported: send JSON, or store the voice",
         r"missing_input|empty_input|parameter_range": "a bad field is a 400, as in OpenAI's API, not a 422",
         r"text_too_long|documentation": "a text may have 4,096 characters; there is no /redoc, /docs has the API",
     },
@@ -196,8 +196,8 @@ def run_all(folder: Path, url: str) -> int:
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", nargs="?", type=Path, help="with a clone of each project")
-    parser.add_argument("--url", help="of a server with the embedded voice; without it one is started")
+    parser.add_argument("folder", nargs="?", type=Path, help="folder with a clone of each project")
+    parser.add_argument("--url", help="URL of a server with the embedded voice; default: start one")
     options = parser.parse_args(arguments)
     if options.folder is None or not options.folder.is_dir():
         clones = "\n".join(f"  git clone https://github.com/{suite.repository}" for suite in SUITES)

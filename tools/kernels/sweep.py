@@ -1,8 +1,8 @@
-"""Search the fastest tiles for every matrix product of the decode loop, and compare them with cuBLAS.
+"""Find the fastest tiles for every matrix product of the decode loop, and compare them with cuBLAS.
 
     python -m tools.kernels.sweep [--save FILE]
 
-Weights are random, which does not change the time. Every graph reads more weights than the L2 cache holds. `--save`
+Weights are random, which does not affect timing. Every graph reads more weights than fit in the L2 cache. `--save`
 writes the fastest tiles to `tiles.py`. Tiles compile in one process per core.
 """
 
@@ -57,7 +57,7 @@ _PIPELINES = (
 )
 _TILES_OF_A_JOB = 4
 _REPLAYS = 12
-_L2_TIMES = 3  # weights to read, in multiples of the L2 size
+_L2_TIMES = 3  # weights to read, as a multiple of the L2 size
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,7 +298,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="1.7B-CustomVoice", choices=SHAPES)
     parser.add_argument("--rows", type=int, nargs="+", default=[], help="only these numbers of rows; default: all")
-    parser.add_argument("--compile-s", type=float, default=300, help="seconds after which no tile is compiled any more")
+    parser.add_argument("--compile-s", type=float, default=300, help="seconds after which no more tiles are compiled")
     parser.add_argument("--save", type=Path, help="write the table of the tiles found to this file: tiles.py")
     options = parser.parse_args()
     sweep(cases_of(config_of(options.model)), compile_s=options.compile_s, only=options.rows)

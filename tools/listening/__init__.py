@@ -1,1 +1,1 @@
-"""Measure with recognisers how well speech matches its text, and analyse beginnings, joints and ends."""
+"""Measure with speech recognisers how well speech matches its text, and analyse beginnings, joints and ends."""

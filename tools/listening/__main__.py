@@ -57,7 +57,7 @@ class Other:
 async def hear_server(
     session: ListeningSession, url: str, options: argparse.Namespace, said: list[Text], others: Sequence[Other]
 ) -> None:
-    """Request a dozen texts of one voice in each other way."""
+    """Request a dozen texts in one voice, in each of the other ways."""
     dozen = [text for text in said if text.kind == SENTENCES][:DOZEN]
     async with connected(url) as http:
         voices = options.voice or await builtin_voices(http)
@@ -89,7 +89,7 @@ def book_way(url: str, folder: Path, said: list[Text]) -> Other:
 
 
 def killing_way(driver: Driver, pool: str) -> Other:
-    """Return the way in which the only replica of a pool is killed during each utterance."""
+    """Return a way in which a pool's only replica is killed during each utterance."""
 
     async def listen(http: aiohttp.ClientSession, asked: Asked) -> Audio:
         audio = b""
@@ -119,7 +119,7 @@ def _kill(driver: Driver, title: str) -> None:
 
 @contextlib.contextmanager
 def server(model: str, placement: str) -> Iterator[Driver]:
-    """Start a server whose admission limits are too high for a slow machine to refuse requests."""
+    """Start a server whose admission limits are so high that even a slow machine accepts all requests."""
     patient = AdmissionSettings(max_line_s=1000, max_wait_s=1000, start_wait_s=1000, max_late_s=1000)
     codec = CodecConfig.model_validate({"placement": placement})
     config = AppConfig(model=model, codec=codec, api=ApiSettings(admission=patient))

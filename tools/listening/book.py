@@ -3,7 +3,7 @@
     talkray book novel.epub && python -m tools.listening.book novel.m4b
 
 Prints the share of misrecognised words, counted as in `make listen`, and the worst paragraphs. A paragraph at a wrong
-position counts as misrecognised. The command takes a fifth to a half of the book's duration.
+position counts as misrecognised. The command takes between a fifth and half of the book's duration.
 """
 
 import argparse

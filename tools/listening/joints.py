@@ -161,7 +161,7 @@ def spectrum_step(before: Audio, after: Audio) -> float:
 
 
 def quiet_ms(before: Audio, after: Audio) -> float:
-    """Return the milliseconds of quiet between both sides."""
+    """Return the milliseconds of silence between both sides."""
     return 1000 * (len(before) - sounding(before)[1] + sounding(after)[0]) / _RATE
 
 

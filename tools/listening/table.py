@@ -9,7 +9,7 @@ from talkray_tools.judge import Judged
 from talkray_tools.spoken_texts import SENTENCES
 from talkray_tools.ways import PLAIN
 
-# Permitted increase of the error share over ffmpeg's conversion. One error is always allowed, because recognisers vary.
+# Permitted increase of the error rate over ffmpeg's conversion. One error is always allowed, because recognisers vary.
 MORE_ERRORS = 0.01
 
 

@@ -30,7 +30,7 @@ def running(config: AppConfig, port: int | None = None, *, report: Report = prin
 
 def stop(report: Report) -> None:
     """Stop everything that `start` started, even if the start did not complete."""
-    import ray  # imported after the settings, which Ray reads at import
+    import ray  # imported after the settings are in place, because Ray reads them at import
     from ray import serve
 
     if not ray.is_initialized():  # otherwise, Serve would start Ray to stop it

@@ -11,7 +11,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """Value that differs from the default. `beside` are fields without which the value has no effect."""
+    """Value that differs from the default. `beside` holds fields without which the value has no effect."""
 
     value: object
     beside: Json = field(default_factory=dict)

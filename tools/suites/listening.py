@@ -64,7 +64,7 @@ class Listener:
         self._recordings: list[str] = []
         self._read = handles.read_replica
         replica_synthesizer.read_replica = self._noting  # type: ignore[attr-defined]  # a name that it imports
-        failover._GIVE_UP_S = _START_S  # if all replicas die, streams wait for new replicas
+        failover._GIVE_UP_S = _START_S  # if all replicas die, streams wait for new ones
 
     async def recordings(self) -> list[str]:
         """Return how replicas cloned, in order: "codec samples" or "talker prompt"."""
@@ -197,7 +197,7 @@ class Speaking:
         return not self._left and not self._going
 
     def go_on(self, *, may_begin: bool) -> None:
-        """Start streams if permitted, and wait briefly for streams to end."""
+        """Start as many streams as permitted, and wait briefly for streams to end."""
         while may_begin and self._left and len(self._going) < self._at_once:
             self._going.append(self._listener.listen.remote(self._left.popleft(), self._word_s))
         ended, self._going = ray.wait(self._going, timeout=0.05) if self._going else ([], [])

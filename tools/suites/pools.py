@@ -1,4 +1,4 @@
-"""The whole application with pools that can lose replicas, and functions that kill replicas."""
+"""The complete application with pools that can lose replicas, and functions that kill replicas."""
 
 import contextlib
 import os
@@ -25,7 +25,7 @@ from tools.suites.processes import MARK, marked
 TALKER, CODEC = "Talker", "Codec"
 ENGINE = "deployments.talker.process.engine_process"
 DECODER = "deployments.codec.pool.worker_process"
-_READY_S = 300.0  # limit on a busy machine
+_READY_S = 300.0  # time limit, for a busy machine
 
 
 def tiny_model(directory: Path, kind: str = "CustomVoice") -> Path:
@@ -36,11 +36,11 @@ def tiny_model(directory: Path, kind: str = "CustomVoice") -> Path:
 
 
 def config(model: Path, *, talkers: int = 2, codecs: int = 2) -> AppConfig:
-    """Return pools on fractions of a core, so two cores run all replicas."""
+    """Return pools whose replicas use fractions of a core, so two cores run all of them."""
     pool = PoolConfig(num_cpus=0.1, max_queued_requests=256)
     return AppConfig(
         model=str(model),
-        api=ApiSettings(admission=AdmissionSettings(max_late_s=100)),  # pauses are what these tests make
+        api=ApiSettings(admission=AdmissionSettings(max_late_s=100)),  # these tests cause pauses
         talker=TalkerConfig(max_num_seqs=16, max_num_waiting=64),
         codec=CodecConfig(),
         ingress_pool=PoolConfig(num_cpus=0.1, max_queued_requests=256),

@@ -1,4 +1,4 @@
-"""Find processes of one test run by an environment variable that they inherit."""
+"""Find processes of one test run by an inherited environment variable."""
 
 import contextlib
 import os

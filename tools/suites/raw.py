@@ -146,6 +146,6 @@ class RawSocket:
 
 
 def deflated(size: int) -> bytes:
-    """Return `size` spaces as the payload of a compressed frame, which is a thousandth of the size."""
+    """Return `size` spaces as the payload of a compressed frame, at a thousandth of the size."""
     squeeze = zlib.compressobj(9, zlib.DEFLATED, -12)
     return squeeze.compress(b" " * size) + squeeze.flush(zlib.Z_SYNC_FLUSH)[:-4]

@@ -1,4 +1,4 @@
-"""Types of the contents of `rows/`."""
+"""Types used in `rows/`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -32,7 +32,7 @@ class Stop:
 class Closing:
     """Behaviour of a socket at the end, with close codes. None means that the socket stays open."""
 
-    goes_on: bool = True  # whether the socket stays open after an utterance, even a cancelled one
+    goes_on: bool = True  # whether the socket stays open after an utterance, even after a cancelled one
     full: int | None = 1013  # close code if the server is at capacity
     failed: int | None = 1011  # close code if speech fails
     drain: Json | None = None  # message that closes the socket after the current speech, unless the sample sends it

@@ -1,4 +1,4 @@
-"""Find the attention head of a talker that follows the text while the talker speaks, and score how steadily it does.
+"""Find the attention head of a talker that follows the text during speech, and score how steadily it does so.
 
 Each head is judged on known texts and on the codes generated from them. The talker processes a whole utterance in one
 pass and records, for each frame, how much each head attends to the text and at which position. A head that follows the

@@ -3,7 +3,7 @@
     talkray bench codec --device cuda
 
 Without a checkpoint, the benchmark uses random weights of the released shape, which take as long as trained weights.
-CPU results are CPU seconds of one thread. They include calls that only advance a stream's state, as after a failover.
+CPU results are CPU times of one thread. They include calls that only advance a stream's state, as after a failover.
 GPU results come from CUDA events around replays of captured calls.
 """
 

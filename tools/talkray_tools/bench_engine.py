@@ -4,8 +4,8 @@
     python -m talkray_tools.bench_engine --max-num-seqs 128 --load 80 100    # device time by kind of work
 
 The `device` column is measured with CUDA events around back-to-back captured steps. The `loop` column is wall-clock
-time of whole engine steps. The `host` column is the part of `loop` in which the host computes; in the rest, the host
-waits. The `floor` column is the time to read weights and contexts once at the given memory bandwidth.
+time of whole engine steps. The `host` column is the part of `loop` in which the host computes. The host waits for
+the rest. The `floor` column is the time to read weights and contexts once at the given memory bandwidth.
 """
 
 import argparse
@@ -55,7 +55,7 @@ class StepTime:
 
 @dataclass(frozen=True, slots=True)
 class PrefillTime:
-    """Prefill times of prompts that reach an idle engine together, in milliseconds."""
+    """Prefill times of prompts that arrive together at an idle engine, in milliseconds."""
 
     prompts: int
     tail_frames: int  # frames of earlier speech that each prompt continues
@@ -134,7 +134,7 @@ class EngineBench:
         return StepTime(batch, device, loop, host, floor)
 
     def _steps(self, count: int) -> int:
-        """Step for `count` frames and return the nanoseconds that the engine would have waited for requests."""
+        """Run steps for `count` frames, and return the nanoseconds that the engine would have waited for requests."""
         lingered, wanted = 0, self._num_frames() + count
         while self._num_frames() < wanted:
             start = time.perf_counter_ns()

@@ -1,4 +1,4 @@
-"""Compare the codes of two implementations, which may differ only where scores nearly tie.
+"""Compare the codes of two implementations, which may differ only if the scores are nearly tied.
 
 The summation order in float32 decides between two logits that differ by 1e-5. Rounding in bfloat16 decides between
 logits that differ by 1e-2. Codes are therefore compared one by one. If a code differs, its margin shows whether the

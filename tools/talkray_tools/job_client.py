@@ -1,7 +1,7 @@
-"""Generate the parts of a job on a running server and store them in a local folder. An interrupted run can be resumed.
+"""Generate the parts of a job on a running server and store them in a local folder. Interrupted runs can be resumed.
 
 A part is one text with its request fields, identified by a digest of both. A second run of the same command requests
-only the parts that the folder lacks, for example parts whose text has changed.
+only the parts that are missing in the folder, for example parts whose text has changed.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ Fields = Mapping[str, object]
 
 _MOST_PARTS, _MOST_BYTES = 1000, 4 << 20  # per job
 _PERIOD_S = 1.0  # between two polls of a job
-_PATIENCE_S = 300.0  # retry time for a server that does not respond, because it may be restarting
+_PATIENCE_S = 300.0  # how long to retry if the server does not respond, because it may be restarting
 _PAUSE_S = 2.0
 _READ_TIMEOUT_S = 120
 _AGAIN = (408, 429, 500, 502, 503, 504)
@@ -273,7 +273,7 @@ class _Server:
         return _json(made)
 
     async def state(self, job_id: str) -> dict[str, Any] | None:
-        """Return the status of the job, or None if the server does not know it."""
+        """Return the status of the job, or None if the server does not have it."""
         return _json_or_none(await self._asked("GET", f"/{job_id}", expected=(404,)))
 
     async def resume(self, job_id: str) -> dict[str, Any] | None:

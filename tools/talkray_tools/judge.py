@@ -25,7 +25,7 @@ class Judged:
     words: int
     errors: dict[str, int]  # keyed by recogniser name
     compared: dict[str, int] = field(default_factory=dict)  # errors in ffmpeg's conversion of plain PCM
-    ends: int = 0  # of the first and last word, how many the first recogniser heard
+    ends: int = 0  # how many of the first and last words the first recogniser heard
     seconds: float = 0.0  # from the first to the last sound
     tail_s: float = 0.0  # trailing silence
     opinion: float = 0.0  # overall DNSMOS score, 1 to 5; 0 if DNSMOS is not installed

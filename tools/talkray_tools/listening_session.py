@@ -1,4 +1,4 @@
-"""Run a session in which a server speaks texts and a judge listens. A log file lets the session resume."""
+"""Run a session in which a server speaks texts and a judge rates the speech. A log file lets the session resume."""
 
 import asyncio
 import contextlib
@@ -45,7 +45,7 @@ class Log:
 
 
 class ListeningSession:
-    """Session that requests speech from one server at a time while a judge listens in parallel."""
+    """Session that requests speech from one server at a time, and judges it in parallel."""
 
     def __init__(self, judge: Judge, log: Log, fields: Json) -> None:
         """Set the judge, the log, and the `fields` that every request carries."""

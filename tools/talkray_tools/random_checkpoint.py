@@ -2,7 +2,7 @@
 
     talkray random-checkpoint OUT --like 1.7B-CustomVoice
 
-Weights are uniform, drawn directly from Philox bits, so they are equal on every machine. Normal draws would need a
+Weights are uniform, drawn directly from Philox bits, so they are equal on every machine. Normal values would need a
 logarithm, which differs between machines. Only the codec's weights are scaled by the signals in its layers.
 """
 
@@ -41,7 +41,7 @@ from talkray_tools.unfolded_codec import DecoderNetwork
 logger = logging.getLogger(__name__)
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-_WORTH_A_REPORT = 50e6  # log progress from this many values on
+_WORTH_A_REPORT = 50e6  # minimum number of values for which progress is logged
 _PIECE = 1 << 22  # values drawn and converted at a time; must be even, because a 64-bit draw yields four values
 _TOKENIZER_FILES = ("vocab.json", "merges.txt", "tokenizer_config.json")
 

@@ -1,4 +1,4 @@
-"""Random codec weights that behave like trained weights: unit-scale signals inside and audible sound at the output."""
+"""Random codec weights that behave like trained weights, with unit-scale signals and audible output."""
 
 from enum import StrEnum
 
@@ -77,7 +77,7 @@ def _stress_snakes(decoder: DecoderNetwork, stress: Stress | None, generator: to
     """Draw new frequencies and amplitudes.
 
     Amplitude depends on frequency, so slopes stay as steep as in trained weights. Independent draws with deviation 1.5
-    give consecutive slopes of 100. Two float32 passes with another summation order then have an SNR of 0.1 dB.
+    give consecutive slopes of 100. Two float32 passes with different summation orders then have an SNR of 0.1 dB.
     """
     for snake in (module for module in decoder.modules() if isinstance(module, UnfoldedSnake)):
         if stress is Stress.WIDE:

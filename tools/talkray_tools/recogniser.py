@@ -1,4 +1,4 @@
-"""Transcribe speech offline, to check whether a voice is intelligible. Python packages contain the models.
+"""Transcribe speech offline to check whether a voice is intelligible. The models come from Python packages.
 
 As a command, the module compares a recording with its transcript for `talkray voice check`.
 """
@@ -100,7 +100,7 @@ class Moonshine:
 
 
 def pieces(audio: NDArray[np.float32], sample_rate: int) -> list[NDArray[np.float32]]:
-    """Split [samples] at quiet places into parts of at most 30 seconds: Moonshine invents words in longer audio."""
+    """Split [samples] at quiet places into parts of at most 30 seconds: Moonshine hallucinates in longer audio."""
     cut: list[NDArray[np.float32]] = []
     while len(audio) > 30 * sample_rate:
         window, begin = sample_rate // 5, 15 * sample_rate

@@ -114,7 +114,7 @@ class Subject:
         return Speech(codes, pcm, stream.reason, stream.num_text_tokens, first_s, stream.took_s)
 
     def decode(self, codes: Codes, before: Codes | None) -> Pcm:
-        """Return the [samples] of a whole utterance as the codec pool decodes it: after the recording `before`."""
+        """Return the [samples] of a complete utterance as the codec pool decodes it: after the recording `before`."""
         if not len(codes):
             return np.zeros(0, np.int16)
         decoder = self.codec.decoder

@@ -22,7 +22,7 @@ from deployments.codec.rotary import rotary_tables, rotate
 from deployments.talker.model.layers import GatedMLP
 from deployments.weights.checkpoint import load_strict, without_values
 
-_MIN_USAGE = 1e-5  # keeps codebook entries finite that were unused in training
+_MIN_USAGE = 1e-5  # keeps codebook entries that were unused in training finite
 _KERNEL_SIZE = CONTEXT + 1
 _EXPANSION = 4
 _BATCH = 4  # concurrent streams, limited to bound memory
@@ -252,7 +252,7 @@ class UpsamplingBlock(nn.Module):
 
 
 class DecoderNetwork(nn.Module):
-    """Decoder network with the layer names of the checkpoint (without "decoder.")."""
+    """Decoder network whose layer names match the checkpoint's (without "decoder.")."""
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
@@ -321,7 +321,7 @@ class Largest:
 
 @torch.inference_mode()
 def largest_activation(network: DecoderNetwork, progress: Callable[[int, int], None]) -> Largest:
-    """Find the largest value over every code of every codebook. `progress` gets the done and total stream counts."""
+    """Find the largest value over every code of every codebook. `progress` gets the finished and total streams."""
     codes, largest = every_code(network.config), Largest(0.0, "none")
     device = next(network.parameters()).device
     with _observed(network) as found:

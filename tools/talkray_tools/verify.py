@@ -1,10 +1,10 @@
-"""Run this command first with real weights. It checks that a checkpoint speaks as the official package does.
+"""Run this command first with real weights. It checks that a checkpoint's speech matches the official package's.
 
     talkray verify --model 1.7B-CustomVoice
 
 Greedy codes and waveforms of this machine's serving networks are compared with float32 networks in plain PyTorch. The
 float32 networks are compared with the official package, if an environment has it. Speech must end by itself, be
-audible, and not loop. The last lines show PASS or the faults. A JSON file and audio are written for bug reports.
+audible, and not loop. The last lines show PASS or the failures. A JSON file and audio are written for bug reports.
 """
 
 import argparse
@@ -76,7 +76,7 @@ _INSTALL = (
     ".parity/bin/pip install --no-deps qwen-tts==0.1.1"
 )
 
-FLOAT32 = Tolerance(1e-3, 0.1)  # for another summation order
+FLOAT32 = Tolerance(1e-3, 0.1)  # for a different summation order
 ROUNDED = Tolerance(0.2, 0.7)  # errors of bfloat16 logits are 1.4 % in the 1.7B shape, and a frame has sixteen choices
 
 
@@ -349,7 +349,7 @@ def verify(
     ] = None,
     threads: Annotated[int, typer.Option(help="Torch threads.")] = len(os.sched_getaffinity(0)),
 ) -> None:
-    """Verify a checkpoint on this machine: its correctness, how its speech ends, and its use of memory and time."""
+    """Verify a checkpoint on this machine: its correctness, how its speech ends, and its memory and time."""
     given = locals()
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
     codes = []

@@ -1,4 +1,4 @@
-"""The ways in which a client can receive audio, each with an independent conversion of the same plain PCM."""
+"""Ways in which a client can receive audio, each with an independent conversion of the same plain PCM."""
 
 import asyncio
 import base64
@@ -59,7 +59,7 @@ class Way:
     raw: tuple[str, ...] = ()  # ffmpeg input options, if the `coded` format is not self-describing
     seed: int | None = None  # seed of all utterances; None: one seed per utterance
     is_compared: bool = True  # whether to compare with plain PCM of the same text and seed
-    trails: bool = False  # text streams in during generation, so speech differs from that of a complete text
+    trails: bool = False  # text arrives during generation, so speech differs from that of a complete text
 
     @property
     def same_speech(self) -> Listen:
@@ -172,7 +172,7 @@ _INTERRUPTED = "This sentence is much longer than anybody wants to hear, which i
 
 
 async def _after_interruption(http: aiohttp.ClientSession, asked: Asked) -> Audio:
-    """Clear one sentence during playback on Deepgram's WebSocket, then return the next sentence on the same socket."""
+    """Clear a sentence during playback on Deepgram's WebSocket, and return the next sentence from the same socket."""
     voice = asked.fields.get("voice", "")
     query = f"model={voice}&encoding=linear16&sample_rate={RATE}"
     audio, cleared = b"", False

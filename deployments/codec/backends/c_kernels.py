@@ -42,7 +42,7 @@ _WORDS = 16  # size of one replay step: the function and its arguments
 
 
 class Epilogue(IntEnum):
-    """Form in which a convolution stores its sums, numbered as in c_kernels.c."""
+    """How a convolution stores its sums, numbered as in c_kernels.c."""
 
     WIDE = 0  # float32
     ADDED = 1  # added to float32
@@ -79,12 +79,12 @@ def _invoke(name: str, *words: int | None) -> None:
 class CapturedCalls:
     """Captured kernel calls that can be replayed with some tensors replaced.
 
-    A replay avoids the 50 us that Python and torch take between two kernels, because the weights have evicted
-    their memory from the cache.
+    A replay avoids the 50 us that Python and torch take between two kernels. They are that slow because the weights
+    have evicted their memory from the cache.
     """
 
     def __init__(self, calls: Callable[[], object], tensors: Sequence[Tensor]) -> None:
-        """Run `calls` and capture their kernel calls. All used tensors except `tensors` must keep their memory."""
+        """Run `calls` and capture their kernel calls. Each tensor in use, except `tensors`, must stay in place."""
         steps: list[tuple[int, ...]] = []
         token = _captured.set(steps)
         try:
@@ -109,7 +109,7 @@ def _empty(_: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
 
 
 def fits(weight: Tensor) -> bool:
-    """Return whether this CPU has bfloat16 units, and the kernels support a weight of shape [taps, in, out]."""
+    """Return whether this CPU has bfloat16 units and the kernels support a weight of shape [taps, in, out]."""
     return weight.is_cpu and MATRIX_UNITS > 0 and not any(size % SIDE for size in weight.shape[1:])
 
 
@@ -297,7 +297,7 @@ def depthwise_norm(x: Tensor, memories: tuple[Tensor, Tensor], block: ConvNeXt, 
 def gather(
     x: Tensor, out: Tensor, snake: Snake | None = None, pasts: Sequence[Tensor] = (), nexts: Sequence[Tensor] = ()
 ) -> bool:
-    """Fill `out` [B, context + time, channels] with the streams' pasts [context, channels], and x after the snake.
+    """Fill `out` [B, context + time, channels] with each stream's past [context, channels], and x after the snake.
 
     The last rows of `out` fill `nexts`, which may be the pasts. Returns False if the kernels do not support the inputs.
     Rows of each stream must be contiguous, and pasts must have the dtype of `out`.

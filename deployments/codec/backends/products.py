@@ -20,7 +20,7 @@ from deployments.codec.fold import Conv, FoldedWeights, Linear, Snake
 
 _TYPICAL_ROWS = 128
 MANY_CHANNELS = 512
-# With more rows, a convolution of many channels is faster than a matrix product. For some lengths oneDNN is hundreds of
+# Above this number, a convolution with many channels is faster than a product. For some lengths oneDNN is hundreds of
 # times slower: with torch 2.11 for 768 channels and 96 to 112 rows, with torch 2.13 for 100 rows.
 _ENOUGH_ROWS = 128
 
@@ -40,7 +40,7 @@ def onednn_packs(dtype: torch.dtype) -> bool:
 
 
 class TorchProduct:
-    """Convolution [B, context + time, in] -> [B, time, out], with the weight stored in the order of its reads.
+    """Convolution [B, context + time, in] -> [B, time, out], with the weight stored in the order in which it is read.
 
     A few rows are copied tap by tap and multiplied as a matrix. Many rows run as a convolution, which needs no copies
     but takes milliseconds even for a few rows of a few channels.
@@ -49,7 +49,7 @@ class TorchProduct:
     def __init__(
         self, weight: Tensor, bias: Tensor | None, dilation: int, dtype: torch.dtype, *, may_be_long: bool = False
     ) -> None:
-        """Pack `weight` [taps, in, out]. A layer with many channels has few rows, unless `may_be_long` is set."""
+        """Pack `weight` [taps, in, out]. Many channels imply few rows, unless `may_be_long` is set."""
         self._taps, channels, _ = weight.shape
         self._dilation = dilation
         self._context = (self._taps - 1) * dilation
@@ -170,7 +170,7 @@ scratch = _Scratch()
 def gather(
     x: Tensor, out: Tensor, snake: Snake | None = None, pasts: Sequence[Tensor] = (), nexts: Sequence[Tensor] = ()
 ) -> None:
-    """Fill `out` [B, context + time, channels] with the streams' pasts and x after the snake, and then fill `nexts`."""
+    """Fill `out` [B, context + time, channels] with each stream's past and x after the snake, and then fill `nexts`."""
     if c_kernels.gather(x, out, snake, pasts, nexts):
         return
     time = x.shape[1]

@@ -1,4 +1,4 @@
-"""Selection of the decoder backend. Only this module knows all backends."""
+"""Selection of the decoder backend. Only this module knows about all backends."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -39,7 +39,7 @@ class DecoderPair:
 _TORCH = "deployments.codec.backends.torch_backend:TorchBackend"
 _TRITON_SLOTS = "deployments.codec.backends.triton_slots:TritonSlots"
 _PLAIN_SLOTS = "deployments.codec.plain_slots:PlainSlots"
-_DECODER = "deployments.codec.decoder:CodecDecoder"  # over any backend
+_DECODER = "deployments.codec.decoder:CodecDecoder"  # works with any backend
 
 
 def _on_matrix_units(config: SpeechTokenizerConfig, device: torch.device) -> bool:
@@ -50,7 +50,7 @@ def _on_matrix_units(config: SpeechTokenizerConfig, device: torch.device) -> boo
 # tests/deployments/codec/backends/test_backends.py.
 BACKENDS = (
     DecoderPair(_TORCH, _TRITON_SLOTS, _on_matrix_units),
-    DecoderPair(_TORCH, _PLAIN_SLOTS, lambda config, device: True),  # uses c_kernels.py if it fits
+    DecoderPair(_TORCH, _PLAIN_SLOTS, lambda config, device: True),  # uses c_kernels.py where possible
 )
 
 

@@ -40,8 +40,8 @@ from deployments.codec.rotary import rotary_tables, rotate
 _LAYER_NORM_EPS = 1e-6
 _POSITIONS = 2048  # frames whose rotary angles are precomputed
 _CAPTURED_FRAMES = 64  # limit over all streams; larger calls are rare, and Python's share of their time is small
-_PIECE = 250_000  # values that a block computes at once; a few buffers of this size fit a second-level cache of 2 MB
-_ROWS_OF_A_PIECE = 16  # pieces are multiples of 16, because oneDNN is slow for others (520 or 587 with torch 2.11)
+_PIECE = 250_000  # values that a block computes at once; a few buffers of this size fit in a 2 MB second-level cache
+_ROWS_OF_A_PIECE = 16  # pieces are multiples of 16, because oneDNN is slow otherwise (520 or 587 with torch 2.11)
 
 
 class TorchBackend(Backend):
@@ -50,8 +50,8 @@ class TorchBackend(Backend):
     def __init__(self, folded: FoldedWeights, precision: str = "float32") -> None:
         """Pack the weights. `precision` is the number format of the products.
 
-        Disables TF32 in cuDNN for this process. TF32 only reaches 34 dB on stressed weights, and float32 serves as the
-        reference for other formats and repairs streams.
+        Disables TF32 in cuDNN for this process, because TF32 reaches only 34 dB on stressed weights. float32 is the
+        reference for other formats, and repairs streams.
         """
         torch.backends.cudnn.allow_tf32 = False
         self.config = folded.config
@@ -375,7 +375,7 @@ def _tensors(states: Iterable[Iterable[Tensor]]) -> Iterator[Tensor]:
 
 
 def _attend(q: Tensor, new: Tensor, mask: Tensor, histories: tuple[Tensor, Tensor]) -> Tensor:
-    """Attend within one stream: queries [1, heads, frames, size], new keys and values [2, heads, frames, size]."""
+    """Attention within one stream: queries [1, heads, frames, size], new keys and values [2, heads, frames, size]."""
     past, following = histories
     joined = torch.cat((past, new), dim=2)
     following.copy_(joined[:, :, -past.shape[2] :])
@@ -402,7 +402,7 @@ def _normed(x: Tensor, eps: float) -> Tensor:
 
 
 def piece_rows(time: int, channels: int) -> int:
-    """Return the number of rows of each piece in which `time` rows pass a block."""
+    """Return the number of rows in each piece when `time` rows pass through a block."""
     count = -(-time * channels // _PIECE)
     rows = -(-time // count)
     return -(-rows // _ROWS_OF_A_PIECE) * _ROWS_OF_A_PIECE

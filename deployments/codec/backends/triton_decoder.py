@@ -26,7 +26,7 @@ _MIN_DOT = 16
 # Rows and columns of tiles, largest first.
 _TILES = ((128, 128), (128, 64), (64, 64), (32, 32), (32, 16))
 _COPIED_TILES = ((128, 128), (128, 64), (64, 128), (64, 64), (32, 32), (16, 32))
-_MOST_ROWS = 1.25  # rows of all blocks of a tile, in multiples of the rows
+_MOST_ROWS = 1.25  # rows of all blocks of a tile, as a multiple of the actual rows
 _ENOUGH_BLOCKS = 90  # an H200 has 132 multiprocessors
 _MANY_BLOCKS = 640  # several per multiprocessor; running two smaller blocks of threads at once is then faster
 _SHORT_CALL_FRAMES = 16
@@ -132,7 +132,7 @@ class _TritonPass(ForwardPass):
         self._launch = {"pdl": pdl, "launch_pdl": pdl}
 
     def _empty(self, time: int, channels: int) -> Tensor:
-        """Allocate [B, time, channels] behind room for the largest context of a layer."""
+        """Allocate [B, time, channels], preceded by room for the largest context of any layer."""
         room = self.decoder.room
         shape = (self.batch, room + time, channels)
         return torch.empty(shape, device=self.decoder.device, dtype=self.decoder.dtype)[:, room:]
@@ -206,7 +206,7 @@ class _TritonPass(ForwardPass):
         yield self, x
 
     def _with_context(self, x: Tensor, layer: Conv | ConvNeXt) -> Tensor:
-        """Return x behind the rows that the layer remembers, [B, context + time, channels], and remember its last."""
+        """Return x after the rows that the layer remembers, [B, context + time, channels], and store its last rows."""
         if not layer.context:
             return x
         batch, time, channels = x.shape
@@ -292,11 +292,11 @@ def choose_tiles(
 ) -> dict[str, int]:
     """Return tile sizes and launch options for a product [rows, taps * num_in] x [.., num_out].
 
-    Selects the largest tile that still occupies the GPU and pads no more columns than a narrower tile. If none does,
+    Selects the largest tile that still fills the GPU and pads no more columns than a narrower tile. If none does,
     selects small tiles with long steps, which are limited by latency. The choices are few, because Triton compiles each
     tile for each kind of layer. `weights` is the number of matrices that share the rows. With `copies`, the copy engine
-    may read the tiles. The rows of a copied tile belong to one stream, so it may be smaller, and down to a quarter of
-    the other tile it is faster.
+    may read the tiles. The rows of a copied tile belong to one stream, so the tile may be smaller. It is faster down to
+    a quarter of the other tile's size.
     """
     num_rows = rows.streams * rows.time
     block_m, block_n = _largest_tile(_TILES, num_rows, 1, num_out)
@@ -326,7 +326,7 @@ def choose_tiles(
 
 
 def _largest_tile(tiles: Sequence[tuple[int, int]], num_rows: int, parts: int, num_out: int) -> tuple[int, int]:
-    """Return the first tile that occupies the GPU and pads little, or the last. It covers rows of one of `parts`."""
+    """Return the first tile that fills the GPU with little padding, or the last. It covers rows of one of `parts`."""
 
     def blocks(block_m: int, block_n: int) -> int:
         return parts * -(-num_rows // block_m) * -(-num_out // block_n)

@@ -260,7 +260,7 @@ def waveform_kernel(
     x_ptr, weight_ptr, bias_ptr, pcm_ptr, broken_ptr, num_rows, time, channels, stride, full_scale,
     taps: tl.constexpr, block_rows: tl.constexpr, block: tl.constexpr, pdl: tl.constexpr,
 ):  # fmt: skip
-    """Compute the last convolution, to one channel of clipped int16. Sets broken [B] to 1 if a sample is not finite.
+    """Compute the last convolution, to one channel of clipped int16. Sets broken [B] to 1 for non-finite samples.
 
     x [B, context + time, channels] begins with the rows before the first one. The samples are [B * time].
     """

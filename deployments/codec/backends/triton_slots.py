@@ -178,7 +178,7 @@ class TritonSlots(SlotDecoder):
         return torch.full((batch,), self.decoder.scratch_slot, device=self.decoder.device, dtype=torch.int32)
 
     def _shapes(self) -> Iterator[CallShape]:
-        """Yield all pairs of batch bucket and GPU_RAMP entry, largest first, because all share the first's memory."""
+        """Yield all pairs of batch bucket and GPU_RAMP entry. The largest is first, because all share its memory."""
         for frames in reversed(GPU_RAMP):
             for batch in reversed([size for size in self.batches if size <= self.largest_batch(frames)]):
                 yield CallShape(batch, frames)
@@ -296,7 +296,7 @@ class TritonSlots(SlotDecoder):
         return self._load_float32()
 
     def _written(self, stream: _SlotStream, begin: int, end: int) -> Tensor:
-        """Return codes [frames, groups] of a stream's frames `begin` to `end`, excluding negative numbers."""
+        """Return codes [frames, groups] of a stream's frames `begin` to `end`, excluding negative frame numbers."""
         numbers = torch.arange(max(0, begin), end, device=self.decoder.device)
         return self.decoder.codes[stream.slot, numbers % CODE_RING].long()
 
@@ -388,7 +388,7 @@ def every_code(config: DecoderConfig) -> Tensor:
     frames = min(_SWEPT_FRAMES, config.codebook_size)
     groups = torch.arange(config.num_quantizers)
     count = -(-config.codebook_size // frames) * frames
-    # The factor combines codes of different numbers in one frame.
+    # The factor puts codes with different numbers into each frame.
     codes = (torch.arange(count)[:, None] + 131 * groups) % config.codebook_size
     generator = torch.Generator().manual_seed(0)
     random = torch.randint(config.codebook_size, (frames, config.num_quantizers), generator=generator)

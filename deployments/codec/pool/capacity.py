@@ -36,14 +36,14 @@ class Capacity:
     and at most the number that recently received audio in time.
 
     A machine that is too slow for one stream would have a single place. One client that speaks continuously could then
-    hold the place forever. A client without a place therefore competes with the number of other clients instead of
-    their places, and two clients always get a place.
+    hold the place forever. A client without a place therefore competes with the number of other clients, not with the
+    number of their places. Two clients always get a place.
 
-    Call all methods on one event loop, with times of one clock.
+    Call all methods on one event loop, with times from one clock.
     """
 
     def __init__(self, *, max_late_s: float, workers_carry: Callable[[], float] = lambda: math.inf) -> None:
-        """Listeners may hear `max_late_s` of silence in total. `workers_carry()` returns the streams in real time."""
+        """Listeners may hear `max_late_s` of silence in total. `workers_carry()` returns the capacity in streams."""
         self._max_late_s, self._workers_carry = max_late_s, workers_carry
         self.limit = StreamLimit(least=1)
         self._places: dict[object, str] = {}  # the client that holds each place

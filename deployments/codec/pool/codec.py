@@ -1,4 +1,4 @@
-"""Loading of a codec replica's decoder, and of its encoder if the checkpoint clones."""
+"""Loading of a codec replica's decoder, and of its encoder if the checkpoint supports cloning."""
 
 from dataclasses import dataclass, field
 from math import inf
@@ -22,7 +22,7 @@ from deployments.weights.description import encodes
 from deployments.weights.store import locate
 
 _PROBE_FRAMES = 4
-# A replica that only encodes recordings may use several cores: two take 0.6 of the time of one. All replicas use the
+# A replica that only encodes recordings may use several cores: two take 0.6 times as long as one. All replicas use the
 # same number, because sums and therefore codes depend on the number, and replicas must produce equal codes.
 _INLINE_THREADS = 4
 # Limits of the recording cache: codes for a thousand recordings of 24 seconds, and about fifty decoder states
@@ -90,7 +90,7 @@ def load_codec(model: str, config: CodecConfig) -> Codec:
     if decoder.backend.advice:
         report_stage(f"codec: {decoder.backend.advice}")
     encoder = CodecEncoder.load(directory) if encodes(checkpoint) else None
-    # With `inline` placement this replica decodes nothing, so its start needs no warm-up.
+    # With `inline` placement this replica decodes nothing, so it needs no warm-up.
     warms = config.placement != "inline" and not decodes_in_processes(config, decoder)
     tried = warm_up(decoder, chosen_ramp(config.workers), longest_call_s(config.workers)) if warms else WarmUpResult()
     return Codec(directory, decoder, encoder, SpeechTokenizerConfig.load(directory).sample_rate, tried)
@@ -125,7 +125,7 @@ def _load_decoder(directory: Path, config: CodecConfig, device: str) -> CodecDec
 def noise(decoder: CodecDecoder, exact: CodecDecoder) -> float:
     """Return a decoder's signal-to-error ratio in dB on random codes with a fixed seed.
 
-    The result does not depend on time, so all replicas choose the same precision.
+    The result does not depend on timing, so all replicas choose the same precision.
     """
     config = decoder.config
     generator = torch.Generator().manual_seed(0)

@@ -17,7 +17,7 @@ from deployments.codec.plan import CALL_FRAMES, MANY_WORKERS, MAX_BATCH_FRAMES, 
 
 _SMOOTHING = 0.1  # weight of the newest batch
 _HICCUP = 4.0  # limits a call's duration to this multiple of the mean, because the machine stalled in longer calls
-_USABLE = 0.9  # usable share of the workers' time; busier workers are late at the next burst
+_USABLE = 0.9  # usable share of the workers' time; busier workers fall behind at the next burst
 _LONG = 1.2  # expected duration of a shared call for a stream, as a multiple of the mean
 # Before the first decoded stream, the capacity is half of the estimate from the calls at the start, because those calls
 # had all cores and memory to themselves. It is at least two, because such calls take too long on a busy machine.
@@ -61,7 +61,7 @@ class DecodeGate:
     """Scheduler that holds tasks back while all workers are busy, and then starts the most urgent tasks together.
 
     With many workers, a worker may stay idle while tasks without urgency wait. Those tasks share a later call, which
-    costs less, and an urgent task finds the idle worker.
+    costs less, and an urgent task can use the idle worker.
 
     `decode` takes one task. All tasks of a batch call it in one tick of the event loop, and `@serve.batch` without a
     wait time gathers them again (codec/deployment.py gives the reason for its use). The next batch waits until this
@@ -132,7 +132,7 @@ class DecodeGate:
         loop = asyncio.get_running_loop()
         waiter = _Waiter(task.deadline_s, next(self._numbers), task, loop.create_future(), time.monotonic())
         insort(self._waiting, waiter)
-        loop.call_soon(self._dispatch)  # after all other submissions of this tick
+        loop.call_soon(self._dispatch)  # after all other submissions in this tick
         try:
             return await waiter.decoded
         finally:
@@ -201,7 +201,7 @@ class DecodeGate:
         return 1 if silent else 1 << max(0, most.bit_length() - 1)
 
     def _frames_within(self, call_s: float) -> int:
-        """Return how many frames one call of at most `call_s` can have, from the cost of frames so far."""
+        """Return how many frames one call of at most `call_s` can have, estimated from the cost of frames so far."""
         most = call_s / self.seconds_per_frame - CALL_FRAMES if self.seconds_per_frame else inf
         return max(0, int(min(self._max_batch_frames, most)))
 

@@ -173,7 +173,7 @@ class CodecService:
         return prepared
 
     def _start(self, resume: Progress | None, reference_codes: Codes | None, state: DecoderState) -> DecodingStart:
-        """Return the start of decoding: after the reference, or at the position where another replica stopped."""
+        """Return where decoding starts: after the reference, or where another replica stopped."""
         if resume is None or not len(resume.codes):
             return DecodingStart(state)
         decoder, to_recall = self._codec.decoder, None

@@ -139,7 +139,7 @@ class StreamDecoder:
                 chunk = self._deliver(audio.chunk(new_codes, pcm, buffer.over))
                 reason = chunk.finish_reason
                 if count and not self._listener.has_begun:
-                    self._plan.restart()  # quiet so far; a wider chunk would delay the first sound
+                    self._plan.restart()  # silent so far; a wider chunk would delay the first sound
                 yield chunk
 
     async def _decoded(self, codes: Codes, count: int) -> Pcm:
@@ -217,7 +217,7 @@ class StreamDecoder:
 
 
 async def _cancel(task: asyncio.Task[DecoderState] | None) -> None:
-    """Cancel `task` if its result is no longer needed, and wait for its end. None is ignored."""
+    """Cancel `task` if its result is no longer needed, and wait until it ends. None is ignored."""
     if task is not None:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)

@@ -170,7 +170,7 @@ class WorkerProcesses:
         return self._first.poll() is not None
 
     def decode(self, tasks: list[DecodeTask]) -> list[Decoded | Exception]:
-        """Run `decode_batch` in a process. Permits as many concurrent calls as processes. Raises CodecLost."""
+        """Run `decode_batch` in a process. Allows as many concurrent calls as there are processes. Raises CodecLost."""
         cells = [self._states.acquire() for _ in tasks]
         copies: list[Cell] = []  # cells for states from outside shared memory, held during this call
         shared = [self._shared(task, cell.number, copies) for task, cell in zip(tasks, cells, strict=True)]

@@ -11,13 +11,13 @@ from deployments.listener import Listener
 MAX_WAITING = CODE_RING // 2
 _MIN_LEAD_S = 0.06  # covers one decode call and one frame of the talker
 _CALL_SIZES = call_sizes(GPU_RAMP)
-_RECALL_PATIENCE_S = 0.1  # during this time, newer streams may precede a recall, which takes many calls
+_RECALL_PATIENCE_S = 0.1  # for this long, newer streams may go before a recall, which takes many calls
 # A stream with _SHARING_LEAD_S of buffered audio waits up to _SHARE_WAIT_S for other streams to share its call.
 _SHARING_LEAD_S = 0.4
 _SHARE_WAIT_S = 0.1
 _FEW_STREAMS = 15  # with more streams, some steps of the ramp are skipped
 # A shared call (rule 3) starts once one in _SHARING streams wants the same number of frames. It has at most
-# _BULK_FRAMES frames, to limit the wait of first frames. From _MANY_STREAMS streams on, the limit is doubled, because
+# _BULK_FRAMES frames, to limit how long first frames wait. From _MANY_STREAMS streams on, the limit is doubled, because
 # long calls take less time per frame, and the device is fully used.
 _SHARING = 4
 _BULK_FRAMES = 96
@@ -75,7 +75,7 @@ class AudioStream:
         return self.listener.deadline_s(self.opened_s)
 
     def awaits_first_sound(self, now_s: float) -> bool:
-        """Return whether the listener hears a first sound soon. A stream opened long ago may be waiting for text."""
+        """Return whether a first sound is imminent. A stream opened long ago may be waiting for text."""
         return not self.listener.has_begun and now_s - self.opened_s < _SHARE_WAIT_S
 
     def has_slack(self, now_s: float) -> bool:
@@ -107,7 +107,7 @@ class AudioStream:
         self._replan()
 
     def recall(self, num_frames: int) -> None:
-        """Count frames that were decoded again although the listener has heard them."""
+        """Count the frames that were decoded again even though the listener had already heard them."""
         self.num_decoded += num_frames
         self._replan()
 
@@ -123,7 +123,7 @@ class AudioStream:
         self._replan()
 
     def drop_quiet(self, num_frames: int) -> None:
-        """Count the next frames as quiet, and restart the ramp because the listener has not heard a sound yet."""
+        """Count the next frames as silent, and restart the ramp because the listener has not heard a sound yet."""
         self.num_decoded += num_frames
         self._plan.restart()
         self._replan()
@@ -182,7 +182,7 @@ def choose_call(
     1. Serve an urgent stream, together with other streams that want the same number of frames.
     2. Wait if a call is running, because none of the streams is urgent.
     3. Batch the streams that are ahead of playback once enough of them want the same number of frames.
-    4. Wait if a listener waits for a first sound.
+    4. Wait if a listener is waiting for a first sound.
     5. Serve background streams.
 
     `is_busy` is set while a call is running. `largest_batch` maps frames per stream to the number of streams per call.

@@ -26,7 +26,7 @@ from deployments.talker.audio.audio_stream import MAX_WAITING, AudioStream, choo
 SLOTS_PER_RECORDING = 4  # one cached state of a recording per four slots
 _MAX_CALLS = 2  # one running and one queued, so later frames form a larger call
 _WRITTEN_AT_ONCE = MAX_WAITING // 2  # frames per write when a stream opens
-_LOOK_S = 0.001  # interval of checks for calls that become due with time
+_LOOK_S = 0.001  # interval between checks for calls that have become due
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class AudioStreams:
     def __init__(
         self, load: Callable[[], SlotDecoder], *, num_slots: int, frame_s: float, precision: str = "float32"
     ) -> None:
-        """Create without streams. `load` is called for the first stream. A CPU decodes audio only in trials.
+        """Start without streams. `load` is called for the first stream. A CPU decodes audio only in trials.
 
         `precision` is the number format of the decoder.
         """

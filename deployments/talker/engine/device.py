@@ -58,7 +58,7 @@ class EngineDevice:
         return near
 
     def memory(self) -> GpuMemory | None:
-        """Return the memory of a GPU, whose rest becomes the KV cache. Call this before anything is loaded."""
+        """Return the memory of a GPU. The KV cache gets the rest of it. Call this before anything is loaded."""
         return GpuMemory(self.device) if self.on_gpu else None
 
 

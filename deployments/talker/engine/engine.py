@@ -70,7 +70,7 @@ class Engine:
     def add(self, sequence_id: int, request: SynthesisRequest) -> None:
         """Queue a request. Raises InvalidRequest if it can never run, and Overloaded if the queue is full.
 
-        A request whose listener already has a part of the audio is never refused as Overloaded.
+        A request whose listener already has a part of the audio is never rejected as Overloaded.
         """
         self.check_room(request)
         sequence = self.intake.prepare(sequence_id, request)
@@ -78,7 +78,7 @@ class Engine:
             self._enqueue(sequence)
 
     def check_room(self, request: SynthesisRequest) -> None:
-        """Raise Overloaded if the queue is full and `add` would refuse the request."""
+        """Raise Overloaded if the queue is full and `add` would reject the request."""
         if request.background or not request.is_continuation:
             self.scheduler.check_room(background=request.background)
 
@@ -165,7 +165,7 @@ class Engine:
     def _await_codes(self, meanwhile: Callable[[], None]) -> StepInFlight | None:
         """Wait for the frames of the running step, and run the lanes meanwhile.
 
-        Returns the step once it has frames. Returns None if no step is running, or if audio or lane frames are first.
+        Returns the step once it has frames. Returns None if no step is running, or if audio or lane frames come first.
         """
         start = time.perf_counter_ns()
         while True:
@@ -198,5 +198,5 @@ class Engine:
 
 
 def _size(step: QueuedStep) -> int:
-    """Return a size class. Steps of one class take about the same time."""
+    """Return a size class. Steps of the same class take about the same time."""
     return len(step.sequences) // 16

@@ -56,7 +56,7 @@ class LengthLimits:
         return runaway
 
     def check_bytes(self, texts: Iterable[str]) -> None:
-        """Raise InvalidRequest if a text is too long by its bytes alone, because tokenizing it would take seconds."""
+        """Raise InvalidRequest if a text has too many bytes, because tokenizing it would take seconds."""
         for text in texts:
             if (num_tokens := self._tokenizer.least_tokens(text)) >= self._max_positions:
                 raise self._too_long(num_tokens)
@@ -102,7 +102,7 @@ class Intake:
         return None
 
     def long_texts(self, request: SynthesisRequest) -> list[str]:
-        """Return the texts of a request that take long to tokenize; empty if `prepare` would reject their bytes."""
+        """Return the texts of a request that are slow to tokenize; empty if `prepare` would reject their bytes."""
         texts = [text for text in self._prompts.texts(request) if len(text) > _LONG_CHARS]
         try:
             self._limits.check_bytes(texts)
@@ -116,7 +116,7 @@ class Intake:
         return None if live is None else live.sequence
 
     def append_text(self, sequence_id: int, text: str, *, is_last: bool) -> Sequence | None:
-        """Return the sequence if its text has grown or now suffices, or None if it has ended or needs more text."""
+        """Return the sequence if its text has grown or is now long enough; None if it has ended or needs more text."""
         live = self._live.get(sequence_id)
         if live is None:
             return None
@@ -179,5 +179,5 @@ class Intake:
 
 
 def complete(asked: Sampling, defaults: Sampling) -> Sampling:
-    """Return `asked`, with `defaults` instead of None."""
+    """Return `asked`, with each None replaced by its default."""
     return replace(defaults, **{key: value for key, value in asdict(asked).items() if value is not None})

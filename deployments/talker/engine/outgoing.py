@@ -10,7 +10,7 @@ from deployments.protocol import ALL_FRAMES, Codes, FinishReason, FrameChunk, Mo
 from deployments.talker.audio.audio_streams import AudioStreams
 from deployments.talker.state.sequence import Sequence
 
-_MAX_HELD = 8  # maximum number of frames that are held to send them together
+_MAX_HELD = 8  # maximum number of frames held back to be sent together
 # Frames of a sequence may wait for further frames if its listener has more than this much buffered audio.
 _HOLDING_LEAD_S = 0.41
 

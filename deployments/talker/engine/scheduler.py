@@ -2,8 +2,8 @@
 
 Segments of jobs are called background sequences. Background sequences have a separate queue:
 
-- One of them is admitted per step, if no other sequence waits.
-- Background sequences occupy at most seven eighths of the rows. Beside other sequences, they occupy at most half of the
+- One of them is admitted per step, if no other sequence is waiting.
+- Background sequences occupy at most seven eighths of the rows. Alongside others, they occupy at most half of the
   rows and at most 18 rows. The number falls as the number of other sequences rises.
 - Background sequences are preempted only if another sequence would otherwise have no row or no blocks.
 
@@ -26,7 +26,7 @@ from deployments.talker.state.kv_cache import BlockManager
 from deployments.talker.state.sequence import Sequence
 
 _RESERVED = 8  # background sequences leave one row in eight free
-# Background sequences have at most _MOST_BESIDE rows beside a listener, one row fewer for each four listeners, and at
+# Background sequences get at most _MOST_BESIDE rows beside a listener, one row fewer for each four listeners, and at
 # least _FEWEST_BESIDE rows. More rows would prolong each step, and decoding their samples takes time of the device.
 _MOST_BESIDE, _LISTENERS_A_ROW, _FEWEST_BESIDE = 18, 4, 4
 # A frame is nearly due if the listener has less buffered audio than this, and than this number of steps takes.
@@ -62,7 +62,7 @@ class Scheduler:
 
     @property
     def is_idle(self) -> bool:
-        """Whether a step would have nothing to do: all sequences await text or do not fit."""
+        """Whether a step would have nothing to do: all sequences are waiting for text or do not fit."""
         all_await_text = all(sequence.awaits_text for sequence in chain(self.running.values(), self.waiting))
         return all_await_text and not self._has_room_for_background() and not any(map(self._fits, self.waiting))
 
@@ -110,7 +110,7 @@ class Scheduler:
             )
 
     def add(self, sequence: Sequence) -> None:
-        """Append a sequence to the queue, or insert it at the head if the client has a part of the audio."""
+        """Append a sequence to the queue, or insert it at the head if the client already has part of the audio."""
         if sequence.is_background:
             self.waiting_background.append(sequence)
         elif sequence.request.is_continuation:
@@ -195,7 +195,7 @@ class Scheduler:
         (self.waiting_background if sequence.is_background else self.waiting).appendleft(sequence)
 
     def _most_background(self) -> int:
-        """Return the maximum number of background sequences that may have rows now, and run beside other sequences."""
+        """Return the maximum number of background sequences that may have rows now, and run alongside others."""
         num_wanting = self.num_listeners + sum(not sequence.awaits_text for sequence in self.waiting)
         left = self.max_num_seqs - self.max_num_seqs // _RESERVED - num_wanting
         if not num_wanting:
@@ -283,7 +283,7 @@ class Pacing:
     def due(self, running: Collection[Sequence], now_s: float, most_background: int) -> list[Sequence]:
         """Return the sequences for the step that starts now. Call this once per step, because it measures step times.
 
-        Beside other sequences, the step has at most `most_background` background sequences, oldest first.
+        Alongside others, the step has at most `most_background` background sequences, oldest first.
         """
         self._step_s, self._scheduled_s = now_s - self._scheduled_s, now_s
         background = [sequence for sequence in running if sequence.is_background]

@@ -256,7 +256,7 @@ def _load_audio(
 def _num_blocks(
     config: TalkerConfig, model_config: ModelConfig, dtype: torch.dtype, block_size: int, memory: GpuMemory | None
 ) -> int:
-    """Return the number of KV blocks that fit into the reserved memory, at most what all rows at full length need."""
+    """Return the number of KV blocks that fit into the reserved memory, but at most as many as all rows could use."""
     block_bytes = KVCache.bytes_per_position(model_config.talker, dtype) * block_size
     useful = config.max_num_seqs * -(-config.max_model_len // block_size) + 1
     if config.kv_cache_bytes is not None:

@@ -38,7 +38,7 @@ class StepInFlight:
     decoded_late: list[Sequence]
     previous: QueuedStep | None = None  # previous step, whose `advance` ends before this step has codes
     is_collected: bool = False  # whether the host has read the frames
-    next_start_ns: int = 0  # earlier, fewer requests join the next step; later, the device idles
+    next_start_ns: int = 0  # if earlier, fewer requests join the step; if later, the device idles
 
 
 class StepMaker:
@@ -78,7 +78,7 @@ class StepMaker:
         return StepInFlight(queued, runner, decoded_late, previous=None if after is None else after.queued)
 
     def deliver(self, step: StepInFlight, frames: Codes) -> None:
-        """Pass frames [sequences, groups] of a step to their sequences, and to the codec if it lacks them."""
+        """Pass frames [sequences, groups] of a step to their sequences, and to the codec if it does not have them."""
         self._decode_late(step, frames)
         if step.previous is not None:
             self.follow_text(step.previous)

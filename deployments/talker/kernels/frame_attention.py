@@ -124,7 +124,7 @@ def attend_frame(qkv: Tensor, norms: HeadNorms, heads: Heads, caches: tuple[Tens
 
 def attend_frame_start(qkv: Tensor, norms: HeadNorms, heads: Heads, caches: tuple[Tensor, Tensor], out: Tensor, *,
                        pdl: bool = False) -> None:  # fmt: skip
-    """Attend for positions 0 and 1 of frames in one pass: the first and the second half of the rows."""
+    """Compute attention for positions 0 and 1 of each frame in one pass: the two halves of the rows."""
     keys, values = caches
     num_rows = qkv.shape[0] // 2
     _frame_start_attention[(num_rows, heads.key)](

@@ -353,7 +353,7 @@ def matmul(x: Activations | Tensor, weight: Tensor, out: Activations, product: P
 
 
 def _stages(tile: Tile, block_m: int, x: Tensor, *, gated: bool) -> int:
-    """Return the depth of the pipeline, which affects no sums. A stage holds parts of the rows and of each matrix."""
+    """Return the pipeline's depth, which does not affect sums. A stage holds parts of the rows and of each matrix."""
     stage_bytes = (block_m + (2 if gated else 1) * tile.block_n) * tile.block_k * x.element_size()
     room = shared_bytes(x.device)
     return min(tile.stages, room // stage_bytes) if room and tile.form in {Form.PIPELINED, Form.COPIED} else tile.stages

@@ -263,9 +263,9 @@ class FlashAttention:
 def choose_attention(
     setting: str, heads: Heads, *, block_size: int, dtype: torch.dtype, pdl: bool = True
 ) -> PagedBackend:
-    """Return the backend for `setting`: "triton", "flash_attn" or "auto". "auto" is "triton", which is not slower.
+    """Return the backend for `setting`: "triton", "flash_attn" or "auto". "auto" is "triton", which is as fast.
 
-    Raises ValueError with the reason if flash-attn is requested and not usable, or if the block size is not supported.
+    Raises ValueError with the reason if flash-attn is requested but not usable, or if the block size is not supported.
     """
     if block_size % MIN_BLOCK:
         raise ValueError(f"KV blocks on a GPU must hold a multiple of {MIN_BLOCK} positions, not {block_size}")

@@ -4,14 +4,14 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
-# Up to this number of rows, multiply-adds are faster than the tensor cores' padding to 16 rows.
+# Up to this number of rows, multiply-adds are faster than tensor cores, which pad to 16 rows.
 MAX_VECTOR_ROWS = 4
 # From this number of rows on, a program may cover a part of the rows.
 SHARED_ROWS = 64
 
 
 class Form(StrEnum):
-    """Method with which a program multiplies its columns."""
+    """How a program multiplies its columns."""
 
     VECTOR = "vector"  # multiply-adds for at most MAX_VECTOR_ROWS rows; weights are loaded to registers early
     SPLIT = "split"  # tensor cores, with a part of the depth per warp; weights are loaded to registers early
@@ -105,7 +105,7 @@ COPIED_TILES: dict[ProductShape, dict[int, Tile]] = {
     },
 }
 # Tiles by number of rows, written by `python -m tools.kernels.sweep --save` on one NVIDIA H200. These were set by hand
-# from the time of whole steps and prompts: 8, 16, 256 and 512 rows, 32 rows (tiles of 64), and at 128 rows those of
+# from timings of full steps and prompts: 8, 16, 256 and 512 rows, 32 rows (tiles of 64), and at 128 rows those of
 # (4096, 2048) and (3072, 2048). `--save` overwrites them: without `--rows` the sweep clears the table, and with it the
 # sweep replaces the named rows. Restore them from git.
 MEASURED: dict[ProductShape, dict[int, Tile]] = {

@@ -148,7 +148,7 @@ class SpeakerEncoder(nn.Module):
             raise InvalidRequest(f"ref_audio is too short: it has {num_samples} of at least {needed}", "ref_audio")
 
     def embed(self, audio: Tensor) -> Tensor:
-        """Convert mono float32 audio [samples] at the configured sample rate to a vector [enc_dim] in weight dtype.
+        """Convert mono float32 audio [samples] at the configured rate to a vector [enc_dim] in the weights' dtype.
 
         Raises InvalidRequest if the audio is too short.
         """

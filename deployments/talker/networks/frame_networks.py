@@ -105,7 +105,7 @@ class FrameNetworks(ABC):
     def _run_prompt(self, owners: Tensor, inputs: Tensor, context: Context, length: int) -> Tensor:
         """Convert input rows [rows, hidden] of the state rows `owners` [rows] to hidden states [rows, hidden].
 
-        `prefill` describes `length`.
+        See `prefill` for `length`.
         """
 
     def _context(self, owners: Tensor, positions: Tensor) -> Context:

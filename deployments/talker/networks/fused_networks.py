@@ -111,7 +111,7 @@ class FusedPredictor:
         return Activations(done.values[num_rows:], done.squares[:, num_rows:], done.parts)
 
     def _enter_stack(self, hidden: Tensor, out: Activations) -> None:
-        """Write the talker's hidden states to the first rows of `out`. Launches plainly after an unknown kernel."""
+        """Write the talker's hidden states to the first rows of `out`, with a plain launch after an unknown kernel."""
         if isinstance(self._projection, torch.nn.Identity):
             out.values[: len(hidden)].copy_(hidden)
             return

@@ -109,7 +109,7 @@ class FusedStack:
         return x
 
     def codebook_step(self, x: Activations, position: int, cache: FrameCache) -> Activations:
-        """Run one position of a frame without the final norm, which the next product can fold in."""
+        """Run one position of a frame without the final norm, which can be folded into the next product."""
         num_rows = len(x.values)
         for number, layer in enumerate(self.layers):
             qkv = self._project(layer, x)

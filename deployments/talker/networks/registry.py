@@ -1,4 +1,4 @@
-"""Kinds of networks and the devices on which they run. Only this module knows all kinds.
+"""Kinds of networks and the devices on which they run. Only this module knows about all kinds.
 
 | kind    | class           | runs                                                    |
 |---------|-----------------|---------------------------------------------------------|
@@ -7,7 +7,7 @@
 | `exact` | `ExactNetworks` | on any other CPU                                        |
 | `plain` | `PlainNetworks` | on any other GPU; anywhere with `talker.kernels: plain` |
 
-With `cpu` and `exact`, a stream has the same codes alone, in a batch, and resumed. `sampling/` has the samplers.
+With `cpu` and `exact`, a stream has the same codes whether alone, in a batch, or resumed. `sampling/` has the samplers.
 """
 
 import importlib.util
@@ -21,7 +21,7 @@ from deployments.talker.model.model_config import ModelConfig
 from deployments.talker.networks.frame_networks import FrameNetworks, NetworkKind
 
 _HERE = "deployments.talker.networks"
-_IN_C = "deployments.embedded_voice.cpu_networks"  # only for networks of its size, unlike the released talkers
+_IN_C = "deployments.embedded_voice.cpu_networks"  # only for small networks, not for the released talkers
 NETWORKS: dict[NetworkKind, str] = {
     "fused": f"{_HERE}.fused_networks:FusedNetworks",  # requires Triton, which does not run on CPUs
     "cpu": f"{_IN_C}:CpuNetworks",

@@ -13,7 +13,7 @@ from deployments.talker.state.batch_state import BatchOptions, Breadth, Context
 
 
 class UnfusedNetworks(FrameNetworks):
-    """Samples, and moves the state of rows, in PyTorch. The kinds add their passes."""
+    """Samples codes and moves the state of rows in PyTorch. The kinds add their passes."""
 
     noise: NoiseSource = staticmethod(philox_noise)
 

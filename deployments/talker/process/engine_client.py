@@ -30,8 +30,8 @@ _STOP_TIMEOUT_S = 5.0
 _PEER_TIMEOUT_S = 1.5
 _LONGEST_PEER_TIMEOUT_S = 10.0  # for a process that waits for a processor
 _WATCH_S = 0.25
-# Number of frames that a job's segment sends together. Jobs have no listeners, and each chunk takes time of this event
-# loop. Larger chunks above 100 kB would go through Ray's object store, which takes more time.
+# Number of frames that a job's segment sends together. Jobs have no listeners, and each chunk costs time on this event
+# loop. Chunks above 100 kB would go through Ray's object store, which takes more time.
 _BACKGROUND_FRAMES = 20
 
 Item = FrameChunk | Exception
@@ -108,7 +108,7 @@ class EngineClient:
                 self._send(channel.Abort(sequence_id))
 
     async def _write(self, sequence_id: int, mailed: Mailbox) -> None:
-        """Send the text of a live request to the engine as it arrives. The stream fails if the text is unreadable."""
+        """Send the text of a live request to the engine as it arrives. The stream fails if the text cannot be read."""
         try:
             async with aclosing(mailbox.read(mailed)) as parts:
                 async for part in parts:

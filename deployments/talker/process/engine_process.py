@@ -280,7 +280,7 @@ class EngineProcess:
             engine.check_integrity()  # raises if a row or block is lost, to replace the engine
 
     def _execute_all(self, engine: Engine, commands: list[channel.Command], watchdog: Watchdog) -> None:
-        """Run commands, each with its own time limit, because several recordings take longer than a step may."""
+        """Run commands, each with its own time limit, because several recordings may exceed the limit of a step."""
         for command in self._preparation.due(commands):
             with watchdog.step():
                 self._execute(engine, command)
@@ -324,7 +324,7 @@ class EngineProcess:
         return engine, replace(engine.info, name=start.model)
 
     def _receive(self, *, timeout_s: float | None) -> list[channel.Command]:
-        """Return the commands that have arrived. Waits at most `timeout_s` for data, and _REST_S for a whole command.
+        """Return the commands that have arrived. Waits at most `timeout_s` for data, and _REST_S for its remainder.
 
         A recording takes several reads, and the engine would otherwise run a step between two of them.
         """

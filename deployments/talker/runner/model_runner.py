@@ -1,6 +1,6 @@
 """Execution of prefills, and of steps that make one frame for each sequence of a batch.
 
-On a CPU, a sequence has the same codes alone, in a batch, and resumed. The runner defers `advance` of a step until the
+On a CPU, a sequence has the same codes whether alone, in a batch, or resumed. The runner defers `advance` until the
 engine has delivered the step's codes. On a GPU, a batch uses the smallest bucket that fits, and all work is replayed
 from CUDA graphs. The host waits only for the codes. `advance` of a step still runs while the host delivers the codes
 and prepares the next step. `BatchMode` describes the differences.
@@ -44,7 +44,7 @@ class BatchMode:
 
 BUCKETS = BatchMode(fixed_shapes=True, shares_passes=True)
 _MODES: dict[NetworkKind, BatchMode] = {
-    "cpu": BatchMode(),  # its products round a row equally for any number of rows
+    "cpu": BatchMode(),  # its products round a row the same way for any number of rows
     "exact": BatchMode(one_size=True),  # rounding of PyTorch's products depends on the number of rows
     "plain": BUCKETS,
     "fused": BUCKETS,
@@ -289,7 +289,7 @@ class ModelRunner:
             readings.copy_(self.networks.readings[: len(readings)], non_blocking=True)
 
     def _length(self, num_positions: int) -> int:
-        """Return the padded context length: the maximum for fixed shapes, otherwise the smallest that suffices."""
+        """Return the padded context length: the maximum for fixed shapes, otherwise the smallest possible one."""
         most = self.state.size.blocks * self.blocks.block_size
         return most if self.mode.fixed_shapes else min(-(-num_positions // LENGTH_STEP) * LENGTH_STEP, most)
 
@@ -360,7 +360,7 @@ def build_runner(tables: InputTables, cache: KVCache, blocks: BlockManager, shap
 def capture(runners: list[ModelRunner], progress: Callable[[int, int], None]) -> None:
     """Capture each shape of steps and prefills on a GPU, largest first, because all graphs of a runner share memory.
 
-    `progress` is called with the number of captured shapes and the number of all shapes.
+    `progress` is called with the number of captured shapes and the total number of shapes.
     """
     shapes = [(runner.graphs, key, work) for runner in runners for key, work in runner.shapes()]
     for number, (graphs, key, work) in enumerate(shapes):

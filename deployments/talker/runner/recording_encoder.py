@@ -1,4 +1,4 @@
-"""Encoding of recordings on a GPU, on a CUDA stream beside the engine's steps.
+"""Encoding of recordings on a GPU, on a CUDA stream in parallel with the engine's steps.
 
 Launching the encoders' kernels takes the host 18 ms, in which no step starts. Captured graphs take the host less than
 1 ms, and the engine continues its steps until the prompt is complete.
@@ -26,10 +26,10 @@ _MAX_SECONDS = 31
 
 
 class Encoding:
-    """Prompt of a recording, which the GPU computes."""
+    """Prompt of a recording, computed on the GPU."""
 
     def __init__(self, speaker: Tensor, codes: Tensor | None) -> None:
-        """Take copies in pinned memory that are queued on the current stream."""
+        """Wrap results in pinned memory whose copies are queued on the current stream."""
         self._speaker, self._codes = speaker, codes
         self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._done.record()

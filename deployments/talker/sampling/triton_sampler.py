@@ -2,7 +2,7 @@
 
 The code equals that of `torch_sampler.sample`, because filters, order and noise bits are equal. Thresholds of top-k and
 top-p are found by bisection over the logits' bits, without sorting. If several candidates equal the last one within
-top-p, all of them remain. A sort keeps an arbitrary part of them.
+top-p, all of them remain. A sort would keep only some of them.
 """
 
 from dataclasses import dataclass

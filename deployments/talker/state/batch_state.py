@@ -16,7 +16,7 @@ from deployments.protocol import DRAWING_OPTIONS, SUBTALKER, Sampling
 from deployments.talker.model.model_config import ModelConfig
 from deployments.talker.state.sequence import Sequence
 
-# Top-k keeps all candidates equal to the k-th, and bfloat16 logits are often equal. Room for additional candidates.
+# Top-k keeps all candidates equal to the k-th, and bfloat16 logits are often equal. Reserve room for more candidates.
 _TIES = 14
 
 
@@ -79,7 +79,7 @@ class Breadth:
         return other.num_candidates <= self.num_candidates
 
 
-# NARROW suffices for nearly all requests with the checkpoints' defaults. WIDE supports all requests.
+# NARROW is enough for nearly all requests with the checkpoints' defaults. WIDE supports all requests.
 NARROW = Breadth(50 + _TIES, top_p=False)
 WIDE = Breadth(None, top_p=True)
 

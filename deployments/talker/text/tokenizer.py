@@ -53,7 +53,7 @@ class TextTokenizer:
         return encoded.ids, [start for start, _ in encoded.offsets]
 
     def encode_ahead(self, text: str) -> None:
-        """Tokenize and cache a text that is encoded soon. Releases the GIL, unlike `encode`."""
+        """Tokenize and cache a text that will be encoded soon. Releases the GIL, unlike `encode`."""
         [encoded] = self._bpe.encode_batch([text])
         while len(self._ahead) >= _MOST_AHEAD:
             self._ahead.pop(next(iter(self._ahead)))

@@ -1,4 +1,4 @@
-"""Attacks with streams, bodies and messages: too many, too large, incomplete, or unread."""
+"""Attacks with too many, too large, incomplete or unread streams, bodies and messages."""
 
 import asyncio
 import contextlib
@@ -124,7 +124,7 @@ async def names_unknown_fields_to_sockets(me: Intruder) -> str:
 
 
 async def writes(me: Intruder, text: str) -> str:
-    """Send the whole text in one Deepgram message, which usually carries a few words."""
+    """Send the complete text in one Deepgram message, which usually contains a few words."""
     return await me.say(FLUX, [{"type": "Speak", "text": text}, {"type": "Flush"}], reads_s=0.2)
 
 

@@ -32,7 +32,7 @@ Json = dict[str, Any]
 
 
 class Broken(Exception):
-    """Error for a limit of the server that did not hold. The message names the limit."""
+    """Error for a server limit that was not enforced. The message names the limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Intruder:
 
     @property
     def headers(self) -> dict[str, str]:
-        """Headers with key and address. The address only counts if the server trusts one more proxy."""
+        """Headers with key and address. The address takes effect only if the server trusts one more proxy."""
         return {"Authorization": f"Bearer {self.key}", "X-Forwarded-For": self.address}
 
     @contextlib.asynccontextmanager

@@ -1,4 +1,4 @@
-"""Attacks of hostile clients. `ATTACKS` has one row per attack. An attack runs once and returns its result."""
+"""Attacks by hostile clients. `ATTACKS` has one row per attack. An attack runs once and returns its result."""
 
 import asyncio
 import contextlib
@@ -202,7 +202,7 @@ class Attack:
     act: Act
     many: int = 2
     window_s: float = 6.0
-    takes_every_place: bool = False  # listeners may be refused; the act measures for how long
+    takes_every_place: bool = False  # listeners may be rejected; the act measures for how long
     is_beside: bool = False  # well-behaved, and runs next to all attacks
     gets: str = ""  # the only acceptable status
 

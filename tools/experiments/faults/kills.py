@@ -96,8 +96,8 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--streams", type=int, default=500)
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--at-once", type=int, default=10)
-    parser.add_argument("--frames", type=int, default=50, help="of each stream, 80 ms each")
-    parser.add_argument("--within-s", type=float, default=900, help="begin no stream after that")
+    parser.add_argument("--frames", type=int, default=50, help="frames of each stream, 80 ms each")
+    parser.add_argument("--within-s", type=float, default=900, help="seconds after which no stream is started")
     parser.add_argument("--replicas", type=int, default=3, help="of each pool")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as scratch:

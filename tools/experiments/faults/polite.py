@@ -71,7 +71,7 @@ class Stream:
 
 
 class Refused(Exception):
-    """Error for a refusal with a status, before any audio."""
+    """Error for a request that is rejected with a status, before any audio."""
 
 
 class UnexpectedAnswer(Exception):
@@ -189,7 +189,7 @@ _STATUS = {"rate_limit_exceeded": 429, "not_ready": 503, "replica_lost": 503}  #
 
 
 def refusal(status: int, text: str) -> Exception:
-    """Convert a status to an error. Overload and unreadiness are refusals to retry; other statuses are failures."""
+    """Convert a status to an error. Overloaded and unready servers are worth a retry; other statuses are failures."""
     said = f"{status} {text[:160]}"
     return Refused(said) if status in (429, 502, 503, 504) else UnexpectedAnswer(said)
 

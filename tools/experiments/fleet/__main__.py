@@ -1,5 +1,5 @@
-"""A fleet on this machine until Ctrl-C: `python -m tools.experiments.fleet`, as root. Nodes speak at the doors that it
-prints."""
+"""Run a fleet on this machine until Ctrl-C: `python -m tools.experiments.fleet`, as root. Prints the URLs of the
+nodes."""
 
 import argparse
 import signal

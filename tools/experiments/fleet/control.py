@@ -59,7 +59,7 @@ def nodes() -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """Answer commands until the end of the input."""
+    """Process commands until the end of the input."""
     commands = {"deploy": deploy, "applications": applications, "nodes": nodes}
     out, sys.stdout = sys.stdout, sys.stderr
     ray.init(address=sys.argv[1], log_to_driver=False, logging_level="warning", namespace="serve")

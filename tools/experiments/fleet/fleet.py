@@ -46,7 +46,7 @@ DRAIN_S = 150
 
 
 def settings() -> dict[str, str]:
-    """Return the variables of `talkray env`, plus variables that suit small nodes."""
+    """Return the variables of `talkray env`, plus variables for small nodes."""
     return {
         **ray_settings.for_a_node(),
         "RAY_AUTH_MODE": os.environ.get("RAY_AUTH_MODE", "token"),  # as in cluster/aws.yaml
@@ -139,7 +139,7 @@ class Fleet:
         }
 
     def start_head(self, *options: str) -> None:
-        """Start the head without slots for replicas, also after its death. Autoscaling needs `options`."""
+        """Start or restart the head without slots for replicas. Autoscaling needs `options`."""
         if "head" not in self.net.machines:
             self.head = self.net.machine("head")
         common = [f"--port={GCS_PORT}", "--num-cpus=0", "--num-gpus=0", "--include-dashboard=false"]
@@ -148,7 +148,7 @@ class Fleet:
             self.wait(lambda: not self.head.is_running or self._head_answers(), "the head")
             if self.head.is_running:
                 return
-            print("the head did not start: again", flush=True)
+            print("the head did not start: retrying", flush=True)
         raise AssertionError(f"the head did not start {_ATTEMPTS} times\n{self.tails()}")
 
     def _head_answers(self) -> bool:
@@ -158,12 +158,12 @@ class Fleet:
             self.control = Control(self.head)
             try:
                 return self.head.address in self.alive()
-            except RuntimeError:  # Ray refuses drivers until the head's own node has joined
+            except RuntimeError:  # Ray rejects drivers until the head's own node has joined
                 self.control.end()
         return False
 
     def kill_head(self) -> None:
-        """Kill all processes of the head, like the loss of its machine."""
+        """Kill all processes of the head, as if its machine were lost."""
         self.head.kill()
         if self.control is not None:
             self.control.end()
@@ -179,7 +179,7 @@ class Fleet:
             self._start(machine, address, *slots, **environment)
             if self._joins(machine):
                 return machine
-            print(f"{name} did not start: again", flush=True)
+            print(f"{name} did not start: retrying", flush=True)
         raise AssertionError(f"{name} did not start {_ATTEMPTS} times\n{self.tails()}")
 
     def _joins(self, machine: Machine) -> bool:
@@ -243,7 +243,7 @@ class Fleet:
         return f"http://{machine.address}:{HTTP_PORT}"
 
     def open_doors(self, machines: Iterable[Machine]) -> list[str]:
-        """Return the URLs of nodes once each node accepts requests, like a load balancer's health checks."""
+        """Return the URLs of nodes once each node accepts requests, as a load balancer would check."""
         urls = [self.url(machine) for machine in machines]
         for url in urls:
             self.wait(lambda: _is_open(url), f"the door {url}")  # noqa: B023

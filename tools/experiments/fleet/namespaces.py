@@ -1,4 +1,4 @@
-"""Machines on one machine: each in a network, a PID and a mount namespace, all on one bridge.
+"""Simulated machines on one machine: each in its own network, PID and mount namespaces, all on one bridge.
 
 Needs root and iproute2.
 """
@@ -140,7 +140,7 @@ def network(folder: Path) -> Iterator[Network]:
         for number, machine in enumerate(made.machines.values(), _FIRST):
             if machine.is_running:
                 machine.kill()
-            _ip("link", "del", f"{name}{number}")  # a namespace may exist for minutes with its link
+            _ip("link", "del", f"{name}{number}")  # a namespace and its link may persist for minutes
             _ip("netns", "del", machine.namespace)
         _ip("link", "del", name)
 

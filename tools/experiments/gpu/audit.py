@@ -1,9 +1,9 @@
-"""Is what clients hear under load what the codes say?
+"""Check that the audio that clients receive under load matches its codes.
 `python -m tools.experiments.gpu.audit --model ... --rate 80 --duration 60`.
 
-Streams at a rate through the application, asked for as its ingress asks. Of all of them the samples are counted; 200
-are decoded from their codes by the unfolded float32 decoder: what was heard must be 35 dB above the difference, with no
-sample missing or doubled. Every second stream drops its quiet start, as most clients' do.
+Requests streams at a rate, as the application's ingress does, and counts the samples of each. The unfolded float32
+decoder decodes the codes of 200 streams. The received audio must be 35 dB above the difference, without missing or
+duplicate samples. Every second stream drops its leading silence, as with most clients.
 """
 
 import argparse
@@ -94,7 +94,7 @@ def asked(planned: ScheduledRequest) -> Utterance:
 
 
 def audit(heard: Sequence[Heard], decode: Decode, *, frame_samples: int, max_trim: int) -> Audit:
-    """Compare streams with codes that `decode` converts to [samples]. Up to `max_trim` quiet samples may be missing."""
+    """Compare streams with codes that `decode` converts to [samples]. Up to `max_trim` silent samples may be cut."""
     spoken = [each for each in heard if each.error is None]
     audited = []
     for number, each in enumerate(chosen := _chosen(spoken)):
@@ -133,7 +133,7 @@ def _chosen(heard: Sequence[Heard]) -> list[Heard]:
 
 
 def _snr_db(heard: Heard, exact: Pcm) -> float:
-    """Return the SNR in dB of the received audio, which may lack a quiet start, to the end of the exact audio."""
+    """Return the SNR in dB of the received audio, which may lack leading silence, to the end of the exact audio."""
     pcm = np.frombuffer(heard.pcm, "<i2")
     if not len(pcm) or len(pcm) > len(exact):
         return float("-inf")
@@ -159,7 +159,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--config", type=Path, default=Path("cluster/serve/one-gpu.yaml"))
     parser.add_argument("--rate", type=float, default=80.0, help="requests per second")
     parser.add_argument("--duration", type=float, default=60.0, help="seconds")
-    parser.add_argument("--speech-s", type=float, default=5.7, help="median length; 0: as the talker ends it")
+    parser.add_argument("--speech-s", type=float, default=5.7, help="median length; 0: until the talker ends it")
     parser.add_argument("--out", type=Path, help="also write the audit to this file")
     options = parser.parse_args(arguments)
     lengths = SpeechLengths(options.speech_s, 0.35) if options.speech_s else None

@@ -1,5 +1,5 @@
-"""What the experiments here share: an application under loads, with something done to it meanwhile, as one table; and
-requests at their times that are asked for as an ingress asks."""
+"""Shared parts of these experiments: a table of loads on an application with disturbances, and a client that sends
+requests at given times as an ingress does."""
 
 import argparse
 import asyncio
@@ -34,7 +34,7 @@ from tools.suites.listening import Heard, Listener
 from tools.suites.pools import TALKER, Service, serving
 
 IN_TIME = 0.98  # share of the requested audio
-LAG_S = 0.005  # if the p99 of the client's lateness exceeds this, the row does not describe the server
+LAG_S = 0.005  # if the p99 of the client's lateness exceeds this, the row says nothing about the server
 WHOLE = {"leading_silence": True}  # keeps leading silence, so the length shows missing audio
 PATIENT = AdmissionSettings(max_line_s=60, max_wait_s=60, max_late_s=100)  # CPUs are slow, so all requests may wait
 TITLES = ("sent", "TTFA p50/p95/p99, ms", "audio s/s", "audio in time", "underruns", "refused", "failed")
@@ -245,12 +245,12 @@ def common_options(program: str, description: str, *, config: str, placements: s
     add("--config", type=Path, default=Path(config))
     add("--placements", default=placements, help="such as inline,hybrid")
     add("--duration", type=float, default=60.0, help="seconds of load")
-    add("--settle", type=float, default=3.0, help="seconds of load before it, not measured")
-    add("--speech-s", type=float, default=5.7, help="median length of the answers")
-    add("--extra", default="{}", help="JSON: more fields of every request")
-    add("--processes", type=int, help="client processes; else as --rate-per-process says")
-    add("--rate-per-process", type=float, default=30.0, help="requests a second that a client process sends")
-    add("--cpu", action="store_true", help="on CPUs, to try the command itself")
+    add("--settle", type=float, default=3.0, help="seconds of load before the measurement")
+    add("--speech-s", type=float, default=5.7, help="median length of the responses")
+    add("--extra", default="{}", help="JSON: additional fields of every request")
+    add("--processes", type=int, help="client processes; default: derived from --rate-per-process")
+    add("--rate-per-process", type=float, default=30.0, help="requests per second that one client process sends")
+    add("--cpu", action="store_true", help="run on CPUs, to test the command itself")
     return parser
 
 

@@ -1,8 +1,8 @@
-"""Does a CPU pool of codec replicas keep up beside one GPU?
+"""Measure whether a CPU pool of codec replicas keeps up with one GPU.
 `python -m tools.experiments.gpu.pool --model ckpt --out results`.
 
-For each layout of the pool (replicas x workers) the application with `codec.placement: pool`, a minute at each rate,
-and at the end, with `--kill 8,8`, two in which a codec replica dies. On CPUs, in miniature:
+Runs the application with `codec.placement: pool` for each layout of the pool (replicas x workers), a minute per rate.
+With `--kill 8,8`, two more runs follow in which a codec replica dies. A small run on CPUs:
 `--model embedded --cpu --layouts 1x2 --rates 0.3 --duration 20 --speech-s 1.5`.
 """
 
@@ -32,9 +32,9 @@ def numbers(value: str) -> list[float]:
 def parsed(arguments: list[str]) -> argparse.Namespace:
     parser = common_options(PROGRAM, __doc__, config="cluster/serve/one-gpu.yaml", placements="pool")
     add = parser.add_argument
-    add("--layouts", default="16x1,4x4,4x3", help="codec replicas x workers of each")
+    add("--layouts", default="16x1,4x4,4x3", help="codec replicas x workers per replica")
     add("--rates", type=numbers, default=[4.0, 8.0, 10.0, 14.0], help="requests a second")
-    add("--kill", type=numbers, default=[], help="at each of these rates, then, a codec replica is killed")
+    add("--kill", type=numbers, default=[], help="rates for additional runs in which a codec replica is killed")
     return parser.parse_args(arguments)
 
 
@@ -72,7 +72,7 @@ def _measured(options: argparse.Namespace, layout: str, placement: str) -> Itera
 
 
 async def behind(url: str) -> str:
-    """Summarize from `/metrics` the audio that this pool decoded. Counts of killed replicas are missing."""
+    """Summarize from `/metrics` the audio that this pool decoded, without the counts of killed replicas."""
     await asyncio.sleep(_EXPORTED_S)
     async with aiohttp.ClientSession(url) as http, http.get("/metrics") as answer:
         lines = (await answer.text()).splitlines()

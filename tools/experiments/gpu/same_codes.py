@@ -1,7 +1,7 @@
-"""Are a stream's codes the same alone and under load? `python -m tools.experiments.gpu.same_codes --deterministic ...`.
+"""Compare codes alone and under load: `python -m tools.experiments.gpu.same_codes --deterministic ...`.
 
-The same requests, seeds and all, one after the other and then as they arrive at a rate. On a GPU the batch's shape
-changes rounding, and with it the codes, unless `talker.deterministic` is set.
+Sends the same requests with the same seeds one after the other, then at a rate. On a GPU, the shape of the batch
+affects rounding and therefore the codes, unless `talker.deterministic` is set.
 """
 
 import argparse

@@ -1,11 +1,11 @@
-"""Do N talkers on N GPUs of one host carry N times what one does?
+"""Measure whether N talkers on N GPUs of one host carry N times the load of one.
 `python -m tools.experiments.gpu.several --model ckpt --out ...`.
 
-For each placement and each N: the application with N talkers, for a minute under N x `--rate`. Then, with `--kill` and
-`--roll`, what the other talkers carry while one is killed, and while all are replaced by a rolling update: nothing may
-be lost.
+Runs the application for each placement and each N, with N talkers, for a minute at N x `--rate`. `--kill` and `--roll`
+then measure the other talkers while one is killed, and while a rolling update replaces all. No response may be
+lost.
 
-On CPUs, in miniature: `--model embedded --cpu --talkers 1,2 --rate 0.9 --duration 20 --speech-s 1.5 --codecs 1`.
+A small run on CPUs: `--model embedded --cpu --talkers 1,2 --rate 0.9 --duration 20 --speech-s 1.5 --codecs 1`.
 """
 
 import argparse
@@ -28,11 +28,11 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
     parser = common_options(PROGRAM, __doc__, config=config, placements=placements)
     add = parser.add_argument
     add("--talkers", default="1,2,4,8")
-    add("--rate", type=float, default=99.0, help="requests a second for each talker")
-    add("--ingresses", type=int, default=2, help="ingress replicas beside each talker")
-    add("--codecs", type=int, default=8, help="codec replicas beside each talker, hybrid")
+    add("--rate", type=float, default=99.0, help="requests per second for each talker")
+    add("--ingresses", type=int, default=2, help="ingress replicas per talker")
+    add("--codecs", type=int, default=8, help="codec replicas per talker, for hybrid placement")
     add("--kill", action="store_true", help="then kill a talker under load")
-    add("--fault-duration", type=float, default=30.0, help="seconds of that load")
+    add("--fault-duration", type=float, default=30.0, help="seconds of load with that fault")
     add("--roll", action="store_true", help="then replace all talkers under load")
     add("--roll-duration", type=float, default=240.0, help="seconds that the update may take")
     return parser.parse_args(arguments)

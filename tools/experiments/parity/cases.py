@@ -1,4 +1,4 @@
-"""Test cases for both implementations. Imported in both environments, so the module needs only numpy."""
+"""Test cases for both implementations. Both environments import this module, so it needs only numpy."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

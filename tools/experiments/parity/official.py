@@ -1,4 +1,4 @@
-"""The official package over one checkpoint: writes what it says to an .npz file.
+"""Run the official package on one checkpoint, and write its results to an .npz file.
 
 Runs in the environment of the official package:
 `.parity/bin/python -m tools.experiments.parity.official CHECKPOINT OUT.npz`.
@@ -88,7 +88,7 @@ def main() -> None:
     parser.add_argument("checkpoint")
     parser.add_argument("out")
     parser.add_argument("--extent", choices=EXTENTS, required=True)
-    parser.add_argument("--recordings", type=Path, help="a folder of recordings to make prompts of")
+    parser.add_argument("--recordings", type=Path, help="folder of recordings from which to make prompts")
     options = parser.parse_args()
     torch.set_num_threads(1)
     np.savez_compressed(options.out, **record(options.checkpoint, EXTENTS[options.extent], options.recordings))

@@ -1,6 +1,6 @@
-"""The released tokenizer's vocab.json and merges.txt from `qwen.tiktoken`, which the wheel of `dashscope` carries.
+"""Create the released tokenizer's vocab.json and merges.txt from `qwen.tiktoken` in the wheel of `dashscope`.
 
-`python -m tools.experiments.parity.qwen_tokenizer OUT` fetches the wheel and writes the files.
+`python -m tools.experiments.parity.qwen_tokenizer OUT` downloads the wheel and writes the files.
 """
 
 import argparse

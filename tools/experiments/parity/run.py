@@ -1,6 +1,6 @@
-"""`make parity`: Talkray against the official package, side by side on freshly drawn checkpoints.
+"""`make parity`: compare Talkray with the official package on newly generated random checkpoints.
 
-The official package pins its own versions, so it lives in an environment of its own, which is made on first use.
+The official package pins its own versions, so it needs a separate environment, which is created on first use.
 `--record` writes the golden files of the fast tests instead.
 """
 
@@ -68,7 +68,7 @@ OFFICIAL = "qwen-tts==0.1.1"
 TOLERANCE = 2e-4  # absolute, for waveforms in [-1, 1]
 HIDDEN_SIZES = (1024, 2048)  # as in the released checkpoints
 STRESSED = "custom_voice"  # kind that is also tested with numerically demanding weights
-TIE = Tolerance(1e-5, 0.1)  # another order of float32 sums moves a logit by 1e-6 standard deviations
+TIE = Tolerance(1e-5, 0.1)  # a different order of float32 sums moves a logit by 1e-6 standard deviations
 NEAR_TIE = Tolerance(2e-4, 0.1)  # tied codes of stressed weights differ by 1e-3
 STRESS_SNR_DB = 70.0  # minimum SNR of stressed float32 waveforms
 

@@ -23,8 +23,8 @@ from tools.experiments.parity.cases import SAMPLE_RATE, VOICE_TEXTS, reference_a
 
 @dataclass(frozen=True, slots=True)
 class StoredVoices:
-    """A store with one voice for each preparation and each way to clone; `recordings` has the files to compare with:
-    what the store kept where it prepared, else what was sent.
+    """A store with one voice for each preparation and each way of cloning. `recordings` has the files to compare with:
+    the stored files of prepared voices, and the uploaded files of the others.
     """
 
     store: VoiceStore

@@ -1,4 +1,4 @@
-"""OpenAI's speech route, and fields that other strict routes share."""
+"""OpenAI's speech route, and fields shared by other strict routes."""
 
 from deployments.protocol import SAMPLING_DEFAULTS
 from serve_app.api.openai_speech import DIALECT

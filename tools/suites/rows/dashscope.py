@@ -95,7 +95,7 @@ FIELDS: Json = {
     ),
     "bit_rate": Sent(64, {"response_format": "opus"}),
 }
-# test_tasks.py has enable_ssml, which changes no text without entities.
+# test_tasks.py tests enable_ssml, which does not change texts without entities.
 SYNTHESIZED: Json = {
     **fields(
         "voice: ryan, format: wav, sample_rate: 8000, rate: 2.0, pitch: 1.5, volume: 80, seed: 5, type: 1, "

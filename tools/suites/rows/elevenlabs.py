@@ -98,7 +98,7 @@ BODY: Json = {
     ),
     "apply_text_normalization": Sent("on", {"text": "3 kg", "language_code": "en"}),
 }
-# These change no text without marks and figures: test_text_fields.py has enable_ssml_parsing, and what becomes figures.
+# These do not change texts without marks and figures. test_text_fields.py tests enable_ssml_parsing and figures.
 OVER_SOCKET: Json = fields(
     "model_id: eleven_v3, language_code: de, enable_logging: 'false', output_format: pcm_8000, "
     "inactivity_timeout: '5', sync_alignment: 'true', auto_mode: 'true', seed: '5'"
@@ -114,7 +114,7 @@ PLACES = [
     Place(VOICE_SETTINGS, inside="voice_settings"),
 ]
 CONTEXT = {"context_id": "one"}
-SAID = "Hello there all of you. "  # for which the tests have readings
+SAID = "Hello there all of you. "  # text for which the tests have readings
 DOCUMENTED = {
     "ElevenLabs": Documented(
         "/v1/text-to-speech/serena/stream/with-timestamps",

@@ -1,4 +1,4 @@
-"""Our own socket, and codec frames."""
+"""Talkray's own socket, and codec frames."""
 
 from serve_app.extension import Sample
 from tools.suites.documented import Documented, Json, Place, Sent

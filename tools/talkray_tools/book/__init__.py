@@ -1,1 +1,1 @@
-"""Audiobooks: convert an EPUB, text or Markdown file to one audio file through a running server's batch jobs."""
+"""Audiobooks: convert an EPUB, text or Markdown file to one audio file with batch jobs on a running server."""

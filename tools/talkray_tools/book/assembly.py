@@ -31,7 +31,7 @@ if TYPE_CHECKING:  # defined for type checkers only
 
 Float = NDArray[np.float32]
 
-PEAK = 0.84  # of full scale: 1.5 dB of headroom, because lossy formats overshoot
+PEAK = 0.84  # of full scale; leaves 1.5 dB of headroom, because lossy formats overshoot
 _SILENT_LUFS = -69.0  # the loudness meter reports -70 for silence
 _LEAST_S = 3.0  # minimum seconds of audio for a loudness measurement
 _MIME = {"mjpeg": "image/jpeg", "png": "image/png"}
@@ -49,7 +49,7 @@ class BookFormat:
     options: Mapping[str, str] | None = None
 
 
-# `ipod` is FFmpeg's name for m4b and accepts no JPEG. Players recognise an audiobook by the `M4B` brand.
+# `ipod` is FFmpeg's name for m4b and does not accept JPEG. Players recognise an audiobook by the `M4B` brand.
 BOOK_FORMATS = {
     ".m4b": BookFormat("mp4", "aac", 64_000, True, True, {"brand": "M4B ", "movflags": "+faststart"}),
     ".mp3": BookFormat("mp3", "libmp3lame", 64_000, True, True),
@@ -113,7 +113,7 @@ class Timeline:
 
 
 def book_format(file: Path) -> BookFormat:
-    """Return the format for a file's extension. Raises `InvalidRequest` that lists the known extensions."""
+    """Return the format for a file's extension. Raises an `InvalidRequest` that lists the known extensions."""
     found = BOOK_FORMATS.get(file.suffix.lower())
     if found is None:
         raise InvalidRequest(f"{file}: the file extension must be one of {', '.join(BOOK_FORMATS)}", "output")
@@ -145,7 +145,7 @@ def chapter_starts(sounds: Sequence[Sound], times: Timeline) -> dict[int, float]
 
 
 def gains(sounds: Sequence[Sound], target_lufs: float) -> dict[str, float]:
-    """Return the gain of each voice that brings the book, an EBU R128 programme with pauses, to the target loudness.
+    """Return the gain of each voice with which the book, an EBU R128 programme with pauses, has the target loudness.
 
     Voices are first brought to equal loudness.
     """

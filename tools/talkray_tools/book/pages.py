@@ -93,7 +93,7 @@ class XmlTarget(Protocol):
 
 
 def parse_xml(content: bytes, name: str, target: XmlTarget) -> None:
-    """Parse XML without opening other files. Only HTML's named entities are known.
+    """Parse XML without opening other files. Only HTML's named entities are supported.
 
     Raises `InvalidRequest` with the file's name if the file declares entities, nests elements deeper than MAX_DEPTH, or
     is not valid XML.

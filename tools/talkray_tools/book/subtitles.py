@@ -18,7 +18,7 @@ from talkray_tools.book.assembly import Sound
 from talkray_tools.book.captions import clock
 from talkray_tools.book.text import Book, Chapter, Cue, Paragraph, finished, paragraphs_of, unwrapped
 
-MAX_SPEED = 1.3  # of a cue whose speech is longer than its time slot
+MAX_SPEED = 1.3  # for a cue whose speech is longer than its time slot
 _AIM_S = 0.02  # by which a sped-up cue ends early, because atempo's output length is not exact
 _TOLERANCE_S = 0.05  # deviations from a cue's time below this value are not reported
 _LONGEST_GAP_S = 2.0  # between two cues of one sentence
@@ -44,7 +44,7 @@ def is_timed(text: str) -> bool:
 def subtitle_book(text: str, name: str, *, timed: bool) -> Book:
     """Join sentences that continue in the next cue. With `timed`, keep each cue separate, with its times.
 
-    Raises `InvalidRequest` that names the cue if its times are invalid or, with `timed`, cannot be kept.
+    Raises an `InvalidRequest` that names the cue if its times are invalid or, with `timed`, cannot be kept.
     """
     book = Book(name)
     cues = list(_cues(text, book))
@@ -131,7 +131,7 @@ def _times(line: str, name: str) -> tuple[float, float]:
 
 
 def _check_order(cues: Sequence[Cue]) -> None:
-    """Check that the cues do not overlap. Raises `InvalidRequest` that names the first cue that cannot be dubbed."""
+    """Check that the cues do not overlap. Raises an `InvalidRequest` that names the first cue with an error."""
     wrong = [f"{cue.name} ends at {clock(cue.end_s)}, begins at {clock(cue.start_s)}" for cue in cues if cue.is_empty]
     wrong += [
         f"{cue.name} begins at {clock(cue.start_s)}, before {before.name} ends at {clock(before.end_s)}"

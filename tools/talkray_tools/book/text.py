@@ -83,7 +83,7 @@ class Cue:
 
 @dataclass(frozen=True, slots=True)
 class Paragraph:
-    """Text spoken without a pause inside. A break is a pause without text."""
+    """Text spoken without a pause. A break is a pause without text."""
 
     text: str
     kind: Kind = "text"

@@ -80,7 +80,7 @@ def plan(
         tables.insert(0, measure_table(measure, model=model, gpu=kind, url=url, speech_s=speech_s, p95_ms=p95))
     basis = choose(tables, model=model, gpu=kind, cores=of_node // per_node)
     sizing = Sizing(demand, basis, per_node, spare)
-    sizing.carried  # noqa: B018, refuses impossible demands before a day is simulated
+    sizing.carried  # noqa: B018, rejects impossible demands before a day is simulated
     length_s = 86400.0 if whole_day else sizing.short_day_s()
     with simulated_time("simulating a day", length_s, Console(stderr=True)) as show:
         day = sizing.day(show, day_s=length_s)

@@ -127,7 +127,7 @@ def _basis(table: MeasuredTable, *, model: str, gpu: str, cores: int) -> Basis |
         slower = max(1.0, BANDWIDTH[table.gpu] / BANDWIDTH[gpu])
         reasons.append(f"a frame on {gpu} takes {slower:.2f} times as long as on {table.gpu}, by memory bandwidth")
     if cores < table.cores:
-        reasons.append(f"{cores} cores per GPU are assumed to suffice; the measurement had {table.cores}")
+        reasons.append(f"{cores} cores per GPU are assumed to be enough; the measurement had {table.cores}")
     return Basis(table, slower, tuple(reasons))
 
 

@@ -1,1 +1,1 @@
-"""`talkray report`: assess whether a checkpoint is fit to serve on this machine, as a folder of files."""
+"""`talkray report`: assess whether this machine can serve a checkpoint, and write a folder of files."""

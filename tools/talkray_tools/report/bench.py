@@ -89,7 +89,7 @@ class ReportBench:
 
     @cached_property
     def server(self) -> SpeakingServer:
-        """Return the server, and start it if needed. Raises `StartError` and `CannotRun`."""
+        """Return the server, starting it if needed. Raises `StartError` and `CannotRun`."""
         url, started_s = self.options.url, time.monotonic()
         if url:
             return asyncio.run(self._describe(url.rstrip("/").removesuffix("/v1"), None))

@@ -57,7 +57,7 @@ class ReportPart:
 
 @dataclass(slots=True)
 class PartResult:
-    """Result of one part. `why` is the reason why the part could not run or finish."""
+    """Result of one part. `why` is the reason that the part could not run or finish."""
 
     name: str
     key: str
@@ -121,7 +121,7 @@ class ReportFolder:
         return _PATH.sub(_shortened, _KEY.sub(r"\1 ...", text))
 
     def clean_files(self, folder: Path) -> None:
-        """Remove secrets from files that other tools wrote."""
+        """Remove secrets from files written by other tools."""
         for file in sorted(each for each in folder.rglob("*") if each.suffix in _TEXT_FILES):
             file.write_text(self.clean_text(file.read_text(encoding="utf-8", errors="replace")), encoding="utf-8")
 

@@ -23,7 +23,7 @@ _RATES, _QUICK_RATES = (1.0, 10.0, 20.0, 40.0), (1.0, 10.0)
 _MIXED_SHARE = 0.5  # rate of mixed traffic as a share of the capacity
 _MOST_ADDED_MS = 25.0  # on a GPU, the most that HTTP, Ray and the codec may add to the engine's first audio
 _LENGTHS = SpeechLengths(6.0, 0.35)  # of a checkpoint whose speech does not end by itself
-_CLONE_REQUESTS = 3  # per recording; only the first request brings a recording that the server has not seen
+_CLONE_REQUESTS = 3  # per recording; only the first request has a recording that is new to the server
 
 
 def speed(bench: ReportBench) -> Iterator[Check]:
