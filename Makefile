@@ -10,7 +10,7 @@ SHOWN = began=$$(date +%s); while sleep 5 >/dev/null 2>&1 && kill -0 $$$$ 2>/dev
   ticker=$$!; trap "kill $$ticker 2>/dev/null" EXIT; trap "exit 130" INT TERM;
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test lint unit unit-avx2 cross-compilers kernels e2e scale metrics faults hostile fleet cluster-check docs clients peers examples page fuzz gpu audit dist wheel-check image-check image-audit sbom listen report-faults parity parity-digest step-load overload simulate-check clean mutants
+.PHONY: help install run test lint unit unit-avx2 cross-compilers kernels e2e scale metrics faults hostile fleet cluster-check docs clients peers examples page fuzz gpu audit dist wheel-check release-check image-check image-audit sbom listen report-faults parity parity-digest step-load overload simulate-check clean mutants
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -126,6 +126,13 @@ wheel-check: $(VENV)/.installed-dev ## This machine's wheel, installed beside th
 	$(BIN)/python -m pip --python $(WHEEL)/venv/bin/python install --quiet --disable-pip-version-check --no-index --no-deps --ignore-installed $(WHEEL)/dist/*.whl
 	cd / && $(CURDIR)/$(WHEEL)/venv/bin/python -c "import serve_app; assert '$(WHEEL)' in serve_app.__file__, serve_app.__file__"
 	TALKRAY_COMMAND=$(CURDIR)/$(WHEEL)/venv/bin/talkray $(BIN)/python -m pytest -q tests/e2e/commands/test_command_line.py::test_a_start_says_how_to_speak
+
+release-check: $(VENV)/.installed-dev ## The wheel and the sdist of `make dist`, in empty environments, speak (PYTHONS="python3.13 python3.14"; needs the network)
+	for python in $(or $(PYTHONS),$(PYTHON)); do for file in dist/*$$(uname -m).whl dist/*.tar.gz; do \
+	  echo "$$($$python --version): $$file" && rm -rf build/release && $$python -m venv build/release && \
+	  build/release/bin/pip install --quiet --disable-pip-version-check $$file --constraint constraints.txt && \
+	  TALKRAY_COMMAND=$(CURDIR)/build/release/bin/talkray $(BIN)/python -m pytest -q tests/e2e/commands/test_command_line.py::test_a_start_says_how_to_speak \
+	  || exit 1; done; done
 
 IMAGE = talkray:$$(sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)-cpu
 image-check: ## The cpu image, which cluster/README.md builds with buildah, as any user on a read-only root (root; two minutes)
