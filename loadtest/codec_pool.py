@@ -2,8 +2,8 @@
 
 Only call durations are modelled: a constant plus a time per frame, as measured by `talkray bench codec`, with 15 %
 random variation. With all workers busy, calls take `1 + crowded` times as long. A replica refuses a stream that waits
-longer than `patience_s` for admission. With `hybrid`, a GPU decodes the first frames. The time of calls between actors
-is not modelled.
+longer than `patience_s` for admission. With `hybrid`, a GPU decodes the first frames. The overhead of calls between
+actors is not modelled.
 """
 
 import asyncio
@@ -100,7 +100,7 @@ class CodecPool:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """Results of one load, as heard by listeners."""
+    """Results at one load, as listeners would hear them."""
 
     first_audio_s: list[float]
     stalled_s: list[float]  # one value per admitted stream

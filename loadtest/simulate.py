@@ -91,7 +91,7 @@ class SimulatedPool:
         self.ready_s[:warm] = 0.0
         self.draining = np.zeros(size, dtype=bool)
         self.idle_since_s = np.full(size, -np.inf)  # for nodes without a replica; -inf: no node
-        self.up = np.zeros(size, dtype=bool)  # nodes that are paid for
+        self.up = np.zeros(size, dtype=bool)  # nodes being paid for
         self.up[:warm] = True
         self.node_hours = 0.0
 

@@ -167,8 +167,8 @@ def run_verdict(run: Result) -> str:
         return said
     last = phases[-1]
     if last.recovered_after_s is None:
-        return f"{said} Not itself again by the end of “{last.title}”."
-    return f"{said} Itself again {last.recovered_after_s:.0f} s after the beginning of “{last.title}”."
+        return f"{said} Had not recovered by the end of “{last.title}”."
+    return f"{said} Recovered {last.recovered_after_s:.0f} s after the beginning of “{last.title}”."
 
 
 def warnings(results: Sequence[Result]) -> list[str]:

@@ -101,7 +101,7 @@ class Trace:
 
     @property
     def cause(self) -> str | None:
-        """The failure in one or two words, with the HTTP status if there is one."""
+        """The failure in one or two words, plus the HTTP status if there is one."""
         if self.failure in (Failure.REFUSED, Failure.HTTP) and self.status is not None:
             return f"HTTP {self.status}"
         return self.failure and self.failure.value

@@ -267,7 +267,7 @@ class AppConfig(Strict):
     @model_validator(mode="after")
     def _models_told_apart(self) -> Self:
         if self.models and self.model != "auto":
-            raise ValueError("model and models exclude each other: move the model into models, with a name")
+            raise ValueError("model and models cannot be combined: move the model into models, with a name")
         taken = {alias.lower() for alias in (*self.api.model_aliases, CLONE_ALIAS)}
         for name in (served.name for served in self.models):
             if name.lower() in taken:

@@ -170,7 +170,7 @@ class Opened:
         """Install the steps that this extension runs for every request. Called once."""
 
     async def resolve(self, draft: Draft) -> Draft:
-        """Run the extension's last step for an utterance, after the steps of earlier extensions. Other errors than
+        """Run the extension's last step for an utterance, after the steps of earlier extensions. Errors other than
         TalkrayError become status 500 with the extension's name.
         """
         return draft

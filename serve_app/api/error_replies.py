@@ -1,5 +1,5 @@
-"""Translation of errors to HTTP statuses, OpenAI's error envelope and WebSocket close codes. Errors are translated only
-here.
+"""Translation of errors into HTTP statuses, OpenAI's error envelope and WebSocket close codes. Errors are translated
+only here.
 """
 
 import math

@@ -25,7 +25,7 @@ from serve_app.api.resolve.speech_request import SpeechRequest
 
 
 class SpeechService:
-    """Path from all dialects to speech, with common limits, checks and logs."""
+    """The path that all dialects take to speech, with common limits, checks and logs."""
 
     def __init__(self, resolver: Resolver, opened: Mapping[str, object]) -> None:
         """Create the service. `opened`: states of extensions, by extension name."""

@@ -21,12 +21,12 @@ class KeptVoice(Protocol):
 
     @property
     def language(self) -> str | None:
-        """Language of requests that do not set one."""
+        """Language for requests that do not set one."""
         ...
 
     @property
     def sampling(self) -> Mapping[str, object]:
-        """Sampling options of requests that do not set them, by field."""
+        """Sampling options for requests that do not set them, by field."""
         ...
 
     @property

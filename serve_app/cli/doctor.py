@@ -48,8 +48,8 @@ class Finding:
 
 
 def examine(config: AppConfig, address: Address) -> Iterator[Finding]:
-    """Check the requirements of `talkray serve`, in the order in which they would fail. A port that Talkray itself uses
-    is not a failure.
+    """Check the requirements of `talkray serve`, in the order in which they would fail. A port in use by Talkray itself
+    does not count as a failure.
 
     Downloads nothing, and waits at most two seconds for the Hugging Face hub.
     """
@@ -136,8 +136,8 @@ def _smallest(address: Address) -> Card | None:
 
 
 def for_this_card(config: AppConfig, address: Address) -> AppConfig:
-    """Fit the settings to the GPU: fewer rows and shorter sequences on a small or shared GPU. If the codec decoder does
-    not fit too, the CPU decodes the audio.
+    """Adapt the settings to the GPU: fewer rows and shorter sequences on a small or shared one. If the codec decoder
+    does not fit as well, the CPU decodes the audio.
 
     Settings with several models, or with a model whose weights are not on this machine, stay unchanged. Raises
     StartError if nothing fits.

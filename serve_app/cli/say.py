@@ -169,8 +169,8 @@ def first_voice(url: str) -> str | None:
 
 
 class _Player:
-    """Program that plays its standard input. The program starts with the first audio, because it would fail on a
-    refusal.
+    """Program that plays its standard input. The program starts when the first audio arrives, because it would fail if
+    the server rejected the request.
     """
 
     def __init__(self, command: Sequence[str]) -> None:
@@ -220,7 +220,7 @@ def announced(url: str, *, keyed: bool = False) -> Iterator[None]:
             left.unlink(missing_ok=True)
     file = folder / str(os.getpid())
     with file.with_name(f".{file.name}").open("w", encoding="utf-8") as announcement:
-        fcntl.flock(announcement, fcntl.LOCK_EX)  # released when this process ends in any way
+        fcntl.flock(announcement, fcntl.LOCK_EX)  # released however this process ends
         announcement.write(f"{url}{_KEYED if keyed else ''}")
         announcement.flush()
         Path(announcement.name).rename(file)

@@ -1,8 +1,8 @@
 """Conversion of a client's fields to a `SpeechRequest`.
 
-`strict_request` is for clients that can know the models and voices of this server: an unknown name is an error.
-`lenient_request` is for clients of other services, which cannot know these names. For unknown names, it uses the
-default and reports it in `SpeechRequest.ignored`. A dialect that has to translate its fields does so in a function
+`strict_request` is for clients written for this server and its models and voices: an unknown name is an error.
+`lenient_request` is for clients of other services, which use other names. It replaces unknown names with the default
+and reports this in `SpeechRequest.ignored`. A dialect that has to translate its fields does so in a function
 `speech_request`, which calls one of the two.
 """
 

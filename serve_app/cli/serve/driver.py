@@ -41,7 +41,7 @@ class SupervisorLink:
                 self._events.write(f"{json.dumps([kind, text])}\n")
                 self._events.flush()
         except BrokenPipeError:
-            pass  # the thread that waits for the supervisor's end cleans up
+            pass  # the thread that waits for the supervisor to end cleans up
 
     def stage(self, text: str) -> None:
         self.say("stage", text)

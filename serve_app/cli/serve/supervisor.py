@@ -1,4 +1,4 @@
-"""Supervision of a server in a separate process. After any kind of end, no process is left and the port is free.
+"""Supervision of a server in a separate process. However the server ends, no processes remain and the port is free.
 
 Two processes watch each other. The supervisor, which is the command's process, does not import Ray, so no error in Ray
 can end it. It receives the signals and kills all other processes. The driver starts Ray in its own session, so neither
@@ -168,7 +168,7 @@ def _read(lines: Iterable[str], report: Callable[[str], None]) -> None:
 
 @contextlib.contextmanager
 def _ended_by_signals() -> Iterator[None]:
-    """Raise Stopped at the first signal, wherever this process is. Later signals are ignored."""
+    """Raise Stopped at the first signal, whatever this process is doing. Later signals are ignored."""
 
     def stop(number: int, _: FrameType | None) -> None:
         for later in _SIGNALS:

@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 MOST_S = 3600
 _MARKS = "tokens/"
 _SWEEP_S = 3600.0
-_OLD_S = 2 * MOST_S  # a token of this age has expired by every clock of the cluster
+_OLD_S = 2 * MOST_S  # a token of this age has expired according to every clock in the cluster
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ class AccessTokens(Opened):
     async def _spend(self, token: Claims) -> None:
         """Mark a token as used. Raises Unauthorized if a request has already used the token, and StoreFailed."""
         if not await self._voices.aside(self._voices.files().create, _MARKS + token.once):
-            raise Unauthorized("The access token is valid once and was already used. Issue one for each connection.")
+            raise Unauthorized("This single-use access token was already used. Issue one for each connection.")
 
     def follow(self) -> None:
         """Delete the marks of old tokens once an hour."""

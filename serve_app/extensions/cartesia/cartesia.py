@@ -75,7 +75,7 @@ async def speak_bytes(service: SpeechService, request: Request) -> Response:
 
 
 async def speak_events(service: SpeechService, request: Request) -> Response:
-    """Speak `transcript`, and respond with server-sent events that equal the messages of the WebSocket."""
+    """Speak `transcript`, and respond with server-sent events that match the messages of the WebSocket."""
     fields = await service.read_fields(request)
     text_of(fields, "transcript")
     speech = await _speech_request(service, fields)
