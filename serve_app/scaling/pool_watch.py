@@ -28,15 +28,15 @@ _TURNS_PER_LOOK = 10  # minimum
 _REPLICAS_PER_TURN = 40  # the controller's single thread takes about 0.2 ms per replica
 _LOOKS_PER_COUNT = 5  # the control store's list of dead actors may be long
 _SILENT_LOOKS = 3  # missed notes of the querying replica after which other replicas query for themselves
-# A larger pool does not lose all replicas between two looks, and hundreds of ingresses would send thousands of queries
-# per second.
+# A larger pool does not lose all replicas between two queries, and hundreds of ingresses would send thousands of
+# queries per second.
 _LARGEST_ASKED = 16
 _SCRAPE_TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """Answer of the controller, which one replica requests and all replicas use."""
+    """Answer from the controller, which one replica requests for all replicas."""
 
     pools: Mapping[str, Pool]  # by `pool_of`
     deaths: Mapping[str, int]  # by the names in `pool_of` and PROXY; see `ray_private.count_deaths`

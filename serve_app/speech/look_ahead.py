@@ -131,7 +131,7 @@ async def stop_reading(chunks: AsyncGenerator[PcmChunk, None], reading: "asyncio
         if reading is not None:
             reading.cancel()
             await asyncio.wait((reading,))
-    finally:  # also if the waiting task is cancelled; a task that still runs has been cancelled itself
+    finally:  # even if the waiting task is cancelled; a task that still runs has itself been cancelled
         if reading is None or reading.done():
             await chunks.aclose()
 

@@ -124,7 +124,7 @@ class Segments:
         return True
 
     async def is_plenty(self) -> None:
-        """Wait until the text suffices for first audio, regardless of later text."""
+        """Wait until there is enough text for first audio, regardless of later text."""
 
     def smoothed(
         self, chunks: AsyncGenerator[PcmChunk, None], sample_rate: int, listener: Listener

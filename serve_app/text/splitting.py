@@ -1,6 +1,6 @@
 """Splitting of long texts into parts, including texts that are still being written."""
 
-# ruff: noqa: RUF001 (characters that look like others are what a part of this file is about)
+# ruff: noqa: RUF001 (part of this file is about characters that look alike)
 
 import re
 import unicodedata

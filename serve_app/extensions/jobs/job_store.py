@@ -83,7 +83,7 @@ class JobStore:
         return "" if state is None else _mark(state)
 
     def idle_s(self, job_id: str) -> float:
-        """Return the seconds since the last change of the job or its state, by the clock of the store."""
+        """Return the seconds since the last change of the job or its state, according to the store's clock."""
         metas = [self._files.meta(f"{kind}/{job_id}.json") for kind in ("jobs", "states")]
         latest_s = max((meta["last_modified"].timestamp() for meta in metas if meta is not None), default=0.0)
         return self._files.now_s() - latest_s
@@ -117,7 +117,7 @@ class JobStore:
         for meta in self._files.listed(prefix):
             made = MadeSegment.of(meta["path"].removeprefix(prefix))
             if made is not None and (made.id not in segments or made.name < segments[made.id][0].name):
-                segments[made.id] = made, meta["size"]  # all processes choose the same of two copies
+                segments[made.id] = made, meta["size"]  # so that all processes choose the same copy
         return iter(segments.values())
 
     def save(self, job_id: str, made: MadeSegment, content: bytes) -> str | None:

@@ -44,7 +44,7 @@ class KnownJobs:
         self._followed_s = float("-inf")
 
     async def follow(self, within_s: float) -> None:
-        """Read the changes of all jobs, at most once in `within_s` seconds. Raises StoreFailed."""
+        """Read the changes of all jobs, at most once every `within_s` seconds. Raises StoreFailed."""
         async with self._following:
             if time.monotonic() - self._followed_s >= within_s:
                 await self.look()

@@ -315,7 +315,7 @@ class Session:
             return
         if not task.cancelling():  # a second cancellation would interrupt the cleanup
             task.cancel()
-            task.add_done_callback(self._stopped)  # also if the waiting task is cancelled
+            task.add_done_callback(self._stopped)  # even if the waiting task is cancelled
         await asyncio.wait((task,))
 
     def _stopped(self, task: asyncio.Task[None]) -> None:

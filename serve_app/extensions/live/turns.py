@@ -129,7 +129,7 @@ class Rest:
 class Done:
     """Event after all text of a closed session is spoken.
 
-    `finish_reason` is the first finish reason other than STOP of a turn, or STOP. `answer` belongs to the last turn.
+    `finish_reason` is the first one among the turns other than STOP, or else STOP. `answer` belongs to the last turn.
     """
 
     finish_reason: FinishReason

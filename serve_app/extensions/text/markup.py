@@ -85,7 +85,7 @@ _CLOSES = tuple(".,;:!?…)")
 
 MARKS, LINK, CODE, EMOJI = "marks of Markdown", "link target", "code block", "emoji"
 THOUGHT = "reasoning of a language model"
-TOO_LONG = f"pause beyond {MAX_PAUSE_S:g} s, or {MAX_PAUSES_S:g} s in all"
+TOO_LONG = f"pause beyond {MAX_PAUSE_S:g} s, or {MAX_PAUSES_S:g} s in total"
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,7 +83,7 @@ def prepare(language: str) -> None:
 
 @lru_cache
 def _reader(language: str) -> tuple[Read, Callable[[str], bool]]:
-    """Return a function that normalises text, and a function that detects words to normalise without digits."""
+    """Return a function that normalises text, and one that detects text to normalise that has no digits."""
     if language == "english":
         return _read_english, lambda word: _SHORTENED.search(word) is not None
     code = language_code(language)

@@ -53,7 +53,7 @@ class TextStage(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ReadText(SpokenText):
-    """A complete text and its spoken form by the given rules."""
+    """A complete text and its spoken form under the given rules."""
 
     rules: TextRules
 
