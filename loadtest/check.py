@@ -42,7 +42,7 @@ class Comparison:
 
     @property
     def holds(self) -> bool:
-        """Whether the prediction is within the maximum error."""
+        """Whether the prediction's error is within the limit."""
         return abs(self.error) <= TOLERANCE
 
 

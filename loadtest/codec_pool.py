@@ -100,7 +100,7 @@ class CodecPool:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """Results at one load, as listeners would hear them."""
+    """Results for one load, as listeners would hear them."""
 
     first_audio_s: list[float]
     stalled_s: list[float]  # one value per admitted stream

@@ -70,7 +70,7 @@ class Summary:
     failed: int
     interrupted: int
     left: int  # successes whose client left early, as planned
-    refusals: dict[str, int]  # messages of refusals, without bracketed text
+    refusals: dict[str, int]  # messages of refused requests, without bracketed text
     causes: dict[str, int]  # causes of all failures and refusals
     offered_per_s: float | None  # requested rate
     planned_per_s: float | None  # rate of the planned arrivals, which vary randomly around the offered rate

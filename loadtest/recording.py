@@ -181,7 +181,7 @@ class Recording:
             await asyncio.sleep(played_s - SLOW_LEAD_S - self.clock.now_s())
 
     def check_complete(self) -> None:
-        """Raise `NotAudioError` unless a whole, positive number of samples arrived."""
+        """Raise `NotAudioError` unless a positive number of complete samples arrived."""
         layout = self.trace.layout
         if layout is None or not self.chunks:
             raise NotAudioError(f"the response ended after {self.trace.num_bytes} bytes without audio")

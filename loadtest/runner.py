@@ -32,7 +32,7 @@ class Runner:
         folder: TraceFolder,
         begin: Callable[[], Awaitable[Clock]] | None = None,
     ) -> None:
-        """Prepare a run. `begin` returns the clock after the warm-up. By default, the clock starts at once."""
+        """Prepare a run. `begin` returns the clock after the warm-up. By default, the clock starts immediately."""
         self.settings = settings
         self.schedule = schedule
         self.folder = folder

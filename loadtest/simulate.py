@@ -43,7 +43,7 @@ class Cluster:
     codec_cores: float = 16.0  # per codec replica
     codec_cores_per_stream: float = 0.2  # core seconds per second of audio
     max_waiting_per_replica: int = 8  # queued requests in addition to running requests; further requests are refused
-    metrics_lag_s: float = 1.0  # delay until the controller sees the replicas' metrics
+    metrics_lag_s: float = 1.0  # delay until the replicas' metrics reach the controller
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,7 @@ def percent(share: float | None, digits: int = 1) -> str:
 
 
 def percentile(values: Distribution | None, name: str, scale: float = 1.0) -> float | None:
-    """Return one percentile of a distribution, or None without a distribution."""
+    """Return one percentile of a distribution, or None if there is no distribution."""
     return None if values is None else getattr(values, name) * scale
 
 
@@ -187,7 +187,7 @@ def warnings(results: Sequence[Result]) -> list[str]:
             f"(--duration, --min-requests)."
         )
     if silent := sum(summary.silent_answers for summary in summaries.values()):
-        notes.append(f"{silent} responses without an audible sample do not count for TTFA.")
+        notes.append(f"{silent} responses without an audible sample are excluded from TTFA.")
     return notes
 
 

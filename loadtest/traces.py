@@ -76,7 +76,7 @@ class PcmLayout:
 
 @dataclass(slots=True)
 class Trace:
-    """Observations of one request. Properties derive further values after the request has finished."""
+    """Observations of one request. Further values are available as properties once the request has finished."""
 
     index: int
     planned_s: float

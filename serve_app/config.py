@@ -236,7 +236,7 @@ class ServedModel(Strict):
 
 
 class AppConfig(Strict):
-    """The application that `build_app` composes. The defaults fit two cores without a GPU."""
+    """The application that `build_app` composes. The defaults suit two cores without a GPU."""
 
     model: str = "auto"  # `auto`, `embedded`, `embedded-base`, a checkpoint directory or a Hugging Face name
     # Several models in one application, instead of `model`. The first is the default. Models with the same speech
@@ -312,7 +312,7 @@ class AppConfig(Strict):
 
     @property
     def codec_requests(self) -> int:
-        """Maximum requests of a codec replica, which determines by itself how many it can decode at once."""
+        """Maximum requests of a codec replica, which decides for itself how many it can decode at once."""
         if self.codec.placement == "inline":
             return self.talker_requests
         return math.ceil(3 * (self.codec_scaling or CodecScalingConfig()).streams_per_replica)

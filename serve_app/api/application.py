@@ -201,7 +201,7 @@ _SPEAKING = (ModelStatus.READY, ModelStatus.ASLEEP, ModelStatus.AT_ZERO)
 
 
 async def _ready_of(models: SpeechModels, settings: ApiSettings, name: str | None) -> dict[str, object]:
-    """Return the answer of `/ready` with several models. Raises NotReady, ModelNotFound."""
+    """Return the response of `/ready` if there are several models. Raises NotReady, ModelNotFound."""
     states = models.states()
     known = await models.infos()
     named = [voice for info in known for voice in info.voices]

@@ -84,7 +84,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
 
     def shutdown(self) -> None:
         """Ask the application to close this WebSocket. uvicorn calls this when the server stops, and then waits for its
-        connections. uvicorn's own method would close the connection at once, in the middle of an utterance.
+        connections. uvicorn's own method would close the connection immediately, in mid-utterance.
         """
         self._is_leaving = True
         if self.close_sent or (self.handshake_complete and self._leave is None):

@@ -37,7 +37,7 @@ class SpeechService:
         return self._opened.get(extension)
 
     async def read_body(self, request: Request) -> bytes:
-        """Read the body of a request for speech. Raises Overloaded if the limit of streams is reached."""
+        """Read the body of a request for speech. Raises Overloaded if the stream limit is reached."""
         content = await read_body(request)
         self.models.check_room(state_of(request).caller.name)
         return content

@@ -428,7 +428,7 @@ def _with_access(settings: AppConfig, keys_file: Path | None, origins: list[str]
 
 @contextmanager
 def _found_by_say(url: str, *, keyed: bool, file: TextIO) -> Iterator[None]:
-    """Announce the server to `talkray say`. If it cannot be announced, it runs all the same."""
+    """Announce the server to `talkray say`. A failure to announce it is not fatal."""
     with ExitStack() as stack:
         try:
             stack.enter_context(announced(url, keyed=keyed))

@@ -46,7 +46,7 @@ CLUSTER = {
 # Settings for one machine. A stop does not wait half a minute for clients.
 LOCAL = {
     "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
-    # Otherwise Ray starts a process for each CPU at once, and the start waits for their imports.
+    # Otherwise Ray immediately starts a process for each CPU, and startup waits for their imports.
     "RAY_prestart_worker_first_driver": "0",
     "RAY_enable_worker_prestart": "0",
     # Otherwise Ray runs its workers at niceness 15, and speech stalls while a compiler runs.

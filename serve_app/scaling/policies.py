@@ -55,7 +55,7 @@ class Bounds:
     """Parameters that both policies share, partly set by `AppConfig`. Raises ValueError for invalid values."""
 
     smoothing_s: float = 10.0  # time constant of the mean, which applies while no request waits
-    scale_down_margin: float = 0.1  # a replica is kept if it would be needed again at this much more load
+    scale_down_margin: float = 0.1  # a replica is kept if this much additional load would require it
     min_replicas: int = 1  # 0: the pool stops while idle, and the next request waits for a start
     max_replicas: int = 4
     target_use: float = 0.75  # share of the sequences, or of the streams and cores, of all replicas

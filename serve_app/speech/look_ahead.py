@@ -18,7 +18,7 @@ Redraw = Callable[[FinishReason], AsyncGenerator[PcmChunk, None]]
 
 
 class SegmentAudio:
-    """Audio of one segment. The first chunk is requested at once, and each further chunk when it is read."""
+    """Audio of one segment. The first chunk is requested immediately, and each later chunk when it is read."""
 
     def __init__(self, chunks: AsyncGenerator[PcmChunk, None], redraw: Redraw) -> None:
         """Start reading `chunks`. `redraw` requests the segment again with another seed."""

@@ -84,7 +84,7 @@ class ReplicaSynthesizer:
         self._asking: asyncio.Task[ModelInfo] | None = None
 
     async def describe(self) -> ModelInfo:
-        """Describe the loaded checkpoint. All requests share one call. Raises NotReady while the pools load."""
+        """Describe the loaded checkpoint. All requests share one call. Raises NotReady while the pools are loading."""
         if self._info is not None:
             return self._info
         if self._asking is None or self._asking.done():

@@ -262,7 +262,7 @@ async def _start_limit(admission: AdmissionControl, utterance: Utterance) -> Asy
 async def _timeout(limit_s: float, live: Segments | None, on_start: Callable[[], None]) -> AsyncIterator[None]:
     """Raise TimeoutError if the context takes longer than `limit_s` seconds.
 
-    The time starts at once. For a `live` text, it starts as soon as the client has written enough text to speak.
+    The time starts immediately. For a `live` text, it starts as soon as the client has written enough text to speak.
     `on_start` is called at that moment.
     """
     if live is None:

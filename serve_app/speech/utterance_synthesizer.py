@@ -154,7 +154,7 @@ class UtteranceSynthesizer:
 
 
 class BegunSpeech:
-    """Speech that was read up to its first samples. `next` returns all chunks, including these."""
+    """Speech that has been read up to its first samples. `next` returns all chunks, including these."""
 
     def __init__(self, chunks: AsyncGenerator[PcmChunk, None], *, seed: int | None = None) -> None:
         """Wrap `chunks`. `seed` is set in the first chunks if it differs from the request's seed."""

@@ -30,7 +30,7 @@ async def strict_request(
     overrides: Mapping[str, object] | None = None,
     reasons: Mapping[str, str] | None = None,
 ) -> SpeechRequest:
-    """Build the request of a client that can know this server's models and voices. Unknown names are errors.
+    """Build the request of a client that is written for this server's models and voices. Unknown names are errors.
 
     `fields`: SpeechBody fields as sent. `accept`: the Accept header. `default`: the format if neither the body nor
     `accept` names one. `overrides`: fields that the dialect sets itself. `reasons`: why fields have no effect, by
@@ -62,7 +62,7 @@ async def lenient_request(
     overrides: Mapping[str, object] | None = None,
     reasons: Mapping[str, str] | None = None,
 ) -> SpeechRequest:
-    """Build the request of a client of another service, which cannot know this server's models and voices.
+    """Build the request of a client of another service, which uses that service's models and voices.
 
     An unknown model or voice is replaced by the default and listed in `SpeechRequest.ignored`.
 

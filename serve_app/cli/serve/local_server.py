@@ -99,7 +99,7 @@ def _load() -> tuple[float, int]:
 
 @contextmanager
 def _waiting(stage: str, report: Report) -> Iterator[None]:
-    """Report a line at once, then every ten seconds until the context ends."""
+    """Report a line immediately, then every ten seconds until the context ends."""
     done = threading.Event()
     report(stage)
 

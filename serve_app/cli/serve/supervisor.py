@@ -3,7 +3,7 @@
 Two processes watch each other. The supervisor, which is the command's process, does not import Ray, so no error in Ray
 can end it. It receives the signals and kills all other processes. The driver starts Ray in its own session, so neither
 Ctrl-C nor a signal to the command's process group reaches Ray before the supervisor. If the supervisor is killed, the
-driver reads EOF on its standard input and cleans up. If both are killed at once, the next start cleans up
+driver reads EOF on its standard input and cleans up. If both are killed together, the next start cleans up
 (`run_folder`). There is no graceful shutdown: clients are disconnected in any case, and Ray's own shutdown waits for
 parts that may have caused the failure.
 """

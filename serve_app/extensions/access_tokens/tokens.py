@@ -98,7 +98,7 @@ class AccessTokens(Opened):
     def issue(
         self, key_id: str, purpose: str, *, lifetime_s: int, is_single_use: bool, session: Mapping[str, object]
     ) -> Issued:
-        """Issue a token. Raises NoSecrets without a secret, or without a store for single-use tokens."""
+        """Issue a token. Raises NoSecrets if there is no secret, or no store for single-use tokens."""
         if is_single_use and self._voices.store is None:
             raise NoSecrets(
                 "Single-use tokens require a store that all ingress replicas share. Set api.voices.store to a bucket "

@@ -170,7 +170,7 @@ async def _speech_request(
 
 
 async def _words(service: SpeechService, dictionary_id: object, reasons: dict[str, str]) -> dict[str, str]:
-    """Return the words of a pronunciation dictionary. If it cannot be used, add the reason to `reasons`."""
+    """Return the words in a pronunciation dictionary. If it cannot be used, add the reason to `reasons`."""
     try:
         return (await voices_of(service).get_other(StoredLexicon, str(dictionary_id))).words
     except (NotFound, StoreFailed) as error:

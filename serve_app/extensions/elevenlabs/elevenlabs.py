@@ -151,7 +151,7 @@ async def speech_request(
 
 
 async def located(service: SpeechService, locators: object, reasons: dict[str, str]) -> dict[str, str]:
-    """Return the words of the pronunciation dictionaries. The first dictionary takes precedence. Add the errors for
+    """Return the words in the pronunciation dictionaries. The first dictionary takes precedence. Add the errors for
     missing dictionaries to `reasons`. Raises InvalidRequest if `locators` is not a list of up to three objects.
     """
     named = locators if isinstance(locators, list) else [None]

@@ -1,7 +1,7 @@
 """Accept all jobs of a server, synthesize their segments and report their progress, in one process.
 
 The store is authoritative. If the process dies, its successor repeats the running segments. During an update, two
-processes may use the same store, and each process follows the changes of the other.
+processes may use the same store, and each picks up the other's changes.
 """
 
 import asyncio
@@ -51,7 +51,7 @@ logger = logging.getLogger(__name__)
 _FIRST_SEGMENTS, _MOST_SEGMENTS = 2.0, 32.0  # number of parallel segments: initial and maximum
 _RETRY_S, _LONGEST_RETRY_S = 0.25, 15.0  # delay after a refusal, and maximum delay of writes
 _LOOK_S = 1.0  # between checks of whether a paused job can continue
-_FOLLOW_S = 5.0  # between reads of the changes that other processes made in the store
+_FOLLOW_S = 5.0  # between reads of other processes' changes to the store
 _TOGETHER_S = 1.0  # all streams of a lost replica end within this time
 _NODE_LOST_S = 30.0  # all replicas of a lost node end within this time
 _REMOVAL_S = 2.0  # maximum wait until the files of a deleted job are gone; a bucket may take longer
@@ -342,7 +342,7 @@ class JobManager:
                 await asyncio.sleep(delay_s)
                 delay_s = min(2 * delay_s, _LONGEST_RETRY_S)
         self._failure = None
-        if mark is None or work.job.id not in self._works:  # a process deleted the job meanwhile
+        if mark is None or work.job.id not in self._works:  # a process has deleted the job in the meantime
             self._jobs.forget(work.job.id)
             return
         work.add(made, len(content))

@@ -105,7 +105,7 @@ class JobStore:
         return self._files.get_record(f"states/{job_id}.json", JobState) or JobState()
 
     def write_state(self, job_id: str, state: JobState) -> None:
-        """Write the state of a job, and delete the state again if the job was deleted meanwhile."""
+        """Write the state of a job, and delete the state again if the job has been deleted in the meantime."""
         self._files.put_record(f"states/{job_id}.json", state)
         if self.mark(job_id) is None:
             self._files.delete(f"states/{job_id}.json")
@@ -123,8 +123,8 @@ class JobStore:
     def save(self, job_id: str, made: MadeSegment, content: bytes) -> str | None:
         """Store a finished segment as returned by `packed`. Return the mark of the job, or None if it was deleted.
 
-        If the job is deleted meanwhile, either `save` or the deletion removes the segment, because a deletion removes
-        the description first.
+        If the job is deleted in the meantime, either `save` or the deletion removes the segment, because a deletion
+        removes the description first.
         """
         self._files.put(f"segments/{job_id}/{made.name}", content)
         mark = self.mark(job_id)

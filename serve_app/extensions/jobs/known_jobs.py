@@ -58,7 +58,7 @@ class KnownJobs:
             self.forget(gone)
         new = [each for each in marks if each not in self.works and each not in self.deleted]
         for work in await asyncio.to_thread(_works_of, self._store(), new):
-            if work.job.id not in self.deleted:  # this process may have deleted the job meanwhile
+            if work.job.id not in self.deleted:  # this process may have deleted the job in the meantime
                 self.works.setdefault(work.job.id, work)
         for work in [self.works[each] for each in known & marks.keys() & self.works.keys()]:
             if work.mark != marks[work.id]:
@@ -87,8 +87,8 @@ class KnownJobs:
                 await self.write(work, state)
 
     async def write(self, work: Work, state: JobState) -> None:
-        """Write the state of a job. The caller must hold the job's lock. If the store fails, only this process knows
-        the state. The next process then synthesizes the missing segments again, with the same result.
+        """Write the state of a job. The caller must hold the job's lock. If the store fails, only this process has the
+        state. The next process then synthesizes the missing segments again, with the same result.
         """
         work.state = state
         try:

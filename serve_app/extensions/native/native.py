@@ -206,7 +206,7 @@ class SpeechSocket(Connection):
         self._task = self.start(self._utterance.run(fields, self.service))
 
     async def _cancel(self, played_ms: float | None) -> None:
-        """Stop the utterance and always reply. `request_id` is null without an utterance, or if it had just ended.
+        """Stop the utterance and always reply. `request_id` is null if no utterance is in progress.
 
         `played_ms` is the heard duration of the utterance's audio. The reply contains the heard text.
         """

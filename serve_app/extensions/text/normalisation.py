@@ -25,7 +25,7 @@ from serve_app.text.languages import language_code
 _FOLDER = Path(__file__).parent / "figures"
 _HARD = re.compile(r"[\d%‰€$£¥￥₩₽°º℃№&§+½¼¾²³㎡]|\b[IVXLC]++(?:e|er|re|ème)?\b")
 _WORDS, _CHARACTERS = re.compile(r"\s*+\S{1,64}|\s++"), re.compile(r"\s*+\S|\s++")
-_NEAR_WORDS, _NEAR_CHARACTERS = 2, 8  # minimum distance of a cut to text to normalise, on both sides
+_NEAR_WORDS, _NEAR_CHARACTERS = 2, 8  # minimum distance between a cut and text to normalise, on both sides
 _LONGEST_RUN = 240  # maximum number of characters to normalise together
 _LONGEST_NUMBER = 15  # digits; longer numbers are read digit by digit
 _MACRO = re.compile(r"<(\w+)>")
