@@ -49,7 +49,7 @@ _MAX_LATE_S = 0.25  # maximum silence, as in api.admission.max_late_s
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
-    """Event loop whose clock jumps to the next timer instead of waiting for the timer."""
+    """Event loop whose clock jumps to the next timer instead of waiting for it."""
 
     def __init__(self) -> None:
         self._now_s = 0.0

@@ -150,7 +150,7 @@ STREAM = np.dtype(
         ("request", np.int64),
         ("replica", np.int64),
         ("flows_from_s", np.float64),  # time up to which `work` is accounted for; initially the first byte
-        ("work", np.float64),  # remaining frames, weighted with the stream's own factor
+        ("work", np.float64),  # remaining frames, weighted by the stream's own factor
     ]
 )
 

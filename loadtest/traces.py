@@ -118,12 +118,12 @@ class Trace:
 
     @property
     def ttfa_s(self) -> float | None:
-        """Seconds from the request to the first audible sample; None as for `ttfb_s`, or if the audio is silent."""
+        """Seconds from the request to the first audible sample; None if `ttfb_s` is None or the audio is silent."""
         return None if self.ttfb_s is None or self.first_audible_s is None else self.first_audible_s - self.asked_s
 
     @property
     def is_file(self) -> bool:
-        """Whether the response is a complete file, which cannot be played before its end."""
+        """Whether the response is a complete file, which cannot be played until it is complete."""
         return self.kind is RequestKind.WHOLE
 
     @property
@@ -199,7 +199,7 @@ class TraceFolder:
         self.path = path
 
     def check_unused(self) -> None:
-        """Raise `RunExistsError` if the folder has files of a run, even of an unfinished run."""
+        """Raise `RunExistsError` if the folder contains files of a run, even an unfinished one."""
         if self.path.exists() and any(self.path.iterdir()):
             try:
                 run = self.read_json("run.json")

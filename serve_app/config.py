@@ -51,7 +51,7 @@ def _origin(text: str) -> str:
 
 
 def host_name(text: str) -> str:
-    """Normalize a host name to the form that is read from a request. Raises ValueError."""
+    """Normalize a host name to the form that it has in requests. Raises ValueError."""
     name = text.strip().lower().strip("[]").removesuffix(".")
     try:
         return str(ip_address(name))
@@ -70,8 +70,8 @@ class AccessSettings(Strict):
     # Origins of web pages that may use the API, such as `https://app.example.com`. `*` allows all pages. The server's
     # own page is always allowed.
     allowed_origins: tuple[Annotated[str, AfterValidator(_origin)], ...] = ()
-    # Host names that clients may use for the server. Unset allows all names with API keys, and without keys only
-    # loopback names, because a web page could otherwise reach the server through DNS rebinding.
+    # Host names that clients may use for the server. If unset, all names are allowed with API keys, and only loopback
+    # names without, because a web page could otherwise reach the server through DNS rebinding.
     allowed_hosts: tuple[Annotated[str, AfterValidator(host_name)], ...] | None = None
 
     def for_host(self, host: str | None) -> Self:

@@ -73,7 +73,7 @@ class VoiceSource(Protocol):
         ...
 
     async def reference(self, voice: Any, words: str | None, info: ModelInfo, *, x_vector_only: bool) -> Reference:
-        """Return the recording that `words` name, in the form for replicas. `voice` is a result of `find`."""
+        """Return the recording that `words` name, in the form that replicas expect. `voice` is a result of `find`."""
         ...
 
 

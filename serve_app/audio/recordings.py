@@ -157,7 +157,7 @@ def _payload(ref_audio: str) -> bytes:
 
 
 def _read_wav(data: bytes, field: str) -> tuple[NDArray[np.float32], int] | None:
-    """Return the result of `_decode` in a tenth of the time, or None if the file is not a WAV of plain samples."""
+    """Return the result of `_decode` in a tenth of the time, or None if the file is not an uncompressed WAV."""
     import soundfile
 
     if data[:4] != b"RIFF" or data[8:12] != b"WAVE":

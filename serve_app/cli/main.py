@@ -210,7 +210,7 @@ def say(
 def check_client(
     url: Annotated[str | None, typer.Argument(help="Server URL. Default: the local server.")] = None,
 ) -> None:
-    """Test a server with the requests of other services, and print the configuration of each client.
+    """Test a server with requests in other services' formats, and print the configuration for each client.
 
     Set TALKRAY_API_KEY if the server requires an API key.
     """

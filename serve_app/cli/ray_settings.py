@@ -43,7 +43,7 @@ CLUSTER = {
     "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "630",
 }
 
-# Settings for one machine. A stop does not wait half a minute for clients.
+# Settings for one machine. Stopping does not wait half a minute for clients.
 LOCAL = {
     "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
     # Otherwise Ray immediately starts a process for each CPU, and startup waits for their imports.

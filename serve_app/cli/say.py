@@ -209,7 +209,7 @@ class _Player:
 
 @contextlib.contextmanager
 def announced(url: str, *, keyed: bool = False) -> Iterator[None]:
-    """Let `find_server` find the server at `url` in this context. `keyed`: the server requires a key.
+    """Within this context, let `find_server` find the server at `url`. `keyed`: the server requires a key.
 
     Raises OSError, or StartError without a home folder.
     """

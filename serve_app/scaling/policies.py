@@ -107,7 +107,7 @@ class State:
 
     line: tuple[TimedValue, ...] = ()  # waiting requests in the trend window
     mean: TimedValue | None = None  # mean of the current streams
-    peaks: tuple[TimedValue, ...] = ()  # peaks of the need in the scale-down window, in replicas, in decreasing order
+    peaks: tuple[TimedValue, ...] = ()  # peak numbers of needed replicas in the scale-down window, in decreasing order
     busy_s: float = -math.inf  # when a request was last present
     removed_s: float = -math.inf  # when replicas were last removed
 

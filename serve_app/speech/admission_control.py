@@ -89,8 +89,8 @@ class AdmissionControl:
         """Return the arrival time of the oldest waiting request that counts for this client, or inf.
 
         All requests of the client count. Of the other clients' requests, the oldest does not count, because its long
-        wait may be due to its text. If the line is too long for all clients, the second oldest client has waited nearly
-        as long.
+        wait may be due to its text. If the queue is too long for all clients, the second oldest client has waited
+        nearly as long.
         """
         oldest: dict[str, float] = {}
         for since_s, whose in self._waiting.values():
@@ -113,7 +113,7 @@ class AdmissionControl:
         self._waiting.pop(ticket, None)
 
     def count_start(self, wait_s: float | None) -> None:
-        """Count the first audio of a request in the line. `wait_s`: its wait, or None if its client was writing."""
+        """Count the first audio of a waiting request. `wait_s`: its wait, or None if its client was writing."""
         self._starts.count(time.monotonic())
         if wait_s is not None:
             self._waits_s.append(wait_s)

@@ -99,7 +99,7 @@ class ReplicaSynthesizer:
             raise NotReady("the model is still loading") from None
 
     async def _remember(self) -> ModelInfo:
-        """Request the description and store it. With several models, this call starts a pool at zero."""
+        """Request the description and store it. With several models, this starts a pool that is scaled to zero."""
         if self._served.name:
             self._info = self._served.remember(await self._ask())
         else:

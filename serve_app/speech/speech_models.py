@@ -48,8 +48,8 @@ class SpeechModel:
     """Synthesis with one model. Limits the model's streams in this process and their wait for first audio, and measures
     the audio.
 
-    `is_running` returns false for a pool at zero, which first has to start a replica. `state` returns the progress of
-    that start. `model` is the model's name, or empty for a single model.
+    `is_running` returns false for a pool that is scaled to zero, which first has to start a replica. `state` returns
+    the progress of that start. `model` is the model's name, or empty if there is only one.
     """
 
     def __init__(

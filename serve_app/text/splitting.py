@@ -60,7 +60,7 @@ def split_text(text: str, max_chars: int) -> list[str]:
 
 
 class LiveSplit:
-    """Splitter of a text that is spoken while the client is writing it.
+    """Splitter for a text that is spoken while the client is writing it.
 
     A segment ends with the first sentence whose end is in the second half of the segment, or with the first clause in
     the last quarter. Otherwise, it ends before the first word that does not fit. Each character is measured once,

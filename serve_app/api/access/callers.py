@@ -15,7 +15,7 @@ _MINUTE_S = 60.0
 # How to raise a limit, by the reason for the refusal.
 _REMEDIES = {
     "key": "a key with higher limits (`talkray key create`) allows more",
-    "client": "api.admission has the limits (client_requests_per_minute, client_streams)",
+    "client": "api.admission sets the limits (client_requests_per_minute, client_streams)",
 }
 # Seconds for `Retry-After` if a client has too many streams, because one of the streams may have ended by then.
 _STREAM_S = 1.0

@@ -48,7 +48,7 @@ class KeyRecord(Strict):
     requests_per_minute: Limit = None
     max_streams: Limit = None
     admin: bool = False  # may see the stored voices of all owners
-    # ISO 8601. A revoked key stays in the file to show the owner of its id.
+    # ISO 8601. A revoked key stays in the file to show who owned its id.
     revoked: Annotated[str, Field(max_length=40)] | None = None
 
 

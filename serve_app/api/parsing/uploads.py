@@ -89,8 +89,8 @@ class Upload:
 
     @asynccontextmanager
     async def arriving(self, within_s: float) -> AsyncIterator[None]:
-        """Limit the time to read the body in this context. Raises TimeoutError after `within_s`, or if the body stalls
-        while other bodies wait.
+        """Limit the time for reading the body in this context. Raises TimeoutError after `within_s`, or if the body
+        stalls while other bodies wait.
         """
         async with asyncio.timeout(within_s) as self._limit:
             try:

@@ -138,7 +138,7 @@ class AccessTokens(Opened):
             logger.warning("marks of used access tokens cannot be deleted; the server retries in an hour: %s", error)
 
     def _remove_old(self) -> None:
-        """Delete old marks. Measure their age with the clock of the store. Raises StoreFailed."""
+        """Delete old marks. Measure their age by the store's clock. Raises StoreFailed."""
         store = self._voices.files()
         before_s = store.now_s() - _OLD_S
         old = [meta["path"] for meta in store.listed(_MARKS) if meta["last_modified"].timestamp() < before_s]

@@ -166,7 +166,7 @@ class FluxSocket(TurnSocket):
         self._finished_ms = self._interrupted_ms = 0  # audio of finished turns; offset of the last interrupt
         self._turn_samples = 0
         self._characters = 0
-        self._num_ended = 0  # number of the last turn with a reported end
+        self._num_ended = 0  # number of the last turn whose end was reported
         self._offset_ms: int | None = None
         self._is_interrupting = False
         named = {"model_name": self.speech.info.name, "model_version": "1", "model_uuids": []}

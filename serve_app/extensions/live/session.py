@@ -100,7 +100,7 @@ class Session:
 
     @property
     def is_speaking(self) -> bool:
-        """Whether complete turns are unspoken, or events are unread."""
+        """Whether any complete turns are unspoken, or any events are unread."""
         return any(turn.is_complete for turn in self._turns) or not self._events.empty()
 
     @property

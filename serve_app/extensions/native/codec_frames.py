@@ -1,6 +1,6 @@
 """Stream codec frames instead of audio to clients that decode the frames. See docs/codec-frames.md for the format.
 
-The server decodes the frames too, to drop the silent start, and to stop runaway speech.
+The server also decodes the frames, in order to drop the silent start and to stop runaway speech.
 """
 
 import struct

@@ -133,7 +133,7 @@ def _window(counts: Counter[str]) -> Json:
 
 
 def _percentile(classes: Counter[int], share: float) -> float | None:
-    """Return a percentile of the time to first audio in ms, accurate to 2.5 %, or None without data."""
+    """Return a percentile of the time to first audio in ms, accurate to 2.5 %, or None if there is no data."""
     wanted, passed = share * classes.total(), 0
     for key in sorted(classes):
         passed += classes[key]

@@ -74,7 +74,7 @@ class LiveNormaliser:
 
 
 def prepare(language: str) -> None:
-    """Load the rules of a language, which blocks for up to a second. Raises InvalidRequest without rules."""
+    """Load the rules for a language. Blocks for up to a second. Raises InvalidRequest without rules."""
     if language_code(language) is None:
         raise InvalidRequest(f"text_normalization: {language[:80]!r} is not supported.", "text_normalization")
     for part in LiveNormaliser(language).feed("1", is_last=True):

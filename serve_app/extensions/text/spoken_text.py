@@ -32,7 +32,7 @@ _GREEK_END = re.compile(r"[Ͱ-Ͽἀ-῿]{0,64}\Z")
 
 @dataclass(frozen=True, slots=True)
 class TextRules:
-    """Rules for the conversion of a text to its spoken form."""
+    """Rules for converting a text to its spoken form."""
 
     markup: Markup = "none"
     paragraph_pause_s: float = 0.0  # with 0, a paragraph ends like a sentence

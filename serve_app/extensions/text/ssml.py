@@ -100,7 +100,7 @@ class SsmlCheck:
 
 
 def attributes(tag: str) -> dict[str, str]:
-    """Parse the attributes of a tag from its text after the name."""
+    """Parse the attributes of a tag from the text after its name."""
     return {key.lower(): html.unescape(a or b or c) for key, a, b, c in _NAMED.findall(tag)}
 
 

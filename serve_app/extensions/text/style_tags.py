@@ -89,7 +89,7 @@ def _is_same(word: str, style: str) -> bool:
 
 
 def as_instructions(base: str | None, style: str) -> str:
-    """Append a style to the instructions of the request."""
+    """Append a style to the request's instructions."""
     return f"{base.rstrip(' .')}. {style}" if base else style
 
 

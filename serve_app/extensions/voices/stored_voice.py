@@ -316,7 +316,7 @@ class StoredLexicon(Stored):
 
     @classmethod
     def named(cls, name: str, words: Mapping[str, str]) -> Self:
-        """Create a lexicon of the caller from checked words. Raises InvalidRequest if `name` is wrong."""
+        """Create a lexicon for the caller from checked words. Raises InvalidRequest if `name` is wrong."""
         if not name.isprintable():
             raise InvalidRequest("name must have 1 to 80 printable characters. Remove all others.", "name")
         return cls.new(name=name, words=dict(words))
