@@ -1,4 +1,4 @@
-"""Simulate a pool of codec replicas on CPU cores, with the real gate and streams in simulated time.
+"""Simulate a pool of codec replicas on CPU cores, using the real gate and real streams in simulated time.
 
 Only call durations are modelled: a constant plus a time per frame, as measured by `talkray bench codec`, with 15 %
 random variation. With all workers busy, calls take `1 + crowded` times as long. A replica refuses a stream that waits

@@ -29,7 +29,7 @@ class ReplicaCount:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaSample:
-    """Replicas of all deployments at one time, in seconds since the start of the run."""
+    """Replicas of all deployments at one time, given in seconds since the start of the run."""
 
     time_s: float
     deployments: Mapping[str, ReplicaCount]

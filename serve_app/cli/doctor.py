@@ -252,7 +252,7 @@ def _weights(model: str) -> Iterator[Finding]:
 
 
 def _codec(address: Address) -> Finding:
-    """Report the codec precision of a running server. The replicas choose it at start according to the checkpoint."""
+    """Report the codec precision of a running server. The replicas choose it at startup, based on the checkpoint."""
     if not _runs_talkray(address):
         return Finding("codec", f"its precision is chosen at start; Talkray is not running at {address.url}")
     key = os.environ.get(KEY_VARIABLE)

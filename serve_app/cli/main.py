@@ -78,7 +78,7 @@ class ProgressLine:
             self._status.update(stage)
             self._status.start()
         else:
-            with contextlib.suppress(OSError):  # a full disk under the output must not end the server
+            with contextlib.suppress(OSError):  # a full output disk must not stop the server
                 self._console.print(f"[{self._elapsed()}] {stage}", markup=False, soft_wrap=True)
 
     def done(self, message: str) -> None:

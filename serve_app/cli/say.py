@@ -74,7 +74,7 @@ class RefusedError(TalkrayError):
 
 
 def write_speech(url: str, utterance: SayRequest, file: Path) -> str:
-    """Fetch the speech into a file and return a line about the result. Raises RefusedError and InvalidRequest."""
+    """Download the speech to a file and return a line about the result. Raises RefusedError and InvalidRequest."""
     audio_format = "wav" if file == STANDARD_OUTPUT else FORMATS.get(file.suffix.lower())
     if audio_format is None:
         raise InvalidRequest(f"{file}: use one of the extensions {', '.join(FORMATS)}, or - for standard output")

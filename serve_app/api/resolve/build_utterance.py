@@ -1,4 +1,4 @@
-"""Conversion of a `SpeechRequest` to an utterance, with checks against the selected model."""
+"""Conversion of a `SpeechRequest` into an utterance, with checks against the selected model."""
 
 import asyncio
 

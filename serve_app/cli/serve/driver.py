@@ -55,7 +55,7 @@ class SupervisorLink:
 
 
 def watch(supervisor: SupervisorLink) -> None:
-    """Report the end of a part of Ray that cannot be replaced."""
+    """Report that an irreplaceable part of Ray has ended."""
     from deployments.serving import ray_private  # imports Ray, which reads its settings at import
 
     while (lost := ray_private.ended_part(_VITAL)) is None:

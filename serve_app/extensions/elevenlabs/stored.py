@@ -1,4 +1,4 @@
-"""ElevenLabs' API for stored voices, and for the design of voices with previews."""
+"""ElevenLabs' API for stored voices, and for designing voices with previews."""
 
 from pathlib import PurePath
 

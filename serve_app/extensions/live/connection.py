@@ -297,7 +297,7 @@ class Connection(ABC):
 class HandshakeConnection(Connection):
     """Connection whose handshake contains the request without its text. An invalid request fails the handshake."""
 
-    reason_header: ClassVar[str | None] = None  # response header with the reason of a failed handshake
+    reason_header: ClassVar[str | None] = None  # response header with the reason for a failed handshake
     speech: SpeechRequest  # set after the handshake
 
     @classmethod

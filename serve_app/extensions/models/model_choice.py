@@ -31,7 +31,7 @@ class ModelHints:
 
 
 class ModelChoice(Opened):
-    """Extension object that chooses the model of every request."""
+    """Extension object that chooses the model for every request."""
 
     def join(self, resolver: Resolver) -> None:
         resolver.choose_model = model_for

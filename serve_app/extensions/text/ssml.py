@@ -1,4 +1,4 @@
-"""Parse SSML attributes, and check a text for valid and supported SSML. The check reports the first error."""
+"""Parse SSML attributes, and check that a text is valid and supported SSML. The check reports the first error."""
 
 import html
 import re
