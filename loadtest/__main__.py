@@ -125,7 +125,7 @@ def sweep_command(
     factor: Annotated[float, typer.Option(min=1.01, help="Ratio between consecutive rates.")] = 1.5,
     duration: Annotated[float, typer.Option(callback=positive, help="Seconds measured at each rate.")] = 30.0,
     settle: Annotated[float, typer.Option(min=0, help="Seconds at each rate before its measurement.")] = 5.0,
-    held: Annotated[float, typer.Option(min=0, max=1, help="Least share of good requests at a sustained rate.")] = 0.95,
+    held: Annotated[float, typer.Option(min=0, max=1, help="Minimum share of good requests to sustain a rate.")] = 0.95,
     collapsed: Annotated[float, typer.Option(min=0, max=1, help="End the sweep at this share of good requests.")] = 0.5,
     refine: Annotated[int, typer.Option(min=0, help="Additional rates between sustained and failed rates.")] = 2,
     most_s: Annotated[float | None, typer.Option("--for", callback=positive, help="Maximum total seconds.")] = None,

@@ -234,7 +234,7 @@ def options(
 
 
 def _scaled(pool: PoolConfig, scaling: TalkerScaling | CodecScaling, callers: int) -> AutoscalingConfig:
-    """Return the autoscaling options. Serve's own delays and factors are off, because the policy smooths the load."""
+    """Return the autoscaling options. Serve's delays and factors are disabled, because the policy smooths the load."""
     policy = TalkerPolicy if isinstance(scaling, TalkerScaling) else CodecPolicy
     interval_s = report_s(scaling.max_replicas, callers=callers)
     # Policies get the bounds from Serve, so the bounds can change without a new policy.

@@ -222,7 +222,7 @@ def metrics_routes(node: Node) -> APIRouter:
 
     @router.get("/metrics", summary="Talkray's metrics", response_class=Response)
     async def metrics() -> Response:
-        """Return Talkray's metrics of this node, without Ray's metrics, which are a hundred times as many."""
+        """Return this node's Talkray metrics, without Ray's own, of which there are a hundred times as many."""
         return Response(visible(own_metrics(await run_in_threadpool(node.scrape))), media_type=METRICS_TYPE)
 
     counted = charging(Charge.REQUEST)

@@ -119,7 +119,7 @@ async def one_after_another(utterances: Sequence[Utterance], speak: Speak) -> As
 
 
 class DialogueTimes(WordTimes):
-    """Word times of all parts. Times count from the start of the dialogue, and characters from the start of a part."""
+    """Word times of all parts. Times are relative to the dialogue's start, and characters to a part's."""
 
     def __init__(self, texts: Sequence[SpokenText], info: ModelInfo, *, speed: float) -> None:
         """`texts` contains the text of each part."""

@@ -102,7 +102,7 @@ def read(sent: str, rules: TextRules, *, field: str = "input") -> ReadText:
 
 
 def _prose_stages(rules: TextRules) -> list[TextStage]:
-    """Create the stages that convert the prose of a span before the spoken form of the voice."""
+    """Create the stages that convert the prose of a span, up to the voice's own spoken form."""
     stages: list[TextStage] = []
     if rules.lexicon:
         stages.append(LiveLexicon(rules.lexicon))

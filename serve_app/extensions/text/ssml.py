@@ -24,7 +24,7 @@ _LONGEST_SHOWN = 40
 
 
 class SsmlCheck:
-    """Check of an SSML text, which may arrive in parts. `<speak>` is optional, and a DOCTYPE is an error."""
+    """Checker for an SSML text, which may arrive in parts. `<speak>` is optional, and a DOCTYPE is an error."""
 
     def __init__(self, field: str) -> None:
         """`field` is the name of the text in errors."""
