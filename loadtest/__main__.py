@@ -59,7 +59,7 @@ def carry_out(work: Coroutine[Any, Any, T]) -> T:
 def run_command(
     settings: Settings,
     rate: Rate,
-    duration: Annotated[float, typer.Option(callback=positive, help="Seconds of sending requests.")],
+    duration: Annotated[float, typer.Option(callback=positive, help="How long to send requests, in seconds.")],
     out: Out,
     settle: Annotated[float, typer.Option(min=0, help="Seconds at the same rate before the measurement.")] = 0.0,
 ) -> None:
@@ -105,7 +105,7 @@ def overload_command(
     relief: Annotated[float, typer.Option(callback=positive, help="Seconds of recovery, not measured.")] = 10.0,
     after: Annotated[float, typer.Option(callback=positive, help="Seconds at capacity again.")] = 30.0,
 ) -> None:
-    """Run an overload to test recovery: the capacity, then --factor times the capacity, then the capacity again."""
+    """Test recovery from overload: send at capacity, then at --factor times the capacity, then at capacity again."""
     phases = (
         Phase("at capacity", rate, before),
         Phase(f"{factor:g} times capacity", rate * factor, during),
@@ -125,8 +125,8 @@ def sweep_command(
     factor: Annotated[float, typer.Option(min=1.01, help="Ratio between consecutive rates.")] = 1.5,
     duration: Annotated[float, typer.Option(callback=positive, help="Seconds measured at each rate.")] = 30.0,
     settle: Annotated[float, typer.Option(min=0, help="Seconds at each rate before its measurement.")] = 5.0,
-    held: Annotated[float, typer.Option(min=0, max=1, help="Share of good requests at a sustained rate.")] = 0.95,
-    collapsed: Annotated[float, typer.Option(min=0, max=1, help="Share of good requests that ends the sweep.")] = 0.5,
+    held: Annotated[float, typer.Option(min=0, max=1, help="Minimum share of good requests to sustain a rate.")] = 0.95,
+    collapsed: Annotated[float, typer.Option(min=0, max=1, help="End the sweep at this share of good requests.")] = 0.5,
     refine: Annotated[int, typer.Option(min=0, help="Additional rates between sustained and failed rates.")] = 2,
     most_s: Annotated[float | None, typer.Option("--for", callback=positive, help="Maximum total seconds.")] = None,
     min_requests: MinRequests = 30,
@@ -165,9 +165,9 @@ def rates_command(
 def report_command(
     folders: Annotated[list[Path], typer.Argument(exists=True, file_okay=False, help="Folders of runs and sweeps.")],
     out: Annotated[Path | None, typer.Option(file_okay=False, help="Default: `report` in the first folder.")] = None,
-    max_ttfb: Annotated[float | None, typer.Option(callback=positive, help="Different TTFB limit, ms.")] = None,
-    max_ttfa: Annotated[float | None, typer.Option(callback=positive, help="Different TTFA limit, ms.")] = None,
-    max_stall: Annotated[float | None, typer.Option(min=0, help="Different stall limit, ms.")] = None,
+    max_ttfb: Annotated[float | None, typer.Option(callback=positive, help="Replace the TTFB limit, in ms.")] = None,
+    max_ttfa: Annotated[float | None, typer.Option(callback=positive, help="Replace the TTFA limit, in ms.")] = None,
+    max_stall: Annotated[float | None, typer.Option(min=0, help="Replace the stall limit, in ms.")] = None,
 ) -> None:
     """Write the results to a single page, report.html, which works offline."""
     given = {"ttfb_s": max_ttfb, "ttfa_s": max_ttfa, "stall_s": max_stall}
@@ -184,12 +184,12 @@ def compare_command(
     second: Annotated[str, typer.Argument(metavar="B", help="The same: " + ", ".join(DIALECTS) + ".")],
     rate: Rate,
     out: Out,
-    duration: Annotated[float, typer.Option(callback=positive, help="Seconds of each turn.")] = 20.0,
+    duration: Annotated[float, typer.Option(callback=positive, help="Duration of each turn, in seconds.")] = 20.0,
     settle: Annotated[float, typer.Option(min=0, help="Seconds of load before each turn, not measured.")] = 2.0,
-    turns: Annotated[int, typer.Option(min=1, help="Turns of each server. A verdict needs at least 3.")] = 3,
+    turns: Annotated[int, typer.Option(min=1, help="Turns per server. A verdict requires at least 3.")] = 3,
     overload: Annotated[float, typer.Option(min=0, help="Final overload, relative to --rate. 0: none.")] = 4.0,
     overload_s: Annotated[float, typer.Option(callback=positive, help="Seconds of overload.")] = 10.0,
-    words: Annotated[int, typer.Option(min=0, max=50, help="Responses of each server to transcribe.")] = 5,
+    words: Annotated[int, typer.Option(min=0, max=50, help="Responses to transcribe per server.")] = 5,
     seed: Annotated[int, typer.Option(min=0, help="Seed for times and texts.")] = 0,
     texts: Annotated[Texts, typer.Option(help="Texts for both servers.")] = Texts.MIXED,
     voices: Annotated[list[str] | None, typer.Option("--voice", help="Voice of A. Repeat for B.")] = None,
@@ -284,11 +284,11 @@ def simulate_codec_command(
     replicas: Annotated[int, typer.Option(min=1, help="Replicas of the pool.")] = 16,
     workers: Annotated[int, typer.Option(min=1, help="Workers of each replica, with one core each.")] = 1,
     call_ms: Annotated[float, typer.Option(min=0, help="Fixed duration of a decode call.")] = 15.0,
-    frame_ms: Annotated[float, typer.Option(callback=positive, help="Additional duration for each frame.")] = 4.6,
+    frame_ms: Annotated[float, typer.Option(callback=positive, help="Additional duration per frame.")] = 4.6,
     crowded: Annotated[float, typer.Option(min=0, help="Relative slowdown while all workers are busy.")] = 0.0,
-    hybrid: Annotated[bool, typer.Option("--hybrid", help="Decode first frames on the GPU.")] = False,
-    of_two: Annotated[bool, typer.Option("--of-two", help="Use the default router of Ray Serve.")] = False,
-    patience_s: Annotated[float, typer.Option(min=0, help="Maximum wait of a stream for admission.")] = 0.5,
+    hybrid: Annotated[bool, typer.Option("--hybrid", help="Decode the first frames on the GPU.")] = False,
+    of_two: Annotated[bool, typer.Option("--of-two", help="Use Ray Serve's default router.")] = False,
+    patience_s: Annotated[float, typer.Option(min=0, help="Maximum time that a stream waits for admission.")] = 0.5,
     duration: Annotated[float, typer.Option(callback=positive, help="Seconds at each rate.")] = 60.0,
     seed: Annotated[int, typer.Option(min=0, help="Seed for traffic, lengths and call durations.")] = 1,
 ) -> None:
@@ -321,8 +321,8 @@ def check_simulation_command(
     rate: Annotated[float, typer.Option(callback=positive, help="Capacity of the server in requests per second.")],
     out: Out,
     slots: Annotated[int, typer.Option(min=1, help="Maximum batch size of the server's talker.")] = 8,
-    requests: Annotated[int, typer.Option(min=5, help="Requests of each turn.")] = 10,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds of all turns.")] = 6,
+    requests: Annotated[int, typer.Option(min=5, help="Requests per turn.")] = 10,
+    rounds: Annotated[int, typer.Option(min=1, help="How many times to run all turns.")] = 6,
 ) -> None:
     """Check the simulator against a server with one talker replica, at 30, 60 and 90 % of the server's capacity.
 
@@ -340,7 +340,7 @@ def check_simulation_command(
 
 
 async def run_once(settings: Settings, folder: TraceFolder) -> Result:
-    """Run the test once, with progress on the terminal and results on disk."""
+    """Run the test once. Show progress on the terminal and write the results to disk."""
     screen = Screen(Console(stderr=True))
     async with screen.shown():
         result, _ = await measure(settings, folder, show=screen.show)
@@ -362,7 +362,7 @@ async def sweep_rates(settings: Settings, plan: Plan, folder: TraceFolder, *, ti
 
 
 async def compare_sides(sides: Sequence[Side], plan: TurnPlan, out: Path) -> list[Compared]:
-    """Measure both servers, with progress on the terminal and results on disk."""
+    """Measure both servers. Show progress on the terminal and write the results to disk."""
     screen = Screen(Console(stderr=True))
     async with screen.shown():
         return await compare(sides, plan, folder=out, show=screen.show)

@@ -13,7 +13,7 @@ import numpy as np
 SENTENCES = tuple(Path(__file__).with_name("texts.txt").read_text(encoding="utf-8").splitlines())
 PARAGRAPH = range(250, 351)  # characters
 LONG = range(1450, 1551)
-LONG_SEGMENTS, LONG_SEGMENT_S = 2, 22.0  # segments and seconds per segment of a long text with planned length
+LONG_SEGMENTS, LONG_SEGMENT_S = 2, 22.0  # number of segments in a long text of planned length, and seconds per segment
 LEAVES_S = 0.3  # seconds until a client that leaves early disconnects
 INSTRUCTION = "Speak calmly, and a little slower than usual."
 INTERRUPT_S = (0.2, 4.0)  # range of seconds of audio before an interruption
@@ -38,7 +38,7 @@ class Texts(StrEnum):
 
 
 def _paragraph(start: int, chars: range = PARAGRAPH) -> str:
-    """Join sentences from index `start` on, wrapping around, to a paragraph. Skips sentences that would exceed the
+    """Join sentences into a paragraph, beginning at index `start` and wrapping around. Skip those that would exceed the
     limit.
     """
     said = ""
@@ -51,7 +51,7 @@ def _paragraph(start: int, chars: range = PARAGRAPH) -> str:
 
 
 class RequestKind(StrEnum):
-    """Kind of a request in mixed traffic."""
+    """Kind of request in mixed traffic."""
 
     PARAGRAPH = "paragraph"
     LONG = "long text"
@@ -79,10 +79,10 @@ MIX = {
 
 
 class Profile(StrEnum):
-    """Variety of the requests."""
+    """How much the requests vary."""
 
     ALIKE = "alike"  # all requests are alike, except for their texts
-    MIXED = "mixed"  # kinds and shares of MIX
+    MIXED = "mixed"  # kinds of requests in the proportions of MIX
 
 
 class Arrivals(StrEnum):
@@ -111,7 +111,7 @@ class Phase:
     name: str
     rate: float  # requests per second
     duration_s: float
-    measured: bool = True  # False for a settling phase, which the statistics leave out
+    measured: bool = True  # False for a settling phase, which the statistics exclude
     start_s: float = 0.0  # since the start of the run, set by `place`
 
     @property
@@ -127,7 +127,7 @@ class Phase:
 class SpeechLengths:
     """Log-normal durations of speech. `sigma` is the standard deviation of the logarithm.
 
-    Servers with random weights need a set length, because such models stop at once or never.
+    Models with random weights need a fixed length, because they either stop immediately or never stop.
     """
 
     median_s: float
@@ -148,13 +148,13 @@ def settled(rate: float, duration_s: float, *, settle_s: float) -> tuple[Phase, 
 
 
 def place(phases: Sequence[Phase]) -> tuple[Phase, ...]:
-    """Return the phases placed one after another, starting at 0."""
+    """Return the phases scheduled one after another, starting at 0."""
     starts_s = accumulate((phase.duration_s for phase in phases), initial=0.0)
     return tuple(replace(phase, start_s=start_s) for phase, start_s in zip(phases, starts_s, strict=False))
 
 
 def phase_times(arrivals: Arrivals, phase: Phase, *, seed: Sequence[int]) -> list[float]:
-    """Return arrival times in seconds at the phase's rate, before the phase's duration. The list may be empty.
+    """Return arrival times in seconds at the phase's rate, within its duration. The list may be empty.
 
     Constant arrivals have equal gaps and start at 0. Poisson arrivals have exponential gaps.
     """
@@ -194,7 +194,7 @@ def plan_requests(
 
 
 def interrupt(requests: Sequence[ScheduledRequest], share: float, *, seed: int) -> list[ScheduledRequest]:
-    """Return the requests with about `share` of them interrupted at random points. `seed` determines the choice."""
+    """Return the requests, with about `share` of them interrupted at random points. `seed` determines which ones."""
     generator = np.random.default_rng((seed, 2))
     places_s = generator.uniform(*INTERRUPT_S, size=len(requests)).tolist()
     chosen = (generator.random(len(requests)) < share).tolist()
@@ -203,9 +203,9 @@ def interrupt(requests: Sequence[ScheduledRequest], share: float, *, seed: int) 
 
 
 def mix(requests: Sequence[ScheduledRequest], *, seed: int) -> list[ScheduledRequest]:
-    """Return requests at the same times with the kinds of MIX, in random order within every twenty requests.
+    """Return requests at the same times, with the kinds of MIX shuffled within each group of twenty.
 
-    If lengths are planned, a long text gets its own length.
+    If lengths are planned, each long text gets its own length.
     """
     generator = np.random.default_rng((seed, 3))
     twenty = [kind for kind, count in MIX.items() for _ in range(count)]

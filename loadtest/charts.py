@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 PERCENT = 100.0
 MIN_WINDOW_S, MAX_WINDOWS = 1.0, 150
 MAX_POINTS = 2000  # per series, to limit the size of the page
-# Names in the page's palette by Okabe and Ito, which is safe for colour-blind readers.
+# Names from the page's Okabe-Ito palette, which is safe for colour-blind readers.
 P50, P95, P99 = "blue", "orange", "purple"
 COLOURS = ("blue", "orange", "green", "purple", "sky", "red")
 OUTCOME_COLOURS = dict(zip(OUTCOMES, ("green", "yellow", "sky", "red"), strict=True))
@@ -42,7 +42,7 @@ class Chart:
 
 
 def chart(title: str, caption: str, series: Sequence[Series], *, x: Mapping[str, Any], y: Mapping[str, Any]) -> Chart:
-    """Build a chart of several series. An axis may have `marks`, which are named lines at a value."""
+    """Build a chart of several series. An axis may have `marks`: labelled lines at given values."""
     marks = [{"axis": name, **mark} for name, axis in (("x", x), ("y", y)) for mark in axis.get("marks", ())]
     data, scales = {"datasets": series}, {"x": dict(x), "y": dict(y)}
     return Chart(title, caption, {"type": "line", "data": data, "options": {"scales": scales, "marks": marks}})
@@ -261,7 +261,7 @@ def _rates(times_s: Sequence[float] | Floats, edges: Floats) -> Floats:
 def _percentiles(
     times: Sequence[float] | Floats, values: Sequence[float] | Floats, *, edges: Floats, percent: int
 ) -> list[float]:
-    """Return a percentile of the values in each time window, NaN for empty windows. `times` must ascend."""
+    """Return a percentile of the values in each time window, NaN for empty windows. `times` must be sorted."""
     groups = np.split(np.asarray(values), np.searchsorted(times, edges))[1:-1]
     return [float(np.percentile(group, percent)) if len(group) else math.nan for group in groups]
 

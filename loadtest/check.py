@@ -1,6 +1,6 @@
 """Check the simulator: learn from some rates of a measured run, and predict the other rates.
 
-Learning and predicting turns alternate within the run, so drift of the machine's speed affects both.
+Learning and predicting turns alternate within the run, so any drift in the machine's speed affects both.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ STEP_S = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One share of capacity: measured and predicted p95 of TTFB from the planned arrival."""
+    """Measured and predicted p95 of TTFB, from the planned arrival, at one share of capacity."""
 
     share: float
     requests: int
@@ -42,7 +42,7 @@ class Comparison:
 
     @property
     def holds(self) -> bool:
-        """Whether the prediction is within the maximum error."""
+        """Whether the prediction's error is within the limit."""
         return abs(self.error) <= TOLERANCE
 
 

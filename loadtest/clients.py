@@ -142,7 +142,7 @@ def _heed(recording: Recording, event: Mapping[str, Any], form: SocketForm) -> b
 
 
 def error_message(body: bytes) -> str:
-    """Return the message of OpenAI's error envelope, or else the beginning of the body."""
+    """Return the message from OpenAI's error envelope, or else the beginning of the body."""
     try:
         return str(json.loads(body)["error"]["message"])
     except (ValueError, KeyError, TypeError):

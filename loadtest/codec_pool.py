@@ -1,9 +1,9 @@
-"""Simulate a pool of codec replicas on CPU cores, with the real gate and streams in simulated time.
+"""Simulate a pool of codec replicas on CPU cores, using the real gate and real streams in simulated time.
 
 Only call durations are modelled: a constant plus a time per frame, as measured by `talkray bench codec`, with 15 %
 random variation. With all workers busy, calls take `1 + crowded` times as long. A replica refuses a stream that waits
-longer than `patience_s` for admission. With `hybrid`, a GPU decodes the first frames. The time of calls between actors
-is not modelled.
+longer than `patience_s` for admission. With `hybrid`, a GPU decodes the first frames. The overhead of calls between
+actors is not modelled.
 """
 
 import asyncio
@@ -49,7 +49,7 @@ _MAX_LATE_S = 0.25  # maximum silence, as in api.admission.max_late_s
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
-    """Event loop whose clock jumps to the next timer instead of waiting for the timer."""
+    """Event loop whose clock jumps to the next timer instead of waiting for it."""
 
     def __init__(self) -> None:
         self._now_s = 0.0
@@ -100,7 +100,7 @@ class CodecPool:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """Results of one load, as heard by listeners."""
+    """Results for one load, as listeners would hear them."""
 
     first_audio_s: list[float]
     stalled_s: list[float]  # one value per admitted stream

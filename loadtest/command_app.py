@@ -1,4 +1,4 @@
-"""Help of all `talkray` commands: accepts `-h`, hides the type of switches, and lists commands by panel."""
+"""Help for all `talkray` commands: accepts `-h`, hides the types of switches, and lists commands by panel."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar

@@ -1,6 +1,6 @@
-"""Compare two servers in turns, each in its own dialect, with the same texts at the same times and under overload.
+"""Compare two servers, each in its own dialect, with the same texts at the same times, and then under overload.
 
-Turns alternate (A, B, then B, A), so drift of the machine's speed affects both servers. Each turn has a seed, which
+Turns alternate (A, B, then B, A), so any drift in the machine's speed affects both servers. Each turn has a seed, which
 both servers share, and a separate folder of traces.
 """
 
@@ -22,7 +22,7 @@ from loadtest.runner import Runner
 from loadtest.settings import Settings
 from loadtest.traces import Clock, LoadTestError, Trace, TraceFolder
 
-LEAVERS, ROUNDS, ROUND_S = 8, 3, 2.0  # clients that leave at once, repetitions, and seconds between repetitions
+LEAVERS, ROUNDS, ROUND_S = 8, 3, 2.0  # clients that leave simultaneously, repetitions, and seconds between repetitions
 _BEHIND_S = 0.05  # delay between their departure and the next request
 _RECOGNISER = "talkray_tools.recogniser"  # command to run in a separate process
 _HEARD_S = 120.0
@@ -55,7 +55,7 @@ class TurnPlan:
 
 @dataclass(frozen=True, slots=True)
 class Leaving:
-    """Seconds to the first byte of single requests, without other clients and just after clients left."""
+    """Seconds to the first byte of single requests, without other clients and just after other clients left."""
 
     leavers: int
     alone_s: list[float]
@@ -89,7 +89,7 @@ class Compared:
 
 
 async def compare(sides: Sequence[Side], plan: TurnPlan, *, folder: Path, show: Show) -> list[Compared]:
-    """Compare the servers. Raises `LoadTestError`, also on Ctrl-C, because an incomplete comparison is invalid."""
+    """Compare the servers. Raises `LoadTestError`, including on Ctrl-C, because an incomplete comparison is invalid."""
     TraceFolder(folder).check_unused()
     for side in sides:
         await check_server(side.settings)
@@ -121,7 +121,7 @@ async def _measured(settings: Settings, folder: Path, show: Show) -> Result:
 
 
 async def _leave(settings: Settings, folder: TraceFolder, show: Show) -> Leaving:
-    """Test whether a server continues abandoned work, which would delay the next request."""
+    """Test whether a server keeps working for clients that have left, which would delay the next request."""
     texts = Texts.PARAGRAPHS.choices()
     alone = [ScheduledRequest(n, n * ROUND_S, texts[n]) for n in range(ROUNDS)]
     schedule = list(alone)
@@ -129,7 +129,7 @@ async def _leave(settings: Settings, folder: TraceFolder, show: Show) -> Leaving
         at_s = (ROUNDS + number) * ROUND_S
         left = (ScheduledRequest(0, at_s, text, kind=RequestKind.LEAVES) for text in texts[:LEAVERS])
         schedule += [*left, ScheduledRequest(0, at_s + LEAVES_S + _BEHIND_S, texts[number])]
-    lengths = settings.lengths  # None: the server does not accept lengths
+    lengths = settings.lengths  # None: the server does not accept planned lengths
     for index, each in enumerate(schedule):
         schedule[index] = replace(each, index=index, frames=lengths.draw(1, seed=index)[0] if lengths else None)
     folder.write_schedule(schedule)
@@ -202,7 +202,7 @@ async def _recognise(file: Path, text: str) -> dict[str, Any] | str:
 
 
 def spread(values: Sequence[float]) -> float:
-    """Return the largest difference between turns of one server."""
+    """Return the largest difference between two turns of the same server."""
     return max(values) - min(values) if values else 0.0
 
 

@@ -16,7 +16,7 @@ _ROWS = (
     *("sent", "answers", "TTFB p50/p95/p99, ms", "TTFA p50/p95/p99, ms", "whole p50/p95, s", "RTF p50"),
     *("C50/C100/C200, %", "underruns", "stall p95, ms", "lag p99, ms"),
 )
-MIN_TURNS = 3  # per server; after two turns, the faster server is decided by chance in a third of comparisons
+MIN_TURNS = 3  # per server; after two turns, chance alone picks the winner in a third of comparisons
 _OF_TURN = ("sent", "answers", "TTFB p50/p95/p99, ms", "TTFA p50/p95/p99, ms", "C50/C100/C200, %")
 
 
@@ -87,7 +87,7 @@ def overload_table(done: Sequence[Compared]) -> Table:
 
 
 def leaving_table(done: Sequence[Compared]) -> Table:
-    """Build a table that shows whether a server continues work for clients that left."""
+    """Build a table that shows whether a server keeps working for clients that have left."""
     rows = [
         ["TTFB of a request alone, median", *(middle_ms(one.leaving.alone_s) for one in done)],
         [
@@ -100,7 +100,7 @@ def leaving_table(done: Sequence[Compared]) -> Table:
 
 
 def verdict(done: Sequence[Compared], plan: TurnPlan) -> str:
-    """Name the faster server, if the turns are conclusive."""
+    """Name the faster server if the turns are conclusive."""
     p95_ms = [[percentile(turn.summary.ttfa_s, "p95", MS) for turn in one.turns] for one in done]
     known = [[value for value in values if value is not None] for values in p95_ms]
     wholes = [percentile(whole(one, plan).ttfa_s, "p95", MS) for one in done]

@@ -9,7 +9,7 @@ _OPENAI = {"text": "input", "voice": "voice", "model": "model"}
 
 @dataclass(frozen=True, slots=True)
 class SocketForm:
-    """WebSocket messages of a vendor, except the text message. The default sample rate is 24 kHz."""
+    """A vendor's WebSocket messages, except the text message. The default sample rate is 24 kHz."""
 
     over: tuple[str, object]  # field and value of the final message
     before: tuple[Mapping[str, object], ...] = ()

@@ -1,6 +1,6 @@
 """A scripted language model streams text during playback over Deepgram's Flux protocol, with one turn per connection.
 
-Times count from the first word, because an agent connects before its language model writes.
+Times are measured from the first word, because an agent connects before its language model starts to write.
 """
 
 import asyncio

@@ -37,7 +37,7 @@ class UnreachableError(LoadTestError):
 
 
 class NothingPlannedError(LoadTestError):
-    """Error for a run without any request."""
+    """Error for a run without any requests."""
 
     exit_code = 2
 
@@ -172,7 +172,7 @@ async def check_server(settings: Settings) -> None:
 
 
 def describe(settings: Settings) -> dict[str, Any]:
-    """Return the content of run.json, which suffices to repeat the run."""
+    """Return the content of run.json, which contains everything needed to repeat the run."""
     try:
         own_version = version("talkray")
     except PackageNotFoundError:

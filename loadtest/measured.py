@@ -15,7 +15,7 @@ from loadtest.tables import MS
 from loadtest.traces import NoRunError
 
 PERCENTS = (5, 25, 50, 75, 90, 95, 99)  # stored percentiles of the time to first audio
-HELD = 0.98  # a replica keeps up with a rate if this share of the planned audio is in time
+HELD = 0.98  # a replica keeps up with a rate if at least this share of the planned audio is on time
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +26,11 @@ class MeasuredRate:
     requests: int
     speech_s: float  # mean length of the responses
     first_audio_ms: Mapping[int, float]  # by percentile: from the planned arrival to the first audible sample
-    streams: float  # mean streams in flight during a stream, including this stream
+    streams: float  # mean number of streams in flight during a stream, including itself
     frame_ms: float  # mean time between two frames of a stream
     in_time: float  # share of the planned audio that arrived in time
     refused: int = 0
-    is_held_out: bool = False  # reserved to check predictions; models do not learn from the row
+    is_held_out: bool = False  # reserved for checking predictions; models do not learn from this row
 
     @property
     def audio_per_s(self) -> float:
@@ -71,14 +71,14 @@ def row(step: Result, *, is_held_out: bool = False) -> MeasuredRate:
 
 
 def learn_rows(rows: Sequence[MeasuredRate]) -> ServiceModel:
-    """Learn the model of a replica. Ignores held-out rows. Raises `NoRunError` without any other row.
+    """Learn the model of a replica. Ignores held-out rows. Raises `NoRunError` if there are no other rows.
 
     Between two rates, frame times are interpolated linearly by streams in flight. Times to first audio are interpolated
     geometrically, because a queue grows faster than its load.
     """
     taught = sorted((row for row in rows if not row.is_held_out), key=lambda row: row.streams)
     if not taught:
-        raise NoRunError("the table does not have a row to learn from")
+        raise NoRunError("the table has no rows to learn from")
     streams = np.array([row.streams for row in taught])
     heights = np.maximum.accumulate(np.array([row.frame_ms / MS for row in taught]))
     by_row = np.array([_quantiles(row) for row in taught])

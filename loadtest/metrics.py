@@ -1,7 +1,7 @@
 """Statistics of a run, as pure functions of its traces.
 
-Latencies, RTF and playback cover successful responses. Latencies count from the planned arrival, or from the first word
-of live text, as callers experience them.
+Latencies, RTF and playback cover successful responses. Latencies are measured from the planned arrival, or from the
+first word of live text, as callers experience them.
 """
 
 import itertools
@@ -15,7 +15,7 @@ import numpy as np
 from loadtest.arrivals import FRAMES_PER_S
 from loadtest.traces import Failure, Trace
 
-RECOVERED_SHARE = 0.95  # share of good requests that a good window needs
+RECOVERED_SHARE = 0.95  # minimum share of good requests in a good window
 OUTCOMES = ("good", "late", "refused", "failed")  # late: succeeded, but missed a limit
 FEW_ANSWERS = 20  # with fewer responses, p95 is close to the slowest response
 MAX_CLIENT_LAG_S = 0.050  # if the p99 lag exceeds this, the client limited the load
@@ -36,7 +36,7 @@ class Distribution:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of a good request. Latencies count from the planned arrival, as callers experience them."""
+    """Limits of a good request. Latencies are measured from the planned arrival, as callers experience them."""
 
     ttfb_s: float = 0.5
     stall_s: float = 0.1  # total underrun of a zero-buffer player
@@ -70,7 +70,7 @@ class Summary:
     failed: int
     interrupted: int
     left: int  # successes whose client left early, as planned
-    refusals: dict[str, int]  # messages of refusals, without bracketed text
+    refusals: dict[str, int]  # messages of refused requests, without bracketed text
     causes: dict[str, int]  # causes of all failures and refusals
     offered_per_s: float | None  # requested rate
     planned_per_s: float | None  # rate of the planned arrivals, which vary randomly around the offered rate
@@ -122,7 +122,7 @@ class Summary:
 
 
 def distribution(values: Sequence[float]) -> Distribution | None:
-    """Return mean and percentiles of `values`, or None if `values` is empty."""
+    """Return the mean and percentiles of `values`, or None if `values` is empty."""
     if not values:
         return None
     p50, p90, p95, p99 = (float(value) for value in np.percentile(values, (50, 90, 95, 99)))

@@ -96,11 +96,11 @@ def settings_from_options(
         float | None,
         typer.Option(
             callback=positive,
-            help="Median seconds of speech, set by max_new_tokens and ignore_eos. Default: as the model decides.",
+            help="Median seconds of speech, set by max_new_tokens and ignore_eos. Default: the model decides.",
         ),
     ] = None,
     speech_sigma: Annotated[float, typer.Option(min=0, help="Sigma of the log-normal lengths.")] = 0.35,
-    extra: Annotated[str, typer.Option(metavar="JSON", help="More fields for each request.")] = "{}",
+    extra: Annotated[str, typer.Option(metavar="JSON", help="Additional fields for each request.")] = "{}",
     headers: Annotated[list[str] | None, typer.Option("--header", help="Such as 'Authorization: Bearer KEY'.")] = None,
     warmup: Annotated[int, typer.Option(min=0, help="Sequential requests before the measurement.")] = 0,
     timeout: Annotated[float, typer.Option(callback=positive, help="Maximum seconds for a complete response.")] = 120.0,
@@ -114,7 +114,7 @@ def settings_from_options(
         Profile,
         typer.Option(help="mixed: also long texts, files, instructions, and clients that leave early or read slowly."),
     ] = Profile.ALIKE,
-    processes: Annotated[int, typer.Option(min=1, help="Client processes: more if the scheduling lag is high.")] = 1,
+    processes: Annotated[int, typer.Option(min=1, help="Client processes. Use more if scheduling lag is high.")] = 1,
     replicas_url: Annotated[
         str | None,
         typer.Option(
@@ -157,7 +157,7 @@ def settings_from_options(
 
 
 def of_side(values: list[str] | None, number: int, usual: str) -> str:
-    """Return one server's value of a comparison option that is given once for both servers or once for each."""
+    """Return one server's value of a comparison option, which is given once for both servers or once for each."""
     if len(values or ()) > 2:
         raise typer.BadParameter(f"{', '.join(values or ())}: give at most two values, one per server")
     return (values or [usual])[min(number, len(values or [usual]) - 1)]

@@ -16,8 +16,8 @@ class Playback:
     """Playback of one stream without a buffer. It starts with the first sample and stalls while no sample is available.
 
     `lateness_s` has one value per chunk after the first: the chunk's arrival minus the time at which the player had
-    played all earlier audio, including earlier stalls. Negative values are in time. A chunk is late if it arrives late
-    by more than the duration of one sample.
+    played all earlier audio, including earlier stalls. Negative values mean that the chunk was on time. A chunk counts
+    as late if it is late by more than the duration of one sample.
     """
 
     lateness_s: tuple[float, ...]
@@ -68,7 +68,7 @@ def heard_at(sample: int, arrivals_s: Sequence[float], samples: Sequence[int], *
 
 
 class AudibleOnset:
-    """Detector of the first audible sample, the start of the first loud window of AUDIBLE_WINDOW_S."""
+    """Finds the first audible sample, which is the start of the first loud window of AUDIBLE_WINDOW_S."""
 
     def __init__(self, sample_rate: int, channels: int) -> None:
         self.window_samples = max(1, round(sample_rate * AUDIBLE_WINDOW_S))

@@ -1,4 +1,4 @@
-"""Run the open loop in several client processes, because one process can read only a few streams in time."""
+"""Run the open loop in several client processes, because one process can keep up with only a few streams."""
 
 import asyncio
 import contextlib
@@ -67,7 +67,7 @@ class ClientProcesses(Runner):
         return ours
 
     async def _stage(self, connection: Connection) -> Stage:
-        """Process messages until the next stage. Re-raises an exception of the process."""
+        """Process messages until the next stage. Re-raises an exception from the process."""
         while True:
             match await receive(connection):
                 case Exception() as error:

@@ -55,7 +55,7 @@ def parse(header: str) -> ServerTiming:
 
 def stages(header: str, *, sent_at_s: float, ttfb_s: float) -> dict[str, float]:
     """Return the seconds of each stage. `sent_at_s` is the Unix time of the send. If both clocks agree, the result
-    includes both network directions, and the stages add up to `ttfb_s`.
+    includes the network time in both directions, and the stages add up to `ttfb_s`.
     """
     timing = parse(header)
     inside_s = sum(timing.stages_s.values())
@@ -124,7 +124,7 @@ class Recording:
         self._sent_at_s = time.time()
 
     def begin(self) -> None:
-        """Mark the send time of the first word. Latencies of live text count from here."""
+        """Mark the send time of the first word. Latencies of live text are measured from here."""
         self.trace.first_word_s = self.clock.now_s()
 
     @property
@@ -181,7 +181,7 @@ class Recording:
             await asyncio.sleep(played_s - SLOW_LEAD_S - self.clock.now_s())
 
     def check_complete(self) -> None:
-        """Raise `NotAudioError` unless a whole, positive number of samples arrived."""
+        """Raise `NotAudioError` unless a positive number of complete samples arrived."""
         layout = self.trace.layout
         if layout is None or not self.chunks:
             raise NotAudioError(f"the response ended after {self.trace.num_bytes} bytes without audio")

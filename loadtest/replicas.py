@@ -1,4 +1,4 @@
-"""Read replica counts of a server during the load, from Ray Serve's status or from Talkray's metrics."""
+"""Read a server's replica counts during the load, from Ray Serve's status or from Talkray's metrics."""
 
 import asyncio
 import contextlib
@@ -29,7 +29,7 @@ class ReplicaCount:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaSample:
-    """Replicas of all deployments at one time, in seconds since the start of the run."""
+    """Replicas of all deployments at one time, given in seconds since the start of the run."""
 
     time_s: float
     deployments: Mapping[str, ReplicaCount]
@@ -40,7 +40,7 @@ class NoReplicaCountsError(LoadTestError):
 
 
 def parse(body: str) -> dict[str, ReplicaCount]:
-    """Parse Serve's status or Talkray's metrics to replica counts. Raises `NoReplicaCountsError`."""
+    """Parse Serve's status or Talkray's metrics into replica counts. Raises `NoReplicaCountsError`."""
     return parse_status(body) if body.lstrip().startswith(("{", "[", "<", "null")) else parse_metrics(body)
 
 
@@ -78,7 +78,7 @@ def parse_metrics(body: str) -> dict[str, ReplicaCount]:
 
 async def read_counts(session: aiohttp.ClientSession, url: str) -> dict[str, ReplicaCount]:
     """Read the current counts. Raises `LoadTestError`, `aiohttp.ClientError` or `TimeoutError`."""
-    is_ray = "/api/serve/" in url  # a token can run code, so it is sent to Ray only
+    is_ray = "/api/serve/" in url  # the token's holder can run code, so send it only to Ray
     async with session.get(url, timeout=TIMEOUT, headers=_ray_token() if is_ray else {}) as response:
         body = await response.text()
     if is_ray and response.status in (401, 403):
@@ -97,7 +97,7 @@ def _ray_token() -> dict[str, str]:
 
 
 async def watch(url: str, clock: Clock, *, folder: TraceFolder) -> None:
-    """Write the counts with times of `clock` until cancelled. Unreadable counts leave a gap."""
+    """Write the counts with times from `clock` until cancelled. If they cannot be read, leave a gap."""
     async with aiohttp.ClientSession() as session:
         while True:
             with contextlib.suppress(aiohttp.ClientError, TimeoutError, LoadTestError):

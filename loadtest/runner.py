@@ -32,7 +32,7 @@ class Runner:
         folder: TraceFolder,
         begin: Callable[[], Awaitable[Clock]] | None = None,
     ) -> None:
-        """Prepare a run. `begin` returns the clock after the warm-up. By default, the clock starts at once."""
+        """Prepare a run. `begin` returns the clock after the warm-up. By default, the clock starts immediately."""
         self.settings = settings
         self.schedule = schedule
         self.folder = folder
@@ -101,7 +101,7 @@ class Runner:
             self.note(trace)
 
     async def _warm_up(self, session: aiohttp.ClientSession, requests: Sequence[ScheduledRequest]) -> None:
-        """Send warm-up requests. Retries as advised if the server is still busy with streams of an earlier run."""
+        """Send warm-up requests. Retries as advised if the server is still busy with an earlier run."""
         clock = Clock.started()
         for request in requests:
             for attempt in range(_WARMUP_TRIES):

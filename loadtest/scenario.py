@@ -1,4 +1,4 @@
-"""Traffic for simulations: steady, a day, or the schedule of a measured run."""
+"""Traffic for simulations: a steady rate, a daily pattern, or the schedule of a measured run."""
 
 from dataclasses import fields, replace
 from pathlib import Path
@@ -41,7 +41,7 @@ def rate_at(shape: str, peak_rate: float, times_s: Floats, day_s: float = DAY_S)
 def draw_traffic(
     shape: str, peak_rate: float, *, duration_s: float, lengths: SpeechLengths, seed: int, day_s: float = DAY_S
 ) -> Traffic:
-    """Draw Poisson arrivals with log-normal lengths, at a rate that changes each minute of a day.
+    """Draw Poisson arrivals with log-normal lengths, at a rate that changes every minute of a day.
 
     A day shorter than DAY_S passes through the same rates in less time.
     """

@@ -21,7 +21,7 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """Load at arrival, and latencies, of one successful request."""
+    """One successful request's latencies, and the load when it arrived."""
 
     others_at_start: int  # streams in flight at the time of the send
     mean_streams: float  # mean streams in flight during the response, including this stream
@@ -62,7 +62,7 @@ class ServiceModel:
         return interpolate(self.knots, streams)
 
     def draw_ttfb(self, others: Ints, generator: np.random.Generator) -> Floats:
-        """Draw the seconds to first byte for requests that find `others` streams on their replica.
+        """Draw the seconds to first byte for requests whose replica already has `others` streams.
 
         Beyond the measured range, the last samples are scaled in proportion to the frame time.
         """
@@ -102,7 +102,7 @@ def observe(traces: Sequence[Trace]) -> list[Observed]:
 
 
 def in_flight(traces: Sequence[Trace]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Return the times at which the number of requests in flight changed, and the number from each time on."""
+    """Return the times at which the number of requests in flight changed, and the number after each change."""
     steps = sorted([(trace.sent_s, 1) for trace in traces] + [(trace.finished_s, -1) for trace in traces])
     times, changes = ([time for time, _ in steps], [change for _, change in steps])
     return np.array(times), np.cumsum(np.array(changes, dtype=np.int64))

@@ -43,7 +43,7 @@ class Cluster:
     codec_cores: float = 16.0  # per codec replica
     codec_cores_per_stream: float = 0.2  # core seconds per second of audio
     max_waiting_per_replica: int = 8  # queued requests in addition to running requests; further requests are refused
-    metrics_lag_s: float = 1.0  # delay until the controller sees the replicas' metrics
+    metrics_lag_s: float = 1.0  # delay until the replicas' metrics reach the controller
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class SimulatedPool:
         self.ready_s[:warm] = 0.0
         self.draining = np.zeros(size, dtype=bool)
         self.idle_since_s = np.full(size, -np.inf)  # for nodes without a replica; -inf: no node
-        self.up = np.zeros(size, dtype=bool)  # nodes that are paid for
+        self.up = np.zeros(size, dtype=bool)  # nodes being paid for
         self.up[:warm] = True
         self.node_hours = 0.0
 
@@ -150,7 +150,7 @@ STREAM = np.dtype(
         ("request", np.int64),
         ("replica", np.int64),
         ("flows_from_s", np.float64),  # time up to which `work` is accounted for; initially the first byte
-        ("work", np.float64),  # remaining frames, weighted with the stream's own factor
+        ("work", np.float64),  # remaining frames, weighted by the stream's own factor
     ]
 )
 

@@ -12,7 +12,7 @@ from loadtest.metrics import Limits
 from loadtest.settings import Settings
 from loadtest.traces import NoRunError, TraceFolder
 
-LOWEST = 1 / 8  # of the first rate, the lower limit of the search
+LOWEST = 1 / 8  # lower limit of the search, relative to the first rate
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,10 +24,10 @@ class Plan:
     factor: float = 1.5  # ratio between consecutive rates
     duration_s: float = 30.0  # measured seconds per rate
     settle_s: float = 0.0  # seconds at the rate before the measurement
-    held_share: float = 0.95  # a rate is sustained from this share of good requests on
+    held_share: float = 0.95  # a rate is sustained if at least this share of requests is good
     collapsed_share: float = 0.5  # the sweep ends at or below this share of good requests
     refinements: int = 2  # rates tried between the last sustained and the first failed rate
-    min_requests: int = 0  # a rate is measured for longer to reach this number
+    min_requests: int = 0  # minimum requests per rate, which may extend the measurement
     rates: tuple[float, ...] = ()  # rates to try in order, instead of a search
     most_s: float | None = None  # total duration; a rate that would end later is not tried
 

@@ -42,7 +42,7 @@ def percent(share: float | None, digits: int = 1) -> str:
 
 
 def percentile(values: Distribution | None, name: str, scale: float = 1.0) -> float | None:
-    """Return one percentile of a distribution, or None without a distribution."""
+    """Return one percentile of a distribution, or None if there is no distribution."""
     return None if values is None else getattr(values, name) * scale
 
 
@@ -167,8 +167,8 @@ def run_verdict(run: Result) -> str:
         return said
     last = phases[-1]
     if last.recovered_after_s is None:
-        return f"{said} Not itself again by the end of “{last.title}”."
-    return f"{said} Itself again {last.recovered_after_s:.0f} s after the beginning of “{last.title}”."
+        return f"{said} Had not recovered by the end of “{last.title}”."
+    return f"{said} Recovered {last.recovered_after_s:.0f} s after the beginning of “{last.title}”."
 
 
 def warnings(results: Sequence[Result]) -> list[str]:
@@ -187,7 +187,7 @@ def warnings(results: Sequence[Result]) -> list[str]:
             f"(--duration, --min-requests)."
         )
     if silent := sum(summary.silent_answers for summary in summaries.values()):
-        notes.append(f"{silent} responses without an audible sample do not count for TTFA.")
+        notes.append(f"{silent} responses without an audible sample are excluded from TTFA.")
     return notes
 
 

@@ -76,7 +76,7 @@ class PcmLayout:
 
 @dataclass(slots=True)
 class Trace:
-    """Observations of one request. Properties derive further values after the request has finished."""
+    """Observations of one request. Further values are available as properties once the request has finished."""
 
     index: int
     planned_s: float
@@ -101,7 +101,7 @@ class Trace:
 
     @property
     def cause(self) -> str | None:
-        """The failure in one or two words, with the HTTP status if there is one."""
+        """The failure in one or two words, plus the HTTP status if there is one."""
         if self.failure in (Failure.REFUSED, Failure.HTTP) and self.status is not None:
             return f"HTTP {self.status}"
         return self.failure and self.failure.value
@@ -118,12 +118,12 @@ class Trace:
 
     @property
     def ttfa_s(self) -> float | None:
-        """Seconds from the request to the first audible sample; None as for `ttfb_s`, or if the audio is silent."""
+        """Seconds from the request to the first audible sample; None if `ttfb_s` is None or the audio is silent."""
         return None if self.ttfb_s is None or self.first_audible_s is None else self.first_audible_s - self.asked_s
 
     @property
     def is_file(self) -> bool:
-        """Whether the response is a complete file, which cannot be played before its end."""
+        """Whether the response is a complete file, which cannot be played until it is complete."""
         return self.kind is RequestKind.WHOLE
 
     @property
@@ -199,7 +199,7 @@ class TraceFolder:
         self.path = path
 
     def check_unused(self) -> None:
-        """Raise `RunExistsError` if the folder has files of a run, even of an unfinished run."""
+        """Raise `RunExistsError` if the folder contains files of a run, even an unfinished one."""
         if self.path.exists() and any(self.path.iterdir()):
             try:
                 run = self.read_json("run.json")

@@ -23,10 +23,10 @@ from serve_app.ingress import Ingress
 from serve_app.scaling.policies import CodecPolicy, CodecScaling, TalkerPolicy, TalkerScaling
 from serve_app.speech.replica_synthesizer import Deployed
 
-# Seconds that a talker or codec replica may take before its removal to finish streams that no other replica can
+# Seconds that a talker or codec replica has, before it is removed, to finish streams that no other replica can
 # continue. The longest utterance takes less time.
 _DRAIN_S = 120.0
-# Seconds that an ingress replica may take before its removal to finish its streams, because no other replica can
+# Seconds that an ingress replica has, before it is removed, to finish its streams, because no other replica can
 # continue them. Speaking the longest text of one request, 8,192 characters, takes about this long. Timeouts of a
 # cluster are longer.
 LONGEST_STREAM_S = 600.0
@@ -82,7 +82,7 @@ def _added(spec: DeploymentSpec) -> Application:
 
 
 def _chosen(own: AppConfig) -> AppConfig:
-    """Replace the model `auto` by a checkpoint."""
+    """Replace the model `auto` with a checkpoint."""
     model = resolve_auto(own.model, models_dir=own.models_dir, gpu=own.talker_pool.num_gpus > 0).model
     return own.model_copy(update={"model": model})
 
@@ -234,7 +234,7 @@ def options(
 
 
 def _scaled(pool: PoolConfig, scaling: TalkerScaling | CodecScaling, callers: int) -> AutoscalingConfig:
-    """Return the autoscaling options. Serve's own delays and factors are off, because the policy smooths the load."""
+    """Return the autoscaling options. Serve's delays and factors are disabled, because the policy smooths the load."""
     policy = TalkerPolicy if isinstance(scaling, TalkerScaling) else CodecPolicy
     interval_s = report_s(scaling.max_replicas, callers=callers)
     # Policies get the bounds from Serve, so the bounds can change without a new policy.

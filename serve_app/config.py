@@ -51,7 +51,7 @@ def _origin(text: str) -> str:
 
 
 def host_name(text: str) -> str:
-    """Normalize a host name to the form that is read from a request. Raises ValueError."""
+    """Normalize a host name to the form that it has in requests. Raises ValueError."""
     name = text.strip().lower().strip("[]").removesuffix(".")
     try:
         return str(ip_address(name))
@@ -70,8 +70,8 @@ class AccessSettings(Strict):
     # Origins of web pages that may use the API, such as `https://app.example.com`. `*` allows all pages. The server's
     # own page is always allowed.
     allowed_origins: tuple[Annotated[str, AfterValidator(_origin)], ...] = ()
-    # Host names that clients may use for the server. Unset allows all names with API keys, and without keys only
-    # loopback names, because a web page could otherwise reach the server through DNS rebinding.
+    # Host names that clients may use for the server. If unset, all names are allowed with API keys, and only loopback
+    # names without, because a web page could otherwise reach the server through DNS rebinding.
     allowed_hosts: tuple[Annotated[str, AfterValidator(host_name)], ...] | None = None
 
     def for_host(self, host: str | None) -> Self:
@@ -106,15 +106,15 @@ class AdmissionSettings(Strict):
     """Limits of one ingress replica. Further requests get a 429 with `Retry-After`."""
 
     max_streams: Positive = 256  # maximum number of requests in progress or waiting, half of those that it can hold
-    # Maximum wait in front of the pools, beyond the usual time to first audio. While the oldest request waits longer,
-    # new requests are refused.
+    # Maximum wait for a free replica, beyond the usual time to first audio. While the oldest request waits longer, new
+    # requests are refused.
     max_line_s: PositiveSeconds = 0.25
     # Maximum total silence in a stream. Longer silence lowers the number of streams that the ingress and the codec
     # replicas accept. Models that share a codec pool use the largest value there.
     max_late_s: PositiveSeconds = 0.25
     min_streams: Positive = 4  # streams that are always accepted, even if audio is late
     max_wait_s: PositiveSeconds = 5.0  # maximum expected time to first audio. Later requests are refused
-    start_wait_s: PositiveSeconds = 30.0  # the same while no talker is running. The refusal is then a 503
+    start_wait_s: PositiveSeconds = 30.0  # the same limit while no talker is running. Later requests then get a 503
     client_streams: Positive | None = None  # maximum number of simultaneous requests from one address
     client_requests_per_minute: Annotated[float, Field(gt=0)] | None = None  # rate limit and burst size of one address
     # Number of proxies that append an address to X-Forwarded-For: the bundled HAProxy, plus each proxy in front of it.
@@ -130,14 +130,14 @@ class ApiSettings(Strict, extra="allow"):
     # Adds a Server-Timing header with the stages before first audio to each response. Otherwise only requests with the
     # header `x-server-timing` get it.
     server_timing: bool = False
-    # Marks audio as machine-made in a header, in WebSocket messages and in file tags. Off by default, because some
-    # clients expect WAV samples after exactly 44 bytes.
+    # Marks audio as synthetic in a header, in WebSocket messages and in file tags. Off by default, because some clients
+    # expect WAV samples after exactly 44 bytes.
     disclose_synthetic: bool = False
     # Extensions to load: built-in names, `default` for all of them, and `package.module:EXTENSION` for your own. Unset
     # loads all built-in ones. Routes of other extensions return 404.
     extensions: tuple[str, ...] | None = None
     max_input_chars: Positive = 4096  # maximum length of each of `input`, `instructions` and `ref_text`
-    # Voice for requests that name no voice or a voice of another service. Unset is the model's first voice.
+    # Voice for requests that name no voice or a voice of another service. By default, this is the model's first voice.
     default_voice: str | None = None
     # Other names under which requests may select the default model.
     model_aliases: tuple[str, ...] = ("tts-1", "tts-1-hd", "gpt-4o-mini-tts", "qwen3-tts", "qwen-tts")
@@ -179,10 +179,10 @@ class PoolConfig(Strict):
 class ScalingConfig(Strict):
     """Autoscaling of a pool. Other parameters of the policy are constants (serve_app/scaling/policies.py)."""
 
-    min_replicas: Annotated[int, Field(ge=0)] = 1  # with 0 an idle pool stops, and the next request waits for a start
+    min_replicas: Annotated[int, Field(ge=0)] = 1  # with 0, an idle pool stops, and the next request waits for a start
     max_replicas: Positive = 4  # maximum number of replicas
     target_use: Annotated[float, Field(gt=0)] = 0.75  # target load, relative to the load that all replicas can take
-    # A replica is removed after being unnecessary for this time. The next removal follows after a tenth of it.
+    # A replica is removed after being unnecessary for this time. The next removal can follow after a tenth of it.
     scale_down_window_s: Annotated[float, Field(ge=0)] = 120.0
     scale_to_zero_after_s: Annotated[float, Field(ge=0)] = 600.0  # idle time before the last replica is removed
     # Effect of jobs on the first replica. `wake` starts and keeps it, `hold` keeps it, `neither` lets the pool scale to
@@ -223,7 +223,7 @@ def _model_name(text: str) -> str:
 
 
 class ServedModel(Strict):
-    """One of several models. Settings that it omits have the value of the application."""
+    """One of several models. Settings that it omits take the application's values."""
 
     # Name of the model in requests, metrics and deployments.
     name: Annotated[str, AfterValidator(_model_name)]
@@ -236,7 +236,7 @@ class ServedModel(Strict):
 
 
 class AppConfig(Strict):
-    """The application that `build_app` composes. The defaults fit two cores without a GPU."""
+    """The application that `build_app` composes. The defaults suit two cores without a GPU."""
 
     model: str = "auto"  # `auto`, `embedded`, `embedded-base`, a checkpoint directory or a Hugging Face name
     # Several models in one application, instead of `model`. The first is the default. Models with the same speech
@@ -267,7 +267,7 @@ class AppConfig(Strict):
     @model_validator(mode="after")
     def _models_told_apart(self) -> Self:
         if self.models and self.model != "auto":
-            raise ValueError("model and models exclude each other: move the model into models, with a name")
+            raise ValueError("model and models cannot be combined: move the model into models, with a name")
         taken = {alias.lower() for alias in (*self.api.model_aliases, CLONE_ALIAS)}
         for name in (served.name for served in self.models):
             if name.lower() in taken:
@@ -312,7 +312,7 @@ class AppConfig(Strict):
 
     @property
     def codec_requests(self) -> int:
-        """Maximum requests of a codec replica, which determines by itself how many it can decode at once."""
+        """Maximum requests of a codec replica, which decides for itself how many it can decode at once."""
         if self.codec.placement == "inline":
             return self.talker_requests
         return math.ceil(3 * (self.codec_scaling or CodecScalingConfig()).streams_per_replica)

@@ -135,7 +135,7 @@ class Node:
     """Information about an ingress replica's node and the pools."""
 
     is_running: Callable[[str], bool]  # whether each pool of a model has a replica that accepts requests
-    is_ready: Callable[[], bool]  # whether requests are accepted, possibly after the start of a pool at zero
+    is_ready: Callable[[], bool]  # whether requests are accepted, possibly after starting a pool that is scaled to zero
     scrape: Callable[[], bytes]  # returns all metrics of this node's processes, in the Prometheus text format; blocks
     state: Callable[[str], ModelState] = lambda model: ready()
     sizes: Callable[[], Mapping[str, tuple[int, int]]] = dict  # numbers of wanted and running replicas, by pool
@@ -170,7 +170,7 @@ class Opened:
         """Install the steps that this extension runs for every request. Called once."""
 
     async def resolve(self, draft: Draft) -> Draft:
-        """Run the extension's last step for an utterance, after the steps of earlier extensions. Other errors than
+        """Run the extension's last step for an utterance, after the steps of earlier extensions. Errors other than
         TalkrayError become status 500 with the extension's name.
         """
         return draft

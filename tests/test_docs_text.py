@@ -166,7 +166,7 @@ async def test_stated_pauses_have_the_limits_of_the_document() -> None:
     told = (await shown(input="One [pause 11s] two" + " [pause 10s] and" * 12))[1]
     assert pauses(told) == [0, *12 * [10.0]]
     (left_out,) = told["left_out"]  # type: ignore[misc]
-    assert left_out == {"what": "pause beyond 10 s, or 120 s in all", "count": 2}  # type: ignore[has-type]
+    assert left_out == {"what": "pause beyond 10 s, or 120 s in total", "count": 2}  # type: ignore[has-type]
 
 
 async def test_a_paragraph_begins_a_segment_after_the_pause_that_is_set() -> None:

@@ -201,7 +201,7 @@ _SPEAKING = (ModelStatus.READY, ModelStatus.ASLEEP, ModelStatus.AT_ZERO)
 
 
 async def _ready_of(models: SpeechModels, settings: ApiSettings, name: str | None) -> dict[str, object]:
-    """Return the answer of `/ready` with several models. Raises NotReady, ModelNotFound."""
+    """Return the response of `/ready` if there are several models. Raises NotReady, ModelNotFound."""
     states = models.states()
     known = await models.infos()
     named = [voice for info in known for voice in info.voices]
@@ -222,7 +222,7 @@ def metrics_routes(node: Node) -> APIRouter:
 
     @router.get("/metrics", summary="Talkray's metrics", response_class=Response)
     async def metrics() -> Response:
-        """Return Talkray's metrics of this node, without Ray's metrics, which are a hundred times as many."""
+        """Return this node's Talkray metrics, without Ray's own, of which there are a hundred times as many."""
         return Response(visible(own_metrics(await run_in_threadpool(node.scrape))), media_type=METRICS_TYPE)
 
     counted = charging(Charge.REQUEST)

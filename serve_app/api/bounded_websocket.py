@@ -17,10 +17,10 @@ from serve_app.api.parsing.uploads import Pace
 from serve_app.config import AdmissionSettings
 
 MAX_MESSAGE_BYTES = 128 << 10  # of messages without reference audio
-# Scope key of a function, set if the client's connection ends in this process. The function registers a callback, which
-# is called from any thread when the server stops.
+# Scope key of a function, set if the client's connection terminates in this process. The function registers a callback,
+# which may run in any thread when the server stops.
 LEAVING = "talkray.leaving"
-# Bytes that the large unfinished messages of all connections may hold together, enough for three recordings.
+# Bytes that the large unfinished messages of all connections may take up in total, enough for three recordings.
 MAX_LARGE_BYTES = 48 << 20
 # Seconds that a client has to read the server's last messages. A client that is still sending would lose these messages
 # if the server closed the connection at once.
@@ -33,7 +33,7 @@ _MOST_READING_S, _REST = 0.005, 4
 
 
 def uvicorn_settings(admission: AdmissionSettings) -> dict[str, Any]:
-    """uvicorn's settings of WebSockets for an ingress replica."""
+    """uvicorn's WebSocket settings for an ingress replica."""
     return {
         "ws": partial(BoundedWebSocket, trusted_proxies=admission.trusted_proxies),
         "ws_max_size": MAX_BODY_BYTES,
@@ -84,7 +84,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
 
     def shutdown(self) -> None:
         """Ask the application to close this WebSocket. uvicorn calls this when the server stops, and then waits for its
-        connections. uvicorn's own method would close the connection at once, in the middle of an utterance.
+        connections. uvicorn's own method would close the connection immediately, in mid-utterance.
         """
         self._is_leaving = True
         if self.close_sent or (self.handshake_complete and self._leave is None):
@@ -178,7 +178,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
             self.transport.resume_reading()
 
     def _drop_message(self) -> None:
-        """Drop the received part of a message, because the connection's objects may stay in memory for long."""
+        """Drop the received part of a message, because the connection's objects may stay in memory for a long time."""
         self.frames = []
         self._unread.clear()
         self.conn.reader.buffer.clear()

@@ -61,8 +61,8 @@ UNKNOWN = Character("", "", "")
 # NAME@20251215.
 _PINNED = re.compile(r"[-@:](?:[0-9]{4}-?[0-9]{2}-?[0-9]{2}|[0-9]{2}-?[0-9]{2}|latest)$")
 
-# For each alias, a released and an embedded speaker of similar gender and pitch. The speakers eric and dylan are left
-# out, because with language "auto" they speak any text in their dialect.
+# For each alias, a released and an embedded speaker of the same gender and similar pitch. The speakers eric and dylan
+# are left out, because with language "auto" they speak any text in their dialect.
 ALIASES = {
     "alloy": ("vivian", "nora"),
     "ash": ("ryan", "felix"),
@@ -202,7 +202,7 @@ def is_alias(name: str, settings: ApiSettings) -> bool:
 
 
 def unpinned(name: str) -> str:
-    """Return the name of a model without the date or version that a client pins."""
+    """Return a model's name without the date or version to which a client pins it."""
     return _PINNED.sub("", name)
 
 

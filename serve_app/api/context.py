@@ -59,7 +59,7 @@ def state_of(request: Mapping[str, Any]) -> RequestState:
 
 async def replica_stops() -> None:
     """Return once Serve stops this replica. Outside a replica, never return."""
-    from deployments.serving.ray_private import is_stopping, this_replica  # imports Ray, which commands avoid
+    from deployments.serving.ray_private import is_stopping, this_replica  # imported late, because commands avoid Ray
 
     replica = this_replica()
     while replica is None or not is_stopping(replica):  # noqa: ASYNC110, Serve has no event for it
@@ -76,8 +76,8 @@ def outermost() -> list[Middleware]:
 
 
 def with_sane_id(app: ASGIApp) -> ASGIApp:
-    """Wrap an application in middleware that leaves one valid `x-request-id` header: the client's own id, or a new id.
-    Ray Serve echoes and logs the header as received, so this middleware runs around Serve's own middleware.
+    """Wrap an application in middleware that ensures exactly one valid `x-request-id` header: the client's own id, or a
+    new id. Ray Serve echoes and logs the header as received, so this middleware runs around Serve's own middleware.
     """
 
     id_header = REQUEST_ID_HEADER.encode()
@@ -95,7 +95,7 @@ def with_sane_id(app: ASGIApp) -> ASGIApp:
 
 def without_read_ahead(app: ASGIApp) -> ASGIApp:
     """Wrap an application in middleware that receives the next part of a body after RequestContext has consumed the
-    previous part. Without this middleware, Ray Serve queues whole bodies before the application reads them
+    previous part. Without this middleware, Ray Serve queues complete bodies before the application reads them
     (`ASGIDIReceiveProxy`).
     """
 

@@ -1,6 +1,6 @@
 """Early status lines, which keep HAProxy from retrying a request that a replica has accepted.
 
-HAProxy retries a request that got no response bytes on the next replica (RAY_SERVE_HAPROXY_RETRY_ON), because the
+If a request got no response bytes, HAProxy retries it on the next replica (RAY_SERVE_HAPROXY_RETRY_ON), because the
 connection may have closed at that moment. A request that crashes its replica would therefore crash one replica after
 another. To prevent this, a replica writes the beginning of the status line when it accepts a request. This beginning is
 the same in all responses. HAProxy stops retrying after the first response byte, and forwards nothing to the client
@@ -65,7 +65,7 @@ class _EarlyAnswers:
             self._transport.write(_BEGINNING)
 
     def write(self, data: bytes) -> None:
-        """Write `data` without the bytes that are already written."""
+        """Write `data` without the bytes that have already been written."""
         if not self._beginning_is_written or not data:
             self._transport.write(data)
             return

@@ -1,5 +1,5 @@
-"""Translation of errors to HTTP statuses, OpenAI's error envelope and WebSocket close codes. Errors are translated only
-here.
+"""Translation of errors into HTTP statuses, OpenAI's error envelope and WebSocket close codes. Errors are translated
+only here.
 """
 
 import math
@@ -88,7 +88,7 @@ KINDS: dict[type[BaseException], ErrorKind] = {
     Overloaded: ErrorKind(429, "rate_limit_error", "rate_limit_exceeded", retry=True),
     NotReady: ErrorKind(503, "server_error", "not_ready", "The model is still loading.", retry=True),
     Starting: ErrorKind(503, "server_error", "not_ready", retry=True),
-    StartError: ErrorKind(503, "server_error", "not_ready"),  # a restart with other settings is needed
+    StartError: ErrorKind(503, "server_error", "not_ready"),  # requires a restart with different settings
     ReplicaLost: ErrorKind(503, "server_error", "replica_lost", "The replica failed during this request.", retry=True),
     EngineError: ErrorKind(500, "server_error", "engine_error", "The engine failed during this request."),
 }

@@ -32,7 +32,7 @@ def _accept(request: Request) -> str:
     return ", ".join(request.headers.getlist("accept"))
 
 
-# The page at `/docs` sends this example unchanged. A body with all fields would be refused.
+# The page at `/docs` sends this example unchanged. A body with all fields would be rejected.
 _EXAMPLE = {"model": "qwen3-tts", "input": "Hello from Talkray.", "voice": "alloy", "response_format": "mp3"}
 _ERROR = {"message": "the problem", "type": "invalid_request_error", "param": "input", "code": "invalid_value"}
 SPEECH_DOCS = {

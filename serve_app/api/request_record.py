@@ -76,11 +76,11 @@ class Usage:
         self._follow(chunk.trail)
 
     def another(self, seed: int) -> "Usage":
-        """Create the usage of another attempt at the same speech."""
+        """Create the usage for another attempt at the same speech."""
         return Usage(seed=seed, model=self.model, voice=self.voice, tells_timing=self.tells_timing)
 
     def become(self, other: "Usage") -> None:
-        """Replace all values by those of another attempt at the same speech."""
+        """Replace all values with those of another attempt at the same speech."""
         for attribute in fields(other):
             setattr(self, attribute.name, getattr(other, attribute.name))
 
@@ -130,7 +130,7 @@ class RequestRecord:
 
     @property
     def is_failure(self) -> bool:
-        """Whether the request failed. A request that the client left or cancelled is not a failure."""
+        """Whether the request failed. A request that the client abandoned or cancelled does not count."""
         return self.error is not None and self.error not in (LEFT, CANCELLED)
 
     def another(self, request_id: str) -> "RequestRecord":

@@ -25,7 +25,7 @@ from serve_app.api.resolve.speech_request import SpeechRequest
 
 
 class SpeechService:
-    """Path from all dialects to speech, with common limits, checks and logs."""
+    """The path that all dialects take to speech, with common limits, checks and logs."""
 
     def __init__(self, resolver: Resolver, opened: Mapping[str, object]) -> None:
         """Create the service. `opened`: states of extensions, by extension name."""
@@ -37,7 +37,7 @@ class SpeechService:
         return self._opened.get(extension)
 
     async def read_body(self, request: Request) -> bytes:
-        """Read the body of a request for speech. Raises Overloaded if the limit of streams is reached."""
+        """Read the body of a request for speech. Raises Overloaded if the stream limit is reached."""
         content = await read_body(request)
         self.models.check_room(state_of(request).caller.name)
         return content

@@ -21,12 +21,12 @@ class KeptVoice(Protocol):
 
     @property
     def language(self) -> str | None:
-        """Language of requests that do not set one."""
+        """Language for requests that do not set one."""
         ...
 
     @property
     def sampling(self) -> Mapping[str, object]:
-        """Sampling options of requests that do not set them, by field."""
+        """Sampling options for requests that do not set them, by field."""
         ...
 
     @property
@@ -73,7 +73,7 @@ class VoiceSource(Protocol):
         ...
 
     async def reference(self, voice: Any, words: str | None, info: ModelInfo, *, x_vector_only: bool) -> Reference:
-        """Return the recording that `words` name, in the form for replicas. `voice` is a result of `find`."""
+        """Return the recording that `words` name, in the form that replicas expect. `voice` is a result of `find`."""
         ...
 
 

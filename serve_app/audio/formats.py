@@ -164,7 +164,7 @@ def check_bit_rate(audio_format: AudioFormat, bit_rate: int) -> None:
 
 
 def kept_bytes(audio_format: AudioFormat) -> int:
-    """Return the memory in bytes per sample of a complete response. PCM is kept, and the response may be larger."""
+    """Return the bytes of memory per sample of a complete response. PCM is kept, and the response may be larger."""
     row = FORMATS[audio_format]
     return max(2, row.sample_bytes) if isinstance(row, RawFormat) else 2
 

@@ -64,7 +64,7 @@ async def read_aside(
     """Prepare a recording for replicas: its prompt if known, otherwise its samples. `prepare` replaces `decode_file`.
     Raises the errors of `decode_reference`.
 
-    Decoding runs off the event loop with limited concurrency, and once for equal recordings.
+    Decoding runs off the event loop with limited concurrency, and only once for identical recordings.
     """
     loop = asyncio.get_running_loop()
     reference = await loop.run_in_executor(_DECODING, _read, ref_audio, text, info, x_vector_only, prepare)
@@ -84,7 +84,7 @@ def _read(ref_audio: str, text: str | None, info: ModelInfo, x_vector_only: bool
 
 
 def by_prompt(reference: Reference) -> Reference:
-    """Replace the samples of `reference` by its prompt, if the prompt is known and complete for this request."""
+    """Replace the samples of `reference` with its prompt, if the prompt is known and complete for this request."""
     return reference.by_prompt(None if reference.prompt is not None else _PROMPTS.find(reference.key))
 
 
@@ -157,7 +157,7 @@ def _payload(ref_audio: str) -> bytes:
 
 
 def _read_wav(data: bytes, field: str) -> tuple[NDArray[np.float32], int] | None:
-    """Return the result of `_decode` in a tenth of the time, or None if the file is not a WAV of plain samples."""
+    """Return the result of `_decode` in a tenth of the time, or None if the file is not an uncompressed WAV."""
     import soundfile
 
     if data[:4] != b"RIFF" or data[8:12] != b"WAVE":
@@ -206,7 +206,7 @@ def _decode(data: bytes, field: str) -> tuple[NDArray[np.float32], int]:
 
 
 def _mono(channels: NDArray[Any]) -> NDArray[np.float32]:
-    """Average float32 [channels, samples]. Infinities of both signs give NaN, which is refused later."""
+    """Average float32 [channels, samples]. Infinities of both signs give NaN, which is rejected later."""
     with np.errstate(invalid="ignore", over="ignore"):
         mean: NDArray[np.float32] = channels[0] if len(channels) == 1 else channels.mean(axis=0)
     return mean

@@ -1,4 +1,4 @@
-"""Check of a running server with requests of other services' clients. Prints the client settings for this server."""
+"""Check a running server with the requests of other services' clients, and print the client settings for it."""
 
 import asyncio
 import time

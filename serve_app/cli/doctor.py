@@ -48,8 +48,8 @@ class Finding:
 
 
 def examine(config: AppConfig, address: Address) -> Iterator[Finding]:
-    """Check the requirements of `talkray serve`, in the order in which they would fail. A port that Talkray itself uses
-    is not a failure.
+    """Check the requirements of `talkray serve`, in the order in which they would fail. A port in use by Talkray itself
+    does not count as a failure.
 
     Downloads nothing, and waits at most two seconds for the Hugging Face hub.
     """
@@ -136,8 +136,8 @@ def _smallest(address: Address) -> Card | None:
 
 
 def for_this_card(config: AppConfig, address: Address) -> AppConfig:
-    """Fit the settings to the GPU: fewer rows and shorter sequences on a small or shared GPU. If the codec decoder does
-    not fit too, the CPU decodes the audio.
+    """Adapt the settings to the GPU: fewer rows and shorter sequences on a small or shared one. If the codec decoder
+    does not fit as well, the CPU decodes the audio.
 
     Settings with several models, or with a model whose weights are not on this machine, stay unchanged. Raises
     StartError if nothing fits.
@@ -171,10 +171,10 @@ def _ask_fit(directory: Path, own: AppConfig, card: Card, *options: str) -> subp
 
 
 def predict_memory(config: AppConfig, address: Address, *, follows_card: bool) -> Iterator[Finding]:
-    """Predict how many sequences of each model fit the GPU, if the weights are on this machine. Loads nothing.
+    """Predict how many sequences of each model fit on the GPU, if the weights are on this machine. Loads nothing.
 
-    Models that share a GPU must fit together. Without a config file, the settings are fitted to the GPU as in `talkray
-    serve`.
+    Models that share a GPU must fit on it together. Without a config file, the settings are fitted to the GPU as in
+    `talkray serve`.
     """
     card = _smallest(address)
     used = 0
@@ -206,7 +206,7 @@ def predict_memory(config: AppConfig, address: Address, *, follows_card: bool) -
 
 
 def _fit(checkpoint: Path, own: AppConfig, card: Card, name: str) -> tuple[Finding, int]:
-    """Return the sizes that fit for one model, and the bytes that they need."""
+    """Return the sizes that fit for one model, and how many bytes they need."""
     done = _ask_fit(checkpoint, own, card)
     if done.returncode:
         return Finding("GPU memory", name + (done.stdout or done.stderr).strip(), ok=False), 0
@@ -252,7 +252,7 @@ def _weights(model: str) -> Iterator[Finding]:
 
 
 def _codec(address: Address) -> Finding:
-    """Report the codec precision of a running server. The replicas choose it at start according to the checkpoint."""
+    """Report the codec precision of a running server. The replicas choose it at startup, based on the checkpoint."""
     if not _runs_talkray(address):
         return Finding("codec", f"its precision is chosen at start; Talkray is not running at {address.url}")
     key = os.environ.get(KEY_VARIABLE)

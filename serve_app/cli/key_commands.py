@@ -10,7 +10,7 @@ from loadtest.command_app import CommandApp
 from serve_app.api.access.keys import KeyRecord, read_keys
 from serve_app.cli.key_file import create_key, revoke_keys
 
-keys = CommandApp("Create, list and revoke API keys. Running servers apply changes at once.")
+keys = CommandApp("Create, list and revoke API keys. Running servers apply changes immediately.")
 _KEY_FILE = "~/.config/talkray/keys.json"
 
 

@@ -78,7 +78,7 @@ class ProgressLine:
             self._status.update(stage)
             self._status.start()
         else:
-            with contextlib.suppress(OSError):  # a full disk under the output must not end the server
+            with contextlib.suppress(OSError):  # a full output disk must not stop the server
                 self._console.print(f"[{self._elapsed()}] {stage}", markup=False, soft_wrap=True)
 
     def done(self, message: str) -> None:
@@ -146,7 +146,7 @@ def serve(
             settings = fitted
             talker = fitted.talker
             audio = "; CPUs decode the audio" if settings.codec.placement == "pool" else ""
-            progress.done(f"this GPU fits {talker.max_num_seqs} rows of {talker.max_model_len} positions{audio}")
+            progress.done(f"this GPU can hold {talker.max_num_seqs} rows of {talker.max_model_len} positions{audio}")
         server = stack.enter_context(running(settings, address, progress.report, show=show))
         keyed = settings.api.access.keys_file is not None
         stack.enter_context(_found_by_say(server.url, keyed=keyed, file=report))
@@ -180,9 +180,9 @@ def say(
 ) -> None:
     """Synthesize a text to a new file (speech.wav, speech-2.wav, ...) or to --output, or play it."""
     if sum((play, show, output is not None)) > 1:
-        raise InvalidRequest("--play, --show and --output exclude each other")
+        raise InvalidRequest("--play, --show and --output cannot be combined")
     if url is not None and model is not None:
-        raise InvalidRequest("--url and --model exclude each other, because a running server has its model")
+        raise InvalidRequest("--url and --model cannot be combined, because a running server already has a model")
     spoken = sys.stdin.read() if text == "-" else text
     utterance = SayRequest(spoken, voice, speed=speed, instructions=instructions)
     file = output or free_name(Path("speech.wav"))
@@ -210,7 +210,7 @@ def say(
 def check_client(
     url: Annotated[str | None, typer.Argument(help="Server URL. Default: the local server.")] = None,
 ) -> None:
-    """Test a server with the requests of other services, and print the configuration of each client.
+    """Test a server with requests in other services' formats, and print the configuration for each client.
 
     Set TALKRAY_API_KEY if the server requires an API key.
     """
@@ -372,7 +372,7 @@ def _several(settings: AppConfig, models: list[str], *, gpus: int) -> AppConfig:
     If there are enough GPUs, each model has its own. Otherwise, models on one GPU share it equally.
     """
     if settings.models:
-        raise InvalidRequest("--model more than once and `models` in the file exclude each other")
+        raise InvalidRequest("several --model options and `models` in the file cannot be combined")
     most = -(-len(models) // gpus) if gpus else 1  # models on one GPU
     entries = [{"name": _called(model), "model": model, **_share(settings, most if gpus else 0)} for model in models]
     try:
@@ -428,7 +428,7 @@ def _with_access(settings: AppConfig, keys_file: Path | None, origins: list[str]
 
 @contextmanager
 def _found_by_say(url: str, *, keyed: bool, file: TextIO) -> Iterator[None]:
-    """Announce the server to `talkray say`. The server also runs if it cannot be announced."""
+    """Announce the server to `talkray say`. A failure to announce it is not fatal."""
     with ExitStack() as stack:
         try:
             stack.enter_context(announced(url, keyed=keyed))

@@ -43,16 +43,16 @@ CLUSTER = {
     "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "630",
 }
 
-# Settings for one machine. A stop does not wait half a minute for clients.
+# Settings for one machine. Stopping does not wait half a minute for clients.
 LOCAL = {
     "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
-    # Otherwise Ray starts a process for each CPU at once, and the start waits for their imports.
+    # Otherwise Ray immediately starts a process for each CPU, and startup waits for their imports.
     "RAY_prestart_worker_first_driver": "0",
     "RAY_enable_worker_prestart": "0",
     # Otherwise Ray runs its workers at niceness 15, and speech stalls while a compiler runs.
     "RAY_worker_niceness": "0",
-    # A busy machine may need minutes for steps that Ray awaits for only 5 to 60 s. `driver.watch` detects at once if a
-    # part of Ray ends.
+    # A busy machine may need minutes for steps that Ray awaits for only 5 to 60 s. `driver.watch` detects immediately
+    # if a part of Ray ends.
     "RAY_gcs_server_port_wait_time_s": "600",
     "RAY_gcs_rpc_server_connect_timeout_s": "600",
     "RAY_gcs_rpc_server_reconnect_timeout_s": "600",
@@ -125,7 +125,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def _token() -> dict[str, str]:
-    """Return settings that make Ray's ports require a token. Each start has its own, unless the user names one."""
+    """Return settings that make Ray's ports require a token. Each start creates one, unless the user sets one."""
     mode = os.environ.get("RAY_AUTH_MODE")
     is_new = mode in (None, "token") and not _has_token(in_home=mode is not None)  # other users may read home folders
     return {"RAY_AUTH_MODE": "token"} | ({"RAY_AUTH_TOKEN": secrets.token_hex(_TOKEN_BYTES)} if is_new else {})
@@ -138,8 +138,8 @@ def _has_token(*, in_home: bool) -> bool:
 
 
 def _loopback_unproxied() -> dict[str, str]:
-    """Exclude loopback from the environment's proxy settings, which clients of buckets and trace collectors apply even
-    there.
+    """Exclude loopback from the environment's proxy settings, which bucket and trace collector clients otherwise apply
+    to it.
     """
     proxies = urllib.request.getproxies_environment()
     direct = proxies.pop("no", "")

@@ -74,7 +74,7 @@ class RefusedError(TalkrayError):
 
 
 def write_speech(url: str, utterance: SayRequest, file: Path) -> str:
-    """Fetch the speech into a file and return a line about the result. Raises RefusedError and InvalidRequest."""
+    """Download the speech to a file and return a line about the result. Raises RefusedError and InvalidRequest."""
     audio_format = "wav" if file == STANDARD_OUTPUT else FORMATS.get(file.suffix.lower())
     if audio_format is None:
         raise InvalidRequest(f"{file}: use one of the extensions {', '.join(FORMATS)}, or - for standard output")
@@ -169,8 +169,8 @@ def first_voice(url: str) -> str | None:
 
 
 class _Player:
-    """Program that plays its standard input. The program starts with the first audio, because it would fail on a
-    refusal.
+    """Program that plays its standard input. The program starts when the first audio arrives, because it would fail if
+    the server rejected the request.
     """
 
     def __init__(self, command: Sequence[str]) -> None:
@@ -209,7 +209,7 @@ class _Player:
 
 @contextlib.contextmanager
 def announced(url: str, *, keyed: bool = False) -> Iterator[None]:
-    """Let `find_server` find the server at `url` in this context. `keyed`: the server requires a key.
+    """Within this context, let `find_server` find the server at `url`. `keyed`: the server requires a key.
 
     Raises OSError, or StartError without a home folder.
     """
@@ -220,7 +220,7 @@ def announced(url: str, *, keyed: bool = False) -> Iterator[None]:
             left.unlink(missing_ok=True)
     file = folder / str(os.getpid())
     with file.with_name(f".{file.name}").open("w", encoding="utf-8") as announcement:
-        fcntl.flock(announcement, fcntl.LOCK_EX)  # released when this process ends in any way
+        fcntl.flock(announcement, fcntl.LOCK_EX)  # released however this process ends
         announcement.write(f"{url}{_KEYED if keyed else ''}")
         announcement.flush()
         Path(announcement.name).rename(file)

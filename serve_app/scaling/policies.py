@@ -6,11 +6,11 @@ simulator calls the same functions. `TalkerPolicy` and `CodecPolicy` wrap them f
 them every 0.1 s. This module uses only the standard library and does not import Ray. Serve pickles the module by value
 and runs it on a head node without torch, where it imports `deployments.autoscaling_records`.
 
-Replicas are added at once. If a request waits, or if less than one replica's capacity is free, the number of replicas
-follows the current streams. Otherwise it follows their mean over some seconds, because bursts end before a replica has
-started. Replicas are removed slowly, one step at a time. A replica is removed only if it was not needed during a whole
-window and if slightly more load would not need it again. Replicas with streams in flight are never removed. Serve lets
-a removed replica finish its streams.
+Replicas are added immediately. If a request waits, or if less than one replica's capacity is free, the number of
+replicas follows the current streams. Otherwise it follows their mean over some seconds, because bursts end before a
+replica has started. Replicas are removed slowly, one step at a time. A replica is removed only if it was not needed
+during a whole window and would not be needed under slightly more load. Replicas with streams in flight are never
+removed. Serve lets a removed replica finish its streams.
 """
 
 import logging
@@ -55,7 +55,7 @@ class Bounds:
     """Parameters that both policies share, partly set by `AppConfig`. Raises ValueError for invalid values."""
 
     smoothing_s: float = 10.0  # time constant of the mean, which applies while no request waits
-    scale_down_margin: float = 0.1  # a replica is kept if this much more load would need it again
+    scale_down_margin: float = 0.1  # a replica is kept if this much additional load would require it
     min_replicas: int = 1  # 0: the pool stops while idle, and the next request waits for a start
     max_replicas: int = 4
     target_use: float = 0.75  # share of the sequences, or of the streams and cores, of all replicas
@@ -107,7 +107,7 @@ class State:
 
     line: tuple[TimedValue, ...] = ()  # waiting requests in the trend window
     mean: TimedValue | None = None  # mean of the current streams
-    peaks: tuple[TimedValue, ...] = ()  # peaks of the need in the scale-down window, in replicas, in decreasing order
+    peaks: tuple[TimedValue, ...] = ()  # peak numbers of needed replicas in the scale-down window, in decreasing order
     busy_s: float = -math.inf  # when a request was last present
     removed_s: float = -math.inf  # when replicas were last removed
 
@@ -203,8 +203,8 @@ def _settle(
     background: float,
     occupied: float,
 ) -> Decision:
-    """Follow the greatest need: at once if it exceeds the current replicas, slowly if it is lower. Segments of jobs do
-    not count as demand, and keep at most the last replica alive.
+    """Follow the greatest need: immediately if it exceeds the current replicas, slowly if it is lower. Segments of jobs
+    do not count as demand, and keep at most the last replica alive.
     """
     reason, need = max(needs.items(), key=lambda item: item[1])
     is_wanted = demand or (background and settings.jobs != "neither")
@@ -250,8 +250,8 @@ def _peaks(peaks: tuple[TimedValue, ...], new: TimedValue, *, window_s: float) -
 
 
 def _growth(samples: tuple[TimedValue, ...]) -> float:
-    """Return the steady growth per second, as the smaller slope of the two halves of the window. Single bursts are
-    ignored.
+    """Return the steady growth per second, as the smaller of the slopes in the two halves of the window. Single bursts
+    are ignored.
     """
     middle = samples[len(samples) // 2]
     return max(0.0, min(_slope(samples[0], middle), _slope(middle, samples[-1])))

@@ -28,7 +28,7 @@ _TURNS_PER_LOOK = 10  # minimum
 _REPLICAS_PER_TURN = 40  # the controller's single thread takes about 0.2 ms per replica
 _LOOKS_PER_COUNT = 5  # the control store's list of dead actors may be long
 _SILENT_LOOKS = 3  # missed notes of the querying replica after which other replicas query for themselves
-# A larger pool does not lose all replicas between two looks, and hundreds of ingresses would send thousands of queries
+# A larger pool does not lose all replicas between two checks, and hundreds of ingresses would send thousands of queries
 # per second.
 _LARGEST_ASKED = 16
 _SCRAPE_TIMEOUT_S = 5.0
@@ -36,7 +36,7 @@ _SCRAPE_TIMEOUT_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """Answer of the controller, which one replica requests and all replicas use."""
+    """Answer from the controller, which one replica requests for all replicas."""
 
     pools: Mapping[str, Pool]  # by `pool_of`
     deaths: Mapping[str, int]  # by the names in `pool_of` and PROXY; see `ray_private.count_deaths`
@@ -61,7 +61,7 @@ class KnownPools:
         self._app_name, self._models = app_name, models
         self._seen = Seen({}, {})
         self._note: bytes | None = None
-        self._silence = _SILENT_LOOKS  # looks without a new note; the first look does not wait for a note
+        self._silence = _SILENT_LOOKS  # checks without a new note; the first check does not wait for a note
         self._lives: dict[str, bool] = {}
         self._starts: dict[str, Start | None] = {}
 
@@ -131,19 +131,19 @@ class PoolWatch(KnownPools):
 
     This replica is the ingress of rank 0. It writes each answer to the cluster's control store for the other replicas.
     After three missed answers, the other replicas query the controller themselves until an ingress of rank 0 writes
-    again. Looks become less frequent above 400 replicas, and more frequent while a pool is dead. Each ingress also asks
-    the control store five times per second whether the replicas of small pools are alive.
+    again. Checks become less frequent above 400 replicas, and more frequent while a pool is dead. Each ingress also
+    asks the control store five times per second whether the replicas of small pools are alive.
     """
 
     def __init__(self, app_name: str, models: Mapping[str, tuple[str, str]]) -> None:
         super().__init__(app_name, models)
         self._own_note: Callable[[], bytes] | None = None
         self._note_key = f"pools of {app_name}"
-        self._asked = 0  # consecutive looks in which this replica queried the controller
+        self._asked = 0  # consecutive checks in which this replica queried the controller
         threading.Thread(target=self._watch, name="pool-watch", daemon=True).start()
 
     def share_note(self, make: Callable[[], bytes]) -> None:
-        """Write the note that `make` returns at each look, for the other ingress replicas."""
+        """Write the note that `make` returns at each check, for the other ingress replicas."""
         self._own_note = make
 
     def notes(self) -> list[bytes]:
@@ -204,7 +204,7 @@ def pool_of(deployment: str) -> str:
 
 
 def turns_per_look(replicas: int, *, is_running: bool) -> int:
-    """Return the number of 0.2 s turns between two looks. There are more turns with many replicas, and fewer while a
+    """Return the number of 0.2 s turns between two checks. There are more turns with many replicas, and fewer while a
     pool is dead, so a new replica is used as soon as it is ready.
     """
     return max(_TURNS_PER_LOOK if is_running else 1, replicas // _REPLICAS_PER_TURN)

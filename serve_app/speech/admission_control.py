@@ -1,7 +1,7 @@
 """Admission control, which accepts or refuses requests for speech.
 
-Each replica also bounds its own queue, but does not know the queues of other replicas. An ingress sees all its requests
-from arrival to first audio, so it knows how long requests wait for a replica.
+Each replica also bounds its own queue, but cannot see the queues of other replicas. An ingress sees all its requests
+from arrival to first audio, so it can measure how long requests wait for a replica.
 """
 
 import math
@@ -18,7 +18,7 @@ from serve_app.speech.model_state import ModelState, ModelStatus
 # The usual time to first audio is the minimum of the latest _LATEST times, or _USUAL_S before the first measurement.
 _LATEST = 50
 _USUAL_S = 1.0
-# How to raise the limit, by the reason of a refusal.
+# How to raise the limit, by the reason for a refusal.
 _MORE_REPLICAS = "add more or faster replicas"
 _REMEDIES = {
     "streams": "raise api.admission.max_streams ({settings.max_streams})",
@@ -82,15 +82,15 @@ class AdmissionControl:
         return is_running
 
     def has_run_since(self, came_s: float) -> bool:
-        """Return whether replicas are running, and have been running at every request since `came_s`."""
+        """Return whether replicas are running now, and were running at every request since `came_s`."""
         return self.is_running() and self._stopped_s < came_s
 
     def _line_since_s(self, client: str) -> float:
         """Return the arrival time of the oldest waiting request that counts for this client, or inf.
 
         All requests of the client count. Of the other clients' requests, the oldest does not count, because its long
-        wait may be due to its text. If the line is too long for all clients, the second oldest client has waited nearly
-        as long.
+        wait may be due to its text. If the queue is too long for all clients, the second oldest client has waited
+        nearly as long.
         """
         oldest: dict[str, float] = {}
         for since_s, whose in self._waiting.values():
@@ -113,7 +113,7 @@ class AdmissionControl:
         self._waiting.pop(ticket, None)
 
     def count_start(self, wait_s: float | None) -> None:
-        """Count the first audio of a request in the line. `wait_s`: its wait, or None if its client was writing."""
+        """Count the first audio of a waiting request. `wait_s`: its wait, or None if its client was writing."""
         self._starts.count(time.monotonic())
         if wait_s is not None:
             self._waits_s.append(wait_s)

@@ -18,7 +18,7 @@ Redraw = Callable[[FinishReason], AsyncGenerator[PcmChunk, None]]
 
 
 class SegmentAudio:
-    """Audio of one segment. The first chunk is requested at once, and each further chunk when it is read."""
+    """Audio of one segment. The first chunk is requested immediately, and each later chunk when it is read."""
 
     def __init__(self, chunks: AsyncGenerator[PcmChunk, None], redraw: Redraw) -> None:
         """Start reading `chunks`. `redraw` requests the segment again with another seed."""
@@ -131,7 +131,7 @@ async def stop_reading(chunks: AsyncGenerator[PcmChunk, None], reading: "asyncio
         if reading is not None:
             reading.cancel()
             await asyncio.wait((reading,))
-    finally:  # also if the waiting task is cancelled; a task that still runs has been cancelled itself
+    finally:  # even if the waiting task is cancelled; a task that still runs has itself been cancelled
         if reading is None or reading.done():
             await chunks.aclose()
 

@@ -84,7 +84,7 @@ class ReplicaSynthesizer:
         self._asking: asyncio.Task[ModelInfo] | None = None
 
     async def describe(self) -> ModelInfo:
-        """Describe the loaded checkpoint. All requests share one call. Raises NotReady while the pools load."""
+        """Describe the loaded checkpoint. All requests share one call. Raises NotReady while the pools are loading."""
         if self._info is not None:
             return self._info
         if self._asking is None or self._asking.done():
@@ -99,7 +99,7 @@ class ReplicaSynthesizer:
             raise NotReady("the model is still loading") from None
 
     async def _remember(self) -> ModelInfo:
-        """Request the description and store it. With several models, this call starts a pool at zero."""
+        """Request the description and store it. With several models, this starts a pool that is scaled to zero."""
         if self._served.name:
             self._info = self._served.remember(await self._ask())
         else:

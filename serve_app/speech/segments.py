@@ -26,7 +26,7 @@ _SPACES = re.compile(r"\s*+")
 
 @dataclass(frozen=True, slots=True)
 class Utterance:
-    """Text that is spoken as one unit, and the settings for its split into segments. It stays in the ingress."""
+    """Text that is spoken as one unit, and the settings for splitting it into segments. It stays in the ingress."""
 
     synthesis: SynthesisRequest  # contains the whole text; replicas receive the text of one segment
     _: KW_ONLY
@@ -124,7 +124,7 @@ class Segments:
         return True
 
     async def is_plenty(self) -> None:
-        """Wait until the text suffices for first audio, regardless of later text."""
+        """Wait until there is enough text for first audio, regardless of later text."""
 
     def smoothed(
         self, chunks: AsyncGenerator[PcmChunk, None], sample_rate: int, listener: Listener

@@ -48,8 +48,8 @@ class SpeechModel:
     """Synthesis with one model. Limits the model's streams in this process and their wait for first audio, and measures
     the audio.
 
-    `is_running` returns false for a pool at zero, which first has to start a replica. `state` returns the progress of
-    that start. `model` is the model's name, or empty for a single model.
+    `is_running` returns false for a pool that is scaled to zero, which first has to start a replica. `state` returns
+    the progress of that start. `model` is the model's name, or empty if there is only one.
     """
 
     def __init__(
@@ -262,7 +262,7 @@ async def _start_limit(admission: AdmissionControl, utterance: Utterance) -> Asy
 async def _timeout(limit_s: float, live: Segments | None, on_start: Callable[[], None]) -> AsyncIterator[None]:
     """Raise TimeoutError if the context takes longer than `limit_s` seconds.
 
-    The time starts at once. For a `live` text, it starts as soon as the client has written enough text to speak.
+    The time starts immediately. For a `live` text, it starts as soon as the client has written enough text to speak.
     `on_start` is called at that moment.
     """
     if live is None:

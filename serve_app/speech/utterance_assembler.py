@@ -67,7 +67,7 @@ class UtteranceAssembler:
         )
 
     def silence(self, seconds: float) -> PcmChunk:
-        """Return a pause of the text, before a segment or at the end."""
+        """Return a pause in the text, before a segment or at the end."""
         self.has_audio = True
         return self._empty(pcm=self._timeline.silence(seconds))
 

@@ -14,7 +14,7 @@ from serve_app.speech.look_ahead import LookAhead, SegmentAudio
 from serve_app.speech.segments import SECOND_ATTEMPT, Segments, Utterance, count_redraw, ended_badly, segment_seed
 from serve_app.speech.utterance_assembler import UtteranceAssembler
 
-# Interval of retries for a later segment that was refused, and the time after which the retries stop.
+# Retry interval for a later segment that was refused, and the time after which the retries stop.
 _RETRY_AFTER_S, _GIVE_UP_AFTER_S = 0.25, 30.0
 
 
@@ -44,7 +44,7 @@ class UtteranceSynthesizer:
         self, utterance: Utterance, info: ModelInfo, listener: Listener, *, calls: AsyncExitStack
     ) -> "BegunSpeech":
         """Begin one utterance and read its audio up to the first samples. If the speech ends badly with these samples,
-        begin once more with another seed for all segments.
+        start over once, with another seed for all segments.
 
         `listener`: see `speak`. `calls` closes all calls that this method makes.
         """
@@ -135,7 +135,7 @@ class UtteranceSynthesizer:
 
     async def _ask_with_retries(self, request: SynthesisRequest, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
         """Yield the audio of a later segment. If the segment is refused, request it again: the previous segment is
-        still playing, and a stall is better than an abort in the middle.
+        still playing, and a stall is better than cutting off the speech.
         """
         loop = asyncio.get_running_loop()
         until_s = loop.time() + _GIVE_UP_AFTER_S
@@ -154,7 +154,7 @@ class UtteranceSynthesizer:
 
 
 class BegunSpeech:
-    """Speech that was read up to its first samples. `next` returns all chunks, including these."""
+    """Speech that has been read up to its first samples. `next` returns all chunks, including these."""
 
     def __init__(self, chunks: AsyncGenerator[PcmChunk, None], *, seed: int | None = None) -> None:
         """Wrap `chunks`. `seed` is set in the first chunks if it differs from the request's seed."""

@@ -9,7 +9,7 @@ from deployments.protocol import PcmChunk
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """Word as written, with its time in the utterance's audio after a change of speed."""
+    """Word as written, with its time in the utterance's audio after any change of speed."""
 
     text: str
     start: int  # offset in characters in the written text

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from py3langid.langid import LanguageIdentifier
 
 AUTO, DETECT = "auto", "detect"  # request values: the model selects the language, or it is detected from the text
-_LEAST_CONFIDENCE = 0.9  # docs/text.md explains the cost
+_LEAST_CONFIDENCE = 0.9  # for the cost, see docs/text.md
 
 # ISO 639-1 codes, then 639-2 and 639-3 codes. A region or script after the code, as in zh-CN, is ignored.
 _CODES = {
@@ -81,7 +81,7 @@ def language_code(name: str) -> str | None:
 def foreign_language(text: str, languages: tuple[str, ...]) -> str | None:
     """Return the language or script of `text` if it is certain and not one of `languages`.
 
-    Return None if the language is uncertain. Languages that this module does not know may use any script.
+    Return None if the language is uncertain. Languages that are not listed in this module may use any script.
     """
     read = {"LATIN"}.union(*(_SCRIPTS.get(language, ()) for language in languages))
     has_known_scripts = bool(languages) and _KNOWN.issuperset(languages)
@@ -96,7 +96,7 @@ def foreign_language(text: str, languages: tuple[str, ...]) -> str | None:
 
 
 def looks_foreign(text: str, languages: tuple[str, ...]) -> str | None:
-    """Return a likely language of `text`, or None. The text has more frequent words of it than of `languages`."""
+    """Return a likely language of `text`, or None. The text has more of its frequent words than of theirs."""
     likely, matches, known, share = _likely(text, languages)
     return likely.title() if len(matches) > known and share >= _LEAST_SHARE else None
 

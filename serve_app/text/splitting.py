@@ -1,6 +1,6 @@
 """Splitting of long texts into parts, including texts that are still being written."""
 
-# ruff: noqa: RUF001 (characters that look like others are what a part of this file is about)
+# ruff: noqa: RUF001 (part of this file is about characters that look alike)
 
 import re
 import unicodedata
@@ -60,7 +60,7 @@ def split_text(text: str, max_chars: int) -> list[str]:
 
 
 class LiveSplit:
-    """Splitter of a text that is spoken while the client is writing it.
+    """Splitter for a text that is spoken while the client is writing it.
 
     A segment ends with the first sentence whose end is in the second half of the segment, or with the first clause in
     the last quarter. Otherwise, it ends before the first word that does not fit. Each character is measured once,

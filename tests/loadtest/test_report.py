@@ -133,7 +133,7 @@ def test_one_verdict_stands_on_top_for_each_result(pages: dict[str, Page]) -> No
     assert verdict.endswith("; at 4 only 20.0% were.")
     assert len(pages["runs"].verdicts) == 2
     assert pages["run"].verdicts[0].startswith("33.3% of 3 requests were good")
-    assert "Not itself again by the end of “storm”." in pages["run"].verdicts[0]
+    assert "Had not recovered by the end of “storm”." in pages["run"].verdicts[0]
 
 
 def test_options_are_marked_and_all_else_is_text() -> None:

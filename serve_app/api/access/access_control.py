@@ -36,7 +36,7 @@ EXEMPT = frozenset({"/health", "/ready", "/v1/audio/voices", "/v1/audio/models"}
 _READING = ("GET", "HEAD")
 _CHANGING = ("POST", "PUT", "PATCH", "DELETE")
 
-MAX_HEADER_BYTES = 16 << 10  # all header lines together; HAProxy refuses more than about 15,000 bytes
+MAX_HEADER_BYTES = 16 << 10  # all header lines together; HAProxy rejects more than about 15,000 bytes
 
 _SCHEMES = ("bearer", "token")
 # A browser cannot set the headers of a WebSocket, so WebSockets also accept a key in the query or as a subprotocol.
@@ -49,8 +49,8 @@ class AccessControl:
     """ASGI middleware inside RequestContext that sets `caller` and `upload` in the state of each request.
 
     A request that changes data or may start synthesis counts as one request, and as one stream until its response ends.
-    The charge of other requests is `Route.charge`. A WebSocket counts as a stream while it is open, and its handler
-    counts each utterance as a request.
+    Other requests are charged according to `Route.charge`. A WebSocket counts as a stream while it is open, and its
+    handler counts each utterance as a request.
     """
 
     def __init__(
@@ -133,8 +133,8 @@ class AccessControl:
         return caller
 
     def _offered_keys(self, scope: Scope) -> Iterator[str]:
-        """Yield the keys in a request, from all headers, query parameters and subprotocols that an API uses. The first
-        key counts.
+        """Yield the keys in a request, from all headers, query parameters and subprotocols that an API uses. Only the
+        first key is checked.
         """
         headers = Headers(scope=scope)
         scheme, _, credentials = headers.get("authorization", "").partition(" ")
@@ -175,7 +175,7 @@ class AccessControl:
 
     async def _refuse(self, error: TalkrayError, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the error reply over HTTP. Accept and then close a WebSocket over a limit, because a failed handshake
-        has no reason.
+        cannot carry a reason.
         """
         reply = translate(error)
         state_of(scope).record.error = reply.code

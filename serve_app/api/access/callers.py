@@ -12,10 +12,10 @@ from deployments.serving import metrics
 from serve_app.visitor import Visitor
 
 _MINUTE_S = 60.0
-# How to raise a limit, by the reason of the refusal.
+# How to raise a limit, by the reason for the refusal.
 _REMEDIES = {
-    "key": "a key with higher limits (`talkray key create`) has more",
-    "client": "api.admission has the limits (client_requests_per_minute, client_streams)",
+    "key": "a key with higher limits (`talkray key create`) allows more",
+    "client": "api.admission sets the limits (client_requests_per_minute, client_streams)",
 }
 # Seconds for `Retry-After` if a client has too many streams, because one of the streams may have ended by then.
 _STREAM_S = 1.0
@@ -85,7 +85,7 @@ class Meters:
 class FairShare:
     """Slots or bytes that all callers of a process share.
 
-    After each claim, at least as much is left as the caller holds, so other callers find some free.
+    Each claim leaves at least as much free as the caller then holds, so other callers always get a share.
     """
 
     def __init__(self, size: int) -> None:

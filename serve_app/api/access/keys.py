@@ -32,7 +32,7 @@ Stamp = tuple[int, int, int, int]
 
 
 def _cut(name: object) -> object:
-    """Cut a key's name that is over the limit, as older files may have. Owners of stored voices are cut to the same
+    """Truncate a key name over the limit, which older files may have. Owners of stored voices are truncated to the same
     length.
     """
     return name[:LONGEST_NAME] if isinstance(name, str) else name
@@ -48,7 +48,7 @@ class KeyRecord(Strict):
     requests_per_minute: Limit = None
     max_streams: Limit = None
     admin: bool = False  # may see the stored voices of all owners
-    # ISO 8601. A revoked key stays in the file to show the owner of its id.
+    # ISO 8601. A revoked key stays in the file to show who owned its id.
     revoked: Annotated[str, Field(max_length=40)] | None = None
 
 
@@ -121,7 +121,7 @@ class Keys:
             self._use(read_keys(self._file) if stamp else KeyDocument())
         except ConfigError as error:
             if str(error) != self._failure:
-                logger.error("cannot read the API keys again, the previous keys stay valid: %s", error)
+                logger.error("cannot reread the API keys, the previous keys stay valid: %s", error)
             self._failure = str(error)
         else:
             self._seen, self._failure = stamp, ""
@@ -146,8 +146,8 @@ def read_keys(file: Path) -> KeyDocument:
 
 
 def file_stamp(file: Path) -> Stamp | None:
-    """Return a value that changes with every change of the file, even if its mtime is set back. Return None if the file
-    is missing. Raises ConfigError if the file cannot be accessed.
+    """Return a value that changes whenever the file changes, even if its mtime is reset. Return None if the file is
+    missing. Raises ConfigError if the file cannot be accessed.
     """
     try:
         status = file.stat()

@@ -18,7 +18,7 @@ from serve_app.text.characters import without_halves
 MAX_BODY_BYTES = 16 << 20  # limit of an HTTP body, and of a WebSocket message with reference audio
 _LONGEST_KEY = 255  # characters of an Idempotency-Key
 BODY_TIMEOUT_S = 30.0  # time for the whole body to arrive
-_MOST_VALUES = 1 << 15  # per JSON text; checking this number blocks the event loop for 50 ms
+_MOST_VALUES = 1 << 15  # per JSON text; checking this many blocks the event loop for 50 ms
 _ABOVE_ALL_NUMBERS = 2**64  # a seed has 64 bits
 _NUMBER = re.compile(r"[+-]?(?:[0-9]{1,20}(?:\.[0-9]{0,20})?|\.[0-9]{1,20})(?:[eE][+-]?[0-9]{1,2})?")
 _SEARCHED = 1 << 20  # bytes to search for a number with too many digits
@@ -30,7 +30,7 @@ _TOO_LARGE = f"The body is larger than {MAX_BODY_BYTES} bytes."
 _FORMS = ("application/x-www-form-urlencoded", "multipart/form-data")
 _UNPLAIN = re.compile(r"[^A-Za-z0-9_.:-]")
 HALF_REPLACED = "half a surrogate pair, replaced by U+FFFD"
-_MOST_REPAIRED = 8  # fields that a header names
+_MOST_REPAIRED = 8  # fields that are named in a header
 _SWITCHES = {"true": True, "1": True, "false": False, "0": False}
 
 
@@ -192,7 +192,7 @@ def plain_number(value: str) -> int | float | str:
 
 
 def _fits_a_field(value: float) -> bool:
-    """Return False for NaN, infinity and integers above 64 bits, which all fields refuse."""
+    """Return False for NaN, infinity and integers over 64 bits, which are invalid in every field."""
     return -_ABOVE_ALL_NUMBERS < value < _ABOVE_ALL_NUMBERS
 
 

@@ -161,7 +161,7 @@ def parse_speech(fields: Mapping[str, object], settings: ApiSettings) -> SpeechB
 
 
 def validated(model: type[Model], fields: Mapping[str, object]) -> Model:
-    """Validate `fields` as `model`. Text is accepted for a number, boolean or choice if its meaning is unambiguous.
+    """Validate `fields` as `model`. A string is accepted as a number, boolean or choice if its meaning is unambiguous.
     Raises InvalidRequest, which names the first invalid field.
     """
     try:

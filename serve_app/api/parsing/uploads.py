@@ -1,4 +1,4 @@
-"""Limits on request bodies in transfer. Few large bodies are read at once, and stalled bodies may be ended."""
+"""Limits on request bodies in transit. Only a few large bodies are read at once, and stalled ones may be aborted."""
 
 import asyncio
 import contextlib
@@ -15,7 +15,7 @@ from serve_app.api.access.callers import FairShare
 MAX_UPLOADS = 3  # each body needs up to 100 MB
 _SMALL_BYTES = 128 << 10  # larger bodies may contain a recording
 _UPLOAD_WAIT_S = 10.0
-# A body has stalled if fewer bytes than this arrive in this time. At this rate, 16 MiB would take eight minutes.
+# A body has stalled if fewer than this many bytes arrive in this time. At this rate, 16 MiB would take eight minutes.
 _LEAST_BYTES, _STALL_S = 64 << 10, 2.0
 _LOOK_S = 0.25  # how often a waiting body checks for stalled bodies
 _RETRY_AFTER_S = 1.0
@@ -38,7 +38,7 @@ class Pace:
 
 
 class Uploads:
-    """Slots for large bodies. If other bodies wait for a slot, stalled bodies are ended."""
+    """Slots for large bodies. If other bodies are waiting for a slot, stalled bodies are aborted."""
 
     def __init__(self) -> None:
         self._places = FairShare(MAX_UPLOADS)
@@ -81,7 +81,7 @@ class Upload:
     def __init__(self, uploads: Uploads, caller: str) -> None:
         """Create the upload of the client named `caller`."""
         self.caller = caller
-        self.is_stalled = False  # whether the upload was ended because it stalled
+        self.is_stalled = False  # whether the upload was aborted because it stalled
         self._uploads = uploads
         self._is_large = False
         self._pace = Pace()
@@ -89,8 +89,8 @@ class Upload:
 
     @asynccontextmanager
     async def arriving(self, within_s: float) -> AsyncIterator[None]:
-        """Limit the time to read the body in this context. Raises TimeoutError after `within_s`, or if the body stalls
-        while other bodies wait.
+        """Limit the time for reading the body in this context. Raises TimeoutError after `within_s`, or if the body
+        stalls while other bodies wait.
         """
         async with asyncio.timeout(within_s) as self._limit:
             try:

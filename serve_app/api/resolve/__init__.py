@@ -1,4 +1,4 @@
-"""Resolution of body fields to a `SpeechRequest`, and of a `SpeechRequest` to an utterance for the replicas.
+"""Resolution of body fields into a `SpeechRequest`, and of a `SpeechRequest` into an utterance for the replicas.
 
 The steps run in this order: `field_names.py` renames the fields, and `speech_body.py` validates them. `model_choice.py`
 selects the model. `make_request.py` selects the voice and the spoken part of the text. `ignored_fields.py` lists fields

@@ -1,4 +1,4 @@
-"""Conversion of a `SpeechRequest` to an utterance, with checks against the selected model."""
+"""Conversion of a `SpeechRequest` into an utterance, with checks against the selected model."""
 
 import asyncio
 
@@ -18,8 +18,8 @@ from serve_app.text.characters import clean
 from serve_app.text.languages import AUTO, DETECT, detected, language_name
 from serve_app.text.spoken import UNSPOKEN, SpokenText, TextSpan
 
-# Limit on the growth of a text when numbers and symbols become words. Prose with many numbers grows by less than a
-# half, digits alone grow fivefold.
+# Limit on the growth of a text when numbers and symbols become words. Prose with many numbers grows by less than half,
+# and digits alone grow fivefold.
 _MOST_GROWTH = 2
 
 

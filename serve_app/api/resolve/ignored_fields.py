@@ -32,8 +32,8 @@ class Ignored:
         self._sent, self._names, self._reasons = sent, names, dict(reasons or {})
 
     def note(self, field: str, why: str | None) -> None:
-        """Record why `field` has no effect. `field` is the dialect's or Talkray's name. If `why` is None, the field has
-        its effect.
+        """Record why `field` has no effect. `field` is the dialect's or Talkray's name. If `why` is None, the field
+        does have an effect.
         """
         if why is not None:
             self._reasons[field] = why

@@ -1,8 +1,8 @@
 """Conversion of a client's fields to a `SpeechRequest`.
 
-`strict_request` is for clients that can know the models and voices of this server: an unknown name is an error.
-`lenient_request` is for clients of other services, which cannot know these names. For unknown names, it uses the
-default and reports it in `SpeechRequest.ignored`. A dialect that has to translate its fields does so in a function
+`strict_request` is for clients written for this server and its models and voices: an unknown name is an error.
+`lenient_request` is for clients of other services, which use other names. It replaces unknown names with the default
+and reports this in `SpeechRequest.ignored`. A dialect that has to translate its fields does so in a function
 `speech_request`, which calls one of the two.
 """
 
@@ -30,7 +30,7 @@ async def strict_request(
     overrides: Mapping[str, object] | None = None,
     reasons: Mapping[str, str] | None = None,
 ) -> SpeechRequest:
-    """Build the request of a client that can know this server's models and voices. Unknown names are errors.
+    """Build the request of a client that is written for this server's models and voices. Unknown names are errors.
 
     `fields`: SpeechBody fields as sent. `accept`: the Accept header. `default`: the format if neither the body nor
     `accept` names one. `overrides`: fields that the dialect sets itself. `reasons`: why fields have no effect, by
@@ -62,7 +62,7 @@ async def lenient_request(
     overrides: Mapping[str, object] | None = None,
     reasons: Mapping[str, str] | None = None,
 ) -> SpeechRequest:
-    """Build the request of a client of another service, which cannot know this server's models and voices.
+    """Build the request of a client of another service, which uses that service's models and voices.
 
     An unknown model or voice is replaced by the default and listed in `SpeechRequest.ignored`.
 

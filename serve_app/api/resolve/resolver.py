@@ -51,7 +51,7 @@ class Draft:
 
 
 Step = Callable[[Draft], Awaitable[Draft]]
-# The spoken text of `body.input`; and the reasons why the rest of it, and some fields about it, have no effect. Raises
+# The spoken part of `body.input`, and the reasons why the rest of it and some related fields have no effect. Raises
 # InvalidRequest.
 TextResolver = Callable[["Resolver", SpeechBody, ModelInfo, KeptVoice | None], Awaitable[tuple[SpokenText, Reasons]]]
 

@@ -74,7 +74,7 @@ class SpeechRequest:
     spoken: SpokenText  # spoken text of `body.input`, and the rules for text that arrives later
     stored: KeptVoice | None = None  # the stored voice of the request
     is_tagged: bool = False  # whether a style tag in the text selected the recording
-    chosen_voice: str | None = None  # the voice in use if the request names none
+    chosen_voice: str | None = None  # the voice used if the request does not name one
     fields: Mapping[str, str] = field(default_factory=dict)  # client's names of fields with other names in Talkray
 
     @property

@@ -51,7 +51,7 @@ async def choose_voice(
 
 def _speaker(resolver: Resolver, named: object, info: ModelInfo, *, lenient: bool) -> ChosenVoice:
     """Choose a speaker of the model. For an unknown name, a lenient request gets the default voice, because clients of
-    other services cannot know the speakers.
+    other services do not know the speakers.
     """
     wanted = resolver.settings.default_voice
     is_here = wanted is not None and catalogue.is_named(wanted, info.voices)

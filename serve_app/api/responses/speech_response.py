@@ -265,9 +265,9 @@ def _part(body: bytes, *, more: bool = True) -> Message:
 
 
 async def _deliver(send: Send, message: Message) -> None:
-    """Send a message. Raises ClientDisconnect in place of the OSError by which ASGI servers report a closed connection.
-
-    Other streams run after each large part, because `send` returns immediately while the client reads fast.
+    """Send a message. Raises ClientDisconnect instead of the OSError with which ASGI servers report a closed
+    connection. Yields to other streams after each large part, because `send` returns immediately while the client reads
+    fast.
     """
     try:
         await send(message)

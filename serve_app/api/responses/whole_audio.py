@@ -29,7 +29,7 @@ class ByteQuota:
     _room: ClassVar[FairShare] = FairShare(MAX_ALL_WHOLE_BYTES)
 
     def __init__(self, caller: str) -> None:
-        """Create the quota of the client named `caller`."""
+        """Create the quota for the client named `caller`."""
         self._caller = caller
         self._num_bytes = 0
 
@@ -65,7 +65,7 @@ _REMEDY = "set stream to true, or shorten the input"
 
 
 async def collected(parts: AsyncGenerator[bytes, None], quota: ByteQuota, *, beside: int = 0) -> bytes:
-    """Return the whole body and close it. `beside` bytes count in addition. Raises the errors of `ByteQuota.hold`."""
+    """Return the whole body and close it. `beside` more bytes count. Raises the errors of `ByteQuota.hold`."""
     content = bytearray()
     async with aclosing(parts):
         async for part in parts:

@@ -41,7 +41,7 @@ class SupervisorLink:
                 self._events.write(f"{json.dumps([kind, text])}\n")
                 self._events.flush()
         except BrokenPipeError:
-            pass  # the thread that waits for the supervisor's end cleans up
+            pass  # the thread that waits for the supervisor to end cleans up
 
     def stage(self, text: str) -> None:
         self.say("stage", text)
@@ -55,7 +55,7 @@ class SupervisorLink:
 
 
 def watch(supervisor: SupervisorLink) -> None:
-    """Report the end of a part of Ray that cannot be replaced."""
+    """Report that an irreplaceable part of Ray has ended."""
     from deployments.serving import ray_private  # imports Ray, which reads its settings at import
 
     while (lost := ray_private.ended_part(_VITAL)) is None:

@@ -93,13 +93,13 @@ def start(config: AppConfig, address: Address, folder: RunFolder, report: Report
 
 
 def _load() -> tuple[float, int]:
-    """Return the number of processes that want a CPU, and the number of CPUs."""
+    """Return the number of runnable processes, and the number of CPUs."""
     return os.getloadavg()[0], len(os.sched_getaffinity(0))
 
 
 @contextmanager
 def _waiting(stage: str, report: Report) -> Iterator[None]:
-    """Report a line at once, then every ten seconds until the context ends."""
+    """Report a line immediately, then every ten seconds until the context ends."""
     done = threading.Event()
     report(stage)
 
@@ -119,7 +119,7 @@ def _waiting(stage: str, report: Report) -> Iterator[None]:
 
 
 def why_unusable(host: str, port: int) -> str | None:
-    """Return why no process can listen on this address, or None if the address is usable."""
+    """Return why this address cannot be bound, or None if it can be."""
     try:
         family, *_, where = min(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))  # prefers IPv4
         with socket.socket(family) as probe:
@@ -143,14 +143,14 @@ def why_no_loopback() -> str | None:
 
 
 def check_port(address: Address) -> None:
-    """Raise StartError if no process can listen on the address."""
+    """Raise StartError if the address cannot be bound."""
     reason = why_unusable(address.host, address.port)
     if reason is not None:
         raise StartError(f"{address.in_url}:{address.port} cannot be used ({reason}): choose another --port")
 
 
 def _for_host(config: AppConfig, host: str) -> AppConfig:
-    """Apply the host to the access settings, because the ingress only sees where Serve listens. Raises StartError."""
+    """Apply the host to the access settings, because the ingress only sees Serve's address. Raises StartError."""
     access = config.api.access.for_host(host)
     return config.model_copy(update={"api": config.api.model_copy(update={"access": access})})
 
@@ -194,7 +194,7 @@ def _start_proxy(address: Address) -> None:
 
 
 def _check(beside: Future[None]) -> None:
-    """Raise the error of work that runs in parallel with the rest of the start."""
+    """Raise the error of work that runs in parallel with the rest of the startup."""
     if beside.done():
         beside.result()
 

@@ -1,10 +1,10 @@
 """Private folder of one running server, which also identifies its processes.
 
-By default, Ray's sessions and HAProxy's configuration have well-known paths in /tmp. These belong to the first user
-that creates them, and Ray opens them to all users. Talkray gives each server a folder with a random name that only its
-user may enter. The path is short, because a Unix socket's path may have 107 bytes, of which HAProxy's admin socket
-needs 80 and Ray's sockets need 64 below the folder. The folder is not in /run/user, which is a small tmpfs and is
-removed at logout.
+By default, Ray's sessions and HAProxy's configuration have well-known paths in /tmp. These belong to the first user who
+creates them, and Ray opens them to all users. Talkray gives each server a folder with a random name that only its user
+may enter. The path is short, because a Unix socket's path may have 107 bytes, of which HAProxy's admin socket needs 80
+and Ray's sockets need 64 below the folder. The folder is not in /run/user, which is a small tmpfs and is removed at
+logout.
 
 All processes that Ray starts write their output into the folder. This includes processes that open a new session
 (workers), clear their environment (Ray's agents) or outlive their parent (HAProxy). A process therefore belongs to a

@@ -1,9 +1,9 @@
-"""Supervision of a server in a separate process. After any kind of end, no process is left and the port is free.
+"""Supervision of a server in a separate process. However the server ends, no processes remain and the port is free.
 
 Two processes watch each other. The supervisor, which is the command's process, does not import Ray, so no error in Ray
 can end it. It receives the signals and kills all other processes. The driver starts Ray in its own session, so neither
 Ctrl-C nor a signal to the command's process group reaches Ray before the supervisor. If the supervisor is killed, the
-driver reads EOF on its standard input and cleans up. If both are killed at once, the next start cleans up
+driver reads EOF on its standard input and cleans up. If both are killed together, the next start cleans up
 (`run_folder`). There is no graceful shutdown: clients are disconnected in any case, and Ray's own shutdown waits for
 parts that may have caused the failure.
 """
@@ -168,7 +168,7 @@ def _read(lines: Iterable[str], report: Callable[[str], None]) -> None:
 
 @contextlib.contextmanager
 def _ended_by_signals() -> Iterator[None]:
-    """Raise Stopped at the first signal, wherever this process is. Later signals are ignored."""
+    """Raise Stopped at the first signal, whatever this process is doing. Later signals are ignored."""
 
     def stop(number: int, _: FrameType | None) -> None:
         for later in _SIGNALS:

@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 MOST_S = 3600
 _MARKS = "tokens/"
 _SWEEP_S = 3600.0
-_OLD_S = 2 * MOST_S  # a token of this age has expired by every clock of the cluster
+_OLD_S = 2 * MOST_S  # a token of this age has expired according to every clock in the cluster
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ class AccessTokens(Opened):
     def issue(
         self, key_id: str, purpose: str, *, lifetime_s: int, is_single_use: bool, session: Mapping[str, object]
     ) -> Issued:
-        """Issue a token. Raises NoSecrets without a secret, or without a store for single-use tokens."""
+        """Issue a token. Raises NoSecrets if there is no secret, or no store for single-use tokens."""
         if is_single_use and self._voices.store is None:
             raise NoSecrets(
                 "Single-use tokens require a store that all ingress replicas share. Set api.voices.store to a bucket "
@@ -123,7 +123,7 @@ class AccessTokens(Opened):
     async def _spend(self, token: Claims) -> None:
         """Mark a token as used. Raises Unauthorized if a request has already used the token, and StoreFailed."""
         if not await self._voices.aside(self._voices.files().create, _MARKS + token.once):
-            raise Unauthorized("The access token is valid once and was already used. Issue one for each connection.")
+            raise Unauthorized("This single-use access token was already used. Issue one for each connection.")
 
     def follow(self) -> None:
         """Delete the marks of old tokens once an hour."""
@@ -138,7 +138,7 @@ class AccessTokens(Opened):
             logger.warning("marks of used access tokens cannot be deleted; the server retries in an hour: %s", error)
 
     def _remove_old(self) -> None:
-        """Delete old marks. Measure their age with the clock of the store. Raises StoreFailed."""
+        """Delete old marks. Measure their age by the store's clock. Raises StoreFailed."""
         store = self._voices.files()
         before_s = store.now_s() - _OLD_S
         old = [meta["path"] for meta in store.listed(_MARKS) if meta["last_modified"].timestamp() < before_s]

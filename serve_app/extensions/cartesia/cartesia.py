@@ -75,7 +75,7 @@ async def speak_bytes(service: SpeechService, request: Request) -> Response:
 
 
 async def speak_events(service: SpeechService, request: Request) -> Response:
-    """Speak `transcript`, and respond with server-sent events that equal the messages of the WebSocket."""
+    """Speak `transcript`, and respond with server-sent events that match the messages of the WebSocket."""
     fields = await service.read_fields(request)
     text_of(fields, "transcript")
     speech = await _speech_request(service, fields)
@@ -170,7 +170,7 @@ async def _speech_request(
 
 
 async def _words(service: SpeechService, dictionary_id: object, reasons: dict[str, str]) -> dict[str, str]:
-    """Return the words of a pronunciation dictionary. If it cannot be used, add the reason to `reasons`."""
+    """Return the words in a pronunciation dictionary. If it cannot be used, add the reason to `reasons`."""
     try:
         return (await voices_of(service).get_other(StoredLexicon, str(dictionary_id))).words
     except (NotFound, StoreFailed) as error:

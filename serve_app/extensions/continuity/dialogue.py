@@ -28,7 +28,7 @@ async def respond_in_parts(
     answer: StreamedAnswer | WholeAnswer | None,
     parts: Sequence[SpeechRequest],
 ) -> Response:
-    """Respond with the audio of all `parts` of a dialogue. `speech` contains their whole text and the audio format.
+    """Respond with the audio of all `parts` of a dialogue. `speech` contains their combined text and the audio format.
 
     Unlike `respond`, do not repeat speech that ends badly. Raises InvalidRequest.
     """
@@ -96,7 +96,7 @@ async def one_after_another(utterances: Sequence[Utterance], speak: Speak) -> As
     """Yield the audio of all parts. The `segment` of a chunk is the number of its part. `text_positions` refer to the
     text of this part.
 
-    The last chunk has the first finish reason of a part other than STOP, or else STOP.
+    The finish reason of the last chunk is the first one other than STOP among the parts, or else STOP.
     """
     num_tokens = 0
     cut_short: FinishReason | None = None
@@ -119,7 +119,7 @@ async def one_after_another(utterances: Sequence[Utterance], speak: Speak) -> As
 
 
 class DialogueTimes(WordTimes):
-    """Word times of all parts. Times count from the start of the dialogue, and characters from the start of a part."""
+    """Word times of all parts. Times are relative to the dialogue's start, and characters to a part's."""
 
     def __init__(self, texts: Sequence[SpokenText], info: ModelInfo, *, speed: float) -> None:
         """`texts` contains the text of each part."""

@@ -1,6 +1,6 @@
 """Keep the end of earlier speech, so later speech continues in the same voice, pace and mood.
 
-A *tail* consists of a few words and the codes of these words. From a tail, a talker generates the codes that follow.
+A *tail* consists of a few words and the codes of these words. Given a tail, a talker generates the codes after it.
 """
 
 import time
@@ -40,7 +40,7 @@ class ContinuitySettings(Strict):
 
 
 class TailStore(Opened):
-    """Store of the tails of finished requests, for up to ten minutes. Over a size limit, drop the oldest tail."""
+    """Keeps the tails of finished requests for up to ten minutes. Over a size limit, drops the oldest tail."""
 
     def __init__(self, *, joins: bool) -> None:
         """With `joins`, each segment and each utterance of a conversation continues the previous one."""

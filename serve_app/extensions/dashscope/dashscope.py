@@ -1,4 +1,4 @@
-"""API of DashScope, the cloud of Qwen: `qwen3-tts-flash-realtime` over a WebSocket, and a whole text over HTTP."""
+"""API of DashScope, the cloud of Qwen: `qwen3-tts-flash-realtime` over a WebSocket, and a complete text over HTTP."""
 
 import secrets
 from collections.abc import AsyncGenerator, Iterator, Mapping

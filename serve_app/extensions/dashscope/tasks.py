@@ -34,14 +34,14 @@ _NAMES: field_names.Names = {
     "seed": "seed",
     **dict.fromkeys(("format", "bit_rate", "text_type", "enable_ssml")),
 }
-_UNHEARD = {"volume": 50, "pitch": 1, "type": 0, "word_timestamp_enabled": False}  # and the values that clients send
+_UNHEARD = {"volume": 50, "pitch": 1, "type": 0, "word_timestamp_enabled": False}  # and the values that SDKs send
 _ALL_NAMES: field_names.Names = {
     "model": "model",
     "input.text": "input",
     **dict.fromkeys(("task_group", "task", "function")),
     **{f"{where}.{name}": ours for where in _PLACES for name, ours in {**_NAMES, **dict.fromkeys(_UNHEARD)}.items()},
 }
-_PART: Json = {"type": "sentence-synthesis", "sentence": {}}  # without it clients leave out the audio of an event
+_PART: Json = {"type": "sentence-synthesis", "sentence": {}}  # without it, clients skip the event's audio
 
 
 async def speak_text(service: SpeechService, request: Request) -> Response:
@@ -51,7 +51,7 @@ async def speak_text(service: SpeechService, request: Request) -> Response:
 
 
 async def _speech_request(service: SpeechService, sent: Mapping[str, object], text: str) -> SpeechRequest:
-    """Create the request of a task or a body. The SDK always sends `enable_ssml`, so only `<speak>` marks SSML.
+    """Create the request for a task or a body. The SDK always sends `enable_ssml`, so only `<speak>` marks SSML.
 
     Raises InvalidRequest.
     """
@@ -77,19 +77,19 @@ def _is_ssml(text: str) -> bool:
 
 
 class TaskSocket(Connection):
-    """One task at a time: `run-task`, its texts, `finish-task`. All audio of a task is one stream, in binary messages,
-    which name no task.
+    """One task at a time: `run-task`, its texts, `finish-task`. All audio of a task is one stream of binary messages,
+    which do not contain the task's ID.
     """
 
     text_fields: ClassVar[tuple[str, ...]] = ("payload.input.text",)
 
     def __init__(self, socket: WebSocket, service: SpeechService) -> None:
         super().__init__(socket, service)
-        self._named: str | None = None  # the task of the last message
-        self._task: str | None = None  # that runs
-        self._sent: Json = {}  # the fields of its run-task
-        self._speech: SpeechRequest | None = None  # from these fields
-        self._session: Session | None = None  # from its first text on
+        self._named: str | None = None  # ID in the last message
+        self._task: str | None = None  # ID of the running task
+        self._sent: Json = {}  # fields of its run-task message
+        self._speech: SpeechRequest | None = None  # built from these fields
+        self._session: Session | None = None  # opened by its first text
         self._samples_per_s, self._num_chars = 1.0, 0
 
     @property
@@ -110,7 +110,7 @@ class TaskSocket(Connection):
         elif payload.get("input") != {"directive": "cancel"}:
             self._check_task()
             await self._end_text()
-        elif self._task == self._named:  # else its end is on the way to the client
+        elif self._task == self._named:  # otherwise, its end is already on its way to the client
             await self.stop()
             await self._tell_finished("cancelled", {})
 
@@ -142,7 +142,7 @@ class TaskSocket(Connection):
             text = text_of(sent)
             if self._session is None:
                 speech = self._speech
-                if speech is None or _is_ssml(text):  # `enable_ssml` then counts
+                if speech is None or _is_ssml(text):  # `enable_ssml` then applies
                     speech = await _speech_request(self.service, self._sent, text)
                 self._session = self.new_session(speech, request_id=self.next_id())
                 self._samples_per_s = speech.info.sample_rate * speech.body.speed
@@ -216,7 +216,7 @@ def _object(fields: Mapping[str, object], name: str) -> Mapping[str, object]:
 
 
 def task_message(action: str, **payload: object) -> Json:
-    """Message of a client."""
+    """Message from a client."""
     return {"header": {"action": action, "task_id": "check", "streaming": "duplex"}, "payload": payload}
 
 

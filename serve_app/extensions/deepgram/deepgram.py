@@ -1,4 +1,4 @@
-"""Deepgram's API: speak streamed text over a WebSocket, or a whole text over HTTP.
+"""Deepgram's API: speak streamed text over a WebSocket, or a complete text over HTTP.
 
 Aura (`/v1/speak`) supports `Clear`. Flux (`/v2/speak`) reports the start and end of turns, and supports `Interrupt`.
 """
@@ -166,7 +166,7 @@ class FluxSocket(TurnSocket):
         self._finished_ms = self._interrupted_ms = 0  # audio of finished turns; offset of the last interrupt
         self._turn_samples = 0
         self._characters = 0
-        self._num_ended = 0  # number of the last turn with a reported end
+        self._num_ended = 0  # number of the last turn whose end was reported
         self._offset_ms: int | None = None
         self._is_interrupting = False
         named = {"model_name": self.speech.info.name, "model_version": "1", "model_uuids": []}
@@ -213,7 +213,7 @@ class FluxSocket(TurnSocket):
             message = f"playback_offset must be in milliseconds, from 0 to {_MOST_MS}."
             raise InvalidRequest(message, "playback_offset")
         is_active = self.session.is_speaking or self.session.is_writing
-        is_playing = offset_ms is not None and offset_ms < self._finished_ms  # although all audio was sent
+        is_playing = offset_ms is not None and offset_ms < self._finished_ms  # even though all audio was sent
         if self._is_interrupting:
             await self._warn("INTERRUPT_IN_PROGRESS", "The previous interrupt is still in progress.")
         elif not is_active and not is_playing:

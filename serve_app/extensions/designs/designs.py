@@ -255,7 +255,7 @@ async def lock(voices: Voices, design_id: str, details: Details, *, field: str =
     """Store the audio and text of a candidate as a voice. The candidate provides values missing in `details`.
 
     As for every voice, the audio is authoritative. A Base model clones the voice from the audio, as in the official
-    package. The store does not keep the original codes, because they lack the preparation of a recording.
+    package. The store does not keep the original codes, because they were not prepared like a recording.
 
     Raises NotFound, InvalidRequest, Conflict.
     """
@@ -283,7 +283,7 @@ class VoiceDesigns:
     async def create(
         self, service: SpeechService, request: Request, details: Details, *, prompt: str, script: str | None
     ) -> StoredVoice:
-        """OpenAI's voice of a prompt: the first usable candidate, locked at once. Raises InvalidRequest, Conflict."""
+        """OpenAI's voice from a prompt: lock the first usable candidate. Raises InvalidRequest, Conflict."""
         sent = {"prompt": prompt, "script_hint": script, "language": details.language}
         sent = {name: value for name, value in sent.items() if value is not None}
         speech = await speech_request(service, sent, _PROMPT_NAMES, delivery=Delivery(AudioFormat.MP3, whole=True))

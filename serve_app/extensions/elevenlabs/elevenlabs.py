@@ -151,7 +151,7 @@ async def speech_request(
 
 
 async def located(service: SpeechService, locators: object, reasons: dict[str, str]) -> dict[str, str]:
-    """Return the words of the pronunciation dictionaries. The first dictionary takes precedence. Add the errors of
+    """Return the words in the pronunciation dictionaries. The first dictionary takes precedence. Add the errors for
     missing dictionaries to `reasons`. Raises InvalidRequest if `locators` is not a list of up to three objects.
     """
     named = locators if isinstance(locators, list) else [None]
@@ -205,8 +205,8 @@ async def _dialogue(
 ) -> tuple[SpeechRequest, list[SpeechRequest]]:
     """Split a dialogue into parts. Consecutive inputs with the same voice form one part.
 
-    Return the request for the whole, which also lists unknown voices, and a request for each part. Return no parts for
-    a single voice.
+    Return the request for the whole dialogue, which also lists unknown voices, and one for each part. Return no parts
+    for a single voice.
     """
     spoken = inputs if isinstance(inputs, list) else []
     runs = [

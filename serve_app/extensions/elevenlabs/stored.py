@@ -1,4 +1,4 @@
-"""ElevenLabs' API for stored voices, and for the design of voices with previews."""
+"""ElevenLabs' API for stored voices, and for designing voices with previews."""
 
 from pathlib import PurePath
 
@@ -50,7 +50,7 @@ async def show_voice(service: SpeechService, voice_id: str) -> Json:
 
 
 async def add_voice(service: SpeechService, request: Request) -> Response:
-    """Store a voice. The first of `files` is the default recording. The others are takes, named like their files."""
+    """Store a voice. The first of `files` is the default recording. The others are takes, named after their files."""
     form = await read_form(request)
     details = Details(
         form.required("name"),

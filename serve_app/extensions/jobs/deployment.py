@@ -94,5 +94,5 @@ class JobsReplica:
     def _hindrance(self, model: str) -> str | None:
         state = self._watch.state(model)
         if state.status is ModelStatus.AT_ZERO and model not in self._waking:
-            return "The model has no talkers, and talker_scaling.jobs does not let jobs start any. A live request does."
+            return "The model has no talkers, and talker_scaling.jobs does not let jobs start any. Live requests do."
         return None

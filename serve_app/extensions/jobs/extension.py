@@ -31,7 +31,7 @@ def deploy(config: AppConfig, models: "Sequence[Deployed]") -> DeploymentSpec:
 
 
 def open_client(opening: Opening) -> JobsClient | None:
-    """Return a function that calls the job manager of the job replica, or None without such a replica."""
+    """Return a function that calls the job manager of the job replica, or None if there is no such replica."""
     from deployments.serving.handles import ask_replica  # imports Ray
 
     if (handle := opening.handle) is None:

@@ -1,7 +1,7 @@
 """Accept all jobs of a server, synthesize their segments and report their progress, in one process.
 
 The store is authoritative. If the process dies, its successor repeats the running segments. During an update, two
-processes may use the same store, and each process follows the changes of the other.
+processes may use the same store, and each picks up the other's changes.
 """
 
 import asyncio
@@ -50,8 +50,8 @@ logger = logging.getLogger(__name__)
 
 _FIRST_SEGMENTS, _MOST_SEGMENTS = 2.0, 32.0  # number of parallel segments: initial and maximum
 _RETRY_S, _LONGEST_RETRY_S = 0.25, 15.0  # delay after a refusal, and maximum delay of writes
-_LOOK_S = 1.0  # between checks whether a paused job can continue
-_FOLLOW_S = 5.0  # between reads of the changes that other processes made in the store
+_LOOK_S = 1.0  # between checks of whether a paused job can continue
+_FOLLOW_S = 5.0  # between reads of other processes' changes to the store
 _TOGETHER_S = 1.0  # all streams of a lost replica end within this time
 _NODE_LOST_S = 30.0  # all replicas of a lost node end within this time
 _REMOVAL_S = 2.0  # maximum wait until the files of a deleted job are gone; a bucket may take longer
@@ -185,7 +185,7 @@ class JobManager:
         return self._as_json(work)
 
     async def track(self, visitor: Visitor, job_id: str, part: str | None) -> Track:
-        """Return the track of a finished part, or of the whole job without `part`. Raises NotFound, Conflict."""
+        """Return the track of a finished part, or of the whole job if `part` is None. Raises NotFound, Conflict."""
         work = await self._find(visitor, job_id)
         names = await apart(work.names, part)
         infos = [work.job.info(model) for model in work.job.models]
@@ -232,8 +232,8 @@ class JobManager:
         return sum(len(work.running) for work in self._works.values())
 
     def _next(self) -> tuple[Work, SegmentId] | None:
-        """Select the next segment. Prefer the owner, then the job, with the fewest running segments, then the oldest
-        job. Retry a lost segment first, while no other segment of its model runs.
+        """Select the next segment. Pick the owner with the fewest running segments, then that owner's job with the
+        fewest. Break ties by age. Retry a lost segment first, while no other segment of its model runs.
         """
         held = self._jobs.held()
         of_owners = Counter(work.job.owner for work in self._works.values() for _ in work.running)
@@ -270,7 +270,7 @@ class JobManager:
             lost_s = time.monotonic()
             self._losses.append((lost_s, segment_id))
             work.suspects[segment_id] = None
-            await asyncio.sleep(_TOGETHER_S)  # other losses of the same cause may follow
+            await asyncio.sleep(_TOGETHER_S)  # other losses with the same cause may follow
             is_culprit = await self._is_culprit(lost_s, error)
             await self._count_failure(work, segment_id, f"the replica was lost: {error}" if is_culprit else None)
         except EngineError as error:
@@ -313,7 +313,7 @@ class JobManager:
             work.todo.appendleft(segment_id)
 
     async def _call_webhook(self, work: Work) -> None:
-        """Notify the webhook of a job of its end, and store the result of the call."""
+        """Notify a job's webhook that the job has ended, and store the result of the call."""
         assert work.job.webhook is not None
         before = work.state
         try:
@@ -342,7 +342,7 @@ class JobManager:
                 await asyncio.sleep(delay_s)
                 delay_s = min(2 * delay_s, _LONGEST_RETRY_S)
         self._failure = None
-        if mark is None or work.job.id not in self._works:  # a process deleted the job meanwhile
+        if mark is None or work.job.id not in self._works:  # a process has deleted the job in the meantime
             self._jobs.forget(work.job.id)
             return
         work.add(made, len(content))

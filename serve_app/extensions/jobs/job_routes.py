@@ -39,7 +39,7 @@ async def _ask(service: SpeechService, method: str, *arguments: object) -> Any:
 
 
 async def create(service: SpeechService, request: Request) -> Response:
-    """Create a job from a list of texts. The server synthesizes the texts in the background of live requests."""
+    """Create a job from a list of texts. The server synthesizes them in the background of live speech."""
     key = idempotency_key(request)
     try:
         job, ignored = await _ask(service, "create", await read_body(request), key)
@@ -119,7 +119,7 @@ async def _audio(service: SpeechService, request: Request, track: Track, audio_f
 
 
 def _span(range_header: str | None, size: int) -> tuple[int, int] | None:
-    """Return start and end (exclusive) of the requested bytes, or None if the response should contain all bytes.
+    """Return the start and end (exclusive) of the requested bytes, or None if the response should contain all bytes.
 
     An unsupported header, such as a header with several ranges, also yields None. An unsatisfiable one yields an empty
     range.

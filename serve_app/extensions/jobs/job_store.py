@@ -83,7 +83,7 @@ class JobStore:
         return "" if state is None else _mark(state)
 
     def idle_s(self, job_id: str) -> float:
-        """Return the seconds since the last change of the job or its state, by the clock of the store."""
+        """Return the seconds since the last change of the job or its state, according to the store's clock."""
         metas = [self._files.meta(f"{kind}/{job_id}.json") for kind in ("jobs", "states")]
         latest_s = max((meta["last_modified"].timestamp() for meta in metas if meta is not None), default=0.0)
         return self._files.now_s() - latest_s
@@ -105,7 +105,7 @@ class JobStore:
         return self._files.get_record(f"states/{job_id}.json", JobState) or JobState()
 
     def write_state(self, job_id: str, state: JobState) -> None:
-        """Write the state of a job, and delete the state again if the job was deleted meanwhile."""
+        """Write the state of a job, and delete the state again if the job has been deleted in the meantime."""
         self._files.put_record(f"states/{job_id}.json", state)
         if self.mark(job_id) is None:
             self._files.delete(f"states/{job_id}.json")
@@ -117,14 +117,14 @@ class JobStore:
         for meta in self._files.listed(prefix):
             made = MadeSegment.of(meta["path"].removeprefix(prefix))
             if made is not None and (made.id not in segments or made.name < segments[made.id][0].name):
-                segments[made.id] = made, meta["size"]  # all processes choose the same of two copies
+                segments[made.id] = made, meta["size"]  # so that all processes choose the same copy
         return iter(segments.values())
 
     def save(self, job_id: str, made: MadeSegment, content: bytes) -> str | None:
         """Store a finished segment as returned by `packed`. Return the mark of the job, or None if it was deleted.
 
-        If the job is deleted meanwhile, either `save` or the deletion removes the segment, because a deletion removes
-        the description first.
+        If the job is deleted in the meantime, either `save` or the deletion removes the segment, because a deletion
+        removes the description first.
         """
         self._files.put(f"segments/{job_id}/{made.name}", content)
         mark = self.mark(job_id)

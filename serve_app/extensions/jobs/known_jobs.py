@@ -44,7 +44,7 @@ class KnownJobs:
         self._followed_s = float("-inf")
 
     async def follow(self, within_s: float) -> None:
-        """Read the changes of all jobs, at most once in `within_s` seconds. Raises StoreFailed."""
+        """Read the changes of all jobs, at most once every `within_s` seconds. Raises StoreFailed."""
         async with self._following:
             if time.monotonic() - self._followed_s >= within_s:
                 await self.look()
@@ -58,7 +58,7 @@ class KnownJobs:
             self.forget(gone)
         new = [each for each in marks if each not in self.works and each not in self.deleted]
         for work in await asyncio.to_thread(_works_of, self._store(), new):
-            if work.job.id not in self.deleted:  # this process may have deleted the job meanwhile
+            if work.job.id not in self.deleted:  # this process may have deleted the job in the meantime
                 self.works.setdefault(work.job.id, work)
         for work in [self.works[each] for each in known & marks.keys() & self.works.keys()]:
             if work.mark != marks[work.id]:
@@ -87,8 +87,8 @@ class KnownJobs:
                 await self.write(work, state)
 
     async def write(self, work: Work, state: JobState) -> None:
-        """Write the state of a job. The caller must hold the job's lock. If the store fails, only this process knows
-        the state. The next process then synthesizes the missing segments again, with the same result.
+        """Write the state of a job. The caller must hold the job's lock. If the store fails, only this process has the
+        state. The next process then synthesizes the missing segments again, with the same result.
         """
         work.state = state
         try:
@@ -162,7 +162,7 @@ def _works_of(store: JobStore, job_ids: list[str]) -> list[Work]:
 
 
 def cancel_tasks(work: Work) -> asyncio.Future[list[BaseException | None]]:
-    """Cancel the running segments and the webhook call of a job. Await the returned future to wait for their end."""
+    """Cancel the running segments and the webhook call of a job. Await the returned future to wait until they end."""
     tasks = [*work.running.values(), *filter(None, (work.webhook_task,))]
     tasks = [task for task in tasks if task is not asyncio.current_task()]
     for task in tasks:

@@ -39,7 +39,7 @@ _LONGEST_ID = 200
 # Fields that the client sets when it downloads the audio.
 _AT_FETCH = ("response_format", "sample_rate", "stream", "stream_format", "word_timestamps")
 _LONGEST_PLANNING_S = 60.0
-_EARLY_S, _FAR_TOO_LONG = 2.0, 4  # after these seconds, refuse a job that would take four times the limit
+_EARLY_S, _FAR_TOO_LONG = 2.0, 4  # after this many seconds, reject a job that would take four times the limit
 _PIECE_PARTS, _PIECE_CHARS = 256, 1 << 18  # limits of a piece of the plan
 
 

@@ -21,7 +21,7 @@ from serve_app.visitor import VISITOR, Visitor
 
 
 class JobStopped(TalkrayError):
-    """Raised if a job cannot continue as planned. The message says what to do."""
+    """Raised if a job cannot continue as planned. The message contains the remedy."""
 
 
 @dataclass(slots=True)

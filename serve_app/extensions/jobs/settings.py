@@ -10,7 +10,7 @@ from serve_app.config import PoolConfig, Positive, PositiveSeconds, host_name
 
 
 class JobSettings(Strict):
-    """Settings of jobs, which the voice store keeps (docs/jobs.md)."""
+    """Settings of jobs (docs/jobs.md). Jobs are kept in the voice store."""
 
     max_jobs: Positive = 100  # maximum number of stored jobs per owner
     max_input_chars: Positive = 200_000  # maximum length of a part; the default is about three hours of speech

@@ -24,7 +24,7 @@ class StoredAudio:
     """Audio of a finished part or job in one format."""
 
     def __init__(self, store: JobStore, track: Track, form: AudioForm) -> None:
-        """Parse the segment names, which blocks for a long job."""
+        """Parse the segment names. Blocks for a long job."""
         self._store, self._track, self._form = store, track, form
         self._made = _made(track)
         self._pcm_bytes = 2 * sum(made.samples for made in self._made)

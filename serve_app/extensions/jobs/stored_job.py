@@ -37,7 +37,7 @@ class JobStatus(StrEnum):
 
     QUEUED = "queued"  # before the first segment
     RUNNING = "running"
-    PAUSED = "paused"  # the job continues when the reported reason no longer holds
+    PAUSED = "paused"  # the job continues when the reported reason no longer applies
     COMPLETED = "completed"
     CANCELLED = "cancelled"
     FAILED = "failed"
@@ -186,7 +186,7 @@ class JobState(Strict):
     model_config = _OLDER
 
     cancelled: bool = False
-    failed: _Line | None = None  # the reason of the failure
+    failed: _Line | None = None  # the reason for the failure
     ended_at: int | None = None  # seconds since 1970
     calls: int = 0  # number of webhook calls made
     call_error: _Line | None = None  # why the last call failed

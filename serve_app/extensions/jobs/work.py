@@ -37,7 +37,7 @@ class Work:
     todo: deque[SegmentId] = field(default_factory=deque)
     running: dict[SegmentId, asyncio.Task[None]] = field(default_factory=dict)
     plan: JobPlan | None = None
-    webhook_task: asyncio.Task[None] | None = None  # notifies the webhook of the end of the job
+    webhook_task: asyncio.Task[None] | None = None  # notifies the webhook that the job has ended
     next_webhook_s: float = 0.0
     failures: dict[SegmentId, int] = field(default_factory=dict)  # number of failures of each retried segment
     suspects: dict[SegmentId, None] = field(default_factory=dict)  # segments lost with a replica; each is retried alone
@@ -109,7 +109,7 @@ class Work:
         return number.isascii() and number.isdigit() and len(number) < 10 and int(number) < len(self.job.num_segments)
 
     def names(self, part: str | None) -> tuple[str, ...]:
-        """Return the segment names of a finished part, or of the whole job without `part`. Blocks for a long job.
+        """Return the segment names of a finished part, or of the whole job if `part` is None. Blocks for a long job.
 
         Raises NotFound if the part is unknown, and Conflict if the part or job is not finished.
         """
@@ -168,7 +168,7 @@ class Work:
 
     @property
     def owes_webhook(self) -> bool:
-        """Whether the server still has to notify the webhook of the end of the job."""
+        """Whether the server still has to notify the webhook that the job has ended."""
         has_ended = self.status(None) in (JobStatus.COMPLETED, JobStatus.FAILED)
         return has_ended and self.job.webhook is not None and self.state.called_at is None
 

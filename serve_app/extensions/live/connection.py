@@ -34,7 +34,7 @@ from serve_app.extensions.live.turns import Done, Event, Failed
 
 logger = logging.getLogger(__name__)
 
-IDLE_TIMEOUT_S = 600.0  # the server closes a socket without any messages for this time
+IDLE_TIMEOUT_S = 600.0  # the server closes a socket on which no messages are sent for this long
 _ENGINE_FAILED = 1011
 _SERVICE_RESTART = 1012
 _REPLACED = "this server is being replaced, please reconnect"
@@ -226,11 +226,11 @@ class Connection(ABC):
 
     @property
     def quiet_s(self) -> float:
-        """Seconds without messages after which a server that shuts down closes the socket."""
+        """Seconds without messages after which a server that is shutting down closes the socket."""
         return _QUIET_S
 
     def _quiet_from_s(self, began_s: float) -> float:
-        """Return the time at which a server that shuts down may close the socket without further messages."""
+        """Return the time at which a server that is shutting down may close the socket if no more messages are sent."""
         return min(self._active_s + self.quiet_s, max(self._active_s, began_s + _PATIENCE_S))
 
     def failure(self, error: Exception, request_id: str) -> ErrorReply:
@@ -297,7 +297,7 @@ class Connection(ABC):
 class HandshakeConnection(Connection):
     """Connection whose handshake contains the request without its text. An invalid request fails the handshake."""
 
-    reason_header: ClassVar[str | None] = None  # response header with the reason of a failed handshake
+    reason_header: ClassVar[str | None] = None  # response header with the reason for a failed handshake
     speech: SpeechRequest  # set after the handshake
 
     @classmethod
@@ -363,12 +363,12 @@ class ConversationConnection(Connection):
 
 
 def unknown_type(*valid: str) -> InvalidRequest:
-    """Return the error for a message with another type than `valid`."""
+    """Return the error for a message with a type other than `valid`."""
     return InvalidRequest(f"type must be {', '.join(valid[:-1])} or {valid[-1]}.", "type")
 
 
 def _parse(text: str | None, *, recordings: bool, text_fields: tuple[str, ...]) -> dict[str, object]:
-    """Parse the JSON object of a message. Check the size first, because parsed objects may take thirty times as much
+    """Parse the JSON object in a message. Check the size first, because parsed objects may take thirty times as much
     memory. With `recordings`, `ref_audio` does not count toward MAX_MESSAGE_BYTES.
     """
     if text is None:

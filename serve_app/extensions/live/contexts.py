@@ -50,7 +50,7 @@ class ContextConnection(Connection, Generic[C]):
     def __init__(self, socket: WebSocket, service: SpeechService) -> None:
         super().__init__(socket, service)
         self._contexts: dict[str, C] = {}
-        # A context that held its task would be in a cycle with the traceback of the task's error.
+        # A context that held its task would form a reference cycle with the traceback of the task's error.
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     @abstractmethod
@@ -59,7 +59,7 @@ class ContextConnection(Connection, Generic[C]):
 
     @property
     def quiet_s(self) -> float:
-        """Seconds of silence before a shutdown closes the socket. Open contexts have the timeout of ElevenLabs."""
+        """Seconds of silence before a shutdown closes the socket. ElevenLabs' timeout applies to open contexts."""
         return _CONTEXT_QUIET_S if self._contexts else super().quiet_s
 
     @property

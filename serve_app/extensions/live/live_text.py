@@ -1,4 +1,4 @@
-"""Speak an utterance while the client still writes its text. The client may split the text anywhere.
+"""Speak an utterance while the client is still writing its text. The client may split the text anywhere.
 
 A part becomes spoken text as soon as later parts cannot change its spoken form. A talker reads the spoken text of the
 current segment from a mailbox. A text that exceeds one segment continues in the next segment. While the client does not
@@ -31,7 +31,7 @@ from serve_app.text.characters import is_speakable
 from serve_app.text.splitting import LiveSplit
 from serve_app.text.spoken import SpokenPiece
 
-_IDLE_S = 60.0  # the text ends if the client does not add any for this time
+_IDLE_S = 60.0  # the text ends if the client adds nothing for this long
 _FADE_S = 0.01
 _MARGIN_S = 0.06  # send a fade-out this long before a player without a buffer runs dry
 _TOKEN_BYTES = 16
@@ -44,7 +44,7 @@ Restyle = Callable[[str], Awaitable[Mapping[str, Any]]]
 
 
 async def no_change(style: str) -> Mapping[str, Any]:
-    """Return an empty change, as the `restyle` for texts whose styles do not have an effect."""
+    """Return an empty change. Serves as `restyle` for texts whose styles have no effect."""
     return {}
 
 
@@ -67,7 +67,7 @@ class LiveTexts(Opened):
         """Open an utterance without text. The utterance accepts at most `max_chars` characters, and ends after a minute
         without new text. Without `rules`, the text is spoken as written. `restyle` is called once per style.
 
-        Raises OSError if the mailbox server cannot listen on its address.
+        Raises OSError if the mailbox server cannot bind to its address.
         """
         await self.server.start()
         rules = rules or TextRules(spoken_form=info.spoken_form)
@@ -277,7 +277,7 @@ class LiveText(Segments):
         self._notify()
 
     def _begin_stretch(self, border: SpokenPiece) -> None:
-        """End the current segment if it has text, and add the silence of the border before the next segment."""
+        """End the current segment if it has text, and add the silence that precedes the next segment."""
         self._say_certain(self._split.finish())
         if self._writing is not None and self._writing.text:
             self._split.restart()
@@ -309,7 +309,7 @@ class LiveText(Segments):
         self._segments.append(segment_request(request, len(self._segments)))
 
     def _set_manner(self, number: int) -> None:
-        """Set the speed and style of a segment. Start to prepare a new style, which may read a recording."""
+        """Set the speed and style of a segment. Start preparing a new style, which may involve reading a recording."""
         self._speeds[number], self._styles[number] = self._speed, self._style
         if self._style and self._style not in self._restyling:
             restyling = self._restyling[self._style] = asyncio.ensure_future(self._restyle(self._style))
@@ -344,9 +344,9 @@ class LiveText(Segments):
 async def without_clicks(
     chunks: AsyncGenerator[PcmChunk, None], sample_rate: int, listener: Listener, *, may_stall: Callable[[], bool]
 ) -> AsyncGenerator[PcmChunk, None]:
-    """Yield `chunks` without clicks at stalls. Audio that arrives in time does not change.
+    """Yield `chunks` without clicks at stalls. Audio that arrives in time is not changed.
 
-    While `may_stall` returns True, hold the last 10 ms back, and fade them out if the next chunk does not arrive in
+    While `may_stall` returns True, hold back the last 10 ms, and fade them out if the next chunk does not arrive in
     time.
     """
     size = int(_FADE_S * sample_rate) * SAMPLE_BYTES

@@ -1,4 +1,4 @@
-"""Texts that clients still write, for the talkers that read them with `deployments.serving.mailbox`."""
+"""Texts that clients are still writing, for the talkers that read them with `deployments.serving.mailbox`."""
 
 import asyncio
 import contextlib

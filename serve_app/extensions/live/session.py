@@ -100,7 +100,7 @@ class Session:
 
     @property
     def is_speaking(self) -> bool:
-        """Whether complete turns are unspoken, or events are unread."""
+        """Whether any complete turns are unspoken, or any events are unread."""
         return any(turn.is_complete for turn in self._turns) or not self._events.empty()
 
     @property
@@ -315,7 +315,7 @@ class Session:
             return
         if not task.cancelling():  # a second cancellation would interrupt the cleanup
             task.cancel()
-            task.add_done_callback(self._stopped)  # also if the waiting task is cancelled
+            task.add_done_callback(self._stopped)  # even if the waiting task is cancelled
         await asyncio.wait((task,))
 
     def _stopped(self, task: asyncio.Task[None]) -> None:

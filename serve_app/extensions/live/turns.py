@@ -41,7 +41,7 @@ class Turn:
 
     @property
     def takes_text(self) -> bool:
-        """Whether the turn accepts text. A live text ends by itself after a long time without new text."""
+        """Whether the turn accepts text. A live text ends automatically after a long time without new text."""
         return not self.is_complete and not (self.live is not None and self.live.is_complete)
 
     def take(self) -> str:
@@ -129,7 +129,7 @@ class Rest:
 class Done:
     """Event after all text of a closed session is spoken.
 
-    `finish_reason` is the first finish reason other than STOP of a turn, or STOP. `answer` belongs to the last turn.
+    `finish_reason` is the first one among the turns other than STOP, or else STOP. `answer` belongs to the last turn.
     """
 
     finish_reason: FinishReason

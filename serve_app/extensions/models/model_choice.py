@@ -31,7 +31,7 @@ class ModelHints:
 
 
 class ModelChoice(Opened):
-    """Extension object that chooses the model of every request."""
+    """Extension object that chooses the model for every request."""
 
     def join(self, resolver: Resolver) -> None:
         resolver.choose_model = model_for
@@ -79,8 +79,8 @@ async def _is_stored(resolver: Resolver, voice: str | None, models: Sequence[Mod
 def choose_model(wanted: ModelHints, models: Sequence[ModelInfo], settings: ApiSettings, *, lenient: bool) -> ModelInfo:
     """Choose the model for a request. The first of `models` is the default.
 
-    With `lenient`, ignore unknown models and voices, because clients of other APIs cannot know the names of this
-    server. Raises InvalidRequest and ModelNotFound, which name the model to deploy or the field to send.
+    With `lenient`, ignore unknown models and voices, because clients of other APIs use names unknown to this server.
+    Raises InvalidRequest and ModelNotFound, which name the model to deploy or the field to send.
     """
     if len(models) == 1:
         return models[0]
@@ -145,7 +145,7 @@ def _by_voice(name: str | None, models: Sequence[ModelInfo], *, lenient: bool) -
 
 
 def _of_kind(kind: ModelKind, models: Sequence[ModelInfo], need: str, param: str) -> ModelInfo:
-    """Return the only or default model of the kind that `need` requires. Raises InvalidRequest for none or several."""
+    """Return the only or default model of the kind that `need` requires. Raises InvalidRequest otherwise."""
     chosen = _only([info for info in models if info.kind is kind], need, models[0])
     if chosen is None:
         raise not_deployed(kind, models, need, param)
@@ -165,5 +165,5 @@ def _only(candidates: Sequence[ModelInfo], need: str, default: ModelInfo) -> Mod
         return default
     if len(candidates) > 1:
         names = ", ".join(info.name for info in candidates)
-        raise InvalidRequest(f"{need} fits several models ({names}). Set model to one.", "model", "ambiguous_model")
+        raise InvalidRequest(f"{need} matches several models ({names}). Set model to one.", "model", "ambiguous_model")
     return candidates[0] if candidates else None

@@ -1,6 +1,6 @@
 """Stream codec frames instead of audio to clients that decode the frames. See docs/codec-frames.md for the format.
 
-The server decodes the frames too, to drop the quiet start, and to stop runaway speech.
+The server also decodes the frames, in order to drop the silent start and to stop runaway speech.
 """
 
 import struct
@@ -120,7 +120,7 @@ class FramesSocket(Connection):
     async def obey(self, fields: dict[str, object]) -> None:
         match fields.pop("type", None):
             case "speak" if self.is_busy:
-                raise InvalidRequest("An utterance is in progress. Cancel it or wait for its end.", "type", "busy")
+                raise InvalidRequest("An utterance is in progress. Cancel it or wait until it ends.", "type", "busy")
             case "speak":
                 speech = await _speech_request(self.service, fields, reasons=ignored_fields.always_streamed(fields))
                 self.start(self._speak(speech, self.next_id()))

@@ -34,7 +34,7 @@ class Resumption(BaseModel):
     """Fields of a `speak` message that resumes an utterance after a lost connection.
 
     The seed determines the codes, so the server repeats the utterance and skips the first frames. The client sends
-    `request_id`, `seed` and `previous_request_id` from `started`, and the number of received whole frames.
+    `request_id`, `seed` and `previous_request_id` from `started`, and the number of complete frames that it received.
     """
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
@@ -200,13 +200,13 @@ class SpeechSocket(Connection):
         if self._task is not None and self._utterance is not None and self._utterance.is_over:
             await asyncio.wait((self._task,))  # the client may receive the end before the task ends
         if self.is_busy:
-            raise InvalidRequest("An utterance is in progress. Cancel it or wait for its end.", "type", "busy")
+            raise InvalidRequest("An utterance is in progress. Cancel it or wait until it ends.", "type", "busy")
         own_id = self.next_id()
         self._utterance = SpeakMessage(parse_resumption(fields).request_id or own_id, self, self._continuation)
         self._task = self.start(self._utterance.run(fields, self.service))
 
     async def _cancel(self, played_ms: float | None) -> None:
-        """Stop the utterance and always reply. `request_id` is null without an utterance, or if it had just ended.
+        """Stop the utterance and always reply. `request_id` is null if no utterance is in progress.
 
         `played_ms` is the heard duration of the utterance's audio. The reply contains the heard text.
         """

@@ -1,4 +1,4 @@
-"""The `nari.speech.v1` protocol of nari on the path of the native WebSocket.
+"""nari's protocol `nari.speech.v1`, on the same path as the native WebSocket.
 
 Each socket speaks one utterance, whose text arrives in numbered pieces.
 """

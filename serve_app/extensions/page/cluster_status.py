@@ -1,4 +1,4 @@
-"""Compute the current activity of the cluster and of the last 15 minutes, for `GET /status` and the web page.
+"""Compute the cluster's activity, now and over the last 15 minutes, for `GET /status` and the web page.
 
 Each ingress replica writes its counts to the control store of the cluster every two seconds. The replica that serves
 `GET /status` adds the counts of all replicas, at most once per second.
@@ -43,7 +43,7 @@ class Recent:
         self._slices: deque[tuple[int, Counter[str]]] = deque(maxlen=_SLICES)  # (slice since the epoch, counts)
 
     def follow(self) -> None:
-        """Start to count the values that the metrics record."""
+        """Start counting the values that the metrics record."""
         for instrument, count in (
             (metrics.TTFA, lambda elapsed_s, **_: self.count_first_audio(elapsed_s)),
             (metrics.REFUSALS, lambda _, *, reason, **__: self._count(f"{_REFUSED}{reason}")),
@@ -90,7 +90,7 @@ class ClusterStatus:
 
     async def latest(self) -> Json:
         """Return the result of `read`, which may be up to one second old."""
-        async with self._reading:  # limits many open pages to one read per second
+        async with self._reading:  # even with many pages open, read only once per second
             if time.time() - float(str(self._latest.get("at", 0))) >= _SUMMED_S:
                 self._latest = await run_in_threadpool(self.read)
         return self._latest
@@ -133,7 +133,7 @@ def _window(counts: Counter[str]) -> Json:
 
 
 def _percentile(classes: Counter[int], share: float) -> float | None:
-    """Return a percentile of the time to first audio in ms, accurate to 2.5 %, or None without data."""
+    """Return a percentile of the time to first audio in ms, accurate to 2.5 %, or None if there is no data."""
     wanted, passed = share * classes.total(), 0
     for key in sorted(classes):
         passed += classes[key]

@@ -1,4 +1,4 @@
-"""Serve the web page at `/`, which can speak. The page does not load anything from other hosts.
+"""Serve the web page at `/`, on which users can try out speech. The page does not load anything from other hosts.
 
 The page consists of `pages/index.html` and the scripts and stylesheets in the same folder, without a build step.
 """

@@ -108,7 +108,7 @@ class RealtimeSocket(ResponseSocket):
     async def opened(self) -> None:
         await self.send_event("session.created", session=self._session())
         granted = state_of(self.socket).caller.granted
-        if granted is not None and granted.session:  # handled like a message of the client
+        if granted is not None and granted.session:  # handled like a message from the client
             await self._answer(json.dumps({"type": "session.update", "session": granted.session}))
 
     async def obey(self, fields: dict[str, object]) -> None:
@@ -178,7 +178,7 @@ class RealtimeSocket(ResponseSocket):
     async def _respond(self, options: Mapping[str, object]) -> None:
         if self._turn is not None:
             code = "conversation_already_has_active_response"
-            raise InvalidRequest("Another response is in progress. Cancel it or wait for its end.", "response", code)
+            raise InvalidRequest("Another response is in progress. Cancel it or wait until it ends.", "response", code)
         items = options.get("input")
         text = " ".join(self._waiting if items is None else _texts(items))
         if not text:
@@ -248,7 +248,7 @@ def _rate(settings: Mapping[str, object]) -> int:
 
 
 def _texts(items: object) -> list[str]:
-    """Return the texts in the messages of the user. Raises InvalidRequest if `items` is not a list of objects."""
+    """Return the texts in the user's messages. Raises InvalidRequest if `items` is not a list of objects."""
     if not isinstance(items, list) or not all(isinstance(item, Mapping) for item in items):
         raise InvalidRequest("input must be a list of items.", "response.input")
     return [text for item in items for text in _parts(item) if text]

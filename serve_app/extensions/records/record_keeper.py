@@ -117,6 +117,6 @@ class RequestLines:
         self._file.write(f"{json.dumps(story_of(record) | self._ingress)}\n")
 
     def flush(self, *, is_last: bool) -> None:
-        """Close the file at the end. `receive` flushes each line itself."""
+        """Close the file on shutdown. `receive` flushes each line itself."""
         if is_last:
             self._file.close()

@@ -99,7 +99,7 @@ class RequestSpans:
         span.end(record.ended_ns)
 
     def flush(self, *, is_last: bool) -> None:
-        """Send the remaining spans at the end. The SDK sends all others every five seconds."""
+        """Send the remaining spans on shutdown. The SDK sends all others every five seconds."""
         if is_last:
             self._provider.shutdown()
 

@@ -114,7 +114,7 @@ class UsageBook:
             instrument.record(getattr(used, name), key=key, voice=voice, dialect=dialect, model=model)
 
     def flush(self, *, is_last: bool = False) -> None:
-        """Write the file of each changed hour. If a write fails, a later call retries the write."""
+        """Write the file for each hour that has changed. If a write fails, a later call retries the write."""
         if self._store is None:
             self._hours.clear()
             return

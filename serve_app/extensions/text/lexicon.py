@@ -1,6 +1,6 @@
 """Lexicons, which give the pronunciation of words as respellings, such as "sequel" for "SQL".
 
-Models do not read phonemes.
+Models cannot read phonemes.
 """
 
 import re
@@ -156,7 +156,7 @@ def _respelling(word: str, said: str, field: str) -> str:
     if not 0 < len(word.strip()) <= LONGEST_WORD or "\n" in word:
         raise InvalidRequest(f"{name}: a word must have 1 to {LONGEST_WORD} characters on one line.", field)
     if len(said) > LONGEST_RESPELLING or "\n" in said:
-        raise InvalidRequest(f"{name}: a respelling must fit {LONGEST_RESPELLING} characters on one line.", field)
+        raise InvalidRequest(f"{name}: respell it in at most {LONGEST_RESPELLING} characters on one line.", field)
     if phonemes := _PHONEMES.search(said):
         reason = f"{phonemes[0]!r} is a phoneme, and phonemes are not supported"
         raise InvalidRequest(f"{name}: {reason}. Respell the word in letters.", field, "phonemes_not_supported")

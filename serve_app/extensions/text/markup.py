@@ -85,7 +85,7 @@ _CLOSES = tuple(".,;:!?…)")
 
 MARKS, LINK, CODE, EMOJI = "marks of Markdown", "link target", "code block", "emoji"
 THOUGHT = "reasoning of a language model"
-TOO_LONG = f"pause beyond {MAX_PAUSE_S:g} s, or {MAX_PAUSES_S:g} s in all"
+TOO_LONG = f"pause beyond {MAX_PAUSE_S:g} s, or {MAX_PAUSES_S:g} s in total"
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +219,7 @@ class LiveMarkup:
         return self._prose(written, written)
 
     def _mark(self, rest: str, *, final: bool) -> Token | Literal[False] | None:
-        """Return the token of a Markdown mark or an emoji, or False for other text."""
+        """Return the token for a Markdown mark or an emoji, or False for other text."""
         if line_end := _LINE_END.match(rest):
             if not line_end[0].endswith("\n"):
                 return Token(line_end[0], self._heard(line_end[0])) if final else None
@@ -272,7 +272,7 @@ class LiveMarkup:
         return Token(end[0] if end else before or mark)
 
     def _line_start(self, rest: str, *, final: bool) -> Token | None:
-        """Return the token of the marks at the start of a line, such as list, heading, quotation, table or code marks.
+        """Return the token for the marks at the start of a line, such as list, heading, quotation, table or code marks.
 
         Text before a marked line ends like a sentence.
         """
@@ -392,7 +392,7 @@ class LiveMarkup:
         return self._prose(rest[0], rest[0])
 
     def _style_tag(self, rest: str, *, final: bool) -> Token | Literal[False] | None:
-        """Return the token of a style tag, or False for other text."""
+        """Return the token for a style tag, or False for other text."""
         if rest[0] == "<":
             return self._tag(rest, final=final)
         if tag := self._style_rules.bracket(rest, final=final):

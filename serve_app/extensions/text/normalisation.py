@@ -25,7 +25,7 @@ from serve_app.text.languages import language_code
 _FOLDER = Path(__file__).parent / "figures"
 _HARD = re.compile(r"[\d%‰€$£¥￥₩₽°º℃№&§+½¼¾²³㎡]|\b[IVXLC]++(?:e|er|re|ème)?\b")
 _WORDS, _CHARACTERS = re.compile(r"\s*+\S{1,64}|\s++"), re.compile(r"\s*+\S|\s++")
-_NEAR_WORDS, _NEAR_CHARACTERS = 2, 8  # minimum distance of a cut to text to normalise, on both sides
+_NEAR_WORDS, _NEAR_CHARACTERS = 2, 8  # minimum distance between a cut and text to normalise, on both sides
 _LONGEST_RUN = 240  # maximum number of characters to normalise together
 _LONGEST_NUMBER = 15  # digits; longer numbers are read digit by digit
 _MACRO = re.compile(r"<(\w+)>")
@@ -74,7 +74,7 @@ class LiveNormaliser:
 
 
 def prepare(language: str) -> None:
-    """Load the rules of a language, which blocks for up to a second. Raises InvalidRequest without rules."""
+    """Load the rules for a language. Blocks for up to a second. Raises InvalidRequest without rules."""
     if language_code(language) is None:
         raise InvalidRequest(f"text_normalization: {language[:80]!r} is not supported.", "text_normalization")
     for part in LiveNormaliser(language).feed("1", is_last=True):
@@ -83,7 +83,7 @@ def prepare(language: str) -> None:
 
 @lru_cache
 def _reader(language: str) -> tuple[Read, Callable[[str], bool]]:
-    """Return a function that normalises text, and a function that detects words to normalise without digits."""
+    """Return a function that normalises text, and one that detects text to normalise that has no digits."""
     if language == "english":
         return _read_english, lambda word: _SHORTENED.search(word) is not None
     code = language_code(language)

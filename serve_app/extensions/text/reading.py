@@ -1,4 +1,4 @@
-"""Convert the text of a request by the rules of the request and of the server for markup, lexicons and normalization.
+"""Convert the text of a request by the request's and the server's rules for markup, lexicons and normalization.
 
 `POST /v1/audio/text` shows the resulting spoken text.
 """

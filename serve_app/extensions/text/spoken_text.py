@@ -32,7 +32,7 @@ _GREEK_END = re.compile(r"[Ͱ-Ͽἀ-῿]{0,64}\Z")
 
 @dataclass(frozen=True, slots=True)
 class TextRules:
-    """Rules for the conversion of a text to its spoken form."""
+    """Rules for converting a text to its spoken form."""
 
     markup: Markup = "none"
     paragraph_pause_s: float = 0.0  # with 0, a paragraph ends like a sentence
@@ -53,7 +53,7 @@ class TextStage(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ReadText(SpokenText):
-    """A complete text and its spoken form by the given rules."""
+    """A complete text and its spoken form under the given rules."""
 
     rules: TextRules
 
@@ -108,7 +108,7 @@ def read(sent: str, rules: TextRules, *, field: str = "input") -> ReadText:
 
 
 def _prose_stages(rules: TextRules) -> list[TextStage]:
-    """Create the stages that convert the prose of a span before the spoken form of the voice."""
+    """Create the stages that convert the prose of a span, up to the voice's own spoken form."""
     stages: list[TextStage] = []
     if rules.lexicon:
         stages.append(LiveLexicon(rules.lexicon))

@@ -1,4 +1,4 @@
-"""Parse SSML attributes, and check a text for valid and supported SSML. The check reports the first error."""
+"""Parse SSML attributes, and check that a text is valid and supported SSML. The check reports the first error."""
 
 import html
 import re
@@ -24,7 +24,7 @@ _LONGEST_SHOWN = 40
 
 
 class SsmlCheck:
-    """Check of an SSML text, which may arrive in parts. `<speak>` is optional, and a DOCTYPE is an error."""
+    """Checker for an SSML text, which may arrive in parts. `<speak>` is optional, and a DOCTYPE is an error."""
 
     def __init__(self, field: str) -> None:
         """`field` is the name of the text in errors."""
@@ -100,7 +100,7 @@ class SsmlCheck:
 
 
 def attributes(tag: str) -> dict[str, str]:
-    """Parse the attributes of a tag from its text after the name."""
+    """Parse the attributes of a tag from the text after its name."""
     return {key.lower(): html.unescape(a or b or c) for key, a, b, c in _NAMED.findall(tag)}
 
 

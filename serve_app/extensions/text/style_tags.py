@@ -38,7 +38,7 @@ _BRACKET = re.compile(r"\[\s*(/?)\s*([^\[\]\n]+?)\s*\]")
 _OPEN_BRACKET = re.compile(r"\[\s*/?\s*([^\[\]\n]+?)\s*")
 _BEGUN_TARGET = re.compile(r"\([^()]*\Z|\Z")
 _TARGET = re.compile(r"\((?:[^()\s]*[./#:][^()]*)?\)")  # target of a Markdown link
-_SAME_STEM = 5  # minimum of shared letters, as in "cheerful" and "cheerfully"
+_SAME_STEM = 5  # minimum number of shared letters, as in "cheerful" and "cheerfully"
 
 # Labels that are tags in every text. Other labels are tags only for eleven_v3, eleven_v4, or if they name a take.
 _WORD = (
@@ -89,7 +89,7 @@ def _is_same(word: str, style: str) -> bool:
 
 
 def as_instructions(base: str | None, style: str) -> str:
-    """Append a style to the instructions of the request."""
+    """Append a style to the request's instructions."""
     return f"{base.rstrip(' .')}. {style}" if base else style
 
 

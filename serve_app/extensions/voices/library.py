@@ -99,7 +99,7 @@ class Voices(Opened):
         resolver.fields.add("prepare")
 
     async def voices(self) -> list[StoredVoice]:
-        """Return the visible voices, oldest first. Return an empty list until the first read of the store."""
+        """Return the visible voices, oldest first. Return an empty list until the store has been read."""
         with contextlib.suppress(StoreFailed):  # `_look_again` logs the error
             await self._follow()
         return self._visible(StoredVoice)
@@ -133,7 +133,7 @@ class Voices(Opened):
         return voice
 
     def known(self, id_or_name: str | None) -> StoredVoice | None:
-        """Return the voice that `find` would return, without a read of the store."""
+        """Return the voice that `find` would return, without reading the store."""
         return self._find(StoredVoice, id_or_name) if id_or_name else None
 
     async def get(self, id_or_name: str) -> StoredVoice:
@@ -155,7 +155,7 @@ class Voices(Opened):
         return record
 
     async def add(self, details: Details, sent: Sequence[SentRecording], *, field: str) -> StoredVoice:
-        """Store a voice. A request that does not name a style speaks with the first recording.
+        """Store a voice. A request that does not name a style uses the first recording.
 
         `field` is the client's name for the recordings in errors. Raises InvalidRequest, Conflict.
         """

@@ -12,4 +12,4 @@ class VoiceSettings(Strict):
     store: str | None = None
     max_voices: Positive = 1000  # maximum number of voices and consent recordings per owner
     max_bytes: Positive = 1 << 30  # maximum storage per owner; the store keeps recordings as FLAC
-    require_consent: bool = False  # refuse voices without a consent recording or statement
+    require_consent: bool = False  # reject voices without a consent recording or statement

@@ -101,7 +101,7 @@ class Take(Strict):
 
     @property
     def cloned_by(self) -> Literal["transcript", "vector"]:
-        """Input of the clone. Without a transcript, clones keep the sound of a voice but lose its way of speaking."""
+        """Input for cloning. Without a transcript, clones keep the sound of a voice but lose its way of speaking."""
         return "transcript" if self.text else "vector"
 
     def as_json(self) -> dict[str, object]:
@@ -261,7 +261,7 @@ class StoredVoice(Stored):
         return self.take_named(words) is not None
 
     def take_note(self, words: str | None, *, is_tagged: bool) -> str:
-        """Describe which take speaks, and the reason for this choice."""
+        """Describe which take is used, and the reason for this choice."""
         named = self.take_named(words)
         take = named or self.takes[0]
         why = "tag" if is_tagged else "instructions" if named else "the first"
@@ -316,7 +316,7 @@ class StoredLexicon(Stored):
 
     @classmethod
     def named(cls, name: str, words: Mapping[str, str]) -> Self:
-        """Create a lexicon of the caller from checked words. Raises InvalidRequest if `name` is wrong."""
+        """Create a lexicon for the caller from checked words. Raises InvalidRequest if `name` is wrong."""
         if not name.isprintable():
             raise InvalidRequest("name must have 1 to 80 printable characters. Remove all others.", "name")
         return cls.new(name=name, words=dict(words))

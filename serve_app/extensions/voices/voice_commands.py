@@ -1,6 +1,6 @@
-"""Commands `talkray voice` and `talkray lexicon`, which check recordings and edit the voices and words of a store.
+"""Commands `talkray voice` and `talkray lexicon`, which check recordings and edit the voices and words in a store.
 
-Running servers apply changes of their store within seconds.
+Running servers apply changes to their store within seconds.
 """
 
 import asyncio
@@ -148,7 +148,7 @@ def add(
     file: Annotated[Path, typer.Argument(help="Recording of 0.5 to 30 s.")],
     text: Transcript = None,
     style: Annotated[str | None, typer.Option(help="Add the recording to an existing voice, with this style.")] = None,
-    language: Annotated[str | None, typer.Option(help="Language of requests that do not set one.")] = None,
+    language: Annotated[str | None, typer.Option(help="Language for requests that do not set one.")] = None,
     prepare: Prepare = "auto",
     consent: Statement = None,
     owner: Owner = "",
@@ -243,7 +243,7 @@ def import_voices(
     owner: Owner = "",
     store: Store = None,
 ) -> None:
-    """Store the voice of a file, or one voice for each recording in a folder, named like its file."""
+    """Store the voice from a file, or one voice for each recording in a folder, named after its file."""
     from serve_app.extensions.voices.stored_voice import Details, SentRecording, unpack
 
     async def from_file(stored: "Voices") -> "list[StoredVoice]":

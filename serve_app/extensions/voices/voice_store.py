@@ -209,7 +209,7 @@ class VoiceStore:
 
     def remove(self, record: Record) -> None:
         """Delete a record and its files. Delete the record first, because `clear` or `sweep` deletes the other files if
-        this process is killed. Delete the record again at the end, as `write` explains.
+        this process is killed. Delete the record again at the end: see `write`.
         """
         self.delete(path_of(record.id))
         for kind in _OF_A_RECORD:
@@ -258,7 +258,7 @@ class VoiceStore:
             self.delete(path)
 
     def sweep(self, now_s: float) -> int:
-        """Delete old designs, and files that killed processes left. Return the number of deleted files.
+        """Delete old designs, and files that killed processes left behind. Return the number of deleted files.
 
         `now_s` counts seconds since 1970. Raises StoreFailed.
         """
@@ -306,8 +306,8 @@ class VoiceStore:
         return None
 
     def now_s(self) -> float:
-        """Return the seconds since 1970 by the clock that sets `last_modified`, which is the clock of the provider for
-        a bucket. Raises StoreFailed.
+        """Return the seconds since 1970 according to the clock that sets `last_modified`. For a bucket, it is the
+        provider's. Raises StoreFailed.
         """
         if self.folder is not None:
             return time.time()
@@ -334,7 +334,7 @@ class VoiceStore:
         return True
 
     def delete(self, *paths: str) -> None:
-        """Delete files. In a folder, also delete the temporary files that killed writers of these files left."""
+        """Delete files. In a folder, also delete temporary files that killed writers of these files left behind."""
         with self._failing("The store cannot be written", f"{', '.join(paths[:1])} cannot be deleted"):
             files = set() if self.folder is None else {self.folder / path for path in paths}
             for new in [new for folder in {file.parent for file in files} for new in folder.glob(".*.new")]:

@@ -94,7 +94,7 @@ class WordTimes:
         return words
 
     def spoken(self, played_s: float) -> Spoken:
-        """Return the text heard in the first `played_s` seconds. A word counts after half of its duration."""
+        """Return the text heard in the first `played_s` seconds. A word counts as heard after half of its duration."""
         number = bisect_right(self._starts_s, played_s * self._speed)
         known = [self._word(index) for index in range(max(0, number - 2), number)]
         if known and (known[-1].start_s + known[-1].end_s) / 2 > played_s:

@@ -280,7 +280,7 @@ def test_settings_of_no_file_follow_the_card(
     (tmp_path / "own.yaml").write_text("talker: {max_num_seqs: 7}", encoding="utf-8")
     for options in ([], ["--config", str(tmp_path / "own.yaml")]):
         result = serve("--port", str(free_port()), *options)
-        assert ("this GPU fits 5 rows of 4096 positions" in result.stdout) is (not options)
+        assert ("this GPU can hold 5 rows of 4096 positions" in result.stdout) is (not options)
     assert [config.talker.max_num_seqs for config, _ in started] == [5, 7]
 
 

@@ -50,7 +50,7 @@ def test_cuts_change_nothing(seed: int) -> None:
         ({"tomato": "<<t|o>>"}, "lexicon.tomato: '<<' is a phoneme"),
         ({"": "x"}, "1 to 80 characters"),
         ({"a" * 81: "x"}, "1 to 80 characters"),
-        ({"a": "x" * 201}, "must fit 200 characters"),
+        ({"a": "x" * 201}, "at most 200 characters"),
         ({f"w{number}": "x" for number in range(MAX_WORDS + 1)}, "at most 1000"),
     ],
 )
