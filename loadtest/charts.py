@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 PERCENT = 100.0
 MIN_WINDOW_S, MAX_WINDOWS = 1.0, 150
-MAX_POINTS = 2000  # per series, to limit the size of the page
+MAX_POINTS = 2000  # per series, to limit the page size
 # Names from the page's Okabe-Ito palette, which is safe for colour-blind readers.
 P50, P95, P99 = "blue", "orange", "purple"
 COLOURS = ("blue", "orange", "green", "purple", "sky", "red")
@@ -279,5 +279,5 @@ def _changes(points: Sequence[tuple[float, float | None]]) -> list[Point]:
 
 
 def _short(value: float | None) -> float | None:
-    """Round to four significant digits, which charts cannot exceed, to keep the page small."""
+    """Round to four significant digits, the most that a chart can show, to keep the page small."""
     return None if value is None else float(f"{value:.5g}")

@@ -41,7 +41,7 @@ def _words(heard: WordsHeard | str) -> str:
 
 
 def turn_table(done: Sequence[Compared]) -> Table:
-    """Build a table with a row for each turn, which shows the variation between turns of one server."""
+    """Build a table with a row for each turn, which shows how much each server's results vary between turns."""
     rows = [
         [f"{number}", one.side.name, *(COLUMNS[name](one.turns[number - 1].summary) for name in _OF_TURN)]
         for number in range(1, len(done[0].turns) + 1)

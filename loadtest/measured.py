@@ -1,4 +1,4 @@
-"""One replica's performance as a table of measured rates, with a few figures per rate, for use without traces.
+"""One replica's performance as a table with a few figures for each measured rate, usable without the traces.
 
 `row` converts a measured run to a row of the table. `learn_rows` derives the simulator's model from the rows.
 """

@@ -77,7 +77,7 @@ class Summary:
     achieved_per_s: float | None  # rate of the actual sends
     audio_s: float
     audio_s_per_s: float | None
-    planned_audio_s: float  # of all requests; received audio if no lengths were planned
+    planned_audio_s: float  # for all requests; received audio if no lengths were planned
     audio_in_time_share: float | None  # share of the planned audio without underrun
     silent_answers: int  # without an audible sample
     underruns: int  # underruns of zero-buffer players in all responses
@@ -130,7 +130,7 @@ def distribution(values: Sequence[float]) -> Distribution | None:
 
 
 def rate_per_s(times_s: Sequence[float]) -> float | None:
-    """Return the mean rate of events at these times, or None for fewer than two distinct times."""
+    """Return the mean rate of events at these times, or None if there are fewer than two distinct times."""
     span_s = max(times_s) - min(times_s) if times_s else 0.0
     return (len(times_s) - 1) / span_s if span_s else None
 
@@ -138,7 +138,7 @@ def rate_per_s(times_s: Sequence[float]) -> float | None:
 def summarize(
     traces: Sequence[Trace], *, planned: int, offered_per_s: float | None = None, limits: Limits = Limits()
 ) -> Summary:
-    """Summarize the traces of `planned` requests. Without `offered_per_s`, the rate of the planned arrivals is used."""
+    """Summarize the traces of `planned` requests. If `offered_per_s` is None, use the planned arrival rate."""
     succeeded = [trace for trace in traces if trace.failure is None]
     planned_s = [trace.planned_s for trace in traces]
     audio_s = sum(trace.audio_s for trace in succeeded)
@@ -218,7 +218,7 @@ def time_to_recover(
 ) -> float | None:
     """Return the seconds from `start_s` until all windows up to `end_s` are good, or None if the last one is not.
 
-    Windows are equally wide, and at least `window_s` wide. A window is good if it is empty, or if RECOVERED_SHARE of
+    All windows are equally long, and at least `window_s`. A window is good if it is empty, or if RECOVERED_SHARE of
     its requests met the limits.
     """
     edges = np.linspace(start_s, end_s, max(1, int((end_s - start_s) / window_s)) + 1)

@@ -1,4 +1,4 @@
-"""Options of all measuring commands, with validation."""
+"""Options shared by all commands that measure, and their validation."""
 
 import inspect
 import json
@@ -181,7 +181,7 @@ def side_settings(
 def with_settings(command: Callable[..., None]) -> Callable[..., None]:
     """Replace the command's first parameter, `settings`, with the options of `settings_from_options`.
 
-    Typer reads options from signatures, so each command would otherwise repeat the options.
+    Typer reads options from signatures, so each command would otherwise have to repeat them.
     """
     shared = inspect.signature(settings_from_options).parameters
     own = [parameter for name, parameter in inspect.signature(command).parameters.items() if name != "settings"]

@@ -21,7 +21,7 @@ GAUGE = re.compile(r'^(?:ray_)?talkray_replicas_(wanted|running)\{[^}]*\bpool="(
 
 @dataclass(frozen=True, slots=True)
 class ReplicaCount:
-    """Replicas of one deployment at one time."""
+    """Replicas of one deployment at one point in time."""
 
     running: int
     target: int | None  # None if the server does not report the target
@@ -29,14 +29,14 @@ class ReplicaCount:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaSample:
-    """Replicas of all deployments at one time, given in seconds since the start of the run."""
+    """Replicas of all deployments at one point in time, in seconds since the start of the run."""
 
     time_s: float
     deployments: Mapping[str, ReplicaCount]
 
 
 class NoReplicaCountsError(LoadTestError):
-    """Error for a URL that does not return replica counts."""
+    """Raised if a URL does not return replica counts."""
 
 
 def parse(body: str) -> dict[str, ReplicaCount]:
@@ -78,7 +78,7 @@ def parse_metrics(body: str) -> dict[str, ReplicaCount]:
 
 async def read_counts(session: aiohttp.ClientSession, url: str) -> dict[str, ReplicaCount]:
     """Read the current counts. Raises `LoadTestError`, `aiohttp.ClientError` or `TimeoutError`."""
-    is_ray = "/api/serve/" in url  # the token's holder can run code, so send it only to Ray
+    is_ray = "/api/serve/" in url  # anyone with the token can run code, so send it only to Ray
     async with session.get(url, timeout=TIMEOUT, headers=_ray_token() if is_ray else {}) as response:
         body = await response.text()
     if is_ray and response.status in (401, 403):

@@ -43,7 +43,7 @@ def draw_traffic(
 ) -> Traffic:
     """Draw Poisson arrivals with log-normal lengths, at a rate that changes every minute of a day.
 
-    A day shorter than DAY_S passes through the same rates in less time.
+    A day shorter than DAY_S goes through the same rates in less time.
     """
     generator, step_s = np.random.default_rng(seed), RATE_STEP_S * day_s / DAY_S
     starts_s = np.arange(0.0, duration_s, step_s)
@@ -67,13 +67,13 @@ def planned_traffic(result: Result) -> Traffic:
 
 
 class SettingsError(LoadTestError):
-    """Error for an invalid settings file. The message contains the position."""
+    """Raised if a settings file is invalid. The message contains the position of the error."""
 
 
 def read_cluster(model: ServiceModel, file: Path | None, *, gpus: int) -> Cluster:
-    """Read a cluster from YAML with the fields of `Cluster`. Policies use the names of `AppConfig`.
+    """Read a cluster from YAML with the fields of `Cluster`. Policies have the same names as in `AppConfig`.
 
-    `gpus` limits the talker pool. Raises `SettingsError` that lists unknown and valid keys.
+    `gpus` limits the talker pool. Raises a `SettingsError` that lists the unknown and the valid keys.
     """
     try:
         values = (yaml.safe_load(file.read_text(encoding="utf-8")) if file else None) or {}

@@ -22,7 +22,7 @@ from loadtest.arrivals import (
 from loadtest.dialects import DIALECTS, TALKRAY_WS, RequestForm
 from loadtest.metrics import Limits
 
-# Body fields that only requests of these kinds have.
+# Body fields specific to requests of these kinds.
 _OF_KIND: Mapping[RequestKind | None, dict[str, object]] = {
     RequestKind.WHOLE: {"stream": False, "response_format": "wav"},
     RequestKind.INSTRUCTED: {"instructions": INSTRUCTION},
@@ -47,13 +47,13 @@ class Settings:
     seed: int = 0
     transport: Transport = Transport.HTTP
     dialect: str = "talkray"  # request format, one of DIALECTS
-    options: Mapping[str, object] = field(default_factory=dict)  # fields of every body: model, voice, extensions
+    options: Mapping[str, object] = field(default_factory=dict)  # fields added to every body: model, voice, extensions
     headers: Mapping[str, str] = field(default_factory=dict)
     lengths: SpeechLengths | None = None
     texts: Texts = Texts.MIXED
     profile: Profile = Profile.ALIKE
     warmup: int = 0  # requests before the run
-    words_per_s: float = 30.0  # of live text
+    words_per_s: float = 30.0  # at which live text arrives
     interrupted: float = 0.0  # share of live turns that the client interrupts
     timeout_s: float = 120.0  # for a complete response
     limits: Limits = field(default_factory=Limits)

@@ -1,4 +1,4 @@
-"""Simulate a cluster with replica pools, nodes that boot and fail, and the production policies: a day in seconds.
+"""Simulate a day of a cluster in seconds, with replica pools, nodes that boot and fail, and the production policies.
 
 Time advances in equal steps. Within a step, the load of a replica determines the speed of its streams. Streams are rows
 of arrays, so the cost of a step hardly depends on the number of streams.
@@ -22,7 +22,7 @@ FRAME_S = 0.08
 
 @dataclass(frozen=True, slots=True)
 class NodeKind:
-    """Machines of one pool. Each node holds one replica."""
+    """Machine type of one pool. Each node runs one replica."""
 
     boot_s: float = 180.0  # from the request for a node until its replica can start
     start_s: float = 25.0  # start-up of a replica: import, weights, graphs
@@ -244,7 +244,7 @@ class Simulation:
         admitted, others = requests[:room], requests[room:]
         if len(admitted):
             self._start(admitted, self.traffic.arrival_s[admitted])
-        # Without a usable replica (scaled to zero, or all lost), requests wait for the first replica that starts.
+        # If no replica is usable (scaled to zero, or all lost), requests wait for the first replica to start.
         line = self.cluster.max_waiting_per_replica * max(1, int(usable.sum()))
         self.waiting.extend(others[: max(0, line - len(self.waiting))].tolist())  # further requests are refused
 
@@ -254,7 +254,7 @@ class Simulation:
         others = self.load[replicas]
         first_s = self.cluster.model.draw_ttfb(others, self.generator) + self._codec_wait_s()
         starts_s = admitted_s + first_s
-        is_new = np.isnan(self.out.ttfb_s[requests])  # streams that moved already produced audio
+        is_new = np.isnan(self.out.ttfb_s[requests])  # streams that moved have already produced audio
         self.out.ttfb_s[requests[is_new]] = (starts_s - self.traffic.arrival_s[requests])[is_new]
         started = np.rec.fromarrays((requests, replicas, starts_s, self._work[requests]), dtype=STREAM)
         self._hold(np.concatenate([self.streams, started]))

@@ -29,7 +29,7 @@ class Plan:
     refinements: int = 2  # rates tried between the last sustained and the first failed rate
     min_requests: int = 0  # minimum requests per rate, which may extend the measurement
     rates: tuple[float, ...] = ()  # rates to try in order, instead of a search
-    most_s: float | None = None  # total duration; a rate that would end later is not tried
+    most_s: float | None = None  # limit on the total duration; rates that would exceed it are not tried
 
     def phases(self, rate: float) -> tuple[Phase, ...]:
         return settled(rate, max(self.duration_s, self.min_requests / rate), settle_s=self.settle_s)

@@ -10,7 +10,7 @@ from loadtest.sweep import Sweep
 
 MS = 1000.0
 MAX_SHOWN = 8
-# Columns that a page shows by default. A switch shows the other columns.
+# Columns that a page shows by default. The reader can switch on the others.
 IMPORTANT = ("TTFB p50/p95/p99, ms", "good", "goodput/s", "refused", "failed", "in time", "stall p95, ms", "answers")
 
 
@@ -104,7 +104,7 @@ def phase_table(phases: Sequence[Result], titles: Sequence[str] = tuple(COLUMNS)
 
 
 def kind_table(runs: Sequence[Result]) -> Table:
-    """Build a table with a row for each kind and rate of mixed traffic; empty if all requests are alike."""
+    """Build a table with a row for each kind and rate of mixed traffic; empty if all requests are of the same kind."""
     rows = [[f"{run.rate:.3g}", each.title, *cells(each.summary, OF_KINDS)] for run in runs for each in run.by_kind]
     return Table(("offered/s", "kind", *OF_KINDS), rows)
 

@@ -1,4 +1,4 @@
-"""Schedules and results as one JSON line per request, in a write-once folder.
+"""Store schedules and results as one JSON line per request, in a write-once folder.
 
 All times are seconds since the start of the run, from `time.perf_counter_ns()`.
 """
@@ -19,19 +19,19 @@ SAMPLE_BYTES = 2  # s16le
 
 
 class LoadTestError(Exception):
-    """Base class of expected errors. The message contains the remedy."""
+    """Base class for expected errors, whose messages say how to fix the problem."""
 
     exit_code = 1
 
 
 class RunExistsError(LoadTestError):
-    """Error for a folder that already contains a run."""
+    """Raised if a folder already contains a run."""
 
     exit_code = 2
 
 
 class NoRunError(LoadTestError):
-    """Error for a folder without readable results."""
+    """Raised if a folder does not contain readable results."""
 
 
 class Failure(StrEnum):
@@ -93,7 +93,7 @@ class Trace:
     audible_sample: int | None = None  # index of the first audible sample; None: silent
     chunks: Sequence[tuple[float, int]] = ()  # (arrival, audio bytes so far) for each read with audio
     server_timing_s: Mapping[str, float] | None = None  # by stage, up to the first audio, if reported
-    frames: int | None = None  # planned length; None: the model decided, or an old result
+    frames: int | None = None  # planned length; None: the model decided, or the result is old
     first_word_s: float | None = None  # send time of the first word of live text
     interrupted_s: float | None = None  # when the client interrupted the turn
     kind: RequestKind | None = None  # set in mixed traffic
@@ -173,7 +173,7 @@ class Trace:
 
     @property
     def playback(self) -> Playback | None:
-        """Simulated playback of the stream, or None without audio."""
+        """Simulated playback of the stream, or None if there is no audio."""
         arrivals_s, samples = self.playable
         return simulate(arrivals_s, samples, sample_rate=self.layout.sample_rate) if self.layout and samples else None
 
