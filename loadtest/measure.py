@@ -117,7 +117,7 @@ class Result:
 
 
 async def measure(settings: Settings, folder: TraceFolder, *, show: Show) -> tuple[Result, bool]:
-    """Write the plan, run it, and write the summary. Return the result, and False if Ctrl-C ended the run early.
+    """Write the plan, run it, and write the summary. Return the result, and False if the run ended early on Ctrl-C.
 
     `show` receives the runner before the start and may read its progress at any time. Raises `NothingPlannedError`,
     `RunExistsError`, `UnreachableError` and `WarmupFailedError`.

@@ -36,7 +36,7 @@ class Distribution:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of a good request. Latencies are measured from the planned arrival, as callers experience them."""
+    """Limits for a good request. Latencies are measured from the planned arrival, as callers experience them."""
 
     ttfb_s: float = 0.5
     stall_s: float = 0.1  # total underrun of a zero-buffer player

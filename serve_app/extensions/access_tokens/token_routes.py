@@ -119,7 +119,7 @@ def _answer(body: Json, ignored: dict[str, str]) -> Response:
 
 
 async def _fields(request: Request) -> dict[str, object]:
-    """Return the JSON object of the body, or an empty one without a body. Raises InvalidRequest."""
+    """Return the JSON object in the body, or an empty one if there is no body. Raises InvalidRequest."""
     content = await read_body(request)
     return object_of(request, content) if content else {}
 
@@ -160,7 +160,7 @@ DIALECTS = (
         "OpenAI Realtime",
         (
             Route("POST /v1/realtime/client_secrets", issue_openai, "Issue a client secret (OpenAI)", _OPENAI),
-            Route("POST /openai/v1/realtime/client_secrets", issue_openai),  # path of Azure's clients
+            Route("POST /openai/v1/realtime/client_secrets", issue_openai),  # the path that Azure's clients use
         ),
     ),
     Dialect(

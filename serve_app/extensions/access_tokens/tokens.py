@@ -1,4 +1,4 @@
-"""Issue access tokens for a key and a purpose, verify tokens of requests, and record used tokens in the store."""
+"""Issue access tokens for a key and a purpose, verify the tokens in requests, and record used tokens in the store."""
 
 import asyncio
 import logging
@@ -31,7 +31,7 @@ _OLD_S = 2 * MOST_S  # a token of this age has expired according to every clock 
 class Purpose:
     """Set of requests for which a token is valid."""
 
-    label: str  # for messages
+    label: str  # for error messages
     places: tuple[str, ...]  # methods and paths; WS stands for WebSockets
 
     def fits(self, method: str, path: str) -> bool:
@@ -80,7 +80,7 @@ class Claims:
 
 @dataclass(frozen=True, slots=True)
 class Issued:
-    """Signed token and its time of expiry in seconds since 1970."""
+    """Signed token and its expiry time in seconds since 1970."""
 
     value: str
     expires_at: int

@@ -36,7 +36,7 @@ class KnownJobs:
         *,
         changed: Callable[[], None],
     ) -> None:
-        """Call `failed` if the store rejects a state of a job, and `changed` after a state has changed."""
+        """`failed` is called if the store rejects a job's state, and `changed` after a state has changed."""
         self._settings, self._store, self._failed, self._changed = settings, store, failed, changed
         self.works: dict[str, Work] = {}
         self.deleted = deque[str](maxlen=1000)  # most recently deleted IDs
@@ -67,7 +67,7 @@ class KnownJobs:
     async def adopt(self, work: Work, mark: str) -> None:
         """Read the state of a job, which another process may have changed."""
         async with work.lock:
-            state = work.state  # remains if the stored state is damaged
+            state = work.state  # kept if the stored state is damaged
             with suppress(Damaged):
                 state = await asyncio.to_thread(self._store().state, work.job.id)
             work.mark = mark
@@ -97,7 +97,7 @@ class KnownJobs:
             self._failed(error)
 
     async def change(self, work: Work, state: JobState) -> None:
-        """Apply a change by the owner. Raises StoreFailed and keeps the old state if the store is not available."""
+        """Apply the owner's change. Raises StoreFailed and keeps the old state if the store is not available."""
         async with work.lock:
             await asyncio.to_thread(self._store().write_state, work.job.id, state)
             await self._obey(work, state)
@@ -115,7 +115,7 @@ class KnownJobs:
         self._changed()
 
     def held(self) -> Counter[str]:
-        """Return the number of bytes in the store for each owner."""
+        """Return the number of bytes that each owner has in the store."""
         held = Counter[str]()
         for work in self.works.values():
             held[work.job.owner] += work.num_bytes
@@ -134,7 +134,7 @@ class KnownJobs:
         return known
 
     def check_room(self, owner: str, num_bytes: int) -> None:
-        """Raise Conflict if another job of `num_bytes` bytes would exceed the quota of the owner."""
+        """Raise Conflict if another job of `num_bytes` bytes would exceed the owner's quota."""
         own = [work.num_bytes for work in self.works.values() if work.job.owner == owner]
         num_bytes += sum(own)
         if len(own) >= self._settings.max_jobs or num_bytes >= self._settings.max_bytes:
@@ -144,7 +144,7 @@ class KnownJobs:
 
 
 def _works_of(store: JobStore, job_ids: list[str]) -> list[Work]:
-    """Read the jobs, and leave out damaged and deleted ones. Blocks."""
+    """Read the jobs, leaving out damaged and deleted ones. Blocks."""
     works = []
     for job_id in job_ids:
         try:

@@ -40,11 +40,11 @@ _LONGEST_ID = 200
 _AT_FETCH = ("response_format", "sample_rate", "stream", "stream_format", "word_timestamps")
 _LONGEST_PLANNING_S = 60.0
 _EARLY_S, _FAR_TOO_LONG = 2.0, 4  # after this many seconds, reject a job that would take four times the limit
-_PIECE_PARTS, _PIECE_CHARS = 256, 1 << 18  # limits of a piece of the plan
+_PIECE_PARTS, _PIECE_CHARS = 256, 1 << 18  # maximum size of each piece of the plan
 
 
 class Planned:
-    """A job during planning. The store receives the texts in pieces, so only one piece is in memory."""
+    """A job that is being planned. Its texts are stored in pieces, so that only one piece is in memory."""
 
     def __init__(self, store: JobStore, job_id: str, check_room: Callable[[int], None]) -> None:
         """`check_room` takes the current size of the plan in bytes, and raises Conflict if it exceeds the quota."""
@@ -52,9 +52,9 @@ class Planned:
         self.deterministic = False
         self.models: dict[str, dict[str, object]] = {}  # as in StoredJob.models
         self.ignored: Reasons = {}
-        self.left_out: Counter[str] = Counter()  # left-out characters of all texts
+        self.left_out: Counter[str] = Counter()  # characters left out of all texts
         self.num_segments: list[int] = []  # of each part
-        self.pieces: list[int] = []  # number of the first part of each piece
+        self.pieces: list[int] = []  # number of the first part in each piece
         self.num_bytes = 0  # total of the stored pieces
         self._rules: list[Rules] = []
         self._manners: list[Manner] = []
@@ -183,7 +183,7 @@ async def _planned_part(made: Planned, long: Resolver, settings: ApiSettings, fi
 
 
 def _part(utterance: Utterance, speech: SpeechRequest, *, custom_id: str | None, rules: int, manner: int) -> Part:
-    """Split the text of a part into segments. Blocks for a long text. Raises InvalidRequest."""
+    """Split the text of a part into segments. Blocks if the text is long. Raises InvalidRequest."""
     request = utterance.synthesis
     segments = Segments.of(utterance, speech.info.max_segment_chars)
     end = segments.plan()[-1]

@@ -24,14 +24,14 @@ class StoredAudio:
     """Audio of a finished part or job in one format."""
 
     def __init__(self, store: JobStore, track: Track, form: AudioForm) -> None:
-        """Parse the segment names. Blocks for a long job."""
+        """Parse the segment names. Blocks if the job is long."""
         self._store, self._track, self._form = store, track, form
         self._made = _made(track)
         self._pcm_bytes = 2 * sum(made.samples for made in self._made)
 
     @property
     def num_bytes(self) -> int | None:
-        """Size of the whole audio in bytes, or None if the size is unknown before encoding.
+        """Size of the complete audio in bytes, or None if it is not known before encoding.
 
         `read` requires a known size.
         """
@@ -57,7 +57,7 @@ class StoredAudio:
         return self._open(self._pcm_bytes).close()
 
     async def encoded(self) -> AsyncGenerator[bytes, None]:
-        """Yield the whole audio in any format. Raises Damaged and StoreFailed."""
+        """Yield the complete audio in any format. Raises Damaged and StoreFailed."""
         is_streamed = self._form.audio_format is AudioFormat.MP3 and self._pcm_bytes > _LONGEST_MP3_KEPT
         encoder = self._open(None if is_streamed else self._pcm_bytes)
         for made in self._made:

@@ -69,7 +69,7 @@ class Manner(Strict):
     model: _Line  # `SynthesisRequest.model`
     voice: _Line | None  # a built-in speaker of the checkpoint
     stored_voice: _Line | None = None  # the ID of a stored voice, instead of `voice`
-    style: _Line = ""  # of the recording of the stored voice
+    style: _Line = ""  # of the stored voice's recording
     x_vector_only: bool = False
     language: _Line
     instructions: _Text | None
@@ -87,14 +87,14 @@ class Manner(Strict):
 
 
 class Segment(Strict):
-    """Text that one `SynthesisRequest` speaks. An option that is None has the value from the part's `Manner`."""
+    """Text that one `SynthesisRequest` speaks. An option that is None takes its value from the part's `Manner`."""
 
     text: _Text
     pause_s: float = 0.0  # silence before the segment
     speed: float = 1.0
     language: _Line | None = None
     instructions: _Text | None = None
-    take: _Line | None = None  # style of the recording of the stored voice
+    take: _Line | None = None  # style of the stored voice's recording
 
 
 class Part(Strict):
@@ -106,7 +106,7 @@ class Part(Strict):
     rules: int  # index in JobPlan.rules
     manner: int  # index in JobPlan.manners
     seed: int
-    redraws: bool  # whether the server repeats a segment that ends badly, with another seed
+    redraws: bool  # whether the server regenerates a faulty segment with another seed
     segments: Annotated[tuple[Segment, ...], Field(max_length=MOST_SEGMENTS)]
     end_pause_s: float = 0.0  # silence after the last segment
     custom_id: _Line | None = None
@@ -127,7 +127,7 @@ class JobPlan(Strict):
         return self.parts[number - self.first]
 
     def spoken_text(self, part: Part) -> SpokenText:
-        """Return the text of the part with its spoken form. Blocks for a long text."""
+        """Return the text of the part with its spoken form. Blocks if the text is long."""
         return read(part.sent, self.rules[part.rules].text_rules())
 
     def utterance(self, job: "StoredJob", segment_id: "SegmentId", reference: Reference | None) -> Utterance:
@@ -153,14 +153,14 @@ class JobPlan(Strict):
 
 
 class StoredJob(Strict):
-    """Immutable description of a job. The state and the finished segments record the progress."""
+    """Immutable description of a job. Progress is recorded in the state and the finished segments."""
 
     model_config = _OLDER
 
     id: _Line
     owner: _Line
     created_at: int  # seconds since 1970
-    key: _Line | None = None  # Idempotency-Key of the client
+    key: _Line | None = None  # the client's Idempotency-Key
     fingerprint: _Line  # SHA-256 of the fields in the request
     # ModelInfo by `SynthesisRequest.model`
     models: Annotated[dict[_Line, Annotated[dict[_Line, Any], Field(max_length=100)]], Field(max_length=1000)]
@@ -186,7 +186,7 @@ class JobState(Strict):
     model_config = _OLDER
 
     cancelled: bool = False
-    failed: _Line | None = None  # the reason for the failure
+    failed: _Line | None = None  # why the job failed
     ended_at: int | None = None  # seconds since 1970
     calls: int = 0  # number of webhook calls made
     call_error: _Line | None = None  # why the last call failed
@@ -206,7 +206,7 @@ class SegmentId:
 
 @dataclass(frozen=True, slots=True)
 class MadeSegment:
-    """A finished segment, parsed from its file name. The names of all segment files record the progress of a job."""
+    """A finished segment, parsed from its file name. Together, the segment file names record a job's progress."""
 
     id: SegmentId
     samples: int  # at the sample rate of the model, after a change of speed

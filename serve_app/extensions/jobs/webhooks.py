@@ -1,4 +1,4 @@
-"""Notify the server of a client that a job has ended, as specified by https://www.standardwebhooks.com.
+"""Notify a client's server that a job has ended, as specified by https://www.standardwebhooks.com.
 
 No other part of Talkray connects to an address from a client. Webhooks connect only to hosts in
 `api.jobs.webhook_hosts` and do not follow redirects.

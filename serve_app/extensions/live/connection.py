@@ -1,4 +1,4 @@
-"""Base classes of WebSocket connections. A connection reads while it speaks, because only reads detect disconnects."""
+"""Base classes for WebSocket connections. A connection reads while it speaks, because only reads detect disconnects."""
 
 import asyncio
 import logging
@@ -51,8 +51,8 @@ class Connection(ABC):
     """WebSocket connection that reads messages and sends speech until the client leaves or `end` is called."""
 
     subprotocol: ClassVar[str | None] = None  # name in the handshake
-    text_fields: ClassVar[tuple[str, ...]] = ("text", "transcript")  # fields that may split a surrogate pair
-    takes_recordings: ClassVar[bool] = False  # whether a message may contain `ref_audio`
+    text_fields: ClassVar[tuple[str, ...]] = ("text", "transcript")  # fields that may end within a surrogate pair
+    takes_recordings: ClassVar[bool] = False  # whether messages may contain `ref_audio`
 
     def __init__(self, socket: WebSocket, service: SpeechService) -> None:
         self.socket, self.service = socket, service
@@ -60,7 +60,7 @@ class Connection(ABC):
         self._speaking: set[asyncio.Task[None]] = set()
         self._sessions: set[Session] = set()
         self._leaving: asyncio.Task[None] | None = None
-        self._num_untold = 0  # session events not yet sent to the client
+        self._num_untold = 0  # session events that have not been sent to the client
         self._num_ids = 0
         self._is_ending = False
         self._ended = asyncio.Event()
@@ -154,7 +154,7 @@ class Connection(ABC):
     def new_session(
         self, speech: SpeechRequest, *, request_id: str, live: bool = True, continuation: Continuation | None = None
     ) -> Session:
-        """Create a session, which speaks text while the client writes the text if `live` is set. See `Session`.
+        """Create a session. If `live` is set, it speaks text while the client is still writing it. See `Session`.
 
         Pass the same `continuation` to several sessions of one conversation.
         """
@@ -192,8 +192,8 @@ class Connection(ABC):
         self._ended.set()
 
     async def end_for(self, error: Exception) -> None:
-        """Close the socket with the code for `error`, which tells clients whether to reconnect."""
-        if isinstance(error, Overloaded):  # after a reconnect, the proxy may find a server with capacity
+        """Close the socket with the code for `error`, so that clients know whether to reconnect."""
+        if isinstance(error, Overloaded):  # the client may reach a server with free capacity when it reconnects
             await self.end(TRY_AGAIN_LATER, close_reason(error))
         else:
             code = POLICY_VIOLATION if isinstance(error, Unauthorized | InvalidRequest) else _ENGINE_FAILED
@@ -234,7 +234,7 @@ class Connection(ABC):
         return min(self._active_s + self.quiet_s, max(self._active_s, began_s + _PATIENCE_S))
 
     def failure(self, error: Exception, request_id: str) -> ErrorReply:
-        """Return the reply for an error that ended the speech, and log internal errors."""
+        """Return the reply to send for an error that ended the speech. Log internal errors."""
         reply = translate(error)
         if reply.status == INTERNAL.status:
             logger.error("request %s failed", request_id, exc_info=error)
@@ -329,7 +329,7 @@ class ConversationConnection(Connection):
 
     @property
     def is_busy(self) -> bool:
-        """Whether the session has complete turns that are unspoken, or unread events."""
+        """Whether the session has complete turns that have not been spoken, or unread events."""
         return self._session is not None and self._session.is_speaking
 
     @property
@@ -346,7 +346,7 @@ class ConversationConnection(Connection):
         return self._session
 
     async def finish(self) -> None:
-        """Close the connection after the client has closed the session and all its text is spoken."""
+        """Close the connection after the client has closed the session and all its text has been spoken."""
         await self.end()
 
     async def _say_or_end(self, event: Event) -> None:

@@ -43,7 +43,7 @@ C = TypeVar("C", bound=NamedSession)
 
 
 class ContextConnection(Connection, Generic[C]):
-    """Connection with several contexts. Each context except the first counts as another stream."""
+    """Connection with several contexts. Every context after the first counts as an additional stream."""
 
     kind: type[C]  # class of the contexts
 
@@ -81,7 +81,7 @@ class ContextConnection(Connection, Generic[C]):
 
     async def open(self, name: str, speech: SpeechRequest, reasons: ignored_fields.Reasons) -> C:
         """Open a context. Its first message contains `reasons`. Raises InvalidRequest if MAX_CONTEXTS are open."""
-        await self._end_of(name)  # an ended context with this name may still send its last events
+        await self._end_of(name)  # an ended context with this name may still be sending its last events
         if len(self._contexts) >= MAX_CONTEXTS:
             message = f"{MAX_CONTEXTS} contexts are open. Close one before you open another."
             raise InvalidRequest(message, "context_id", "too_many_contexts")

@@ -20,12 +20,12 @@ class Turn:
 
     number: int  # starts at 1
     record: RequestRecord
-    text: str = ""  # the whole text so far
-    half: str = ""  # half of a surrogate pair at the end of the text so far
+    text: str = ""  # all text received until now
+    half: str = ""  # half of a surrogate pair at the end of that text
     is_complete: bool = False
     utterance: Utterance | None = None  # None until the speech starts
-    live: LiveText | None = None  # None if the session speaks the turn only when it is complete
-    num_taken: int = 0  # number of characters passed on to speech
+    live: LiveText | None = None  # None if the turn is spoken only once it is complete
+    num_taken: int = 0  # number of characters already passed on to be spoken
     times: WordTimes | None = None  # None if the client did not request word times
     start_s: float | None = None  # start of the audio since the last `clear`; None before the audio starts
     changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -45,7 +45,7 @@ class Turn:
         return not self.is_complete and not (self.live is not None and self.live.is_complete)
 
     def take(self) -> str:
-        """Return the text that is not yet passed on to speech, without spaces between ideographs."""
+        """Return the text that has not been passed on to be spoken yet, without spaces between ideographs."""
         end = len(self.text) if self.is_complete else end_of_certain(self.text)
         before = self.text[max(0, self.num_taken - 1) : self.num_taken]
         text, self.num_taken = self.text[self.num_taken : end], max(end, self.num_taken)
@@ -87,7 +87,7 @@ class Audio:
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """Event with the times of the next words, in seconds of the turn's audio. The audio may arrive earlier or later."""
+    """Event with the next word times, in seconds of the turn's audio. The audio itself may arrive earlier or later."""
 
     turn: Turn
     words: tuple[Word, ...]
@@ -100,7 +100,7 @@ class Words:
 
 @dataclass(frozen=True, slots=True)
 class Flushed:
-    """Event after the whole text of a turn, up to its `flush`, is spoken."""
+    """Event after all text of a turn, up to its `flush`, has been spoken."""
 
     turn: Turn
 
@@ -127,9 +127,9 @@ class Rest:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """Event after all text of a closed session is spoken.
+    """Event after all text of a closed session has been spoken.
 
-    `finish_reason` is the first one among the turns other than STOP, or else STOP. `answer` belongs to the last turn.
+    `finish_reason` is the first one other than STOP in any turn, or else STOP. `answer` belongs to the last turn.
     """
 
     finish_reason: FinishReason
@@ -138,7 +138,7 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """Event at the end of a session that failed."""
+    """Event that ends a failed session."""
 
     error: Exception
 

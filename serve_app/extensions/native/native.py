@@ -54,9 +54,9 @@ class Cancellation(BaseModel):
 
 
 def parse_resumption(fields: Mapping[str, object]) -> Resumption:
-    """Parse the fields of a resumption. Raises InvalidRequest with the wrong field.
+    """Parse the fields of a resumption. Raises InvalidRequest, naming the wrong field.
 
-    `from_frame` requires the seed, because another seed gives a different utterance.
+    `from_frame` requires the seed, because another seed would give a different utterance.
     """
     resumption = validated(Resumption, fields)
     if resumption.from_frame and resumption.seed is None:
@@ -122,7 +122,7 @@ class SpeakMessage:
     async def _say(self, event: Event) -> None:
         match event:
             case Started(turn):
-                drawn = turn.utterance.synthesis.seed if turn.utterance is not None else 0  # 0 for silence
+                drawn = turn.utterance.synthesis.seed if turn.utterance is not None else 0  # 0 if the turn is silent
                 seed = drawn if turn.usage.seed is None else turn.usage.seed
                 await self._send("started", **self._format, seed=seed, **self._joint(turn), **self._notes(turn))
             case Audio(_, pcm):

@@ -28,7 +28,7 @@ Sizes = Mapping[str, tuple[int, int]]  # target and running number of replicas, 
 _SLICE_S = 15
 _SLICES = 60  # 15 minutes
 _NOW_SLICES = 5  # the last minute and the current slice
-_STALE_S = 60.0  # ignore older notes, because their replica has ended
+_STALE_S = 60.0  # ignore older notes, because their replica has stopped
 _SUMMED_S = 1.0
 _STEP = math.log(1.05)  # histogram buckets of the time to first audio are 5 % wide
 _FIRST, _REFUSED = "first ", "refused "  # prefixes of buckets and reasons
@@ -90,7 +90,7 @@ class ClusterStatus:
 
     async def latest(self) -> Json:
         """Return the result of `read`, which may be up to one second old."""
-        async with self._reading:  # even with many pages open, read only once per second
+        async with self._reading:  # however many pages are open, read only once per second
             if time.time() - float(str(self._latest.get("at", 0))) >= _SUMMED_S:
                 self._latest = await run_in_threadpool(self.read)
         return self._latest
@@ -106,7 +106,7 @@ class ClusterStatus:
 
 
 def summed(notes: Sequence[Mapping[str, Any]], *, now_s: float) -> Json:
-    """Add the notes of several replicas, in slices of 15 seconds for the last 15 minutes."""
+    """Add up the notes of several replicas, in 15-second slices for the last 15 minutes."""
     streams: Counter[str] = Counter()
     in_each: list[Counter[str]] = [Counter() for _ in range(_SLICES)]  # oldest first
     oldest = int(now_s // _SLICE_S) - _SLICES + 1

@@ -40,7 +40,7 @@ _ITEM_NAMES = ("type", "event_id", "item")
 
 
 class ResponseSocket(Connection):
-    """Base class of connections that report turns as responses, in this API and in compatible ones."""
+    """Base class for connections that report turns as responses, in this API and in compatible ones."""
 
     audio_kind = "response.output_audio"
 
@@ -100,7 +100,7 @@ class RealtimeSocket(ResponseSocket):
         super().__init__(socket, service)
         self._model = socket.query_params.get("model") or socket.query_params.get("deployment")
         self._settings: Json = {}  # voice, format, speed
-        self._waiting: list[str] = []  # texts of items without a requested response
+        self._waiting: list[str] = []  # texts of items for which no response has been requested
         self._turn: Turn | None = None  # turn in progress
         self._continuation = self.new_continuation()
         self._event_id: object = None  # ID of the current message
@@ -146,7 +146,7 @@ class RealtimeSocket(ResponseSocket):
     async def _speech_request(
         self, sent: Mapping[str, object], names: field_names.Names, settings: Json
     ) -> SpeechRequest:
-        """Create the request for `sent`. `settings` contains all settings so far. Raises InvalidRequest."""
+        """Create the request for `sent`. `settings` contains all settings collected so far. Raises InvalidRequest."""
         flat = field_names.flat(sent, names)
         rate = _rate(settings)
         reasons = _unspoken("input", flat.get("input"))

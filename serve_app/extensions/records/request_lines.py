@@ -1,4 +1,4 @@
-"""Lines of request files: a request and its outcome, without the text."""
+"""Lines in request files: each one records a request and its outcome, without the text."""
 
 import re
 import time
@@ -11,7 +11,7 @@ _TRACE = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-")  # start of a `traceparent`
 
 
 def entry_of(record: RequestRecord) -> Entry:
-    """Return the line of a request, without the text."""
+    """Return the line for a request, without its text."""
     first_ns = record.usage.first_audio_ns
     return {
         "time": _now(),

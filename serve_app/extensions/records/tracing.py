@@ -1,6 +1,6 @@
 """Create OpenTelemetry spans from the timestamps of a finished request, without extra measurements.
 
-The parent of a request's span is the span of the client, from `traceparent`. The request's span has these children:
+The parent of a request's span is the client's span, from `traceparent`. The request's span has these children:
 
     POST /v1/audio/speech           ingress: the whole request
       codec                         codec replica: until the first audio
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
 
 _OTLP_PATH = "/v1/traces"
-# Name of each part, the mark at its start, and possible marks at its end. The latest recorded end mark applies.
+# Name of each part, the mark at its start, and possible marks at its end. The last end mark recorded applies.
 _PARTS = (
     ("codec", "to-codec", ("codec",)),
     ("talker", "to-talker", ("from-engine",)),

@@ -75,7 +75,7 @@ class UsageHour(BaseModel):
 
 @dataclass(slots=True)
 class Bounded:
-    """Counts of at most `most` labels, and 50 % more labels with OTHERS as their voice."""
+    """Counts for at most `most` labels, and 50 % more labels with OTHERS as their voice."""
 
     most: int
     counts: dict[Label, Used] = field(default_factory=dict)
@@ -95,7 +95,7 @@ class UsageBook:
     """Usage counts of this process. Call all methods from the same thread."""
 
     def __init__(self, store: VoiceStore | None, clock: Callable[[], float]) -> None:
-        """Without a store, update only the metrics. `clock` returns seconds since the epoch."""
+        """If there is no store, update only the metrics. `clock` returns seconds since the epoch."""
         self._store, self._clock = store, clock
         self._writer = secrets.token_hex(8)
         self._hours: dict[str, Bounded] = {}  # the current hour, and earlier hours not yet written
@@ -114,7 +114,7 @@ class UsageBook:
             instrument.record(getattr(used, name), key=key, voice=voice, dialect=dialect, model=model)
 
     def flush(self, *, is_last: bool = False) -> None:
-        """Write the file for each hour that has changed. If a write fails, a later call retries the write."""
+        """Write the file for each hour that has changed. If a write fails, a later call retries it."""
         if self._store is None:
             self._hours.clear()
             return

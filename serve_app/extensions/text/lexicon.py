@@ -1,6 +1,6 @@
 """Lexicons, which give the pronunciation of words as respellings, such as "sequel" for "SQL".
 
-Models cannot read phonemes.
+Models cannot read phonemes, so lexicons do not contain any.
 """
 
 import re
@@ -55,7 +55,7 @@ class Lexicon:
 
     @cached_property
     def _by_start(self) -> dict[str, list[int]]:
-        """Map from the lower-case first atom of entries to the lengths of these entries, longest first."""
+        """Map from the lower-case first atom of each entry to the lengths of all such entries, longest first."""
         lengths: dict[str, set[int]] = {}
         for word in self.words:
             lengths.setdefault(_atom(word, 0).lower(), set()).add(len(word))
@@ -76,7 +76,7 @@ class Lexicon:
         return self._by_start.get(atom.lower(), [])
 
     def find(self, text: str) -> str | None:
-        """Return the respelling of `text`, or None if the lexicon does not contain `text`."""
+        """Return the respelling of `text`, or None if it is not in the lexicon."""
         said = self.words.get(text)
         return self.words.get(text.lower()) if said is None else said
 
@@ -85,14 +85,14 @@ Lexicon.EMPTY = Lexicon({})
 
 
 class LiveLexicon:
-    """Respells a text that arrives in parts. The boundaries of the parts do not change the result."""
+    """Respells text that arrives incrementally. Where the text is split does not affect the result."""
 
     def __init__(self, lexicon: Lexicon) -> None:
         self._lexicon = lexicon
         self._rest = ""
 
     def feed(self, text: str, *, is_last: bool) -> list[TextPart]:
-        """Return the respelled text that later parts cannot change, or the whole rest if `is_last`."""
+        """Return the respelled text that later parts cannot change, or all remaining text if `is_last`."""
         self._rest += text
         parts: list[TextPart] = []
         at = begun = 0

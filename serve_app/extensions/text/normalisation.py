@@ -1,7 +1,7 @@
-"""Text normalization: write numbers, symbols and abbreviations as words, if the request enables normalization.
+"""Text normalization: writes numbers, symbols and abbreviations as words if the request enables it.
 
 English uses the rules of the embedded voice, and Chinese and Japanese use wetext. Other languages use the rules in
-`figures/` and num2words. Text far from any number or symbol does not change.
+`figures/` and num2words. Text far from any number or symbol is left unchanged.
 """
 
 import re
@@ -26,7 +26,7 @@ _FOLDER = Path(__file__).parent / "figures"
 _HARD = re.compile(r"[\d%‰€$£¥￥₩₽°º℃№&§+½¼¾²³㎡]|\b[IVXLC]++(?:e|er|re|ème)?\b")
 _WORDS, _CHARACTERS = re.compile(r"\s*+\S{1,64}|\s++"), re.compile(r"\s*+\S|\s++")
 _NEAR_WORDS, _NEAR_CHARACTERS = 2, 8  # minimum distance between a cut and text to normalise, on both sides
-_LONGEST_RUN = 240  # maximum number of characters to normalise together
+_LONGEST_RUN = 240  # maximum number of characters to normalise at once
 _LONGEST_NUMBER = 15  # digits; longer numbers are read digit by digit
 _MACRO = re.compile(r"<(\w+)>")
 _BLANK = re.compile(r"\{(\d)(?::([^{}]*))?\}")
@@ -37,7 +37,7 @@ Read = Callable[[str], list[TextPart]]
 
 
 class LiveNormaliser:
-    """Normalises a text that arrives in parts. The boundaries of the parts do not change the result."""
+    """Normalises text that arrives incrementally. Where the text is split does not affect the result."""
 
     def __init__(self, language: str) -> None:
         """`language` must be a language that `prepare` accepts."""
@@ -47,7 +47,7 @@ class LiveNormaliser:
         self._rest = ""
 
     def feed(self, text: str, *, is_last: bool) -> list[TextPart]:
-        """Return the normalised text that later text cannot change, or the whole rest if `is_last`."""
+        """Return the normalised text that later text cannot change, or all remaining text if `is_last`."""
         self._rest += text
         atoms = [match.span() for match in self._atoms.finditer(self._rest)]
         complete = len(atoms) if is_last else len(atoms) - 1
@@ -74,7 +74,7 @@ class LiveNormaliser:
 
 
 def prepare(language: str) -> None:
-    """Load the rules for a language. Blocks for up to a second. Raises InvalidRequest without rules."""
+    """Load the rules for a language. Blocks for up to a second. Raises InvalidRequest if it has none."""
     if language_code(language) is None:
         raise InvalidRequest(f"text_normalization: {language[:80]!r} is not supported.", "text_normalization")
     for part in LiveNormaliser(language).feed("1", is_last=True):
@@ -124,7 +124,7 @@ def _read_english(text: str) -> list[TextPart]:
 
 
 def _aligned(written: str, spoken: str, atoms: re.Pattern[str]) -> list[TextPart]:
-    """Pair the equal `atoms` of both texts, and the texts between them."""
+    """Pair the `atoms` that both texts have in common, and the texts between them."""
     before, behind = (atoms.findall(text) for text in (written, spoken))
     parts: list[TextPart] = []
     for kind, start, end, first, last in SequenceMatcher(None, before, behind, autojunk=False).get_opcodes():

@@ -24,7 +24,7 @@ _LONGEST_SHOWN = 40
 
 
 class SsmlCheck:
-    """Checker for an SSML text, which may arrive in parts. `<speak>` is optional, and a DOCTYPE is an error."""
+    """Checker for SSML text, which may arrive incrementally. `<speak>` is optional, and a DOCTYPE is an error."""
 
     def __init__(self, field: str) -> None:
         """`field` is the name of the text in errors."""
@@ -38,7 +38,7 @@ class SsmlCheck:
         self._parser.Parse(_ROOT, False)
 
     def feed(self, text: str, *, is_last: bool) -> None:
-        """Check the next part. Raises InvalidRequest with field and position, for this part and all later ones."""
+        """Check the next part. Raises InvalidRequest with field and position. All later calls then raise it again."""
         if self._failed is not None:
             raise self._failed
         if not self._content and (declared := _DECLARATION.match(text)):

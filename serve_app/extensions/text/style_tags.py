@@ -89,16 +89,16 @@ def _is_same(word: str, style: str) -> bool:
 
 
 def as_instructions(base: str | None, style: str) -> str:
-    """Append a style to the request's instructions."""
+    """Append a style to the instructions in the request."""
     return f"{base.rstrip(' .')}. {style}" if base else style
 
 
 @dataclass(frozen=True, slots=True)
 class StyleRules:
-    """Effect of labels for one model and voice."""
+    """Effect that labels have with one model and voice."""
 
     follows: Literal["nothing", "manners", "all"] = "nothing"  # instructions that the model supports
-    # Styles of the stored voice that speaks. The limits exist because jobs store these rules.
+    # Styles of the stored voice in use. The limits exist because jobs store these rules.
     takes: Annotated[tuple[Annotated[str, Field(max_length=MAX_LABEL_CHARS)], ...], Field(max_length=MAX_SPANS)] = ()
     any_bracket: bool = False  # whether words in brackets are always a tag
 
@@ -140,7 +140,7 @@ class StyleRules:
         return False if _TARGET.match(rest, tag.end()) else tag
 
     def cut_off(self, rest: str) -> int:
-        """Return the length of a tag that begins at an opening bracket and is cut off by the end of the text, or 0."""
+        """Return the length of a tag that begins at an opening bracket and is cut off at the end of the text, or 0."""
         begun = _OPEN_BRACKET.fullmatch(rest)
         return len(rest) if begun and (_KNOWN.fullmatch(begun[1]) or named_take(begun[1], self.takes)) else 0
 
@@ -179,7 +179,7 @@ class Styling:
         self._open: list[_OpenTag] = []
         self._wanted = self._present = ""
         self._num_spans = 0
-        self._unheard = ""  # name of the latest tag in reports, until a word follows
+        self._unheard = ""  # the latest tag's name in reports, until a word follows
         self._elements: list[str] = []  # element that each open `<expr>` stands for
         self.has_said = False  # whether a word was spoken since the last change of style, speed or pause
         self.reports: list[str] = []  # names of tags without effect
@@ -314,7 +314,7 @@ class Styling:
         return next((n for n in range(len(self._open), 0, -1) if self._open[n - 1].element), 0)
 
     def _update(self) -> None:
-        """Apply the latest tag of each kind."""
+        """Apply the most recent tag of each kind."""
         latest = {tag.kind: tag.style for tag in self._open}
         known = list(dict.fromkeys(style for kind in _KINDS if (style := latest.get(kind))))
         if self._rules.takes:
@@ -323,7 +323,7 @@ class Styling:
             self._wanted = (" " if self._rules.follows == "manners" else ", ").join(known)
 
     def _settle(self) -> None:
-        """Report the latest tag as ineffective if no word has followed the tag."""
+        """Report the latest tag as having no effect if no word has followed it."""
         if self._unheard:
             self.reports.append(f"{self._unheard} without text")
         self._unheard = ""

@@ -1,4 +1,4 @@
-"""Clock for the expiry of stored data. Wait for a steady clock, because deletions cannot be undone."""
+"""Clock for expiring stored data. It waits until it is steady, because deletions cannot be undone."""
 
 import time
 
@@ -13,7 +13,7 @@ class SteadyClock:
     """
 
     def __init__(self, *, shortest_s: float) -> None:
-        """`shortest_s` is the shortest time in seconds after which data expires. The clock never waits longer."""
+        """`shortest_s` is the shortest lifetime of any data, in seconds. The clock never waits longer than that."""
         self._settle_s = min(_SETTLE_S, shortest_s)
         self._offset_s: float | None = None
         self._steady_since_s = 0.0

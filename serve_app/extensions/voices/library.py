@@ -57,7 +57,7 @@ logger = logging.getLogger(__name__)
 
 POLL_S = 2.0
 _SWEEP_S = 3600.0
-_READERS = 16  # number of parallel reads, because a bucket takes 20 ms per record
+_READERS = 16  # number of parallel reads; reading a record from a bucket takes 20 ms
 _MOST_UNDERIVED = 256
 _LEAST_BETWEEN_S = 0.1  # minimum time between reads of the store for unknown names
 
@@ -81,7 +81,7 @@ class Voices(Opened):
         self._for_all = Lexicon.EMPTY
         self._reading = asyncio.Lock()
         self._num_looks, self._read_s = 0, float("-inf")
-        self._failure: TalkrayError | None = None  # error of the last read
+        self._failure: TalkrayError | None = None  # error from the last read
         self._writing = asyncio.Lock()  # held from a read of the store to the write that depends on the read
         self._to_forget: set[bytes] = set()  # key prefixes that replicas may still cache
         self._over: list[tuple[Record, datetime | None]] = []  # arguments for `VoiceStore.clear`
@@ -99,7 +99,7 @@ class Voices(Opened):
         resolver.fields.add("prepare")
 
     async def voices(self) -> list[StoredVoice]:
-        """Return the visible voices, oldest first. Return an empty list until the store has been read."""
+        """Return the visible voices, oldest first. The list is empty until the store has been read."""
         with contextlib.suppress(StoreFailed):  # `_look_again` logs the error
             await self._follow()
         return self._visible(StoredVoice)
@@ -114,7 +114,7 @@ class Voices(Opened):
         return self._visible(kind)
 
     async def lexicon_for_all(self) -> Lexicon:
-        """Return the respellings for every caller, or an empty lexicon before `follow` or the first read."""
+        """Return the respellings for every caller, or an empty lexicon until the store has been read."""
         if self._following is not None and self._read_s < 0:
             with contextlib.suppress(StoreFailed):  # `_look_again` logs the error
                 await self.refresh()
@@ -261,7 +261,7 @@ class Voices(Opened):
         metrics.references("prompt", Lookups(hits=int(is_known), misses=int(not is_known)))
         if is_known:
             return reference
-        if len(self._underived) >= _MOST_UNDERIVED:  # a cancelled stream never returns a prompt
+        if len(self._underived) >= _MOST_UNDERIVED:  # cancelled streams never return a prompt
             self._underived.pop(next(iter(self._underived)))
         self._underived[key] = voice, unprepared
         store = self.files()
@@ -269,7 +269,7 @@ class Voices(Opened):
         return replace(unprepared, audio=await self.aside(read))
 
     async def _keep_prompts(self) -> None:
-        """Store the prompts that replicas have derived from samples."""
+        """Store the prompts that replicas have derived from the samples."""
         for key, (voice, unprepared) in list(self._underived.items()):
             prompt = recordings.by_prompt(unprepared).prompt
             if prompt is not None and self._underived.pop(key, None) is not None:
@@ -423,7 +423,7 @@ class Voices(Opened):
         )
 
     async def aside(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run the blocking function `work` in a thread, and return its result."""
+        """Run the blocking function `work` in a thread and return its result."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, partial(work, *args, **kwargs))
 
 

@@ -1,6 +1,6 @@
 """Records of stored voices, and the portable file of a voice.
 
-The FLAC recording is authoritative. Replicas derive speaker vectors and codes from the recording, once for each
+The FLAC recording is authoritative. Replicas derive speaker vectors and codes from it, once for each
 checkpoint.
 """
 
@@ -65,9 +65,9 @@ class Take(Strict):
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]  # of the FLAC file
     seconds: float
     num_bytes: int
-    # Transcript of the recording. Without a transcript, the talker clones only the speaker vector.
+    # Transcript of the recording. If there is none, the talker clones only the speaker vector.
     text: Annotated[str, Field(max_length=MAX_TRANSCRIPT)] | None = None
-    changes: Annotated[tuple[Sentence, ...], Field(max_length=16)] = ()  # made by the preparation, one sentence each
+    changes: Annotated[tuple[Sentence, ...], Field(max_length=16)] = ()  # made while preparing it, one sentence each
     flaws: Annotated[tuple[Flaw, ...], Field(max_length=32)] = ()  # of the uploaded file, most severe first
     disabled: Sentence = ""  # why requests cannot use the take, or "" if they can
 
@@ -101,7 +101,7 @@ class Take(Strict):
 
     @property
     def cloned_by(self) -> Literal["transcript", "vector"]:
-        """Input for cloning. Without a transcript, clones keep the sound of a voice but lose its way of speaking."""
+        """Input for cloning. If it has no transcript, clones keep the voice's sound but lose its way of speaking."""
         return "transcript" if self.text else "vector"
 
     def as_json(self) -> dict[str, object]:
@@ -140,7 +140,7 @@ class Consent(Strict):
 
 
 class Stored(Strict):
-    """Base class of records, with their common fields."""
+    """Base class for records, defining the fields that they share."""
 
     prefix: ClassVar[Literal["voice", "cons", "design", "lexicon"]]  # of the ID
 
@@ -213,8 +213,8 @@ class StoredVoice(Stored):
     id: Annotated[str, Field(pattern=r"^voice_[0-9a-f]{24}$")]
     version: Version
     takes: Annotated[tuple[Take, ...], Field(min_length=1, max_length=MAX_TAKES)]
-    language: Language | None = None  # default of requests
-    sampling: _Options = Field(default_factory=dict)  # defaults of requests
+    language: Language | None = None  # default for requests
+    sampling: _Options = Field(default_factory=dict)  # defaults for requests
     lexicon: Words = Field(default_factory=dict)  # respelling by word; a request may override them
     description: Description = ""
     consent: Consent = Consent()
@@ -226,7 +226,7 @@ class StoredVoice(Stored):
 
     @property
     def key_prefix(self) -> bytes:
-        """Prefix of the cache keys of all data derived from this version, the same in every process."""
+        """Prefix of the cache keys for all data derived from this version. It is the same in every process."""
         return hashlib.sha256(f"{self.id} {self.version}".encode()).digest()[:VOICE_BYTES]
 
     def key(self, take: Take, fingerprint: str) -> bytes:
@@ -235,7 +235,7 @@ class StoredVoice(Stored):
 
     @classmethod
     def made(cls, **values: object) -> Self:
-        """Create a voice from checked takes and unchecked other values. Raises InvalidRequest with the field."""
+        """Create a voice from checked takes and other, unchecked values. Raises InvalidRequest with the field."""
         voice = super().made(**values)
         _check_sampling(voice.sampling)
         Lexicon.checked(voice.lexicon, "lexicon")
@@ -261,7 +261,7 @@ class StoredVoice(Stored):
         return self.take_named(words) is not None
 
     def take_note(self, words: str | None, *, is_tagged: bool) -> str:
-        """Describe which take is used, and the reason for this choice."""
+        """Describe which take is used, and why."""
         named = self.take_named(words)
         take = named or self.takes[0]
         why = "tag" if is_tagged else "instructions" if named else "the first"
@@ -299,7 +299,7 @@ class StoredDesign(Stored):
 
     @property
     def expires_at(self) -> int:
-        """Time of expiry in seconds since 1970."""
+        """Expiry time in seconds since 1970."""
         return self.created_at + int(DESIGN_S)
 
 
