@@ -125,7 +125,7 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class SpeechLengths:
-    """Log-normal durations of speech. `sigma` is the standard deviation of the logarithm.
+    """Log-normally distributed speech durations. `sigma` is the standard deviation of the logarithm.
 
     Models with random weights need a fixed length, because they either stop immediately or never stop.
     """

@@ -42,7 +42,7 @@ class Chart:
 
 
 def chart(title: str, caption: str, series: Sequence[Series], *, x: Mapping[str, Any], y: Mapping[str, Any]) -> Chart:
-    """Build a chart of several series. An axis may have `marks`: labelled lines at given values."""
+    """Build a chart of several series. Axes can have `marks`: labelled lines at given values."""
     marks = [{"axis": name, **mark} for name, axis in (("x", x), ("y", y)) for mark in axis.get("marks", ())]
     data, scales = {"datasets": series}, {"x": dict(x), "y": dict(y)}
     return Chart(title, caption, {"type": "line", "data": data, "options": {"scales": scales, "marks": marks}})

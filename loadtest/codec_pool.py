@@ -43,7 +43,7 @@ _FRAME_SAMPLES, _SAMPLE_RATE = 24, 300  # the content of the audio does not matt
 _FRAME_S = _FRAME_SAMPLES / _SAMPLE_RATE
 _NOTHING = DecoderState(0, ())
 _FIRST_CODES_S, _NEXT_CODES_S = 0.012, 0.0035  # for a talker on a GPU
-_DEVIATION = 0.15  # standard deviation of the logarithm of call durations
+_DEVIATION = 0.15  # standard deviation of the log call durations
 _HEARD_S = 0.001  # shortest audible pause
 _MAX_LATE_S = 0.25  # maximum silence, as in api.admission.max_late_s
 
@@ -85,7 +85,7 @@ class CodecPool:
         return chosen_ramp(self.workers)
 
     def work_s(self, frames: int) -> float:
-        """Return the mean duration of a call of `frames` frames."""
+        """Return the mean duration of a call that decodes `frames` frames."""
         return self.call_s + frames * self.frame_s
 
     def largest(self, frames: int) -> int:

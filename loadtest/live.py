@@ -69,7 +69,7 @@ async def _listen(socket: aiohttp.ClientWebSocketResponse, heard: asyncio.Event,
 
 
 async def _listen_on(socket: aiohttp.ClientWebSocketResponse, recording: Recording) -> None:
-    """Keep receiving, because audio may arrive after the server has confirmed an interruption."""
+    """Keep receiving, because audio can still arrive after the server has confirmed an interruption."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_LISTEN_ON_S):
             async for message in read_messages(socket):

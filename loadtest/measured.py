@@ -39,7 +39,7 @@ class MeasuredRate:
 
     @property
     def is_carried(self) -> bool:
-        """Whether the replica kept up: audio arrived in time, and no request was refused."""
+        """Whether the replica kept up: audio arrived in time, and no request was rejected."""
         return self.refused == 0 and self.in_time >= HELD
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Read a server's replica counts during the load, from Ray Serve's status or from Talkray's metrics."""
+"""Read a server's replica counts while it is under load, from Ray Serve's status or from Talkray's metrics."""
 
 import asyncio
 import contextlib
@@ -29,7 +29,7 @@ class ReplicaCount:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaSample:
-    """Replicas of all deployments at one point in time, in seconds since the start of the run."""
+    """Replicas of all deployments at one point in time, counted in seconds from the start of the run."""
 
     time_s: float
     deployments: Mapping[str, ReplicaCount]

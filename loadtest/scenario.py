@@ -31,7 +31,7 @@ RATE_STEP_S = 60.0
 
 
 def rate_at(shape: str, peak_rate: float, times_s: Floats, day_s: float = DAY_S) -> Floats:
-    """Return the requests per second at each time of a day of length `day_s`."""
+    """Return the requests per second at each time of a day that lasts `day_s`."""
     if shape == "steady":
         return np.full(len(times_s), peak_rate)
     height = (1 - np.cos(2 * np.pi * (times_s / day_s - QUIETEST_S / DAY_S))) / 2

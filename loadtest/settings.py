@@ -39,7 +39,7 @@ class Transport(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Target, texts and schedule of the requests of one run."""
+    """Target, texts and schedule of the requests in one run."""
 
     url: str
     phases: tuple[Phase, ...] = ()
@@ -67,7 +67,7 @@ class Settings:
 
     @property
     def speech_url(self) -> str:
-        """Speech endpoint. `url` may end in /v1, as for OpenAI's clients."""
+        """Speech endpoint. `url` may end in /v1, as it does for OpenAI's clients."""
         return self.form.url(self.url, self.options)
 
     @property
@@ -77,7 +77,7 @@ class Settings:
 
     @property
     def duration_s(self) -> float:
-        """Duration of the schedule. Responses may take longer."""
+        """Duration of the schedule. Responses can take longer."""
         return sum(phase.duration_s for phase in self.phases)
 
     def body(self, request: ScheduledRequest) -> dict[str, object]:

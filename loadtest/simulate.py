@@ -42,7 +42,7 @@ class Cluster:
     codec_nodes: NodeKind = field(default_factory=NodeKind)
     codec_cores: float = 16.0  # per codec replica
     codec_cores_per_stream: float = 0.2  # core seconds per second of audio
-    max_waiting_per_replica: int = 8  # queued requests in addition to running requests; further requests are refused
+    max_waiting_per_replica: int = 8  # queued requests on top of running ones; any further requests are refused
     metrics_lag_s: float = 1.0  # delay until the replicas' metrics reach the controller
 
 
@@ -60,7 +60,7 @@ class Simulated:
 
     arrival_s: Floats
     ttfb_s: Floats  # NaN if refused
-    rtf: Floats  # NaN if refused or unfinished
+    rtf: Floats  # NaN if refused or not finished
     times_s: list[float] = field(default_factory=list)
     talkers: list[int] = field(default_factory=list)  # number of ready talkers
     talkers_wanted: list[int] = field(default_factory=list)
@@ -223,7 +223,7 @@ class Simulation:
         self._hold(streams[~ended])
 
     def _hold(self, streams: NDArray[np.void]) -> None:
-        """Set the streams in flight."""
+        """Replace the streams in flight."""
         self.streams = streams
         self.load = np.bincount(streams["replica"], minlength=len(self.load))
 

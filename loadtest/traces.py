@@ -37,7 +37,7 @@ class NoRunError(LoadTestError):
 class Failure(StrEnum):
     """Reason why a request did not complete with audio."""
 
-    REFUSED = "refused"  # HTTP 429, or a WebSocket's rate_limit_exceeded
+    REFUSED = "refused"  # HTTP 429, or rate_limit_exceeded on a WebSocket
     HTTP = "http error"
     CONNECTION = "no connection"
     TIMEOUT = "timeout"
@@ -63,7 +63,7 @@ class Clock:
 
 @dataclass(frozen=True, slots=True)
 class PcmLayout:
-    """Format of a stream of s16le samples."""
+    """Format of a stream with s16le samples."""
 
     sample_rate: int
     channels: int = 1
@@ -91,7 +91,7 @@ class Trace:
     num_bytes: int = 0  # of the body
     layout: PcmLayout | None = None  # None: no audio arrived
     audible_sample: int | None = None  # index of the first audible sample; None: silent
-    chunks: Sequence[tuple[float, int]] = ()  # (arrival, audio bytes so far) for each read with audio
+    chunks: Sequence[tuple[float, int]] = ()  # (arrival, total audio bytes) for each read with audio
     server_timing_s: Mapping[str, float] | None = None  # by stage, up to the first audio, if reported
     frames: int | None = None  # planned length; None: the model decided, or the result is old
     first_word_s: float | None = None  # send time of the first word of live text

@@ -34,7 +34,7 @@ class NoKeys(ExtensionError):
 async def issue_own(service: SpeechService, request: Request) -> Response:
     """Issue a token for a browser or an app, with purpose `speech` (POST /v1/audio/speech) or `socket` (WebSockets).
 
-    The token is valid for `expires_in` seconds, from 60 to 3600. With `single_use`, the token is valid only once.
+    The token is valid for `expires_in` seconds, from 60 to 3600. If `single_use` is set, it works only once.
     """
     fields = await _fields(request)
     purpose = text_of(fields, "purpose")
@@ -125,7 +125,7 @@ async def _fields(request: Request) -> dict[str, object]:
 
 
 def _lifetime(fields: Mapping[str, object], name: str, default_s: int, *, within: str = "") -> int:
-    """Return a lifetime in whole seconds. Raises InvalidRequest if the value is out of range."""
+    """Return a lifetime as an integer, in seconds. Raises InvalidRequest if the value is out of range."""
     wanted = number(within + name, fields.get(name))
     if wanted is None:
         return default_s

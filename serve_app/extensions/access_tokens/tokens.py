@@ -29,7 +29,7 @@ _OLD_S = 2 * MOST_S  # a token of this age has expired according to every clock 
 
 @dataclass(frozen=True, slots=True)
 class Purpose:
-    """Set of requests for which a token is valid."""
+    """The requests for which a token is valid."""
 
     label: str  # for error messages
     places: tuple[str, ...]  # methods and paths; WS stands for WebSockets

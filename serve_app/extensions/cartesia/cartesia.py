@@ -85,7 +85,7 @@ async def speak_events(service: SpeechService, request: Request) -> Response:
 
 
 async def list_voices(service: SpeechService, limit: str = "", starting_after: str = "") -> Response:
-    """Return all voices, or one page of voices if the client sends a `limit`."""
+    """Return all voices, or one page of them if the client sends a `limit`."""
     voices = await catalogue.all_voices(await service.models.infos(), voices_of(service))
     paging = Paging(limit, starting_after, STARTING_AFTER)
     page, more = catalogue.page_of_voices(voices, paging, service.resolver.voices)

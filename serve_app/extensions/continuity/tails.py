@@ -121,7 +121,7 @@ class Continuation:
 
     @property
     def patience_s(self) -> float:
-        """Seconds for which the next utterance may wait for more text, because earlier audio is still playing."""
+        """How many seconds the next utterance can wait for more text, because earlier audio is still playing."""
         now_s = time.monotonic()
         return max(0.0, self._listener.lead_s(now_s) - _LEAD_S)
 

@@ -50,7 +50,7 @@ class _Context(NamedSession):
 class _Contexts(ContextConnection[_Context], HandshakeConnection):
     """Connection of multi-stream-input. After an empty flush, `close_context` ends a context after its last text.
 
-    Without the flush, `close_context` interrupts the context.
+    If there was no flush, `close_context` interrupts the context.
     """
 
     kind = _Context

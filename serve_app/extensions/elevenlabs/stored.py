@@ -36,7 +36,7 @@ _DESIGNED = ("voice_name", "voice_description", "generated_voice_id", "labels", 
 
 
 async def list_voices(service: SpeechService, page_size: str = "", next_page_token: str = "") -> Response:
-    """Return all voices, or one page of voices if the client sends a `page_size`."""
+    """Return all voices, or one page of them if the client sends a `page_size`."""
     voices = await catalogue.all_voices(await service.models.infos(), voices_of(service))
     paging = Paging(page_size, next_page_token, names=("page_size", "next_page_token"))
     page, more = catalogue.page_of_voices(voices, paging, service.resolver.voices)

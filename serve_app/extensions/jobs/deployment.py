@@ -32,7 +32,7 @@ class JobsReplica:
     """Deployment class for the single replica that synthesizes job segments."""
 
     def __init__(self, settings: ApiSettings, models: Sequence[Deployed], waking: Sequence[str]) -> None:
-        """`models` is the same list as in the ingress. `waking` names the models whose talkers a job may start."""
+        """`models` is the same list that the ingress has. `waking` names the models whose talkers a job may start."""
         ray_metrics.install()
         app_name = serve.get_replica_context().app_name
         self._waking = waking

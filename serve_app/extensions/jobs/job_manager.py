@@ -54,7 +54,7 @@ _LOOK_S = 1.0  # between checks of whether a paused job can continue
 _FOLLOW_S = 5.0  # between reads of other processes' changes to the store
 _TOGETHER_S = 1.0  # when a replica is lost, all its streams end within this time
 _NODE_LOST_S = 30.0  # when a node is lost, all its replicas end within this time
-_REMOVAL_S = 2.0  # maximum wait until the files of a deleted job are gone; a bucket may take longer
+_REMOVAL_S = 2.0  # maximum wait for a deleted job's files to be gone; a bucket can take longer
 _EXPIRE_S, _SWEEP_ROUNDS = 60.0, 10  # between checks for old jobs; every tenth check sweeps files without jobs
 _ABANDONED_S = 180.0  # minimum age of files without a job; planning a job takes less time
 _MOST_FAILURES = 3  # maximum per segment
@@ -89,7 +89,7 @@ class JobManager:
         self._changed, self._creating = asyncio.Event(), asyncio.Lock()
         self._jobs = KnownJobs(settings, self._store, self._fail, changed=self._changed.set)
         self._works = self._jobs.works
-        self.is_stopping = False  # if True, the manager refuses changes
+        self.is_stopping = False  # if True, the manager rejects changes
 
     async def create(self, visitor: Visitor, body: bytes, key: str | None) -> tuple[Json, Reasons]:
         """Create a job. Return the job and the fields that have no effect. If `key` repeats, return the earlier job.
@@ -270,7 +270,7 @@ class JobManager:
             lost_s = time.monotonic()
             self._losses.append((lost_s, segment_id))
             work.suspects[segment_id] = None
-            await asyncio.sleep(_TOGETHER_S)  # other losses with the same cause may follow
+            await asyncio.sleep(_TOGETHER_S)  # more losses with the same cause may follow
             is_culprit = await self._is_culprit(lost_s, error)
             await self._count_failure(work, segment_id, f"the replica was lost: {error}" if is_culprit else None)
         except EngineError as error:
@@ -292,13 +292,13 @@ class JobManager:
             self._changed.set()
 
     async def _is_culprit(self, lost_s: float, error: ReplicaLost) -> bool:
-        """Return whether the segment may have crashed its replica. Return False if a node, other segments or live
+        """Return whether the segment could have crashed its replica. Return False if a node, other segments or live
         streams were lost at the same time.
         """
         num_dead = await asyncio.to_thread(self._dead_nodes)
         if num_dead > self._num_dead_nodes:
             self._num_dead_nodes, self._node_lost_s = num_dead, lost_s
-            for work in self._works.values():  # the cluster may report a lost node late
+            for work in self._works.values():  # the cluster may be late to report a lost node
                 for suspect in work.suspects:
                     work.failures.pop(suspect, None)
         together = [other for other_s, other in self._losses if abs(other_s - lost_s) <= _TOGETHER_S]

@@ -82,7 +82,7 @@ async def list_parts(service: SpeechService, job_id: str, after: str = "", limit
 async def part_audio(
     service: SpeechService, request: Request, job_id: str, part: str, response_format: str = "flac"
 ) -> Response:
-    """Return the audio of a finished part. The job itself may still be running."""
+    """Return the audio of a finished part, even if the job is still running."""
     wanted = format_named("response_format", response_format, _FORMATS)
     return await _audio(service, request, await _ask(service, "track", job_id, part), wanted)
 

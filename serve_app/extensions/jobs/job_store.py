@@ -40,7 +40,7 @@ class Content:
 
 
 class JobStore:
-    """Reads and writes the jobs of one voice store. Only one process writes segments; any process may read them."""
+    """Reads and writes the jobs in one voice store. Only one process writes segments; any process can read them."""
 
     def __init__(self, files: VoiceStore) -> None:
         self._files = files

@@ -1,6 +1,6 @@
 """In-memory copy of the jobs in a store.
 
-The store is authoritative. Several processes may change jobs in the store, and each process follows these changes.
+The store is authoritative. Several processes can change jobs in the store, and each one picks up the others' changes.
 """
 
 import asyncio
@@ -80,7 +80,7 @@ class KnownJobs:
             cancel_tasks(work)
 
     async def end(self, work: Work, state: JobState) -> None:
-        """Set the final state. Keep an earlier final state, because two segments of a job may fail at the same time."""
+        """Set the final state. If there already is one, keep it, because two segments of a job may fail at once."""
         async with work.lock:
             if not work.state.ended_at:
                 work.plan, work.next_webhook_s = None, 0.0

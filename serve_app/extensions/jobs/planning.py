@@ -1,4 +1,4 @@
-"""Check the request for a job and plan its texts. An error in any text rejects the whole job."""
+"""Check the request for a job and plan its texts. An error in any text causes the entire job to be rejected."""
 
 import asyncio
 import time
@@ -111,7 +111,7 @@ async def plan_into(made: Planned, resolver: Resolver, fields: Mapping[str, obje
         raise InvalidRequest(f'{misplaced} belongs in each entry of inputs: {{"input": "..."}}.', misplaced)
     made.deterministic = switch(defaults, DETERMINISTIC)
     defaults.pop(DETERMINISTIC, None)
-    # A part may be longer than the text of a speech request.
+    # A part can be longer than the text in a speech request.
     long = replace(
         resolver, settings=settings.model_copy(update={"max_input_chars": settings.of(JobSettings).max_input_chars})
     )

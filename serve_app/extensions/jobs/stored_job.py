@@ -64,7 +64,7 @@ class Rules(Strict):
 
 
 class Manner(Strict):
-    """Voice and sampling options, which several parts may share."""
+    """Voice and sampling options, which several parts can share."""
 
     model: _Line  # `SynthesisRequest.model`
     voice: _Line | None  # a built-in speaker of the checkpoint
@@ -113,7 +113,7 @@ class Part(Strict):
 
 
 class JobPlan(Strict):
-    """One piece of the plan of a job: consecutive parts with their rules and manners."""
+    """One piece of a job's plan: consecutive parts with their rules and manners."""
 
     rules: Annotated[tuple[Rules, ...], Field(max_length=MOST_PARTS)]
     manners: Annotated[tuple[Manner, ...], Field(max_length=MOST_PARTS)]

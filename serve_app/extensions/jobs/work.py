@@ -16,7 +16,7 @@ Json = dict[str, object]
 
 @dataclass(frozen=True, slots=True)
 class Track:
-    """Finished audio of a part or a job, described by the names of its segments."""
+    """The finished audio of a part or job, described by its segment names."""
 
     job_id: str
     sample_rate: int

@@ -230,7 +230,7 @@ class Connection(ABC):
         return _QUIET_S
 
     def _quiet_from_s(self, began_s: float) -> float:
-        """Return the time at which a server that is shutting down may close the socket if no more messages are sent."""
+        """Return when a server that is shutting down may close the socket, provided that no more messages are sent."""
         return min(self._active_s + self.quiet_s, max(self._active_s, began_s + _PATIENCE_S))
 
     def failure(self, error: Exception, request_id: str) -> ErrorReply:
@@ -368,8 +368,8 @@ def unknown_type(*valid: str) -> InvalidRequest:
 
 
 def _parse(text: str | None, *, recordings: bool, text_fields: tuple[str, ...]) -> dict[str, object]:
-    """Parse the JSON object in a message. Check the size first, because parsed objects may take thirty times as much
-    memory. With `recordings`, `ref_audio` does not count toward MAX_MESSAGE_BYTES.
+    """Parse the JSON object in a message. Check the size first, because parsed objects can take thirty times as much
+    memory. If `recordings` is set, `ref_audio` does not count toward MAX_MESSAGE_BYTES.
     """
     if text is None:
         raise InvalidRequest("Messages must be JSON text. Send no binary messages.", None, "invalid_json")

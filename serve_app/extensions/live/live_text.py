@@ -112,8 +112,8 @@ class LiveText(Segments):
         self._begun_anew: set[int] = set()  # segments that follow speech that ended before its text did
         self._utterance = utterance
         self._idling: asyncio.TimerHandle | None = None
-        self.parts: list[SpokenPiece] = []  # the text received until now, with its spoken form
-        self.text = ""  # the text received until now
+        self.parts: list[SpokenPiece] = []  # the text received so far, with its spoken form
+        self.text = ""  # the text received so far
         self.is_complete = False  # whether the client has finished the text
         self._is_taken_in = False  # whether the text is complete, and all of it has been converted
         self._begin_segment()
@@ -171,7 +171,7 @@ class LiveText(Segments):
     async def wait_for_words(self) -> bool:
         """Wait until the text contains a word. Return False if the text ends without a word.
 
-        The word may be incomplete, because the talker can run its prefill while the rest arrives.
+        The word can be incomplete, because the talker can run its prefill while the rest arrives.
         """
         while not (self.is_taken_in or self._num_words or self._reader.will_speak):
             await self._changed.wait()
@@ -188,7 +188,7 @@ class LiveText(Segments):
 
     @property
     def left_out(self) -> Counter[str]:
-        """Counts as in SpokenText for the text received until now. Later text adds to the same counter."""
+        """Counts as in SpokenText for the text received so far. Later text adds to the same counter."""
         return self._reader.left_out
 
     async def is_plenty(self) -> None:
@@ -309,7 +309,7 @@ class LiveText(Segments):
         self._segments.append(segment_request(request, len(self._segments)))
 
     def _set_manner(self, number: int) -> None:
-        """Set the speed and style of a segment. Start preparing a new style, which may involve reading a recording."""
+        """Set the speed and style of a segment. Start preparing any new style, which may mean reading a recording."""
         self._speeds[number], self._styles[number] = self._speed, self._style
         if self._style and self._style not in self._restyling:
             restyling = self._restyling[self._style] = asyncio.ensure_future(self._restyle(self._style))

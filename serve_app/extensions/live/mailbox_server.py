@@ -48,7 +48,7 @@ class MailboxServer:
         self._readers: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        """Start listening, unless the server is already running. Raises OSError if the address is not available."""
+        """Start the server, unless it is already running. Raises OSError if the address cannot be bound."""
         self._starting = self._starting or asyncio.create_task(self._start())
         try:
             await asyncio.shield(self._starting)

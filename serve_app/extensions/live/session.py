@@ -49,7 +49,7 @@ from serve_app.text.languages import foreign_language
 from serve_app.text.spoken import SpokenText
 
 MAX_UNSPOKEN_CHARS = 1 << 16  # an hour of speech
-_SCRIPT_CHARS = 1000  # prefix for script detection; checking a whole text would block the event loop for 0.3 s
+_SCRIPT_CHARS = 1000  # prefix for script detection; checking a complete text could block the event loop for 0.3 s
 MAX_AUDIO_BYTES = 4096  # per event
 _MOST_UNSENT = 8  # maximum number of unread events, at which decoding waits
 _MOST_TURNS = 256  # maximum number of waiting turns
@@ -135,7 +135,7 @@ class Session:
         """Stop speaking and drop the waiting turns. Return the `Cleared` event, after which no events of these turns
         follow.
 
-        `played_s` counts the seconds of audio heard by the listener since the start of the session or the last `clear`.
+        `played_s` is how many seconds of audio the listener has heard since the session began or the last `clear`.
         """
         before = self._drop_events()
         await self._stop()

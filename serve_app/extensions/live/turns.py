@@ -20,7 +20,7 @@ class Turn:
 
     number: int  # starts at 1
     record: RequestRecord
-    text: str = ""  # all text received until now
+    text: str = ""  # all text received so far
     half: str = ""  # half of a surrogate pair at the end of that text
     is_complete: bool = False
     utterance: Utterance | None = None  # None until the speech starts
@@ -52,7 +52,7 @@ class Turn:
         return without_cjk_spaces(before + text)[len(before) :]
 
     def spoken(self, played_s: float) -> Spoken | None:
-        """Return the text heard after `played_s` seconds of the session's audio, or None without word times."""
+        """Return the text heard after `played_s` seconds of the session's audio, or None if there are no word times."""
         if self.start_s is None or played_s <= self.start_s:
             return Spoken("", self.text, last_word=None)
         if self.times is None or not self.times.are_known:
@@ -109,8 +109,8 @@ class Flushed:
 class Cleared:
     """Event after which no events of the dropped `turns` follow.
 
-    `heard` is the turn that was playing at `played_s`, or the turn in progress if the client did not send `played_s`.
-    `spoken` is the heard part of its text, or None without word times or `played_s`.
+    `heard` is the turn that was playing at `played_s`, or the turn in progress if the client did not send it.
+    `spoken` is the part of its text that was heard, or None if there are no word times or no `played_s`.
     """
 
     turns: tuple[Turn, ...]

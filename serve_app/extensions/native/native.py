@@ -198,7 +198,7 @@ class SpeechSocket(Connection):
 
     async def _start(self, fields: dict[str, object]) -> None:
         if self._task is not None and self._utterance is not None and self._utterance.is_over:
-            await asyncio.wait((self._task,))  # the client may receive the end before the task ends
+            await asyncio.wait((self._task,))  # the client may receive the last message before the task ends
         if self.is_busy:
             raise InvalidRequest("An utterance is in progress. Cancel it or wait until it ends.", "type", "busy")
         own_id = self.next_id()
@@ -208,7 +208,7 @@ class SpeechSocket(Connection):
     async def _cancel(self, played_ms: float | None) -> None:
         """Stop the utterance and always reply. `request_id` is null if no utterance is in progress.
 
-        `played_ms` is the heard duration of the utterance's audio. The reply contains the heard text.
+        `played_ms` is how much of the utterance's audio has been heard. The reply contains the text that was heard.
         """
         task, self._task = self._task, None
         await self.stop()

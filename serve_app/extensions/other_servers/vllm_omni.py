@@ -44,7 +44,7 @@ async def _spoken(
     request: Request, service: SpeechService, fields: Json, items: Sequence[object]
 ) -> AsyncGenerator[bytes, None]:
     """Yield the JSON body. The result of a failed item contains its error. If the server has no capacity for the first
-    item, reject the whole batch.
+    item, reject the entire batch.
 
     Send each result as soon as it is ready, so only one item is in memory.
     """

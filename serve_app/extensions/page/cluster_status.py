@@ -89,14 +89,14 @@ class ClusterStatus:
         self._reading, self._latest = asyncio.Lock(), Json()
 
     async def latest(self) -> Json:
-        """Return the result of `read`, which may be up to one second old."""
+        """Return the result of `read`, which can be up to one second old."""
         async with self._reading:  # however many pages are open, read only once per second
             if time.time() - float(str(self._latest.get("at", 0))) >= _SUMMED_S:
                 self._latest = await run_in_threadpool(self.read)
         return self._latest
 
     def read(self) -> Json:
-        """Read and add the streams, refusals and times to first audio of all replicas. Blocks."""
+        """Read and add up the streams, refusals and times to first audio of all replicas. Blocks."""
         own = json.loads(self.recent.note())
         other_notes = [json.loads(note) for note in self._notes()]
         fresh = [own, *(note for note in other_notes if own["at"] - note["at"] < _STALE_S)]

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from serve_app.api.request_record import LEFT, Entry, RequestRecord
 
-_NO_ADDRESS = re.compile(r"[^0-9A-Za-z.:%_-]")  # a proxy in front may forward any characters
+_NO_ADDRESS = re.compile(r"[^0-9A-Za-z.:%_-]")  # a proxy in front of the server may forward any characters
 _TRACE = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-")  # start of a `traceparent`
 
 

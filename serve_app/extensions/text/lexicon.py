@@ -63,7 +63,7 @@ class Lexicon:
 
     @cached_property
     def _by_length(self) -> list[tuple[int, str]]:
-        """Sorted pairs of the length of an entry and the entry in lower case."""
+        """Sorted pairs of each entry's length and the entry in lower case."""
         return sorted((len(word), word.lower()) for word in self.words)
 
     def may_become(self, begun: str, length: int) -> bool:

@@ -111,7 +111,7 @@ class LiveMarkup:
     """Tokenizer for text that arrives incrementally. Where the text is split does not affect the spoken text."""
 
     def __init__(self, markup: Markup, *, paragraph_pause_s: float = 0.0, styles: StyleRules | None = None) -> None:
-        """Paragraphs are separated by pauses of `paragraph_pause_s` seconds, or by the end of a sentence if it is 0."""
+        """Paragraphs are separated by pauses of `paragraph_pause_s` seconds, or like sentences if it is 0."""
         self._markup, self._paragraph_pause_s = markup, paragraph_pause_s
         self._rest = ""
         self._before = ""  # the character before `_rest`
@@ -126,7 +126,7 @@ class LiveMarkup:
         self._thought = ""  # open tag that contains a language model's reasoning
         self._line = ""  # start of the spoken text of this line
         self._spaces: list[Token] = []  # spaces and left-out text before the next word
-        self._unheard = 0  # number of open tags with unspoken content
+        self._unheard = 0  # number of open tags whose content is not spoken
         self._replaced = self._spelled = ""  # open tag whose content is replaced, or spelled out
         self._alias = ""  # spoken instead of the next text
         self._speeds = [1.0]

@@ -130,8 +130,8 @@ class TextReader:
     def __init__(self, rules: TextRules) -> None:
         self._rules = rules
         self._markup = LiveMarkup(rules.markup, paragraph_pause_s=rules.paragraph_pause_s, styles=rules.styles)
-        self.left_out: Counter[str] = Counter()  # counts as in SpokenText, for the text fed until now
-        self._uncounted = ""  # Greek letters at the end of the text fed until now, which are silent within a word
+        self.left_out: Counter[str] = Counter()  # counts as in SpokenText, for the text fed so far
+        self._uncounted = ""  # Greek letters at the end of the text fed so far, which are silent within a word
         self._begin()
 
     @property

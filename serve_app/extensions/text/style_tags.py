@@ -1,6 +1,6 @@
 """Recognize style tags, map their labels to styles, and track the current style of a text.
 
-A *style* is either an instruction for a model that supports instructions, or the name of a take of a stored voice.
+A *style* is either an instruction for a model that supports instructions, or the name of a stored voice's take.
 """
 
 import re
@@ -151,7 +151,7 @@ def begins(text: str, at: int) -> bool:
 
 
 def is_vendors(rest: str) -> bool:
-    """Return whether the text begins, or may begin, with a vendor's tag outside the SSML standard."""
+    """Return whether the text begins, or might begin, with a vendor's tag that is not part of SSML."""
     return _VENDORS.match(rest) is not None
 
 
@@ -275,7 +275,7 @@ class Styling:
     def _start(
         self, what: str, label: str | None, element: str = "", *, kind: str = "style", is_needed: bool = False
     ) -> None:
-        """Start the style of a tag. `what` names the tag in reports. With `is_needed`, report a missing label."""
+        """Start the style of a tag. `what` is the tag's name in reports. If `is_needed`, report a missing label."""
         label = clean(label or "")
         style = self._rules.effect(label) if label else None if is_needed else ""
         if len(label) > MAX_LABEL_CHARS:

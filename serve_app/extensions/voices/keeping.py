@@ -18,7 +18,7 @@ def check_kept(
     settings: VoiceSettings,
     before: Record | None,
 ) -> None:
-    """Raise InvalidRequest if the store may not keep `record` in addition to the `known` records.
+    """Raise InvalidRequest if the store is not allowed to add `record` to the `known` records.
 
     `known` and `marks` map paths to records and to metadata of their files. `before` is the earlier version of
     `record`.

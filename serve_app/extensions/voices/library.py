@@ -1,6 +1,6 @@
 """In-memory copy of the stored voices, which each ingress replica keeps up to date.
 
-Any process may change the store. Each ingress replica reads the store every POLL_S seconds, and whenever a voice name
+Any process can change the store. Each ingress replica reads the store every POLL_S seconds, and whenever a voice name
 is unknown. After a deletion or a new version of a voice, the ingress drops the cached data of the old version, and asks
 all replicas to drop the same data.
 """
@@ -69,7 +69,7 @@ Other = TypeVar("Other", StoredConsent, StoredLexicon)
 
 
 class Voices(Opened):
-    """Stored voices that VISITOR may see. Methods raise StoreFailed if the store cannot be reached."""
+    """Stored voices that VISITOR may see. All methods raise StoreFailed if the store is unreachable."""
 
     def __init__(
         self, store: VoiceStore | None, settings: VoiceSettings, *, why_not: str = "", forget: Forget = forget_nothing
@@ -109,7 +109,7 @@ class Voices(Opened):
         return self._visible(StoredConsent)
 
     async def all_of(self, kind: type[R]) -> list[R]:
-        """Return the visible records of a kind, oldest first. The list may contain expired designs."""
+        """Return the visible records of a kind, oldest first. The list can contain expired designs."""
         await self.refresh()
         return self._visible(kind)
 

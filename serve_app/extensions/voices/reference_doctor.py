@@ -27,7 +27,7 @@ _LEAD_S, _TAIL_S, _FADE_S = 0.1, 0.2, 0.01  # after trimming: silence before and
 _STEP_S = 0.02  # time window of level measurements
 _DIGITAL_SILENCE = -90.0  # dBFS
 _LEAST_SPEECH, _STEADY_DB = -60.0, 3.0  # minimum level of speech in dBFS, and its minimum distance to noise
-_LOUDEST = 100.0  # relative to full scale, because floating-point files may contain any value
+_LOUDEST = 100.0  # relative to full scale, because floating-point files can contain any value
 _BAND_HZ = 500
 _CLIPPED_S = 0.003  # minimum total time at the limit; 480 excerpts of clean speech reached at most 0.0006 s
 # Seconds per letter, by the first word of its Unicode name. Latin scripts have about 12 letters per second. Four
@@ -111,7 +111,7 @@ class CheckedRecording:
 def check_recording(
     data: bytes, *, field: str, transcript: str | None, heard: HeardWords | None, prepare: Preparation
 ) -> CheckedRecording:
-    """Check a recording, and prepare a copy if `prepare` is "auto". With "none", keep the samples unchanged.
+    """Check a recording, and prepare a copy if `prepare` is "auto". If it is "none", keep the samples unchanged.
 
     Raises InvalidRequest for `field` if the file is not a recording of 0.5 to 30 seconds. Blocks for 0.1 s.
     """

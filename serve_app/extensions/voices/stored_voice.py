@@ -81,7 +81,7 @@ class Take(Strict):
             raise InvalidRequest(message, "ref_text", "string_above_max_length")
         text = " ".join((text or "").split()) or None
         checked = check_recording(data, field=field, transcript=text, heard=None, prepare=prepare)
-        # 24 bits represent every 16-bit sample, and the mean of two such samples. Without a clip, loud ones would wrap.
+        # 24 bits represent every 16-bit sample, and the mean of two such samples. Unless clipped, loud ones would wrap.
         samples = np.clip(checked.audio, -1, 1 - 2**-23)
         findings = {"changes": checked.changes, "flaws": checked.flaws}
         return cls.of_samples(samples, checked.sample_rate, "PCM_24", style=style, text=text, **findings)
@@ -215,7 +215,7 @@ class StoredVoice(Stored):
     takes: Annotated[tuple[Take, ...], Field(min_length=1, max_length=MAX_TAKES)]
     language: Language | None = None  # default for requests
     sampling: _Options = Field(default_factory=dict)  # defaults for requests
-    lexicon: Words = Field(default_factory=dict)  # respelling by word; a request may override them
+    lexicon: Words = Field(default_factory=dict)  # respelling by word; requests can override them
     description: Description = ""
     consent: Consent = Consent()
     provenance: Origin = ""  # source: "openai", "elevenlabs", "import", ...

@@ -108,7 +108,7 @@ def folder_of(location: str) -> Path | None:
 
 
 class VoiceStore:
-    """Reads and writes records and recordings in a folder or bucket, which several processes may use."""
+    """Reads and writes records and recordings in a folder or bucket that several processes can share."""
 
     def __init__(self, location: str) -> None:
         """`location` is an absolute path or a URL. Raises StartError if the location is not usable."""
@@ -285,7 +285,7 @@ class VoiceStore:
         return len(old) + len(swept) + len(unnamed)
 
     def listed(self, prefix: str, *, unnamed: bool = False) -> "Iterator[obstore.ObjectMeta]":
-        """Yield the files below `prefix`. With `unnamed`, include files that still have a temporary name."""
+        """Yield the files below `prefix`. If `unnamed` is set, include files that still have a temporary name."""
         with self._failing("The store cannot be read", "listing failed"):
             for batch in obstore.list(self._objects, prefix):
                 yield from (meta for meta in batch if unnamed or "/." not in meta["path"])

@@ -21,7 +21,7 @@ _USUAL_S = 0.3  # assumed length of a word until its end is known
 
 @dataclass(frozen=True, slots=True)
 class Spoken:
-    """Text of an utterance, split at the position of the listener."""
+    """Text of an utterance, split where the listener is."""
 
     text_spoken: str
     text_remaining: str
@@ -73,7 +73,7 @@ class WordTimes:
         return bool(self._starts_s)
 
     def feed(self, chunk: PcmChunk) -> None:
-        """Process the next chunk of the utterance, which may determine the ends of more words."""
+        """Process the utterance's next chunk, which can determine where more words end."""
         self._take_parts(max((chars for _, chars in chunk.text_positions), default=-1))
         self._num_samples += chunk.num_samples
         for seconds, chars in chunk.text_positions:
