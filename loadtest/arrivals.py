@@ -16,7 +16,7 @@ LONG = range(1450, 1551)
 LONG_SEGMENTS, LONG_SEGMENT_S = 2, 22.0  # segments in a long text of planned length, and seconds per segment
 LEAVES_S = 0.3  # seconds until a client that leaves early disconnects
 INSTRUCTION = "Speak calmly, and a little slower than usual."
-INTERRUPT_S = (0.2, 4.0)  # range of seconds of audio before an interruption
+INTERRUPT_S = (0.2, 4.0)  # how many seconds of audio precede an interruption
 FRAMES_PER_S = 12.5  # frame rate of Qwen3-TTS's codec: 80 ms per frame
 MIN_S, MAX_S = 0.8, 30.0  # limits on randomly drawn response lengths
 
@@ -111,7 +111,7 @@ class Phase:
     name: str
     rate: float  # requests per second
     duration_s: float
-    measured: bool = True  # False for a settling phase, which the statistics exclude
+    measured: bool = True  # False for a settling phase, which statistics leave out
     start_s: float = 0.0  # since the start of the run, set by `place`
 
     @property
@@ -175,7 +175,7 @@ def arrival_times(arrivals: Arrivals, phases: Sequence[Phase], *, seed: int) -> 
 
 
 def choose_texts(count: int, *, seed: int, texts: Sequence[str] = SENTENCES) -> list[str]:
-    """Choose `count` texts in an order that depends only on `seed`. No text repeats before all texts are used."""
+    """Choose `count` texts in an order that depends only on `seed`. No text repeats until all have been used."""
     generator = np.random.default_rng(seed)
     order: list[int] = []
     while len(order) < count:
@@ -186,7 +186,7 @@ def choose_texts(count: int, *, seed: int, texts: Sequence[str] = SENTENCES) -> 
 def plan_requests(
     times_s: Sequence[float], *, seed: int, lengths: SpeechLengths | None = None, texts: Sequence[str] = SENTENCES
 ) -> list[ScheduledRequest]:
-    """Plan one request for each time. The arguments determine all texts and lengths."""
+    """Plan one request for each time. All texts and lengths follow from the arguments."""
     count = len(times_s)
     said = choose_texts(count, seed=seed, texts=texts)
     frames = lengths.draw(count, seed=seed) if lengths else [None] * count

@@ -53,7 +53,7 @@ def axis(label: str, *, log: bool = False, **more: Any) -> dict[str, Any]:
 
 
 def series(label: str, points: Iterable[Point], colour: str, **more: Any) -> Series:
-    """Build a line through points. None leaves a gap."""
+    """Build a line through points, with a gap at each None."""
     return {"label": label, "data": [{"x": _short(x), "y": _short(y)} for x, y in points], "colour": colour, **more}
 
 
@@ -254,7 +254,7 @@ def _middles(edges: Floats) -> Floats:
 
 
 def _rates(times_s: Sequence[float] | Floats, edges: Floats) -> Floats:
-    """Return events per second in each window."""
+    """Return the number of events per second in each window."""
     return np.asarray(np.histogram(times_s, edges)[0] / np.diff(edges), dtype=np.float64)
 
 

@@ -39,7 +39,7 @@ from deployments.protocol import ALL_FRAMES, FinishReason, FrameChunk
 from loadtest.simulate import Traffic
 from loadtest.tables import MS, Table, percent
 
-_FRAME_SAMPLES, _SAMPLE_RATE = 24, 300  # the content of the audio does not matter
+_FRAME_SAMPLES, _SAMPLE_RATE = 24, 300  # arbitrary, because the audio's content does not matter
 _FRAME_S = _FRAME_SAMPLES / _SAMPLE_RATE
 _NOTHING = DecoderState(0, ())
 _FIRST_CODES_S, _NEXT_CODES_S = 0.012, 0.0035  # for a talker on a GPU
@@ -76,7 +76,7 @@ class CodecPool:
     frame_s: float = 0.0046
     crowded: float = 0.0  # relative slowdown when all workers are busy, because cores share memory bandwidth
     hybrid: bool = False  # a GPU decodes as many first frames as `Placement` requires
-    of_two: bool = False  # route each stream to the better of two random replicas, instead of the best of all
+    of_two: bool = False  # route each stream to the better of two random replicas instead of the best replica
     patience_s: float = 0.5
     seed: int = 1  # for call durations and for `of_two`
 
@@ -259,7 +259,7 @@ async def _load(pool: CodecPool, traffic: Traffic) -> Served:
 
 
 def serve(pool: CodecPool, traffic: Traffic) -> Served:
-    """Simulate each request until it ends."""
+    """Simulate every request to its end."""
     loop = VirtualTimeLoop()
     clock = SimpleNamespace(monotonic=loop.time)
     try:

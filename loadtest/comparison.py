@@ -1,7 +1,7 @@
 """Compare two servers, each in its own dialect, with the same texts at the same times, and then under overload.
 
-Turns alternate (A, B, then B, A), so any drift in the machine's speed affects both servers. Each turn has a seed, which
-both servers share, and a separate folder of traces.
+Turns alternate (A, B, then B, A), so any drift in the machine's speed affects both servers. Both servers use the same
+seed in a turn, and each turn has its own folder of traces.
 """
 
 import asyncio
@@ -182,7 +182,7 @@ def _write_wav(file: Path, pcm: bytes, trace: Trace) -> None:
 
 
 async def _recognise(file: Path, text: str) -> dict[str, Any] | str:
-    """Return the transcript and the numbers of words and errors, or the reason why transcription failed."""
+    """Return the transcript and the number of words and errors, or the reason why transcription failed."""
     command = (sys.executable, "-m", _RECOGNISER, str(file), "--transcript", text, "--language", "english")
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(*command, stdout=pipe, stderr=pipe)

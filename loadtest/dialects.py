@@ -14,7 +14,7 @@ class SocketForm:
     over: tuple[str, object]  # field and value of the final message
     before: tuple[Mapping[str, object], ...] = ()
     after: tuple[Mapping[str, object], ...] = ()
-    audio: str | None = None  # field with base64 samples; None: samples are binary messages
+    audio: str | None = None  # field with base64 samples; None: samples arrive in binary messages
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from loadtest.settings import Settings
 from loadtest.traces import LoadTestError, NoRunError, Trace, TraceFolder
 
 RECOVERY_WINDOW_S = 5.0  # minimum length of a window
-RECOVERY_REQUESTS = 20  # per window; with fewer requests, a single late request would fail the window
+RECOVERY_REQUESTS = 20  # per window; if there were fewer, a single late request would fail the window
 REACHABLE_WITHIN = aiohttp.ClientTimeout(total=10)
 HIDDEN = "..."
 
@@ -42,7 +42,7 @@ class NothingPlannedError(LoadTestError):
     exit_code = 2
 
 
-@dataclass(frozen=True)  # without slots, because of the cached summary
+@dataclass(frozen=True)  # no slots, because the summary is cached
 class Result:
     """Plan, traces and replica counts of a run or phase, from which all statistics are derived."""
 

@@ -70,7 +70,7 @@ class Summary:
     failed: int
     interrupted: int
     left: int  # successes whose client left early, as planned
-    refusals: dict[str, int]  # messages of refused requests, without bracketed text
+    refusals: dict[str, int]  # the messages of refused requests, minus any bracketed text
     causes: dict[str, int]  # causes of all failures and refusals
     offered_per_s: float | None  # requested rate
     planned_per_s: float | None  # rate of the planned arrivals, which vary randomly around the offered rate
@@ -78,9 +78,9 @@ class Summary:
     audio_s: float
     audio_s_per_s: float | None
     planned_audio_s: float  # for all requests; received audio if no lengths were planned
-    audio_in_time_share: float | None  # share of the planned audio without underrun
+    audio_in_time_share: float | None  # share of the planned audio that played without an underrun
     silent_answers: int  # without an audible sample
-    underruns: int  # underruns of zero-buffer players in all responses
+    underruns: int  # total over all responses, for a zero-buffer player
     with_underrun: int  # responses with an underrun
     c50: float | None  # share of responses with at most 50 ms of total underrun
     c100: float | None
@@ -112,12 +112,12 @@ class Summary:
 
     @property
     def too_few(self) -> bool:
-        """Whether there are too few responses for meaningful percentiles."""
+        """Whether there are too few responses for percentiles to be meaningful."""
         return self.succeeded < FEW_ANSWERS
 
     @property
     def client_was_slow(self) -> bool:
-        """Whether the client sent so late that the results describe the client instead of the server."""
+        """Whether the client sent so late that the results reflect the client instead of the server."""
         return self.scheduling_lag_s is not None and self.scheduling_lag_s.p99 > MAX_CLIENT_LAG_S
 
 
@@ -189,7 +189,7 @@ def summarize(
 
 
 def _from_plan(traces: Sequence[Trace], ends_s: Sequence[float | None]) -> Distribution | None:
-    """Return the durations from the caller's request to `ends_s`. Skips traces without an end."""
+    """Return the durations from the caller's request to `ends_s`. Skips traces that have no end."""
     pairs = zip(traces, ends_s, strict=True)
     return distribution([end_s - trace.asked_s for trace, end_s in pairs if end_s is not None])
 

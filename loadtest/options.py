@@ -157,7 +157,7 @@ def settings_from_options(
 
 
 def of_side(values: list[str] | None, number: int, usual: str) -> str:
-    """Return one server's value of a comparison option, which is given once for both servers or once for each."""
+    """Return one server's value for a comparison option that is given either once for both servers or once for each."""
     if len(values or ()) > 2:
         raise typer.BadParameter(f"{', '.join(values or ())}: give at most two values, one per server")
     return (values or [usual])[min(number, len(values or [usual]) - 1)]

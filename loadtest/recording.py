@@ -119,12 +119,12 @@ class Recording:
         self.chunks: list[tuple[float, int]] = []
         self.trace = Trace(request.index, request.planned_s, clock.now_s(), frames=request.frames, chunks=self.chunks)
         self.trace.kind = request.kind
-        self.kept: bytearray | None = None  # received audio, if the caller sets a buffer first
+        self.kept: bytearray | None = None  # the received audio, if the caller has set a buffer
         self._onset: AudibleOnset | None = None
         self._sent_at_s = time.time()
 
     def begin(self) -> None:
-        """Mark the send time of the first word. Latencies of live text are measured from here."""
+        """Record when the first word was sent. Latencies of live text are measured from then on."""
         self.trace.first_word_s = self.clock.now_s()
 
     @property
@@ -157,7 +157,7 @@ class Recording:
 
     async def read_wav_header(self, content: aiohttp.StreamReader) -> None:
         """Read the header of a streamed WAV file, up to the first sample. Raises `NotAudioError` if it is invalid.
-        Ignores the sizes in the header, because the server is still generating the file.
+        Ignores the sizes in the header, because the server has not finished the file.
         """
         try:
             riff = await content.readexactly(12)

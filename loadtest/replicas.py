@@ -97,7 +97,7 @@ def _ray_token() -> dict[str, str]:
 
 
 async def watch(url: str, clock: Clock, *, folder: TraceFolder) -> None:
-    """Write the counts with times from `clock` until cancelled. If they cannot be read, leave a gap."""
+    """Write the counts, with times from `clock`, until cancelled. If they cannot be read, there is a gap."""
     async with aiohttp.ClientSession() as session:
         while True:
             with contextlib.suppress(aiohttp.ClientError, TimeoutError, LoadTestError):

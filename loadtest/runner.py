@@ -13,8 +13,8 @@ from loadtest.replicas import watch
 from loadtest.settings import Settings
 from loadtest.traces import Clock, Failure, LoadTestError, Trace, TraceFolder
 
-_EARLY_S = 0.002  # maximum delay of an event loop's timers
-_WARMUP_TRIES = 5  # attempts per request while the server returns a retry time
+_EARLY_S = 0.002  # the most by which an event loop's timers are late
+_WARMUP_TRIES = 5  # attempts per request, as long as the server returns a retry time
 
 
 class WarmupFailedError(LoadTestError):
@@ -32,7 +32,7 @@ class Runner:
         folder: TraceFolder,
         begin: Callable[[], Awaitable[Clock]] | None = None,
     ) -> None:
-        """Prepare a run. `begin` returns the clock after the warm-up. By default, the clock starts immediately."""
+        """Prepare a run. `begin` returns the clock after the warm-up. By default, it starts immediately."""
         self.settings = settings
         self.schedule = schedule
         self.folder = folder

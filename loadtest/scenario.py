@@ -22,7 +22,7 @@ SECTIONS: dict[str, type[Any]] = {
     "talker_nodes": NodeKind,
     "codec_nodes": NodeKind,
 }
-NIGHT_SHARE = 0.2  # share of the peak rate at the quietest time of a day
+NIGHT_SHARE = 0.2  # share of the peak rate at the quietest time of the day
 STEPS_PER_STREAM = 4
 MIN_STEP_S, MAX_STEP_S = 0.005, 0.5
 HOUR_S, DAY_S = 3600.0, 86400.0
@@ -55,7 +55,7 @@ def draw_traffic(
 
 
 def planned_traffic(result: Result) -> Traffic:
-    """Return the requests of a measured run with its response lengths. Failed requests get the median length."""
+    """Return the requests from a measured run, with its response lengths. Failed requests get the median length."""
     traces = result.traces
     spoken = [trace.audio_s for trace in traces if trace.failure is None]
     usual_s = float(np.median(spoken)) if spoken else 0.0

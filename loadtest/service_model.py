@@ -21,9 +21,9 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """One successful request's latencies, and the load when it arrived."""
+    """The latencies of one successful request, and the load when it arrived."""
 
-    others_at_start: int  # streams in flight at the time of the send
+    others_at_start: int  # streams in flight when the request was sent
     mean_streams: float  # mean streams in flight during the response, including this stream
     ttfb_s: float
     frames: int

@@ -83,7 +83,7 @@ class Settings:
     def body(self, request: ScheduledRequest) -> dict[str, object]:
         """Return the request body for a text.
 
-        A planned length uses a Talkray extension. `max_new_tokens` includes one step for the end of speech, which does
+        Planned lengths need a Talkray extension. `max_new_tokens` includes one step for the end of speech, which does
         not produce a frame.
         """
         segments = LONG_SEGMENTS if request.kind is RequestKind.LONG else 1

@@ -1,6 +1,6 @@
 """Simulate a day of a cluster in seconds, with replica pools, nodes that boot and fail, and the production policies.
 
-Time advances in equal steps. Within a step, the load of a replica determines the speed of its streams. Streams are rows
+Time advances in equal steps. Within a step, a replica's load determines the speed of its streams. Streams are rows
 of arrays, so the cost of a step hardly depends on the number of streams.
 """
 
@@ -25,7 +25,7 @@ class NodeKind:
     """Machine type of one pool. Each node runs one replica."""
 
     boot_s: float = 180.0  # from the request for a node until its replica can start
-    start_s: float = 25.0  # start-up of a replica: import, weights, graphs
+    start_s: float = 25.0  # for a replica to start: import, weights, graphs
     idle_s: float = 600.0  # time until an empty node is released
     price_per_hour: float = 0.0
     losses_per_hour: float = 0.0  # per node, as for reclaimed spot instances
@@ -73,7 +73,7 @@ class Simulated:
 
     @property
     def refused(self) -> int:
-        """Number of requests that found every replica and queue full."""
+        """Number of requests that arrived when every replica and queue was full."""
         return int(np.isnan(self.ttfb_s).sum())
 
     def ttfb_percentile_s(self, percent: float) -> float | None:
@@ -87,7 +87,7 @@ class SimulatedPool:
 
     def __init__(self, size: int, nodes: NodeKind, *, warm: int) -> None:
         self.nodes = nodes
-        self.ready_s = np.full(size, np.inf)  # when the replica accepts requests; inf: not running
+        self.ready_s = np.full(size, np.inf)  # when the replica starts to accept requests; inf: not running
         self.ready_s[:warm] = 0.0
         self.draining = np.zeros(size, dtype=bool)
         self.idle_since_s = np.full(size, -np.inf)  # for nodes without a replica; -inf: no node
@@ -97,7 +97,7 @@ class SimulatedPool:
 
     @property
     def wanted(self) -> int:
-        """Number of running and starting replicas."""
+        """Number of replicas that are running or starting."""
         return int((np.isfinite(self.ready_s) & ~self.draining).sum())
 
     def usable(self, now_s: float) -> NDArray[np.bool_]:
@@ -271,7 +271,7 @@ class Simulation:
         return np.asarray(seats[order[:count]], dtype=np.int64)
 
     def _codec_demand(self) -> float:
-        """Return the core seconds per second needed to decode the talkers' frames."""
+        """Return how many core seconds per second it takes to decode the talkers' frames."""
         frames_per_s = float((self.load / self._frame_s[self.load]).sum())
         return frames_per_s * FRAME_S * self.cluster.codec_cores_per_stream
 

@@ -56,7 +56,7 @@ def continuity(summary: Summary) -> str:
     return " / ".join("-" if share is None else f"{100 * share:.1f}".removesuffix(".0") for share in shares)
 
 
-# Columns of all summary tables. `answers` counts the samples of the percentiles.
+# Columns of all summary tables. `answers` is the number of samples behind the percentiles.
 COLUMNS: dict[str, Callable[[Summary], str]] = {
     "sent": lambda s: str(s.sent),
     "goodput/s": lambda s: number(s.good_per_s, 2),
@@ -82,7 +82,7 @@ FULL_RATES = (
     *("underruns", "C50/C100/C200, %", "refused", "failed", "lag p99, ms"),
 )
 OF_KINDS = ("sent", "answers", "TTFA p50/p95/p99, ms", "whole p50/p95, s", "underruns", "refused", "failed", "left")
-BRIEF = ("goodput/s", "good", "refused", "failed", "answers", "TTFB p50/p95/p99, ms")  # fits the width of a terminal
+BRIEF = ("goodput/s", "good", "refused", "failed", "answers", "TTFB p50/p95/p99, ms")  # narrow enough for a terminal
 
 
 def cells(summary: Summary, titles: Sequence[str] = tuple(COLUMNS)) -> list[str]:

@@ -94,7 +94,7 @@ class Trace:
     chunks: Sequence[tuple[float, int]] = ()  # (arrival, total audio bytes) for each read with audio
     server_timing_s: Mapping[str, float] | None = None  # by stage, up to the first audio, if reported
     frames: int | None = None  # planned length; None: the model decided, or the result is old
-    first_word_s: float | None = None  # send time of the first word of live text
+    first_word_s: float | None = None  # when the first word of live text was sent
     interrupted_s: float | None = None  # when the client interrupted the turn
     kind: RequestKind | None = None  # set in mixed traffic
     left_s: float | None = None  # when a client left early, as planned
@@ -178,7 +178,7 @@ class Trace:
         return simulate(arrivals_s, samples, sample_rate=self.layout.sample_rate) if self.layout and samples else None
 
     def to_json(self) -> dict[str, object]:
-        """Return stored values, and derived times for readers without this module."""
+        """Return the stored values, and derived times for readers that do not use this module."""
         derived = {"first_playable_s": self.first_playable_s, "first_audible_s": self.first_audible_s}
         return asdict(self) | derived
 

@@ -36,7 +36,7 @@ class NoSecrets(ExtensionError):
 class Secrets:
     """Secrets from a file with one secret per line. The first one signs new tokens, and any of them can verify one.
 
-    The server reads the file again after each change. If the file is invalid or unreadable, the previous secrets remain
+    The server rereads the file whenever it changes. If the file is invalid or unreadable, the previous secrets remain
     valid. If the file is deleted, all tokens become invalid.
     """
 
@@ -109,7 +109,7 @@ class Secrets:
             with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as out:
                 out.write(secrets.token_hex(_LEAST_CHARS) + "\n")
             with suppress(FileExistsError):
-                os.link(new, self._file)  # unlike rename, link does not replace the file of another replica
+                os.link(new, self._file)  # unlike rename, link never replaces another replica's file
             new.unlink()
         except OSError as error:
             self._log(f"the secret of access tokens cannot be written to {self._file}: {error.strerror}")

@@ -98,7 +98,7 @@ class AccessTokens(Opened):
     def issue(
         self, key_id: str, purpose: str, *, lifetime_s: int, is_single_use: bool, session: Mapping[str, object]
     ) -> Issued:
-        """Issue a token. Raises NoSecrets if there is no secret, or no store for single-use tokens."""
+        """Issue a token. Raises NoSecrets if there is no secret, or no store for a single-use token."""
         if is_single_use and self._voices.store is None:
             raise NoSecrets(
                 "Single-use tokens require a store that all ingress replicas share. Set api.voices.store to a bucket "
@@ -138,7 +138,7 @@ class AccessTokens(Opened):
             logger.warning("marks of used access tokens cannot be deleted; the server retries in an hour: %s", error)
 
     def _remove_old(self) -> None:
-        """Delete old marks. Measure their age by the store's clock. Raises StoreFailed."""
+        """Delete old marks. Their age is measured by the store's clock. Raises StoreFailed."""
         store = self._voices.files()
         before_s = store.now_s() - _OLD_S
         old = [meta["path"] for meta in store.listed(_MARKS) if meta["last_modified"].timestamp() < before_s]

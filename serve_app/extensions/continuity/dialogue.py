@@ -46,7 +46,7 @@ async def respond_in_parts(
 
 
 class _Dialogue(AudioSource):
-    """Audio source that speaks all parts of a dialogue in order."""
+    """Audio source that speaks the parts of a dialogue in order."""
 
     may_redraw = False
 

@@ -1,6 +1,6 @@
 """Keep the end of earlier speech, so that later speech can continue in the same voice, pace and mood.
 
-A *tail* consists of a few words and the codes of these words. Given a tail, a talker generates the codes after it.
+A *tail* consists of a few words and their codes. Given a tail, a talker generates the codes that follow it.
 """
 
 import time
@@ -140,7 +140,7 @@ class Continuation:
 
 
 def _voice(request: SynthesisRequest) -> tuple[object, ...]:
-    """Return a key that is equal for requests with the same voice."""
+    """Return a key that is the same for all requests with the same voice."""
     reference = request.reference
     described = request.instructions if request.voice is None and reference is None else None
     return request.model, request.voice, described, reference and (reference.key, reference.x_vector_only)

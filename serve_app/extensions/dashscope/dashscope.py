@@ -112,7 +112,7 @@ async def speech_request(
 class DashScopeSocket(ResponseSocket, ConversationConnection):
     """WebSocket connection of a DashScope client, in one of two modes.
 
-    In `server_commit` mode, the server speaks text on arrival. In `commit` mode, each commit starts a response that
+    In `server_commit` mode, the server speaks text as it arrives. In `commit` mode, each commit starts a response that
     speaks the text before it.
     """
 

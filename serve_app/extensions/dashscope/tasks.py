@@ -201,7 +201,7 @@ class TaskSocket(Connection):
         return {"output": output, "usage": {"characters": self._num_chars}}
 
     def _sentence(self, turn: Turn) -> Json:
-        """Describe a spoken turn. Times are in milliseconds of the task's audio."""
+        """Describe a spoken turn. Times are in milliseconds from the start of the task's audio."""
         begin_s = turn.start_s or 0.0
         end_s = begin_s + turn.usage.samples / self._samples_per_s
         times = {"begin_time": round(1000 * begin_s), "end_time": round(1000 * end_s)}

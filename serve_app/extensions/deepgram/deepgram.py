@@ -36,7 +36,7 @@ _MOST_CHARS = 1 << 17  # search limit; the server rejects longer texts
 _MODEL = re.compile(r"(?:aura(?:-\d+)?|flux)-(.+)-[a-z]{2}")
 _TELEPHONE_HZ = 8000  # default rate of mu-law and A-law
 _CONTAINERS = ("none", "wav", "ogg")
-_NAMES: field_names.Names = {  # query parameters, and the text in the body
+_NAMES: field_names.Names = {  # query parameters, and the field with the text in the body
     "text": "input",
     "model": "voice",
     "sample_rate": "sample_rate",
@@ -201,7 +201,7 @@ class FluxSocket(TurnSocket):
             await self.send("Flushed", speech_id=self._speech_id(self.session.flush()))
             return
         await self._warn("NO_ACTIVE_SPEECH", "There is no text to flush.")
-        if not self.session.is_speaking:  # LiveKit waits for the end of an empty segment too
+        if not self.session.is_speaking:  # LiveKit also waits for empty segments to end
             await self.send(
                 "SpeechMetadata", **self._metadata(_speech_id(secrets.token_hex()), samples=0, characters=0)
             )

@@ -1,7 +1,7 @@
 """Design voices from descriptions. `POST /v1/audio/voices/design` creates three candidates from a description, and
 `POST /v1/audio/voices` with `design` stores a candidate as a voice.
 
-The store keeps candidates and their owners for an hour, so any replica can store a candidate as a voice. An owner has
+The store keeps candidates and their owners for an hour, so that any replica can turn one into a voice. An owner has
 at most MOST_KEPT candidates; new ones replace the oldest.
 """
 
@@ -62,7 +62,7 @@ _NAMES: field_names.Names = {
     **{option.name: option.name for option in fields(Sampling)},
 }
 _PROMPT_NAMES: field_names.Names = {"prompt": "instructions", "script_hint": "input", "language": "language"}
-# Default texts: everyday sentences of five to nine seconds each.
+# Default texts: everyday sentences that last five to nine seconds each.
 _TEXTS = {
     "english": "Hello, it is good to hear from you. Take a seat by the window, and I will tell you about my day.",
     "german": "Hallo, schön, von dir zu hören. Setz dich ans Fenster, dann erzähle ich dir, wie mein Tag gewesen ist.",
@@ -89,7 +89,7 @@ class DesignedSpeech:
     pcm: bytes  # s16le, mono
     text: str
     seed: int
-    fault: str | None  # the reason why the speech is not usable
+    fault: str | None  # why the speech is not usable
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class Candidates:
     """Candidates for one request, and why any are missing."""
 
     made: list[tuple[StoredDesign, bytes]]  # candidates and their audio in the requested format
-    left_out: list[Json]  # seeds of unusable candidates, with the reason
+    left_out: list[Json]  # seeds of unusable candidates, with reasons
 
     @property
     def text(self) -> str | None:
@@ -216,7 +216,7 @@ async def _speak(service: SpeechService, request: Request, speech: SpeechRequest
 
 
 async def _kept(voices: Voices, spoken: Sequence[DesignedSpeech], speech: SpeechRequest) -> list[StoredDesign]:
-    """Store the candidates, owned by VISITOR, and delete the oldest ones over the limit. Raises StoreFailed."""
+    """Store the candidates, owned by VISITOR, and delete the oldest ones that exceed the limit. Raises StoreFailed."""
     owner, language = VISITOR.get().name or "", language_name(speech.body.language)
     own = [each for each in await voices.all_of(StoredDesign) if each.owner == owner]
     for each in own[: max(0, len(own) + len(spoken) - MOST_KEPT)]:

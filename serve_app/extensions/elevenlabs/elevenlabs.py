@@ -238,7 +238,7 @@ def encoded(audio: bytes) -> str:
 def characters(words: Sequence[Word]) -> tuple[list[str], list[float], list[float]]:
     """Return all characters with their starts and ends in seconds. Divide each word's time evenly among its characters.
 
-    Add a space after each word, unless the word ends with an ideograph. The space marks the end of a word for clients.
+    Add a space after each word, unless the word ends with an ideograph. The space tells clients where a word ends.
     """
     chars: list[str] = []
     starts_s: list[float] = []

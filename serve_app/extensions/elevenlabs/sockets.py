@@ -215,7 +215,7 @@ class _Dialogues(_Contexts):
         return "".join(dialogue([part])[0] for part in inputs) if isinstance(inputs, list) else ""
 
     async def _send_audio(self, context: _Context, audio: bytes) -> None:
-        """Send audio and word times, which are relative to the start of the audio in this message."""
+        """Send audio and word times. The times are relative to the start of the audio in this message."""
         mark = marked(context.words)
         chars, starts_ms, durations_ms = _take_alignment(context)
         timed = {"chars": chars, "char_start_times_ms": starts_ms, "char_durations_ms": durations_ms}

@@ -72,7 +72,7 @@ class JobsReplica:
         return await getattr(self._manager, method)(*arguments)
 
     async def forget(self, voices: tuple[bytes, ...]) -> int:
-        """Drop the cached data of deleted stored voices from this process. Return the number of dropped items."""
+        """Drop cached data for deleted stored voices from this process. Return the number of items dropped."""
         return recordings.forget(voices)
 
     async def _work(self) -> None:

@@ -56,7 +56,7 @@ _TOGETHER_S = 1.0  # when a replica is lost, all its streams end within this tim
 _NODE_LOST_S = 30.0  # when a node is lost, all its replicas end within this time
 _REMOVAL_S = 2.0  # maximum wait for a deleted job's files to be gone; a bucket can take longer
 _EXPIRE_S, _SWEEP_ROUNDS = 60.0, 10  # between checks for old jobs; every tenth check sweeps files without jobs
-_ABANDONED_S = 180.0  # minimum age of files without a job; planning a job takes less time
+_ABANDONED_S = 180.0  # minimum age of files that have no job; planning a job takes less time
 _MOST_FAILURES = 3  # maximum per segment
 _MOST_CALLS, _CALL_AGAIN_S = 8, 2.0  # per webhook; each delay is four times the previous one, six hours in total
 _MOST_VALUES = 1 << 20  # JSON values in a body; the parser also counts commas in texts
@@ -65,7 +65,7 @@ _PROBLEMS, _PROBLEMS_LISTED = 1000, 10  # maximum per job: shown alone, and in a
 
 
 class JobManager:
-    """Owner of all jobs in the only process that synthesizes them. Call all methods from the same event loop."""
+    """Owner of all jobs, in the only process that synthesizes them. Call all methods from the same event loop."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class JobManager:
         self._hindrance, self._dead_nodes = hindrance, dead_nodes
         self._webhooks, self._keys, self._limit = Webhooks(settings), keys_of(resolver), _FIRST_SEGMENTS
         self._failure: str | None = None  # why the store is unavailable
-        self._losses = deque[tuple[float, SegmentId]](maxlen=1000)  # time of each loss of a segment's replica
+        self._losses = deque[tuple[float, SegmentId]](maxlen=1000)  # when each segment lost its replica
         self._num_dead_nodes, self._node_lost_s = 0, float("-inf")
         self._changed, self._creating = asyncio.Event(), asyncio.Lock()
         self._jobs = KnownJobs(settings, self._store, self._fail, changed=self._changed.set)
@@ -253,7 +253,7 @@ class JobManager:
     async def _make(self, work: Work, segment_id: SegmentId) -> None:
         """Synthesize and store one segment. Requeue the segment if no model currently has room for it."""
         try:
-            async with work.lock:  # so only one of the segments reads the piece of the plan
+            async with work.lock:  # so that only one of the segments reads the piece of the plan
                 if (plan := work.plan) is None or not plan.has(segment_id.part):
                     plan = work.plan = await asyncio.to_thread(self._store().plan, work.job, segment_id.part)
             made, content = await self._maker.make(work.job, plan, segment_id)
@@ -342,7 +342,7 @@ class JobManager:
                 await asyncio.sleep(delay_s)
                 delay_s = min(2 * delay_s, _LONGEST_RETRY_S)
         self._failure = None
-        if mark is None or work.job.id not in self._works:  # a process has deleted the job in the meantime
+        if mark is None or work.job.id not in self._works:  # some process has deleted the job in the meantime
             self._jobs.forget(work.job.id)
             return
         work.add(made, len(content))
@@ -353,7 +353,7 @@ class JobManager:
             await self._jobs.end(work, JobState(ended_at=now()))
 
     def _fail(self, error: StoreFailed) -> None:
-        """Pause all jobs. The reason for clients contains neither paths nor bucket names."""
+        """Pause all jobs. The reason that clients see contains neither paths nor bucket names."""
         problem = error.__cause__.strerror if isinstance(error.__cause__, OSError) else None
         failure = f"The job store is not available{f': {problem}' if problem else ''}. The server retries."
         if failure != self._failure:

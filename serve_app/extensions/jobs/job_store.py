@@ -83,7 +83,7 @@ class JobStore:
         return "" if state is None else _mark(state)
 
     def idle_s(self, job_id: str) -> float:
-        """Return the seconds since the last change of the job or its state, according to the store's clock."""
+        """Return the seconds since the job or its state last changed, according to the store's clock."""
         metas = [self._files.meta(f"{kind}/{job_id}.json") for kind in ("jobs", "states")]
         latest_s = max((meta["last_modified"].timestamp() for meta in metas if meta is not None), default=0.0)
         return self._files.now_s() - latest_s
@@ -171,7 +171,7 @@ class JobStore:
             )
 
     def sweep(self, older_s: float) -> None:
-        """Delete the files of jobs without a description if one of these files is older than `older_s` seconds."""
+        """Delete the files of any job that has no description if one of them is older than `older_s` seconds."""
         before_s = self._files.now_s() - older_s
         old = {
             meta["path"].split("/")[1].removesuffix(".json")

@@ -162,7 +162,7 @@ def _works_of(store: JobStore, job_ids: list[str]) -> list[Work]:
 
 
 def cancel_tasks(work: Work) -> asyncio.Future[list[BaseException | None]]:
-    """Cancel the running segments and the webhook call of a job. Await the returned future to wait until they end."""
+    """Cancel the running segments and the webhook call of a job. Await the returned future to wait for them to end."""
     tasks = [*work.running.values(), *filter(None, (work.webhook_task,))]
     tasks = [task for task in tasks if task is not asyncio.current_task()]
     for task in tasks:

@@ -64,7 +64,7 @@ class Planned:
     def indices(self, rules: Rules, manner: Manner) -> dict[str, int]:
         """Return the fields of a part that refer to its rules and its manner.
 
-        Every piece needs one set of rules. Further sets count toward the maximum size of the piece.
+        Every piece needs one set of rules. Any further sets count toward the piece's maximum size.
         """
         num_rules = len(self._rules)
         indices = {"rules": _index_of(self._rules, rules), "manner": _index_of(self._manners, manner)}

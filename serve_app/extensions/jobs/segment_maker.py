@@ -26,7 +26,7 @@ class JobStopped(TalkrayError):
 
 @dataclass(slots=True)
 class _Speech:
-    """Codes, audio and usage of one attempt to synthesize a segment."""
+    """Codes, audio and usage from one attempt to synthesize a segment."""
 
     usage: Usage
     codes: list[Codes] = field(default_factory=list)
@@ -89,7 +89,7 @@ class SegmentMaker:
     async def _reference(self, job: StoredJob, manner: Manner, info: ModelInfo) -> Reference | None:
         if manner.stored_voice is None:
             return None
-        VISITOR.set(Visitor(job.owner, sees_all=True))  # planning has checked the rights of the owner
+        VISITOR.set(Visitor(job.owner, sees_all=True))  # the owner's rights were checked during planning
         voice = await self._voices.find(manner.stored_voice)
         if voice is None:
             raise JobStopped(f"the voice {manner.stored_voice} was deleted. Create a new job")

@@ -17,7 +17,7 @@ from serve_app.extensions.word_times.word_times import WordTimes
 from serve_app.speech.segments import behind_space
 
 _LONGEST_WAV = 2**32 - 4096  # bytes of audio that leave room for the header
-_LONGEST_MP3_KEPT = 16 << 20  # bytes of PCM, almost six minutes; the header of a shorter MP3 contains its length
+_LONGEST_MP3_KEPT = 16 << 20  # bytes of PCM, almost six minutes; the header of any shorter MP3 contains its length
 
 
 class StoredAudio:
@@ -97,7 +97,7 @@ def _words(store: JobStore, job_id: str, number: int, heard: list[tuple[MadeSegm
         ends_s = begun_s + made.samples / info.sample_rate
         chars = behind_space(spoken, chars)
         positions = tuple((begun_s + seconds, chars + count) for seconds, count in content.positions)
-        silence = bytes(2 * made.samples)  # WordTimes uses only the length of the audio
+        silence = bytes(2 * made.samples)  # WordTimes only uses the audio's length
         reason = FinishReason.STOP if made is heard[-1][0] else None
         times.feed(PcmChunk(silence, content.codes, num_text_tokens=0, finish_reason=reason, text_positions=positions))
         begins = round(begun_s + segment.pause_s, 3)

@@ -22,12 +22,12 @@ from serve_app.text.spoken import SpokenText, TextSpan
 
 JOB_ID = re.compile(r"job_[0-9a-f]{24}")
 _NAME = re.compile(r"(\d{6})\.(\d{5})\.(\d+)\.([a-z]+)\.([01])")
-MOST_PARTS = 10**6 - 1  # the name of a segment has six digits for the part
+MOST_PARTS = 10**6 - 1  # a segment's name has six digits for the part
 MOST_SEGMENTS = 5000  # per part; 200,000 characters make at most 4,000 segments
 LONGEST_LINE = 2000
 _MOST_WORDS = 1000 * MAX_WORDS  # total of the request's, the voice's and the server's lexicons
 _INFO = TypeAdapter(ModelInfo)
-_OLDER = ConfigDict(extra="ignore")  # jobs from OpenAI's batches have more fields
+_OLDER = ConfigDict(extra="ignore")  # jobs created as OpenAI batches have more fields
 _Line = Annotated[str, Field(max_length=LONGEST_LINE)]
 _Text = Annotated[str, Field(max_length=1 << 24)]  # maximum size of a request body
 
@@ -168,7 +168,7 @@ class StoredJob(Strict):
     pieces: Annotated[tuple[int, ...], Field(max_length=MOST_PARTS)] = ()  # first part of each piece of the plan
     plan_bytes: int = 0  # total size of all pieces in the store
     webhook: _Line | None = None  # URL to call when the job ends
-    deterministic: bool = False  # whether the job fails if a retry could give different codes
+    deterministic: bool = False  # whether the job fails if a retry could produce different codes
 
     def info(self, model: str) -> ModelInfo:
         return _INFO.validate_python(self.models[model])
@@ -195,7 +195,7 @@ class JobState(Strict):
 
 @dataclass(frozen=True, slots=True, order=True)
 class SegmentId:
-    """Address of a segment in a job. Both numbers start at 0."""
+    """Identifies a segment in a job. Both numbers start at 0."""
 
     part: int
     segment: int
@@ -209,7 +209,7 @@ class MadeSegment:
     """A finished segment, parsed from its file name. Together, the segment file names record a job's progress."""
 
     id: SegmentId
-    samples: int  # at the sample rate of the model, after a change of speed
+    samples: int  # at the model's sample rate, after any change of speed
     finish_reason: FinishReason
     was_redrawn: bool
 

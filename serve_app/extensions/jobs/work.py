@@ -173,7 +173,7 @@ class Work:
         return has_ended and self.job.webhook is not None and self.state.called_at is None
 
     def _eta_s(self) -> float | None:
-        """Estimate the remaining seconds from the pace of this process. Return None before the first segment."""
+        """Estimate the remaining seconds from this process's pace. Return None before the first segment."""
         if not self._num_new:
             return None
         left = self.num_segments - len(self.made)

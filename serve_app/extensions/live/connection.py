@@ -34,13 +34,13 @@ from serve_app.extensions.live.turns import Done, Event, Failed
 
 logger = logging.getLogger(__name__)
 
-IDLE_TIMEOUT_S = 600.0  # the server closes a socket on which no messages are sent for this long
+IDLE_TIMEOUT_S = 600.0  # the server closes any socket on which no message has been sent for this long
 _ENGINE_FAILED = 1011
 _SERVICE_RESTART = 1012
 _REPLACED = "this server is being replaced, please reconnect"
 # During a shutdown, the server closes a socket without pending speech. The server first waits until neither side has
 # sent anything for `quiet_s`, because an active client would send its next message in this time. After _PATIENCE_S,
-# the server closes active sockets between turns. After MAX_LEAVING_S, close to `LONGEST_STREAM_S`, it cuts off speech.
+# the server closes active sockets between turns. After MAX_LEAVING_S, close to `LONGEST_STREAM_S`, it cuts speech off.
 _QUIET_S = 1.0
 _PATIENCE_S, MAX_LEAVING_S = 60.0, 540.0
 _LEAVING_POLL_S = 0.1
@@ -141,7 +141,7 @@ class Connection(ABC):
         await self.socket.send_json({"type": kind, **fields})
 
     def start(self, speaking: Coroutine[None, None, None]) -> asyncio.Task[None]:
-        """Run `speaking` in parallel with reading, until `stop` or the end of the connection."""
+        """Run `speaking` in parallel with reading, until `stop` is called or the connection ends."""
         task = asyncio.create_task(self._guarded(speaking))
         self._speaking.add(task)
         task.add_done_callback(lambda done: self._stopped(done, speaking))
@@ -207,7 +207,7 @@ class Connection(ABC):
 
         if (tell := self.socket.scope.get(LEAVING)) is not None:
             tell(lambda: loop.call_soon_threadsafe(leave))
-        else:  # the socket came through Serve's proxy, because HAProxy did not have a replica
+        else:  # the socket came through Serve's proxy, because HAProxy had no replica
             self._leaving = loop.create_task(self._leave_with_replica())
 
     async def _leave_with_replica(self) -> None:
@@ -274,7 +274,7 @@ class Connection(ABC):
             ending.cancel()
 
     def _remaining_s(self) -> float:
-        """Return the seconds until the idle timeout of the socket."""
+        """Return the seconds until the socket's idle timeout."""
         if self.is_busy:
             return IDLE_TIMEOUT_S
         return self._active_s + IDLE_TIMEOUT_S - asyncio.get_running_loop().time()
@@ -295,7 +295,7 @@ class Connection(ABC):
 
 
 class HandshakeConnection(Connection):
-    """Connection whose handshake contains the request without its text. An invalid request fails the handshake."""
+    """Connection whose handshake contains the request without its text. If it is invalid, the handshake fails."""
 
     reason_header: ClassVar[str | None] = None  # response header with the reason for a failed handshake
     speech: SpeechRequest  # set after the handshake
@@ -320,7 +320,7 @@ class HandshakeConnection(Connection):
 class ConversationConnection(Connection):
     """Connection with one session. The connection and the session end together."""
 
-    first_message: ClassVar[str] = ""  # type of the message that opens the session
+    first_message: ClassVar[str] = ""  # the type of message that opens the session
     _session: Session | None = None
 
     @abstractmethod
@@ -363,7 +363,7 @@ class ConversationConnection(Connection):
 
 
 def unknown_type(*valid: str) -> InvalidRequest:
-    """Return the error for a message with a type other than `valid`."""
+    """Return the error for a message whose type is not in `valid`."""
     return InvalidRequest(f"type must be {', '.join(valid[:-1])} or {valid[-1]}.", "type")
 
 

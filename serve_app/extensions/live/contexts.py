@@ -25,7 +25,7 @@ _CONTEXT_QUIET_S = 20.0
 
 @dataclass(slots=True, eq=False)
 class NamedSession:
-    """A session of a socket, and the notes for its next message: ignored fields, and the voice."""
+    """A session on a socket, and the notes for its next message: the ignored fields and the voice."""
 
     name: str
     session: Session
@@ -33,7 +33,7 @@ class NamedSession:
     voice: dict[str, object]
 
     def notes(self) -> dict[str, object]:
-        """Return the fields to add to the next message, and clear these fields."""
+        """Return the fields to add to the next message, and clear them."""
         notes = {**self.voice, **ignored_fields.in_message(self.reasons)}
         self.voice, self.reasons = {}, {}
         return notes
@@ -50,7 +50,7 @@ class ContextConnection(Connection, Generic[C]):
     def __init__(self, socket: WebSocket, service: SpeechService) -> None:
         super().__init__(socket, service)
         self._contexts: dict[str, C] = {}
-        # A context that held its task would form a reference cycle with the traceback of the task's error.
+        # If a context held its task, it would form a reference cycle with the traceback of the task's error.
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     @abstractmethod

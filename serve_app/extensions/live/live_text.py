@@ -1,4 +1,4 @@
-"""Speak an utterance while the client is still writing its text. The client may split the text anywhere.
+"""Speak an utterance while the client is still writing its text. The client can split the text anywhere.
 
 A part becomes spoken text as soon as later parts cannot change its spoken form. A talker reads the spoken text of the
 current segment from a mailbox. A text that exceeds one segment continues in the next segment. If the client stops
@@ -31,7 +31,7 @@ from serve_app.text.characters import is_speakable
 from serve_app.text.splitting import LiveSplit
 from serve_app.text.spoken import SpokenPiece
 
-_IDLE_S = 60.0  # the text ends if the client adds nothing for this long
+_IDLE_S = 60.0  # the text ends if the client has added nothing for this long
 _FADE_S = 0.01
 _MARGIN_S = 0.06  # send a fade-out this long before a player without a buffer runs dry
 _TOKEN_BYTES = 16
@@ -49,10 +49,10 @@ async def no_change(style: str) -> Mapping[str, Any]:
 
 
 class LiveTexts(Opened):
-    """Factory of live texts in one ingress process, with the server from which talkers read the texts."""
+    """Creates live texts in one ingress process, and runs the server from which talkers read them."""
 
     def __init__(self, host: str = "127.0.0.1") -> None:
-        """`host` is the address of this node for talkers on other nodes."""
+        """`host` is the address at which talkers on other nodes reach this one."""
         self.server = MailboxServer(host)
 
     async def open(
@@ -138,7 +138,7 @@ class LiveText(Segments):
     def append(self, text: str) -> None:
         """Append to the text. Convert a long addition over several iterations of the event loop.
 
-        Raises InvalidRequest, without any change, if the text would become too long or is invalid SSML. Do not call
+        Raises InvalidRequest, and changes nothing, if the text would become too long or is invalid SSML. Do not call
         this method after `finish`.
         """
         assert not self.is_complete, "append was called after finish"
@@ -160,7 +160,7 @@ class LiveText(Segments):
             self._finish()
 
     def close(self) -> None:
-        """Discard the text, and end its speech."""
+        """Discard the text and end its speech."""
         self._end()
         for restyling in self._restyling.values():
             restyling.cancel()
@@ -344,7 +344,7 @@ class LiveText(Segments):
 async def without_clicks(
     chunks: AsyncGenerator[PcmChunk, None], sample_rate: int, listener: Listener, *, may_stall: Callable[[], bool]
 ) -> AsyncGenerator[PcmChunk, None]:
-    """Yield `chunks` without clicks at stalls. Audio that arrives in time is not changed.
+    """Yield `chunks` without clicks at stalls. Audio that arrives in time is left unchanged.
 
     While `may_stall` returns True, hold back the last 10 ms, and fade them out if the next chunk does not arrive in
     time.

@@ -51,7 +51,7 @@ from serve_app.text.spoken import SpokenText
 MAX_UNSPOKEN_CHARS = 1 << 16  # an hour of speech
 _SCRIPT_CHARS = 1000  # prefix for script detection; checking a complete text could block the event loop for 0.3 s
 MAX_AUDIO_BYTES = 4096  # per event
-_MOST_UNSENT = 8  # maximum number of unread events, at which decoding waits
+_MOST_UNSENT = 8  # maximum number of unread events; decoding waits at this number
 _MOST_TURNS = 256  # maximum number of waiting turns
 
 
@@ -261,7 +261,7 @@ class Session:
             turn.changed.clear()
             await turn.changed.wait()
         text = turn.take()
-        # Check the length first, because converting a longer text takes longer.
+        # Check the length first, because long texts take long to convert.
         check_length("input", text, self._resolver.settings)
         spoken = read(text, self._rules, field="text")
         turn.usage.left_out = spoken.left_out
@@ -331,7 +331,7 @@ class Session:
         return heard, heard.spoken(played_s)
 
     def _drop_events(self) -> list[Cleared]:
-        """Drop all unread events, but return those of earlier `clear` calls."""
+        """Drop all unread events, but return those from earlier `clear` calls."""
         return [event for _ in range(self._events.qsize()) if isinstance(event := self._events.get_nowait(), Cleared)]
 
     def _end(self, turn: Turn, outcome: str | None = None) -> None:

@@ -41,7 +41,7 @@ class Turn:
 
     @property
     def takes_text(self) -> bool:
-        """Whether the turn accepts text. A live text ends automatically after a long time without new text."""
+        """Whether the turn accepts text. A live text ends by itself if no text has been added for a long time."""
         return not self.is_complete and not (self.live is not None and self.live.is_complete)
 
     def take(self) -> str:

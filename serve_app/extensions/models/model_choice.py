@@ -26,7 +26,7 @@ class ModelHints:
     has_recording: bool = False  # the recording is in the request, or `voice` is a stored voice
     task_type: object = None
     voice: str | None = None
-    lost_voice: NotFound | None = None  # error if `voice` has the form of a voice ID but does not exist
+    lost_voice: NotFound | None = None  # the error if `voice` looks like a voice ID but does not exist
     instructions: object = None
 
 
@@ -104,7 +104,7 @@ def _by_model(
 ) -> ModelInfo | None:
     """Return the model with this name, or None if there is no name, or only an alias such as "tts-1".
 
-    For None, other fields determine the model.
+    If it is None, other fields determine the model.
     """
     is_own = any(catalogue.means(name, info) for info in models) if name else False
     if name is None or (catalogue.is_alias(name, settings) and not is_own):
@@ -129,7 +129,7 @@ def _by_task(task: object, models: Sequence[ModelInfo]) -> ModelInfo | None:
 
 
 def _by_voice(name: str | None, models: Sequence[ModelInfo], *, lenient: bool) -> ModelInfo | None:
-    """Return the model that speaks with the voice `name`, or None.
+    """Return the model that has the voice `name`, or None.
 
     Speakers of a model take precedence over OpenAI's voice names, which every model with speakers accepts.
     """

@@ -1,4 +1,4 @@
-"""Stream codec frames instead of audio to clients that decode the frames. See docs/codec-frames.md for the format.
+"""Stream codec frames instead of audio to clients that decode them themselves. See docs/codec-frames.md for the format.
 
 The server also decodes the frames, so that it can drop the silence at the start and stop runaway speech.
 """

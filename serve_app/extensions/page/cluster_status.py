@@ -1,7 +1,7 @@
 """Compute the cluster's activity, now and over the last 15 minutes, for `GET /status` and the web page.
 
-Each ingress replica writes its counts to the control store of the cluster every two seconds. The replica that serves
-`GET /status` adds the counts of all replicas, at most once per second.
+Each ingress replica writes its counts to the cluster's control store every two seconds. The replica that serves
+`GET /status` adds up the counts of all replicas, at most once per second.
 """
 
 import asyncio
@@ -79,7 +79,7 @@ def _both(first: Callable[..., None], second: Callable[..., None]) -> Callable[.
 
 
 class ClusterStatus:
-    """Status of the cluster, from the counts of this replica and the notes of the other replicas."""
+    """The cluster's status, computed from this replica's counts and the other replicas' notes."""
 
     def __init__(
         self, recent: Recent, sizes: Callable[[], Sizes] = dict, notes: Callable[[], Sequence[bytes]] = tuple
@@ -156,7 +156,7 @@ def page_of(service: SpeechService) -> PageState:
 
 
 async def show_status(service: SpeechService) -> Json:
-    """Return the status of the whole cluster, which may be a few seconds old."""
+    """Return the status of the entire cluster, which can be a few seconds old."""
     if (status := page_of(service).status) is None:
         raise HTTPException(404)
     told = await status.latest()

@@ -29,7 +29,7 @@ _FORMATS |= {"pcm16": AudioFormat.PCM, "g711_ulaw": AudioFormat.MULAW, "g711_ala
 _TELEPHONE_HZ = 8000
 _OUTPUT = {"voice": "voice", "voice.id": "voice", "speed": "speed", "format": None, "format.type": None}
 _OUTPUT |= {"format.rate": None}
-# Fields of a session, in the current and the previous version of the API.
+# Session fields in the current and the previous version of the API.
 _NAMES: field_names.Names = {
     **{f"audio.output.{name}": ours for name, ours in _OUTPUT.items()},
     **_OUTPUT,
@@ -94,7 +94,7 @@ def _place(turn: Turn) -> Json:
 
 
 class RealtimeSocket(ResponseSocket):
-    """Connection with one response at a time. It ignores `instructions`, which address a language model."""
+    """Connection with one response at a time. It ignores `instructions`, which are meant for a language model."""
 
     def __init__(self, socket: WebSocket, service: SpeechService) -> None:
         super().__init__(socket, service)
@@ -255,7 +255,7 @@ def _texts(items: object) -> list[str]:
 
 
 def _unspoken(where: str, items: object) -> dict[str, str]:
-    """Return the ignored fields of messages, and the reasons."""
+    """Return the ignored fields in messages, and why they are ignored."""
     content = [_list(item.get("content")) if isinstance(item, Mapping) else [] for item in _list(items)]
     spoken = [list(_parts(item)) if isinstance(item, Mapping) else [] for item in _list(items)]
     if all(parts and len(parts) == len(texts) for parts, texts in zip(content, spoken, strict=True)):

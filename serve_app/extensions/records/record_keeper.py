@@ -1,4 +1,4 @@
-"""Process the records of finished requests on a separate thread, so requests do not wait for this work."""
+"""Process the records of finished requests on a separate thread, so that requests do not wait for this work."""
 
 import json
 import logging
@@ -27,7 +27,7 @@ _FILE_BYTES = 64 << 20  # maximum size per file, about 300,000 requests
 
 
 class RecordSink(Protocol):
-    """Consumer of request records, called on the thread of the record keeper."""
+    """Consumer of request records, called on the record keeper's thread."""
 
     def receive(self, record: RequestRecord) -> None: ...
 
@@ -90,7 +90,7 @@ def _going_on(problem: str, *names: str) -> Iterator[None]:
 
 
 class _PrivateFile(RotatingFileHandler):
-    """Rotating log files with mode 0600, because they contain names and addresses of clients."""
+    """Rotating log files with mode 0600, because they contain clients' names and addresses."""
 
     def _open(self) -> TextIOWrapper:
         return open(self.baseFilename, "a", encoding="utf-8", opener=lambda path, flags: os.open(path, flags, 0o600))

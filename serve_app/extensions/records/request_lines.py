@@ -34,7 +34,7 @@ def entry_of(record: RequestRecord) -> Entry:
 
 
 def story_of(record: RequestRecord) -> Entry:
-    """Return the entry with the time of each stage before the first audio and the replicas that produced the audio.
+    """Return the entry with the times of all stages before the first audio, and the replicas that produced the audio.
     A replica loss is listed between the lost replica and its successor.
     """
     stages_ms = {

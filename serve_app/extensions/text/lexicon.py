@@ -1,4 +1,4 @@
-"""Lexicons, which give the pronunciation of words as respellings, such as "sequel" for "SQL".
+"""Lexicons, which specify how words are pronounced by respelling them, such as "sequel" for "SQL".
 
 Models cannot read phonemes, so lexicons do not contain any.
 """
@@ -20,7 +20,7 @@ MAX_WORDS = 1000
 LONGEST_WORD, LONGEST_RESPELLING = 80, 200
 MAX_PLS_BYTES = 1 << 20
 _PLS = "http://www.w3.org/2005/01/pronunciation-lexicon"
-# IPA letters that do not occur in ordinary spelling, IPA marks of stress and length, stressed vowels of the CMU
+# IPA letters that do not occur in ordinary spelling, IPA stress and length marks, stressed vowels in the CMU
 # dictionary, and the start of Cartesia's phonemes.
 _PHONEMES = re.compile("[\u0250-\u0258\u025a-\u02af\u02b0-\u02b8\u02c8\u02cc\u02d0\u02d1]|<<|\\b[A-Z]{2}[0-2]\\b")
 _ATOM = re.compile(r"\s+|\w+|[^\w\s]")
@@ -30,7 +30,7 @@ _LONGEST_PART = 256
 class Lexicon:
     """Respellings by word. Entries match whole words, and longer entries take precedence.
 
-    An entry in lower case matches any case. Any other entry matches only the same case.
+    Entries in lower case match any case. All other entries match only the same case.
     """
 
     EMPTY: ClassVar["Lexicon"]

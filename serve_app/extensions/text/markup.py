@@ -24,7 +24,7 @@ from serve_app.extensions.text.style_tags import (
 )
 
 MAX_PAUSES_S = 120.0  # total per text; any further pauses are ignored
-_LONGEST_MARK = 400  # maximum length of markup; an unclosed longer tag is plain text
+_LONGEST_MARK = 400  # maximum length of markup; longer unclosed tags are plain text
 
 _ATTRIBUTE = r"""\s+[A-Za-z_:][\w:.-]*\s*=\s*(?:"[^"<]*"|'[^'<]*'|[^\s"'<>=]+)"""
 _TAG = re.compile(rf"<(/?)([A-Za-z][\w:.-]*)((?:{_ATTRIBUTE})*)\s*(/?)>")
@@ -71,7 +71,7 @@ _PARAGRAPHS = frozenset(["p", "paragraph"])
 _THOUGHTS = frozenset(["think", "thinking", "thought", "reasoning"])
 _SENTENCES = frozenset(["s", "br", "h1", "h2", "h3", "h4", "h5", "h6", "li", "tr", "div", "speak", "sentence", "title"])
 _BLOCKS = _PARAGRAPHS | _THOUGHTS | _SENTENCES
-_UNHEARD = frozenset(["desc", "script", "style", "metadata"])  # left out with their content
+_UNHEARD = frozenset(["desc", "script", "style", "metadata"])  # left out, along with their content
 _OBEYED = frozenset(["speak", "break", "sub", "say-as", "spell", "p", "s", "prosody", "paragraph", "sentence", "sup"])
 _HYPHENS = ("-", "\u2010")  # a word may continue on the next line
 # Short lines that end like sentences: capitalised lines before another such line, and single words.
@@ -103,7 +103,7 @@ class Token:
 
     @property
     def is_border(self) -> bool:
-        """Whether the text before and after this token belongs to different spans."""
+        """Whether the texts before and after this token belong to different spans."""
         return self.pause_s > 0 or self.speed is not None or self.style is not None
 
 
@@ -125,10 +125,10 @@ class LiveMarkup:
         self._fence = ""  # fence of the open code block
         self._thought = ""  # open tag that contains a language model's reasoning
         self._line = ""  # start of the spoken text of this line
-        self._spaces: list[Token] = []  # spaces and left-out text before the next word
+        self._spaces: list[Token] = []  # spaces and left-out text that precede the next word
         self._unheard = 0  # number of open tags whose content is not spoken
         self._replaced = self._spelled = ""  # open tag whose content is replaced, or spelled out
-        self._alias = ""  # spoken instead of the next text
+        self._alias = ""  # what to speak instead of the text that follows
         self._speeds = [1.0]
         self._style_rules = styles or StyleRules()
         self._styling = Styling(self._style_rules)
@@ -302,7 +302,7 @@ class LiveMarkup:
         self._is_border = self._is_border or (self._has_spoken and self._paragraph_pause_s > 0)
 
     def _between(self, *, ends: bool) -> str:
-        """Return the separator between two lines or blocks: a space, or the end of a sentence."""
+        """Return what separates two lines or blocks: a space, or the end of a sentence."""
         if ends and self._last_mark and self._last_mark not in _ENDS:
             return self._heard(". ")
         return self._heard("\n" if self._last in _HYPHENS else " ") if self._last.strip() else ""

@@ -1,6 +1,6 @@
 """Text normalization: writes numbers, symbols and abbreviations as words if the request enables it.
 
-English uses the rules of the embedded voice, and Chinese and Japanese use wetext. Other languages use the rules in
+English uses the embedded voice's rules, and Chinese and Japanese use wetext. Other languages use the rules in
 `figures/` and num2words. Text far from any number or symbol is left unchanged.
 """
 
@@ -25,7 +25,7 @@ from serve_app.text.languages import language_code
 _FOLDER = Path(__file__).parent / "figures"
 _HARD = re.compile(r"[\d%‰€$£¥￥₩₽°º℃№&§+½¼¾²³㎡]|\b[IVXLC]++(?:e|er|re|ème)?\b")
 _WORDS, _CHARACTERS = re.compile(r"\s*+\S{1,64}|\s++"), re.compile(r"\s*+\S|\s++")
-_NEAR_WORDS, _NEAR_CHARACTERS = 2, 8  # minimum distance between a cut and text to normalise, on both sides
+_NEAR_WORDS, _NEAR_CHARACTERS = 2, 8  # minimum distance from a cut to any text to normalise, on both sides
 _LONGEST_RUN = 240  # maximum number of characters to normalise at once
 _LONGEST_NUMBER = 15  # digits; longer numbers are read digit by digit
 _MACRO = re.compile(r"<(\w+)>")
@@ -99,7 +99,7 @@ def _wetext(language: str, code: str) -> Read:
         how = pip_install("wetext")
         message = f"text_normalization: {language.title()} requires the package wetext. Install it: {how}."
         raise InvalidRequest(message, "text_normalization", "extra_not_installed")
-    from wetext import Normalizer  # imported late, because its model takes memory
+    from wetext import Normalizer  # imported late, because its model takes up memory
 
     normalizer = Normalizer(lang=code, operator="tn")
 
@@ -117,7 +117,7 @@ def _wetext(language: str, code: str) -> Read:
 
 def _read_english(text: str) -> list[TextPart]:
     core = text.rstrip()
-    spoken = spoken_english(f"{core} so").removesuffix("so.").rstrip()  # the end of `text` is not the end of a sentence
+    spoken = spoken_english(f"{core} so").removesuffix("so.").rstrip()  # `text` does not end a sentence
     spoken += "." * (core.endswith(".") and not spoken.endswith("."))
     start = len(core) - len(core.lstrip())
     return _aligned(text, core[:start] + spoken + text[len(core) :], _WORDS)
@@ -136,7 +136,7 @@ def _aligned(written: str, spoken: str, atoms: re.Pattern[str]) -> list[TextPart
 
 
 class Readings:
-    """Normalization rules of one language, from its file in `figures/`."""
+    """Normalization rules for one language, read from its file in `figures/`."""
 
     def __init__(self, code: str) -> None:
         self._code = code

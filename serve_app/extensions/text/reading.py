@@ -34,7 +34,7 @@ from serve_app.extensions.text.style_tags import StyleRules, as_instructions
 from serve_app.text.languages import DETECT, detected, language_name
 from serve_app.text.spoken import LEFT_OUT, SpokenText
 
-_LONG_CHARS = 1 << 14  # converting a longer text would block the event loop for 10 ms or more
+_LONG_CHARS = 1 << 14  # converting longer texts would block the event loop for 10 ms or more
 
 
 class TextSettings(Strict):

@@ -1,7 +1,7 @@
 """Convert the sent text to the spoken text, in one pipeline for all models and dialects.
 
 `markup.py` splits markup into prose, pauses and changes of speed. The lexicon, optional text normalization, and the
-spoken form of the voice then convert the prose in stages. A stage takes text in parts and pairs its input with its
+voice's own spoken form then convert the prose in stages. A stage takes text in parts and pairs its input with its
 output, so that every spoken word can be traced back to the sent word. To add a stage, add a line to `_prose_stages`.
 """
 
@@ -23,7 +23,7 @@ from serve_app.extensions.text.style_tags import StyleRules
 from serve_app.text.characters import clean, is_speakable
 from serve_app.text.spoken import LEFT_OUT, UNSPOKEN, SpokenPiece, SpokenText, TextSpan
 
-CHARS_AT_ONCE = 256  # number of characters converted in one iteration of the event loop, in a few ms
+CHARS_AT_ONCE = 256  # number of characters converted per iteration of the event loop, which takes a few ms
 _LONGEST_CLUSTER = 64  # characters to search for a boundary; Unicode's stream-safe format allows 30 marks
 _LONGEST_REST = 1024  # most characters to hold back if there is no boundary; ordinary text has far fewer
 _WORDS = re.compile(r"\s*\S+|\s+")  # words with their leading whitespace
@@ -185,13 +185,13 @@ class TextReader:
 
 
 class _Trace:
-    """Maps the output of a stage to the sent text."""
+    """Maps a stage's output to the sent text."""
 
     def __init__(self) -> None:
         self._before: deque[TextPart] = deque()  # sent text, paired with the input of the stage
         self._written: list[str] = []  # sent text of the next part
         self._spoken: list[str] = []  # output of the stage for the next part
-        self._owed = 0  # consumed input characters of the stage that are not yet mapped to sent text
+        self._owed = 0  # input characters that the stage has consumed but that are not mapped to sent text yet
 
     def follow(self, before: list[TextPart], after: list[TextPart], *, is_last: bool) -> list[TextPart]:
         """Return parts that pair sent text with the output of the stage. `before` is the input of the stage, and
@@ -214,7 +214,7 @@ class _Trace:
         return parts
 
     def _unspoken(self) -> list[TextPart]:
-        """Remove and return the next sent parts without input for the stage, if all earlier text is mapped."""
+        """Remove and return the next sent parts that give the stage no input, if all earlier text has been mapped."""
         parts = []
         while not self._owed and not self._written and self._before and not self._before[0].spoken:
             parts.append(self._before.popleft())
@@ -268,7 +268,7 @@ class LivePlain:
 
 
 def _last_boundary(text: str) -> int:
-    """Return the last position in `text` where later characters cannot combine with earlier ones, or 0."""
+    """Return the last position in `text` at which later characters cannot combine with earlier ones, or 0."""
     for place in range(len(text) - 1, max(0, len(text) - _LONGEST_CLUSTER), -1):
         char = text[place]
         if char.isspace() or unicodedata.category(char)[0] not in "MC":

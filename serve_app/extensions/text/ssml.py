@@ -27,7 +27,7 @@ class SsmlCheck:
     """Checker for SSML text, which may arrive incrementally. `<speak>` is optional, and a DOCTYPE is an error."""
 
     def __init__(self, field: str) -> None:
-        """`field` is the name of the text in errors."""
+        """`field` is what errors call the text."""
         self._field = field
         self._content = bytearray()
         self._place: int | None = None  # byte position of the rejected element
@@ -65,7 +65,7 @@ class SsmlCheck:
             raise self._failed
 
     def _reason(self, name: str, values: dict[str, str]) -> str | None:
-        """Return the reason to reject an element, or None."""
+        """Return why an element is rejected, or None."""
         match name:
             case "phoneme":
                 return "phonemes are not supported. Use <sub alias='...'> with a respelling, or send a lexicon"
@@ -100,7 +100,7 @@ class SsmlCheck:
 
 
 def attributes(tag: str) -> dict[str, str]:
-    """Parse the attributes of a tag from the text after its name."""
+    """Parse a tag's attributes from the text after its name."""
     return {key.lower(): html.unescape(a or b or c) for key, a, b, c in _NAMED.findall(tag)}
 
 

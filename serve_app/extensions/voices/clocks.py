@@ -19,7 +19,7 @@ class SteadyClock:
         self._steady_since_s = 0.0
 
     def now(self) -> float | None:
-        """Return the seconds since 1970, or None while the clock is not yet steady, for example after a start."""
+        """Return the seconds since 1970, or None while the clock is not steady yet, for example just after startup."""
         now_s, monotonic_s = time.time(), time.monotonic()
         offset_s = now_s - monotonic_s
         if self._offset_s is None or abs(offset_s - self._offset_s) > _STEP_S:

@@ -54,7 +54,7 @@ def _check_name(voice: StoredVoice, known: Iterable[Record]) -> None:
 def _check_quota(record: Record, before: Record | None, *, held: list[int], settings: VoiceSettings) -> None:
     """Raise Conflict if `record` exceeds the quota. Changes that do not add bytes are always allowed.
 
-    `held` lists the bytes of each other record of the owner.
+    `held` lists the bytes of the owner's other records.
     """
     own_bytes, old_bytes = (0 if each is None else each.num_bytes + len(record_file(each)) for each in (record, before))
     message = ""

@@ -31,7 +31,7 @@ _LOUDEST = 100.0  # relative to full scale, because floating-point files can con
 _BAND_HZ = 500
 _CLIPPED_S = 0.003  # minimum total time at the limit; 480 excerpts of clean speech reached at most 0.0006 s
 # Seconds per letter, by the first word of its Unicode name. Latin scripts have about 12 letters per second. Four
-# English recordings had 7 to 17 letters per second without their pauses.
+# English recordings had 7 to 17 letters per second, not counting pauses.
 _LETTER_S = {"CJK": 0.22, "HANGUL": 0.18, "HIRAGANA": 0.13, "KATAKANA": 0.13}
 _OTHER_LETTER_S, _DIGIT_S = 0.08, 0.3
 _WRONG_SHARE = 0.4  # of the words, because a small recogniser mishears up to 30 % in some languages
@@ -66,10 +66,10 @@ class Measures:
     tail_s: float  # after the last speech
     spoken_s: float  # duration of speech without pauses
     longest_pause_s: float
-    loudness_lufs: float  # integrated, ITU-R BS.1770; -70 for silence
+    loudness_lufs: float  # integrated (ITU-R BS.1770); -70 if silent
     peak_dbfs: float
     speech_dbfs: float  # mean power of steps with speech
-    noise_dbfs: float  # level of the quietest steps, at least -90
+    noise_dbfs: float  # level of the quietest steps, no lower than -90
     clipped_share: float  # share of samples at the limit
     bandwidth_hz: int
     cut_off: tuple[str, ...]  # ends of the recording that cut speech off: "beginning", "end"
@@ -89,7 +89,7 @@ class Measures:
 
 @dataclass(frozen=True, slots=True)
 class CheckedRecording:
-    """A recording in the form to store, and its flaws, most severe first."""
+    """A recording in the form in which it is stored, and its flaws, most severe first."""
 
     audio: Samples  # mono, [samples] in [-1, 1]
     sample_rate: int  # Hz, as in the file

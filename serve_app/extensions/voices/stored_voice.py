@@ -1,4 +1,4 @@
-"""Records of stored voices, and the portable file of a voice.
+"""Records of stored voices, and the portable file format for a voice.
 
 The FLAC recording is authoritative. Replicas derive speaker vectors and codes from it, once for each
 checkpoint.
@@ -40,7 +40,7 @@ DESIGN_S = 3600.0  # lifetime of a design
 MAX_TAKES = 16
 FILE_SUFFIX = ".voice"
 _PART_BYTES = 96 << 10  # unit in which a portable file is sent; each slow reader holds one in memory
-_LARGEST_PART = 64 << 20  # of a portable file; every accepted recording is smaller
+_LARGEST_PART = 64 << 20  # in a portable file; every accepted recording is smaller
 
 _HOLDS = {"gt": operator.gt, "ge": operator.ge, "le": operator.le, "lt": operator.lt}
 
@@ -59,7 +59,7 @@ _Options = Annotated[dict[_Option, bool | int | float], Field(max_length=len(fie
 
 
 class Take(Strict):
-    """A recording of a voice in one style, with the results of its check."""
+    """A recording of a voice in one style, and what its check found."""
 
     style: Name = NEUTRAL
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]  # of the FLAC file
@@ -113,7 +113,7 @@ class Take(Strict):
 
 @dataclass(frozen=True, slots=True)
 class SentRecording:
-    """A recording as uploaded by the client, before its check and preparation."""
+    """A recording as uploaded by the client, before it is checked and prepared."""
 
     data: bytes
     text: str | None = None  # transcript
@@ -312,7 +312,7 @@ class StoredLexicon(Stored):
     id: Annotated[str, Field(pattern=r"^lexicon_[0-9a-f]{24}$")]
     version: Version
     words: Words  # respelling by word
-    for_all: bool = False  # whether the respellings apply to every request of the server
+    for_all: bool = False  # whether the respellings apply to every request to the server
 
     @classmethod
     def named(cls, name: str, words: Mapping[str, str]) -> Self:

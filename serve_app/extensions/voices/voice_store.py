@@ -220,7 +220,7 @@ class VoiceStore:
         """Delete data derived from an old version of a voice. If its record was deleted, also delete recordings written
         until `recorded_until`, because later recordings belong to a new record with this ID. Raises StoreFailed.
 
-        List the files before the check for the record: if a folder is mounted in between, its files are not deleted.
+        List the files before checking for the record, so that a folder mounted in between does not lose its files.
         """
         paths = []
         if isinstance(record, StoredVoice):
@@ -269,7 +269,7 @@ class VoiceStore:
         for kind in _OF_A_RECORD:
             for meta in self.listed(f"{kind}/"):
                 record = path_of(meta["path"].split("/")[1])
-                # Derived data is always younger than its record.
+                # Derived data is always newer than its record.
                 if record not in known and (kind == "derived" or meta["last_modified"].timestamp() < before_s):
                     over[record].append(meta["path"])
         swept = [path for record, paths in over.items() if self.meta(record) is None for path in paths]  # see `clear`
@@ -352,7 +352,7 @@ def record_file(record: BaseModel) -> bytes:
 
 
 def write_file(file: Path, content: bytes) -> None:
-    """Replace a file atomically and sync it to disk. Raises OSError, and then keeps the old file."""
+    """Replace a file atomically and sync it to disk. If it raises OSError, the old file is kept."""
     file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     new = file.with_name(f".{file.name}.{secrets.token_hex(4)}.new")
     try:
@@ -380,7 +380,7 @@ def _is_older(file: Path, time_s: float) -> bool:
 
 
 def tried(work: Callable[[], T]) -> T | Damaged:
-    """Return the result of `work`, or its Damaged error, so one damaged record does not hide the other records."""
+    """Return the result of `work`, or its Damaged error, so that one damaged record does not hide the others."""
     try:
         return work()
     except Damaged as error:

@@ -89,7 +89,7 @@ class WordTimes:
         self._num_finished = max(self._num_finished, over)
 
     def take(self) -> list[Word]:
-        """Return the words whose end has become known since the last call, in order."""
+        """Return the words whose ends have become known since the last call, in order."""
         words, self._finished = self._finished, []
         return words
 
