@@ -1,7 +1,7 @@
 """Records of stored voices, and the portable file format for a voice.
 
-The FLAC recording is authoritative. Replicas derive speaker vectors and codes from it, once for each
-checkpoint.
+The FLAC recording is authoritative. Replicas derive a speaker vector and codes from the recording, once
+for each checkpoint.
 """
 
 import hashlib

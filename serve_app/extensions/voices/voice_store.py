@@ -306,8 +306,8 @@ class VoiceStore:
         return None
 
     def now_s(self) -> float:
-        """Return the seconds since 1970 according to the clock that sets `last_modified`. For a bucket, this is
-        the provider's clock. Raises StoreFailed.
+        """Return the seconds since 1970 according to the clock that sets `last_modified`. For a bucket, this is the
+        provider's clock. Raises StoreFailed.
         """
         if self.folder is not None:
             return time.time()
