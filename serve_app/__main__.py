@@ -4,7 +4,7 @@ import signal
 
 
 def main() -> None:
-    """Run the command. Ctrl-C ends the process immediately during imports, and is ignored after the command."""
+    """Run the command. Ctrl-C ends the process immediately during imports, and is ignored once it has finished."""
     handler = signal.signal(signal.SIGINT, signal.SIG_DFL)
     from serve_app.cli.main import main as run
 

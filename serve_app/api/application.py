@@ -51,13 +51,13 @@ def create_api(
     node: Node | None = None,
     added: Mapping[str, object] | None = None,
 ) -> FastAPI:
-    """Create the application with the dialects of the core and of all extensions.
+    """Create the application with the dialects of the core and all extensions.
 
-    `synthesizers`: each model's synthesizer and limits, by model name. The first model is the default; the name of a
-    single model is empty. `opened`: states of extensions that are already open, by extension name. The function opens
-    all other extensions and stores all states in `api.state.opened`. Set `echo_request_id` to False if the server in
-    front adds `x-request-id` to responses, as Ray Serve does. Without `node`, the application has no metrics routes.
-    `added`: Ray Serve handles of extensions' deployments, by extension name.
+    `synthesizers`: each model's synthesizer and limits, by model name. The first model is the default; if there is only
+    one, its name is empty. `opened`: states of extensions that have already been opened, by extension name. The
+    function opens all other extensions and stores all states in `api.state.opened`. Set `echo_request_id` to False if
+    the server in front already adds `x-request-id`, as Ray Serve does. Without `node`, the application has no metrics
+    routes. `added`: Ray Serve handles of extensions' deployments, by extension name.
     """
     extensions = load_extensions(settings.extensions)
     dialects = dialects_of(extensions)
@@ -162,7 +162,7 @@ def _speech_model(
 
 async def _answer_error(request: HTTPConnection, error: Exception) -> Response:
     reply = translate(error)
-    # Do not log a GET while the server is not ready, because load balancers poll `/ready`.
+    # Do not log GETs until the server is ready, because load balancers poll `/ready`.
     if request.scope.get("method", "POST") == "POST" or not isinstance(error, NotReady):
         state_of(request).record.error = reply.code
     if reply.status == INTERNAL.status:
@@ -236,7 +236,7 @@ def metrics_routes(node: Node) -> APIRouter:
 
 
 def visible(exported: bytes) -> bytes:
-    """Return the metrics that the caller may see. Usage by key name requires an admin key."""
+    """Return the metrics that the caller may see. Only admin keys may see usage by key name."""
     if VISITOR.get().sees_all:
         return exported
     return b"".join(line for line in exported.splitlines(keepends=True) if b"talkray_usage_" not in line)

@@ -1,7 +1,7 @@
-"""Ray node provider for AWS that starts an on-demand instance if a spot instance is refused.
+"""Ray node provider for AWS that starts an on-demand instance if a spot request is rejected.
 
-Ray 2.60's autoscaler requests a refused spot type again every five seconds and never switches to another type, because
-it only treats timeouts as a shortage. Set this provider in a cluster's file: `provider: {type: external, module:
+Ray 2.60's autoscaler retries a rejected spot type every five seconds and never switches to another type, because it
+treats only timeouts as a shortage. Set this provider in a cluster's file: `provider: {type: external, module:
 serve_app.nodes.aws.AwsNodes}`.
 """
 

@@ -1,4 +1,4 @@
-"""Ray node provider for Google Cloud that starts a standard instance if a spot instance is refused (see aws.py).
+"""Ray node provider for Google Cloud that starts a standard instance if a spot request is rejected (see aws.py).
 
 Set this provider in a cluster's file: `provider: {type: external, module: serve_app.nodes.gcp.GcpNodes}`.
 """
@@ -10,7 +10,7 @@ from ray.autoscaler._private.gcp.node_provider import GCPNodeProvider
 
 logger = logging.getLogger(__name__)
 
-# Texts in the errors of Compute Engine operations.
+# Strings found in the errors of Compute Engine operations.
 _REFUSALS = ("ZONE_RESOURCE_POOL_EXHAUSTED", "QUOTA_EXCEEDED", "STOCKOUT")
 # Fields that request a spot instance. Older configs use `preemptible`.
 _SPOT = ("provisioningModel", "preemptible", "instanceTerminationAction")
