@@ -298,8 +298,7 @@ class TalkerPolicy(_Policy):
 
 
 class CodecPolicy(_Policy):
-    """Ray Serve autoscaling policy that calls `decide_codec`. Takes the arguments of CodecScaling, except the bounds.
-    """
+    """Ray Serve autoscaling policy that calls `decide_codec`. Takes CodecScaling's arguments except the bounds."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(CodecRecord, decide_codec, CodecScaling(**settings))

@@ -101,8 +101,7 @@ class RunFolder:
 
 @contextlib.contextmanager
 def created(report: Callable[[str], None]) -> Iterator[RunFolder]:
-    """Create a folder that is locked until the context ends. First removes dead servers' folders, and reports doing so.
-    """
+    """Create a folder that is locked until the context ends. First removes and reports dead servers' folders."""
     clear_dead(report)
     folder = RunFolder(Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent())))  # 0700
     if len(str(folder.path)) > _LONGEST:
