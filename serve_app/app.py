@@ -162,22 +162,22 @@ def _on_gpu(own: AppConfig) -> bool:
 
 
 def _of_model(deployment: str, model: str) -> str:
-    """Return a deployment's name, followed by the model's name if there are several. `pool_watch.pool_of` parses the
-    name.
+    """Return a deployment's name, followed by the model's name if there are several models. `pool_watch.pool_of` parses
+    the name.
     """
     return f"{deployment}-{model}" if model else deployment
 
 
 def talker_scaling(config: AppConfig) -> TalkerScaling | None:
-    """Return the talker policy's parameters, including the batch size of the engine."""
+    """Return the talker policy's parameters, including the engine's batch size."""
     if config.talker_scaling is None:
         return None
     return TalkerScaling(**config.talker_scaling.model_dump(), sequences_per_replica=config.talker.max_num_seqs)
 
 
 def codec_scaling(config: AppConfig, sharing: Iterable[AppConfig] | None = None) -> CodecScaling | None:
-    """Return the codec policy's parameters, including the streams that the talker pools sharing it can run at maximum
-    size.
+    """Return the codec policy's parameters, including how many streams the talker pools that share it can run at
+    maximum size.
     """
     if config.codec_scaling is None:
         return None

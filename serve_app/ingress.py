@@ -56,7 +56,7 @@ async def forget_everywhere(app_name: str, voices: tuple[bytes, ...]) -> None:
 
 
 class Ingress:
-    """Replica of the HTTP API, without torch. Raises StartError if other hosts could connect without a key."""
+    """HTTP API replica, which does not need torch. Raises StartError if other hosts could connect without a key."""
 
     def __init__(
         self, settings: ApiSettings, models: Sequence[Deployed], added: Mapping[str, DeploymentHandle]

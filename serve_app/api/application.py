@@ -133,7 +133,7 @@ def create_api(
 
 
 def _about(dialects: Iterable[Dialect]) -> str:
-    """Return the introduction of `/docs`. It lists the WebSockets, which OpenAPI cannot describe."""
+    """Return the introduction to `/docs`. It lists the WebSockets, which OpenAPI cannot describe."""
     paths = ", ".join(sorted({f"`{path}`" for dialect in dialects for path, _ in dialect.sockets}))
     sockets = f"\n\nWebSockets, which OpenAPI cannot list: {paths}." if paths else ""
     has_page = any(route.operation == "GET /" for dialect in dialects for route in dialect.routes)
@@ -182,7 +182,7 @@ def status_routes(models: SpeechModels, settings: ApiSettings, is_ready: Callabl
 
     @router.get("/ready", summary="Whether the server is ready for speech requests")
     async def readiness(model: str | None = None) -> dict[str, object]:
-        """Return 200 if `model`, or any model, is ready. With several models, the answer lists each model's state."""
+        """Return 200 if `model`, or any model, is ready. If there are several, the response lists each state."""
         if len(models) > 1:
             return await _ready_of(models, settings, model)
         if not is_ready():
@@ -190,7 +190,7 @@ def status_routes(models: SpeechModels, settings: ApiSettings, is_ready: Callabl
         info = await models.describe()
         check_model(model, info, settings)
         clones = info.kind is ModelKind.BASE
-        check_default(settings, info.name, info.voices, clones=clones)  # for nodes without the checkpoint
+        check_default(settings, info.name, info.voices, clones=clones)  # for nodes that lack the checkpoint
         [state] = models.states().values()
         return {"status": "asleep" if state.status is ModelStatus.ASLEEP else "ready", "model": info.name}
 
@@ -201,7 +201,7 @@ _SPEAKING = (ModelStatus.READY, ModelStatus.ASLEEP, ModelStatus.AT_ZERO)
 
 
 async def _ready_of(models: SpeechModels, settings: ApiSettings, name: str | None) -> dict[str, object]:
-    """Return the response of `/ready` if there are several models. Raises NotReady, ModelNotFound."""
+    """Return the `/ready` response for a server with several models. Raises NotReady, ModelNotFound."""
     states = models.states()
     known = await models.infos()
     named = [voice for info in known for voice in info.voices]

@@ -137,7 +137,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
             self._refuse("too many large messages, retry after 1 s")
 
     def handle_ping(self) -> None:
-        """Answer a ping. If the client does not read, keep only the latest pong for later."""
+        """Answer a ping. If the client is not reading, keep only the latest pong for later."""
         answers = self.conn.data_to_send()
         if not self.writable.is_set():
             pongs = [answer for answer in answers if answer[:1] == _PONG]
@@ -146,7 +146,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         self.transport.write(b"".join(answers))
 
     def send_keepalive_ping(self) -> None:
-        """Send a ping, every 20 s. `ReaderClock` ends connections whose client does not read."""
+        """Send a ping every 20 s. `ReaderClock` ends connections whose client does not read."""
         if self.writable.is_set():
             super().send_keepalive_ping()
         else:

@@ -15,7 +15,7 @@ from serve_app.speech.speech_models import SpeechModels
 
 @dataclass(frozen=True, slots=True)
 class Voice:
-    """Entry of the voice list."""
+    """Entry in the voice list."""
 
     id: str
     name: str
@@ -103,8 +103,8 @@ def is_named(name: str, speakers: Sequence[str]) -> bool:
 
 
 def check_default(settings: ApiSettings, model: str, speakers: Sequence[str], *, clones: bool) -> None:
-    """Raise StartError if `api.default_voice` is not a voice of `model`. If the model `clones` voices, the setting may
-    be a stored voice, which each request looks up.
+    """Raise StartError if `api.default_voice` is not one of `model`'s voices. If the model `clones` voices, the setting
+    may be a stored voice, which each request looks up.
     """
     try:
         if settings.default_voice is not None and not clones:

@@ -67,7 +67,7 @@ async def replica_stops() -> None:
 
 
 def outermost() -> list[Middleware]:
-    """Return the middlewares that Ray Serve adds around its apps (RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH)."""
+    """Return the middleware that Ray Serve adds around its apps (RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH)."""
     from deployments.serving.ray_private import this_replica
 
     if this_replica() is None:  # Serve's own proxy, which forwards scopes to other processes
@@ -181,7 +181,7 @@ class _Answer:
         self._taken: Callable[[], object] = scope.get(_TAKEN, lambda: None)
         self._request_id, self._state = request_id, state_of(scope)
         self._began_s = time.perf_counter()
-        self._is_awaited = scope.get("method") == "POST"  # whether the first byte has not been sent yet
+        self._is_awaited = scope.get("method") == "POST"  # whether the first byte is still to be sent
         headers = Headers(scope=scope)
         self._is_unread = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
 
@@ -213,8 +213,8 @@ class _Answer:
         await self._send(message)
 
     async def _read_on(self) -> None:
-        """Read the rest of the request if it arrives. Otherwise, a client that is still sending when the connection
-        closes would lose the response.
+        """Read the rest of the request, if it arrives. A client that is still sending would lose the response if the
+        connection closed.
         """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_READ_ON_S):

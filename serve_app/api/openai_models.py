@@ -76,8 +76,8 @@ async def list_voices(service: SpeechService, limit: str = "", after: str = "", 
 
 
 def _entry_of(voice: Voice) -> Json:
-    """Convert a voice to an entry of the list. Clients send back either the id or the name, so for a model's own voices
-    both contain the id.
+    """Convert a voice to a list entry. Clients send back either the id or the name, so for a model's own voices both
+    contain the id.
     """
     fields_of_voice: Json = {name: getattr(voice, name) for name in _VOICE_FIELDS}
     return fields_of_voice if voice.type == "stored" else {**fields_of_voice, "name": voice.id}

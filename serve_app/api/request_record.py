@@ -22,7 +22,7 @@ _MOST_IN_TRAIL = 64  # a book has thousands of segments, each with several repli
 
 @dataclass(slots=True)
 class Usage:
-    """Identity and counts of a stream.
+    """A stream's identity and counts.
 
     Only the class's own methods modify it: `begin` for each utterance, `add` for each chunk.
     """

@@ -339,7 +339,7 @@ def factors(speed: float) -> list[float]:
 
 
 class Rendering:
-    """Conversion of speed and rate, then encoding. Slow encodings run in a thread, off the event loop."""
+    """Converts speed and sample rate, then encodes. Slow encoders run in a thread, off the event loop."""
 
     def __init__(self, form: AudioForm, sample_rate: int, frame_samples: int) -> None:
         """Create the rendering of audio at `sample_rate` Hz in frames of `frame_samples` samples."""
@@ -359,7 +359,7 @@ class Rendering:
         return len(self._collected) // 2 * kept_bytes(self._form.audio_format)
 
     def play(self, *, speed: float) -> None:
-        """Set the speed of the following audio. Call this before any audio, or directly after `drain`."""
+        """Set the speed of subsequent audio. Call this before the first audio, or directly after `drain`."""
         self._speed = speed
         self._threaded = speed != 1 or self._is_compressed
 

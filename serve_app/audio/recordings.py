@@ -28,7 +28,7 @@ Preparation = Literal["auto", "none"]  # processing of a recording before it is 
 PREPARATIONS: tuple[Preparation, ...] = get_args(Preparation)
 Decode = Callable[[bytes, str], tuple[NDArray[np.float32], int]]  # signature of `decode_file`
 
-# Excludes playlists and other formats that open further files. Protocols are also disabled.
+# Excludes playlists and other formats that open more files. Protocols are also disabled.
 DEMUXERS = "aac,ac3,aiff,amr,asf,au,caf,flac,matroska,mov,mp3,ogg,w64,wav,webm"
 # Excludes image decoders, because opening a file probes all its streams, and a cover image may claim any size.
 DECODERS = (

@@ -137,7 +137,7 @@ def _smallest(address: Address) -> Card | None:
 
 def for_this_card(config: AppConfig, address: Address) -> AppConfig:
     """Adapt the settings to the GPU: fewer rows and shorter sequences on a small or shared GPU. If the codec decoder
-    does not fit too, the CPU decodes the audio.
+    does not also fit, the CPU decodes the audio.
 
     Settings are left unchanged if there are several models, or if a model's weights are not on this machine. Raises
     StartError if nothing fits.
@@ -206,7 +206,7 @@ def predict_memory(config: AppConfig, address: Address, *, follows_card: bool) -
 
 
 def _fit(checkpoint: Path, own: AppConfig, card: Card, name: str) -> tuple[Finding, int]:
-    """Return the sizes that fit for one model, and how many bytes they need."""
+    """Return sizes for one model that fit, and how many bytes they need."""
     done = _ask_fit(checkpoint, own, card)
     if done.returncode:
         return Finding("GPU memory", name + (done.stdout or done.stderr).strip(), ok=False), 0

@@ -35,8 +35,8 @@ TUNED = {
 
 # Settings for several machines.
 CLUSTER = {
-    # A node that loses the head exits with its replicas after this time. If the head returns earlier, the replicas keep
-    # running.
+    # A node that loses contact with the head node exits after this time, as do its replicas. If the head returns
+    # earlier, the replicas keep running.
     "RAY_gcs_rpc_server_reconnect_timeout_s": "600",
     # A node that receives SIGTERM (`ray start --block`) waits this long for its replicas, which need up to
     # `serve_app.app.LONGEST_STREAM_S`.

@@ -146,7 +146,7 @@ def play(speak: Callable[[Callable[[bytes], object]], object]) -> str:
 
 
 def ask(url: str, path: str, fields: Mapping[str, object]) -> Any:
-    """Return the JSON answer to a POST of all `fields` that are not None. Raises RefusedError."""
+    """Return the JSON response to a POST of all `fields` that are not None. Raises RefusedError."""
 
     async def work() -> Any:
         body = {name: value for name, value in fields.items() if value is not None}
@@ -211,7 +211,7 @@ class _Player:
 def announced(url: str, *, keyed: bool = False) -> Iterator[None]:
     """Within this context, let `find_server` find the server at `url`. `keyed`: the server requires a key.
 
-    Raises OSError, or StartError without a home folder.
+    Raises OSError, or StartError if there is no home folder.
     """
     folder = _announcements()
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""`talkray upgrade-check OLD NEW`: lists the replicas that `serve deploy` with another configuration replaces.
+"""`talkray upgrade-check OLD NEW`: lists the replicas that `serve deploy` replaces for another configuration.
 
 If `args`, `import_path`, `runtime_env` or policies change, Ray Serve 2.60 replaces every replica of the application,
 however small the change. If the resources of one deployment change, it replaces that deployment's replicas. If only

@@ -113,7 +113,7 @@ class AdmissionControl:
         self._waiting.pop(ticket, None)
 
     def count_start(self, wait_s: float | None) -> None:
-        """Count the first audio of a waiting request. `wait_s`: its wait, or None if its client was writing."""
+        """Count a waiting request's first audio. `wait_s`: how long it waited, or None if its client was writing."""
         self._starts.count(time.monotonic())
         if wait_s is not None:
             self._waits_s.append(wait_s)

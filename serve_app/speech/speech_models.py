@@ -45,7 +45,7 @@ def silence(info: ModelInfo) -> PcmChunk:
 
 
 class SpeechModel:
-    """Synthesis with one model. Limits this process's streams with the model and their wait for first audio, and
+    """Synthesis with one model. Limits the number of streams in this process and their wait for first audio, and
     measures the audio.
 
     `is_running` returns false for a pool that is scaled to zero and must first start a replica. `state` returns the
@@ -201,7 +201,7 @@ class StreamMeter:
         self._sent_s = time.monotonic()
 
     def end_send(self) -> None:
-        """Record that the client has read the last chunk."""
+        """Record that the client has read the latest chunk."""
         self._listener.postpone(time.monotonic() - self._sent_s)
 
     def finish(self) -> None:

@@ -15,7 +15,7 @@ class UtteranceAssembler:
     """Assembler that converts the chunks of segments to chunks of one utterance.
 
     `num_text_tokens` is the running total over segments. Only the utterance's last chunk has a finish reason: the first
-    reason of any segment other than STOP, or STOP.
+    reason other than STOP from any segment, or STOP if there is none.
     """
 
     def __init__(self, info: ModelInfo) -> None:
@@ -132,6 +132,6 @@ class _Timeline:
 
 
 def _filtered(faster: Filter, chunk: PcmChunk) -> bytes:
-    """Return the chunk's audio at the segment's speed. After the last chunk, append what is left in the filter."""
+    """Return the chunk's audio at the segment's speed. To the last chunk, append what is left in the filter."""
     pcm = faster.feed(chunk.pcm)
     return pcm + faster.close() if chunk.finish_reason is not None else pcm

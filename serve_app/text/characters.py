@@ -42,7 +42,7 @@ def without_halves(text: str) -> str:
 
 
 def whole_characters(text: str) -> tuple[str, str]:
-    """Join surrogate pairs into characters. Also return a high surrogate from the end, whose pair may follow later."""
+    """Join surrogate pairs into characters. Also return a trailing high surrogate, whose pair may follow later."""
     end = len(text) - ("\ud800" <= text[-1:] <= "\udbff")
     return without_halves(text[:end]), text[end:]
 

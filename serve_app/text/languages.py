@@ -96,7 +96,7 @@ def foreign_language(text: str, languages: tuple[str, ...]) -> str | None:
 
 
 def looks_foreign(text: str, languages: tuple[str, ...]) -> str | None:
-    """Return a likely language of `text`, or None. Its frequent words outnumber theirs in the text."""
+    """Return a likely language of `text` other than `languages`, or None. Its frequent words must outnumber theirs."""
     likely, matches, known, share = _likely(text, languages)
     return likely.title() if len(matches) > known and share >= _LEAST_SHARE else None
 

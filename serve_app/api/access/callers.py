@@ -129,8 +129,8 @@ class Caller:
     granted: Granted | None = None  # set if an extension's credential replaces the key
 
     def __init__(self, name: str, *meters: Meter, visitor: Visitor, check: Callable[[], None] = lambda: None) -> None:
-        """Create a caller. `visitor` selects the stored voices that the caller may see. `check` raises if its key was
-        revoked.
+        """Create a caller. `visitor` selects the stored voices that the caller may see. `check` raises if its key has
+        been revoked.
         """
         self.name, self.visitor = name, visitor
         self._meters = meters

@@ -36,7 +36,7 @@ def _is_all_null(value: object) -> bool:
 
 
 def renamed(sent: Mapping[str, object], names: Names) -> dict[str, object]:
-    """Rename `sent` to fields of SpeechBody. If two sent fields have the same meaning, the first in `names` wins."""
+    """Rename `sent` to fields of SpeechBody. If two fields have the same meaning, the first in `names` wins."""
     return {ours: sent[theirs] for theirs, ours in reversed(list(names.items())) if ours is not None and theirs in sent}
 
 

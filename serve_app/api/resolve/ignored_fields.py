@@ -46,9 +46,9 @@ class Ignored:
     ) -> Reasons:
         """Return all ignored fields with the reasons, by the dialect's field names.
 
-        These are recorded fields, fields without effect on this model, and unknown fields. `body` was parsed from the
-        fields. `further`: known fields beyond the dialect's own. `read`: fields of EXTENSION_FIELDS that an extension
-        reads. `stored`: the stored voice of the request.
+        These are recorded fields, fields that have no effect on this model, and unknown fields. `body` was parsed from
+        the fields. `further`: known fields beyond the dialect's own. `read`: fields of EXTENSION_FIELDS that an
+        extension reads. `stored`: the stored voice of the request.
         """
         sent, names = self._sent, {**self._names, **further}
         of_voice: Reasons = {}

@@ -167,7 +167,7 @@ class SpeechResponse(Response):
     """Response that sends its status with the first bytes of `body`, so that an earlier error can still set it.
 
     An error after the first bytes is raised, and the server then aborts the connection, so the client sees an
-    incomplete body. A disconnect of the client raises ClientDisconnect. `body` is always closed; Starlette's
+    incomplete body. Raises ClientDisconnect if the client disconnects. `body` is always closed; Starlette's
     StreamingResponse would leave this to the garbage collector if the client disconnects early.
     """
 

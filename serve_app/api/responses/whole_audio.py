@@ -24,7 +24,7 @@ AUDIO_HERE = "audio-in-base64"  # placeholder for the audio in a JSON object: se
 
 
 class ByteQuota:
-    """Counter of the bytes that one complete response keeps in memory. Exiting the context releases them."""
+    """Counts the bytes that one complete response holds in memory. Exiting the context releases them."""
 
     _room: ClassVar[FairShare] = FairShare(MAX_ALL_WHOLE_BYTES)
 
@@ -65,7 +65,7 @@ _REMEDY = "set stream to true, or shorten the input"
 
 
 async def collected(parts: AsyncGenerator[bytes, None], quota: ByteQuota, *, beside: int = 0) -> bytes:
-    """Return the whole body and close it. `beside` more bytes count. Raises the errors of `ByteQuota.hold`."""
+    """Return the complete body and close it. `beside` more bytes count. Raises the errors of `ByteQuota.hold`."""
     content = bytearray()
     async with aclosing(parts):
         async for part in parts:

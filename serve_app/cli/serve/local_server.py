@@ -156,7 +156,7 @@ def _for_host(config: AppConfig, host: str) -> AppConfig:
 
 
 def _added(config: AppConfig) -> list[PoolConfig]:
-    """Return the pools of extensions."""
+    """Return the extensions' pools."""
     from serve_app.extensions import load_extensions  # imports all dialects, which other commands avoid
 
     return [each.deploy(config, ()).pool for each in load_extensions(config.api.extensions) if each.deploy is not None]
