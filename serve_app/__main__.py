@@ -1,4 +1,4 @@
-"""`talkray` command and `python -m serve_app`. Ctrl-C ends the command without a traceback, even during imports."""
+"""The `talkray` command, also `python -m serve_app`. Ctrl-C ends it without a traceback, even during imports."""
 
 import signal
 

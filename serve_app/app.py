@@ -81,7 +81,7 @@ def _added(spec: DeploymentSpec) -> Application:
 
 
 def _chosen(own: AppConfig) -> AppConfig:
-    """Replace the model `auto` with a checkpoint."""
+    """Replace `auto` with an actual checkpoint."""
     model = resolve_auto(own.model, models_dir=own.models_dir, gpu=own.talker_pool.num_gpus > 0).model
     return own.model_copy(update={"model": model})
 
@@ -192,14 +192,14 @@ def _most_streams(own: AppConfig) -> float:
 
 
 def report_s(replicas: int, *, callers: int) -> float:
-    """Return the seconds between two load reports of a pool's replicas and callers. The interval grows with the number
-    of both.
+    """Return the seconds between load reports from a pool's replicas and callers. The interval grows with the number of
+    both.
     """
     return max(_REPORT_S, (replicas + callers) / _REPORTS_PER_S)
 
 
 def health_check_s(replicas: int) -> float:
-    """Return the seconds between two health checks of each replica. The interval grows with the number of replicas."""
+    """Return the seconds between health checks of each replica. The interval grows with the number of replicas."""
     return max(_HEALTH_CHECK_S, replicas / _HEALTH_CHECKS_PER_S)
 
 

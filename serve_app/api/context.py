@@ -47,7 +47,7 @@ class RequestState:
     record: RequestRecord
     caller: Caller = field(init=False)  # set by AccessControl
     upload: Upload = field(init=False)  # the body; set by AccessControl
-    held: contextlib.ExitStack = field(init=False)  # closed after the whole response has been sent
+    held: contextlib.ExitStack = field(init=False)  # closed after the complete response has been sent
     repaired: str = ""  # for IGNORED_HEADER: body fields that were not valid text
 
 

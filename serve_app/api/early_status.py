@@ -22,7 +22,7 @@ MAX_UNREAD_S = 600.0
 
 
 class ReaderClock:
-    """Timer that aborts a connection whose client has read nothing for MAX_UNREAD_S although data is waiting."""
+    """Timer that aborts a connection whose client has read nothing for MAX_UNREAD_S even though data is waiting."""
 
     def __init__(self, transport: Transport, loop: AbstractEventLoop) -> None:
         self._transport, self._loop = transport, loop

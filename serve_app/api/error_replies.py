@@ -64,7 +64,7 @@ class ErrorKind:
 
 
 class ExtensionError(TalkrayError):
-    """Base class for errors of extensions, each with its own `kind`."""
+    """Base class for extensions' errors, each of which has its own `kind`."""
 
     kind: ClassVar[ErrorKind]
 

@@ -108,7 +108,7 @@ def _endpoint(route: Route, bound: partial[Awaitable[object]], dialect: str) -> 
 async def _answer_by_field(
     sharing: Mapping[str | None, tuple[Dialect, JsonRoute]], service: SpeechService, request: Request
 ) -> Response:
-    """Answer with the route whose `json_field` is in the body, or with the route without a `json_field`."""
+    """Answer with the route whose `json_field` is in the body, or with the route that has none."""
     fields = await service.read_fields(request)
     dialect, route = sharing[next((name for name in sharing if name in fields), None)]
     state_of(request).record.dialect = dialect.name

@@ -49,7 +49,7 @@ class SpeechService:
     async def begin_utterance(
         self, request: HTTPConnection, speech: SpeechRequest, *, record: RequestRecord | None = None
     ) -> Draft:
-        """Build the utterance of a request, or of a socket's message with its own `record`. Raises InvalidRequest.
+        """Build the utterance for a request, or for a socket message that has its own `record`. Raises InvalidRequest.
 
         On success, releases the upload slot of the request's body, and adds the utterance's characters, voice and seed
         to the record.

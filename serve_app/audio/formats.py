@@ -80,7 +80,7 @@ def alaw_table() -> NDArray[np.uint8]:
 
 @dataclass(frozen=True, slots=True)
 class RawFormat:
-    """Format of independently coded samples, without a container or after a RIFF header."""
+    """Format with independently coded samples, either without a container or after a RIFF header."""
 
     content_type: str
     convert: Callable[[bytes], bytes]  # input: s16le mono PCM, whole samples

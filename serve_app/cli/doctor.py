@@ -173,8 +173,8 @@ def _ask_fit(directory: Path, own: AppConfig, card: Card, *options: str) -> subp
 def predict_memory(config: AppConfig, address: Address, *, follows_card: bool) -> Iterator[Finding]:
     """Predict how many sequences of each model fit on the GPU, if the weights are on this machine. Loads nothing.
 
-    Models that share a GPU must fit on it together. Without a config file, the settings are fitted to the GPU as in
-    `talkray serve`.
+    Models that share a GPU must fit on it together. If there is no config file, the settings are fitted to the GPU as
+    in `talkray serve`.
     """
     card = _smallest(address)
     used = 0
@@ -206,7 +206,7 @@ def predict_memory(config: AppConfig, address: Address, *, follows_card: bool) -
 
 
 def _fit(checkpoint: Path, own: AppConfig, card: Card, name: str) -> tuple[Finding, int]:
-    """Return sizes for one model that fit, and how many bytes they need."""
+    """Return sizes that fit for one model, and how many bytes they require."""
     done = _ask_fit(checkpoint, own, card)
     if done.returncode:
         return Finding("GPU memory", name + (done.stdout or done.stderr).strip(), ok=False), 0

@@ -438,7 +438,7 @@ def _found_by_say(url: str, *, keyed: bool, file: TextIO) -> Iterator[None]:
 
 
 def _check(settings: AppConfig, address: Address) -> None:
-    """Raise StartError with the failures that `talkray doctor` finds, because they would otherwise occur much later."""
+    """Raise StartError listing the failures that `talkray doctor` finds; otherwise they would appear much later."""
     failed = [f"{finding.topic}: {finding.text}" for finding in examine(settings, address) if not finding.ok]
     if failed:
         raise StartError("\n".join(failed))

@@ -30,7 +30,7 @@ _OF_SERVE = ("proxy_location", "http_options", "grpc_options")  # Serve reads th
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Changed setting, with the pools whose replicas are replaced. Empty: no replicas are replaced."""
+    """Changed setting, and the pools whose replicas it replaces. Empty: no replicas are replaced."""
 
     setting: str
     before: object

@@ -24,7 +24,7 @@ class AwsNodes(AWSNodeProvider):  # type: ignore[misc]
     """AWS nodes. On-demand instances keep the name and labels of the node type, including `market: spot`."""
 
     def create_node(self, node_config: dict[str, Any], tags: dict[str, str], count: int) -> dict[str, Any]:
-        """Create nodes; Ray tries every subnet. Raises NodeLaunchException if on-demand instances are refused too."""
+        """Create nodes; Ray tries every subnet. Raises NodeLaunchException if on-demand requests are rejected too."""
         try:
             created: dict[str, Any] = super().create_node(node_config, tags, count)
         except NodeLaunchException as refusal:

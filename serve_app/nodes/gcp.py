@@ -20,8 +20,8 @@ class GcpNodes(GCPNodeProvider):  # type: ignore[misc]
     """Google Cloud nodes. Standard instances keep the name and labels of the node type."""
 
     def create_node(self, base_config: dict[str, Any], tags: dict[str, str], count: int) -> dict[str, Any]:
-        """Create nodes one at a time, because some may be refused. Raises Ray's Exception if standard instances are
-        refused too.
+        """Create nodes one at a time, because some may be rejected. Raises Ray's Exception if standard requests are
+        rejected too.
         """
         return {name: result for _ in range(count) for name, result in self._create(base_config, tags).items()}
 

@@ -34,7 +34,7 @@ _STEP_DOWN = 0.1  # share of the replicas to remove per step; at least one
 _TREND_WINDOW_S = 2.0  # window for the growth of the queue
 # Over a shorter time span, a slope is only noise.
 _MIN_TREND_S = 0.4
-# Tolerance for rounding, if the demand is a whole number of replicas.
+# Tolerance for rounding when the demand is an integral number of replicas.
 _ROUNDING = 1e-6
 # If there are no streams, a mean below this value counts as zero.
 _NOBODY = 0.5
@@ -94,7 +94,7 @@ class CodecScaling(Bounds):
 
 @dataclass(frozen=True, slots=True)
 class TimedValue:
-    """Value with the time of its measurement."""
+    """Value and the time at which it was measured."""
 
     at_s: float
     value: float

@@ -30,7 +30,7 @@ _DESCRIBE_TIMEOUT_S, _ASK_TIMEOUT_S = 2.0, 10.0
 
 @dataclass(frozen=True, slots=True)
 class Deployed:
-    """Model with its deployments, as bound by `build_app`."""
+    """Model and its deployments, as bound by `build_app`."""
 
     name: str  # empty if there is only one
     checkpoint: str

@@ -1,4 +1,4 @@
-"""Utterances and their segments, with the text, pause and speed of each segment."""
+"""Utterances and their segments, each with its text, pause and speed."""
 
 import hashlib
 import logging
@@ -46,14 +46,14 @@ class Utterance:
         """Return the second and last attempt at speech that ended badly before any audio was sent. Draw a seed if
         `seed` is None.
 
-        `UtteranceSynthesizer` makes this attempt if speech ends along with its first samples. Complete responses and
-        job segments are judged once they have ended: `WholeResponse` and `SegmentMaker` redraw them.
+        `UtteranceSynthesizer` makes this attempt if speech ends in the chunk with its first samples. Complete responses
+        and job segments are judged once they have ended: `WholeResponse` and `SegmentMaker` redraw them.
         """
         return replace(self.changed(seed=draw_seed() if seed is None else seed), may_redraw=False)
 
 
 def draw_seed() -> int:
-    """Return a random seed for a request without a seed."""
+    """Return a random seed for a request that has none."""
     return secrets.randbits(_SEED_BITS)
 
 
@@ -115,7 +115,7 @@ class Segments:
 
     @property
     def spoken(self) -> str:
-        """Normalized text that has been received so far."""
+        """Normalized text received up to now."""
         return self._text
 
     @property

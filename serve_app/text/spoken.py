@@ -57,7 +57,7 @@ class SpokenText:
 
     @property
     def style(self) -> str:
-        """Style of the whole text, or "" if it has several styles."""
+        """Style of the complete text, or "" if it has several styles."""
         styles = {span.style for span in self.spans if span.text}
         return styles.pop() if len(styles) == 1 else ""
 

@@ -42,7 +42,7 @@ class HeadScore:
 
     @property
     def follows(self) -> bool:
-        """Whether the head is accurate enough for deriving word timestamps."""
+        """Whether the head is accurate enough to derive word timestamps."""
         return self.score >= _LEAST_SCORE
 
     def __str__(self) -> str:

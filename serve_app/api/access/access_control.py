@@ -234,7 +234,7 @@ def one_client(address: str) -> str:
 
 
 def _host_name(host: str) -> str | None:
-    """Return the host name without its port and without a trailing dot, or None if `host` is malformed."""
+    """Return the host name without its port and any trailing dot, or None if `host` is malformed."""
     try:
         return (urlsplit(f"//{host}").hostname or "").removesuffix(".")
     except ValueError:

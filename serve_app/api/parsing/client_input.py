@@ -126,7 +126,7 @@ def text_of(fields: Mapping[str, object], name: str = "text") -> str:
 
 
 def format_named(param: str, value: str, choices: Mapping[str, AudioFormat]) -> AudioFormat:
-    """Return the audio format that a dialect calls `value`. Raises InvalidRequest with the valid names."""
+    """Return the audio format that a dialect calls `value`. Raises InvalidRequest listing the valid names."""
     if (known := value.strip().lower()) not in choices:
         raise InvalidRequest(f"{param}: {value[:40]!r} is unknown. Use one of: {', '.join(choices)}.", param)
     return choices[known]
@@ -151,9 +151,9 @@ def parse_object(
 ) -> dict[str, object]:
     """Parse a JSON object and remove its null fields. If a number is invalid, raises InvalidRequest naming the field.
 
-    `raw` is a body in UTF-8 or UTF-16, with or without a byte order mark, or the text of a message. Unpaired surrogates
-    are repaired (see `_repaired_json`), and `repaired` receives the names of repaired fields. `cut_fields` are text
-    fields that may continue in the next message; nested names are dotted.
+    `raw` is a body in UTF-8 or UTF-16, with or without a byte order mark, or a message's text. Unpaired surrogates are
+    repaired (see `_repaired_json`), and `repaired` receives the names of repaired fields. `cut_fields` are text fields
+    that may continue in the next message; nested names are dotted.
     """
     commas = raw.count(b",") if isinstance(raw, bytes) else raw.count(",")
     if commas >= most_values:

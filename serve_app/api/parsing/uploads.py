@@ -99,7 +99,7 @@ class Upload:
                 self._limit = None
 
     async def grow(self, num_bytes: int) -> None:
-        """Wait until more of the body may be read. `num_bytes` is the total received so far. Raises Overloaded on a
+        """Wait until more of the body may be read. `num_bytes` is the total received up to now. Raises Overloaded on a
         timeout.
         """
         self._pace.come(num_bytes)

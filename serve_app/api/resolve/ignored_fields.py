@@ -44,7 +44,7 @@ class Ignored:
     def reasons_for(
         self, body: SpeechBody, info: ModelInfo, *, further: Names, read: Collection[str], stored: KeptVoice | None
     ) -> Reasons:
-        """Return all ignored fields with the reasons, by the dialect's field names.
+        """Return all ignored fields and the reasons, by the dialect's field names.
 
         These are recorded fields, fields that have no effect on this model, and unknown fields. `body` was parsed from
         the fields. `further`: known fields beyond the dialect's own. `read`: fields of EXTENSION_FIELDS that an
@@ -83,7 +83,7 @@ def with_unknown(sent: Iterable[str], names: Iterable[str], reasons: Mapping[str
 
 
 def always_streamed(fields: Mapping[str, object]) -> dict[str, str]:
-    """Return the SpeechBody fields of `fields` that have no effect on a WebSocket, with the reasons."""
+    """Return the SpeechBody fields of `fields` that have no effect on a WebSocket, and why."""
     is_whole = str(fields.get("stream")).strip().lower() == "false"
     wants_whole = {"stream": is_whole, "stream_format": str(fields.get("stream_format")).strip().lower() == "sse"}
     reasons = {name: "a WebSocket always streams audio" for name, is_asked in wants_whole.items() if is_asked}
@@ -111,7 +111,7 @@ def _unknown_reason(name: str, known: list[str]) -> str:
 
 
 def _without_effect(body: SpeechBody, info: ModelInfo) -> Iterator[tuple[str, str]]:
-    """Yield fields that have no effect with this model or alongside other fields, with the reasons."""
+    """Yield fields that have no effect with this model or alongside other fields, and why."""
     sent = body.model_fields_set
     if info.kind is not ModelKind.CUSTOM_VOICE and body.voice is not None:
         yield "voice", "the loaded model has no named voices"

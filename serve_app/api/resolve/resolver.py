@@ -99,7 +99,7 @@ class Resolver:
     voices: VoiceSource = field(default_factory=NoVoices)
     choose_model: ModelResolver = model_by_name
     read_text: TextResolver = read_plainly
-    time_words: WordTimer | None = None  # None: word times are unavailable
+    time_words: WordTimer | None = None  # None: word timestamps are unavailable
     prepare_recording: Decode | None = None  # None: recordings are used as they are
     lexicon_for_all: Callable[[], Awaitable[Any]] | None = None  # returns a Lexicon of the extension `text`
     # Additional SpeechBody fields that extensions read, and names of additional request fields.

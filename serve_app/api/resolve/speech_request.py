@@ -24,7 +24,7 @@ EVENT_STREAM = "text/event-stream"
 L16 = "audio/l16"
 
 CONTENT_TYPES = {audio_format: row.content_type for audio_format, row in FORMATS.items()}
-# Formats without a container.
+# Formats that have no container.
 RAW = tuple(each for each, row in FORMATS.items() if isinstance(row, RawFormat) and not row.in_wav)
 # Other types in an Accept header, such as */* and application/octet-stream, do not express a preference.
 ACCEPTED = {content_type: audio_format for audio_format, content_type in CONTENT_TYPES.items()} | {L16: AudioFormat.PCM}

@@ -56,7 +56,7 @@ class AnswerAttempt:
     body: AsyncGenerator[bytes, None]
     usage: Usage  # updated while `body` is read
     whole: WholeAnswer | None = None  # None: the response is the audio itself
-    times: WordSource | None = None  # word times of `body`
+    times: WordSource | None = None  # word timestamps for `body`
     discard: Callable[[], None] = lambda: None  # called if the response is not sent
 
     def parts(self, content: bytes) -> Iterable[bytes]:

@@ -22,8 +22,8 @@ from serve_app.cli.serve.run_folder import RunFolder
 from serve_app.config import AppConfig
 
 _POLL_S = 0.25
-# Without the raylet, Ray schedules and replaces nothing, although streams continue for a while. Without the GCS server,
-# Ray ends the process that started it after a minute.
+# Without the raylet, Ray schedules and replaces nothing, even though streams continue for a while. Without the GCS
+# server, Ray ends the process that started it after a minute.
 _VITAL = ("raylet", "gcs_server")
 
 

@@ -222,7 +222,7 @@ def _check_cover(found: Book, given: bytes | None) -> None:
 
 
 def _voices(given: Sequence[str], found: Book, *, required: bool) -> dict[str, str]:
-    """Map each speaker to a voice. Raises `InvalidRequest` for speakers without a voice and for unknown names."""
+    """Map each speaker to a voice. Raises `InvalidRequest` for speakers that have no voice and for unknown names."""
     pairs = [each.partition("=") for each in given]
     wrong = next((name + sign for name, sign, voice in pairs if not (name.strip() and voice.strip())), None)
     if wrong is not None:

@@ -19,7 +19,7 @@ _NO_SPACE = re.compile(r"[\u3000-\u30ff\u3400-\u9fff\uff00-\uffef]")
 
 @dataclass(frozen=True, slots=True)
 class Caption:
-    """Text of one caption, with its start and end in seconds."""
+    """One caption's text, with its start and end in seconds."""
 
     text: str
     start_s: float

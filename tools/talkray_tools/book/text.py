@@ -124,7 +124,7 @@ class Book:
         return list(dict.fromkeys(each.speaker for _, each in self.spoken() if each.speaker))
 
     def spoken(self) -> Iterator[tuple[int, Paragraph]]:
-        """Yield the paragraphs with text, each with the index of its chapter."""
+        """Yield the paragraphs that have text, each with its chapter's index."""
         for number, chapter in enumerate(self.chapters):
             yield from ((number, each) for each in chapter.paragraphs if each.kind != "break")
 
