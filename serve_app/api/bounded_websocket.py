@@ -44,7 +44,7 @@ def uvicorn_settings(admission: AdmissionSettings) -> dict[str, Any]:
 
 class BoundedWebSocket(WebSocketsSansIOProtocol):
     """WebSocket protocol whose incomplete messages over `MAX_MESSAGE_BYTES` share `MAX_LARGE_BYTES`. If space runs out,
-    stalled messages are dropped first. Otherwise the client gets `TRY_AGAIN_LATER`.
+    stalled messages are dropped. If that is not enough, the client gets `TRY_AGAIN_LATER`.
     """
 
     _room: ClassVar[FairShare] = FairShare(MAX_LARGE_BYTES)

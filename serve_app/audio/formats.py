@@ -368,7 +368,7 @@ class Rendering:
         return await asyncio.to_thread(self._feed, pcm) if self._threaded and pcm else self._feed(pcm)
 
     async def drain(self) -> bytes:
-        """Return as much of the remaining audio as the encoder outputs. The next audio starts with a new filter."""
+        """Return as much of the remaining audio as the encoder emits. The next audio starts with a new filter."""
         return await asyncio.to_thread(self._drain) if self._threaded else self._drain()
 
     async def close(self) -> bytes:

@@ -1,10 +1,10 @@
 """HAProxy manager that restarts HAProxy as soon as it dies, and keeps it running if its actor dies.
 
 Serve polls HAProxy's admin socket every ten seconds, restarts its actor after three missed answers, and then waits
-until the new actor has learned of all replicas. Clients cannot connect for 26 s, and then get status 404. With this
-manager, the actor restarts HAProxy, because it has the list of replicas. If the actor died, Serve's next actor would
-find the port occupied by a HAProxy process that does not learn of new replicas. With this manager, the next actor takes
-over from that process, as in a reload.
+until the new actor has been told about all replicas. Clients cannot connect for 26 s, and then get status 404. With
+this manager, the actor restarts HAProxy, because it has the list of replicas. If the actor died, Serve's next actor
+would find the port occupied by a HAProxy process that is not told about new replicas. With this manager, the next actor
+takes over from that process, as in a reload.
 
 Serve has no setting for the actor's class. It calls `install` in its controller before it creates the first actor
 (RAY_SERVE_CONTROLLER_CALLBACK_IMPORT_PATH).

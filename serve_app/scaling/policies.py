@@ -202,8 +202,8 @@ def _settle(
     background: float,
     occupied: float,
 ) -> Decision:
-    """Follow the greatest need: immediately if it exceeds the current replicas, slowly if it is lower. Job segments do
-    not count as demand, and keep at most the last replica alive.
+    """Follow the greatest need: immediately if it exceeds the current size, slowly if it is lower. Job segments do not
+    count as demand, and keep at most the last replica alive.
     """
     reason, need = max(needs.items(), key=lambda item: item[1])
     is_wanted = demand or (background and settings.jobs != "neither")

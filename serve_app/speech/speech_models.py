@@ -45,8 +45,8 @@ def silence(info: ModelInfo) -> PcmChunk:
 
 
 class SpeechModel:
-    """Synthesis with one model. Limits the number of streams in this process and their wait for first audio, and
-    measures the audio.
+    """Synthesis with one model. Limits the streams in this process and their wait for first audio, and measures the
+    audio.
 
     `is_running` returns false for a pool that is scaled to zero and must first start a replica. `state` returns the
     progress of that start. `model` is the model's name, or empty if there is only one.

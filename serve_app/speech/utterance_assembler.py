@@ -21,7 +21,7 @@ class UtteranceAssembler:
     def __init__(self, info: ModelInfo) -> None:
         self._timeline = _Timeline(info)
         self._info = info
-        self._filter: Filter | None = None  # for a segment at another speed
+        self._filter: Filter | None = None  # for a segment with a different speed
         self._number = 0  # of the current segment
         self._tokens_before = 0  # tokens of the previous segments
         self._tokens = 0  # tokens of the current segment
@@ -40,7 +40,7 @@ class UtteranceAssembler:
         self._tokens = 0
 
     def has_failed(self, chunk: PcmChunk) -> bool:
-        """Return whether the chunk ends the speech badly, or without audio, before any audio has been sent."""
+        """Return whether the chunk ends the speech abnormally, or without audio, before any audio has been sent."""
         if chunk.finish_reason is None or self.has_audio:
             return False
         return not chunk.pcm or ended_badly(chunk.finish_reason)

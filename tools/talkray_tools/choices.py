@@ -70,7 +70,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """Permitted differences of codes: margins in logit deviations, and a share of the frames (at least one)."""
+    """Permitted differences of codes: margins in logit deviations, and a share of frames (at least one)."""
 
     margin: float
     share: float

@@ -37,7 +37,7 @@ def _section(key: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Differences between checkpoints of the architecture, other than their tensors."""
+    """Differences between checkpoints of the same architecture, other than their tensors."""
 
     config: Json  # config.json
     codec: Json  # speech_tokenizer/config.json

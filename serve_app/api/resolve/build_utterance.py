@@ -101,7 +101,7 @@ def _cleaned(param: str, text: str | None, settings: ApiSettings) -> str:
 
 
 def _text(body: SpeechBody, info: ModelInfo, settings: ApiSettings, spoken: SpokenText, speaker: str | None) -> str:
-    """Return the text for the model, which may have no speakable content. Raises InvalidRequest."""
+    """Return the text for the model. It may have no speakable content. Raises InvalidRequest."""
     text = spoken.text
     is_unspoken = not text and spoken.has_words
     if is_unspoken and (error := unspoken_script(spoken.sent, info, speaker)) is not None:

@@ -84,5 +84,5 @@ def object_with(fields: Mapping[str, object], audio: bytes) -> Iterator[bytes]:
 
 
 def parts_of(content: bytes) -> Iterator[bytes]:
-    """Split `content` into parts, because a slow client's connection buffers one complete message."""
+    """Split `content` into parts, because a slow client's connection buffers an entire message."""
     return (content[start : start + PART_BYTES] for start in range(0, len(content), PART_BYTES))

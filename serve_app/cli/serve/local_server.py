@@ -194,7 +194,7 @@ def _start_proxy(address: Address) -> None:
 
 
 def _check(beside: Future[None]) -> None:
-    """Raise the error of work that runs in parallel with the rest of startup."""
+    """Raise any error from work that runs in parallel with the rest of startup."""
     if beside.done():
         beside.result()
 

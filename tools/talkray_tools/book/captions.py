@@ -37,7 +37,7 @@ class TimedWord:
 
 def captions_of(told: Mapping[str, Any], start_s: float, speed: float = 1.0) -> list[Caption]:
     """Return the captions of one part, which begins at `start_s` of the book and plays at `speed`. `told` has the job's
-    words and segments. With estimated word times, captions end only with sentences and never cross segments.
+    words and segments. If word times are estimated, captions end only where sentences do and never span segments.
     """
     words = [TimedWord(each["word"], float(each["start"]), float(each["end"])) for each in told.get("words", ())]
     segments = [each for each in told.get("segments", ()) if each.get("text", "").strip()]

@@ -1,4 +1,4 @@
-"""Check that speech ends when its text does and is intelligible."""
+"""Check that speech is intelligible and ends when its text does."""
 
 import asyncio
 import os
