@@ -25,7 +25,7 @@ _GPU_FRAMES = 9  # number of first frames decoded on the GPU while the pool is i
 
 
 class Placement:
-    """Splits streams between the talker's GPU and this replica, based on the replica's free capacity."""
+    """Split of streams between the talker's GPU and this replica, based on the replica's free capacity."""
 
     def __init__(self, placement: CodecPlacement, *, beside: "Placement | None" = None) -> None:
         """Create the `placement` of one of several models. `beside` is another model's placement on this replica."""
