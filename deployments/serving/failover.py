@@ -27,8 +27,8 @@ logger = logging.getLogger(__name__)
 _FIRST_DELAY_S = 0.02  # before the second retry; the first retry is immediate
 _MAX_DELAY_S = 0.5
 # A stream fails if no new frame arrives within _GIVE_UP_S of a loss, or after _MAX_LOSSES dead replicas. Moves, and
-# calls that Serve cancelled, do not count. A stream also fails if _MAX_FUTILE_LOSSES replicas in a row die without producing a
-# new frame, because the request itself may be crashing them.
+# calls that Serve cancelled, do not count. A stream also fails if _MAX_FUTILE_LOSSES replicas in a row die without
+# producing a new frame, because the request itself may be crashing them.
 _GIVE_UP_S = 30.0
 _MAX_LOSSES = 12
 _MAX_FUTILE_LOSSES = 3

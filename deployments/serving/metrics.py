@@ -21,8 +21,8 @@ MODEL = "model"
 class Instrument:
     """One Prometheus metric: a histogram if it has boundaries, a counter if it ends in `_total`, else a gauge.
 
-    `record` takes a value, and tags as keywords. Each metric also has the tag MODEL, which is empty if there is a single
-    model. If there are several, a replica sets it when it installs Ray's instruments.
+    `record` takes a value, and tags as keywords. Each metric also has the tag MODEL, which is empty for a single
+    model. If there are several models, a replica sets it when it installs Ray's instruments.
     """
 
     def __init__(
