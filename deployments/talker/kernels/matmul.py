@@ -1,8 +1,8 @@
 """Product of a few rows with a weight matrix, fused with the operations around it. Reads the weights once.
 
 Three forms cover a decoder layer. Each form can divide by the root mean square of its input. RMSNorm's weight is folded
-into the matrix. `1 / rms` is a factor for the entire row and is applied after the product. The sums of squares come from
-the kernel that wrote the row, each of whose programs stores the sum over its columns.
+into the matrix. `1 / rms` is a factor for the entire row, applied after the product. The sums of squares come from the
+kernel that wrote the row, each of whose programs stores the sum over its columns.
 """
 
 from dataclasses import dataclass
@@ -353,7 +353,7 @@ def matmul(x: Activations | Tensor, weight: Tensor, out: Activations, product: P
 
 
 def _stages(tile: Tile, block_m: int, x: Tensor, *, gated: bool) -> int:
-    """Return the pipeline's depth, which does not affect sums. A stage holds part of the rows and part of each matrix."""
+    """Return the pipeline's depth, which does not affect sums. A stage holds parts of the rows and of each matrix."""
     stage_bytes = (block_m + (2 if gated else 1) * tile.block_n) * tile.block_k * x.element_size()
     room = shared_bytes(x.device)
     return min(tile.stages, room // stage_bytes) if room and tile.form in {Form.PIPELINED, Form.COPIED} else tile.stages

@@ -159,7 +159,7 @@ def _prepare_rows(
     qkv, q_weight, k_weight, cos, sin, keys, values, positions, slot_mapping, queries, eps,
     heads: tl.constexpr, kv_heads: tl.constexpr, head_dim: tl.constexpr, pdl: tl.constexpr,
 ):  # fmt: skip
-    """Run one program per (row, kv head): write out queries for another kernel, and write key and value to the cache."""
+    """Run one program per (row, kv head): write queries out for another kernel, and key and value into the cache."""
     wait_for_predecessor(pdl)
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     group: tl.constexpr = heads // kv_heads

@@ -126,4 +126,4 @@ class ModelConfig:
         values = {**top, "tokens": top, "generation": SAMPLING_DEFAULTS | named, "talkray": own_facts(directory, top)}
         config = as_config(cls, values, file)
         _check_bounds(config.generation, options)
-        return config if config.kind is ModelKind.BASE else replace(config, speaker_encoder=None)  # it has no such tensors
+        return config if config.kind is ModelKind.BASE else replace(config, speaker_encoder=None)  # has no such tensors

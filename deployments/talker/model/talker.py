@@ -119,7 +119,7 @@ class Talker(nn.Module):
         self.code_predictor = CodePredictor(config)
 
     def prepare(self, *, max_positions: int) -> None:
-        """Compute constants after loading the weights: the rotary tables, and the mask of ids that are never sampled."""
+        """Compute constants after loading the weights: the rotary tables, and the mask of ids never to be sampled."""
         weight = self.codec_head.weight
         self.rotary = RotaryTable(self.config.talker, positions=max_positions, like=weight)
         self.code_predictor.prepare(like=weight)

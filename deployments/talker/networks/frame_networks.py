@@ -88,8 +88,8 @@ class FrameNetworks(ABC):
     def prefill(self, tensors: PrefillTensors, *, length: int) -> None:
         """Run positions of prompts, and store the hidden state of each sequence's last position.
 
-        If `length` is 0, each sequence's positions begin at 0. Otherwise all positions belong to one sequence, and attend
-        to at most `length` positions.
+        If `length` is 0, each sequence's positions begin at 0. Otherwise all positions belong to one sequence, and
+        attend to at most `length` positions.
         """
         owners = tensors.owners.long()
         context = self._context(owners, tensors.positions)

@@ -191,7 +191,7 @@ class EngineClient:
                 await self._sleep()
 
     async def _sleep(self) -> None:
-        """Release the GPU unless a request arrives first. After a driver error, the engine keeps its GPU permanently."""
+        """Release the GPU unless a request arrives first. After a driver error, the engine keeps the GPU for good."""
         async with self._changing:
             if self._asleep or self._streams:
                 return

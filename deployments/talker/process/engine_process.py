@@ -364,7 +364,7 @@ class EngineProcess:
             self._flush()
 
     def _flush(self) -> None:
-        """Send as much as the socket accepts immediately. Blocks if the replica has not read anything for a long time."""
+        """Send as much as the socket accepts immediately. Blocks if the replica has not read for a long time."""
         if len(self._unsent) > _MOST_UNSENT_BYTES:
             self.connection.sendall(self._unsent)
             self._unsent.clear()
