@@ -87,7 +87,7 @@ def waveform(run: ForwardPass, folded: FoldedWeights, x: Signal) -> Tensor:
 def last_samples(run: ForwardPass, folded: FoldedWeights, x: Signal) -> Tensor:
     """Convert latents to their last samples, and store all rows that the convolutions will need later.
 
-    Each layer first drops the rows that affect neither. What remains is too small for blocks to be split.
+    Each layer first drops the rows that affect neither. The remaining rows are too few for blocks to be split.
     """
     needed = folded.rows_needed()
     return _convolved(run, folded, x, lambda x, layer: Signal(x.values[:, -needed[layer] :].contiguous(), x.snake))

@@ -1,4 +1,4 @@
-"""What a codec replica does, independent of Ray: turn a request and a source of frames into PCM."""
+"""The work of a codec replica, independent of Ray: turn a request and a source of frames into PCM."""
 
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import aclosing, contextmanager

@@ -32,7 +32,7 @@ class Lanes:
         self._scheduler, self._step_maker = scheduler, step_maker
         self._in_flight: list[StepInFlight] = []  # lane steps whose sequences have not yet joined the engine's step
         # A lane may only take rows and blocks that no step uses, because the last step may still be running. These are
-        # the numbers that were free when the last step was scheduled, minus what lanes have taken since.
+        # the numbers that were free when the last step was scheduled, minus those that lanes have taken since.
         self._unused_rows = self._unused_blocks = 0
 
     @property

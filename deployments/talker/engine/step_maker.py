@@ -42,7 +42,7 @@ class StepInFlight:
 
 
 class StepMaker:
-    """What the engine and lanes have in common: prefill sequences, queue a step, and deliver its frames."""
+    """Work that the engine and lanes share: prefill sequences, queue a step, and deliver its frames."""
 
     def __init__(
         self, scheduler: Scheduler, intake: Intake, outgoing: Outgoing, audio: AudioStreams, *, eos: int
