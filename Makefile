@@ -127,7 +127,7 @@ wheel-check: $(VENV)/.installed-dev ## This machine's wheel, installed beside th
 	cd / && $(CURDIR)/$(WHEEL)/venv/bin/python -c "import serve_app; assert '$(WHEEL)' in serve_app.__file__, serve_app.__file__"
 	TALKRAY_COMMAND=$(CURDIR)/$(WHEEL)/venv/bin/talkray $(BIN)/python -m pytest -q tests/e2e/commands/test_command_line.py::test_a_start_says_how_to_speak
 
-release-check: $(VENV)/.installed-dev ## The wheel and the sdist of `make dist`, in empty environments, speak (PYTHONS="python3.13 python3.14"; needs the network)
+release-check: dist ## The wheel and the sdist, in empty environments, speak (PYTHONS="python3.13 python3.14"; needs the network)
 	for python in $(or $(PYTHONS),$(PYTHON)); do for file in dist/*$$(uname -m).whl dist/*.tar.gz; do \
 	  echo "$$($$python --version): $$file" && rm -rf build/release && $$python -m venv build/release && \
 	  build/release/bin/pip install --quiet --disable-pip-version-check $$file --constraint constraints.txt && \

@@ -35,7 +35,7 @@ app = CommandApp("Load-test a speech server. Works with any OpenAI-compatible se
 
 Out = Annotated[Path, typer.Option(file_okay=False, help="New folder for the results.")]
 MinRequests = Annotated[int, typer.Option(min=0, help="Minimum number of requests at each rate.")]
-USUAL_LENGTHS = SpeechLengths(5.7, 0.35)  # typical lengths of responses
+USUAL_LENGTHS = SpeechLengths(5.7, 0.35)  # typical response lengths
 Rate = Annotated[float, typer.Option(callback=positive, help="Requests per second.")]
 
 
@@ -369,8 +369,8 @@ async def compare_sides(sides: Sequence[Side], plan: TurnPlan, out: Path) -> lis
 
 
 def say_where(folder: TraceFolder) -> None:
-    """Print the location of the results, and commands that use them."""
-    python = Path(sys.executable)  # absolute path, because `python` may be missing or different in the user's shell
+    """Print where the results were written, and the commands that read them."""
+    python = Path(sys.executable)  # absolute, because the shell's `python` may be missing or different
     shown = python.relative_to(Path.cwd()) if python.is_relative_to(Path.cwd()) else python
     typed = os.environ.get("TALKRAY_TYPED") or f"{shlex.quote(str(shown))} -m loadtest"
     typer.echo(f"\nResults are in {folder.path}. Report: {typed} report {shlex.quote(str(folder.path))}")

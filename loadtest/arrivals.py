@@ -1,4 +1,4 @@
-"""Requests and their planned times, drawn before the run so a slow server cannot reduce its own load."""
+"""Requests and their planned times, drawn before the run so that a slow server cannot reduce its own load."""
 
 import re
 from collections.abc import Sequence
@@ -13,12 +13,12 @@ import numpy as np
 SENTENCES = tuple(Path(__file__).with_name("texts.txt").read_text(encoding="utf-8").splitlines())
 PARAGRAPH = range(250, 351)  # characters
 LONG = range(1450, 1551)
-LONG_SEGMENTS, LONG_SEGMENT_S = 2, 22.0  # number of segments in a long text of planned length, and seconds per segment
+LONG_SEGMENTS, LONG_SEGMENT_S = 2, 22.0  # segments in a long text of planned length, and seconds per segment
 LEAVES_S = 0.3  # seconds until a client that leaves early disconnects
 INSTRUCTION = "Speak calmly, and a little slower than usual."
-INTERRUPT_S = (0.2, 4.0)  # range of seconds of audio before an interruption
+INTERRUPT_S = (0.2, 4.0)  # how many seconds of audio precede an interruption
 FRAMES_PER_S = 12.5  # frame rate of Qwen3-TTS's codec: 80 ms per frame
-MIN_S, MAX_S = 0.8, 30.0  # limits for drawn lengths of responses
+MIN_S, MAX_S = 0.8, 30.0  # limits on randomly drawn response lengths
 
 
 class Texts(StrEnum):
@@ -58,16 +58,16 @@ class RequestKind(StrEnum):
     LEAVES = "leaves early"  # disconnects after LEAVES_S
     WHOLE = "not streamed"  # requests a complete WAV file
     INSTRUCTED = "instruction"  # one sentence with a style instruction
-    SLOW = "slow reader"  # reads no faster than playback
+    SLOW = "slow reader"  # reads no faster than the audio plays
 
     def choices(self) -> tuple[str, ...]:
-        """Return the texts of this kind in a fixed order."""
+        """Return the texts for this kind of request, in a fixed order."""
         if self is RequestKind.LONG:
             return tuple(_paragraph(start, LONG) for start in range(len(SENTENCES)))
         return (Texts.ONE_SENTENCE if self is RequestKind.INSTRUCTED else Texts.PARAGRAPHS).choices()
 
 
-# Number of requests of each kind per twenty requests, in random order.
+# Number of requests of each kind in every twenty requests, which are shuffled.
 MIX = {
     RequestKind.PARAGRAPH: 10,
     RequestKind.LONG: 3,
@@ -82,7 +82,7 @@ class Profile(StrEnum):
     """How much the requests vary."""
 
     ALIKE = "alike"  # all requests are alike, except for their texts
-    MIXED = "mixed"  # kinds of requests in the proportions of MIX
+    MIXED = "mixed"  # several kinds of requests, in the proportions given by MIX
 
 
 class Arrivals(StrEnum):
@@ -106,12 +106,12 @@ class ScheduledRequest:
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """Part of a run with one offered rate."""
+    """Part of a run with a constant offered rate."""
 
     name: str
     rate: float  # requests per second
     duration_s: float
-    measured: bool = True  # False for a settling phase, which the statistics exclude
+    measured: bool = True  # False for a settling phase, which statistics leave out
     start_s: float = 0.0  # since the start of the run, set by `place`
 
     @property
@@ -125,7 +125,7 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class SpeechLengths:
-    """Log-normal durations of speech. `sigma` is the standard deviation of the logarithm.
+    """Log-normally distributed speech durations. `sigma` is the standard deviation of the logarithm.
 
     Models with random weights need a fixed length, because they either stop immediately or never stop.
     """
@@ -175,7 +175,7 @@ def arrival_times(arrivals: Arrivals, phases: Sequence[Phase], *, seed: int) -> 
 
 
 def choose_texts(count: int, *, seed: int, texts: Sequence[str] = SENTENCES) -> list[str]:
-    """Choose `count` texts in an order that depends only on `seed`. No text repeats before all texts are used."""
+    """Choose `count` texts in an order that depends only on `seed`. No text repeats until all have been used."""
     generator = np.random.default_rng(seed)
     order: list[int] = []
     while len(order) < count:
@@ -186,7 +186,7 @@ def choose_texts(count: int, *, seed: int, texts: Sequence[str] = SENTENCES) -> 
 def plan_requests(
     times_s: Sequence[float], *, seed: int, lengths: SpeechLengths | None = None, texts: Sequence[str] = SENTENCES
 ) -> list[ScheduledRequest]:
-    """Plan one request for each time. The arguments determine all texts and lengths."""
+    """Plan one request for each time. All texts and lengths follow from the arguments."""
     count = len(times_s)
     said = choose_texts(count, seed=seed, texts=texts)
     frames = lengths.draw(count, seed=seed) if lengths else [None] * count
@@ -194,7 +194,7 @@ def plan_requests(
 
 
 def interrupt(requests: Sequence[ScheduledRequest], share: float, *, seed: int) -> list[ScheduledRequest]:
-    """Return the requests, with about `share` of them interrupted at random points. `seed` determines which ones."""
+    """Return the requests, interrupting about `share` of them at random points. `seed` determines which ones."""
     generator = np.random.default_rng((seed, 2))
     places_s = generator.uniform(*INTERRUPT_S, size=len(requests)).tolist()
     chosen = (generator.random(len(requests)) < share).tolist()
@@ -203,7 +203,7 @@ def interrupt(requests: Sequence[ScheduledRequest], share: float, *, seed: int) 
 
 
 def mix(requests: Sequence[ScheduledRequest], *, seed: int) -> list[ScheduledRequest]:
-    """Return requests at the same times, with the kinds of MIX shuffled within each group of twenty.
+    """Return requests at the same times. Their kinds follow MIX, shuffled within each group of twenty.
 
     If lengths are planned, each long text gets its own length.
     """

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 PERCENT = 100.0
 MIN_WINDOW_S, MAX_WINDOWS = 1.0, 150
-MAX_POINTS = 2000  # per series, to limit the size of the page
+MAX_POINTS = 2000  # per series, to limit the page size
 # Names from the page's Okabe-Ito palette, which is safe for colour-blind readers.
 P50, P95, P99 = "blue", "orange", "purple"
 COLOURS = ("blue", "orange", "green", "purple", "sky", "red")
@@ -42,7 +42,7 @@ class Chart:
 
 
 def chart(title: str, caption: str, series: Sequence[Series], *, x: Mapping[str, Any], y: Mapping[str, Any]) -> Chart:
-    """Build a chart of several series. An axis may have `marks`: labelled lines at given values."""
+    """Build a chart of several series. Axes can have `marks`: labelled lines at given values."""
     marks = [{"axis": name, **mark} for name, axis in (("x", x), ("y", y)) for mark in axis.get("marks", ())]
     data, scales = {"datasets": series}, {"x": dict(x), "y": dict(y)}
     return Chart(title, caption, {"type": "line", "data": data, "options": {"scales": scales, "marks": marks}})
@@ -53,7 +53,7 @@ def axis(label: str, *, log: bool = False, **more: Any) -> dict[str, Any]:
 
 
 def series(label: str, points: Iterable[Point], colour: str, **more: Any) -> Series:
-    """Build a line through points. None leaves a gap."""
+    """Build a line through points, with a gap at each None."""
     return {"label": label, "data": [{"x": _short(x), "y": _short(y)} for x, y in points], "colour": colour, **more}
 
 
@@ -254,7 +254,7 @@ def _middles(edges: Floats) -> Floats:
 
 
 def _rates(times_s: Sequence[float] | Floats, edges: Floats) -> Floats:
-    """Return events per second in each window."""
+    """Return the number of events per second in each window."""
     return np.asarray(np.histogram(times_s, edges)[0] / np.diff(edges), dtype=np.float64)
 
 
@@ -279,5 +279,5 @@ def _changes(points: Sequence[tuple[float, float | None]]) -> list[Point]:
 
 
 def _short(value: float | None) -> float | None:
-    """Round to four significant digits, which charts cannot exceed, to keep the page small."""
+    """Round to four significant digits, the most that a chart can show, to keep the page small."""
     return None if value is None else float(f"{value:.5g}")

@@ -1,4 +1,4 @@
-"""Check the simulator: learn from some rates of a measured run, and predict the other rates.
+"""Check the simulator: fit it to some rates of a measured run, and predict the others.
 
 Learning and predicting turns alternate within the run, so any drift in the machine's speed affects both.
 """
@@ -26,12 +26,12 @@ STEP_S = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Measured and predicted p95 of TTFB, from the planned arrival, at one share of capacity."""
+    """Measured and predicted p95 TTFB, counted from the planned arrival, at one share of the capacity."""
 
     share: float
     requests: int
     measured_s: float
-    measured_low_s: float  # 90 % interval of the measured percentile, by resampling requests
+    measured_low_s: float  # 90 % confidence interval of the measured percentile, by resampling requests
     measured_high_s: float
     simulated_s: float  # mean over SEEDS
 
@@ -60,7 +60,7 @@ def phase_name(kind: str, share: float) -> str:
 
 
 def compare(result: Result, *, slots: int) -> list[Comparison]:
-    """Learn from the learning turns, simulate the whole run with its own arrivals, and compare the other turns.
+    """Fit the model to the learning turns, simulate the complete run with its own arrivals, and compare the rest.
 
     `slots` is the maximum batch size of the server's talker. Raises `NoRunError` if there is too little data.
     """

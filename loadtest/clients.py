@@ -32,7 +32,7 @@ async def open_session() -> AsyncIterator[aiohttp.ClientSession]:
 
 
 async def speak(session: aiohttp.ClientSession, settings: Settings, *, recording: Recording) -> None:
-    """Send the recording's request and record the response to its end. Failures are recorded, not raised."""
+    """Send the recording's request and record the complete response. Failures are recorded, not raised."""
     exchange = _exchange if settings.form.socket is None else _converse
     if settings.transport is Transport.LIVE:
         exchange = converse_live
@@ -116,7 +116,7 @@ async def _converse(session: aiohttp.ClientSession, settings: Settings, recordin
 
 
 def _heed(recording: Recording, event: Mapping[str, Any], form: SocketForm) -> bool:
-    """Handle one JSON message of the WebSocket. Return False for the last message."""
+    """Handle one JSON message of the WebSocket. Return False after the last message."""
     if "error" in event or event.get("type") == "Error":
         error = event["error"] if isinstance(event.get("error"), dict) else event
         kind = Failure.BROKEN_BODY if recording.chunks else Failure.HTTP

@@ -1,7 +1,7 @@
 """Simulate a pool of codec replicas on CPU cores, using the real gate and real streams in simulated time.
 
 Only call durations are modelled: a constant plus a time per frame, as measured by `talkray bench codec`, with 15 %
-random variation. With all workers busy, calls take `1 + crowded` times as long. A replica refuses a stream that waits
+random variation. With all workers busy, calls take `1 + crowded` times as long. A replica rejects a stream that waits
 longer than `patience_s` for admission. With `hybrid`, a GPU decodes the first frames. The overhead of calls between
 actors is not modelled.
 """
@@ -39,11 +39,11 @@ from deployments.protocol import ALL_FRAMES, FinishReason, FrameChunk
 from loadtest.simulate import Traffic
 from loadtest.tables import MS, Table, percent
 
-_FRAME_SAMPLES, _SAMPLE_RATE = 24, 300  # the content of the audio does not matter
+_FRAME_SAMPLES, _SAMPLE_RATE = 24, 300  # arbitrary, because the audio's content does not matter
 _FRAME_S = _FRAME_SAMPLES / _SAMPLE_RATE
 _NOTHING = DecoderState(0, ())
-_FIRST_CODES_S, _NEXT_CODES_S = 0.012, 0.0035  # of a talker on a GPU
-_DEVIATION = 0.15  # standard deviation of the logarithm of call durations
+_FIRST_CODES_S, _NEXT_CODES_S = 0.012, 0.0035  # for a talker on a GPU
+_DEVIATION = 0.15  # standard deviation of the log call durations
 _HEARD_S = 0.001  # shortest audible pause
 _MAX_LATE_S = 0.25  # maximum silence, as in api.admission.max_late_s
 
@@ -74,9 +74,9 @@ class CodecPool:
     workers: int  # per replica
     call_s: float = 0.015
     frame_s: float = 0.0046
-    crowded: float = 0.0  # relative slowdown with all workers busy, because cores share memory bandwidth
+    crowded: float = 0.0  # relative slowdown when all workers are busy, because cores share memory bandwidth
     hybrid: bool = False  # a GPU decodes as many first frames as `Placement` requires
-    of_two: bool = False  # route each stream to the better of two random replicas, instead of the best of all
+    of_two: bool = False  # route each stream to the better of two random replicas instead of the best replica
     patience_s: float = 0.5
     seed: int = 1  # for call durations and for `of_two`
 
@@ -85,11 +85,11 @@ class CodecPool:
         return chosen_ramp(self.workers)
 
     def work_s(self, frames: int) -> float:
-        """Return the mean duration of a call of `frames` frames."""
+        """Return the mean duration of a call that decodes `frames` frames."""
         return self.call_s + frames * self.frame_s
 
     def largest(self, frames: int) -> int:
-        """Return the maximum number of streams per call with `frames` frames each, as at server start (loading.py)."""
+        """Return the maximum number of streams per call with `frames` frames each, as set at startup (loading.py)."""
         batch = 1
         while 2 * batch <= MAX_BATCH_SIZE and 2 * batch * frames <= MAX_BATCH_FRAMES:
             if 2 * self.work_s(batch * frames) > longest_call_s(self.workers):
@@ -100,7 +100,7 @@ class CodecPool:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """Results for one load, as listeners would hear them."""
+    """Results at one load, as listeners would experience them."""
 
     first_audio_s: list[float]
     stalled_s: list[float]  # one value per admitted stream
@@ -206,7 +206,7 @@ class _Replica:
         done: asyncio.Future[Decoded] = asyncio.get_running_loop().create_future()
         self._tasks.append((task, done))
         if len(self._tasks) == 1:
-            asyncio.get_running_loop().call_soon(self._begin)  # call later, to batch all streams of this tick
+            asyncio.get_running_loop().call_soon(self._begin)  # deferred, to batch all streams that arrive in this tick
         return await done
 
     def _begin(self) -> None:
@@ -259,7 +259,7 @@ async def _load(pool: CodecPool, traffic: Traffic) -> Served:
 
 
 def serve(pool: CodecPool, traffic: Traffic) -> Served:
-    """Simulate each request until it ends."""
+    """Simulate every request to its end."""
     loop = VirtualTimeLoop()
     clock = SimpleNamespace(monotonic=loop.time)
     try:

@@ -1,7 +1,7 @@
 """Compare two servers, each in its own dialect, with the same texts at the same times, and then under overload.
 
-Turns alternate (A, B, then B, A), so any drift in the machine's speed affects both servers. Each turn has a seed, which
-both servers share, and a separate folder of traces.
+Turns alternate (A, B, then B, A), so any drift in the machine's speed affects both servers. Both servers use the same
+seed in a turn, and each turn has its own folder of traces.
 """
 
 import asyncio
@@ -50,12 +50,12 @@ class TurnPlan:
     turns: int
     overload: float  # factor of the rate; 0: no overload
     overload_s: float
-    words: int  # responses of each server to transcribe
+    words: int  # number of responses to transcribe per server
 
 
 @dataclass(frozen=True, slots=True)
 class Leaving:
-    """Seconds to the first byte of single requests, without other clients and just after other clients left."""
+    """Seconds to the first byte of a single request, on an idle server and just after other clients have left."""
 
     leavers: int
     alone_s: list[float]
@@ -80,7 +80,7 @@ class Compared:
     turns: list[Result]
     overload: Result | None
     leaving: Leaving
-    heard: WordsHeard | str  # transcripts, or the reason why they are missing
+    heard: WordsHeard | str  # transcripts, or why there are none
 
     @property
     def traces(self) -> list[Trace]:
@@ -145,7 +145,7 @@ async def _leave(settings: Settings, folder: TraceFolder, show: Show) -> Leaving
 
 
 async def _hear(settings: Settings, count: int, folder: TraceFolder) -> WordsHeard | str:
-    """Count the words that a recogniser transcribes differently from the text, in a few responses."""
+    """In a few responses, count the words that a recogniser transcribes differently from the text."""
     if not count:
         return "not measured (--words 0)"
     if settings.lengths is not None:
@@ -182,7 +182,7 @@ def _write_wav(file: Path, pcm: bytes, trace: Trace) -> None:
 
 
 async def _recognise(file: Path, text: str) -> dict[str, Any] | str:
-    """Return the transcript and the numbers of words and errors, or the reason why transcription failed."""
+    """Return the transcript and the number of words and errors, or the reason why transcription failed."""
     command = (sys.executable, "-m", _RECOGNISER, str(file), "--transcript", text, "--language", "english")
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(*command, stdout=pipe, stderr=pipe)
@@ -202,7 +202,7 @@ async def _recognise(file: Path, text: str) -> dict[str, Any] | str:
 
 
 def spread(values: Sequence[float]) -> float:
-    """Return the largest difference between two turns of the same server."""
+    """Return the largest difference between two turns against the same server."""
     return max(values) - min(values) if values else 0.0
 
 

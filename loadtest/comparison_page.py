@@ -16,7 +16,7 @@ _ROWS = (
     *("sent", "answers", "TTFB p50/p95/p99, ms", "TTFA p50/p95/p99, ms", "whole p50/p95, s", "RTF p50"),
     *("C50/C100/C200, %", "underruns", "stall p95, ms", "lag p99, ms"),
 )
-MIN_TURNS = 3  # per server; after two turns, chance alone picks the winner in a third of comparisons
+MIN_TURNS = 3  # per server; with only two turns, chance alone picks the winner in a third of comparisons
 _OF_TURN = ("sent", "answers", "TTFB p50/p95/p99, ms", "TTFA p50/p95/p99, ms", "C50/C100/C200, %")
 
 
@@ -41,7 +41,7 @@ def _words(heard: WordsHeard | str) -> str:
 
 
 def turn_table(done: Sequence[Compared]) -> Table:
-    """Build a table with a row for each turn, which shows the variation between turns of one server."""
+    """Build a table with a row for each turn, which shows how much each server's results vary between turns."""
     rows = [
         [f"{number}", one.side.name, *(COLUMNS[name](one.turns[number - 1].summary) for name in _OF_TURN)]
         for number in range(1, len(done[0].turns) + 1)
@@ -100,7 +100,7 @@ def leaving_table(done: Sequence[Compared]) -> Table:
 
 
 def verdict(done: Sequence[Compared], plan: TurnPlan) -> str:
-    """Name the faster server if the turns are conclusive."""
+    """Name the faster server if the turns' results are conclusive."""
     p95_ms = [[percentile(turn.summary.ttfa_s, "p95", MS) for turn in one.turns] for one in done]
     known = [[value for value in values if value is not None] for values in p95_ms]
     wholes = [percentile(whole(one, plan).ttfa_s, "p95", MS) for one in done]
@@ -126,7 +126,7 @@ def _notes(done: Sequence[Compared]) -> list[str]:
 
 
 def _unlike(done: Sequence[Compared]) -> list[str]:
-    """Describe differences between the servers in load or behaviour."""
+    """Describe how the servers differ in load or behaviour."""
     notes = []
     if len({one.side.settings.lengths for one in done}) > 1:
         notes.append("--speech-s applies to only one server; the other server speaks complete texts.")

@@ -1,4 +1,4 @@
-"""Request and response formats of different vendors' servers for streaming the same text."""
+"""Request and response formats that different vendors' servers use to stream the same text."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ class SocketForm:
     over: tuple[str, object]  # field and value of the final message
     before: tuple[Mapping[str, object], ...] = ()
     after: tuple[Mapping[str, object], ...] = ()
-    audio: str | None = None  # field with base64 samples; None: samples are binary messages
+    audio: str | None = None  # field with base64 samples; None: samples arrive in binary messages
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class RequestForm:
 
     name: str
     path: str = _SPEECH  # appended to the server's URL; may contain {voice} and {model}
-    names: Mapping[str, str] = field(default_factory=lambda: _OPENAI)  # of the fields `text`, `voice` and `model`
+    names: Mapping[str, str] = field(default_factory=lambda: _OPENAI)  # of the `text`, `voice` and `model` fields
     always: Mapping[str, object] = field(default_factory=lambda: {"response_format": "pcm"})
     is_form: bool = False  # multipart form instead of JSON
     answers_wav: bool = False  # streams a WAV file, whose header does not count as audio

@@ -1,4 +1,4 @@
-"""A scripted language model streams text during playback over Deepgram's Flux protocol, with one turn per connection.
+"""Simulate a language model that streams text during playback over Deepgram's Flux protocol, one turn per connection.
 
 Times are measured from the first word, because an agent connects before its language model starts to write.
 """
@@ -56,7 +56,7 @@ async def _interrupt(socket: aiohttp.ClientWebSocketResponse, heard: asyncio.Eve
 
 
 async def _listen(socket: aiohttp.ClientWebSocketResponse, heard: asyncio.Event, recording: Recording) -> None:
-    """Receive until the end of the turn. An interrupted turn ends when the remaining audio has been played."""
+    """Receive messages until the end of the turn. An interrupted turn ends once the remaining audio has been played."""
     async for message in read_messages(socket):
         if isinstance(message, bytes):
             recording.receive(message)
@@ -69,7 +69,7 @@ async def _listen(socket: aiohttp.ClientWebSocketResponse, heard: asyncio.Event,
 
 
 async def _listen_on(socket: aiohttp.ClientWebSocketResponse, recording: Recording) -> None:
-    """Keep receiving, because audio may arrive after the server has confirmed an interruption."""
+    """Keep receiving, because audio can still arrive after the server has confirmed an interruption."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_LISTEN_ON_S):
             async for message in read_messages(socket):

@@ -24,8 +24,8 @@ from loadtest.runner import Runner
 from loadtest.settings import Settings
 from loadtest.traces import LoadTestError, NoRunError, Trace, TraceFolder
 
-RECOVERY_WINDOW_S = 5.0  # minimum window
-RECOVERY_REQUESTS = 20  # per window; with fewer requests, a single late request would fail the window
+RECOVERY_WINDOW_S = 5.0  # minimum length of a window
+RECOVERY_REQUESTS = 20  # per window; if there were fewer, a single late request would fail the window
 REACHABLE_WITHIN = aiohttp.ClientTimeout(total=10)
 HIDDEN = "..."
 
@@ -33,16 +33,16 @@ Show = Callable[[Runner], None]
 
 
 class UnreachableError(LoadTestError):
-    """Error for a URL at which no server responds."""
+    """Raised if no server responds at the URL."""
 
 
 class NothingPlannedError(LoadTestError):
-    """Error for a run without any requests."""
+    """Raised if a run would not send any requests."""
 
     exit_code = 2
 
 
-@dataclass(frozen=True)  # without slots, because of the cached summary
+@dataclass(frozen=True)  # no slots, because the summary is cached
 class Result:
     """Plan, traces and replica counts of a run or phase, from which all statistics are derived."""
 
@@ -104,7 +104,7 @@ class Result:
 
     @cached_property
     def audio_made_per_s(self) -> float:
-        """Seconds of audio received per second of measurement, including audio of earlier requests."""
+        """Seconds of audio received per second of measurement, including audio from earlier requests."""
         counted = [phase for phase in self.phases if phase.measured]
         made_s = sum(trace.arrived_s(phase.start_s, phase.end_s) for trace in self.traces for phase in counted)
         return made_s / sum(phase.duration_s for phase in counted)
@@ -117,7 +117,7 @@ class Result:
 
 
 async def measure(settings: Settings, folder: TraceFolder, *, show: Show) -> tuple[Result, bool]:
-    """Write the plan, run it, and write the summary. Return the result, and False if Ctrl-C ended the run early.
+    """Write the plan, run it, and write the summary. Return the result, and False if the run ended early on Ctrl-C.
 
     `show` receives the runner before the start and may read its progress at any time. Raises `NothingPlannedError`,
     `RunExistsError`, `UnreachableError` and `WarmupFailedError`.
@@ -191,7 +191,7 @@ def describe(settings: Settings) -> dict[str, Any]:
 
 
 def without_headers(arguments: Sequence[str]) -> list[str]:
-    """Remove header values, because they may contain keys and results are shared."""
+    """Remove header values, because they may contain keys, and results are often shared."""
     shown = []
     for before, each in zip(("", *arguments), arguments, strict=False):
         option, equals, _ = each.partition("=")

@@ -1,4 +1,4 @@
-"""One replica's performance as a table of measured rates, with a few figures per rate, for use without traces.
+"""One replica's performance as a table with a few figures for each measured rate, usable without the traces.
 
 `row` converts a measured run to a row of the table. `learn_rows` derives the simulator's model from the rows.
 """
@@ -26,9 +26,9 @@ class MeasuredRate:
     requests: int
     speech_s: float  # mean length of the responses
     first_audio_ms: Mapping[int, float]  # by percentile: from the planned arrival to the first audible sample
-    streams: float  # mean number of streams in flight during a stream, including itself
+    streams: float  # mean number of streams in flight during a stream, including that stream
     frame_ms: float  # mean time between two frames of a stream
-    in_time: float  # share of the planned audio that arrived in time
+    in_time: float  # share of the planned audio that arrived on time
     refused: int = 0
     is_held_out: bool = False  # reserved for checking predictions; models do not learn from this row
 
@@ -39,7 +39,7 @@ class MeasuredRate:
 
     @property
     def is_carried(self) -> bool:
-        """Whether the replica kept up: audio arrived in time, and no request was refused."""
+        """Whether the replica kept up: audio arrived in time, and no request was rejected."""
         return self.refused == 0 and self.in_time >= HELD
 
     @classmethod
@@ -74,7 +74,7 @@ def learn_rows(rows: Sequence[MeasuredRate]) -> ServiceModel:
     """Learn the model of a replica. Ignores held-out rows. Raises `NoRunError` if there are no other rows.
 
     Between two rates, frame times are interpolated linearly by streams in flight. Times to first audio are interpolated
-    geometrically, because a queue grows faster than its load.
+    geometrically, because a queue grows faster than the load.
     """
     taught = sorted((row for row in rows if not row.is_held_out), key=lambda row: row.streams)
     if not taught:

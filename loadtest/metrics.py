@@ -36,7 +36,7 @@ class Distribution:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of a good request. Latencies are measured from the planned arrival, as callers experience them."""
+    """Limits for a good request. Latencies are measured from the planned arrival, as callers experience them."""
 
     ttfb_s: float = 0.5
     stall_s: float = 0.1  # total underrun of a zero-buffer player
@@ -70,17 +70,17 @@ class Summary:
     failed: int
     interrupted: int
     left: int  # successes whose client left early, as planned
-    refusals: dict[str, int]  # messages of refused requests, without bracketed text
+    refusals: dict[str, int]  # the messages of refused requests, minus any bracketed text
     causes: dict[str, int]  # causes of all failures and refusals
     offered_per_s: float | None  # requested rate
     planned_per_s: float | None  # rate of the planned arrivals, which vary randomly around the offered rate
     achieved_per_s: float | None  # rate of the actual sends
     audio_s: float
     audio_s_per_s: float | None
-    planned_audio_s: float  # of all requests; received audio if no lengths were planned
-    audio_in_time_share: float | None  # share of the planned audio without underrun
+    planned_audio_s: float  # for all requests; received audio if no lengths were planned
+    audio_in_time_share: float | None  # share of the planned audio that played without an underrun
     silent_answers: int  # without an audible sample
-    underruns: int  # underruns of zero-buffer players in all responses
+    underruns: int  # total over all responses, for a zero-buffer player
     with_underrun: int  # responses with an underrun
     c50: float | None  # share of responses with at most 50 ms of total underrun
     c100: float | None
@@ -112,12 +112,12 @@ class Summary:
 
     @property
     def too_few(self) -> bool:
-        """Whether there are too few responses for meaningful percentiles."""
+        """Whether there are too few responses for percentiles to be meaningful."""
         return self.succeeded < FEW_ANSWERS
 
     @property
     def client_was_slow(self) -> bool:
-        """Whether the client sent so late that the results describe the client instead of the server."""
+        """Whether the client sent so late that the results reflect the client instead of the server."""
         return self.scheduling_lag_s is not None and self.scheduling_lag_s.p99 > MAX_CLIENT_LAG_S
 
 
@@ -130,7 +130,7 @@ def distribution(values: Sequence[float]) -> Distribution | None:
 
 
 def rate_per_s(times_s: Sequence[float]) -> float | None:
-    """Return the mean rate of events at these times, or None for fewer than two distinct times."""
+    """Return the mean rate of events at these times, or None if there are fewer than two distinct times."""
     span_s = max(times_s) - min(times_s) if times_s else 0.0
     return (len(times_s) - 1) / span_s if span_s else None
 
@@ -138,7 +138,7 @@ def rate_per_s(times_s: Sequence[float]) -> float | None:
 def summarize(
     traces: Sequence[Trace], *, planned: int, offered_per_s: float | None = None, limits: Limits = Limits()
 ) -> Summary:
-    """Summarize the traces of `planned` requests. Without `offered_per_s`, the rate of the planned arrivals is used."""
+    """Summarize the traces of `planned` requests. If `offered_per_s` is None, use the planned arrival rate."""
     succeeded = [trace for trace in traces if trace.failure is None]
     planned_s = [trace.planned_s for trace in traces]
     audio_s = sum(trace.audio_s for trace in succeeded)
@@ -189,7 +189,7 @@ def summarize(
 
 
 def _from_plan(traces: Sequence[Trace], ends_s: Sequence[float | None]) -> Distribution | None:
-    """Return the durations from the caller's request to `ends_s`. Skips traces without an end."""
+    """Return the durations from the caller's request to `ends_s`. Skips traces that have no end."""
     pairs = zip(traces, ends_s, strict=True)
     return distribution([end_s - trace.asked_s for trace, end_s in pairs if end_s is not None])
 
@@ -218,7 +218,7 @@ def time_to_recover(
 ) -> float | None:
     """Return the seconds from `start_s` until all windows up to `end_s` are good, or None if the last one is not.
 
-    Windows are equally wide, and at least `window_s` wide. A window is good if it is empty, or if RECOVERED_SHARE of
+    All windows are equally long, and at least `window_s`. A window is good if it is empty, or if RECOVERED_SHARE of
     its requests met the limits.
     """
     edges = np.linspace(start_s, end_s, max(1, int((end_s - start_s) / window_s)) + 1)

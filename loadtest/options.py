@@ -1,4 +1,4 @@
-"""Options of all measuring commands, with validation."""
+"""Options shared by all commands that measure, and their validation."""
 
 import inspect
 import json
@@ -157,7 +157,7 @@ def settings_from_options(
 
 
 def of_side(values: list[str] | None, number: int, usual: str) -> str:
-    """Return one server's value of a comparison option, which is given once for both servers or once for each."""
+    """Return one server's value for a comparison option that is given either once for both servers or once for each."""
     if len(values or ()) > 2:
         raise typer.BadParameter(f"{', '.join(values or ())}: give at most two values, one per server")
     return (values or [usual])[min(number, len(values or [usual]) - 1)]
@@ -181,7 +181,7 @@ def side_settings(
 def with_settings(command: Callable[..., None]) -> Callable[..., None]:
     """Replace the command's first parameter, `settings`, with the options of `settings_from_options`.
 
-    Typer reads options from signatures, so each command would otherwise repeat the options.
+    Typer reads options from signatures, so each command would otherwise have to repeat them.
     """
     shared = inspect.signature(settings_from_options).parameters
     own = [parameter for name, parameter in inspect.signature(command).parameters.items() if name != "settings"]

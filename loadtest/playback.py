@@ -17,7 +17,7 @@ class Playback:
 
     `lateness_s` has one value per chunk after the first: the chunk's arrival minus the time at which the player had
     played all earlier audio, including earlier stalls. Negative values mean that the chunk was on time. A chunk counts
-    as late if it is late by more than the duration of one sample.
+    as late if it arrives late by more than the duration of one sample.
     """
 
     lateness_s: tuple[float, ...]
@@ -39,7 +39,7 @@ class Playback:
 
     @property
     def num_chunks(self) -> int:
-        """Number of chunks with audio, including the first chunk."""
+        """Number of chunks that contain audio, including the first one."""
         return len(self.lateness_s) + 1
 
 
@@ -57,7 +57,7 @@ def simulate(arrivals_s: Sequence[float], samples: Sequence[int], *, sample_rate
 
 
 def heard_at(sample: int, arrivals_s: Sequence[float], samples: Sequence[int], *, sample_rate: int) -> float:
-    """Return the time at which the player of `simulate` plays sample number `sample`. The sample must have arrived."""
+    """Return when the player that `simulate` models plays sample number `sample`. The sample must have arrived."""
     starts_s, first = arrivals_s[0], 0
     for arrival_s, total in zip(arrivals_s, samples, strict=True):
         starts_s = max(starts_s, arrival_s)

@@ -29,7 +29,7 @@ class Stage(Enum):
 
 
 class ClientProcesses(Runner):
-    """Runner that distributes its requests over several processes, which share the machine's clock."""
+    """Runner that distributes its requests across several processes, which share the machine's clock."""
 
     def __init__(self, settings: Settings, schedule: Sequence[ScheduledRequest], *, folder: TraceFolder) -> None:
         super().__init__(settings, schedule, folder=folder)
@@ -79,7 +79,7 @@ class ClientProcesses(Runner):
 
 
 class Worker(Runner):
-    """Runner of one process's share. It sends each event to the parent process, which displays the progress."""
+    """Runner for one process's share. It sends each event to the parent process, which displays the progress."""
 
     connection: Connection
 

@@ -23,14 +23,14 @@ _COUNT = re.compile(r"0*[1-9]\d{0,8}")
 _PARAMETER = re.compile(r";\s*(\w+)\s*=\s*\"?([^\";,]*)\"?")
 SLOW_LEAD_S = 0.5  # buffer of a slow reader, in seconds of audio
 TO_SERVER, TO_CLIENT = "to-server", "to-client"
-REFUSED_STATUS, TRY_AGAIN_LATER = 429, 1013  # HTTP status, and close code of a WebSocket
+REFUSED_STATUS, TRY_AGAIN_LATER = 429, 1013  # HTTP status, and WebSocket close code
 
 
 @dataclass(frozen=True, slots=True)
 class ServerTiming:
     """`Server-Timing` header of one response. Talkray sends the header if `api.server_timing` is true.
 
-    Each entry with a `dur` is a stage, in order. The entry `received;desc="..."` has the time at which the server
+    The entries with a `dur` are the stages, in order. The entry `received;desc="..."` has the time at which the server
     received the request.
     """
 
@@ -39,7 +39,7 @@ class ServerTiming:
 
 
 def parse(header: str) -> ServerTiming:
-    """Parse a header. Skips entries with neither a duration nor a receive time."""
+    """Parse a header. Skips entries that have neither a duration nor a receive time."""
     received_s, stages_s = None, {}
     for name, rest in _ENTRY.findall(header):
         parameters = dict(_PARAMETER.findall(rest))
@@ -65,11 +65,11 @@ def stages(header: str, *, sent_at_s: float, ttfb_s: float) -> dict[str, float]:
     return {TO_SERVER: there_s, **timing.stages_s, TO_CLIENT: ttfb_s - inside_s - there_s}
 
 
-DEFAULT_SAMPLE_RATE = 24000  # of OpenAI's response_format pcm
+DEFAULT_SAMPLE_RATE = 24000  # for OpenAI's response_format pcm
 
 
 class NotAudioError(Exception):
-    """Error for a body that is not the requested audio."""
+    """Raised if a body is not the requested audio."""
 
 
 CONTENT_TYPES = ("audio/pcm", "audio/x-pcm", "audio/l16", "audio/raw", "application/octet-stream")
@@ -89,7 +89,7 @@ def read_layout(headers: Mapping[str, str]) -> PcmLayout:
 
 
 def pcm_layout(rate: object, channels: object) -> PcmLayout:
-    """Return the sample format. Raises `NotAudioError` unless both values are whole numbers above 0."""
+    """Return the sample format. Raises `NotAudioError` unless both values are positive integers."""
     if not (_COUNT.fullmatch(f"{rate}") and _COUNT.fullmatch(f"{channels}")):
         raise NotAudioError(f"sample rate {rate!r} or number of channels {channels!r} is not a whole number above 0")
     return PcmLayout(int(f"{rate}"), int(f"{channels}"))
@@ -119,12 +119,12 @@ class Recording:
         self.chunks: list[tuple[float, int]] = []
         self.trace = Trace(request.index, request.planned_s, clock.now_s(), frames=request.frames, chunks=self.chunks)
         self.trace.kind = request.kind
-        self.kept: bytearray | None = None  # received audio, if the caller sets a buffer first
+        self.kept: bytearray | None = None  # the received audio, if the caller has set a buffer
         self._onset: AudibleOnset | None = None
         self._sent_at_s = time.time()
 
     def begin(self) -> None:
-        """Mark the send time of the first word. Latencies of live text are measured from here."""
+        """Record when the first word was sent. Latencies of live text are measured from then on."""
         self.trace.first_word_s = self.clock.now_s()
 
     @property
@@ -157,7 +157,7 @@ class Recording:
 
     async def read_wav_header(self, content: aiohttp.StreamReader) -> None:
         """Read the header of a streamed WAV file, up to the first sample. Raises `NotAudioError` if it is invalid.
-        Ignores the sizes in the header, because the server is still generating the file.
+        Ignores the sizes in the header, because the server has not finished the file.
         """
         try:
             riff = await content.readexactly(12)
@@ -189,7 +189,7 @@ class Recording:
             raise NotAudioError(f"the audio ended in the middle of a sample, after {self.num_audio_bytes} bytes")
 
     def read_server_timing(self, header: str | None) -> None:
-        """Record the stages in which the server spent the time to the first byte."""
+        """Record how long the server spent in each stage before the first byte."""
         if header is not None and self.trace.first_byte_s is not None:
             ttfb_s = self.trace.first_byte_s - self.trace.sent_s
             self.trace.server_timing_s = stages(header, sent_at_s=self._sent_at_s, ttfb_s=ttfb_s)

@@ -1,4 +1,4 @@
-"""Read a server's replica counts during the load, from Ray Serve's status or from Talkray's metrics."""
+"""Read a server's replica counts while it is under load, from Ray Serve's status or from Talkray's metrics."""
 
 import asyncio
 import contextlib
@@ -21,7 +21,7 @@ GAUGE = re.compile(r'^(?:ray_)?talkray_replicas_(wanted|running)\{[^}]*\bpool="(
 
 @dataclass(frozen=True, slots=True)
 class ReplicaCount:
-    """Replicas of one deployment at one time."""
+    """Replicas of one deployment at one point in time."""
 
     running: int
     target: int | None  # None if the server does not report the target
@@ -29,14 +29,14 @@ class ReplicaCount:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaSample:
-    """Replicas of all deployments at one time, given in seconds since the start of the run."""
+    """Replicas of all deployments at one point in time, counted in seconds from the start of the run."""
 
     time_s: float
     deployments: Mapping[str, ReplicaCount]
 
 
 class NoReplicaCountsError(LoadTestError):
-    """Error for a URL that does not return replica counts."""
+    """Raised if a URL does not return replica counts."""
 
 
 def parse(body: str) -> dict[str, ReplicaCount]:
@@ -78,7 +78,7 @@ def parse_metrics(body: str) -> dict[str, ReplicaCount]:
 
 async def read_counts(session: aiohttp.ClientSession, url: str) -> dict[str, ReplicaCount]:
     """Read the current counts. Raises `LoadTestError`, `aiohttp.ClientError` or `TimeoutError`."""
-    is_ray = "/api/serve/" in url  # the token's holder can run code, so send it only to Ray
+    is_ray = "/api/serve/" in url  # anyone with the token can run code, so send it only to Ray
     async with session.get(url, timeout=TIMEOUT, headers=_ray_token() if is_ray else {}) as response:
         body = await response.text()
     if is_ray and response.status in (401, 403):
@@ -97,7 +97,7 @@ def _ray_token() -> dict[str, str]:
 
 
 async def watch(url: str, clock: Clock, *, folder: TraceFolder) -> None:
-    """Write the counts with times from `clock` until cancelled. If they cannot be read, leave a gap."""
+    """Write the counts, with times from `clock`, until cancelled. If they cannot be read, there is a gap."""
     async with aiohttp.ClientSession() as session:
         while True:
             with contextlib.suppress(aiohttp.ClientError, TimeoutError, LoadTestError):

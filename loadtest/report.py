@@ -60,7 +60,7 @@ class Report:
 
     @property
     def sections(self) -> list[Section]:
-        """Sections of the page. All sweeps share the charts, which are in the section of the last sweep."""
+        """Sections of the page. All sweeps share the charts, which appear in the last sweep's section."""
         sections = [Section(f"Results by rate: {sweep.title}", rate_table(sweep)) for sweep in self.sweeps]
         if sections:
             sections[-1] = replace(sections[-1], charts=sweep_charts(self.sweeps))
@@ -104,7 +104,7 @@ def distinct(names: Sequence[str]) -> list[str]:
 
 
 def write_report(report: Report, out: Path) -> Path:
-    """Write the page into `out`. An earlier page is replaced, because pages can be generated again."""
+    """Write the page into `out`. Any earlier page is replaced, because pages can be regenerated."""
     return write_page(
         out,
         f"Load test: {' and '.join(report.verdicts)}",

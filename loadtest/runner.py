@@ -13,12 +13,12 @@ from loadtest.replicas import watch
 from loadtest.settings import Settings
 from loadtest.traces import Clock, Failure, LoadTestError, Trace, TraceFolder
 
-_EARLY_S = 0.002  # maximum delay of an event loop's timers
-_WARMUP_TRIES = 5  # attempts per request while the server returns a retry time
+_EARLY_S = 0.002  # the most by which an event loop's timers are late
+_WARMUP_TRIES = 5  # attempts per request, as long as the server returns a retry time
 
 
 class WarmupFailedError(LoadTestError):
-    """Error for a failed warm-up request, after which the run does not start."""
+    """Raised if a warm-up request fails. The run then does not start."""
 
 
 class Runner:
@@ -32,7 +32,7 @@ class Runner:
         folder: TraceFolder,
         begin: Callable[[], Awaitable[Clock]] | None = None,
     ) -> None:
-        """Prepare a run. `begin` returns the clock after the warm-up. By default, the clock starts immediately."""
+        """Prepare a run. `begin` returns the clock after the warm-up. By default, it starts immediately."""
         self.settings = settings
         self.schedule = schedule
         self.folder = folder
@@ -101,7 +101,7 @@ class Runner:
             self.note(trace)
 
     async def _warm_up(self, session: aiohttp.ClientSession, requests: Sequence[ScheduledRequest]) -> None:
-        """Send warm-up requests. Retries as advised if the server is still busy with an earlier run."""
+        """Send warm-up requests. If the server is still busy with an earlier run, retry when it advises."""
         clock = Clock.started()
         for request in requests:
             for attempt in range(_WARMUP_TRIES):
@@ -121,5 +121,5 @@ class Runner:
 async def until(at_s: float, clock: Clock) -> None:
     """Sleep until `at_s`. The last milliseconds are polled for precision."""
     await asyncio.sleep(at_s - clock.now_s() - _EARLY_S)
-    while clock.now_s() < at_s:  # noqa: ASYNC110, an event would come late as well
+    while clock.now_s() < at_s:  # noqa: ASYNC110, an event would also be late
         await asyncio.sleep(0)

@@ -22,7 +22,7 @@ SECTIONS: dict[str, type[Any]] = {
     "talker_nodes": NodeKind,
     "codec_nodes": NodeKind,
 }
-NIGHT_SHARE = 0.2  # share of the peak rate at the quietest time of a day
+NIGHT_SHARE = 0.2  # share of the peak rate at the quietest time of the day
 STEPS_PER_STREAM = 4
 MIN_STEP_S, MAX_STEP_S = 0.005, 0.5
 HOUR_S, DAY_S = 3600.0, 86400.0
@@ -31,7 +31,7 @@ RATE_STEP_S = 60.0
 
 
 def rate_at(shape: str, peak_rate: float, times_s: Floats, day_s: float = DAY_S) -> Floats:
-    """Return the requests per second at each time of a day of length `day_s`."""
+    """Return the requests per second at each time of a day that lasts `day_s`."""
     if shape == "steady":
         return np.full(len(times_s), peak_rate)
     height = (1 - np.cos(2 * np.pi * (times_s / day_s - QUIETEST_S / DAY_S))) / 2
@@ -43,7 +43,7 @@ def draw_traffic(
 ) -> Traffic:
     """Draw Poisson arrivals with log-normal lengths, at a rate that changes every minute of a day.
 
-    A day shorter than DAY_S passes through the same rates in less time.
+    A day shorter than DAY_S goes through the same rates in less time.
     """
     generator, step_s = np.random.default_rng(seed), RATE_STEP_S * day_s / DAY_S
     starts_s = np.arange(0.0, duration_s, step_s)
@@ -55,7 +55,7 @@ def draw_traffic(
 
 
 def planned_traffic(result: Result) -> Traffic:
-    """Return the requests of a measured run with its response lengths. Failed requests get the median length."""
+    """Return the requests from a measured run, with its response lengths. Failed requests get the median length."""
     traces = result.traces
     spoken = [trace.audio_s for trace in traces if trace.failure is None]
     usual_s = float(np.median(spoken)) if spoken else 0.0
@@ -67,13 +67,13 @@ def planned_traffic(result: Result) -> Traffic:
 
 
 class SettingsError(LoadTestError):
-    """Error for an invalid settings file. The message contains the position."""
+    """Raised if a settings file is invalid. The message contains the position of the error."""
 
 
 def read_cluster(model: ServiceModel, file: Path | None, *, gpus: int) -> Cluster:
-    """Read a cluster from YAML with the fields of `Cluster`. Policies use the names of `AppConfig`.
+    """Read a cluster from YAML with the fields of `Cluster`. Policies have the same names as in `AppConfig`.
 
-    `gpus` limits the talker pool. Raises `SettingsError` that lists unknown and valid keys.
+    `gpus` limits the talker pool. Raises a `SettingsError` that lists the unknown and the valid keys.
     """
     try:
         values = (yaml.safe_load(file.read_text(encoding="utf-8")) if file else None) or {}

@@ -1,4 +1,4 @@
-"""Model of a server's latency by number of streams in flight, learned only from a sweep's client traces."""
+"""Model of how a server's latency depends on the streams in flight, learned only from a sweep's client traces."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,9 +21,9 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """One successful request's latencies, and the load when it arrived."""
+    """The latencies of one successful request, and the load when it arrived."""
 
-    others_at_start: int  # streams in flight at the time of the send
+    others_at_start: int  # streams in flight when the request was sent
     mean_streams: float  # mean streams in flight during the response, including this stream
     ttfb_s: float
     frames: int
@@ -129,7 +129,7 @@ def interpolate(knots: Floats, streams: Floats) -> Floats:
 def pooled_ttfb(observed: Sequence[Observed]) -> Floats:
     """Return TTFB quantiles by number of other streams.
 
-    Each level includes samples of its neighbours until it has MIN_SAMPLES. A linear fit over all samples rescales them
+    Each level borrows samples from its neighbours until it has MIN_SAMPLES. A linear fit over all samples rescales them
     to the level. Without rescaling, levels with many samples would bias their neighbours.
     """
     others = np.array([one.others_at_start for one in observed], dtype=np.float64)

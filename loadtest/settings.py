@@ -22,7 +22,7 @@ from loadtest.arrivals import (
 from loadtest.dialects import DIALECTS, TALKRAY_WS, RequestForm
 from loadtest.metrics import Limits
 
-# Body fields that only requests of these kinds have.
+# Body fields specific to requests of these kinds.
 _OF_KIND: Mapping[RequestKind | None, dict[str, object]] = {
     RequestKind.WHOLE: {"stream": False, "response_format": "wav"},
     RequestKind.INSTRUCTED: {"instructions": INSTRUCTION},
@@ -39,7 +39,7 @@ class Transport(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Target, texts and schedule of the requests of one run."""
+    """Target, texts and schedule of the requests in one run."""
 
     url: str
     phases: tuple[Phase, ...] = ()
@@ -47,13 +47,13 @@ class Settings:
     seed: int = 0
     transport: Transport = Transport.HTTP
     dialect: str = "talkray"  # request format, one of DIALECTS
-    options: Mapping[str, object] = field(default_factory=dict)  # fields of every body: model, voice, extensions
+    options: Mapping[str, object] = field(default_factory=dict)  # fields added to every body: model, voice, extensions
     headers: Mapping[str, str] = field(default_factory=dict)
     lengths: SpeechLengths | None = None
     texts: Texts = Texts.MIXED
     profile: Profile = Profile.ALIKE
     warmup: int = 0  # requests before the run
-    words_per_s: float = 30.0  # of live text
+    words_per_s: float = 30.0  # at which live text arrives
     interrupted: float = 0.0  # share of live turns that the client interrupts
     timeout_s: float = 120.0  # for a complete response
     limits: Limits = field(default_factory=Limits)
@@ -67,7 +67,7 @@ class Settings:
 
     @property
     def speech_url(self) -> str:
-        """Speech endpoint. `url` may end in /v1, as for OpenAI's clients."""
+        """Speech endpoint. `url` may end in /v1, as it does for OpenAI's clients."""
         return self.form.url(self.url, self.options)
 
     @property
@@ -77,13 +77,13 @@ class Settings:
 
     @property
     def duration_s(self) -> float:
-        """Duration of the schedule. Responses may take longer."""
+        """Duration of the schedule. Responses can take longer."""
         return sum(phase.duration_s for phase in self.phases)
 
     def body(self, request: ScheduledRequest) -> dict[str, object]:
         """Return the request body for a text.
 
-        A planned length uses a Talkray extension. `max_new_tokens` includes one step for the end of speech, which does
+        Planned lengths need a Talkray extension. `max_new_tokens` includes one step for the end of speech, which does
         not produce a frame.
         """
         segments = LONG_SEGMENTS if request.kind is RequestKind.LONG else 1

@@ -1,6 +1,6 @@
-"""Simulate a cluster with replica pools, nodes that boot and fail, and the production policies: a day in seconds.
+"""Simulate a day of a cluster in seconds, with replica pools, nodes that boot and fail, and the production policies.
 
-Time advances in equal steps. Within a step, the load of a replica determines the speed of its streams. Streams are rows
+Time advances in equal steps. Within a step, a replica's load determines the speed of its streams. Streams are rows
 of arrays, so the cost of a step hardly depends on the number of streams.
 """
 
@@ -22,10 +22,10 @@ FRAME_S = 0.08
 
 @dataclass(frozen=True, slots=True)
 class NodeKind:
-    """Machines of one pool. Each node holds one replica."""
+    """Machine type of one pool. Each node runs one replica."""
 
     boot_s: float = 180.0  # from the request for a node until its replica can start
-    start_s: float = 25.0  # start-up of a replica: import, weights, graphs
+    start_s: float = 25.0  # for a replica to start: import, weights, graphs
     idle_s: float = 600.0  # time until an empty node is released
     price_per_hour: float = 0.0
     losses_per_hour: float = 0.0  # per node, as for reclaimed spot instances
@@ -42,7 +42,7 @@ class Cluster:
     codec_nodes: NodeKind = field(default_factory=NodeKind)
     codec_cores: float = 16.0  # per codec replica
     codec_cores_per_stream: float = 0.2  # core seconds per second of audio
-    max_waiting_per_replica: int = 8  # queued requests in addition to running requests; further requests are refused
+    max_waiting_per_replica: int = 8  # queued requests on top of running ones; any further requests are refused
     metrics_lag_s: float = 1.0  # delay until the replicas' metrics reach the controller
 
 
@@ -60,7 +60,7 @@ class Simulated:
 
     arrival_s: Floats
     ttfb_s: Floats  # NaN if refused
-    rtf: Floats  # NaN if refused or unfinished
+    rtf: Floats  # NaN if refused or not finished
     times_s: list[float] = field(default_factory=list)
     talkers: list[int] = field(default_factory=list)  # number of ready talkers
     talkers_wanted: list[int] = field(default_factory=list)
@@ -73,7 +73,7 @@ class Simulated:
 
     @property
     def refused(self) -> int:
-        """Number of requests that found every replica and queue full."""
+        """Number of requests that arrived when every replica and queue was full."""
         return int(np.isnan(self.ttfb_s).sum())
 
     def ttfb_percentile_s(self, percent: float) -> float | None:
@@ -87,7 +87,7 @@ class SimulatedPool:
 
     def __init__(self, size: int, nodes: NodeKind, *, warm: int) -> None:
         self.nodes = nodes
-        self.ready_s = np.full(size, np.inf)  # when the replica accepts requests; inf: not running
+        self.ready_s = np.full(size, np.inf)  # when the replica starts to accept requests; inf: not running
         self.ready_s[:warm] = 0.0
         self.draining = np.zeros(size, dtype=bool)
         self.idle_since_s = np.full(size, -np.inf)  # for nodes without a replica; -inf: no node
@@ -97,7 +97,7 @@ class SimulatedPool:
 
     @property
     def wanted(self) -> int:
-        """Number of running and starting replicas."""
+        """Number of replicas that are running or starting."""
         return int((np.isfinite(self.ready_s) & ~self.draining).sum())
 
     def usable(self, now_s: float) -> NDArray[np.bool_]:
@@ -223,7 +223,7 @@ class Simulation:
         self._hold(streams[~ended])
 
     def _hold(self, streams: NDArray[np.void]) -> None:
-        """Set the streams in flight."""
+        """Replace the streams in flight."""
         self.streams = streams
         self.load = np.bincount(streams["replica"], minlength=len(self.load))
 
@@ -244,7 +244,7 @@ class Simulation:
         admitted, others = requests[:room], requests[room:]
         if len(admitted):
             self._start(admitted, self.traffic.arrival_s[admitted])
-        # Without a usable replica (scaled to zero, or all lost), requests wait for the first replica that starts.
+        # If no replica is usable (scaled to zero, or all lost), requests wait for the first replica to start.
         line = self.cluster.max_waiting_per_replica * max(1, int(usable.sum()))
         self.waiting.extend(others[: max(0, line - len(self.waiting))].tolist())  # further requests are refused
 
@@ -254,7 +254,7 @@ class Simulation:
         others = self.load[replicas]
         first_s = self.cluster.model.draw_ttfb(others, self.generator) + self._codec_wait_s()
         starts_s = admitted_s + first_s
-        is_new = np.isnan(self.out.ttfb_s[requests])  # streams that moved already produced audio
+        is_new = np.isnan(self.out.ttfb_s[requests])  # streams that moved have already produced audio
         self.out.ttfb_s[requests[is_new]] = (starts_s - self.traffic.arrival_s[requests])[is_new]
         started = np.rec.fromarrays((requests, replicas, starts_s, self._work[requests]), dtype=STREAM)
         self._hold(np.concatenate([self.streams, started]))
@@ -271,7 +271,7 @@ class Simulation:
         return np.asarray(seats[order[:count]], dtype=np.int64)
 
     def _codec_demand(self) -> float:
-        """Return the core seconds per second needed to decode the talkers' frames."""
+        """Return how many core seconds per second it takes to decode the talkers' frames."""
         frames_per_s = float((self.load / self._frame_s[self.load]).sum())
         return frames_per_s * FRAME_S * self.cluster.codec_cores_per_stream
 

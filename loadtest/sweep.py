@@ -23,13 +23,13 @@ class Plan:
     max_rate: float = 100.0
     factor: float = 1.5  # ratio between consecutive rates
     duration_s: float = 30.0  # measured seconds per rate
-    settle_s: float = 0.0  # seconds at the rate before the measurement
+    settle_s: float = 0.0  # seconds at the rate before measuring
     held_share: float = 0.95  # a rate is sustained if at least this share of requests is good
     collapsed_share: float = 0.5  # the sweep ends at or below this share of good requests
     refinements: int = 2  # rates tried between the last sustained and the first failed rate
-    min_requests: int = 0  # minimum requests per rate, which may extend the measurement
+    min_requests: int = 0  # minimum number of requests per rate, which can prolong the measurement
     rates: tuple[float, ...] = ()  # rates to try in order, instead of a search
-    most_s: float | None = None  # total duration; a rate that would end later is not tried
+    most_s: float | None = None  # limit on the total duration; rates that would exceed it are not tried
 
     def phases(self, rate: float) -> tuple[Phase, ...]:
         return settled(rate, max(self.duration_s, self.min_requests / rate), settle_s=self.settle_s)

@@ -10,7 +10,7 @@ from loadtest.sweep import Sweep
 
 MS = 1000.0
 MAX_SHOWN = 8
-# Columns that a page shows by default. A switch shows the other columns.
+# Columns that a page shows by default. The reader can switch on the others.
 IMPORTANT = ("TTFB p50/p95/p99, ms", "good", "goodput/s", "refused", "failed", "in time", "stall p95, ms", "answers")
 
 
@@ -56,7 +56,7 @@ def continuity(summary: Summary) -> str:
     return " / ".join("-" if share is None else f"{100 * share:.1f}".removesuffix(".0") for share in shares)
 
 
-# Columns of all summary tables. `answers` counts the samples of the percentiles.
+# Columns of all summary tables. `answers` is the number of samples behind the percentiles.
 COLUMNS: dict[str, Callable[[Summary], str]] = {
     "sent": lambda s: str(s.sent),
     "goodput/s": lambda s: number(s.good_per_s, 2),
@@ -82,7 +82,7 @@ FULL_RATES = (
     *("underruns", "C50/C100/C200, %", "refused", "failed", "lag p99, ms"),
 )
 OF_KINDS = ("sent", "answers", "TTFA p50/p95/p99, ms", "whole p50/p95, s", "underruns", "refused", "failed", "left")
-BRIEF = ("goodput/s", "good", "refused", "failed", "answers", "TTFB p50/p95/p99, ms")  # fits the width of a terminal
+BRIEF = ("goodput/s", "good", "refused", "failed", "answers", "TTFB p50/p95/p99, ms")  # narrow enough for a terminal
 
 
 def cells(summary: Summary, titles: Sequence[str] = tuple(COLUMNS)) -> list[str]:
@@ -104,7 +104,7 @@ def phase_table(phases: Sequence[Result], titles: Sequence[str] = tuple(COLUMNS)
 
 
 def kind_table(runs: Sequence[Result]) -> Table:
-    """Build a table with a row for each kind and rate of mixed traffic; empty if all requests are alike."""
+    """Build a table with a row for each kind and rate of mixed traffic; empty if all requests are of the same kind."""
     rows = [[f"{run.rate:.3g}", each.title, *cells(each.summary, OF_KINDS)] for run in runs for each in run.by_kind]
     return Table(("offered/s", "kind", *OF_KINDS), rows)
 

@@ -33,7 +33,7 @@ from loadtest.traces import Failure
 LIVE_PERIOD_S = 0.5
 PLAIN_PERIOD_S = 2.0
 PIPE_WIDTH = 190
-RECENT = 200  # responses in the running percentiles
+RECENT = 200  # number of responses in the running percentiles
 
 
 class Screen:

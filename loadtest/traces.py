@@ -1,4 +1,4 @@
-"""Schedules and results as one JSON line per request, in a write-once folder.
+"""Store schedules and results as one JSON line per request, in a write-once folder.
 
 All times are seconds since the start of the run, from `time.perf_counter_ns()`.
 """
@@ -19,25 +19,25 @@ SAMPLE_BYTES = 2  # s16le
 
 
 class LoadTestError(Exception):
-    """Base class of expected errors. The message contains the remedy."""
+    """Base class for expected errors, whose messages say how to fix the problem."""
 
     exit_code = 1
 
 
 class RunExistsError(LoadTestError):
-    """Error for a folder that already contains a run."""
+    """Raised if a folder already contains a run."""
 
     exit_code = 2
 
 
 class NoRunError(LoadTestError):
-    """Error for a folder without readable results."""
+    """Raised if a folder does not contain readable results."""
 
 
 class Failure(StrEnum):
     """Reason why a request did not complete with audio."""
 
-    REFUSED = "refused"  # HTTP 429, or a WebSocket's rate_limit_exceeded
+    REFUSED = "refused"  # HTTP 429, or rate_limit_exceeded on a WebSocket
     HTTP = "http error"
     CONNECTION = "no connection"
     TIMEOUT = "timeout"
@@ -63,7 +63,7 @@ class Clock:
 
 @dataclass(frozen=True, slots=True)
 class PcmLayout:
-    """Format of a stream of s16le samples."""
+    """Format of a stream with s16le samples."""
 
     sample_rate: int
     channels: int = 1
@@ -91,10 +91,10 @@ class Trace:
     num_bytes: int = 0  # of the body
     layout: PcmLayout | None = None  # None: no audio arrived
     audible_sample: int | None = None  # index of the first audible sample; None: silent
-    chunks: Sequence[tuple[float, int]] = ()  # (arrival, audio bytes so far) for each read with audio
+    chunks: Sequence[tuple[float, int]] = ()  # (arrival, total audio bytes) for each read with audio
     server_timing_s: Mapping[str, float] | None = None  # by stage, up to the first audio, if reported
-    frames: int | None = None  # planned length; None: the model decided, or an old result
-    first_word_s: float | None = None  # send time of the first word of live text
+    frames: int | None = None  # planned length; None: the model decided, or the result is old
+    first_word_s: float | None = None  # when the first word of live text was sent
     interrupted_s: float | None = None  # when the client interrupted the turn
     kind: RequestKind | None = None  # set in mixed traffic
     left_s: float | None = None  # when a client left early, as planned
@@ -173,12 +173,12 @@ class Trace:
 
     @property
     def playback(self) -> Playback | None:
-        """Simulated playback of the stream, or None without audio."""
+        """Simulated playback of the stream, or None if there is no audio."""
         arrivals_s, samples = self.playable
         return simulate(arrivals_s, samples, sample_rate=self.layout.sample_rate) if self.layout and samples else None
 
     def to_json(self) -> dict[str, object]:
-        """Return stored values, and derived times for readers without this module."""
+        """Return the stored values, and derived times for readers that do not use this module."""
         derived = {"first_playable_s": self.first_playable_s, "first_audible_s": self.first_audible_s}
         return asdict(self) | derived
 

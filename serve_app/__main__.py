@@ -1,10 +1,10 @@
-"""`talkray` command and `python -m serve_app`. Ctrl-C ends the command without a traceback, even during imports."""
+"""The `talkray` command, also `python -m serve_app`. Ctrl-C ends it without a traceback, even during imports."""
 
 import signal
 
 
 def main() -> None:
-    """Run the command. Ctrl-C ends the process immediately during imports, and is ignored after the command."""
+    """Run the command. Ctrl-C ends the process immediately during imports, and is ignored once it has finished."""
     handler = signal.signal(signal.SIGINT, signal.SIG_DFL)
     from serve_app.cli.main import main as run
 

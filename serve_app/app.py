@@ -1,4 +1,4 @@
-"""Composition of the application: binds plain classes to Ray Serve deployments that hold each other's handles."""
+"""Composition of the application: binds plain classes to Ray Serve deployments, which hold each other's handles."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
@@ -23,21 +23,20 @@ from serve_app.ingress import Ingress
 from serve_app.scaling.policies import CodecPolicy, CodecScaling, TalkerPolicy, TalkerScaling
 from serve_app.speech.replica_synthesizer import Deployed
 
-# Seconds that a talker or codec replica has, before it is removed, to finish streams that no other replica can
-# continue. The longest utterance takes less time.
+# Seconds that a talker or codec replica is given, before removal, to finish streams that no other replica can continue.
+# The longest utterance takes less time.
 _DRAIN_S = 120.0
-# Seconds that an ingress replica has, before it is removed, to finish its streams, because no other replica can
-# continue them. Speaking the longest text of one request, 8,192 characters, takes about this long. Timeouts of a
-# cluster are longer.
+# Seconds that an ingress replica is given, before removal, to finish its streams, because no other replica can continue
+# them. Speaking the longest text allowed in one request, 8,192 characters, takes about this long. Cluster timeouts are
+# longer.
 LONGEST_STREAM_S = 600.0
-# Interval at which a replica that is being removed checks whether its streams have ended. Pools stop one after the
-# other.
+# Interval at which a replica that is being removed checks whether its streams have ended. Pools stop one after another.
 _DRAIN_POLL_S = 0.5
 # Interval at which the controller checks each replica. Serve replaces a replica after three failed checks, so a replica
-# whose engine has died refuses requests for about six seconds. Large pools are checked less often, because one replica
+# whose engine has died rejects requests for about six seconds. Large pools are checked less often, because each replica
 # matters less.
 _HEALTH_CHECK_S = 2.0
-_HEALTH_CHECKS_PER_S = 200.0  # of one pool
+_HEALTH_CHECKS_PER_S = 200.0  # per pool
 # A replica that does not answer a check within this time counts as hung. By then its streams have moved to other
 # replicas.
 _HEALTH_CHECK_TIMEOUT_S = 5.0
@@ -45,7 +44,7 @@ _HEALTH_CHECK_TIMEOUT_S = 5.0
 # Interval at which replicas and handles report their load. The controller reads the reports every 0.1 s in one thread,
 # so replicas of a large pool report less often (docs/scaling.md).
 _REPORT_S = 0.5
-_REPORTS_PER_S = 500.0  # of one pool
+_REPORTS_PER_S = 500.0  # per pool
 
 # Serve's access log has a line for each call between replicas. Serve writes a thousand lines at once in the event loop,
 # which delays all streams of the replica by 80 ms. `talkray serve` and the records extension log requests instead.
@@ -55,12 +54,12 @@ _ROUTING = {"request_router_config": RequestRouterConfig(request_router_class=Le
 
 
 def build_app(config: AppConfig) -> Application:
-    """Compose the application. Requests pass Ingress -> Codec -> Talker, or Ingress -> Talker. The deployment Jobs
-    sends requests like an ingress.
+    """Compose the application. Requests pass Ingress -> Codec -> Talker, or Ingress -> Talker. The Jobs deployment
+    sends requests the same way as an ingress.
 
     `serve run` and `serve deploy` pass the `args` of their config file.
 
-    With several models, each model has its own talkers. Models with the same speech tokenizer share a codec pool. In
+    If there are several models, each has its own talkers. Models with the same speech tokenizer share a codec pool. In
     this module, `own` is a model's configuration as if it were the only model. Raises StartError for invalid settings.
     """
     configs = {name: _chosen(own) for name, own in config.by_model().items()}
@@ -82,7 +81,7 @@ def _added(spec: DeploymentSpec) -> Application:
 
 
 def _chosen(own: AppConfig) -> AppConfig:
-    """Replace the model `auto` with a checkpoint."""
+    """Replace `auto` with an actual checkpoint."""
     model = resolve_auto(own.model, models_dir=own.models_dir, gpu=own.talker_pool.num_gpus > 0).model
     return own.model_copy(update={"model": model})
 
@@ -108,7 +107,7 @@ def _talker(config: AppConfig, name: str, own: AppConfig) -> Application:
 
 
 def _deployed(config: AppConfig, configs: Mapping[str, AppConfig]) -> Iterator[Deployed]:
-    """Yield the models with their pools. Each of several codec pools has the name of its first model."""
+    """Yield the models with their pools. If there are several codec pools, each is named after its first model."""
     talkers = {name: _talker(config, name, own) for name, own in configs.items()}
     tokenizers = {name: tokenizer_of(own.model) if name else "" for name, own in configs.items()}  # may read files
     pools: dict[str, tuple[str, Application]] = {}
@@ -163,22 +162,22 @@ def _on_gpu(own: AppConfig) -> bool:
 
 
 def _of_model(deployment: str, model: str) -> str:
-    """Return a deployment's name, followed by the model's name if there are several. `pool_watch.pool_of` parses the
-    name.
+    """Return a deployment's name, followed by the model's name if there are several models. `pool_watch.pool_of` parses
+    the name.
     """
     return f"{deployment}-{model}" if model else deployment
 
 
 def talker_scaling(config: AppConfig) -> TalkerScaling | None:
-    """Return the talker policy's parameters, including the batch size of the engine."""
+    """Return the talker policy's parameters, including the engine's batch size."""
     if config.talker_scaling is None:
         return None
     return TalkerScaling(**config.talker_scaling.model_dump(), sequences_per_replica=config.talker.max_num_seqs)
 
 
 def codec_scaling(config: AppConfig, sharing: Iterable[AppConfig] | None = None) -> CodecScaling | None:
-    """Return the codec policy's parameters, including the streams that the talker pools sharing it can run at maximum
-    size.
+    """Return the codec policy's parameters, including how many streams the talker pools that share it can run at
+    maximum size.
     """
     if config.codec_scaling is None:
         return None
@@ -193,14 +192,14 @@ def _most_streams(own: AppConfig) -> float:
 
 
 def report_s(replicas: int, *, callers: int) -> float:
-    """Return the seconds between two load reports of a pool's replicas and callers. The interval grows with their
-    number.
+    """Return the seconds between load reports from a pool's replicas and callers. The interval grows with the number of
+    both.
     """
     return max(_REPORT_S, (replicas + callers) / _REPORTS_PER_S)
 
 
 def health_check_s(replicas: int) -> float:
-    """Return the seconds between two health checks of each replica. The interval grows with the number of replicas."""
+    """Return the seconds between health checks of each replica. The interval grows with the number of replicas."""
     return max(_HEALTH_CHECK_S, replicas / _HEALTH_CHECKS_PER_S)
 
 
@@ -237,7 +236,7 @@ def _scaled(pool: PoolConfig, scaling: TalkerScaling | CodecScaling, callers: in
     """Return the autoscaling options. Serve's delays and factors are disabled, because the policy smooths the load."""
     policy = TalkerPolicy if isinstance(scaling, TalkerScaling) else CodecPolicy
     interval_s = report_s(scaling.max_replicas, callers=callers)
-    # Policies get the bounds from Serve, so the bounds can change without a new policy.
+    # Policies read the bounds from Serve, so the bounds can change without a new policy.
     settings = {name: value for name, value in asdict(scaling).items() if name not in ("min_replicas", "max_replicas")}
     return AutoscalingConfig(
         min_replicas=scaling.min_replicas,

@@ -20,13 +20,13 @@ from deployments.config import CodecConfig, CodecPlacement, Strict, TalkerConfig
 from deployments.errors import StartError, TalkrayError
 from serve_app.extensions import BUILT_IN, load_extensions
 
-POOLS = {"Talker": "talker", "Codec": "codec", "Ingress": "ingress", "Jobs": "jobs"}  # by deployment
+POOLS = {"Talker": "talker", "Codec": "codec", "Ingress": "ingress", "Jobs": "jobs"}  # by deployment name
 
 S = TypeVar("S", bound=Strict)
 Positive = Annotated[int, Field(ge=1)]
 PositiveSeconds = Annotated[float, Field(gt=0)]
 
-CLONE_ALIAS = "qwen3-tts-clone"  # any loaded Base checkpoint
+CLONE_ALIAS = "qwen3-tts-clone"  # selects any loaded Base checkpoint
 _DEFAULT_PORTS = {"http": ":80", "https": ":443"}  # browsers omit these ports in an origin
 LEAST_SEGMENT_CHARS = 50
 Markup = Literal["auto", "none", "ssml"]
@@ -51,7 +51,7 @@ def _origin(text: str) -> str:
 
 
 def host_name(text: str) -> str:
-    """Normalize a host name to the form that it has in requests. Raises ValueError."""
+    """Normalize a host name to the form used in requests. Raises ValueError."""
     name = text.strip().lower().strip("[]").removesuffix(".")
     try:
         return str(ip_address(name))
@@ -93,7 +93,7 @@ class AccessSettings(Strict):
 
 
 def is_loopback(host: str | None) -> bool:
-    """Return whether only this machine can reach a server bound to `host`. None means every address."""
+    """Return whether only this machine can reach a server bound to `host`. None stands for every address."""
     if host == "localhost":
         return True
     try:
@@ -209,7 +209,7 @@ class CodecScalingConfig(ScalingConfig):
     streams_per_replica: Annotated[float, Field(gt=0)] = 16.0  # streams that one replica decodes in real time
 
 
-# Model names are part of the names of deployments and metrics.
+# Model names appear in deployment and metric names.
 _MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._]*(?:-[A-Za-z0-9._]+)*")
 
 
@@ -256,8 +256,8 @@ class AppConfig(Strict):
     @model_validator(mode="wrap")
     @classmethod
     def _explain_removed(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
-        """Explain removed settings during validation, because Serve validates the `args` of `serve deploy` without
-        `explain`.
+        """Explain removed settings during validation, because when Serve validates the `args` of `serve deploy`, it
+        does not call `explain`.
         """
         try:
             return handler(data)

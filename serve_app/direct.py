@@ -1,5 +1,5 @@
-"""HTTP requests to this machine, other Talkray nodes and cloud metadata. Standard library only, because all nodes use
-it.
+"""HTTP requests to this machine, other Talkray nodes and cloud metadata servers. Uses only the standard library,
+because all nodes need it.
 """
 
 import http.client
@@ -10,9 +10,9 @@ _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 def open_direct(request: str | urllib.request.Request, *, timeout_s: float) -> http.client.HTTPResponse:
-    """Open a URL like `urllib.request.urlopen`, but without the proxies of the environment.
+    """Open a URL like `urllib.request.urlopen`, but ignore proxy settings in the environment.
 
-    A raised HTTPError is closed, so its body cannot be read.
+    A raised HTTPError has been closed, so its body cannot be read.
     """
     try:
         answer: http.client.HTTPResponse = _OPENER.open(request, timeout=timeout_s)

@@ -14,7 +14,7 @@ _PARTS = re.compile(r"([\w.-]+)(\[[^]]*\])?\s*([^;]*)")
 
 @cache
 def _own() -> tuple[str, list[str]]:
-    """Return the version and all requirements. A checkout takes precedence over an installation: its code runs."""
+    """Return the version and all requirements. A checkout takes precedence over an installation, as its code runs."""
     if not _PROJECT.exists():
         return importlib.metadata.version("talkray"), importlib.metadata.requires("talkray") or []
     project = tomllib.loads(_PROJECT.read_text(encoding="utf-8"))["project"]
@@ -28,7 +28,7 @@ def version() -> str:
 
 def pip_install(*packages: str) -> str:
     """Return the pip command that installs `packages` within Talkray's version bounds. Talkray itself is not on any
-    package index, where another project could take its name.
+    package index, so another project could register its name there.
     """
     bounds: dict[str, str] = {}
     for requirement in _own()[1]:

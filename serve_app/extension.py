@@ -1,4 +1,4 @@
-"""Interface between the core and its extensions: declarations of an extension, and the objects that it receives."""
+"""Interface between the core and its extensions: an extension's declarations, and the objects that it receives."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -29,11 +29,11 @@ if TYPE_CHECKING:  # imports Ray, which the API does not need
 
 
 class Charge(Enum):
-    """Cost of a GET request for its caller. Requests with other methods count as one request."""
+    """How a GET request is charged to its caller. Requests with other methods count as one request."""
 
     NOTHING = "nothing"
     REQUEST = "a request"
-    STREAM = "a request, and a stream while it lasts"  # for routes that read the store or encode audio
+    STREAM = "a request, and a stream while it lasts"  # for routes that read stored data or encode audio
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,17 +46,17 @@ class Route:
     answer: Callable[..., Awaitable[object]]
     summary: str | None = None  # None: hidden in /docs
     docs: dict[str, Any] = field(default_factory=dict)  # merged into FastAPI's OpenAPI
-    json_field: str | None = None  # of a JsonRoute; None: answers all other requests of the operation
+    json_field: str | None = None  # for a JsonRoute; None: answers all other requests to the operation
     charge: Charge = Charge.REQUEST  # applies to GET and HEAD
 
 
 @dataclass(frozen=True, slots=True)
 class JsonRoute(Route):
     """Route whose `answer` takes the SpeechService, the request, and the fields of the body's JSON object. The body is
-    read within the limits of size, time and memory.
+    read under size, time and memory limits.
 
     Several dialects may share an operation. All but one of their routes then have a `json_field`, and answer requests
-    whose body has this field.
+    whose bodies contain this field.
     """
 
     answer: Callable[[SpeechService, Request, dict[str, object]], Awaitable[Response]]
@@ -75,8 +75,8 @@ class SocketKind(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Sample request of a client. Placeholders are `$text`, `$voice`, `$url` for the server's address, and `$sockets`
-    for the same address with ws://.
+    """Sample client request. Placeholders are `$text`, `$voice`, `$url` for the server's address, and `$sockets` for
+    the same address as a ws:// URL.
     """
 
     path: str  # includes the query
@@ -84,7 +84,7 @@ class Sample:
     body: Mapping[str, object] | None = None  # JSON body of a POST
     protocols: tuple[str, ...] = ()  # subprotocols that the handshake offers
     audio_field: str = ""  # field with base64 audio in WebSocket messages; "": audio is in binary messages
-    clients: tuple[str, ...] = ()  # configuration of each tested client
+    clients: tuple[str, ...] = ()  # configuration for each tested client
 
     def filled(self, **words: str) -> "Sample":
         return Sample(**{attribute.name: _filled(getattr(self, attribute.name), words) for attribute in fields(self)})
@@ -94,9 +94,9 @@ class Sample:
 class Dialect:
     """Protocol of one family of clients. The API, access control, `check-client`, the fuzzers and the tests use it.
 
-    The order of the dialects (`dialects_of`, then BUILT_IN) has three effects. The page at /docs shows routes in this
-    order. If several paths match a request, as `/voices/design` and `/voices/{voice_id}` do, the first path answers. If
-    a request has several keys, the key in `Authorization` takes precedence, then the first of these `key_headers`.
+    The order of the dialects (`dialects_of`, then BUILT_IN) has three effects. /docs lists routes in this order. If
+    several paths match a request, as `/voices/design` and `/voices/{voice_id}` do, the first path answers. If a request
+    has several keys, the key in `Authorization` takes precedence, then the first of these `key_headers`.
     """
 
     name: str
@@ -127,25 +127,25 @@ class DeploymentSpec:
 
 
 async def forget_nothing(_: tuple[bytes, ...]) -> None:
-    """Do nothing, because without replicas no process holds data of deleted voices."""
+    """Do nothing, because without replicas no process holds data about deleted voices."""
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """Information about an ingress replica's node and the pools."""
+    """Information about the pools and an ingress replica's node."""
 
     is_running: Callable[[str], bool]  # whether each pool of a model has a replica that accepts requests
     is_ready: Callable[[], bool]  # whether requests are accepted, possibly after starting a pool that is scaled to zero
     scrape: Callable[[], bytes]  # returns all metrics of this node's processes, in the Prometheus text format; blocks
     state: Callable[[str], ModelState] = lambda model: ready()
-    sizes: Callable[[], Mapping[str, tuple[int, int]]] = dict  # numbers of wanted and running replicas, by pool
+    sizes: Callable[[], Mapping[str, tuple[int, int]]] = dict  # numbers of requested and running replicas, by pool
     # Notes that ingress replicas leave for each other. Each replica writes its note whenever it checks the pools.
-    # Reading the notes of other replicas blocks.
+    # Reading other replicas' notes blocks.
     share_note: Callable[[Callable[[], bytes]], None] = lambda make: None
     notes: Callable[[], Sequence[bytes]] = tuple
     num_nodes: int = 1
     address: str = "127.0.0.1"  # address for replicas on other nodes
-    # Drops the data that all other replicas hold for deleted voices, given the voices' keys. Raises NotReady.
+    # Makes all other replicas drop the data of deleted voices, given the voices' keys. Raises NotReady.
     forget: Callable[[tuple[bytes, ...]], Awaitable[None]] = forget_nothing
     replica: str = ""  # name of the ingress replica
     log_folder: Path | None = None  # Ray Serve's log folder
@@ -164,10 +164,10 @@ class Opening:
 
 
 class Opened:
-    """State of an extension in one ingress replica, returned by `Extension.open`. Override the methods you need."""
+    """An extension's state in one ingress replica, as returned by `Extension.open`. Override methods as needed."""
 
     def join(self, resolver: Resolver) -> None:
-        """Install the steps that this extension runs for every request. Called once."""
+        """Install this extension's per-request steps. Called once."""
 
     async def resolve(self, draft: Draft) -> Draft:
         """Run the extension's last step for an utterance, after the steps of earlier extensions. Errors other than
@@ -180,7 +180,7 @@ class Opened:
         return None
 
     def discard(self, utterance: Utterance) -> None:
-        """Drop an utterance that was synthesized but is not sent."""
+        """Discard an utterance that was synthesized but will not be sent."""
 
     def grant(self, credential: str, scope: Scope) -> Granted | None:
         """Return the key that a credential represents in this request, or None if the credential belongs to another
@@ -189,7 +189,7 @@ class Opened:
         return None
 
     def receive(self, record: RequestRecord) -> None:
-        """Process the record of a request that has ended."""
+        """Process the record of a finished request."""
 
     def follow(self) -> None:
         """Do periodic work. Called on the event loop before the first request, then every few seconds."""
@@ -206,7 +206,7 @@ class Extension:
     settings: type[Strict] = Strict  # settings class of `api.NAME`
     requires: tuple[str, ...] = ()  # names of other extensions
     dialects: tuple[Dialect, ...] = ()
-    # `build_app` calls this once, with the models that the ingress gets.
+    # `build_app` calls this once, with the models that are passed to the ingress.
     deploy: "Callable[[AppConfig, Sequence[Deployed]], DeploymentSpec] | None" = None
     # Each ingress replica calls this once. Routes get the result from `SpeechService.opened_by`.
     open: Callable[[Opening], object] | None = None

@@ -24,7 +24,7 @@ from serve_app.extensions import load_extensions
 from serve_app.scaling.pool_watch import PoolWatch, scrape
 from serve_app.speech.replica_synthesizer import Deployed, ReplicaSynthesizer
 
-_WEBSOCKETS = "serve_app.api.bounded_websocket:uvicorn_settings"  # needed where a dialect has WebSockets
+_WEBSOCKETS = "serve_app.api.bounded_websocket:uvicorn_settings"  # needed if any dialect has WebSockets
 _C_LIBRARY = ctypes.CDLL(None)
 # Parameters of mallopt. By default, freeing one large block raises both thresholds to 32 MiB, and each thread's arena
 # then keeps this much memory.
@@ -43,7 +43,7 @@ def return_memory() -> None:
 
 
 async def forget_everywhere(app_name: str, voices: tuple[bytes, ...]) -> None:
-    """Call `forget` for deleted voices on every replica of the other deployments. Ingress replicas follow the store
+    """Call `forget` for deleted voices on every replica of the other deployments. Ingress replicas watch the store
     themselves.
 
     Raises NotReady if a replica does not answer; the caller should try again. Pools without replicas are skipped.
@@ -56,7 +56,7 @@ async def forget_everywhere(app_name: str, voices: tuple[bytes, ...]) -> None:
 
 
 class Ingress:
-    """Replica of the HTTP API, without torch. Raises StartError if other hosts could connect without a key."""
+    """HTTP API replica, which does not need torch. Raises StartError if other hosts could connect without a key."""
 
     def __init__(
         self, settings: ApiSettings, models: Sequence[Deployed], added: Mapping[str, DeploymentHandle]
@@ -97,7 +97,7 @@ class Ingress:
         freeze_loaded()
 
     def __del__(self) -> None:
-        """Close the extensions. Serve calls this before it ends the process."""
+        """Close the extensions. Serve calls this before ending the process."""
         for state in self._extensions():
             state.close()
 

@@ -51,13 +51,13 @@ def create_api(
     node: Node | None = None,
     added: Mapping[str, object] | None = None,
 ) -> FastAPI:
-    """Create the application with the dialects of the core and of all extensions.
+    """Create the application with the dialects of the core and all extensions.
 
-    `synthesizers`: each model's synthesizer and limits, by model name. The first model is the default; the name of a
-    single model is empty. `opened`: states of extensions that are already open, by extension name. The function opens
-    all other extensions and stores all states in `api.state.opened`. Set `echo_request_id` to False if the server in
-    front adds `x-request-id` to responses, as Ray Serve does. Without `node`, the application has no metrics routes.
-    `added`: Ray Serve handles of extensions' deployments, by extension name.
+    `synthesizers`: each model's synthesizer and limits, by model name. The first model is the default; if there is only
+    one, its name is empty. `opened`: states of extensions that have already been opened, by extension name. The
+    function opens all other extensions and stores all states in `api.state.opened`. Set `echo_request_id` to False if
+    the server in front already adds `x-request-id`, as Ray Serve does. Without `node`, the application has no metrics
+    routes. `added`: Ray Serve handles of extensions' deployments, by extension name.
     """
     extensions = load_extensions(settings.extensions)
     dialects = dialects_of(extensions)
@@ -133,7 +133,7 @@ def create_api(
 
 
 def _about(dialects: Iterable[Dialect]) -> str:
-    """Return the introduction of `/docs`. It lists the WebSockets, which OpenAPI cannot describe."""
+    """Return the introduction to `/docs`. It lists the WebSockets, which OpenAPI cannot describe."""
     paths = ", ".join(sorted({f"`{path}`" for dialect in dialects for path, _ in dialect.sockets}))
     sockets = f"\n\nWebSockets, which OpenAPI cannot list: {paths}." if paths else ""
     has_page = any(route.operation == "GET /" for dialect in dialects for route in dialect.routes)
@@ -162,7 +162,7 @@ def _speech_model(
 
 async def _answer_error(request: HTTPConnection, error: Exception) -> Response:
     reply = translate(error)
-    # Do not log a GET while the server is not ready, because load balancers poll `/ready`.
+    # Do not log GETs until the server is ready, because load balancers poll `/ready`.
     if request.scope.get("method", "POST") == "POST" or not isinstance(error, NotReady):
         state_of(request).record.error = reply.code
     if reply.status == INTERNAL.status:
@@ -182,7 +182,7 @@ def status_routes(models: SpeechModels, settings: ApiSettings, is_ready: Callabl
 
     @router.get("/ready", summary="Whether the server is ready for speech requests")
     async def readiness(model: str | None = None) -> dict[str, object]:
-        """Return 200 if `model`, or any model, is ready. With several models, the answer lists each model's state."""
+        """Return 200 if `model`, or any model, is ready. If there are several, the response lists each state."""
         if len(models) > 1:
             return await _ready_of(models, settings, model)
         if not is_ready():
@@ -190,7 +190,7 @@ def status_routes(models: SpeechModels, settings: ApiSettings, is_ready: Callabl
         info = await models.describe()
         check_model(model, info, settings)
         clones = info.kind is ModelKind.BASE
-        check_default(settings, info.name, info.voices, clones=clones)  # for nodes without the checkpoint
+        check_default(settings, info.name, info.voices, clones=clones)  # for nodes that lack the checkpoint
         [state] = models.states().values()
         return {"status": "asleep" if state.status is ModelStatus.ASLEEP else "ready", "model": info.name}
 
@@ -201,7 +201,7 @@ _SPEAKING = (ModelStatus.READY, ModelStatus.ASLEEP, ModelStatus.AT_ZERO)
 
 
 async def _ready_of(models: SpeechModels, settings: ApiSettings, name: str | None) -> dict[str, object]:
-    """Return the response of `/ready` if there are several models. Raises NotReady, ModelNotFound."""
+    """Return the `/ready` response for a server with several models. Raises NotReady, ModelNotFound."""
     states = models.states()
     known = await models.infos()
     named = [voice for info in known for voice in info.voices]
@@ -236,7 +236,7 @@ def metrics_routes(node: Node) -> APIRouter:
 
 
 def visible(exported: bytes) -> bytes:
-    """Return the metrics that the caller may see. Usage by key name requires an admin key."""
+    """Return the metrics that the caller may see. Only admin keys may see usage by key name."""
     if VISITOR.get().sees_all:
         return exported
     return b"".join(line for line in exported.splitlines(keepends=True) if b"talkray_usage_" not in line)

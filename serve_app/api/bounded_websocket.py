@@ -1,4 +1,4 @@
-"""uvicorn's WebSocket protocol, with a bound on unfinished messages and with close reasons that reach the client."""
+"""uvicorn's WebSocket protocol, with a limit on incomplete messages and with close reasons that reach the client."""
 
 from asyncio.transports import BaseTransport, Transport
 from collections.abc import Callable
@@ -16,14 +16,14 @@ from serve_app.api.parsing.client_input import MAX_BODY_BYTES
 from serve_app.api.parsing.uploads import Pace
 from serve_app.config import AdmissionSettings
 
-MAX_MESSAGE_BYTES = 128 << 10  # of messages without reference audio
+MAX_MESSAGE_BYTES = 128 << 10  # limit for messages without reference audio
 # Scope key of a function, set if the client's connection terminates in this process. The function registers a callback,
 # which may run in any thread when the server stops.
 LEAVING = "talkray.leaving"
-# Bytes that the large unfinished messages of all connections may take up in total, enough for three recordings.
+# Maximum total bytes of large incomplete messages across all connections; enough for three recordings.
 MAX_LARGE_BYTES = 48 << 20
-# Seconds that a client has to read the server's last messages. A client that is still sending would lose these messages
-# if the server closed the connection at once.
+# Seconds that a client is given to read the server's last messages. A client that is still sending would lose these
+# messages if the server closed the connection at once.
 _LAST_WORDS_S = 2.0
 _PONG = b"\x8a"  # first byte of a pong frame
 # Input is processed in pieces. After more than _MOST_READING_S, a connection pauses for _REST times as long, because
@@ -43,12 +43,12 @@ def uvicorn_settings(admission: AdmissionSettings) -> dict[str, Any]:
 
 
 class BoundedWebSocket(WebSocketsSansIOProtocol):
-    """WebSocket protocol whose unfinished messages over `MAX_MESSAGE_BYTES` share `MAX_LARGE_BYTES`. If there is not
-    enough room, stalled messages are dropped first. Otherwise the client gets `TRY_AGAIN_LATER`.
+    """WebSocket protocol whose incomplete messages over `MAX_MESSAGE_BYTES` share `MAX_LARGE_BYTES`. If space runs out,
+    stalled messages are dropped. If that is not enough, the client gets `TRY_AGAIN_LATER`.
     """
 
     _room: ClassVar[FairShare] = FairShare(MAX_LARGE_BYTES)
-    _large: ClassVar[list["BoundedWebSocket"]] = []  # connections with a large unfinished message
+    _large: ClassVar[list["BoundedWebSocket"]] = []  # connections that are receiving a large message
 
     def __init__(self, *args: Any, trusted_proxies: int, **kwargs: Any) -> None:
         """Create the protocol. `trusted_proxies`: see `api.admission.trusted_proxies`."""
@@ -137,7 +137,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
             self._refuse("too many large messages, retry after 1 s")
 
     def handle_ping(self) -> None:
-        """Answer a ping. If the client does not read, keep only the latest pong for later."""
+        """Answer a ping. If the client is not reading, keep only the latest pong for later."""
         answers = self.conn.data_to_send()
         if not self.writable.is_set():
             pongs = [answer for answer in answers if answer[:1] == _PONG]
@@ -146,7 +146,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         self.transport.write(b"".join(answers))
 
     def send_keepalive_ping(self) -> None:
-        """Send a ping, every 20 s. `ReaderClock` ends connections whose client does not read."""
+        """Send a ping every 20 s. `ReaderClock` ends connections whose client does not read."""
         if self.writable.is_set():
             super().send_keepalive_ping()
         else:
@@ -178,7 +178,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
             self.transport.resume_reading()
 
     def _drop_message(self) -> None:
-        """Drop the received part of a message, because the connection's objects may stay in memory for a long time."""
+        """Drop the received part of a message, because the connection's objects may outlive it in memory."""
         self.frames = []
         self._unread.clear()
         self.conn.reader.buffer.clear()
@@ -189,7 +189,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         self.handle_parser_exception()
 
     def _hold(self, num_bytes: int) -> bool:
-        """Reserve room for this number of bytes of a message. Return False if there is not enough room."""
+        """Reserve space for this many bytes of a message. Return False if there is not enough."""
         if num_bytes <= self._held:
             self._let_go(num_bytes)
             return True

@@ -15,7 +15,7 @@ from serve_app.speech.speech_models import SpeechModels
 
 @dataclass(frozen=True, slots=True)
 class Voice:
-    """Entry of the voice list."""
+    """Entry in the voice list."""
 
     id: str
     name: str
@@ -81,7 +81,7 @@ ALIASES = {
 
 
 def aliases(speakers: Sequence[str]) -> dict[str, str]:
-    """Map OpenAI's voice names to `speakers`. A name whose preferred speakers are missing gets the next speaker in
+    """Map OpenAI's voice names to `speakers`. If all preferred speakers for a name are missing, use the next speaker in
     turn.
     """
     spread = dict(zip(ALIASES, cycle(speakers), strict=False))
@@ -103,8 +103,8 @@ def is_named(name: str, speakers: Sequence[str]) -> bool:
 
 
 def check_default(settings: ApiSettings, model: str, speakers: Sequence[str], *, clones: bool) -> None:
-    """Raise StartError if `api.default_voice` is not a voice of `model`. If the model `clones` voices, the setting may
-    be a stored voice, which each request looks up.
+    """Raise StartError if `api.default_voice` is not one of `model`'s voices. If the model `clones` voices, the setting
+    may be a stored voice, which each request looks up.
     """
     try:
         if settings.default_voice is not None and not clones:
@@ -137,7 +137,7 @@ def _voices(info: ModelInfo) -> list[Voice]:
 
 
 def stored_voice(voice: KeptVoice) -> Voice:
-    """Convert a stored voice to an entry of the list."""
+    """Convert a stored voice to a list entry."""
     return Voice(
         voice.id, voice.name, language=voice.language or "", gender="", description=voice.description, type="stored"
     )
@@ -149,16 +149,16 @@ async def all_voices(models: Sequence[ModelInfo], voices: VoiceSource) -> list[V
 
 
 def page_of_voices(voices: Sequence[Voice], paging: Paging, source: VoiceSource) -> tuple[list[Voice], str | None]:
-    """Return a page like `Paging.cut`. A client that does not page gets all of its stored voices and the models'
-    voices.
+    """Return a page like `Paging.cut`. Without paging parameters, a client gets all of its stored voices and the
+    models' voices.
     """
     most = source.most + sum(voice.type != "stored" for voice in voices)
     return replace(paging, default=most, most=most).cut(voices)
 
 
 async def find_voice(voice_id: str, models: SpeechModels, voices: VoiceSource) -> Voice:
-    """Find a stored voice, speaker or alias. Speakers and aliases ignore case. Raises InvalidRequest with the valid
-    names.
+    """Find a stored voice, speaker or alias. Speaker and alias names are case-insensitive. Raises InvalidRequest with
+    the valid names.
     """
     if (stored := await voices.find(voice_id)) is not None:
         return stored_voice(stored)
@@ -190,7 +190,7 @@ def is_known(name: object, info: ModelInfo, settings: ApiSettings) -> bool:
 
 
 def means(name: str, info: ModelInfo) -> bool:
-    """Return whether `name` is the model's own name, or its checkpoint's name with or without the folder or owner."""
+    """Return whether `name` is the model's own name or its checkpoint's, with or without the folder or owner."""
     return name == info.name or (
         bool(info.checkpoint) and name in (info.checkpoint, info.checkpoint.rpartition("/")[2])
     )
@@ -202,7 +202,7 @@ def is_alias(name: str, settings: ApiSettings) -> bool:
 
 
 def unpinned(name: str) -> str:
-    """Return a model's name without the date or version to which a client pins it."""
+    """Return a model name without the date or version that a client has pinned."""
     return _PINNED.sub("", name)
 
 

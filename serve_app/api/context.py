@@ -1,4 +1,4 @@
-"""Outermost middlewares of the API. They assign request ids, measure the time to first byte, and reply to unexpected
+"""The API's outermost middleware, which assigns request ids, measures time to first byte, and replies to unexpected
 errors.
 """
 
@@ -32,9 +32,9 @@ ENDPOINT_DIALECT = "dialect"  # attribute of an endpoint that holds its dialect'
 
 # Statuses after which the server closes the connection.
 _ENDS_CONNECTION = frozenset({401, 403, 408, 413, 431})
-# Seconds during which the server reads the rest of a refused request.
+# Seconds for which the server keeps reading a rejected request's body.
 _READ_ON_S = 1.0
-# Scope key of a function that the application calls after it has consumed a part of a body.
+# Scope key of a function that the application calls after it has consumed part of a body.
 _TAKEN = "talkray.taken"
 _STOP_POLL_S = 0.5
 _SLASHES = re.compile(r"/{2,}")
@@ -42,12 +42,12 @@ _SLASHES = re.compile(r"/{2,}")
 
 @dataclass(slots=True)
 class RequestState:
-    """State of a request from the moment its headers arrive. Starlette stores it in `request.state`."""
+    """Per-request state, created when the headers arrive. Starlette stores it in `request.state`."""
 
     record: RequestRecord
     caller: Caller = field(init=False)  # set by AccessControl
     upload: Upload = field(init=False)  # the body; set by AccessControl
-    held: contextlib.ExitStack = field(init=False)  # closed after the whole response has been sent
+    held: contextlib.ExitStack = field(init=False)  # closed after the complete response has been sent
     repaired: str = ""  # for IGNORED_HEADER: body fields that were not valid text
 
 
@@ -58,7 +58,7 @@ def state_of(request: Mapping[str, Any]) -> RequestState:
 
 
 async def replica_stops() -> None:
-    """Return once Serve stops this replica. Outside a replica, never return."""
+    """Return when Serve stops this replica. Outside a replica, never return."""
     from deployments.serving.ray_private import is_stopping, this_replica  # imported late, because commands avoid Ray
 
     replica = this_replica()
@@ -67,7 +67,7 @@ async def replica_stops() -> None:
 
 
 def outermost() -> list[Middleware]:
-    """Return the middlewares that Ray Serve adds around its apps (RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH)."""
+    """Return the middleware that Ray Serve adds around its apps (RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH)."""
     from deployments.serving.ray_private import this_replica
 
     if this_replica() is None:  # Serve's own proxy, which forwards scopes to other processes
@@ -126,7 +126,7 @@ class RequestContext:
 
     The request's id is the client's `x-request-id` if that header is valid, otherwise a new id. Set `echo_request_id`
     to False if the server in front adds `x-request-id` to responses. `dialects`: dialect names by path, for requests
-    that are refused before routing.
+    rejected before routing.
     """
 
     def __init__(
@@ -140,8 +140,8 @@ class RequestContext:
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
-        # Normalize the path before keys and public paths are checked, so all later code sees the same path. Base URLs
-        # may end in a slash.
+        # Normalize the path before keys and public paths are checked, so that all later code sees the same path. Base
+        # URLs may end in a slash.
         scope["path"] = _SLASHES.sub("/", scope.get("path", ""))
         headers = Headers(scope=scope)
         request_id = sane_id(headers.get(REQUEST_ID_HEADER, ""))
@@ -169,10 +169,10 @@ class RequestContext:
 
 
 class _Answer:
-    """Response to one request. Adds the request id if requested, and records the time to first byte of speech.
+    """Response to one request. Adds the request id if configured, and records the time to first byte of speech.
 
-    An error response closes the connection if no request can follow. It also closes the connection if the rest of the
-    request body has not arrived, because a stalled client would hold the connection.
+    An error response closes the connection if no request can follow. It also does so if part of the request body is
+    still missing, because a stalled client would hold the connection.
     """
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, request_id: str | None) -> None:
@@ -181,7 +181,7 @@ class _Answer:
         self._taken: Callable[[], object] = scope.get(_TAKEN, lambda: None)
         self._request_id, self._state = request_id, state_of(scope)
         self._began_s = time.perf_counter()
-        self._is_awaited = scope.get("method") == "POST"  # whether the first byte has not been sent yet
+        self._is_awaited = scope.get("method") == "POST"  # whether the first byte is still to be sent
         headers = Headers(scope=scope)
         self._is_unread = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
 
@@ -213,8 +213,8 @@ class _Answer:
         await self._send(message)
 
     async def _read_on(self) -> None:
-        """Read the rest of the request if it arrives. A client that is still sending when the connection closes loses
-        the response.
+        """Read the rest of the request, if it arrives. A client that is still sending would lose the response if the
+        connection closed.
         """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_READ_ON_S):
@@ -223,7 +223,7 @@ class _Answer:
 
 
 class HeadDone(Exception):
-    """The response to a HEAD request has been sent, so its GET handler can stop."""
+    """The response to a HEAD request has been sent, so the GET handler can stop."""
 
 
 class HeadAsGet:
@@ -249,5 +249,5 @@ class HeadAsGet:
 
 
 def sane_id(offered: str) -> str:
-    """Return `offered`, or a new id if `offered` is not safe in a header or a log line."""
+    """Return `offered`, or a new id if `offered` is unsafe in a header or log line."""
     return offered if SANE_ID.fullmatch(offered) else secrets.token_hex(16)

@@ -1,4 +1,4 @@
-"""API page at `/docs`, which lists all routes. The page loads all its files from this server."""
+"""API page at `/docs`, which lists all routes. All its files are served from this server."""
 
 import json
 import re
@@ -23,8 +23,7 @@ ICON = (
     "rx='4' fill='%230a5fc0'/%3E%3Cpath d='M4 6v4M8 3v10M12 5v6' stroke='%23fff' stroke-width='2'/%3E%3C/svg%3E"
 )
 _SETTINGS = "SwaggerUIBundle({"
-# Swagger UI's player would request the URL again with a GET, so this plugin plays the response that the page already
-# has.
+# Swagger UI's player would request the URL again with a GET, so this plugin plays the response already received.
 _PLAYS_THE_ANSWER = """plugins: [() => ({ wrapComponents: { responseBody: (Body, { React }) => (props) => {
   const { content, url } = props;
   const own = React.useMemo(() => content instanceof Blob ? URL.createObjectURL(content) : url, [content, url]);

@@ -1,10 +1,10 @@
 """Early status lines, which keep HAProxy from retrying a request that a replica has accepted.
 
-If a request got no response bytes, HAProxy retries it on the next replica (RAY_SERVE_HAPROXY_RETRY_ON), because the
-connection may have closed at that moment. A request that crashes its replica would therefore crash one replica after
-another. To prevent this, a replica writes the beginning of the status line when it accepts a request. This beginning is
-the same in all responses. HAProxy stops retrying after the first response byte, and forwards nothing to the client
-until it has all headers.
+If a request has received no response bytes, HAProxy retries it on the next replica (RAY_SERVE_HAPROXY_RETRY_ON),
+because the connection may have closed at that moment. A request that crashes its replica would therefore crash one
+replica after another. To prevent this, a replica writes the start of the status line, which is the same in all
+responses, when it accepts a request. HAProxy stops retrying after the first response byte, and forwards nothing to the
+client until it has all headers.
 """
 
 from asyncio import AbstractEventLoop, TimerHandle
@@ -16,13 +16,13 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 _BEGINNING = b"HTTP/1.1 "
 _CONTINUE = b"HTTP/1.1 100 "  # precedes the final status line
-# Seconds after which a client that reads nothing is disconnected. A paused player or page stays connected: see
+# Seconds after which a client that reads nothing is disconnected. Paused players and pages stay connected: see
 # `UNREAD_S` (listener.py).
 MAX_UNREAD_S = 600.0
 
 
 class ReaderClock:
-    """Timer that aborts a connection whose client has read nothing for MAX_UNREAD_S although data is waiting."""
+    """Timer that aborts a connection whose client has read nothing for MAX_UNREAD_S even though data is waiting."""
 
     def __init__(self, transport: Transport, loop: AbstractEventLoop) -> None:
         self._transport, self._loop = transport, loop
@@ -49,7 +49,7 @@ class ReaderClock:
 
 
 class _EarlyAnswers:
-    """Transport that may write the beginning of a response before the response is known."""
+    """Transport that can write the beginning of a response before the status is known."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
@@ -59,13 +59,13 @@ class _EarlyAnswers:
         return getattr(self._transport, name)
 
     def write_beginning(self) -> None:
-        """Write the beginning that all responses share."""
+        """Write the prefix that all responses share."""
         if not self._beginning_is_written:
             self._beginning_is_written = True
             self._transport.write(_BEGINNING)
 
     def write(self, data: bytes) -> None:
-        """Write `data` without the bytes that have already been written."""
+        """Write `data`, minus the bytes that have already been written."""
         if not self._beginning_is_written or not data:
             self._transport.write(data)
             return
@@ -75,8 +75,8 @@ class _EarlyAnswers:
 
 
 class EarlyStatusProtocol(HttpToolsProtocol):
-    """uvicorn's HTTP protocol, extended to begin a response when its request is accepted, and to disconnect clients
-    that do not read.
+    """uvicorn's HTTP protocol, extended to begin the response as soon as a request is accepted, and to disconnect
+    clients that do not read.
     """
 
     def connection_made(self, transport: BaseTransport) -> None:
@@ -107,7 +107,7 @@ class EarlyStatusProtocol(HttpToolsProtocol):
 
 
 def _until_close(cycle: RequestResponseCycle, app: ASGI3Application) -> ASGI3Application:
-    """Wrap `app` for an HTTP/1.0 client, which cannot read chunks. The raw body ends when the connection closes."""
+    """Wrap `app` for an HTTP/1.0 client, which cannot read chunked responses. Closing the connection ends the body."""
     cycle.chunked_encoding = False
 
     async def unframed_app(scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:

@@ -27,9 +27,9 @@ from serve_app.api.headers import SHOULD_RETRY_HEADER
 
 Envelope = dict[str, dict[str, str | None]]
 
-RETRY_AFTER_S = 1.0  # a lost replica is replaced, or a loading replica becomes ready, within seconds
-POLICY_VIOLATION = 1008  # close code of a WebSocket that is not, or no longer, allowed
-TRY_AGAIN_LATER = 1013  # close code if a limit is reached; `close_reason` has the time to retry
+RETRY_AFTER_S = 1.0  # a replica is replaced or finishes loading within seconds
+POLICY_VIOLATION = 1008  # close code if access is denied or has been revoked
+TRY_AGAIN_LATER = 1013  # close code if a limit is reached; `close_reason` states when to retry
 
 
 class Unauthorized(TalkrayError):
@@ -49,12 +49,12 @@ class BodyTooSlow(TalkrayError):
 
 
 class UnsupportedMedia(TalkrayError):
-    """The path does not support the content type or encoding of the body."""
+    """The path does not support the body's content type or encoding."""
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorKind:
-    """Reply to one class of errors. An empty `message` means that the error's own text is sent to the client."""
+    """Reply for one class of errors. An empty `message` means that the error's own text is sent to the client."""
 
     status: int
     type: str
@@ -64,7 +64,7 @@ class ErrorKind:
 
 
 class ExtensionError(TalkrayError):
-    """Base class for errors of extensions, each with its own `kind`."""
+    """Base class for extensions' errors, each of which has its own `kind`."""
 
     kind: ClassVar[ErrorKind]
 
@@ -96,7 +96,7 @@ KINDS: dict[type[BaseException], ErrorKind] = {
 
 @dataclass(frozen=True, slots=True)
 class ErrorReply:
-    """Translated error that HTTP and WebSocket handlers can send."""
+    """Error in a form that HTTP and WebSocket handlers can send."""
 
     status: int
     message: str
@@ -130,7 +130,7 @@ def translate(error: BaseException) -> ErrorReply:
 
 
 def close_reason(error: Overloaded) -> str:
-    """Return the close reason, at most 123 bytes, of a WebSocket that is closed with code 1013."""
+    """Return the close reason (at most 123 bytes) for a WebSocket closed with code 1013."""
     return f"overloaded, retry after {max(1, math.ceil(error.retry_after_s))} s"
 
 

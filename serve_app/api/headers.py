@@ -1,4 +1,4 @@
-"""Names of Talkray's own HTTP headers, in lower case. Headers of a single dialect are in that dialect's file."""
+"""Names of Talkray's own HTTP headers, in lower case. Headers used by only one dialect are in its own file."""
 
 # Request headers.
 FORWARDED_FOR_HEADER = "x-forwarded-for"
@@ -8,7 +8,7 @@ TIMING_HEADER = "x-server-timing"  # requests a Server-Timing header in the resp
 REQUEST_ID_HEADER = "x-request-id"
 
 # Response headers.
-IGNORED_HEADER = "x-ignored"  # ignored fields, each with the reason
+IGNORED_HEADER = "x-ignored"  # ignored fields and the reason for each
 SAMPLE_RATE_HEADER = "x-sample-rate"
 SEED_HEADER = "x-seed"
 MODEL_HEADER = "x-model"
@@ -18,7 +18,7 @@ TAKE_HEADER = "x-voice-take"  # the selected recording of a stored voice
 WORD_TIMES_HEADER = "x-word-times"
 FINISH_HEADER = "x-finish-reason"  # only in responses that are not streamed
 TOKENS_HEADER = "x-vllm-omni-{}"  # only in responses that are not streamed: token counts under vLLM-Omni's names
-SOURCE_HEADER = "x-digital-source-type"  # marks synthetic speech if the server discloses it
+SOURCE_HEADER = "x-digital-source-type"  # marks speech as synthetic if disclosure is enabled
 SHOULD_RETRY_HEADER = "x-should-retry"
 # HAProxy does not see the `Connection` header of a response. `refusals.cfg` reads this header instead, and removes it.
 CLOSE_HEADER = "x-talkray-close"

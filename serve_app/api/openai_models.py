@@ -1,4 +1,4 @@
-"""Lists of models and voices in OpenAI's format, extended with the fields that other clients read on the same paths."""
+"""Lists of models and voices in OpenAI's format, extended with fields that other clients expect on the same paths."""
 
 from dataclasses import fields
 
@@ -30,7 +30,7 @@ async def list_models(service: SpeechService, request: Request) -> Json | list[J
 
 
 async def show_model(service: SpeechService, model_id: str) -> Json:
-    """Show one model. Checkpoint names may contain slashes."""
+    """Show one model. Model ids may contain slashes."""
     known = await service.models.infos()
     names = await _entries(service)
     if model_id in names:
@@ -76,19 +76,19 @@ async def list_voices(service: SpeechService, limit: str = "", after: str = "", 
 
 
 def _entry_of(voice: Voice) -> Json:
-    """Convert a voice to an entry of the list. Clients send back the id or the name, so both contain the id for a
-    model's own voices.
+    """Convert a voice to a list entry. Clients send back either the id or the name, so for a model's own voices both
+    contain the id.
     """
     fields_of_voice: Json = {name: getattr(voice, name) for name in _VOICE_FIELDS}
     return fields_of_voice if voice.type == "stored" else {**fields_of_voice, "name": voice.id}
 
 
 async def _entries(service: SpeechService) -> dict[str, Json]:
-    """Return one entry for each model name: the models' own names first, then the aliases of the default model."""
+    """Return one entry per model name: the models' own names first, then the aliases of the default model."""
     known = await service.models.infos()
     states = service.models.states()
     own = {info.name: _model(info.name, info, states[info.route]) for info in known}
-    # Add models whose files are on other nodes, and whose talkers have not described them yet.
+    # Add models whose files are on other nodes and that their talkers have not described yet.
     own |= {name: _entry(name, name, state) for name, state in states.items() if name and name not in own}
     aliases = service.settings.model_aliases
     return own | {alias: _model(alias, known[0], states[known[0].route]) for alias in aliases}

@@ -16,13 +16,13 @@ Entry = dict[str, Any]  # a line of a request file: `entry_of` and `story_of` of
 LEFT, CANCELLED = "client left", "cancelled"
 LINES = "talkray_requests_"  # prefix of the files that contain one line per request
 OLDER_FILES = 3  # rotated files of each ingress replica, from .1 (newest) to .3
-HAND_ON_S = 0.5  # delay between the end of a request and writing its line
+HAND_ON_S = 0.5  # delay before writing the line of a finished request
 _MOST_IN_TRAIL = 64  # a book has thousands of segments, each with several replicas
 
 
 @dataclass(slots=True)
 class Usage:
-    """Identity and counts of a stream.
+    """A stream's identity and counts.
 
     Only the class's own methods modify it: `begin` for each utterance, `add` for each chunk.
     """
@@ -34,21 +34,21 @@ class Usage:
     finish_reason: FinishReason | None = None
     marks: Marks = ()  # of the first audio, if requests are timed; later segments have separate marks
     tells_timing: bool = False  # whether the response has a Server-Timing header
-    seed: int | None = None  # the seed in use
+    seed: int | None = None  # the seed that was used
     model: str | None = None  # name of the request's model
     voice: str | None = None  # name or id of the request's voice
     trail: Marks = ()  # trails of all chunks; see PcmChunk
-    left_out: Counter[str] = field(default_factory=Counter)  # skipped text of a socket's turn, by kind; see SpokenText
+    left_out: Counter[str] = field(default_factory=Counter)  # text skipped in a socket's turn, by kind; see SpokenText
 
     @property
     def tokens(self) -> dict[str, int]:
-        """Token counts for responses. One output token is one codec frame."""
+        """Token counts for the response. One output token is one codec frame."""
         inputs, outputs = self.input_tokens, self.frames
         return {"input_tokens": inputs, "output_tokens": outputs, "total_tokens": inputs + outputs}
 
     @property
     def answer(self) -> dict[str, object]:
-        """Values that responses report to make the speech reproducible."""
+        """Values reported in responses so that the speech can be reproduced."""
         unread = [{"what": kind, "count": count} for kind, count in self.left_out.items()]
         answer = {"seed": self.seed, "model": self.model, "voice": self.voice, "left_out": unread or None}
         return {name: value for name, value in answer.items() if value is not None}
@@ -76,7 +76,7 @@ class Usage:
         self._follow(chunk.trail)
 
     def another(self, seed: int) -> "Usage":
-        """Create the usage for another attempt at the same speech."""
+        """Create the usage record for another attempt at the same speech."""
         return Usage(seed=seed, model=self.model, voice=self.voice, tells_timing=self.tells_timing)
 
     def become(self, other: "Usage") -> None:
@@ -130,7 +130,7 @@ class RequestRecord:
 
     @property
     def is_failure(self) -> bool:
-        """Whether the request failed. A request that the client abandoned or cancelled does not count."""
+        """Whether the request failed. Requests abandoned or cancelled by the client do not count as failures."""
         return self.error is not None and self.error not in (LEFT, CANCELLED)
 
     def another(self, request_id: str) -> "RequestRecord":

@@ -28,7 +28,7 @@ def dialects_of(extensions: Iterable[Extension]) -> tuple[Dialect, ...]:
 
 def _check_places(extensions: Iterable[Extension]) -> None:
     """Raise StartError if two extensions share a path that no field or subprotocol distinguishes, or if an extension
-    has the name of a setting.
+    has the same name as a setting.
     """
     owners: dict[object, str] = {}
     for extension in extensions:
@@ -108,7 +108,7 @@ def _endpoint(route: Route, bound: partial[Awaitable[object]], dialect: str) -> 
 async def _answer_by_field(
     sharing: Mapping[str | None, tuple[Dialect, JsonRoute]], service: SpeechService, request: Request
 ) -> Response:
-    """Answer with the route whose `json_field` is in the body, or with the route without a `json_field`."""
+    """Answer with the route whose `json_field` is in the body, or with the route that has none."""
     fields = await service.read_fields(request)
     dialect, route = sharing[next((name for name in sharing if name in fields), None)]
     state_of(request).record.dialect = dialect.name
@@ -116,8 +116,8 @@ async def _answer_by_field(
 
 
 async def _converse(kinds: Mapping[type[SocketKind], str], service: SpeechService, socket: WebSocket) -> None:
-    """Serve the socket with the kind whose subprotocol the client offers, or with the kind without a subprotocol.
-    `kinds` maps each kind to the name of its dialect.
+    """Serve the socket using the kind whose subprotocol the client offers, or the kind that has no subprotocol. `kinds`
+    maps each kind to the name of its dialect.
     """
     offered = socket.scope["subprotocols"]
     named = next((kind for kind in kinds if kind.subprotocol in offered), None)
@@ -127,7 +127,7 @@ async def _converse(kinds: Mapping[type[SocketKind], str], service: SpeechServic
 
 
 async def refuse_handshake(socket: WebSocket, error: Exception, *, reason_header: str | None = None) -> None:
-    """Refuse a WebSocket handshake with an HTTP status. Some clients read the message from `reason_header`."""
+    """Reject a WebSocket handshake with an HTTP status. Some clients read the message from `reason_header`."""
     reply = translate(error)
     state_of(socket).record.error = reply.code
     response = reply.response()

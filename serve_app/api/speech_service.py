@@ -5,7 +5,7 @@
 | `read_body`, `read_fields` | routes for speech, before they build a `SpeechRequest` |
 | `resolver` | `strict_request` and `lenient_request`, which build the `SpeechRequest` |
 | `begin_utterance` | `respond` (responses/respond.py), and routes that read the chunks of speech themselves |
-| `models`, `settings` | routes that list or change them; `resolver` has the same objects |
+| `models`, `settings` | routes that list or change them; `resolver` refers to the same objects |
 | `opened_by` | routes and sockets of extensions, to get the result of their `open` |
 """
 
@@ -25,7 +25,7 @@ from serve_app.api.resolve.speech_request import SpeechRequest
 
 
 class SpeechService:
-    """The path that all dialects take to speech, with common limits, checks and logs."""
+    """The common path from all dialects to speech, with shared limits, checks and logs."""
 
     def __init__(self, resolver: Resolver, opened: Mapping[str, object]) -> None:
         """Create the service. `opened`: states of extensions, by extension name."""
@@ -37,19 +37,19 @@ class SpeechService:
         return self._opened.get(extension)
 
     async def read_body(self, request: Request) -> bytes:
-        """Read the body of a request for speech. Raises Overloaded if the stream limit is reached."""
+        """Read a speech request's body. Raises Overloaded if the stream limit is reached."""
         content = await read_body(request)
         self.models.check_room(state_of(request).caller.name)
         return content
 
     async def read_fields(self, request: Request) -> dict[str, object]:
-        """Read the JSON object of a request for speech. Raises the errors of `read_body`, and InvalidRequest."""
+        """Read a speech request's JSON object. Raises the errors of `read_body`, and InvalidRequest."""
         return object_of(request, await self.read_body(request))
 
     async def begin_utterance(
         self, request: HTTPConnection, speech: SpeechRequest, *, record: RequestRecord | None = None
     ) -> Draft:
-        """Build the utterance of a request, or of a socket's message with its own `record`. Raises InvalidRequest.
+        """Build the utterance for a request, or for a socket message that has its own `record`. Raises InvalidRequest.
 
         On success, releases the upload slot of the request's body, and adds the utterance's characters, voice and seed
         to the record.

@@ -1,4 +1,4 @@
-"""Interface of stored voices. The core has none; the extension `voices` provides them."""
+"""Interface of stored voices. The core has no stored voices; the extension `voices` provides them."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
@@ -8,7 +8,7 @@ from deployments.protocol import ModelInfo, Reference
 
 
 class KeptVoice(Protocol):
-    """Voice that is cloned from a stored recording."""
+    """Voice cloned from a stored recording."""
 
     @property
     def id(self) -> str: ...
@@ -31,7 +31,7 @@ class KeptVoice(Protocol):
 
     @property
     def lexicon(self) -> Mapping[str, str]:
-        """Pronunciations of words in this voice."""
+        """Pronunciations of words for this voice."""
         ...
 
     @property
@@ -53,7 +53,7 @@ class VoiceSource(Protocol):
 
     @property
     def most(self) -> int:
-        """Maximum number of stored voices of one caller."""
+        """Maximum number of stored voices per caller."""
         ...
 
     async def voices(self) -> Sequence[KeptVoice]:
@@ -65,11 +65,11 @@ class VoiceSource(Protocol):
         ...
 
     def known(self, id_or_name: str | None) -> KeptVoice | None:
-        """Return the same voice as `find`, but without reading the store."""
+        """Like `find`, but without reading the store."""
         ...
 
     def missing(self, name: str | None) -> NotFound | None:
-        """Return the error for a name that has the form of a stored voice's id, if no such voice exists."""
+        """Return the error for a name that looks like the id of a stored voice, if no such voice exists."""
         ...
 
     async def reference(self, voice: Any, words: str | None, info: ModelInfo, *, x_vector_only: bool) -> Reference:

@@ -1,1 +1,1 @@
-"""Audio formats of responses, and recordings that clients send."""
+"""Audio formats of responses, and recordings sent by clients."""

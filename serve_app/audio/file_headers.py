@@ -1,10 +1,10 @@
-"""Data before the audio of a file: headers, and tags that mark the speech as synthetic."""
+"""Data that precedes the audio in a file: headers, and tags that mark the speech as synthetic."""
 
 import struct
 from functools import cache
 
 UNKNOWN_LENGTH = 0xFFFFFFFF  # players read this as "until the end"; 0 would be an empty file
-# Marks of synthetic audio: the term of the IPTC's vocabulary, and a sentence.
+# Markers of synthetic audio: the term from the IPTC vocabulary, and a sentence.
 SYNTHETIC = "http://cv.iptc.org/newscodes/digitalsourcetype/trainedAlgorithmicMedia"
 DISCLOSURE = {"digital_source_type": SYNTHETIC, "comment": f"Synthetic speech. digital_source_type={SYNTHETIC}"}
 
@@ -26,7 +26,7 @@ def wav_header(
 
 @cache
 def _info_chunk() -> bytes:
-    """Return a RIFF chunk with the tags software and comment."""
+    """Return a RIFF chunk with software and comment tags."""
     fields = b"INFO"
     for name, text in ((b"ISFT", "Talkray"), (b"ICMT", DISCLOSURE["comment"])):
         value = text.encode() + b"\0"

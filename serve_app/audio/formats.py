@@ -20,7 +20,7 @@ from serve_app.audio.file_headers import DISCLOSURE, id3_tag, wav_header, with_f
 if TYPE_CHECKING:
     from av import AudioFrame
 
-_STEP = 1 << 20  # bytes of a complete body that are encoded at once
+_STEP = 1 << 20  # bytes of a complete body encoded at a time
 OutputRate = Literal[8000, 11025, 12000, 16000, 22050, 24000, 32000, 44100, 48000]  # all formats support these rates
 
 
@@ -40,14 +40,14 @@ class AudioFormat(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class AudioForm:
-    """Requested form of a response's audio."""
+    """Audio format and options requested for a response."""
 
     audio_format: AudioFormat
     whole: bool = False  # one complete body of known length instead of a stream
     speed: float = 1.0
     sample_rate: int | None = None  # None: the model's sample rate
-    bit_rate: int | None = None  # None: the default of the format
-    in_wav: bool = False  # a raw format with a RIFF header
+    bit_rate: int | None = None  # None: the format's default
+    in_wav: bool = False  # raw format with a RIFF header
     disclosed: bool = False  # mark the speech as synthetic
 
 
@@ -80,7 +80,7 @@ def alaw_table() -> NDArray[np.uint8]:
 
 @dataclass(frozen=True, slots=True)
 class RawFormat:
-    """Format of independently coded samples, without a container or after a RIFF header."""
+    """Format with independently coded samples, either without a container or after a RIFF header."""
 
     content_type: str
     convert: Callable[[bytes], bytes]  # input: s16le mono PCM, whole samples
@@ -164,13 +164,13 @@ def check_bit_rate(audio_format: AudioFormat, bit_rate: int) -> None:
 
 
 def kept_bytes(audio_format: AudioFormat) -> int:
-    """Return the bytes of memory per sample of a complete response. PCM is kept, and the response may be larger."""
+    """Return the memory in bytes per sample of a complete response. PCM is kept, and the response may be larger."""
     row = FORMATS[audio_format]
     return max(2, row.sample_bytes) if isinstance(row, RawFormat) else 2
 
 
 class RawEncoder:
-    """Encoder for raw samples, preceded by a header. It cannot be used after `close`."""
+    """Encoder for raw samples, preceded by a header. Do not use it after `close`."""
 
     def __init__(self, raw: RawFormat, header: bytes = b"") -> None:
         self._convert, self._header = raw.convert, header
@@ -189,7 +189,7 @@ class RawEncoder:
 
 
 class _Sink:
-    """File without seek, so muxers cannot rewrite bytes that have already been sent."""
+    """File without seek, so that muxers cannot rewrite bytes that have already been sent."""
 
     def __init__(self) -> None:
         self._out = bytearray()
@@ -205,7 +205,7 @@ class _Sink:
 
 
 class CompressedEncoder:
-    """PyAV encoder that converts s16le mono PCM to bytes of the container. It cannot be used after `close`."""
+    """PyAV encoder that converts s16le mono PCM to bytes of the container. Do not use it after `close`."""
 
     def __init__(
         self, codec: CompressedFormat, form: AudioForm, sample_rate: int, *, frame_samples: int, num_bytes: int | None
@@ -243,7 +243,7 @@ class CompressedEncoder:
         return self._take()
 
     def close(self) -> bytes:
-        """Return the audio that the encoder still holds, and the container's last page."""
+        """Return the audio still buffered in the encoder, and the container's last page."""
         self._container.mux(self._stream.encode(None))
         self._container.close()
         return self._take(is_over=True)
@@ -274,7 +274,7 @@ def open_encoder(
 
 
 class Filter:
-    """Filter that changes the speed and sample rate of streamed s16le mono PCM, with a delay of a few milliseconds. The
+    """Filter that changes the speed and sample rate of streamed s16le mono PCM with a few milliseconds of delay. The
     output does not depend on how the input is split.
     """
 
@@ -322,7 +322,7 @@ class Filter:
 
 
 def _frame(samples: NDArray[np.int16], rate: int, position: int) -> "AudioFrame":
-    """Return samples of a stream as a frame at `position`, in samples."""
+    """Return a stream's samples as a frame at `position`, in samples."""
     from av import AudioFrame
 
     frame = AudioFrame.from_ndarray(samples[np.newaxis], format="s16", layout="mono")
@@ -331,15 +331,15 @@ def _frame(samples: NDArray[np.int16], rate: int, position: int) -> "AudioFrame"
 
 
 def factors(speed: float) -> list[float]:
-    """Split `speed` into atempo steps of 0.5 to 2. A single step drops samples above 2 and does not support less than
-    0.5.
+    """Split `speed` into atempo steps of 0.5 to 2. A single step drops samples above 2, and values below 0.5 are not
+    supported.
     """
     count = max(1, math.ceil(abs(math.log2(speed))))
     return [speed ** (1 / count)] * count
 
 
 class Rendering:
-    """Conversion of speed and rate, then encoding. Slow encodings run in a thread, off the event loop."""
+    """Converts speed and sample rate, then encodes. Slow encoders run in a thread, off the event loop."""
 
     def __init__(self, form: AudioForm, sample_rate: int, frame_samples: int) -> None:
         """Create the rendering of audio at `sample_rate` Hz in frames of `frame_samples` samples."""
@@ -355,20 +355,20 @@ class Rendering:
 
     @property
     def num_kept(self) -> int:
-        """Bytes of a complete body that are kept until `close`."""
+        """Number of bytes of a complete body held until `close`."""
         return len(self._collected) // 2 * kept_bytes(self._form.audio_format)
 
     def play(self, *, speed: float) -> None:
-        """Set the speed of the following audio. Call this before any audio, or directly after `drain`."""
+        """Set the speed of subsequent audio. Call this before the first audio, or directly after `drain`."""
         self._speed = speed
         self._threaded = speed != 1 or self._is_compressed
 
     async def feed(self, pcm: bytes) -> bytes:
-        """Return the encoded bytes that `pcm` makes available. A complete body is only returned by `close`."""
+        """Return the encoded bytes that `pcm` makes available. A complete body is returned only by `close`."""
         return await asyncio.to_thread(self._feed, pcm) if self._threaded and pcm else self._feed(pcm)
 
     async def drain(self) -> bytes:
-        """Return the rest of the audio as far as the encoder outputs it. The next audio starts with a new filter."""
+        """Return as much of the remaining audio as the encoder emits. The next audio starts with a new filter."""
         return await asyncio.to_thread(self._drain) if self._threaded else self._drain()
 
     async def close(self) -> bytes:

@@ -1,6 +1,6 @@
-"""Recordings that clients send for cloning, decoded within limits to mono at the model's sample rate.
+"""Recordings that clients send for cloning, decoded under resource limits to mono at the model's sample rate.
 
-Replicas return a prompt that they made from the samples. Later requests send the prompt to replicas instead of the
+Replicas return a prompt that they made from the samples. Later requests send replicas the prompt instead of the
 samples.
 """
 
@@ -28,7 +28,7 @@ Preparation = Literal["auto", "none"]  # processing of a recording before it is 
 PREPARATIONS: tuple[Preparation, ...] = get_args(Preparation)
 Decode = Callable[[bytes, str], tuple[NDArray[np.float32], int]]  # signature of `decode_file`
 
-# Excludes playlists and other formats that open further files. Protocols are also disabled.
+# Excludes playlists and other formats that open more files. Protocols are also disabled.
 DEMUXERS = "aac,ac3,aiff,amr,asf,au,caf,flac,matroska,mov,mp3,ogg,w64,wav,webm"
 # Excludes image decoders, because opening a file probes all its streams, and a cover image may claim any size.
 DECODERS = (
@@ -52,7 +52,7 @@ MIN_SAMPLE_RATE, MAX_SAMPLE_RATE = 4000, 192_000
 
 # Separate from the threads that encode audio for other clients, so uploads cannot block them.
 _DECODING = ThreadPoolExecutor(2, "reference-audio")
-# Decoded recordings by the bytes sent, because clients may send a recording with every request. Holds 11 minutes.
+# Decoded recordings, keyed by content, because clients may send a recording with every request. Holds 11 minutes.
 _DECODED: ByRecording[NDArray[np.float32]] = ByRecording(max_bytes=64 << 20)
 # Prompts of recordings. Holds 2,700 prompts of ten seconds each.
 _PROMPTS: ByRecording[ClonePrompt] = ByRecording(max_bytes=32 << 20)
@@ -89,7 +89,7 @@ def by_prompt(reference: Reference) -> Reference:
 
 
 def keep_clone_prompt(reference: Reference, prompt: ClonePrompt) -> None:
-    """Store a replica's prompt of a recording. The first prompt with codes is kept, so clones stay the same."""
+    """Store a replica's prompt for a recording. The first prompt with codes is kept, so clones stay the same."""
     known = _PROMPTS.find(reference.key)
     if known is None or known.codes is None:
         codes = None if prompt.codes is None else prompt.codes.copy()
@@ -108,7 +108,7 @@ def read_flac(key: bytes, load: Callable[[], bytes], sample_rate: int) -> NDArra
 
 
 def forget(voices: Iterable[bytes]) -> int:
-    """Drop all samples and prompts of these voices, and return how many were dropped."""
+    """Drop all samples and prompts for these voices, and return how many were dropped."""
     return _DECODED.forget(voices) + _PROMPTS.forget(voices)
 
 
@@ -131,7 +131,7 @@ def decode_file(data: bytes, field: str) -> tuple[NDArray[np.float32], int]:
 
 
 def decode_reference(ref_audio: str, sample_rate: int, decode: Decode = decode_file) -> NDArray[np.float32]:
-    """Decode to float32 [samples] at `sample_rate`. Blocks for too long for an event loop. Raises InvalidRequest,
+    """Decode to float32 [samples] at `sample_rate`. Blocks too long to run on an event loop. Raises InvalidRequest,
     PayloadTooLarge.
     """
     return _resampled(*decode(_payload(ref_audio), "ref_audio"), sample_rate)

@@ -1,4 +1,4 @@
-"""Check a running server with the requests of other services' clients, and print the client settings for it."""
+"""Check a running server with requests from other services' clients, and print the client settings for it."""
 
 import asyncio
 import time
@@ -61,7 +61,7 @@ async def _try(http: aiohttp.ClientSession, dialect: str, sample: Sample) -> Che
 
 
 async def _post(http: aiohttp.ClientSession, sample: Sample) -> str | None:
-    """Return the problem, or None as soon as audio arrives."""
+    """Return the problem, or None once audio has arrived."""
     async with http.post(sample.path, json=sample.body) as answer:
         if answer.status != 200:
             return f"{answer.status}: {await answer.text()}"

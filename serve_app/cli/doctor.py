@@ -1,4 +1,4 @@
-"""Checks of `talkray doctor`. Each failed check suggests a remedy."""
+"""Checks run by `talkray doctor`. Each failed check suggests a remedy."""
 
 import contextlib
 import http.client
@@ -48,7 +48,7 @@ class Finding:
 
 
 def examine(config: AppConfig, address: Address) -> Iterator[Finding]:
-    """Check the requirements of `talkray serve`, in the order in which they would fail. A port in use by Talkray itself
+    """Check the requirements of `talkray serve`, in the order in which they would fail. A port used by Talkray itself
     does not count as a failure.
 
     Downloads nothing, and waits at most two seconds for the Hugging Face hub.
@@ -72,7 +72,7 @@ def count_gpus() -> int:
 
 
 def _own_packages() -> Finding:
-    """Check for other packages with Talkray's package names. Ray's workers search the current folder first."""
+    """Check for other packages that have the same names as Talkray's. Ray's workers search the current folder first."""
     own, owners = Path(__file__).resolve().parents[2], importlib.metadata.packages_distributions()
     for name in ("serve_app", "deployments", "loadtest"):
         here = PathFinder.find_spec(name, [os.getcwd()])
@@ -126,8 +126,8 @@ def _cards() -> list[Card]:
 
 
 def _smallest(address: Address) -> Card | None:
-    """Return the GPU with the least free memory. The memory of a running Talkray at `address` counts as free, because
-    it must stop before a new start at this address.
+    """Return the GPU with the least free memory. Memory used by a Talkray server at `address` counts as free, because
+    it must stop before another starts there.
     """
     cards = _cards()
     if cards and _runs_talkray(address):
@@ -136,10 +136,10 @@ def _smallest(address: Address) -> Card | None:
 
 
 def for_this_card(config: AppConfig, address: Address) -> AppConfig:
-    """Adapt the settings to the GPU: fewer rows and shorter sequences on a small or shared one. If the codec decoder
-    does not fit as well, the CPU decodes the audio.
+    """Adapt the settings to the GPU: fewer rows and shorter sequences on a small or shared GPU. If the codec decoder
+    does not also fit, the CPU decodes the audio.
 
-    Settings with several models, or with a model whose weights are not on this machine, stay unchanged. Raises
+    Settings are left unchanged if there are several models, or if a model's weights are not on this machine. Raises
     StartError if nothing fits.
     """
     if config.models or config.talker_pool.num_gpus != 1:
@@ -157,8 +157,8 @@ def for_this_card(config: AppConfig, address: Address) -> AppConfig:
 
 
 def _codec_workers() -> int:
-    """Return the number of codec workers. More than three would delay first audio, because engine, proxy and ingresses
-    share the CPU.
+    """Return the number of codec workers. More than three would delay first audio, because the engine, proxy and
+    ingresses share the CPU.
     """
     return max(1, min(3, len(os.sched_getaffinity(0)) // 2 - 1))
 
@@ -173,8 +173,8 @@ def _ask_fit(directory: Path, own: AppConfig, card: Card, *options: str) -> subp
 def predict_memory(config: AppConfig, address: Address, *, follows_card: bool) -> Iterator[Finding]:
     """Predict how many sequences of each model fit on the GPU, if the weights are on this machine. Loads nothing.
 
-    Models that share a GPU must fit on it together. Without a config file, the settings are fitted to the GPU as in
-    `talkray serve`.
+    Models that share a GPU must fit on it together. If there is no config file, the settings are fitted to the GPU as
+    in `talkray serve`.
     """
     card = _smallest(address)
     used = 0
@@ -206,7 +206,7 @@ def predict_memory(config: AppConfig, address: Address, *, follows_card: bool) -
 
 
 def _fit(checkpoint: Path, own: AppConfig, card: Card, name: str) -> tuple[Finding, int]:
-    """Return the sizes that fit for one model, and how many bytes they need."""
+    """Return sizes that fit for one model, and how many bytes they require."""
     done = _ask_fit(checkpoint, own, card)
     if done.returncode:
         return Finding("GPU memory", name + (done.stdout or done.stderr).strip(), ok=False), 0

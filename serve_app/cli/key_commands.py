@@ -1,4 +1,4 @@
-"""`talkray key`: manages API keys in a file that running servers follow."""
+"""`talkray key`: manages API keys in a file that running servers watch."""
 
 from pathlib import Path
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""Changes of the key file: keys are created and revoked by commands, and servers only read them."""
+"""Changes to the key file: commands create and revoke keys; servers only read them."""
 
 import contextlib
 import fcntl
@@ -53,7 +53,7 @@ def revoke_keys(file: Path, id_or_name: str) -> list[KeyRecord]:
 
 @contextlib.contextmanager
 def _rewriting(file: Path) -> Iterator[KeyDocument]:
-    """Yield the contents of the file while a lock keeps other commands from changing it. Raises ConfigError."""
+    """Yield the file's contents while holding a lock that keeps other commands from changing it. Raises ConfigError."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         directory = os.open(file.parent, os.O_RDONLY)
@@ -67,7 +67,7 @@ def _rewriting(file: Path) -> Iterator[KeyDocument]:
 
 
 def _write(file: Path, document: KeyDocument) -> None:
-    """Replace the file atomically, so a server never reads a partial file. Keeps the owner and mode of the file."""
+    """Replace the file atomically, so a server never reads a partial file. Keeps the file's owner and mode."""
     file = file.resolve()
     new = file.with_name(f".{file.name}.new")
     new.unlink(missing_ok=True)

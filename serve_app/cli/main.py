@@ -78,7 +78,7 @@ class ProgressLine:
             self._status.update(stage)
             self._status.start()
         else:
-            with contextlib.suppress(OSError):  # a full output disk must not stop the server
+            with contextlib.suppress(OSError):  # a full disk must not stop the server
                 self._console.print(f"[{self._elapsed()}] {stage}", markup=False, soft_wrap=True)
 
     def done(self, message: str) -> None:
@@ -134,7 +134,7 @@ def serve(
     report = sys.stderr if as_json else sys.stdout
     settings = _with_access(_settings(config, model, file=report), keys_file, allow_origin or [])
     address = Address(host.strip("[]"), port)
-    clear_dead(partial(print, file=report))  # a dead server's process may hold the port
+    clear_dead(partial(print, file=report))  # processes left by a dead server may hold the port
     _check(settings, address)
     with ExitStack() as stack:
         as_text: Callable[[Entry], str] = json.dumps if as_json else request_log.line
@@ -314,7 +314,7 @@ def _run_module(context: typer.Context) -> None:
 
 
 def _run_group(context: typer.Context) -> None:
-    """Run a command of an extension."""
+    """Run a command provided by an extension."""
     resolve_name(COMMANDS[str(context.info_name)][1])(args=context.args, prog_name=context.command_path)
 
 
@@ -367,13 +367,13 @@ _FAMILY = "Qwen3-TTS-12Hz-"
 
 
 def _several(settings: AppConfig, models: list[str], *, gpus: int) -> AppConfig:
-    """Set several models, of which the first is the default. Raises ConfigError.
+    """Set several models; the first is the default. Raises ConfigError.
 
-    If there are enough GPUs, each model has its own. Otherwise, models on one GPU share it equally.
+    If there are enough GPUs, each model has its own. Otherwise, models on the same GPU share it equally.
     """
     if settings.models:
         raise InvalidRequest("several --model options and `models` in the file cannot be combined")
-    most = -(-len(models) // gpus) if gpus else 1  # models on one GPU
+    most = -(-len(models) // gpus) if gpus else 1  # models per GPU
     entries = [{"name": _called(model), "model": model, **_share(settings, most if gpus else 0)} for model in models]
     try:
         return AppConfig.model_validate({**settings.model_dump(), "model": "auto", "models": entries})
@@ -382,13 +382,13 @@ def _several(settings: AppConfig, models: list[str], *, gpus: int) -> AppConfig:
 
 
 def _called(model: str) -> str:
-    """Return the short name of a model: 1.7B-Base for Qwen/Qwen3-TTS-12Hz-1.7B-Base, the last folder for a path."""
+    """Return the short name of a model: 1.7B-Base for Qwen/Qwen3-TTS-12Hz-1.7B-Base, or a path's last component."""
     last = Path(model.rstrip("/")).name.removeprefix(_FAMILY)
     return re.sub(r"[^A-Za-z0-9._]+", "-", last).strip("-._")
 
 
 def _share(settings: AppConfig, most: int) -> dict[str, object]:
-    """Return the memory share for one of `most` models on a GPU, or {} for a model that does not share its GPU."""
+    """Return the memory share for each of `most` models on a GPU, or {} for a model that does not share its GPU."""
     if most < 2:
         return {}
     memory = {"gpu_memory_fraction": round(_SHARED / most, 3), "kv_cache_bytes": None}
@@ -400,8 +400,8 @@ def _share(settings: AppConfig, most: int) -> dict[str, object]:
 def _fetch(model: str, progress: ProgressLine) -> None:
     """Download a missing checkpoint in this process, to show the progress. The replicas then find the checkpoint."""
     if model not in PACKED and find(model) is None:
-        # The hub's client handles Ctrl-C only after its current files are complete, so this handler ends the process at
-        # once.
+        # The hub's client handles Ctrl-C only after its current files are complete, so this handler ends the process
+        # immediately.
         handler = signal.signal(signal.SIGINT, lambda *_: os._exit(128 + signal.SIGINT))
         try:
             progress.done(f"weights: {locate(model, report=progress.report)}")
@@ -428,7 +428,7 @@ def _with_access(settings: AppConfig, keys_file: Path | None, origins: list[str]
 
 @contextmanager
 def _found_by_say(url: str, *, keyed: bool, file: TextIO) -> Iterator[None]:
-    """Announce the server to `talkray say`. A failure to announce it is not fatal."""
+    """Announce the server to `talkray say`. Failing to do so is not fatal."""
     with ExitStack() as stack:
         try:
             stack.enter_context(announced(url, keyed=keyed))
@@ -438,7 +438,7 @@ def _found_by_say(url: str, *, keyed: bool, file: TextIO) -> Iterator[None]:
 
 
 def _check(settings: AppConfig, address: Address) -> None:
-    """Raise StartError with the failures that `talkray doctor` finds, because they would otherwise occur much later."""
+    """Raise StartError listing the failures that `talkray doctor` finds; otherwise they would appear much later."""
     failed = [f"{finding.topic}: {finding.text}" for finding in examine(settings, address) if not finding.ok]
     if failed:
         raise StartError("\n".join(failed))

@@ -19,7 +19,7 @@ TUNED = {
     "RAY_SERVE_LOG_TO_STDERR": "1",
     # A proxy reload ends streams that are older than this.
     "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "3600",
-    "RAY_SERVE_HAPROXY_MAXCONN": "20000",  # needs a limit of 50,036 open files
+    "RAY_SERVE_HAPROXY_MAXCONN": "20000",  # requires an open file limit of 50,036
     # A replica that stops may close a connection while a request arrives. HAProxy then sends the request to another
     # replica, up to three times (RAY_SERVE_HAPROXY_RETRIES), unless the replica has accepted the request. See
     # `refusals.cfg` and `early_status.py`.
@@ -35,8 +35,8 @@ TUNED = {
 
 # Settings for several machines.
 CLUSTER = {
-    # A node that loses the head exits with its replicas after this time. If the head returns earlier, the replicas keep
-    # running.
+    # A node that loses contact with the head node exits after this time, as do its replicas. If the head returns
+    # earlier, the replicas keep running.
     "RAY_gcs_rpc_server_reconnect_timeout_s": "600",
     # A node that receives SIGTERM (`ray start --block`) waits this long for its replicas, which need up to
     # `serve_app.app.LONGEST_STREAM_S`.
@@ -46,13 +46,13 @@ CLUSTER = {
 # Settings for one machine. Stopping does not wait half a minute for clients.
 LOCAL = {
     "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
-    # Otherwise Ray immediately starts a process for each CPU, and startup waits for their imports.
+    # Otherwise Ray immediately starts a process for each CPU, and startup waits for their imports to finish.
     "RAY_prestart_worker_first_driver": "0",
     "RAY_enable_worker_prestart": "0",
     # Otherwise Ray runs its workers at niceness 15, and speech stalls while a compiler runs.
     "RAY_worker_niceness": "0",
-    # A busy machine may need minutes for steps that Ray awaits for only 5 to 60 s. `driver.watch` detects immediately
-    # if a part of Ray ends.
+    # On a busy machine, steps may take minutes, but Ray waits only 5 to 60 s for them. `driver.watch` detects
+    # immediately when a part of Ray ends.
     "RAY_gcs_server_port_wait_time_s": "600",
     "RAY_gcs_rpc_server_connect_timeout_s": "600",
     "RAY_gcs_rpc_server_reconnect_timeout_s": "600",
@@ -61,7 +61,7 @@ LOCAL = {
     "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "200",
     # This callback restarts HAProxy within a second.
     "RAY_SERVE_CONTROLLER_CALLBACK_IMPORT_PATH": "serve_app.proxy.kept_proxy.install",
-    # With 0, Ray listens on the loopback address only, on Linux too.
+    # If 0, Ray binds only the loopback address, on Linux too.
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
 }
 
@@ -77,7 +77,7 @@ _PORTS = (
 # ports.
 _NOBODYS = range(20_000, 30_000)
 
-# Serve starts this script instead of HAProxy. It closes the ports that HAProxy would open on every address.
+# Serve starts this script instead of HAProxy. It closes ports that HAProxy would otherwise open on every address.
 _GUARD = Path(__file__).parents[1] / "proxy" / "guarded-haproxy"
 _TOKEN_BYTES = 32
 
@@ -117,7 +117,7 @@ def free_port() -> int:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return `count` different free ports. The ports are not reserved until a process listens on them."""
+    """Return `count` different free ports. The ports are not reserved until a process binds them."""
     ports: dict[int, None] = {}
     while len(ports) < count:
         ports[free_port()] = None
@@ -125,7 +125,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def _token() -> dict[str, str]:
-    """Return settings that make Ray's ports require a token. Each start creates one, unless the user sets one."""
+    """Return settings that make Ray's ports require a token. Each start creates one unless the user sets it."""
     mode = os.environ.get("RAY_AUTH_MODE")
     is_new = mode in (None, "token") and not _has_token(in_home=mode is not None)  # other users may read home folders
     return {"RAY_AUTH_MODE": "token"} | ({"RAY_AUTH_TOKEN": secrets.token_hex(_TOKEN_BYTES)} if is_new else {})

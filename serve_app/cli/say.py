@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 FORMATS = {f".{name}": name for name in AudioFormat} | {".ogg": AudioFormat.OPUS}  # by file extension
 STANDARD_OUTPUT = Path("-")
-# Formats whose files contain the duration. Raw PCM has no header; AAC and streamed FLAC do not contain the duration.
+# Formats whose files state the duration. Raw PCM has no header; AAC and streamed FLAC do not contain the duration.
 _WITH_LENGTH = ("wav", "mp3", "opus")
 # Each player reads a WAV file of unknown length from its standard input.
 _PLAYERS = (
@@ -45,7 +45,7 @@ _NOT_PLAYED = re.compile(
     rf"^(?!ALSA lib).*(?:{_CANNOT}|open failed|no (?:such|audio|sound|default)|device.*(?:busy|unavailable)|refused)",
     re.I | re.M,
 )
-# A long text may take minutes to speak, but a pause of this length between two parts is an error.
+# Speaking a long text may take minutes, but a gap of this length between two parts is an error.
 _READ_TIMEOUT_S = 120
 KEY_VARIABLE = "TALKRAY_API_KEY"
 _KEYED = " asks for a key"  # marks a URL whose server requires a key
@@ -53,7 +53,7 @@ _KEYED = " asks for a key"  # marks a URL whose server requires a key
 
 @dataclass(frozen=True, slots=True)
 class SayRequest:
-    """Text with the voice and style of its speech. The default voice is the first voice that the server lists."""
+    """Text to speak, with its voice and style. The default voice is the first voice that the server lists."""
 
     text: str
     voice: str | None = None
@@ -70,7 +70,7 @@ class Fetched:
 
 
 class RefusedError(TalkrayError):
-    """The server refused the request. The message is from the server."""
+    """The server rejected the request. The message is the server's own."""
 
 
 def write_speech(url: str, utterance: SayRequest, file: Path) -> str:
@@ -146,7 +146,7 @@ def play(speak: Callable[[Callable[[bytes], object]], object]) -> str:
 
 
 def ask(url: str, path: str, fields: Mapping[str, object]) -> Any:
-    """Return the JSON answer to a POST of all `fields` that are not None. Raises RefusedError."""
+    """Return the JSON response to a POST of all `fields` that are not None. Raises RefusedError."""
 
     async def work() -> Any:
         body = {name: value for name, value in fields.items() if value is not None}
@@ -169,8 +169,8 @@ def first_voice(url: str) -> str | None:
 
 
 class _Player:
-    """Program that plays its standard input. The program starts when the first audio arrives, because it would fail if
-    the server rejected the request.
+    """Program that plays its standard input. It starts when the first audio arrives, because it would fail if the
+    server rejected the request.
     """
 
     def __init__(self, command: Sequence[str]) -> None:
@@ -183,7 +183,7 @@ class _Player:
         return self
 
     def write(self, audio: bytes) -> None:
-        """Write audio. Raises BrokenPipeError once the program no longer plays."""
+        """Write audio. Raises BrokenPipeError once the program has stopped playing."""
         self._process = self._process or subprocess.Popen(self._command, stdin=subprocess.PIPE, stderr=self._errors)
         assert self._process.stdin is not None
         self._process.stdin.write(audio)
@@ -211,7 +211,7 @@ class _Player:
 def announced(url: str, *, keyed: bool = False) -> Iterator[None]:
     """Within this context, let `find_server` find the server at `url`. `keyed`: the server requires a key.
 
-    Raises OSError, or StartError without a home folder.
+    Raises OSError, or StartError if there is no home folder.
     """
     folder = _announcements()
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)

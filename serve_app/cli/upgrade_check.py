@@ -1,8 +1,8 @@
-"""`talkray upgrade-check OLD NEW`: lists the replicas that `serve deploy` with another configuration replaces.
+"""`talkray upgrade-check OLD NEW`: lists the replicas that `serve deploy` replaces for another configuration.
 
 If `args`, `import_path`, `runtime_env` or policies change, Ray Serve 2.60 replaces every replica of the application,
-whatever the change is. If the resources of one deployment change, it replaces the replicas of this deployment. If only
-sizes, bounds or limits change, it replaces no replicas.
+however small the change. If the resources of one deployment change, it replaces that deployment's replicas. If only
+sizes, bounds or limits change, no replicas are replaced.
 """
 
 from collections.abc import Iterator, Mapping
@@ -25,12 +25,12 @@ _OF_ONE = (
     "max_replicas_per_node",
     "gang_scheduling_config",
 )
-_OF_SERVE = ("proxy_location", "http_options", "grpc_options")  # Serve reads these keys only at its start
+_OF_SERVE = ("proxy_location", "http_options", "grpc_options")  # Serve reads these keys only at startup
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Changed setting, with the pools whose replicas are replaced. Empty: no replicas are replaced."""
+    """Changed setting, and the pools whose replicas it replaces. Empty: no replicas are replaced."""
 
     setting: str
     before: object
@@ -95,7 +95,7 @@ def _warning(ours: AppConfig, theirs: AppConfig) -> str:
 
 
 def _different(where: str, before: Any, after: Any) -> Iterator[tuple[str, object, object]]:
-    """Yield the settings below `where` that differ, each with both values."""
+    """Yield the settings under `where` that differ, each with both values."""
     if before == after:
         return
     inner = _inner(before), _inner(after)

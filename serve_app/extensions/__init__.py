@@ -1,4 +1,4 @@
-"""Load built-in and custom extensions. See `Dialect` for the effect of their order.
+"""Load built-in and custom extensions. See `Dialect` for why their order matters.
 
 Each name in BUILT_IN is a folder of this package whose `extension.py` declares an `EXTENSION`. A process imports only
 the extensions that it loads. COMMANDS maps each command group to its help text and its Typer app. The command line
@@ -62,7 +62,7 @@ def load_extensions(selected: Sequence[str] | None = None) -> "tuple[Extension, 
 
 
 def _required(extension: "Extension") -> list[str]:
-    """Return the names of all direct and indirect requirements of the extension."""
+    """Return the names of all extensions that this one requires, directly or indirectly."""
     names: dict[str, None] = {}
     for name in extension.requires:
         names |= dict.fromkeys((*(_required(_load(name)) if name in BUILT_IN else ()), name))

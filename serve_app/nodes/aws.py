@@ -1,7 +1,7 @@
-"""Ray node provider for AWS that starts an on-demand instance if a spot instance is refused.
+"""Ray node provider for AWS that starts an on-demand instance if a spot request is rejected.
 
-Ray 2.60's autoscaler requests a refused spot type again every five seconds and never switches to another type, because
-it only treats timeouts as a shortage. Set this provider in a cluster's file: `provider: {type: external, module:
+Ray 2.60's autoscaler retries a rejected spot type every five seconds and never switches to another type, because it
+treats only timeouts as a shortage. Set this provider in a cluster's file: `provider: {type: external, module:
 serve_app.nodes.aws.AwsNodes}`.
 """
 
@@ -24,7 +24,7 @@ class AwsNodes(AWSNodeProvider):  # type: ignore[misc]
     """AWS nodes. On-demand instances keep the name and labels of the node type, including `market: spot`."""
 
     def create_node(self, node_config: dict[str, Any], tags: dict[str, str], count: int) -> dict[str, Any]:
-        """Create nodes; Ray tries every subnet. Raises NodeLaunchException if on-demand instances are refused too."""
+        """Create nodes; Ray tries every subnet. Raises NodeLaunchException if on-demand requests are rejected too."""
         try:
             created: dict[str, Any] = super().create_node(node_config, tags, count)
         except NodeLaunchException as refusal:

@@ -1,4 +1,4 @@
-"""Ray node provider for Google Cloud that starts a standard instance if a spot instance is refused (see aws.py).
+"""Ray node provider for Google Cloud that starts a standard instance if a spot request is rejected (see aws.py).
 
 Set this provider in a cluster's file: `provider: {type: external, module: serve_app.nodes.gcp.GcpNodes}`.
 """
@@ -10,7 +10,7 @@ from ray.autoscaler._private.gcp.node_provider import GCPNodeProvider
 
 logger = logging.getLogger(__name__)
 
-# Texts in the errors of Compute Engine operations.
+# Strings found in the errors of Compute Engine operations.
 _REFUSALS = ("ZONE_RESOURCE_POOL_EXHAUSTED", "QUOTA_EXCEEDED", "STOCKOUT")
 # Fields that request a spot instance. Older configs use `preemptible`.
 _SPOT = ("provisioningModel", "preemptible", "instanceTerminationAction")
@@ -20,8 +20,8 @@ class GcpNodes(GCPNodeProvider):  # type: ignore[misc]
     """Google Cloud nodes. Standard instances keep the name and labels of the node type."""
 
     def create_node(self, base_config: dict[str, Any], tags: dict[str, str], count: int) -> dict[str, Any]:
-        """Create nodes one at a time, because some may be refused. Raises Ray's Exception if standard instances are
-        refused too.
+        """Create nodes one at a time, because some may be rejected. Raises Ray's Exception if standard requests are
+        rejected too.
         """
         return {name: result for _ in range(count) for name, result in self._create(base_config, tags).items()}
 

@@ -28,11 +28,11 @@ logger = logging.getLogger(__name__)
 _POLL_S = 5.0
 _ANSWER_S = 2.0
 _TOKEN_S = 21_600
-# Assumed seconds for notices without a time: a recommendation, and Google's two kinds of termination.
+# Assumed lead time, in seconds, of notices that state none: a recommendation, and Google's two kinds of termination.
 _RECOMMENDED_S, _PREEMPTED_S, _MAINTENANCE_S = 600.0, 30.0, 3600.0
 # Serve stops a replica `graceful_shutdown_timeout_s` (`_DRAIN_S` in app.py) before the deadline, even if its
-# replacement is not running yet. Ray therefore gets a deadline after the node's end, so replicas stop only _HAND_OVER_S
-# before the end and keep speaking until then.
+# replacement is not running yet. Ray is therefore given a deadline after the node's end, so replicas keep speaking
+# until _HAND_OVER_S before that end.
 _SHUTDOWN_S, _HAND_OVER_S = 120.0, 15.0
 
 
@@ -112,14 +112,14 @@ class Gcp:
 
 
 def cloud(name: str, environment: Mapping[str, str]) -> Aws | Gcp:
-    """Return the cloud with this name. The environment variables of the clouds' own libraries override the address."""
+    """Return the cloud with this name. Environment variables of the clouds' own libraries override the address."""
     if name == "aws":
         return Aws(environment.get("AWS_EC2_METADATA_SERVICE_ENDPOINT", "http://169.254.169.254").rstrip("/"))
     return Gcp(f"http://{environment.get('GCE_METADATA_HOST', 'metadata.google.internal')}")
 
 
 def watch(metadata: Aws | Gcp, drain: Callable[[Notice], None]) -> None:
-    """Poll for a notice, then drain the node. A recommendation may be followed by an earlier termination."""
+    """Poll for a notice, then drain the node. A recommendation may be followed by a notice with an earlier time."""
     reachable, drained_s = True, float("inf")  # time.monotonic() of the announced end
     while True:
         try:
@@ -140,7 +140,7 @@ def watch(metadata: Aws | Gcp, drain: Callable[[Notice], None]) -> None:
 
 
 class NotDrained(Exception):
-    """Ray did not drain this node. The message has the reason."""
+    """Ray did not drain this node. The message states the reason."""
 
 
 def raylet_options(processes: Path) -> dict[str, str]:

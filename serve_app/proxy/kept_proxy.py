@@ -1,10 +1,10 @@
-"""HAProxy manager that restarts HAProxy as soon as it dies, and keeps HAProxy running when its actor dies.
+"""HAProxy manager that restarts HAProxy as soon as it dies, and keeps it running if its actor dies.
 
 Serve polls HAProxy's admin socket every ten seconds, restarts its actor after three missed answers, and then waits
-until the new actor has learned of all replicas. Clients cannot connect for 26 s, and then get status 404. With this
-manager, the actor restarts HAProxy, because it has the list of replicas. If the actor died, Serve's next actor would
-find the port occupied by a HAProxy process that does not learn of new replicas. With this manager, the next actor takes
-over from that process, as in a reload.
+until the new actor has been told about all replicas. Clients cannot connect for 26 s, and then get status 404. With
+this manager, the actor restarts HAProxy, because it has the list of replicas. If the actor died, Serve's next actor
+would find the port occupied by a HAProxy process that is not told about new replicas. With this manager, the next actor
+takes over from that process, as in a reload.
 
 Serve has no setting for the actor's class. It calls `install` in its controller before it creates the first actor
 (RAY_SERVE_CONTROLLER_CALLBACK_IMPORT_PATH).
@@ -29,7 +29,7 @@ class KeptHAProxyManager(HAProxyManager.__ray_metadata__.modified_class.__ray_ac
     """Serve's HAProxy manager, extended to keep HAProxy running.
 
     It derives from Serve's original class, not from the class that `ray.remote` made. Ray would treat a class derived
-    from the latter as the same class, and a restarted controller could then not start more such actors.
+    from the latter as the same class, and a restarted controller could then start no more such actors.
     """
 
     def __init__(self, *args: object, **kwargs: object) -> None:
@@ -45,7 +45,7 @@ class KeptHAProxyManager(HAProxyManager.__ray_metadata__.modified_class.__ray_ac
         await super().shutdown()
 
     def _running(self) -> list[str]:
-        """Return HAProxy processes that an earlier actor left running."""
+        """Return the HAProxy processes that an earlier actor left running."""
         return [path.name for path in Path("/proc").glob("[0-9]*") if self._haproxy._is_our_haproxy(int(path.name))]
 
     async def _take_over(self, orphans: list[str]) -> None:

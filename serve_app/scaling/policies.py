@@ -6,10 +6,10 @@ simulator calls the same functions. `TalkerPolicy` and `CodecPolicy` wrap them f
 them every 0.1 s. This module uses only the standard library and does not import Ray. Serve pickles the module by value
 and runs it on a head node without torch, where it imports `deployments.autoscaling_records`.
 
-Replicas are added immediately. If a request waits, or if less than one replica's capacity is free, the number of
+Replicas are added immediately. If any request is waiting, or less than one replica's capacity is free, the number of
 replicas follows the current streams. Otherwise it follows their mean over some seconds, because bursts end before a
 replica has started. Replicas are removed slowly, one step at a time. A replica is removed only if it was not needed
-during a whole window and would not be needed under slightly more load. Replicas with streams in flight are never
+during a full window and would not be needed under slightly more load. Replicas with streams in flight are never
 removed. Serve lets a removed replica finish its streams.
 """
 
@@ -28,15 +28,15 @@ _Record = TypeVar("_Record", TalkerRecord, CodecRecord)
 
 _logger = logging.getLogger("ray.serve")  # the controller's own log
 
-_TARGET_KV_USE = 0.85  # of the KV blocks of all replicas
+_TARGET_KV_USE = 0.85  # share of all replicas' KV blocks
 _TARGET_BACKLOG_S = 0.5  # seconds of undecoded audio for each core
-_STEP_DOWN = 0.1  # share of the replicas to remove in one step, at least one replica
+_STEP_DOWN = 0.1  # share of the replicas to remove per step; at least one
 _TREND_WINDOW_S = 2.0  # window for the growth of the queue
-# Below this time span, a slope is only noise.
+# Over a shorter time span, a slope is only noise.
 _MIN_TREND_S = 0.4
-# Tolerance for rounding, if the demand is a whole number of replicas.
+# Tolerance for rounding when the demand is an integral number of replicas.
 _ROUNDING = 1e-6
-# Without streams, a mean below this value counts as zero.
+# If there are no streams, a mean below this value counts as zero.
 _NOBODY = 0.5
 
 
@@ -46,22 +46,22 @@ class Counts:
 
     running: int  # replicas that accept requests
     wanted: int  # replicas requested from Serve; some may be starting, others draining
-    queued: float = 0.0  # requests that wait at their callers because all replicas are full
-    ongoing: float = 0.0  # requests that are running at replicas
+    queued: float = 0.0  # requests waiting at their callers because all replicas are full
+    ongoing: float = 0.0  # requests running at replicas
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
     """Parameters that both policies share, partly set by `AppConfig`. Raises ValueError for invalid values."""
 
-    smoothing_s: float = 10.0  # time constant of the mean, which applies while no request waits
+    smoothing_s: float = 10.0  # time constant of the mean, which is used while no request is waiting
     scale_down_margin: float = 0.1  # a replica is kept if this much additional load would require it
     min_replicas: int = 1  # 0: the pool stops while idle, and the next request waits for a start
     max_replicas: int = 4
     target_use: float = 0.75  # share of the sequences, or of the streams and cores, of all replicas
-    scale_down_window_s: float = 120.0  # a replica is removed if it was not needed in this window
+    scale_down_window_s: float = 120.0  # a replica is removed if it was not needed within this window
     scale_to_zero_after_s: float = 600.0  # time without requests after which the pool stops
-    jobs: str = "hold"  # "neither": segments of jobs keep no replica alive; for "wake", see jobs/deployment.py
+    jobs: str = "hold"  # "neither": job segments do not keep a replica alive; for "wake", see jobs/deployment.py
 
     @property
     def scale_down_interval_s(self) -> float:
@@ -88,14 +88,13 @@ class CodecScaling(Bounds):
     """Parameters of the codec pool's policy."""
 
     streams_per_replica: float = 16.0  # streams that a replica decodes in real time
-    # Streams that the talker pool can run at its maximum size. Further waiting requests do not need a codec replica
-    # yet.
+    # Streams that the talker pool can run at its maximum size. Requests beyond these do not need a codec replica yet.
     max_talker_streams: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)
 class TimedValue:
-    """Value with the time of its measurement."""
+    """Value and the time at which it was measured."""
 
     at_s: float
     value: float
@@ -103,7 +102,7 @@ class TimedValue:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """State that each decision passes to the next decision. The first decision gets `State()`."""
+    """State that each decision passes on to the next. The first decision gets `State()`."""
 
     line: tuple[TimedValue, ...] = ()  # waiting requests in the trend window
     mean: TimedValue | None = None  # mean of the current streams
@@ -118,7 +117,7 @@ class Decision:
 
     replicas: int
     state: State
-    reason: str  # reason for the number, for a log line
+    reason: str  # reason for this number, for a log line
 
 
 def decide_talker(
@@ -133,7 +132,7 @@ def decide_talker(
     # New replicas have not recorded anything yet.
     demand = max(running + waiting, counts.ongoing - background) + counts.queued
     line = _recent(state.line, TimedValue(now_s, waiting + counts.queued), window_s=_TREND_WINDOW_S)
-    growth = min(_growth(line) * settings.trend_horizon_s, demand)  # at most the demand
+    growth = min(_growth(line) * settings.trend_horizon_s, demand)  # limited to the demand
     per_replica = settings.sequences_per_replica * settings.target_use
     mean = _smoothed(state.mean, TimedValue(now_s, demand), over_s=settings.smoothing_s)
     needs = {
@@ -177,7 +176,7 @@ def decide_codec(
         "busy cores": len(records) * sum(record.busy_cores for record in records) / (cores * settings.target_use)
         if cores
         else 0.0,
-        # The backlog at most doubles the number of replicas.
+        # The backlog can at most double the number of replicas.
         "backlog": min(replicas_behind, 2.0 * len(records)) if replicas_behind > len(records) else 0.0,
     }
     return _settle(
@@ -203,8 +202,8 @@ def _settle(
     background: float,
     occupied: float,
 ) -> Decision:
-    """Follow the greatest need: immediately if it exceeds the current replicas, slowly if it is lower. Segments of jobs
-    do not count as demand, and keep at most the last replica alive.
+    """Follow the greatest need: immediately if it exceeds the current size, slowly if it is lower. Job segments do not
+    count as demand, and keep at most the last replica alive.
     """
     reason, need = max(needs.items(), key=lambda item: item[1])
     is_wanted = demand or (background and settings.jobs != "neither")
@@ -219,7 +218,7 @@ def _settle(
     needed = min(max(needed, lowest), settings.max_replicas)
     if needed > counts.wanted:
         return Decision(needed, state, reason)
-    again = math.ceil(state.peaks[0].value * (1.0 + settings.scale_down_margin) - _ROUNDING)  # with slightly more load
+    again = math.ceil(state.peaks[0].value * (1.0 + settings.scale_down_margin) - _ROUNDING)  # under slightly more load
     floor = max(lowest, again, math.ceil(occupied - _ROUNDING))
     if floor >= counts.wanted or now_s - state.removed_s < settings.scale_down_interval_s:
         return Decision(_within(counts.wanted, settings), state, "hold")
@@ -245,7 +244,7 @@ def _recent(samples: tuple[TimedValue, ...], new: TimedValue, *, window_s: float
 
 
 def _peaks(peaks: tuple[TimedValue, ...], new: TimedValue, *, window_s: float) -> tuple[TimedValue, ...]:
-    """Return the samples that no later sample exceeds. The list stays short, and its first value is the maximum."""
+    """Return the samples that no later sample exceeds. The list stays short, and its first element is the maximum."""
     return (*(peak for peak in peaks if new.at_s - peak.at_s <= window_s and peak.value > new.value), new)
 
 
@@ -263,7 +262,7 @@ def _slope(first: TimedValue, last: TimedValue) -> float:
 
 
 class _Policy:
-    """Autoscaling policy that keeps the state between two decisions and logs decisions that change the number."""
+    """Autoscaling policy that keeps state between decisions and logs those that change the number of replicas."""
 
     def __init__(self, kind: type[Any], decide: Callable[..., Decision], settings: Bounds) -> None:
         """Create the policy. `decide` takes records of this `kind`."""
@@ -299,9 +298,7 @@ class TalkerPolicy(_Policy):
 
 
 class CodecPolicy(_Policy):
-    """Ray Serve autoscaling policy that calls `decide_codec`. Takes the arguments of CodecScaling except for the
-    bounds.
-    """
+    """Ray Serve autoscaling policy that calls `decide_codec`. Takes CodecScaling's arguments except the bounds."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(CodecRecord, decide_codec, CodecScaling(**settings))

@@ -27,7 +27,7 @@ _TURN_S = 0.2  # less than api.admission.max_line_s, after which requests in a s
 _TURNS_PER_LOOK = 10  # minimum
 _REPLICAS_PER_TURN = 40  # the controller's single thread takes about 0.2 ms per replica
 _LOOKS_PER_COUNT = 5  # the control store's list of dead actors may be long
-_SILENT_LOOKS = 3  # missed notes of the querying replica after which other replicas query for themselves
+_SILENT_LOOKS = 3  # notes that may be missed before other replicas query for themselves
 # A larger pool does not lose all replicas between two checks, and hundreds of ingresses would send thousands of queries
 # per second.
 _LARGEST_ASKED = 16
@@ -36,13 +36,13 @@ _SCRAPE_TIMEOUT_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """Answer from the controller, which one replica requests for all replicas."""
+    """The controller's answer, requested by one replica on behalf of all."""
 
     pools: Mapping[str, Pool]  # by `pool_of`
     deaths: Mapping[str, int]  # by the names in `pool_of` and PROXY; see `ray_private.count_deaths`
 
     def note(self) -> bytes:
-        """Encode the answer as a note for the control store. Each note is unique, so readers recognize a new note."""
+        """Encode the answer as a note for the control store. Each note is unique, so readers can detect a new one."""
         pools = {name: (pool.wanted, pool.running) for name, pool in self.pools.items()}
         return json.dumps({"at_ns": time.time_ns(), "pools": pools, "deaths": self.deaths}).encode()
 
@@ -78,11 +78,11 @@ class KnownPools:
         return self.is_running(first) or (talkers is not None and not talkers.wanted)
 
     def sizes(self) -> dict[str, tuple[int, int]]:
-        """Return the numbers of wanted and running replicas, by pool."""
+        """Return the numbers of requested and running replicas, by pool."""
         return {name: (pool.wanted, len(pool.running)) for name, pool in self._seen.pools.items()}
 
     def state(self, model: str) -> ModelState:
-        """Return whether a model is ready, and otherwise the progress of its start."""
+        """Return whether a model is ready and, if not, the progress of its startup."""
         pool = self._seen.pools.get(pool_of(self._models[model][0]))
         wanted = 1 if pool is None else pool.wanted
         start, running = self._starts.get(model), self.is_running(model)
@@ -92,7 +92,7 @@ class KnownPools:
         """Process the note of the replica that queries the controller. Return True if the note is outdated, so this
         replica has to query the controller itself.
         """
-        if note is not None and self._note is not None and note != self._note:  # may be an old server's note
+        if note is not None and self._note is not None and note != self._note:  # may be left over from an old server
             self._silence = 0
             self.use(Seen.read(note))
         else:
@@ -118,7 +118,7 @@ class KnownPools:
             self._lives[name] = len(running) > _LARGEST_ASKED or any(map(is_alive, running))
 
     def read_starts(self, get_note: Callable[[str], bytes | None], *, running: bool) -> None:
-        """Read the note of each model's latest start. `running` selects running models (which may be asleep) or all
+        """Read the note about each model's latest start. `running` selects the running models (possibly asleep) or all
         others.
         """
         for model, (talkers, _) in self._models.items():
@@ -127,12 +127,12 @@ class KnownPools:
 
 
 class PoolWatch(KnownPools):
-    """Thread that monitors the pools. One replica queries the controller for all replicas, every two seconds.
+    """Thread that monitors the pools. One replica queries the controller on behalf of all replicas every two seconds.
 
     This replica is the ingress of rank 0. It writes each answer to the cluster's control store for the other replicas.
     After three missed answers, the other replicas query the controller themselves until an ingress of rank 0 writes
-    again. Checks become less frequent above 400 replicas, and more frequent while a pool is dead. Each ingress also
-    asks the control store five times per second whether the replicas of small pools are alive.
+    again. Checks are less frequent above 400 replicas and more frequent while a pool is dead. Each ingress also asks
+    the control store five times per second whether the replicas of small pools are alive.
     """
 
     def __init__(self, app_name: str, models: Mapping[str, tuple[str, str]]) -> None:
@@ -166,7 +166,7 @@ class PoolWatch(KnownPools):
                 self.read_starts(ray_private.get_note, running=False)
             except (RayError, RayServeException, TimeoutError, ConnectionError) as error:  # no controller or store
                 logger.info("cannot read the pools' state: %s", error)
-            except Exception:  # otherwise the thread would end and keep the last answer
+            except Exception:  # otherwise the thread would end and the last answer would persist
                 logger.exception("cannot read the pools' state")
             pause.wait(_TURN_S)
 
@@ -191,7 +191,7 @@ class PoolWatch(KnownPools):
         return Seen(pools, deaths)
 
     def _count_deaths(self) -> dict[str, int]:
-        """Count deaths of replicas from outside, because a replica cannot report its own death."""
+        """Count replica deaths from outside, because a replica cannot report its own."""
         counts = ray_private.count_deaths(self._app_name)
         named = {pool_of(name): counts[name] for name in ("Ingress", *itertools.chain(*self._models.values()))}
         return named | {ray_private.PROXY: counts[ray_private.PROXY]}
@@ -205,7 +205,7 @@ def pool_of(deployment: str) -> str:
 
 def turns_per_look(replicas: int, *, is_running: bool) -> int:
     """Return the number of 0.2 s turns between two checks. There are more turns with many replicas, and fewer while a
-    pool is dead, so a new replica is used as soon as it is ready.
+    pool is dead, so that a new replica is used as soon as it is ready.
     """
     return max(_TURNS_PER_LOOK if is_running else 1, replicas // _REPLICAS_PER_TURN)
 

@@ -1,1 +1,1 @@
-"""Synthesis of one utterance: admission, segments, and word times."""
+"""Synthesis of one utterance: admission, segments, and word timestamps."""

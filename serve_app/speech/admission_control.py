@@ -1,6 +1,6 @@
-"""Admission control, which accepts or refuses requests for speech.
+"""Admission control, which accepts or rejects speech requests.
 
-Each replica also bounds its own queue, but cannot see the queues of other replicas. An ingress sees all its requests
+Each replica also limits its own queue, but cannot see those of other replicas. An ingress sees each of its requests
 from arrival to first audio, so it can measure how long requests wait for a replica.
 """
 
@@ -15,10 +15,10 @@ from deployments.serving import metrics
 from serve_app.config import AdmissionSettings
 from serve_app.speech.model_state import ModelState, ModelStatus
 
-# The usual time to first audio is the minimum of the latest _LATEST times, or _USUAL_S before the first measurement.
+# The usual time to first audio is the minimum of the last _LATEST values, or _USUAL_S before the first measurement.
 _LATEST = 50
 _USUAL_S = 1.0
-# How to raise the limit, by the reason for a refusal.
+# How to raise each limit, keyed by the reason for rejection.
 _MORE_REPLICAS = "add more or faster replicas"
 _REMEDIES = {
     "streams": "raise api.admission.max_streams ({settings.max_streams})",
@@ -43,17 +43,17 @@ class AdmissionControl:
         self.settings, self.is_running, self.state, self.model = settings, is_running, state, model
         self.num_streams = 0
         self.num_speaking = 0  # streams whose first audio has arrived
-        # Arrival time and client of each waiting request, oldest first. Requests whose recording has to be read, and
-        # clients that are still writing their text, are left out, because the pools do not cause their wait.
+        # Arrival time and client of each waiting request, oldest first. Requests whose recording has yet to be read,
+        # and clients that are still writing their text, are left out, because the pools do not cause their wait.
         self._waiting: dict[object, tuple[float, str]] = {}
         self._limit = StreamLimit(least=settings.min_streams)
         self._starts = Rate()
         self._waits_s: deque[float] = deque(maxlen=_LATEST)
         self._heard_s = -math.inf  # time of the latest audio
-        self._stopped_s = -math.inf  # time when no pool was running
+        self._stopped_s = -math.inf  # last time at which no pool was running
 
     def check(self, client: str) -> None:
-        """Raise Overloaded or NotReady if a request of this client is refused now, and count the refusal."""
+        """Raise Overloaded or NotReady if this client's request would be rejected now, and count the rejection."""
         if not self._runs():
             self._waiting.clear()  # these requests wait for the pool to start, not for a free replica
         reason = self.would_refuse(client)
@@ -61,7 +61,7 @@ class AdmissionControl:
             raise self.refusal(reason)
 
     def would_refuse(self, client: str) -> str | None:
-        """Return the reason for refusing a request of this client now, or None if it would be admitted."""
+        """Return the reason for rejecting a request from this client now, or None if it would be admitted."""
         if self.num_streams >= self.settings.max_streams:
             return "streams"
         if not self._runs():
@@ -82,14 +82,14 @@ class AdmissionControl:
         return is_running
 
     def has_run_since(self, came_s: float) -> bool:
-        """Return whether replicas are running now, and were running at every request since `came_s`."""
+        """Return whether replicas are running now and were running at every request since `came_s`."""
         return self.is_running() and self._stopped_s < came_s
 
     def _line_since_s(self, client: str) -> float:
-        """Return the arrival time of the oldest waiting request that counts for this client, or inf.
+        """Return the arrival time of the oldest waiting request that counts against this client, or inf.
 
-        All requests of the client count. Of the other clients' requests, the oldest does not count, because its long
-        wait may be due to its text. If the queue is too long for all clients, the second oldest client has waited
+        All of the client's own requests count. Among other clients' requests, the oldest does not count, because its
+        long wait may be due to its text. If the queue is too long for everyone, the second-oldest client has waited
         nearly as long.
         """
         oldest: dict[str, float] = {}
@@ -101,7 +101,7 @@ class AdmissionControl:
 
     @property
     def _usual_s(self) -> float:
-        """Time to first audio if no request waits."""
+        """Time to first audio when no request is waiting."""
         return min(self._waits_s, default=_USUAL_S)
 
     def join_line(self, ticket: object, client: str) -> None:
@@ -113,17 +113,17 @@ class AdmissionControl:
         self._waiting.pop(ticket, None)
 
     def count_start(self, wait_s: float | None) -> None:
-        """Count the first audio of a waiting request. `wait_s`: its wait, or None if its client was writing."""
+        """Count a waiting request's first audio. `wait_s`: how long it waited, or None if its client was writing."""
         self._starts.count(time.monotonic())
         if wait_s is not None:
             self._waits_s.append(wait_s)
 
     def count_audio(self) -> None:
-        """Record that audio of a stream has arrived."""
+        """Record that a stream's audio has arrived."""
         self._heard_s = time.monotonic()
 
     def delivered(self, *, late: bool) -> None:
-        """Record that a chunk was sent. A `late` chunk lowers the limit on streams."""
+        """Record that a chunk was sent. A `late` chunk lowers the stream limit."""
         self._limit.delivered(late=late, streams=self.num_streams, now_s=time.monotonic())
 
     def add_stream(self) -> None:
@@ -141,7 +141,7 @@ class AdmissionControl:
         self._count(-1)
 
     def refusal(self, reason: str) -> Exception:
-        """Return the error for `reason`, and count the refusal."""
+        """Return the error for `reason`, and count the rejection."""
         metrics.REFUSALS.record(1, reason=reason, model=self.model)
         if reason == "starting":
             return self._starting()
@@ -166,7 +166,7 @@ class AdmissionControl:
         self.remove_stream(was_speaking=True)
 
     def regain_place(self) -> None:
-        """Count the stream again, regardless of limits, because its client reads again."""
+        """Resume counting the stream, regardless of limits, because its client has resumed reading."""
         self.begin_speaking()
         self.add_stream()
 

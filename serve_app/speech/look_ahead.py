@@ -1,4 +1,4 @@
-"""Prefetching of segments, which prevents underruns between two segments."""
+"""Prefetches segments to prevent underruns between them."""
 
 import asyncio
 import time
@@ -11,14 +11,14 @@ from deployments.protocol import FinishReason, PcmChunk, SynthesisRequest
 from serve_app.speech.segments import Segments
 from serve_app.speech.stream_tail import StreamTail
 
-# A later segment is read ahead while more than this many seconds of sent audio have not been played yet.
+# A later segment is prefetched while more than this many seconds of sent audio remain to be played.
 _LEAD_S = 1.0
 
 Redraw = Callable[[FinishReason], AsyncGenerator[PcmChunk, None]]
 
 
 class SegmentAudio:
-    """Audio of one segment. The first chunk is requested immediately, and each later chunk when it is read."""
+    """Audio of one segment. The first chunk is requested immediately, and each later chunk only when it is read."""
 
     def __init__(self, chunks: AsyncGenerator[PcmChunk, None], redraw: Redraw) -> None:
         """Start reading `chunks`. `redraw` requests the segment again with another seed."""
@@ -39,10 +39,10 @@ class SegmentAudio:
         return chunk
 
     async def read_ahead(self, due_s: float | None) -> bool:
-        """Read chunks until playback approaches the segment, at `due_s` of the monotonic clock. Redraw the segment if
-        it ends badly.
+        """Read chunks until playback is about to reach the segment, at monotonic time `due_s`. Redraw the segment if it
+        ends badly.
 
-        Return whether the end of the segment was read. Text that is written later then belongs to the next segment.
+        Return whether the end of the segment was read. If so, any text written later belongs to the next segment.
         """
         while (task := self._next) is not None:
             left_s = 0.0 if due_s is None else due_s - _LEAD_S - time.monotonic()
@@ -79,7 +79,7 @@ class SegmentAudio:
 
 
 class LookAhead:
-    """Requests each segment while the previous segment is sent. Exiting the context cancels all requests."""
+    """Requests each segment while the previous one is being sent. Exiting the context cancels all requests."""
 
     def __init__(self, segments: Segments, open_segment: Callable[[SynthesisRequest], SegmentAudio]) -> None:
         self._segments, self._open_segment = segments, open_segment
@@ -99,17 +99,17 @@ class LookAhead:
             self._opened.push_async_callback(self._next.aclose)
 
     def ask_after(self, number: int, current: SegmentAudio, chunk: PcmChunk) -> None:
-        """Request the segment after `number` as soon as this segment has audio. If segments are joined, wait for its
-        end.
+        """Request the segment after `number` as soon as this segment has audio. If segments are joined, wait until it
+        ends.
 
-        `chunk`: the latest chunk of the `current` segment.
+        `chunk`: the most recent chunk of the `current` segment.
         """
         if self._next is None and (current.end.is_over if self._segments.joins else chunk.pcm):
             self.ask(self._segments.joined(number + 1, current.end))
 
     async def ensure_asked(self, number: int, before: SegmentAudio) -> None:
-        """Wait until the segment `number` is known, then request it. Does nothing if it is already requested or does
-        not exist.
+        """Wait until the segment `number` is known, then request it. Does nothing if it has already been requested or
+        does not exist.
         """
         if self._next is None and await self._segments.segment(number) is not None:
             self.ask(self._segments.joined(number, before.end))
@@ -131,12 +131,12 @@ async def stop_reading(chunks: AsyncGenerator[PcmChunk, None], reading: "asyncio
         if reading is not None:
             reading.cancel()
             await asyncio.wait((reading,))
-    finally:  # even if the waiting task is cancelled; a task that still runs has itself been cancelled
+    finally:  # even if the waiting task is cancelled; a task that is still running has been cancelled
         if reading is None or reading.done():
             await chunks.aclose()
 
 
 def retrieve_error(task: "asyncio.Future[Any]") -> None:
-    """Retrieve a task's error, so asyncio does not log the error of a task that is not awaited."""
+    """Retrieve a task's error, so that asyncio does not log it as never retrieved."""
     if not task.cancelled():
         task.exception()

@@ -1,12 +1,12 @@
-"""State of a model and the progress of its start."""
+"""A model's state and startup progress."""
 
 from dataclasses import dataclass
 from enum import StrEnum
 
 from deployments.serving.reports import Start
 
-_USUAL_START_S = 25.0  # start time of a talker without measurements: on a GPU, with compiled kernels
-_NEARLY = 99  # maximum percentage before the model is ready
+_USUAL_START_S = 25.0  # assumed until measured: a talker on a GPU, with compiled kernels
+_NEARLY = 99  # highest percentage shown before the model is ready
 _LONGEST_REASON = 300
 
 
@@ -15,7 +15,7 @@ class ModelStatus(StrEnum):
 
     READY = "ready"
     LOADING = "loading"
-    ASLEEP = "asleep"  # unloaded from the GPU while idle; the next request reloads it within seconds
+    ASLEEP = "asleep"  # unloaded from the GPU while idle; the next request reloads it in seconds
     AT_ZERO = "at zero"  # no replicas while idle; the next request starts one
     FAILED = "failed"  # the latest start failed; Serve retries
 
@@ -25,13 +25,13 @@ class ModelState:
     """Current state of a model's pools."""
 
     status: ModelStatus
-    stage: str = ""  # current stage of the start, or the reason why it failed
-    percent: int | None = None  # elapsed share of the duration of the previous start
+    stage: str = ""  # current startup stage, or the reason for a failure
+    percent: int | None = None  # elapsed time as a share of the previous start's duration
     ready_in_s: float | None = None
 
     @classmethod
     def of(cls, start: Start | None, *, wanted: int, running: bool, now_s: float) -> "ModelState":
-        """Derive the state from the number of talker replicas that Serve wants and the report of the latest start."""
+        """Derive the state from the number of talker replicas that Serve wants and the latest startup report."""
         usual_s = (start and (start.took_s or start.usual_s)) or _USUAL_START_S
         if running:
             return cls(ModelStatus.ASLEEP if start is not None and start.is_asleep else ModelStatus.READY)
@@ -46,7 +46,7 @@ class ModelState:
         return cls(ModelStatus.LOADING, start.stage, percent=percent, ready_in_s=max(1.0, usual_s - spent_s))
 
     def as_json(self) -> dict[str, object]:
-        """Return the state's fields for JSON."""
+        """Return the state's fields for use in JSON."""
         fields = {"state": self.status, "percent": self.percent, "stage": self.stage or None}
         return {name: value for name, value in fields.items() if value is not None}
 

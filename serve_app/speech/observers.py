@@ -1,4 +1,4 @@
-"""Observers of an utterance's audio while it is sent."""
+"""Observers of an utterance's audio as it is sent."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -12,14 +12,14 @@ T = TypeVar("T")
 
 
 class Observer(Protocol):
-    """Receives the audio of one utterance."""
+    """Receives one utterance's audio."""
 
     def feed(self, chunk: PcmChunk) -> None:
         """Process a chunk that is being sent."""
         ...
 
     def end(self) -> None:
-        """Finish after all chunks were sent. Not called if synthesis fails or the client disconnects."""
+        """Finish after all chunks have been sent. Not called if synthesis fails or the client disconnects."""
         ...
 
 
@@ -27,8 +27,8 @@ Observe = Callable[[Utterance, ModelInfo], Observer | None]
 
 
 class Observers:
-    """Observers of one utterance. If an observer raises, the error is logged and the observer is removed, and the
-    speech continues.
+    """Observers of one utterance. If an observer raises, the error is logged, the observer is removed, and speech
+    continues.
     """
 
     def __init__(self, observe: Mapping[str, Observe], utterance: Utterance, info: ModelInfo) -> None:

@@ -23,24 +23,24 @@ from serve_app.config import AdmissionSettings
 
 logger = logging.getLogger(__name__)
 
-# A handle call waits for a replica without a time limit. A request waits at most _DESCRIBE_TIMEOUT_S for the model's
+# A handle call waits indefinitely for a replica. A request waits at most _DESCRIBE_TIMEOUT_S for the model's
 # description. The shared call is repeated after _ASK_TIMEOUT_S, because its replica may hang.
 _DESCRIBE_TIMEOUT_S, _ASK_TIMEOUT_S = 2.0, 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class Deployed:
-    """Model with its deployments, as bound by `build_app`."""
+    """Model and its deployments, as bound by `build_app`."""
 
-    name: str  # empty for a single model
+    name: str  # empty if there is only one
     checkpoint: str
     config: TalkerConfig
     on_gpu: bool
     admission: AdmissionSettings
     deployments: tuple[str, str]  # names of the model's talker and codec deployments
     codec: DeploymentHandle
-    # Talkers that also decode audio (placement `inline`), or None. The ingress calls these talkers directly. For
-    # talkers on a CPU, the codec pool then only encodes recordings for cloning.
+    # Talkers that also decode audio (placement `inline`), or None. The ingress calls these talkers directly. If they
+    # run on a CPU, the codec pool only encodes recordings for cloning.
     inline_talker: DeploymentHandle | None = None
 
     def known_info(self) -> ModelInfo | None:
@@ -51,7 +51,7 @@ class Deployed:
             return None
         try:
             info = describe(self.checkpoint, self.config, on_gpu=self.on_gpu)
-        except CheckpointError as error:  # this model's talkers cannot start, but other models' talkers can
+        except CheckpointError as error:  # this model's talkers cannot start, but those of other models can
             logger.error("the model %s: %s", self.name, error)
             return None
         if info is not None:
@@ -88,10 +88,10 @@ class ReplicaSynthesizer:
         if self._info is not None:
             return self._info
         if self._asking is None or self._asking.done():
-            # In the context of a request, Serve would cancel the call when that request's client disconnects.
+            # In a request's context, Serve would cancel the call if that request's client disconnected.
             self._asking = asyncio.create_task(self._remember(), context=Context())
             self._asking.add_done_callback(self._log_failure)
-        # With several models, a request does not wait, because another model may serve it.
+        # If there are several models, a request does not wait, because another model may be able to serve it.
         wait_s = 0.0 if self._served.name else _DESCRIBE_TIMEOUT_S
         try:
             return await asyncio.wait_for(asyncio.shield(self._asking), wait_s)
@@ -111,7 +111,7 @@ class ReplicaSynthesizer:
             logger.info("the model %s cannot be described yet: %r", self._served.name, error)
 
     async def _ask(self) -> ModelInfo:
-        """Call `TalkerReplica.describe` or `CodecReplica.describe`. Waits for a talker without a time limit."""
+        """Call `TalkerReplica.describe` or `CodecReplica.describe`. Waits indefinitely for a talker."""
         info: ModelInfo
         if self._served.inline_talker is not None:
             info = await ask_replica(self._served.inline_talker, "describe", lost=TalkerLost)
@@ -132,7 +132,7 @@ class ReplicaSynthesizer:
         return with_failover(TalkerAudio(request, self._generate, info, each_chunk=keep))
 
     def _needs_codec_pool(self, request: SynthesisRequest, info: ModelInfo) -> bool:
-        """Return whether the codec pool decodes the audio, or has to encode a recording for talkers on a CPU."""
+        """Return whether the codec pool decodes the audio, or must encode a recording for talkers on a CPU."""
         reference = request.reference
         has_codes = reference is None or reference.x_vector_only or reference.prompt is not None
         return self._served.inline_talker is None or not (has_codes or info.talker_on_gpu)

@@ -1,4 +1,4 @@
-"""Utterances and their segments, with the text, pause and speed of each segment."""
+"""Utterances and their segments, each with its text, pause and speed."""
 
 import hashlib
 import logging
@@ -18,9 +18,9 @@ from serve_app.text.spoken import TextSpan
 
 logger = logging.getLogger(__name__)
 
-_SEED_BITS = 53  # JavaScript numbers hold 53 bits, and clients may send the seed back
+_SEED_BITS = 53  # JavaScript numbers are exact to 53 bits, and clients may send seeds back
 _SEED_BYTES = 8
-SECOND_ATTEMPT = -1  # replaces the segment's number in `segment_seed`; segments count from 0
+SECOND_ATTEMPT = -1  # used instead of a segment number in `segment_seed`; segments count from 0
 _SPACES = re.compile(r"\s*+")
 
 
@@ -28,37 +28,37 @@ _SPACES = re.compile(r"\s*+")
 class Utterance:
     """Text that is spoken as one unit, and the settings for splitting it into segments. It stays in the ingress."""
 
-    synthesis: SynthesisRequest  # contains the whole text; replicas receive the text of one segment
+    synthesis: SynthesisRequest  # has the complete text; replicas receive one segment's text
     _: KW_ONLY
     spans: tuple[TextSpan, ...] = ()  # the text, split at pauses
     styles: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # fields of `synthesis`, by style of the span
     max_segment_chars: int | None = None  # None: the model's limit
-    languages: tuple[str, ...] = ()  # languages to detect for each segment; the utterance's language is the fallback
-    joins: bool = False  # each segment continues from the tail of the previous segment
+    languages: tuple[str, ...] = ()  # candidates for per-segment detection; the utterance's language is the fallback
+    joins: bool = False  # each segment continues from the previous segment's tail
     may_redraw: bool = False  # whether to repeat speech that ended badly: see `second_attempt`
-    live_text: "Segments | None" = None  # segments of a text that the client is still writing
+    live_text: "Segments | None" = None  # segments of text that the client is still writing
 
     def changed(self, **fields: Any) -> Self:
-        """Return a copy with changed fields of `synthesis`."""
+        """Return a copy with some fields of `synthesis` changed."""
         return replace(self, synthesis=replace(self.synthesis, **fields))
 
     def second_attempt(self, seed: int | None = None) -> Self:
         """Return the second and last attempt at speech that ended badly before any audio was sent. Draw a seed if
         `seed` is None.
 
-        `UtteranceSynthesizer` makes this attempt if speech ends with its first samples. Complete responses and segments
-        of jobs are judged after their end: `WholeResponse` and `SegmentMaker` redraw them.
+        `UtteranceSynthesizer` makes this attempt if speech ends in the chunk with its first samples. Complete responses
+        and job segments are judged once they have ended: `WholeResponse` and `SegmentMaker` redraw them.
         """
         return replace(self.changed(seed=draw_seed() if seed is None else seed), may_redraw=False)
 
 
 def draw_seed() -> int:
-    """Return a random seed for a request without a seed."""
+    """Return a random seed for a request that has none."""
     return secrets.randbits(_SEED_BITS)
 
 
 def ended_badly(reason: FinishReason | None) -> bool:
-    """Return whether speech has ended for a bad reason, such as a limit or an error."""
+    """Return whether speech ended abnormally, for example at a limit or with an error."""
     return reason is not None and not reason.is_good
 
 
@@ -69,7 +69,7 @@ def count_redraw(request: SynthesisRequest, reason: FinishReason | None) -> None
 
 
 class Segments:
-    """Segments of a text, numbered from 0 and spoken in order. In this class, all segments are known from the start."""
+    """Segments of a text, numbered from 0 and spoken in order. This class knows all segments from the start."""
 
     def __init__(self, utterance: Utterance) -> None:
         self._text = utterance.synthesis.text
@@ -81,7 +81,7 @@ class Segments:
 
     @classmethod
     def of(cls, utterance: Utterance, max_chars: int) -> "Segments":
-        """Split a whole text into segments of at most `max_chars` characters, or of the utterance's limit if that is
+        """Split a complete text into segments of at most `max_chars` characters, or the utterance's limit if that is
         lower.
         """
         max_chars = min(max_chars, utterance.max_segment_chars or max_chars)
@@ -115,26 +115,26 @@ class Segments:
 
     @property
     def spoken(self) -> str:
-        """Normalized text so far."""
+        """Normalized text received up to now."""
         return self._text
 
     @property
     def is_taken_in(self) -> bool:
-        """Whether the normalized form of the whole text is known."""
+        """Whether the normalized form of the complete text is known."""
         return True
 
     async def is_plenty(self) -> None:
-        """Wait until there is enough text for first audio, regardless of later text."""
+        """Wait until there is enough text to determine the first audio."""
 
     def smoothed(
         self, chunks: AsyncGenerator[PcmChunk, None], sample_rate: int, listener: Listener
     ) -> AsyncGenerator[PcmChunk, None]:
-        """Return `chunks`, smoothed to avoid clicks where the audio stops because the client has not written more."""
+        """Return `chunks`, smoothed to avoid clicks where audio stops because the client has not written more yet."""
         return chunks
 
     @property
     def is_single(self) -> bool:
-        """Whether there is only one segment, without a pause or a speed of its own."""
+        """Whether there is only one segment, with no pause or speed of its own."""
         return len(self._segments) == 1 and not self._pauses_s and not self._speeds
 
     def known_segment(self, number: int) -> SynthesisRequest | None:
@@ -146,11 +146,11 @@ class Segments:
         return self.known_segment(number)
 
     def is_last(self, number: int) -> bool:
-        """Return whether this is certainly the last segment, without a pause after it."""
+        """Return whether this is definitely the last segment, with no pause after it."""
         return number == len(self._segments) - 1 and number + 1 not in self._pauses_s
 
     def start(self, number: int) -> int:
-        """Return the number of characters of the whole normalized text before a segment."""
+        """Return the number of characters of the normalized text that precede a segment."""
         return segment_start(self._text, [request.text for request in self._segments[:number]])
 
     def segment_text(self, number: int) -> str:
@@ -159,7 +159,7 @@ class Segments:
 
     def joined(self, number: int, before: StreamTail) -> SynthesisRequest | None:
         """Return the known segment. If segments are joined, the segment continues from the tail of `before`. A segment
-        with another recording starts fresh, because it would otherwise imitate the previous speaking style.
+        that uses a different recording starts afresh, because it would otherwise imitate the previous speaking style.
         """
         request = self.known_segment(number)
         last = self.known_segment(number - 1)
@@ -180,7 +180,7 @@ class Segments:
         return self._styles.get(number, "")
 
     def close_segment(self, number: int) -> None:
-        """Stop adding text to a segment whose speech has ended."""
+        """Stop adding text to a segment whose speech is finished."""
 
 
 def segment_start(text: str, before: list[str]) -> int:
@@ -199,7 +199,7 @@ def behind_space(text: str, start: int) -> int:
 
 
 def _requests(request: SynthesisRequest, texts: list[str]) -> list[SynthesisRequest]:
-    """Return one request for each segment. The first is `request` itself, with the segment's text.
+    """Return one request for each segment. The first is `request` itself with that segment's text.
 
     Later segments continue speech that is already playing. Their seeds are derived from the request's seed and the
     segment number, so equal requests produce equal segments.

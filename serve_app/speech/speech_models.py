@@ -1,4 +1,4 @@
-"""Synthesis with all models: refuses utterances whose audio would be late, and measures the audio.
+"""Synthesis with all models: rejects utterances whose audio would be late, and measures the audio.
 
 `admission_control.py` admits requests. This module enforces the time limit for first audio.
 """
@@ -27,8 +27,8 @@ from serve_app.text.characters import is_speakable
 
 logger = logging.getLogger(__name__)
 
-_LOG_EVERY_S = 5.0  # how often to log the progress of a start that a request waits for
-# Length of the audio for a text without anything to speak, because clients treat a response without audio as a failure.
+_LOG_EVERY_S = 5.0  # how often to log startup progress while a request waits for it
+# Length of the audio for a text with nothing to speak, because clients treat a response without audio as a failure.
 SILENCE_S = 0.1
 
 
@@ -38,18 +38,18 @@ def always() -> bool:
 
 
 def silence(info: ModelInfo) -> PcmChunk:
-    """Return SILENCE_S seconds of silence as the whole audio of an utterance."""
+    """Return SILENCE_S seconds of silence as an utterance's complete audio."""
     codes = np.zeros((0, info.num_code_groups), np.int16)
     pcm = bytes(int(SILENCE_S * info.sample_rate) * SAMPLE_BYTES)
     return PcmChunk(pcm, codes, num_text_tokens=0, finish_reason=FinishReason.STOP)
 
 
 class SpeechModel:
-    """Synthesis with one model. Limits the model's streams in this process and their wait for first audio, and measures
-    the audio.
+    """Synthesis with one model. Limits the streams in this process and their wait for first audio, and measures the
+    audio.
 
-    `is_running` returns false for a pool that is scaled to zero, which first has to start a replica. `state` returns
-    the progress of that start. `model` is the model's name, or empty if there is only one.
+    `is_running` returns false for a pool that is scaled to zero and must first start a replica. `state` returns the
+    progress of that start. `model` is the model's name, or empty if there is only one.
     """
 
     def __init__(
@@ -62,8 +62,8 @@ class SpeechModel:
         model: str = "",
         observe: Mapping[str, Observe] | None = None,
     ) -> None:
-        """Create the model. `observe` maps extension names to functions that are called for each utterance. More
-        functions may be added later.
+        """Create the model. `observe` maps extension names to functions that are called for each utterance. More can be
+        added later.
         """
         self._synthesizer, self._observe = synthesizer, {} if observe is None else observe
         self.admission = AdmissionControl(settings, is_running=is_running, state=state, model=model)
@@ -75,7 +75,7 @@ class SpeechModel:
     async def speak(self, utterance: Utterance, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
         """Yield the audio of one utterance if admission control admits it.
 
-        A text without anything to speak gets a moment of silence. Raises Overloaded if the audio would be late, and
+        Text with nothing to speak yields a moment of silence. Raises Overloaded if the audio would be late, and
         NotReady while no talker has started.
         """
         request, live, admission = utterance.synthesis, utterance.live_text, self.admission
@@ -103,7 +103,7 @@ class SpeechModel:
 
 
 class SpeechModels:
-    """All models of this process, by name. The first model is the default. The name of a single model is empty."""
+    """All models of this process, by name. The first is the default. If there is only one, its name is empty."""
 
     def __init__(self, models: Mapping[str, SpeechModel]) -> None:
         self._models = models
@@ -113,7 +113,7 @@ class SpeechModels:
         return await next(iter(self._models.values())).describe()
 
     async def infos(self) -> Sequence[ModelInfo]:
-        """Describe every available model, the default first. Raises NotReady if none is available."""
+        """Describe every available model, starting with the default. Raises NotReady if none is available."""
         if len(self._models) == 1:
             return [await self.describe()]
         descriptions = [model.describe() for model in self._models.values()]
@@ -133,9 +133,9 @@ class SpeechModels:
         return self._models[utterance.synthesis.model]
 
     def check_room(self, client: str) -> None:
-        """Raise Overloaded or NotReady if every model would refuse a request of this client now.
+        """Raise Overloaded or NotReady if every model would reject a request from this client now.
 
-        This counts one refusal, for the default model. If any model would admit the request, no refusal is counted.
+        This counts one rejection, for the default model. If any model would admit the request, none is counted.
         """
         if all(model.admission.would_refuse(client) for model in self._models.values()):
             next(iter(self._models.values())).admission.check(client)
@@ -157,9 +157,9 @@ class SpeechModels:
 
 
 class StreamMeter:
-    """Counter of one stream for admission control, which also compares the arrival of audio with the playback time.
+    """Tracks one stream for admission control, and compares the arrival of its audio with playback time.
 
-    A chunk does not count as late if the client was slow to read the previous audio, or to write the text.
+    A chunk does not count as late if the client was slow to read the previous audio or to write its text.
     """
 
     def __init__(
@@ -201,11 +201,11 @@ class StreamMeter:
         self._sent_s = time.monotonic()
 
     def end_send(self) -> None:
-        """Record that the client has read the chunk."""
+        """Record that the client has read the latest chunk."""
         self._listener.postpone(time.monotonic() - self._sent_s)
 
     def finish(self) -> None:
-        """Record the stream's totals after all chunks were sent."""
+        """Record the stream's totals after all chunks have been sent."""
         spoken_s = time.monotonic() - self._came_s
         metrics.finished(spoken_s, audio_s=self._listener.audio_s, reason=self._reason, model=self._admission.model)
 
@@ -229,7 +229,7 @@ class StreamMeter:
 
 @asynccontextmanager
 async def _start_limit(admission: AdmissionControl, utterance: Utterance) -> AsyncIterator[None]:
-    """Limit the wait for first audio in this context, and count the request in the line of admission control.
+    """Limit the wait for first audio within this context, and count the request in admission control's queue.
 
     Raises Overloaded, or NotReady if no replica was running.
     """
@@ -262,8 +262,8 @@ async def _start_limit(admission: AdmissionControl, utterance: Utterance) -> Asy
 async def _timeout(limit_s: float, live: Segments | None, on_start: Callable[[], None]) -> AsyncIterator[None]:
     """Raise TimeoutError if the context takes longer than `limit_s` seconds.
 
-    The time starts immediately. For a `live` text, it starts as soon as the client has written enough text to speak.
-    `on_start` is called at that moment.
+    Timing starts immediately or, for a `live` text, as soon as the client has written enough text to speak. `on_start`
+    is called at that moment.
     """
     if live is None:
         on_start()
@@ -287,7 +287,7 @@ async def _timeout(limit_s: float, live: Segments | None, on_start: Callable[[],
 
 @asynccontextmanager
 async def _log_start(admission: AdmissionControl, request_id: str, is_starting: bool) -> AsyncIterator[None]:
-    """Log the progress of the model's start every _LOG_EVERY_S seconds while it `is_starting`."""
+    """Log the model's startup progress every _LOG_EVERY_S seconds while it `is_starting`."""
 
     async def log() -> None:
         while not admission.is_running():

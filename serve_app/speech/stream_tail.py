@@ -1,4 +1,4 @@
-"""Tail of a stream: the last words and codes, from which later speech continues."""
+"""Tail of a stream: the last words and codes, from which later speech can continue."""
 
 from collections import deque
 
@@ -12,7 +12,7 @@ _MOST_CHARS = 100
 
 
 class StreamTail:
-    """Collector of a stream's last codes."""
+    """Collects a stream's last codes."""
 
     def __init__(self) -> None:
         self._codes: deque[Frame] = deque(maxlen=_MOST_FRAMES)
@@ -31,7 +31,7 @@ class StreamTail:
     def tail(self, text: str) -> Tail | None:
         """Return the tail of a stream that has spoken `text`, or None if the stream was cut off or is too short.
 
-        The tail starts at a word boundary, assuming that all characters take equally long.
+        The tail starts at a word boundary, assuming that all characters take the same time to speak.
         """
         text = text.strip()
         if self._reason is not FinishReason.STOP or not text:

@@ -1,4 +1,4 @@
-"""Assembly of the chunks of several segments into the chunks of one utterance."""
+"""Assembles the chunks of several segments into the chunks of one utterance."""
 
 import asyncio
 from dataclasses import replace
@@ -14,14 +14,14 @@ from serve_app.speech.segments import ended_badly
 class UtteranceAssembler:
     """Assembler that converts the chunks of segments to chunks of one utterance.
 
-    `num_text_tokens` is the sum over the segments so far. Only the last chunk of the utterance has a finish reason: the
-    first reason other than STOP of any segment, or STOP.
+    `num_text_tokens` is the running total over segments. Only the utterance's last chunk has a finish reason: the first
+    reason other than STOP from any segment, or STOP if there is none.
     """
 
     def __init__(self, info: ModelInfo) -> None:
         self._timeline = _Timeline(info)
         self._info = info
-        self._filter: Filter | None = None  # of a segment with another speed
+        self._filter: Filter | None = None  # for a segment with a different speed
         self._number = 0  # of the current segment
         self._tokens_before = 0  # tokens of the previous segments
         self._tokens = 0  # tokens of the current segment
@@ -40,13 +40,13 @@ class UtteranceAssembler:
         self._tokens = 0
 
     def has_failed(self, chunk: PcmChunk) -> bool:
-        """Return whether the chunk ends the speech badly or without audio before any audio was sent."""
+        """Return whether the chunk ends the speech abnormally, or without audio, before any audio has been sent."""
         if chunk.finish_reason is None or self.has_audio:
             return False
         return not chunk.pcm or ended_badly(chunk.finish_reason)
 
     async def add(self, chunk: PcmChunk, *, is_last: bool) -> PcmChunk:
-        """Add a chunk of the current segment. Set `is_last` if certainly no other segment follows."""
+        """Add a chunk of the current segment. Set `is_last` if it is certain that no other segment follows."""
         positions = self._timeline.add(chunk)
         if self._filter is not None:
             chunk = replace(chunk, pcm=await asyncio.to_thread(_filtered, self._filter, chunk))
@@ -67,7 +67,7 @@ class UtteranceAssembler:
         )
 
     def silence(self, seconds: float) -> PcmChunk:
-        """Return a pause in the text, before a segment or at the end."""
+        """Return the chunk for a pause in the text, before a segment or at the end."""
         self.has_audio = True
         return self._empty(pcm=self._timeline.silence(seconds))
 
@@ -79,14 +79,14 @@ class UtteranceAssembler:
 
 
 class _Timeline:
-    """Mapping of times in the delivered audio of an utterance to the parts of the text that the talkers have read."""
+    """Maps times in an utterance's delivered audio to the parts of the text that the talkers have read."""
 
     def __init__(self, info: ModelInfo) -> None:
         self._sample_rate, self._frame_samples = info.sample_rate, info.frame_samples
         self._start = 0  # characters of the text before the segment
         self._before = 0  # samples before the segment
         self._made = 0  # samples of the segment as received
-        self._delivered = 0  # samples of the segment after a change of speed
+        self._delivered = 0  # samples of the segment after any speed change
         self._speed = 1.0
         self._dropped: int | None = None  # silent samples that were dropped at the start of the segment
         self._readings: list[Reading] = []
@@ -123,7 +123,7 @@ class _Timeline:
         )
 
     def deliver(self, num_samples: int) -> None:
-        """Count samples that were sent, after the change of speed."""
+        """Count samples that have been sent, after the speed change."""
         self._delivered += num_samples
 
     def _seconds(self, frame: int, dropped: int) -> float:
@@ -132,6 +132,6 @@ class _Timeline:
 
 
 def _filtered(faster: Filter, chunk: PcmChunk) -> bytes:
-    """Return the chunk's audio at the segment's speed. For the last chunk, append the audio left in the filter."""
+    """Return the chunk's audio at the segment's speed. To the last chunk, append what is left in the filter."""
     pcm = faster.feed(chunk.pcm)
     return pcm + faster.close() if chunk.finish_reason is not None else pcm

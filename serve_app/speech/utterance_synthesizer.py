@@ -1,4 +1,4 @@
-"""Synthesis of an utterance, with one call for each segment of its text and without gaps between segments."""
+"""Synthesis of an utterance, with one call per text segment and no gaps between segments."""
 
 import asyncio
 from collections import deque
@@ -14,7 +14,7 @@ from serve_app.speech.look_ahead import LookAhead, SegmentAudio
 from serve_app.speech.segments import SECOND_ATTEMPT, Segments, Utterance, count_redraw, ended_badly, segment_seed
 from serve_app.speech.utterance_assembler import UtteranceAssembler
 
-# Retry interval for a later segment that was refused, and the time after which the retries stop.
+# Retry interval for a later segment that was rejected, and the time after which retries stop.
 _RETRY_AFTER_S, _GIVE_UP_AFTER_S = 0.25, 30.0
 
 
@@ -43,8 +43,8 @@ class UtteranceSynthesizer:
     async def begin(
         self, utterance: Utterance, info: ModelInfo, listener: Listener, *, calls: AsyncExitStack
     ) -> "BegunSpeech":
-        """Begin one utterance and read its audio up to the first samples. If the speech ends badly with these samples,
-        start over once, with another seed for all segments.
+        """Begin one utterance and read its audio up to the first samples. If the speech ends badly at that point, start
+        over once with another seed for all segments.
 
         `listener`: see `speak`. `calls` closes all calls that this method makes.
         """
@@ -60,10 +60,10 @@ class UtteranceSynthesizer:
         return begun
 
     def speak(self, utterance: Utterance, info: ModelInfo, listener: Listener) -> AsyncGenerator[PcmChunk, None]:
-        """Yield the audio of one utterance, with one call for each segment of its text. If a client that is still
-        writing the text pauses, the audio pauses too.
+        """Yield the audio of one utterance, with one call per text segment. If a client that is still writing the text
+        pauses, the audio pauses too.
 
-        Later segments are read ahead until `listener` needs their audio. The caller reports sent audio to `listener`.
+        Later segments are prefetched until `listener` needs their audio. The caller reports sent audio to `listener`.
         """
         if (live := utterance.live_text) is not None:
             chunks = self.speak_segments(utterance.synthesis, live, info, listener, may_redraw=utterance.may_redraw)
@@ -82,9 +82,9 @@ class UtteranceSynthesizer:
         own tail and seed. The next segment is requested once it is known and the current segment has audio. A joined
         segment is requested after the current segment has ended.
 
-        Sampling options apply to each segment separately: `max_new_tokens` limits one segment, not the utterance. With
-        `may_redraw`, speech that ends badly with its first audio stops there, because the caller redraws it. Segments
-        after the first audio are redrawn here.
+        Sampling options apply to each segment separately: `max_new_tokens` limits one segment, not the utterance. If
+        `may_redraw` is set, speech that ends badly with its first audio stops there, because the caller redraws it.
+        Segments after the first audio are redrawn here.
         """
         assembler = UtteranceAssembler(info)
         number = 0  # of the current segment
@@ -114,7 +114,7 @@ class UtteranceSynthesizer:
                 await look_ahead.ensure_asked(number, segment)
                 if pause_s := segments.pause_s(number):
                     yield assembler.silence(pause_s)
-            if not assembler.has_ended:  # the end was still unknown when the last chunk arrived
+            if not assembler.has_ended:  # the end was not yet known when the last chunk arrived
                 yield assembler.end()
 
     def _open_segment(self, request: SynthesisRequest, info: ModelInfo) -> SegmentAudio:
@@ -134,8 +134,8 @@ class UtteranceSynthesizer:
         return self._synthesizer.synthesize(request, info)
 
     async def _ask_with_retries(self, request: SynthesisRequest, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
-        """Yield the audio of a later segment. If the segment is refused, request it again: the previous segment is
-        still playing, and a stall is better than cutting off the speech.
+        """Yield the audio of a later segment. If the segment is rejected, request it again: the previous segment is
+        still playing, and a stall is better than truncated speech.
         """
         loop = asyncio.get_running_loop()
         until_s = loop.time() + _GIVE_UP_AFTER_S
@@ -154,7 +154,7 @@ class UtteranceSynthesizer:
 
 
 class BegunSpeech:
-    """Speech that has been read up to its first samples. `next` returns all chunks, including these."""
+    """Speech that has been read up to its first samples. `next` returns all chunks, including those already read."""
 
     def __init__(self, chunks: AsyncGenerator[PcmChunk, None], *, seed: int | None = None) -> None:
         """Wrap `chunks`. `seed` is set in the first chunks if it differs from the request's seed."""

@@ -1,4 +1,4 @@
-"""Words of a text with their times in the audio."""
+"""Words of a text with their timestamps in the audio."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -9,14 +9,14 @@ from deployments.protocol import PcmChunk
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """Word as written, with its time in the utterance's audio after any change of speed."""
+    """Word as written, with its timestamps in the utterance's audio after any speed change."""
 
     text: str
     start: int  # offset in characters in the written text
     end: int
     start_s: float
     end_s: float
-    is_estimate: bool = False  # whether the times are estimated
+    is_estimate: bool = False  # whether the timestamps are estimated
 
 
 class WordSource(Protocol):
@@ -24,7 +24,7 @@ class WordSource(Protocol):
 
     @property
     def text(self) -> str:
-        """Written text so far."""
+        """Text written so far."""
         ...
 
     def feed(self, chunk: PcmChunk) -> None:
@@ -37,10 +37,10 @@ class WordSource(Protocol):
 
 
 def marked(words: Iterable[Word]) -> dict[str, object]:
-    """Return the extra field of a message with word times, if any time is an estimate."""
+    """Return the extra field of a message with word timestamps, if any timestamp is an estimate."""
     return {"estimated": True} if any(word.is_estimate for word in words) else {}
 
 
 def word_entries(words: Iterable[Word]) -> list[dict[str, object]]:
-    """Convert words for JSON, with times in seconds of the audio."""
+    """Convert words for JSON, with timestamps in seconds of audio."""
     return [{"word": word.text, "start": round(word.start_s, 3), "end": round(word.end_s, 3)} for word in words]

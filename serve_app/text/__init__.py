@@ -1,1 +1,1 @@
-"""Text normalization: markup, lexicon, numbers in words, languages, and sentence splitting."""
+"""Text normalization: markup, lexicon, numbers written as words, languages, and sentence splitting."""

@@ -1,4 +1,4 @@
-"""Properties of characters: which characters can be spoken, and where a text may be split."""
+"""Properties of characters: which ones can be spoken, and where text may be split."""
 
 import re
 import unicodedata
@@ -7,7 +7,7 @@ from itertools import groupby
 _CJK = r"[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\u3000-\u303f\uff00-\uff65]"
 _CJK_SPACE = re.compile(rf"(?<={_CJK})\s+(?={_CJK})")
 _IDEOGRAPH = re.compile(_CJK)
-_MARKS = re.compile(r"[^\w\s]{31,}")  # no letter has this many combining marks
+_MARKS = re.compile(r"[^\w\s]{31,}")  # no letter carries this many combining marks
 _HIDDEN = ("Cc", "Cf")
 
 
@@ -32,7 +32,7 @@ def _in_order(marks: re.Match[str]) -> str:
 
 
 def is_speakable(text: str) -> bool:
-    """Return whether a text contains letters or numbers."""
+    """Return whether text contains any letters or numbers."""
     return any(unicodedata.category(char)[0] in "LN" for char in text)
 
 
@@ -42,7 +42,7 @@ def without_halves(text: str) -> str:
 
 
 def whole_characters(text: str) -> tuple[str, str]:
-    """Join surrogate pairs into characters. Also return a high surrogate from the end, whose pair may follow later."""
+    """Join surrogate pairs into characters. Also return a trailing high surrogate, whose pair may follow later."""
     end = len(text) - ("\ud800" <= text[-1:] <= "\udbff")
     return without_halves(text[:end]), text[end:]
 
@@ -53,7 +53,7 @@ def is_ideograph(char: str) -> bool:
 
 
 def without_cjk_spaces(text: str) -> str:
-    """Remove spaces between ideographs, because clients split texts there and add spaces."""
+    """Remove spaces between ideographs, because clients split text there and add spaces."""
     return _CJK_SPACE.sub("", text)
 
 

@@ -14,7 +14,7 @@ from serve_app.text.characters import letters
 if TYPE_CHECKING:
     from py3langid.langid import LanguageIdentifier
 
-AUTO, DETECT = "auto", "detect"  # request values: the model selects the language, or it is detected from the text
+AUTO, DETECT = "auto", "detect"  # request values: let the model choose, or detect it from the text
 _LEAST_CONFIDENCE = 0.9  # for the cost, see docs/text.md
 
 # ISO 639-1 codes, then 639-2 and 639-3 codes. A region or script after the code, as in zh-CN, is ignored.
@@ -25,7 +25,7 @@ _CODES = {
     "deu": "german", "ger": "german", "ita": "italian", "jpn": "japanese", "kor": "korean", "por": "portuguese",
     "rus": "russian", "spa": "spanish",
 }  # fmt: skip
-# Scripts in addition to Latin letters, which every voice can read.
+# Scripts besides Latin, which every voice can read.
 _SCRIPTS = {
     "chinese": {"CJK"},
     "japanese": {"CJK", "HIRAGANA", "KATAKANA"},
@@ -58,7 +58,7 @@ _WORDS = {
 }
 _FREQUENT = {language: frozenset(words.split()) for language, words in _WORDS.items()}
 _KNOWN = _SCRIPTS.keys() | _FREQUENT.keys()  # languages with known scripts
-_LEAST_WORDS, _LEAST_SHARE = 3, 0.2  # number of distinct matches, and their share of the words in the text
+_LEAST_WORDS, _LEAST_SHARE = 3, 0.2  # least distinct matches, and least share of the text's words
 _GREEK_SIGN = re.compile(r"(?<![Ͱ-Ͽἀ-῿])[Ͱ-ϿΩµ]{1,2}(?![Ͱ-Ͽἀ-῿])")  # π, Δx, 5 Ω, 20 µm
 _WORD = re.compile(r"[^\W\d_]+(?:'[^\W\d_]+)?")
 
@@ -69,7 +69,7 @@ def language_name(tag: str) -> str:
 
 
 def has_region(tag: str) -> bool:
-    """Return whether a code has a part that `language_name` ignores, as in "en-GB" and "zh-Hans"."""
+    """Return whether a code has a part that `language_name` ignores, such as "en-GB" or "zh-Hans"."""
     return re.split("[-_]", tag.lower(), maxsplit=1)[0] in _CODES and tag.lower() not in _CODES
 
 
@@ -96,7 +96,7 @@ def foreign_language(text: str, languages: tuple[str, ...]) -> str | None:
 
 
 def looks_foreign(text: str, languages: tuple[str, ...]) -> str | None:
-    """Return a likely language of `text`, or None. The text has more of its frequent words than of theirs."""
+    """Return a likely language of `text` other than `languages`, or None. Its frequent words must outnumber theirs."""
     likely, matches, known, share = _likely(text, languages)
     return likely.title() if len(matches) > known and share >= _LEAST_SHARE else None
 
@@ -125,7 +125,7 @@ def _script(char: str) -> str:
 
 
 def detected(text: str, languages: tuple[str, ...]) -> str | None:
-    """Detect which of `languages` the text is in. Return None if this is uncertain. The first call takes a second.
+    """Detect which of `languages` the text is in. Return None if uncertain. The first call takes a second.
 
     Raises InvalidRequest if py3langid is not installed.
     """

@@ -1,4 +1,4 @@
-"""Splitting of long texts into parts, including texts that are still being written."""
+"""Splits long texts into parts, including texts that are still being written."""
 
 # ruff: noqa: RUF001 (part of this file is about characters that look alike)
 
@@ -45,8 +45,8 @@ _WIDE_WEIGHT = 3  # an ideograph takes about as long to speak as three letters
 def split_text(text: str, max_chars: int) -> list[str]:
     """Split `text` into parts of at most `max_chars` characters. Wide characters count as three.
 
-    Parts neither begin nor end with whitespace, and contain all other characters in order. A part ends with a
-    paragraph, otherwise with a sentence, a clause or a word. Only words longer than a part are split.
+    Parts neither begin nor end with whitespace, and contain all other characters in order. A part ends at the end of a
+    paragraph or, failing that, of a sentence, a clause or a word. Only words longer than a part are split.
     """
     positions = _positions(text)
     parts, start = [], 0
@@ -60,10 +60,10 @@ def split_text(text: str, max_chars: int) -> list[str]:
 
 
 class LiveSplit:
-    """Splitter for a text that is spoken while the client is writing it.
+    """Splitter for text that is spoken while the client is still writing it.
 
     A segment ends with the first sentence whose end is in the second half of the segment, or with the first clause in
-    the last quarter. Otherwise, it ends before the first word that does not fit. Each character is measured once,
+    the last quarter. Otherwise, it ends before the first word that does not fit. Each character is measured only once,
     however the text arrives.
     """
 
@@ -74,7 +74,7 @@ class LiveSplit:
         self._given = 0  # number of characters already returned
         self._positions = [0]  # positions in `_text`
         self._sure = 0  # the segment ends at or after this offset
-        self._space = self._looked = 0  # last whitespace; sentences and clauses before `_looked` are already checked
+        self._space = self._looked = 0  # last whitespace; sentences and clauses before `_looked` were checked
 
     def feed(self, text: str) -> list[str]:
         """Return the text that can be spoken now, in one part per segment."""
@@ -125,7 +125,7 @@ class LiveSplit:
         self._sure = len(text)
         if middle >= len(text) - 1:
             return 0
-        known = len(text) - _AHEAD  # the following text decides whether a sentence ends here
+        known = len(text) - _AHEAD  # whether a sentence ends here depends on the text that follows
         matches = [match for match in _SENTENCE.finditer(text, self._looked) if match.end() > middle]
         open_matches = [match for match in matches if match.end() > known]
         ends = [match.end() for match in matches if match.end() > known or _ends_sentence(text, match.end())]
@@ -156,7 +156,7 @@ def _best_end(text: str, start: int, middle: int, limit: int) -> int:
     """Return the end of the part that begins at `start`, at most `limit`.
 
     In the first half of the part, up to `middle`, ends of paragraphs, sentences and clauses are ignored, because very
-    short parts sound disconnected.
+    short parts sound disjointed.
     """
     for find_ends in (partial(_ends, _PARAGRAPH), sentence_ends, partial(_ends, _CLAUSE)):
         if good := [end for end in find_ends(text, start, limit + 1) if middle < end <= limit]:

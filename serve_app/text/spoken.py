@@ -8,8 +8,8 @@ from typing import Protocol
 from serve_app.text.characters import is_speakable
 
 LEFT_OUT = "\ue000"  # private-use character
-# For voices that only speak words: the function that writes a text in words, and the function that counts characters
-# that the voice cannot speak.
+# For voices that can only speak words: a function that writes text out in words, and one that counts characters that
+# the voice cannot speak.
 SPOKEN_FORMS = {
     "english": ("deployments.embedded_voice.english:spoken_english", "deployments.embedded_voice.english:unspoken"),
 }
@@ -18,21 +18,21 @@ UNSPOKEN = "characters that the voice cannot speak"
 
 @dataclass(frozen=True, slots=True)
 class TextSpan:
-    """Text that is spoken without an explicit pause inside."""
+    """Text spoken without an explicit pause in it."""
 
     text: str  # empty if nothing follows the last pause
     pause_s: float = 0.0  # silence before the text
     speed: float = 1.0
-    style: str = ""  # from an extension: see `Utterance.styles`
+    style: str = ""  # set by an extension: see `Utterance.styles`
 
 
 @dataclass(frozen=True, slots=True)
 class SpokenPiece:
-    """Consecutive piece of a text as sent, with its spoken form."""
+    """Contiguous piece of the text as sent, with its spoken form."""
 
     written: str  # contains LEFT_OUT for each character that is not read aloud
     spoken: str  # can be concatenated with the spoken form of other pieces
-    pause_s: float = 0.0  # silence in place of the piece
+    pause_s: float = 0.0  # silence to insert in place of the piece
     speed: float | None = None  # speed of all following text; None: unchanged
     style: str | None = None  # style of all following text; None: unchanged
 
@@ -44,7 +44,7 @@ class SpokenPiece:
 
 @dataclass(frozen=True, slots=True)
 class SpokenText:
-    """Spoken and omitted parts of a whole text."""
+    """Spoken and omitted parts of a complete text."""
 
     sent: str
     spans: tuple[TextSpan, ...]
@@ -57,7 +57,7 @@ class SpokenText:
 
     @property
     def style(self) -> str:
-        """Style of the whole text, or "" if it has several styles."""
+        """Style of the complete text, or "" if it has several styles."""
         styles = {span.style for span in self.spans if span.text}
         return styles.pop() if len(styles) == 1 else ""
 
@@ -67,11 +67,11 @@ class SpokenText:
 
     @property
     def has_words(self) -> bool:
-        """Whether the text contains words, which may all be omitted."""
+        """Whether the text contains words, even if all of them are omitted."""
         return is_speakable(self.sent)
 
     def pieces(self) -> Iterator[SpokenPiece]:
-        """Yield all of the text, as sent and as spoken."""
+        """Yield the complete text, as sent and as spoken."""
         yield SpokenPiece(self.sent, self.text)
 
 

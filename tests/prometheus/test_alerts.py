@@ -36,10 +36,10 @@ EVIL = {
     'talkray_ttfp_seconds_bucket{model="voices",le="0.5"}': "0+300x90",
     'talkray_stall_seconds_bucket{model="voices",le="0.1"}': "0+450x90",
     'talkray_ingress_used_ratio{model=""}': "0.5x10 0.9x80",
-    'talkray_refusals_total{reason="line",model="voices"}': "0x10 0+60x80",
+    'talkray_refusals_total{reason="line",model="voices"}': "0x10 0+6000x80",
     'talkray_underruns_total{model="voices"}': "0+600x90",
     'talkray_ttfb_seconds_bucket{le="1.0"}': "0+60x90",
-    'talkray_replicas_running{pool="talker",model="voices"}': "2x10 1x80",
+    'talkray_replicas_running{pool="talker",model="voices"}': "2x10 0x80",
     'talkray_kv_blocks_used_ratio{model="voices"}': "0.6x10 0.99x80",
     'talkray_failovers_total{reason="TalkerLost",model=""}': "0x10 0+1x80",
     'talkray_replicas_died{pool="talker",model="voices"}': "1x75 2x15",
@@ -49,8 +49,10 @@ VOICES, TALKERS = {"model": "voices"}, {"pool": "talker", "model": "voices"}
 FIRING: dict[str, tuple[dict[str, str], str]] = {
     "TalkrayFirstAudioLate": (VOICES, "50%"), "TalkrayListenersPaused": (VOICES, "25%"),
     "TalkrayIngressNearlyFull": ({}, ""), "TalkrayRefusing": ({"reason": "line", **VOICES}, ""),
-    "TalkrayUnderruns": (VOICES, ""), "TalkrayFirstByteSlow": ({}, ""), "TalkrayReplicasMissing": (TALKERS, ""),
+    "TalkrayUnderruns": (VOICES, ""), "TalkrayFirstByteSlow": ({}, ""), "TalkrayRefusingMost": (VOICES, ""),
+    "TalkrayPoolDown": (TALKERS, ""), "TalkrayReplicasMissing": (TALKERS, ""),
     "TalkrayKvCacheFull": (VOICES, ""), "TalkrayFailovers": ({}, ""), "TalkrayReplicasDie": (TALKERS, "1"),
+    "TalkrayNoMetrics": ({}, ""),
 }  # fmt: skip
 
 
@@ -86,8 +88,9 @@ def test_no_alert_fires_in_a_quiet_hour(prometheus_bin: Path, tmp_path: Path) ->
 
 def test_every_alert_fires_in_an_evil_hour_and_names_its_runbook(prometheus_bin: Path, tmp_path: Path) -> None:
     assert list(FIRING) == NAMES
-    alerts = [asked(rule["alert"], [expected(rule)]) for rule in RULES if "alert" in rule]
+    *alerts, no_metrics = [asked(rule["alert"], [expected(rule)]) for rule in RULES if "alert" in rule]
     assert promtool_says(prometheus_bin, tmp_path, QUIET | EVIL, alerts) == ""
+    assert promtool_says(prometheus_bin, tmp_path, {"node_cpus": "8x90"}, [no_metrics]) == ""
 
 
 def test_promtool_would_complain(prometheus_bin: Path, tmp_path: Path) -> None:

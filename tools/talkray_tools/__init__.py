@@ -1,1 +1,1 @@
-"""Command-line tools that ship with the wheel but that replicas do not import."""
+"""Command-line tools that ship with the wheel but are not imported by replicas."""

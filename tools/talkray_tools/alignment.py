@@ -1,8 +1,8 @@
-"""Find the attention head of a talker that follows the text during speech, and score how steadily it does so.
+"""Find the talker attention head that follows the text during speech, and score how steadily it does so.
 
-Each head is judged on known texts and on the codes generated from them. The talker processes a whole utterance in one
-pass and records, for each frame, how much each head attends to the text and at which position. A head that follows the
-text puts most of its attention on the text, and moves from the first word to the last without large jumps.
+Each head is judged on known texts and on the codes generated from them. The talker processes a complete utterance in
+one pass and records, for each frame, how much each head attends to the text and at which position. A head that follows
+the text puts most of its attention on the text, and moves from the first word to the last without large jumps.
 """
 
 import json
@@ -42,7 +42,7 @@ class HeadScore:
 
     @property
     def follows(self) -> bool:
-        """Whether the head is accurate enough to derive word times."""
+        """Whether the head is accurate enough to derive word timestamps."""
         return self.score >= _LEAST_SCORE
 
     def __str__(self) -> str:
@@ -52,7 +52,7 @@ class HeadScore:
 
 
 class _Watched:
-    """Implementation of `Attend` for one whole utterance that records where each head attends to the text."""
+    """Implementation of `Attend` for one complete utterance, which records where each head attends to the text."""
 
     def __init__(self, text_start: int, num_tokens: int, first_frame: int) -> None:
         """Set the positions of the text's first token and of the first frame."""
@@ -77,9 +77,9 @@ class _Watched:
 
 @torch.inference_mode()
 def find_head(engine: Engine, spoken: Sized[tuple[SynthesisRequest, Codes]]) -> list[HeadScore]:
-    """Score all heads on requests and the codes [frames, groups] generated from them. Return the best head first.
+    """Score all heads on requests and the codes [frames, groups] generated from them, best head first.
 
-    `engine` must run on a CPU. An utterance that exceeds one forward pass is truncated.
+    `engine` must run on a CPU. Utterances too long for one forward pass are truncated.
     """
     scores = torch.stack([_scores(engine, request, codes) for request, codes in spoken]).mean(0)  # [layers, heads, 3]
     layers, heads, _ = scores.shape
@@ -96,7 +96,7 @@ def write_head(directory: Path, head: HeadScore) -> Path:
 
 
 def _scores(engine: Engine, request: SynthesisRequest, codes: Codes) -> Tensor:
-    """Return the three values of `HeadScore` for one utterance, [layers, heads, 3]."""
+    """Return the three `HeadScore` values for one utterance, [layers, heads, 3]."""
     networks = engine.runner.networks
     resumed = replace(request, resume=Progress(codes, 0))
     sequence = engine.intake.prepare(0, resumed)

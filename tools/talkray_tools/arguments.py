@@ -18,7 +18,7 @@ from loadtest.command_app import CommandApp
 
 
 def checkpoint(name: str) -> Path:
-    """Resolve a `--model` value to a checkpoint directory, and show a download's progress. Used by argparse."""
+    """Resolve a `--model` value to a checkpoint directory, showing progress if it is downloaded. Used by argparse."""
     try:
         return locate(name, report=_say)
     except CheckpointError as error:
@@ -26,7 +26,7 @@ def checkpoint(name: str) -> Path:
 
 
 class CommandParser(argparse.ArgumentParser):
-    """Argument parser that formats help and errors as the Typer commands do."""
+    """Argument parser that formats help and errors like the Typer commands."""
 
     def print_help(self, file: Any = None) -> None:
         console = Console(file=file, highlight=False)

@@ -2,8 +2,8 @@
 
     talkray bench codec --device cuda
 
-Without a checkpoint, the benchmark uses random weights of the released shape, which take as long as trained weights.
-CPU results are CPU times of one thread. They include calls that only advance a stream's state, as after a failover.
+Without a checkpoint, the benchmark uses random weights of the released shapes, which take as long as trained ones. CPU
+results are single-thread CPU times. They include calls that only advance a stream's state, as happens after a failover.
 GPU results come from CUDA events around replays of captured calls.
 """
 
@@ -139,7 +139,7 @@ def _decode_alone(options: argparse.Namespace, precision: str, barrier: Any, que
 
 
 def _decode_calls(decoder: CodecDecoder, options: argparse.Namespace, calls: int) -> float:
-    """Return the seconds that `calls` calls take, each with 4 streams and 4 frames."""
+    """Return how many seconds `calls` calls take, each with 4 streams and 4 frames."""
     torch.set_num_threads(1)
     codes = _codes(decoder, options, 4, 4)
     states = [decoder.initial_state()] * 4
@@ -244,7 +244,7 @@ def _is_audio(pcm: Pcm | EngineError) -> TypeGuard[Pcm]:
 
 
 def _folded(options: argparse.Namespace) -> FoldedWeights:
-    """Load the checkpoint's decoder, or create one with random weights. Sets the backend in `options`."""
+    """Load the checkpoint's decoder, or create one with random weights. Sets the backend given in `options`."""
     if options.model is not None:
         directory = options.model / "speech_tokenizer"
         config, folded = SpeechTokenizerConfig.load(directory), FoldedWeights.load(directory)

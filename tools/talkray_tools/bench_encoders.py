@@ -2,8 +2,8 @@
 
     talkray bench encoders
 
-The input is a chord whose loudness varies like speech, in 80 ms frames like the codec's. The time to first bytes is
-wall-clock time; all other times are CPU times of this thread.
+The input is a chord whose loudness varies like speech, in frames of 80 ms, as from the codec. The time to first bytes
+is wall-clock time; all other times are CPU times of this thread.
 """
 
 import json
@@ -65,7 +65,7 @@ def speech_like(seconds: float) -> bytes:
 
 
 def measure(audio_format: AudioFormat, bit_rate: int | None, pcm: bytes, *, runs: int) -> Row:
-    """Return the medians over all runs. `until_first_ms` is None if 80 ms of audio produce no audio bytes."""
+    """Return the medians over all runs. `until_first_ms` is None if 80 ms of input yield no audio bytes."""
     opened, first, cpu, size = [], [], [], 0
     frames = [pcm[start : start + 2 * _FRAME_SAMPLES] for start in range(0, len(pcm), 2 * _FRAME_SAMPLES)]
     for _ in range(runs):
@@ -90,7 +90,7 @@ def measure(audio_format: AudioFormat, bit_rate: int | None, pcm: bytes, *, runs
 
 
 def until_first_ms(audio_format: AudioFormat, bit_rate: int | None, pcm: bytes) -> float | None:
-    """Return the milliseconds of audio that the encoder needs before it emits more than a header."""
+    """Return how many milliseconds of audio the encoder needs before it emits more than a header."""
     encoder, header = _open(audio_format, bit_rate), _header_bytes(audio_format)
     step, num_bytes = 2 * _RATE * _STEP_MS // 1000, 0
     for number in range(1, 400 // _STEP_MS + 1):

@@ -3,9 +3,9 @@
     python -m talkray_tools.bench_engine --random 1.7B-CustomVoice [--batches 1 8 32 64] [--json FILE]
     python -m talkray_tools.bench_engine --max-num-seqs 128 --load 80 100    # device time by kind of work
 
-The `device` column is measured with CUDA events around back-to-back captured steps. The `loop` column is wall-clock
-time of whole engine steps. The `host` column is the part of `loop` in which the host computes. The host waits for
-the rest. The `floor` column is the time to read weights and contexts once at the given memory bandwidth.
+The `device` column is measured with CUDA events around back-to-back captured steps. The `loop` column is the wall-clock
+time of complete engine steps. The `host` column is the part of `loop` in which the host computes; otherwise it waits.
+The `floor` column is the time to read all weights and contexts once at the given memory bandwidth.
 """
 
 import argparse
@@ -37,14 +37,14 @@ from talkray_tools.step_profile import Busy, Share, profile_load, profile_step
 TEXT = "The quick brown fox jumps over the lazy dog, and then it rests in the shade of a tree."
 _WARM_UP_STEPS = 5
 STREAM_FRAMES = 71  # 5.7 s of speech
-_TAILS = (12, 25)  # frames of earlier speech: one and two seconds
+_TAILS = (12, 25)  # lengths of earlier speech in frames: one and two seconds
 LENGTH_SIGMA = 0.35  # standard deviation of the logarithm of a stream's length under load
 _SETTLE_S, _LOAD_S = 1.5, 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """Step times of one batch size, in milliseconds."""
+    """Step times for one batch size, in milliseconds."""
 
     batch: int
     device: float
@@ -55,7 +55,7 @@ class StepTime:
 
 @dataclass(frozen=True, slots=True)
 class PrefillTime:
-    """Prefill times of prompts that arrive together at an idle engine, in milliseconds."""
+    """Prefill times of prompts arriving together at an idle engine, in milliseconds."""
 
     prompts: int
     tail_frames: int  # frames of earlier speech that each prompt continues
@@ -65,7 +65,7 @@ class PrefillTime:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Results of an engine that generates codes and audio for randomly arriving streams."""
+    """Results for an engine that generates codes and audio for randomly arriving streams."""
 
     rate: float  # requests per second
     frame_ms: float  # between two steps
@@ -112,13 +112,13 @@ class EngineReport:
 
 
 class EngineBench:
-    """Benchmarks of one loaded engine."""
+    """Benchmarks for one loaded engine."""
 
     def __init__(self, engine: Engine, *, steps: int, bandwidth: float) -> None:
         self.engine, self.steps, self.bandwidth = engine, steps, bandwidth
 
     def step_time(self, batch: int) -> StepTime:
-        """Measure steps in which all `batch` sequences continue."""
+        """Measure steps in which all `batch` sequences are decoding."""
         engine = self.engine
         for number in range(batch):
             engine.add(number, self._request(number, frames=self.steps * 3 + 2 * _WARM_UP_STEPS))
@@ -145,7 +145,7 @@ class EngineBench:
         return lingered
 
     def _num_frames(self) -> int:
-        """Return the frames of the longest running sequence. Chunks do not count steps, because steps may share one."""
+        """Return the longest running sequence's frame count. Chunks cannot be counted, because steps may share one."""
         return max((sequence.num_frames for sequence in self.engine.scheduler.running.values()), default=0)
 
     def prefill_time(self, prompts: int, *, tail_frames: int = 0) -> PrefillTime:
@@ -169,7 +169,7 @@ class EngineBench:
         return PrefillTime(prompts, tail_frames, statistics.median(times), statistics.quantiles(times, n=20)[-1])
 
     def load(self, rate: float) -> Load:
-        """Measure device utilisation while `rate` streams per second arrive at random, with audio."""
+        """Measure device utilisation while `rate` streams per second arrive at random, including audio."""
         arriving = _Arriving(self.engine, self._request, rate)
         arriving.run(_SETTLE_S)
         frame_ms, rows = arriving.run(_LOAD_S)
@@ -192,7 +192,7 @@ class EngineBench:
         return shares
 
     def _device_time(self) -> float:
-        """Return the device time of the running batch's step, replayed without host work in between."""
+        """Return the device time of the running batch's step, replayed with no host work in between."""
         sequences = list(self.engine.scheduler.running.values())
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         torch.cuda.synchronize()
@@ -216,7 +216,7 @@ class EngineBench:
         return (weights * size + context * per_position) / self.bandwidth * 1e3
 
     def _request(self, seed: int, *, frames: int, audio: bool = False) -> SynthesisRequest:
-        """Build a request for the codes of a streamed text; with `audio`, for codes and audio of a paragraph."""
+        """Build a request for the codes of a streamed text or, with `audio`, for a paragraph's codes and audio."""
         model = self.engine.model_config
         options = Sampling(max_new_tokens=frames + 1)
         voice = next(iter(model.speakers)) if model.kind is ModelKind.CUSTOM_VOICE else None
@@ -237,7 +237,7 @@ class _Arriving:
         self._due_s = time.perf_counter()
 
     def run(self, seconds: float) -> tuple[float, float]:
-        """Run for `seconds`. Return the mean milliseconds between steps and the mean rows per step."""
+        """Run for `seconds`. Return the mean time between steps in milliseconds, and the mean rows per step."""
         end_s = time.perf_counter() + seconds
         steps, rows, last = 0, 0, self._engine.num_steps
         while (now_s := time.perf_counter()) < end_s:

@@ -1,4 +1,4 @@
-"""Tokenizer files in the official layout without a downloaded vocabulary: one token per byte, and the word `assistant`.
+"""Tokenizer files in the official layout with no downloaded vocabulary: one token per byte, plus the word `assistant`.
 
 Random checkpoints use this tokenizer. The prompt format requires "assistant\\n" to be two tokens, so merges are needed.
 """
@@ -6,7 +6,7 @@ Random checkpoints use this tokenizer. The prompt format requires "assistant\\n"
 import json
 from pathlib import Path
 
-# The added tokens of the Qwen3-TTS tokenizer, in id order. <tool_call> to </think> are not special tokens.
+# The Qwen3-TTS tokenizer's added tokens, in id order. <tool_call> to </think> are not special tokens.
 ADDED_TOKENS = (
     "<|endoftext|>",
     "<|im_start|>",
@@ -55,7 +55,7 @@ def byte_alphabet() -> list[str]:
 def write_tokenizer(directory: Path, *, num_tokens: int, assistant_token: int) -> None:
     """Write vocab.json, merges.txt and tokenizer_config.json.
 
-    `num_tokens` ids precede the added tokens. Unused ids are filled, so the added tokens get the ids in the
+    `num_tokens` ids precede the added tokens. Unused ids are filled, so that the added tokens get the ids given in the
     checkpoint's configuration. The word "assistant" gets the id `assistant_token`.
     """
     pieces = [_ROLE[:end] for end in range(2, len(_ROLE))]

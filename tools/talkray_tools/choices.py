@@ -1,8 +1,8 @@
-"""Compare the codes of two implementations, which may differ only if the scores are nearly tied.
+"""Compare two implementations' codes, which may differ only where scores are nearly tied.
 
 The summation order in float32 decides between two logits that differ by 1e-5. Rounding in bfloat16 decides between
 logits that differ by 1e-2. Codes are therefore compared one by one. If a code differs, its margin shows whether the
-scores nearly tied, and generation continues from the expected code.
+scores were nearly tied, and generation continues from the expected code.
 """
 
 from collections.abc import Callable, Iterator
@@ -26,16 +26,16 @@ from deployments.talker.state.batch_state import BatchOptions
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Scores that selected one code."""
+    """Scores from which one code was selected."""
 
     logits: Tensor  # [vocab], divided by the temperature
     noise: Tensor  # [vocab], 1 for greedy choices; infinite for codes that were filtered out
     borders: tuple[tuple[float, float], ...]  # for top-k, then top-p: last kept and first dropped logit
-    to_nucleus: Tensor  # [vocab], distance in probability to the border of top-p
+    to_nucleus: Tensor  # [vocab], distance in probability to the top-p cutoff
 
     @classmethod
     def by(cls, options: BatchOptions, logits: Tensor, noise: Tensor) -> "Choice":
-        """Build the choice from logits [vocab], noise [vocab] and the sampling `options` of one row."""
+        """Build the choice from one row's logits [vocab], noise [vocab] and sampling `options`."""
         nowhere = torch.full_like(logits, torch.inf)
         if not options.ints("do_sample")[0]:
             return cls(logits, torch.ones_like(logits), (), nowhere)
@@ -51,7 +51,7 @@ class Choice:
         return cls(scaled, noise, tuple(borders), nowhere)
 
     def margin(self, ours: int, theirs: int) -> float:
-        """Return the smallest change of a score, or of a filter's border, that would select the other code."""
+        """Return the smallest change to a score, or to a filter's cutoff, that would select the other code."""
         scores = self.logits - self.noise.log()
         by_score = float(scores[ours] - scores[theirs])
         at_filter = min(map(self._at_filter, (ours, theirs)))
@@ -64,13 +64,13 @@ class Choice:
 
     @property
     def spread(self) -> float:
-        """Standard deviation of the logits that are not suppressed."""
+        """Standard deviation of the unsuppressed logits."""
         return float(self.logits[self.logits.isfinite()].std())
 
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """Permitted differences of codes: margins in deviations of the logits, and a share of the frames (at least one)."""
+    """Permitted differences of codes: margins in logit deviations, and a share of frames (at least one)."""
 
     margin: float
     share: float
@@ -78,7 +78,7 @@ class Tolerance:
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """First code that differs from the expected code. The rest of its frame is not compared."""
+    """First code that differs from the expected one. The rest of its frame is not compared."""
 
     frame: int
     codebook: int
@@ -90,7 +90,7 @@ class Divergence:
 
 
 def near_ties(found: list[Divergence], expected: Codes, tolerance: Tolerance) -> tuple[bool, str]:
-    """Return whether codes [frames, groups] differ only in near-ties, with a description of the first difference."""
+    """Return whether codes [frames, groups] differ only at near-ties, with a description of the first difference."""
     detail = f"{len(expected)} frames, {len(found)} of them differ"
     if not found:
         return True, detail
@@ -103,7 +103,7 @@ def near_ties(found: list[Divergence], expected: Codes, tolerance: Tolerance) ->
 
 @contextmanager
 def kept() -> Iterator[list[Choice]]:
-    """Record, within this context, every choice of a CPU engine that runs a single request."""
+    """Within this context, record every choice made by a CPU engine that runs a single request."""
     made = list[Choice]()
 
     def choose(networks: UnfusedNetworks, logits: Tensor, options: BatchOptions, draw: Draw) -> Tensor:
@@ -132,8 +132,8 @@ def divergences(
 ) -> list[Divergence]:
     """Return where a CPU engine's codes differ from the `expected` codes [frames, groups] of a request.
 
-    After each difference, generation continues from the expected codes. `most` is the maximum number of frames of the
-    request. `begin` is called with the number of known frames before generation continues.
+    After each difference, generation continues from the expected codes. `most` is the request's maximum number of
+    frames. `begin` is called with the number of known frames each time before generation continues.
     """
     found: list[Divergence] = []
     known, eos = 0, engine.model_config.codes.eos
@@ -152,7 +152,7 @@ def divergences(
 
 
 def run(engine: Engine, request: SynthesisRequest, until: Codes | None = None) -> Codes:
-    """Return the frames of one request, [frames, groups], until the end or the first difference from `until`."""
+    """Return one request's frames, [frames, groups], up to the end or the first difference from `until`."""
     engine.add(0, request)
     frames: list[Frame] = []
     while not engine.is_idle:
@@ -165,7 +165,7 @@ def run(engine: Engine, request: SynthesisRequest, until: Codes | None = None) -
 
 
 def _first(codes: Codes, expected: Codes, choices: list[Choice], *, eos: int, full: bool) -> Divergence | None:
-    """Return the first difference. With `full`, the codes end because the frame limit was reached."""
+    """Return the first difference. `full` means that the codes end because the frame limit was reached."""
     common, groups = min(len(codes), len(expected)), expected.shape[1]
     differing = np.argwhere(codes[:common] != expected[:common])
     if len(differing):
@@ -184,7 +184,7 @@ def _first(codes: Codes, expected: Codes, choices: list[Choice], *, eos: int, fu
 def nearest_divergences(encoder: CodecEncoder, audio: NDArray[np.float32], expected: Codes) -> list[Divergence]:
     """Return where the codes of a recording [samples] differ from the expected codes [frames, groups].
 
-    After each difference, encoding continues with the residual of the expected code. Margins are differences of
+    After each difference, encoding continues with the residual of the expected code. Margins are differences between
     distances.
     """
     found: list[Divergence] = []

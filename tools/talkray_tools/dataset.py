@@ -1,7 +1,7 @@
 """`talkray dataset`: synthesize the texts of a JSONL file with a running server, with word times and a manifest.
 
-Each line gets its own seed, derived from the line's id and `--seed`. The order of the lines does not change their codes
-if the server is deterministic: on a CPU, or on a GPU with `deterministic: true`.
+Each line gets its own seed, derived from the line's id and `--seed`. The order of lines does not affect their codes if
+the server is deterministic: on a CPU, or on a GPU with `deterministic: true`.
 """
 
 import hashlib
@@ -78,7 +78,7 @@ def dataset(
 
 
 def read_lines(file: Path, seed: int) -> list[dict[str, object]]:
-    """Return the parts of a job: `input`, `custom_id`, `seed` and each line's other fields. Raises `InvalidRequest`."""
+    """Return a job's parts: `input`, `custom_id`, `seed` and each line's other fields. Raises `InvalidRequest`."""
     try:
         content = file.read_text(encoding="utf-8-sig")
     except OSError as error:
@@ -122,7 +122,7 @@ def _line(text: str, place: str, number: int, seed: int) -> dict[str, object]:
 
 
 def _seed(seed: int, name: str) -> int:
-    """Return the seed of a line, which does not depend on other lines."""
+    """Return a line's seed, which does not depend on other lines."""
     return int.from_bytes(hashlib.sha256(f"{seed} {name}".encode()).digest()[:8]) % _SEEDS
 
 
@@ -137,7 +137,7 @@ def _is_complete(manifest: Path, work: PartList) -> bool:
 
 
 def _entry(work: PartList, number: int, folder: PartFolder) -> dict[str, Any]:
-    """Return one entry of the manifest. Its paths are relative to the manifest."""
+    """Return one manifest entry. Its paths are relative to the manifest."""
     name, asked = work.names[number], {**work.defaults, **work.parts[number]}
     told, info = folder.told(name), soundfile.info(folder.audio(name))
     return {
@@ -159,7 +159,7 @@ def _entry(work: PartList, number: int, folder: PartFolder) -> dict[str, Any]:
 def _packed(
     output: Path, folder: PartFolder, entries: Sequence[dict[str, Any]], shard_size: int
 ) -> list[dict[str, Any]]:
-    """Pack the clips into shards and return their entries with shard paths. Equal clips give byte-identical shards."""
+    """Pack the clips into shards and return their entries with shard paths. Equal clips yield identical shards."""
     packed = []
     for start in range(0, len(entries), shard_size):
         shard = f"shard-{start // shard_size:05}.tar"

@@ -29,7 +29,7 @@ _AT_ONCE = 12  # frames per decoder call
 
 
 class BadFrames(TalkrayError):
-    """Error for an invalid or truncated stream of codec frames. The message contains the position."""
+    """Raised for an invalid or truncated stream of codec frames. The message states the position."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -70,7 +70,7 @@ def records(stream: BinaryIO, codebooks: int) -> Iterator[tuple[int, int, NDArra
 def decode(stream: BinaryIO, decoder: CodecDecoder) -> Iterator[NDArray[np.int16]]:
     """Yield the decoded audio in order. Raises `BadFrames` if the stream is truncated."""
     state = decoder.initial_state()
-    audio = np.zeros(0, np.int16)  # decoded, but not yet written or dropped
+    audio = np.zeros(0, np.int16)  # decoded, but neither written nor dropped yet
     for kind, number, codes in records(stream, decoder.config.num_quantizers):
         if kind == FRAMES:
             for start in range(0, number, _AT_ONCE):

@@ -1,7 +1,7 @@
 """Generate the parts of a job on a running server and store them in a local folder. Interrupted runs can be resumed.
 
-A part is one text with its request fields, identified by a digest of both. A second run of the same command requests
-only the parts that are missing in the folder, for example parts whose text has changed.
+A part is one text with its request fields, identified by a digest of both. Running the same command again requests only
+the parts that are missing from the folder, such as those whose text has changed.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ Fields = Mapping[str, object]
 
 _MOST_PARTS, _MOST_BYTES = 1000, 4 << 20  # per job
 _PERIOD_S = 1.0  # between two polls of a job
-_PATIENCE_S = 300.0  # how long to retry if the server does not respond, because it may be restarting
+_PATIENCE_S = 300.0  # how long to keep retrying an unresponsive server, which may be restarting
 _PAUSE_S = 2.0
 _READ_TIMEOUT_S = 120
 _AGAIN = (408, 429, 500, 502, 503, 504)
@@ -31,18 +31,18 @@ _STATE, _PROBLEMS = "job.json", "problems.json"
 
 
 class JobFailed(TalkrayError):
-    """Error for a job that the server ended before all parts were generated."""
+    """Raised if the server ended a job before all parts were generated."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobProgress:
-    """Progress of the work: parts fetched, and the server's status of the remaining parts."""
+    """Progress of the work: parts fetched, and the server's status for the remaining parts."""
 
     parts: int
     total: int
     audio_s: float
     eta_s: float | None
-    remark: str  # why the work does not continue; empty if it does
+    remark: str  # why work has stopped; empty if it is continuing
 
 
 Report = Callable[[JobProgress], object]
@@ -50,7 +50,7 @@ Report = Callable[[JobProgress], object]
 
 @dataclass(slots=True)
 class PartFolder:
-    """Folder of fetched parts. `NAME.flac` has the audio; `NAME.json` has the part's digest, words and segments."""
+    """Folder of fetched parts. `NAME.flac` holds the audio, and `NAME.json` the part's digest, words and segments."""
 
     folder: Path
     audio_format: str = "flac"
@@ -62,7 +62,7 @@ class PartFolder:
         return self.audio(name), self.folder / f"{name}.json"
 
     def told(self, name: str) -> dict[str, Any]:
-        """Return `words`, `estimated`, `duration_s` and `segments` of a fetched part."""
+        """Return a fetched part's `words`, `estimated`, `duration_s` and `segments`."""
         return self._read(f"{name}.json")
 
     def has(self, name: str, digest: str) -> bool:
@@ -75,7 +75,7 @@ class PartFolder:
         self._write(f"{name}.json", {**told, "digest": digest})
 
     def problems(self, name: str) -> list[dict[str, Any]]:
-        """Return the segments of the part that were generated again or ended abnormally."""
+        """Return the part's segments that were regenerated or ended abnormally."""
         found: list[dict[str, Any]] = self._read(_PROBLEMS).get(name, [])
         return found
 
@@ -126,7 +126,7 @@ def made(folder: Path) -> Path:
 
 @dataclass(slots=True)
 class PartList:
-    """Texts of a job. The fields in `defaults` apply to each part that does not set them."""
+    """Texts for a job. The fields in `defaults` apply to each part that does not set its own."""
 
     defaults: Fields
     parts: Sequence[Fields]  # each has the field `input`
@@ -134,7 +134,7 @@ class PartList:
     digests: list[str] = field(init=False)
 
     def __post_init__(self) -> None:
-        """Give equal parts different digests, so each is spoken."""
+        """Give identical parts different digests, so that each is spoken."""
         seen: Counter[str] = Counter()
         self.digests = []
         for part in self.parts:
@@ -145,7 +145,7 @@ class PartList:
 
 
 def fetch(url: str, work: PartList, folder: PartFolder, report: Report) -> str:
-    """Fetch all parts into the folder. Return the server's message about ignored fields of the last job.
+    """Fetch all parts into the folder. Return the server's message about fields that the last job ignored.
 
     Raises `RefusedError`, or `JobFailed` if the server ends the job early.
     """
@@ -175,7 +175,7 @@ class _Following:
             await self._follow(await self._job())
 
     async def _job(self) -> dict[str, Any]:
-        """Return the job of an earlier run if it generates the missing parts, else a new job that replaces it."""
+        """Return the job of an earlier run if it covers the missing parts, else a new job that replaces it."""
         known = self._folder.job()
         wanted = {self._work.digests[number] for number in self._missing}
         if not known or not wanted & set(known["digests"]):
@@ -188,7 +188,7 @@ class _Following:
         return await self._begin(known["again"] + 1) if state is None else known
 
     async def _begin(self, again: int) -> dict[str, Any]:
-        """Start a new job. `again` counts earlier jobs for these parts that the server has deleted or cannot resume."""
+        """Start a new job. `again` counts earlier jobs for these parts that the server deleted or could not resume."""
         numbers = _batch(self._work, self._missing)
         digests = [self._work.digests[number] for number in numbers]
         body = {**self._work.defaults, "inputs": [self._work.parts[number] for number in numbers]}
@@ -250,7 +250,7 @@ class _Following:
         self._folder.note(found)
 
     def _tell(self, state: Mapping[str, Any], left: Iterable[int]) -> None:
-        """Report progress. The server's estimate for the current job is extrapolated to later jobs by characters."""
+        """Report progress. The server's estimate for this job is extrapolated to later ones by character count."""
         eta_s, own = state.get("eta_s"), sum(self._chars[number] for number in left)
         if eta_s is not None and own:
             eta_s = float(eta_s) * sum(self._chars[number] for number in self._missing) / own
@@ -258,7 +258,7 @@ class _Following:
         self._report(JobProgress(total - len(self._missing), total, self._audio_s, eta_s, _remark(state)))
 
 
-_LOOKED_AHEAD = 8  # parts that may be ready before earlier parts
+_LOOKED_AHEAD = 8  # how many parts may be ready before earlier ones
 
 
 class _Server:
@@ -266,14 +266,14 @@ class _Server:
 
     def __init__(self, url: str, session: aiohttp.ClientSession) -> None:
         self._url, self._session = url, session
-        self.ignored = ""  # fields of the last job without effect, with reasons
+        self.ignored = ""  # fields that had no effect on the last job, with reasons
 
     async def create(self, body: Fields, key: str) -> dict[str, Any]:
         made = await self._asked("POST", "", json=body, headers={"Idempotency-Key": key})
         return _json(made)
 
     async def state(self, job_id: str) -> dict[str, Any] | None:
-        """Return the status of the job, or None if the server does not have it."""
+        """Return the job's status, or None if the server does not have it."""
         return _json_or_none(await self._asked("GET", f"/{job_id}", expected=(404,)))
 
     async def resume(self, job_id: str) -> dict[str, Any] | None:

@@ -15,7 +15,7 @@ _TENTHS = 10
 
 
 class JobLine:
-    """Progress display for one stage of the work."""
+    """Progress display for one stage of work."""
 
     def __init__(self, console: Console, verb: str) -> None:
         self._console, self._verb = console, verb
@@ -63,7 +63,7 @@ class JobLine:
 
 @contextlib.contextmanager
 def stopped(console: Console, remedy: str) -> Iterator[None]:
-    """On Ctrl-C, print `remedy` and exit with the status of an interrupted program."""
+    """On Ctrl-C, print `remedy` and exit with the usual status for an interrupted program."""
     try:
         yield
     except KeyboardInterrupt:

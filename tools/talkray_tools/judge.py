@@ -16,15 +16,15 @@ _FULL = 32767 / 32768
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """Measurements of one utterance. A failed utterance has only errors and the reason."""
+    """Measurements of one utterance. If it failed, only the errors and the reason are set."""
 
     way: str
     voice: str
     kind: str
     number: int
     words: int
-    errors: dict[str, int]  # keyed by recogniser name
-    compared: dict[str, int] = field(default_factory=dict)  # errors in ffmpeg's conversion of plain PCM
+    errors: dict[str, int]  # by recogniser name
+    compared: dict[str, int] = field(default_factory=dict)  # errors in ffmpeg's conversion of raw PCM
     ends: int = 0  # how many of the first and last words the first recogniser heard
     seconds: float = 0.0  # from the first to the last sound
     tail_s: float = 0.0  # trailing silence
@@ -41,7 +41,7 @@ class Judged:
 
 
 class Judge:
-    """Recognisers and measurements for one language. Without recognisers, only measurements are made."""
+    """Recognisers and measurements for one language. If there are no recognisers, only measurements are made."""
 
     def __init__(self, recognisers: list[Recogniser], language: str) -> None:
         self.recognisers, self._language = recognisers, language
@@ -85,7 +85,7 @@ class Judge:
 
 
 class Opinion:
-    """Estimator of the mean opinion score: the overall score of DNSMOS P.835, with the network in `speechmos`."""
+    """Estimates the mean opinion score: the overall DNSMOS P.835 score, using the network in `speechmos`."""
 
     SAMPLE_RATE = 16000
     SAMPLES = int(9.01 * SAMPLE_RATE)
@@ -99,7 +99,7 @@ class Opinion:
         self._network = onnxruntime.InferenceSession(str(network), options, providers=["CPUExecutionProvider"])
 
     def __call__(self, audio: Audio) -> float:
-        """Return the score of [samples], after repeating or cutting the audio to the network's input length."""
+        """Return the score of [samples], after repeating or trimming the audio to the network's input length."""
         resampled = soxr.resample(audio, RATE, self.SAMPLE_RATE)
         repeated = np.tile(resampled, -(-self.SAMPLES // max(1, len(resampled))))[: self.SAMPLES]
         _, _, raw = self._network.run(None, {"input_1": repeated[None].astype(np.float32)})[0][0]

@@ -1,4 +1,4 @@
-"""Run a session in which a server speaks texts and a judge rates the speech. A log file lets the session resume."""
+"""Run a session in which a server speaks texts and a judge rates the speech. A log file makes it resumable."""
 
 import asyncio
 import contextlib
@@ -24,7 +24,7 @@ _PROGRESS_S = 5.0
 
 
 class Log:
-    """Judged utterances, appended to a file, so each utterance is judged once."""
+    """Judged utterances, appended to a file so that each is judged only once."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -45,10 +45,10 @@ class Log:
 
 
 class ListeningSession:
-    """Session that requests speech from one server at a time, and judges it in parallel."""
+    """Session that requests speech from one server at a time and judges it in parallel."""
 
     def __init__(self, judge: Judge, log: Log, fields: Json) -> None:
-        """Set the judge, the log, and the `fields` that every request carries."""
+        """Set the judge, the log, and the `fields` sent with every request."""
         self._judge, self._log, self._fields = judge, log, fields
         self._listening = ThreadPoolExecutor(1)
         self._began_s = self._said_s = time.monotonic()
@@ -97,7 +97,7 @@ class ListeningSession:
 
 @contextlib.asynccontextmanager
 async def connected(url: str) -> AsyncIterator[aiohttp.ClientSession]:
-    """Open a session without short timeouts for a slow server. Sends TALKRAY_API_KEY if it is set."""
+    """Open a session with timeouts long enough for a slow server. Sends TALKRAY_API_KEY if it is set."""
     key = os.environ.get("TALKRAY_API_KEY")
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     timeout = aiohttp.ClientTimeout(total=None)

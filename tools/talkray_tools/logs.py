@@ -1,4 +1,4 @@
-"""`talkray logs`: print the outcome of a request from the log files of the ingress replicas."""
+"""`talkray logs`: print a request's outcome from the ingress replicas' log files."""
 
 import json
 import re
@@ -37,7 +37,7 @@ def logs(
 
 
 def matching(request_id: str, lines: Iterable[str]) -> Iterator[Entry]:
-    """Yield the entries of a request, of the turns of a socket (ID-2), and of the parts of a batch (ID.2)."""
+    """Yield the entries for a request, a socket's turns (ID-2), and a batch's parts (ID.2)."""
     wanted, own_id = re.compile(rf"{re.escape(request_id)}([-.]\d+)*"), f'"{request_id}'
     for each in lines:
         if own_id in each and wanted.fullmatch((entry := json.loads(each))["id"]):
@@ -52,7 +52,7 @@ def lines_here() -> Iterator[str]:
 
 
 def _lines_there() -> Iterator[str]:
-    """Yield the log lines of all nodes of this node's cluster. Raises `TalkrayError`."""
+    """Yield log lines from all nodes of this node's cluster. Raises `TalkrayError`."""
     from ray._private.authentication.authentication_token_setup import ensure_token_if_auth_enabled
     from ray.exceptions import AuthenticationError, RayError
     from ray.util.state import get_log, list_logs, list_nodes

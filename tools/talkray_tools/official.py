@@ -63,7 +63,7 @@ class OfficialModel:
         self.package.model.generate = self._keep_codes
 
     def _keep_codes(self, *arguments: Any, **options: Any) -> Any:
-        """Intercept the codes before the decoder, because the wrapper returns only audio."""
+        """Intercept the codes ahead of the decoder, because the wrapper returns only audio."""
         result = self._generate(*arguments, **options)
         self._codes = result[0][0]
         return result

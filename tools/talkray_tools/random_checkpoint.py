@@ -3,7 +3,7 @@
     talkray random-checkpoint OUT --like 1.7B-CustomVoice
 
 Weights are uniform, drawn directly from Philox bits, so they are equal on every machine. Normal values would need a
-logarithm, which differs between machines. Only the codec's weights are scaled by the signals in its layers.
+logarithm, which differs between machines. Only the codec's weights are scaled to suit the signals in its layers.
 """
 
 import hashlib
@@ -53,7 +53,7 @@ class Options:
     seed: int = 0
     dtype: torch.dtype = torch.bfloat16
     codec_dtype: torch.dtype = torch.float32
-    stress: Stress | None = None  # makes weights as numerically demanding as trained weights
+    stress: Stress | None = None  # makes weights as numerically demanding as trained ones
     tokenizer: Path | None = None  # directory of tokenizer files to copy; None writes the byte tokenizer
 
 
@@ -130,7 +130,7 @@ def _write_codec(directory: Path, shape: Shape, options: Options) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Fill:
-    """Distribution of one tensor's values."""
+    """Distribution of the values of one tensor."""
 
     shape: torch.Size
     mean: float

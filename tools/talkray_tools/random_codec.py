@@ -10,7 +10,7 @@ from talkray_tools.unfolded_codec import CausalConv1d, CausalConvTranspose1d, De
 
 _CALIBRATION_FRAMES = 8
 _WAVEFORM_STD = 0.15  # audible, far from clipping
-# Standard deviations of the snakes' log parameters, in a published vocoder and at the widest that tests use.
+# Standard deviations of the snakes' log parameters, in a published vocoder, and the widest that tests use.
 _TRAINED, _WIDE, _WIDE_SLOPE = 0.47, 1.5, 0.47
 _OUTLIERS = 1000  # one channel in this many, but at least one per layer
 _HALF_AMPLITUDES = (20.0, 5000.0)
@@ -18,7 +18,7 @@ _RESIDUAL_STD = 0.35  # scale of a residual branch relative to its input
 
 
 class Stress(StrEnum):
-    """Numerically demanding snake parameters, like trained parameters."""
+    """Snake parameters as numerically demanding as trained ones."""
 
     OUTLIERS = "outliers"  # deviation 0.47; one channel in a thousand has half amplitudes of 20 to 5,000
     WIDE = "wide"  # deviation 1.5 throughout
@@ -30,7 +30,7 @@ def randomize_codec(
     """Fill both networks in place, or only the decoder. Parameters must be materialised on the generator's device.
 
     Plain initialisation leaves codebooks empty and residual branches silent, and waveforms vanish or clip. Every
-    convolution of the decoder is therefore scaled by its actual output, so waveforms can be compared.
+    decoder convolution is therefore scaled according to its actual output, so that waveforms can be compared.
     """
     with torch.no_grad():
         _fill(decoder, generator)
@@ -76,8 +76,8 @@ def _fill_tensor(name: str, tensor: Tensor, generator: torch.Generator) -> None:
 def _stress_snakes(decoder: DecoderNetwork, stress: Stress | None, generator: torch.Generator) -> None:
     """Draw new frequencies and amplitudes.
 
-    Amplitude depends on frequency, so slopes stay as steep as in trained weights. Independent draws with deviation 1.5
-    give consecutive slopes of 100. Two float32 passes with different summation orders then have an SNR of 0.1 dB.
+    Amplitude depends on frequency, so that slopes are as steep as in trained weights. Independent draws with deviation
+    1.5 give consecutive slopes of 100. Two float32 passes with different summation orders then have an SNR of 0.1 dB.
     """
     for snake in (module for module in decoder.modules() if isinstance(module, UnfoldedSnake)):
         if stress is Stress.WIDE:

@@ -50,12 +50,12 @@ class Recogniser(Protocol):
 
 
 class Whisper:
-    """Whisper base in int8 on one thread. Supports ten of the models' languages, by ISO code."""
+    """Whisper base in int8 on one thread. Supports ten of the languages that the models speak, by ISO code."""
 
     name = "Whisper base"
 
     def __init__(self, language: str | None = "en") -> None:
-        """Load the model. Without `language`, the language of each recording is detected."""
+        """Load the model. If `language` is not given, it is detected for each recording."""
         from faster_whisper import WhisperModel  # optional dependency
 
         self._model = WhisperModel(str(_model_directory()), device="cpu", compute_type="int8", cpu_threads=1)
@@ -76,7 +76,7 @@ class Whisper:
 
 
 class Moonshine:
-    """Moonshine tiny, included in its package. Supports only English, and is five times as fast as Whisper."""
+    """Moonshine tiny, included in its package. Supports only English, but is five times as fast as Whisper."""
 
     name = "Moonshine tiny"
 
@@ -100,7 +100,7 @@ class Moonshine:
 
 
 def pieces(audio: NDArray[np.float32], sample_rate: int) -> list[NDArray[np.float32]]:
-    """Split [samples] at quiet places into parts of at most 30 seconds: Moonshine hallucinates in longer audio."""
+    """Split [samples] at quiet points into parts of at most 30 seconds: Moonshine hallucinates on longer audio."""
     cut: list[NDArray[np.float32]] = []
     while len(audio) > 30 * sample_rate:
         window, begin = sample_rate // 5, 15 * sample_rate
@@ -111,7 +111,7 @@ def pieces(audio: NDArray[np.float32], sample_rate: int) -> list[NDArray[np.floa
 
 
 def _model_directory() -> Path:
-    """Return the model directory in the user's cache. On first use, it is assembled from the packages' files."""
+    """Return the model directory in the user's cache. On first use, it is assembled from files in the packages."""
     directory = cache_directory() / "whisper-base"
     if not directory.is_dir():
         directory.parent.mkdir(parents=True, exist_ok=True)
@@ -142,7 +142,7 @@ def package_folder(name: str) -> Path:
 
 
 def plain_words(text: str, language: str = "english") -> list[str]:
-    """Return the words of a text in lower case without punctuation, with English digits and titles spelled out.
+    """Return a text's words in lower case without punctuation, with digits and titles spelled out in English.
 
     Languages with optional or no spaces between words are compared by character.
     """
@@ -156,7 +156,7 @@ def plain_words(text: str, language: str = "english") -> list[str]:
 
 
 def word_errors(reference: Sequence[str], heard: Sequence[str]) -> int:
-    """Return the edit distance in words. Words that are joined or split count as correct."""
+    """Return the edit distance in words. Joined or split words count as correct."""
     if "".join(reference) == "".join(heard):
         return 0
     previous = list(range(len(heard) + 1))
@@ -170,7 +170,7 @@ def word_errors(reference: Sequence[str], heard: Sequence[str]) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Print as JSON the words heard in a file, and the number of differences from its transcript."""
+    """Print, as JSON, the words heard in a file and the number of differences from its transcript."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", type=Path)
     parser.add_argument("--transcript", default="")

@@ -1,4 +1,4 @@
-"""Configuration files of the released checkpoints, and the shapes that tests and tools derive from them.
+"""Configuration files of the released checkpoints, and the model shapes that tests and tools derive from them.
 
 `released_configs` contains the files of the official repositories, with identical files stored once. In all of them,
 added token ids follow the text tokenizer's ids, and control ids follow the codes.
@@ -37,7 +37,7 @@ def _section(key: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Differences between checkpoints of the architecture, except for tensors."""
+    """Differences between checkpoints of the same architecture, other than their tensors."""
 
     config: Json  # config.json
     codec: Json  # speech_tokenizer/config.json
@@ -51,7 +51,7 @@ class Shape:
 
     @property
     def assistant_token(self) -> int:
-        """Token id of the word "assistant"."""
+        """Token id for the word "assistant"."""
         return int(self.config["assistant_token_id"])
 
     def changed(self, changes: Json) -> "Shape":

@@ -1,4 +1,4 @@
-"""Speaker recognition with the network of Resemblyzer (Apache-2.0), whose package includes the weights."""
+"""Speaker recognition with Resemblyzer's network (Apache-2.0), whose package includes the weights."""
 
 from pathlib import Path
 from typing import BinaryIO
@@ -13,13 +13,13 @@ Audio = NDArray[np.float32]
 
 
 class VoiceJudge(nn.Module):
-    """Resemblyzer's network. Speaker vectors of the same speaker have a cosine near 1."""
+    """Resemblyzer's network. Vectors of the same speaker have a cosine similarity near 1."""
 
     _RATE, _FFT, _HOP, _BANDS, _WINDOW = 16000, 400, 160, 40, 160
     _LEAST_LEVEL = 10 ** (-30 / 20)
 
     def __init__(self, stored: BinaryIO | Path, sample_rate: int) -> None:
-        """Load the network. `stored` is pretrained.pt of the package; `sample_rate` is the rate of the speech."""
+        """Load the network. `stored` is pretrained.pt of the package; `sample_rate` is the speech's sample rate."""
         super().__init__()
         self._sample_rate = sample_rate
         self.lstm = nn.LSTM(self._BANDS, 256, 3, batch_first=True)

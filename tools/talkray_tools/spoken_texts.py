@@ -1,4 +1,4 @@
-"""Sentences, numbers and names to speak in each language of the released models, and a reader for such files."""
+"""Sentences, numbers and names to speak in each language that released models support, and a file reader."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -8,12 +8,12 @@ from typing import Any
 import yaml
 
 OURS = Path(__file__).with_name("spoken_texts.yaml")
-SENTENCES = "sentences"  # the only kind of text without difficult words
+SENTENCES = "sentences"  # the only kind of text that has no difficult words
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Text as written, and the words as spoken."""
+    """Text as written, and its words as spoken."""
 
     kind: str
     number: int
@@ -22,7 +22,7 @@ class Text:
 
 
 def read_texts(language: str, file: Path = OURS) -> list[Text]:
-    """Return all texts of a language. Raises `SystemExit` if the file has none."""
+    """Return all texts in a language. Raises `SystemExit` if the file has none."""
     known: dict[str, dict[str, list[Any]]] = yaml.safe_load(file.read_text(encoding="utf-8"))
     if language not in known:
         raise SystemExit(f"{file} has no texts in {language!r}. Use --texts, or one of: {', '.join(known)}")

@@ -1,6 +1,6 @@
-"""Profile the device time by kernel, for a single step and for an engine under load.
+"""Profile device time by kernel, for a single step and for an engine under load.
 
-A kernel may start early and wait for its predecessor, so the sum of durations would count time twice. Each kernel of a
+A kernel may start early and wait for its predecessor, so summing durations would count time twice. Each kernel of a
 step therefore counts only from the end of the previous kernel, and the shares add up to the whole step.
 """
 
@@ -29,7 +29,7 @@ _PARTS = (
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Share of one kind of kernel in a step."""
+    """One kind of kernel's share of a step."""
 
     batch: int
     half: str  # "predictor" (up to the codes) or "talker"
@@ -44,7 +44,7 @@ _CODEC = ("conv_kernel", "remember_kernel", "attention_kernel", "depthwise_norm_
 
 @dataclass(frozen=True, slots=True)
 class Busy:
-    """Share of one kind of work in the device time under load."""
+    """One kind of work's share of device time under load."""
 
     rate: float  # requests per second
     part: str  # predictor, talker, prompts, codec or copies; "nothing" is idle time
@@ -54,7 +54,7 @@ class Busy:
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """One kernel run, as recorded by the profiler."""
+    """One run of a kernel, as recorded by the profiler."""
 
     name: str
     start_us: float
@@ -63,7 +63,7 @@ class Ran:
 
 
 def profile_step(step: Callable[[], None], *, batch: int) -> list[Share]:
-    """Profile captured steps and return the shares of their time."""
+    """Profile captured steps and return how their time is divided."""
     step()
     torch.cuda.synchronize()
     with profile(activities=[ProfilerActivity.CUDA]) as recorded:
@@ -74,7 +74,7 @@ def profile_step(step: Callable[[], None], *, batch: int) -> list[Share]:
 
 
 def profile_load(work: Callable[[], None], *, rate: float) -> list[Busy]:
-    """Profile `work`, which serves `rate` requests per second, and return the shares of the device time."""
+    """Profile `work`, which serves `rate` requests per second, and return how device time is divided."""
     torch.cuda.synchronize()
     with profile(activities=[ProfilerActivity.CUDA]) as recorded:
         work()
@@ -117,7 +117,7 @@ def busy_of(ran: Iterable[Ran], *, rate: float) -> list[Busy]:
 
 
 def _by_part(ran: list[Ran]) -> Iterator[tuple[str, Ran]]:
-    """Yield the kernels by start time, each with its kind of work."""
+    """Yield the kernels in order of start time, each with its kind of work."""
     codec = {kernel.stream for kernel in ran if kernel.name in _CODEC}
     halves: dict[int, str] = {}  # by CUDA stream, for the steps and for the lane
     for kernel in ran:
@@ -152,5 +152,5 @@ def shares_of(ran: Iterable[Ran], *, batch: int, runs: int) -> list[Share]:
 
 
 def part_of(name: str) -> str:
-    """Return the part of a step that a kernel belongs to."""
+    """Return the part of a step to which a kernel belongs."""
     return next((part for word, part in _PARTS if word in name.lower()), "state, copies and the rest")

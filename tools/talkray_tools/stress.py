@@ -1,7 +1,7 @@
 """Give random weights the properties of trained weights: norms far from 1, outliers, sharp attention and near-ties.
 
-Norms and activations are scaled by powers of two, and the next layer by the inverse. Powers of two are exact in every
-dtype, so the network's function does not change.
+Norms and activations are scaled by powers of two, and the next layer by their reciprocals. Powers of two are exact in
+every dtype, so the network's function does not change.
 """
 
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""Load a checkpoint as the server on this machine would, and generate its speech."""
+"""Load a checkpoint as a server on this machine would, and generate speech with it."""
 
 import argparse
 import logging
@@ -34,7 +34,7 @@ _DESCRIPTION = "A calm, friendly voice."
 
 @dataclass(frozen=True, slots=True)
 class Speech:
-    """One utterance, including its leading silence."""
+    """One utterance, including any leading silence."""
 
     codes: Codes
     pcm: Pcm
@@ -45,7 +45,7 @@ class Speech:
 
 
 class Subject:
-    """Checkpoint under test, loaded as the server on this machine would load it."""
+    """Checkpoint under test, loaded as a server on this machine would load it."""
 
     def __init__(self, directory: Path, reference: Reference | None, options: argparse.Namespace) -> None:
         config = TalkerConfig(
@@ -61,11 +61,11 @@ class Subject:
 
     @property
     def precision(self) -> str:
-        """Precision of the codec decoder on this machine."""
+        """The codec decoder's precision on this machine."""
         return self.engine.info.codec_precision if self.on_gpu else self.codec.decoder.precision
 
     def request(self, text: str, sampling: Sampling, *, seed: int = 0) -> SynthesisRequest:
-        """Build a request for a text, in a voice that suits this kind of checkpoint."""
+        """Build a request to speak a text in a voice that suits this kind of checkpoint."""
         model = self.engine.model_config
         language = "english" if "english" in model.languages else "auto"
         synthesis = SynthesisRequest(
@@ -134,7 +134,7 @@ class _Stream:
 
 
 def _paced(report: Callable[[str], None]) -> Callable[[str], None]:
-    """Wrap `report` to log each phase of a start, but each counting phase only once."""
+    """Wrap `report` to log each phase of startup, but each counting phase only once."""
     said: set[str] = set()
 
     def tell(stage: str) -> None:

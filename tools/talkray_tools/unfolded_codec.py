@@ -1,7 +1,7 @@
-"""The codec decoder as stored in checkpoints: unfolded, in float32, for whole utterances.
+"""The codec decoder as stored in checkpoints: unfolded, in float32, for complete utterances.
 
 It is the reference for the serving decoder, and the network that trains the embedded voice. `largest_activation` runs
-every code of every codebook through the decoder.
+each code of each codebook through the decoder.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,14 +22,14 @@ from deployments.codec.rotary import rotary_tables, rotate
 from deployments.talker.model.layers import GatedMLP
 from deployments.weights.checkpoint import load_strict, without_values
 
-_MIN_USAGE = 1e-5  # keeps codebook entries that were unused in training finite
+_MIN_USAGE = 1e-5  # keeps entries that were unused in training finite
 _KERNEL_SIZE = CONTEXT + 1
 _EXPANSION = 4
 _BATCH = 4  # concurrent streams, limited to bound memory
 
 
 class AveragedCodebook(nn.Module):
-    """Codebook entries as exponential moving averages from training, stored as sums and counts."""
+    """Codebook entries: exponential moving averages from training, stored as sums and counts."""
 
     def __init__(self, size: int, channels: int) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class AveragedCodebook(nn.Module):
 
 
 class CodebookGroup(nn.Module):
-    """Group of codebooks between an input and an output projection. Only training uses the input projection."""
+    """Group of codebooks between an input and an output projection. The input projection is used only in training."""
 
     def __init__(self, config: DecoderConfig, num_quantizers: int) -> None:
         super().__init__()
@@ -101,7 +101,7 @@ class WindowedAttention(nn.Module):
 
 
 class WindowedLayer(nn.Module):
-    """Transformer layer: attention and MLP, each with a norm before and a per-channel scale after."""
+    """Transformer layer: attention and MLP, each preceded by a norm and followed by a per-channel scale."""
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
@@ -252,7 +252,7 @@ class UpsamplingBlock(nn.Module):
 
 
 class DecoderNetwork(nn.Module):
-    """Decoder network whose layer names match the checkpoint's (without "decoder.")."""
+    """Decoder network whose layer names match the checkpoint's, minus the "decoder." prefix."""
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
@@ -265,7 +265,7 @@ class DecoderNetwork(nn.Module):
 
     @classmethod
     def load(cls, directory: Path, *, device: torch.device | str = "cpu") -> Self:
-        """Load from `directory`, the checkpoint's `speech_tokenizer` folder. Raises CheckpointError."""
+        """Load the network from `directory`, the checkpoint's `speech_tokenizer` folder. Raises CheckpointError."""
         config = SpeechTokenizerConfig.load(directory)
         with without_values():
             network = cls(config.decoder)
@@ -321,7 +321,7 @@ class Largest:
 
 @torch.inference_mode()
 def largest_activation(network: DecoderNetwork, progress: Callable[[int, int], None]) -> Largest:
-    """Find the largest value over every code of every codebook. `progress` gets the finished and total streams."""
+    """Find the largest value over every code of every codebook. `progress` gets the finished and total counts."""
     codes, largest = every_code(network.config), Largest(0.0, "none")
     device = next(network.parameters()).device
     with _observed(network) as found:
@@ -338,7 +338,7 @@ def largest_activation(network: DecoderNetwork, progress: Callable[[int, int], N
 
 @contextmanager
 def _observed(network: nn.Module) -> Iterator[dict[str, float]]:
-    """Record the largest input or output value of each layer within this context, by name; NaN if there is one."""
+    """Within this context, record each layer's largest input or output value, by name; NaN if there is one."""
     found: dict[str, float] = {}
 
     def watch(name: str) -> Callable[..., None]:

@@ -1,4 +1,4 @@
-"""`talkray usage`: report usage counts from the files that servers write to the voice store."""
+"""`talkray usage`: report usage from the counts that servers write to the voice store."""
 
 import csv
 import re
@@ -43,7 +43,7 @@ def usage(
 
 
 def _first_hour(since: str, now_s: float) -> str:
-    """Return the first hour to count, in the format of `UsageHour.hour`. Raises `InvalidRequest`."""
+    """Return the first hour to include, in the format of `UsageHour.hour`. Raises `InvalidRequest`."""
     if (count := since[:-1]).isdecimal() and since[-1] in _HOURS:
         return time.strftime("%Y-%m-%dT%H", time.gmtime(max(0.0, now_s - 3600 * int(count) * _HOURS[since[-1]])))
     if _HOUR.fullmatch(since) is None:

@@ -3,7 +3,7 @@
     talkray verify --model 1.7B-CustomVoice
 
 Greedy codes and waveforms of this machine's serving networks are compared with float32 networks in plain PyTorch. The
-float32 networks are compared with the official package, if an environment has it. Speech must end by itself, be
+float32 networks are compared with the official package, if an environment with it exists. Speech must end by itself, be
 audible, and not loop. The last lines show PASS or the failures. A JSON file and audio are written for bug reports.
 """
 
@@ -58,7 +58,7 @@ from talkray_tools.unfolded_codec import DecoderNetwork, largest_activation
 logger = logging.getLogger(__name__)
 
 TEXT = "Hello! This is a plain sentence, and it should come to an end."
-FOLLOWED_TEXTS = (  # with TEXT, the texts that alignment heads should follow
+FOLLOWED_TEXTS = (  # along with TEXT, the texts that alignment heads should follow
     "The quick brown fox jumps over the lazy dog near the river.",
     "She has three small boats in the harbour, and two of them are blue.",
 )
@@ -68,7 +68,7 @@ AUDIBLE_DB = -46.0  # of full scale; speech is usually at -26 to -14
 _FIRST_AUDIO_TRIALS = 5
 _AT_ONCE = 4  # voices per batch
 _CHUNKS = (1, 1, 2, 4, 8)  # frames per decoder call; the rest follows in one call
-_FLOAT32_SNR_DB = 60.0  # limit for float32 waveforms; measured values exceed 100
+_FLOAT32_SNR_DB = 60.0  # minimum for float32 waveforms; measured values exceed 100
 _OFFICIAL_FRAMES = 300  # the official package decodes longer speech in pieces with little context
 _INSTALL = (
     "python -m venv .parity && "
@@ -116,7 +116,7 @@ def check_speech(subject: Subject, spoken: list[Speech], folder: Path) -> Iterat
 
 
 def check_batched(subject: Subject, together: Speech) -> Check:
-    """Check that the codes of a stream do not depend on other streams."""
+    """Check that a stream's codes do not depend on other streams."""
     name = "codes are the same alone and with others"
     if subject.on_gpu and not subject.engine.runner.shape.deterministic:
         return Check(name, None, "on a GPU, only deterministic engines have this property. Use --deterministic")
@@ -130,7 +130,7 @@ def check_batched(subject: Subject, together: Speech) -> Check:
 
 
 def check_joints(subject: Subject, speech: Speech, before: Codes | None) -> Check:
-    """Check that audio decoded in chunks equals audio decoded at once."""
+    """Check that audio decoded in chunks equals audio decoded in one pass."""
     decoder = subject.codec.decoder
     state = decoder.initial_state() if before is None else decoder.state_after(torch.from_numpy(before).long())
     made, place = [], 0
@@ -150,7 +150,7 @@ def check_joints(subject: Subject, speech: Speech, before: Codes | None) -> Chec
 
 
 def write_voices(subject: Subject, folder: Path) -> None:
-    """Write TEXT in each voice of the checkpoint, for listeners and for `talkray report`."""
+    """Write TEXT spoken in each of the checkpoint's voices, for listeners and for `talkray report`."""
     request = subject.request(TEXT, Sampling(), seed=SEEDS[0])
     if request.voice is None:
         return
@@ -162,7 +162,7 @@ def write_voices(subject: Subject, folder: Path) -> None:
 
 
 def check_head(engine: Engine, spoken: list[tuple[SynthesisRequest, Codes]], directory: Path) -> Check:
-    """Check that an attention head follows the text, so word times are exact. Stores the best head if it does."""
+    """Check that an attention head follows the text, so that word timestamps are exact. Stores the best head if so."""
     name, named = "a head follows the text", engine.model_config.text.alignment_head
     logger.info("searching for an attention head that follows the text, in %d utterances", len(spoken))
     heads = find_head(engine, spoken)
@@ -184,7 +184,7 @@ def check_head(engine: Engine, spoken: list[tuple[SynthesisRequest, Codes]], dir
 
 
 def measure(subject: Subject, spoken: list[Speech]) -> Iterator[Check]:
-    """Yield measurements without a required value."""
+    """Yield measurements that have no required value."""
     request = subject.request(TEXT, Sampling(max_new_tokens=3))
     times_ms = [1e3 * subject.speak(request, most=2)[0].first_audio_s for _ in range(_FIRST_AUDIO_TRIALS)]
     middle_ms = statistics.median(times_ms)
@@ -206,7 +206,7 @@ def _memory(subject: Subject) -> tuple[str, dict[str, float | str | None]]:
 
 
 class Exact:
-    """The same checkpoint as float32 reference: plain PyTorch on the CPU, without folded or fused layers."""
+    """The same checkpoint as a float32 reference: plain PyTorch on the CPU, without folded or fused layers."""
 
     def __init__(self, directory: Path, *, threads: int) -> None:
         config = TalkerConfig(device="cpu", kernels="plain", threads=threads, max_num_seqs=1)
@@ -215,7 +215,7 @@ class Exact:
 
     @torch.inference_mode()
     def audio(self, codes: Codes, before: Codes | None) -> NDArray[np.float32]:
-        """Return the [samples] of a whole utterance that continues the recording `before`."""
+        """Return the [samples] of a complete utterance that continues the recording `before`."""
         joined = codes if before is None else np.concatenate([before, codes])
         samples: NDArray[np.float32] = self.network(torch.from_numpy(joined.astype(np.int64))[None])[0].numpy()
         return samples[len(samples) // len(joined) * (len(joined) - len(codes)) :]
@@ -241,7 +241,7 @@ class Exact:
         return Check(name, noise_db >= least_db, detail, {"snr_db": noise_db})
 
     def check_every_code(self, *, device: str) -> Check:
-        """Check that no code of any codebook drives the decoder to NaN or infinity. A GPU saves minutes."""
+        """Check that no code in any codebook drives the decoder to NaN or infinity. Using a GPU saves minutes."""
         tell = throttled("every code through the codec, stream", logger.info)
         largest = largest_activation(self.network.to(device), tell)
         self.network.to("cpu")
@@ -274,7 +274,7 @@ def check_official(
 def official_speech(
     directory: Path, synthesis: SynthesisRequest, python: Path, *, sample_rate: int
 ) -> tuple[Codes, NDArray[np.float32]]:
-    """Return codes [frames, groups] and samples of the same request from the official package, run by `python`."""
+    """Return codes [frames, groups] and samples for the same request from the official package, run by `python`."""
     with tempfile.TemporaryDirectory() as scratch:
         request_file, speech_file = Path(scratch) / "request.json", Path(scratch) / "speech.npz"
         arguments = _official_arguments(synthesis, Path(scratch), sample_rate)
@@ -308,7 +308,7 @@ def _official_arguments(synthesis: SynthesisRequest, scratch: Path, sample_rate:
 
 
 def find_official(named: Path | None) -> Path | None:
-    """Return an interpreter with the official package: `named`, the one of `make parity`, or this one."""
+    """Return an interpreter that has the official package: `named`, the one from `make parity`, or this one."""
     candidates = [named] if named else [Path(".parity/bin/python"), Path(sys.executable)]
     for python in candidates:
         command = [str(python), "-c", "import importlib.metadata as m; m.version('qwen-tts')"]
@@ -405,7 +405,7 @@ def _checks(options: argparse.Namespace) -> Iterator[Check]:
     said = [(request, speech.codes) for request, speech in zip(requests, spoken, strict=True)]
     is_rounded = subject.engine.runner.networks.talker.codec_head.weight.dtype is not torch.float32
     place = "cuda" if subject.on_gpu else "cpu"
-    del subject  # free the weights, because memory holds them only once
+    del subject  # free the weights, because there is memory for only one copy
     gc.collect()
     exact = Exact(directory, threads=options.threads)
     tolerance = ROUNDED if is_rounded else FLOAT32

@@ -1,4 +1,4 @@
-"""Ways in which a client can receive audio, each with an independent conversion of the same plain PCM."""
+"""Ways in which a client can receive audio, each with an independent conversion of the same raw PCM."""
 
 import asyncio
 import base64
@@ -19,13 +19,13 @@ RATE = 24000
 _STEP = RATE // 50  # samples per loudness measurement
 _QUIET = 0.01  # relative to the loudest step
 _PATH = "/v1/audio/speech"
-_PATIENCE_S = 600.0  # per utterance, because the machine may be busy
+_PATIENCE_S = 600.0  # allowed per utterance, because the machine may be busy
 _FULL = (429, 503)  # status codes with a Retry-After header
 _PCM = ("-f", "f32le", "-ar", str(RATE), "-ac", "1")
 
 
 class UtteranceFailed(Exception):
-    """Error for an utterance that was not received. The message has the reason."""
+    """Raised if an utterance was not received. The message states the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ Listen = Callable[[aiohttp.ClientSession, Asked], Awaitable[Audio]]
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One way to receive audio, and ffmpeg's arguments for the same conversion of plain PCM; empty if not needed.
+    """One way to receive audio, and ffmpeg's arguments for the same conversion of raw PCM; empty if not needed.
 
     `coded` names the intermediate format that ffmpeg writes and reads again.
     """
@@ -58,16 +58,16 @@ class Way:
     coded: tuple[str, ...] = ()
     raw: tuple[str, ...] = ()  # ffmpeg input options, if the `coded` format is not self-describing
     seed: int | None = None  # seed of all utterances; None: one seed per utterance
-    is_compared: bool = True  # whether to compare with plain PCM of the same text and seed
+    is_compared: bool = True  # whether to compare with raw PCM for the same text and seed
     trails: bool = False  # text arrives during generation, so speech differs from that of a complete text
 
     @property
     def same_speech(self) -> Listen:
-        """Function that requests plain PCM of the same speech."""
+        """Function that requests the same speech as raw PCM."""
         return _trailing if self.trails else plain
 
     def convert(self, audio: Audio) -> Audio:
-        """Convert plain PCM with ffmpeg, which is independent of the server."""
+        """Convert raw PCM with ffmpeg, which is independent of the server."""
         if not self.filters and not self.coded:
             return audio
         converted = ffmpeg(audio.tobytes(), _PCM, (*self.filters, *(self.coded or _PCM)))
@@ -89,7 +89,7 @@ def decoded(content: bytes, raw: tuple[str, ...] = ()) -> Audio:
 
 
 def plain_pcm(content: bytes) -> Audio:
-    """Convert s16le to samples."""
+    """Convert s16le bytes to samples."""
     samples: Audio = np.frombuffer(content[: len(content) // 2 * 2], "<i2").astype(np.float32) / np.float32(32768)
     return samples
 
@@ -157,7 +157,7 @@ def _written(parts: Callable[[str], list[str]]) -> Listen:
 
 
 async def _received(socket: aiohttp.ClientWebSocketResponse) -> AsyncIterator[tuple[bytes, Json]]:
-    """Yield pairs of audio and message, of which one is empty. Raises `UtteranceFailed` for an error message."""
+    """Yield pairs of audio and message, one of which is empty. Raises `UtteranceFailed` for an error message."""
     async for message in socket:
         if message.type is aiohttp.WSMsgType.BINARY:
             yield message.data, {}
@@ -250,5 +250,5 @@ def sounding(audio: Audio) -> tuple[int, int]:
 
 
 def level_db(audio: Audio) -> float:
-    """Return the level of [samples] in dB of full scale."""
+    """Return the level of [samples] in dBFS."""
     return 20 * float(np.log10(max(1e-5, np.sqrt(np.mean(np.square(audio)) if len(audio) else 0.0))))

@@ -1,4 +1,4 @@
-"""`talkray wyoming`: serve Home Assistant's Wyoming protocol with the speech of a running server."""
+"""`talkray wyoming`: serve Home Assistant's Wyoming protocol with speech from a running server."""
 
 import asyncio
 import logging
@@ -39,7 +39,7 @@ async def serve(url: str, *, host: str, port: int, key: str | None) -> None:
 
 
 async def describe(http: aiohttp.ClientSession) -> Info:
-    """Return the description for Home Assistant, with the server's voices. Raises `TalkrayError`."""
+    """Return the server's description for Home Assistant, including its voices. Raises `TalkrayError`."""
     try:
         async with http.get("/v1/audio/voices") as answer:
             listed = await answer.json()
@@ -67,7 +67,7 @@ def _voice(voice: Mapping[str, str], codes: list[str]) -> TtsVoice:
 
 
 class _Handler(AsyncEventHandler):
-    """Connection to one client. A `synthesize` event between start and stop repeats the whole text, and is ignored."""
+    """Connection to one client. A `synthesize` event between start and stop repeats the full text and is ignored."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, http: aiohttp.ClientSession) -> None:
         super().__init__(reader, writer)
@@ -136,7 +136,7 @@ class _Handler(AsyncEventHandler):
             await asyncio.wait((self._speaking,))
 
     async def _speak(self, text: "asyncio.Queue[str | None]", voice: str | None) -> None:
-        """Speak one utterance. Sends the end event even after a failure, because clients wait for it."""
+        """Speak one utterance. Sends the end event even after failures, because clients wait for it."""
         with suppress(ConnectionError):  # the client disconnected
             await self.write_event(AudioStart(_RATE, _WIDTH, _CHANNELS).event())
             try:
@@ -193,7 +193,7 @@ def _parsed(kind: type[T], event: Event) -> T:
 
 
 def _string(name: str, value: object) -> str | None:
-    """Return `value` if it is a string or None. Otherwise raises `TalkrayError`."""
+    """Return `value` if it is a string or None; otherwise raise `TalkrayError`."""
     if value is None:
         return None
     if not isinstance(value, str) or any("\ud800" <= char <= "\udfff" for char in value):

@@ -1,1 +1,1 @@
-"""Access control and limits that are checked before a request's body is read."""
+"""Access control, and the limits checked before a request body is read."""

@@ -1,6 +1,4 @@
-"""Checks of the API key, client address, host, origin and rate. They read only the headers of a request, never its
-body.
-"""
+"""Checks of the API key, client address, host, origin and rate. They read a request's headers but never its body."""
 
 import ipaddress
 from collections.abc import Callable, Iterator, Sequence
@@ -39,14 +37,14 @@ _CHANGING = ("POST", "PUT", "PATCH", "DELETE")
 MAX_HEADER_BYTES = 16 << 10  # all header lines together; HAProxy rejects more than about 15,000 bytes
 
 _SCHEMES = ("bearer", "token")
-# A browser cannot set the headers of a WebSocket, so WebSockets also accept a key in the query or as a subprotocol.
+# Browsers cannot set WebSocket headers, so WebSockets also accept a key in the query or as a subprotocol.
 _KEY_PARAMETERS = ("api_key", "token", "access_token", "single_use_token")
 
 _CLIENT_BITS = 64  # prefix length of the network that counts as one IPv6 client
 
 
 class AccessControl:
-    """ASGI middleware inside RequestContext that sets `caller` and `upload` in the state of each request.
+    """ASGI middleware inside RequestContext that sets `caller` and `upload` in each request's state.
 
     A request that changes data or may start synthesis counts as one request, and as one stream until its response ends.
     Other requests are charged according to `Route.charge`. A WebSocket counts as a stream while it is open, and its
@@ -78,7 +76,7 @@ class AccessControl:
         self._uploads = Uploads()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Forward an admitted request to the application, or send a refusal."""
+        """Forward an admitted request to the application, or reject it."""
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
@@ -133,7 +131,7 @@ class AccessControl:
         return caller
 
     def _offered_keys(self, scope: Scope) -> Iterator[str]:
-        """Yield the keys in a request, from all headers, query parameters and subprotocols that an API uses. Only the
+        """Yield a request's keys from all headers, query parameters and subprotocols that an API may use. Only the
         first key is checked.
         """
         headers = Headers(scope=scope)
@@ -157,8 +155,8 @@ class AccessControl:
         return [each for each in protocols if each in named or each.startswith(beginnings)]
 
     def _naming_a_protocol(self, scope: Scope, send: Send) -> Send:
-        """Wrap `send` to select an offered subprotocol that is not a key, including a key of another service. Browsers
-        drop a WebSocket that offered subprotocols if the server accepts it without selecting any.
+        """Wrap `send` to select an offered subprotocol that is not a key, including another service's key. Browsers
+        drop a WebSocket that offered subprotocols if the server accepts it without selecting one.
         """
         offered = scope["subprotocols"] if scope["type"] == "websocket" else []
         secret = self._with_keys(offered)
@@ -174,8 +172,8 @@ class AccessControl:
         return send_named
 
     async def _refuse(self, error: TalkrayError, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the error reply over HTTP. Accept and then close a WebSocket over a limit, because a failed handshake
-        cannot carry a reason.
+        """Send the error reply over HTTP. If a WebSocket exceeds a limit, accept and then close it, because a failed
+        handshake cannot carry a reason.
         """
         reply = translate(error)
         state_of(scope).record.error = reply.code
@@ -212,8 +210,8 @@ def _check_size(scope: Scope) -> None:
 
 
 def client_address(scope: Scope, *, trusted_proxies: int) -> str:
-    """Return the client's IP address. Each trusted proxy appends the address of its peer to X-Forwarded-For, and the
-    client can forge all earlier entries. Without trusted proxies, return the peer address of the connection.
+    """Return the client's IP address. Each trusted proxy appends its peer's address to X-Forwarded-For, and the client
+    can forge all earlier entries. Without trusted proxies, return the peer address of the connection.
     """
     peer: str = (scope.get("client") or ("unknown", 0))[0]
     if not trusted_proxies:
@@ -236,7 +234,7 @@ def one_client(address: str) -> str:
 
 
 def _host_name(host: str) -> str | None:
-    """Return the host name without its port and without a trailing dot, or None if `host` is malformed."""
+    """Return the host name without its port and any trailing dot, or None if `host` is malformed."""
     try:
         return (urlsplit(f"//{host}").hostname or "").removesuffix(".")
     except ValueError:

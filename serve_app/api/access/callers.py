@@ -1,4 +1,4 @@
-"""Callers and their limits: requests, streams, and a fair share of a resource that all callers use."""
+"""Callers and their limits: requests, streams, and fair sharing of resources among all callers."""
 
 import math
 import time
@@ -12,19 +12,19 @@ from deployments.serving import metrics
 from serve_app.visitor import Visitor
 
 _MINUTE_S = 60.0
-# How to raise a limit, by the reason for the refusal.
+# How to raise each limit, keyed by the reason for rejection.
 _REMEDIES = {
     "key": "a key with higher limits (`talkray key create`) allows more",
     "client": "api.admission sets the limits (client_requests_per_minute, client_streams)",
 }
-# Seconds for `Retry-After` if a client has too many streams, because one of the streams may have ended by then.
+# Value of `Retry-After` in seconds if a client has too many streams; one of them may have ended by then.
 _STREAM_S = 1.0
-# Number of keys, and of addresses, with a meter. Beyond this number, the oldest meter without a stream is dropped.
+# Maximum number of meters for keys, and for addresses. Above this, the oldest meter without a stream is dropped.
 _MOST_METERS = 10_000
 
 
 class Meter:
-    """Usage of one key or address. `reason` labels its refusals in metrics; `holder` names the client in messages."""
+    """Usage of one key or address. `reason` labels its rejections in metrics; `holder` names the client in messages."""
 
     def __init__(self, reason: str, holder: str) -> None:
         self.requests_per_minute: float | None = None  # also the largest burst; None: no limit
@@ -35,7 +35,7 @@ class Meter:
         self._counted_s = time.monotonic()
 
     def count_request(self) -> None:
-        """Count a request. Raises Overloaded if the caller has used up its requests per minute."""
+        """Count a request. Raises Overloaded if the caller has exceeded its requests per minute."""
         per_minute = self.requests_per_minute
         if per_minute is None:
             return
@@ -64,14 +64,14 @@ class Meter:
 
 
 class Meters:
-    """Meters of all keys, or of all addresses."""
+    """Meters for all keys or all addresses."""
 
     def __init__(self, reason: str, holder: str) -> None:
         self._reason, self._holder = reason, holder
         self._meters: dict[str, Meter] = {}
 
     def of(self, name: str, requests_per_minute: float | None, *, max_streams: int | None) -> Meter:
-        """Return the meter of one key or address. An existing meter keeps its counts and gets the new limits."""
+        """Return the meter for one key or address. An existing meter keeps its counts and gets the new limits."""
         meter = self._meters.get(name)
         if meter is None:
             if len(self._meters) >= _MOST_METERS:
@@ -83,9 +83,9 @@ class Meters:
 
 
 class FairShare:
-    """Slots or bytes that all callers of a process share.
+    """Slots or bytes shared by all callers in a process.
 
-    Each claim leaves at least as much free as the caller then holds, so other callers always get a share.
+    Each claim must leave at least as much free as the caller will then hold, so other callers always get a share.
     """
 
     def __init__(self, size: int) -> None:
@@ -93,11 +93,11 @@ class FairShare:
         self._held: Counter[str] = Counter()  # by caller; callers that hold nothing have no entry
 
     def has(self, caller: str, amount: int) -> bool:
-        """Return whether `amount` is free for this caller."""
+        """Return whether this caller may claim `amount`."""
         return self._held[caller] + amount <= self._size - self._held.total()
 
     def claim(self, caller: str, amount: int) -> bool:
-        """Take `amount` for this caller if it is free. Return whether the claim succeeded."""
+        """Claim `amount` for this caller if it is available. Return whether the claim succeeded."""
         if not self.has(caller, amount):
             return False
         self._held[caller] += amount
@@ -111,7 +111,7 @@ class FairShare:
 
 @dataclass(frozen=True, slots=True)
 class Granted:
-    """API key that an extension's credential, such as an access token, represents in one request."""
+    """API key represented by an extension's credential, such as an access token, for one request."""
 
     key_id: str
     session: Mapping[str, object]  # session settings that the credential sets for a WebSocket
@@ -119,8 +119,8 @@ class Granted:
 
 
 class Caller:
-    """Client that sent a request, identified by its address and, if the server uses keys, its API key. The limits of
-    both apply.
+    """Client that sent a request, identified by its address and, if keys are enabled, its API key. Both sets of limits
+    apply.
 
     `name` is unique to the key, or to the address if the client has no key.
     """
@@ -129,8 +129,8 @@ class Caller:
     granted: Granted | None = None  # set if an extension's credential replaces the key
 
     def __init__(self, name: str, *meters: Meter, visitor: Visitor, check: Callable[[], None] = lambda: None) -> None:
-        """Create a caller. `visitor` selects the stored voices that the caller may see. `check` raises if its key was
-        revoked.
+        """Create a caller. `visitor` selects the stored voices that the caller may see. `check` raises if its key has
+        been revoked.
         """
         self.name, self.visitor = name, visitor
         self._meters = meters

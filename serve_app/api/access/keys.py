@@ -32,8 +32,8 @@ Stamp = tuple[int, int, int, int]
 
 
 def _cut(name: object) -> object:
-    """Truncate a key name over the limit, which older files may have. Owners of stored voices are truncated to the same
-    length.
+    """Truncate a key name that exceeds the limit, as in older files. Owner names of stored voices are truncated
+    likewise.
     """
     return name[:LONGEST_NAME] if isinstance(name, str) else name
 
@@ -48,7 +48,7 @@ class KeyRecord(Strict):
     requests_per_minute: Limit = None
     max_streams: Limit = None
     admin: bool = False  # may see the stored voices of all owners
-    # ISO 8601. A revoked key stays in the file to show who owned its id.
+    # ISO 8601. A revoked key stays in the file as a record of who owned its id.
     revoked: Annotated[str, Field(max_length=40)] | None = None
 
 
@@ -62,8 +62,8 @@ class KeyDocument(Strict):
 class Keys:
     """Valid keys from the key file. Changes to the file, such as new and revoked keys, apply to the next request.
 
-    If the file cannot be read or is invalid, the last valid keys stay in use, and every call tries to read the file
-    again. If the file was deleted, all keys are invalid.
+    If the file cannot be read or is invalid, the last valid keys remain in use, and every call retries the read. If the
+    file was deleted, all keys are invalid.
     """
 
     def __init__(self, file: Path) -> None:
@@ -106,7 +106,7 @@ class Keys:
         return name in self._names
 
     def still(self, record: KeyRecord) -> KeyRecord:
-        """Return the current record of a key that was valid before. Raises Unauthorized if the key has been revoked."""
+        """Return the current record of a previously valid key. Raises Unauthorized if the key has been revoked."""
         self._refresh()
         now = self._records.get(record.id)
         if now is None or now.sha256 != record.sha256:

@@ -1,4 +1,4 @@
-"""Parsing of HTTP bodies and JSON, and of the numbers, texts and formats in them."""
+"""Parsing of HTTP bodies and JSON, and of the numbers, text and formats in them."""
 
 import asyncio
 import json
@@ -17,20 +17,20 @@ from serve_app.text.characters import without_halves
 
 MAX_BODY_BYTES = 16 << 20  # limit of an HTTP body, and of a WebSocket message with reference audio
 _LONGEST_KEY = 255  # characters of an Idempotency-Key
-BODY_TIMEOUT_S = 30.0  # time for the whole body to arrive
+BODY_TIMEOUT_S = 30.0  # time limit for receiving the complete body
 _MOST_VALUES = 1 << 15  # per JSON text; checking this many blocks the event loop for 50 ms
 _ABOVE_ALL_NUMBERS = 2**64  # a seed has 64 bits
 _NUMBER = re.compile(r"[+-]?(?:[0-9]{1,20}(?:\.[0-9]{0,20})?|\.[0-9]{1,20})(?:[eE][+-]?[0-9]{1,2})?")
-_SEARCHED = 1 << 20  # bytes to search for a number with too many digits
+_SEARCHED = 1 << 20  # bytes to search for an overlong number
 _MANY_DIGITS = re.compile(r"[0-9]{4000,}")
 _HALF = re.compile(r"\\u[dD][89a-fA-F]|[\ud800-\udfff]")
 _ENCODINGS = ("identity", "gzip", "x-gzip", "deflate")
-_STEP = 128 << 10  # bytes to inflate at once
+_STEP = 128 << 10  # bytes to decompress at a time
 _TOO_LARGE = f"The body is larger than {MAX_BODY_BYTES} bytes."
 _FORMS = ("application/x-www-form-urlencoded", "multipart/form-data")
 _UNPLAIN = re.compile(r"[^A-Za-z0-9_.:-]")
 HALF_REPLACED = "half a surrogate pair, replaced by U+FFFD"
-_MOST_REPAIRED = 8  # fields that are named in a header
+_MOST_REPAIRED = 8  # maximum number of fields named in a header
 _SWITCHES = {"true": True, "1": True, "false": False, "0": False}
 
 
@@ -43,7 +43,7 @@ def idempotency_key(request: Request) -> str | None:
 
 
 async def read_body(request: Request) -> bytes:
-    """Return the decompressed body. Stops reading as soon as the body is too large or too slow, regardless of
+    """Return the decompressed body. Stops reading as soon as the body exceeds the size or time limit, regardless of
     Content-Length.
 
     Raises PayloadTooLarge, BodyTooSlow, UnsupportedMedia, InvalidRequest.
@@ -111,14 +111,14 @@ def object_of(request: Request, content: bytes, *, most_values: int = _MOST_VALU
 
 
 def check_form(request: Request, error: InvalidRequest) -> None:
-    """Raise UnsupportedMedia if `error` reports invalid JSON and the body is a form."""
+    """Raise UnsupportedMedia if the body is a form and `error` reports invalid JSON."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if error.code == "invalid_json" and kind in _FORMS:
         raise UnsupportedMedia(f"The body is a form ({kind}). Send JSON: Content-Type: application/json.") from None
 
 
 def text_of(fields: Mapping[str, object], name: str = "text") -> str:
-    """Return the text in a message or body. Raises InvalidRequest if the text is missing."""
+    """Return the text from a message or body. Raises InvalidRequest if the text is missing."""
     text = fields.get(name)
     if not isinstance(text, str):
         raise InvalidRequest(f"{name} is required and must be a string.", name, "missing_required_parameter")
@@ -126,14 +126,14 @@ def text_of(fields: Mapping[str, object], name: str = "text") -> str:
 
 
 def format_named(param: str, value: str, choices: Mapping[str, AudioFormat]) -> AudioFormat:
-    """Return the audio format that a dialect calls `value`. Raises InvalidRequest with the valid names."""
+    """Return the audio format that a dialect calls `value`. Raises InvalidRequest listing the valid names."""
     if (known := value.strip().lower()) not in choices:
         raise InvalidRequest(f"{param}: {value[:40]!r} is unknown. Use one of: {', '.join(choices)}.", param)
     return choices[known]
 
 
 def switch(fields: Mapping[str, object], name: str) -> bool:
-    """Parse a boolean that may be sent as text or as 0 or 1. Return False if the field is absent. Raises
+    """Parse a boolean that may be sent as a string or as 0 or 1. Return False if the field is absent. Raises
     InvalidRequest.
     """
     value = fields.get(name) or False
@@ -149,12 +149,11 @@ def parse_object(
     repaired: list[str] | None = None,
     cut_fields: Sequence[str] = (),
 ) -> dict[str, object]:
-    """Parse a JSON object and remove its null fields. Raises InvalidRequest, which names the field of an invalid
-    number.
+    """Parse a JSON object and remove its null fields. If a number is invalid, raises InvalidRequest naming the field.
 
-    `raw` is a body in UTF-8 or UTF-16, with or without a byte order mark, or the text of a message. Unpaired surrogates
-    are repaired (see `_repaired_json`), and `repaired` receives the names of repaired fields. `cut_fields` are text
-    fields that may continue in the next message, with dots in the names of nested fields.
+    `raw` is a body in UTF-8 or UTF-16, with or without a byte order mark, or a message's text. Unpaired surrogates are
+    repaired (see `_repaired_json`), and `repaired` receives the names of repaired fields. `cut_fields` are text fields
+    that may continue in the next message; nested names are dotted.
     """
     commas = raw.count(b",") if isinstance(raw, bytes) else raw.count(",")
     if commas >= most_values:
@@ -185,14 +184,14 @@ def number(param: str, value: object) -> int | float | None:
 
 
 def plain_number(value: str) -> int | float | str:
-    """Parse `value` as a number. Return the text itself if it is not clearly a number."""
+    """Parse `value` as a number. Return the text itself if it is not unambiguously a number."""
     if not _NUMBER.fullmatch(text := value.strip()):
         return value
     return int(text) if text.isdigit() else float(text)
 
 
 def _fits_a_field(value: float) -> bool:
-    """Return False for NaN, infinity and integers over 64 bits, which are invalid in every field."""
+    """Return False for NaN, infinity and integers of more than 64 bits, which no field accepts."""
     return -_ABOVE_ALL_NUMBERS < value < _ABOVE_ALL_NUMBERS
 
 
@@ -216,7 +215,7 @@ def _check_numbers(fields: Mapping[str, object]) -> None:
 
 
 def _check_digits(raw: bytes | str) -> None:
-    """Raise InvalidRequest if the parser failed on a number with too many digits. The message names the field."""
+    """Raise InvalidRequest if parsing failed because a number has too many digits. The message names the field."""
     text = raw[:_SEARCHED].decode("utf-8", "replace") if isinstance(raw, bytes) else raw
     if _MANY_DIGITS.search(text):
         try:
@@ -230,8 +229,8 @@ def _check_digits(raw: bytes | str) -> None:
 def _repaired_json(raw: bytes | str, repaired: list[str], cut_fields: Sequence[str]) -> object:
     """Parse JSON that contains unpaired surrogates. Return None if the text is invalid for another reason.
 
-    JavaScript produces an unpaired surrogate when it cuts a text inside a surrogate pair. Fields of `cut_fields` keep
-    surrogates at their start and end, because the neighboring message has the other half. All other unpaired surrogates
+    JavaScript produces an unpaired surrogate when it cuts a string inside a surrogate pair. Fields of `cut_fields` keep
+    surrogates at their start and end, because the other half is in the adjacent message. All other unpaired surrogates
     become U+FFFD.
     """
     try:
@@ -247,7 +246,7 @@ def _repaired_json(raw: bytes | str, repaired: list[str], cut_fields: Sequence[s
 
 
 def _repaired(value: object, cut_fields: Sequence[str] = ()) -> object:
-    """Repair `value`. `cut_fields` are paths inside `value`; "" is `value` itself."""
+    """Repair `value`. `cut_fields` are paths within `value`; "" means `value` itself."""
     match value:
         case str():
             return _repaired_inside(value) if "" in cut_fields else without_halves(value)
@@ -259,7 +258,7 @@ def _repaired(value: object, cut_fields: Sequence[str] = ()) -> object:
 
 
 def _inside(cut_fields: Sequence[str], name: str) -> list[str]:
-    """Return the paths that begin with the field `name`, without it."""
+    """Return the paths that begin with the field `name`, with that prefix removed."""
     return [rest for first, _, rest in (path.partition(".") for path in cut_fields) if first == name]
 
 

@@ -6,8 +6,8 @@ from contextlib import contextmanager
 
 from deployments.errors import InvalidRequest
 
-# Maps a dialect's fields to fields of SpeechBody. Fields of nested objects follow a dot. Fields with another effect map
-# to None. The name "bit_rate" is not in SpeechBody, but is treated as a field of it.
+# Maps a dialect's fields to fields of SpeechBody. Names in nested objects are dotted. Fields with another effect map to
+# None. The name "bit_rate" is not in SpeechBody, but is treated as a field of it.
 Names = Mapping[str, str | None]
 
 
@@ -29,19 +29,19 @@ def _flat(fields: Mapping[str, object], outer: set[str], prefix: str) -> Iterato
 
 
 def _is_all_null(value: object) -> bool:
-    """Return whether `value` is an object of nulls. An empty object is not, because some clients enable a feature with
-    it.
+    """Return whether `value` is an object of nulls. An empty object does not count, because some clients use one to
+    enable a feature.
     """
     return isinstance(value, Mapping) and bool(value) and all(entry is None for entry in value.values())
 
 
 def renamed(sent: Mapping[str, object], names: Names) -> dict[str, object]:
-    """Rename `sent` to fields of SpeechBody. If two sent fields have the same meaning, the first in `names` wins."""
+    """Rename `sent` to fields of SpeechBody. If two fields have the same meaning, the first in `names` wins."""
     return {ours: sent[theirs] for theirs, ours in reversed(list(names.items())) if ours is not None and theirs in sent}
 
 
 def theirs(sent: Mapping[str, object], names: Names) -> dict[str, str]:
-    """Return the client's own names of SpeechBody fields that it sent under another name, without the enclosing
+    """Return the client's own names for SpeechBody fields that it sent under another name, without the enclosing
     objects.
     """
     other = {ours: name for name, ours in reversed(list(names.items())) if ours is not None and name in sent}

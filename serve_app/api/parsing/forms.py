@@ -18,7 +18,7 @@ _MOST_FIELDS, _MOST_FILES = 32, 16
 
 @dataclass(frozen=True, slots=True)
 class FormFile:
-    """Uploaded file of a form."""
+    """File uploaded in a form."""
 
     field: str
     name: str  # without folders
@@ -27,7 +27,7 @@ class FormFile:
 
 @dataclass(frozen=True, slots=True)
 class SentForm:
-    """Fields of a form, and its files in order."""
+    """Fields of a form, and its files in upload order."""
 
     fields: dict[str, object]
     files: tuple[FormFile, ...] = ()
@@ -51,7 +51,7 @@ class SentForm:
         return value
 
     def preparation(self) -> Preparation:
-        """Return how to prepare the form's recordings. Raises InvalidRequest."""
+        """Return the preparation that the form requests for its recordings. Raises InvalidRequest."""
         sent = self.text("prepare") or "auto"
         for preparation in PREPARATIONS:
             if sent == preparation:

@@ -1,4 +1,4 @@
-"""Body of a speech request: its fields, spellings of other servers, and the checks that do not need a model."""
+"""Body of a speech request: its fields, other servers' names for them, and the checks that do not need a model."""
 
 import re
 from collections.abc import Mapping
@@ -44,7 +44,7 @@ def _joined_halves(value: object) -> object:
 
 
 def _with_sampling(body: type[Model]) -> type[Model]:
-    """Add a field to `body` for each option of `Sampling`, with the option's bounds."""
+    """Add a field to `body` for each option of `Sampling`, with the option's limits."""
     options: dict[str, Any] = {
         option.name: (Annotated[get_args(option.type)[0], Field(**option.metadata["bounds"])] | None, None)
         for option in fields(Sampling)
@@ -78,7 +78,7 @@ class SpeechBody(BaseModel):
     stream: bool = True
     speed: Annotated[float, Field(ge=0.25, le=4)] = 1.0
 
-    language: str = "auto"  # a name, an ISO code, "auto", or "detect" to detect the language of each segment
+    language: str = "auto"  # a name, an ISO code, "auto", or "detect" (per-segment detection)
     any_language: bool = False  # also accept languages that the loaded voice was not trained on
     ref_audio: Annotated[str | None, Field(validation_alias=AliasChoices("ref_audio", "reference_audio"))] = None
     ref_text: Annotated[str | None, Field(validation_alias=AliasChoices("ref_text", "reference_text"))] = None
@@ -88,12 +88,12 @@ class SpeechBody(BaseModel):
     seed: Annotated[int, Field(ge=0, lt=2**64)] | None = None
     ignore_eos: bool = False
     leading_silence: bool = False
-    word_timestamps: bool = False  # send events with the time of each word
+    word_timestamps: bool = False  # send events with word timestamps
     markup: Markup | None = None  # None: use api.text.markup
     text_normalization: Literal["on", "off"] | None = None  # on: write numbers and symbols as words
     lexicon: dict[str, str] | None = None  # pronunciations by word
     max_segment_chars: Annotated[int, Field(ge=LEAST_SEGMENT_CHARS)] | None = None  # None: as in api.text
-    previous_request_id: str | None = None  # continue the voice from the end of this request
+    previous_request_id: str | None = None  # continue from where this request ended
     # `_with_sampling` adds do_sample, temperature, top_k and the other fields of `Sampling` (deployments/protocol.py).
 
     @property
@@ -117,7 +117,7 @@ SPEECH: Names = {
     for name, field in SpeechBody.model_fields.items()
     for choice in (field.validation_alias.choices if isinstance(field.validation_alias, AliasChoices) else [name])
 }
-# The same, with the spellings of Dify and Kokoro-FastAPI, which also serve `/v1/audio/speech`.
+# The same, plus the names used by Dify and Kokoro-FastAPI, which also serve `/v1/audio/speech`.
 ALL_SPELLINGS: Names = {
     **SPEECH,
     "instruction": "instructions",
@@ -152,8 +152,8 @@ def in_our_spelling(fields: Mapping[str, object]) -> dict[str, object]:
 
 
 def parse_speech(fields: Mapping[str, object], settings: ApiSettings) -> SpeechBody:
-    """Parse the fields of one utterance. Raises InvalidRequest, which names the first invalid field. The length of the
-    text is checked before any other code reads the text.
+    """Parse the fields of one utterance. Raises InvalidRequest naming the first invalid field. The text's length is
+    checked before any other code reads it.
     """
     body = validated(SpeechBody, fields)
     check_length("input", body.input, settings)
@@ -162,7 +162,7 @@ def parse_speech(fields: Mapping[str, object], settings: ApiSettings) -> SpeechB
 
 def validated(model: type[Model], fields: Mapping[str, object]) -> Model:
     """Validate `fields` as `model`. A string is accepted as a number, boolean or choice if its meaning is unambiguous.
-    Raises InvalidRequest, which names the first invalid field.
+    Raises InvalidRequest naming the first invalid field.
     """
     try:
         return model.model_validate(fields)

@@ -10,14 +10,14 @@ from deployments.errors import Overloaded
 from deployments.serving import metrics
 from serve_app.api.access.callers import FairShare
 
-# Number of large bodies, which may contain a recording, that are read at once. Each body keeps its slot until the
-# recording is decoded. Further bodies wait.
+# Maximum number of large bodies, which may contain recordings, that are read at once. Each body keeps its slot until
+# its recording has been decoded. Other bodies wait.
 MAX_UPLOADS = 3  # each body needs up to 100 MB
 _SMALL_BYTES = 128 << 10  # larger bodies may contain a recording
 _UPLOAD_WAIT_S = 10.0
 # A body has stalled if fewer than this many bytes arrive in this time. At this rate, 16 MiB would take eight minutes.
 _LEAST_BYTES, _STALL_S = 64 << 10, 2.0
-_LOOK_S = 0.25  # how often a waiting body checks for stalled bodies
+_LOOK_S = 0.25  # interval at which a waiting body checks for stalled ones
 _RETRY_AFTER_S = 1.0
 
 
@@ -38,7 +38,7 @@ class Pace:
 
 
 class Uploads:
-    """Slots for large bodies. If other bodies are waiting for a slot, stalled bodies are aborted."""
+    """Slots for large bodies. Stalled bodies are aborted if others are waiting for a slot."""
 
     def __init__(self) -> None:
         self._places = FairShare(MAX_UPLOADS)
@@ -79,7 +79,7 @@ class Upload:
     """Body of one request. A large body takes one of the slots of `Uploads`."""
 
     def __init__(self, uploads: Uploads, caller: str) -> None:
-        """Create the upload of the client named `caller`."""
+        """Create an upload from the client named `caller`."""
         self.caller = caller
         self.is_stalled = False  # whether the upload was aborted because it stalled
         self._uploads = uploads
@@ -99,7 +99,7 @@ class Upload:
                 self._limit = None
 
     async def grow(self, num_bytes: int) -> None:
-        """Wait until more of the body may be read. `num_bytes` is the total received so far. Raises Overloaded on a
+        """Wait until more of the body may be read. `num_bytes` is the total received up to now. Raises Overloaded on a
         timeout.
         """
         self._pace.come(num_bytes)

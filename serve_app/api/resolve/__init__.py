@@ -2,5 +2,5 @@
 
 The steps run in this order: `field_names.py` renames the fields, and `speech_body.py` validates them. `model_choice.py`
 selects the model. `make_request.py` selects the voice and the spoken part of the text. `ignored_fields.py` lists fields
-without effect. `speech_request.py` holds the result, and `build_utterance.py` turns it into an utterance.
+that have no effect. `speech_request.py` holds the result, and `build_utterance.py` turns it into an utterance.
 """

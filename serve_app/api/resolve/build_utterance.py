@@ -18,8 +18,8 @@ from serve_app.text.characters import clean
 from serve_app.text.languages import AUTO, DETECT, detected, language_name
 from serve_app.text.spoken import UNSPOKEN, SpokenText, TextSpan
 
-# Limit on the growth of a text when numbers and symbols become words. Prose with many numbers grows by less than half,
-# and digits alone grow fivefold.
+# Limit on how much text may grow when numbers and symbols are written as words. Prose with many numbers grows by less
+# than half, while digits alone grow fivefold.
 _MOST_GROWTH = 2
 
 
@@ -33,8 +33,8 @@ async def build_utterance(
 ) -> Draft:
     """Build one utterance for the request's model and run the steps of all extensions.
 
-    Set `live` for a request whose text arrives later. The text of any other request may contain nothing to speak, such
-    as "...": see `is_speakable`. Raises InvalidRequest, which names the field, and the errors of `Resolver.resolved`.
+    Set `live` for a request whose text arrives later. Any other request may contain no speakable text, such as "...":
+    see `is_speakable`. Raises InvalidRequest naming the field, and the errors of `Resolver.resolved`.
     """
     with in_their_words(speech.fields):
         utterance = await _utterance(resolver, speech, request_id, client, live=live)
@@ -47,7 +47,7 @@ async def _utterance(
     settings = resolver.settings
     info, spoken, stored = speech.info, speech.spoken, speech.stored
     if speech.body.ref_audio is not None and info.kind is not ModelKind.BASE:
-        # This check precedes the check for a missing `voice`, whose error would not help.
+        # Check this before checking for a missing `voice`, because that error would be misleading.
         raise InvalidRequest(f"{NO_CLONES.format(info.name)}.", "ref_audio")
     body = speech.body if stored is None else _with_defaults(speech.body, stored, info)
     speaker = body.voice if info.kind is ModelKind.CUSTOM_VOICE else None
@@ -82,7 +82,7 @@ async def _utterance(
 
 
 def segments_of(speech: SpeechRequest) -> list[TextSpan]:
-    """Return the segments that the text is split into, each with the silence before it."""
+    """Return the segments of the text, each with its preceding silence."""
     spoken = speech.spoken
     max_chars = spoken.max_segment_chars
     synthesis = SynthesisRequest("", spoken.text)
@@ -95,13 +95,13 @@ def _missing(param: str, reason: str) -> InvalidRequest:
 
 
 def _cleaned(param: str, text: str | None, settings: ApiSettings) -> str:
-    """Clean a text. Return an empty string if the text is missing or contains nothing to speak."""
+    """Clean a text. Return an empty string if the text is missing or has nothing to speak."""
     check_length(param, text or "", settings)
     return clean(text or "")
 
 
 def _text(body: SpeechBody, info: ModelInfo, settings: ApiSettings, spoken: SpokenText, speaker: str | None) -> str:
-    """Return the text for the model, which may contain nothing to speak. Raises InvalidRequest."""
+    """Return the text for the model. It may have no speakable content. Raises InvalidRequest."""
     text = spoken.text
     is_unspoken = not text and spoken.has_words
     if is_unspoken and (error := unspoken_script(spoken.sent, info, speaker)) is not None:

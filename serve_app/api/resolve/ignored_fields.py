@@ -1,4 +1,4 @@
-"""Ignored request fields and the reasons, which responses report to clients."""
+"""Ignored request fields and the reasons for ignoring them, as reported to clients."""
 
 import re
 from collections import Counter
@@ -23,11 +23,11 @@ _FOR_CLONING = ("ref_text", "x_vector_only_mode", "prepare")
 
 
 class Ignored:
-    """Collector of the ignored fields of one request, with the reason for each field."""
+    """Collects one request's ignored fields and the reason for each."""
 
     def __init__(self, sent: Mapping[str, object], names: Names, reasons: Mapping[str, str] | None = None) -> None:
-        """Create the collector. `sent`: fields under the dialect's `names`. `reasons`: reasons that the dialect already
-        knows.
+        """Create the collector. `sent`: fields under the dialect's `names`. `reasons`: reasons already determined by
+        the dialect.
         """
         self._sent, self._names, self._reasons = sent, names, dict(reasons or {})
 
@@ -44,10 +44,10 @@ class Ignored:
     def reasons_for(
         self, body: SpeechBody, info: ModelInfo, *, further: Names, read: Collection[str], stored: KeptVoice | None
     ) -> Reasons:
-        """Return all ignored fields with the reasons, by the dialect's field names.
+        """Return all ignored fields and the reasons, by the dialect's field names.
 
-        These are recorded fields, fields without effect on this model, and unknown fields. `body` was parsed from the
-        fields. `further`: known fields in addition to the dialect's fields. `read`: fields of EXTENSION_FIELDS that an
+        These are recorded fields, fields that have no effect on this model, and unknown fields. `body` was parsed from
+        the fields. `further`: known fields beyond the dialect's own. `read`: fields of EXTENSION_FIELDS that an
         extension reads. `stored`: the stored voice of the request.
         """
         sent, names = self._sent, {**self._names, **further}
@@ -68,10 +68,10 @@ class Ignored:
 
 
 def with_unknown(sent: Iterable[str], names: Iterable[str], reasons: Mapping[str, str]) -> Reasons:
-    """Return `reasons`, and an entry for each field of `sent` that is not in `names`.
+    """Return `reasons` plus an entry for each field of `sent` that is not in `names`.
 
-    Only the first _MOST_NAMED fields are listed by name, made safe for headers and logs. All other fields are only
-    counted, because a body may have a million fields.
+    Only the first _MOST_NAMED fields are listed by name, sanitized for headers and logs. The rest are only counted,
+    because a body may have a million fields.
     """
     first = {_plain(name): reason for name, reason in list(reasons.items())[:_MOST_NAMED]}
     room = _MOST_NAMED - len(first)
@@ -83,7 +83,7 @@ def with_unknown(sent: Iterable[str], names: Iterable[str], reasons: Mapping[str
 
 
 def always_streamed(fields: Mapping[str, object]) -> dict[str, str]:
-    """Return the SpeechBody fields of `fields` that have no effect on a WebSocket, with the reasons."""
+    """Return the SpeechBody fields of `fields` that have no effect on a WebSocket, and why."""
     is_whole = str(fields.get("stream")).strip().lower() == "false"
     wants_whole = {"stream": is_whole, "stream_format": str(fields.get("stream_format")).strip().lower() == "sse"}
     reasons = {name: "a WebSocket always streams audio" for name, is_asked in wants_whole.items() if is_asked}
@@ -91,7 +91,7 @@ def always_streamed(fields: Mapping[str, object]) -> dict[str, str]:
 
 
 def as_header(reasons: Reasons) -> dict[str, str]:
-    """Return the response header for ignored fields, or {} if there are none. Reasons may contain any script."""
+    """Return the response header for ignored fields, or {} if there are none. Reasons may contain non-ASCII text."""
     text = "; ".join(f"{name} ({reason})" for name, reason in reasons.items())
     return {IGNORED_HEADER: _CONTROL.sub("?", text)} if reasons else {}
 
@@ -111,7 +111,7 @@ def _unknown_reason(name: str, known: list[str]) -> str:
 
 
 def _without_effect(body: SpeechBody, info: ModelInfo) -> Iterator[tuple[str, str]]:
-    """Yield fields that have no effect on this model or in combination with other fields, with the reasons."""
+    """Yield fields that have no effect with this model or alongside other fields, and why."""
     sent = body.model_fields_set
     if info.kind is not ModelKind.CUSTOM_VOICE and body.voice is not None:
         yield "voice", "the loaded model has no named voices"
@@ -132,7 +132,7 @@ def _without_effect(body: SpeechBody, info: ModelInfo) -> Iterator[tuple[str, st
 
 
 def _unread(body: SpeechBody, read: Collection[str]) -> Reasons:
-    """Return sent fields that only extensions read, if none of the loaded extensions reads them."""
+    """Return the fields in the request that only extensions read, if no loaded extension reads them."""
     sent = (name for name in EXTENSION_FIELDS if name in body.model_fields_set and getattr(body, name))
     return {name: "no loaded extension reads this field" for name in sent if name not in read}
 

@@ -1,4 +1,4 @@
-"""Selection of a request's language, and errors for text in a language that the voice does not speak."""
+"""Selection of a request's language, and errors for text in a language that the voice cannot speak."""
 
 from deployments.errors import InvalidRequest
 from deployments.protocol import ModelInfo
@@ -36,7 +36,7 @@ def language_reason(body: SpeechBody, info: ModelInfo) -> str | None:
 
 
 def check_language(text: str, body: SpeechBody, info: ModelInfo, speaker: str | None) -> None:
-    """Raise InvalidRequest if `text` is clearly in a language that the voice does not speak."""
+    """Raise InvalidRequest if `text` is clearly in a language that the voice cannot speak."""
     if not body.any_language and language_name(body.language) in (AUTO, DETECT):
         foreign = foreign_language(text, info.languages)
         if foreign is not None:
@@ -44,7 +44,7 @@ def check_language(text: str, body: SpeechBody, info: ModelInfo, speaker: str | 
 
 
 def unspoken_script(text: str, info: ModelInfo, speaker: str | None) -> InvalidRequest | None:
-    """Return the error for a text whose script the model cannot speak, or None if the script is not the reason."""
+    """Return the error if the model cannot speak the text's script, or None if the script is not the cause."""
     if (script := foreign_language(text, info.languages)) is None:
         return None
     message = f"input is written in {script}, so none of it can be spoken; {speaks(info, speaker)}."

@@ -1,9 +1,9 @@
 """Conversion of a client's fields to a `SpeechRequest`.
 
-`strict_request` is for clients written for this server and its models and voices: an unknown name is an error.
+`strict_request` is for clients written for this server, with its own models and voices: an unknown name is an error.
 `lenient_request` is for clients of other services, which use other names. It replaces unknown names with the default
-and reports this in `SpeechRequest.ignored`. A dialect that has to translate its fields does so in a function
-`speech_request`, which calls one of the two.
+and reports this in `SpeechRequest.ignored`. If a dialect needs to translate its fields, it does so in a function
+`speech_request`, which calls one of these two.
 """
 
 from collections.abc import Mapping
@@ -30,11 +30,11 @@ async def strict_request(
     overrides: Mapping[str, object] | None = None,
     reasons: Mapping[str, str] | None = None,
 ) -> SpeechRequest:
-    """Build the request of a client that is written for this server's models and voices. Unknown names are errors.
+    """Build a request from a client written for this server's models and voices. Unknown names are errors.
 
     `fields`: SpeechBody fields as sent. `accept`: the Accept header. `default`: the format if neither the body nor
-    `accept` names one. `overrides`: fields that the dialect sets itself. `reasons`: why fields have no effect, by
-    field. Raises InvalidRequest, ModelNotFound, NotReady.
+    `accept` names one. `overrides`: fields that the dialect sets itself. `reasons`: why fields have no effect, by field
+    name. Raises InvalidRequest, ModelNotFound, NotReady.
     """
     overrides = overrides or {}
     ignored = Ignored(fields, ALL_SPELLINGS, reasons)
@@ -62,13 +62,13 @@ async def lenient_request(
     overrides: Mapping[str, object] | None = None,
     reasons: Mapping[str, str] | None = None,
 ) -> SpeechRequest:
-    """Build the request of a client of another service, which uses that service's models and voices.
+    """Build a request from a client of another service that uses that service's model and voice names.
 
     An unknown model or voice is replaced by the default and listed in `SpeechRequest.ignored`.
 
     `sent`: flattened fields, as returned by `field_names.flat`. `names`: the dialect's field names. `overrides`:
-    SpeechBody fields that the dialect sets itself. `reasons`: why fields have no effect, by field. Raises NotReady, and
-    InvalidRequest that names the client's field.
+    SpeechBody fields that the dialect sets itself. `reasons`: why fields have no effect, by field name. Raises
+    NotReady, and InvalidRequest naming the client's field.
     """
     ignored, theirs = Ignored(sent, names, reasons), field_names.theirs(sent, names)
     renamed = {**field_names.renamed(sent, names), **(overrides or {})}
@@ -93,7 +93,7 @@ async def lenient_request(
 
 
 async def request_in_voice(resolver: Resolver, speech: SpeechRequest, voice: str) -> SpeechRequest:
-    """Copy a lenient request for another voice. The copy's `ignored` only concerns this voice."""
+    """Copy a lenient request for another voice. The copy's `ignored` covers only that voice."""
     chosen = await choose_voice(resolver, voice, speech.body, speech.info, lenient=True)
     body = speech.body.model_copy(update={"voice": chosen.name})
     spoken, _ = await resolver.read_text(resolver, body, speech.info, chosen.stored)
@@ -111,7 +111,7 @@ async def complete_request(
     ignored: Ignored,
     voice: ChosenVoice,
 ) -> SpeechRequest:
-    """Complete a request: read the text, apply its style tag to the recording, and list the fields without effect.
+    """Complete a request: read the text, use its style tag to select the recording, and list the fields without effect.
 
     `body` was parsed for the model `info`. `voice` replaces the voice in `body`. Raises the errors of
     `Resolver.read_text`.

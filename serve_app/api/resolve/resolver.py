@@ -1,4 +1,4 @@
-"""Context in which requests are validated and built. Extensions replace the core's functions when they open."""
+"""Context in which requests are validated and built. Extensions replace the core's functions when they are opened."""
 
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
@@ -30,29 +30,28 @@ class ModelResolver(Protocol):
     async def __call__(
         self, resolver: "Resolver", fields: Mapping[str, object], *, task_type: object, lenient: bool = False
     ) -> ModelInfo:
-        """Return the model for `fields`, which have the names of SpeechBody. If `lenient`, the fields are not validated
-        yet, and an unknown model name is ignored. Raises InvalidRequest, ModelNotFound, NotReady.
+        """Return the model for `fields`, which use SpeechBody's names. If `lenient`, the fields are not validated yet,
+        and an unknown model name is ignored. Raises InvalidRequest, ModelNotFound, NotReady.
         """
         ...
 
 
 class WordTimer(Protocol):
-    """Determines the times of the words of a text."""
+    """Determines the timestamp of each word in a text."""
 
     def __call__(self, source: SpokenText, info: ModelInfo, *, speed: float = 1.0) -> WordSource: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """Resolved request. The steps of extensions may change both fields."""
+    """Resolved request. Extensions' steps may change both fields."""
 
     speech: SpeechRequest
     utterance: Utterance
 
 
 Step = Callable[[Draft], Awaitable[Draft]]
-# The spoken part of `body.input`, and the reasons why the rest of it and some related fields have no effect. Raises
-# InvalidRequest.
+# The spoken part of `body.input`, and why the rest of it and some related fields have no effect. Raises InvalidRequest.
 TextResolver = Callable[["Resolver", SpeechBody, ModelInfo, KeptVoice | None], Awaitable[tuple[SpokenText, Reasons]]]
 
 
@@ -79,7 +78,7 @@ async def model_by_name(
 async def read_plainly(
     resolver: "Resolver", body: SpeechBody, info: ModelInfo, stored: KeptVoice | None
 ) -> tuple[SpokenText, Reasons]:
-    """Return the unchanged text, or the words that the model reads in place of numbers and symbols."""
+    """Return the text, unchanged or with numbers and symbols replaced by the words that the model reads."""
     form = info.spoken_form
     speak, count_lost = map(resolve_name, SPOKEN_FORMS[form]) if form else (clean, lambda text: 0)
     text, lost = speak(body.input), count_lost(body.input)
@@ -90,7 +89,7 @@ async def read_plainly(
 
 @dataclass(slots=True)
 class Resolver:
-    """Context of requests: models, settings, voices, and the functions that resolve a request.
+    """Context for resolving requests: models, settings, voices, and the functions involved.
 
     The functions receive the resolver as an argument, because jobs use a copy with other settings.
     """
@@ -100,14 +99,14 @@ class Resolver:
     voices: VoiceSource = field(default_factory=NoVoices)
     choose_model: ModelResolver = model_by_name
     read_text: TextResolver = read_plainly
-    time_words: WordTimer | None = None  # None: word times are unavailable
-    prepare_recording: Decode | None = None  # None: recordings are used unchanged
+    time_words: WordTimer | None = None  # None: word timestamps are unavailable
+    prepare_recording: Decode | None = None  # None: recordings are used as they are
     lexicon_for_all: Callable[[], Awaitable[Any]] | None = None  # returns a Lexicon of the extension `text`
     # Additional SpeechBody fields that extensions read, and names of additional request fields.
     fields: set[str] = field(default_factory=set)
     further_fields: Names = field(default_factory=dict)
-    steps: dict[str, Step] = field(default_factory=dict)  # the last steps for each utterance, by extension
-    on_discard: list[Callable[[Utterance], None]] = field(default_factory=list)  # called for speech that is not sent
+    steps: dict[str, Step] = field(default_factory=dict)  # the final steps for each utterance, by extension
+    on_discard: list[Callable[[Utterance], None]] = field(default_factory=list)  # called if the speech is not sent
 
     async def resolved(self, draft: Draft) -> Draft:
         """Run the steps of all extensions. Raises StepFailed, and TalkrayError from a step."""

@@ -24,7 +24,7 @@ EVENT_STREAM = "text/event-stream"
 L16 = "audio/l16"
 
 CONTENT_TYPES = {audio_format: row.content_type for audio_format, row in FORMATS.items()}
-# Formats without a container.
+# Formats that have no container.
 RAW = tuple(each for each, row in FORMATS.items() if isinstance(row, RawFormat) and not row.in_wav)
 # Other types in an Accept header, such as */* and application/octet-stream, do not express a preference.
 ACCEPTED = {content_type: audio_format for audio_format, content_type in CONTENT_TYPES.items()} | {L16: AudioFormat.PCM}
@@ -65,17 +65,17 @@ class Delivery(AudioForm):
 
 @dataclass(frozen=True, slots=True)
 class SpeechRequest:
-    """Client's request in Talkray's own fields. The text is `body.input`, or arrives later."""
+    """Client's request in terms of Talkray's own fields. The text is in `body.input` or arrives later."""
 
     info: ModelInfo
     body: SpeechBody
     delivery: Delivery
     ignored: ignored_fields.Reasons
-    spoken: SpokenText  # spoken text of `body.input`, and the rules for text that arrives later
-    stored: KeptVoice | None = None  # the stored voice of the request
+    spoken: SpokenText  # spoken form of `body.input`, and rules for text that arrives later
+    stored: KeptVoice | None = None  # the stored voice that the request uses
     is_tagged: bool = False  # whether a style tag in the text selected the recording
     chosen_voice: str | None = None  # the voice used if the request does not name one
-    fields: Mapping[str, str] = field(default_factory=dict)  # client's names of fields with other names in Talkray
+    fields: Mapping[str, str] = field(default_factory=dict)  # client's names for fields named differently in Talkray
 
     @property
     def voice_id(self) -> str | None:
@@ -84,14 +84,14 @@ class SpeechRequest:
 
     @property
     def voice_take(self) -> str | None:
-        """Recording of the stored voice that is used, and the reason for the choice."""
+        """The stored voice's recording in use, and why it was chosen."""
         if self.stored is None:
             return None
         return self.stored.take_note(self.body.instructions, is_tagged=self.is_tagged)
 
     def headers(self) -> dict[str, str]:
         """Return headers for an HTTP response or a handshake. The headers report ignored fields, the recording in use,
-        and how word times are determined.
+        and how word timestamps are determined.
         """
         take = {} if self.voice_take is None else {TAKE_HEADER: quote(self.voice_take, safe=" (),:")}
         known = "exact" if self.info.word_times else "estimated"
@@ -101,8 +101,8 @@ class SpeechRequest:
         return {**notes, **disclosure(self.delivery.disclosed)}
 
     def notes(self) -> dict[str, object]:
-        """Return the fields of a socket's message that report ignored fields, the recording in use, and synthetic
-        speech.
+        """Return WebSocket message fields that report ignored fields, the recording in use, and that the speech is
+        synthetic.
         """
         take = {} if self.voice_take is None else {"voice_take": self.voice_take}
         source = {"digital_source_type": SYNTHETIC} if self.delivery.disclosed else {}
@@ -126,7 +126,7 @@ def negotiate(body: SpeechBody, accept: str, *, default: AudioFormat = AudioForm
 
 
 def preferred_type(accept: str) -> str | None:
-    """Return the supported media type with the highest quality in the header. Among equals, return the first."""
+    """Return the supported media type with the highest quality value in the header. The first one wins ties."""
     ranges = [_media_range(part) for part in accept.split(",")]
     known = [(quality, name) for name, quality in ranges if quality > 0 and (name in ACCEPTED or name == EVENT_STREAM)]
     return max(known, key=lambda entry: entry[0])[1] if known else None
@@ -142,7 +142,7 @@ def _media_range(part: str) -> tuple[str, float]:
 
 
 def disclosure(is_disclosed: bool) -> dict[str, str]:
-    """Return the header of a response or handshake that marks the speech as synthetic."""
+    """Return the response or handshake header that marks the speech as synthetic."""
     return {SOURCE_HEADER: SYNTHETIC} if is_disclosed else {}
 
 

@@ -1,4 +1,4 @@
-"""Choice of a request's voice: a speaker of the model, a stored voice, or a recording in the request."""
+"""Selection of a request's voice: a speaker of the model, a stored voice, or a recording in the request."""
 
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ NO_CLONES = "{} does not clone voices: load a Base checkpoint"
 class ChosenVoice:
     """Voice of a request."""
 
-    name: str | None  # as in `SpeechBody.voice`; speakers have the model's own name
+    name: str | None  # as in `SpeechBody.voice`; for speakers, the model's own spelling
     stored: KeptVoice | None = None
     reason: str | None = None  # why the voice differs from the requested voice
 
@@ -28,8 +28,8 @@ async def choose_voice(
     stored voice.
 
     For a `lenient` request, the default voice replaces an unknown voice, and `reason` reports this. For a strict
-    request, a model with speakers raises InvalidRequest. A model that clones keeps the unknown name: `build_utterance`
-    then raises an error that explains how to send a recording.
+    request, raises InvalidRequest if the model has speakers. If the model clones voices, keeps the unknown name: the
+    error that `build_utterance` then raises describes how to send a recording.
     """
     if info.kind is ModelKind.CUSTOM_VOICE:
         return _speaker(resolver, named, info, lenient=lenient)
@@ -50,8 +50,8 @@ async def choose_voice(
 
 
 def _speaker(resolver: Resolver, named: object, info: ModelInfo, *, lenient: bool) -> ChosenVoice:
-    """Choose a speaker of the model. For an unknown name, a lenient request gets the default voice, because clients of
-    other services do not know the speakers.
+    """Choose a speaker of the model. For an unknown name, a lenient request gets the default voice, because other
+    services' clients are unaware of the speakers.
     """
     wanted = resolver.settings.default_voice
     is_here = wanted is not None and catalogue.is_named(wanted, info.voices)

@@ -1,4 +1,4 @@
-"""Paging and serialization of stored items, in threads that keep the event loop and live speech responsive."""
+"""Paging and serialization of stored items, in threads, so that the event loop and live speech stay responsive."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
@@ -23,7 +23,7 @@ _APART = ThreadPoolExecutor(2, "stored")  # asyncio's default threads are reserv
 
 
 async def apart(work: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
-    """Run `work` in a thread that live speech does not use, to read, encode or serialize stored items."""
+    """Run `work` in a thread not used by live speech, for reading, encoding or serializing stored items."""
     call = partial(copy_context().run, work, *arguments, **options)
     return await asyncio.get_running_loop().run_in_executor(_APART, call)
 
@@ -35,7 +35,7 @@ async def json_apart(work: Callable[P, Mapping[str, object]], *arguments: P.args
 
 
 async def begun(body: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
-    """Read the first part of `body` and return the same body, so an earlier error can still set the status."""
+    """Read the first part of `body`, so that an earlier error can still set the status, and return the same body."""
     first = await anext(body, b"")
 
     async def rest() -> AsyncGenerator[bytes, None]:
@@ -49,7 +49,7 @@ async def begun(body: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None
 
 @dataclass(frozen=True, slots=True)
 class Paging:
-    """Page that a client requests. Absent parameters are ""."""
+    """Page that a client requests. Missing parameters are ""."""
 
     limit: str
     after: str  # id of the item before this page
@@ -70,7 +70,7 @@ class Paging:
 
 
 def limit_of(limit: str, *, most: int, name: str = "limit") -> int:
-    """Parse the `limit` of a query. Raises InvalidRequest."""
+    """Parse a query's `limit`. Raises InvalidRequest."""
     wanted = number(name, limit)
     if not isinstance(wanted, int) or not 1 <= wanted <= most:
         raise InvalidRequest(f"{name} must be 1 to {most}.", name)

@@ -35,7 +35,7 @@ async def respond(
     """Return the HTTP response that speaks `speech.body.input`.
 
     `answer`: the dialect's own response format. None: audio that is streamed or complete, according to
-    `speech.delivery`. If a complete response ends badly, the text is synthesized once more with another seed. Sending
+    `speech.delivery`. If a complete response ends badly, its text is synthesized once more with another seed. Sending
     the response updates the record's `usage`; `RequestContext` then publishes the record. Raises InvalidRequest.
     """
     draft = await service.begin_utterance(request, speech)
@@ -48,11 +48,11 @@ class AudioSource:
     may_redraw = True
 
     def __init__(self, service: SpeechService, speech: SpeechRequest, utterances: Sequence[Utterance]) -> None:
-        """Create the source. `utterances` has one item; subclasses that speak several override `chunks`."""
+        """Create the source. `utterances` has one item. Subclasses that speak several must override `chunks`."""
         self.service, self.speech, self.utterances = service, speech, utterances
 
     def words(self) -> WordSource | None:
-        """Return the source of word times, if the request wants them and an extension provides them."""
+        """Return the source of word timestamps, if the request asks for them and an extension provides them."""
         body, time_words = self.speech.body, self.service.resolver.time_words
         if time_words is None or not body.word_timestamps:
             return None
@@ -76,8 +76,8 @@ class AudioSource:
     def _audio(
         self, utterances: Sequence[Utterance], usage: Usage, times: WordSource | None, quota: ByteQuota | None = None
     ) -> AsyncGenerator[bytes, None]:
-        """Return the audio of the utterances in the requested format, raw or as events. Synthesis starts with the first
-        read.
+        """Return the audio of the utterances in the requested format, raw or as events. Synthesis starts when it is
+        first read.
         """
         delivery = self.speech.delivery
         encode = partial(event_body, ignored=self.speech.ignored) if delivery.events else audio_body

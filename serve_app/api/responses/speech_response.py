@@ -1,6 +1,6 @@
 """HTTP responses with speech, as raw audio or events, streamed or complete.
 
-A body yields nothing before the first audio, so an earlier error can still become a status code.
+A body yields nothing until the first audio, so an earlier error can still set the status code.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class StreamedAnswer:
-    """Response format of a dialect that is built from audio and words as they arrive."""
+    """A dialect's response format, built from audio and words as they arrive."""
 
     content_type: str
     make: Callable[[AsyncGenerator[bytes, None], WordSource | None], AsyncGenerator[bytes, None]]
@@ -43,7 +43,7 @@ class StreamedAnswer:
 
 @dataclass(frozen=True, slots=True)
 class WholeAnswer:
-    """Response format of a dialect that is built from the complete audio and words."""
+    """A dialect's response format, built from the complete audio and words."""
 
     content_type: str
     make: Callable[[bytes, WordSource | None], Iterable[bytes]]
@@ -56,11 +56,11 @@ class AnswerAttempt:
     body: AsyncGenerator[bytes, None]
     usage: Usage  # updated while `body` is read
     whole: WholeAnswer | None = None  # None: the response is the audio itself
-    times: WordSource | None = None  # word times of `body`
+    times: WordSource | None = None  # word timestamps for `body`
     discard: Callable[[], None] = lambda: None  # called if the response is not sent
 
     def parts(self, content: bytes) -> Iterable[bytes]:
-        """Return the parts of the response, made from the collected `body`."""
+        """Return the parts of the response, built from the collected `body`."""
         return parts_of(content) if self.whole is None else self.whole.make(content, self.times)
 
 
@@ -139,7 +139,7 @@ def _event(fields: dict[str, object]) -> bytes:
 
 
 def named_event(fields: Mapping[str, object]) -> bytes:
-    """Encode an event whose name is its type, for clients that listen by event name."""
+    """Encode an event whose name is its type, for clients that subscribe by event name."""
     return f"event: {fields['type']}\ndata: {json.dumps(fields)}\n\n".encode()
 
 
@@ -155,8 +155,8 @@ async def in_parts(
 
 
 def server_timing(marks: Marks) -> str:
-    """Return a Server-Timing header with the milliseconds between consecutive marks, named for the later mark. The
-    first entry is the time of day in seconds.
+    """Return a Server-Timing header with the milliseconds between consecutive marks, each named after the later one.
+    The first entry is the time of day in seconds.
     """
     (first, first_ns), *_ = marks
     later = [f"{stage};dur={(at_ns - before_ns) / 1e6:.3f}" for (_, before_ns), (stage, at_ns) in pairwise(marks)]
@@ -164,16 +164,16 @@ def server_timing(marks: Marks) -> str:
 
 
 class SpeechResponse(Response):
-    """Response that sends its status with the first bytes of `body`, so an earlier error can still set the status.
+    """Response that sends its status with the first bytes of `body`, so that an earlier error can still set it.
 
     An error after the first bytes is raised, and the server then aborts the connection, so the client sees an
-    incomplete body. A disconnect of the client raises ClientDisconnect. `body` is always closed; Starlette's
+    incomplete body. Raises ClientDisconnect if the client disconnects. `body` is always closed; Starlette's
     StreamingResponse would leave this to the garbage collector if the client disconnects early.
     """
 
     def __init__(self, body: AsyncGenerator[bytes, None], headers: Mapping[str, str], *, usage: Usage) -> None:
         """Create the response. Reading `body` updates `usage`."""
-        self.status_code = 200  # Starlette's constructor would render a body
+        self.status_code = 200  # Starlette's constructor would render the body
         self.background = None
         self._body, self._usage = body, usage
         self.init_headers(headers)
@@ -266,8 +266,8 @@ def _part(body: bytes, *, more: bool = True) -> Message:
 
 async def _deliver(send: Send, message: Message) -> None:
     """Send a message. Raises ClientDisconnect instead of the OSError with which ASGI servers report a closed
-    connection. Yields to other streams after each large part, because `send` returns immediately while the client reads
-    fast.
+    connection. Yields to other streams after each large part, because `send` returns immediately if the client reads
+    quickly.
     """
     try:
         await send(message)

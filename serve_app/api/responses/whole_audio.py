@@ -1,4 +1,4 @@
-"""Complete responses, which are collected in bounded memory and sent with their length or in JSON."""
+"""Complete responses, collected in bounded memory and sent with a Content-Length or as JSON."""
 
 import base64
 import json
@@ -16,15 +16,15 @@ from serve_app.audio.formats import kept_bytes
 
 # Maximum bytes of one complete response, 23 minutes at 24 kHz and 16 bits.
 MAX_WHOLE_BYTES = 64 << 20
-# Maximum bytes of all complete responses of this process, of which one client may use half. The process then needs 1
-# GB.
+# Maximum bytes of all complete responses of this process, of which one client may use half. At that size the process
+# needs 1 GB.
 MAX_ALL_WHOLE_BYTES = 256 << 20
 PART_BYTES = 96 << 10  # of one ASGI message; a multiple of 3, so the base64 of consecutive parts needs no padding
 AUDIO_HERE = "audio-in-base64"  # placeholder for the audio in a JSON object: see `object_with`
 
 
 class ByteQuota:
-    """Counter of the bytes that one complete response keeps in memory. Exiting the context releases them."""
+    """Counts the bytes that one complete response holds in memory. Exiting the context releases them."""
 
     _room: ClassVar[FairShare] = FairShare(MAX_ALL_WHOLE_BYTES)
 
@@ -51,13 +51,13 @@ class ByteQuota:
         self._num_bytes = num_bytes
 
     def expect(self, body: SpeechBody, delivery: Delivery, info: ModelInfo) -> None:
-        """Raise the errors of `hold` before synthesis, if memory is exhausted or the audio will exceed the limit."""
+        """Raise the errors of `hold` before synthesis, if memory is exhausted or the audio would exceed the limit."""
         if body.ignore_eos and body.sampling.max_new_tokens is not None:
             samples = (body.sampling.max_new_tokens - 1) * info.frame_samples * delivery.rate(info) / info.sample_rate
             if (num_bytes := int(samples / delivery.speed * kept_bytes(delivery.audio_format))) > MAX_WHOLE_BYTES:
                 message = f"max_new_tokens: ignore_eos would make {num_bytes} bytes of audio; the limit is"
                 raise PayloadTooLarge(f"{message} {MAX_WHOLE_BYTES}; {_REMEDY}.", "max_new_tokens")
-        self.hold(1)  # raises if no memory is left for a first byte
+        self.hold(1)  # raises if not even one byte of memory is left
         self.hold(0)
 
 
@@ -65,7 +65,7 @@ _REMEDY = "set stream to true, or shorten the input"
 
 
 async def collected(parts: AsyncGenerator[bytes, None], quota: ByteQuota, *, beside: int = 0) -> bytes:
-    """Return the whole body and close it. `beside` more bytes count. Raises the errors of `ByteQuota.hold`."""
+    """Return the complete body and close it. `beside` more bytes count. Raises the errors of `ByteQuota.hold`."""
     content = bytearray()
     async with aclosing(parts):
         async for part in parts:
@@ -84,5 +84,5 @@ def object_with(fields: Mapping[str, object], audio: bytes) -> Iterator[bytes]:
 
 
 def parts_of(content: bytes) -> Iterator[bytes]:
-    """Split `content` into parts, because the connection to a slow client buffers one whole message."""
+    """Split `content` into parts, because a slow client's connection buffers an entire message."""
     return (content[start : start + PART_BYTES] for start in range(0, len(content), PART_BYTES))

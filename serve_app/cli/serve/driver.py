@@ -1,9 +1,9 @@
 """`python -m serve_app.cli.serve.driver`: process that starts Ray and the application for a supervisor, and monitors
 Ray.
 
-Standard input contains one line of JSON, and stays open until the supervisor ends for any reason. The driver writes a
-line of JSON for each event to standard output. The driver does not shut down gracefully: no data would be lost, and
-Ray's shutdown hangs if one of its processes is missing.
+Standard input carries one line of JSON, and stays open until the supervisor ends for whatever reason. The driver writes
+a line of JSON for each event to standard output. The driver does not shut down gracefully: there is no data to lose,
+and Ray's shutdown hangs if one of its processes is gone.
 """
 
 import json
@@ -22,8 +22,8 @@ from serve_app.cli.serve.run_folder import RunFolder
 from serve_app.config import AppConfig
 
 _POLL_S = 0.25
-# Without the raylet, Ray schedules and replaces nothing, although streams continue for a while. Without the GCS server,
-# Ray ends the process that started it after a minute.
+# Without the raylet, Ray schedules and replaces nothing, even though streams continue for a while. Without the GCS
+# server, Ray ends the process that started it after a minute.
 _VITAL = ("raylet", "gcs_server")
 
 
@@ -41,7 +41,7 @@ class SupervisorLink:
                 self._events.write(f"{json.dumps([kind, text])}\n")
                 self._events.flush()
         except BrokenPipeError:
-            pass  # the thread that waits for the supervisor to end cleans up
+            pass  # the thread waiting for the supervisor to end cleans up
 
     def stage(self, text: str) -> None:
         self.say("stage", text)
@@ -56,7 +56,7 @@ class SupervisorLink:
 
 def watch(supervisor: SupervisorLink) -> None:
     """Report that an irreplaceable part of Ray has ended."""
-    from deployments.serving import ray_private  # imports Ray, which reads its settings at import
+    from deployments.serving import ray_private  # imports Ray, which reads its settings on import
 
     while (lost := ray_private.ended_part(_VITAL)) is None:
         time.sleep(_POLL_S)
@@ -68,9 +68,9 @@ def main() -> None:
     order: dict[str, Any] = json.loads(sys.stdin.readline())
     folder = RunFolder(Path(order["folder"]))
     address = Address(order["host"], order["port"])
-    with os.fdopen(os.dup(1), "w", encoding="utf-8") as events:  # EOF marks our end, even after a traceback
+    with os.fdopen(os.dup(1), "w", encoding="utf-8") as events:  # EOF signals our exit, even after a traceback
         ray_settings.apply_local()  # before anything imports Ray
-        os.dup2(2, 1)  # output of libraries must not mix with the events
+        os.dup2(2, 1)  # library output must not mix with the events
         supervisor = SupervisorLink(events)
         end = threading.Thread(target=supervisor.clear_up_after, args=(folder,), daemon=True)
         end.start()

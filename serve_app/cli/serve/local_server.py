@@ -1,4 +1,4 @@
-"""Start of Ray and the application in this process."""
+"""Starts Ray and the application in this process."""
 
 import itertools
 import logging
@@ -27,10 +27,10 @@ APP_NAME = "talkray"
 _KEEP_ALIVE_S = 130
 _POLL_S = 0.25
 LOOPBACK = "127.0.0.1"  # Ray uses IPv4 loopback even on IPv6-only networks
-# Maximum wait for each of Ray's steps on a busy machine, and the interval of progress lines.
+# Maximum wait for each of Ray's startup steps on a busy machine, and the interval between progress lines.
 _PATIENCE_S, _BUSY_S = 600.0, 10.0
 _IDLE_PATIENCE_S = 60.0
-# Serve's message for a deployment whose constructor raised, even while Serve retries.
+# Serve's message about a deployment whose constructor raised, even while Serve is retrying.
 _RAISED = "failed to start"
 # Matches the exception's line in a traceback. All other lines are indented, or are a "Traceback" line.
 _EXCEPTION = re.compile(r"^(?:\w+\.)*[A-Z]\w*: ", re.MULTILINE)
@@ -40,7 +40,7 @@ Report = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Address on which the server listens."""
+    """Address that the server binds."""
 
     host: str
     port: int
@@ -93,7 +93,7 @@ def start(config: AppConfig, address: Address, folder: RunFolder, report: Report
 
 
 def _load() -> tuple[float, int]:
-    """Return the number of runnable processes, and the number of CPUs."""
+    """Return the number of runnable processes and the number of CPUs."""
     return os.getloadavg()[0], len(os.sched_getaffinity(0))
 
 
@@ -150,21 +150,21 @@ def check_port(address: Address) -> None:
 
 
 def _for_host(config: AppConfig, host: str) -> AppConfig:
-    """Apply the host to the access settings, because the ingress only sees Serve's address. Raises StartError."""
+    """Apply the host name to the access settings, because the ingress only sees Serve's address. Raises StartError."""
     access = config.api.access.for_host(host)
     return config.model_copy(update={"api": config.api.model_copy(update={"access": access})})
 
 
 def _added(config: AppConfig) -> list[PoolConfig]:
-    """Return the pools of extensions."""
+    """Return the extensions' pools."""
     from serve_app.extensions import load_extensions  # imports all dialects, which other commands avoid
 
     return [each.deploy(config, ()).pool for each in load_extensions(config.api.extensions) if each.deploy is not None]
 
 
 def logical_cpus(config: AppConfig) -> int:
-    """Return the CPUs to declare to Ray: the CPUs of this process, or as many as all replicas request. Small machines
-    can then run all replicas.
+    """Return the CPUs to declare to Ray: the CPUs of this process, or the total that all replicas request if larger.
+    Small machines can then run all replicas.
     """
     models = config.by_model().values()
     codec = config.codec_scaling.max_replicas if config.codec_scaling else config.codec_pool.replicas
@@ -183,7 +183,7 @@ def _start_proxy(address: Address) -> None:
     from ray import serve
     from ray.exceptions import RayError
 
-    # Replicas listen on loopback, because clients that bypass HAProxy could forge their address.
+    # Replicas listen on loopback, because clients bypassing HAProxy could forge their address.
     options = {"host": "127.0.0.1", "port": address.port, "keep_alive_timeout_s": _KEEP_ALIVE_S}
     try:
         serve.start(proxy_location="HeadOnly", http_options=options)
@@ -194,7 +194,7 @@ def _start_proxy(address: Address) -> None:
 
 
 def _check(beside: Future[None]) -> None:
-    """Raise the error of work that runs in parallel with the rest of the startup."""
+    """Raise any error from work that runs in parallel with the rest of startup."""
     if beside.done():
         beside.result()
 
@@ -216,7 +216,7 @@ _STATES = {"UPDATING": "starting", "HEALTHY": "ready"}
 def roll_out(config: AppConfig, report: Report, *, check: Callable[[], None] = lambda: None) -> None:
     """Deploy the application on a running Serve, and return once all deployments run.
 
-    `report` receives a line whenever a deployment's state changes. `check` raises if the start has failed elsewhere.
+    `report` receives a line whenever a deployment's state changes. `check` raises if startup has failed elsewhere.
     Raises StartError as soon as a constructor has raised, because a retry on the same machine would fail too.
     """
     from ray import serve
@@ -246,7 +246,7 @@ def _part(deployment: str) -> str:
 
 
 def _failures(application: Any) -> list[str]:
-    """Return final failures in Serve's ApplicationStatusOverview, one line each."""
+    """Return the permanent failures in Serve's ApplicationStatusOverview, one line each."""
     failed = [
         f"{name} did not start: {root_cause(deployment.message)}"
         for name, deployment in application.deployments.items()
@@ -258,7 +258,7 @@ def _failures(application: Any) -> list[str]:
 
 
 def root_cause(message: str) -> str:
-    """Return the message of the last exception in the traceback that Serve quotes, or all of `message` without a
+    """Return the message of the last exception in the traceback that Serve quotes, or all of `message` if it has no
     traceback.
     """
     return _EXCEPTION.split(message)[-1].strip()

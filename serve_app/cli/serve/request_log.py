@@ -1,4 +1,4 @@
-"""Request log of `talkray serve`, which follows the files of the ingress replicas and prints one line per request."""
+"""Request log of `talkray serve`, which follows the ingress replicas' files and prints one line per request."""
 
 import contextlib
 import json
@@ -39,12 +39,12 @@ def followed(folder: Path, show: Callable[[Entry], None]) -> Iterator[None]:
 
 
 def _follow(folder: Path, show: Callable[[Entry], None], is_over: threading.Event) -> None:
-    places: dict[int, int] = {}  # bytes already read, by inode, because full files are renamed
+    places: dict[int, int] = {}  # bytes already read, by inode, because files are renamed when full
     is_last = False
     while not is_last:
         is_last = is_over.wait(_POLL_S)
         if is_last and places:
-            time.sleep(HAND_ON_S + _POLL_S)  # replicas may still hold the records of ended requests
+            time.sleep(HAND_ON_S + _POLL_S)  # replicas may not have written the records of finished requests yet
         for each in _new_lines(folder, places):
             with contextlib.suppress(OSError):  # closed output, as in `talkray serve | head`, or a full disk
                 show(json.loads(each))

@@ -1,10 +1,9 @@
-"""Private folder of one running server, which also identifies its processes.
+"""Private folder of a running server, which also serves to identify its processes.
 
 By default, Ray's sessions and HAProxy's configuration have well-known paths in /tmp. These belong to the first user who
 creates them, and Ray opens them to all users. Talkray gives each server a folder with a random name that only its user
-may enter. The path is short, because a Unix socket's path may have 107 bytes, of which HAProxy's admin socket needs 80
-and Ray's sockets need 64 below the folder. The folder is not in /run/user, which is a small tmpfs and is removed at
-logout.
+may enter. The path is short, because a Unix socket's path is limited to 107 bytes; below the folder, HAProxy's admin
+socket needs 80 and Ray's sockets 64. The folder is not in /run/user, which is a small tmpfs and is removed at logout.
 
 All processes that Ray starts write their output into the folder. This includes processes that open a new session
 (workers), clear their environment (Ray's agents) or outlive their parent (HAProxy). A process therefore belongs to a
@@ -27,11 +26,11 @@ from pathlib import Path
 from deployments.errors import StartError
 
 _PREFIX = "talkray-"
-_KEPT = ".failed"  # suffix of a folder that is kept for its logs
+_KEPT = ".failed"  # suffix of folders kept for their logs
 _LOCK = "lock"
 _LONGEST = 107 - len("/" + 56 * "n" + "/admin.sock.1234567.tmp")  # HAProxy binds this name first; n is the node's id
 _POLL_S = 0.02
-_PATIENCE_S = 5.0  # a killed process may need a moment to leave the kernel (GPU calls)
+_PATIENCE_S = 5.0  # a killed process may take a moment to leave the kernel (GPU calls)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +41,7 @@ class RunFolder:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Variables that move every path of /tmp/haproxy-serve into this folder."""
+        """Environment variables that move every path from /tmp/haproxy-serve into this folder."""
         names = {"CONFIG_FILE_LOC": "haproxy.cfg", "SOCKET_PATH": "admin.sock", "METRICS_SOCKET_PATH": "metrics.sock"}
         names |= {"SERVER_STATE_BASE": "", "SERVER_STATE_FILE": "server-state"}
         return {f"RAY_SERVE_HAPROXY_{name}": str(self.path / file) for name, file in names.items()}
@@ -73,7 +72,7 @@ class RunFolder:
         return False
 
     def end_processes(self) -> int:
-        """Kill the server's processes until none is left, because they may start others. Return how many there were."""
+        """Kill the server's processes until none are left, because they may start more. Return how many there were."""
         ended: set[int] = set()
         until_s = time.monotonic() + _PATIENCE_S
         while (left := self.processes()) and time.monotonic() < until_s:
@@ -102,19 +101,17 @@ class RunFolder:
 
 @contextlib.contextmanager
 def created(report: Callable[[str], None]) -> Iterator[RunFolder]:
-    """Create a folder that is locked until the context ends. First removes the folders of dead servers and reports
-    this.
-    """
+    """Create a folder that is locked until the context ends. First removes and reports dead servers' folders."""
     clear_dead(report)
     folder = RunFolder(Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent())))  # 0700
     if len(str(folder.path)) > _LONGEST:
         folder.remove()
         raise StartError(f"the path {parent()} is too long for sockets: set RAY_TMPDIR to a shorter path")
-    # Another start would treat an unlocked folder as a dead server's folder.
+    # Another server starting up would treat an unlocked folder as a dead server's.
     lock = os.open(folder.path / f"{_LOCK}.new", os.O_CREAT | os.O_RDWR, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX)
     (folder.path / f"{_LOCK}.new").rename(folder.path / _LOCK)
-    # systemd-tmpfiles removes old files from /tmp, but skips folders that are locked themselves.
+    # systemd-tmpfiles removes old files from /tmp, but skips folders that are themselves locked.
     in_use = os.open(folder.path, os.O_RDONLY)
     fcntl.flock(in_use, fcntl.LOCK_SH)
     try:

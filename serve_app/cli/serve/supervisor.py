@@ -1,9 +1,9 @@
-"""Supervision of a server in a separate process. However the server ends, no processes remain and the port is free.
+"""Supervision of a server in a separate process. However the server ends, no processes remain and its port is freed.
 
-Two processes watch each other. The supervisor, which is the command's process, does not import Ray, so no error in Ray
-can end it. It receives the signals and kills all other processes. The driver starts Ray in its own session, so neither
-Ctrl-C nor a signal to the command's process group reaches Ray before the supervisor. If the supervisor is killed, the
-driver reads EOF on its standard input and cleans up. If both are killed together, the next start cleans up
+Two processes watch each other. The supervisor, which is the command's own process, does not import Ray, so no error in
+Ray can end it. It receives the signals and kills all other processes. The driver starts Ray in its own session, so
+neither Ctrl-C nor a signal to the command's process group reaches Ray before the supervisor. If the supervisor is
+killed, the driver reads EOF on its standard input and cleans up. If both are killed together, the next start cleans up
 (`run_folder`). There is no graceful shutdown: clients are disconnected in any case, and Ray's own shutdown waits for
 parts that may have caused the failure.
 """
@@ -36,7 +36,7 @@ _SAME_MOMENT_S = 0.5
 
 
 class ServerLost(TalkrayError):
-    """The server ended, or lost a process that it needs. The message names the process."""
+    """The server exited, or lost a process that it needs. The message names the process."""
 
 
 class Stopped(SystemExit):
@@ -76,7 +76,7 @@ class Driver:
         raise StartError(self._how_it_ended())
 
     def wait(self) -> None:
-        """Return when the server should stop. Raises ServerLost."""
+        """Return once the server should stop. Raises ServerLost."""
         try:
             _, lost = next(self._events(), ("", ""))
             time.sleep(_SAME_MOMENT_S)
@@ -99,7 +99,7 @@ class Driver:
         return f"the process that started Ray {how}{last and f': {last}'}"
 
     def end(self) -> None:
-        """Kill the driver and all processes that it has started."""
+        """Kill the driver and all processes that it started."""
         with self._process:
             self._process.kill()
         self.folder.end_processes()
@@ -111,12 +111,12 @@ def running(
 ) -> Iterator[Driver]:
     """Start the application, yield once it is ready, then end all its processes. Raises StartError and ServerLost.
 
-    `show` receives an entry for each request that has ended.
+    `show` receives an entry for each finished request.
     """
     is_ready = threading.Event()
 
     def report_start(stage: str) -> None:
-        if not is_ready.is_set():  # replicas that start later are not reported
+        if not is_ready.is_set():  # replicas that start later are not announced
             with contextlib.suppress(OSError):
                 report(stage)
 
@@ -142,7 +142,7 @@ def running(
 
 @contextlib.contextmanager
 def received(folder: Path, report: Callable[[str], None]) -> Iterator[None]:
-    """Pass the start stages of all replicas to `report` on a separate thread, while the context is open.
+    """Pass the startup stages of all replicas to `report` on a separate thread while the context is open.
 
     The pipe is in `folder`, which only this user may enter.
     """
@@ -161,14 +161,14 @@ def received(folder: Path, report: Callable[[str], None]) -> Iterator[None]:
 
 
 def _read(lines: Iterable[str], report: Callable[[str], None]) -> None:
-    """Pass lines to `report` until an empty line."""
+    """Pass lines to `report` until an empty line arrives."""
     for line in itertools.takewhile(lambda line: line != "\n", lines):
         report(json.loads(line))
 
 
 @contextlib.contextmanager
 def _ended_by_signals() -> Iterator[None]:
-    """Raise Stopped at the first signal, whatever this process is doing. Later signals are ignored."""
+    """Raise Stopped at the first signal, regardless of what this process is doing. Later signals are ignored."""
 
     def stop(number: int, _: FrameType | None) -> None:
         for later in _SIGNALS:

@@ -1,4 +1,4 @@
-"""Sign access tokens with HMAC-SHA256 and secrets from a file that all ingress replicas have."""
+"""Sign access tokens with HMAC-SHA256, using secrets from a file that every ingress replica has."""
 
 import hashlib
 import logging
@@ -20,7 +20,7 @@ from serve_app.config import ConfigError
 
 logger = logging.getLogger(__name__)
 
-PREFIX = "ek_"  # OpenAI's clients reject other tokens in a browser
+PREFIX = "ek_"  # in a browser, OpenAI's clients reject tokens without it
 _TOKEN = re.compile(rf"{PREFIX}\.?[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+")
 _LEAST_CHARS = 32
 _SALT = "talkray.access_tokens.1"  # separates tokens from other uses of a secret; 1 is the payload version
@@ -34,14 +34,14 @@ class NoSecrets(ExtensionError):
 
 
 class Secrets:
-    """Secrets from a file with one secret per line. The first one signs, and all of them verify.
+    """Secrets from a file with one secret per line. The first one signs new tokens, and any of them can verify one.
 
-    The server reads the file again after each change. If the file is invalid or unreadable, the previous secrets remain
+    The server rereads the file whenever it changes. If the file is invalid or unreadable, the previous secrets remain
     valid. If the file is deleted, all tokens become invalid.
     """
 
     def __init__(self, file: Path, *, is_ours: bool) -> None:
-        """With `is_ours`, this process creates a missing file, because other nodes do not need the file."""
+        """If `is_ours` is set, this process creates a missing file, because no other node needs it."""
         self._file, self._is_ours = file, is_ours
         self._seen: Stamp | None = None
         self._serializer: URLSafeSerializer | None = None
@@ -95,13 +95,13 @@ class Secrets:
         return self._serializer
 
     def _log(self, failure: str) -> None:
-        """Log a failure once, until another failure occurs."""
+        """Log a failure, unless it repeats the last one."""
         if failure != self._failure:
             logger.error("%s", failure)
         self._failure = failure
 
     def _create(self) -> None:
-        """Create the file with a new secret, unless the file exists. Log errors instead of raising them."""
+        """Create the file with a new secret, unless it already exists. Log errors instead of raising them."""
         new = self._file.with_name(f".{self._file.name}.{secrets.token_hex(4)}.new")
         try:
             if self._file.exists():
@@ -109,14 +109,14 @@ class Secrets:
             with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as out:
                 out.write(secrets.token_hex(_LEAST_CHARS) + "\n")
             with suppress(FileExistsError):
-                os.link(new, self._file)  # unlike rename, link does not replace the file of another replica
+                os.link(new, self._file)  # unlike rename, link never replaces another replica's file
             new.unlink()
         except OSError as error:
             self._log(f"the secret of access tokens cannot be written to {self._file}: {error.strerror}")
 
 
 def _read(file: Path) -> list[str]:
-    """Return the secrets of a file. Raises ConfigError if none is valid, and OSError."""
+    """Return the secrets in a file. Raises OSError, and ConfigError if no secret is valid."""
     found = [line.strip() for line in file.read_text(encoding="ascii", errors="replace").splitlines()]
     kept = [line for line in found if line and not line.startswith("#")]
     if not kept or min(map(len, kept)) < _LEAST_CHARS:

@@ -34,7 +34,7 @@ class NoKeys(ExtensionError):
 async def issue_own(service: SpeechService, request: Request) -> Response:
     """Issue a token for a browser or an app, with purpose `speech` (POST /v1/audio/speech) or `socket` (WebSockets).
 
-    The token is valid for `expires_in` seconds, from 60 to 3600. With `single_use`, the token is valid only once.
+    The token is valid for `expires_in` seconds, from 60 to 3600. If `single_use` is set, it works only once.
     """
     fields = await _fields(request)
     purpose = text_of(fields, "purpose")
@@ -119,13 +119,13 @@ def _answer(body: Json, ignored: dict[str, str]) -> Response:
 
 
 async def _fields(request: Request) -> dict[str, object]:
-    """Return the JSON object of the body, or an empty one without a body. Raises InvalidRequest."""
+    """Return the JSON object in the body, or an empty one if there is no body. Raises InvalidRequest."""
     content = await read_body(request)
     return object_of(request, content) if content else {}
 
 
 def _lifetime(fields: Mapping[str, object], name: str, default_s: int, *, within: str = "") -> int:
-    """Return a lifetime in whole seconds. Raises InvalidRequest if the value is out of range."""
+    """Return a lifetime as an integer, in seconds. Raises InvalidRequest if the value is out of range."""
     wanted = number(within + name, fields.get(name))
     if wanted is None:
         return default_s
@@ -160,7 +160,7 @@ DIALECTS = (
         "OpenAI Realtime",
         (
             Route("POST /v1/realtime/client_secrets", issue_openai, "Issue a client secret (OpenAI)", _OPENAI),
-            Route("POST /openai/v1/realtime/client_secrets", issue_openai),  # path of Azure's clients
+            Route("POST /openai/v1/realtime/client_secrets", issue_openai),  # the path that Azure's clients use
         ),
     ),
     Dialect(

@@ -1,4 +1,4 @@
-"""Issue access tokens for a key and a purpose, verify tokens of requests, and record used tokens in the store."""
+"""Issue access tokens for a key and a purpose, verify the tokens in requests, and record used tokens in the store."""
 
 import asyncio
 import logging
@@ -29,9 +29,9 @@ _OLD_S = 2 * MOST_S  # a token of this age has expired according to every clock 
 
 @dataclass(frozen=True, slots=True)
 class Purpose:
-    """Set of requests for which a token is valid."""
+    """The requests for which a token is valid."""
 
-    label: str  # for messages
+    label: str  # for error messages
     places: tuple[str, ...]  # methods and paths; WS stands for WebSockets
 
     def fits(self, method: str, path: str) -> bool:
@@ -80,7 +80,7 @@ class Claims:
 
 @dataclass(frozen=True, slots=True)
 class Issued:
-    """Signed token and its time of expiry in seconds since 1970."""
+    """Signed token and its expiry time in seconds since 1970."""
 
     value: str
     expires_at: int
@@ -98,7 +98,7 @@ class AccessTokens(Opened):
     def issue(
         self, key_id: str, purpose: str, *, lifetime_s: int, is_single_use: bool, session: Mapping[str, object]
     ) -> Issued:
-        """Issue a token. Raises NoSecrets if there is no secret, or no store for single-use tokens."""
+        """Issue a token. Raises NoSecrets if there is no secret, or no store for a single-use token."""
         if is_single_use and self._voices.store is None:
             raise NoSecrets(
                 "Single-use tokens require a store that all ingress replicas share. Set api.voices.store to a bucket "
@@ -138,7 +138,7 @@ class AccessTokens(Opened):
             logger.warning("marks of used access tokens cannot be deleted; the server retries in an hour: %s", error)
 
     def _remove_old(self) -> None:
-        """Delete old marks. Measure their age by the store's clock. Raises StoreFailed."""
+        """Delete old marks. Their age is measured by the store's clock. Raises StoreFailed."""
         store = self._voices.files()
         before_s = store.now_s() - _OLD_S
         old = [meta["path"] for meta in store.listed(_MARKS) if meta["last_modified"].timestamp() < before_s]

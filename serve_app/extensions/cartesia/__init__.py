@@ -1,1 +1,1 @@
-"""Compatibility with the text-to-speech API of Cartesia."""
+"""Compatibility with Cartesia's text-to-speech API."""

@@ -75,7 +75,7 @@ async def speak_bytes(service: SpeechService, request: Request) -> Response:
 
 
 async def speak_events(service: SpeechService, request: Request) -> Response:
-    """Speak `transcript`, and respond with server-sent events that match the messages of the WebSocket."""
+    """Speak `transcript`, and respond with server-sent events in the same format as the WebSocket's messages."""
     fields = await service.read_fields(request)
     text_of(fields, "transcript")
     speech = await _speech_request(service, fields)
@@ -85,7 +85,7 @@ async def speak_events(service: SpeechService, request: Request) -> Response:
 
 
 async def list_voices(service: SpeechService, limit: str = "", starting_after: str = "") -> Response:
-    """Return all voices, or one page of voices if the client sends a `limit`."""
+    """Return all voices, or one page of them if the client sends a `limit`."""
     voices = await catalogue.all_voices(await service.models.infos(), voices_of(service))
     paging = Paging(limit, starting_after, STARTING_AFTER)
     page, more = catalogue.page_of_voices(voices, paging, service.resolver.voices)
@@ -235,7 +235,7 @@ async def _events(
 
 @dataclass(slots=True, eq=False)
 class _Context(NamedSession):
-    flushes: set[int] = field(default_factory=set)  # turns whose end the client requested
+    flushes: set[int] = field(default_factory=set)  # turns that the client asked to end
 
 
 class CartesiaSocket(ContextConnection[_Context]):

@@ -42,7 +42,7 @@ async def show(service: SpeechService, dictionary_id: str) -> Json:
 
 
 async def list_all(service: SpeechService, limit: str = "", starting_after: str = "") -> Response:
-    """Return a page of dictionaries, oldest first. A page has ten entries unless the client sends a `limit`."""
+    """Return a page of dictionaries, oldest first. A page contains ten entries unless the client sends a `limit`."""
     paging = Paging(limit, starting_after, STARTING_AFTER, default=10)
     page, more = paging.cut(await voices_of(service).all_of(StoredLexicon))
     return await json_apart(lambda: {"data": list(map(_entry, page)), "has_more": more is not None})

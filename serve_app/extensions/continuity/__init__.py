@@ -1,1 +1,1 @@
-"""Dialogues, and speech that continues the voice and pace of earlier speech."""
+"""Dialogues, and speech that continues in the voice and at the pace of earlier speech."""

@@ -1,4 +1,4 @@
-"""Dialogues, which consist of parts with different voices in a single response."""
+"""Dialogues: several parts, spoken by different voices, in a single response."""
 
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
@@ -30,7 +30,7 @@ async def respond_in_parts(
 ) -> Response:
     """Respond with the audio of all `parts` of a dialogue. `speech` contains their combined text and the audio format.
 
-    Unlike `respond`, do not repeat speech that ends badly. Raises InvalidRequest.
+    Unlike `respond`, do not regenerate faulty speech. Raises InvalidRequest.
     """
     opening = await service.begin_utterance(request, speech)
     whole, client = opening.utterance, state_of(request).caller.name
@@ -46,7 +46,7 @@ async def respond_in_parts(
 
 
 class _Dialogue(AudioSource):
-    """Audio source that speaks all parts of a dialogue in order."""
+    """Audio source that speaks the parts of a dialogue in order."""
 
     may_redraw = False
 
@@ -76,7 +76,7 @@ Speak = Callable[[Utterance], AsyncGenerator[PcmChunk, None]]
 
 def as_dialogue(utterances: Sequence[Utterance]) -> list[Utterance]:
     """Return the utterances as parts of one dialogue. Mark all but the first as continuations, and derive their seeds
-    from the first seed and the number of the part.
+    from the first seed and the part number.
     """
     first, *later = utterances
     return [first] + [
@@ -93,10 +93,10 @@ def as_dialogue(utterances: Sequence[Utterance]) -> list[Utterance]:
 
 
 async def one_after_another(utterances: Sequence[Utterance], speak: Speak) -> AsyncGenerator[PcmChunk, None]:
-    """Yield the audio of all parts. The `segment` of a chunk is the number of its part. `text_positions` refer to the
-    text of this part.
+    """Yield the audio of all parts. A chunk's `segment` is its part's number, and its `text_positions` refer to the
+    text of that part.
 
-    The finish reason of the last chunk is the first one other than STOP among the parts, or else STOP.
+    The last chunk's finish reason is the first one other than STOP among the parts, or STOP if there is none.
     """
     num_tokens = 0
     cut_short: FinishReason | None = None
@@ -119,7 +119,7 @@ async def one_after_another(utterances: Sequence[Utterance], speak: Speak) -> As
 
 
 class DialogueTimes(WordTimes):
-    """Word times of all parts. Times are relative to the dialogue's start, and characters to a part's."""
+    """Word times for all parts. Times count from the start of the dialogue, and characters from the start of a part."""
 
     def __init__(self, texts: Sequence[SpokenText], info: ModelInfo, *, speed: float) -> None:
         """`texts` contains the text of each part."""

@@ -1,6 +1,6 @@
-"""Keep the end of earlier speech, so later speech continues in the same voice, pace and mood.
+"""Keep the end of earlier speech, so that later speech can continue in the same voice, pace and mood.
 
-A *tail* consists of a few words and the codes of these words. Given a tail, a talker generates the codes after it.
+A *tail* consists of a few words and their codes. Given a tail, a talker generates the codes that follow it.
 """
 
 import time
@@ -19,9 +19,9 @@ from serve_app.speech.stream_tail import StreamTail
 
 NO_TAIL = "no recent finished request with this voice has this ID"
 
-_LEAD_S = 1.0  # audio left to play when the next utterance begins
+_LEAD_S = 1.0  # how much audio is left to play when the next utterance begins
 _KEPT_S = 600.0
-_MOST_BYTES = 8 << 20  # of all tails, enough for about 4,000 requests
+_MOST_BYTES = 8 << 20  # for all tails together, enough for about 4,000 requests
 _ENTRY_BYTES = 500  # in addition to text, codes and names
 
 
@@ -40,10 +40,10 @@ class ContinuitySettings(Strict):
 
 
 class TailStore(Opened):
-    """Keeps the tails of finished requests for up to ten minutes. Over a size limit, drops the oldest tail."""
+    """Keeps the tails of finished requests for up to ten minutes. Drops the oldest tail to stay below a size limit."""
 
     def __init__(self, *, joins: bool) -> None:
-        """With `joins`, each segment and each utterance of a conversation continues the previous one."""
+        """If `joins` is set, each segment and each utterance in a conversation continues the previous one."""
         self.joins = joins
         self._kept: OrderedDict[tuple[str, str], _KeptTail] = OrderedDict()
         self._num_bytes = 0
@@ -83,7 +83,7 @@ class TailStore(Opened):
             self._remove(next(iter(self._kept)))
 
     def find(self, request: SynthesisRequest, previous_id: str) -> Tail | None:
-        """Return the tail of the client's request `previous_id` if it has the voice of `request`, or None."""
+        """Return the tail of the client's request `previous_id` if its voice is that of `request`, or None."""
         kept = self._kept.get((request.client, previous_id))
         is_fit = kept is not None and kept.until_s > time.monotonic() and kept.voice == _voice(request)
         return kept.tail if kept is not None and is_fit else None
@@ -116,12 +116,12 @@ class Continuation:
         self.previous_id: str | None = None  # request that the next utterance continues
 
     def tail(self, request: SynthesisRequest) -> Tail | None:
-        """Return the tail that `request` continues, or None for a first utterance or a new voice."""
+        """Return the tail that `request` continues, or None if this is the first utterance or the voice is new."""
         return None if self.previous_id is None else self._tails.find(request, self.previous_id)
 
     @property
     def patience_s(self) -> float:
-        """Seconds for which the next utterance may wait for more text, because earlier audio is still playing."""
+        """How many seconds the next utterance can wait for more text, because earlier audio is still playing."""
         now_s = time.monotonic()
         return max(0.0, self._listener.lead_s(now_s) - _LEAD_S)
 
@@ -134,13 +134,13 @@ class Continuation:
         self.previous_id = request.request_id if self._tails.joins else None
 
     def break_off(self) -> None:
-        """Reset after an interruption, because the listener may not have heard all earlier speech."""
+        """Reset after an interruption, because the listener may not have heard all of the earlier speech."""
         self.previous_id = None
         self._listener = Listener()
 
 
 def _voice(request: SynthesisRequest) -> tuple[object, ...]:
-    """Return a key that is equal for requests with the same voice."""
+    """Return a key that is the same for all requests with the same voice."""
     reference = request.reference
     described = request.instructions if request.voice is None and reference is None else None
     return request.model, request.voice, described, reference and (reference.key, reference.x_vector_only)

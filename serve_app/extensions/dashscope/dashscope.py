@@ -1,4 +1,4 @@
-"""API of DashScope, the cloud of Qwen: `qwen3-tts-flash-realtime` over a WebSocket, and a complete text over HTTP."""
+"""DashScope, Alibaba's API for Qwen: `qwen3-tts-flash-realtime` over a WebSocket, and complete texts over HTTP."""
 
 import secrets
 from collections.abc import AsyncGenerator, Iterator, Mapping
@@ -50,7 +50,7 @@ _MODES = ("server_commit", "commit")
 
 
 async def speak_text(service: SpeechService, request: Request) -> Response:
-    """Speak `input.text`, as WAV in a JSON body, or as PCM in server-sent events with `X-DashScope-SSE: enable`."""
+    """Speak `input.text` as WAV in a JSON body or, with `X-DashScope-SSE: enable`, as PCM in server-sent events."""
     sent = await read_text(service, request, _REST_NAMES)
     speech = await speech_request(service, sent, _REST_NAMES, default="pcm" if _streams(request) else "wav")
     return await answer(service, request, speech)
@@ -112,7 +112,7 @@ async def speech_request(
 class DashScopeSocket(ResponseSocket, ConversationConnection):
     """WebSocket connection of a DashScope client, in one of two modes.
 
-    In `server_commit` mode, the server speaks text on arrival. In `commit` mode, each commit starts a response that
+    In `server_commit` mode, the server speaks text as it arrives. In `commit` mode, each commit starts a response that
     speaks the text before it.
     """
 
@@ -122,7 +122,7 @@ class DashScopeSocket(ResponseSocket, ConversationConnection):
         super().__init__(socket, service)
         self._model = socket.query_params.get("model")
         self._settings: Json = {"mode": _MODES[0]}
-        self._buffer = ""  # text waiting for a commit
+        self._buffer = ""  # text that has not been committed yet
         self._begun: set[int] = set()  # numbers of turns with a `response.created` event
         self._has_sent_notes, self._pending_notes = False, Json()  # results of `SpeechRequest.notes`
 
@@ -158,7 +158,7 @@ class DashScopeSocket(ResponseSocket, ConversationConnection):
         return {"object": "realtime.session", "id": f"sess_{self.request_id}", "model": self._model, **self._settings}
 
     async def _update(self, settings: object) -> None:
-        """Change the settings of the session. Raises InvalidRequest after the first text."""
+        """Change the settings of the session. Raises InvalidRequest once text has arrived."""
         if not isinstance(settings, Mapping) or settings.get("mode", _MODES[0]) not in _MODES:
             raise InvalidRequest(f"session must be an object with mode {' or '.join(_MODES)}.", "session")
         if self._session is not None:

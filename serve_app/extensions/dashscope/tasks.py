@@ -45,7 +45,7 @@ _PART: Json = {"type": "sentence-synthesis", "sentence": {}}  # without it, clie
 
 
 async def speak_text(service: SpeechService, request: Request) -> Response:
-    """Speak `input.text` as MP3 in a JSON body, or in server-sent events with `X-DashScope-SSE: enable`."""
+    """Speak `input.text` as MP3 in a JSON body or, with `X-DashScope-SSE: enable`, in server-sent events."""
     sent = await read_text(service, request, _ALL_NAMES)
     return await answer(service, request, await _speech_request(service, sent, str(sent["input.text"])), _PART)
 
@@ -110,12 +110,12 @@ class TaskSocket(Connection):
         elif payload.get("input") != {"directive": "cancel"}:
             self._check_task()
             await self._end_text()
-        elif self._task == self._named:  # otherwise, its end is already on its way to the client
+        elif self._task == self._named:  # otherwise, its final message is already on its way
             await self.stop()
             await self._tell_finished("cancelled", {})
 
     async def refuse(self, error: InvalidRequest) -> None:
-        """End the task with an error, as clients expect. The WebSocket accepts another task."""
+        """End the task with an error, as clients expect. The WebSocket then accepts another task."""
         if self._named in (None, self._task):
             await self.stop()
             self._task = self._session = None
@@ -201,7 +201,7 @@ class TaskSocket(Connection):
         return {"output": output, "usage": {"characters": self._num_chars}}
 
     def _sentence(self, turn: Turn) -> Json:
-        """Describe a spoken turn. Times are in milliseconds of the task's audio."""
+        """Describe a spoken turn. Times are in milliseconds from the start of the task's audio."""
         begin_s = turn.start_s or 0.0
         end_s = begin_s + turn.usage.samples / self._samples_per_s
         times = {"begin_time": round(1000 * begin_s), "end_time": round(1000 * end_s)}

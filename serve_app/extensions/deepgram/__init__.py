@@ -1,1 +1,1 @@
-"""Compatibility with the text-to-speech API of Deepgram."""
+"""Compatibility with Deepgram's text-to-speech API."""

@@ -36,7 +36,7 @@ _MOST_CHARS = 1 << 17  # search limit; the server rejects longer texts
 _MODEL = re.compile(r"(?:aura(?:-\d+)?|flux)-(.+)-[a-z]{2}")
 _TELEPHONE_HZ = 8000  # default rate of mu-law and A-law
 _CONTAINERS = ("none", "wav", "ogg")
-_NAMES: field_names.Names = {  # query parameters, and the text in the body
+_NAMES: field_names.Names = {  # query parameters, and the field with the text in the body
     "text": "input",
     "model": "voice",
     "sample_rate": "sample_rate",
@@ -93,12 +93,12 @@ async def speak_text(service: SpeechService, request: Request) -> Response:
 
 
 def plain(text: str) -> str:
-    """Replace inline pronunciations, which are phonemes, with their words, and pauses with Talkray's markup."""
+    """Replace inline pronunciations (phonemes) with the words they belong to, and pauses with Talkray's markup."""
     return _PAUSE.sub(r"[pause:\1]", _PRONUNCIATION.sub(r"\1", text)) if len(text) <= _MOST_CHARS else text
 
 
 class TurnSocket(HandshakeConnection, ConversationConnection):
-    """Base class of sockets with one session, whose settings are in the handshake."""
+    """Base class for sockets with a single session, which the handshake configures."""
 
     reason_header = "dg-error"
     words: ClassVar[bool] = False  # whether the session determines word times
@@ -201,7 +201,7 @@ class FluxSocket(TurnSocket):
             await self.send("Flushed", speech_id=self._speech_id(self.session.flush()))
             return
         await self._warn("NO_ACTIVE_SPEECH", "There is no text to flush.")
-        if not self.session.is_speaking:  # LiveKit waits for the end of an empty segment too
+        if not self.session.is_speaking:  # LiveKit also waits for empty segments to end
             await self.send(
                 "SpeechMetadata", **self._metadata(_speech_id(secrets.token_hex()), samples=0, characters=0)
             )
@@ -213,7 +213,7 @@ class FluxSocket(TurnSocket):
             message = f"playback_offset must be in milliseconds, from 0 to {_MOST_MS}."
             raise InvalidRequest(message, "playback_offset")
         is_active = self.session.is_speaking or self.session.is_writing
-        is_playing = offset_ms is not None and offset_ms < self._finished_ms  # even though all audio was sent
+        is_playing = offset_ms is not None and offset_ms < self._finished_ms  # even though all audio has been sent
         if self._is_interrupting:
             await self._warn("INTERRUPT_IN_PROGRESS", "The previous interrupt is still in progress.")
         elif not is_active and not is_playing:
@@ -265,7 +265,7 @@ class FluxSocket(TurnSocket):
         await self.send("SpeechMetadata", **metadata, finish_reason=turn.finish_reason, **turn.usage.answer)
 
     async def _tell_interrupted(self, cleared: Cleared) -> None:
-        """Report an interrupted turn. Continue to count from the client's offset, the real playback position."""
+        """Report an interrupted turn. Continue counting from the client's offset, the actual playback position."""
         turn, spoken = cleared.heard, cleared.spoken
         assert turn is not None, "an interrupt requires a turn"
         samples, self._turn_samples = self._turn_samples, 0

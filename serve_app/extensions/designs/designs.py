@@ -1,7 +1,7 @@
 """Design voices from descriptions. `POST /v1/audio/voices/design` creates three candidates from a description, and
 `POST /v1/audio/voices` with `design` stores a candidate as a voice.
 
-The store keeps candidates and their owners for an hour, so any replica can store a candidate as a voice. An owner has
+The store keeps candidates and their owners for an hour, so that any replica can turn one into a voice. An owner has
 at most MOST_KEPT candidates; new ones replace the oldest.
 """
 
@@ -48,7 +48,7 @@ Json = dict[str, object]
 
 NUM_CANDIDATES = 3
 MOST_KEPT = 30  # maximum per owner, at most 45 MB in total
-LONGEST_S, SHORTEST_S = 28.0, MIN_SECONDS  # duration of a candidate, which serves as a recording for clones
+LONGEST_S, SHORTEST_S = 28.0, MIN_SECONDS  # duration of a candidate, which is later cloned like a recording
 _MOST_CHARS = 500  # longer texts take more than LONGEST_S to speak
 _BYTES_PER_S = 3 * 48_000 * 2  # per candidate, for its samples and the audio in the response
 _NO_PERSON = "not required: designed from a description, without a recording of a person"
@@ -62,7 +62,7 @@ _NAMES: field_names.Names = {
     **{option.name: option.name for option in fields(Sampling)},
 }
 _PROMPT_NAMES: field_names.Names = {"prompt": "instructions", "script_hint": "input", "language": "language"}
-# Default texts: everyday sentences of five to nine seconds each.
+# Default texts: everyday sentences that last five to nine seconds each.
 _TEXTS = {
     "english": "Hello, it is good to hear from you. Take a seat by the window, and I will tell you about my day.",
     "german": "Hallo, schön, von dir zu hören. Setz dich ans Fenster, dann erzähle ich dir, wie mein Tag gewesen ist.",
@@ -84,20 +84,20 @@ _FAULTS = {
 
 @dataclass(frozen=True, slots=True)
 class DesignedSpeech:
-    """Speech of a VoiceDesign model for one candidate."""
+    """Speech that a VoiceDesign model generated for one candidate."""
 
     pcm: bytes  # s16le, mono
     text: str
     seed: int
-    fault: str | None  # the reason why the speech is not usable
+    fault: str | None  # why the speech is not usable
 
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """Candidates of one request, and the reasons why others are missing."""
+    """Candidates for one request, and why any are missing."""
 
     made: list[tuple[StoredDesign, bytes]]  # candidates and their audio in the requested format
-    left_out: list[Json]  # seeds of unusable candidates, with the reason
+    left_out: list[Json]  # seeds of unusable candidates, with reasons
 
     @property
     def text(self) -> str | None:
@@ -106,7 +106,7 @@ class Candidates:
 
 
 async def design_voice(service: SpeechService, request: Request) -> Response:
-    """Speak a text with three candidate voices for a description. Clients may store a candidate within an hour."""
+    """Speak a text in three candidate voices that match a description. Clients may store a candidate within an hour."""
     sent = await service.read_fields(request)
     overrides = {"any_language": sent.get("any_language", False)}
     delivery = Delivery(AudioFormat.MP3, whole=True)
@@ -216,7 +216,7 @@ async def _speak(service: SpeechService, request: Request, speech: SpeechRequest
 
 
 async def _kept(voices: Voices, spoken: Sequence[DesignedSpeech], speech: SpeechRequest) -> list[StoredDesign]:
-    """Store the candidates, owned by VISITOR, and delete the oldest ones over the limit. Raises StoreFailed."""
+    """Store the candidates, owned by VISITOR, and delete the oldest ones that exceed the limit. Raises StoreFailed."""
     owner, language = VISITOR.get().name or "", language_name(speech.body.language)
     own = [each for each in await voices.all_of(StoredDesign) if each.owner == owner]
     for each in own[: max(0, len(own) + len(spoken) - MOST_KEPT)]:
@@ -252,10 +252,10 @@ async def find(voices: Voices, design_id: str, *, field: str = "design") -> Stor
 
 
 async def lock(voices: Voices, design_id: str, details: Details, *, field: str = "design") -> StoredVoice:
-    """Store the audio and text of a candidate as a voice. The candidate provides values missing in `details`.
+    """Store the audio and text of a candidate as a voice. The candidate provides any values missing from `details`.
 
-    As for every voice, the audio is authoritative. A Base model clones the voice from the audio, as in the official
-    package. The store does not keep the original codes, because they were not prepared like a recording.
+    As with any voice, the audio is authoritative. A Base model clones the voice from the audio, as in the official
+    package. The store does not keep the original codes, because they have not been prepared like a recording.
 
     Raises NotFound, InvalidRequest, Conflict.
     """

@@ -8,6 +8,6 @@ EXTENSION = Extension(
     "designs",
     requires=("voices", "models"),
     dialects=(designs.DIALECT,),
-    # The route that stores voices calls these designs with the voice library of this ingress.
+    # The route that stores voices uses these designs with this ingress's voice library.
     open=lambda opening: designs.VoiceDesigns(cast("Voices", opening.opened["voices"])),
 )

@@ -1,1 +1,1 @@
-"""Compatibility with the text-to-speech API of ElevenLabs."""
+"""Compatibility with ElevenLabs' text-to-speech API."""

@@ -67,7 +67,7 @@ def _speaking(
     *, stream: bool = False, timestamps: bool = False
 ) -> Callable[[SpeechService, Request], Awaitable[Response]]:
     async def speak(service: SpeechService, request: Request) -> Response:
-        """Speak `text`, or the `inputs` of a dialogue. The default of `output_format` is MP3."""
+        """Speak `text`, or the `inputs` of a dialogue. `output_format` defaults to MP3."""
         fields = await service.read_fields(request)
         voice = request.path_params.get("voice_id")
         speech = await speech_request(service, fields, request.query_params, voice=voice, words=timestamps)
@@ -86,7 +86,7 @@ def _speaking(
 
 
 def texts_around(sent: Iterable[str]) -> dict[str, str]:
-    """Return the fields in `sent` with the text before or after this text, and the reason why they have no effect."""
+    """Return the fields in `sent` that contain preceding or following text, and why they have no effect."""
     return {name: "needs its audio: over HTTP use previous_request_ids" for name in _AROUND if name in sent}
 
 
@@ -194,7 +194,7 @@ def dialogue(inputs: object) -> tuple[str, str | None]:
 
 
 def unknown(inputs: object) -> dict[str, str]:
-    """Return the unknown fields in the inputs of a dialogue, and the reasons."""
+    """Return the unknown fields in a dialogue's inputs, and why they are ignored."""
     parts = [part for part in inputs if isinstance(part, Mapping)] if isinstance(inputs, list) else []
     names = (name for part in parts for name in part if name not in ("text", "voice_id"))
     return {f"inputs.{name}": "unknown field" for name in names}
@@ -205,8 +205,8 @@ async def _dialogue(
 ) -> tuple[SpeechRequest, list[SpeechRequest]]:
     """Split a dialogue into parts. Consecutive inputs with the same voice form one part.
 
-    Return the request for the whole dialogue, which also lists unknown voices, and one for each part. Return no parts
-    for a single voice.
+    Return the request for the complete dialogue, which also lists unknown voices, and one for each part. Return no
+    parts if there is only one voice.
     """
     spoken = inputs if isinstance(inputs, list) else []
     runs = [
@@ -236,9 +236,9 @@ def encoded(audio: bytes) -> str:
 
 
 def characters(words: Sequence[Word]) -> tuple[list[str], list[float], list[float]]:
-    """Return all characters, and the start and end of each in seconds. Split the time of a word evenly.
+    """Return all characters with their starts and ends in seconds. Divide each word's time evenly among its characters.
 
-    Add a space after each word, unless the word ends with an ideograph. The space marks the end of a word for clients.
+    Add a space after each word, unless the word ends with an ideograph. The space tells clients where a word ends.
     """
     chars: list[str] = []
     starts_s: list[float] = []
@@ -271,7 +271,7 @@ def _timed(audio: bytes, times: WordSource | None, **more: object) -> Iterator[b
 def _lines(
     audio: AsyncGenerator[bytes, None], times: WordSource | None, *, usage: Usage
 ) -> AsyncGenerator[bytes, None]:
-    """Yield a line for each part of at most one second, because some clients limit the length of lines. The last line
+    """Yield a line for each part of at most one second, because some clients limit the line length. The last line
     contains only the finish reason.
     """
 

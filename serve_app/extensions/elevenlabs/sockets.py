@@ -1,4 +1,4 @@
-"""ElevenLabs' WebSocket API: contexts (multi-stream-input), one text (stream-input), and contexts of a dialogue."""
+"""ElevenLabs' WebSocket API: contexts (multi-stream-input), one text (stream-input), and dialogue contexts."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -50,7 +50,7 @@ class _Context(NamedSession):
 class _Contexts(ContextConnection[_Context], HandshakeConnection):
     """Connection of multi-stream-input. After an empty flush, `close_context` ends a context after its last text.
 
-    Without the flush, `close_context` interrupts the context.
+    If there was no flush, `close_context` interrupts the context.
     """
 
     kind = _Context
@@ -58,7 +58,7 @@ class _Contexts(ContextConnection[_Context], HandshakeConnection):
 
     def __init__(self, socket: WebSocket, service: SpeechService) -> None:
         super().__init__(socket, service)
-        self._early: dict[str, ignored_fields.Reasons] = {}  # reasons by context without text
+        self._early: dict[str, ignored_fields.Reasons] = {}  # reasons for contexts that have no text yet
         self._is_cumulative = switch(socket.query_params, "sync_alignment")
 
     @classmethod
@@ -183,7 +183,7 @@ class _OneText(_Contexts):
     async def obey(self, fields: dict[str, object]) -> None:
         text = self._text(fields)
         await self._write(_ONLY, {**fields, "text": text})
-        if not text and not switch(fields, "flush"):  # closes after all text is spoken
+        if not text and not switch(fields, "flush"):  # closes once all text has been spoken
             context = self.find(_ONLY) or await self._open(_ONLY, {})
             context.is_draining = True
             context.session.close()
@@ -197,7 +197,7 @@ class _OneText(_Contexts):
 
 
 class _Dialogues(_Contexts):
-    """Connection of text-to-dialogue. The voice of the first input speaks the whole context. Fields use snake case."""
+    """Connection of text-to-dialogue. The first input's voice speaks the entire context. Field names use snake case."""
 
     names = NAMES
 
@@ -215,7 +215,7 @@ class _Dialogues(_Contexts):
         return "".join(dialogue([part])[0] for part in inputs) if isinstance(inputs, list) else ""
 
     async def _send_audio(self, context: _Context, audio: bytes) -> None:
-        """Send audio and word times, which are relative to the start of the audio in this message."""
+        """Send audio and word times. The times are relative to the start of the audio in this message."""
         mark = marked(context.words)
         chars, starts_ms, durations_ms = _take_alignment(context)
         timed = {"chars": chars, "char_start_times_ms": starts_ms, "char_durations_ms": durations_ms}
@@ -242,7 +242,7 @@ def _take_alignment(context: _Context) -> tuple[list[str], list[int], list[int]]
 
 
 def _reasons(fields: Mapping[str, object], reasons: Mapping[str, str]) -> ignored_fields.Reasons:
-    """Return the ignored fields of a message. `reasons` contains known reasons."""
+    """Return the ignored fields of a message. `reasons` contains the reasons already known."""
     sent = field_names.flat(fields, _FIELDS)
     ignored = {field: reason for field, reason in reasons.items() if field != _SPEED or field in sent}
     ignored |= beside_text(sent) | _unheard(fields.get("inputs"))
@@ -250,7 +250,7 @@ def _reasons(fields: Mapping[str, object], reasons: Mapping[str, str]) -> ignore
 
 
 def _unheard(inputs: object) -> dict[str, str]:
-    """Return the ignored fields in the inputs of a message, and the reasons."""
+    """Return the ignored fields in a message's inputs, and why they are ignored."""
     parts = [part for part in inputs if isinstance(part, Mapping)] if isinstance(inputs, list) else []
     voices = {str(part.get("voice_id")) for part in parts}
     reason = {"inputs.voice_id": "the voice of the first input speaks the context"} if len(voices) > 1 else {}

@@ -36,7 +36,7 @@ _DESIGNED = ("voice_name", "voice_description", "generated_voice_id", "labels", 
 
 
 async def list_voices(service: SpeechService, page_size: str = "", next_page_token: str = "") -> Response:
-    """Return all voices, or one page of voices if the client sends a `page_size`."""
+    """Return all voices, or one page of them if the client sends a `page_size`."""
     voices = await catalogue.all_voices(await service.models.infos(), voices_of(service))
     paging = Paging(page_size, next_page_token, names=("page_size", "next_page_token"))
     page, more = catalogue.page_of_voices(voices, paging, service.resolver.voices)
@@ -130,7 +130,7 @@ _SUBSCRIPTION: Json = {
 
 
 def voice_entry(voice: catalogue.Voice) -> Json:
-    """Return a voice in the format of ElevenLabs."""
+    """Return a voice in ElevenLabs' format."""
     labels = {"language": voice.language, "gender": voice.gender}
     described = {"description": voice.description, "labels": labels}
     category = "cloned" if voice.type == "stored" else "premade"
@@ -138,7 +138,7 @@ def voice_entry(voice: catalogue.Voice) -> Json:
 
 
 async def preview_voices(service: SpeechService, request: Request) -> Response:
-    """Speak `text` or a default text with three candidate voices for a `voice_description`."""
+    """Speak `text` or a default text in three candidate voices that match a `voice_description`."""
     fields = await service.read_fields(request)
     text_of(fields, "voice_description")
     if switch(fields, "auto_generate_text"):

@@ -1,4 +1,4 @@
-"""Ray Serve deployment of one replica that runs jobs. The store keeps all results, so Serve can replace the replica."""
+"""Ray Serve deployment whose single replica runs jobs. The store keeps all results, so the replica can be replaced."""
 
 import asyncio
 from collections.abc import Sequence
@@ -29,10 +29,10 @@ _POLL_S = 0.25
 
 
 class JobsReplica:
-    """Deployment class of the single replica that synthesizes the segments of jobs."""
+    """Deployment class for the single replica that synthesizes job segments."""
 
     def __init__(self, settings: ApiSettings, models: Sequence[Deployed], waking: Sequence[str]) -> None:
-        """`models` is the same list as in the ingress. `waking` names the models whose talkers a job may start."""
+        """`models` is the same list that the ingress has. `waking` names the models whose talkers a job may start."""
         ray_metrics.install()
         app_name = serve.get_replica_context().app_name
         self._waking = waking
@@ -55,12 +55,12 @@ class JobsReplica:
         self._working: asyncio.Task[None] | None = None
 
     def __del__(self) -> None:
-        """Close the records. Serve calls `__del__` before Serve ends the process."""
+        """Close the records. Serve calls `__del__` before it ends the process."""
         if hasattr(self, "_keeper"):
             self._keeper.close()
 
     async def check_health(self) -> None:
-        """Start the work on jobs. Serve calls this method right after construction, and then periodically."""
+        """Start working on jobs. Serve calls this method right after construction, and then periodically."""
         self._voices.follow()
         await asyncio.to_thread(return_memory)
         if self._working is None or self._working.done():
@@ -72,11 +72,11 @@ class JobsReplica:
         return await getattr(self._manager, method)(*arguments)
 
     async def forget(self, voices: tuple[bytes, ...]) -> int:
-        """Drop the cached data of deleted stored voices from this process. Return the number of dropped items."""
+        """Drop cached data for deleted stored voices from this process. Return the number of items dropped."""
         return recordings.forget(voices)
 
     async def _work(self) -> None:
-        """Synthesize segments until Serve stops this replica. The next replica then continues."""
+        """Synthesize segments until Serve stops this replica. The replica that replaces it then continues."""
         running = asyncio.create_task(self._manager.run())
         try:
             while not running.done() and not self._is_stopping:

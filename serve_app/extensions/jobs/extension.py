@@ -12,7 +12,7 @@ from serve_app.extensions.jobs.settings import JobSettings
 if TYPE_CHECKING:
     from serve_app.speech.replica_synthesizer import Deployed
 
-_REQUESTS = 256  # concurrent calls of the job replica; each call is short
+_REQUESTS = 256  # concurrent calls to the job replica; each call is short
 # Creating a job takes longer than other calls, because the replica checks every text of a long book.
 _TIMEOUT_S, _CREATE_TIMEOUT_S = 10.0, 120.0
 

@@ -1,4 +1,4 @@
-"""Accept all jobs of a server, synthesize their segments and report their progress, in one process.
+"""Accept all jobs that a server receives, synthesize their segments and report progress, in a single process.
 
 The store is authoritative. If the process dies, its successor repeats the running segments. During an update, two
 processes may use the same store, and each picks up the other's changes.
@@ -49,14 +49,14 @@ from serve_app.visitor import VISITOR, Visitor
 logger = logging.getLogger(__name__)
 
 _FIRST_SEGMENTS, _MOST_SEGMENTS = 2.0, 32.0  # number of parallel segments: initial and maximum
-_RETRY_S, _LONGEST_RETRY_S = 0.25, 15.0  # delay after a refusal, and maximum delay of writes
+_RETRY_S, _LONGEST_RETRY_S = 0.25, 15.0  # delay after a refusal, and maximum delay before a write is retried
 _LOOK_S = 1.0  # between checks of whether a paused job can continue
 _FOLLOW_S = 5.0  # between reads of other processes' changes to the store
-_TOGETHER_S = 1.0  # all streams of a lost replica end within this time
-_NODE_LOST_S = 30.0  # all replicas of a lost node end within this time
-_REMOVAL_S = 2.0  # maximum wait until the files of a deleted job are gone; a bucket may take longer
+_TOGETHER_S = 1.0  # when a replica is lost, all its streams end within this time
+_NODE_LOST_S = 30.0  # when a node is lost, all its replicas end within this time
+_REMOVAL_S = 2.0  # maximum wait for a deleted job's files to be gone; a bucket can take longer
 _EXPIRE_S, _SWEEP_ROUNDS = 60.0, 10  # between checks for old jobs; every tenth check sweeps files without jobs
-_ABANDONED_S = 180.0  # minimum age of files without a job; planning a job takes less time
+_ABANDONED_S = 180.0  # minimum age of files that have no job; planning a job takes less time
 _MOST_FAILURES = 3  # maximum per segment
 _MOST_CALLS, _CALL_AGAIN_S = 8, 2.0  # per webhook; each delay is four times the previous one, six hours in total
 _MOST_VALUES = 1 << 20  # JSON values in a body; the parser also counts commas in texts
@@ -65,7 +65,7 @@ _PROBLEMS, _PROBLEMS_LISTED = 1000, 10  # maximum per job: shown alone, and in a
 
 
 class JobManager:
-    """Owner of all jobs in the only process that synthesizes them. Call all methods from the same event loop."""
+    """Owner of all jobs, in the only process that synthesizes them. Call all methods from the same event loop."""
 
     def __init__(
         self,
@@ -76,23 +76,23 @@ class JobManager:
         hindrance: Callable[[str], str | None] = lambda model: None,
         dead_nodes: Callable[[], int] = lambda: 0,
     ) -> None:
-        """`hindrance` takes a model name and returns the reason why jobs may not use the model now, or None.
+        """`hindrance` takes a model name and returns why jobs cannot use the model at the moment, or None.
         `dead_nodes` returns the number of lost nodes.
         """
         self._resolver, self._voices, self._maker = resolver, voices, maker
         self._settings = settings = resolver.settings.of(JobSettings)
         self._hindrance, self._dead_nodes = hindrance, dead_nodes
         self._webhooks, self._keys, self._limit = Webhooks(settings), keys_of(resolver), _FIRST_SEGMENTS
-        self._failure: str | None = None  # the reason why the store is unavailable
-        self._losses = deque[tuple[float, SegmentId]](maxlen=1000)  # time of each loss of a segment's replica
+        self._failure: str | None = None  # why the store is unavailable
+        self._losses = deque[tuple[float, SegmentId]](maxlen=1000)  # when each segment lost its replica
         self._num_dead_nodes, self._node_lost_s = 0, float("-inf")
         self._changed, self._creating = asyncio.Event(), asyncio.Lock()
         self._jobs = KnownJobs(settings, self._store, self._fail, changed=self._changed.set)
         self._works = self._jobs.works
-        self.is_stopping = False  # if True, the manager refuses changes
+        self.is_stopping = False  # if True, the manager rejects changes
 
     async def create(self, visitor: Visitor, body: bytes, key: str | None) -> tuple[Json, Reasons]:
-        """Create a job. Return the job and the fields without effect. For a repeated `key`, return the earlier job.
+        """Create a job. Return the job and the fields that have no effect. If `key` repeats, return the earlier job.
 
         Raises InvalidRequest, Conflict, NotReady, StoreFailed.
         """
@@ -185,7 +185,7 @@ class JobManager:
         return self._as_json(work)
 
     async def track(self, visitor: Visitor, job_id: str, part: str | None) -> Track:
-        """Return the track of a finished part, or of the whole job if `part` is None. Raises NotFound, Conflict."""
+        """Return the track of a finished part, or of the complete job if `part` is None. Raises NotFound, Conflict."""
         work = await self._find(visitor, job_id)
         names = await apart(work.names, part)
         infos = [work.job.info(model) for model in work.job.models]
@@ -251,9 +251,9 @@ class JobManager:
         return None if first is None else (first, first.todo[0])
 
     async def _make(self, work: Work, segment_id: SegmentId) -> None:
-        """Synthesize and store one segment. Return the segment to the queue if no model has room for it now."""
+        """Synthesize and store one segment. Requeue the segment if no model currently has room for it."""
         try:
-            async with work.lock:  # so only one of the segments reads the piece of the plan
+            async with work.lock:  # so that only one of the segments reads the piece of the plan
                 if (plan := work.plan) is None or not plan.has(segment_id.part):
                     plan = work.plan = await asyncio.to_thread(self._store().plan, work.job, segment_id.part)
             made, content = await self._maker.make(work.job, plan, segment_id)
@@ -270,7 +270,7 @@ class JobManager:
             lost_s = time.monotonic()
             self._losses.append((lost_s, segment_id))
             work.suspects[segment_id] = None
-            await asyncio.sleep(_TOGETHER_S)  # other losses with the same cause may follow
+            await asyncio.sleep(_TOGETHER_S)  # more losses with the same cause may follow
             is_culprit = await self._is_culprit(lost_s, error)
             await self._count_failure(work, segment_id, f"the replica was lost: {error}" if is_culprit else None)
         except EngineError as error:
@@ -292,13 +292,13 @@ class JobManager:
             self._changed.set()
 
     async def _is_culprit(self, lost_s: float, error: ReplicaLost) -> bool:
-        """Return whether the segment may have crashed its replica. Return False if a node, other segments or live
+        """Return whether the segment could have crashed its replica. Return False if a node, other segments or live
         streams were lost at the same time.
         """
         num_dead = await asyncio.to_thread(self._dead_nodes)
         if num_dead > self._num_dead_nodes:
             self._num_dead_nodes, self._node_lost_s = num_dead, lost_s
-            for work in self._works.values():  # the cluster may report a lost node late
+            for work in self._works.values():  # the cluster may be late to report a lost node
                 for suspect in work.suspects:
                     work.failures.pop(suspect, None)
         together = [other for other_s, other in self._losses if abs(other_s - lost_s) <= _TOGETHER_S]
@@ -342,7 +342,7 @@ class JobManager:
                 await asyncio.sleep(delay_s)
                 delay_s = min(2 * delay_s, _LONGEST_RETRY_S)
         self._failure = None
-        if mark is None or work.job.id not in self._works:  # a process has deleted the job in the meantime
+        if mark is None or work.job.id not in self._works:  # some process has deleted the job in the meantime
             self._jobs.forget(work.job.id)
             return
         work.add(made, len(content))
@@ -353,7 +353,7 @@ class JobManager:
             await self._jobs.end(work, JobState(ended_at=now()))
 
     def _fail(self, error: StoreFailed) -> None:
-        """Pause all jobs. The reason for clients contains neither paths nor bucket names."""
+        """Pause all jobs. The reason that clients see contains neither paths nor bucket names."""
         problem = error.__cause__.strerror if isinstance(error.__cause__, OSError) else None
         failure = f"The job store is not available{f': {problem}' if problem else ''}. The server retries."
         if failure != self._failure:
@@ -361,12 +361,12 @@ class JobManager:
         self._failure = failure
 
     async def _stop(self, work: Work, reason: str) -> None:
-        """Mark the job as failed, so no segment of the job starts until the owner resumes the job."""
+        """Mark the job as failed, so that none of its segments start until the owner resumes it."""
         logger.error("%s failed: %s", work.job.id, reason)
         await self._jobs.end(work, JobState(failed=reason[:LONGEST_LINE], ended_at=now()))
 
     def _hindered(self, work: Work, held: Counter[str]) -> str | None:
-        """Return the reason why the job cannot start a segment now, or None. `held` counts stored bytes by owner."""
+        """Return why the job cannot start a segment now, or None. `held` has the number of stored bytes by owner."""
         if self._failure is not None:
             return self._failure
         owner, most = work.job.owner, self._settings.max_bytes
@@ -396,7 +396,7 @@ class JobManager:
         return work
 
     async def _expire(self) -> None:
-        """Delete jobs that ended more than `retention_s` ago, and files that an interrupted deletion left."""
+        """Delete jobs that ended more than `retention_s` ago, and files that an interrupted deletion left behind."""
         store, retention_s = self._store(), self._settings.retention_s
         clock = SteadyClock(shortest_s=retention_s)
         for number in count():
@@ -435,7 +435,7 @@ class JobManager:
 def _read(body: bytes) -> tuple[Json, str, Reasons]:
     """Return the fields of the body, their fingerprint, and the fields that contained a lone surrogate.
 
-    Blocks for a long body. Raises InvalidRequest.
+    Blocks if the body is long. Raises InvalidRequest.
     """
     repaired: list[str] = []
     fields = parse_object(body, most_values=_MOST_VALUES, repaired=repaired)

@@ -39,7 +39,7 @@ async def _ask(service: SpeechService, method: str, *arguments: object) -> Any:
 
 
 async def create(service: SpeechService, request: Request) -> Response:
-    """Create a job from a list of texts. The server synthesizes them in the background of live speech."""
+    """Create a job from a list of texts. The server synthesizes them in the background, behind live speech."""
     key = idempotency_key(request)
     try:
         job, ignored = await _ask(service, "create", await read_body(request), key)
@@ -60,7 +60,7 @@ async def show(service: SpeechService, job_id: str) -> Response:
 
 
 async def cancel(service: SpeechService, job_id: str) -> Response:
-    """Stop a job. The server keeps the finished segments."""
+    """Stop a job. Its finished segments are kept."""
     return JSONResponse(await _ask(service, "ask", "cancel", job_id))
 
 
@@ -82,7 +82,7 @@ async def list_parts(service: SpeechService, job_id: str, after: str = "", limit
 async def part_audio(
     service: SpeechService, request: Request, job_id: str, part: str, response_format: str = "flac"
 ) -> Response:
-    """Return the audio of a finished part. The job itself may still be running."""
+    """Return the audio of a finished part, even if the job is still running."""
     wanted = format_named("response_format", response_format, _FORMATS)
     return await _audio(service, request, await _ask(service, "track", job_id, part), wanted)
 

@@ -1,4 +1,4 @@
-"""Files of jobs in the voice store. All methods block and raise StoreFailed.
+"""Job files in the voice store. All methods block and raise StoreFailed.
 
     jobs/ID.json           description, written after the plan: a job exists if this file exists
     plans/ID/N.json        texts of the job in pieces; older versions wrote plans/ID.json
@@ -40,7 +40,7 @@ class Content:
 
 
 class JobStore:
-    """Reads and writes the jobs of one voice store. Only one process writes segments; any process may read them."""
+    """Reads and writes the jobs in one voice store. Only one process writes segments; any process can read them."""
 
     def __init__(self, files: VoiceStore) -> None:
         self._files = files
@@ -60,7 +60,7 @@ class JobStore:
         return len(content)
 
     def parts(self, job: StoredJob, start: int, end: int) -> Iterator[tuple[int, Part, str]]:
-        """Yield number, part and model of each part, with one piece of the plan in memory. Raises Damaged."""
+        """Yield the number, plan and model of each part, keeping one piece of the plan in memory. Raises Damaged."""
         while start < end:
             plan = self.plan(job, start)
             for part in plan.parts[start - plan.first : end - plan.first]:
@@ -68,7 +68,7 @@ class JobStore:
                 start += 1
 
     def marks(self, job_id: str | None = None) -> dict[str, str]:
-        """Return a mark by job ID, for one job or for all. The mark of a job changes with its state."""
+        """Return marks by job ID, for one job or for all. A job's mark changes whenever its state does."""
         if job_id is not None:
             mark = self.mark(job_id)
             return {} if mark is None else {job_id: mark}
@@ -83,7 +83,7 @@ class JobStore:
         return "" if state is None else _mark(state)
 
     def idle_s(self, job_id: str) -> float:
-        """Return the seconds since the last change of the job or its state, according to the store's clock."""
+        """Return the seconds since the job or its state last changed, according to the store's clock."""
         metas = [self._files.meta(f"{kind}/{job_id}.json") for kind in ("jobs", "states")]
         latest_s = max((meta["last_modified"].timestamp() for meta in metas if meta is not None), default=0.0)
         return self._files.now_s() - latest_s
@@ -105,7 +105,7 @@ class JobStore:
         return self._files.get_record(f"states/{job_id}.json", JobState) or JobState()
 
     def write_state(self, job_id: str, state: JobState) -> None:
-        """Write the state of a job, and delete the state again if the job has been deleted in the meantime."""
+        """Write the state of a job, and delete it again if the job has been deleted in the meantime."""
         self._files.put_record(f"states/{job_id}.json", state)
         if self.mark(job_id) is None:
             self._files.delete(f"states/{job_id}.json")
@@ -117,7 +117,7 @@ class JobStore:
         for meta in self._files.listed(prefix):
             made = MadeSegment.of(meta["path"].removeprefix(prefix))
             if made is not None and (made.id not in segments or made.name < segments[made.id][0].name):
-                segments[made.id] = made, meta["size"]  # so that all processes choose the same copy
+                segments[made.id] = made, meta["size"]  # the lowest name, so that all processes choose alike
         return iter(segments.values())
 
     def save(self, job_id: str, made: MadeSegment, content: bytes) -> str | None:
@@ -149,13 +149,13 @@ class JobStore:
         self._files.delete(f"jobs/{job_id}.json")
 
     def discard(self, job_id: str) -> None:
-        """Delete a job whose creation failed. Its description may exist if the response of the store was lost."""
+        """Delete a job whose creation failed. Its description may exist if the store's response was lost."""
         with contextlib.suppress(StoreFailed):
             self.forget(job_id)
             self.remove(job_id)
 
     def remove(self, job_id: str) -> None:
-        """Delete the files of a job without a description. A bucket takes about a minute for thousands of segments."""
+        """Delete the files of a job without a description. For thousands of segments, a bucket takes about a minute."""
         with contextlib.suppress(StoreFailed):  # `sweep` later deletes the remaining files
             if self._files.meta(f"jobs/{job_id}.json") is None:
                 self._files.delete(f"plans/{job_id}.json", f"states/{job_id}.json")
@@ -171,7 +171,7 @@ class JobStore:
             )
 
     def sweep(self, older_s: float) -> None:
-        """Delete the files of jobs without a description if one of these files is older than `older_s` seconds."""
+        """Delete the files of any job that has no description if one of them is older than `older_s` seconds."""
         before_s = self._files.now_s() - older_s
         old = {
             meta["path"].split("/")[1].removesuffix(".json")

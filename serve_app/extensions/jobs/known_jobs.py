@@ -1,6 +1,6 @@
 """In-memory copy of the jobs in a store.
 
-The store is authoritative. Several processes may change jobs in the store, and each process follows these changes.
+The store is authoritative. Several processes can change jobs in the store, and each one picks up the others' changes.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ class KnownJobs:
         *,
         changed: Callable[[], None],
     ) -> None:
-        """Call `failed` if the store rejects a state of a job, and `changed` after a state has changed."""
+        """`failed` is called if the store rejects a job's state, and `changed` after a state has changed."""
         self._settings, self._store, self._failed, self._changed = settings, store, failed, changed
         self.works: dict[str, Work] = {}
         self.deleted = deque[str](maxlen=1000)  # most recently deleted IDs
@@ -67,7 +67,7 @@ class KnownJobs:
     async def adopt(self, work: Work, mark: str) -> None:
         """Read the state of a job, which another process may have changed."""
         async with work.lock:
-            state = work.state  # remains if the stored state is damaged
+            state = work.state  # kept if the stored state is damaged
             with suppress(Damaged):
                 state = await asyncio.to_thread(self._store().state, work.job.id)
             work.mark = mark
@@ -80,7 +80,7 @@ class KnownJobs:
             cancel_tasks(work)
 
     async def end(self, work: Work, state: JobState) -> None:
-        """Set the final state. Keep an earlier final state, because two segments of a job may fail at the same time."""
+        """Set the final state. If there already is one, keep it, because two segments of a job may fail at once."""
         async with work.lock:
             if not work.state.ended_at:
                 work.plan, work.next_webhook_s = None, 0.0
@@ -97,7 +97,7 @@ class KnownJobs:
             self._failed(error)
 
     async def change(self, work: Work, state: JobState) -> None:
-        """Apply a change by the owner. Raises StoreFailed and keeps the old state if the store is not available."""
+        """Apply the owner's change. Raises StoreFailed and keeps the old state if the store is not available."""
         async with work.lock:
             await asyncio.to_thread(self._store().write_state, work.job.id, state)
             await self._obey(work, state)
@@ -115,7 +115,7 @@ class KnownJobs:
         self._changed()
 
     def held(self) -> Counter[str]:
-        """Return the number of bytes in the store for each owner."""
+        """Return the number of bytes that each owner has in the store."""
         held = Counter[str]()
         for work in self.works.values():
             held[work.job.owner] += work.num_bytes
@@ -134,7 +134,7 @@ class KnownJobs:
         return known
 
     def check_room(self, owner: str, num_bytes: int) -> None:
-        """Raise Conflict if another job of `num_bytes` bytes would exceed the quota of the owner."""
+        """Raise Conflict if another job of `num_bytes` bytes would exceed the owner's quota."""
         own = [work.num_bytes for work in self.works.values() if work.job.owner == owner]
         num_bytes += sum(own)
         if len(own) >= self._settings.max_jobs or num_bytes >= self._settings.max_bytes:
@@ -144,7 +144,7 @@ class KnownJobs:
 
 
 def _works_of(store: JobStore, job_ids: list[str]) -> list[Work]:
-    """Read the jobs, and leave out damaged and deleted ones. Blocks."""
+    """Read the jobs, leaving out damaged and deleted ones. Blocks."""
     works = []
     for job_id in job_ids:
         try:
@@ -162,7 +162,7 @@ def _works_of(store: JobStore, job_ids: list[str]) -> list[Work]:
 
 
 def cancel_tasks(work: Work) -> asyncio.Future[list[BaseException | None]]:
-    """Cancel the running segments and the webhook call of a job. Await the returned future to wait until they end."""
+    """Cancel the running segments and the webhook call of a job. Await the returned future to wait for them to end."""
     tasks = [*work.running.values(), *filter(None, (work.webhook_task,))]
     tasks = [task for task in tasks if task is not asyncio.current_task()]
     for task in tasks:

@@ -1,4 +1,4 @@
-"""Check the request for a job and plan its texts. An error in any text rejects the whole job."""
+"""Check the request for a job and plan its texts. An error in any text causes the entire job to be rejected."""
 
 import asyncio
 import time
@@ -40,11 +40,11 @@ _LONGEST_ID = 200
 _AT_FETCH = ("response_format", "sample_rate", "stream", "stream_format", "word_timestamps")
 _LONGEST_PLANNING_S = 60.0
 _EARLY_S, _FAR_TOO_LONG = 2.0, 4  # after this many seconds, reject a job that would take four times the limit
-_PIECE_PARTS, _PIECE_CHARS = 256, 1 << 18  # limits of a piece of the plan
+_PIECE_PARTS, _PIECE_CHARS = 256, 1 << 18  # maximum size of each piece of the plan
 
 
 class Planned:
-    """A job during planning. The store receives the texts in pieces, so only one piece is in memory."""
+    """A job that is being planned. Its texts are stored in pieces, so that only one piece is in memory."""
 
     def __init__(self, store: JobStore, job_id: str, check_room: Callable[[int], None]) -> None:
         """`check_room` takes the current size of the plan in bytes, and raises Conflict if it exceeds the quota."""
@@ -52,9 +52,9 @@ class Planned:
         self.deterministic = False
         self.models: dict[str, dict[str, object]] = {}  # as in StoredJob.models
         self.ignored: Reasons = {}
-        self.left_out: Counter[str] = Counter()  # left-out characters of all texts
+        self.left_out: Counter[str] = Counter()  # characters left out of all texts
         self.num_segments: list[int] = []  # of each part
-        self.pieces: list[int] = []  # number of the first part of each piece
+        self.pieces: list[int] = []  # number of the first part in each piece
         self.num_bytes = 0  # total of the stored pieces
         self._rules: list[Rules] = []
         self._manners: list[Manner] = []
@@ -64,7 +64,7 @@ class Planned:
     def indices(self, rules: Rules, manner: Manner) -> dict[str, int]:
         """Return the fields of a part that refer to its rules and its manner.
 
-        Every piece needs one set of rules. Further sets count toward the maximum size of the piece.
+        Every piece needs one set of rules. Any further sets count toward the piece's maximum size.
         """
         num_rules = len(self._rules)
         indices = {"rules": _index_of(self._rules, rules), "manner": _index_of(self._manners, manner)}
@@ -111,7 +111,7 @@ async def plan_into(made: Planned, resolver: Resolver, fields: Mapping[str, obje
         raise InvalidRequest(f'{misplaced} belongs in each entry of inputs: {{"input": "..."}}.', misplaced)
     made.deterministic = switch(defaults, DETERMINISTIC)
     defaults.pop(DETERMINISTIC, None)
-    # A part may be longer than the text of a speech request.
+    # A part can be longer than the text in a speech request.
     long = replace(
         resolver, settings=settings.model_copy(update={"max_input_chars": settings.of(JobSettings).max_input_chars})
     )
@@ -183,7 +183,7 @@ async def _planned_part(made: Planned, long: Resolver, settings: ApiSettings, fi
 
 
 def _part(utterance: Utterance, speech: SpeechRequest, *, custom_id: str | None, rules: int, manner: int) -> Part:
-    """Split the text of a part into segments. Blocks for a long text. Raises InvalidRequest."""
+    """Split the text of a part into segments. Blocks if the text is long. Raises InvalidRequest."""
     request = utterance.synthesis
     segments = Segments.of(utterance, speech.info.max_segment_chars)
     end = segments.plan()[-1]

@@ -1,4 +1,4 @@
-"""Synthesize one segment of a job as background work. If the segment ends badly, repeat it with another seed."""
+"""Synthesize one segment of a job as background work. If the speech is faulty, try another seed."""
 
 import asyncio
 import time
@@ -21,12 +21,12 @@ from serve_app.visitor import VISITOR, Visitor
 
 
 class JobStopped(TalkrayError):
-    """Raised if a job cannot continue as planned. The message contains the remedy."""
+    """Raised if a job cannot continue as planned. The message says how to fix the problem."""
 
 
 @dataclass(slots=True)
 class _Speech:
-    """Codes, audio and usage of one attempt to synthesize a segment."""
+    """Codes, audio and usage from one attempt to synthesize a segment."""
 
     usage: Usage
     codes: list[Codes] = field(default_factory=list)
@@ -36,7 +36,7 @@ class _Speech:
 
 
 class SegmentMaker:
-    """Synthesizes segments with the synthesizer of their model, without admission control."""
+    """Synthesizes each segment with its model's synthesizer, bypassing admission control."""
 
     def __init__(
         self, synthesizers: Mapping[str, Synthesizer], voices: Voices, keep: Callable[[RequestRecord], None]
@@ -77,7 +77,7 @@ class SegmentMaker:
         return await asyncio.to_thread(_packed_segment, speech, part, segment_id, info, was_redrawn)
 
     async def _check(self, job: StoredJob, manner: Manner, info: ModelInfo) -> None:
-        """Raise JobStopped if the loaded model has changed, because the voice of the job would change too."""
+        """Raise JobStopped if the loaded model has changed, because the job's voice would change too."""
         if manner.model not in self._synthesizers:
             raise JobStopped(f"the model {manner.model or info.name} is no longer served. Serve it, and resume the job")
         now = await self._synthesizers[manner.model].describe()
@@ -89,7 +89,7 @@ class SegmentMaker:
     async def _reference(self, job: StoredJob, manner: Manner, info: ModelInfo) -> Reference | None:
         if manner.stored_voice is None:
             return None
-        VISITOR.set(Visitor(job.owner, sees_all=True))  # planning has checked the rights of the owner
+        VISITOR.set(Visitor(job.owner, sees_all=True))  # the owner's rights were checked during planning
         voice = await self._voices.find(manner.stored_voice)
         if voice is None:
             raise JobStopped(f"the voice {manner.stored_voice} was deleted. Create a new job")

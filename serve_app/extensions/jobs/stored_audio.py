@@ -17,21 +17,21 @@ from serve_app.extensions.word_times.word_times import WordTimes
 from serve_app.speech.segments import behind_space
 
 _LONGEST_WAV = 2**32 - 4096  # bytes of audio that leave room for the header
-_LONGEST_MP3_KEPT = 16 << 20  # bytes of PCM, almost six minutes; the header of a shorter MP3 contains its length
+_LONGEST_MP3_KEPT = 16 << 20  # bytes of PCM, almost six minutes; the header of any shorter MP3 contains its length
 
 
 class StoredAudio:
     """Audio of a finished part or job in one format."""
 
     def __init__(self, store: JobStore, track: Track, form: AudioForm) -> None:
-        """Parse the segment names. Blocks for a long job."""
+        """Parse the segment names. Blocks if the job is long."""
         self._store, self._track, self._form = store, track, form
         self._made = _made(track)
         self._pcm_bytes = 2 * sum(made.samples for made in self._made)
 
     @property
     def num_bytes(self) -> int | None:
-        """Size of the whole audio in bytes, or None if the size is unknown before encoding.
+        """Size of the complete audio in bytes, or None if it is not known before encoding.
 
         `read` requires a known size.
         """
@@ -57,7 +57,7 @@ class StoredAudio:
         return self._open(self._pcm_bytes).close()
 
     async def encoded(self) -> AsyncGenerator[bytes, None]:
-        """Yield the whole audio in any format. Raises Damaged and StoreFailed."""
+        """Yield the complete audio in any format. Raises Damaged and StoreFailed."""
         is_streamed = self._form.audio_format is AudioFormat.MP3 and self._pcm_bytes > _LONGEST_MP3_KEPT
         encoder = self._open(None if is_streamed else self._pcm_bytes)
         for made in self._made:
@@ -97,7 +97,7 @@ def _words(store: JobStore, job_id: str, number: int, heard: list[tuple[MadeSegm
         ends_s = begun_s + made.samples / info.sample_rate
         chars = behind_space(spoken, chars)
         positions = tuple((begun_s + seconds, chars + count) for seconds, count in content.positions)
-        silence = bytes(2 * made.samples)  # WordTimes uses only the length of the audio
+        silence = bytes(2 * made.samples)  # WordTimes only uses the audio's length
         reason = FinishReason.STOP if made is heard[-1][0] else None
         times.feed(PcmChunk(silence, content.codes, num_text_tokens=0, finish_reason=reason, text_positions=positions))
         begins = round(begun_s + segment.pause_s, 3)

@@ -22,12 +22,12 @@ from serve_app.text.spoken import SpokenText, TextSpan
 
 JOB_ID = re.compile(r"job_[0-9a-f]{24}")
 _NAME = re.compile(r"(\d{6})\.(\d{5})\.(\d+)\.([a-z]+)\.([01])")
-MOST_PARTS = 10**6 - 1  # the name of a segment has six digits for the part
+MOST_PARTS = 10**6 - 1  # a segment's name has six digits for the part
 MOST_SEGMENTS = 5000  # per part; 200,000 characters make at most 4,000 segments
 LONGEST_LINE = 2000
 _MOST_WORDS = 1000 * MAX_WORDS  # total of the request's, the voice's and the server's lexicons
 _INFO = TypeAdapter(ModelInfo)
-_OLDER = ConfigDict(extra="ignore")  # jobs from OpenAI's batches have more fields
+_OLDER = ConfigDict(extra="ignore")  # jobs created as OpenAI batches have more fields
 _Line = Annotated[str, Field(max_length=LONGEST_LINE)]
 _Text = Annotated[str, Field(max_length=1 << 24)]  # maximum size of a request body
 
@@ -64,12 +64,12 @@ class Rules(Strict):
 
 
 class Manner(Strict):
-    """Voice and sampling options, which several parts may share."""
+    """Voice and sampling options, which several parts can share."""
 
     model: _Line  # `SynthesisRequest.model`
     voice: _Line | None  # a built-in speaker of the checkpoint
     stored_voice: _Line | None = None  # the ID of a stored voice, instead of `voice`
-    style: _Line = ""  # of the recording of the stored voice
+    style: _Line = ""  # of the stored voice's recording
     x_vector_only: bool = False
     language: _Line
     instructions: _Text | None
@@ -87,14 +87,14 @@ class Manner(Strict):
 
 
 class Segment(Strict):
-    """Text that one `SynthesisRequest` speaks. An option that is None has the value from the part's `Manner`."""
+    """Text that one `SynthesisRequest` speaks. An option that is None takes its value from the part's `Manner`."""
 
     text: _Text
     pause_s: float = 0.0  # silence before the segment
     speed: float = 1.0
     language: _Line | None = None
     instructions: _Text | None = None
-    take: _Line | None = None  # style of the recording of the stored voice
+    take: _Line | None = None  # style of the stored voice's recording
 
 
 class Part(Strict):
@@ -106,14 +106,14 @@ class Part(Strict):
     rules: int  # index in JobPlan.rules
     manner: int  # index in JobPlan.manners
     seed: int
-    redraws: bool  # whether the server repeats a segment that ends badly, with another seed
+    redraws: bool  # whether the server regenerates a faulty segment with another seed
     segments: Annotated[tuple[Segment, ...], Field(max_length=MOST_SEGMENTS)]
     end_pause_s: float = 0.0  # silence after the last segment
     custom_id: _Line | None = None
 
 
 class JobPlan(Strict):
-    """One piece of the plan of a job: consecutive parts with their rules and manners."""
+    """One piece of a job's plan: consecutive parts with their rules and manners."""
 
     rules: Annotated[tuple[Rules, ...], Field(max_length=MOST_PARTS)]
     manners: Annotated[tuple[Manner, ...], Field(max_length=MOST_PARTS)]
@@ -127,7 +127,7 @@ class JobPlan(Strict):
         return self.parts[number - self.first]
 
     def spoken_text(self, part: Part) -> SpokenText:
-        """Return the text of the part with its spoken form. Blocks for a long text."""
+        """Return the text of the part with its spoken form. Blocks if the text is long."""
         return read(part.sent, self.rules[part.rules].text_rules())
 
     def utterance(self, job: "StoredJob", segment_id: "SegmentId", reference: Reference | None) -> Utterance:
@@ -153,14 +153,14 @@ class JobPlan(Strict):
 
 
 class StoredJob(Strict):
-    """Immutable description of a job. The state and the finished segments record the progress."""
+    """Immutable description of a job. Progress is recorded in the state and the finished segments."""
 
     model_config = _OLDER
 
     id: _Line
     owner: _Line
     created_at: int  # seconds since 1970
-    key: _Line | None = None  # Idempotency-Key of the client
+    key: _Line | None = None  # the client's Idempotency-Key
     fingerprint: _Line  # SHA-256 of the fields in the request
     # ModelInfo by `SynthesisRequest.model`
     models: Annotated[dict[_Line, Annotated[dict[_Line, Any], Field(max_length=100)]], Field(max_length=1000)]
@@ -168,7 +168,7 @@ class StoredJob(Strict):
     pieces: Annotated[tuple[int, ...], Field(max_length=MOST_PARTS)] = ()  # first part of each piece of the plan
     plan_bytes: int = 0  # total size of all pieces in the store
     webhook: _Line | None = None  # URL to call when the job ends
-    deterministic: bool = False  # whether the job fails if a retry could give different codes
+    deterministic: bool = False  # whether the job fails if a retry could produce different codes
 
     def info(self, model: str) -> ModelInfo:
         return _INFO.validate_python(self.models[model])
@@ -186,7 +186,7 @@ class JobState(Strict):
     model_config = _OLDER
 
     cancelled: bool = False
-    failed: _Line | None = None  # the reason for the failure
+    failed: _Line | None = None  # why the job failed
     ended_at: int | None = None  # seconds since 1970
     calls: int = 0  # number of webhook calls made
     call_error: _Line | None = None  # why the last call failed
@@ -195,7 +195,7 @@ class JobState(Strict):
 
 @dataclass(frozen=True, slots=True, order=True)
 class SegmentId:
-    """Address of a segment in a job. Both numbers start at 0."""
+    """Identifies a segment in a job. Both numbers start at 0."""
 
     part: int
     segment: int
@@ -206,10 +206,10 @@ class SegmentId:
 
 @dataclass(frozen=True, slots=True)
 class MadeSegment:
-    """A finished segment, parsed from its file name. The names of all segment files record the progress of a job."""
+    """A finished segment, parsed from its file name. Together, the segment file names record a job's progress."""
 
     id: SegmentId
-    samples: int  # at the sample rate of the model, after a change of speed
+    samples: int  # at the model's sample rate, after any change of speed
     finish_reason: FinishReason
     was_redrawn: bool
 

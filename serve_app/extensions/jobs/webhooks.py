@@ -1,6 +1,6 @@
-"""Notify the server of a client that a job has ended, as specified by https://www.standardwebhooks.com.
+"""Notify a client's server that a job has ended, as specified by https://www.standardwebhooks.com.
 
-No other part of Talkray connects to an address from a client. Webhooks connect only to hosts in
+No other part of Talkray connects to an address that a client has sent. Webhooks connect only to hosts in
 `api.jobs.webhook_hosts` and do not follow redirects.
 """
 
@@ -56,7 +56,7 @@ class Webhooks:
         return url
 
     async def notify(self, url: str, owner: str, job: Json) -> str | None:
-        """Call the webhook. Return None after a 2xx response, and otherwise the reason for the failure.
+        """Call the webhook. Return None after a 2xx response, or else why the call failed.
 
         One secret signs the calls of all owners, so the signed body also contains the owner and the URL.
         """

@@ -1,4 +1,4 @@
-"""Progress of a job in the process that runs it: the finished, running and remaining segments."""
+"""A job's progress in the process that runs it: finished, running and remaining segments."""
 
 import asyncio
 import time
@@ -16,7 +16,7 @@ Json = dict[str, object]
 
 @dataclass(frozen=True, slots=True)
 class Track:
-    """Finished audio of a part or a job, described by the names of its segments."""
+    """The finished audio of a part or job, described by its segment names."""
 
     job_id: str
     sample_rate: int
@@ -31,7 +31,7 @@ class Work:
     job: StoredJob
     state: JobState
     made: dict[SegmentId, MadeSegment]
-    num_bytes: int  # size in the store, including the plan
+    num_bytes: int  # storage used, including the plan
     mark: str = ""  # changes with the stored state
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)  # held while the state is written or read
     todo: deque[SegmentId] = field(default_factory=deque)
@@ -73,7 +73,7 @@ class Work:
         return len(self.made) == self.num_segments
 
     def status(self, hindrance: str | None) -> JobStatus:
-        """Return the status. `hindrance` is the reason why the job cannot start a segment now."""
+        """Return the status. `hindrance` is why the job cannot start a segment now, if it cannot."""
         if self.state.cancelled:
             return JobStatus.CANCELLED
         if self.state.failed is not None:
@@ -109,7 +109,7 @@ class Work:
         return number.isascii() and number.isdigit() and len(number) < 10 and int(number) < len(self.job.num_segments)
 
     def names(self, part: str | None) -> tuple[str, ...]:
-        """Return the segment names of a finished part, or of the whole job if `part` is None. Blocks for a long job.
+        """Return the segment names of a finished part, or of the complete job if `part` is None. Blocks for long jobs.
 
         Raises NotFound if the part is unknown, and Conflict if the part or job is not finished.
         """
@@ -173,7 +173,7 @@ class Work:
         return has_ended and self.job.webhook is not None and self.state.called_at is None
 
     def _eta_s(self) -> float | None:
-        """Estimate the remaining seconds from the pace of this process. Return None before the first segment."""
+        """Estimate the remaining seconds from this process's pace. Return None before the first segment."""
         if not self._num_new:
             return None
         left = self.num_segments - len(self.made)

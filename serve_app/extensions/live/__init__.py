@@ -1,1 +1,1 @@
-"""WebSocket connections of all dialects, and speech sessions on these connections."""
+"""WebSocket connections for all dialects, and the speech sessions on them."""

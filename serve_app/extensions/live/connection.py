@@ -1,4 +1,4 @@
-"""Base classes of WebSocket connections. A connection reads while it speaks, because only reads detect disconnects."""
+"""Base classes for WebSocket connections. A connection reads while it speaks, because only reads detect disconnects."""
 
 import asyncio
 import logging
@@ -34,13 +34,13 @@ from serve_app.extensions.live.turns import Done, Event, Failed
 
 logger = logging.getLogger(__name__)
 
-IDLE_TIMEOUT_S = 600.0  # the server closes a socket on which no messages are sent for this long
+IDLE_TIMEOUT_S = 600.0  # the server closes any socket on which no message has been sent for this long
 _ENGINE_FAILED = 1011
 _SERVICE_RESTART = 1012
 _REPLACED = "this server is being replaced, please reconnect"
 # During a shutdown, the server closes a socket without pending speech. The server first waits until neither side has
 # sent anything for `quiet_s`, because an active client would send its next message in this time. After _PATIENCE_S,
-# the server closes active sockets between turns. After MAX_LEAVING_S, close to `LONGEST_STREAM_S`, it cuts off speech.
+# the server closes active sockets between turns. After MAX_LEAVING_S, close to `LONGEST_STREAM_S`, it cuts speech off.
 _QUIET_S = 1.0
 _PATIENCE_S, MAX_LEAVING_S = 60.0, 540.0
 _LEAVING_POLL_S = 0.1
@@ -51,8 +51,8 @@ class Connection(ABC):
     """WebSocket connection that reads messages and sends speech until the client leaves or `end` is called."""
 
     subprotocol: ClassVar[str | None] = None  # name in the handshake
-    text_fields: ClassVar[tuple[str, ...]] = ("text", "transcript")  # fields that may split a surrogate pair
-    takes_recordings: ClassVar[bool] = False  # whether a message may contain `ref_audio`
+    text_fields: ClassVar[tuple[str, ...]] = ("text", "transcript")  # fields that may end within a surrogate pair
+    takes_recordings: ClassVar[bool] = False  # whether messages may contain `ref_audio`
 
     def __init__(self, socket: WebSocket, service: SpeechService) -> None:
         self.socket, self.service = socket, service
@@ -60,7 +60,7 @@ class Connection(ABC):
         self._speaking: set[asyncio.Task[None]] = set()
         self._sessions: set[Session] = set()
         self._leaving: asyncio.Task[None] | None = None
-        self._num_untold = 0  # session events not yet sent to the client
+        self._num_untold = 0  # session events that have not been sent to the client
         self._num_ids = 0
         self._is_ending = False
         self._ended = asyncio.Event()
@@ -141,7 +141,7 @@ class Connection(ABC):
         await self.socket.send_json({"type": kind, **fields})
 
     def start(self, speaking: Coroutine[None, None, None]) -> asyncio.Task[None]:
-        """Run `speaking` in parallel with reading, until `stop` or the end of the connection."""
+        """Run `speaking` in parallel with reading, until `stop` is called or the connection ends."""
         task = asyncio.create_task(self._guarded(speaking))
         self._speaking.add(task)
         task.add_done_callback(lambda done: self._stopped(done, speaking))
@@ -154,7 +154,7 @@ class Connection(ABC):
     def new_session(
         self, speech: SpeechRequest, *, request_id: str, live: bool = True, continuation: Continuation | None = None
     ) -> Session:
-        """Create a session, which speaks text while the client writes the text if `live` is set. See `Session`.
+        """Create a session. If `live` is set, it speaks text while the client is still writing it. See `Session`.
 
         Pass the same `continuation` to several sessions of one conversation.
         """
@@ -192,8 +192,8 @@ class Connection(ABC):
         self._ended.set()
 
     async def end_for(self, error: Exception) -> None:
-        """Close the socket with the code for `error`, which tells clients whether to reconnect."""
-        if isinstance(error, Overloaded):  # after a reconnect, the proxy may find a server with capacity
+        """Close the socket with the code for `error`, so that clients know whether to reconnect."""
+        if isinstance(error, Overloaded):  # the client may reach a server with free capacity when it reconnects
             await self.end(TRY_AGAIN_LATER, close_reason(error))
         else:
             code = POLICY_VIOLATION if isinstance(error, Unauthorized | InvalidRequest) else _ENGINE_FAILED
@@ -207,7 +207,7 @@ class Connection(ABC):
 
         if (tell := self.socket.scope.get(LEAVING)) is not None:
             tell(lambda: loop.call_soon_threadsafe(leave))
-        else:  # the socket came through Serve's proxy, because HAProxy did not have a replica
+        else:  # the socket came through Serve's proxy, because HAProxy had no replica
             self._leaving = loop.create_task(self._leave_with_replica())
 
     async def _leave_with_replica(self) -> None:
@@ -230,11 +230,11 @@ class Connection(ABC):
         return _QUIET_S
 
     def _quiet_from_s(self, began_s: float) -> float:
-        """Return the time at which a server that is shutting down may close the socket if no more messages are sent."""
+        """Return when a server that is shutting down may close the socket, provided that no more messages are sent."""
         return min(self._active_s + self.quiet_s, max(self._active_s, began_s + _PATIENCE_S))
 
     def failure(self, error: Exception, request_id: str) -> ErrorReply:
-        """Return the reply for an error that ended the speech, and log internal errors."""
+        """Return the reply to send for an error that ended the speech. Log internal errors."""
         reply = translate(error)
         if reply.status == INTERNAL.status:
             logger.error("request %s failed", request_id, exc_info=error)
@@ -274,7 +274,7 @@ class Connection(ABC):
             ending.cancel()
 
     def _remaining_s(self) -> float:
-        """Return the seconds until the idle timeout of the socket."""
+        """Return the seconds until the socket's idle timeout."""
         if self.is_busy:
             return IDLE_TIMEOUT_S
         return self._active_s + IDLE_TIMEOUT_S - asyncio.get_running_loop().time()
@@ -295,7 +295,7 @@ class Connection(ABC):
 
 
 class HandshakeConnection(Connection):
-    """Connection whose handshake contains the request without its text. An invalid request fails the handshake."""
+    """Connection whose handshake contains the request without its text. If it is invalid, the handshake fails."""
 
     reason_header: ClassVar[str | None] = None  # response header with the reason for a failed handshake
     speech: SpeechRequest  # set after the handshake
@@ -320,7 +320,7 @@ class HandshakeConnection(Connection):
 class ConversationConnection(Connection):
     """Connection with one session. The connection and the session end together."""
 
-    first_message: ClassVar[str] = ""  # type of the message that opens the session
+    first_message: ClassVar[str] = ""  # the type of message that opens the session
     _session: Session | None = None
 
     @abstractmethod
@@ -329,7 +329,7 @@ class ConversationConnection(Connection):
 
     @property
     def is_busy(self) -> bool:
-        """Whether the session has complete turns that are unspoken, or unread events."""
+        """Whether the session has complete turns that have not been spoken, or unread events."""
         return self._session is not None and self._session.is_speaking
 
     @property
@@ -346,7 +346,7 @@ class ConversationConnection(Connection):
         return self._session
 
     async def finish(self) -> None:
-        """Close the connection after the client has closed the session and all its text is spoken."""
+        """Close the connection after the client has closed the session and all its text has been spoken."""
         await self.end()
 
     async def _say_or_end(self, event: Event) -> None:
@@ -363,13 +363,13 @@ class ConversationConnection(Connection):
 
 
 def unknown_type(*valid: str) -> InvalidRequest:
-    """Return the error for a message with a type other than `valid`."""
+    """Return the error for a message whose type is not in `valid`."""
     return InvalidRequest(f"type must be {', '.join(valid[:-1])} or {valid[-1]}.", "type")
 
 
 def _parse(text: str | None, *, recordings: bool, text_fields: tuple[str, ...]) -> dict[str, object]:
-    """Parse the JSON object in a message. Check the size first, because parsed objects may take thirty times as much
-    memory. With `recordings`, `ref_audio` does not count toward MAX_MESSAGE_BYTES.
+    """Parse the JSON object in a message. Check the size first, because parsed objects can take thirty times as much
+    memory. If `recordings` is set, `ref_audio` does not count toward MAX_MESSAGE_BYTES.
     """
     if text is None:
         raise InvalidRequest("Messages must be JSON text. Send no binary messages.", None, "invalid_json")

@@ -25,7 +25,7 @@ _CONTEXT_QUIET_S = 20.0
 
 @dataclass(slots=True, eq=False)
 class NamedSession:
-    """A session of a socket, and the notes for its next message: ignored fields, and the voice."""
+    """A session on a socket, and the notes for its next message: the ignored fields and the voice."""
 
     name: str
     session: Session
@@ -33,7 +33,7 @@ class NamedSession:
     voice: dict[str, object]
 
     def notes(self) -> dict[str, object]:
-        """Return the fields to add to the next message, and clear these fields."""
+        """Return the fields to add to the next message, and clear them."""
         notes = {**self.voice, **ignored_fields.in_message(self.reasons)}
         self.voice, self.reasons = {}, {}
         return notes
@@ -43,14 +43,14 @@ C = TypeVar("C", bound=NamedSession)
 
 
 class ContextConnection(Connection, Generic[C]):
-    """Connection with several contexts. Each context except the first counts as another stream."""
+    """Connection with several contexts. Every context after the first counts as an additional stream."""
 
     kind: type[C]  # class of the contexts
 
     def __init__(self, socket: WebSocket, service: SpeechService) -> None:
         super().__init__(socket, service)
         self._contexts: dict[str, C] = {}
-        # A context that held its task would form a reference cycle with the traceback of the task's error.
+        # If a context held its task, it would form a reference cycle with the traceback of the task's error.
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     @abstractmethod
@@ -81,7 +81,7 @@ class ContextConnection(Connection, Generic[C]):
 
     async def open(self, name: str, speech: SpeechRequest, reasons: ignored_fields.Reasons) -> C:
         """Open a context. Its first message contains `reasons`. Raises InvalidRequest if MAX_CONTEXTS are open."""
-        await self._end_of(name)  # an ended context with this name may still send its last events
+        await self._end_of(name)  # an ended context with this name may still be sending its last events
         if len(self._contexts) >= MAX_CONTEXTS:
             message = f"{MAX_CONTEXTS} contexts are open. Close one before you open another."
             raise InvalidRequest(message, "context_id", "too_many_contexts")

@@ -1,8 +1,8 @@
-"""Speak an utterance while the client is still writing its text. The client may split the text anywhere.
+"""Speak an utterance while the client is still writing its text. The client can split the text anywhere.
 
 A part becomes spoken text as soon as later parts cannot change its spoken form. A talker reads the spoken text of the
-current segment from a mailbox. A text that exceeds one segment continues in the next segment. While the client does not
-write, the audio fades to silence.
+current segment from a mailbox. A text that exceeds one segment continues in the next segment. If the client stops
+writing, the audio fades to silence.
 """
 
 import asyncio
@@ -31,13 +31,13 @@ from serve_app.text.characters import is_speakable
 from serve_app.text.splitting import LiveSplit
 from serve_app.text.spoken import SpokenPiece
 
-_IDLE_S = 60.0  # the text ends if the client adds nothing for this long
+_IDLE_S = 60.0  # the text ends if the client has added nothing for this long
 _FADE_S = 0.01
 _MARGIN_S = 0.06  # send a fade-out this long before a player without a buffer runs dry
 _TOKEN_BYTES = 16
 # A talker reads one text token per frame of the tail before the first new frame.
 _JOINED_CHARS = 80
-_PLENTY_CHARS = 40  # enough characters for audio, even if the client does not write more
+_PLENTY_CHARS = 40  # enough characters for audio, even if the client never writes more
 
 # Returns the fields of SynthesisRequest that a style changes.
 Restyle = Callable[[str], Awaitable[Mapping[str, Any]]]
@@ -49,10 +49,10 @@ async def no_change(style: str) -> Mapping[str, Any]:
 
 
 class LiveTexts(Opened):
-    """Factory of live texts in one ingress process, with the server from which talkers read the texts."""
+    """Creates live texts in one ingress process, and runs the server from which talkers read them."""
 
     def __init__(self, host: str = "127.0.0.1") -> None:
-        """`host` is the address of this node for talkers on other nodes."""
+        """`host` is the address at which talkers on other nodes reach this one."""
         self.server = MailboxServer(host)
 
     async def open(
@@ -65,7 +65,7 @@ class LiveTexts(Opened):
         restyle: Restyle = no_change,
     ) -> "LiveText":
         """Open an utterance without text. The utterance accepts at most `max_chars` characters, and ends after a minute
-        without new text. Without `rules`, the text is spoken as written. `restyle` is called once per style.
+        without new text. If `rules` is None, text is spoken as written. `restyle` is called once per style.
 
         Raises OSError if the mailbox server cannot bind to its address.
         """
@@ -78,7 +78,7 @@ class LiveTexts(Opened):
 
 
 class LiveText(Segments):
-    """Utterance whose text is still arriving. Callers can request its speech before the first text."""
+    """Utterance whose text is still arriving. Callers can request its speech before any text has arrived."""
 
     def __init__(
         self,
@@ -101,27 +101,27 @@ class LiveText(Segments):
         if self._check is not None:
             self._check.without_effect = self._reader.left_out
         self._split = LiveSplit(min(info.max_segment_chars, rules.max_segment_chars or info.max_segment_chars))
-        self._waiting = ""  # text not yet converted to spoken text
+        self._waiting = ""  # text that has not been converted yet
         self._next_take_in: asyncio.Handle | None = None  # the next scheduled call of `_take_in`
-        self._num_chars = 0  # of the written text
+        self._num_chars = 0  # in the written text
         self._num_words = 0  # number of speakable words
         self._num_spoken_chars = 0
         self._changed = asyncio.Event()
         self._writing: WrittenText | None = None  # the segment that receives new text
         self._mailboxes: list[WrittenText] = []  # by segment
-        self._begun_anew: set[int] = set()  # segments after speech that ended before its text did
+        self._begun_anew: set[int] = set()  # segments that follow speech that ended before its text did
         self._utterance = utterance
         self._idling: asyncio.TimerHandle | None = None
-        self.parts: list[SpokenPiece] = []  # written text so far, with its spoken form
-        self.text = ""  # written text so far
+        self.parts: list[SpokenPiece] = []  # the text received so far, with its spoken form
+        self.text = ""  # the text received so far
         self.is_complete = False  # whether the client has finished the text
-        self._is_taken_in = False  # whether the whole text is complete and converted to spoken text
+        self._is_taken_in = False  # whether the text is complete, and all of it has been converted
         self._begin_segment()
         self._be_patient()
 
     @property
     def utterance(self) -> Utterance:
-        """Request to `SpeechModel`, available after `wait_for_words`."""
+        """Request for `SpeechModel`, available after `wait_for_words`."""
         first = self.known_segment(0) or self._segments[0]
         styled = {"instructions": first.instructions, "reference": first.reference}
         return replace(self._utterance.changed(mailbox=first.mailbox, **styled), live_text=self)
@@ -138,7 +138,7 @@ class LiveText(Segments):
     def append(self, text: str) -> None:
         """Append to the text. Convert a long addition over several iterations of the event loop.
 
-        Raises InvalidRequest, without any change, if the text would become too long or is invalid SSML. Do not call
+        Raises InvalidRequest, and changes nothing, if the text would become too long or is invalid SSML. Do not call
         this method after `finish`.
         """
         assert not self.is_complete, "append was called after finish"
@@ -154,13 +154,13 @@ class LiveText(Segments):
             self._take_in()
 
     def finish(self) -> None:
-        """Mark the text as complete. The speech ends after the whole text is spoken."""
+        """Mark the text as complete. The speech ends once all of the text has been spoken."""
         self.is_complete = True
         if self._next_take_in is None and not self.is_taken_in:
             self._finish()
 
     def close(self) -> None:
-        """Discard the text, and end its speech."""
+        """Discard the text and end its speech."""
         self._end()
         for restyling in self._restyling.values():
             restyling.cancel()
@@ -171,7 +171,7 @@ class LiveText(Segments):
     async def wait_for_words(self) -> bool:
         """Wait until the text contains a word. Return False if the text ends without a word.
 
-        The word may be incomplete, because the talker can run its prefill while the rest arrives.
+        The word can be incomplete, because the talker can run its prefill while the rest arrives.
         """
         while not (self.is_taken_in or self._num_words or self._reader.will_speak):
             await self._changed.wait()
@@ -188,7 +188,7 @@ class LiveText(Segments):
 
     @property
     def left_out(self) -> Counter[str]:
-        """Counts as in SpokenText for the text so far. Later text adds to the same counter."""
+        """Counts as in SpokenText for the text received so far. Later text adds to the same counter."""
         return self._reader.left_out
 
     async def is_plenty(self) -> None:
@@ -222,7 +222,7 @@ class LiveText(Segments):
 
     def joined(self, number: int, before: StreamTail) -> SynthesisRequest | None:
         """Return a segment that continues the previous one, if its text is long enough to be spoken immediately, and if
-        the previous segment has spoken its whole text.
+        the previous segment has spoken all of its text.
         """
         joined = super().joined(number, before)
         if joined is None or joined.tail is None:
@@ -309,7 +309,7 @@ class LiveText(Segments):
         self._segments.append(segment_request(request, len(self._segments)))
 
     def _set_manner(self, number: int) -> None:
-        """Set the speed and style of a segment. Start preparing a new style, which may involve reading a recording."""
+        """Set the speed and style of a segment. Start preparing any new style, which may mean reading a recording."""
         self._speeds[number], self._styles[number] = self._speed, self._style
         if self._style and self._style not in self._restyling:
             restyling = self._restyling[self._style] = asyncio.ensure_future(self._restyle(self._style))
@@ -344,7 +344,7 @@ class LiveText(Segments):
 async def without_clicks(
     chunks: AsyncGenerator[PcmChunk, None], sample_rate: int, listener: Listener, *, may_stall: Callable[[], bool]
 ) -> AsyncGenerator[PcmChunk, None]:
-    """Yield `chunks` without clicks at stalls. Audio that arrives in time is not changed.
+    """Yield `chunks` without clicks at stalls. Audio that arrives in time is left unchanged.
 
     While `may_stall` returns True, hold back the last 10 ms, and fade them out if the next chunk does not arrive in
     time.

@@ -11,7 +11,7 @@ _REQUEST_S = 5.0  # time limit for a reader to send its request
 
 
 class WrittenText:
-    """Text of one segment received so far, and whether the text is complete."""
+    """The text received for one segment, and whether it is complete."""
 
     def __init__(self) -> None:
         self.text = ""
@@ -28,7 +28,7 @@ class WrittenText:
         self._wake()
 
     async def wait(self, offset: int) -> str:
-        """Wait for text after `offset` characters and return it; an empty string at the end of the text."""
+        """Wait for text after `offset` characters and return it, or an empty string at the end of the text."""
         while len(self.text) <= offset and not self.is_complete:
             await self._changed.wait()
         return self.text[offset:]
@@ -39,7 +39,7 @@ class WrittenText:
 
 
 class MailboxServer:
-    """TCP server for the texts of this process. A reader needs the token of its text."""
+    """TCP server for the texts of this process. Readers need the token of the text they request."""
 
     def __init__(self, host: str) -> None:
         self._host = host
@@ -48,7 +48,7 @@ class MailboxServer:
         self._readers: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        """Start listening, unless the server is already running. Raises OSError if the address is not available."""
+        """Start the server, unless it is already running. Raises OSError if the address cannot be bound."""
         self._starting = self._starting or asyncio.create_task(self._start())
         try:
             await asyncio.shield(self._starting)

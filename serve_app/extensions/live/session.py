@@ -49,16 +49,16 @@ from serve_app.text.languages import foreign_language
 from serve_app.text.spoken import SpokenText
 
 MAX_UNSPOKEN_CHARS = 1 << 16  # an hour of speech
-_SCRIPT_CHARS = 1000  # prefix for script detection; checking a whole text would block the event loop for 0.3 s
+_SCRIPT_CHARS = 1000  # prefix for script detection; checking a complete text could block the event loop for 0.3 s
 MAX_AUDIO_BYTES = 4096  # per event
-_MOST_UNSENT = 8  # maximum number of unread events, at which decoding waits
+_MOST_UNSENT = 8  # maximum number of unread events; decoding waits at this number
 _MOST_TURNS = 256  # maximum number of waiting turns
 
 
 class Session:
     """Sequence of turns, spoken in order. `flush` ends a turn. Iterate over the session to receive its events.
 
-    Decoding waits while events are not read. Use a session as an asynchronous context manager, whose exit cancels all
+    Decoding pauses while events remain unread. Use a session as an asynchronous context manager, whose exit cancels all
     speech.
     """
 
@@ -72,14 +72,14 @@ class Session:
         continuation: Continuation,
         live_texts: LiveTexts | None = None,
     ) -> None:
-        """`speech` contains all fields of the request except the text. With `live_texts`, a turn is spoken while the
-        client writes, and its ID is `request_id` with its number. Without `live_texts`, a turn is spoken when it is
+        """`speech` contains all fields of the request except the text. If `live_texts` is set, a turn is spoken while
+        the client writes it, and its ID is `request_id` plus its number. Otherwise, a turn is spoken once it is
         complete, and its ID is `request_id`. The turns continue the speech of `continuation`.
         """
         assert isinstance(speech.spoken, ReadText)
         self._resolver, self._speech = resolver, speech
         self._info, self._delivery, self._rules = speech.info, speech.delivery, speech.spoken.rules
-        self._body = speech.body.model_copy(update={"previous_request_id": None})  # for turns that have not started
+        self._body = speech.body.model_copy(update={"previous_request_id": None})  # for turns that have yet to start
         self._handshake, self._request_id = handshake, request_id
         self._continuation, self._live_texts = continuation, live_texts
         self._turns: deque[Turn] = deque()  # in speaking order
@@ -100,7 +100,7 @@ class Session:
 
     @property
     def is_speaking(self) -> bool:
-        """Whether any complete turns are unspoken, or any events are unread."""
+        """Whether any complete turns have yet to be spoken, or any events are unread."""
         return any(turn.is_complete for turn in self._turns) or not self._events.empty()
 
     @property
@@ -109,7 +109,7 @@ class Session:
         return bool(self._turns) and self._turns[-1].takes_text
 
     def append(self, text: str) -> None:
-        """Append text, split anywhere, to the current or a new turn. Raises InvalidRequest if too much text waits."""
+        """Append text to the current or a new turn. Raises InvalidRequest if too much text is waiting."""
         if not text:
             return
         if sum(len(turn.text) - turn.num_taken for turn in self._turns) + len(text) > MAX_UNSPOKEN_CHARS:
@@ -121,7 +121,7 @@ class Session:
         turn.write()
 
     def flush(self) -> Turn:
-        """End the current turn, or an empty new one. A `Flushed` event of the turn follows."""
+        """End the current turn, or an empty new one. A `Flushed` event for the turn follows."""
         turn = self._turns[-1] if self.is_writing else self._open_turn()
         turn.is_complete, turn.text, turn.half = True, turn.text + without_halves(turn.half), ""
         turn.write()
@@ -135,7 +135,7 @@ class Session:
         """Stop speaking and drop the waiting turns. Return the `Cleared` event, after which no events of these turns
         follow.
 
-        `played_s` counts the seconds of audio heard by the listener since the start of the session or the last `clear`.
+        `played_s` is how many seconds of audio the listener has heard since the session began or the last `clear`.
         """
         before = self._drop_events()
         await self._stop()
@@ -154,7 +154,7 @@ class Session:
         return cleared
 
     def close(self) -> None:
-        """Close the session to new text. A `Done` event follows after all earlier text is spoken."""
+        """Close the session to new text. A `Done` event follows once all earlier text has been spoken."""
         if self.is_writing:
             self.flush()
         self._is_closed = True
@@ -207,7 +207,7 @@ class Session:
             await self._events.put(Failed(error))
 
     async def _next_turn(self) -> Turn | None:
-        """Wait for the next turn. Return None if the session is closed and all turns are spoken."""
+        """Wait for the next turn. Return None if the session is closed and every turn has been spoken."""
         while not self._turns and not self._is_closed:
             self._changed.clear()
             await self._changed.wait()
@@ -238,7 +238,7 @@ class Session:
         await self._send(turn, rest)
 
     async def _chunks(self, turn: Turn) -> AsyncGenerator[PcmChunk, None]:
-        """Yield the audio of a turn, or a short silence if its text does not contain words."""
+        """Yield a turn's audio, or a short silence if its text does not contain any words."""
         has_spoken = False
         is_there = turn.is_complete and len(turn.text) <= self._resolver.settings.max_input_chars
         texts = None if is_there else self._live_texts
@@ -256,12 +256,12 @@ class Session:
 
     @asynccontextmanager
     async def _whole(self, turn: Turn) -> AsyncIterator[Utterance | None]:
-        """Wait for the whole text of a turn. Yield its utterance, or None if the text does not contain words."""
+        """Wait for the complete text of a turn. Yield its utterance, or None if the text does not contain words."""
         while not turn.is_complete:
             turn.changed.clear()
             await turn.changed.wait()
         text = turn.take()
-        # Check the length first, because converting a longer text takes longer.
+        # Check the length first, because long texts take long to convert.
         check_length("input", text, self._resolver.settings)
         spoken = read(text, self._rules, field="text")
         turn.usage.left_out = spoken.left_out
@@ -323,7 +323,7 @@ class Session:
             self._speaking = None  # the task's error refers to frames that keep the session and its text in memory
 
     def _at_playback(self, played_s: float | None) -> tuple[Turn | None, Spoken | None]:
-        """Return the turn at this position of the session's audio, or the first turn, and its heard text."""
+        """Return the turn at this position in the session's audio, or the first turn, and the text heard from it."""
         turns = [*self._over, *self._turns]
         if played_s is None or not turns:
             return next(iter(self._turns), turns[-1] if turns else None), None
@@ -331,7 +331,7 @@ class Session:
         return heard, heard.spoken(played_s)
 
     def _drop_events(self) -> list[Cleared]:
-        """Drop all unread events, but return those of earlier `clear` calls."""
+        """Drop all unread events, but return those from earlier `clear` calls."""
         return [event for _ in range(self._events.qsize()) if isinstance(event := self._events.get_nowait(), Cleared)]
 
     def _end(self, turn: Turn, outcome: str | None = None) -> None:

@@ -20,12 +20,12 @@ class Turn:
 
     number: int  # starts at 1
     record: RequestRecord
-    text: str = ""  # the whole text so far
-    half: str = ""  # half of a surrogate pair at the end of the text so far
+    text: str = ""  # all text received so far
+    half: str = ""  # half of a surrogate pair at the end of that text
     is_complete: bool = False
     utterance: Utterance | None = None  # None until the speech starts
-    live: LiveText | None = None  # None if the session speaks the turn only when it is complete
-    num_taken: int = 0  # number of characters passed on to speech
+    live: LiveText | None = None  # None if the turn is spoken only once it is complete
+    num_taken: int = 0  # number of characters already passed on to be spoken
     times: WordTimes | None = None  # None if the client did not request word times
     start_s: float | None = None  # start of the audio since the last `clear`; None before the audio starts
     changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -41,18 +41,18 @@ class Turn:
 
     @property
     def takes_text(self) -> bool:
-        """Whether the turn accepts text. A live text ends automatically after a long time without new text."""
+        """Whether the turn accepts text. A live text ends by itself if no text has been added for a long time."""
         return not self.is_complete and not (self.live is not None and self.live.is_complete)
 
     def take(self) -> str:
-        """Return the text that is not yet passed on to speech, without spaces between ideographs."""
+        """Return the text that has not been passed on to be spoken yet, without spaces between ideographs."""
         end = len(self.text) if self.is_complete else end_of_certain(self.text)
         before = self.text[max(0, self.num_taken - 1) : self.num_taken]
         text, self.num_taken = self.text[self.num_taken : end], max(end, self.num_taken)
         return without_cjk_spaces(before + text)[len(before) :]
 
     def spoken(self, played_s: float) -> Spoken | None:
-        """Return the text heard after `played_s` seconds of the session's audio, or None without word times."""
+        """Return the text heard after `played_s` seconds of the session's audio, or None if there are no word times."""
         if self.start_s is None or played_s <= self.start_s:
             return Spoken("", self.text, last_word=None)
         if self.times is None or not self.times.are_known:
@@ -87,7 +87,7 @@ class Audio:
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """Event with the times of the next words, in seconds of the turn's audio. The audio may arrive earlier or later."""
+    """Event with the next word times, in seconds of the turn's audio. The audio itself may arrive earlier or later."""
 
     turn: Turn
     words: tuple[Word, ...]
@@ -100,7 +100,7 @@ class Words:
 
 @dataclass(frozen=True, slots=True)
 class Flushed:
-    """Event after the whole text of a turn, up to its `flush`, is spoken."""
+    """Event after all text of a turn, up to its `flush`, has been spoken."""
 
     turn: Turn
 
@@ -109,8 +109,8 @@ class Flushed:
 class Cleared:
     """Event after which no events of the dropped `turns` follow.
 
-    `heard` is the turn that was playing at `played_s`, or the turn in progress if the client did not send `played_s`.
-    `spoken` is the heard part of its text, or None without word times or `played_s`.
+    `heard` is the turn that was playing at `played_s`, or the turn in progress if the client did not send it.
+    `spoken` is the part of its text that was heard, or None if there are no word times or no `played_s`.
     """
 
     turns: tuple[Turn, ...]
@@ -127,9 +127,9 @@ class Rest:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """Event after all text of a closed session is spoken.
+    """Event after all text of a closed session has been spoken.
 
-    `finish_reason` is the first one among the turns other than STOP, or else STOP. `answer` belongs to the last turn.
+    `finish_reason` is the first one other than STOP in any turn, or else STOP. `answer` belongs to the last turn.
     """
 
     finish_reason: FinishReason
@@ -138,7 +138,7 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """Event at the end of a session that failed."""
+    """Event that ends a failed session."""
 
     error: Exception
 

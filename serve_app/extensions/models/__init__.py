@@ -1,1 +1,1 @@
-"""Selection of one of several models for each request."""
+"""Selects one of several models for each request."""

@@ -26,7 +26,7 @@ class ModelHints:
     has_recording: bool = False  # the recording is in the request, or `voice` is a stored voice
     task_type: object = None
     voice: str | None = None
-    lost_voice: NotFound | None = None  # error if `voice` has the form of a voice ID but does not exist
+    lost_voice: NotFound | None = None  # the error if `voice` looks like a voice ID but does not exist
     instructions: object = None
 
 
@@ -44,8 +44,8 @@ async def model_for(
 ) -> ModelInfo:
     """Return the model for a request. `fields` are named as in SpeechBody, and unchecked if `lenient`.
 
-    A single model serves all requests. Unless `lenient`, check the name of the model in the request. Raises NotReady,
-    and the errors of `choose_model`.
+    If there is only one model, it serves all requests. Unless `lenient`, check the model name in the request.
+    Raises NotReady, and the errors of `choose_model`.
     """
     models = await resolver.models.infos()
     model, voice = (value if isinstance(value, str) else None for value in (fields.get("model"), fields.get("voice")))
@@ -65,7 +65,7 @@ async def model_for(
 
 
 async def _is_stored(resolver: Resolver, voice: str | None, models: Sequence[ModelInfo]) -> bool:
-    """Return whether `voice` is a stored voice. Return False with a single model, because the result is irrelevant.
+    """Return whether `voice` is a stored voice. With a single model, return False, because it does not matter.
 
     If a model has a speaker of this name, search only the voices in memory. Most requests name a speaker, and each
     would otherwise wait for the store.
@@ -79,7 +79,7 @@ async def _is_stored(resolver: Resolver, voice: str | None, models: Sequence[Mod
 def choose_model(wanted: ModelHints, models: Sequence[ModelInfo], settings: ApiSettings, *, lenient: bool) -> ModelInfo:
     """Choose the model for a request. The first of `models` is the default.
 
-    With `lenient`, ignore unknown models and voices, because clients of other APIs use names unknown to this server.
+    If `lenient`, ignore unknown models and voices, because clients of other APIs use names that do not exist here.
     Raises InvalidRequest and ModelNotFound, which name the model to deploy or the field to send.
     """
     if len(models) == 1:
@@ -102,9 +102,9 @@ def choose_model(wanted: ModelHints, models: Sequence[ModelInfo], settings: ApiS
 def _by_model(
     name: str | None, models: Sequence[ModelInfo], settings: ApiSettings, *, lenient: bool
 ) -> ModelInfo | None:
-    """Return the model with this name, or None for a missing name or an alias such as "tts-1".
+    """Return the model with this name, or None if there is no name, or only an alias such as "tts-1".
 
-    For None, other fields determine the model.
+    If it is None, other fields determine the model.
     """
     is_own = any(catalogue.means(name, info) for info in models) if name else False
     if name is None or (catalogue.is_alias(name, settings) and not is_own):
@@ -129,7 +129,7 @@ def _by_task(task: object, models: Sequence[ModelInfo]) -> ModelInfo | None:
 
 
 def _by_voice(name: str | None, models: Sequence[ModelInfo], *, lenient: bool) -> ModelInfo | None:
-    """Return the model that speaks with the voice `name`, or None.
+    """Return the model that has the voice `name`, or None.
 
     Speakers of a model take precedence over OpenAI's voice names, which every model with speakers accepts.
     """

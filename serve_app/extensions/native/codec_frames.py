@@ -1,6 +1,6 @@
-"""Stream codec frames instead of audio to clients that decode the frames. See docs/codec-frames.md for the format.
+"""Stream codec frames instead of audio to clients that decode them themselves. See docs/codec-frames.md for the format.
 
-The server also decodes the frames, in order to drop the silent start and to stop runaway speech.
+The server also decodes the frames, so that it can drop the silence at the start and stop runaway speech.
 """
 
 import struct
@@ -144,7 +144,7 @@ class FramesSocket(Connection):
             record.usage.left_out = speech.spoken.left_out
             notes = speech.notes() | record.usage.answer
             await self.send("done", request_id=request_id, finish_reason=reason, frames=frames, **notes)
-        except (WebSocketDisconnect, RuntimeError):  # the client left
+        except (WebSocketDisconnect, RuntimeError):  # the client has left
             raise
         except Exception as error:
             reply = self.failure(error, request_id)

@@ -54,9 +54,9 @@ class Cancellation(BaseModel):
 
 
 def parse_resumption(fields: Mapping[str, object]) -> Resumption:
-    """Parse the fields of a resumption. Raises InvalidRequest with the wrong field.
+    """Parse the fields of a resumption. Raises InvalidRequest, naming the wrong field.
 
-    `from_frame` requires the seed, because another seed gives a different utterance.
+    `from_frame` requires the seed, because another seed would give a different utterance.
     """
     resumption = validated(Resumption, fields)
     if resumption.from_frame and resumption.seed is None:
@@ -122,7 +122,7 @@ class SpeakMessage:
     async def _say(self, event: Event) -> None:
         match event:
             case Started(turn):
-                drawn = turn.utterance.synthesis.seed if turn.utterance is not None else 0  # 0 for silence
+                drawn = turn.utterance.synthesis.seed if turn.utterance is not None else 0  # 0 if the turn is silent
                 seed = drawn if turn.usage.seed is None else turn.usage.seed
                 await self._send("started", **self._format, seed=seed, **self._joint(turn), **self._notes(turn))
             case Audio(_, pcm):
@@ -198,7 +198,7 @@ class SpeechSocket(Connection):
 
     async def _start(self, fields: dict[str, object]) -> None:
         if self._task is not None and self._utterance is not None and self._utterance.is_over:
-            await asyncio.wait((self._task,))  # the client may receive the end before the task ends
+            await asyncio.wait((self._task,))  # the client may receive the last message before the task ends
         if self.is_busy:
             raise InvalidRequest("An utterance is in progress. Cancel it or wait until it ends.", "type", "busy")
         own_id = self.next_id()
@@ -208,7 +208,7 @@ class SpeechSocket(Connection):
     async def _cancel(self, played_ms: float | None) -> None:
         """Stop the utterance and always reply. `request_id` is null if no utterance is in progress.
 
-        `played_ms` is the heard duration of the utterance's audio. The reply contains the heard text.
+        `played_ms` is how much of the utterance's audio has been heard. The reply contains the text that was heard.
         """
         task, self._task = self._task, None
         await self.stop()

@@ -16,7 +16,7 @@ from serve_app.api.speech_service import SpeechService
 from serve_app.extension import Dialect, Route, Sample
 from serve_app.speech.words import WordSource, marked
 
-# Fields for parts that every response contains, with the only values supported.
+# Fields for parts that every response contains, with the only value that each supports.
 _ALWAYS = {"word_timestamps": True, "return_timestamps": True, "return_timing": True, "stream_format": "audio"}
 
 

@@ -30,7 +30,7 @@ MAX_ITEMS = 64
 
 
 async def speak_all(service: SpeechService, request: Request) -> Response:
-    """Speak `items` in order. The other fields of the body are defaults for the fields of each item."""
+    """Speak `items` in order. The body's other fields are defaults for each item's fields."""
     fields = await service.read_fields(request)
     items = fields.pop("items", None)
     if not isinstance(items, list) or not 0 < len(items) <= MAX_ITEMS:
@@ -44,9 +44,9 @@ async def _spoken(
     request: Request, service: SpeechService, fields: Json, items: Sequence[object]
 ) -> AsyncGenerator[bytes, None]:
     """Yield the JSON body. The result of a failed item contains its error. If the server has no capacity for the first
-    item, reject the whole batch.
+    item, reject the entire batch.
 
-    Send each result as soon as it is ready, so only one item is in memory.
+    Send each result as soon as it is ready, so that only one item is in memory.
     """
     num_failed = 0
     for index, item in enumerate(items):

@@ -1,1 +1,1 @@
-"""Web page at `/`, and the status of the cluster."""
+"""Web page at `/`, and the cluster's status."""

@@ -1,7 +1,7 @@
 """Compute the cluster's activity, now and over the last 15 minutes, for `GET /status` and the web page.
 
-Each ingress replica writes its counts to the control store of the cluster every two seconds. The replica that serves
-`GET /status` adds the counts of all replicas, at most once per second.
+Each ingress replica writes its counts to the cluster's control store every two seconds. The replica that serves
+`GET /status` adds up the counts of all replicas, at most once per second.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ Sizes = Mapping[str, tuple[int, int]]  # target and running number of replicas, 
 _SLICE_S = 15
 _SLICES = 60  # 15 minutes
 _NOW_SLICES = 5  # the last minute and the current slice
-_STALE_S = 60.0  # ignore older notes, because their replica has ended
+_STALE_S = 60.0  # ignore older notes, because their replica has stopped
 _SUMMED_S = 1.0
 _STEP = math.log(1.05)  # histogram buckets of the time to first audio are 5 % wide
 _FIRST, _REFUSED = "first ", "refused "  # prefixes of buckets and reasons
@@ -79,7 +79,7 @@ def _both(first: Callable[..., None], second: Callable[..., None]) -> Callable[.
 
 
 class ClusterStatus:
-    """Status of the cluster, from the counts of this replica and the notes of the other replicas."""
+    """The cluster's status, computed from this replica's counts and the other replicas' notes."""
 
     def __init__(
         self, recent: Recent, sizes: Callable[[], Sizes] = dict, notes: Callable[[], Sequence[bytes]] = tuple
@@ -89,14 +89,14 @@ class ClusterStatus:
         self._reading, self._latest = asyncio.Lock(), Json()
 
     async def latest(self) -> Json:
-        """Return the result of `read`, which may be up to one second old."""
-        async with self._reading:  # even with many pages open, read only once per second
+        """Return the result of `read`, which can be up to one second old."""
+        async with self._reading:  # however many pages are open, read only once per second
             if time.time() - float(str(self._latest.get("at", 0))) >= _SUMMED_S:
                 self._latest = await run_in_threadpool(self.read)
         return self._latest
 
     def read(self) -> Json:
-        """Read and add the streams, refusals and times to first audio of all replicas. Blocks."""
+        """Read and add up the streams, refusals and times to first audio of all replicas. Blocks."""
         own = json.loads(self.recent.note())
         other_notes = [json.loads(note) for note in self._notes()]
         fresh = [own, *(note for note in other_notes if own["at"] - note["at"] < _STALE_S)]
@@ -106,7 +106,7 @@ class ClusterStatus:
 
 
 def summed(notes: Sequence[Mapping[str, Any]], *, now_s: float) -> Json:
-    """Add the notes of several replicas, in slices of 15 seconds for the last 15 minutes."""
+    """Add up the notes of several replicas, in 15-second slices for the last 15 minutes."""
     streams: Counter[str] = Counter()
     in_each: list[Counter[str]] = [Counter() for _ in range(_SLICES)]  # oldest first
     oldest = int(now_s // _SLICE_S) - _SLICES + 1
@@ -156,7 +156,7 @@ def page_of(service: SpeechService) -> PageState:
 
 
 async def show_status(service: SpeechService) -> Json:
-    """Return the status of the whole cluster, which may be a few seconds old."""
+    """Return the status of the entire cluster, which can be a few seconds old."""
     if (status := page_of(service).status) is None:
         raise HTTPException(404)
     told = await status.latest()

@@ -1,4 +1,4 @@
-"""Serve the web page at `/`, on which users can try out speech. The page does not load anything from other hosts.
+"""Serve the web page at `/`, where users can try out speech. The page does not load anything from other hosts.
 
 The page consists of `pages/index.html` and the scripts and stylesheets in the same folder, without a build step.
 """
@@ -23,7 +23,7 @@ _FOLDER = Path(__file__).parent / "pages"
 _TYPES = {".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8"}
 _FILES = {file.name: _TYPES[file.suffix] for file in _FOLDER.iterdir() if file.suffix in _TYPES}
 _CLIENTS = "clients.json"
-# Origin of the chat endpoint that the user entered. The content security policy allows requests to this origin.
+# Origin of the chat endpoint that the user entered. The content security policy allows requests to it.
 _ORIGIN = re.compile(r"https?://[A-Za-z0-9.-]+(:[0-9]{1,5})?")
 
 

@@ -29,7 +29,7 @@ _FORMATS |= {"pcm16": AudioFormat.PCM, "g711_ulaw": AudioFormat.MULAW, "g711_ala
 _TELEPHONE_HZ = 8000
 _OUTPUT = {"voice": "voice", "voice.id": "voice", "speed": "speed", "format": None, "format.type": None}
 _OUTPUT |= {"format.rate": None}
-# Fields of a session, in the current and the previous version of the API.
+# Session fields in the current and the previous version of the API.
 _NAMES: field_names.Names = {
     **{f"audio.output.{name}": ours for name, ours in _OUTPUT.items()},
     **_OUTPUT,
@@ -40,7 +40,7 @@ _ITEM_NAMES = ("type", "event_id", "item")
 
 
 class ResponseSocket(Connection):
-    """Base class of connections that report turns as responses, in this API and in compatible ones."""
+    """Base class for connections that report turns as responses, in this API and in compatible ones."""
 
     audio_kind = "response.output_audio"
 
@@ -94,13 +94,13 @@ def _place(turn: Turn) -> Json:
 
 
 class RealtimeSocket(ResponseSocket):
-    """Connection with one response at a time. It ignores `instructions`, which address a language model."""
+    """Connection with one response at a time. It ignores `instructions`, which are meant for a language model."""
 
     def __init__(self, socket: WebSocket, service: SpeechService) -> None:
         super().__init__(socket, service)
         self._model = socket.query_params.get("model") or socket.query_params.get("deployment")
         self._settings: Json = {}  # voice, format, speed
-        self._waiting: list[str] = []  # texts of items without a requested response
+        self._waiting: list[str] = []  # texts of items for which no response has been requested
         self._turn: Turn | None = None  # turn in progress
         self._continuation = self.new_continuation()
         self._event_id: object = None  # ID of the current message
@@ -146,7 +146,7 @@ class RealtimeSocket(ResponseSocket):
     async def _speech_request(
         self, sent: Mapping[str, object], names: field_names.Names, settings: Json
     ) -> SpeechRequest:
-        """Create the request for `sent`. `settings` contains all settings so far. Raises InvalidRequest."""
+        """Create the request for `sent`. `settings` contains all settings collected so far. Raises InvalidRequest."""
         flat = field_names.flat(sent, names)
         rate = _rate(settings)
         reasons = _unspoken("input", flat.get("input"))
@@ -255,7 +255,7 @@ def _texts(items: object) -> list[str]:
 
 
 def _unspoken(where: str, items: object) -> dict[str, str]:
-    """Return the ignored fields of messages, and the reasons."""
+    """Return the ignored fields in messages, and why they are ignored."""
     content = [_list(item.get("content")) if isinstance(item, Mapping) else [] for item in _list(items)]
     spoken = [list(_parts(item)) if isinstance(item, Mapping) else [] for item in _list(items)]
     if all(parts and len(parts) == len(texts) for parts, texts in zip(content, spoken, strict=True)):

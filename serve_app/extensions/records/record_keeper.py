@@ -1,4 +1,4 @@
-"""Process the records of finished requests on a separate thread, so requests do not wait for this work."""
+"""Process the records of finished requests on a separate thread, so that requests do not wait for this work."""
 
 import json
 import logging
@@ -21,13 +21,13 @@ from serve_app.extensions.records.request_lines import story_of
 
 logger = logging.getLogger(__name__)
 
-# The thread processes records in batches, because a single record after a sleep takes as long as three.
+# The thread processes records in batches, because after a sleep, a single record takes as long as three.
 FLUSH_S = 10.0
 _FILE_BYTES = 64 << 20  # maximum size per file, about 300,000 requests
 
 
 class RecordSink(Protocol):
-    """Consumer of request records, called on the thread of the record keeper."""
+    """Consumer of request records, called on the record keeper's thread."""
 
     def receive(self, record: RequestRecord) -> None: ...
 
@@ -90,7 +90,7 @@ def _going_on(problem: str, *names: str) -> Iterator[None]:
 
 
 class _PrivateFile(RotatingFileHandler):
-    """Rotating log files with mode 0600, because they contain names and addresses of clients."""
+    """Rotating log files with mode 0600, because they contain clients' names and addresses."""
 
     def _open(self) -> TextIOWrapper:
         return open(self.baseFilename, "a", encoding="utf-8", opener=lambda path, flags: os.open(path, flags, 0o600))
@@ -105,7 +105,7 @@ class _PrivateFile(RotatingFileHandler):
 
 
 class RequestLines:
-    """Writer of one JSON line per request, without the text, to a file of this replica next to the logs of Serve."""
+    """Writes one JSON line per request, without the text, to a file for this replica next to Serve's logs."""
 
     def __init__(self, folder: Path, replica: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -117,6 +117,6 @@ class RequestLines:
         self._file.write(f"{json.dumps(story_of(record) | self._ingress)}\n")
 
     def flush(self, *, is_last: bool) -> None:
-        """Close the file on shutdown. `receive` flushes each line itself."""
+        """Close the file on shutdown. There is nothing to flush, because `receive` flushes each line."""
         if is_last:
             self._file.close()

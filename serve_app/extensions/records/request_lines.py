@@ -1,4 +1,4 @@
-"""Lines of request files: a request and its outcome, without the text."""
+"""Lines in request files: each one records a request and its outcome, without the text."""
 
 import re
 import time
@@ -6,12 +6,12 @@ from itertools import pairwise
 
 from serve_app.api.request_record import LEFT, Entry, RequestRecord
 
-_NO_ADDRESS = re.compile(r"[^0-9A-Za-z.:%_-]")  # a proxy in front may forward any characters
+_NO_ADDRESS = re.compile(r"[^0-9A-Za-z.:%_-]")  # a proxy in front of the server may forward any characters
 _TRACE = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-")  # start of a `traceparent`
 
 
 def entry_of(record: RequestRecord) -> Entry:
-    """Return the line of a request, without the text."""
+    """Return the line for a request, without its text."""
     first_ns = record.usage.first_audio_ns
     return {
         "time": _now(),
@@ -34,7 +34,7 @@ def entry_of(record: RequestRecord) -> Entry:
 
 
 def story_of(record: RequestRecord) -> Entry:
-    """Return the entry with the time of each stage before the first audio and the replicas that produced the audio.
+    """Return the entry with the times of all stages before the first audio, and the replicas that produced the audio.
     A replica loss is listed between the lost replica and its successor.
     """
     stages_ms = {

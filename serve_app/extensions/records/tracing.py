@@ -1,6 +1,6 @@
-"""Create OpenTelemetry spans from the timestamps of a finished request, without extra measurements.
+"""Create OpenTelemetry spans from a finished request's timestamps, without measuring anything else.
 
-The parent of a request's span is the span of the client, from `traceparent`. The request's span has these children:
+The parent of a request's span is the client's span, from `traceparent`. The request's span has these children:
 
     POST /v1/audio/speech           ingress: the whole request
       codec                         codec replica: until the first audio
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
 
 _OTLP_PATH = "/v1/traces"
-# Name of each part, the mark at its start, and possible marks at its end. The latest recorded end mark applies.
+# Name of each part, the mark at its start, and possible marks at its end. The last end mark recorded applies.
 _PARTS = (
     ("codec", "to-codec", ("codec",)),
     ("talker", "to-talker", ("from-engine",)),
@@ -56,10 +56,10 @@ def otlp_exporter(url: str) -> "SpanExporter":
 
 
 class RequestSpans:
-    """Sink that creates the spans of each sampled request. A thread of the SDK sends the spans."""
+    """Sink that creates spans for each sampled request. One of the SDK's threads sends them."""
 
     def __init__(self, exporter: "SpanExporter", share: float, *, replica: str) -> None:
-        """Sample `share` of the requests without a `traceparent`. A `traceparent` contains the client's decision."""
+        """Sample `share` of the requests that have no `traceparent`. A `traceparent` contains the client's decision."""
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
@@ -72,7 +72,7 @@ class RequestSpans:
         self._replica = replica
 
     def receive(self, record: RequestRecord) -> None:
-        """Create the spans of a request. If the request is sampled, set its `traceparent` to the new span."""
+        """Create the spans for a request. If it is sampled, set its `traceparent` to the new span."""
         from opentelemetry.trace import SpanKind, StatusCode, set_span_in_context
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
@@ -105,7 +105,7 @@ class RequestSpans:
 
 
 def parts_of(record: RequestRecord) -> Iterator[SpanPart]:
-    """Yield the parts of a request by start time. Each part before the first audio is nested in the previous part."""
+    """Yield a request's parts by start time. Each part before the first audio is nested in the previous part."""
     marks, trail = dict(record.usage.marks), record.usage.trail
     is_nested = False
     for name, first, last in _PARTS:

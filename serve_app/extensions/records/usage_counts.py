@@ -1,7 +1,7 @@
 """Count usage by key, model, voice and dialect for each hour, without texts.
 
 Each process writes one file per hour to the voice store, and rewrites the file after changes. Processes therefore do
-not conflict. A process that dies loses the counts since its last `flush`, which runs every ten seconds.
+not conflict. If a process dies, the counts since its last `flush` are lost; it runs every ten seconds.
 """
 
 import contextlib
@@ -20,12 +20,12 @@ from serve_app.extensions.voices.voice_store import StoreFailed, VoiceStore
 # Bucket for rows over the limit. It replaces voices first, and then keys. Models and dialects are few.
 OTHERS = "(others)"
 _MOST_ROWS = 1000  # per file; 50 % more with OTHERS instead of the voice
-_MOST_SERIES = 200  # of Prometheus metrics, which the process keeps until it ends
-# Error codes of refused requests. Other errors are failures.
+_MOST_SERIES = 200  # Prometheus series, which the process keeps until it ends
+# Error codes of requests that count as refused. Other errors count as failures.
 _REFUSALS = frozenset({"rate_limit_exceeded", "not_ready", "invalid_api_key", "forbidden", "headers_too_large"})
 
 _FOLDER = "usage"  # in the store
-Label = tuple[str, str, str, str]  # values of LABELS, each possibly empty
+Label = tuple[str, str, str, str]  # values of LABELS, any of which may be empty
 _Value = Annotated[str, Field(max_length=4096)]  # the name of a model may be a path
 LABELS = ("key", "model", "voice", "dialect")
 
@@ -58,7 +58,7 @@ class Used:
 
 @dataclass(slots=True, kw_only=True)
 class UsageRow(Used):
-    """Usage of one voice, model and dialect by one key in an hour."""
+    """One key's usage of one voice, model and dialect in an hour."""
 
     key: _Value
     model: _Value
@@ -75,7 +75,7 @@ class UsageHour(BaseModel):
 
 @dataclass(slots=True)
 class Bounded:
-    """Counts of at most `most` labels, and 50 % more labels with OTHERS as their voice."""
+    """Counts for at most `most` labels, and 50 % more labels with OTHERS as their voice."""
 
     most: int
     counts: dict[Label, Used] = field(default_factory=dict)
@@ -95,10 +95,10 @@ class UsageBook:
     """Usage counts of this process. Call all methods from the same thread."""
 
     def __init__(self, store: VoiceStore | None, clock: Callable[[], float]) -> None:
-        """Without a store, update only the metrics. `clock` returns seconds since the epoch."""
+        """If there is no store, update only the metrics. `clock` returns seconds since the epoch."""
         self._store, self._clock = store, clock
         self._writer = secrets.token_hex(8)
-        self._hours: dict[str, Bounded] = {}  # the current hour, and earlier hours not yet written
+        self._hours: dict[str, Bounded] = {}  # the current hour, and earlier hours that have not been written yet
         self._changed: set[str] = set()
         self._series = Bounded(_MOST_SERIES)
 
@@ -114,7 +114,7 @@ class UsageBook:
             instrument.record(getattr(used, name), key=key, voice=voice, dialect=dialect, model=model)
 
     def flush(self, *, is_last: bool = False) -> None:
-        """Write the file for each hour that has changed. If a write fails, a later call retries the write."""
+        """Write the file for each hour that has changed. If a write fails, a later call retries it."""
         if self._store is None:
             self._hours.clear()
             return

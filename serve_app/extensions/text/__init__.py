@@ -1,1 +1,1 @@
-"""Conversion of the sent text to the spoken text: markup, SSML, lexicons and text normalization."""
+"""Converts the sent text to the spoken text: markup, SSML, lexicons and text normalization."""

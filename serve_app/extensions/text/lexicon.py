@@ -1,6 +1,6 @@
-"""Lexicons, which give the pronunciation of words as respellings, such as "sequel" for "SQL".
+"""Lexicons, which specify how words are pronounced by respelling them, such as "sequel" for "SQL".
 
-Models cannot read phonemes.
+Models cannot read phonemes, so lexicons do not contain any.
 """
 
 import re
@@ -20,7 +20,7 @@ MAX_WORDS = 1000
 LONGEST_WORD, LONGEST_RESPELLING = 80, 200
 MAX_PLS_BYTES = 1 << 20
 _PLS = "http://www.w3.org/2005/01/pronunciation-lexicon"
-# IPA letters that do not occur in ordinary spelling, IPA marks of stress and length, stressed vowels of the CMU
+# IPA letters that do not occur in ordinary spelling, IPA stress and length marks, stressed vowels in the CMU
 # dictionary, and the start of Cartesia's phonemes.
 _PHONEMES = re.compile("[\u0250-\u0258\u025a-\u02af\u02b0-\u02b8\u02c8\u02cc\u02d0\u02d1]|<<|\\b[A-Z]{2}[0-2]\\b")
 _ATOM = re.compile(r"\s+|\w+|[^\w\s]")
@@ -30,7 +30,7 @@ _LONGEST_PART = 256
 class Lexicon:
     """Respellings by word. Entries match whole words, and longer entries take precedence.
 
-    An entry in lower case matches any case. Any other entry matches only the same case.
+    Entries in lower case match any case. All other entries match only the same case.
     """
 
     EMPTY: ClassVar["Lexicon"]
@@ -55,7 +55,7 @@ class Lexicon:
 
     @cached_property
     def _by_start(self) -> dict[str, list[int]]:
-        """Map from the lower-case first atom of entries to the lengths of these entries, longest first."""
+        """Map from the lower-case first atom of each entry to the lengths of all such entries, longest first."""
         lengths: dict[str, set[int]] = {}
         for word in self.words:
             lengths.setdefault(_atom(word, 0).lower(), set()).add(len(word))
@@ -63,7 +63,7 @@ class Lexicon:
 
     @cached_property
     def _by_length(self) -> list[tuple[int, str]]:
-        """Sorted pairs of the length of an entry and the entry in lower case."""
+        """Sorted pairs of each entry's length and the entry in lower case."""
         return sorted((len(word), word.lower()) for word in self.words)
 
     def may_become(self, begun: str, length: int) -> bool:
@@ -76,7 +76,7 @@ class Lexicon:
         return self._by_start.get(atom.lower(), [])
 
     def find(self, text: str) -> str | None:
-        """Return the respelling of `text`, or None if the lexicon does not contain `text`."""
+        """Return the respelling of `text`, or None if it is not in the lexicon."""
         said = self.words.get(text)
         return self.words.get(text.lower()) if said is None else said
 
@@ -85,14 +85,14 @@ Lexicon.EMPTY = Lexicon({})
 
 
 class LiveLexicon:
-    """Respells a text that arrives in parts. The boundaries of the parts do not change the result."""
+    """Respells text that arrives incrementally. Where the text is split does not affect the result."""
 
     def __init__(self, lexicon: Lexicon) -> None:
         self._lexicon = lexicon
         self._rest = ""
 
     def feed(self, text: str, *, is_last: bool) -> list[TextPart]:
-        """Return the respelled text that later parts cannot change, or the whole rest if `is_last`."""
+        """Return the respelled text that later parts cannot change, or all remaining text if `is_last`."""
         self._rest += text
         parts: list[TextPart] = []
         at = begun = 0

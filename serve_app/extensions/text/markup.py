@@ -1,8 +1,8 @@
-"""Convert text with SSML or the markup of language models to tokens of spoken and left-out text.
+"""Convert text with SSML, or markup that language models write, to tokens of spoken and left-out text.
 
 `auto` leaves out Markdown marks, tags, code blocks and emoji, and treats the rest as prose. `ssml` interprets only SSML
 elements. `none` speaks everything as written. A `<break>` becomes a pause, and `<sub>` and `<say-as>` replace the
-spoken text. Models do not read phonetic letters, so `auto` speaks the text inside a `<phoneme>`.
+spoken text. Models cannot read phonetic symbols, so `auto` speaks the text inside a `<phoneme>`.
 """
 
 import html
@@ -23,8 +23,8 @@ from serve_app.extensions.text.style_tags import (
     is_vendors,
 )
 
-MAX_PAUSES_S = 120.0  # total per text; the server ignores further pauses
-_LONGEST_MARK = 400  # maximum length of markup; an unclosed longer tag is plain text
+MAX_PAUSES_S = 120.0  # total per text; any further pauses are ignored
+_LONGEST_MARK = 400  # maximum length of markup; longer unclosed tags are plain text
 
 _ATTRIBUTE = r"""\s+[A-Za-z_:][\w:.-]*\s*=\s*(?:"[^"<]*"|'[^'<]*'|[^\s"'<>=]+)"""
 _TAG = re.compile(rf"<(/?)([A-Za-z][\w:.-]*)((?:{_ATTRIBUTE})*)\s*(/?)>")
@@ -71,7 +71,7 @@ _PARAGRAPHS = frozenset(["p", "paragraph"])
 _THOUGHTS = frozenset(["think", "thinking", "thought", "reasoning"])
 _SENTENCES = frozenset(["s", "br", "h1", "h2", "h3", "h4", "h5", "h6", "li", "tr", "div", "speak", "sentence", "title"])
 _BLOCKS = _PARAGRAPHS | _THOUGHTS | _SENTENCES
-_UNHEARD = frozenset(["desc", "script", "style", "metadata"])  # left out with their content
+_UNHEARD = frozenset(["desc", "script", "style", "metadata"])  # left out, along with their content
 _OBEYED = frozenset(["speak", "break", "sub", "say-as", "spell", "p", "s", "prosody", "paragraph", "sentence", "sup"])
 _HYPHENS = ("-", "\u2010")  # a word may continue on the next line
 # Short lines that end like sentences: capitalised lines before another such line, and single words.
@@ -90,28 +90,28 @@ TOO_LONG = f"pause beyond {MAX_PAUSE_S:g} s, or {MAX_PAUSES_S:g} s in total"
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A stretch of the written text, and its spoken form."""
+    """A span of the written text, and its spoken form."""
 
     written: str
     spoken: str = ""
     pause_s: float = 0.0  # silence instead of the text
-    speed: float | None = None  # of all following text; None does not change the speed
-    style: str | None = None  # of all following text; "" selects the style of the request
-    left_out: str = ""  # kind of the text, if it is not spoken
+    speed: float | None = None  # for all text that follows; None leaves the speed unchanged
+    style: str | None = None  # for all text that follows; "" selects the request's style
+    left_out: str = ""  # what kind of text it is, if it is not spoken
     is_end: bool = False  # whether `spoken` only ends the previous sentence
     is_tag: bool = False  # whether the text is a style tag; spaces around it are dropped before a comma
 
     @property
     def is_border(self) -> bool:
-        """Whether the text before and after this token belongs to different spans."""
+        """Whether the texts before and after this token belong to different spans."""
         return self.pause_s > 0 or self.speed is not None or self.style is not None
 
 
 class LiveMarkup:
-    """Tokenizer for a text that arrives in parts. The spoken text does not depend on the boundaries of these parts."""
+    """Tokenizer for text that arrives incrementally. Where the text is split does not affect the spoken text."""
 
     def __init__(self, markup: Markup, *, paragraph_pause_s: float = 0.0, styles: StyleRules | None = None) -> None:
-        """Paragraphs are separated by pauses of `paragraph_pause_s` seconds, or by the end of a sentence if it is 0."""
+        """Paragraphs are separated by pauses of `paragraph_pause_s` seconds, or like sentences if it is 0."""
         self._markup, self._paragraph_pause_s = markup, paragraph_pause_s
         self._rest = ""
         self._before = ""  # the character before `_rest`
@@ -123,12 +123,12 @@ class LiveMarkup:
         self._has_spoken = self._is_border = False  # a paragraph has ended since the last speech
         self._paused_s = 0.0
         self._fence = ""  # fence of the open code block
-        self._thought = ""  # open tag with the reasoning of a language model
+        self._thought = ""  # open tag that contains a language model's reasoning
         self._line = ""  # start of the spoken text of this line
-        self._spaces: list[Token] = []  # spaces and left-out text before the next word
-        self._unheard = 0  # number of open tags with unspoken content
-        self._replaced = self._spelled = ""  # open tag whose content is replaced, or spelled
-        self._alias = ""  # spoken instead of the next text
+        self._spaces: list[Token] = []  # spaces and left-out text that precede the next word
+        self._unheard = 0  # number of open tags whose content is not spoken
+        self._replaced = self._spelled = ""  # open tag whose content is replaced, or spelled out
+        self._alias = ""  # what to speak instead of the text that follows
         self._speeds = [1.0]
         self._style_rules = styles or StyleRules()
         self._styling = Styling(self._style_rules)
@@ -163,7 +163,7 @@ class LiveMarkup:
     def _give(self, token: Token, tokens: list[Token]) -> None:
         """Append a token to `tokens`, but hold spaces back until the next word, and punctuation after a paragraph.
 
-        The delay allows dropping the space between a left-out emoji and a comma.
+        The delay makes it possible to drop the space between a left-out emoji and a comma.
         """
         is_border = token.is_border
         is_blank = not token.spoken.strip()
@@ -302,7 +302,7 @@ class LiveMarkup:
         self._is_border = self._is_border or (self._has_spoken and self._paragraph_pause_s > 0)
 
     def _between(self, *, ends: bool) -> str:
-        """Return the separator between two lines or blocks: a space, or the end of a sentence."""
+        """Return what separates two lines or blocks: a space, or the end of a sentence."""
         if ends and self._last_mark and self._last_mark not in _ENDS:
             return self._heard(". ")
         return self._heard("\n" if self._last in _HYPHENS else " ") if self._last.strip() else ""

@@ -1,7 +1,7 @@
-"""Text normalization: write numbers, symbols and abbreviations as words, if the request enables normalization.
+"""Text normalization: writes numbers, symbols and abbreviations as words if the request enables it.
 
-English uses the rules of the embedded voice, and Chinese and Japanese use wetext. Other languages use the rules in
-`figures/` and num2words. Text far from any number or symbol does not change.
+English uses the embedded voice's rules, and Chinese and Japanese use wetext. Other languages use the rules in
+`figures/` and num2words. Text far from any number or symbol is left unchanged.
 """
 
 import re
@@ -25,8 +25,8 @@ from serve_app.text.languages import language_code
 _FOLDER = Path(__file__).parent / "figures"
 _HARD = re.compile(r"[\d%‰€$£¥￥₩₽°º℃№&§+½¼¾²³㎡]|\b[IVXLC]++(?:e|er|re|ème)?\b")
 _WORDS, _CHARACTERS = re.compile(r"\s*+\S{1,64}|\s++"), re.compile(r"\s*+\S|\s++")
-_NEAR_WORDS, _NEAR_CHARACTERS = 2, 8  # minimum distance between a cut and text to normalise, on both sides
-_LONGEST_RUN = 240  # maximum number of characters to normalise together
+_NEAR_WORDS, _NEAR_CHARACTERS = 2, 8  # minimum distance from a cut to any text to normalise, on both sides
+_LONGEST_RUN = 240  # maximum number of characters to normalise at once
 _LONGEST_NUMBER = 15  # digits; longer numbers are read digit by digit
 _MACRO = re.compile(r"<(\w+)>")
 _BLANK = re.compile(r"\{(\d)(?::([^{}]*))?\}")
@@ -37,7 +37,7 @@ Read = Callable[[str], list[TextPart]]
 
 
 class LiveNormaliser:
-    """Normalises a text that arrives in parts. The boundaries of the parts do not change the result."""
+    """Normalises text that arrives incrementally. Where the text is split does not affect the result."""
 
     def __init__(self, language: str) -> None:
         """`language` must be a language that `prepare` accepts."""
@@ -47,7 +47,7 @@ class LiveNormaliser:
         self._rest = ""
 
     def feed(self, text: str, *, is_last: bool) -> list[TextPart]:
-        """Return the normalised text that later text cannot change, or the whole rest if `is_last`."""
+        """Return the normalised text that later text cannot change, or all remaining text if `is_last`."""
         self._rest += text
         atoms = [match.span() for match in self._atoms.finditer(self._rest)]
         complete = len(atoms) if is_last else len(atoms) - 1
@@ -74,7 +74,7 @@ class LiveNormaliser:
 
 
 def prepare(language: str) -> None:
-    """Load the rules for a language. Blocks for up to a second. Raises InvalidRequest without rules."""
+    """Load the rules for a language. Blocks for up to a second. Raises InvalidRequest if it has none."""
     if language_code(language) is None:
         raise InvalidRequest(f"text_normalization: {language[:80]!r} is not supported.", "text_normalization")
     for part in LiveNormaliser(language).feed("1", is_last=True):
@@ -99,7 +99,7 @@ def _wetext(language: str, code: str) -> Read:
         how = pip_install("wetext")
         message = f"text_normalization: {language.title()} requires the package wetext. Install it: {how}."
         raise InvalidRequest(message, "text_normalization", "extra_not_installed")
-    from wetext import Normalizer  # imported late, because its model takes memory
+    from wetext import Normalizer  # imported late, because its model takes up memory
 
     normalizer = Normalizer(lang=code, operator="tn")
 
@@ -117,14 +117,14 @@ def _wetext(language: str, code: str) -> Read:
 
 def _read_english(text: str) -> list[TextPart]:
     core = text.rstrip()
-    spoken = spoken_english(f"{core} so").removesuffix("so.").rstrip()  # the end of `text` is not the end of a sentence
+    spoken = spoken_english(f"{core} so").removesuffix("so.").rstrip()  # `text` does not end a sentence
     spoken += "." * (core.endswith(".") and not spoken.endswith("."))
     start = len(core) - len(core.lstrip())
     return _aligned(text, core[:start] + spoken + text[len(core) :], _WORDS)
 
 
 def _aligned(written: str, spoken: str, atoms: re.Pattern[str]) -> list[TextPart]:
-    """Pair the equal `atoms` of both texts, and the texts between them."""
+    """Pair the `atoms` that both texts have in common, and the texts between them."""
     before, behind = (atoms.findall(text) for text in (written, spoken))
     parts: list[TextPart] = []
     for kind, start, end, first, last in SequenceMatcher(None, before, behind, autojunk=False).get_opcodes():
@@ -136,7 +136,7 @@ def _aligned(written: str, spoken: str, atoms: re.Pattern[str]) -> list[TextPart
 
 
 class Readings:
-    """Normalization rules of one language, from its file in `figures/`."""
+    """Normalization rules for one language, read from its file in `figures/`."""
 
     def __init__(self, code: str) -> None:
         self._code = code

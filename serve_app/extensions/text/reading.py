@@ -1,4 +1,4 @@
-"""Convert the text of a request by the request's and the server's rules for markup, lexicons and normalization.
+"""Convert a request's text, using the request's and the server's markup, lexicon and normalization rules.
 
 `POST /v1/audio/text` shows the resulting spoken text.
 """
@@ -34,7 +34,7 @@ from serve_app.extensions.text.style_tags import StyleRules, as_instructions
 from serve_app.text.languages import DETECT, detected, language_name
 from serve_app.text.spoken import LEFT_OUT, SpokenText
 
-_LONG_CHARS = 1 << 14  # converting a longer text would block the event loop for 10 ms or more
+_LONG_CHARS = 1 << 14  # converting longer texts would block the event loop for 10 ms or more
 
 
 class TextSettings(Strict):
@@ -77,7 +77,7 @@ async def in_style(resolver: Resolver, draft: Draft, style: str) -> dict[str, ob
 async def read_text(
     resolver: Resolver, body: SpeechBody, info: ModelInfo, stored: KeptVoice | None
 ) -> tuple[SpokenText, ignored_fields.Reasons]:
-    """Return the spoken text of `body.input`, and reasons why parts of the text or some fields have no effect.
+    """Return the spoken text of `body.input`, and the reasons why parts of the text or some fields have no effect.
 
     Raises InvalidRequest for invalid SSML, an invalid lexicon, or normalization of a text in an unknown language.
     """
@@ -160,7 +160,7 @@ async def show_text(service: SpeechService, request: Request) -> Response:
 
 
 def _unspoken(spoken: SpokenText, info: ModelInfo) -> list[tuple[int, int]]:
-    """Return start and end of each unspoken run, in code points of `sent`."""
+    """Return the start and end of each unspoken run, in code points of `sent`."""
 
     def mark(run: re.Match[str]) -> str:
         word = run[0]

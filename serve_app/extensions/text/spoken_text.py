@@ -1,8 +1,8 @@
 """Convert the sent text to the spoken text, in one pipeline for all models and dialects.
 
 `markup.py` splits markup into prose, pauses and changes of speed. The lexicon, optional text normalization, and the
-spoken form of the voice then convert the prose in stages. A stage takes text in parts and pairs its input with its
-output, so the pipeline can trace every spoken word to the sent word. To add a stage, add a line to `_prose_stages`.
+voice's own spoken form then convert the prose in stages. A stage takes text in parts and pairs its input with its
+output, so that every spoken word can be traced back to the sent word. To add a stage, add a line to `_prose_stages`.
 """
 
 import re
@@ -23,9 +23,9 @@ from serve_app.extensions.text.style_tags import StyleRules
 from serve_app.text.characters import clean, is_speakable
 from serve_app.text.spoken import LEFT_OUT, UNSPOKEN, SpokenPiece, SpokenText, TextSpan
 
-CHARS_AT_ONCE = 256  # number of characters converted in one iteration of the event loop, in a few ms
+CHARS_AT_ONCE = 256  # number of characters converted per iteration of the event loop, which takes a few ms
 _LONGEST_CLUSTER = 64  # characters to search for a boundary; Unicode's stream-safe format allows 30 marks
-_LONGEST_REST = 1024  # maximum characters to hold back without a boundary; ordinary text has far fewer
+_LONGEST_REST = 1024  # most characters to hold back if there is no boundary; ordinary text has far fewer
 _WORDS = re.compile(r"\s*\S+|\s+")  # words with their leading whitespace
 _GREEK_END = re.compile(r"[Ͱ-Ͽἀ-῿]{0,64}\Z")
 
@@ -38,16 +38,16 @@ class TextRules:
     paragraph_pause_s: float = 0.0  # with 0, a paragraph ends like a sentence
     lexicon: Lexicon = field(default_factory=lambda: Lexicon.EMPTY)
     spoken_form: str | None = None  # from ModelInfo
-    max_segment_chars: int | None = None  # None selects the limit of the model
+    max_segment_chars: int | None = None  # None selects the model's limit
     normalised: str | None = None  # language of text normalization; None disables it
     styles: StyleRules = field(default_factory=StyleRules)
 
 
 class TextStage(Protocol):
-    """Converter for a text that arrives in parts. The result does not depend on the boundaries of these parts."""
+    """Converter for text that arrives incrementally. Where the text is split does not affect the result."""
 
     def feed(self, text: str, *, is_last: bool) -> list[TextPart]:
-        """Return the parts that later text cannot change, or all if `is_last`. Their `written` joins to the input."""
+        """Return the parts that later text cannot change, or all if `is_last`. Joined, their `written` is the input."""
         ...
 
 
@@ -68,7 +68,7 @@ class ReadText(SpokenText):
         return any(is_speakable(token.written) for token in tokens if not token.written.startswith(("<", "[")))
 
     def pieces(self) -> Iterator[SpokenPiece]:
-        """Yield the pieces of the whole text lazily."""
+        """Yield the pieces of the complete text lazily."""
         reader = TextReader(self.rules)
         for start in range(0, len(self.sent), CHARS_AT_ONCE):
             yield from reader.feed(self.sent[start : start + CHARS_AT_ONCE], is_last=False)
@@ -76,7 +76,7 @@ class ReadText(SpokenText):
 
 
 def read(sent: str, rules: TextRules, *, field: str = "input") -> ReadText:
-    """Convert a whole text at once, with the same result as `TextReader`. Raises InvalidRequest for invalid SSML."""
+    """Convert a complete text at once, with the same result as `TextReader`. Raises InvalidRequest for invalid SSML."""
     left_out: Counter[str] = Counter()
     if rules.markup == "ssml":
         check = SsmlCheck(field)
@@ -118,20 +118,20 @@ def _prose_stages(rules: TextRules) -> list[TextStage]:
 
 
 def _spoken(prose: str, rules: TextRules) -> str:
-    """Return the result of all stages for a whole span."""
+    """Return the result of all stages for a complete span."""
     for stage in _prose_stages(rules):
         prose = "".join(part.spoken for part in stage.feed(prose, is_last=True))
     return spoken_english(prose) if rules.spoken_form == "english" else clean(prose)
 
 
 class TextReader:
-    """Converter for a text that arrives in parts. The spoken text does not depend on the boundaries of these parts."""
+    """Converter for text that arrives incrementally. Where the text is split does not affect the spoken text."""
 
     def __init__(self, rules: TextRules) -> None:
         self._rules = rules
         self._markup = LiveMarkup(rules.markup, paragraph_pause_s=rules.paragraph_pause_s, styles=rules.styles)
-        self.left_out: Counter[str] = Counter()  # counts as in SpokenText for the text so far
-        self._uncounted = ""  # Greek letters at the end of the text so far, which are silent within a word
+        self.left_out: Counter[str] = Counter()  # counts as in SpokenText, for the text fed so far
+        self._uncounted = ""  # Greek letters at the end of the text fed so far, which are silent within a word
         self._begin()
 
     @property
@@ -185,13 +185,13 @@ class TextReader:
 
 
 class _Trace:
-    """Maps the output of a stage to the sent text."""
+    """Maps a stage's output to the sent text."""
 
     def __init__(self) -> None:
         self._before: deque[TextPart] = deque()  # sent text, paired with the input of the stage
         self._written: list[str] = []  # sent text of the next part
         self._spoken: list[str] = []  # output of the stage for the next part
-        self._owed = 0  # consumed input characters of the stage that are not yet mapped to sent text
+        self._owed = 0  # input characters that the stage has consumed but that are not mapped to sent text yet
 
     def follow(self, before: list[TextPart], after: list[TextPart], *, is_last: bool) -> list[TextPart]:
         """Return parts that pair sent text with the output of the stage. `before` is the input of the stage, and
@@ -214,7 +214,7 @@ class _Trace:
         return parts
 
     def _unspoken(self) -> list[TextPart]:
-        """Remove and return the next sent parts without input for the stage, if all earlier text is mapped."""
+        """Remove and return the next sent parts that give the stage no input, if all earlier text has been mapped."""
         parts = []
         while not self._owed and not self._written and self._before and not self._before[0].spoken:
             parts.append(self._before.popleft())
@@ -237,15 +237,15 @@ class _Trace:
 
 
 class LivePlain:
-    """Incremental version of `clean` for a text that arrives in parts. The boundaries do not change the result."""
+    """Incremental version of `clean`. Where the text is split does not affect the result."""
 
     def __init__(self) -> None:
         self._rest = ""
-        self._space = ""  # goes before the next word
+        self._space = ""  # the space before the next word
         self._has_spoken = False
 
     def feed(self, text: str, *, is_last: bool) -> list[TextPart]:
-        """Return the spoken text that later parts cannot change, or the whole rest if `is_last`."""
+        """Return the spoken text that later parts cannot change, or all remaining text if `is_last`."""
         self._rest += text
         takes_all = is_last or len(self._rest) > _LONGEST_REST
         end = len(self._rest) if takes_all else _last_boundary(self._rest)
@@ -268,7 +268,7 @@ class LivePlain:
 
 
 def _last_boundary(text: str) -> int:
-    """Return the last position in `text` where later characters cannot combine with earlier ones, or 0."""
+    """Return the last position in `text` at which later characters cannot combine with earlier ones, or 0."""
     for place in range(len(text) - 1, max(0, len(text) - _LONGEST_CLUSTER), -1):
         char = text[place]
         if char.isspace() or unicodedata.category(char)[0] not in "MC":

@@ -24,10 +24,10 @@ _LONGEST_SHOWN = 40
 
 
 class SsmlCheck:
-    """Checker for an SSML text, which may arrive in parts. `<speak>` is optional, and a DOCTYPE is an error."""
+    """Checker for SSML text, which may arrive incrementally. `<speak>` is optional, and a DOCTYPE is an error."""
 
     def __init__(self, field: str) -> None:
-        """`field` is the name of the text in errors."""
+        """`field` is what errors call the text."""
         self._field = field
         self._content = bytearray()
         self._place: int | None = None  # byte position of the rejected element
@@ -38,7 +38,7 @@ class SsmlCheck:
         self._parser.Parse(_ROOT, False)
 
     def feed(self, text: str, *, is_last: bool) -> None:
-        """Check the next part. Raises InvalidRequest with field and position, for this part and all later ones."""
+        """Check the next part. Raises InvalidRequest with field and position. All later calls then raise it again."""
         if self._failed is not None:
             raise self._failed
         if not self._content and (declared := _DECLARATION.match(text)):
@@ -65,7 +65,7 @@ class SsmlCheck:
             raise self._failed
 
     def _reason(self, name: str, values: dict[str, str]) -> str | None:
-        """Return the reason to reject an element, or None."""
+        """Return why an element is rejected, or None."""
         match name:
             case "phoneme":
                 return "phonemes are not supported. Use <sub alias='...'> with a respelling, or send a lexicon"
@@ -100,7 +100,7 @@ class SsmlCheck:
 
 
 def attributes(tag: str) -> dict[str, str]:
-    """Parse the attributes of a tag from the text after its name."""
+    """Parse a tag's attributes from the text after its name."""
     return {key.lower(): html.unescape(a or b or c) for key, a, b, c in _NAMED.findall(tag)}
 
 

@@ -1,6 +1,6 @@
 """Recognize style tags, map their labels to styles, and track the current style of a text.
 
-A *style* is either an instruction for a model that supports instructions, or the name of a take of a stored voice.
+A *style* is either an instruction for a model that supports instructions, or the name of a stored voice's take.
 """
 
 import re
@@ -15,9 +15,9 @@ from serve_app.api.parsing.speech_body import SpeechBody
 from serve_app.api.voice_source import KeptVoice
 from serve_app.text.characters import clean
 
-MAX_SPANS = 64  # maximum number of spans with a style per text
+MAX_SPANS = 64  # maximum number of styled spans per text
 MAX_LABEL_CHARS = 80
-LONGEST_TAG = 4096  # maximum length of a style tag; an unclosed longer one is plain text
+LONGEST_TAG = 4096  # maximum length of a style tag; longer unclosed ones are plain text
 CUE = "direction in brackets"
 NOT_CLOSED = "style tag that is not closed"
 TOO_MANY = f"style tag beyond {MAX_SPANS} spans"
@@ -38,7 +38,7 @@ _BRACKET = re.compile(r"\[\s*(/?)\s*([^\[\]\n]+?)\s*\]")
 _OPEN_BRACKET = re.compile(r"\[\s*/?\s*([^\[\]\n]+?)\s*")
 _BEGUN_TARGET = re.compile(r"\([^()]*\Z|\Z")
 _TARGET = re.compile(r"\((?:[^()\s]*[./#:][^()]*)?\)")  # target of a Markdown link
-_SAME_STEM = 5  # minimum number of shared letters, as in "cheerful" and "cheerfully"
+_SAME_STEM = 5  # minimum number of letters in common, as in "cheerful" and "cheerfully"
 
 # Labels that are tags in every text. Other labels are tags only for eleven_v3, eleven_v4, or if they name a take.
 _WORD = (
@@ -56,7 +56,7 @@ _KNOWN = re.compile(rf"{_PHRASE}(?:(?:\s*,\s*|\s+and\s+){_PHRASE})*(?:\s+\w+)?",
 _ANY_LABEL = re.compile(r"(?!sic\Z)[^\W\d_][^\[\]\n]+", re.I)
 _ANY_BRACKET = re.compile(r"(?:.*/)?eleven_v[34](?:[_-].*)?", re.I)
 _PLAIN = re.compile(r"neutral|normal|default|medium|none", re.I)
-# Instructions that the embedded voice supports, and words with the same meaning.
+# Instructions that the embedded voice supports, and synonyms for them.
 _MANNERS = {
     "Speak slowly.": re.compile(r"\b(?:slow|leisurely|unhurried)", re.I),
     "Speak faster, please.": re.compile(r"\b(?:fast|quick|rapid|rushed|hurried)", re.I),
@@ -89,16 +89,16 @@ def _is_same(word: str, style: str) -> bool:
 
 
 def as_instructions(base: str | None, style: str) -> str:
-    """Append a style to the request's instructions."""
+    """Append a style to the instructions in the request."""
     return f"{base.rstrip(' .')}. {style}" if base else style
 
 
 @dataclass(frozen=True, slots=True)
 class StyleRules:
-    """Effect of labels for one model and voice."""
+    """Effect that labels have with one model and voice."""
 
     follows: Literal["nothing", "manners", "all"] = "nothing"  # instructions that the model supports
-    # Styles of the stored voice that speaks. The limits exist because jobs store these rules.
+    # Styles of the stored voice in use. The limits exist because jobs store these rules.
     takes: Annotated[tuple[Annotated[str, Field(max_length=MAX_LABEL_CHARS)], ...], Field(max_length=MAX_SPANS)] = ()
     any_bracket: bool = False  # whether words in brackets are always a tag
 
@@ -111,7 +111,7 @@ class StyleRules:
         return cls(follows, takes, any_bracket=_ANY_BRACKET.fullmatch(str(body.model)) is not None)
 
     def effect(self, label: str) -> str | None:
-        """Return the style for a label, "" for the style of the request, or None for a label without effect."""
+        """Return the style for a label, "" for the style of the request, or None if it has no effect."""
         if (take := named_take(label, self.takes)) is not None:
             return take
         if self.follows == "all":
@@ -140,7 +140,7 @@ class StyleRules:
         return False if _TARGET.match(rest, tag.end()) else tag
 
     def cut_off(self, rest: str) -> int:
-        """Return the length of a tag that begins at an opening bracket and is cut off by the end of the text, or 0."""
+        """Return the length of a tag that begins at an opening bracket and is cut off at the end of the text, or 0."""
         begun = _OPEN_BRACKET.fullmatch(rest)
         return len(rest) if begun and (_KNOWN.fullmatch(begun[1]) or named_take(begun[1], self.takes)) else 0
 
@@ -151,7 +151,7 @@ def begins(text: str, at: int) -> bool:
 
 
 def is_vendors(rest: str) -> bool:
-    """Return whether the text begins, or may begin, with a vendor's tag outside the SSML standard."""
+    """Return whether the text begins, or might begin, with a vendor's tag that is not part of SSML."""
     return _VENDORS.match(rest) is not None
 
 
@@ -172,16 +172,16 @@ class _OpenTag:
 
 
 class Styling:
-    """Tracker of the current style in a text. A new style starts at the first word after its tag."""
+    """Tracks the current style in a text. A new style starts at the first word after its tag."""
 
     def __init__(self, rules: StyleRules) -> None:
         self._rules = rules
         self._open: list[_OpenTag] = []
         self._wanted = self._present = ""
         self._num_spans = 0
-        self._unheard = ""  # name of the latest tag in reports, until a word follows
+        self._unheard = ""  # the latest tag's name in reports, until a word follows
         self._elements: list[str] = []  # element that each open `<expr>` stands for
-        self.has_said = False  # whether a word was spoken since the last change of style, speed or pause
+        self.has_said = False  # whether a word has been spoken since the last change of style, speed or pause
         self.reports: list[str] = []  # names of tags without effect
 
     @property
@@ -190,7 +190,7 @@ class Styling:
         return bool(self._unheard) or self._wanted != self._present
 
     def enter(self) -> str | None:
-        """Start the next word. Return the style of the word if it differs from the previous style, or None."""
+        """Start the next word. Return the word's style if it differs from the previous one, or None."""
         self._unheard = ""
         if self._wanted and self._wanted != self._present and self._num_spans >= MAX_SPANS:
             self.reports.append(TOO_MANY)
@@ -257,7 +257,7 @@ class Styling:
         return name, meant
 
     def finish(self) -> None:
-        """Report the last tag if the text ends before a word follows."""
+        """Report the last tag if the text has ended without another word."""
         self._settle()
 
     def _start_prosody(self, values: Mapping[str, str], *, is_empty: bool) -> None:
@@ -275,7 +275,7 @@ class Styling:
     def _start(
         self, what: str, label: str | None, element: str = "", *, kind: str = "style", is_needed: bool = False
     ) -> None:
-        """Start the style of a tag. `what` names the tag in reports. With `is_needed`, report a missing label."""
+        """Start the style of a tag. `what` is the tag's name in reports. If `is_needed`, report a missing label."""
         label = clean(label or "")
         style = self._rules.effect(label) if label else None if is_needed else ""
         if len(label) > MAX_LABEL_CHARS:
@@ -285,7 +285,7 @@ class Styling:
         self._add(_OpenTag(element, kind, style or ""), what=what)
 
     def _add(self, *tags: _OpenTag, what: str) -> None:
-        """Add tags. Each tag replaces the latest tag of the same kind without a closing element."""
+        """Add tags. Each one replaces the latest tag of its kind that has no closing element."""
         self._settle()
         for tag in tags:
             level = self._level()
@@ -298,7 +298,7 @@ class Styling:
         self._update()
 
     def _end(self, element: str) -> None:
-        """End the latest open tag of this element, and the nested tags without a closing element."""
+        """End this element's latest open tag, and any nested tags that have no closing element."""
         self._settle()
         at = next((n for n in range(len(self._open) - 1, -1, -1) if element and self._open[n].element == element), None)
         if at is None and element in ("", *_LABELLED):
@@ -314,7 +314,7 @@ class Styling:
         return next((n for n in range(len(self._open), 0, -1) if self._open[n - 1].element), 0)
 
     def _update(self) -> None:
-        """Apply the latest tag of each kind."""
+        """Apply the most recent tag of each kind."""
         latest = {tag.kind: tag.style for tag in self._open}
         known = list(dict.fromkeys(style for kind in _KINDS if (style := latest.get(kind))))
         if self._rules.takes:
@@ -323,7 +323,7 @@ class Styling:
             self._wanted = (" " if self._rules.follows == "manners" else ", ").join(known)
 
     def _settle(self) -> None:
-        """Report the latest tag as ineffective if no word has followed the tag."""
+        """Report the latest tag as having no effect if no word has followed it."""
         if self._unheard:
             self.reports.append(f"{self._unheard} without text")
         self._unheard = ""

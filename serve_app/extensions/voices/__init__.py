@@ -1,1 +1,1 @@
-"""Stored voices: the records, the store that keeps the records, and the voice library of an ingress replica."""
+"""Stored voices: the records, the store that keeps them, and an ingress replica's voice library."""

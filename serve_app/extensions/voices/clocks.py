@@ -1,4 +1,4 @@
-"""Clock for the expiry of stored data. Wait for a steady clock, because deletions cannot be undone."""
+"""Clock for expiring stored data. It waits until it is steady, because deletions cannot be undone."""
 
 import time
 
@@ -13,13 +13,13 @@ class SteadyClock:
     """
 
     def __init__(self, *, shortest_s: float) -> None:
-        """`shortest_s` is the shortest time in seconds after which data expires. The clock never waits longer."""
+        """`shortest_s` is the shortest lifetime of any data, in seconds. The clock never waits longer than that."""
         self._settle_s = min(_SETTLE_S, shortest_s)
         self._offset_s: float | None = None
         self._steady_since_s = 0.0
 
     def now(self) -> float | None:
-        """Return the seconds since 1970, or None while the clock is not yet steady, for example after a start."""
+        """Return the seconds since 1970, or None while the clock is not steady yet, for example just after startup."""
         now_s, monotonic_s = time.time(), time.monotonic()
         offset_s = now_s - monotonic_s
         if self._offset_s is None or abs(offset_s - self._offset_s) > _STEP_S:

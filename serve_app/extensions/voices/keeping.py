@@ -1,4 +1,4 @@
-"""Check the name, the quota and the consent of a record before the store writes the record."""
+"""Check the name, the quota and the consent of a record before the store writes it."""
 
 from collections.abc import Iterable, Mapping
 
@@ -18,7 +18,7 @@ def check_kept(
     settings: VoiceSettings,
     before: Record | None,
 ) -> None:
-    """Raise InvalidRequest if the store may not keep `record` in addition to the `known` records.
+    """Raise InvalidRequest if the store is not allowed to add `record` to the `known` records.
 
     `known` and `marks` map paths to records and to metadata of their files. `before` is the earlier version of
     `record`.
@@ -36,7 +36,7 @@ def check_kept(
 
 
 def check_unused(consent: StoredConsent, known: Iterable[Record]) -> None:
-    """Raise Conflict if a voice refers to the consent."""
+    """Raise Conflict if any voice refers to the consent."""
     voices = [each for each in known if isinstance(each, StoredVoice)]
     if users := [each.name for each in voices if each.consent.recording == consent.id]:
         message = f"consent: {consent.id} is in use. Delete these voices first: {', '.join(users[:3])}."
@@ -52,9 +52,9 @@ def _check_name(voice: StoredVoice, known: Iterable[Record]) -> None:
 
 
 def _check_quota(record: Record, before: Record | None, *, held: list[int], settings: VoiceSettings) -> None:
-    """Raise Conflict if `record` exceeds the quota. A change that does not add bytes is always allowed.
+    """Raise Conflict if `record` exceeds the quota. Changes that do not add bytes are always allowed.
 
-    `held` lists the bytes of each other record of the owner.
+    `held` lists the bytes of the owner's other records.
     """
     own_bytes, old_bytes = (0 if each is None else each.num_bytes + len(record_file(each)) for each in (record, before))
     message = ""

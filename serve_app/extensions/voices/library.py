@@ -1,8 +1,8 @@
 """In-memory copy of the stored voices, which each ingress replica keeps up to date.
 
-Any process may change the store. Each ingress replica reads the store every POLL_S seconds, and whenever a voice name
-is unknown. After a deletion or a new version of a voice, the ingress drops the cached data of the old version, and asks
-all replicas to drop the same data.
+Any process can change the store. Each ingress replica reads the store every POLL_S seconds, and whenever a voice name
+is unknown. If a voice is deleted or gets a new version, the ingress drops its cached data for the old version, and asks
+all replicas to do the same.
 """
 
 import asyncio
@@ -57,9 +57,9 @@ logger = logging.getLogger(__name__)
 
 POLL_S = 2.0
 _SWEEP_S = 3600.0
-_READERS = 16  # number of parallel reads, because a bucket takes 20 ms per record
+_READERS = 16  # number of parallel reads; reading a record from a bucket takes 20 ms
 _MOST_UNDERIVED = 256
-_LEAST_BETWEEN_S = 0.1  # minimum time between reads of the store for unknown names
+_LEAST_BETWEEN_S = 0.1  # minimum time between store reads for unknown names
 
 Forget = Callable[[tuple[bytes, ...]], Awaitable[None]]
 P = ParamSpec("P")
@@ -69,7 +69,7 @@ Other = TypeVar("Other", StoredConsent, StoredLexicon)
 
 
 class Voices(Opened):
-    """Stored voices that VISITOR may see. Methods raise StoreFailed if the store cannot be reached."""
+    """Stored voices that VISITOR may see. All methods raise StoreFailed if the store is unreachable."""
 
     def __init__(
         self, store: VoiceStore | None, settings: VoiceSettings, *, why_not: str = "", forget: Forget = forget_nothing
@@ -81,8 +81,8 @@ class Voices(Opened):
         self._for_all = Lexicon.EMPTY
         self._reading = asyncio.Lock()
         self._num_looks, self._read_s = 0, float("-inf")
-        self._failure: TalkrayError | None = None  # error of the last read
-        self._writing = asyncio.Lock()  # held from a read of the store to the write that depends on the read
+        self._failure: TalkrayError | None = None  # error from the last read
+        self._writing = asyncio.Lock()  # held from a read of the store until the write that depends on it
         self._to_forget: set[bytes] = set()  # key prefixes that replicas may still cache
         self._over: list[tuple[Record, datetime | None]] = []  # arguments for `VoiceStore.clear`
         self._threads = ThreadPoolExecutor(_READERS, "voices")
@@ -99,7 +99,7 @@ class Voices(Opened):
         resolver.fields.add("prepare")
 
     async def voices(self) -> list[StoredVoice]:
-        """Return the visible voices, oldest first. Return an empty list until the store has been read."""
+        """Return the visible voices, oldest first. The list is empty until the store has been read."""
         with contextlib.suppress(StoreFailed):  # `_look_again` logs the error
             await self._follow()
         return self._visible(StoredVoice)
@@ -109,12 +109,12 @@ class Voices(Opened):
         return self._visible(StoredConsent)
 
     async def all_of(self, kind: type[R]) -> list[R]:
-        """Return the visible records of a kind, oldest first. The list may contain expired designs."""
+        """Return the visible records of a kind, oldest first. The list can contain expired designs."""
         await self.refresh()
         return self._visible(kind)
 
     async def lexicon_for_all(self) -> Lexicon:
-        """Return the respellings for every caller, or an empty lexicon before `follow` or the first read."""
+        """Return the respellings for every caller, or an empty lexicon until the store has been read."""
         if self._following is not None and self._read_s < 0:
             with contextlib.suppress(StoreFailed):  # `_look_again` logs the error
                 await self.refresh()
@@ -127,7 +127,7 @@ class Voices(Opened):
         await self._follow()
         voice = self._find(StoredVoice, id_or_name)
         if voice is None:
-            # Another process may have just stored the voice. Requests with unknown names share these reads.
+            # Another process may have just stored the voice. All requests with unknown names share these reads.
             await self.refresh(not_before_s=self._read_s + _LEAST_BETWEEN_S)
             voice = self._find(StoredVoice, id_or_name)
         return voice
@@ -137,25 +137,25 @@ class Voices(Opened):
         return self._find(StoredVoice, id_or_name) if id_or_name else None
 
     async def get(self, id_or_name: str) -> StoredVoice:
-        """Return the voice with this ID or name. Raises NotFound if it is unknown or belongs to another key."""
+        """Return the voice with this ID or name. Raises NotFound if there is none, or if it belongs to another key."""
         if (voice := await self.find(id_or_name)) is None:
             raise _unknown("voice", id_or_name, "voice_id")
         return voice
 
     def missing(self, name: str | None) -> NotFound | None:
-        """Return an error if `name` has the form of a voice ID but no voice has this ID."""
+        """Return an error if `name` looks like a voice ID but no voice has this ID."""
         is_lost = name is not None and ID.fullmatch(name.lower()) and self.known(name) is None
         return _unknown("voice", name.lower(), "voice") if name is not None and is_lost else None
 
     async def get_other(self, kind: type[Other], record_id: str) -> Other:
-        """Return a consent or a lexicon. Raises NotFound if it is unknown or belongs to another key."""
+        """Return a consent or a lexicon. Raises NotFound if there is none, or if it belongs to another key."""
         await self.refresh()
         if (record := self._find(kind, record_id)) is None:
             raise _unknown(kind.noun, record_id, kind.noun)
         return record
 
     async def add(self, details: Details, sent: Sequence[SentRecording], *, field: str) -> StoredVoice:
-        """Store a voice. A request that does not name a style uses the first recording.
+        """Store a voice. Requests that do not name a style use the first recording.
 
         `field` is the client's name for the recordings in errors. Raises InvalidRequest, Conflict.
         """
@@ -190,7 +190,7 @@ class Voices(Opened):
     async def change_voice(
         self, voice: StoredVoice, changes: Mapping[str, object], *, added: Sequence[SentRecording] = (), field: str = ""
     ) -> StoredVoice:
-        """Change fields of a voice and append recordings. Raises InvalidRequest, and the errors of `change`."""
+        """Change a voice's fields and append recordings. Raises InvalidRequest, and the errors of `change`."""
         self.files()
         taken = [await self._recorded(recording, field) for recording in added]
 
@@ -214,13 +214,13 @@ class Voices(Opened):
         return changed
 
     async def remove(self, record: Record) -> None:
-        """Delete a record from the store and from the caches of all replicas that respond.
+        """Delete a record from the store, and from the cache of every replica that responds.
 
         Raises Conflict if the record is a consent that a voice refers to.
         """
         store = self.files()
         async with self._writing:
-            if isinstance(record, StoredConsent):  # any process may now store a voice that refers to the consent
+            if isinstance(record, StoredConsent):  # another process may just have stored a voice that uses it
                 await self.refresh()
                 check_unused(record, self._records.values())
                 kept = await self.aside(tried, partial(store.recording, record, record.take))
@@ -261,7 +261,7 @@ class Voices(Opened):
         metrics.references("prompt", Lookups(hits=int(is_known), misses=int(not is_known)))
         if is_known:
             return reference
-        if len(self._underived) >= _MOST_UNDERIVED:  # a cancelled stream never returns a prompt
+        if len(self._underived) >= _MOST_UNDERIVED:  # cancelled streams never return a prompt
             self._underived.pop(next(iter(self._underived)))
         self._underived[key] = voice, unprepared
         store = self.files()
@@ -269,7 +269,7 @@ class Voices(Opened):
         return replace(unprepared, audio=await self.aside(read))
 
     async def _keep_prompts(self) -> None:
-        """Store the prompts that replicas have derived from samples."""
+        """Store the prompts that replicas have derived from the samples."""
         for key, (voice, unprepared) in list(self._underived.items()):
             prompt = recordings.by_prompt(unprepared).prompt
             if prompt is not None and self._underived.pop(key, None) is not None:
@@ -282,7 +282,7 @@ class Voices(Opened):
         return self.store
 
     async def refresh(self, *, not_before_s: float = float("-inf")) -> None:
-        """Read the store at or after the time `not_before_s` of `time.monotonic()`. Concurrent callers share a read."""
+        """Read the store, no earlier than `not_before_s` (`time.monotonic()`). Concurrent callers share a read."""
         num_before = self._num_looks
         if (wait_s := not_before_s - time.monotonic()) > 0:
             await asyncio.sleep(wait_s)
@@ -372,7 +372,7 @@ class Voices(Opened):
                 self._over = [each for each in self._over if each is not gone]
 
     async def _recorded(self, sent: SentRecording, field: str) -> tuple[Take, bytes]:
-        """Return the recording as a take, with its FLAC file. Raises InvalidRequest with the name of the field."""
+        """Return the recording as a take, with its FLAC file. Raises InvalidRequest with the field name."""
         if not sent.data:
             raise InvalidRequest(f"{field} is empty. Send a recording.", field, "missing_required_parameter")
         return await self.aside(
@@ -423,12 +423,12 @@ class Voices(Opened):
         )
 
     async def aside(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run the blocking function `work` in a thread, and return its result."""
+        """Run the blocking function `work` in a thread and return its result."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, partial(work, *args, **kwargs))
 
 
 def voices_of(service: SpeechService) -> Voices:
-    """Return the voice library of the ingress."""
+    """Return the ingress's voice library."""
     voices: Voices = service.opened_by("voices")
     return voices
 

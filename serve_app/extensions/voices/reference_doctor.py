@@ -21,25 +21,25 @@ Samples = NDArray[np.float32]
 Sentence = Annotated[str, Field(max_length=512)]
 Severity = Literal["problem", "warning", "note"]
 
-LOUDNESS_LUFS, PEAK_DBFS = -20.0, -1.0  # a prepared recording reaches one and stays below the other
-SILENCE_S = 0.5  # appended silence, because clones could otherwise begin with the last words of the recording
-_LEAD_S, _TAIL_S, _FADE_S = 0.1, 0.2, 0.01  # after trimming: silence before and after speech, fade at cuts
+LOUDNESS_LUFS, PEAK_DBFS = -20.0, -1.0  # a prepared recording has this loudness, and stays below this peak
+SILENCE_S = 0.5  # appended silence, because clones could otherwise begin with the recording's last words
+_LEAD_S, _TAIL_S, _FADE_S = 0.1, 0.2, 0.01  # after trimming: silence before and after the speech, and the fade at cuts
 _STEP_S = 0.02  # time window of level measurements
 _DIGITAL_SILENCE = -90.0  # dBFS
 _LEAST_SPEECH, _STEADY_DB = -60.0, 3.0  # minimum level of speech in dBFS, and its minimum distance to noise
-_LOUDEST = 100.0  # relative to full scale, because floating-point files may contain any value
+_LOUDEST = 100.0  # relative to full scale, because floating-point files can contain any value
 _BAND_HZ = 500
 _CLIPPED_S = 0.003  # minimum total time at the limit; 480 excerpts of clean speech reached at most 0.0006 s
 # Seconds per letter, by the first word of its Unicode name. Latin scripts have about 12 letters per second. Four
-# English recordings had 7 to 17 letters per second without their pauses.
+# English recordings had 7 to 17 letters per second, not counting pauses.
 _LETTER_S = {"CJK": 0.22, "HANGUL": 0.18, "HIRAGANA": 0.13, "KATAKANA": 0.13}
 _OTHER_LETTER_S, _DIGIT_S = 0.08, 0.3
-_WRONG_SHARE = 0.4  # of the words, because a small recogniser mishears up to 0.3 in some languages
+_WRONG_SHARE = 0.4  # of the words, because a small recogniser mishears up to 30 % in some languages
 
 
 @dataclass(frozen=True, slots=True)
 class Flaw:
-    """Flaw of a recording. Problems spoil every clone, warnings are audible in clones, notes suggest improvements."""
+    """Flaw in a recording. Problems spoil every clone, warnings are audible in clones, notes suggest improvements."""
 
     code: Annotated[str, Field(max_length=40)]
     severity: Severity
@@ -58,7 +58,7 @@ class HeardWords:
 
 @dataclass(frozen=True, slots=True)
 class Measures:
-    """Measurements of a recording before its preparation."""
+    """Measurements of a recording before it is prepared."""
 
     seconds: float
     sample_rate: int  # Hz
@@ -66,10 +66,10 @@ class Measures:
     tail_s: float  # after the last speech
     spoken_s: float  # duration of speech without pauses
     longest_pause_s: float
-    loudness_lufs: float  # integrated, ITU-R BS.1770; -70 for silence
+    loudness_lufs: float  # integrated (ITU-R BS.1770); -70 if silent
     peak_dbfs: float
     speech_dbfs: float  # mean power of steps with speech
-    noise_dbfs: float  # level of the quietest steps, at least -90
+    noise_dbfs: float  # level of the quietest steps, no lower than -90
     clipped_share: float  # share of samples at the limit
     bandwidth_hz: int
     cut_off: tuple[str, ...]  # ends of the recording that cut speech off: "beginning", "end"
@@ -89,7 +89,7 @@ class Measures:
 
 @dataclass(frozen=True, slots=True)
 class CheckedRecording:
-    """A recording in the form to store, and its flaws, most severe first."""
+    """A recording in the form in which it is stored, and its flaws, most severe first."""
 
     audio: Samples  # mono, [samples] in [-1, 1]
     sample_rate: int  # Hz, as in the file
@@ -111,7 +111,7 @@ class CheckedRecording:
 def check_recording(
     data: bytes, *, field: str, transcript: str | None, heard: HeardWords | None, prepare: Preparation
 ) -> CheckedRecording:
-    """Check a recording, and prepare a copy if `prepare` is "auto". With "none", keep the samples unchanged.
+    """Check a recording, and prepare a copy if `prepare` is "auto". If it is "none", keep the samples unchanged.
 
     Raises InvalidRequest for `field` if the file is not a recording of 0.5 to 30 seconds. Blocks for 0.1 s.
     """
@@ -180,7 +180,7 @@ def _clipped(audio: Samples, peak: float, sample_rate: int) -> float:
 
 
 def _bandwidth(audio: Samples, sample_rate: int) -> int:
-    """Return the bandwidth of the louder half in Hz. In the 1 kHz above, levels are 60 dB below the loudest band."""
+    """Return the bandwidth of the louder half in Hz. In the 1 kHz above it, levels are 60 dB below the loudest band."""
     size = round(0.032 * sample_rate)
     pieces = audio[: audio.size // size * size].reshape(-1, size)
     loud = pieces[pieces.std(axis=1) >= np.median(pieces.std(axis=1))]
@@ -302,7 +302,7 @@ def _flaws_of_words(spoken_s: float, transcript: str | None, recognised: HeardWo
 
 
 def reading_time_s(text: str) -> float:
-    """Estimate the seconds to speak a text without pauses, from its letters and digits in any script."""
+    """Estimate how many seconds it takes to speak a text without pauses, from its letters and digits in any script."""
     return sum(map(_character_s, letters(text)))
 
 

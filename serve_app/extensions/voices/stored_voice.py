@@ -1,7 +1,7 @@
-"""Records of stored voices, and the portable file of a voice.
+"""Records of stored voices, and the portable file format for a voice.
 
-The FLAC recording is authoritative. Replicas derive speaker vectors and codes from the recording, once for each
-checkpoint.
+The FLAC recording is authoritative. Replicas derive a speaker vector and codes from the recording, once
+for each checkpoint.
 """
 
 import hashlib
@@ -40,7 +40,7 @@ DESIGN_S = 3600.0  # lifetime of a design
 MAX_TAKES = 16
 FILE_SUFFIX = ".voice"
 _PART_BYTES = 96 << 10  # unit in which a portable file is sent; each slow reader holds one in memory
-_LARGEST_PART = 64 << 20  # of a portable file; every accepted recording is smaller
+_LARGEST_PART = 64 << 20  # in a portable file; every accepted recording is smaller
 
 _HOLDS = {"gt": operator.gt, "ge": operator.ge, "le": operator.le, "lt": operator.lt}
 
@@ -59,15 +59,15 @@ _Options = Annotated[dict[_Option, bool | int | float], Field(max_length=len(fie
 
 
 class Take(Strict):
-    """A recording of a voice in one style, with the results of its check."""
+    """A recording of a voice in one style, and what its check found."""
 
     style: Name = NEUTRAL
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]  # of the FLAC file
     seconds: float
     num_bytes: int
-    # Transcript of the recording. Without a transcript, the talker clones only the speaker vector.
+    # Transcript of the recording. If there is none, the talker clones only the speaker vector.
     text: Annotated[str, Field(max_length=MAX_TRANSCRIPT)] | None = None
-    changes: Annotated[tuple[Sentence, ...], Field(max_length=16)] = ()  # made by the preparation, one sentence each
+    changes: Annotated[tuple[Sentence, ...], Field(max_length=16)] = ()  # made while preparing it, one sentence each
     flaws: Annotated[tuple[Flaw, ...], Field(max_length=32)] = ()  # of the uploaded file, most severe first
     disabled: Sentence = ""  # why requests cannot use the take, or "" if they can
 
@@ -81,7 +81,7 @@ class Take(Strict):
             raise InvalidRequest(message, "ref_text", "string_above_max_length")
         text = " ".join((text or "").split()) or None
         checked = check_recording(data, field=field, transcript=text, heard=None, prepare=prepare)
-        # 24 bits represent every 16-bit sample, and the mean of two such samples. Without a clip, loud ones would wrap.
+        # 24 bits represent every 16-bit sample, and the mean of two such samples. Unless clipped, loud ones would wrap.
         samples = np.clip(checked.audio, -1, 1 - 2**-23)
         findings = {"changes": checked.changes, "flaws": checked.flaws}
         return cls.of_samples(samples, checked.sample_rate, "PCM_24", style=style, text=text, **findings)
@@ -101,7 +101,7 @@ class Take(Strict):
 
     @property
     def cloned_by(self) -> Literal["transcript", "vector"]:
-        """Input for cloning. Without a transcript, clones keep the sound of a voice but lose its way of speaking."""
+        """Input for cloning. If it has no transcript, clones keep the voice's sound but lose its way of speaking."""
         return "transcript" if self.text else "vector"
 
     def as_json(self) -> dict[str, object]:
@@ -113,7 +113,7 @@ class Take(Strict):
 
 @dataclass(frozen=True, slots=True)
 class SentRecording:
-    """A recording as uploaded by the client, before its check and preparation."""
+    """A recording as uploaded by the client, before it is checked and prepared."""
 
     data: bytes
     text: str | None = None  # transcript
@@ -140,7 +140,7 @@ class Consent(Strict):
 
 
 class Stored(Strict):
-    """Base class of records, with their common fields."""
+    """Base class for records, defining the fields that they share."""
 
     prefix: ClassVar[Literal["voice", "cons", "design", "lexicon"]]  # of the ID
 
@@ -213,9 +213,9 @@ class StoredVoice(Stored):
     id: Annotated[str, Field(pattern=r"^voice_[0-9a-f]{24}$")]
     version: Version
     takes: Annotated[tuple[Take, ...], Field(min_length=1, max_length=MAX_TAKES)]
-    language: Language | None = None  # default of requests
-    sampling: _Options = Field(default_factory=dict)  # defaults of requests
-    lexicon: Words = Field(default_factory=dict)  # respelling by word; a request may override them
+    language: Language | None = None  # default for requests
+    sampling: _Options = Field(default_factory=dict)  # defaults for requests
+    lexicon: Words = Field(default_factory=dict)  # respelling by word; requests can override them
     description: Description = ""
     consent: Consent = Consent()
     provenance: Origin = ""  # source: "openai", "elevenlabs", "import", ...
@@ -226,7 +226,7 @@ class StoredVoice(Stored):
 
     @property
     def key_prefix(self) -> bytes:
-        """Prefix of the cache keys of all data derived from this version, the same in every process."""
+        """Prefix of the cache keys for all data derived from this version. It is the same in every process."""
         return hashlib.sha256(f"{self.id} {self.version}".encode()).digest()[:VOICE_BYTES]
 
     def key(self, take: Take, fingerprint: str) -> bytes:
@@ -235,7 +235,7 @@ class StoredVoice(Stored):
 
     @classmethod
     def made(cls, **values: object) -> Self:
-        """Create a voice from checked takes and unchecked other values. Raises InvalidRequest with the field."""
+        """Create a voice from checked takes and other, unchecked values. Raises InvalidRequest with the field."""
         voice = super().made(**values)
         _check_sampling(voice.sampling)
         Lexicon.checked(voice.lexicon, "lexicon")
@@ -261,7 +261,7 @@ class StoredVoice(Stored):
         return self.take_named(words) is not None
 
     def take_note(self, words: str | None, *, is_tagged: bool) -> str:
-        """Describe which take is used, and the reason for this choice."""
+        """Describe which take is used, and why."""
         named = self.take_named(words)
         take = named or self.takes[0]
         why = "tag" if is_tagged else "instructions" if named else "the first"
@@ -299,7 +299,7 @@ class StoredDesign(Stored):
 
     @property
     def expires_at(self) -> int:
-        """Time of expiry in seconds since 1970."""
+        """Expiry time in seconds since 1970."""
         return self.created_at + int(DESIGN_S)
 
 
@@ -312,7 +312,7 @@ class StoredLexicon(Stored):
     id: Annotated[str, Field(pattern=r"^lexicon_[0-9a-f]{24}$")]
     version: Version
     words: Words  # respelling by word
-    for_all: bool = False  # whether the respellings apply to every request of the server
+    for_all: bool = False  # whether the respellings apply to every request to the server
 
     @classmethod
     def named(cls, name: str, words: Mapping[str, str]) -> Self:

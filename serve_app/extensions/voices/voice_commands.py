@@ -1,6 +1,6 @@
 """Commands `talkray voice` and `talkray lexicon`, which check recordings and edit the voices and words in a store.
 
-Running servers apply changes to their store within seconds.
+Running servers pick up changes to their store within seconds.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from serve_app.extensions.voices.reference_doctor import CheckedRecording, Heard
 from serve_app.extensions.voices.settings import VoiceSettings
 from serve_app.text.languages import language_code, language_name
 
-if TYPE_CHECKING:  # these modules import the decoder of recordings, which is slow
+if TYPE_CHECKING:  # these modules import the audio decoder, which is slow
     from serve_app.extensions.voices.library import Voices
     from serve_app.extensions.voices.stored_voice import StoredLexicon, StoredVoice, Take
 

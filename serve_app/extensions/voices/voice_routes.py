@@ -94,7 +94,7 @@ async def change_voice(service: SpeechService, request: Request, voice_id: str) 
 
 
 async def remove_voice(service: SpeechService, voice_id: str) -> Json:
-    """Delete a voice and all data derived from the voice, on every replica."""
+    """Delete a voice and all data derived from it, on every replica."""
     voice = await voices_of(service).get(voice_id)
     await voices_of(service).remove(voice)
     deleted = {"id": voice.id, "object": "audio.voice.deleted", "deleted": True}
@@ -118,7 +118,7 @@ async def export_voice(service: SpeechService, request: Request, voice_id: str) 
 
 
 async def add_consent(service: SpeechService, request: Request) -> Response:
-    """Store a recording of the consent of a speaker."""
+    """Store a recording of a speaker's consent."""
     form = await read_form(request)
     name, language = form.required("name"), form.required("language")
     sent = _first(form, "recording")
@@ -154,7 +154,7 @@ async def remove_consent(service: SpeechService, consent_id: str) -> Json:
 
 
 def described(voice: StoredVoice) -> Json:
-    """Return OpenAI's voice object, with all details that the owner of the voice may see."""
+    """Return OpenAI's voice object, with all details that the voice's owner may see."""
     prompt = {"type": "prompt", "prompt": voice.description} if voice.provenance.startswith("design:") else {}
     return {
         "id": voice.id,

@@ -60,14 +60,14 @@ _KINDS: dict[str, type[Record]] = {"voices": StoredVoice, "consents": StoredCons
 _KINDS["lexicons"] = StoredLexicon
 _OF_A_RECORD = ("audio", "derived")
 _RETRIES: "RetryConfig" = {"max_retries": 2, "retry_timeout": timedelta(seconds=5)}
-# A killed process left older files if they have a temporary name or do not belong to a record.
+# Older files that have a temporary name, or no record, were left behind by a killed process.
 _ABANDONED_S = 600.0
 # Records larger than the first size predate the limits. To save memory, the store reads them one at a time.
 _LARGE_RECORD_BYTES, _MOST_RECORD_BYTES = 6 << 20, 64 << 20
 
 
 class StoreFailed(ExtensionError):
-    """The voice store is unavailable. Clients see the message, so only the log contains the address of the store."""
+    """The voice store is unavailable. Clients see the message, so only the log contains the store's address."""
 
     kind = ErrorKind(503, "server_error", "voice_store_failed", retry=True)
 
@@ -85,7 +85,7 @@ class Damaged(ExtensionError):
 
 
 def default_folder() -> Path:
-    """Return the `voices` folder in TALKRAY_DATA or in the user's data. Raises StartError without a home folder."""
+    """Return the `voices` folder in TALKRAY_DATA or in the user's data. Raises StartError if no home folder exists."""
     if named := os.environ.get("TALKRAY_DATA"):
         return Path(named).absolute() / "voices"
     try:
@@ -108,7 +108,7 @@ def folder_of(location: str) -> Path | None:
 
 
 class VoiceStore:
-    """Reads and writes records and recordings in a folder or bucket, which several processes may use."""
+    """Reads and writes records and recordings in a folder or bucket that several processes can share."""
 
     def __init__(self, location: str) -> None:
         """`location` is an absolute path or a URL. Raises StartError if the location is not usable."""
@@ -202,7 +202,7 @@ class VoiceStore:
             raise StoreFailed(problem) from error
 
     def _log(self, failure: str, reason: str) -> None:
-        """Log a failure once until another failure occurs. Ignore the reason, because it may contain a duration."""
+        """Log a failure, unless it repeats the last one. Ignore the reason, because it may contain a duration."""
         if failure != self._failed:
             logger.error("the store %s: %s: %s", self.location, failure, reason)
         self._failed = failure
@@ -220,7 +220,7 @@ class VoiceStore:
         """Delete data derived from an old version of a voice. If its record was deleted, also delete recordings written
         until `recorded_until`, because later recordings belong to a new record with this ID. Raises StoreFailed.
 
-        List the files before the check for the record: if a folder is mounted in between, its files are not deleted.
+        List the files before checking for the record, so that a folder mounted in between does not lose its files.
         """
         paths = []
         if isinstance(record, StoredVoice):
@@ -269,7 +269,7 @@ class VoiceStore:
         for kind in _OF_A_RECORD:
             for meta in self.listed(f"{kind}/"):
                 record = path_of(meta["path"].split("/")[1])
-                # Derived data is always younger than its record.
+                # Derived data is always newer than its record.
                 if record not in known and (kind == "derived" or meta["last_modified"].timestamp() < before_s):
                     over[record].append(meta["path"])
         swept = [path for record, paths in over.items() if self.meta(record) is None for path in paths]  # see `clear`
@@ -285,13 +285,13 @@ class VoiceStore:
         return len(old) + len(swept) + len(unnamed)
 
     def listed(self, prefix: str, *, unnamed: bool = False) -> "Iterator[obstore.ObjectMeta]":
-        """Yield the files below `prefix`. With `unnamed`, include files that still have a temporary name."""
+        """Yield the files below `prefix`. If `unnamed` is set, include files that still have a temporary name."""
         with self._failing("The store cannot be read", "listing failed"):
             for batch in obstore.list(self._objects, prefix):
                 yield from (meta for meta in batch if unnamed or "/." not in meta["path"])
 
     def get(self, path: str, *, most: int | None = None) -> bytes | None:
-        """Return the file, or None if it does not exist. Raises StoreFailed, and Damaged beyond `most` bytes."""
+        """Return the file, or None if it does not exist. Raises StoreFailed, and Damaged if it exceeds `most` bytes."""
         with self._failing("The store cannot be read", f"{path} cannot be read"), suppress(FileNotFoundError):
             found = obstore.get(self._objects, path)
             if most is not None and (size := found.meta["size"]) > most:
@@ -306,8 +306,8 @@ class VoiceStore:
         return None
 
     def now_s(self) -> float:
-        """Return the seconds since 1970 according to the clock that sets `last_modified`. For a bucket, it is the
-        provider's. Raises StoreFailed.
+        """Return the seconds since 1970 according to the clock that sets `last_modified`. For a bucket, this is the
+        provider's clock. Raises StoreFailed.
         """
         if self.folder is not None:
             return time.time()
@@ -330,11 +330,11 @@ class VoiceStore:
             try:
                 obstore.put(self._objects, path, own, mode="create")
             except (AlreadyExistsError, PreconditionError):
-                return self.get(path) == own  # after a lost response, a retry finds its own file
+                return self.get(path) == own  # if a response was lost, the retry finds its own file
         return True
 
     def delete(self, *paths: str) -> None:
-        """Delete files. In a folder, also delete temporary files that killed writers of these files left behind."""
+        """Delete files. In a folder, also delete the temporary files that killed writers left behind."""
         with self._failing("The store cannot be written", f"{', '.join(paths[:1])} cannot be deleted"):
             files = set() if self.folder is None else {self.folder / path for path in paths}
             for new in [new for folder in {file.parent for file in files} for new in folder.glob(".*.new")]:
@@ -352,7 +352,7 @@ def record_file(record: BaseModel) -> bytes:
 
 
 def write_file(file: Path, content: bytes) -> None:
-    """Replace a file atomically and sync it to disk. Raises OSError, and then keeps the old file."""
+    """Replace a file atomically and sync it to disk. If it raises OSError, the old file is kept."""
     file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     new = file.with_name(f".{file.name}.{secrets.token_hex(4)}.new")
     try:
@@ -372,7 +372,7 @@ def write_file(file: Path, content: bytes) -> None:
 
 
 def _is_older(file: Path, time_s: float) -> bool:
-    """Return whether the file is older than `time_s`. Return False for a file that was deleted or renamed meanwhile."""
+    """Return whether the file is older than `time_s`. Return False if it has since been deleted or renamed."""
     try:
         return file.stat().st_mtime < time_s
     except FileNotFoundError:
@@ -380,7 +380,7 @@ def _is_older(file: Path, time_s: float) -> bool:
 
 
 def tried(work: Callable[[], T]) -> T | Damaged:
-    """Return the result of `work`, or its Damaged error, so one damaged record does not hide the other records."""
+    """Return the result of `work`, or its Damaged error, so that one damaged record does not hide the others."""
     try:
         return work()
     except Damaged as error:

@@ -1,4 +1,4 @@
-"""Compute the time of each word in the audio, and the text that a listener heard before an interruption.
+"""Compute when each word is spoken in the audio, and what text a listener had heard before an interruption.
 
 The talker assigns each frame a position in the spoken text, from the attention of the alignment head if the model has
 one, or else from an estimate. Pieces of written text and its spoken form map this position to the written word.
@@ -15,13 +15,13 @@ from serve_app.speech.words import Word
 from serve_app.text.spoken import LEFT_OUT, SpokenPiece, SpokenText, WrittenSoFar
 
 _WORD = re.compile(rf"[^\s{LEFT_OUT}](?:\S*[^\s{LEFT_OUT}])?")
-_UNREAD_WORDS = 2  # complete speech leaves at most 2.8 tokens unread; see docs/reliability.md
+_UNREAD_WORDS = 2  # in complete speech, at most 2.8 tokens remain unread; see docs/reliability.md
 _USUAL_S = 0.3  # assumed length of a word until its end is known
 
 
 @dataclass(frozen=True, slots=True)
 class Spoken:
-    """Text of an utterance, split at the position of the listener."""
+    """Text of an utterance, split where the listener is."""
 
     text_spoken: str
     text_remaining: str
@@ -47,7 +47,7 @@ class WordTimes:
     """Word times of one utterance, whose text may be complete or still arriving."""
 
     def __init__(self, source: WrittenSoFar | SpokenText, info: ModelInfo, *, speed: float = 1.0) -> None:
-        """`speed` is the playback speed of the audio. Times are estimates unless `info` declares exact times."""
+        """`speed` is the playback speed of the audio. Times are estimates unless `info` declares them exact."""
         self._is_estimate = not info.word_times
         self._live = None if isinstance(source, SpokenText) else source
         self._text = source.sent if isinstance(source, SpokenText) else ""
@@ -69,11 +69,11 @@ class WordTimes:
 
     @property
     def are_known(self) -> bool:
-        """Whether any word has a time. Some models do not report text positions."""
+        """Whether any word has a known time. Some models do not report text positions."""
         return bool(self._starts_s)
 
     def feed(self, chunk: PcmChunk) -> None:
-        """Process the next chunk of the utterance, which may determine the ends of more words."""
+        """Process the utterance's next chunk, which can determine where more words end."""
         self._take_parts(max((chars for _, chars in chunk.text_positions), default=-1))
         self._num_samples += chunk.num_samples
         for seconds, chars in chunk.text_positions:
@@ -89,7 +89,7 @@ class WordTimes:
         self._num_finished = max(self._num_finished, over)
 
     def take(self) -> list[Word]:
-        """Return the words whose end has become known since the last call, in order."""
+        """Return the words whose ends have become known since the last call, in order."""
         words, self._finished = self._finished, []
         return words
 
@@ -137,9 +137,9 @@ class WordTimes:
         return Word(text, span.start, end=span.end, start_s=start_s, end_s=end_s, is_estimate=self._is_estimate)
 
     def _take_parts(self, chars: float) -> None:
-        """Find the words in the first `chars` characters of the spoken text, up to the end of the last word.
+        """Find the words in the first `chars` characters of the spoken text, through the end of the last word.
 
-        Leave later words for later calls, so each call is short.
+        Leave later words to later calls, so that each call is short.
         """
         while (part := self._next_part()) is not None and (self._num_spoken <= chars or not part.written[:1].isspace()):
             self._add(part)

@@ -1,1 +1,1 @@
-"""Audiobooks: convert an EPUB, text or Markdown file to one audio file with batch jobs on a running server."""
+"""Audiobooks: convert an EPUB, text or Markdown file to one audio file, using batch jobs on a running server."""

@@ -31,7 +31,7 @@ from talkray_tools.book.text import Book, Paragraph, markdown_book, plain_book, 
 from talkray_tools.job_client import Fields, PartFolder, PartList, fetch, made, write_whole
 from talkray_tools.job_progress import JobLine, length, stopped
 
-_TURN_S, _HEADING_S, _BREAK_S, _CHAPTER_S = 0.3, 0.9, 1.2, 2.0  # seconds of silence, by kind of border
+_TURN_S, _HEADING_S, _BREAK_S, _CHAPTER_S = 0.3, 0.9, 1.2, 2.0  # seconds of silence, by kind of boundary
 _MOST_LISTED = 12  # problems and omissions printed in the terminal; the report file lists all of them
 _MARKDOWN = (".md", ".markdown")
 _SUBTITLES = (".srt", ".vtt")
@@ -41,7 +41,7 @@ _OTHER_SUBTITLES = (".ass", ".ssa", ".sub", ".sbv", ".ttml", ".dfxp", ".smi", ".
 
 @dataclass(frozen=True, slots=True)
 class Speaking:
-    """Settings that apply to every paragraph."""
+    """Settings that apply to all paragraphs."""
 
     voice: str | None
     voices: dict[str, str]  # keyed by speaker name
@@ -209,7 +209,7 @@ def _read(file: Path, rules: EpubRules, *, timed: bool) -> Book:
 
 
 def _check_cover(found: Book, given: bytes | None) -> None:
-    """Validate the cover. Raises `InvalidRequest` for a damaged `given` cover; drops a damaged cover of the file."""
+    """Validate the cover. Raises `InvalidRequest` if `given` is damaged; ignores a damaged cover in the file."""
     if given is not None:
         picture_of(given)
         found.cover = given
@@ -222,7 +222,7 @@ def _check_cover(found: Book, given: bytes | None) -> None:
 
 
 def _voices(given: Sequence[str], found: Book, *, required: bool) -> dict[str, str]:
-    """Map each speaker to a voice. Raises `InvalidRequest` for speakers without a voice and for unknown names."""
+    """Map each speaker to a voice. Raises `InvalidRequest` for speakers that have no voice and for unknown names."""
     pairs = [each.partition("=") for each in given]
     wrong = next((name + sign for name, sign, voice in pairs if not (name.strip() and voice.strip())), None)
     if wrong is not None:

@@ -1,6 +1,6 @@
 """Assemble the audio parts of a book into one file with pauses, loudness, chapters, cover and tags, using PyAV.
 
-Only one part is in memory at a time. Chapter times are computed from the lengths of the parts before writing begins.
+Only one part is in memory at a time. Chapter times are computed from the parts' lengths before writing begins.
 """
 
 import base64
@@ -26,7 +26,7 @@ from deployments.errors import InvalidRequest
 from serve_app.audio.file_headers import DISCLOSURE
 from serve_app.cli.say import RefusedError
 
-if TYPE_CHECKING:  # defined for type checkers only
+if TYPE_CHECKING:  # only defined for type checkers
     from av.container.core import Chapter as WrittenChapter
 
 Float = NDArray[np.float32]
@@ -39,7 +39,7 @@ _MIME = {"mjpeg": "image/jpeg", "png": "image/png"}
 
 @dataclass(frozen=True, slots=True)
 class BookFormat:
-    """Container, codec and options of one output format."""
+    """Container, codec and options for one output format."""
 
     container: str
     codec: str
@@ -72,7 +72,7 @@ class Sound:
 
 @dataclass(frozen=True, slots=True)
 class Tags:
-    """Metadata of a book for audio players."""
+    """Book metadata for audio players."""
 
     title: str
     author: str = ""
@@ -113,7 +113,7 @@ class Timeline:
 
 
 def book_format(file: Path) -> BookFormat:
-    """Return the format for a file's extension. Raises an `InvalidRequest` that lists the known extensions."""
+    """Return the format for a file extension. Raises an `InvalidRequest` listing the supported extensions."""
     found = BOOK_FORMATS.get(file.suffix.lower())
     if found is None:
         raise InvalidRequest(f"{file}: the file extension must be one of {', '.join(BOOK_FORMATS)}", "output")
@@ -121,7 +121,7 @@ def book_format(file: Path) -> BookFormat:
 
 
 def timeline(sounds: Sequence[Sound]) -> Timeline:
-    """Compute where each part begins. Raises `RefusedError` if the sample rates of the parts differ."""
+    """Compute where each part begins. Raises `RefusedError` if the parts' sample rates differ."""
     infos = [soundfile.info(sound.audio) for sound in sounds]
     rates = {info.samplerate for info in infos}
     if len(rates) > 1:
@@ -145,9 +145,9 @@ def chapter_starts(sounds: Sequence[Sound], times: Timeline) -> dict[int, float]
 
 
 def gains(sounds: Sequence[Sound], target_lufs: float) -> dict[str, float]:
-    """Return the gain of each voice with which the book, an EBU R128 programme with pauses, has the target loudness.
+    """Return the gain for each voice so that the book, as an EBU R128 programme with pauses, has the target loudness.
 
-    Voices are first brought to equal loudness.
+    Voices are first adjusted to equal loudness.
     """
     factors = {sound.voice: 1.0 for sound in sounds}
     if len(factors) > 1:
@@ -163,7 +163,7 @@ def _factor(loudness: float, target_lufs: float) -> float:
 
 
 def _loudness(sounds: Sequence[Sound], factors: Mapping[str, float]) -> float:
-    """Return the loudness of all sounds in LUFS. Audio of a voice that is too short to measure is repeated."""
+    """Return the loudness of all sounds in LUFS. Audio too short to be measured is repeated."""
     rate, position, loudness = soundfile.info(sounds[0].audio).samplerate, 0, -70.0
     graph = _graph(rate, ("ebur128", "metadata=1"))
     num_samples = sum(soundfile.info(sound.audio).frames for sound in sounds)
@@ -196,7 +196,7 @@ def write_book(
 ) -> None:
     """Write the book, and replace `file` once it is complete. Raises `RefusedError`.
 
-    `titles` are the chapter titles, `factors` the gains of the voices. `report` receives the number of written parts.
+    `titles` are the chapter titles, `factors` the gains of the voices. `report` receives the number of parts written.
     """
     new, kind = file.with_name(f".{file.name}.new"), book_format(file)
     try:
@@ -268,7 +268,7 @@ def _heard(sound: Sound, sample_rate: int, factors: Mapping[str, float]) -> Floa
 
 
 def _levelled(parts: Iterator[Float], sample_rate: int, *, limited: bool) -> Iterator[Float]:
-    """Yield the parts at unchanged length. Limits peaks to PEAK if a gain made the parts louder."""
+    """Yield the parts with their lengths unchanged. Limits peaks to PEAK if a gain made the parts louder."""
     if not limited:
         yield from parts
         return

@@ -1,4 +1,4 @@
-"""Generate SubRip or WebVTT captions of a book: short captions if word times are known, else one per sentence."""
+"""Generate SubRip or WebVTT captions for a book: short captions if word timestamps are known, else one per sentence."""
 
 import html
 import math
@@ -10,16 +10,16 @@ from typing import Any
 
 from serve_app.text.splitting import sentence_ends
 
-MAX_CHARS = 84  # per caption with exact word times: two lines of 42
+MAX_CHARS = 84  # per caption with exact word timestamps: two lines of 42
 _LINE_CHARS = 42
 _SLACK_CHARS = 10  # a part may extend this far beyond the middle, to end at a word
-_LONGEST_PAUSE_S = 0.7  # within a caption with exact word times
+_LONGEST_PAUSE_S = 0.7  # within a caption with exact word timestamps
 _NO_SPACE = re.compile(r"[\u3000-\u30ff\u3400-\u9fff\uff00-\uffef]")
 
 
 @dataclass(frozen=True, slots=True)
 class Caption:
-    """Text of one caption, with its start and end in seconds."""
+    """One caption's text, with its start and end in seconds."""
 
     text: str
     start_s: float
@@ -37,7 +37,7 @@ class TimedWord:
 
 def captions_of(told: Mapping[str, Any], start_s: float, speed: float = 1.0) -> list[Caption]:
     """Return the captions of one part, which begins at `start_s` of the book and plays at `speed`. `told` has the job's
-    words and segments. If word times are estimates, captions end only at sentences and never cross a segment border.
+    words and segments. If word times are estimated, captions end only where sentences do and never span segments.
     """
     words = [TimedWord(each["word"], float(each["start"]), float(each["end"])) for each in told.get("words", ())]
     segments = [each for each in told.get("segments", ()) if each.get("text", "").strip()]
@@ -53,7 +53,7 @@ def captions_of(told: Mapping[str, Any], start_s: float, speed: float = 1.0) -> 
 
 
 def _runs(words: Sequence[TimedWord], borders: Sequence[float], longest_pause_s: float) -> Iterator[list[TimedWord]]:
-    """Split the words into sentences, and split sentences at segment borders and long pauses."""
+    """Split the words into sentences, and split sentences at segment boundaries and long pauses."""
     texts = list(accumulate((word.text for word in words), joined))
     ends = set(sentence_ends(texts[-1], 0, len(texts[-1])))
     run: list[TimedWord] = []
@@ -114,7 +114,7 @@ def vtt(captions: Sequence[Caption]) -> str:
 
 
 def _ordered(captions: Sequence[Caption]) -> Iterator[Caption]:
-    """Adjust the times so captions do not overlap and each caption is shown long enough to read."""
+    """Adjust the times so that captions do not overlap and each is shown long enough to read."""
     ended_s = 0.0
     for each in captions:
         start_s = max(each.start_s, ended_s)
@@ -129,7 +129,7 @@ def clock(seconds: float, mark: str = ".") -> str:
 
 
 def _lines(text: str) -> str:
-    """Break a text that is too long for one line at the space nearest to its middle."""
+    """Break text that is too long for one line at the space nearest its middle."""
     if len(text) <= _LINE_CHARS:
         return text
     spaces = [found.start() for found in re.finditer(" ", text)]

@@ -1,7 +1,7 @@
 """Read an EPUB as a book. The spine gives the order of the pages, and the navigation gives the chapters.
 
-Entries are read from the archive without unpacking it. The reader rejects copy protection, XML entities and
-decompression bombs, each with a specific message. Paths outside the archive are never opened.
+Entries are read without unpacking the archive. Copy protection, XML entities and decompression bombs are rejected, each
+with a specific message. Paths outside the archive are never opened.
 """
 
 import posixpath
@@ -38,7 +38,7 @@ _NCX = "application/x-dtbncx+xml"
 
 @dataclass(frozen=True, slots=True)
 class EpubRules:
-    """Options for reading pages, and the number of navigation levels that begin chapters."""
+    """Options for reading pages, and how many navigation levels begin chapters."""
 
     depth: int = 2
     notes: bool = False
@@ -71,7 +71,7 @@ class _Package:
 
 
 def epub_book(file: Path, rules: EpubRules) -> Book:
-    """Read an EPUB. Raises `InvalidRequest` with the error and its place in the archive."""
+    """Read an EPUB. Raises `InvalidRequest` with the error and where it is in the archive."""
     try:
         with zipfile.ZipFile(file) as opened:
             archive = _Archive(opened, file)
@@ -144,7 +144,7 @@ class _Archive:
         return builder.close()
 
     def refuse_protection(self) -> None:
-        """Reject copy protection, even of single pages. Accepts obfuscated fonts."""
+        """Reject copy protection, even if it applies only to some pages. Accepts obfuscated fonts."""
         owner = next((whose for path, whose in _RIGHTS.items() if path in self), None)
         encrypted = list(self._encrypted()) if _ENCRYPTION in self else []
         if owner is None and not encrypted:
@@ -225,7 +225,7 @@ def _text_of(element: ElementTree.Element | None) -> str:
 
 
 def _resolved(base: str, href: str) -> str:
-    """Resolve a reference in the file `base` to a path in the archive. The path never leaves the archive."""
+    """Resolve a reference in the file `base` to a path in the archive. The path never points outside it."""
     path = posixpath.normpath(posixpath.join(posixpath.dirname(base), unquote(urlsplit(href).path)))
     return path.lstrip("./") if path.startswith("..") else path
 
@@ -249,7 +249,7 @@ def _of_ncx(root: ElementTree.Element, path: str) -> Iterator[_Entry]:
 
 
 def _of_navigation(root: ElementTree.Element, path: str) -> Iterator[_Entry]:
-    """Yield the links of `<nav epub:type="toc">`, with their depth in its nested lists."""
+    """Yield the links in `<nav epub:type="toc">`, with their depth in the nested lists."""
 
     def below(element: ElementTree.Element, level: int) -> Iterator[_Entry]:
         for child in element:
@@ -264,7 +264,7 @@ def _of_navigation(root: ElementTree.Element, path: str) -> Iterator[_Entry]:
 
 
 def _fill(package: _Package, archive: _Archive, rules: EpubRules) -> None:
-    """Add the chapters to the book. Without navigation, each page is a chapter named by its first heading."""
+    """Add the chapters to the book. If there is none, each page is a chapter named after its first heading."""
     book, pages = package.book, {item.path for item in package.spine}
     entries = [entry for entry in package.entries if entry.level <= rules.depth and entry.path in pages]
     loose = []

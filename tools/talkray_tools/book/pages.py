@@ -1,4 +1,4 @@
-"""Convert a page of an EPUB to paragraphs: headings, text, breaks and table rows.
+"""Convert an EPUB page to paragraphs: headings, text, breaks and table rows.
 
 Notes, code and pictures are left out. Pages should be XHTML; `_LooseHtml` reads pages that are not valid XML.
 """
@@ -83,7 +83,7 @@ class PageContent:
 
 
 class XmlTarget(Protocol):
-    """Handler for the elements of an XML file. Element names have no prefix, except `epub:type`."""
+    """Handler for the elements of an XML file. Names have no namespace prefix, except `epub:type`."""
 
     def start(self, tag: str, values: dict[str, str]) -> object: ...
 
@@ -225,7 +225,7 @@ class _LooseHtml(HTMLParser):
         self._target.start(tag, values)
 
     def _end(self, *tags: str, until: tuple[str, ...]) -> bool:
-        """Close the innermost open element of `tags` with its content, unless an element of `until` is open inside."""
+        """Close the innermost open element in `tags` and its content, unless one in `until` is open inside it."""
         place = max(map(self._last, tags), default=-1)
         if is_found := place >= 0 and place >= max(map(self._last, until), default=-1):
             self._end_through(place)
@@ -242,7 +242,7 @@ class _LooseHtml(HTMLParser):
 @dataclass(frozen=True, slots=True)
 class _Element:
     name: str
-    is_silent: bool  # whether the element and its content are skipped
+    is_silent: bool  # whether to skip the element and its content
 
 
 class _Reader:
@@ -299,7 +299,7 @@ class _Reader:
             self.end_block()
 
     def end_block(self) -> None:
-        """Add the text since the last block as a paragraph."""
+        """Add the text collected since the last block as a paragraph."""
         text, self._text = "".join(self._text), []
         lines = "\n".join(_SPACE.sub(" ", line).strip() for line in text.split("\n")).strip()
         heading = any(element.name in _HEADINGS for element in self._open)
@@ -323,14 +323,14 @@ class _Reader:
             self._cells.append(cell)
 
     def _end_row(self) -> None:
-        """Add the cells of the row as one sentence, separated by commas."""
+        """Add the row's cells as one sentence, separated by commas."""
         cells, self._cells = self._cells or [], None
         row = ", ".join(cell.rstrip(",") for cell in cells)
         self._text = [row if row.endswith(_ENDS) else f"{row}." if row else ""]
         self.end_block()
 
     def _unread(self, tag: str, values: dict[str, str]) -> str | None:
-        """Return the report name of a skipped element, empty if unreported, or None if the element is read."""
+        """Return a skipped element's name in the report (empty if unreported), or None if the element is read."""
         types = {*values.get("epub:type", "").split(), *values.get("role", "").split()}
         if values.get("id") in ("pg-header", "pg-footer") or "pg-boilerplate" in values.get("class", "").split():
             return LICENCE

@@ -19,8 +19,8 @@ from talkray_tools.book.captions import clock
 from talkray_tools.book.text import Book, Chapter, Cue, Paragraph, finished, paragraphs_of, unwrapped
 
 MAX_SPEED = 1.3  # for a cue whose speech is longer than its time slot
-_AIM_S = 0.02  # by which a sped-up cue ends early, because atempo's output length is not exact
-_TOLERANCE_S = 0.05  # deviations from a cue's time below this value are not reported
+_AIM_S = 0.02  # how early a sped-up cue ends, because atempo's output length is not exact
+_TOLERANCE_S = 0.05  # smaller deviations from a cue's time are not reported
 _LONGEST_GAP_S = 2.0  # between two cues of one sentence
 _TIME = r"(?:(\d+):)?(\d{1,2}):(\d{1,2})(?:[.,](\d{1,3}))?"
 _TIMES = re.compile(rf"\s*{_TIME}\s*-->\s*{_TIME}(?:\s.*)?")
@@ -37,7 +37,7 @@ _MARKS = re.compile(
 
 
 def is_timed(text: str) -> bool:
-    """Return whether a file without a subtitle extension contains cues."""
+    """Return whether a file that lacks a subtitle extension contains cues."""
     return _BEGINS_TIMED.match(text) is not None
 
 
@@ -72,7 +72,7 @@ class _OpenCue:
 
 
 def _cues(text: str, book: Book) -> Iterator[Cue]:
-    """Yield the cues in file order. Counts lines outside cues in `book.left_out`."""
+    """Yield the cues in file order. Lines outside cues are counted in `book.left_out`."""
     is_vtt = text.startswith("WEBVTT")
     opened: list[_OpenCue] = []
     lines: list[str] = []  # lines of the current cue; empty outside a cue
@@ -109,7 +109,7 @@ def _note_stray(lines: list[str], opened: list[_OpenCue], book: Book) -> None:
 
 
 def _identifier(lines: list[str], ordinal: int, *, is_vtt: bool) -> str:
-    """Pop a cue's identifier from `lines`: a number in SubRip, any line before the times in WebVTT."""
+    """Pop a cue's identifier from `lines`: a number in SubRip, or any line before the times in WebVTT."""
     while len(lines) > 1 and not lines[-1].strip() and lines[-2].strip() in ("", str(ordinal)):
         lines.pop()  # drop the blank lines of files that have one after each line
     if lines and lines[-1].strip() and (is_vtt or lines[-1].strip().isdigit()):
@@ -131,7 +131,7 @@ def _times(line: str, name: str) -> tuple[float, float]:
 
 
 def _check_order(cues: Sequence[Cue]) -> None:
-    """Check that the cues do not overlap. Raises an `InvalidRequest` that names the first cue with an error."""
+    """Check that the cues do not overlap. Raises an `InvalidRequest` naming the first cue with an error."""
     wrong = [f"{cue.name} ends at {clock(cue.end_s)}, begins at {clock(cue.start_s)}" for cue in cues if cue.is_empty]
     wrong += [
         f"{cue.name} begins at {clock(cue.start_s)}, before {before.name} ends at {clock(before.end_s)}"
@@ -158,9 +158,9 @@ def _sentences(cues: Sequence[Cue]) -> list[str]:
 
 
 def dub(parts: Sequence[Paragraph], sounds: Sequence[Sound]) -> tuple[list[Sound], list[Mapping[str, Any]]]:
-    """Place `sounds` at the times of their cues, sped up where a time slot is too short.
+    """Place `sounds` at their cues' times, sped up where a time slot is too short.
 
-    A cue that runs into the next cue delays it. Returns the sounds, and the cues that still do not fit.
+    A cue that overruns delays the next one. Returns the sounds, and the cues that still do not fit.
     """
     placed: list[Sound] = []
     unfit: list[Mapping[str, Any]] = []

@@ -1,4 +1,4 @@
-"""Books to read aloud, as chapters of paragraphs, with readers for plain text and Markdown."""
+"""Books to read aloud, as chapters made up of paragraphs, with readers for plain text and Markdown."""
 
 # ruff: noqa: RUF001 (chapter patterns contain characters that look like ASCII)
 
@@ -27,7 +27,7 @@ _UNDERLINE = re.compile(r"^ {0,3}(=+|-+)[ \t]*$")
 _NO_HEADING = re.compile(
     r"^(?:[ \t]*(?:[-*+>|#]|\d+[.)])(?:[ \t]|$)|[ \t]*[>|]| {4}|\t)"
 )  # start of a list item, a quotation, a table or code
-_MOST_WRAPPED_TITLE = 100  # characters of a title wrapped above ---; after longer text, --- is a break
+_MOST_WRAPPED_TITLE = 100  # longest wrapped title above ---, in characters; below longer text, --- is a break
 _FENCE = re.compile(r"^[ \t]*(```+|~~~+).*?^[ \t]*\1[`~]*[ \t]*$", re.M | re.S)
 _COMMENT = re.compile(r"<!--.*?-->", re.S)
 _FRONT_MATTER = re.compile(r"\A---\n(.*?\n)---\n", re.S)
@@ -64,12 +64,12 @@ LICENCE = "licence of Project Gutenberg"
 _LICENCE_END = re.compile(r"\W*(?:START OF (?:THE |THIS )?PROJECT GUTENBERG|END\W+THE SMALL PRINT)", re.I)
 _LICENCE_START = re.compile(r"\W*END OF (?:THE |THIS )?PROJECT GUTENBERG", re.I)
 _FOREIGN_RUN = re.compile(r"[^\W\d_a-zA-Z]{3,}")
-_MOST_FOREIGN, _MOST_IN_RUNS = 0.4, 0.1  # maximum share of non-ASCII letters in windows-1252 text
+_MOST_FOREIGN, _MOST_IN_RUNS = 0.4, 0.1  # maximum shares of non-ASCII letters in windows-1252 text
 
 
 @dataclass(frozen=True, slots=True)
 class Cue:
-    """One subtitle text with its times. The name gives the cue's place in the file."""
+    """One subtitle's text and times. The name identifies the cue in the file."""
 
     name: str
     text: str
@@ -83,12 +83,12 @@ class Cue:
 
 @dataclass(frozen=True, slots=True)
 class Paragraph:
-    """Text spoken without a pause. A break is a pause without text."""
+    """Text spoken without a pause. A break is a pause with no text."""
 
     text: str
     kind: Kind = "text"
     speaker: str = ""  # from a `[Name]:` mark; empty for the narrator
-    cue: Cue | None = None  # the cue whose times the paragraph keeps
+    cue: Cue | None = None  # the cue whose times the paragraph must keep
 
 
 @dataclass(slots=True)
@@ -101,7 +101,7 @@ class Chapter:
 
 @dataclass(slots=True)
 class Book:
-    """Text of a file, with counts of the parts that are not read aloud."""
+    """A file's text, with counts of the parts that are not read aloud."""
 
     title: str
     author: str = ""
@@ -116,22 +116,22 @@ class Book:
 
     @property
     def is_timed(self) -> bool:
-        """Whether the paragraphs keep the times of cues."""
+        """Whether the paragraphs must keep cue times."""
         return any(each.cue is not None for _, each in self.spoken())
 
     def speakers(self) -> list[str]:
-        """Speakers named by marks, in order of first use."""
+        """Speakers named by marks, in order of first appearance."""
         return list(dict.fromkeys(each.speaker for _, each in self.spoken() if each.speaker))
 
     def spoken(self) -> Iterator[tuple[int, Paragraph]]:
-        """Yield the paragraphs with text, each with the index of its chapter."""
+        """Yield the paragraphs that have text, each with its chapter's index."""
         for number, chapter in enumerate(self.chapters):
             yield from ((number, each) for each in chapter.paragraphs if each.kind != "break")
 
 
 def paragraphs_of(text: str, kind: Kind = "text") -> list[Paragraph]:
     """Split a text into turns; `[Name]:` at the start of a line begins a turn of that speaker. Long turns are cut
-    between sentences. Texts without speech are left out.
+    between sentences. Turns with nothing to speak are left out.
     """
     pieces = _MARK.split(text)
     turns = [("", pieces[0]), *zip(pieces[1::2], pieces[2::2], strict=True)]
@@ -271,7 +271,7 @@ def _numerals(blocks: Sequence[str]) -> dict[int, str]:
 
 
 def _numeral(line: str) -> tuple[str, int] | None:
-    """Return the notation and the value of the number on a line."""
+    """Return the notation and value of the number on a line."""
     if (found := _NUMERAL.fullmatch(line.strip())) is None:
         return None
     text = found[1].lower()
@@ -341,8 +341,8 @@ def markdown_book(text: str, title: str, depth: int) -> Book:
 
 
 def _with_marks(block: str) -> str:
-    """Convert headings underlined with = or - to `#` headings. A longer text above --- ends with a break."""
-    lines, done = block.strip("\n").split("\n"), 0  # number of leading lines that do not belong to a heading
+    """Convert headings underlined with = or - to `#` headings. Longer text above --- ends with a break."""
+    lines, done = block.strip("\n").split("\n"), 0  # number of leading lines that are not part of a heading
     for number, line in enumerate(lines):
         if _HEADING.match(line):
             done = number + 1
@@ -379,14 +379,14 @@ def _read_front_matter(book: Book, content: str) -> None:
 
 
 def _chapter(book: Book) -> Chapter:
-    """Return the last chapter. Text before the first heading becomes a chapter with the book's title."""
+    """Return the last chapter. Text before the first heading becomes a chapter named after the book."""
     if not book.chapters:
         book.chapters.append(Chapter(book.title))
     return book.chapters[-1]
 
 
 def unwrapped(block: str) -> str:
-    """Join the lines of a wrapped paragraph. A line with a speaker's mark stays separate."""
+    """Join the lines of a wrapped paragraph. Lines with a speaker mark stay separate."""
     text = ""
     for line in (each.strip() for each in block.split("\n")):
         is_joined = bool(text) and is_ideograph(text[-1]) and is_ideograph(line[:1] or " ")
@@ -395,8 +395,8 @@ def unwrapped(block: str) -> str:
 
 
 def finished(book: Book) -> Book:
-    """Remove empty chapters, except for headings such as "Part One", and the licence of Project Gutenberg. Raises
-    `InvalidRequest` for a book without text.
+    """Remove Project Gutenberg's licence and empty chapters, except for headings such as "Part One". Raises
+    `InvalidRequest` if the book has no text.
     """
     texts = [paragraph.text for chapter in book.chapters for paragraph in chapter.paragraphs]
     begin = max((number + 1 for number, text in enumerate(texts) if _LICENCE_END.match(text)), default=0)

@@ -1,1 +1,1 @@
-"""`talkray plan`: compute replicas and nodes for a load from measurements, and write a configuration file."""
+"""`talkray plan`: compute the replicas and nodes that a load needs, and write a configuration file."""

@@ -101,7 +101,7 @@ def plan(
 
 
 def _show(figures: Sequence[Figure]) -> None:
-    """Print the plan. Marks replace the sources of the numbers, so 80 columns are enough."""
+    """Print the plan. Symbols stand for the sources of the numbers, so that 80 columns are enough."""
     marks = {source: f"[{number}]" for number, source in enumerate(dict.fromkeys(each.source for each in figures), 1)}
     console = Console()  # 80 columns wide unless stdout is a terminal
     print_table(Table(("", "", ""), [(each.what, each.value, marks[each.source]) for each in figures]), console)
@@ -120,7 +120,7 @@ def _check(*, calls: float | None, rate: float | None, model: str, out: Path | N
 
 
 def _replica(sizing: Sizing) -> Figure:
-    """Return the plan's line about one replica, the basis of the other lines."""
+    """Return the plan's line about one replica, on which the other lines are based."""
     basis = sizing.basis
     rows = [row for row in basis.table.rows if row.is_carried and not row.is_held_out]
     first, last = rows[0], rows[-1]
@@ -186,7 +186,7 @@ def _costs(sizing: Sizing, price: float | None) -> Iterator[Figure]:
 def write_config(sizing: Sizing, *, model: str, gpu: str, file: Path, notes: Sequence[str]) -> AppConfig:
     """Write and load the configuration for `talkray serve --config` or, with several nodes, `serve deploy`.
 
-    Raises `FileExistsError`, because the existing file may contain edits.
+    Raises `FileExistsError` if the file exists, because it may contain edits.
     """
     comment = "".join(f"# {note}\n" for note in notes)
     document = yaml.safe_dump(_document(sizing, model=model, gpu=gpu), sort_keys=False)

@@ -1,4 +1,4 @@
-"""`talkray plan --measure`: raise the load on a server of this machine for two minutes, and write a table."""
+"""`talkray plan --measure`: ramp up the load on a server on this machine for two minutes, and write a table."""
 
 import asyncio
 import contextlib
@@ -34,7 +34,7 @@ from serve_app.distribution import version
 from talkray_tools.plan.tables import CPU, MeasuredTable
 
 _RATES = Plan(first_rate=1.0, max_rate=512.0, factor=2.0, duration_s=10.0, settle_s=2.0, refinements=2, min_requests=5)
-LOAD_PROCESSES = max(1, min(4, (os.cpu_count() or 1) // 4))  # load-test clients, so that they do not limit the load
+LOAD_PROCESSES = max(1, min(4, (os.cpu_count() or 1) // 4))  # load-test clients; enough not to limit the load
 _START_S = 600
 _STALL_S = 0.1
 
@@ -49,7 +49,7 @@ def gpu_names() -> list[str]:
 
 
 def host_name(gpu: str) -> str:
-    """Describe the host for a table: the kind of machine, not its host name."""
+    """Describe the host for a table: what kind of machine it is, not its host name."""
     cpu = platform.processor() or platform.machine()
     with contextlib.suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
@@ -98,7 +98,7 @@ def measure_table(
 
 
 def _usual_settings(gpu: str) -> AppConfig:
-    """Return the default settings of `talkray serve` for this kind of machine."""
+    """Return `talkray serve`'s default settings for this kind of machine."""
     return AppConfig() if gpu == CPU else read_config(ONE_GPU)
 
 
@@ -130,7 +130,7 @@ async def _sweep(settings: Settings, folder: TraceFolder) -> Sweep:
 
 @contextlib.contextmanager
 def serving(model: str, variables: Mapping[str, str] = MappingProxyType({})) -> Iterator[str]:
-    """Run `talkray serve` with these environment variables within the context. Yield its URL. Raises `StartError`."""
+    """Within this context, run `talkray serve` with these environment variables. Yield its URL. Raises `StartError`."""
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     command = [sys.executable, "-m", "serve_app", "serve", "--model", model, "--port", str(port), "--quiet"]

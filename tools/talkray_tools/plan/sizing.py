@@ -16,7 +16,7 @@ from loadtest.simulate import Cluster, NodeKind, Simulated, Simulation, Traffic
 from serve_app.scaling.policies import TalkerScaling
 from talkray_tools.plan.tables import Basis
 
-_SIGMA = 0.35  # standard deviation of the logarithm of a response's length
+_SIGMA = 0.35  # standard deviation of the log of a response's length
 _REQUESTS, _SHORTEST_S, _LONGEST_S = 1000, 10.0, 300.0  # per simulated rate
 _DAY_REQUESTS = 100_000  # in a shortened day
 _SHORT_DAY_S = (600.0, 1440.0)
@@ -47,7 +47,7 @@ class Predicted:
 
     p95_ms: float
     refused: float  # share of all requests
-    late: float  # share of requests whose audio arrived more slowly than playback
+    late: float  # share of requests whose audio arrived more slowly than it plays
 
     def holds(self, demand: Demand) -> bool:
         return self.p95_ms <= demand.p95_ms and self.refused <= _REFUSED and self.late <= 1 - HELD
@@ -70,7 +70,7 @@ class Sizing:
 
     @property
     def most_per_replica(self) -> float:
-        """Highest measured requests per second of one replica, scaled down for a slower machine."""
+        """Highest measured requests per second for one replica, scaled down if the machine is slower."""
         return self.basis.table.highest.audio_per_s / self.basis.slower / self.demand.speech_s
 
     @cached_property
@@ -97,7 +97,7 @@ class Sizing:
 
     @cached_property
     def needed(self) -> int:
-        """Replicas that the demand needs while all nodes are up."""
+        """Replicas needed for the demand while all nodes are up."""
         return max(1, math.ceil(self.demand.rate / self.carried - 1e-9))
 
     @property
@@ -110,7 +110,7 @@ class Sizing:
 
     @property
     def replicas_left(self) -> int:
-        """Replicas that remain after one node fails."""
+        """Replicas that remain if one node fails."""
         return self.replicas - self.gpus_per_node
 
     def outcome(self, replicas: int, rate: float) -> Predicted:
@@ -127,7 +127,7 @@ class Sizing:
         return self._simulate(self.replicas, traffic=traffic, advanced=advanced)
 
     def short_day_s(self) -> float:
-        """Length of a shortened day, which passes through all rates and has enough requests for an hourly p95."""
+        """Length of a shortened day that passes through all rates and has enough requests for an hourly p95."""
         shortest, longest = _SHORT_DAY_S
         return min(DAY_S, longest, max(shortest, _DAY_REQUESTS / self.demand.rate))
 

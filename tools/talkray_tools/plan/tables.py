@@ -1,4 +1,4 @@
-"""Measurements of one replica for plans, and the choice of the table nearest to a machine.
+"""Measurements of one replica, used for plans, and selection of the table that best matches a machine.
 
 A table is a JSON file with the model, host, date, commit and command of a measurement, and a row for each rate.
 `talkray plan --measure` writes a table; `tables/` contains the tables of this project's hosts.
@@ -26,8 +26,8 @@ BANDWIDTH = {
 class MeasuredTable:
     """Measured rates of one replica of a model on one kind of machine."""
 
-    model: str  # such as 1.7B-CustomVoice or embedded
-    gpu: str  # a name of BANDWIDTH, the driver's name if BANDWIDTH lacks it, or "none"
+    model: str  # for example 1.7B-CustomVoice or embedded
+    gpu: str  # a name in BANDWIDTH, the driver's name if it is not there, or "none"
     cores: int  # CPU cores of the host per GPU
     max_num_seqs: int
     host: str
@@ -44,7 +44,7 @@ class MeasuredTable:
 
     @property
     def highest(self) -> MeasuredRate:
-        """Highest rate that the replica sustained, the limit for plans. Raises `InvalidRequest` if no rate was
+        """Highest rate that the replica sustained, which limits plans. Raises `InvalidRequest` if no rate was
         sustained.
         """
         carried = [row for row in self.rows if row.is_carried and not row.is_held_out]
@@ -76,7 +76,7 @@ def shipped() -> list[MeasuredTable]:
 
 
 def known_gpu(name: str) -> str:
-    """Return the longest name in BANDWIDTH that `name` contains, else `name` itself."""
+    """Return the longest BANDWIDTH name contained in `name`, else `name` itself."""
     words = name.upper().replace("-", " ")
     found = [each for each in BANDWIDTH if each in words]
     return max(found, key=len) if found else name
@@ -99,7 +99,7 @@ class Basis:
 
 
 def choose(tables: Sequence[MeasuredTable], *, model: str, gpu: str, cores: int) -> Basis:
-    """Return the table of this model and GPU, else the nearest table with assumptions. Raises `InvalidRequest`."""
+    """Return the table for this model and GPU, else the closest table with assumptions. Raises `InvalidRequest`."""
     found = [_basis(table, model=model, gpu=known_gpu(gpu), cores=cores) for table in tables]
     fitting = [basis for basis in found if basis is not None]
     if not fitting:
@@ -116,7 +116,7 @@ def _machine(gpu: str) -> str:
 
 
 def _basis(table: MeasuredTable, *, model: str, gpu: str, cores: int) -> Basis | None:
-    """Return the basis from one table, or None if the table does not apply."""
+    """Return the basis derived from one table, or None if the table does not apply."""
     reasons = list(_other_model(table.model, model))
     if table.model != model and not reasons:
         return None

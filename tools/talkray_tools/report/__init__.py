@@ -1,1 +1,1 @@
-"""`talkray report`: assess whether this machine can serve a checkpoint, and write a folder of files."""
+"""`talkray report`: assess whether this machine can serve a checkpoint, and write the results to a folder."""

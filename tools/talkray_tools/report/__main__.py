@@ -1,4 +1,4 @@
-"""The command line of `talkray report`."""
+"""The `talkray report` command line."""
 
 import argparse
 import logging
@@ -31,12 +31,12 @@ _NUMERICS = ("every code of the codec is finite", "a head follows the text")
 
 
 def correctness(bench: ReportBench) -> Iterator[Check]:
-    """Yield the checks of `talkray verify`, except for numerics."""
+    """Yield the `talkray verify` checks, except the numerics checks."""
     yield from (check for name, check in bench.verified.items() if name not in _NUMERICS)
 
 
 def numerics(bench: ReportBench) -> Iterator[Check]:
-    """Yield the checks of headroom, precision, near-ties and the alignment head, from the same file."""
+    """Yield the checks of headroom, precision, near-ties and the alignment head, from that same file."""
     found = bench.verified
     yield from (found[name] for name in _NUMERICS if name in found)
     yield Check("precision of the codec", None, f"{found['it loads'].values.get('codec')}, chosen at the start")

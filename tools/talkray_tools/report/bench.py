@@ -1,4 +1,4 @@
-"""State shared by the parts of a report: options, the server, checks of `talkray verify`, and recordings to clone."""
+"""State shared by the parts of a report: options, the server, `talkray verify` checks, and recordings to clone."""
 
 import argparse
 import asyncio
@@ -40,7 +40,7 @@ from talkray_tools.verify import Check
 from talkray_tools.ways import PLAIN, RATE, Asked, Audio, UtteranceFailed, Way, plain_pcm
 
 _MARK = "TALKRAY_REPORT"  # environment variable set in every process of the report's server
-_SPEAKERS, _QUICK_SPEAKERS = 8, 4  # speakers of the embedded voice whose recordings are cloned
+_SPEAKERS, _QUICK_SPEAKERS = 8, 4  # number of the embedded voice's speakers to clone
 _DESCRIPTION = "A calm, friendly voice."
 _RECORDED = ("He had never grown accustomed to the work, and so he left the town.", "The garden behind it was quiet.")
 
@@ -60,7 +60,7 @@ class Recorded:
 
     @property
     def fields(self) -> dict[str, object]:
-        """Return the request fields that clone the recording, with the transcript if there is one."""
+        """Return the request fields that clone the recording, including the transcript if there is one."""
         file = io.BytesIO()
         soundfile.write(file, self.audio, RATE, format="WAV")
         words = {"ref_text": self.text} if self.text else {"x_vector_only_mode": True}
@@ -69,11 +69,11 @@ class Recorded:
 
 @dataclass(frozen=True, slots=True)
 class SpeakingServer:
-    """Running server. `start_s` is its start-up time in seconds, or None if the server was already running."""
+    """Running server. `start_s` is its startup time in seconds, or None if it was already running."""
 
     url: str
     start_s: float | None
-    kind: str  # custom_voice, voice_design or base; empty for a server other than Talkray
+    kind: str  # custom_voice, voice_design or base; empty if the server is not Talkray
     languages: tuple[str, ...]
     fields: dict[str, object]  # additional fields of every request
 
@@ -83,7 +83,7 @@ class ReportBench:
 
     def __init__(self, options: argparse.Namespace, folder: Path, say: Callable[[str], None]) -> None:
         self.options, self.folder, self.say = options, folder, say
-        self.raw = folder  # folder of the current part
+        self.raw = folder  # folder for the current part
         self.stack = ExitStack()
         self._token = secrets.token_hex(8)
 
@@ -122,7 +122,7 @@ class ReportBench:
 
     @property
     def settings(self) -> Settings:
-        """Return the settings of a load test against the server."""
+        """Return the settings for a load test against the server."""
         key, options = os.environ.get("TALKRAY_API_KEY"), {"voice": "alloy", **self.server.fields}
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         return Settings(
@@ -130,7 +130,7 @@ class ReportBench:
         )
 
     async def listen(self, http: aiohttp.ClientSession, asked: Asked) -> Audio:
-        """Request plain PCM with the fields that the server's dialect accepts."""
+        """Request raw PCM with the fields that the server's dialect accepts."""
         if self.options.dialect == "talkray":
             return await PLAIN.listen(http, asked)
         recording = Recording(ScheduledRequest(0, 0.0, asked.text), Clock.started())
@@ -214,7 +214,7 @@ class ReportBench:
         return {each["name"]: Check(**each) for each in found}
 
     def memory_gib(self) -> dict[str, float]:
-        """Return the memory of the report's own server in GiB: all processes, and its GPU."""
+        """Return the memory used by the report's own server in GiB: all its processes, and its GPU."""
         total_kib = 0
         for folder in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError, StopIteration):

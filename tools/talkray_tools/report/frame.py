@@ -1,4 +1,4 @@
-"""Parts of a report. Each part runs separately, has a verdict, and is cached under a key of its inputs."""
+"""Parts of a report. Each part runs separately, has a verdict, and is cached under a key derived from its inputs."""
 
 import contextlib
 import errno
@@ -33,7 +33,7 @@ _MEMORY = re.compile(r"out of memory|cannot allocate memory", re.IGNORECASE)
 
 
 class CannotRun(TalkrayError):
-    """Error for a part that cannot run on this machine. The message has the reason and a remedy."""
+    """Raised if a part cannot run on this machine. The message states the reason and a remedy."""
 
 
 class Verdict(StrEnum):
@@ -46,7 +46,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ReportPart:
-    """One part. `inputs` names the options that affect its figures; `raw` is the folder of its files."""
+    """One part. `inputs` names the options that affect its figures; `raw` is the folder for its files."""
 
     name: str
     run: Callable[[Any], Iterator[Check]]
@@ -57,7 +57,7 @@ class ReportPart:
 
 @dataclass(slots=True)
 class PartResult:
-    """Result of one part. `why` is the reason that the part could not run or finish."""
+    """Result of one part. `why` states why the part could not run or finish."""
 
     name: str
     key: str
@@ -74,7 +74,7 @@ def exit_code(results: Sequence[PartResult]) -> int:
 
 
 class ReportFolder:
-    """Files of a report, from which host names, absolute paths and keys are removed."""
+    """A report's files, with host names, absolute paths and keys removed."""
 
     def __init__(self, path: Path, *, secrets: Mapping[str, str]) -> None:
         """Open the folder. `secrets` maps strings such as an API key or a host name to their replacements."""
@@ -86,7 +86,7 @@ class ReportFolder:
         self._hidden = hidden
 
     def part(self, part: ReportPart, key: str) -> Path:
-        """Return the folder of a part's files. Removes files that belong to other inputs."""
+        """Return the folder of a part's files. Removes files that were made from other inputs."""
         folder, mark = self.path / part.raw, self.path / part.raw / "inputs.txt"
         if not mark.exists() or mark.read_text(encoding="utf-8") != key:
             shutil.rmtree(folder, ignore_errors=True)
@@ -127,7 +127,7 @@ class ReportFolder:
 
 
 def _shortened(match: re.Match[str]) -> str:
-    """Shorten a path to its last name if its first folder exists here. Routes such as /v1/models stay unchanged."""
+    """Shorten a path to its last component if its first folder exists here. Routes such as /v1/models stay."""
     first, *rest = [part for part in match[0].split("/") if part] or [""]
     return f".../{[first, *rest][-1]}" if first and Path(f"/{first}").exists() else match[0]
 
@@ -141,7 +141,7 @@ def secrets_of(url: str | None, api_key: str | None, *paths: Path) -> dict[str, 
 
 
 def fingerprint(path: Path | None) -> object:
-    """Return names, sizes and times of a file or of the files in a folder, except files of `talkray verify`."""
+    """Return names, sizes and times of a file or of the files in a folder, except those from `talkray verify`."""
     if path is None or not path.exists():
         return str(path)
     files = [path] if path.is_file() else sorted(each for each in path.rglob("*") if each.is_file())
@@ -159,7 +159,7 @@ def run_parts(
 ) -> list[PartResult]:
     """Run the parts that have no result yet, in order, and pass `bench` to each. `inputs` holds the options by name.
 
-    Parts outside `only` keep their existing results if the inputs are equal.
+    Parts not in `only` keep their existing results if the inputs are the same.
     """
     results = []
     for part in parts:
@@ -200,7 +200,7 @@ def _run(part: ReportPart, key: str, *, bench: Any, folder: ReportFolder) -> Par
 
 
 def _with_published(check: Check) -> Check:
-    """Add published values to a measurement without a bound, and state that no bound exists."""
+    """Add published values to a measurement that has no bound, and state that no bound exists."""
     others = next((each for name, each in PUBLISHED.items() if check.name.startswith(name)), None)
     if check.passed is not None or others is None:
         return check

@@ -1,4 +1,4 @@
-"""Check that a voice is the requested voice: a named voice of the checkpoint, or the voice of a recording."""
+"""Check that a voice is the one requested: a named voice of the checkpoint, or the voice in a recording."""
 
 import asyncio
 from collections.abc import Iterator, Mapping
@@ -24,9 +24,9 @@ _SPOKEN = (
     "The boat drifted slowly on the lake in the evening.",
     "They were waiting for the train to come from the city.",
 )
-_LEAST_NEARER = 0.75  # share of speakers whose clone is closer to the own recording than to other recordings on average
+_LEAST_NEARER = 0.75  # share of speakers whose clone is closer to their own recording than to the average of others
 _SAME = 0.02  # cosines that differ by less count as equal
-_LONG_WORD = 4  # letters; shorter words may match by chance
+_LONG_WORD = 4  # in letters; shorter words may match by chance
 
 
 def similarity(bench: ReportBench) -> Iterator[Check]:
@@ -132,6 +132,6 @@ def _cosines(judge: VoiceJudge, spoken: Mapping[str, Audio], known: Mapping[str,
 
 
 def _own_and_others(alike: Tensor) -> tuple[Tensor, Tensor]:
-    """Return two tensors [speakers]: cosines with the own recording, and mean cosines with all others."""
+    """Return two tensors [speakers]: cosines with each speaker's own recording, and mean cosines with all others."""
     own = alike.diagonal()
     return own, (alike.sum(1) - own) / max(1, len(alike) - 1)

@@ -1,4 +1,4 @@
-"""Render the report as JSON and as an HTML page, optionally compared with another report."""
+"""Render the report as JSON and as an HTML page, optionally compared to another report."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -45,7 +45,7 @@ def read(file: Path) -> dict[str, Any]:
 
 
 def compared(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """Return rows of part, figure, old value, new value and change."""
+    """Return rows with the part, figure, old value, new value and change."""
     old, new = _figures(before), _figures(now)
     return [(*key, *_change(old.get(key), new.get(key))) for key in dict.fromkeys([*old, *new])]
 

@@ -1,4 +1,4 @@
-"""Check that speech ends with its text and is intelligible."""
+"""Check that speech is intelligible and ends when its text does."""
 
 import asyncio
 import os
@@ -23,12 +23,12 @@ from talkray_tools.verify import AUDIBLE_DB, Check
 from talkray_tools.ways import EVENTS, Asked, Audio, Way
 
 _SHORT, _LONG, _QUICK_SHORT, _QUICK_LONG = 1000, 50, 60, 2
-_PUBLISHED_MISSES = 0.007  # maximum share of requests of released Base checkpoints that miss the end
+_PUBLISHED_MISSES = 0.007  # maximum share of missed ends for released Base checkpoints
 _SEGMENTS = 6  # segments per long prompt, each of which may miss its end
 _BY_CHANCE = 0.05
 _RUNAWAYS = (FinishReason.RUNAWAY, FinishReason.LOOP, FinishReason.SILENCE, FinishReason.LENGTH)
 _SECONDS_A_WORD, _LEAST_S = 1.25, 6.0  # if the server gives no reason, longer speech is a runaway
-_MOST_WRONG = {"english": 0.15}  # share of wrong words; small recognisers mishear, too
+_MOST_WRONG = {"english": 0.15}  # share of wrong words; small recognisers mishear words too
 _MOST_WRONG_OTHERS = 0.4
 _MOST_CLIPPED = 0.001  # share of samples
 _QUICK = {SENTENCES: 3, "numbers": 1, "names": 1}  # texts per language
@@ -75,13 +75,13 @@ def _endings(kind: str, judged: Sequence[Judged]) -> Iterator[Check]:
 
 
 def _reason(judged: Judged) -> str:
-    """Return the server's reason for the end or, without one, a reason derived from the length."""
+    """Return the server's finish reason or, if it gives none, a reason derived from the length."""
     is_long = judged.seconds + judged.tail_s > max(_LEAST_S, judged.words * _SECONDS_A_WORD)
     return judged.reason or (FinishReason.RUNAWAY if is_long else FinishReason.STOP)
 
 
 def most_by_chance(count: int, share: float = _PUBLISHED_MISSES) -> int:
-    """Return the largest plausible number of misses among `count` if each misses with probability `share`."""
+    """Return the largest plausible number of misses out of `count` if each occurs with probability `share`."""
     left, misses = 1.0, -1
     while left > _BY_CHANCE:
         misses += 1
@@ -168,7 +168,7 @@ def _heard(language: str, judged: Sequence[Judged]) -> Iterator[Check]:
 
 
 def wrong_share(judged: Sequence[Judged]) -> float:
-    """Return the share of wrong words according to the first recogniser."""
+    """Return the share of words that are wrong according to the first recogniser."""
     return sum(next(iter(each.errors.values())) for each in judged) / max(1, sum(each.words for each in judged))
 
 

@@ -1,4 +1,4 @@
-"""Measure speed and capacity of the server with load tests, whose folders are kept."""
+"""Measure the server's speed and capacity with load tests, whose folders are kept."""
 
 import asyncio
 import json
@@ -21,9 +21,9 @@ from talkray_tools.verify import Check
 
 _RATES, _QUICK_RATES = (1.0, 10.0, 20.0, 40.0), (1.0, 10.0)
 _MIXED_SHARE = 0.5  # rate of mixed traffic as a share of the capacity
-_MOST_ADDED_MS = 25.0  # on a GPU, the most that HTTP, Ray and the codec may add to the engine's first audio
-_LENGTHS = SpeechLengths(6.0, 0.35)  # of a checkpoint whose speech does not end by itself
-_CLONE_REQUESTS = 3  # per recording; only the first request has a recording that is new to the server
+_MOST_ADDED_MS = 25.0  # on a GPU, the most that HTTP, Ray and the codec may add to the engine's time to first audio
+_LENGTHS = SpeechLengths(6.0, 0.35)  # for checkpoints whose speech does not end by itself
+_CLONE_REQUESTS = 3  # per recording; the recording is new to the server only in the first request
 
 
 def speed(bench: ReportBench) -> Iterator[Check]:
@@ -128,7 +128,7 @@ def _added(engine: dict[str, Check], step: Result) -> Check:
 
 
 def _clones(bench: ReportBench, settings: Settings) -> Iterator[Check]:
-    """Clone recordings cut for this test, each of which is new to the server only in its first request."""
+    """Clone recordings cut for this test. Each is new to the server only in its first request."""
     times_s: dict[str, list[float]] = {"an unknown recording": [], "a known recording": []}
     settings = replace(settings, phases=(Phase("clones", 1.0, _CLONE_REQUESTS),))
     for number, (name, takes) in enumerate(bench.recordings.items(), 1):

@@ -251,7 +251,7 @@ async def test_a_tag_comes_before_instructions(client: AsyncClient) -> None:
     answer = await client.post(SPEECH, json=body)
     assert answer.headers["x-voice-take"] == "whispering (tag)"
     assert answer.headers["x-ignored"] == "instructions (a style tag in the text selected the recording)"
-    assert refusal(await client.post(SPEECH, json={"input": "[whispering]", "voice": "ada"})) == (400, "input")
+    assert (await client.post(SPEECH, json={"input": "[whispering]", "voice": "ada"})).status_code == 200  # silence
 
 
 async def test_a_stored_voice_may_be_the_default_one(server: Server, client: AsyncClient) -> None:
